@@ -1,0 +1,38 @@
+"""What several verbs need to know of where they are: the cluster file, the identity, this machine, and the plan of it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from allranks.config import LoadedCluster, find_cluster_file, read_cluster
+from allranks.model.identity import check_one_agent_per_node, world_from_env
+
+if TYPE_CHECKING:
+    from allranks.launch.plan import JobPlan, Request
+
+
+def load_cluster(explicit: Path | None) -> LoadedCluster:
+    """Read the cluster file that applies here, or take the defaults where there is none.
+
+    Raises:
+        ConfigError: it cannot be read or is wrong.
+    """
+    path = find_cluster_file(explicit, os.environ, Path.cwd())
+    return LoadedCluster() if path is None else read_cluster(path)
+
+
+def plan_here(request: Request, *, cluster_file: Path | None, job: str) -> JobPlan:
+    """Return what this process would do as an agent.
+
+    Raises:
+        AllranksError: flags, environment, cluster.toml and machine do not fit together.
+    """
+    from allranks.launch.job import read_facts
+    from allranks.launch.plan import plan_job
+
+    world = world_from_env({} if request.standalone else os.environ)
+    check_one_agent_per_node(world)
+    loaded = load_cluster(cluster_file)
+    return plan_job(request, world, loaded.cluster, read_facts(os.environ), job=job, origin=loaded.origins)

@@ -1,0 +1,84 @@
+"""The `allranks` command: its verbs, and how errors end it. No torch; a verb's own imports happen when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+import click
+
+from allranks import __version__
+from allranks.model.errors import AllranksError, Exit, StoppedBySignal
+
+# Order matters: as `allranks --help` lists them.
+VERBS = {
+    "run": ("allranks.cli.run", "run", "Start a training script on all ranks, here or in this SLURM step."),
+    "env": ("allranks.cli.show", "show_env", "Print what a worker would get in its environment, and why."),
+    "config": ("allranks.cli.show", "config", "Print what cluster.toml says."),
+    "completion": ("allranks.cli.show", "completion", "Print the completion script of a shell."),
+}
+
+
+class _LazyGroup(click.Group):
+    """Verbs that are imported when they are called: the agents start on every node from a network file system."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        module, name, _ = VERBS[cmd_name]
+        command: click.Command = getattr(importlib.import_module(module), name)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, _, text) in VERBS.items()])
+
+
+@click.command(
+    cls=_LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="Exit codes: 0 fine, 1 your code failed, 2 usage or configuration, 75 a node is at fault, "
+    "78 the set-up is, 128+n a worker died by signal n.",
+)
+@click.version_option(__version__, prog_name="allranks", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Brings every rank of a distributed PyTorch job up, and names the one that is not.
+
+    \b
+    allranks run --nproc-per-node 6 train.py        six ranks on this machine
+    srun allranks run train.py                      one agent a node, inside SLURM
+    allranks env --explain                          what would be set, and why
+    """
+
+
+def main() -> None:
+    """Run the command line; the process ends here."""
+    try:
+        sys.exit(cli.main(standalone_mode=False, prog_name="allranks") or Exit.OK)
+    except StoppedBySignal as exc:
+        sys.exit(exc.exit_code)
+    except AllranksError as exc:
+        print(f"error: {exc}", file=sys.stderr)
+        sys.exit(exc.exit_code)
+    except click.exceptions.Abort:
+        sys.exit(130)
+    except click.exceptions.Exit as exc:
+        sys.exit(exc.exit_code)
+    except click.UsageError as exc:
+        hint = f"; see {exc.ctx.command_path} --help" if exc.ctx else ""
+        print(f"error: {_one_line(exc.format_message())}{hint}", file=sys.stderr)
+        sys.exit(Exit.USAGE)
+    except click.ClickException as exc:
+        print(f"error: {_one_line(exc.format_message())}", file=sys.stderr)
+        sys.exit(Exit.USAGE)
+    except BrokenPipeError:
+        sys.stderr.close()
+        sys.exit(Exit.OK)
+
+
+def _one_line(text: str) -> str:
+    joined = " ".join(text.split())
+    return joined[:1].lower() + joined[1:].rstrip(".")

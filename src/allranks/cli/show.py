@@ -1,0 +1,119 @@
+"""`allranks env`, `allranks config`, `allranks completion`: what would be set, and why; nothing is started."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from allranks.cli.context import load_cluster, plan_here
+from allranks.cli.run import make_request
+from allranks.model.setting import Setting
+from allranks.report.machine import settings_to_json
+from allranks.report.text import Style, render_settings
+
+if TYPE_CHECKING:
+    from allranks.launch.plan import JobPlan
+
+cluster_option = click.option(
+    "--cluster",
+    "cluster_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="[default: $ALLRANKS_CLUSTER, ./cluster.toml]",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="For programs.")
+
+
+@click.command("env")
+@click.option("--explain", is_flag=True, help="Also who this process is, where every value comes from, and why.")
+@click.option("--nproc-per-node", metavar="N|auto|gpu|cpu", help="As for run.")
+@click.option("--backend", type=click.Choice(["auto", "nccl", "gloo"]), help="As for run.")
+@click.option("--standalone", is_flag=True, help="As for run.")
+@cluster_option
+@json_option
+def show_env(explain: bool, cluster_file: Path | None, as_json: bool, **flags: object) -> None:
+    """Print what the first worker of this node would get in its environment.
+
+    \b
+    allranks env                                 NAME=value lines
+    allranks env --explain                       every derived value, its reason, its source
+    srun -l allranks env --explain               on every node of a SLURM job
+    """
+    plan = plan_here(make_request((), **flags), cluster_file=cluster_file, job="this-job")  # type: ignore[arg-type]
+    settings = first_worker_settings(plan)
+    if as_json:
+        click.echo(settings_to_json([*plan.settings, *settings] if explain else settings))
+    elif explain:
+        print_plan(plan)
+    else:
+        click.echo("\n".join(f"{setting.name}={setting.value}" for setting in settings))
+
+
+@click.group("config")
+def config() -> None:
+    """Print what cluster.toml says."""
+
+
+@config.command("show")
+@click.option("--origin", is_flag=True, help="Also where each value comes from: file and line, or default.")
+@cluster_option
+@json_option
+def show_config(origin: bool, cluster_file: Path | None, as_json: bool) -> None:
+    """Print every key of the cluster file that applies here, defaults included.
+
+    \b
+    allranks config show --origin
+    """
+    settings = load_cluster(cluster_file).settings()
+    if as_json:
+        click.echo(settings_to_json(settings))
+    elif origin:
+        click.echo(render_settings(settings, Style.of(sys.stdout)))
+    else:
+        click.echo("\n".join(f"{setting.name} = {setting.value}" for setting in settings))
+
+
+@click.command("completion")
+@click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
+def completion(shell: str) -> None:
+    """Print the completion script of a shell.
+
+    \b
+    eval "$(allranks completion bash)"           in ~/.bashrc
+    """
+    from click.shell_completion import get_completion_class
+
+    from allranks.cli.main import cli
+
+    found = get_completion_class(shell)
+    assert found is not None
+    click.echo(found(cli, {}, "allranks", "_ALLRANKS_COMPLETE").source())
+
+
+def first_worker_settings(plan: JobPlan) -> list[Setting]:
+    """Return what the first worker of this node would get, as far as one node can know."""
+    from allranks.launch.environment import node_settings, provisional_group, rank_settings
+    from allranks.launch.job import HOOK_PATH
+
+    group = provisional_group(plan)
+    settings = node_settings(
+        plan, group, interface=plan.data_interface, store_fd=None, env=os.environ, hook_path=HOOK_PATH
+    )
+    error_file = Path("runs", plan.job, "attempt_0", plan.facts.host, "rank_N.error.json")
+    return rank_settings(group, 0, error_file=error_file) + settings
+
+
+def print_plan(plan: JobPlan) -> None:
+    """Print who this process is, what was decided, and what the first worker of this node gets."""
+    style = Style.of(sys.stdout)
+    click.echo(style.paint("this process and this job", "1"))
+    click.echo(render_settings(plan.settings, style))
+    for note in plan.world.notes:
+        click.echo(f"note: {note}")
+    click.echo()
+    click.echo(style.paint(f"environment of the first of {plan.num_workers} workers here", "1"))
+    click.echo(render_settings(first_worker_settings(plan), style))

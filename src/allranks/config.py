@@ -1,0 +1,491 @@
+"""What does cluster.toml say, on which line, and what is wrong with it?
+
+    >>> loaded = parse_cluster('[network]\\nport = 29501\\n', Path("cluster.toml"))
+    >>> loaded.cluster.network.port, loaded.origins["network.port"]
+    (29501, 'cluster.toml:2')
+
+The first error ends it, in one line that names file, table, key, the value as written and what was expected.
+Only the file is looked at: whether it fits this machine is decided where the machine is known.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from dataclasses import dataclass, field
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from allranks.model.cluster import (
+    Backend,
+    Cluster,
+    ClusterTable,
+    GuardTable,
+    NetworkTable,
+    Node,
+    SlurmTable,
+    TrainTable,
+)
+from allranks.model.errors import ConfigError
+from allranks.model.hostlist import is_host_name
+from allranks.model.setting import Setting
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+FILE_NAME = "cluster.toml"
+ENV_NAME = "ALLRANKS_CLUSTER"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedCluster:
+    """A cluster and where each of its values comes from; without arguments, all defaults."""
+
+    cluster: Cluster = field(default_factory=Cluster)
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """`network.port` -> `cluster.toml:12`, `node.node03.gpus` -> `cluster.toml:31`; what is at its default is not in it."""
+
+    def settings(self) -> tuple[Setting, ...]:
+        """Every key with its value, what it is for, and its origin, in the order of the documentation."""
+        rows = [(table, table, getattr(self.cluster, table)) for table in _TABLES]
+        rows += [(f"node.{node.name}", "node", node) for node in self.cluster.node]
+        return tuple(
+            Setting(
+                f"{prefix}.{name}",
+                _as_text(getattr(values, name)),
+                reason=key.doc,
+                source=self.origins.get(f"{prefix}.{name}", "default"),
+            )
+            for prefix, table, values in rows
+            for name, key in _KEYS[table].items()
+        )
+
+
+def find_cluster_file(explicit: str | Path | None, env: Mapping[str, str], cwd: Path) -> Path | None:
+    """The file to read: the flag's, else $ALLRANKS_CLUSTER, else cluster.toml in `cwd` where there is one.
+
+    What flag or variable name is returned whether it exists or not, so that reading it says what is wrong.
+
+    Args:
+        explicit: value of `--cluster`.
+        env: the process environment; an empty variable counts as unset.
+        cwd: where to look last.
+    """
+    named = explicit or env.get(ENV_NAME)
+    if named:
+        return Path(named)
+    found = cwd / FILE_NAME
+    return found if found.exists() else None
+
+
+def read_cluster(path: Path) -> LoadedCluster:
+    """Reads and checks the file.
+
+    Raises:
+        ConfigError: it cannot be read, or something in it is wrong.
+    """
+    file = _plain(str(path))
+    try:
+        content = path.read_bytes()
+    except (OSError, ValueError) as exc:  # ValueError: a NUL in the path
+        seen = (exc.strerror if isinstance(exc, OSError) else None) or str(exc)
+        raise ConfigError(
+            f"{file}: cannot be read: {_lower_first(seen)}: expected a file as `allranks init` writes"
+        ) from exc
+    try:
+        text = content.decode("utf-8-sig")  # editors on Windows put a byte order mark first
+    except UnicodeDecodeError as exc:
+        line = exc.object.count(b"\n", 0, exc.start) + 1
+        raise ConfigError(f"{file}: line {line}: byte 0x{exc.object[exc.start]:02x}: expected UTF-8 text") from exc
+    return parse_cluster(text, path)
+
+
+def parse_cluster(text: str, path: Path) -> LoadedCluster:
+    """Checks the text and says where each value stands.
+
+    Args:
+        text: content of the file.
+        path: what messages and origins call it.
+    Raises:
+        ConfigError: something in it is wrong.
+    """
+    file = _plain(str(path))
+    document = _load_toml(text, file)
+    if not document:
+        raise ConfigError(f"{file}: says nothing: expected at least one table, for example [cluster] with a name")
+    tables: dict[str, Any] = {}
+    for table, values in document.items():
+        if table == "node":
+            tables[table] = values
+        elif table in _TABLES:
+            _check_table_shape(file, table, values)
+            tables[table] = _TABLES[table](**_read_keys(f"{file}: [{table}]", table, values))
+        else:
+            _refuse_top_level(file, table, values)
+    if "node" in tables:
+        data = tables["network"].data if "network" in tables else None
+        tables["node"] = _read_nodes(file, tables["node"], data=data)
+    cluster = Cluster(**tables)
+    return LoadedCluster(cluster, _origins(file, cluster, _find_lines(text)))
+
+
+# Values: each reader gives the clean value, or raises ValueError with what was expected where it knows better than
+# the table of keys below.
+
+
+def _integer(low: int, high: int) -> Callable[[object], int]:
+    def read(value: object) -> int:
+        if type(value) is not int or not low <= value <= high:  # type(): True is an int for isinstance
+            raise ValueError
+        return value
+
+    return read
+
+
+def _seconds(value: object) -> float:
+    if type(value) not in (int, float) or not 0 < value <= _YEAR_S:  # type: ignore[operator]
+        raise ValueError
+    return float(value)  # type: ignore[arg-type]
+
+
+def _boolean(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError
+    return value
+
+
+def _matching(pattern: str) -> Callable[[object], str]:
+    compiled = re.compile(pattern)
+
+    def read(value: object) -> str:
+        if not isinstance(value, str) or not compiled.fullmatch(value):
+            raise ValueError
+        return value
+
+    return read
+
+
+def _title(value: object) -> str:
+    if not isinstance(value, str) or not value.strip() or not value.isprintable() or len(value) > 64:
+        raise ValueError
+    return value
+
+
+def _backend(value: object) -> Backend:
+    if not isinstance(value, str) or value not in list(Backend):
+        raise ValueError
+    return Backend(value)
+
+
+def _subnet(value: object) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"[0-9A-Fa-f:.]+/[0-9.]+", value):
+        raise ValueError
+    network = ip_network(value, strict=False)
+    if network.prefixlen == 0:
+        raise ValueError
+    if ip_address(value.split("/")[0]) != network.network_address:
+        raise ValueError(f'a network, did you mean "{network}"?')
+    return str(network)
+
+
+def _address(value: object) -> str:
+    if not isinstance(value, str) or not re.fullmatch(r"[0-9A-Fa-f:.]+(/[0-9]+)?", value):
+        raise ValueError
+    address = ip_address(value.split("/")[0])
+    if address.is_unspecified or address.is_multicast:
+        raise ValueError
+    if "/" in value:
+        raise ValueError(f'the address alone, did you mean "{address}"?')
+    return str(address)
+
+
+def _node_name(value: object) -> str:
+    if isinstance(value, str) and not is_host_name(value):
+        raise ValueError("one host name, not a host list: write a [[node]] for each" if set(value) & set("[],") else "")
+    if not isinstance(value, str):
+        raise ValueError
+    return value
+
+
+class _Key(NamedTuple):
+    read: Callable[[object], Any]
+    expected: str
+    doc: str
+
+
+_YEAR_S = 31_536_000
+_SECONDS = f"seconds above 0, at most {_YEAR_S} (a year), for example "
+_QUEUE = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
+_SLURM_TIME = r"[0-9]{1,6}(:[0-9]{1,2}){0,2}|[0-9]{1,4}-[0-9]{1,2}(:[0-9]{1,2}){0,2}"
+
+_TABLES = {
+    "cluster": ClusterTable,
+    "network": NetworkTable,
+    "train": TrainTable,
+    "guard": GuardTable,
+    "slurm": SlurmTable,
+}
+
+_KEYS: dict[str, dict[str, _Key]] = {
+    "cluster": {
+        "name": _Key(_title, 'a name of 1 to 64 printable characters, for example "six-node"', "what reports call it"),
+    },
+    "network": {
+        "data": _Key(_subnet, 'a subnet, for example "192.168.20.0/24"', "the subnet that carries gradients"),
+        "port": _Key(
+            _integer(1, 65535), "an integer from 1 to 65535, for example 29500", "the leader's preferred port"
+        ),
+        "infiniband": _Key(_boolean, "true or false", "whether NCCL may use InfiniBand; NCCL decides if not set"),
+    },
+    "train": {
+        "backend": _Key(_backend, '"auto", "nccl" or "gloo"', "auto is nccl where every rank has a GPU, else gloo"),
+        "timeout_s": _Key(_seconds, _SECONDS + "600", "when torch gives a collective up"),
+    },
+    "guard": {
+        "join_s": _Key(_seconds, _SECONDS + "60", "deadline of the roll call"),
+        "gone_s": _Key(_seconds, _SECONDS + "10", "silence on two paths before a node is called gone"),
+        "hang_s": _Key(_seconds, _SECONDS + "600", "when a merely slow rank is ended"),
+    },
+    "slurm": {
+        "partition": _Key(
+            _matching(f"{_QUEUE}(,{_QUEUE})*"),
+            'a partition, for example "main"',
+            "where jobs go; SLURM's own if not set",
+        ),
+        "time": _Key(
+            _matching(_SLURM_TIME),
+            'a SLURM time in quotes: "90" (minutes), "02:00:00" or "1-00"',
+            "time limit of a job; the partition's if not set",
+        ),
+    },
+    "node": {
+        "name": _Key(_node_name, 'a host name, for example "node01"', "the name that SLURM and `hostname` have for it"),
+        "address": _Key(_address, 'an IP address, for example "192.168.20.15"', "its address on the data network"),
+        "interface": _Key(
+            # No character that NCCL_SOCKET_IFNAME or ip(8) gives a meaning; 15 is IFNAMSIZ less the final NUL.
+            _matching(r"(?!\.{1,2}$)[A-Za-z0-9_.][A-Za-z0-9_.+-]{0,14}"),
+            'an interface name of 1 to 15 letters, digits, "_", ".", "+" and "-", for example "ens1f1"',
+            "its data interface; found from network.data if not set",
+        ),
+        "gpus": _Key(
+            _integer(0, 1024), "an integer from 0 to 1024, for example 1", "GPUs for jobs; counted if not set"
+        ),
+    },
+}
+
+
+def _read_keys(where: str, table: str, values: Mapping[str, object]) -> dict[str, Any]:
+    """Clean values of one table. `where` begins each message: file and table."""
+    known = _KEYS[table]
+    clean: dict[str, Any] = {}
+    for name, value in values.items():
+        if name not in known:
+            raise ConfigError(f"{where} {_show_key(name)} = {_show(value)}: unknown key, {_hint(name, known)}")
+        try:
+            clean[name] = known[name].read(value)
+        except ValueError as exc:
+            # ipaddress raises with texts of its own, which repeat the value; ours have no quotes around the key.
+            own = str(exc) if str(exc).startswith(_OWN_TEXTS) else known[name].expected
+            raise ConfigError(f"{where} {name} = {_show(value)}: expected {own}") from exc
+    return clean
+
+
+_OWN_TEXTS = ("a network, ", "the address alone, ", "one host name, ")
+
+
+def _read_nodes(file: str, values: object, *, data: str | None) -> tuple[Node, ...]:
+    if isinstance(values, dict):
+        raise ConfigError(f"{file}: [node]: expected [[node]], one for each node")
+    if not isinstance(values, list):
+        raise ConfigError(f"{file}: node = {_show(values)}: expected [[node]], one for each node")
+    nodes: list[Node] = []
+    for number, value in enumerate(values, 1):
+        if not isinstance(value, dict):
+            raise ConfigError(f"{file}: [[node]] {number} = {_show(value)}: expected a table with name and address")
+        name = value.get("name")
+        label = name if isinstance(name, str) and is_host_name(name) else number
+        where = f"{file}: [[node]] {label}"
+        clean = _read_keys(where, "node", value)
+        for needed in ("name", "address"):
+            if needed not in clean:
+                raise ConfigError(f"{where}: no {needed}: expected {_KEYS['node'][needed].expected}")
+        if "interface" not in clean and data is None:
+            raise ConfigError(f"{where}: no interface and no [network] data: expected one of them, to find the other")
+        node = Node(**clean)
+        _check_place(where, node, nodes, _show(value["address"]), data=data)
+        nodes.append(node)
+    _check_twice(file, nodes)
+    return tuple(nodes)
+
+
+def _check_place(where: str, node: Node, before: Sequence[Node], shown: str, *, data: str | None) -> None:
+    """Refuses an address of another family than the rest, or outside of the data network."""
+    address = ip_address(node.address)
+    if data is not None:
+        network = ip_network(data)
+        if not _is_in(address, network):
+            family = "" if address.version == network.version else f"IPv{network.version} "
+            raise ConfigError(f'{where} address = {shown}: expected an {family}address in [network] data = "{data}"')
+    elif before and ip_address(before[0].address).version != address.version:
+        first = before[0]
+        version = ip_address(first.address).version
+        raise ConfigError(f'{where} address = {shown}: expected IPv{version} as for {first.name}, "{first.address}"')
+
+
+def _is_in(address: IPv4Address | IPv6Address, network: IPv4Network | IPv6Network) -> bool:
+    return address.version == network.version and address in network
+
+
+def _check_twice(file: str, nodes: Sequence[Node]) -> None:
+    numbers: dict[str, int] = {}
+    owners: dict[str, str] = {}
+    for number, node in enumerate(nodes, 1):
+        if node.name in numbers:
+            seen = f'[[node]] {number} name = "{node.name}": also [[node]] {numbers[node.name]}'
+            raise ConfigError(f"{file}: {seen}: expected every node once")
+        if node.address in owners:
+            seen = f'[[node]] {node.name} address = "{node.address}": also of {owners[node.address]}'
+            raise ConfigError(f"{file}: {seen}: expected an address of its own")
+        numbers[node.name], owners[node.address] = number, node.name
+
+
+def _check_table_shape(file: str, table: str, values: object) -> None:
+    if isinstance(values, dict):
+        return
+    if _is_table_array(values):
+        raise ConfigError(f"{file}: [[{table}]]: expected [{table}], once")
+    raise ConfigError(f"{file}: {table} = {_show(values)}: expected a table, [{table}]")
+
+
+def _is_table_array(values: object) -> bool:
+    return isinstance(values, list) and bool(values) and all(isinstance(value, dict) for value in values)
+
+
+def _refuse_top_level(file: str, name: str, values: object) -> None:
+    shown = _show_key(name)
+    if isinstance(values, dict) or _is_table_array(values):
+        header = f"[{shown}]" if isinstance(values, dict) else f"[[{shown}]]"
+        raise ConfigError(f"{file}: {header}: unknown table, {_hint(name, [*_TABLES, 'node'])}")
+    raise ConfigError(f"{file}: {shown} = {_show(values)}: key outside of a table, {_hint(name, [*_TABLES, 'node'])}")
+
+
+def _hint(name: str, known: Sequence[str] | Mapping[str, object]) -> str:
+    homes = [f"[[{table}]]" if table == "node" else f"[{table}]" for table, keys in _KEYS.items() if name in keys]
+    if homes:
+        return f"did you mean {homes[0]} {name}?"
+    close = difflib.get_close_matches(name.lower().replace("-", "_"), known, n=1)
+    return f'did you mean "{close[0]}"?' if close else f"expected one of {', '.join(known)}"
+
+
+# TOML: tomllib gives values without their lines, and errors without the text that it stumbled over.
+
+
+def _load_toml(text: str, file: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except RecursionError as exc:
+        raise ConfigError(f"{file}: nested too deep: expected tables of plain values") from exc
+    except ValueError as exc:  # TOMLDecodeError is one; so is what int() raises above 4300 digits
+        found = re.fullmatch(r"(.*) \(at line (\d+), column (\d+)\)", str(exc), re.DOTALL)
+        if found is None:
+            what = _lower_first(str(exc)).replace("(at end of document)", "at the end of the file")
+            raise ConfigError(f"{file}: {_shorten(_plain(what))}: expected TOML, texts in double quotes") from exc
+        what, line, column = _shorten(_plain(_lower_first(found[1]))), int(found[2]), found[3]
+        seen = _show(text.replace("\r\n", "\n").split("\n")[line - 1].strip())
+        message = f"{file}: line {line}, column {column}: {what} in {seen}: expected TOML, texts in double quotes"
+        raise ConfigError(message) from exc
+
+
+_MAX_STATEMENT_LINES = 100
+
+
+def _find_lines(text: str) -> dict[tuple[str | int, ...], int]:
+    """Line of every value, ("node", 0, "name") -> 12, in a text that is valid TOML with tables one level deep.
+
+    A statement is valid TOML on its own, and a part of one never is: lines are gathered until tomllib takes them.
+    That is quadratic in the length of a statement, so the search ends at one of more than _MAX_STATEMENT_LINES;
+    values from there on have no line.
+    """
+    lines: dict[tuple[str | int, ...], int] = {}
+    table: tuple[str | int, ...] = ()
+    num_nodes, first, statement = 0, 1, ""
+
+    def note(path: tuple[str | int, ...], value: object) -> None:
+        if isinstance(value, dict):
+            for name, inner in value.items():
+                note((*path, name), inner)
+        elif isinstance(value, list):
+            for index, inner in enumerate(value):
+                note((*path, index), inner)
+        else:
+            lines[path] = first
+
+    for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), 1):
+        first = first if statement else number
+        statement += line + "\n"
+        try:
+            found = tomllib.loads(statement)
+        except ValueError:
+            if number - first >= _MAX_STATEMENT_LINES:
+                break
+            continue
+        if statement.lstrip().startswith("["):
+            name, value = next(iter(found.items()))
+            table = (name, num_nodes) if isinstance(value, list) else (name,)
+            num_nodes += isinstance(value, list)
+        else:
+            note(table, found)
+        statement = ""
+    return lines
+
+
+def _origins(file: str, cluster: Cluster, lines: Mapping[tuple[str | int, ...], int]) -> dict[str, str]:
+    origins: dict[str, str] = {}
+    for path, line in lines.items():
+        parts = [cluster.node[part].name if isinstance(part, int) else part for part in path]
+        origins[".".join(parts)] = f"{file}:{line}"
+    return origins
+
+
+# Text: whatever the file holds, a message stays one line of printable characters.
+
+
+def _as_text(value: object) -> str:
+    if value is None:
+        return "not set"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:.10g}" if isinstance(value, float) else str(value)
+
+
+def _show(value: object) -> str:
+    """The value as TOML has it, escaped and shortened."""
+    if isinstance(value, str):
+        escaped = value[:60].encode("unicode_escape").decode("ascii").replace('"', '\\"')
+        return f'"{escaped}"' + ("..." if len(value) > 60 else "")
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int):
+        return str(value) if abs(value) < 10**18 else _shorten(hex(value))  # str() refuses more than 4300 digits
+    if isinstance(value, list):
+        inner = ["..." if isinstance(item, list | dict) else _show(item) for item in value[:3]]
+        return f"[{', '.join(inner)}{', ...' if len(value) > 3 else ''}]"
+    return "{...}" if isinstance(value, dict) else str(value)
+
+
+def _show_key(name: str) -> str:
+    return name if re.fullmatch(r"[A-Za-z0-9_-]{1,60}", name) else _show(name)
+
+
+def _plain(text: str) -> str:
+    return text if text.isprintable() else text.encode("unicode_escape").decode("ascii")
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= 120 else text[:120] + "..."
+
+
+def _lower_first(text: str) -> str:
+    return text[:1].lower() + text[1:]

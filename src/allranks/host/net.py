@@ -1,0 +1,86 @@
+"""This machine's network interfaces and ports: read here, decided elsewhere."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Network, IPv6Network, ip_address
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """One network interface with the addresses it has now."""
+
+    name: str
+    addresses: tuple[str, ...]
+    is_up: bool
+
+    def __str__(self) -> str:
+        """`ens1f1 192.168.20.15`, and `(down)` where it is."""
+        return " ".join([self.name, *self.addresses, *([] if self.is_up else ["(down)"])])
+
+
+def read_interfaces() -> list[Interface]:
+    """Return all interfaces of this network namespace, IPv4 and IPv6 addresses without scope."""
+    import psutil  # 30 ms that the other verbs need not pay
+
+    is_up = {name: status.isup for name, status in psutil.net_if_stats().items()}
+    families = (socket.AF_INET, socket.AF_INET6)
+    return [
+        Interface(
+            name=name,
+            addresses=tuple(address.address.partition("%")[0] for address in addresses if address.family in families),
+            is_up=is_up.get(name, False),
+        )
+        for name, addresses in psutil.net_if_addrs().items()
+    ]
+
+
+def find_interface_in(
+    network: IPv4Network | IPv6Network, interfaces: Sequence[Interface]
+) -> tuple[Interface, str] | None:
+    """Return the first interface that has an address in the network, with that address."""
+    for interface in interfaces:
+        for address in interface.addresses:
+            if ip_address(address) in network:
+                return interface, address
+    return None
+
+
+def find_interface_of(address: str, interfaces: Sequence[Interface]) -> Interface | None:
+    """Return the interface that has exactly this address."""
+    wanted = ip_address(address)
+    return next((nic for nic in interfaces if any(ip_address(own) == wanted for own in nic.addresses)), None)
+
+
+def is_local_host(host: str, interfaces: Sequence[Interface]) -> bool:
+    """Whether a name or address leads to this machine; a name that does not resolve does not."""
+    try:
+        answers = socket.getaddrinfo(host, None, proto=socket.IPPROTO_TCP)
+    except OSError:
+        return False
+    own = {ip_address(address) for interface in interfaces for address in interface.addresses}
+    return any(ip_address(str(answer[4][0]).partition("%")[0]) in own for answer in answers)
+
+
+def describe_port_holder(port: int) -> str:
+    """Say which process listens on a port: `python3 (pid 812, alice)`, as far as this user may see it."""
+    import psutil
+
+    for connection in psutil.net_connections(kind="tcp"):
+        if connection.status == psutil.CONN_LISTEN and connection.laddr.port == port:
+            if connection.pid is None:
+                return "another user's process"
+            try:
+                process = psutil.Process(connection.pid)
+                return f"{process.name()} (pid {connection.pid}, {process.username()})"
+            except psutil.Error:
+                return f"pid {connection.pid}"
+    return "a process that is gone again or in another namespace"
+
+
+def host_name() -> str:
+    """This machine's short name, as SLURM names nodes."""
+    return os.uname().nodename.partition(".")[0] or "localhost"

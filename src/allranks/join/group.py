@@ -1,0 +1,304 @@
+"""A diagnosable `init_process_group`: bounded, and it says which ranks are missing.
+
+`wrap` is called with torch's freshly imported `distributed_c10d`. What changes for the script:
+
+1. The store. Rank 0's store listens on the socket that the agent holds (its number is in ALLRANKS_STORE_FD), so the
+   port cannot be lost between choosing and using it.
+2. The arrival. Before torch forms the group, every rank writes `allranks/<n>/here/<rank>` and counts itself; the last
+   one opens the gate. Who waits longer than 3 s says for whom, and who waits to the end of the timeout raises an error
+   with the names. n counts the groups this process has formed.
+3. The timeout. Where the script gives none, it is ALLRANKS_TIMEOUT_S instead of torch's 10 or 30 minutes.
+4. Errors. Where torch only says which store key it waited for, the rank and node behind that key are named.
+
+Runs in the worker's Python: standard library and torch only. Written against torch 2.11 to 2.13; `wrap` raises where
+torch has become another, and the worker then runs as without us.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from types import ModuleType
+from typing import Any
+
+NOTICE_AFTER_S = (3, 10, 30, 60, 120, 300, 600, 1200)
+"""When a waiting rank says for whom it waits."""
+
+_POLL_S = 0.02
+_groups_formed = 0
+
+
+def wrap(c10d: Any) -> None:
+    """Replace `init_process_group` and the store it makes by ours.
+
+    Args:
+        c10d: torch.distributed.distributed_c10d, just executed.
+    Raises:
+        AttributeError: this torch does not have what we hold on to.
+    """
+    rendezvous: Any = sys.modules["torch.distributed.rendezvous"]
+    create_store = rendezvous._create_c10d_store
+    init_process_group = c10d.init_process_group
+
+    @functools.wraps(create_store)
+    def create_store_with_arrival(
+        hostname: str, port: int, rank: int, world_size: int, timeout: timedelta, use_libuv: bool = True
+    ) -> Any:
+        if not _is_our_store(port):
+            return create_store(hostname, port, rank, world_size, timeout, use_libuv)
+        return _open_store(rendezvous.TCPStore, hostname, port, rank, world_size, timeout, use_libuv)
+
+    @functools.wraps(init_process_group)
+    def init_process_group_with_names(
+        backend: Any = None, init_method: str | None = None, timeout: timedelta | None = None, *args: Any, **kwargs: Any
+    ) -> None:
+        global _groups_formed
+        _refuse_what_cannot_work(str(backend or ""))
+        if backend is None:
+            backend = os.environ.get("ALLRANKS_BACKEND_CHOSEN")
+        if timeout is None and (seconds := os.environ.get("ALLRANKS_TIMEOUT_S")):
+            timeout = timedelta(seconds=float(seconds))
+        started_s = time.monotonic()
+        try:
+            init_process_group(backend, init_method, timeout, *args, **kwargs)
+        except Exception as exc:
+            explanation = _explain(str(exc))
+            if explanation is None or not isinstance(exc, RuntimeError):
+                raise
+            raise type(exc)(f"allranks: {explanation}\n{exc}") from exc
+        _groups_formed += 1
+        if _groups_formed == 1:
+            _say_all_up(c10d, time.monotonic() - started_s)
+
+    rendezvous._create_c10d_store = create_store_with_arrival
+    c10d.init_process_group = init_process_group_with_names
+
+
+def missing_ranks(is_here: Callable[[int], bool], world_size: int) -> list[int]:
+    """Return the ranks that have not arrived."""
+    return [rank for rank in range(world_size) if not is_here(rank)]
+
+
+def name_ranks(ranks: list[int], members: list[tuple[str, int, int]]) -> str:
+    """Name ranks with their nodes: `rank 3 (node03), ranks 5-7 (node05)`.
+
+    Args:
+        ranks: ascending.
+        members: per node its name, first rank and number of ranks, as in ALLRANKS_MEMBERS.
+    """
+    by_node: dict[str, list[int]] = {}
+    for rank in ranks:
+        node = next((name for name, first, count in members if first <= rank < first + count), "?")
+        by_node.setdefault(node, []).append(rank)
+    parts = []
+    for node, own in by_node.items():
+        is_run = len(own) > 1 and own == list(range(own[0], own[-1] + 1))
+        numbers = f"{own[0]}-{own[-1]}" if is_run else ",".join(map(str, own))
+        parts.append(f"rank{'s' if len(own) > 1 else ''} {numbers} ({node})")
+    shown = 8
+    return ", ".join(parts[:shown]) + (f" and {len(parts) - shown} more nodes" if len(parts) > shown else "")
+
+
+def _is_our_store(port: int) -> bool:
+    return os.environ.get("ALLRANKS_STORE_PORT") == str(port)
+
+
+def _open_store(
+    tcp_store: Callable[..., Any],
+    hostname: str,
+    port: int,
+    rank: int,
+    world_size: int,
+    timeout: timedelta,
+    use_libuv: bool,
+) -> Any:
+    deadline_s = time.monotonic() + timeout.total_seconds()
+    is_leader = rank == 0
+    options: dict[str, Any] = {"timeout": timeout, "multi_tenant": True, "wait_for_workers": False}
+    if is_leader:
+        options |= {"use_libuv": use_libuv, "master_listen_fd": _listening_socket(port)}
+    if is_leader or world_size != _env_int("WORLD_SIZE"):
+        store = tcp_store(hostname, port, world_size, is_leader, **options)
+    else:
+        # The agent's socket accepts before rank 0 is there to answer, and torch waits for that answer for ever: so it
+        # waits in a thread, and this one keeps the time (and Ctrl-C).
+        store = _wait_for_leader(lambda: tcp_store(hostname, port, world_size, False, **options), rank, deadline_s)
+    if world_size == _env_int("WORLD_SIZE"):
+        _Arrival(store, rank, world_size).wait(deadline_s)
+    return store
+
+
+def _listening_socket(port: int) -> int:
+    """A duplicate of the agent's socket, for torch to own."""
+    number = _env_int("ALLRANKS_STORE_FD")
+    try:
+        if number is None:
+            raise OSError("ALLRANKS_STORE_FD is not set")
+        copy = os.dup(number)
+        with socket.socket(fileno=os.dup(copy)) as sock:
+            if sock.getsockname()[1] != port:
+                raise OSError(f"it listens on port {sock.getsockname()[1]}")
+        return copy
+    except OSError as exc:
+        raise RuntimeError(
+            f"allranks: rank 0 did not inherit the socket that its agent holds on port {port} ({exc}); something "
+            "between allranks and this process closes file descriptors; run it with ALLRANKS_HOOK=0"
+        ) from exc
+
+
+def _wait_for_leader(connect: Callable[[], Any], rank: int, deadline_s: float) -> Any:
+    outcome: list[Any] = []
+
+    def try_to_connect() -> None:
+        try:
+            outcome.append(connect())
+        except BaseException as exc:
+            outcome.append(exc)
+
+    whom = f"{name_ranks([0], _members())} to open the store"
+    thread = threading.Thread(target=try_to_connect, name="allranks-store", daemon=True)
+    thread.start()
+    notices = _Notices(is_speaker=rank == 1 or _env_int("LOCAL_RANK") == 0)
+    while thread.is_alive():
+        thread.join(0.2)
+        if not outcome and time.monotonic() > deadline_s:
+            raise _timeout_error(notices.waited_s, whom)
+        notices.tell(lambda: whom, first=rank == 1)
+    if isinstance(outcome[0], BaseException):
+        raise outcome[0]
+    return outcome[0]
+
+
+class _Arrival:
+    """The gate in front of the group: opens when all ranks have come."""
+
+    def __init__(self, store: Any, rank: int, world_size: int) -> None:
+        self._store = store
+        self._rank = rank
+        self._world_size = world_size
+        self._prefix = f"allranks/{_groups_formed}/"
+
+    def wait(self, deadline_s: float) -> None:
+        store, prefix = self._store, self._prefix
+        store.set(f"{prefix}here/{self._rank}", str(os.getpid()))
+        if store.add(f"{prefix}arrived", 1) == self._world_size:
+            store.set(f"{prefix}gate", "open")
+        notices = _Notices(is_speaker=self._rank <= 1 or _env_int("LOCAL_RANK") == 0)
+        pause_s = 0.001
+        while not store.check([f"{prefix}gate"]):
+            if time.monotonic() > deadline_s:
+                raise _timeout_error(notices.waited_s, self._describe(self._agree_on_missing()))
+            notices.tell(lambda: self._describe(self._missing()), first=self._rank == 0)
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _POLL_S)
+
+    def _missing(self) -> list[int]:
+        return missing_ranks(lambda rank: self._store.check([f"{self._prefix}here/{rank}"]), self._world_size)
+
+    def _describe(self, missing: list[int]) -> str:
+        here = self._world_size - len(missing)
+        who = name_ranks(missing, _members()) if missing else "the last rank, which came too late"
+        return f"{who}; {here} of {self._world_size} ranks are here"
+
+    def _agree_on_missing(self) -> list[int]:
+        # One rank asks the store for every name, the others read its answer: n questions, not n squared.
+        store, prefix = self._store, self._prefix
+        if store.add(f"{prefix}judges", 1) == 1:
+            missing = self._missing()
+            store.set(f"{prefix}missing", ",".join(map(str, missing)))
+            return missing
+        for _ in range(100):
+            if store.check([f"{prefix}missing"]):
+                text = store.get(f"{prefix}missing").decode()
+                return [int(number) for number in text.split(",") if number]
+            time.sleep(0.1)
+        return self._missing()
+
+
+class _Notices:
+    """Says for whom this rank waits, ever more rarely; one rank speaks first, the others only when it stays silent."""
+
+    def __init__(self, *, is_speaker: bool) -> None:
+        self._started_s = time.monotonic()
+        self._is_speaker = is_speaker
+        self._told = 0
+
+    @property
+    def waited_s(self) -> float:
+        return time.monotonic() - self._started_s
+
+    def tell(self, whom: Callable[[], str], *, first: bool) -> None:
+        delay_s = 0 if first else 27
+        if not self._is_speaker or self._told >= len(NOTICE_AFTER_S):
+            return
+        if self.waited_s >= NOTICE_AFTER_S[self._told] + delay_s:
+            self._told += 1
+            _say(f"waiting {self.waited_s:.0f} s at init_process_group for {whom()}")
+
+
+def _timeout_error(waited_s: float, whom: str) -> Exception:
+    from torch.distributed import DistStoreError
+
+    error: type[Exception] = DistStoreError
+    return error(
+        f"allranks: init_process_group waited {waited_s:.0f} s for {whom}; look at what they do "
+        "(their .err and .out files), or give more time with its timeout argument"
+    )
+
+
+def _explain(text: str) -> str | None:
+    """Name the rank behind the store key that torch waited for in vain.
+
+    Source: torch 2.13 with Gloo, seen: `wait timeout after 15000ms, keys: /default_pg/0//cpu//0/1`: the last element is
+    the rank that did not publish its address.
+    """
+    found = re.search(r"wait timeout after (\d+)ms, keys: \S*default_pg/\S*?/(\d+)\s*$", text.strip().splitlines()[0])
+    if found is None:
+        return None
+    who = name_ranks([int(found[2])], _members())
+    return f"{who} came to init_process_group but did not publish its address within {int(found[1]) / 1000:.0f} s"
+
+
+def _refuse_what_cannot_work(backend: str) -> None:
+    gpus = _env_int("ALLRANKS_NODE_GPUS")
+    workers = _env_int("LOCAL_WORLD_SIZE")
+    if "nccl" not in backend or gpus is None or workers is None or gpus >= workers:
+        return
+    node = os.environ.get("ALLRANKS_NODE", "this node")
+    what = "no GPU" if gpus == 0 else f"{gpus} GPUs for {workers} ranks"
+    raise RuntimeError(f"allranks: init_process_group asks for nccl, but {node} has {what}; use gloo here")
+
+
+def _say_all_up(c10d: ModuleType, took_s: float) -> None:
+    if _env_int("RANK") == 0 and (_env_int("WORLD_SIZE") or 1) > 1:
+        try:
+            backend = c10d.get_backend()
+        except Exception:
+            backend = "?"
+        _say(f"all {os.environ['WORLD_SIZE']} ranks are up ({backend}, {took_s:.1f} s)")
+
+
+def _members() -> list[tuple[str, int, int]]:
+    members = []
+    for entry in os.environ.get("ALLRANKS_MEMBERS", "").split(","):
+        name, _, numbers = entry.rpartition("=")
+        first, _, count = numbers.partition("+")
+        if name and first.isdigit() and count.isdigit():
+            members.append((name, int(first), int(count)))
+    return members
+
+
+def _env_int(name: str) -> int | None:
+    value = os.environ.get(name, "")
+    return int(value) if value.isdigit() else None
+
+
+def _say(text: str) -> None:
+    print(f"allranks: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,98 @@
+"""Arms a worker before the user's first line: records why it dies, and wraps `init_process_group` once it is imported.
+
+Called by `site/sitecustomize.py` in every Python process below the agent, so also in DataLoader workers and in
+processes that never import torch: nothing here may cost time, import much, or change what the script sees. Standard
+library only; torch is never imported here, only waited for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import json
+import os
+import sys
+import time
+import traceback
+from types import ModuleType, TracebackType
+
+GROUP_MODULE = "torch.distributed.distributed_c10d"
+"""Where torch defines `init_process_group`; torch.distributed takes the name from there."""
+
+
+def arm() -> None:
+    """Install both parts in this process."""
+    if os.environ.get("ALLRANKS_AGENT_PID") == str(os.getppid()):
+        _record_uncaught_exceptions()
+    sys.meta_path.insert(0, _GroupFinder())
+
+
+class _GroupFinder(importlib.abc.MetaPathFinder):
+    """Lets the import of `distributed_c10d` happen as ever, and then wraps what it defined."""
+
+    def find_spec(
+        self, fullname: str, path: object, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != GROUP_MODULE:
+            return None
+        sys.meta_path.remove(self)  # once; and find_spec below must not meet us again
+        spec = importlib.util.find_spec(fullname)
+        if spec is None or spec.loader is None:
+            return spec
+        execute = spec.loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            execute(module)
+            try:
+                _load_group().wrap(module)
+            except Exception as exc:  # a torch whose inside we do not know: the worker goes on as it is
+                print(f"allranks: init_process_group is not watched: {exc!r}", file=sys.stderr)
+
+        spec.loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def _load_group() -> ModuleType:
+    # By path, see site/sitecustomize.py.
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "group.py")
+    spec = importlib.util.spec_from_file_location("_allranks_group", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _record_uncaught_exceptions() -> None:
+    """Have an uncaught exception leave the file that torch's `@record` would, for scripts that do not use it."""
+    previous = sys.excepthook
+
+    def excepthook(kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+        path = os.environ.get("TORCHELASTIC_ERROR_FILE")
+        if path and not issubclass(kind, KeyboardInterrupt) and not os.path.exists(path):
+            with contextlib.suppress(OSError):
+                _write_error_file(path, kind, value, trace)
+        previous(kind, value, trace)
+
+    sys.excepthook = excepthook
+
+
+def _write_error_file(path: str, kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
+    # The form that torchelastic writes and reads (torch 2.13, elastic/multiprocessing/errors/error_handler.py).
+    now_s = time.time()
+    record = {
+        "message": {
+            "message": f"{kind.__name__}: {value}",
+            "extraInfo": {
+                "py_callstack": "".join(traceback.format_exception(kind, value, trace)),
+                "timestamp": str(int(now_s)),
+                "time_s": now_s,
+            },
+        }
+    }
+    draft = f"{path}.{os.getpid()}"
+    with open(draft, "w", encoding="utf-8", errors="backslashreplace") as file:
+        json.dump(record, file)
+    os.replace(draft, path)

@@ -1,0 +1,42 @@
+"""The way into an unmodified worker: Python imports this at start because its directory is first on PYTHONPATH.
+
+It takes itself off `sys.path`, arms the hook beside it (`ALLRANKS_HOOK=0` leaves it out), and then lets the user's own
+`sitecustomize` run as if this one had never been there. Whatever fails here must not fail the worker.
+"""
+
+import importlib.util
+import os
+import sys
+
+
+def _enter() -> None:
+    here = os.path.dirname(os.path.abspath(__file__))
+    sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or os.curdir) != here]
+    if os.environ.get("ALLRANKS_HOOK") != "0":
+        try:
+            _arm(os.path.join(os.path.dirname(here), "hook.py"))
+        except Exception as exc:  # a worker without the hook is better than none
+            print(f"allranks: the hook did not enter this process: {exc!r}", file=sys.stderr)
+    # The next sitecustomize on the path. importlib expects some module of this name to be there afterwards.
+    ours = sys.modules.pop("sitecustomize", None)
+    try:
+        import sitecustomize  # type: ignore[import-not-found]  # noqa: F401
+    except ImportError as exc:
+        if exc.name != "sitecustomize":
+            raise
+    finally:
+        if ours is not None:
+            sys.modules.setdefault("sitecustomize", ours)
+
+
+def _arm(path: str) -> None:
+    # By path, not by name: the worker's Python may be another one, without allranks installed.
+    spec = importlib.util.spec_from_file_location("_allranks_hook", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["_allranks_hook"] = module
+    spec.loader.exec_module(module)
+    module.arm()
+
+
+_enter()

@@ -1,0 +1,1 @@
+"""Starts, watches and ends the workers of a job."""

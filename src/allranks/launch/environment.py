@@ -1,0 +1,129 @@
+"""What a worker gets in its environment: torchrun's variables, and the settings that keep a group alive, with reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from allranks.launch.plan import LOOPBACK, JobPlan, assign_ranks, choose_backend, count_of
+from allranks.model.cluster import Backend
+from allranks.model.setting import Setting
+from allranks.wire.protocol import Member, Plan
+
+
+def node_settings(
+    plan: JobPlan, group: Plan, *, interface: str | None, store_fd: int | None, env: Mapping[str, str], hook_path: Path
+) -> list[Setting]:
+    """Return what all workers of this node get, beyond what they inherit.
+
+    Args:
+        plan: this agent's.
+        group: who is which rank, from the leader.
+        interface: the data interface, None where it could not be found out.
+        store_fd: the leader's socket for rank 0; None on other nodes and without the hook.
+        env: the agent's environment; what the user set there is kept.
+        hook_path: directory of the `sitecustomize` that enters the workers; "" in the user's PYTHONPATH is left out.
+    """
+    me = group.members[group.node_index]
+    world_size = sum(member.num_workers for member in group.members)
+    has_hook = env.get("ALLRANKS_HOOK") != "0"
+    torchrun = "as torchrun sets it"
+    ours: list[Setting] = []
+
+    def fixed(name: str, value: object, reason: str, source: str = "allranks") -> None:
+        ours.append(Setting(name, str(value), reason=reason, source=source))
+
+    def unless_set(name: str, value: object, reason: str, source: str = "allranks") -> None:
+        if name in env:
+            fixed(name, env[name], "you set it; it is kept", "environment")
+        else:
+            fixed(name, value, reason, source)
+
+    fixed("WORLD_SIZE", world_size, f"{count_of(len(group.members), 'node')}, {count_of(world_size, 'rank')}")
+    fixed("LOCAL_WORLD_SIZE", me.num_workers, "ranks on this node")
+    fixed("GROUP_RANK", group.node_index, "index of this node")
+    fixed("NODE_RANK", group.node_index, "index of this node, as Lightning and Composer call it")
+    fixed("GROUP_WORLD_SIZE", len(group.members), "nodes in the job")
+    fixed("ROLE_NAME", plan.request.role, torchrun)
+    fixed("ROLE_WORLD_SIZE", world_size, torchrun)
+    fixed("MASTER_ADDR", group.store_address, "the leader announced it" if len(group.members) > 1 else "one machine")
+    fixed("MASTER_PORT", group.store_port, "the leader holds this port for the store")
+    fixed("TORCHELASTIC_RUN_ID", plan.job, torchrun)
+    fixed("TORCHELASTIC_RESTART_COUNT", 0, torchrun)
+    fixed("TORCHELASTIC_MAX_RESTARTS", 0, torchrun)
+    fixed("TORCHELASTIC_USE_AGENT_STORE", False, "rank 0 hosts the store, on the socket that its agent holds")
+    unless_set("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT", torchrun)
+    unless_set("TORCH_NCCL_ASYNC_ERROR_HANDLING", 1, "a failed collective ends the worker instead of hanging it")
+    threads = max(1, plan.facts.num_cpus // me.num_workers)
+    unless_set(
+        "OMP_NUM_THREADS",
+        threads,
+        f"{count_of(plan.facts.num_cpus, 'core')} for {count_of(me.num_workers, 'rank')}; more threads fight for them",
+    )
+    unless_set("PYTHONUNBUFFERED", 1, "output goes to files; lines appear when they are printed")
+    if interface is not None:
+        reason = "all ranks are on this machine" if len(group.members) == 1 else "this node's data interface"
+        unless_set("GLOO_SOCKET_IFNAME", interface, reason, "data_interface")
+        unless_set("NCCL_SOCKET_IFNAME", f"={interface}", f"{reason}; = means exactly this name", "data_interface")
+    if plan.cluster.network.infiniband is False:
+        unless_set(
+            "NCCL_IB_DISABLE", 1, "the cluster has no InfiniBand; NCCL need not look for it", "network.infiniband"
+        )
+    fixed("ALLRANKS_BACKEND", group.backend, group.backend_reason)
+    chosen = plan.request.backend or plan.cluster.train.backend
+    if chosen != Backend.AUTO:
+        fixed("ALLRANKS_BACKEND_CHOSEN", group.backend, "for scripts that leave the backend open", "--backend")
+    unless_set(
+        "ALLRANKS_TIMEOUT_S",
+        plan.cluster.train.timeout_s,
+        "collective timeout where the script gives none, instead of torch's 600 s (nccl) and 1800 s (gloo)",
+        "train.timeout_s",
+    )
+    fixed("ALLRANKS_NODE", me.name, "name of this node in the job")
+    fixed("ALLRANKS_NODE_GPUS", plan.facts.num_gpus, "GPUs that the driver shows")
+    fixed("ALLRANKS_MEMBERS", _encode_members(group.members), "node=first rank+number of ranks")
+    if has_hook:
+        fixed("ALLRANKS_STORE_PORT", group.store_port, "init_process_group on this port is watched")
+        if store_fd is not None:
+            fixed("ALLRANKS_STORE_FD", store_fd, "the socket that the leader holds for rank 0")
+        path = [str(hook_path), *filter(None, env.get("PYTHONPATH", "").split(":"))]
+        fixed("PYTHONPATH", ":".join(path), "the hook enters here; ALLRANKS_HOOK=0 leaves it out")
+    return ours
+
+
+def rank_settings(group: Plan, local_rank: int, *, error_file: Path) -> list[Setting]:
+    """Return what one worker gets beyond `node_settings`."""
+    rank = group.members[group.node_index].first_rank + local_rank
+    return [
+        Setting("RANK", str(rank), reason="first rank of this node plus local rank", source="allranks"),
+        Setting("ROLE_RANK", str(rank), reason="as torchrun sets it", source="allranks"),
+        Setting("LOCAL_RANK", str(local_rank), reason="counts the workers of this node", source="allranks"),
+        Setting(
+            "TORCHELASTIC_ERROR_FILE", str(error_file), reason="@record writes its traceback there", source="run dir"
+        ),
+    ]
+
+
+def provisional_group(plan: JobPlan) -> Plan:
+    """Return the group as one node can guess it: every other node has as many ranks and GPUs as this one.
+
+    Raises:
+        SetupError: the backend cannot work even so.
+    """
+    names = plan.node_names or (plan.facts.host,) * plan.num_nodes
+    members = assign_ranks([(name, plan.num_workers) for name in names])
+    wanted = plan.request.backend or plan.cluster.train.backend
+    backend, reason = choose_backend(wanted, [(m.name, m.num_workers, plan.facts.num_gpus) for m in members])
+    return Plan(
+        members=members,
+        node_index=plan.node_index or 0,
+        attempt=plan.attempt or 0,
+        store_address=LOOPBACK if plan.is_one_machine else "(the leader announces it)",
+        store_port=plan.port,
+        backend=backend,
+        backend_reason=reason,
+    )
+
+
+def _encode_members(members: Sequence[Member]) -> str:
+    return ",".join(f"{member.name}={member.first_rank}+{member.num_workers}" for member in members)

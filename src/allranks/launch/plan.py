@@ -1,0 +1,326 @@
+"""What would run where: every choice of `allranks run`, as pure functions with their reasons.
+
+    request (flags) + World (who am I) + Cluster (cluster.toml) + NodeFacts (this machine)  ->  JobPlan
+
+What needs the other nodes too (ranks, backend) is decided by the leader, with `assign_ranks` and `choose_backend`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from ipaddress import ip_address, ip_network
+
+from allranks.host.net import Interface, find_interface_in, find_interface_of
+from allranks.model.cluster import Backend, Cluster
+from allranks.model.errors import ConfigError, IdentityError, SetupError, UsageError
+from allranks.model.identity import Launcher, World
+from allranks.model.setting import Setting
+from allranks.wire.leader import Hint
+from allranks.wire.protocol import Member
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What the command line asks for; None where it says nothing."""
+
+    command: tuple[str, ...] = ()
+    """Script (or module, or program) and its arguments."""
+    is_module: bool = False
+    no_python: bool = False
+    num_workers: str | None = None
+    """`--nproc-per-node`: a number, auto, gpu or cpu."""
+    min_nodes: int | None = None
+    max_nodes: int | None = None
+    node_rank: int | None = None
+    endpoint: Hint | None = None
+    """`--rdzv-endpoint`, or `--master-addr` and `--master-port`."""
+    port: int | None = None
+    """A port that the user named, by whatever flag."""
+    rdzv_id: str | None = None
+    standalone: bool = False
+    backend: str | None = None
+    role: str = "default"
+    local_address: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeFacts:
+    """What this machine is."""
+
+    host: str
+    interfaces: tuple[Interface, ...]
+    num_gpus: int
+    num_cpus: int
+    """Cores this process may run on."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobPlan:
+    """What this agent is going to do, before it has spoken with any other."""
+
+    world: World
+    cluster: Cluster
+    facts: NodeFacts
+    request: Request
+    job: str
+    node_index: int | None
+    min_nodes: int
+    num_nodes: int
+    num_workers: int
+    port: int
+    hints: tuple[Hint, ...]
+    data_interface: str | None
+    """None: found from the path to the leader."""
+    data_address: str | None
+    settings: tuple[Setting, ...]
+    attempt: int | None = None
+    node_names: tuple[str, ...] = field(default=())
+
+    @property
+    def is_one_machine(self) -> bool:
+        """Whether the agent speaks with nobody."""
+        return self.num_nodes == 1
+
+
+def plan_job(
+    request: Request, world: World, cluster: Cluster, facts: NodeFacts, *, job: str, origin: Mapping[str, str]
+) -> JobPlan:
+    """Decide everything that one node can decide alone.
+
+    Args:
+        request: the flags.
+        world: who this process is, from its environment.
+        cluster: cluster.toml, or its defaults.
+        facts: this machine.
+        job: name for a job that has none (no scheduler, no --rdzv-id).
+        origin: where the keys of the cluster come from, `network.port` -> `cluster.toml:5`.
+    Raises:
+        UsageError: flags contradict each other.
+        IdentityError: flags contradict the scheduler.
+        ConfigError: cluster.toml does not fit this machine.
+        SetupError: what is asked for cannot work on this machine.
+    """
+    settings = list(world.settings)
+    min_nodes, num_nodes, source = _num_nodes(request, world)
+    settings.append(Setting("num_nodes", str(num_nodes), reason="one agent on each", source=source))
+    node_index = _node_index(request, world, num_nodes)
+    num_workers, reason, source = _num_workers(request, world, facts)
+    settings.append(Setting("num_workers", str(num_workers), reason=reason, source=source))
+
+    interface, address = None, None
+    if num_nodes == 1:
+        interface, address = _loopback(facts.interfaces), LOOPBACK
+        reason, source = "all ranks are on this machine", "num_nodes"
+    if cluster.network.data is not None and not request.standalone:
+        found, address_there = data_interface(cluster, facts)
+        if num_nodes > 1:
+            interface, address = found, address_there
+            reason, source = f"{address} is in {cluster.network.data}", origin.get("network.data", "cluster.toml")
+    if num_nodes > 1 and request.local_address:
+        nic = find_interface_of(_address(request.local_address, "--local-addr"), facts.interfaces)
+        if nic is None:
+            raise UsageError(f"--local-addr {request.local_address}: {facts.host} has {_list(facts.interfaces)}")
+        interface, address, reason, source = nic.name, request.local_address, "you named its address", "--local-addr"
+    if interface is not None:
+        settings.append(Setting("data_interface", interface, reason=reason, source=source))
+
+    port, source = _port(request, cluster, origin)
+    settings.append(
+        Setting(
+            "port", str(port), reason="preferred; the leader takes the next free one if it is in use", source=source
+        )
+    )
+    return JobPlan(
+        world=world,
+        cluster=cluster,
+        facts=facts,
+        request=request,
+        job=_job_name(request, world, job),
+        node_index=node_index,
+        min_nodes=min_nodes,
+        num_nodes=num_nodes,
+        num_workers=num_workers,
+        port=port,
+        hints=_hints(request, world, cluster, port),
+        data_interface=interface,
+        data_address=address,
+        settings=tuple(settings),
+        attempt=world.attempt if world.launcher is Launcher.SLURM else None,
+        node_names=world.hosts if len(world.hosts) == num_nodes else (),
+    )
+
+
+def choose_backend(wanted: str, nodes: Sequence[tuple[str, int, int]]) -> tuple[str, str]:
+    """Choose nccl where every rank of every node has a GPU of its own, else gloo.
+
+    Args:
+        wanted: auto, nccl or gloo.
+        nodes: per node its name, number of workers, number of GPUs.
+    Returns:
+        The backend and the reason.
+    Raises:
+        SetupError: nccl is asked for and cannot work; the text names the node and the numbers.
+    """
+    short = next(((name, workers, gpus) for name, workers, gpus in nodes if gpus < workers), None)
+    if wanted == Backend.GLOO:
+        return "gloo", "asked for"
+    if short is None:
+        return "nccl", "every rank has a GPU of its own"
+    name, workers, gpus = short
+    what = f"{name} has {count_of(gpus, 'GPU')} for {count_of(workers, 'rank')}"
+    if wanted == Backend.NCCL:
+        advice = f"--nproc-per-node {gpus} or --backend gloo" if gpus else "--backend gloo"
+        raise SetupError(f"backend nccl needs a GPU for each rank, but {what}; use {advice}")
+    return "gloo", what
+
+
+def data_interface(cluster: Cluster, facts: NodeFacts) -> tuple[str, str]:
+    """Find this node's interface in the data subnet, and hold it against what cluster.toml says of the node.
+
+    Returns:
+        Name of the interface and its address there.
+    Raises:
+        ConfigError: there is none, or it is another than cluster.toml says.
+    """
+    assert cluster.network.data is not None
+    found = find_interface_in(ip_network(cluster.network.data), facts.interfaces)
+    if found is None:
+        raise ConfigError(
+            f"[network] data = {cluster.network.data}: no interface of {facts.host} is in it; there are "
+            f"{_list(facts.interfaces)}; correct the subnet, or run on this machine alone with --standalone"
+        )
+    interface, address = found
+    node = cluster.find_node(facts.host) or cluster.find_node(address)
+    if node is not None and node.interface not in (None, interface.name):
+        raise ConfigError(
+            f"[[node]] {node.name}: interface = {node.interface}, but {cluster.network.data} is on {interface} "
+            "there; correct it, or leave it out: it is found from the subnet"
+        )
+    if not interface.is_up:
+        raise SetupError(f"{facts.host}: {interface}, the interface of {cluster.network.data}: ip link set it up")
+    return interface.name, address
+
+
+def assign_ranks(cards: Sequence[tuple[str, int]]) -> tuple[Member, ...]:
+    """Give every node its name and its ranks, in the order of the nodes.
+
+    Args:
+        cards: per node its host name and its number of workers. Two agents on a host become `host.0` and `host.1`.
+    """
+    hosts = [host for host, _ in cards]
+    members, first = [], 0
+    for index, (host, num_workers) in enumerate(cards):
+        twin = hosts[:index].count(host)
+        name = f"{host}.{twin}" if hosts.count(host) > 1 else host
+        members.append(Member(name=name, first_rank=first, num_workers=num_workers, host=host))
+        first += num_workers
+    return tuple(members)
+
+
+def count_of(number: int, noun: str) -> str:
+    """`1 rank`, `6 ranks`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _num_nodes(request: Request, world: World) -> tuple[int, int, str]:
+    if request.standalone:
+        return 1, 1, "--standalone"
+    asked = request.max_nodes
+    if world.launcher in (Launcher.SLURM, Launcher.MPI):
+        if asked is not None and not (request.min_nodes or asked) <= world.num_nodes <= asked:
+            raise IdentityError(
+                f"--nnodes {asked}, but {world.launcher} started this on {world.num_nodes} nodes; leave the flag out, "
+                "or ask the scheduler for as many"
+            )
+        return world.num_nodes, world.num_nodes, str(world.launcher)
+    if asked is None:
+        return 1, 1, "default"
+    return request.min_nodes or asked, asked, "--nnodes"
+
+
+def _node_index(request: Request, world: World, num_nodes: int) -> int | None:
+    if num_nodes == 1:
+        return 0
+    if world.launcher in (Launcher.SLURM, Launcher.MPI):
+        # One agent a node: its rank among the agents decides, also under an arbitrary distribution.
+        if request.node_rank is not None and request.node_rank != world.rank:
+            raise IdentityError(
+                f"--node-rank {request.node_rank}, but this is task {world.rank} of the step; leave the flag out "
+                "($SLURM_PROCID in a batch script is 0 on every node: it is expanded too early)"
+            )
+        return world.rank
+    if request.node_rank is not None and request.node_rank >= num_nodes:
+        raise UsageError(f"--node-rank {request.node_rank}: expected 0 to {num_nodes - 1} for --nnodes {num_nodes}")
+    if request.endpoint is None:
+        raise UsageError(
+            f"--nnodes {num_nodes}: where do the nodes meet? Give all of them the same --rdzv-endpoint HOST:PORT, "
+            "a name or address of the first node"
+        )
+    return request.node_rank
+
+
+def _num_workers(request: Request, world: World, facts: NodeFacts) -> tuple[int, str, str]:
+    flag = "--nproc-per-node"
+    match request.num_workers:
+        case None if world.launcher is Launcher.SLURM and facts.num_gpus:
+            return facts.num_gpus, "one rank a GPU", "driver"
+        case None:
+            return 1, "one rank unless told otherwise", "default"
+        case "gpu" if not facts.num_gpus:
+            raise SetupError(f"{flag} gpu: {facts.host} has no GPU that the driver shows; give a number")
+        case "gpu":
+            return facts.num_gpus, "one rank a GPU", flag
+        case "auto" if facts.num_gpus:
+            return facts.num_gpus, "one rank a GPU", flag
+        case "auto" | "cpu":
+            return facts.num_cpus, "one rank a core", flag
+        case text if text.isdigit() and int(text) > 0:
+            return int(text), "asked for", flag
+        case text:
+            raise UsageError(f"{flag} {text!r}: expected a number from 1, auto, gpu or cpu")
+
+
+def _port(request: Request, cluster: Cluster, origin: Mapping[str, str]) -> tuple[int, str]:
+    if request.port is not None:
+        return request.port, "flag"
+    return cluster.network.port, origin.get("network.port", "default")
+
+
+def _hints(request: Request, world: World, cluster: Cluster, port: int) -> tuple[Hint, ...]:
+    hints = [request.endpoint] if request.endpoint else []
+    if world.launcher is Launcher.SLURM and world.hosts:
+        first = cluster.find_node(world.hosts[0])
+        if first is not None and first.address:
+            hints.append(Hint(first.address, port, "cluster.toml"))
+        hints.append(Hint(world.hosts[0], port, "first node of the step"))
+    return tuple(hints)
+
+
+def _job_name(request: Request, world: World, job: str) -> str:
+    if world.launcher is Launcher.SLURM and world.job_id is not None:
+        # Steps of one job must not meet; the first one keeps the plain name.
+        return world.job_id if world.step_id in (None, "0") else f"{world.job_id}.{world.step_id}"
+    if request.rdzv_id:
+        return request.rdzv_id
+    if request.endpoint and (request.max_nodes or 1) > 1:
+        return f"{request.endpoint.host}-{request.endpoint.port}"
+    return job
+
+
+def _loopback(interfaces: Sequence[Interface]) -> str | None:
+    nic = find_interface_of(LOOPBACK, interfaces)
+    return nic.name if nic else None
+
+
+def _address(text: str, flag: str) -> str:
+    try:
+        return str(ip_address(text))
+    except ValueError:
+        raise UsageError(f"{flag} {text}: expected an IP address of this machine") from None
+
+
+def _list(interfaces: Sequence[Interface]) -> str:
+    return ", ".join(str(interface) for interface in interfaces if interface.addresses) or "none with an address"

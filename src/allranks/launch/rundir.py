@@ -1,0 +1,153 @@
+"""The run directory: where everything a job leaves behind lies, and nothing secret.
+
+runs/<job>/attempt_<k>/<node>/rank_<r>.out, .err, .error.json     what the workers wrote
+                      /<node>/env.json                            what was set there, and why
+                      /events.jsonl                               what happened, as the leader saw it
+                      /verdict.json                               what it came to
+runs/<job>/leader.json, secret                                    how the agents find and believe each other
+runs/latest                                                       link to the newest job
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import os
+import re
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from allranks.model.errors import UsageError
+from allranks.model.finding import Verdict
+from allranks.model.setting import Setting
+
+_SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
+
+
+def is_secret_name(name: str) -> bool:
+    """Whether the value of a variable with this name must not be shown or written."""
+    return bool(_SECRET_NAME.search(name))
+
+
+def as_file_name(text: str) -> str:
+    """Return the text with everything a path could stumble over replaced.
+
+    >>> as_file_name("my run/7")
+    'my_run_7'
+    """
+    name = _UNSAFE.sub("_", text)[:128]
+    return name if name.strip(".") else f"_{name}"
+
+
+class RunDir:
+    """The directory of one job, on a file system that the nodes share where there are several."""
+
+    def __init__(self, root: Path, job: str) -> None:
+        self.root = root
+        self.path = root / as_file_name(job)
+        self.attempt = 0
+
+    def create(self) -> None:
+        """Make the job's directory and point `latest` to it.
+
+        Raises:
+            UsageError: it cannot be written.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise UsageError(
+                f"{self.path}: {exc.strerror}; logs and verdicts are written there, name another place with --log-dir"
+            ) from exc
+        draft = self.root / f".latest.{os.getpid()}"
+        with contextlib.suppress(OSError):  # a file system without links does not stop a job
+            draft.unlink(missing_ok=True)
+            draft.symlink_to(self.path.name)
+            draft.replace(self.root / "latest")
+
+    def create_attempt(self, attempt: int | None) -> None:
+        """Make the directory of this attempt.
+
+        Args:
+            attempt: its number where a scheduler counts; None takes the first that nobody has taken.
+        Raises:
+            UsageError: it cannot be written.
+        """
+        try:
+            if attempt is not None:
+                self.attempt = attempt
+                self.attempt_path.mkdir(exist_ok=True)
+                return
+            for number in itertools.count():
+                self.attempt = number
+                with contextlib.suppress(FileExistsError):
+                    self.attempt_path.mkdir()
+                    return
+        except OSError as exc:
+            raise UsageError(f"{self.attempt_path}: {exc.strerror}; name another place with --log-dir") from exc
+
+    @property
+    def attempt_path(self) -> Path:
+        """Directory of this attempt."""
+        return self.path / f"attempt_{self.attempt}"
+
+    def node_path(self, node: str) -> Path:
+        """Directory of one node of this attempt."""
+        return self.attempt_path / as_file_name(node)
+
+    def create_node(self, node: str) -> Path:
+        """Make the directory of one node of this attempt.
+
+        Raises:
+            UsageError: it cannot be written.
+        """
+        path = self.node_path(node)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise UsageError(f"{path}: {exc.strerror}; name another place with --log-dir") from exc
+        return path
+
+    def write_settings(self, node: str, settings: Iterable[Setting]) -> None:
+        """Write what was set on a node, and why, without secrets."""
+        rows = [
+            {
+                "name": setting.name,
+                "value": "(hidden)" if is_secret_name(setting.name) else setting.value,
+                "reason": setting.reason,
+                "source": setting.source,
+            }
+            for setting in settings
+        ]
+        _write_whole(self.node_path(node) / "env.json", json.dumps(rows, indent=2).encode() + b"\n")
+
+    def write_verdict(self, verdict: Verdict) -> None:
+        """Write what the job came to."""
+        _write_whole(self.attempt_path / "verdict.json", verdict.to_json())
+
+    def add_event(self, event: str, **fields: object) -> None:
+        """Append one line to events.jsonl; a full disk does not stop a job."""
+        line = json.dumps({"time_s": round(time.time(), 3), "event": event, **fields})
+        with contextlib.suppress(OSError), (self.attempt_path / "events.jsonl").open("a") as file:
+            file.write(line + "\n")
+
+
+def describe_command(command: Iterable[str], env: Mapping[str, str]) -> list[str]:
+    """Return a command for the record, with values of secret variables hidden where they stand in it."""
+    hidden = [value for name, value in env.items() if is_secret_name(name) and len(value) >= 8]
+    shown = []
+    for word in command:
+        for value in hidden:
+            word = word.replace(value, "(hidden)")
+        shown.append(word)
+    return shown
+
+
+def _write_whole(path: Path, data: bytes) -> None:
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    with contextlib.suppress(OSError):
+        draft.write_bytes(data)
+        draft.replace(path)

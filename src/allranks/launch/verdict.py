@@ -1,0 +1,226 @@
+"""Who failed first: from the ends of all workers of a job to one verdict. Pure; the agent feeds it and obeys it.
+
+A group fails all at once: one rank breaks, and the others die of the lost connection, sometimes sooner than the one
+that broke (its `finally` closes the group, and its interpreter takes its time to leave). So the ends are divided in
+primary ones (an exception of the user's, an exit code, a signal) and secondary ones (a lost connection, a collective
+that waited in vain), and the earliest primary end is the culprit, whenever it was noticed.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Sequence
+
+from allranks.model.errors import Exit, exit_for_signal
+from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
+from allranks.wire.protocol import Member, WorkerEnd
+
+SETTLE_S = 1.5
+"""How long a victim's failure waits for the culprit's: rank 0.02 to 0.46 s were seen between them with Gloo."""
+
+_SECONDARY = re.compile(
+    r"Connection closed by peer"
+    r"|Connection reset by peer"
+    r"|Connection refused"
+    r"|Broken pipe"
+    r"|Application timeout caused pair closure"
+    r"|Timed out waiting \d+ms for (?:recv|send) operation"
+    r"|wait timeout after \d+ms"
+    r"|init_process_group waited"
+    r"|[Ss]ocket has timed out"
+    r"|recvValue failed|sendBytes failed|Failed to recv, got 0 bytes"
+    r"|connectFullMesh failed"
+    r"|ncclRemoteError|NCCL communicator was aborted|[Ww]atchdog caught collective operation timeout"
+)
+"""What torch says when another rank is the reason. Source: texts of torch 2.13 with Gloo, measured; NCCL's from
+torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp 2.13."""
+
+_FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
+_LIBRARY = re.compile(r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib[/\\]python3\.\d+[/\\]|^<frozen ")
+
+
+def is_failure(end: WorkerEnd) -> bool:
+    """Whether a worker ended badly by itself."""
+    return end.exit_code != 0 and not end.ended_by_us
+
+
+def is_secondary(end: WorkerEnd) -> bool:
+    """Whether a worker only says that another one was lost."""
+    if end.exit_code < 0 or end.could_not_start:
+        return False
+    return bool(_SECONDARY.search(end.message or end.stderr_tail or ""))
+
+
+class Ledger:
+    """All ends of a job's workers so far; says when to stop the rest, and what it came to.
+
+    Args:
+        members: the nodes and their ranks.
+    """
+
+    def __init__(self, members: Sequence[Member]) -> None:
+        self._members = members
+        self._world_size = sum(member.num_workers for member in members)
+        self._failures: list[WorkerEnd] = []
+        self._exited: dict[int, float] = {}
+        self._lost_nodes: list[tuple[str, str]] = []
+        self._first_failure_s: float | None = None
+        self._num_ended = 0
+
+    def add_failure(self, end: WorkerEnd, now_s: float) -> None:
+        """A worker ended badly; `end.time_s` is on the same clock as `now_s`."""
+        self._num_ended += 1
+        if is_failure(end):
+            self._failures.append(end)
+            if self._first_failure_s is None:
+                self._first_failure_s = now_s
+
+    def add_exit(self, rank: int, now_s: float) -> None:
+        """A worker ended with 0."""
+        self._num_ended += 1
+        self._exited[rank] = now_s
+
+    def add_lost_node(self, node: str, reason: str) -> None:
+        """The agent of a node is gone."""
+        self._lost_nodes.append((node, reason))
+
+    @property
+    def is_all_well(self) -> bool:
+        """Whether every worker ended with 0."""
+        return len(self._exited) == self._world_size
+
+    def should_stop(self, now_s: float) -> bool:
+        """Whether the rest is to be ended now. One failed worker ends the job; a worker that ends with 0 does not."""
+        if self._lost_nodes or self.is_all_well or self._num_ended == self._world_size:
+            return True
+        if self._first_failure_s is None:
+            return False
+        return not all(map(is_secondary, self._failures)) or now_s - self._first_failure_s >= SETTLE_S
+
+    def settles_at_s(self) -> float | None:
+        """When `should_stop` may change by itself."""
+        return None if self._first_failure_s is None else self._first_failure_s + SETTLE_S
+
+    def verdict(self, job: str, attempt: int) -> Verdict:
+        """Return what it came to: one culprit, the others are its victims."""
+        if self.is_all_well:
+            return Verdict(job=job, attempt=attempt, exit_code=Exit.OK)
+        primary = sorted((end for end in self._failures if not is_secondary(end)), key=lambda end: end.time_s)
+        if primary:
+            finding, exit_code = self._finding_of(primary[0]), _exit_code_of(primary[0])
+        elif self._lost_nodes:
+            finding, exit_code = self._finding_of_lost_node(*self._lost_nodes[0]), int(Exit.NODE_FAULT)
+        elif self._failures:
+            finding, exit_code = self._finding_of_victims(), int(Exit.USER_CODE)
+        else:
+            return Verdict(job=job, attempt=attempt, exit_code=Exit.UNKNOWN)
+        return Verdict(job=job, attempt=attempt, exit_code=exit_code, findings=(finding,))
+
+    def _finding_of(self, end: WorkerEnd) -> Finding:
+        cause, message, fix = _describe(end)
+        return Finding(
+            cause=cause,
+            severity=Severity.FAIL,
+            confidence=Confidence.CERTAIN,
+            node=end.node,
+            ranks=(end.rank,),
+            message=message,
+            evidence=_evidence(end),
+            fix=fix,
+            victims=self._victims({end.rank}),
+        )
+
+    def _finding_of_lost_node(self, node: str, reason: str) -> Finding:
+        ranks = tuple(
+            rank
+            for member in self._members
+            if member.name == node
+            for rank in range(member.first_rank, member.first_rank + member.num_workers)
+        )
+        return Finding(
+            cause="AR012 node-failure",
+            severity=Severity.FAIL,
+            confidence=Confidence.LIKELY,
+            node=node,
+            ranks=ranks,
+            message="its agent is gone: the node failed, or something ended the agent there",
+            evidence=(Evidence(seen=reason),),
+            fix=f"look at {node} (is it up? dmesg, the end of its SLURM log) and start again without it",
+            victims=self._victims(set(ranks)),
+        )
+
+    def _finding_of_victims(self) -> Finding:
+        first = min(self._failures, key=lambda end: end.time_s)
+        early = {rank: time_s for rank, time_s in self._exited.items() if time_s < first.time_s}
+        if early:
+            rank = min(early, key=lambda rank: early[rank])
+            ago_s = first.time_s - early[rank]
+            return Finding(
+                cause="AR407 dead-rank",
+                severity=Severity.FAIL,
+                confidence=Confidence.LIKELY,
+                node=self._node_of(rank),
+                ranks=(rank,),
+                message=f"it left with exit code 0, {ago_s:.1f} s before rank {first.rank} lost its connection",
+                evidence=_evidence(first),
+                fix="every rank must run the same number of steps: look at how the data is divided",
+                victims=self._victims(set(early)),
+            )
+        return Finding(
+            cause="AR490 collective-timeout",
+            severity=Severity.FAIL,
+            confidence=Confidence.UNDECIDED,
+            node=first.node,
+            ranks=(first.rank,),
+            message="it was the first to lose the others; no rank says why",
+            evidence=_evidence(first),
+            victims=self._victims({first.rank}),
+        )
+
+    def _node_of(self, rank: int) -> str | None:
+        return next((m.name for m in self._members if m.first_rank <= rank < m.first_rank + m.num_workers), None)
+
+    def _victims(self, culprits: set[int]) -> tuple[int, ...]:
+        return tuple(rank for rank in range(self._world_size) if rank not in culprits and rank not in self._exited)
+
+
+def _describe(end: WorkerEnd) -> tuple[str, str, str | None]:
+    """Cause, one line, and what to do about it."""
+    if end.could_not_start:
+        return "AR401 missing-rank", f"could not be started: {end.message}", None
+    if end.exit_code < 0:
+        signum = -end.exit_code
+        name = signal.Signals(signum).name if signum in signal.valid_signals() else f"signal {signum}"
+        fixes: dict[int, str] = {
+            signal.SIGKILL: "often the kernel out of memory: dmesg -T | grep -i 'killed process'",
+            signal.SIGSEGV: "a crash in native code: run with PYTHONFAULTHANDLER=1 to see where",
+            signal.SIGABRT: "native code gave up: its last words are in the log",
+            signal.SIGBUS: "often a full /dev/shm: df -h /dev/shm",
+        }
+        return "AR407 dead-rank", f"killed by {name} (signal {signum}), not by allranks", fixes.get(signum)
+    if end.message:
+        where = _user_frame(end.traceback)
+        first_line = end.message.strip().partition("\n")[0]
+        return "AR590 user-code-error", f"{first_line}{f' ({where})' if where else ''}", None
+    return "AR590 user-code-error", f"ended with exit code {end.exit_code}", None
+
+
+def _evidence(end: WorkerEnd) -> tuple[Evidence, ...]:
+    seen = end.traceback or (end.stderr_tail if not end.could_not_start else None)
+    return (Evidence(seen=seen.rstrip(), source=end.stderr_path),) if seen else ()
+
+
+def _user_frame(traceback: str | None) -> str | None:
+    """The last frame in a file that is no library's: `train.py:41 in load_batch`."""
+    frames = [match for match in _FRAME.finditer(traceback or "") if not _LIBRARY.search(match["file"])]
+    if not frames:
+        return None
+    last = frames[-1]
+    return f"{last['file'].rpartition('/')[2]}:{last['line']} in {last['function']}"
+
+
+def _exit_code_of(end: WorkerEnd) -> int:
+    if end.could_not_start:
+        return Exit.SETUP
+    return exit_for_signal(-end.exit_code) if end.exit_code < 0 else Exit.USER_CODE

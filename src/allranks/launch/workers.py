@@ -1,0 +1,203 @@
+"""Worker processes: how they start, how their end is noticed, and how nothing of them stays behind.
+
+Every worker is a session of its own, so Ctrl-C in the terminal reaches the agent alone. Its output goes straight into
+files: no pipe that a dead agent could break or a slow terminal could fill. A pidfd per worker tells of its end. The
+agent is the reaper of whatever its workers leave (PR_SET_CHILD_SUBREAPER), and workers die with the agent
+(PR_SET_PDEATHSIG, which is why they must be forked from the main thread).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from allranks.wire.protocol import WorkerEnd
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+"""Source: linux/prctl.h."""
+
+STDERR_TAIL_BYTES = 4096
+TRACEBACK_LIMIT = 32_000
+
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def become_subreaper() -> None:
+    """Adopt the orphans of this process's descendants, so that they can be ended with the rest."""
+    _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+@dataclass(slots=True)
+class Worker:
+    """One training process, one rank."""
+
+    rank: int
+    local_rank: int
+    node: str
+    out_path: Path
+    err_path: Path
+    error_file: Path
+    process: subprocess.Popen[bytes] | None = None
+    pidfd: int = -1
+    end: WorkerEnd | None = None
+    """Set once it has ended."""
+    told_to_end: bool = False
+    out_start: int = field(default=0)
+    """Where this start's output begins in files that an earlier one already wrote."""
+    err_start: int = field(default=0)
+
+    @property
+    def pid(self) -> int | None:
+        """Process id, None where it could not be started."""
+        return self.process.pid if self.process else None
+
+    def start(self, command: Sequence[str], env: Mapping[str, str], *, pass_fds: Sequence[int] = ()) -> None:
+        """Start it; where that fails, `end` says why.
+
+        Raises:
+            OSError: its output files cannot be written.
+        """
+        agent_pid = os.getpid()
+
+        def die_with_agent() -> None:
+            _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != agent_pid:  # the agent died between fork and prctl
+                os._exit(128 + signal.SIGKILL)
+
+        self.error_file.unlink(missing_ok=True)
+        with self.out_path.open("ab") as out, self.err_path.open("ab") as err:
+            self.out_start, self.err_start = out.tell(), err.tell()
+            try:
+                self.process = subprocess.Popen(
+                    list(command),
+                    env=dict(env),
+                    stdout=out,
+                    stderr=err,
+                    start_new_session=True,
+                    pass_fds=tuple(pass_fds),
+                    preexec_fn=die_with_agent,
+                )
+            except (OSError, subprocess.SubprocessError) as exc:
+                reason = f"{command[0]}: {exc.strerror if isinstance(exc, OSError) else exc}"
+                self.end = self._as_end(127, time.time(), message=reason, could_not_start=True)
+                return
+        self.pidfd = os.pidfd_open(self.process.pid)
+
+    def reap(self) -> WorkerEnd:
+        """Collect a worker whose pidfd became readable: how it ended, and what it left about why."""
+        assert self.process is not None
+        now_s = time.time()
+        exit_code = self.process.wait()
+        os.close(self.pidfd)
+        self.pidfd = -1
+        message, trace, raised_s = _read_error_file(self.error_file) if exit_code else (None, None, None)
+        self.end = self._as_end(exit_code, raised_s or now_s, message=message, traceback=trace)
+        return self.end
+
+    def signal_tree(self, signum: int) -> None:
+        """Send a signal to the worker and everything in its session's process group."""
+        if self.process is None or self.end is not None:
+            return
+        self.told_to_end = True
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signum)
+
+    def _as_end(
+        self,
+        exit_code: int,
+        time_s: float,
+        *,
+        message: str | None = None,
+        traceback: str | None = None,
+        could_not_start: bool = False,
+    ) -> WorkerEnd:
+        return WorkerEnd(
+            rank=self.rank,
+            local_rank=self.local_rank,
+            node=self.node,
+            exit_code=exit_code,
+            time_s=time_s,
+            ended_by_us=self.told_to_end,
+            message=message,
+            traceback=traceback,
+            stderr_tail=_read_tail(self.err_path, self.err_start) if exit_code else None,
+            stderr_path=str(self.err_path),
+            could_not_start=could_not_start,
+        )
+
+
+def left_behind() -> list[int]:
+    """Pids of descendants of this process that are still there (not zombies)."""
+    import psutil
+
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process.pid)
+    return found
+
+
+def end_left_behind(grace_s: float) -> list[str]:
+    """End descendants that outlived their worker: SIGTERM, and SIGKILL after the grace.
+
+    Returns:
+        Their names and pids, `wandb-service (pid 812)`, empty when there were none.
+    """
+    import psutil
+
+    orphans = psutil.Process().children(recursive=True)
+    names = []
+    for process in orphans:
+        with contextlib.suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                names.append(f"{process.name()} (pid {process.pid})")
+                process.terminate()
+    for process in psutil.wait_procs(orphans, timeout=grace_s)[1]:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(orphans, timeout=1)
+    return names
+
+
+def _read_error_file(path: Path) -> tuple[str | None, str | None, float | None]:
+    """Message, traceback and time of the exception that `@record` or the hook wrote down, as far as they are there."""
+    try:
+        record = json.loads(path.read_bytes())["message"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None, None, None
+    if isinstance(record, str):
+        return record[:TRACEBACK_LIMIT], None, None
+    if not isinstance(record, dict):
+        return None, None, None
+    extra = record.get("extraInfo") or {}
+    trace = extra.get("py_callstack")
+    time_s = extra.get("time_s")
+    message = record.get("message")
+    return (
+        str(message)[:TRACEBACK_LIMIT] if message else None,
+        str(trace)[-TRACEBACK_LIMIT:] if trace else None,
+        float(time_s) if isinstance(time_s, int | float) else None,
+    )
+
+
+def _read_tail(path: Path, start: int) -> str | None:
+    """The last lines this worker wrote to stderr."""
+    try:
+        with path.open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(start, size - STDERR_TAIL_BYTES))
+            data = file.read()
+    except OSError:
+        return None
+    text = data.decode(errors="replace").strip()
+    return text or None

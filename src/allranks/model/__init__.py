@@ -1,0 +1,1 @@
+"""The ground: data and pure functions. No I/O, no clock, no torch."""

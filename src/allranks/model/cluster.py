@@ -1,0 +1,124 @@
+"""The cluster as its owners describe it in cluster.toml: frozen data, units in names.
+
+    >>> cluster = Cluster(node=(Node(name="node01", address="192.168.20.11"),))
+    >>> cluster.find_node("192.168.20.11").name, cluster.network.port
+    ('node01', 29500)
+
+Nothing here checks anything: `config` builds these from a file and refuses what is wrong in it. None means that
+the file does not say, so that the value is measured or left to whoever decides it now.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from ipaddress import ip_address
+
+import msgspec
+
+
+class Backend(StrEnum):
+    """What carries the collectives."""
+
+    AUTO = "auto"
+    """NCCL where every rank has a GPU, else Gloo."""
+    NCCL = "nccl"
+    GLOO = "gloo"
+
+
+class ClusterTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Table [cluster]: the cluster as a whole."""
+
+    name: str | None = None
+    """What reports call the cluster. Nothing depends on it, so there is no default."""
+
+
+class NetworkTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Table [network]: the network that carries gradients."""
+
+    data: str | None = None
+    """Subnet that carries gradients, such as 192.168.20.0/24; each node's data interface is found from it.
+
+    Not said by default: it is measured. A wrong one finds no interface, or puts gradients on a slow network.
+    """
+    port: int = 29500
+    """Preferred TCP port of the leader, 1 to 65535. The default is torchrun's, the one that firewalls most likely let
+    through. Where it is in use the leader takes another one; where a firewall closes it no node reaches the leader."""
+    infiniband: bool | None = None
+    """Whether NCCL may use InfiniBand or RoCE; false sets NCCL_IB_DISABLE=1.
+
+    Not said by default: NCCL decides. False on a cluster that has it costs most of the bandwidth; true promises
+    what broken verbs do not keep.
+    """
+
+
+class TrainTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Table [train]: the process group."""
+
+    backend: Backend = Backend.AUTO
+    """What carries the collectives. The default fits both kinds of nodes; nccl fails on a rank without a GPU, and
+    gloo moves GPU tensors through host memory."""
+    timeout_s: float = 600.0
+    """Seconds until torch gives a collective up. The default is torch's for NCCL, here for Gloo also (its own is 1800).
+    Too short kills slow checkpoints, too long leaves a hanging job running where the guard cannot tell."""
+
+
+class GuardTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Table [guard]: how long the agents wait before they give a verdict."""
+
+    join_s: float = 60.0
+    """Seconds that the roll call waits for all nodes. The default suits hundreds of nodes that start Python from a
+    cold NFS; too short names healthy nodes as missing."""
+    gone_s: float = 10.0
+    """Seconds of silence on two paths before a node is called gone. The default outlasts a short network outage; too
+    short ends jobs over a hiccup, too long holds up recovery."""
+    hang_s: float = 600.0
+    """Seconds without progress before a merely slow rank is ended. The default leaves room for a long evaluation or
+    checkpoint; too short ends honest work, too long burns the GPU hours of all the others."""
+
+
+class SlurmTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Table [slurm]: what goes into the sbatch script."""
+
+    partition: str | None = None
+    """Partition, or several with commas, as behind `sbatch --partition`. Not said by default: SLURM takes its own."""
+    time: str | None = None
+    """Time limit as behind `sbatch --time`: 90 (minutes), 02:00:00 or 1-00. Not said by default: the partition's.
+    Too short ends the job early, too long makes it wait longer in the queue."""
+
+
+class Node(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One [[node]]: a host that jobs may run on."""
+
+    name: str
+    """Name as SLURM and `hostname` have it. Under another one the node is not found, and its facts are not checked."""
+    address: str
+    """IPv4 or IPv6 address on the data network. A wrong one makes the leader there unreachable."""
+    interface: str | None = None
+    """Data interface, such as ens1f1. Not said by default: found from network.data or the address, else checked
+    against it. A wrong one is refused on the node."""
+    gpus: int | None = None
+    """GPUs that jobs may use. Not said by default: counted on the node. Too many is reported as missing GPUs."""
+
+
+class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """All of cluster.toml; every table is optional, and so is the file."""
+
+    cluster: ClusterTable = ClusterTable()
+    network: NetworkTable = NetworkTable()
+    train: TrainTable = TrainTable()
+    guard: GuardTable = GuardTable()
+    slurm: SlurmTable = SlurmTable()
+    node: tuple[Node, ...] = ()
+    """In the order of the file, no name or address twice. Empty by default: SLURM says which nodes a job has."""
+
+    def find_node(self, name_or_address: str) -> Node | None:
+        """Returns the node with this name or address, None where the file lists none; addresses match in any spelling.
+
+        >>> Cluster(node=(Node(name="a", address="fd00::1"),)).find_node("FD00:0::1").name
+        'a'
+        """
+        try:
+            wanted = str(ip_address(name_or_address))
+        except ValueError:
+            wanted = name_or_address
+        return next((node for node in self.node if wanted in (node.name, node.address)), None)

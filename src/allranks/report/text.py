@@ -1,0 +1,112 @@
+"""Verdicts and tables as people read them: culprit first, evidence, fix; ASCII where the terminal is no UTF-8."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import IO
+
+from allranks.model.finding import Confidence, Finding, Verdict
+from allranks.model.setting import Setting
+
+EVIDENCE_LINES = 24
+"""More lines of a traceback are cut in the middle; the file has them all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Style:
+    """What the terminal can show."""
+
+    is_unicode: bool
+    has_colour: bool
+    width: int
+
+    @classmethod
+    def of(cls, stream: IO[str]) -> Style:
+        """Find out what a stream can show; NO_COLOR is honoured (no-color.org)."""
+        import os
+
+        encoding = (getattr(stream, "encoding", None) or "ascii").lower().replace("-", "")
+        has_colour = stream.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+        return cls(encoding.startswith("utf"), has_colour, shutil.get_terminal_size((100, 24)).columns)
+
+    def mark(self, unicode: str, ascii_mark: str) -> str:
+        """The mark that this terminal can show."""
+        return unicode if self.is_unicode else ascii_mark
+
+    def paint(self, text: str, code: str) -> str:
+        """Colour the text (an SGR code, `31` is red), where colours are shown."""
+        return f"\x1b[{code}m{text}\x1b[0m" if self.has_colour else text
+
+
+def render_verdict(verdict: Verdict, style: Style) -> str:
+    """Return the text of all findings, without a final newline; empty when all is well."""
+    return "\n\n".join(render_finding(finding, style) for finding in verdict.findings)
+
+
+def render_finding(finding: Finding, style: Style) -> str:
+    """Return one finding: the culprit's line, what happened, what was seen, what to do, who waited."""
+    separator = style.mark(" · ", " - ")
+    who = separator.join(filter(None, [finding.node, _fold_ranks(finding.ranks)]))
+    head = f"{style.mark('✗', 'x')} {finding.cause}   {who}"
+    confidence = str(finding.confidence)
+    gap = max(3, min(style.width, 100) - len(head) - len(confidence))
+    colour = "33;1" if finding.confidence is Confidence.UNDECIDED else "31;1"
+    lines = [style.paint(head, colour) + " " * gap + style.paint(confidence, "2"), f"  {_clean(finding.message)}"]
+    for evidence in finding.evidence:
+        seen = [line for line in _clean(evidence.seen).splitlines() if line.strip(" ^~")]
+        lines += _hang("seen", _cut(seen, style), style)
+        if evidence.source:
+            lines += _hang("log", [evidence.source], style)
+    if finding.fix:
+        lines += _hang("fix", [finding.fix], style)
+    if finding.victims:
+        lines.append(f"  others waited for it or were ended: {_fold_ranks(finding.victims)}")
+    return "\n".join(lines)
+
+
+def render_settings(settings: Sequence[Setting], style: Style) -> str:
+    """Return settings as an aligned table: name, value, reason, source."""
+    rows = [(setting.name, _clean(setting.value), setting.reason, f"({setting.source})") for setting in settings]
+    widths = [min(40, max((len(row[column]) for row in rows), default=0)) for column in range(3)]
+    return "\n".join(
+        f"{row[0]:<{widths[0]}}  {style.paint(f'{row[1]:<{widths[1]}}', '1')}  {row[2]:<{widths[2]}}  "
+        f"{style.paint(row[3], '2')}".rstrip()
+        for row in rows
+    )
+
+
+def say(text: str) -> None:
+    """Write one line of allranks' own to standard error."""
+    print(f"allranks: {text}", file=sys.stderr, flush=True)
+
+
+def _fold_ranks(ranks: Iterable[int]) -> str:
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and runs[-1][1] == rank - 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    text = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    is_many = len(runs) > 1 or (runs and runs[0][0] != runs[0][1])
+    return f"rank{'s' if is_many else ''} {text}" if text else ""
+
+
+def _hang(label: str, lines: Sequence[str], style: Style) -> list[str]:
+    first, *rest = lines or [""]
+    return [f"  {style.paint(f'{label:<5}', '2')}{first}", *(f"       {line}".rstrip() for line in rest)]
+
+
+def _cut(lines: list[str], style: Style) -> list[str]:
+    if len(lines) <= EVIDENCE_LINES:
+        return lines
+    dots = f"{style.mark('…', '...')} {len(lines) - EVIDENCE_LINES + 1} lines"
+    return [*lines[:4], dots, *lines[-(EVIDENCE_LINES - 5) :]]
+
+
+def _clean(text: str) -> str:
+    """Without control characters a log could smuggle into the terminal; newlines and tabs stay."""
+    return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)

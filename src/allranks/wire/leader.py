@@ -1,0 +1,124 @@
+"""The leader: how it takes a port and says where it is, and how the other agents find it.
+
+The leader binds a port on its own node and keeps the socket: the roll call is held on it, and then it is handed to rank
+0's worker, whose store listens on it. So one open port is enough, nobody computes a port from a job id, and between
+bind and use it is never free for others. Where the leader is, is told by its announcement in the run directory and by
+hints (an endpoint flag, the first node of the step). A hint is only believed after the handshake (wire.handshake).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from allranks.model.errors import SetupError
+
+PORTS_TRIED = 16
+"""The leader takes the first free port from the preferred one on; who looks for it tries as many."""
+
+ANNOUNCEMENT = "leader.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """A place where the leader may be."""
+
+    host: str
+    port: int
+    source: str
+
+    def __str__(self) -> str:
+        """`host:port`, brackets around IPv6."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+class Announcement(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the leader of a job listens."""
+
+    job: str
+    attempt: int
+    host: str
+    addresses: tuple[str, ...]
+    port: int
+
+
+def bind_port(preferred: int, *, tries: int = PORTS_TRIED) -> socket.socket:
+    """Bind and listen on the preferred port, or on the next free one; on all addresses, IPv4 and IPv6.
+
+    Args:
+        preferred: 1 to 65535, or 0 for any free port.
+        tries: how many ports from the preferred one on.
+    Raises:
+        SetupError: none of them is free.
+    """
+    last = min(preferred + tries - 1, 65535) if preferred else 0
+    for port in range(preferred, last + 1):
+        with contextlib.suppress(OSError):
+            return _listen(port)
+    raise SetupError(f"ports {preferred} to {last} are all in use or forbidden; name a free one with --master-port")
+
+
+def _listen(port: int) -> socket.socket:
+    # A dual-stack socket where the machine has IPv6: clients may resolve localhost to ::1.
+    backlog = 4096  # the kernel caps it at net.core.somaxconn; every rank of the job connects at once
+    with contextlib.suppress(OSError):
+        sock = socket.socket(socket.AF_INET6)
+        try:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            return _bound(sock, ("::", port), backlog)
+        except OSError:
+            sock.close()
+            raise
+    sock = socket.socket(socket.AF_INET)
+    try:
+        return _bound(sock, ("0.0.0.0", port), backlog)
+    except OSError:
+        sock.close()
+        raise
+
+
+def _bound(sock: socket.socket, address: tuple[str, int], backlog: int) -> socket.socket:
+    # Without SO_REUSEADDR the connections of the last job would block the port for a minute (TIME_WAIT).
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    sock.bind(address)
+    sock.listen(backlog)
+    return sock
+
+
+def announce(directory: Path, announcement: Announcement) -> None:
+    """Write where the leader is into the run directory, whole or not at all."""
+    draft = directory / f".{ANNOUNCEMENT}.{os.getpid()}"
+    draft.write_bytes(msgspec.json.encode(announcement))
+    draft.replace(directory / ANNOUNCEMENT)
+
+
+def read_announcement(directory: Path) -> Announcement | None:
+    """Return what the leader wrote, or None where nothing readable is there (yet)."""
+    try:
+        return msgspec.json.decode((directory / ANNOUNCEMENT).read_bytes(), type=Announcement)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+        return None
+
+
+def collect_hints(directory: Path, *, job: str, endpoints: Sequence[Hint]) -> list[list[Hint]]:
+    """Return where to look for the leader, best first, in groups: a group is one host, its ports in order.
+
+    Args:
+        directory: the job's run directory; other nodes may or may not see it.
+        job: an announcement of another job is passed over.
+        endpoints: what flags and scheduler say.
+    """
+    groups: list[list[Hint]] = []
+    found = read_announcement(directory)
+    if found is not None and found.job == job:
+        groups += [[Hint(address, found.port, source=ANNOUNCEMENT)] for address in found.addresses]
+    for endpoint in endpoints:
+        ports = range(endpoint.port, min(endpoint.port + PORTS_TRIED, 65536))
+        groups.append([Hint(endpoint.host, port, endpoint.source) for port in ports])
+    return groups

@@ -1,0 +1,303 @@
+"""The wire format: what two agents say to each other, and how it is framed.
+
+A connection carries frames. A frame is a 4-byte big-endian length and that many bytes of MessagePack, one message
+each. A frame longer than MAX_FRAME_BYTES ends the connection. Who speaks when:
+
+    leader                                     agent
+    Hello   version, job, nonce          -->
+                                         <--   Join     version, job, nonce, proof, card
+    Welcome proof, or Refused reason     -->            (the agent now believes that this is its leader)
+            ... until every node is here ...
+    Plan    who is which rank, the store -->            (agents start their workers)
+                                         <--   Failed   a worker of mine ended badly        (any number)
+                                         <--   Exited   a worker of mine ended well         (any number)
+                                         <--   Interrupted  somebody told me to stop
+    Stop                                 -->            (agents end their workers)
+                                         <--   Stopped  they have ended
+    Goodbye the exit code, one line      -->            (instead of a Plan, too, when it cannot begin)
+
+The leader speaks first because the port it listens on is handed to torch's TCPStore later, and a TCPStore waits for
+its client: whoever connects and hears no Hello within HANDSHAKE_S has not found a leader. Hello and Join never change
+their first two fields, so that two versions can name each other. `proof` is an HMAC-SHA256 with the job's key over the
+other side's nonce and the rest of the message (wire.secret): both sides prove that they know the key, and neither can
+be replayed.
+
+Limits: handshake 2 s; a silent connection is dead after `gone_s` (TCP keepalive and TCP_USER_TIMEOUT); IPv4 and IPv6.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+import msgspec
+
+from allranks.model.errors import WireError
+
+PROTOCOL = 1
+MAX_FRAME_BYTES = 4 << 20
+HANDSHAKE_S = 2.0
+
+_LENGTH = struct.Struct(">I")
+
+
+class Card(msgspec.Struct, frozen=True, kw_only=True):
+    """What one agent says of its node."""
+
+    host: str
+    pid: int
+    node_index: int | None
+    """None where nobody said it; the leader then counts in order of arrival."""
+    num_workers: int
+    num_gpus: int
+    address: str | None = None
+    """Address on the data network, where cluster.toml names one."""
+    problem: str | None = None
+    """Why this node cannot take part: one line. The leader then stops everybody."""
+    problem_exit: int = 0
+
+
+class Member(msgspec.Struct, frozen=True, kw_only=True):
+    """One node of the group as the leader put it together."""
+
+    name: str
+    """Host name, made unique where two agents share a host."""
+    first_rank: int
+    num_workers: int
+    host: str
+
+
+class WorkerEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """How one worker ended, as its agent saw it."""
+
+    rank: int
+    local_rank: int
+    node: str
+    exit_code: int
+    """As subprocess has it: negative is a signal."""
+    time_s: float
+    """Seconds since the epoch: of the exception where the worker recorded one, else of the exit."""
+    ended_by_us: bool = False
+    """The agent had already told it to end."""
+    message: str | None = None
+    """`ValueError: batch 17 has no label`, where it is known."""
+    traceback: str | None = None
+    stderr_tail: str | None = None
+    stderr_path: str | None = None
+    could_not_start: bool = False
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
+    """The leader's first words."""
+
+    protocol: int
+    version: str
+    job: str
+    nonce: bytes
+
+
+class Join(msgspec.Struct, frozen=True, kw_only=True, tag="join"):
+    """An agent asks to be let in."""
+
+    protocol: int
+    version: str
+    job: str
+    attempt: int | None
+    nonce: bytes
+    card: Card
+    proof: bytes = b""
+
+
+class Welcome(msgspec.Struct, frozen=True, kw_only=True, tag="welcome"):
+    """The leader lets an agent in, and proves itself."""
+
+    proof: bytes = b""
+
+
+class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
+    """The leader does not let an agent in."""
+
+    reason: str
+    is_final: bool
+    """False where another listener of the same job may be the right one (it is of another job)."""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
+    """Everybody is here: who is which rank, and where the store is."""
+
+    members: tuple[Member, ...]
+    node_index: int
+    attempt: int
+    store_address: str
+    store_port: int
+    backend: str
+    backend_reason: str
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+    """A worker ended badly."""
+
+    end: WorkerEnd
+    age_s: float
+    """How long ago, by the sender's clock: the leader's clock need not agree with it."""
+
+
+class Exited(msgspec.Struct, frozen=True, kw_only=True, tag="exited"):
+    """A worker ended with 0."""
+
+    rank: int
+
+
+class Interrupted(msgspec.Struct, frozen=True, kw_only=True, tag="interrupted"):
+    """Somebody told this agent to stop."""
+
+    signum: int
+
+
+class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
+    """End your workers now."""
+
+    signum: int
+    """The signal to begin with."""
+
+
+class Stopped(msgspec.Struct, frozen=True, kw_only=True, tag="stopped"):
+    """My workers have all ended."""
+
+
+class Goodbye(msgspec.Struct, frozen=True, kw_only=True, tag="goodbye"):
+    """Exit with this code."""
+
+    exit_code: int
+    summary: str
+    """One line for nodes whose terminal is not the leader's; empty when all is well."""
+
+
+Message = Hello | Join | Welcome | Refused | Plan | Failed | Exited | Interrupted | Stop | Stopped | Goodbye
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+
+
+def encode_frame(message: Message) -> bytes:
+    """Return a message as one frame.
+
+    Raises:
+        WireError: the message is longer than MAX_FRAME_BYTES.
+    """
+    payload = _encoder.encode(message)
+    if len(payload) > MAX_FRAME_BYTES:
+        raise WireError(f"a {type(message).__name__} of {len(payload)} bytes is longer than {MAX_FRAME_BYTES}")
+    return _LENGTH.pack(len(payload)) + payload
+
+
+def decode_frames(buffer: bytearray, *, at_most: int | None = None) -> list[Message]:
+    """Take complete frames out of the buffer, all or `at_most`; an incomplete one stays in it.
+
+    Raises:
+        WireError: the bytes are no frames of ours.
+    """
+    messages: list[Message] = []
+    while len(buffer) >= _LENGTH.size and (at_most is None or len(messages) < at_most):
+        (length,) = _LENGTH.unpack_from(buffer)
+        if length > MAX_FRAME_BYTES:
+            raise WireError(f"a frame of {length} bytes, at most {MAX_FRAME_BYTES} are allowed: not an allranks peer")
+        if len(buffer) < _LENGTH.size + length:
+            break
+        payload = bytes(buffer[_LENGTH.size : _LENGTH.size + length])
+        del buffer[: _LENGTH.size + length]
+        try:
+            messages.append(_decoder.decode(payload))
+        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
+            raise WireError(f"a frame that is no message of ours: {exc}") from exc
+    return messages
+
+
+class Connection:
+    """Frames over one TCP connection. Owns the socket; never blocks after the handshake.
+
+    `send` queues and writes what the kernel takes; the owner's selector calls `flush` while `has_unsent`.
+    """
+
+    def __init__(self, sock: socket.socket, *, peer: str, received: bytes = b"") -> None:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.sock = sock
+        self.peer = peer
+        self._received = bytearray(received)
+        self._unsent = bytearray()
+
+    def fileno(self) -> int:
+        """File descriptor, for a selector."""
+        return self.sock.fileno()
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether bytes wait for the kernel to take them."""
+        return bool(self._unsent)
+
+    def send(self, message: Message) -> None:
+        """Queue a message and write what the kernel takes now.
+
+        Raises:
+            ConnectionError: the connection is gone.
+        """
+        self._unsent += encode_frame(message)
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what the kernel takes now.
+
+        Raises:
+            ConnectionError: the connection is gone.
+        """
+        while self._unsent:
+            try:
+                del self._unsent[: self.sock.send(self._unsent)]
+            except BlockingIOError:
+                return
+            except OSError as exc:
+                raise ConnectionError(f"{self.peer}: {exc.strerror}") from exc
+
+    def receive(self) -> list[Message]:
+        """Return the messages that have arrived.
+
+        Raises:
+            ConnectionError: the other side closed, or is gone.
+            WireError: what arrived is no message of ours.
+        """
+        is_closed = False
+        while True:
+            try:
+                data = self.sock.recv(1 << 16)
+            except BlockingIOError:
+                break
+            except OSError as exc:
+                raise ConnectionError(f"{self.peer}: {exc.strerror}") from exc
+            if not data:
+                is_closed = True
+                break
+            self._received += data
+        messages = decode_frames(self._received)
+        if is_closed and not messages:
+            raise ConnectionError(f"{self.peer} closed the connection")
+        return messages
+
+    def expect_alive_within(self, gone_s: float) -> None:
+        """Have the kernel end the connection after so many seconds without an answer from the other machine.
+
+        Source: tcp(7), TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_KEEPCNT, TCP_USER_TIMEOUT.
+        """
+        interval_s = max(1, round(gone_s / 5))
+        for option, value in (
+            (socket.TCP_KEEPIDLE, interval_s),
+            (socket.TCP_KEEPINTVL, interval_s),
+            (socket.TCP_KEEPCNT, 4),
+            (socket.TCP_USER_TIMEOUT, round(gone_s * 1000)),
+        ):
+            self.sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+    def close(self) -> None:
+        """Close the socket; safe to call twice."""
+        self.sock.close()

@@ -1,0 +1,109 @@
+"""The job's key: where it comes from, and how two agents prove to each other that they have it.
+
+The group of a job is closed. The key comes from the first of: $ALLRANKS_SECRET; a 0600 file in the run directory,
+which all nodes of a SLURM job share; the name that the user gave the group with `--rdzv-id`, as weak as that name is
+public. Where there is none of them the group is open, and the caller says so. A one-machine run speaks with nobody and
+needs none.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from allranks.model.errors import SetupError
+from allranks.wire.protocol import Card
+
+SECRET_VARIABLE = "ALLRANKS_SECRET"  # noqa: S105  (a name, not a secret)
+NONCE_BYTES = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Secret:
+    """The job's key and where it came from. Never printed."""
+
+    key: bytes
+    source: str
+
+    def __repr__(self) -> str:
+        """Without the key."""
+        return f"Secret(source={self.source!r})"
+
+
+def secret_from_env(env: Mapping[str, str]) -> Secret | None:
+    """Return the key that `submit` or the user put into the environment, if any."""
+    value = env.get(SECRET_VARIABLE)
+    return Secret(value.encode(), f"${SECRET_VARIABLE}") if value else None
+
+
+def secret_from_name(rdzv_id: str | None) -> Secret | None:
+    """Return a key made of the group's name: it keeps neighbours apart, not attackers."""
+    return Secret(f"allranks rdzv-id {rdzv_id}".encode(), "--rdzv-id") if rdzv_id else None
+
+
+OPEN_GROUP = Secret(b"allranks open group", "none")
+
+
+def create_secret_file(path: Path) -> Secret:
+    """Write a new key that only this user can read; the leader calls it. An older one is replaced at once.
+
+    Raises:
+        SetupError: the directory cannot be written.
+    """
+    key = secrets.token_hex(32)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+            file.write(key)
+        draft.replace(path)
+    except OSError as exc:
+        raise SetupError(f"{path}: {exc.strerror}; the run directory must be writable, see --log-dir") from exc
+    return Secret(key.encode(), str(path))
+
+
+def read_secret_file(path: Path) -> Secret | None:
+    """Return the key the leader wrote, or None while it is not there.
+
+    Raises:
+        SetupError: others could read or replace the file.
+    """
+    try:
+        status = path.stat()
+        key = path.read_text()
+    except OSError:
+        return None
+    if status.st_uid not in (os.geteuid(), 0) or status.st_mode & 0o077:
+        raise SetupError(f"{path}: owner {status.st_uid}, mode {status.st_mode & 0o777:o}; expected mine and 0600")
+    return Secret(key.encode(), str(path))
+
+
+def fresh_nonce() -> bytes:
+    """Return bytes that were never used before."""
+    return secrets.token_bytes(NONCE_BYTES)
+
+
+def join_proof(secret: Secret, *, leader_nonce: bytes, nonce: bytes, job: str, card: Card) -> bytes:
+    """HMAC by which an agent proves that it is of this job, bound to the card it hands in."""
+    return _hmac(secret, b"join", leader_nonce, nonce, job.encode(), msgspec.msgpack.encode(card))
+
+
+def welcome_proof(secret: Secret, *, leader_nonce: bytes, nonce: bytes) -> bytes:
+    """HMAC by which the leader proves that it is of this job."""
+    return _hmac(secret, b"welcome", leader_nonce, nonce)
+
+
+def is_same_proof(left: bytes, right: bytes) -> bool:
+    """Compare in constant time."""
+    return hmac.compare_digest(left, right)
+
+
+def _hmac(secret: Secret, *parts: bytes) -> bytes:
+    # Length-prefixed, so that two lists of parts never look alike.
+    text = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
+    return hmac.digest(secret.key, text, "sha256")

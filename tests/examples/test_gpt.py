@@ -1,0 +1,58 @@
+"""Does examples/gpt/train.py run alone and with two ranks, learn, stop when told, and report its figures?"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.torch
+
+TRAIN = Path(__file__).parents[2] / "examples" / "gpt" / "train.py"
+LAUNCHER_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "SLURM_", "MASTER_", "TORCHELASTIC_")
+TINY = ["--layers=1", "--heads=2", "--width=32", "--context=32", "--batch-size=8", "--max-bytes=400000", "--json"]
+
+
+def run(*command: object) -> subprocess.CompletedProcess[str]:
+    env = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER_NAMES)}
+    env |= {"GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, *map(str, command)]
+    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=60)
+
+
+def test_two_ranks_learn_and_report_their_figures():
+    result = run("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", TRAIN, *TINY, "--steps=60")
+    assert result.returncode == 0, result.stderr
+    losses = [float(loss) for loss in re.findall(r"^step +\d+   loss (\d+\.\d+)", result.stdout, re.MULTILINE)]
+    assert losses[0] == 5.545  # ln 256: an even guess
+    assert losses[-1] < 4.5
+    assert re.search(r"^validation [4-7]\.\d+ bits per byte after 60 steps$", result.stdout, re.MULTILINE)
+    figures = json.loads(result.stdout.splitlines()[-1])
+    assert (figures["steps"], figures["world_size"], figures["backend"]) == (60, 2, "gloo")
+    assert figures["tokens_per_s"] > 0
+    assert figures["loss"] < 4.5
+
+
+def test_it_stops_alone_when_its_seconds_are_over():
+    result = run(TRAIN, *TINY, "--steps=1000000", "--seconds=1", "--log-every=5")
+    assert result.returncode == 0, result.stderr
+    figures = json.loads(result.stdout.splitlines()[-1])
+    assert 1 < figures["seconds"] < 10
+    assert 1 < figures["steps"] < 1_000_000
+    assert figures["world_size"] == 1
+
+
+def test_equal_seeds_give_equal_losses():
+    first, second = (run(TRAIN, *TINY, "--steps=3", "--seed=7") for _ in range(2))
+    assert json.loads(first.stdout.splitlines()[-1])["loss"] == json.loads(second.stdout.splitlines()[-1])["loss"]
+
+
+def test_heads_must_divide_the_width():
+    result = run(TRAIN, "--width=100", "--heads=3")
+    assert result.returncode == 2
+    assert "--width 100 is not a multiple of --heads 3" in result.stderr

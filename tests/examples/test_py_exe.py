@@ -1,0 +1,166 @@
+"""Does examples/six-node/py_exe.py run under every launcher, learn, prove its result, and fail in bounded time?"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import inspect
+import os
+import re
+import runpy
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.torch
+
+SIX_NODE = Path(__file__).parents[2] / "examples" / "six-node"
+PY_EXE = SIX_NODE / "py_exe.py"
+LAUNCHER_NAMES = ("RANK", "WORLD_SIZE", "LOCAL_", "GROUP_", "ROLE_", "SLURM_", "MASTER_", "TORCHELASTIC_")
+
+
+def clean_env(**extra: object) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(LAUNCHER_NAMES)}
+    return {**kept, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"} | {k: str(v) for k, v in extra.items()}
+
+
+def run(*command: object, **env: object) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *map(str, command)]
+    return subprocess.run(command, env=clean_env(**env), capture_output=True, text=True, timeout=60)
+
+
+def torchrun(num_ranks: int, *command: object) -> subprocess.CompletedProcess[str]:
+    return run("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", num_ranks, *command)
+
+
+def find_free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return server.getsockname()[1]
+
+
+def read_accuracy(output: str) -> float:
+    return float(re.search(r"^held-out accuracy (\d\.\d\d) on 88 patients$", output, re.MULTILINE)[1])
+
+
+def read_difference(output: str) -> float:
+    line = r"^same weights as one process: largest difference (\S+) \(limit 1e-5\)$"
+    return float(re.search(line, output, re.MULTILINE)[1])
+
+
+def test_the_data_are_the_published_442_patients():
+    text = (SIX_NODE / "diabetes.csv").read_bytes()
+    rows = list(csv.DictReader(text.decode().splitlines()))
+    assert list(rows[0]) == ["age", "sex", "bmi", "bp", "s1", "s2", "s3", "s4", "s5", "s6", "progression"]
+    assert len(rows) == 442
+    assert list(rows[0].values()) == ["59", "2", "32.1", "101", "157", "93.2", "38", "4", "4.8598", "87", "151"]
+    assert statistics.median(int(row["progression"]) for row in rows) == 140.5
+    assert sum(int(row["progression"]) for row in rows) == 67243
+    assert sum(int(row["age"]) for row in rows) == 21445
+    assert hashlib.sha256(text).hexdigest() in (SIX_NODE / "DATA.md").read_text()
+
+
+def test_the_names_and_signatures_of_the_reference_program():
+    names = runpy.run_path(str(PY_EXE), run_name="py_exe")
+    assert list(inspect.signature(names["setup"]).parameters)[:4] == [
+        "rank",
+        "world_size",
+        "master_addr",
+        "master_port",
+    ]
+    assert not inspect.signature(names["cleanup"]).parameters
+    assert not inspect.signature(names["main"]).parameters
+    shapes = [tuple(weight.shape) for weight in names["SimpleModel"]().parameters()]
+    assert shapes == [(50, 10), (50,), (2, 50), (2,)]
+
+
+def test_torchrun_wins_over_srun():
+    find_rank = runpy.run_path(str(PY_EXE), run_name="py_exe")["find_rank"]
+    slurm = {"SLURM_PROCID": "5", "SLURM_NTASKS": "11", "SLURM_LOCALID": "1", "SLURM_STEP_TASKS_PER_NODE": "2(x5),1"}
+    torchrun = {"RANK": "7", "WORLD_SIZE": "12", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "4"}
+    assert find_rank({}) == (0, 1, 0, 1)
+    assert find_rank(slurm) == (5, 11, 1, 2)
+    assert find_rank(slurm | torchrun) == (7, 12, 3, 4)
+
+
+def test_it_learns_alone():
+    result = run(PY_EXE, "--check")
+    assert result.returncode == 0, result.stderr
+    assert read_accuracy(result.stdout) >= 0.70
+    assert read_difference(result.stdout) <= 1e-5
+
+
+def test_three_ranks_with_unequal_last_batches_equal_one_process():
+    result = torchrun(3, PY_EXE, "--batch-size", 7, "--check")  # 118 patients a rank: 16 batches of 7, one of 6
+    assert result.returncode == 0, result.stderr
+    assert read_accuracy(result.stdout) >= 0.70
+    assert "\nsame weights on every rank\n" in result.stdout
+    assert read_difference(result.stdout) <= 1e-5
+
+
+def test_plain_srun_forms_the_group_from_slurm_variables():
+    env = {"SLURM_NTASKS": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": find_free_port()}
+    command = [sys.executable, str(PY_EXE), "--epochs", "3", "--check"]
+    ranks = [
+        subprocess.Popen(
+            command,
+            env=clean_env(SLURM_PROCID=rank, SLURM_LOCALID=rank, **env),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in (1, 0)  # rank 0 starts last: the others wait for it to listen
+    ]
+    try:
+        (out_1, err_1), (out_0, err_0) = (rank.communicate(timeout=60) for rank in ranks)
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0, 0], err_0 + err_1
+    assert out_0.startswith("world size 2, gloo on cpu")
+    assert read_difference(out_0) <= 1e-5
+    assert out_1 == ""
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "message"),
+    [
+        ("num_replicas=world_size, rank=rank", "num_replicas=world_size, rank=0", "other weights than one process"),
+        ("F.cross_entropy(model(x_NM", "F.cross_entropy(model.module(x_NM", "other weights than rank 0's on ranks [1]"),
+    ],
+    ids=["every rank trains on the same patients", "gradients are not averaged"],
+)
+def test_the_check_sees_a_broken_training_loop(tmp_path, right, wrong, message):
+    source = PY_EXE.read_text()
+    assert right in source
+    broken = tmp_path / "py_exe.py"
+    broken.write_text(source.replace(right, wrong, 1))
+    result = torchrun(2, broken, "--epochs", 2, "--check", "--data", SIX_NODE / "diabetes.csv")
+    assert result.returncode != 0
+    assert message in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("rank", "reason"), [(1, "Connection refused"), (0, "1/2 clients joined")], ids=["rank 0 absent", "rank 1 absent"]
+)
+def test_an_absent_rank_ends_the_other_in_time_with_one_line(rank, reason):
+    port, start_s = find_free_port(), time.monotonic()
+    env = {"SLURM_PROCID": rank, "SLURM_NTASKS": 2, "SLURM_LOCALID": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    result = run(PY_EXE, "--init-timeout", 2, **env)
+    assert time.monotonic() - start_s < 30
+    assert result.returncode == 1
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1
+    assert result.stderr.startswith(f"rank {rank} of 2 on {socket.gethostname()}: no process group at 127.0.0.1:{port}")
+    assert reason in result.stderr
+    assert f"nc -vz 127.0.0.1 {port}" in result.stderr
+
+
+def test_several_ranks_without_an_address_are_a_usage_error():
+    result = run(PY_EXE, SLURM_PROCID=0, SLURM_NTASKS=6, SLURM_LOCALID=0)
+    assert result.returncode == 2
+    assert "6 ranks need MASTER_ADDR and MASTER_PORT" in result.stderr
