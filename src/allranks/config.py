@@ -10,11 +10,10 @@ Only the file is looked at: whether it fits this machine is decided where the ma
 
 from __future__ import annotations
 
-import difflib
 import re
 import tomllib
 from dataclasses import dataclass, field
-from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -45,7 +44,7 @@ class LoadedCluster:
 
     cluster: Cluster = field(default_factory=Cluster)
     origins: Mapping[str, str] = field(default_factory=dict)
-    """`network.port` -> `cluster.toml:12`, `node.node03.gpus` -> `cluster.toml:31`; what is at its default is not in it."""
+    """`network.port` -> `cluster.toml:12`, `node.node03.gpus` -> `cluster.toml:31`; a default has no entry."""
 
     def settings(self) -> tuple[Setting, ...]:
         """Every key with its value, what it is for, and its origin, in the order of the documentation."""
@@ -108,6 +107,7 @@ def parse_cluster(text: str, path: Path) -> LoadedCluster:
     Args:
         text: content of the file.
         path: what messages and origins call it.
+
     Raises:
         ConfigError: something in it is wrong.
     """
@@ -116,101 +116,81 @@ def parse_cluster(text: str, path: Path) -> LoadedCluster:
     if not document:
         raise ConfigError(f"{file}: says nothing: expected at least one table, for example [cluster] with a name")
     tables: dict[str, Any] = {}
-    for table, values in document.items():
-        if table == "node":
-            tables[table] = values
-        elif table in _TABLES:
-            _check_table_shape(file, table, values)
-            tables[table] = _TABLES[table](**_read_keys(f"{file}: [{table}]", table, values))
-        else:
-            _refuse_top_level(file, table, values)
-    if "node" in tables:
-        data = tables["network"].data if "network" in tables else None
-        tables["node"] = _read_nodes(file, tables["node"], data=data)
-    cluster = Cluster(**tables)
+    for name, values in document.items():
+        seen = _show_entry(name, values)
+        if name not in _KEYS:
+            what = "unknown table" if seen.startswith("[") else "key outside of a table"
+            raise ConfigError(f"{file}: {seen}: {what}, {_hint(name, _KEYS)}")
+        if not isinstance(values, list if name == "node" else dict):
+            expected = "[[node]], one for each node" if name == "node" else f"[{name}], once"
+            raise ConfigError(f"{file}: {seen}: expected {expected}")
+        if name != "node":
+            tables[name] = _TABLES[name](**_read_keys(f"{file}: [{name}]", name, values))
+    data = tables["network"].data if "network" in tables else None
+    cluster = Cluster(**tables, node=_read_nodes(file, document.get("node", []), data=data))
     return LoadedCluster(cluster, _origins(file, cluster, _find_lines(text)))
 
 
-# Values: each reader gives the clean value, or raises ValueError with what was expected where it knows better than
-# the table of keys below.
+# Values: a reader gives the clean value, None for one that is wrong, or raises _ExpectedError where it knows better
+# than the table of keys what was meant.
 
 
-def _integer(low: int, high: int) -> Callable[[object], int]:
-    def read(value: object) -> int:
-        if type(value) is not int or not low <= value <= high:  # type(): True is an int for isinstance
-            raise ValueError
-        return value
-
-    return read
+class _ExpectedError(Exception):
+    pass
 
 
-def _seconds(value: object) -> float:
-    if type(value) not in (int, float) or not 0 < value <= _YEAR_S:  # type: ignore[operator]
-        raise ValueError
-    return float(value)  # type: ignore[arg-type]
+def _integer(low: int, high: int) -> Callable[[Any], int | None]:
+    return lambda value: value if type(value) is int and low <= value <= high else None  # True is an int for isinstance
 
 
-def _boolean(value: object) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError
-    return value
+def _matching(pattern: str) -> Callable[[Any], str | None]:
+    return lambda value: value if isinstance(value, str) and re.fullmatch(pattern, value) else None
 
 
-def _matching(pattern: str) -> Callable[[object], str]:
-    compiled = re.compile(pattern)
-
-    def read(value: object) -> str:
-        if not isinstance(value, str) or not compiled.fullmatch(value):
-            raise ValueError
-        return value
-
-    return read
+def _seconds(value: Any) -> float | None:
+    return float(value) if type(value) in (int, float) and 0 < value <= _YEAR_S else None
 
 
-def _title(value: object) -> str:
-    if not isinstance(value, str) or not value.strip() or not value.isprintable() or len(value) > 64:
-        raise ValueError
-    return value
+def _boolean(value: Any) -> bool | None:
+    return value if isinstance(value, bool) else None
 
 
-def _backend(value: object) -> Backend:
-    if not isinstance(value, str) or value not in list(Backend):
-        raise ValueError
-    return Backend(value)
+def _backend(value: Any) -> Backend | None:
+    return next((backend for backend in Backend if backend == value), None)
 
 
-def _subnet(value: object) -> str:
+def _subnet(value: Any) -> str | None:
     if not isinstance(value, str) or not re.fullmatch(r"[0-9A-Fa-f:.]+/[0-9.]+", value):
-        raise ValueError
-    network = ip_network(value, strict=False)
-    if network.prefixlen == 0:
-        raise ValueError
-    if ip_address(value.split("/")[0]) != network.network_address:
-        raise ValueError(f'a network, did you mean "{network}"?')
-    return str(network)
+        return None
+    try:
+        network, address = ip_network(value, strict=False), ip_address(value.split("/")[0])
+    except ValueError:
+        return None
+    if network.prefixlen and address != network.network_address:
+        raise _ExpectedError(f'a network, did you mean "{network}"?')
+    return str(network) if network.prefixlen else None
 
 
-def _address(value: object) -> str:
+def _address(value: Any) -> str | None:
     if not isinstance(value, str) or not re.fullmatch(r"[0-9A-Fa-f:.]+(/[0-9]+)?", value):
-        raise ValueError
-    address = ip_address(value.split("/")[0])
-    if address.is_unspecified or address.is_multicast:
-        raise ValueError
+        return None
+    try:
+        address = ip_address(value.split("/")[0])
+    except ValueError:
+        return None
     if "/" in value:
-        raise ValueError(f'the address alone, did you mean "{address}"?')
-    return str(address)
+        raise _ExpectedError(f'the address alone, did you mean "{address}"?')
+    return None if address.is_unspecified or address.is_multicast else str(address)
 
 
-def _node_name(value: object) -> str:
-    if isinstance(value, str) and not is_host_name(value):
-        raise ValueError("one host name, not a host list: write a [[node]] for each" if set(value) & set("[],") else "")
-    if not isinstance(value, str):
-        raise ValueError
-    return value
+def _node_name(value: Any) -> str | None:
+    if isinstance(value, str) and set(value) & set("[],"):
+        raise _ExpectedError("one host name, not a host list: write a [[node]] for each")
+    return value if isinstance(value, str) and is_host_name(value) else None
 
 
 class _Key(NamedTuple):
-    read: Callable[[object], Any]
+    read: Callable[[Any], Any]
     expected: str
     doc: str
 
@@ -230,7 +210,11 @@ _TABLES = {
 
 _KEYS: dict[str, dict[str, _Key]] = {
     "cluster": {
-        "name": _Key(_title, 'a name of 1 to 64 printable characters, for example "six-node"', "what reports call it"),
+        "name": _Key(
+            _matching(r"[!-~]([ -~]{0,62}[!-~])?"),
+            'a name of 1 to 64 ASCII characters, such as "six-node"',
+            "what reports call it",
+        ),
     },
     "network": {
         "data": _Key(_subnet, 'a subnet, for example "192.168.20.0/24"', "the subnet that carries gradients"),
@@ -283,95 +267,57 @@ def _read_keys(where: str, table: str, values: Mapping[str, object]) -> dict[str
     for name, value in values.items():
         if name not in known:
             raise ConfigError(f"{where} {_show_key(name)} = {_show(value)}: unknown key, {_hint(name, known)}")
+        key = known[name]
         try:
-            clean[name] = known[name].read(value)
-        except ValueError as exc:
-            # ipaddress raises with texts of its own, which repeat the value; ours have no quotes around the key.
-            own = str(exc) if str(exc).startswith(_OWN_TEXTS) else known[name].expected
-            raise ConfigError(f"{where} {name} = {_show(value)}: expected {own}") from exc
+            clean[name], expected = key.read(value), key.expected
+        except _ExpectedError as exc:
+            clean[name], expected = None, str(exc)
+        if clean[name] is None:
+            raise ConfigError(f"{where} {name} = {_show(value)}: expected {expected}")
     return clean
 
 
-_OWN_TEXTS = ("a network, ", "the address alone, ", "one host name, ")
-
-
-def _read_nodes(file: str, values: object, *, data: str | None) -> tuple[Node, ...]:
-    if isinstance(values, dict):
-        raise ConfigError(f"{file}: [node]: expected [[node]], one for each node")
-    if not isinstance(values, list):
-        raise ConfigError(f"{file}: node = {_show(values)}: expected [[node]], one for each node")
+def _read_nodes(file: str, values: Sequence[object], *, data: str | None) -> tuple[Node, ...]:
     nodes: list[Node] = []
+    numbers: dict[str, int] = {}
+    owners: dict[str, str] = {}
     for number, value in enumerate(values, 1):
         if not isinstance(value, dict):
             raise ConfigError(f"{file}: [[node]] {number} = {_show(value)}: expected a table with name and address")
         name = value.get("name")
-        label = name if isinstance(name, str) and is_host_name(name) else number
-        where = f"{file}: [[node]] {label}"
+        where = f"{file}: [[node]] {name if isinstance(name, str) and is_host_name(name) else number}"
         clean = _read_keys(where, "node", value)
         for needed in ("name", "address"):
             if needed not in clean:
                 raise ConfigError(f"{where}: no {needed}: expected {_KEYS['node'][needed].expected}")
         if "interface" not in clean and data is None:
-            raise ConfigError(f"{where}: no interface and no [network] data: expected one of them, to find the other")
-        node = Node(**clean)
-        _check_place(where, node, nodes, _show(value["address"]), data=data)
+            raise ConfigError(f"{where}: no interface: expected one, or [network] data to find it by")
+        node, shown = Node(**clean), _show(value["address"])
+        if node.name in numbers:
+            raise ConfigError(f"{where}: listed twice, [[node]] {numbers[node.name]} and {number}: expected once")
+        if node.address in owners:
+            raise ConfigError(f"{where} address = {shown}: also of {owners[node.address]}: expected one of its own")
+        _check_place(f"{where} address = {shown}", node, first=nodes[0] if nodes else node, data=data)
+        numbers[node.name], owners[node.address] = number, node.name
         nodes.append(node)
-    _check_twice(file, nodes)
     return tuple(nodes)
 
 
-def _check_place(where: str, node: Node, before: Sequence[Node], shown: str, *, data: str | None) -> None:
-    """Refuses an address of another family than the rest, or outside of the data network."""
-    address = ip_address(node.address)
+def _check_place(where: str, node: Node, *, first: Node, data: str | None) -> None:
+    """Refuses an address outside of the data network or, where none is said, of another family than the first node's."""
+    address, other = ip_address(node.address), ip_address(first.address)
     if data is not None:
         network = ip_network(data)
-        if not _is_in(address, network):
-            family = "" if address.version == network.version else f"IPv{network.version} "
-            raise ConfigError(f'{where} address = {shown}: expected an {family}address in [network] data = "{data}"')
-    elif before and ip_address(before[0].address).version != address.version:
-        first = before[0]
-        version = ip_address(first.address).version
-        raise ConfigError(f'{where} address = {shown}: expected IPv{version} as for {first.name}, "{first.address}"')
+        if address not in network:
+            kind = "an address" if address.version == network.version else f"an IPv{network.version} address"
+            raise ConfigError(f'{where}: expected {kind} in [network] data = "{data}"')
+    elif address.version != other.version:
+        raise ConfigError(f'{where}: expected IPv{other.version} as for {first.name}, "{other}"')
 
 
-def _is_in(address: IPv4Address | IPv6Address, network: IPv4Network | IPv6Network) -> bool:
-    return address.version == network.version and address in network
+def _hint(name: str, known: Mapping[str, object]) -> str:
+    import difflib  # only here: agents start from a network file system
 
-
-def _check_twice(file: str, nodes: Sequence[Node]) -> None:
-    numbers: dict[str, int] = {}
-    owners: dict[str, str] = {}
-    for number, node in enumerate(nodes, 1):
-        if node.name in numbers:
-            seen = f'[[node]] {number} name = "{node.name}": also [[node]] {numbers[node.name]}'
-            raise ConfigError(f"{file}: {seen}: expected every node once")
-        if node.address in owners:
-            seen = f'[[node]] {node.name} address = "{node.address}": also of {owners[node.address]}'
-            raise ConfigError(f"{file}: {seen}: expected an address of its own")
-        numbers[node.name], owners[node.address] = number, node.name
-
-
-def _check_table_shape(file: str, table: str, values: object) -> None:
-    if isinstance(values, dict):
-        return
-    if _is_table_array(values):
-        raise ConfigError(f"{file}: [[{table}]]: expected [{table}], once")
-    raise ConfigError(f"{file}: {table} = {_show(values)}: expected a table, [{table}]")
-
-
-def _is_table_array(values: object) -> bool:
-    return isinstance(values, list) and bool(values) and all(isinstance(value, dict) for value in values)
-
-
-def _refuse_top_level(file: str, name: str, values: object) -> None:
-    shown = _show_key(name)
-    if isinstance(values, dict) or _is_table_array(values):
-        header = f"[{shown}]" if isinstance(values, dict) else f"[[{shown}]]"
-        raise ConfigError(f"{file}: {header}: unknown table, {_hint(name, [*_TABLES, 'node'])}")
-    raise ConfigError(f"{file}: {shown} = {_show(values)}: key outside of a table, {_hint(name, [*_TABLES, 'node'])}")
-
-
-def _hint(name: str, known: Sequence[str] | Mapping[str, object]) -> str:
     homes = [f"[[{table}]]" if table == "node" else f"[{table}]" for table, keys in _KEYS.items() if name in keys]
     if homes:
         return f"did you mean {homes[0]} {name}?"
@@ -477,6 +423,14 @@ def _show(value: object) -> str:
 
 def _show_key(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z0-9_-]{1,60}", name) else _show(name)
+
+
+def _show_entry(name: str, values: object) -> str:
+    """A top-level entry as one writes it: [name], [[name]] or name = value."""
+    if isinstance(values, dict):
+        return f"[{_show_key(name)}]"
+    is_array = isinstance(values, list) and values and all(isinstance(value, dict) for value in values)
+    return f"[[{_show_key(name)}]]" if is_array else f"{_show_key(name)} = {_show(values)}"
 
 
 def _plain(text: str) -> str:

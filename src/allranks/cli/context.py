@@ -1,4 +1,4 @@
-"""What several verbs need to know of where they are: the cluster file, the identity, this machine, and the plan of it."""
+"""What several verbs need to know first: the cluster file, the identity, this machine, and the plan that follows."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The machine's edge: the only readers of /proc, /sys and external tools. Each takes a root, so that tests feed trees."""
+"""The machine's edge: the only readers of /proc, /sys and external tools. They take a root: tests feed trees."""

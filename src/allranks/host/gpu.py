@@ -1,7 +1,7 @@
 """This machine's NVIDIA GPUs, from the driver's /proc tree: no torch, no NVML, nothing that can hang.
 
-SLURM sets CUDA_VISIBLE_DEVICES=0 also on nodes without a GPU where its `gres.conf` names a device file, so that variable
-only narrows what the driver lists, and never adds to it.
+SLURM sets CUDA_VISIBLE_DEVICES=0 also on nodes without a GPU where its `gres.conf` names a device file, so that
+variable only narrows what the driver lists, and never adds to it.
 """
 
 from __future__ import annotations

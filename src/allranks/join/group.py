@@ -65,7 +65,6 @@ def wrap(c10d: Any) -> None:
             backend = os.environ.get("ALLRANKS_BACKEND_CHOSEN")
         if timeout is None and (seconds := os.environ.get("ALLRANKS_TIMEOUT_S")):
             timeout = timedelta(seconds=float(seconds))
-        started_s = time.monotonic()
         try:
             init_process_group(backend, init_method, timeout, *args, **kwargs)
         except Exception as exc:
@@ -75,7 +74,7 @@ def wrap(c10d: Any) -> None:
             raise type(exc)(f"allranks: {explanation}\n{exc}") from exc
         _groups_formed += 1
         if _groups_formed == 1:
-            _say_all_up(c10d, time.monotonic() - started_s)
+            _say_all_up(c10d)
 
     rendezvous._create_c10d_store = create_store_with_arrival
     c10d.init_process_group = init_process_group_with_names
@@ -276,13 +275,14 @@ def _refuse_what_cannot_work(backend: str) -> None:
     raise RuntimeError(f"allranks: init_process_group asks for nccl, but {node} has {what}; use gloo here")
 
 
-def _say_all_up(c10d: ModuleType, took_s: float) -> None:
+def _say_all_up(c10d: ModuleType) -> None:
     if _env_int("RANK") == 0 and (_env_int("WORLD_SIZE") or 1) > 1:
         try:
             backend = c10d.get_backend()
         except Exception:
             backend = "?"
-        _say(f"all {os.environ['WORLD_SIZE']} ranks are up ({backend}, {took_s:.1f} s)")
+        took_s = time.time() - float(os.environ.get("ALLRANKS_STARTED_S") or time.time())
+        _say(f"all {os.environ['WORLD_SIZE']} ranks are up ({backend}), {took_s:.1f} s after the start")
 
 
 def _members() -> list[tuple[str, int, int]]:

@@ -4,7 +4,7 @@ One thread, one selector: pidfds of the workers, connections to the other agents
 between two waits. What a failure means for the others is decided in one place, by the leader's `Ledger`; every agent,
 the leader's own included, only reports ends to it and obeys its Stop.
 
-    gathering -> starting -> watching -> ending -> gone          (a Goodbye or a lost leader leads to ending from anywhere)
+    gathering -> starting -> watching -> ending -> gone     (a Goodbye or a lost leader: ending, from anywhere)
 
 Ending: the signal (SIGTERM, or what the user sent) goes to every worker's process group, SIGKILL after GRACE_S, and
 whatever they left behind is ended with them. A second Ctrl-C kills at once.
@@ -278,11 +278,11 @@ class Agent:
         for worker in self._workers:
             worker.signal_tree(self._stop_signal)
         kill_at_s = time.monotonic() + GRACE_S
-        notice_at_s = time.monotonic() + 1.0
+        notice_at_s: float | None = time.monotonic() + 1.0
         while (stubborn := self._still_running()) and time.monotonic() < kill_at_s:
             self._turn(PUMP_S)
-            if time.monotonic() >= notice_at_s:
-                notice_at_s = kill_at_s
+            if notice_at_s is not None and time.monotonic() >= notice_at_s:
+                notice_at_s = None
                 name = signal.Signals(self._stop_signal).name
                 ranks = ", ".join(str(worker.rank) for worker in stubborn)
                 self._say(f"rank {ranks} did not end on {name}; SIGKILL in {kill_at_s - time.monotonic():.0f} s")

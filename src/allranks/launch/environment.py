@@ -1,4 +1,4 @@
-"""What a worker gets in its environment: torchrun's variables, and the settings that keep a group alive, with reasons."""
+"""What a worker gets in its environment: torchrun's variables, and what keeps a group alive, each with its reason."""
 
 from __future__ import annotations
 

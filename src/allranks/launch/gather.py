@@ -113,9 +113,8 @@ def gather(
                 waited_s = now_s - started_s
                 if waited_s >= next_notice_s:
                     next_notice_s = waited_s * 2
-                    say(
-                        f"waiting {waited_s:.0f} s for {roster.missing()}; {len(roster.cards)} of {plan.num_nodes} are here"
-                    )
+                    here = f"{len(roster.cards)} of {plan.num_nodes} are here"
+                    say(f"waiting {waited_s:.0f} s for {roster.missing()}; {here}")
                 if now_s >= max(started_s + plan.cluster.guard.join_s, last_arrival_s + LAST_ARRIVAL_S):
                     if len(roster.cards) >= plan.min_nodes:
                         say(f"going on with {len(roster.cards)} nodes (--nnodes {plan.min_nodes}:{plan.num_nodes})")

@@ -54,7 +54,7 @@ from allranks.wire.secret import (
 )
 
 HOOK_PATH = Path(__file__).parent.parent / "join" / "site"
-SECRET_FILE = "secret"
+SECRET_FILE = "secret"  # noqa: S105  (a name, not a secret)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ def worker_command(request: Request) -> list[str]:
         return [program, *arguments]
     if request.is_module:
         # Where `python -m` looks: this directory first.
-        if PathFinder.find_spec(first.partition(".")[0], [os.getcwd(), *sys.path]) is None:
+        if PathFinder.find_spec(first.partition(".")[0], [str(Path.cwd()), *sys.path]) is None:
             raise UsageError(f"-m {first}: no such module in {sys.executable} or this directory")
         return [sys.executable, "-m", first, *arguments]
     if not Path(first).exists():
@@ -262,6 +262,8 @@ def _follow(
     deadline_s: float,
     is_quiet: bool = False,
 ) -> _Membership | Goodbye:
+    named = [plan.request.endpoint] if plan.request.endpoint else []
+
     def find_secret() -> Secret | None:
         return secret or read_secret_file(run_dir.path / SECRET_FILE)
 
@@ -270,7 +272,7 @@ def _follow(
             say(f"waiting {waited_s:.0f} s for the leader; {obstacle}")
 
     connection = seek_leader(
-        lambda: collect_hints(run_dir.path, job=plan.job, endpoints=plan.hints),
+        lambda: collect_hints(run_dir.path, job=plan.job, named=named, guessed=plan.guesses),
         job=plan.job,
         attempt=plan.attempt,
         secret=find_secret,
@@ -336,7 +338,10 @@ def _run_workers(
         listener.close()  # rank 0 binds the port itself; between here and there it is free for anybody
 
     base = {name: value for name, value in env.items() if name != SECRET_VARIABLE}
-    base |= {setting.name: setting.value for setting in settings} | {"ALLRANKS_AGENT_PID": str(os.getpid())}
+    base |= {setting.name: setting.value for setting in settings} | {
+        "ALLRANKS_AGENT_PID": str(os.getpid()),
+        "ALLRANKS_STARTED_S": str(time.time()),
+    }
     console = Console()
     workers = []
     for local_rank in range(me.num_workers):

@@ -71,7 +71,8 @@ class JobPlan:
     num_nodes: int
     num_workers: int
     port: int
-    hints: tuple[Hint, ...]
+    guesses: tuple[Hint, ...]
+    """Where the leader may be, from the scheduler."""
     data_interface: str | None
     """None: found from the path to the leader."""
     data_address: str | None
@@ -144,7 +145,7 @@ def plan_job(
         num_nodes=num_nodes,
         num_workers=num_workers,
         port=port,
-        hints=_hints(request, world, cluster, port),
+        guesses=_guesses(world, cluster, port),
         data_interface=interface,
         data_address=address,
         settings=tuple(settings),
@@ -289,8 +290,8 @@ def _port(request: Request, cluster: Cluster, origin: Mapping[str, str]) -> tupl
     return cluster.network.port, origin.get("network.port", "default")
 
 
-def _hints(request: Request, world: World, cluster: Cluster, port: int) -> tuple[Hint, ...]:
-    hints = [request.endpoint] if request.endpoint else []
+def _guesses(world: World, cluster: Cluster, port: int) -> tuple[Hint, ...]:
+    hints = []
     if world.launcher is Launcher.SLURM and world.hosts:
         first = cluster.find_node(world.hosts[0])
         if first is not None and first.address:

@@ -152,6 +152,19 @@ class Ledger:
 
     def _finding_of_victims(self) -> Finding:
         first = min(self._failures, key=lambda end: end.time_s)
+        if absent := _ranks_waited_for(first):
+            words = (first.message or "").partition("init_process_group waited ")[2].partition("; look at")[0]
+            return Finding(
+                cause="AR401 missing-rank",
+                severity=Severity.FAIL,
+                confidence=Confidence.CERTAIN,
+                node=self._node_of(absent[0]),
+                ranks=absent,
+                message="never came to init_process_group, though its process was running",
+                evidence=(Evidence(seen=f"rank {first.rank} waited {words}", source=first.stderr_path),),
+                fix="look at what it does before that line: its .out and .err lie beside the log",
+                victims=self._victims(set(absent)),
+            )
         early = {rank: time_s for rank, time_s in self._exited.items() if time_s < first.time_s}
         if early:
             rank = min(early, key=lambda rank: early[rank])
@@ -183,6 +196,17 @@ class Ledger:
 
     def _victims(self, culprits: set[int]) -> tuple[int, ...]:
         return tuple(rank for rank in range(self._world_size) if rank not in culprits and rank not in self._exited)
+
+
+def _ranks_waited_for(end: WorkerEnd) -> tuple[int, ...]:
+    """The ranks that join.group named as missing."""
+    waited = re.search(r"init_process_group waited \d+ s for ([^;]+);", end.message or "")
+    ranks: list[int] = []
+    for run in re.findall(r"ranks? ([\d,-]+) \(", waited[1] if waited else ""):
+        for part in run.split(","):
+            first, _, last = part.partition("-")
+            ranks += range(int(first), int(last or first) + 1)
+    return tuple(ranks)
 
 
 def _describe(end: WorkerEnd) -> tuple[str, str, str | None]:

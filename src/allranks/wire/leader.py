@@ -106,19 +106,22 @@ def read_announcement(directory: Path) -> Announcement | None:
         return None
 
 
-def collect_hints(directory: Path, *, job: str, endpoints: Sequence[Hint]) -> list[list[Hint]]:
+def collect_hints(directory: Path, *, job: str, named: Sequence[Hint], guessed: Sequence[Hint]) -> list[list[Hint]]:
     """Return where to look for the leader, best first, in groups: a group is one host, its ports in order.
 
     Args:
         directory: the job's run directory; other nodes may or may not see it.
         job: an announcement of another job is passed over.
-        endpoints: what flags and scheduler say.
+        named: what the user said; tried first.
+        guessed: what follows from the scheduler; tried after the announcement.
     """
-    groups: list[list[Hint]] = []
+    groups = [_ports_of(endpoint) for endpoint in named]
     found = read_announcement(directory)
     if found is not None and found.job == job:
         groups += [[Hint(address, found.port, source=ANNOUNCEMENT)] for address in found.addresses]
-    for endpoint in endpoints:
-        ports = range(endpoint.port, min(endpoint.port + PORTS_TRIED, 65536))
-        groups.append([Hint(endpoint.host, port, endpoint.source) for port in ports])
-    return groups
+    return groups + [_ports_of(endpoint) for endpoint in guessed]
+
+
+def _ports_of(endpoint: Hint) -> list[Hint]:
+    ports = range(endpoint.port, min(endpoint.port + PORTS_TRIED, 65536))
+    return [Hint(endpoint.host, port, endpoint.source) for port in ports]

@@ -32,7 +32,8 @@ def _enter() -> None:
 def _arm(path: str) -> None:
     # By path, not by name: the worker's Python may be another one, without allranks installed.
     spec = importlib.util.spec_from_file_location("_allranks_hook", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules["_allranks_hook"] = module
     spec.loader.exec_module(module)
