@@ -17,25 +17,17 @@ from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from allranks.model.cluster import (
-    Backend,
-    Cluster,
-    ClusterTable,
-    GuardTable,
-    NetworkTable,
-    Node,
-    SlurmTable,
-    TrainTable,
-)
+from msgspec.structs import replace
+
+from allranks.model.cluster import Backend, Cluster, Node
 from allranks.model.errors import ConfigError
 from allranks.model.hostlist import is_host_name
 from allranks.model.setting import Setting
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-FILE_NAME = "cluster.toml"
-ENV_NAME = "ALLRANKS_CLUSTER"
+    _Path = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,18 +40,14 @@ class LoadedCluster:
 
     def settings(self) -> tuple[Setting, ...]:
         """Every key with its value, what it is for, and its origin, in the order of the documentation."""
-        rows = [(table, table, getattr(self.cluster, table)) for table in _TABLES]
+        rows = [(table, table, getattr(self.cluster, table)) for table in _KEYS if table != "node"]
         rows += [(f"node.{node.name}", "node", node) for node in self.cluster.node]
-        return tuple(
-            Setting(
-                f"{prefix}.{name}",
-                _as_text(getattr(values, name)),
-                reason=key.doc,
-                source=self.origins.get(f"{prefix}.{name}", "default"),
-            )
-            for prefix, table, values in rows
-            for name, key in _KEYS[table].items()
-        )
+        settings: list[Setting] = []
+        for prefix, table, values in rows:
+            for key, (_, _, doc) in _KEYS[table].items():
+                name, value = f"{prefix}.{key}", _as_text(getattr(values, key))
+                settings.append(Setting(name, value, reason=doc, source=self.origins.get(name, "default")))
+        return tuple(settings)
 
 
 def find_cluster_file(explicit: str | Path | None, env: Mapping[str, str], cwd: Path) -> Path | None:
@@ -72,10 +60,9 @@ def find_cluster_file(explicit: str | Path | None, env: Mapping[str, str], cwd: 
         env: the process environment; an empty variable counts as unset.
         cwd: where to look last.
     """
-    named = explicit or env.get(ENV_NAME)
-    if named:
+    if named := explicit or env.get("ALLRANKS_CLUSTER"):
         return Path(named)
-    found = cwd / FILE_NAME
+    found = cwd / "cluster.toml"
     return found if found.exists() else None
 
 
@@ -90,9 +77,8 @@ def read_cluster(path: Path) -> LoadedCluster:
         content = path.read_bytes()
     except (OSError, ValueError) as exc:  # ValueError: a NUL in the path
         seen = (exc.strerror if isinstance(exc, OSError) else None) or str(exc)
-        raise ConfigError(
-            f"{file}: cannot be read: {_lower_first(seen)}: expected a file as `allranks init` writes"
-        ) from exc
+        what = f"cannot be read: {seen.lower()}: expected a file as `allranks init` writes"
+        raise ConfigError(f"{file}: {what}") from exc
     try:
         text = content.decode("utf-8-sig")  # editors on Windows put a byte order mark first
     except UnicodeDecodeError as exc:
@@ -111,7 +97,7 @@ def parse_cluster(text: str, path: Path) -> LoadedCluster:
     Raises:
         ConfigError: something in it is wrong.
     """
-    file = _plain(str(path))
+    file, text = _plain(str(path)), text.replace("\r\n", "\n")
     document = _load_toml(text, file)
     if not document:
         raise ConfigError(f"{file}: says nothing: expected at least one table, for example [cluster] with a name")
@@ -121,18 +107,20 @@ def parse_cluster(text: str, path: Path) -> LoadedCluster:
         if name not in _KEYS:
             what = "unknown table" if seen.startswith("[") else "key outside of a table"
             raise ConfigError(f"{file}: {seen}: {what}, {_hint(name, _KEYS)}")
-        if not isinstance(values, list if name == "node" else dict):
-            expected = "[[node]], one for each node" if name == "node" else f"[{name}], once"
-            raise ConfigError(f"{file}: {seen}: expected {expected}")
-        if name != "node":
-            tables[name] = _TABLES[name](**_read_keys(f"{file}: [{name}]", name, values))
+        if name == "node":
+            if not isinstance(values, list):
+                raise ConfigError(f"{file}: {seen}: expected [[node]], one for each node")
+        elif not isinstance(values, dict):
+            raise ConfigError(f"{file}: {seen}: expected [{name}], once")
+        else:
+            tables[name] = replace(getattr(Cluster(), name), **_read_keys(f"{file}: [{name}]", name, values))
     data = tables["network"].data if "network" in tables else None
     cluster = Cluster(**tables, node=_read_nodes(file, document.get("node", []), data=data))
-    return LoadedCluster(cluster, _origins(file, cluster, _find_lines(text)))
+    return LoadedCluster(cluster, _origins(file, document, _find_lines(text)))
 
 
-# Values: a reader gives the clean value, None for one that is wrong, or raises _ExpectedError where it knows better
-# than the table of keys what was meant.
+# Values: a reader gives the clean value. For a wrong one it gives None or raises ValueError (as ipaddress does), and
+# _ExpectedError where it knows better than the table of keys what was meant.
 
 
 class _ExpectedError(Exception):
@@ -162,10 +150,7 @@ def _backend(value: Any) -> Backend | None:
 def _subnet(value: Any) -> str | None:
     if not isinstance(value, str) or not re.fullmatch(r"[0-9A-Fa-f:.]+/[0-9.]+", value):
         return None
-    try:
-        network, address = ip_network(value, strict=False), ip_address(value.split("/")[0])
-    except ValueError:
-        return None
+    network, address = ip_network(value, strict=False), ip_address(value.split("/")[0])
     if network.prefixlen and address != network.network_address:
         raise _ExpectedError(f'a network, did you mean "{network}"?')
     return str(network) if network.prefixlen else None
@@ -174,10 +159,7 @@ def _subnet(value: Any) -> str | None:
 def _address(value: Any) -> str | None:
     if not isinstance(value, str) or not re.fullmatch(r"[0-9A-Fa-f:.]+(/[0-9]+)?", value):
         return None
-    try:
-        address = ip_address(value.split("/")[0])
-    except ValueError:
-        return None
+    address = ip_address(value.split("/")[0])
     if "/" in value:
         raise _ExpectedError(f'the address alone, did you mean "{address}"?')
     return None if address.is_unspecified or address.is_multicast else str(address)
@@ -197,30 +179,19 @@ class _Key(NamedTuple):
 
 _YEAR_S = 31_536_000
 _SECONDS = f"seconds above 0, at most {_YEAR_S} (a year), for example "
-_QUEUE = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
+_PARTITION = r"[A-Za-z0-9_][A-Za-z0-9_.-]*(,[A-Za-z0-9_][A-Za-z0-9_.-]*)*"
+# No character that NCCL_SOCKET_IFNAME or ip(8) gives a meaning; 15 is IFNAMSIZ less the final NUL.
+_INTERFACE = r"(?!\.{1,2}$)[A-Za-z0-9_.][A-Za-z0-9_.+-]{0,14}"
+_TITLE = r"[!-~]([ -~]{0,62}[!-~])?"
 _SLURM_TIME = r"[0-9]{1,6}(:[0-9]{1,2}){0,2}|[0-9]{1,4}-[0-9]{1,2}(:[0-9]{1,2}){0,2}"
-
-_TABLES = {
-    "cluster": ClusterTable,
-    "network": NetworkTable,
-    "train": TrainTable,
-    "guard": GuardTable,
-    "slurm": SlurmTable,
-}
 
 _KEYS: dict[str, dict[str, _Key]] = {
     "cluster": {
-        "name": _Key(
-            _matching(r"[!-~]([ -~]{0,62}[!-~])?"),
-            'a name of 1 to 64 ASCII characters, such as "six-node"',
-            "what reports call it",
-        ),
+        "name": _Key(_matching(_TITLE), '1 to 64 ASCII characters, for example "six-node"', "what reports call it"),
     },
     "network": {
         "data": _Key(_subnet, 'a subnet, for example "192.168.20.0/24"', "the subnet that carries gradients"),
-        "port": _Key(
-            _integer(1, 65535), "an integer from 1 to 65535, for example 29500", "the leader's preferred port"
-        ),
+        "port": _Key(_integer(1, 65535), "an integer from 1 to 65535, for example 29500", "the leader prefers it"),
         "infiniband": _Key(_boolean, "true or false", "whether NCCL may use InfiniBand; NCCL decides if not set"),
     },
     "train": {
@@ -233,29 +204,18 @@ _KEYS: dict[str, dict[str, _Key]] = {
         "hang_s": _Key(_seconds, _SECONDS + "600", "when a merely slow rank is ended"),
     },
     "slurm": {
-        "partition": _Key(
-            _matching(f"{_QUEUE}(,{_QUEUE})*"),
-            'a partition, for example "main"',
-            "where jobs go; SLURM's own if not set",
-        ),
-        "time": _Key(
-            _matching(_SLURM_TIME),
-            'a SLURM time in quotes: "90" (minutes), "02:00:00" or "1-00"',
-            "time limit of a job; the partition's if not set",
-        ),
+        "partition": _Key(_matching(_PARTITION), 'a partition, for example "main"', "where jobs are queued"),
+        "time": _Key(_matching(_SLURM_TIME), 'text such as "90" (minutes), "02:00:00" or "1-00"', "limit of a job"),
     },
     "node": {
         "name": _Key(_node_name, 'a host name, for example "node01"', "the name that SLURM and `hostname` have for it"),
         "address": _Key(_address, 'an IP address, for example "192.168.20.15"', "its address on the data network"),
         "interface": _Key(
-            # No character that NCCL_SOCKET_IFNAME or ip(8) gives a meaning; 15 is IFNAMSIZ less the final NUL.
-            _matching(r"(?!\.{1,2}$)[A-Za-z0-9_.][A-Za-z0-9_.+-]{0,14}"),
+            _matching(_INTERFACE),
             'an interface name of 1 to 15 letters, digits, "_", ".", "+" and "-", for example "ens1f1"',
             "its data interface; found from network.data if not set",
         ),
-        "gpus": _Key(
-            _integer(0, 1024), "an integer from 0 to 1024, for example 1", "GPUs for jobs; counted if not set"
-        ),
+        "gpus": _Key(_integer(0, 1024), "an integer from 0 to 1024, for example 1", "GPUs that jobs may use"),
     },
 }
 
@@ -267,11 +227,13 @@ def _read_keys(where: str, table: str, values: Mapping[str, object]) -> dict[str
     for name, value in values.items():
         if name not in known:
             raise ConfigError(f"{where} {_show_key(name)} = {_show(value)}: unknown key, {_hint(name, known)}")
-        key = known[name]
+        expected = known[name].expected
         try:
-            clean[name], expected = key.read(value), key.expected
+            clean[name] = known[name].read(value)
         except _ExpectedError as exc:
             clean[name], expected = None, str(exc)
+        except ValueError:
+            clean[name] = None
         if clean[name] is None:
             raise ConfigError(f"{where} {name} = {_show(value)}: expected {expected}")
     return clean
@@ -304,7 +266,7 @@ def _read_nodes(file: str, values: Sequence[object], *, data: str | None) -> tup
 
 
 def _check_place(where: str, node: Node, *, first: Node, data: str | None) -> None:
-    """Refuses an address outside of the data network or, where none is said, of another family than the first node's."""
+    """Refuses an address outside of the data network or, where none is said, of another family than the first one."""
     address, other = ip_address(node.address), ip_address(first.address)
     if data is not None:
         network = ip_network(data)
@@ -334,41 +296,28 @@ def _load_toml(text: str, file: str) -> dict[str, Any]:
     except RecursionError as exc:
         raise ConfigError(f"{file}: nested too deep: expected tables of plain values") from exc
     except ValueError as exc:  # TOMLDecodeError is one; so is what int() raises above 4300 digits
-        found = re.fullmatch(r"(.*) \(at line (\d+), column (\d+)\)", str(exc), re.DOTALL)
-        if found is None:
-            what = _lower_first(str(exc)).replace("(at end of document)", "at the end of the file")
-            raise ConfigError(f"{file}: {_shorten(_plain(what))}: expected TOML, texts in double quotes") from exc
-        what, line, column = _shorten(_plain(_lower_first(found[1]))), int(found[2]), found[3]
-        seen = _show(text.replace("\r\n", "\n").split("\n")[line - 1].strip())
-        message = f"{file}: line {line}, column {column}: {what} in {seen}: expected TOML, texts in double quotes"
-        raise ConfigError(message) from exc
+        found = re.fullmatch(r"(.*) \(at (?:line (\d+), column (\d+)|end of document)\)", str(exc), re.DOTALL)
+        what = found[1] if found else str(exc)
+        what, place = _shorten(_plain(what[:1].lower() + what[1:])), ": at the end" if found else ""
+        if found and found[2]:
+            line = text.split("\n")[int(found[2]) - 1].strip()
+            what, place = f"{what} in {_show(line)}", f": line {found[2]}, column {found[3]}"
+        raise ConfigError(f"{file}{place}: {what}: expected TOML, texts in double quotes") from exc
 
 
 _MAX_STATEMENT_LINES = 100
 
 
-def _find_lines(text: str) -> dict[tuple[str | int, ...], int]:
-    """Line of every value, ("node", 0, "name") -> 12, in a text that is valid TOML with tables one level deep.
+def _find_lines(text: str) -> dict[_Path, int]:
+    """Line of every value in a text that is a valid cluster.toml, ("node", 0, "name") -> 12.
 
     A statement is valid TOML on its own, and a part of one never is: lines are gathered until tomllib takes them.
     That is quadratic in the length of a statement, so the search ends at one of more than _MAX_STATEMENT_LINES;
     values from there on have no line.
     """
-    lines: dict[tuple[str | int, ...], int] = {}
-    table: tuple[str | int, ...] = ()
-    num_nodes, first, statement = 0, 1, ""
-
-    def note(path: tuple[str | int, ...], value: object) -> None:
-        if isinstance(value, dict):
-            for name, inner in value.items():
-                note((*path, name), inner)
-        elif isinstance(value, list):
-            for index, inner in enumerate(value):
-                note((*path, index), inner)
-        else:
-            lines[path] = first
-
-    for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), 1):
+    lines: dict[_Path, int] = {}
+    table, num_nodes, first, statement = "", 0, 1, ""
+    for number, line in enumerate(text.split("\n"), 1):
         first = first if statement else number
         statement += line + "\n"
         try:
@@ -378,21 +327,31 @@ def _find_lines(text: str) -> dict[tuple[str | int, ...], int]:
                 break
             continue
         if statement.lstrip().startswith("["):
-            name, value = next(iter(found.items()))
-            table = (name, num_nodes) if isinstance(value, list) else (name,)
-            num_nodes += isinstance(value, list)
+            table = next(iter(found))
+            num_nodes += table == "node"
+        elif table == "node":
+            lines |= {(table, num_nodes - 1, key): first for key in found}
         else:
-            note(table, found)
+            lines |= dict.fromkeys(_paths({table: found} if table else found), first)
         statement = ""
     return lines
 
 
-def _origins(file: str, cluster: Cluster, lines: Mapping[tuple[str | int, ...], int]) -> dict[str, str]:
-    origins: dict[str, str] = {}
-    for path, line in lines.items():
-        parts = [cluster.node[part].name if isinstance(part, int) else part for part in path]
-        origins[".".join(parts)] = f"{file}:{line}"
-    return origins
+def _paths(document: Mapping[str, Any]) -> Iterator[_Path]:
+    for table, values in document.items():
+        if table == "node":
+            yield from ((table, index, key) for index, node in enumerate(values) for key in node)
+        else:
+            yield from ((table, key) for key in values)
+
+
+def _origins(file: str, document: dict[str, Any], lines: Mapping[_Path, int]) -> dict[str, str]:
+    """Origin of every key of a valid document: file and line, or the file alone where the line was not found."""
+
+    def name(path: _Path) -> str:
+        return ".".join(document["node"][part]["name"] if isinstance(part, int) else part for part in path)
+
+    return {name(path): f"{file}:{lines[path]}" if path in lines else file for path in _paths(document)}
 
 
 # Text: whatever the file holds, a message stays one line of printable characters.
@@ -401,9 +360,9 @@ def _origins(file: str, cluster: Cluster, lines: Mapping[tuple[str | int, ...], 
 def _as_text(value: object) -> str:
     if value is None:
         return "not set"
-    if isinstance(value, bool):
-        return str(value).lower()
-    return f"{value:.10g}" if isinstance(value, float) else str(value)
+    return (
+        f"{value:.10g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
+    )
 
 
 def _show(value: object) -> str:
@@ -439,7 +398,3 @@ def _plain(text: str) -> str:
 
 def _shorten(text: str) -> str:
     return text if len(text) <= 120 else text[:120] + "..."
-
-
-def _lower_first(text: str) -> str:
-    return text[:1].lower() + text[1:]

@@ -55,13 +55,13 @@ def find_interface_of(address: str, interfaces: Sequence[Interface]) -> Interfac
     return next((nic for nic in interfaces if any(ip_address(own) == wanted for own in nic.addresses)), None)
 
 
-def is_local_host(host: str, interfaces: Sequence[Interface]) -> bool:
+def is_local_host(host: str) -> bool:
     """Whether a name or address leads to this machine; a name that does not resolve does not."""
     try:
         answers = socket.getaddrinfo(host, None, proto=socket.IPPROTO_TCP)
     except OSError:
         return False
-    own = {ip_address(address) for interface in interfaces for address in interface.addresses}
+    own = {ip_address(address) for interface in read_interfaces() for address in interface.addresses}
     return any(ip_address(str(answer[4][0]).partition("%")[0]) in own for answer in answers)
 
 

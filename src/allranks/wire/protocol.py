@@ -50,8 +50,6 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     """None where nobody said it; the leader then counts in order of arrival."""
     num_workers: int
     num_gpus: int
-    address: str | None = None
-    """Address on the data network, where cluster.toml names one."""
     problem: str | None = None
     """Why this node cannot take part: one line. The leader then stops everybody."""
     problem_exit: int = 0
@@ -230,6 +228,11 @@ class Connection:
     def fileno(self) -> int:
         """File descriptor, for a selector."""
         return self.sock.fileno()
+
+    @property
+    def own_address(self) -> str:
+        """This machine's address that the connection uses; the other side proved that it can be reached."""
+        return str(self.sock.getsockname()[0]).removeprefix("::ffff:").partition("%")[0]
 
     @property
     def has_unsent(self) -> bool:
