@@ -27,7 +27,7 @@ from allranks.model.setting import Setting
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    _Path = tuple[str | int, ...]
+    _KeyPath = tuple[str | int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,9 +76,8 @@ def read_cluster(path: Path) -> LoadedCluster:
     try:
         content = path.read_bytes()
     except (OSError, ValueError) as exc:  # ValueError: a NUL in the path
-        seen = (exc.strerror if isinstance(exc, OSError) else None) or str(exc)
-        what = f"cannot be read: {seen.lower()}: expected a file as `allranks init` writes"
-        raise ConfigError(f"{file}: {what}") from exc
+        seen = (getattr(exc, "strerror", None) or str(exc)).lower()
+        raise ConfigError(f"{file}: cannot be read: {seen}: expected a file as `allranks init` writes") from exc
     try:
         text = content.decode("utf-8-sig")  # editors on Windows put a byte order mark first
     except UnicodeDecodeError as exc:
@@ -256,9 +255,10 @@ def _read_nodes(file: str, values: Sequence[object], *, data: str | None) -> tup
             raise ConfigError(f"{where}: no interface: expected one, or [network] data to find it by")
         node, shown = Node(**clean), _show(value["address"])
         if node.name in numbers:
-            raise ConfigError(f"{where}: listed twice, [[node]] {numbers[node.name]} and {number}: expected once")
+            first = f"[[node]] {numbers[node.name]}"
+            raise ConfigError(f'{file}: [[node]] {number} name = "{node.name}": {first} has it: expected each once')
         if node.address in owners:
-            raise ConfigError(f"{where} address = {shown}: also of {owners[node.address]}: expected one of its own")
+            raise ConfigError(f"{where} address = {shown}: {owners[node.address]} has it: expected each once")
         _check_place(f"{where} address = {shown}", node, first=nodes[0] if nodes else node, data=data)
         numbers[node.name], owners[node.address] = number, node.name
         nodes.append(node)
@@ -297,7 +297,7 @@ def _load_toml(text: str, file: str) -> dict[str, Any]:
         raise ConfigError(f"{file}: nested too deep: expected tables of plain values") from exc
     except ValueError as exc:  # TOMLDecodeError is one; so is what int() raises above 4300 digits
         found = re.fullmatch(r"(.*) \(at (?:line (\d+), column (\d+)|end of document)\)", str(exc), re.DOTALL)
-        what = found[1] if found else str(exc)
+        what = found[1] if found else str(exc).split(";")[0]
         what, place = _shorten(_plain(what[:1].lower() + what[1:])), ": at the end" if found else ""
         if found and found[2]:
             line = text.split("\n")[int(found[2]) - 1].strip()
@@ -308,14 +308,14 @@ def _load_toml(text: str, file: str) -> dict[str, Any]:
 _MAX_STATEMENT_LINES = 100
 
 
-def _find_lines(text: str) -> dict[_Path, int]:
+def _find_lines(text: str) -> dict[_KeyPath, int]:
     """Line of every value in a text that is a valid cluster.toml, ("node", 0, "name") -> 12.
 
     A statement is valid TOML on its own, and a part of one never is: lines are gathered until tomllib takes them.
     That is quadratic in the length of a statement, so the search ends at one of more than _MAX_STATEMENT_LINES;
     values from there on have no line.
     """
-    lines: dict[_Path, int] = {}
+    lines: dict[_KeyPath, int] = {}
     table, num_nodes, first, statement = "", 0, 1, ""
     for number, line in enumerate(text.split("\n"), 1):
         first = first if statement else number
@@ -337,7 +337,7 @@ def _find_lines(text: str) -> dict[_Path, int]:
     return lines
 
 
-def _paths(document: Mapping[str, Any]) -> Iterator[_Path]:
+def _paths(document: Mapping[str, Any]) -> Iterator[_KeyPath]:
     for table, values in document.items():
         if table == "node":
             yield from ((table, index, key) for index, node in enumerate(values) for key in node)
@@ -345,10 +345,10 @@ def _paths(document: Mapping[str, Any]) -> Iterator[_Path]:
             yield from ((table, key) for key in values)
 
 
-def _origins(file: str, document: dict[str, Any], lines: Mapping[_Path, int]) -> dict[str, str]:
+def _origins(file: str, document: dict[str, Any], lines: Mapping[_KeyPath, int]) -> dict[str, str]:
     """Origin of every key of a valid document: file and line, or the file alone where the line was not found."""
 
-    def name(path: _Path) -> str:
+    def name(path: _KeyPath) -> str:
         return ".".join(document["node"][part]["name"] if isinstance(part, int) else part for part in path)
 
     return {name(path): f"{file}:{lines[path]}" if path in lines else file for path in _paths(document)}
@@ -358,11 +358,9 @@ def _origins(file: str, document: dict[str, Any], lines: Mapping[_Path, int]) ->
 
 
 def _as_text(value: object) -> str:
-    if value is None:
-        return "not set"
-    return (
-        f"{value:.10g}" if isinstance(value, float) else str(value).lower() if isinstance(value, bool) else str(value)
-    )
+    if isinstance(value, float):
+        return f"{value:.10g}"
+    return "not set" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _show(value: object) -> str:
@@ -373,7 +371,7 @@ def _show(value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, int):
-        return str(value) if abs(value) < 10**18 else _shorten(hex(value))  # str() refuses more than 4300 digits
+        return _shorten(str(value) if value.bit_length() < 10_000 else hex(value))  # str() refuses 4300 digits
     if isinstance(value, list):
         inner = ["..." if isinstance(item, list | dict) else _show(item) for item in value[:3]]
         return f"[{', '.join(inner)}{', ...' if len(value) > 3 else ''}]"
@@ -397,4 +395,4 @@ def _plain(text: str) -> str:
 
 
 def _shorten(text: str) -> str:
-    return text if len(text) <= 120 else text[:120] + "..."
+    return text if len(text) <= 80 else text[:80] + "..."

@@ -1,0 +1,60 @@
+# The two commands of the README are `make demo` and `make test`; each sets up what it needs in .venv.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# The lists that decide what is installed; a change to them installs anew.
+LISTS := pyproject.toml constraints.txt
+DEMO := allranks run --nproc-per-node 6 examples/six-node/py_exe.py --batch-size 8 --check
+
+.PHONY: help demo test lint bench clean
+
+help:
+	@echo "make demo    train a small model on real data with six ranks, and prove the result"
+	@echo "make test    all checks and tests (about 5 minutes on 2 cores)"
+	@echo "make lint    formatting, types, import contracts"
+	@echo "make bench   the measurements behind the README's claims"
+	@echo "make clean   remove .venv and caches"
+
+demo: $(VENV)/.torch
+	@echo "$$ $(DEMO)"
+	@$(BIN)/$(DEMO)
+	@echo
+	@echo "Next:  source $(VENV)/bin/activate, and then"
+	@echo "  allranks run --nproc-per-node 2 YOUR_SCRIPT.py      any script that torchrun runs"
+	@echo "  allranks env --explain                              every value it sets, and why"
+	@echo "  less runs/latest/attempt_0/*/rank_0.out             what rank 0 wrote; the other ranks lie beside it"
+	@echo "  README.md                                           several nodes, SLURM, cluster.toml"
+
+test: $(VENV)/.dev lint
+	$(BIN)/python -m pytest
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache >$(VENV)/lint-imports.log 2>&1 || { cat $(VENV)/lint-imports.log; exit 1; }
+
+bench: $(VENV)/.dev
+	$(BIN)/python benchmarks/bring_up.py
+	$(BIN)/python benchmarks/start_up.py
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("error: $(PYTHON) is Python %d.%d, allranks needs 3.11 or newer; name one: make PYTHON=python3.12" % sys.version_info[:2])'
+	@$(PYTHON) -c 'import venv, ensurepip' 2>/dev/null || { echo "error: $(PYTHON) has no venv module; on Debian or Ubuntu: apt-get install python3-venv"; exit 1; }
+	@echo "setting up $(VENV) (once)"
+	@$(PYTHON) -m venv $(VENV)
+
+# PyTorch alone is what the demo needs beside allranks itself.
+$(VENV)/.torch: $(VENV)/bin/python $(LISTS)
+	@echo "installing allranks and PyTorch into $(VENV) (once; PyTorch is some 200 MB)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[torch]'
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.torch
+	@echo "installing what the tests need into $(VENV) (once)"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,343 @@
+"""Does `allranks run` end with the first failure, name exactly that one, and say it alike in text, JSON and exit code?"""
+
+from __future__ import annotations
+
+import json
+import os
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Allranks
+
+NODE = {"SLURMD_NODENAME": "node07", "PYTHONIOENCODING": "utf-8", "COLUMNS": "80"}
+"""What makes the text of a report the same on every machine."""
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(textwrap.dedent(text).lstrip())
+    return path
+
+
+def read_verdict(tmp_path: Path) -> dict[str, Any]:
+    return json.loads((tmp_path / "runs/latest/attempt_0/verdict.json").read_text())
+
+
+def read_events(tmp_path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (tmp_path / "runs/latest/attempt_0/events.jsonl").read_text().splitlines()]
+
+
+def only_finding(tmp_path: Path) -> dict[str, Any]:
+    (finding,) = read_verdict(tmp_path)["findings"]
+    return finding
+
+
+def test_an_exception_is_reported_with_rank_node_line_traceback_and_victims(allranks: Allranks, tmp_path: Path):
+    script = write(
+        tmp_path / "train.py",
+        """
+        import os, time
+
+        def load_batch(rank):
+            if rank == 1:
+                raise ValueError("expected 4 columns, got 3")
+            time.sleep(30)
+
+        load_batch(int(os.environ["RANK"]))
+        """,
+    )
+    result = allranks("run", "--nproc-per-node", "4", "train.py", env=NODE, timeout_s=20)
+    log = f"runs/{(tmp_path / 'runs/latest').readlink()}/attempt_0/node07/rank_1.err"
+    report = f"""
+✗ AR590 user-code-error   node07 · rank 1                                certain
+  ValueError: expected 4 columns, got 3 (train.py:5 in load_batch)
+  seen Traceback (most recent call last):
+         File "{script}", line 8, in <module>
+           load_batch(int(os.environ["RANK"]))
+         File "{script}", line 5, in load_batch
+           raise ValueError("expected 4 columns, got 3")
+       ValueError: expected 4 columns, got 3
+  log  {log}
+  others waited for it or were ended: ranks 0,2-3
+"""
+    assert result.stderr.endswith(report)
+    assert result.stderr.count("AR590") == 1
+    assert result.returncode == 1
+    assert "ValueError: expected 4 columns, got 3" in (tmp_path / log).read_text()
+
+
+def test_the_report_is_ascii_where_the_terminal_is(allranks: Allranks, tmp_path: Path):
+    write(tmp_path / "train.py", "raise ValueError('caf\\u00e9')")
+    result = allranks("run", "train.py", env=NODE | {"PYTHONIOENCODING": "ascii"}, timeout_s=20)
+    assert "\nx AR590 user-code-error   node07 - rank 0    " in result.stderr
+    assert result.returncode == 1
+
+
+def test_verdict_and_events_agree_with_the_report(allranks: Allranks, tmp_path: Path):
+    write(tmp_path / "train.py", "import os, time\nif os.environ['RANK'] == '2': 1 / 0\ntime.sleep(30)\n")
+    result = allranks("run", "--nproc-per-node", "3", "train.py", env=NODE, timeout_s=20)
+    verdict, events = read_verdict(tmp_path), read_events(tmp_path)
+    finding = only_finding(tmp_path)
+    assert verdict["exit_code"] == result.returncode == 1
+    assert (finding["cause"], finding["node"], finding["ranks"]) == ("AR590 user-code-error", "node07", [2])
+    assert finding["message"] == "ZeroDivisionError: division by zero (train.py:2 in <module>)"
+    assert finding["message"] in result.stderr
+    assert finding["victims"] == [0, 1]
+    assert finding["evidence"][0]["seen"].splitlines()[-1] == "ZeroDivisionError: division by zero"
+    assert [event["event"] for event in events] == ["started", *["worker_ended"] * 3, "ended"]
+    assert {event["rank"]: (event["exit_code"], event["told"]) for event in events if "rank" in event} == {
+        2: (1, False),
+        0: (-15, True),
+        1: (-15, True),
+    }
+    assert events[1]["rank"] == 2
+    assert events[-1]["exit_code"] == 1
+    assert [event["time_s"] for event in events] == sorted(event["time_s"] for event in events)
+
+
+@pytest.mark.parametrize(
+    ("death", "exit_code", "cause", "message"),
+    [
+        ("os.kill(os.getpid(), 9)", 137, "AR407 dead-rank", "killed by SIGKILL (signal 9), not by allranks"),
+        ("os.kill(os.getpid(), 11)", 139, "AR407 dead-rank", "killed by SIGSEGV (signal 11), not by allranks"),
+        ("os.abort()", 134, "AR407 dead-rank", "killed by SIGABRT (signal 6), not by allranks"),
+        ("os.kill(os.getpid(), 15)", 143, "AR407 dead-rank", "killed by SIGTERM (signal 15), not by allranks"),
+        ("os.kill(os.getpid(), 34)", 162, "AR407 dead-rank", "killed by SIGRTMIN (signal 34), not by allranks"),
+        ("sys.exit(3)", 1, "AR590 user-code-error", "ended with exit code 3"),
+        ("sys.exit('no data')", 1, "AR590 user-code-error", "ended with exit code 1"),
+        ("os._exit(255)", 1, "AR590 user-code-error", "ended with exit code 255"),
+    ],
+)
+def test_a_death_without_an_exception_is_named_within_2_s(
+    allranks: Allranks, tmp_path: Path, death: str, exit_code: int, cause: str, message: str
+):
+    write(
+        tmp_path / "train.py",
+        f"""
+        import os, sys, time
+
+        if os.environ["RANK"] == "1":
+            open("died_s", "w").write(str(time.time()))
+            {death}
+        time.sleep(30)
+        """,
+    )
+    result = allranks("run", "--nproc-per-node", "2", "train.py", env=NODE, timeout_s=20)
+    finding = only_finding(tmp_path)
+    assert result.returncode == exit_code
+    assert (finding["cause"], finding["ranks"], finding["victims"]) == (cause, [1], [0])
+    assert finding["message"] == message
+    assert f"\n  {message}\n" in result.stderr
+    assert read_events(tmp_path)[-1]["time_s"] - float((tmp_path / "died_s").read_text()) < 2
+
+
+def test_from_an_exception_to_the_report_it_takes_less_than_2_s(allranks: Allranks, tmp_path: Path):
+    write(tmp_path / "train.py", "import os, time\nif os.environ['RANK'] == '0': 1 / 0\ntime.sleep(30)\n")
+    allranks("run", "--nproc-per-node", "2", "train.py", env=NODE, timeout_s=20)
+    raised = json.loads((tmp_path / "runs/latest/attempt_0/node07/rank_0.error.json").read_text())
+    assert read_events(tmp_path)[-1]["time_s"] - raised["message"]["extraInfo"]["time_s"] < 2
+
+
+def test_last_words_are_shown_where_there_is_no_traceback(allranks: Allranks, tmp_path: Path):
+    write(tmp_path / "train.py", "import sys\nsys.exit('cannot find /data/imagenet')\n")
+    result = allranks("run", "train.py", env=NODE, timeout_s=20)
+    assert "\n  ended with exit code 1\n  seen cannot find /data/imagenet\n" in result.stderr
+
+
+def test_two_ranks_that_raise_make_one_finding_the_earlier(allranks: Allranks, tmp_path: Path):
+    write(
+        tmp_path / "train.py",
+        """
+        import os, time
+        from pathlib import Path
+
+        if os.environ["RANK"] == "0":
+            while not Path("raised").exists():
+                time.sleep(0.001)
+            raise OSError("second")
+        try:
+            raise OSError("first")
+        finally:
+            Path("raised").touch()
+        """,
+    )
+    # The exception of rank 1 is the one raised first, but both write the time when they leave, so no more is claimed.
+    allranks("run", "--nproc-per-node", "2", "train.py", env=NODE, timeout_s=20)
+    assert len(read_verdict(tmp_path)["findings"]) == 1
+    assert only_finding(tmp_path)["victims"] in ([0], [1])
+
+
+def test_the_line_named_is_the_users_not_the_librarys(allranks: Allranks, tmp_path: Path):
+    write(
+        tmp_path / "train.py",
+        """
+        import json
+
+        def read_config():
+            return json.loads("{")
+
+        read_config()
+        """,
+    )
+    allranks("run", "train.py", env=NODE, timeout_s=20)
+    assert only_finding(tmp_path)["message"] == (
+        "JSONDecodeError: Expecting property name enclosed in double quotes: line 1 column 2 (char 1) "
+        "(train.py:4 in read_config)"
+    )
+
+
+def test_a_message_of_many_lines_and_escapes_cannot_paint_the_report(allranks: Allranks, tmp_path: Path):
+    write(tmp_path / "train.py", r"raise ValueError('one\x1b[31m\ntwo\x07\x9b3')")
+    result = allranks("run", "train.py", env=NODE, timeout_s=20)
+    report = result.stderr.partition("✗")[2]
+    assert "\n  ValueError: one\\x1b[31m (train.py:1 in <module>)\n" in report
+    assert "\n       two\\x07\\x9b3\n" in report
+    assert not set(report) & {"\x1b", "\x07", "\x9b"}
+
+
+def test_a_script_that_python_cannot_parse_is_reported_with_its_line(allranks: Allranks, tmp_path: Path):
+    write(tmp_path / "train.py", "import os\nx = (\n")
+    result = allranks("run", "train.py", env=NODE, timeout_s=20)
+    assert result.returncode == 1
+    assert only_finding(tmp_path)["message"] == "SyntaxError: '(' was never closed (train.py, line 2)"
+
+
+def test_a_program_with_a_broken_interpreter_line_could_not_be_started(allranks: Allranks, tmp_path: Path):
+    write(tmp_path / "train.sh", "#!/no/such/shell\n").chmod(0o755)
+    result = allranks("run", "--nproc-per-node", "2", "--no-python", "./train.sh", env=NODE, timeout_s=20)
+    assert result.returncode == 78
+    assert "could not be started: ./train.sh: " in result.stderr
+    assert read_verdict(tmp_path)["exit_code"] == 78
+    assert "Traceback" not in result.stderr
+
+
+def test_a_program_of_another_format_could_not_be_started(allranks: Allranks, tmp_path: Path):
+    program = tmp_path / "train"
+    program.write_bytes(b"\x7fELF not really")
+    program.chmod(0o755)
+    result = allranks("run", "--no-python", "./train", env=NODE, timeout_s=20)
+    assert result.returncode == 78
+    assert "could not be started: ./train: Exec format error" in result.stderr
+
+
+def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(allranks: Allranks, tmp_path: Path):
+    write(
+        tmp_path / "train.py",
+        """
+        import os, signal, time
+        from pathlib import Path
+
+        if os.environ["RANK"] == "0":
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            Path("deaf").touch()
+            time.sleep(60)
+        while not Path("deaf").exists():
+            time.sleep(0.01)
+        raise RuntimeError("broken")
+        """,
+    )
+    started_s = time.monotonic()
+    result = allranks("run", "--nproc-per-node", "2", "train.py", env=NODE, timeout_s=20)
+    assert time.monotonic() - started_s < 10
+    assert "allranks: rank 0 did not end on SIGTERM; SIGKILL in 2 s\n" in result.stderr
+    assert result.returncode == 1
+    assert only_finding(tmp_path)["message"] == "RuntimeError: broken (train.py:10 in <module>)"
+    ends = {event["rank"]: event["exit_code"] for event in read_events(tmp_path) if event["event"] == "worker_ended"}
+    assert ends == {0: -9, 1: 1}
+
+
+def test_a_rank_that_leaves_early_with_0_is_no_failure(allranks: Allranks, tmp_path: Path):
+    write(
+        tmp_path / "train.py",
+        """
+        import os, time
+        from pathlib import Path
+
+        if os.environ["RANK"] != "0":
+            time.sleep(2)
+            Path("finished" + os.environ["RANK"]).touch()
+        """,
+    )
+    result = allranks("run", "--nproc-per-node", "3", "train.py", env=NODE, timeout_s=20)
+    assert result.returncode == 0
+    assert read_verdict(tmp_path)["findings"] == []
+    assert (tmp_path / "finished1").exists()
+    assert (tmp_path / "finished2").exists()
+    assert "others waited for it" not in result.stderr
+
+
+def test_a_failed_helper_process_of_a_worker_is_not_the_ranks_failure(allranks: Allranks, tmp_path: Path):
+    write(tmp_path / "train.py", "import subprocess, sys\nsubprocess.run([sys.executable, '-c', '1 / 0'])\n")
+    result = allranks("run", "train.py", env=NODE, timeout_s=20)
+    assert result.returncode == 0
+    assert not (tmp_path / "runs/latest/attempt_0/node07/rank_0.error.json").exists()
+
+
+def test_a_run_directory_that_cannot_be_written_is_one_line(allranks: Allranks, tmp_path: Path):
+    write(tmp_path / "train.py", "")
+    (tmp_path / "runs").write_text("a file in its place")
+    result = allranks("run", "train.py", timeout_s=20)
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: runs/")
+    assert result.stderr.endswith("logs and verdicts are written there, name another place with --log-dir\n")
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.torch
+def test_the_culprit_is_named_though_its_victims_die_first(allranks: Allranks, tmp_path: Path):
+    write(
+        tmp_path / "train.py",
+        """
+        import os, time
+        import torch, torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        pids = [None] * 3
+        dist.all_gather_object(pids, os.getpid())
+        try:
+            for step in range(1000):
+                if dist.get_rank() == 2 and step == 3:
+                    raise ValueError("bad batch")
+                dist.all_reduce(torch.ones(4))
+        finally:
+            dist.destroy_process_group()
+            while pids[2] == os.getpid() and any(os.path.exists(f"/proc/{pid}") for pid in pids[:2]):
+                time.sleep(0.01)
+        """,
+    )
+    result = allranks("run", "--nproc-per-node", "3", "train.py", env=NODE, timeout_s=60)
+    finding = only_finding(tmp_path)
+    assert result.returncode == 1
+    assert (finding["ranks"], finding["victims"], finding["confidence"]) == ([2], [0, 1], "certain")
+    assert finding["message"] == "ValueError: bad batch (train.py:10 in <module>)"
+    assert [event["rank"] for event in read_events(tmp_path) if event["event"] == "worker_ended"][-1] == 2
+    assert result.stderr.count("AR590") == 1
+
+
+@pytest.mark.torch
+def test_the_error_file_of_record_is_read(allranks: Allranks, tmp_path: Path):
+    write(
+        tmp_path / "train.py",
+        """
+        import os, time
+        from torch.distributed.elastic.multiprocessing.errors import record
+
+        @record
+        def main():
+            if os.environ["RANK"] == "1":
+                raise KeyError("no such layer")
+            time.sleep(30)
+
+        main()
+        """,
+    )
+    result = allranks("run", "--nproc-per-node", "2", "train.py", env=NODE, timeout_s=60)
+    finding = only_finding(tmp_path)
+    assert result.returncode == 1
+    assert (finding["ranks"], finding["victims"]) == ([1], [0])
+    assert finding["message"] == "KeyError: 'no such layer' (train.py:7 in main)"
+    record = json.loads((tmp_path / "runs/latest/attempt_0/node07/rank_1.error.json").read_text())
+    assert record["message"]["extraInfo"]["py_callstack"].startswith("Traceback")
+    assert os.fspath(tmp_path) in finding["evidence"][0]["seen"]

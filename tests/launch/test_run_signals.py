@@ -1,0 +1,188 @@
+"""Does a signal end every process of the job, in bounded time, whatever the workers do with it?"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from conftest import Allranks, allranks_command, clean_env
+
+START_S = 20
+"""Deadline for workers to come up on a busy machine."""
+
+TREE = """
+import os, signal, subprocess, sys, time
+from pathlib import Path
+
+if "deaf" in sys.argv:
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(signum, signal.SIG_IGN)
+near = subprocess.Popen(["sleep", "300"])
+far = subprocess.Popen(["sleep", "300"], start_new_session=True)
+draft = Path(f"draft_{os.environ['RANK']}")
+draft.write_text(f"{os.getpid()} {near.pid} {far.pid}")
+draft.rename(f"pids_{os.environ['RANK']}")
+time.sleep(300)
+"""
+"""A worker with one child in its own process group and one in a session of its own."""
+
+Start = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start `allranks run --nproc-per-node 2 tree.py ARGUMENTS`; everything is gone after the test."""
+    (tmp_path / "tree.py").write_text(TREE)
+    agents: list[subprocess.Popen[str]] = []
+
+    def start_agent(*arguments: str) -> subprocess.Popen[str]:
+        agents.append(
+            subprocess.Popen(
+                allranks_command("run", "--nproc-per-node", "2", "--master-port", "0", "tree.py", *arguments),
+                cwd=tmp_path,
+                env=clean_env(os.environ),
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+        return agents[-1]
+
+    yield start_agent
+    for agent in agents:
+        agent.kill()
+        agent.communicate(timeout=10)
+    for path in tmp_path.glob("pids_*"):
+        for pid in map(int, path.read_text().split()):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def wait_for_tree(tmp_path: Path) -> list[int]:
+    """Wait for both workers; return the pids of everything they are and started."""
+    deadline_s = time.monotonic() + START_S
+    while not all((tmp_path / f"pids_{rank}").exists() for rank in (0, 1)):
+        assert time.monotonic() < deadline_s, "the workers did not come up"
+        time.sleep(0.02)
+    pids = [int(pid) for rank in (0, 1) for pid in (tmp_path / f"pids_{rank}").read_text().split()]
+    assert len(alive(pids)) == 6
+    return pids
+
+
+def alive(pids: list[int], *, patience_s: float = 0) -> list[int]:
+    """Which of them are there, zombies not counted, after at most `patience_s` of waiting for them to go."""
+    deadline_s = time.monotonic() + patience_s
+    while True:
+        there = []
+        for pid in pids:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                if psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
+                    there.append(pid)
+        if not there or time.monotonic() >= deadline_s:
+            return there
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("signum", "exit_code"),
+    [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129), (signal.SIGQUIT, 131)],
+    ids=["SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT"],
+)
+def test_a_signal_ends_the_whole_tree(start: Start, tmp_path: Path, signum: signal.Signals, exit_code: int):
+    agent = start()
+    pids = wait_for_tree(tmp_path)
+    sent_s = time.monotonic()
+    agent.send_signal(signum)
+    _, stderr = agent.communicate(timeout=10)
+    assert time.monotonic() - sent_s < 5
+    assert agent.returncode == exit_code
+    assert alive(pids) == []
+    last = rf"allranks: {signum.name} after \d+ s: all workers here have ended; output in runs/[\w./-]+"
+    assert re.fullmatch(last, stderr.splitlines()[-1])
+
+
+@pytest.mark.parametrize(("signum", "exit_code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_workers_that_ignore_the_signal_are_gone_within_5_s(
+    start: Start, tmp_path: Path, signum: signal.Signals, exit_code: int
+):
+    agent = start("deaf")
+    pids = wait_for_tree(tmp_path)
+    sent_s = time.monotonic()
+    agent.send_signal(signum)
+    _, stderr = agent.communicate(timeout=10)
+    assert time.monotonic() - sent_s < 5
+    assert agent.returncode == exit_code
+    assert f"allranks: rank 0, 1 did not end on {signum.name}; SIGKILL in 2 s\n" in stderr
+    assert alive(pids) == []
+
+
+def test_a_second_ctrl_c_kills_at_once(start: Start, tmp_path: Path):
+    agent = start("deaf")
+    pids = wait_for_tree(tmp_path)
+    agent.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    sent_s = time.monotonic()
+    agent.send_signal(signal.SIGINT)
+    agent.communicate(timeout=10)
+    assert time.monotonic() - sent_s < 1.5
+    assert agent.returncode == 130
+    assert alive(pids, patience_s=2) == []
+
+
+def test_workers_die_with_an_agent_that_is_killed(start: Start, tmp_path: Path):
+    agent = start("deaf")
+    wait_for_tree(tmp_path)
+    workers = [int((tmp_path / f"pids_{rank}").read_text().split()[0]) for rank in (0, 1)]
+    agent.kill()
+    assert alive(workers, patience_s=3) == []
+
+
+def test_ctrl_c_while_the_agent_waits_for_other_nodes_ends_it(tmp_path: Path):
+    (tmp_path / "train.py").write_text("")
+    meeting = ("--nnodes", "2", "--node-rank", "0", "--rdzv-endpoint", "127.0.0.1:0", "--rdzv-id", "alone")
+    agent = subprocess.Popen(
+        allranks_command("run", *meeting, "train.py"),
+        cwd=tmp_path,
+        env=clean_env(os.environ),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        deadline_s = time.monotonic() + START_S
+        while not list(tmp_path.glob("runs/*/leader.json")):
+            assert time.monotonic() < deadline_s, "the leader did not announce itself"
+            time.sleep(0.02)
+        sent_s = time.monotonic()
+        agent.send_signal(signal.SIGINT)
+        _, stderr = agent.communicate(timeout=10)
+    finally:
+        agent.kill()
+        agent.communicate()
+    assert time.monotonic() - sent_s < 2
+    assert agent.returncode == 130
+    assert "Traceback" not in stderr
+
+
+def test_a_daemon_left_by_a_worker_that_ended_well_is_ended_and_named(allranks: Allranks, tmp_path: Path):
+    (tmp_path / "train.py").write_text(
+        textwrap.dedent(
+            """
+            import subprocess
+            print(subprocess.Popen(["sleep", "300"], start_new_session=True).pid)
+            """
+        )
+    )
+    result = allranks("run", "train.py", timeout_s=20)
+    pid = int(result.stdout)
+    assert alive([pid]) == []
+    assert result.returncode == 0
+    assert result.stderr.splitlines()[-1] == f"allranks: ended what the workers left running: sleep (pid {pid})"

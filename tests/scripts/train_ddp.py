@@ -1,0 +1,29 @@
+"""An unmodified DDP script in torchrun's style: three steps on data that differs between the ranks."""
+
+import os
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+
+def main() -> None:
+    dist.init_process_group()
+    rank, local_rank = dist.get_rank(), int(os.environ["LOCAL_RANK"])
+    torch.manual_seed(rank)  # other weights and data on every rank; DDP makes the weights one
+    model = DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).square().mean().backward()
+        optimizer.step()
+    weights = model.module.weight.detach()
+    others = [torch.empty_like(weights) for _ in range(dist.get_world_size())]
+    dist.all_gather(others, weights)
+    assert all(torch.equal(weights, other) for other in others), "the ranks have different weights"
+    print(f"rank {rank} local rank {local_rank} backend {dist.get_backend()} weights agree")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
