@@ -47,11 +47,15 @@ def main() -> None:
             order = list(commands.items()) if pair % 2 == 0 else list(reversed(commands.items()))
             for name, command in order:
                 times[name].append(seconds_of(command, folder))
-    print(f"{options.workers} workers, {os.cpu_count()} cores, {options.pairs} alternating pairs; seconds, start to exit")
+    print(
+        f"{options.workers} workers, {os.cpu_count()} cores, {options.pairs} alternating pairs; seconds, start to exit"
+    )
     for name, values in times.items():
         print(f"  {name:<14} median {statistics.median(values):6.2f}   {min(values):6.2f} to {max(values):6.2f}")
     ratios = [ours / theirs for ours, theirs in zip(times["allranks run"], times["torchrun"], strict=True)]
-    print(f"  allranks run / torchrun, pair by pair: {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})")
+    print(
+        f"  allranks run / torchrun, pair by pair: {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
+    )
 
 
 def seconds_of(command: list[str], folder: str) -> float:

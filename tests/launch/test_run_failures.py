@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from conftest import Allranks
 
 NODE = {"SLURMD_NODENAME": "node07", "PYTHONIOENCODING": "utf-8", "COLUMNS": "80"}

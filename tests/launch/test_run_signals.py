@@ -14,6 +14,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+
 from conftest import Allranks, allranks_command, clean_env
 
 START_S = 20

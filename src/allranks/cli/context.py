@@ -19,7 +19,7 @@ def load_cluster(explicit: Path | None) -> LoadedCluster:
     Raises:
         ConfigError: it cannot be read or is wrong.
     """
-    path = find_cluster_file(explicit, os.environ, Path.cwd())
+    path = find_cluster_file(explicit, os.environ, Path())
     return LoadedCluster() if path is None else read_cluster(path)
 
 

@@ -101,7 +101,12 @@ def first_worker_settings(plan: JobPlan) -> list[Setting]:
 
     group = provisional_group(plan)
     settings = node_settings(
-        plan, group, interface=plan.data_interface, store_fd=None, env=os.environ, hook_path=HOOK_PATH
+        plan,
+        group,
+        interface=plan.data_path.interface if plan.data_path else None,
+        store_fd=None,
+        env=os.environ,
+        hook_path=HOOK_PATH,
     )
     error_file = Path("runs", plan.job, "attempt_0", plan.facts.host, "rank_N.error.json")
     return rank_settings(group, 0, error_file=error_file) + settings

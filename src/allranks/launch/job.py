@@ -119,7 +119,7 @@ def _run_workers(
     me = group.members[group.node_index]
     is_leader = membership.leader is None
     node_path = run_dir.create_node(me.name)
-    interface = plan.data_interface or _interface_to_leader(plan, membership)
+    interface = plan.data_path.interface if plan.data_path else _interface_to_leader(plan, membership)
     has_hook = env.get("ALLRANKS_HOOK") != "0"
     listener = membership.listener
     store_fd = listener.fileno() if listener is not None and has_hook else None

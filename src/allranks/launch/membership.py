@@ -220,15 +220,13 @@ def _reachable_addresses(plan: JobPlan) -> tuple[str, ...]:
         for address in interface.addresses
         if interface.is_up and not address.startswith(("127.", "fe80:")) and address != "::1"
     ]
-    first = [plan.data_address] if plan.data_address else []
+    first = [plan.data_path.address] if plan.data_path else []
     return tuple(dict.fromkeys([*first, *own])) or (LOOPBACK,)
 
 
 def _store_address(plan: JobPlan, roster: Roster) -> str:
     """Where the other nodes' ranks find the store: on the data network, else where their agents found this one."""
-    if plan.is_one_machine:
-        return LOOPBACK
-    if plan.data_address is not None:
-        return plan.data_address
+    if plan.data_path is not None:
+        return plan.data_path.address
     peer = next(iter(roster.peers.values()), None)
     return peer.own_address if peer else LOOPBACK

@@ -57,6 +57,16 @@ class NodeFacts:
     """Cores this process may run on."""
 
 
+@dataclass(frozen=True, slots=True)
+class DataPath:
+    """The interface of this node that carries gradients, and why it was chosen."""
+
+    interface: str
+    address: str
+    reason: str
+    source: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPlan:
     """What this agent is going to do, before it has spoken with any other."""
@@ -73,9 +83,8 @@ class JobPlan:
     port: int
     guesses: tuple[Hint, ...]
     """Where the leader may be, from the scheduler."""
-    data_interface: str | None
+    data_path: DataPath | None
     """None: found from the path to the leader."""
-    data_address: str | None
     settings: tuple[Setting, ...]
     attempt: int | None = None
     node_names: tuple[str, ...] = field(default=())
@@ -111,22 +120,9 @@ def plan_job(
     num_workers, reason, source = _num_workers(request, world, facts)
     settings.append(Setting("num_workers", str(num_workers), reason=reason, source=source))
 
-    interface, address = None, None
-    if num_nodes == 1:
-        interface, address = _loopback(facts.interfaces), LOOPBACK
-        reason, source = "all ranks are on this machine", "num_nodes"
-    if cluster.network.data is not None and not request.standalone:
-        found, address_there = data_interface(cluster, facts)
-        if num_nodes > 1:
-            interface, address = found, address_there
-            reason, source = f"{address} is in {cluster.network.data}", origin.get("network.data", "cluster.toml")
-    if num_nodes > 1 and request.local_address:
-        nic = find_interface_of(_address(request.local_address, "--local-addr"), facts.interfaces)
-        if nic is None:
-            raise UsageError(f"--local-addr {request.local_address}: {facts.host} has {_list(facts.interfaces)}")
-        interface, address, reason, source = nic.name, request.local_address, "you named its address", "--local-addr"
-    if interface is not None:
-        settings.append(Setting("data_interface", interface, reason=reason, source=source))
+    path = choose_data_path(request, cluster, facts, num_nodes=num_nodes, origin=origin)
+    if path is not None:
+        settings.append(Setting("data_interface", path.interface, reason=path.reason, source=path.source))
 
     port, source = _port(request, cluster, origin)
     settings.append(
@@ -146,8 +142,7 @@ def plan_job(
         num_workers=num_workers,
         port=port,
         guesses=_guesses(world, cluster, port),
-        data_interface=interface,
-        data_address=address,
+        data_path=path,
         settings=tuple(settings),
         attempt=world.attempt if world.launcher is Launcher.SLURM else None,
         node_names=world.hosts if len(world.hosts) == num_nodes else (),
@@ -178,31 +173,62 @@ def choose_backend(wanted: str, nodes: Sequence[tuple[str, int, int]]) -> tuple[
     return "gloo", what
 
 
-def data_interface(cluster: Cluster, facts: NodeFacts) -> tuple[str, str]:
-    """Find this node's interface in the data subnet, and hold it against what cluster.toml says of the node.
+def choose_data_path(
+    request: Request, cluster: Cluster, facts: NodeFacts, *, num_nodes: int, origin: Mapping[str, str]
+) -> DataPath | None:
+    """Choose the interface that carries gradients: loopback on one machine, else what flag or cluster.toml says.
 
     Returns:
-        Name of the interface and its address there.
+        None where nobody says it; the path on which the agents find each other then decides.
+
     Raises:
-        ConfigError: there is none, or it is another than cluster.toml says.
+        UsageError: `--local-addr` is no address of this machine.
+        ConfigError: cluster.toml does not fit this machine, also where it is not needed for one machine alone.
+        SetupError: the interface is down.
     """
-    assert cluster.network.data is not None
-    found = find_interface_in(ip_network(cluster.network.data), facts.interfaces)
-    if found is None:
+    of_cluster = None if request.standalone else _data_path_of_cluster(cluster, facts, origin)
+    if num_nodes == 1:
+        nic = find_interface_of(LOOPBACK, facts.interfaces)
+        return DataPath(nic.name, LOOPBACK, "all ranks are on this machine", "num_nodes") if nic else None
+    if request.local_address:
+        nic = find_interface_of(_address(request.local_address, "--local-addr"), facts.interfaces)
+        if nic is None:
+            raise UsageError(f"--local-addr {request.local_address}: {facts.host} has {_list(facts.interfaces)}")
+        return DataPath(nic.name, request.local_address, "you named its address", "--local-addr")
+    return of_cluster
+
+
+def _data_path_of_cluster(cluster: Cluster, facts: NodeFacts, origin: Mapping[str, str]) -> DataPath | None:
+    """This node's interface in the data subnet, or the one its [[node]] names, held against what the machine has."""
+    data, node = cluster.network.data, cluster.find_node(facts.host)
+    if data is not None:
+        found = find_interface_in(ip_network(data), facts.interfaces)
+        if found is None:
+            raise ConfigError(
+                f"[network] data = {data}: no interface of {facts.host} is in it; there are "
+                f"{_list(facts.interfaces)}; correct the subnet, or run on this machine alone with --standalone"
+            )
+        nic, address = found
+        node = node or cluster.find_node(address)
+        reason, source = f"{address} is in {data}", origin.get("network.data", "cluster.toml")
+    elif node is not None and (named := find_interface_of(node.address, facts.interfaces)) is not None:
+        nic, address = named, node.address
+        reason, source = f"{address} is this node's address", origin.get(f"node.{node.name}.address", "cluster.toml")
+    elif node is not None:
         raise ConfigError(
-            f"[network] data = {cluster.network.data}: no interface of {facts.host} is in it; there are "
-            f"{_list(facts.interfaces)}; correct the subnet, or run on this machine alone with --standalone"
+            f"[[node]] {node.name}: address = {node.address}, but {facts.host} has {_list(facts.interfaces)}; correct "
+            "it, or run on this machine alone with --standalone"
         )
-    interface, address = found
-    node = cluster.find_node(facts.host) or cluster.find_node(address)
-    if node is not None and node.interface not in (None, interface.name):
+    else:
+        return None
+    if node is not None and node.interface not in (None, nic.name):
         raise ConfigError(
-            f"[[node]] {node.name}: interface = {node.interface}, but {cluster.network.data} is on {interface} "
-            "there; correct it, or leave it out: it is found from the subnet"
+            f"[[node]] {node.name}: interface = {node.interface}, but {address} is on {nic.name} there; correct it, or "
+            "leave it out: it is found from [network] data"
         )
-    if not interface.is_up:
-        raise SetupError(f"{facts.host}: {interface}, the interface of {cluster.network.data}: ip link set it up")
-    return interface.name, address
+    if not nic.is_up:
+        raise SetupError(f"{facts.host}: the data interface {nic} does not carry anything; ip link set {nic.name} up")
+    return DataPath(nic.name, address, reason, source)
 
 
 def assign_ranks(cards: Sequence[tuple[str, int]]) -> tuple[Member, ...]:
@@ -309,11 +335,6 @@ def _job_name(request: Request, world: World, job: str) -> str:
     if request.endpoint and (request.max_nodes or 1) > 1:
         return f"{request.endpoint.host}-{request.endpoint.port}"
     return job
-
-
-def _loopback(interfaces: Sequence[Interface]) -> str | None:
-    nic = find_interface_of(LOOPBACK, interfaces)
-    return nic.name if nic else None
 
 
 def _address(text: str, flag: str) -> str:
