@@ -53,9 +53,9 @@ def main() -> None:
     for name, values in times.items():
         print(f"  {name:<14} median {statistics.median(values):6.2f}   {min(values):6.2f} to {max(values):6.2f}")
     ratios = [ours / theirs for ours, theirs in zip(times["allranks run"], times["torchrun"], strict=True)]
-    print(
-        f"  allranks run / torchrun, pair by pair: {statistics.median(ratios):.2f} ({min(ratios):.2f} to {max(ratios):.2f})"
-    )
+    low, high = min(ratios), max(ratios)
+    print(f"  allranks run / torchrun, pair by pair: {statistics.median(ratios):.2f} ({low:.2f} to {high:.2f})")
+
 
 
 def seconds_of(command: list[str], folder: str) -> float:

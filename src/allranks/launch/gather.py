@@ -1,8 +1,8 @@
 """The gathering: how the agents of a job come together before any worker starts.
 
 Phase 1: the leader listens; the others look for it (wire.handshake) and hand in their cards.
-Phase 2: from the third second on the leader names who is missing. At the later of `join_s` and 20 s after the last
-         arrival it gives up, or goes on with fewer nodes where `--nnodes MIN:MAX` allows it.
+Phase 2: from the third second on the leader names who is missing. At the later of `join_s` and a third of it after
+         the last arrival it gives up, or goes on with fewer nodes where `--nnodes MIN:MAX` allows it.
 Phase 3: the leader says who is which rank (Plan), or why it cannot begin (Goodbye).
 """
 
@@ -23,8 +23,9 @@ from allranks.wire.secret import Secret
 
 NAME_AFTER_S = 3.0
 """Missing nodes are named from then on."""
-LAST_ARRIVAL_S = 20.0
-"""Nobody is given up earlier than this after the last arrival: they may be queueing at a file server."""
+LAST_ARRIVAL_SHARE = 1 / 3
+"""Nobody is given up earlier than this share of `join_s` after the last arrival (20 s of 60 s): whoever comes late may
+be queueing at a file server with others behind it."""
 TICK_S = 0.25
 
 
@@ -103,6 +104,7 @@ def gather(
     roster = Roster(plan, cards={0: own})
     started_s = last_arrival_s = time.monotonic()
     next_notice_s = NAME_AFTER_S
+    join_s = plan.cluster.guard.join_s
     with selectors.DefaultSelector() as selector:
         door = Door(listener, job=plan.job, attempt=attempt, secret=secret)
         selector.register(door, selectors.EVENT_READ)
@@ -115,7 +117,7 @@ def gather(
                     next_notice_s = waited_s * 2
                     here = f"{len(roster.cards)} of {plan.num_nodes} are here"
                     say(f"waiting {waited_s:.0f} s for {roster.missing()}; {here}")
-                if now_s >= max(started_s + plan.cluster.guard.join_s, last_arrival_s + LAST_ARRIVAL_S):
+                if now_s >= max(started_s + join_s, last_arrival_s + join_s * LAST_ARRIVAL_SHARE):
                     if len(roster.cards) >= plan.min_nodes:
                         say(f"going on with {len(roster.cards)} nodes (--nnodes {plan.min_nodes}:{plan.num_nodes})")
                         break

@@ -28,7 +28,7 @@ from allranks.wire.secret import (
     OPEN_GROUP,
     SECRET_VARIABLE,
     Secret,
-    create_secret_file,
+    ensure_secret_file,
     read_secret_file,
     secret_from_env,
     secret_from_name,
@@ -145,7 +145,7 @@ class _Entry:
         return Membership(group=answer, leader=connection)
 
     def _gather(self, listener: socket.socket, port: int) -> Roster:
-        secret = self.secret or create_secret_file(self.run_dir.path / SECRET_FILE)
+        secret = self.secret or ensure_secret_file(self.run_dir.path / SECRET_FILE)
         if secret is OPEN_GROUP:
             say(f"anybody who reaches port {port} can join this group; close it with --rdzv-id or ${SECRET_VARIABLE}")
         addresses = _reachable_addresses(self.plan)

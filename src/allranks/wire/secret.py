@@ -50,12 +50,16 @@ def secret_from_name(rdzv_id: str | None) -> Secret | None:
 OPEN_GROUP = Secret(b"allranks open group", "none")
 
 
-def create_secret_file(path: Path) -> Secret:
-    """Write a new key that only this user can read; the leader calls it. An older one is replaced at once.
+def ensure_secret_file(path: Path) -> Secret:
+    """Return the key of the job, written on its first start so that only this user can read it; the leader calls it.
+
+    A requeued job keeps its key: an agent may have read it before its leader comes. Attempts are told apart by number.
 
     Raises:
-        SetupError: the directory cannot be written.
+        SetupError: the directory cannot be written, or others could read the file.
     """
+    if (found := read_secret_file(path)) is not None:
+        return found
     key = secrets.token_hex(32)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     try:

@@ -1,0 +1,155 @@
+"""Does the frame hold: what is imported when, what the command line offers, what docstrings and documents promise?"""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import pkgutil
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import click
+import pytest
+
+import allranks
+from allranks.cli.main import VERBS, cli
+
+ROOT = Path(__file__).parent.parent
+SOURCES = sorted((ROOT / "src").rglob("*.py"))
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
+
+
+def imported_by(code: str) -> set[str]:
+    result = subprocess.run(
+        [sys.executable, "-c", f"{code}\nimport sys; print(*sys.modules)"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    return {name.partition(".")[0] for name in result.stdout.split()}
+
+
+@pytest.mark.parametrize("module", ["allranks.cli.main", "allranks.cli.run", "allranks.launch.job"])
+def test_the_agent_never_imports_torch(module: str) -> None:
+    assert "torch" not in imported_by(f"import {module}")
+
+
+def test_help_imports_neither_psutil_nor_the_agent() -> None:
+    assert not {"psutil", "torch", "numpy"} & imported_by("import allranks.cli.main")
+
+
+@pytest.mark.parametrize("path", [p for p in SOURCES if "join" in p.parts], ids=lambda p: p.name)
+def test_what_enters_a_worker_imports_the_standard_library_and_torch_only(path: Path) -> None:
+    names = {
+        (node.module if isinstance(node, ast.ImportFrom) else alias.name) or ""
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+    }
+    tops = {name.partition(".")[0] for name in names}
+    assert tops <= {*sys.stdlib_module_names, "torch", "sitecustomize"}
+
+
+def test_the_verbs_are_these() -> None:
+    assert list(VERBS) == ["run", "env", "config", "completion"]
+
+
+def test_the_flags_of_run_are_these() -> None:
+    command = cli.get_command(click.Context(cli), "run")
+    assert command is not None
+    shown = {p.opts[0] for p in command.params if isinstance(p, click.Option) and not p.hidden}
+    assert shown == {
+        "--nproc-per-node", "--nnodes", "--node-rank", "--rdzv-endpoint", "--rdzv-id", "--master-addr",
+        "--master-port", "--local-addr", "--standalone", "--backend", "-m", "--no-python", "--log-dir", "-r", "-t",
+        "--local-ranks-filter", "--cluster", "--plan",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_has_help_with_an_example(verb: str) -> None:
+    command = cli.get_command(click.Context(cli), verb)
+    assert command is not None
+    commands = command.commands.values() if isinstance(command, click.Group) else [command]
+    for each in commands:
+        assert each.help
+        assert "allranks" in each.help
+
+
+def test_the_version_is_the_package_s() -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "allranks", "--version"], capture_output=True, text=True, check=True, timeout=30
+    )
+    assert result.stdout == f"allranks {allranks.__version__}\n"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_prints_a_script(shell: str) -> None:
+    result = subprocess.run(
+        [sys.executable, "-m", "allranks", "completion", shell], capture_output=True, text=True, check=True, timeout=30
+    )
+    assert "_ALLRANKS_COMPLETE" in result.stdout
+
+
+def documented_functions() -> list[tuple[str, object]]:
+    found = []
+    for info in pkgutil.walk_packages(allranks.__path__, "allranks."):
+        if info.name.endswith("__main__"):
+            continue
+        module = importlib.import_module(info.name)
+        for name, value in vars(module).items():
+            if getattr(value, "__module__", None) != info.name or not callable(value):
+                continue
+            members = [value, *vars(value).values()] if inspect.isclass(value) else [value]
+            for member in members:
+                text = inspect.getdoc(member) if callable(member) else None
+                if text and "\nArgs:\n" in text:
+                    found.append((f"{info.name}.{name}.{getattr(member, '__name__', '')}", member))
+    return found
+
+
+def test_documented_arguments_are_the_signature_s() -> None:
+    functions = documented_functions()
+    assert len(functions) > 10
+    for name, function in functions:
+        section = (inspect.getdoc(function) or "").partition("\nArgs:\n")[2]
+        section = re.split(r"\n\s*\n|\n(?=\S)", section)[0]
+        documented = re.findall(r"^ {4}(\w+(?:, \w+)*): ", section, re.MULTILINE)
+        names = {part for group in documented for part in group.split(", ")}
+        assert names, name
+        assert names <= set(inspect.signature(function).parameters), name  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_files_stay_short_enough_to_read(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 420
+
+
+def test_no_file_is_a_grab_bag() -> None:
+    assert not {p.stem for p in SOURCES} & {"utils", "common", "helpers", "base", "manager", "misc"}
+
+
+@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_links_in_documents_lead_somewhere(path: Path) -> None:
+    for target in re.findall(r"\]\((?!https?://|#)([^)#\s]+)", path.read_text()):
+        assert (path.parent / target).exists(), target
+
+
+def test_files_named_in_the_architecture_exist() -> None:
+    text = (ROOT / "docs/explanation/architecture.md").read_text()
+    for name in re.findall(r"`((?:launch|join|wire|model|host|report|cli)/[a-z_/]+\.py)`", text):
+        assert (ROOT / "src/allranks" / name).exists(), name
+
+
+def test_pinned_torch_is_the_tested_one() -> None:
+    pins = (ROOT / "constraints.txt").read_text().splitlines()
+    assert "torch==2.13.0" in pins
+
+
+def test_direct_dependencies_are_these() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert {re.split(r"[>=<]", name)[0] for name in project["dependencies"]} == {"click", "msgspec", "psutil"}
