@@ -1,10 +1,16 @@
 # The two commands of the README are `make demo` and `make test`; each sets up what it needs in .venv.
 
+SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -c
+
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 # The lists that decide what is installed; a change to them installs anew.
 LISTS := pyproject.toml constraints.txt
+# pip says much; of it, what takes time is shown, and everything if it fails.
+SHOW := sed -nu -e 's/^ *Downloading \([^ ]*\) *\((.*)\)/  fetching \1 \2/p' -e 's/^Installing collected.*/  unpacking/p'
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --progress-bar off --constraint constraints.txt
 DEMO := allranks run --nproc-per-node 6 examples/six-node/py_exe.py --batch-size 8 --check
 
 .PHONY: help demo test lint bench clean
@@ -47,13 +53,13 @@ $(VENV)/bin/python:
 
 # PyTorch alone is what the demo needs beside allranks itself.
 $(VENV)/.torch: $(VENV)/bin/python $(LISTS)
-	@echo "installing allranks and PyTorch into $(VENV) (once; PyTorch is some 200 MB)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[torch]'
+	@echo "installing allranks and PyTorch (once; some 200 MB without CUDA)"
+	@$(PIP) --editable '.[torch]' 2>$(VENV)/pip.err | $(SHOW) || { cat $(VENV)/pip.err; exit 1; }
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.torch
-	@echo "installing what the tests need into $(VENV) (once)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	@echo "installing what the tests need (once)"
+	@$(PIP) --editable '.[dev]' 2>$(VENV)/pip.err | $(SHOW) || { cat $(VENV)/pip.err; exit 1; }
 	@touch $@
 
 clean:
