@@ -29,7 +29,7 @@ def plan_here(request: Request, *, cluster_file: Path | None, job: str) -> JobPl
     Raises:
         AllranksError: flags, environment, cluster.toml and machine do not fit together.
     """
-    from allranks.launch.job import read_facts
+    from allranks.host.node import read_facts
     from allranks.launch.plan import plan_job
 
     world = world_from_env({} if request.standalone else os.environ)

@@ -45,10 +45,22 @@ def both_spellings(flag: str) -> tuple[str, ...]:
     return (flag,) if underscored == flag else (flag, underscored)
 
 
+class _TorchrunOption(click.Option):
+    """An option in both spellings, of which the help shows the one with dashes."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        opts, self.opts = self.opts, [opt for opt in self.opts if "_" not in opt]
+        try:
+            return super().get_help_record(ctx)
+        finally:
+            self.opts = opts
+
+
 def torchrun_option(flag: str, *short: str, **attributes: Any) -> Callable[[Any], Any]:
     """Add an option in both spellings, with torchrun's PET_ variable as its default."""
     variable = "PET_" + flag[2:].replace("-", "_").upper()
-    return click.option(*short, *both_spellings(flag), flag[2:].replace("-", "_"), envvar=variable, **attributes)
+    name = flag[2:].replace("-", "_")
+    return click.option(*short, *both_spellings(flag), name, envvar=variable, cls=_TorchrunOption, **attributes)
 
 
 def unused_options(function: Any) -> Any:
@@ -60,71 +72,62 @@ def unused_options(function: Any) -> Any:
     return function
 
 
-def _run_options(function: Any) -> Any:
-    options = [
-        torchrun_option(
-            "--nproc-per-node", metavar="N|auto|gpu|cpu", help="Ranks on this node. [default: 1; in SLURM one a GPU]"
-        ),
-        torchrun_option("--nnodes", metavar="N|MIN:MAX", help="Nodes of the job. [default: 1; in SLURM the step's]"),
-        torchrun_option(
-            "--node-rank", type=click.IntRange(min=0), help="Index of this node. [default: order of arrival]"
-        ),
-        torchrun_option("--rdzv-endpoint", metavar="HOST[:PORT]", help="Where the nodes meet: the first node."),
-        torchrun_option("--rdzv-id", metavar="NAME", help="Name of the job, the same on all nodes."),
-        torchrun_option("--master-addr", metavar="HOST", help="As --rdzv-endpoint, without the port."),
-        torchrun_option("--master-port", type=click.IntRange(0, 65535), help="Preferred port. [default: 29500]"),
-        torchrun_option("--local-addr", metavar="IP", help="This node's address that carries gradients."),
-        torchrun_option("--standalone", is_flag=True, help="This machine alone, whatever the environment says."),
-        click.option(
-            "--backend",
-            type=click.Choice(["auto", "nccl", "gloo"]),
-            help="[default: auto, nccl where every rank has a GPU]",
-        ),
-        torchrun_option("--role", default="default", help="Value of ROLE_NAME.", hidden=True),
-        torchrun_option("--module", "-m", is_flag=True, help="SCRIPT is a module, as with python -m."),
-        torchrun_option("--no-python", is_flag=True, help="SCRIPT is a program of its own."),
-        torchrun_option(
-            "--log-dir",
-            type=click.Path(path_type=Path),
-            default=Path("runs"),
-            show_default=True,
-            help="Where the run directory goes.",
-        ),
-        torchrun_option(
-            "--redirects",
-            "-r",
-            default="0",
-            metavar="SPEC",
-            help="Not on the terminal: 1 out, 2 err, 3 both, or 0:1,2:3 by local rank.",
-        ),
-        torchrun_option(
-            "--tee", "-t", default="0", metavar="SPEC", help="On the terminal all the same, spelled as --redirects."
-        ),
-        torchrun_option(
-            "--local-ranks-filter", default="", metavar="0,1,...", help="Show only these local ranks on the terminal."
-        ),
-        click.option(
-            "--cluster",
-            "cluster_file",
-            type=click.Path(path_type=Path),
-            metavar="FILE",
-            help="[default: $ALLRANKS_CLUSTER, ./cluster.toml]",
-        ),
-        click.option(
-            "--plan", "show_plan", is_flag=True, help="Print what would run where and why, and start nothing."
-        ),
-    ]
-    for option in reversed(options):
-        function = option(function)
-    return function
-
-
 @click.command(
     "run",
     context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
     epilog="Takes torchrun's flags; those that mean nothing here are accepted and said to be unused.",
 )
-@_run_options
+@torchrun_option(
+    "--nproc-per-node", metavar="N|auto|gpu|cpu", help="Ranks on this node. [default: 1; in SLURM one a GPU]"
+)
+@torchrun_option("--nnodes", metavar="N|MIN:MAX", help="Nodes of the job. [default: 1; in SLURM the step's]")
+@torchrun_option(
+    "--node-rank", type=click.IntRange(min=0), metavar="N", help="Index of this node. [default: order of arrival]"
+)
+@torchrun_option("--rdzv-endpoint", metavar="HOST[:PORT]", help="Where the nodes meet: the first node.")
+@torchrun_option("--rdzv-id", metavar="NAME", help="Name of the job, the same on all nodes.")
+@torchrun_option("--master-addr", metavar="HOST", help="As --rdzv-endpoint, without the port.")
+@torchrun_option(
+    "--master-port", type=click.IntRange(0, 65535), metavar="PORT", help="Preferred port. [default: 29500]"
+)
+@torchrun_option("--local-addr", metavar="IP", help="This node's address that carries gradients.")
+@torchrun_option("--standalone", is_flag=True, help="This machine alone, whatever the environment says.")
+@click.option(
+    "--backend",
+    type=click.Choice(["auto", "nccl", "gloo"]),
+    help="[default: auto, nccl where every rank has a GPU]",
+)
+@torchrun_option("--role", default="default", help="Value of ROLE_NAME.", hidden=True)
+@torchrun_option("--module", "-m", is_flag=True, help="SCRIPT is a module, as with python -m.")
+@torchrun_option("--no-python", is_flag=True, help="SCRIPT is a program of its own.")
+@torchrun_option(
+    "--log-dir",
+    type=click.Path(path_type=Path),
+    default=Path("runs"),
+    show_default=True,
+    help="Where the run directory goes.",
+)
+@torchrun_option(
+    "--redirects",
+    "-r",
+    default="0",
+    metavar="SPEC",
+    help="Not on the terminal: 1 out, 2 err, 3 both, or 0:1,2:3 by local rank.",
+)
+@torchrun_option(
+    "--tee", "-t", default="0", metavar="SPEC", help="On the terminal all the same, spelled as --redirects."
+)
+@torchrun_option(
+    "--local-ranks-filter", default="", metavar="0,1,...", help="Show only these local ranks on the terminal."
+)
+@click.option(
+    "--cluster",
+    "cluster_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="[default: $ALLRANKS_CLUSTER, ./cluster.toml]",
+)
+@click.option("--plan", "show_plan", is_flag=True, help="Print what would run where and why, and start nothing.")
 @unused_options
 @click.argument("script", type=str)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)

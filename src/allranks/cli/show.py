@@ -96,8 +96,7 @@ def completion(shell: str) -> None:
 
 def first_worker_settings(plan: JobPlan) -> list[Setting]:
     """Return what the first worker of this node would get, as far as one node can know."""
-    from allranks.launch.environment import node_settings, provisional_group, rank_settings
-    from allranks.launch.job import HOOK_PATH
+    from allranks.launch.environment import HOOK_PATH, node_settings, provisional_group, rank_settings
 
     group = provisional_group(plan)
     settings = node_settings(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -79,8 +78,3 @@ def describe_port_holder(port: int) -> str:
             except psutil.Error:
                 return f"pid {connection.pid}"
     return "a process that is gone again or in another namespace"
-
-
-def host_name() -> str:
-    """This machine's short name, as SLURM names nodes."""
-    return os.uname().nodename.partition(".")[0] or "localhost"

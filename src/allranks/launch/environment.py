@@ -10,6 +10,9 @@ from allranks.model.cluster import Backend
 from allranks.model.setting import Setting
 from allranks.wire.protocol import Member, Plan
 
+HOOK_PATH = Path(__file__).parent.parent / "join" / "site"
+"""Directory of the `sitecustomize` that enters the workers."""
+
 
 def node_settings(
     plan: JobPlan, group: Plan, *, interface: str | None, store_fd: int | None, env: Mapping[str, str], hook_path: Path

@@ -20,13 +20,12 @@ from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from allranks.host.gpu import count_gpus
-from allranks.host.net import find_interface_of, host_name, read_interfaces
+from allranks.host.net import find_interface_of
 from allranks.launch.agent import Agent, SignalInbox
 from allranks.launch.console import Console
-from allranks.launch.environment import node_settings, rank_settings
+from allranks.launch.environment import HOOK_PATH, node_settings, rank_settings
 from allranks.launch.membership import Membership, find_membership
-from allranks.launch.plan import JobPlan, NodeFacts, Request, count_of
+from allranks.launch.plan import JobPlan, Request, count_of
 from allranks.launch.rundir import RunDir, describe_command
 from allranks.launch.workers import Worker, become_subreaper
 from allranks.model.errors import AllranksError, UsageError
@@ -35,8 +34,6 @@ from allranks.model.identity import Launcher
 from allranks.report.text import Style, render_verdict, say
 from allranks.wire.protocol import Goodbye, Plan
 from allranks.wire.secret import SECRET_VARIABLE
-
-HOOK_PATH = Path(__file__).parent.parent / "join" / "site"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,16 +45,6 @@ class Output:
 
     log_dir: Path
     hidden: frozenset[tuple[int, str]] = frozenset()
-
-
-def read_facts(env: Mapping[str, str]) -> NodeFacts:
-    """Look at this machine."""
-    return NodeFacts(
-        host=env.get("SLURMD_NODENAME") or host_name(),
-        interfaces=tuple(read_interfaces()),
-        num_gpus=count_gpus(env),
-        num_cpus=len(os.sched_getaffinity(0)),
-    )
 
 
 def worker_command(request: Request) -> list[str]:
@@ -161,8 +148,8 @@ def _run_workers(
         )
         prefix = f"[{me.name} r{rank}] " if world_size > 1 else ""
         for stream, path, start in (
-            ("out", worker.out_path, worker.out_start),
             ("err", worker.err_path, worker.err_start),
+            ("out", worker.out_path, worker.out_start),
         ):
             if (local_rank, stream) not in output.hidden:
                 console.follow(path, start=start, stream=stream, prefix=prefix)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from ipaddress import ip_address, ip_network
 
 from allranks.host.net import Interface, find_interface_in, find_interface_of
+from allranks.host.node import NodeFacts
 from allranks.model.cluster import Backend, Cluster
 from allranks.model.errors import ConfigError, IdentityError, SetupError, UsageError
 from allranks.model.identity import Launcher, World
@@ -44,17 +45,6 @@ class Request:
     backend: str | None = None
     role: str = "default"
     local_address: str | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeFacts:
-    """What this machine is."""
-
-    host: str
-    interfaces: tuple[Interface, ...]
-    num_gpus: int
-    num_cpus: int
-    """Cores this process may run on."""
 
 
 @dataclass(frozen=True, slots=True)
