@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from allranks.cli.context import plan_here
-from allranks.launch.plan import Request
+from allranks.launch.plan import Request, refuse_world_of_one
 from allranks.model.errors import UsageError
 from allranks.wire.leader import Hint
 
@@ -147,6 +147,7 @@ def run(script: str, arguments: tuple[str, ...], **flags: Any) -> int:
             click.echo(f"allranks: {flag} is unused: {reason}", err=True)
     request = make_request((script, *arguments), **{name: flags[name] for name in REQUEST_FLAGS})
     plan = plan_here(request, cluster_file=flags["cluster_file"], job=f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
+    refuse_world_of_one(plan)
     from allranks.launch.job import Output, run_job, worker_command
 
     if flags["show_plan"]:

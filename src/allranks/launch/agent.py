@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 
 from allranks.launch.console import Console
 from allranks.launch.verdict import Ledger
-from allranks.launch.workers import Worker, end_left_behind
+from allranks.launch.workers import Worker, end_left_behind, reap_orphans
 from allranks.model.errors import Exit, StoppedBySignal, WireError, exit_for_signal
 from allranks.model.finding import Verdict
 from allranks.wire.protocol import (
@@ -58,7 +58,8 @@ class SignalInbox:
         self.kill_now: Callable[[], None] = lambda: None
         signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
         for signum in STOP_SIGNALS:
-            signal.signal(signum, self._handle)
+            if signum != signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:  # nohup stays nohup
+                signal.signal(signum, self._handle)
 
     def _handle(self, signum: int, frame: object) -> None:
         if signum == signal.SIGINT and signal.SIGINT in self.received:
@@ -177,6 +178,7 @@ class Agent:
         if self._inbox.received and self._interrupted_by is None:
             self._interrupt(self._inbox.received[0])
         self._console.pump()
+        reap_orphans(self._workers)
 
     def _report(self, end: WorkerEnd) -> None:
         if self._leader is None:

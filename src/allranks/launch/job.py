@@ -118,6 +118,8 @@ def _run_workers(
         run_dir.add_event(
             "started", job=plan.job, command=describe_command(command, env), members=[m.name for m in group.members]
         )
+        for note in plan.world.notes:
+            say(f"note: {note}")
         say(_headline(group, interface, world_size, run_dir))
     if listener is not None and not has_hook:
         listener.close()  # rank 0 binds the port itself; between here and there it is free for anybody

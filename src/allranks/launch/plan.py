@@ -139,6 +139,17 @@ def plan_job(
     )
 
 
+def refuse_world_of_one(plan: JobPlan) -> None:
+    """Refuse to run one agent of a job that has more nodes, where nobody asked for just this machine.
+
+    Raises:
+        IdentityError: the number of nodes, and how to start on all of them.
+    """
+    alone = plan.is_one_machine and not plan.request.standalone and plan.request.max_nodes is None
+    if alone and plan.world.launcher is Launcher.NONE and plan.world.num_job_nodes > 1:
+        raise IdentityError(f"{plan.world.notes[0]}; on this one alone: --standalone")
+
+
 def choose_backend(wanted: str, nodes: Sequence[tuple[str, int, int]]) -> tuple[str, str]:
     """Choose nccl where every rank of every node has a GPU of its own, else gloo.
 

@@ -135,16 +135,13 @@ class Worker:
         )
 
 
-def left_behind() -> list[int]:
-    """Pids of descendants of this process that are still there (not zombies)."""
-    import psutil
-
-    found = []
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            if process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process.pid)
-    return found
+def reap_orphans(workers: Sequence[Worker]) -> None:
+    """Collect adopted processes that have ended, and leave the workers to their pidfds."""
+    own = {worker.pid for worker in workers}
+    with contextlib.suppress(ChildProcessError):
+        # WNOWAIT only looks; a worker at the head of the queue is collected first, in its own way.
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid not in own:
+            os.waitpid(ended.si_pid, 0)
 
 
 def end_left_behind(grace_s: float) -> list[str]:

@@ -50,6 +50,8 @@ class World:
     node_index: int
     """SLURM_NODEID, GROUP_RANK, or computed for MPI. Torchrun's order of nodes is not SLURM's."""
     num_nodes: int
+    num_job_nodes: int
+    """Nodes that the scheduler gave to the whole job; a step may use fewer, a batch script runs on one."""
     job_id: str | None
     """SLURM's, `<array job>_<task>` in an array, the leader's in a heterogeneous job; else torchrun's run id."""
     step_id: str | None
@@ -97,6 +99,7 @@ def world_from_env(env: Mapping[str, str]) -> World:
     return World(
         launcher=claim.launcher,
         **{name: count.value for name, count in numbers.items()},
+        num_job_nodes=(env.count("SLURM_JOB_NUM_NODES") or claim.numbers["num_nodes"]).value,
         job_id=job_id,
         step_id=step_id,
         node_name=node_name,
