@@ -3,7 +3,7 @@
     python py_exe.py                                                         # alone, one process
     torchrun --standalone --nproc-per-node 6 py_exe.py --batch-size 8 --check
     allranks run --nproc-per-node 6 py_exe.py --batch-size 8 --check         # the same; says why when it does not start
-    allranks submit --nodes 6 py_exe.py                                      # six nodes, through SLURM
+    srun --ntasks-per-node=1 allranks run py_exe.py                          # on all nodes of a SLURM job
 
 Plain srun needs no launcher, each task is a rank (inside sbatch or salloc):
 

@@ -1,4 +1,4 @@
-"""Does `allranks run` end with the first failure, name exactly that one, and say it alike in text, JSON and exit code?"""
+"""Does `allranks run` end with the first failure, name exactly that one, and say it alike everywhere?"""
 
 from __future__ import annotations
 

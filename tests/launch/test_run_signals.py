@@ -126,19 +126,6 @@ def test_workers_that_ignore_the_signal_are_gone_within_5_s(
     assert alive(pids) == []
 
 
-def test_a_second_ctrl_c_kills_at_once(start: Start, tmp_path: Path):
-    agent = start("deaf")
-    pids = wait_for_tree(tmp_path)
-    agent.send_signal(signal.SIGINT)
-    time.sleep(0.3)
-    sent_s = time.monotonic()
-    agent.send_signal(signal.SIGINT)
-    agent.communicate(timeout=10)
-    assert time.monotonic() - sent_s < 1.5
-    assert agent.returncode == 130
-    assert alive(pids, patience_s=2) == []
-
-
 def test_workers_die_with_an_agent_that_is_killed(start: Start, tmp_path: Path):
     agent = start("deaf")
     wait_for_tree(tmp_path)

@@ -1,6 +1,6 @@
 """Worker of the group tests, as anybody would write it for torchrun: exits non-zero where an all-reduce is wrong.
 
-    sum_ranks.py [NUMBER]     each rank gives NUMBER (default 1) times its rank plus one
+sum_ranks.py [NUMBER]     each rank gives NUMBER (default 1) times its rank plus one
 """
 
 import os
