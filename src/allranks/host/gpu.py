@@ -6,6 +6,8 @@ variable only narrows what the driver lists, and never adds to it.
 
 from __future__ import annotations
 
+import itertools
+import re
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -14,7 +16,8 @@ def count_gpus(env: Mapping[str, str], *, root: Path = Path("/")) -> int:
     """Return how many GPUs a process with this environment can use.
 
     Args:
-        env: CUDA_VISIBLE_DEVICES in it narrows the count; entries after an invalid one are hidden, as in CUDA.
+        env: CUDA_VISIBLE_DEVICES in it narrows the count; as in CUDA, entries after an invalid one are hidden, and one
+            named twice hides all.
         root: where /proc and /dev are; tests feed a tree.
     Source: CUDA C++ programming guide 13, "CUDA Environment Variables".
     """
@@ -22,15 +25,19 @@ def count_gpus(env: Mapping[str, str], *, root: Path = Path("/")) -> int:
     visible = env.get("CUDA_VISIBLE_DEVICES")
     if visible is None or not present:
         return len(present)
-    count = 0
-    for entry in visible.split(","):
-        entry = entry.strip()
-        is_index = entry.isdigit() and int(entry) < len(present)
-        is_uuid = entry.startswith("MIG-") or any(uuid.startswith(entry) for uuid in present if entry[:4] == "GPU-")
-        if not (is_index or is_uuid):
-            break
-        count += 1
-    return count
+    entries = [entry.strip() for entry in visible.split(",")]
+    if entries[0].startswith("MIG-"):
+        return 1  # a process sees one slice, however many are named
+    if len(set(entries)) < len(entries):
+        return 0
+    valid = itertools.takewhile(lambda entry: _names_one_of(entry, present), entries)
+    return len(list(valid))
+
+
+def _names_one_of(entry: str, present: list[str]) -> bool:
+    if re.fullmatch(r"[0-9]+", entry):
+        return int(entry) < len(present)
+    return entry.startswith("GPU-") and any(uuid.startswith(entry) for uuid in present)
 
 
 def _present_gpus(root: Path) -> list[str]:

@@ -38,14 +38,16 @@ def read_interfaces() -> list[Interface]:
 
 
 def find_interface_in(
-    network: IPv4Network | IPv6Network, interfaces: Sequence[Interface]
+    network: IPv4Network | IPv6Network, interfaces: Sequence[Interface], *, preferred: str | None = None
 ) -> tuple[Interface, str] | None:
-    """Return the first interface that has an address in the network, with that address."""
-    for interface in interfaces:
-        for address in interface.addresses:
-            if ip_address(address) in network:
-                return interface, address
-    return None
+    """Return an interface that has an address in the network, and that address: the preferred one, else one that is up."""
+    found = [
+        (interface, address)
+        for interface in interfaces
+        for address in interface.addresses
+        if ip_address(address) in network
+    ]
+    return min(found, key=lambda each: (each[0].name != preferred, not each[0].is_up), default=None)
 
 
 def find_interface_of(address: str, interfaces: Sequence[Interface]) -> Interface | None:
@@ -58,7 +60,7 @@ def is_local_host(host: str) -> bool:
     """Whether a name or address leads to this machine; a name that does not resolve does not."""
     try:
         answers = socket.getaddrinfo(host, None, proto=socket.IPPROTO_TCP)
-    except OSError:
+    except (OSError, UnicodeError):
         return False
     own = {ip_address(address) for interface in read_interfaces() for address in interface.addresses}
     return any(ip_address(str(answer[4][0]).partition("%")[0]) in own for answer in answers)

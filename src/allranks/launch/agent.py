@@ -138,6 +138,8 @@ class Agent:
         self._selector.register(self._inbox, selectors.EVENT_READ)
         for connection in (*self._peers.values(), *([self._leader] if self._leader else [])):
             self._selector.register(connection, selectors.EVENT_READ)
+        if self._leader:
+            self._receive(self._leader)  # what came together with the Plan
         for worker in self._workers:
             if worker.end is None:
                 self._selector.register(worker.pidfd, selectors.EVENT_READ, worker)

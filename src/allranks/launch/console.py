@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 CHUNK_BYTES = 1 << 18
+CHUNKS_PER_PUMP = 4
 LINE_LIMIT_BYTES = 1 << 16
 """Longer lines are shown in pieces; the file has them whole."""
 REDRAW_S = 5.0
@@ -59,14 +60,17 @@ class Console:
         """Show what is new; True if there was anything."""
         has_news = False
         for followed in self._followed:
-            while data := _read(followed.file_fd):
+            # Bounded: a worker that writes faster than the terminal shows must not keep the agent from watching.
+            for _ in range(CHUNKS_PER_PUMP):
+                if not (data := _read(followed.file_fd)):
+                    break
                 has_news = True
                 if not followed.prefix:
                     self._show(followed.screen_fd, data)
                     continue
                 followed.pending += data
                 self._show_lines(followed)
-            if b"\r" in followed.pending and time.monotonic() - followed.redrawn_s >= REDRAW_S:
+            if b"\r" in followed.pending.rstrip(b"\r") and time.monotonic() - followed.redrawn_s >= REDRAW_S:
                 followed.redrawn_s = time.monotonic()
                 head, _, rest = bytes(followed.pending).rpartition(b"\r")
                 followed.pending[:] = rest
@@ -74,8 +78,9 @@ class Console:
         return has_news
 
     def close(self) -> None:
-        """Show everything that is left, also unfinished lines."""
-        self.pump()
+        """Show everything that is left, also unfinished lines; the writers have ended."""
+        while self.pump():
+            pass
         for followed in self._followed:
             if followed.pending:
                 self._show_line(followed, bytes(followed.pending))

@@ -23,7 +23,7 @@ from allranks.model.identity import Launcher
 from allranks.report.text import say
 from allranks.wire.handshake import seek_leader
 from allranks.wire.leader import PORTS_TRIED, Announcement, announce, bind_port, collect_hints
-from allranks.wire.protocol import Card, Connection, Goodbye, Plan
+from allranks.wire.protocol import Card, Connection, Goodbye, Plan, as_utf8
 from allranks.wire.secret import (
     OPEN_GROUP,
     SECRET_VARIABLE,
@@ -186,7 +186,7 @@ class _Entry:
                 selector.select(0.25)
                 self.check_signals()
                 try:
-                    messages = connection.receive()
+                    messages = connection.receive(at_most=1)  # what follows the Plan is the agent's
                 except (ConnectionError, WireError) as exc:
                     raise NodeFaultError(f"the leader left before the job began: {exc}") from exc
                 for message in messages:
@@ -202,7 +202,7 @@ def _own_card(plan: JobPlan, problem: AllranksError | None) -> Card:
         node_index=plan.node_index,
         num_workers=plan.num_workers,
         num_gpus=plan.facts.num_gpus,
-        problem=str(problem) if problem else None,
+        problem=as_utf8(str(problem)) if problem else None,
         problem_exit=problem.exit_code if problem else 0,
     )
 

@@ -7,6 +7,7 @@ What needs the other nodes too (ranks, backend) is decided by the leader, with `
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address, ip_network
@@ -103,7 +104,8 @@ def plan_job(
         ConfigError: cluster.toml does not fit this machine.
         SetupError: what is asked for cannot work on this machine.
     """
-    settings = list(world.settings)
+    # What is decided here stands for what the environment said of it.
+    settings = [setting for setting in world.settings if setting.name not in ("num_nodes", "local_world_size")]
     min_nodes, num_nodes, source = _num_nodes(request, world)
     settings.append(Setting("num_nodes", str(num_nodes), reason="one agent on each", source=source))
     node_index = _node_index(request, world, num_nodes)
@@ -203,7 +205,7 @@ def _data_path_of_cluster(cluster: Cluster, facts: NodeFacts, origin: Mapping[st
     """This node's interface in the data subnet, or the one its [[node]] names, held against what the machine has."""
     data, node = cluster.network.data, cluster.find_node(facts.host)
     if data is not None:
-        found = find_interface_in(ip_network(data), facts.interfaces)
+        found = find_interface_in(ip_network(data), facts.interfaces, preferred=node.interface if node else None)
         if found is None:
             raise ConfigError(
                 f"[network] data = {data}: no interface of {facts.host} is in it; there are "
@@ -271,7 +273,11 @@ def _num_nodes(request: Request, world: World) -> tuple[int, int, str]:
 
 def _node_index(request: Request, world: World, num_nodes: int) -> int | None:
     if num_nodes == 1:
+        if request.node_rank and world.launcher is Launcher.NONE:
+            raise UsageError(f"--node-rank {request.node_rank}, but there is one node; say how many with --nnodes")
         return 0
+    if world.launcher is Launcher.MPI and request.endpoint is None:
+        raise UsageError("MPI does not say where the nodes meet: give --rdzv-endpoint HOST:PORT, the first node")
     if world.launcher in (Launcher.SLURM, Launcher.MPI):
         # One agent a node: its rank among the agents decides, also under an arbitrary distribution.
         if request.node_rank is not None and request.node_rank != world.rank:
@@ -305,7 +311,7 @@ def _num_workers(request: Request, world: World, facts: NodeFacts) -> tuple[int,
             return facts.num_gpus, "one rank a GPU", flag
         case "auto" | "cpu":
             return facts.num_cpus, "one rank a core", flag
-        case text if text.isdigit() and int(text) > 0:
+        case text if re.fullmatch(r"0*[1-9][0-9]{0,5}", text):
             return int(text), "asked for", flag
         case text:
             raise UsageError(f"{flag} {text!r}: expected a number from 1, auto, gpu or cpu")

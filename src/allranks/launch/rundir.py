@@ -24,6 +24,7 @@ from allranks.model.finding import Verdict
 from allranks.model.setting import Setting
 
 _SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
+LATEST = "latest"
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -39,7 +40,7 @@ def as_file_name(text: str) -> str:
     'my_run_7'
     """
     name = _UNSAFE.sub("_", text)[:128]
-    return name if name.strip(".") else f"_{name}"
+    return name if name.strip(".") and name != LATEST else f"_{name}"
 
 
 class RunDir:
@@ -66,7 +67,7 @@ class RunDir:
         with contextlib.suppress(OSError):  # a file system without links does not stop a job
             draft.unlink(missing_ok=True)
             draft.symlink_to(self.path.name)
-            draft.replace(self.root / "latest")
+            draft.replace(self.root / LATEST)
 
     def create_attempt(self, attempt: int | None) -> None:
         """Make the directory of this attempt.
@@ -137,7 +138,8 @@ class RunDir:
 
 def describe_command(command: Iterable[str], env: Mapping[str, str]) -> list[str]:
     """Return a command for the record, with values of secret variables hidden where they stand in it."""
-    hidden = [value for name, value in env.items() if is_secret_name(name) and len(value) >= 8]
+    values = {value for name, value in env.items() if is_secret_name(name) and len(value) >= 8}
+    hidden = sorted(values, key=len, reverse=True)  # one may be the beginning of another
     shown = []
     for word in command:
         for value in hidden:

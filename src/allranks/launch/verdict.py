@@ -47,7 +47,8 @@ def is_failure(end: WorkerEnd) -> bool:
 
 def is_secondary(end: WorkerEnd) -> bool:
     """Whether a worker only says that another one was lost."""
-    if end.exit_code < 0 or end.could_not_start:
+    # torch's NCCL watchdog ends a victim by abort(); any other signal is its own story.
+    if end.could_not_start or (end.exit_code < 0 and end.exit_code != -signal.SIGABRT):
         return False
     return bool(_SECONDARY.search(end.message or end.stderr_tail or ""))
 
@@ -215,14 +216,15 @@ def _describe(end: WorkerEnd) -> tuple[str, str, str | None]:
         return "AR401 missing-rank", f"could not be started: {end.message}", None
     if end.exit_code < 0:
         signum = -end.exit_code
-        name = signal.Signals(signum).name if signum in signal.valid_signals() else f"signal {signum}"
+        known = next((f"{known.name} (signal {signum})" for known in signal.Signals if known == signum), None)
+        name = known or f"signal {signum}"
         fixes: dict[int, str] = {
             signal.SIGKILL: "often the kernel out of memory: dmesg -T | grep -i 'killed process'",
             signal.SIGSEGV: "a crash in native code: run with PYTHONFAULTHANDLER=1 to see where",
             signal.SIGABRT: "native code gave up: its last words are in the log",
             signal.SIGBUS: "often a full /dev/shm: df -h /dev/shm",
         }
-        return "AR407 dead-rank", f"killed by {name} (signal {signum}), not by allranks", fixes.get(signum)
+        return "AR407 dead-rank", f"killed by {name}, not by allranks", fixes.get(signum)
     if end.message:
         where = _user_frame(end.traceback)
         first_line = end.message.strip().partition("\n")[0]

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from allranks.wire.protocol import WorkerEnd
+from allranks.wire.protocol import WorkerEnd, as_utf8
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -127,10 +127,10 @@ class Worker:
             exit_code=exit_code,
             time_s=time_s,
             ended_by_us=self.told_to_end,
-            message=message,
-            traceback=traceback,
+            message=as_utf8(message) if message else None,
+            traceback=as_utf8(traceback) if traceback else None,
             stderr_tail=_read_tail(self.err_path, self.err_start) if exit_code else None,
-            stderr_path=str(self.err_path),
+            stderr_path=as_utf8(str(self.err_path)),
             could_not_start=could_not_start,
         )
 

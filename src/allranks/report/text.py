@@ -29,7 +29,7 @@ class Style:
         import os
 
         encoding = (getattr(stream, "encoding", None) or "ascii").lower().replace("-", "")
-        has_colour = stream.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+        has_colour = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM") != "dumb"
         return cls(encoding.startswith("utf"), has_colour, shutil.get_terminal_size((100, 24)).columns)
 
     def mark(self, unicode: str, ascii_mark: str) -> str:
@@ -49,7 +49,7 @@ def render_verdict(verdict: Verdict, style: Style) -> str:
 def render_finding(finding: Finding, style: Style) -> str:
     """Return one finding: the culprit's line, what happened, what was seen, what to do, who waited."""
     separator = style.mark(" · ", " - ")
-    who = separator.join(filter(None, [finding.node, _fold_ranks(finding.ranks)]))
+    who = separator.join(filter(None, [_clean(finding.node or ""), _fold_ranks(finding.ranks)]))
     head = f"{style.mark('✗', 'x')} {finding.cause}   {who}"
     confidence = str(finding.confidence)
     gap = max(3, min(style.width, 100) - len(head) - len(confidence))
@@ -59,9 +59,9 @@ def render_finding(finding: Finding, style: Style) -> str:
         seen = [line for line in _clean(evidence.seen).splitlines() if line.strip(" ^~")]
         lines += _hang("seen", _cut(seen, style), style)
         if evidence.source:
-            lines += _hang("log", [evidence.source], style)
+            lines += _hang("log", [_clean(evidence.source)], style)
     if finding.fix:
-        lines += _hang("fix", [finding.fix], style)
+        lines += _hang("fix", [_clean(finding.fix)], style)
     if finding.victims:
         lines.append(f"  others waited for it or were ended: {_fold_ranks(finding.victims)}")
     return "\n".join(lines)

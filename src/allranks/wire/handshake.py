@@ -102,6 +102,8 @@ class Door:
             reason = str(exc)
         except WireError as exc:
             reason = f"it sent {exc}"
+            with contextlib.suppress(ConnectionError):
+                guest.send(Refused(reason=reason, is_final=True))
         self.dismiss(guest)
         raise WireError(f"{guest.peer} was refused: {reason}")
 
@@ -184,19 +186,24 @@ def seek_leader(
     started_s = time.monotonic()
     obstacle = "nobody has announced a leader"
     last_told_s = 0.0
+
+    def keep_time() -> None:
+        nonlocal last_told_s
+        check_signals()
+        waited_s = time.monotonic() - started_s
+        if waited_s > deadline_s:
+            raise NodeFaultError(
+                f"no leader of job {job} within {deadline_s:.0f} s; last try: {obstacle}; is the first node "
+                "up, and is its port open from here?"
+            )
+        if waited_s - last_told_s >= 1:
+            last_told_s = waited_s
+            on_wait(waited_s, obstacle)
+
     while True:
         for group in hints():
             for hint in group:
-                waited_s = time.monotonic() - started_s
-                check_signals()
-                if waited_s > deadline_s:
-                    raise NodeFaultError(
-                        f"no leader of job {job} within {deadline_s:.0f} s; last try: {obstacle}; is the first node "
-                        "up, and is its port open from here?"
-                    )
-                if waited_s - last_told_s >= 1:
-                    last_told_s = waited_s
-                    on_wait(waited_s, obstacle)
+                keep_time()
                 key = secret()
                 if key is None:
                     obstacle = "the job's secret is not in the run directory yet"
@@ -207,15 +214,16 @@ def seek_leader(
                     obstacle = exc.reason
                     if exc.is_host_silent:
                         break
+        keep_time()
         time.sleep(0.1)
 
 
 def _join(hint: Hint, *, job: str, attempt: int | None, secret: Secret, card: Card) -> Connection:
     try:
         sock = socket.create_connection((hint.host, hint.port), timeout=CONNECT_S)
-    except OSError as exc:
+    except (OSError, UnicodeError) as exc:  # UnicodeError: no host name at all
         # A refusal is an answer: other ports of the host are worth a try. Silence is not.
-        reason = f"{hint} ({hint.source}): {exc.strerror or exc}"
+        reason = f"{hint} ({hint.source}): {getattr(exc, 'strerror', None) or exc}"
         raise _NotTheLeader(reason, is_host_silent=not isinstance(exc, ConnectionRefusedError)) from exc
     try:
         return _shake_hands(sock, hint, job=job, attempt=attempt, secret=secret, card=card)

@@ -9,6 +9,7 @@ hints (an endpoint flag, the first node of the step). A hint is only believed af
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import socket
 from collections.abc import Sequence
@@ -66,29 +67,26 @@ def bind_port(preferred: int, *, tries: int = PORTS_TRIED) -> socket.socket:
 
 def _listen(port: int) -> socket.socket:
     # A dual-stack socket where the machine has IPv6: clients may resolve localhost to ::1.
-    backlog = 4096  # the kernel caps it at net.core.somaxconn; every rank of the job connects at once
-    with contextlib.suppress(OSError):
-        sock = socket.socket(socket.AF_INET6)
-        try:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-            return _bound(sock, ("::", port), backlog)
-        except OSError:
-            sock.close()
-            raise
-    sock = socket.socket(socket.AF_INET)
     try:
-        return _bound(sock, ("0.0.0.0", port), backlog)
-    except OSError:
-        sock.close()
-        raise
+        return _bound(socket.AF_INET6, ("::", port))
+    except OSError as exc:
+        # In use stays in use: a stranger on IPv6 alone would get the clients that prefer it.
+        if exc.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.ENOPROTOOPT):
+            raise
+    return _bound(socket.AF_INET, ("0.0.0.0", port))
 
 
-def _bound(sock: socket.socket, address: tuple[str, int], backlog: int) -> socket.socket:
-    # Without SO_REUSEADDR the connections of the last job would block the port for a minute (TIME_WAIT).
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    sock.bind(address)
-    sock.listen(backlog)
-    return sock
+def _bound(family: socket.AddressFamily, address: tuple[str, int]) -> socket.socket:
+    with contextlib.ExitStack() as on_failure:
+        sock = on_failure.enter_context(socket.socket(family))
+        if family == socket.AF_INET6:
+            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        # Without SO_REUSEADDR the connections of the last job would block the port for a minute (TIME_WAIT).
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(4096)  # capped at net.core.somaxconn; every rank of the job connects at once
+        on_failure.pop_all()
+        return sock
 
 
 def announce(directory: Path, announcement: Announcement) -> None:

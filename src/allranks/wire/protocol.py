@@ -206,9 +206,32 @@ def decode_frames(buffer: bytearray, *, at_most: int | None = None) -> list[Mess
         del buffer[: _LENGTH.size + length]
         try:
             messages.append(_decoder.decode(payload))
-        except (msgspec.DecodeError, UnicodeDecodeError) as exc:
-            raise WireError(f"a frame that is no message of ours: {exc}") from exc
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+            raise WireError(_describe_foreign_frame(payload) or f"a frame that is no message of ours: {exc}") from exc
     return messages
+
+
+def as_utf8(text: str) -> str:
+    """Return a text that can be encoded: bytes of a file name that are no UTF-8 become escapes."""
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+class _Head(msgspec.Struct, frozen=True):
+    """What Hello and Join of every version begin with."""
+
+    protocol: int
+    version: str
+
+
+def _describe_foreign_frame(payload: bytes) -> str | None:
+    """Name the version of a Hello or Join that this version cannot read."""
+    try:
+        head = msgspec.msgpack.decode(payload, type=_Head)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    if head.protocol == PROTOCOL:
+        return None
+    return f"words of allranks {head.version} (protocol {head.protocol}, here {PROTOCOL}); install one version everywhere"
 
 
 class Connection:
@@ -262,28 +285,29 @@ class Connection:
             except OSError as exc:
                 raise ConnectionError(f"{self.peer}: {exc.strerror}") from exc
 
-    def receive(self) -> list[Message]:
-        """Return the messages that have arrived.
+    def receive(self, *, at_most: int | None = None) -> list[Message]:
+        """Return the messages that have arrived, all or `at_most`; the rest stays for the next call.
 
         Raises:
-            ConnectionError: the other side closed, or is gone.
+            ConnectionError: the other side closed, or is gone, and nothing it said before is left.
             WireError: what arrived is no message of ours.
         """
-        is_closed = False
-        while True:
+        end: str | None = None
+        while len(self._received) <= _LENGTH.size + MAX_FRAME_BYTES:
             try:
                 data = self.sock.recv(1 << 16)
             except BlockingIOError:
                 break
             except OSError as exc:
-                raise ConnectionError(f"{self.peer}: {exc.strerror}") from exc
+                end = f"{self.peer}: {exc.strerror}"
+                break
             if not data:
-                is_closed = True
+                end = f"{self.peer} closed the connection"
                 break
             self._received += data
-        messages = decode_frames(self._received)
-        if is_closed and not messages:
-            raise ConnectionError(f"{self.peer} closed the connection")
+        messages = decode_frames(self._received, at_most=at_most)
+        if end is not None and not messages:
+            raise ConnectionError(end)
         return messages
 
     def expect_alive_within(self, gone_s: float) -> None:

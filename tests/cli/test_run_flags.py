@@ -1,0 +1,250 @@
+"""Flags of `allranks run`: torchrun's, all of them, and what their values mean."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from allranks.cli.run import UNUSED_WITH_VALUE, UNUSED_WITHOUT_VALUE, hidden_streams, make_request, parse_endpoint, run
+from allranks.cli.run import parse_nnodes as nodes_of
+from allranks.launch.plan import Request
+from allranks.model.errors import UsageError
+from allranks.wire.leader import Hint
+
+COMMAND = ("train.py", "--lr", "3e-4")
+
+
+def refusal(call, *args: object, **kwargs: object) -> str:
+    with pytest.raises(UsageError) as refused:
+        call(*args, **kwargs)
+    return str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "nodes"), [("1", (1, 1)), ("4", (4, 4)), ("2:4", (2, 4)), ("3:3", (3, 3)), ("1024", (1024, 1024))]
+)
+def test_nnodes_is_a_number_or_a_range(text, nodes):
+    assert nodes_of(text) == nodes
+
+
+@pytest.mark.parametrize("text", ["", "0", "0:4", "4:2", "-1", "2:", ":4", "1:2:3", "four", "2.5", "4\n", " 4"])
+def test_nnodes_that_makes_no_sense_is_refused(text):
+    assert refusal(nodes_of, text) == (f"--nnodes {text!r}: expected a number from 1, or MIN:MAX, for example 6 or 4:6")
+
+
+@pytest.mark.parametrize(
+    ("text", "endpoint"),
+    [
+        ("node01", ("node01", None)),
+        ("node01:29500", ("node01", 29500)),
+        ("gpu01.cluster.example:1", ("gpu01.cluster.example", 1)),
+        ("10.0.0.1:29500", ("10.0.0.1", 29500)),
+        ("localhost:0", ("localhost", 0)),
+        ("[fd00::1]:29500", ("fd00::1", 29500)),
+        ("[fd00::1]", ("fd00::1", None)),
+        ("[::ffff:10.0.0.1]:65535", ("::ffff:10.0.0.1", 65535)),
+    ],
+)
+def test_an_endpoint_is_a_host_and_maybe_a_port(text, endpoint):
+    assert parse_endpoint(text) == endpoint
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        ":29500",
+        "node01:",
+        "node01:65536",
+        "node01:29k",
+        "node01:-1",
+        "fd00::1",
+        "fd00::1:29500",
+        "[node01]:1",
+        "a b:1",
+        "tcp://node01:29500",
+        "node01:29500:1",
+        "[]:1",
+        "node01:29500\n",
+    ],
+)
+def test_an_endpoint_that_cannot_be_read_is_refused(text):
+    assert refusal(parse_endpoint, text) == (
+        f"--rdzv-endpoint {text!r}: expected HOST or HOST:PORT, for example node01:29500"
+    )
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({}, {}),
+        ({"nproc_per_node": "gpu"}, {"num_workers": "gpu"}),
+        ({"nnodes": "2:4"}, {"min_nodes": 2, "max_nodes": 4}),
+        ({"node_rank": 0}, {"node_rank": 0}),
+        (
+            {"rdzv_endpoint": "node01:29611"},
+            {"endpoint": Hint("node01", 29611, "--rdzv-endpoint"), "port": 29611},
+        ),
+        ({"rdzv_endpoint": "node01"}, {"endpoint": Hint("node01", 29500, "--rdzv-endpoint"), "port": None}),
+        (
+            {"rdzv_endpoint": "node01", "master_port": 29777},
+            {"endpoint": Hint("node01", 29777, "--rdzv-endpoint"), "port": 29777},
+        ),
+        (
+            {"rdzv_endpoint": "node01:29611", "master_port": 29777},
+            {"endpoint": Hint("node01", 29611, "--rdzv-endpoint"), "port": 29611},
+        ),
+        (
+            {"rdzv_endpoint": "node01:0", "master_port": 29777},
+            {"endpoint": Hint("node01", 0, "--rdzv-endpoint"), "port": 0},
+        ),
+        (
+            {"rdzv_endpoint": "node01:29611", "master_addr": "node01"},
+            {"endpoint": Hint("node01", 29611, "--rdzv-endpoint"), "port": 29611},
+        ),
+        ({"master_addr": "node01"}, {"endpoint": Hint("node01", 29500, "--master-addr"), "port": None}),
+        (
+            {"master_addr": "fd00::1", "master_port": 29777},
+            {"endpoint": Hint("fd00::1", 29777, "--master-addr"), "port": 29777},
+        ),
+        ({"master_port": 0}, {"port": 0}),
+        ({"rdzv_id": "exp 7"}, {"rdzv_id": "exp 7"}),
+        ({"rdzv_id": "none"}, {"rdzv_id": None}),
+        ({"rdzv_id": ""}, {"rdzv_id": None}),
+        ({"standalone": True}, {"standalone": True}),
+        ({"backend": "gloo"}, {"backend": "gloo"}),
+        ({"role": "trainer"}, {"role": "trainer"}),
+        ({"module": True}, {"is_module": True}),
+        ({"no_python": True}, {"no_python": True}),
+        ({"local_addr": "10.0.0.3"}, {"local_address": "10.0.0.3"}),
+    ],
+)
+def test_flags_become_one_request(flags, expected):
+    assert make_request(COMMAND, **flags) == Request(command=COMMAND, **expected)
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (
+            {"module": True, "no_python": True},
+            "-m and --no-python contradict each other: a module is run by Python",
+        ),
+        (
+            {"rdzv_endpoint": "node01:29500", "master_addr": "node02"},
+            "--rdzv-endpoint node01:29500 and --master-addr node02 contradict each other",
+        ),
+        ({"nnodes": "0"}, "--nnodes '0': expected a number from 1, or MIN:MAX, for example 6 or 4:6"),
+        ({"nnodes": ""}, "--nnodes '': expected a number from 1, or MIN:MAX, for example 6 or 4:6"),
+    ],
+)
+def test_flags_that_contradict_each_other_are_refused(flags, text):
+    assert refusal(make_request, COMMAND, **flags) == text
+
+
+OUT, ERR = "out", "err"
+
+
+@pytest.mark.parametrize(
+    ("redirects", "tee", "ranks", "hidden"),
+    [
+        ("0", "0", "", set()),
+        ("1", "0", "", {(0, OUT), (1, OUT), (2, OUT)}),
+        ("2", "0", "", {(0, ERR), (1, ERR), (2, ERR)}),
+        ("3", "0", "", {(0, OUT), (0, ERR), (1, OUT), (1, ERR), (2, OUT), (2, ERR)}),
+        ("3", "3", "", set()),
+        ("3", "1", "", {(0, ERR), (1, ERR), (2, ERR)}),
+        ("0:3,2:1", "0", "", {(0, OUT), (0, ERR), (2, OUT)}),
+        ("3", "0:3,1:3", "", {(2, OUT), (2, ERR)}),
+        ("0", "0", "1", {(0, OUT), (0, ERR), (2, OUT), (2, ERR)}),
+        ("2", "0", "0,1", {(0, ERR), (1, ERR), (2, OUT), (2, ERR)}),
+        ("0", "3", "0,1,2", set()),
+    ],
+)
+def test_streams_are_hidden_as_the_flags_say(redirects, tee, ranks, hidden):
+    assert hidden_streams(redirects=redirects, tee=tee, local_ranks_filter=ranks, num_workers=3) == hidden
+
+
+@pytest.mark.parametrize(
+    ("flags", "text"),
+    [
+        (
+            {"redirects": "4"},
+            "--redirects '4': expected 0, 1, 2 or 3, or local ranks with them, for example 0:3,1:2",
+        ),
+        ({"tee": "0:4"}, "--tee '0:4': expected 0, 1, 2 or 3, or local ranks with them, for example 0:3,1:2"),
+        ({"tee": ""}, "--tee '': expected 0, 1, 2 or 3, or local ranks with them, for example 0:3,1:2"),
+        (
+            {"redirects": "0:1,"},
+            "--redirects '0:1,': expected 0, 1, 2 or 3, or local ranks with them, for example 0:3,1:2",
+        ),
+        ({"local_ranks_filter": "0,x"}, "--local-ranks-filter '0,x': expected local ranks, for example 0,1"),
+        ({"local_ranks_filter": "0-2"}, "--local-ranks-filter '0-2': expected local ranks, for example 0,1"),
+    ],
+)
+def test_streams_that_cannot_be_read_are_refused(flags, text):
+    asked = {"redirects": "0", "tee": "0", "local_ranks_filter": ""} | flags
+    assert refusal(hidden_streams, **asked, num_workers=3) == text
+
+
+# The flags of torchrun 2.13, in torch's own order.
+TORCHRUN_FLAGS = [
+    "--nnodes", "--nproc-per-node", "--nproc_per_node", "--rdzv-backend", "--rdzv_backend", "--rdzv-endpoint",
+    "--rdzv_endpoint", "--rdzv-id", "--rdzv_id", "--rdzv-conf", "--rdzv_conf", "--standalone", "--max-restarts",
+    "--max_restarts", "--monitor-interval", "--monitor_interval", "--start-method", "--start_method",
+    "--event-log-handler", "--event_log_handler", "--role", "-m", "--module", "--no-python", "--no_python",
+    "--run-path", "--run_path", "--log-dir", "--log_dir", "-r", "--redirects", "-t", "--tee", "--local-ranks-filter",
+    "--local_ranks_filter", "--duplicate-stdout-filters", "--duplicate_stdout_filters", "--duplicate-stderr-filters",
+    "--duplicate_stderr_filters", "--node-rank", "--node_rank", "--master-addr", "--master_addr", "--master-port",
+    "--master_port", "--local-addr", "--local_addr", "--logs-specs", "--logs_specs", "--numa-binding",
+    "--numa_binding", "--signals-to-handle", "--signals_to_handle", "--shutdown-timeout", "--shutdown_timeout",
+    "--virtual-local-rank", "--virtual_local_rank",
+]  # fmt: skip
+# Those of them that take no value.
+TORCHRUN_SWITCHES = {
+    "--standalone", "-m", "--module", "--no-python", "--no_python", "--run-path", "--run_path", "--virtual-local-rank",
+    "--virtual_local_rank",
+}  # fmt: skip
+OUR_FLAGS = {"--backend", "--cluster", "--plan"}
+
+
+def our_options() -> dict[str, bool]:
+    """Every spelling of every flag, and whether it is a switch."""
+    return {
+        spelling: bool(getattr(parameter, "is_flag", False))
+        for parameter in run.params
+        for spelling in parameter.opts
+        if spelling.startswith("-")
+    }
+
+
+def test_every_flag_of_torchrun_is_taken_and_few_more():
+    assert set(our_options()) == set(TORCHRUN_FLAGS) | OUR_FLAGS
+
+
+def test_a_flag_takes_a_value_where_torchruns_does():
+    switches = {flag for flag, is_switch in our_options().items() if is_switch}
+    assert switches == TORCHRUN_SWITCHES | {"--plan"}
+
+
+def test_every_unused_flag_says_why():
+    assert all(UNUSED_WITH_VALUE.values())
+    assert all(UNUSED_WITHOUT_VALUE.values())
+    assert set(UNUSED_WITH_VALUE) | set(UNUSED_WITHOUT_VALUE) < set(TORCHRUN_FLAGS)
+
+
+@pytest.mark.torch
+def test_the_list_of_flags_is_that_of_the_torch_that_is_here():
+    program = (
+        "import json, torch.distributed.run as run\n"
+        "print(json.dumps([(a.option_strings, a.nargs) for a in run.get_args_parser()._actions]))"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=True)
+    actions = json.loads(done.stdout.splitlines()[-1])
+    theirs = {spelling: nargs == 0 for spellings, nargs in actions for spelling in spellings}
+    theirs = {spelling: is_switch for spelling, is_switch in theirs.items() if spelling not in ("-h", "--help")}
+    assert set(theirs) <= set(our_options())
+    assert {spelling for spelling in theirs if theirs[spelling]} == TORCHRUN_SWITCHES & set(theirs)

@@ -1,0 +1,297 @@
+"""What the terminal shows of the workers' files, byte for byte."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from allranks.launch import console as console_module
+from allranks.launch.console import Console
+
+
+class Terminal:
+    """Two files in place of the terminal's streams, so that nothing ever blocks."""
+
+    def __init__(self, directory: Path) -> None:
+        self._paths = {stream: directory / f"screen.{stream}" for stream in ("out", "err")}
+        self._fds = {
+            stream: os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND) for stream, path in self._paths.items()
+        }
+        self.console = Console(out_fd=self._fds["out"], err_fd=self._fds["err"])
+
+    @property
+    def out(self) -> bytes:
+        return self._paths["out"].read_bytes()
+
+    @property
+    def err(self) -> bytes:
+        return self._paths["err"].read_bytes()
+
+    def close(self) -> None:
+        for fd in self._fds.values():
+            os.close(fd)
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Iterator[Terminal]:
+    made = Terminal(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def calm(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Progress bars are never due."""
+    monkeypatch.setattr(console_module, "REDRAW_S", float("inf"))
+
+
+@pytest.fixture
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Progress bars are always due."""
+    monkeypatch.setattr(console_module, "REDRAW_S", 0.0)
+
+
+class Log:
+    """A worker's output file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.touch()
+
+    def write(self, data: bytes) -> None:
+        with self.path.open("ab") as file:
+            file.write(data)
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Log:
+    return Log(tmp_path / "rank 3.out")
+
+
+PREFIX = "[node02 r3] "
+
+
+def shown(terminal: Terminal, log: Log, data: bytes, *, prefix: str = PREFIX) -> bytes:
+    terminal.console.follow(log.path, start=0, stream="out", prefix=prefix)
+    log.write(data)
+    terminal.console.pump()
+    terminal.console.close()
+    return terminal.out
+
+
+def test_every_line_has_its_prefix(terminal, log):
+    assert shown(terminal, log, b"one\n\ntwo\n") == b"[node02 r3] one\n[node02 r3] \n[node02 r3] two\n"
+
+
+def test_an_unfinished_line_waits_for_its_end(terminal, log):
+    terminal.console.follow(log.path, start=0, stream="out", prefix=PREFIX)
+    log.write(b"loss 0.")
+    assert terminal.console.pump()
+    assert terminal.out == b""
+    log.write(b"25\nstep")
+    terminal.console.pump()
+    assert terminal.out == b"[node02 r3] loss 0.25\n"
+    terminal.console.close()
+    assert terminal.out == b"[node02 r3] loss 0.25\n[node02 r3] step\n"
+
+
+def test_a_pump_says_whether_there_was_anything(terminal, log):
+    terminal.console.follow(log.path, start=0, stream="out", prefix=PREFIX)
+    assert not terminal.console.pump()
+    log.write(b"one\n")
+    assert terminal.console.pump()
+    assert not terminal.console.pump()
+    terminal.console.close()
+
+
+def test_a_worker_alone_is_shown_as_it_is(terminal, log):
+    data = b"\rloss 0.5\rloss 0.4\x1b[31m\xff\xfe no newline"
+    assert shown(terminal, log, data, prefix="") == data
+
+
+def test_a_worker_alone_is_shown_before_its_line_ends(terminal, log):
+    terminal.console.follow(log.path, start=0, stream="out", prefix="")
+    log.write(b"Password: ")
+    terminal.console.pump()
+    assert terminal.out == b"Password: "
+    terminal.console.close()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"caf\xe9",
+        b"\xff\xfe\x00\x01",
+        b"\xe2\x82",
+        "\u2713 \u65e5\u672c\u8a9e".encode(),
+        b"\x1b[1mbold\x1b[0m",
+        b"tab\there",
+    ],
+)
+def test_bytes_of_a_line_are_not_changed(terminal, log, line):
+    assert shown(terminal, log, line + b"\n") == b"[node02 r3] " + line + b"\n"
+
+
+def test_lines_of_windows_end_where_they_end(terminal, log):
+    assert shown(terminal, log, b"one\r\ntwo\r\n") == b"[node02 r3] one\n[node02 r3] two\n"
+
+
+@pytest.mark.usefixtures("calm")
+def test_a_finished_progress_bar_is_its_last_state(terminal, log):
+    assert shown(terminal, log, b"\r 10%|#  |\r 50%|## |\r100%|###|\ndone\n") == (
+        b"[node02 r3] 100%|###|\n[node02 r3] done\n"
+    )
+
+
+@pytest.mark.usefixtures("calm")
+def test_a_progress_bar_that_is_not_due_is_not_shown_before_the_end(terminal, log):
+    terminal.console.follow(log.path, start=0, stream="out", prefix=PREFIX)
+    for percent in (10, 20, 30):
+        log.write(b"\r%d%%" % percent)
+        terminal.console.pump()
+    assert terminal.out == b""
+    terminal.console.close()
+    assert terminal.out == b"[node02 r3] 30%\n"
+
+
+@pytest.mark.usefixtures("eager")
+def test_a_progress_bar_becomes_a_line_when_it_is_due(terminal, log):
+    terminal.console.follow(log.path, start=0, stream="out", prefix=PREFIX)
+    log.write(b"\r10%")
+    terminal.console.pump()
+    assert terminal.out == b""  # 10% may still grow; what stands before the last carriage return is complete
+    log.write(b"\r20%\r30%")
+    terminal.console.pump()
+    assert terminal.out == b"[node02 r3] 20%\n"
+    log.write(b"\r100%\n")
+    terminal.console.pump()
+    assert terminal.out == b"[node02 r3] 20%\n[node02 r3] 100%\n"
+    terminal.console.close()
+    assert terminal.out == b"[node02 r3] 20%\n[node02 r3] 100%\n"
+
+
+def test_a_very_long_line_loses_nothing(terminal, log):
+    line = bytes(65 + index % 26 for index in range(1_000_000))
+    pieces = shown(terminal, log, line + b"\nnext\n").split(b"\n")
+    assert all(piece.startswith(b"[node02 r3] ") for piece in pieces[:-1])
+    assert b"".join(piece.removeprefix(b"[node02 r3] ") for piece in pieces) == line + b"next"
+    assert pieces[-2:] == [b"[node02 r3] next", b""]
+
+
+def test_a_very_long_line_is_shown_before_it_ends(terminal, log):
+    terminal.console.follow(log.path, start=0, stream="out", prefix=PREFIX)
+    log.write(b"x" * 65537)
+    terminal.console.pump()
+    assert terminal.out == b"[node02 r3] " + b"x" * 65536 + b"\n"
+    terminal.console.close()
+    assert terminal.out == b"[node02 r3] " + b"x" * 65536 + b"\n[node02 r3] x\n"
+
+
+def test_what_an_earlier_attempt_wrote_is_not_shown(terminal, log):
+    log.write(b"attempt 0\n")
+    terminal.console.follow(log.path, start=10, stream="out", prefix=PREFIX)
+    log.write(b"attempt 1\n")
+    terminal.console.close()
+    assert terminal.out == b"[node02 r3] attempt 1\n"
+
+
+def test_streams_go_where_they_belong(terminal, log, tmp_path):
+    errors = Log(tmp_path / "rank 3.err")
+    terminal.console.follow(log.path, start=0, stream="out", prefix=PREFIX)
+    terminal.console.follow(errors.path, start=0, stream="err", prefix=PREFIX)
+    log.write(b"loss\n")
+    errors.write(b"warning\n")
+    terminal.console.close()
+    assert (terminal.out, terminal.err) == (b"[node02 r3] loss\n", b"[node02 r3] warning\n")
+
+
+def test_a_muted_stream_is_silent_and_the_other_goes_on(terminal, log, tmp_path):
+    errors = Log(tmp_path / "rank 3.err")
+    terminal.console.follow(log.path, start=0, stream="out", prefix=PREFIX)
+    terminal.console.follow(errors.path, start=0, stream="err", prefix=PREFIX)
+    log.write(b"before\n")
+    terminal.console.pump()
+    terminal.console.mute("out")
+    log.write(b"after\n")
+    errors.write(b"warning\n")
+    terminal.console.close()
+    assert (terminal.out, terminal.err) == (b"[node02 r3] before\n", b"[node02 r3] warning\n")
+
+
+def test_lines_of_several_workers_stay_whole(terminal, tmp_path):
+    logs = [Log(tmp_path / f"rank_{rank}.out") for rank in range(3)]
+    for rank, log in enumerate(logs):
+        terminal.console.follow(log.path, start=0, stream="out", prefix=f"[n r{rank}] ")
+    for half in (b"first half, ", b"second half\n"):
+        for log in logs:
+            log.write(half)
+        terminal.console.pump()
+    terminal.console.close()
+    assert terminal.out == (
+        b"[n r0] first half, second half\n[n r1] first half, second half\n[n r2] first half, second half\n"
+    )
+
+
+@pytest.mark.parametrize("prefix", ["", PREFIX])
+def test_a_reader_that_has_left_ends_the_display_not_the_job(log, prefix):
+    reader, writer = os.pipe()
+    os.close(reader)
+    try:
+        console = Console(out_fd=writer, err_fd=writer)
+        console.follow(log.path, start=0, stream="out", prefix=prefix)
+        log.write(b"one\n")
+        assert console.pump()
+        log.write(b"two\n")
+        assert console.pump()
+        console.close()
+    finally:
+        os.close(writer)
+
+
+def test_a_full_pipe_is_waited_for(log):
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    os.set_blocking(reader, False)
+    with contextlib.suppress(BlockingIOError):
+        while os.write(writer, b"." * 4096):
+            pass
+    drained = bytearray()
+
+    try:
+        console = Console(out_fd=writer, err_fd=writer)
+        console.follow(log.path, start=0, stream="out", prefix=PREFIX)
+        with _reading(reader, drained):
+            log.write(b"one\n")
+            console.close()
+    finally:
+        os.close(writer)
+    with contextlib.suppress(BlockingIOError):
+        while data := os.read(reader, 1 << 16):
+            drained += data
+    os.close(reader)
+    assert drained.lstrip(b".") == b"[node02 r3] one\n"
+
+
+@contextlib.contextmanager
+def _reading(fd: int, into: bytearray) -> Iterator[None]:
+    is_over = threading.Event()
+
+    def read() -> None:
+        while not is_over.is_set():
+            with contextlib.suppress(BlockingIOError):
+                into.extend(os.read(fd, 1 << 16))
+            time.sleep(0.005)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join(30)

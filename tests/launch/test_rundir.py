@@ -1,0 +1,229 @@
+"""The run directory: safe paths for any name, and nothing secret in it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from allranks.launch.rundir import RunDir, as_file_name, describe_command, is_secret_name
+from allranks.model.errors import UsageError
+from allranks.model.finding import Verdict
+from allranks.model.setting import Setting
+
+
+@pytest.mark.parametrize(
+    ("name", "path"),
+    [
+        ("4711", "4711"),
+        ("4711_12.1", "4711_12.1"),
+        ("my run/7", "my_run_7"),
+        ("../../etc/passwd", ".._.._etc_passwd"),
+        ("..", "_.."),
+        (".", "_."),
+        ("", "_"),
+        ("a\nb", "a_b"),
+        ("a\x00b", "a_b"),
+        ("/", "_"),
+        ("node01-29500", "node01-29500"),
+        ("fd00::1-29500", "fd00_1-29500"),
+        ("\u5b9f\u9a13", "_"),
+        ('it\'s "quoted"; rm -rf ~', "it_s_quoted_rm_-rf_"),
+        ("x" * 300, "x" * 128),
+    ],
+)
+def test_nasty_names_become_safe_paths(name, path):
+    assert as_file_name(name) == path
+
+
+@given(st.text())
+def test_any_name_stays_one_entry_of_its_directory(name):
+    safe = as_file_name(name)
+    assert safe not in ("", ".", "..")
+    assert "/" not in safe
+    assert safe.isascii()
+    assert len(safe) <= 129
+
+
+@pytest.mark.parametrize("job", ["my run/7", "..", "a\nb", ""])
+def test_a_job_with_a_nasty_name_stays_in_the_log_directory(tmp_path, job):
+    root = tmp_path / "my runs"
+    run_dir = RunDir(root, job)
+    run_dir.create()
+    run_dir.create_attempt(None)
+    made = run_dir.create_node("../node 01")
+    assert made.resolve().is_relative_to(root)
+    assert made.is_dir()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["my runs"]
+
+
+def test_latest_points_to_the_newest_job(tmp_path):
+    for job in ("4711", "4712"):
+        RunDir(tmp_path, job).create()
+    assert (tmp_path / "latest").readlink() == Path("4712")
+    RunDir(tmp_path, "4711").create()
+    assert (tmp_path / "latest").readlink() == Path("4711")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["4711", "4712", "latest"]
+
+
+def test_latest_of_a_job_with_spaces_leads_there(tmp_path):
+    run_dir = RunDir(tmp_path, "my run/7")
+    run_dir.create()
+    assert (tmp_path / "latest").resolve() == run_dir.path
+
+
+def test_a_log_directory_that_cannot_be_made_names_the_flag(tmp_path):
+    (tmp_path / "runs").write_text("a file")
+    with pytest.raises(UsageError) as refused:
+        RunDir(tmp_path / "runs", "4711").create()
+    assert str(refused.value) == (
+        f"{tmp_path}/runs/4711: Not a directory; logs and verdicts are written there, name another place with --log-dir"
+    )
+
+
+def test_attempts_are_numbered_where_nobody_counts(tmp_path):
+    names = []
+    for _ in range(3):
+        run_dir = RunDir(tmp_path, "exp7")
+        run_dir.create()
+        run_dir.create_attempt(None)
+        names.append((run_dir.attempt, run_dir.attempt_path.name))
+    assert names == [(0, "attempt_0"), (1, "attempt_1"), (2, "attempt_2")]
+
+
+def test_the_schedulers_count_is_kept(tmp_path):
+    run_dir = RunDir(tmp_path, "4711")
+    run_dir.create()
+    for attempt in (2, 2, 0):
+        run_dir.create_attempt(attempt)
+        assert run_dir.attempt_path == tmp_path / "4711" / f"attempt_{attempt}"
+        assert run_dir.attempt_path.is_dir()
+
+
+def test_an_attempt_without_its_job_names_the_flag(tmp_path):
+    run_dir = RunDir(tmp_path, "4711")
+    with pytest.raises(UsageError, match="attempt_0: No such file or directory; name another place with --log-dir"):
+        run_dir.create_attempt(None)
+
+
+def test_a_node_has_a_directory_of_its_own(tmp_path):
+    run_dir = RunDir(tmp_path, "4711")
+    run_dir.attempt = 1
+    assert run_dir.create_node("node01.0") == tmp_path / "4711" / "attempt_1" / "node01.0"
+    assert run_dir.create_node("node01.0").is_dir()  # other nodes of a shared file system may be first
+
+
+@pytest.mark.parametrize(
+    ("name", "is_secret"),
+    [
+        ("WANDB_API_KEY", True),
+        ("HF_TOKEN", True),
+        ("ALLRANKS_SECRET", True),
+        ("aws_secret_access_key", True),
+        ("PGPASSWORD", True),
+        ("MYSQL_PASSWD", True),
+        ("GOOGLE_APPLICATION_CREDENTIALS", True),
+        ("PATH", False),
+        ("MASTER_ADDR", False),
+        ("NCCL_SOCKET_IFNAME", False),
+        ("PYTHONPATH", False),
+    ],
+)
+def test_names_that_smell_of_a_secret_are_known(name, is_secret):
+    assert is_secret_name(name) is is_secret
+
+
+def test_env_json_says_what_was_set_and_why_without_secrets(tmp_path):
+    run_dir = RunDir(tmp_path, "4711")
+    run_dir.create_node("node 01")
+    run_dir.write_settings(
+        "node 01",
+        [
+            Setting("OMP_NUM_THREADS", "4", reason="8 cores for 2 ranks", source="allranks"),
+            Setting("HF_TOKEN", "hf_swordfish", reason="you set it; it is kept", source="environment"),
+        ],
+    )
+    path = tmp_path / "4711" / "attempt_0" / "node_01" / "env.json"
+    assert json.loads(path.read_text()) == [
+        {"name": "OMP_NUM_THREADS", "value": "4", "reason": "8 cores for 2 ranks", "source": "allranks"},
+        {"name": "HF_TOKEN", "value": "(hidden)", "reason": "you set it; it is kept", "source": "environment"},
+    ]
+    assert [entry.name for entry in path.parent.iterdir()] == ["env.json"]
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        (["train.py", "--lr", "3e-4"], ["train.py", "--lr", "3e-4"]),
+        (["train.py", "--token", "hf_swordfish"], ["train.py", "--token", "(hidden)"]),
+        (["train.py", "--url=https://u:hf_swordfish@hub"], ["train.py", "--url=https://u:(hidden)@hub"]),
+        (["train.py", "--note", "two hf_swordfish hf_swordfish"], ["train.py", "--note", "two (hidden) (hidden)"]),
+        (["train.py", "--seed", "1"], ["train.py", "--seed", "1"]),
+        ([], []),
+    ],
+)
+def test_the_record_of_the_command_has_no_secret(command, shown):
+    env = {"HF_TOKEN": "hf_swordfish", "SHORT_KEY": "1", "EMPTY_KEY": "", "LR": "3e-4"}
+    assert describe_command(command, env) == shown
+
+
+def test_the_verdict_is_read_back(tmp_path):
+    run_dir = RunDir(tmp_path, "4711")
+    run_dir.create()
+    run_dir.create_attempt(0)
+    verdict = Verdict(job="4711", attempt=0, exit_code=1)
+    run_dir.write_verdict(verdict)
+    path = tmp_path / "4711" / "attempt_0" / "verdict.json"
+    assert Verdict.from_json(path.read_bytes()) == verdict
+    assert [entry.name for entry in path.parent.iterdir()] == ["verdict.json"]
+
+
+def test_events_are_a_line_each(tmp_path):
+    run_dir = RunDir(tmp_path, "4711")
+    run_dir.create()
+    run_dir.create_attempt(0)
+    run_dir.add_event("joined", node="node\n02", pid=812)
+    run_dir.add_event("ended", exit_code=1)
+    lines = (tmp_path / "4711" / "attempt_0" / "events.jsonl").read_text().splitlines()
+    events = [json.loads(line) for line in lines]
+    assert [{name: event[name] for name in event if name != "time_s"} for event in events] == [
+        {"event": "joined", "node": "node\n02", "pid": 812},
+        {"event": "ended", "exit_code": 1},
+    ]
+    assert all(isinstance(event["time_s"], float) for event in events)
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
+def test_a_directory_that_may_not_be_written_is_said_so(tmp_path):
+    tmp_path.chmod(0o500)
+    try:
+        with pytest.raises(UsageError, match="Permission denied; logs and verdicts are written there"):
+            RunDir(tmp_path, "4711").create()
+    finally:
+        tmp_path.chmod(0o700)
+
+
+def test_a_directory_that_is_gone_does_not_stop_the_job(tmp_path):
+    run_dir = RunDir(tmp_path, "4711")  # never made, as when somebody cleans up during the job
+    run_dir.add_event("ended", exit_code=0)
+    run_dir.write_verdict(Verdict(job="4711", attempt=0, exit_code=0))
+    run_dir.write_settings("node01", [])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_job_named_latest_is_not_its_own_link(tmp_path):
+    for job in ("night", "latest"):
+        run_dir = RunDir(tmp_path, job)
+        run_dir.create()
+        run_dir.create_attempt(None)
+    assert (tmp_path / "_latest" / "attempt_0").is_dir()
+    assert (tmp_path / "latest").readlink() == Path("_latest")
+
+
+def test_a_secret_that_begins_with_another_is_hidden_whole():
+    env = {"A_TOKEN": "abcdefgh", "B_KEY": "abcdefghTAIL"}
+    assert describe_command(["--key", "abcdefghTAIL"], env) == ["--key", "(hidden)"]

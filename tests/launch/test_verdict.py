@@ -1,0 +1,320 @@
+"""Who failed first: ends of workers in, one culprit out."""
+
+from __future__ import annotations
+
+import itertools
+
+import msgspec
+import pytest
+
+from allranks.launch.verdict import Ledger, is_failure, is_secondary
+from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
+from allranks.wire.protocol import Member, WorkerEnd
+
+MEMBERS = (
+    Member(name="node01", first_rank=0, num_workers=2, host="node01"),
+    Member(name="node02", first_rank=2, num_workers=2, host="node02"),
+    Member(name="node03", first_rank=4, num_workers=4, host="node03"),
+)
+GLOO_LOST = "RuntimeError: [../third_party/gloo/gloo/transport/tcp/pair.cc:547] Connection closed by peer [10.0.0.2]:41"
+TRACEBACK = """Traceback (most recent call last):
+  File "/home/u/my runs/train.py", line 41, in load_batch
+    raise ValueError("batch 17 has no label")
+  File "/opt/venv/lib/python3.12/site-packages/torch/nn/modules/module.py", line 1751, in _wrapped_call_impl
+    return self._call_impl(*args, **kwargs)
+ValueError: batch 17 has no label
+"""
+
+
+def end(rank: int, exit_code: int = 1, *, at: float = 100.0, **more: object) -> WorkerEnd:
+    node = "node01" if rank < 2 else "node02" if rank < 4 else "node03"
+    return WorkerEnd(rank=rank, local_rank=rank % 2, node=node, exit_code=exit_code, time_s=at, **more)
+
+
+def lost(rank: int, *, at: float = 100.0) -> WorkerEnd:
+    return end(rank, at=at, message=GLOO_LOST)
+
+
+def judge(*ends: WorkerEnd, exits: dict[int, float] | None = None, lost_nodes: tuple[str, ...] = ()) -> Verdict:
+    ledger = Ledger(MEMBERS)
+    for rank, time_s in (exits or {}).items():
+        ledger.add_exit(rank, time_s)
+    for worker_end in ends:
+        ledger.add_failure(worker_end, worker_end.time_s)
+    for node in lost_nodes:
+        ledger.add_lost_node(node, "no answer for 10 s")
+    return ledger.verdict("4711", 0)
+
+
+def the_finding(verdict: Verdict) -> Finding:
+    assert len(verdict.findings) == 1
+    return verdict.findings[0]
+
+
+def test_an_exception_is_told_with_its_line_and_traceback():
+    verdict = judge(
+        end(3, message="ValueError: batch 17 has no label", traceback=TRACEBACK, stderr_path="runs/4711/rank_3.err")
+    )
+    assert verdict == Verdict(
+        job="4711",
+        attempt=0,
+        exit_code=1,
+        findings=(
+            Finding(
+                cause="AR590 user-code-error",
+                severity=Severity.FAIL,
+                confidence=Confidence.CERTAIN,
+                node="node02",
+                ranks=(3,),
+                message="ValueError: batch 17 has no label (train.py:41 in load_batch)",
+                evidence=(Evidence(seen=TRACEBACK.rstrip(), source="runs/4711/rank_3.err"),),
+                fix=None,
+                victims=(0, 1, 2, 4, 5, 6, 7),
+            ),
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("worker_end", "cause", "message", "exit_code"),
+    [
+        (end(3, 1), "AR590 user-code-error", "ended with exit code 1", 1),
+        (end(3, 3), "AR590 user-code-error", "ended with exit code 3", 1),
+        (end(3, 255, stderr_tail="oops"), "AR590 user-code-error", "ended with exit code 255", 1),
+        (end(3, 1, message="KeyError: 'x'\nin batch 3"), "AR590 user-code-error", "KeyError: 'x'", 1),
+        (end(3, -9), "AR407 dead-rank", "killed by SIGKILL (signal 9), not by allranks", 137),
+        (end(3, -40), "AR407 dead-rank", "killed by signal 40, not by allranks", 168),
+        (end(3, -11), "AR407 dead-rank", "killed by SIGSEGV (signal 11), not by allranks", 139),
+        (end(3, -6), "AR407 dead-rank", "killed by SIGABRT (signal 6), not by allranks", 134),
+        (end(3, -15), "AR407 dead-rank", "killed by SIGTERM (signal 15), not by allranks", 143),
+        (
+            end(3, 127, message="python9: No such file or directory", could_not_start=True),
+            "AR401 missing-rank",
+            "could not be started: python9: No such file or directory",
+            78,
+        ),
+    ],
+)
+def test_each_kind_of_end_has_its_cause_and_exit_code(worker_end, cause, message, exit_code):
+    verdict = judge(worker_end)
+    finding = the_finding(verdict)
+    assert (finding.cause, finding.message, verdict.exit_code) == (cause, message, exit_code)
+    assert (finding.node, finding.ranks, finding.confidence) == ("node02", (3,), "certain")
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "fix"),
+    [
+        (-9, "often the kernel out of memory: dmesg -T | grep -i 'killed process'"),
+        (-11, "a crash in native code: run with PYTHONFAULTHANDLER=1 to see where"),
+        (-7, "often a full /dev/shm: df -h /dev/shm"),
+        (-15, None),
+        (1, None),
+    ],
+)
+def test_a_signal_says_what_to_look_at(exit_code, fix):
+    assert the_finding(judge(end(3, exit_code))).fix == fix
+
+
+def test_the_last_words_on_stderr_are_evidence_where_there_is_no_traceback():
+    assert the_finding(judge(end(3, 2, stderr_tail="usage: train.py\n"))).evidence == (
+        Evidence(seen="usage: train.py", source=None),
+    )
+    assert the_finding(judge(end(3, 2))).evidence == ()
+
+
+SECONDARY = [
+    GLOO_LOST,
+    "RuntimeError: [../gloo/transport/tcp/pair.cc:598] Connection reset by peer [10.0.0.2]:41",
+    "RuntimeError: Application timeout caused pair closure",
+    "RuntimeError: [../gloo/tcp/unbound_buffer.cc:81] Timed out waiting 30000ms for recv operation to complete",
+    "torch.distributed.DistStoreError: wait timeout after 15000ms, keys: /default_pg/0//cpu//0/1",
+    "torch.distributed.DistNetworkError: The client socket has timed out after 60000ms while trying to connect",
+    "torch.distributed.DistNetworkError: failed to recv, got 0 bytes. Connection was likely closed. recvValue failed",
+    "torch.distributed.DistBackendError: NCCL error: ncclRemoteError: A call failed possibly due to a network error",
+    "torch.distributed.DistStoreError: allranks: init_process_group waited 15 s for rank 1 (node01); look at",
+]
+
+
+@pytest.mark.parametrize("message", SECONDARY)
+def test_a_rank_that_lost_another_one_is_no_culprit(message):
+    assert is_secondary(end(0, message=message))
+    assert is_secondary(end(0, stderr_tail=message))
+
+
+@pytest.mark.parametrize(
+    "worker_end",
+    [
+        end(0, message="ValueError: batch 17 has no label"),
+        end(0, message="torch.OutOfMemoryError: CUDA out of memory", stderr_tail=GLOO_LOST),
+        end(0, 3),
+        end(0, -9, stderr_tail=GLOO_LOST),
+        end(0, 127, message="Connection refused", could_not_start=True),
+    ],
+)
+def test_a_rank_that_broke_by_itself_may_be_the_culprit(worker_end):
+    assert not is_secondary(worker_end)
+
+
+def test_the_culprit_is_named_though_its_victims_end_first():
+    for order in itertools.permutations(
+        [lost(0, at=100.0), lost(2, at=100.1), end(3, message="ValueError: no label", at=100.4)]
+    ):
+        verdict = judge(*order)
+        finding = the_finding(verdict)
+        assert (finding.ranks, finding.message) == ((3,), "ValueError: no label")
+        assert finding.victims == (0, 1, 2, 4, 5, 6, 7)
+        assert verdict.exit_code == 1
+
+
+def test_of_two_culprits_the_earlier_one_is_named_whichever_was_noticed_first():
+    early, late = end(6, -9, at=100.0), end(1, message="ValueError: no label", at=100.2)
+    for order in ((early, late), (late, early)):
+        verdict = judge(*order)
+        assert the_finding(verdict).ranks == (6,)
+        assert verdict.exit_code == 137
+
+
+def test_a_worker_that_we_ended_is_never_the_culprit():
+    ours = end(0, -15, at=90.0, ended_by_us=True)
+    crashed = end(1, message="ValueError: in its finally", at=91.0, ended_by_us=True)
+    assert not is_failure(ours)
+    assert the_finding(judge(ours, crashed, end(3, 3, at=100.0))).ranks == (3,)
+    assert judge(ours, crashed) == Verdict(job="4711", attempt=0, exit_code=3)
+
+
+def test_victims_alone_leave_the_verdict_undecided():
+    verdict = judge(lost(5, at=100.2), lost(2, at=100.1))
+    finding = the_finding(verdict)
+    assert (finding.cause, finding.confidence, finding.ranks, finding.node) == (
+        "AR490 collective-timeout",
+        "undecided",
+        (2,),
+        "node02",
+    )
+    assert finding.message == "it was the first to lose the others; no rank says why"
+    assert finding.victims == (0, 1, 3, 4, 5, 6, 7)
+    assert verdict.exit_code == 1
+
+
+def test_a_rank_that_left_early_with_zero_is_named_by_those_it_left():
+    verdict = judge(lost(0, at=100.0), lost(1, at=100.1), exits={5: 97.5, 6: 98.0})
+    finding = the_finding(verdict)
+    assert (finding.cause, finding.confidence, finding.ranks, finding.node) == (
+        "AR407 dead-rank",
+        "likely",
+        (5,),
+        "node03",
+    )
+    assert finding.message == "it left with exit code 0, 2.5 s before rank 0 lost its connection"
+    assert finding.fix == "every rank must run the same number of steps: look at how the data is divided"
+    assert finding.victims == (0, 1, 2, 3, 4, 7)
+    assert verdict.exit_code == 1
+
+
+def test_a_rank_that_left_after_the_first_loss_is_not_blamed():
+    assert the_finding(judge(lost(0, at=100.0), exits={5: 100.5})).cause == "AR490 collective-timeout"
+
+
+@pytest.mark.parametrize(
+    ("whom", "ranks", "node"),
+    [
+        ("rank 5 (node03); 7 of 8 ranks are here", (5,), "node03"),
+        ("ranks 2-3 (node02); 6 of 8 ranks are here", (2, 3), "node02"),
+        ("rank 1 (node01), ranks 4,6-7 (node03); 4 of 8 ranks are here", (1, 4, 6, 7), "node01"),
+        ("ranks 4,6 (node03); 6 of 8 ranks are here", (4, 6), "node03"),
+        ("rank 0 (node01) to open the store", (0,), "node01"),
+    ],
+)
+def test_ranks_that_never_came_are_named_by_those_that_waited(whom, ranks, node):
+    message = (
+        f"torch.distributed.DistStoreError: allranks: init_process_group waited 15 s for {whom}; look at what they do "
+        "(their .err and .out files), or give more time with its timeout argument"
+    )
+    verdict = judge(
+        *(end(rank, at=100 + rank, message=message) for rank in range(8) if rank not in ranks),
+        *(end(rank, -15, ended_by_us=True) for rank in ranks),
+    )
+    finding = the_finding(verdict)
+    first = min(set(range(8)) - set(ranks))
+    assert (finding.cause, finding.ranks, finding.node) == ("AR401 missing-rank", ranks, node)
+    assert finding.confidence is Confidence.CERTAIN
+    assert finding.message == "never came to init_process_group, though its process was running"
+    assert finding.evidence == (Evidence(seen=f"rank {first} waited 15 s for {whom}"),)
+    assert set(finding.victims) == set(range(8)) - set(ranks)
+    assert verdict.exit_code == 1
+
+
+def test_a_lost_node_is_named_with_all_its_ranks():
+    verdict = judge(lost(0), lost_nodes=("node03",))
+    finding = the_finding(verdict)
+    assert (finding.cause, finding.confidence) == ("AR012 node-failure", "likely")
+    assert (finding.node, finding.ranks, finding.victims) == ("node03", (4, 5, 6, 7), (0, 1, 2, 3))
+    assert finding.evidence == (Evidence(seen="no answer for 10 s"),)
+    assert verdict.exit_code == 75
+
+
+def test_a_culprit_outweighs_a_lost_node():
+    verdict = judge(end(0, message="ValueError: no label"), lost_nodes=("node03",))
+    assert (the_finding(verdict).ranks, verdict.exit_code) == ((0,), 1)
+
+
+def test_all_well_is_zero_without_findings():
+    verdict = judge(exits=dict.fromkeys(range(8), 100.0))
+    assert verdict == Verdict(job="4711", attempt=0, exit_code=0)
+
+
+def test_victims_that_had_already_left_with_zero_are_not_counted():
+    assert the_finding(judge(end(3, 1), exits={0: 99.0, 7: 99.5})).victims == (1, 2, 4, 5, 6)
+
+
+def test_the_verdict_survives_json():
+    verdict = judge(end(3, message="ValueError: \u00e9t\u00e9\x1b[2J", traceback=TRACEBACK))
+    assert Verdict.from_json(verdict.to_json()) == verdict
+    with pytest.raises(msgspec.DecodeError):
+        Verdict.from_json(b"{}")
+
+
+PRIMARY = end(3, 1, at=100.0)
+STOP_TABLE = {
+    "nothing has happened": ([], {}, (), 100.0, False),
+    "one left with 0": ([], {0: 99.0}, (), 1000.0, False),
+    "all left with 0": ([], dict.fromkeys(range(8), 99.0), (), 100.0, True),
+    "one broke": ([PRIMARY], {}, (), 100.0, True),
+    "a victim, just now": ([lost(0, at=100.0)], {}, (), 100.0, False),
+    "a victim, 1.4 s ago": ([lost(0, at=100.0)], {}, (), 101.4, False),
+    "a victim, 1.5 s ago": ([lost(0, at=100.0)], {}, (), 101.5, True),
+    "later victims give no more time": ([lost(0, at=100.0), lost(1, at=101.0)], {}, (), 101.5, True),
+    "a victim and its culprit": ([lost(0, at=100.0), end(3, 1, at=100.4)], {}, (), 100.4, True),
+    "all are victims": ([lost(rank, at=100.0) for rank in range(8)], {}, (), 100.0, True),
+    "victims and zeros make all": ([lost(0, at=100.0)], dict.fromkeys(range(1, 8), 99.0), (), 100.0, True),
+    "a node is lost": ([], {}, ("node03",), 100.0, True),
+    "one that we ended": ([end(0, -15, ended_by_us=True)], {}, (), 1000.0, False),
+}
+
+
+@pytest.mark.parametrize("case", STOP_TABLE)
+def test_the_rest_is_ended_when_the_culprit_is_known_or_the_time_is_up(case):
+    ends, exits, lost_nodes, now_s, is_time = STOP_TABLE[case]
+    ledger = Ledger(MEMBERS)
+    for rank, time_s in exits.items():
+        ledger.add_exit(rank, time_s)
+    for worker_end in ends:
+        ledger.add_failure(worker_end, worker_end.time_s)
+    for node in lost_nodes:
+        ledger.add_lost_node(node, "no answer for 10 s")
+    assert ledger.should_stop(now_s) is is_time
+
+
+def test_a_first_victim_sets_the_time_to_look_again():
+    ledger = Ledger(MEMBERS)
+    assert ledger.settles_at_s() is None
+    ledger.add_failure(lost(0), 100.0)
+    ledger.add_failure(lost(1), 101.0)
+    assert ledger.settles_at_s() == 101.5
+
+
+def test_a_watchdog_that_aborts_its_rank_is_a_victim():
+    text = "[rank0]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE)"
+    finding = the_finding(judge(end(0, -6, at=1.0, stderr_tail=text), end(2, 1, at=2.0, message="ValueError: x")))
+    assert finding.ranks == (2,)

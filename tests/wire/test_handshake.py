@@ -1,0 +1,595 @@
+"""The handshake on real sockets: who is let in, who is refused and why, and what an agent does not believe."""
+
+from __future__ import annotations
+
+import contextlib
+import http.server
+import selectors
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import msgspec
+import pytest
+
+from allranks import __version__
+from allranks.model.errors import NodeFaultError, StoppedBySignal, WireError
+from allranks.wire.handshake import Door, seek_leader
+from allranks.wire.leader import Hint, bind_port, collect_hints
+from allranks.wire.protocol import (
+    Card,
+    Connection,
+    Goodbye,
+    Hello,
+    Join,
+    Message,
+    Refused,
+    Stop,
+    Stopped,
+    Welcome,
+    decode_frames,
+    encode_frame,
+)
+from allranks.wire.secret import Secret, join_proof
+
+KEY = Secret(b"swordfish", "test")
+WRONG_KEY = Secret(b"haddock", "test")
+CARD = Card(host="node02", pid=812, node_index=1, num_workers=6, num_gpus=0)
+PATIENCE_S = 30
+"""How long a test waits for what must come."""
+
+
+class Leader:
+    """A door in a thread, with the smallest loop that drives it."""
+
+    def __init__(self, *, port: int = 0, job: str = "train", attempt: int = 0, secret: Secret = KEY) -> None:
+        self._listener = bind_port(port)
+        self.port = int(self._listener.getsockname()[1])
+        self.let_in: list[tuple[Card, Connection]] = []
+        self.refusals: list[str] = []
+        self.after_welcome: tuple[Message, ...] = ()
+        self._is_over = threading.Event()
+        self.door = Door(self._listener, job=job, attempt=attempt, secret=secret)
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Leader:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._is_over.set()
+        self._thread.join(PATIENCE_S)
+        for _, connection in self.let_in:
+            connection.close()
+        self.door.close()
+        self._listener.close()
+
+    def _run(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.door, selectors.EVENT_READ)
+            while not self._is_over.is_set():
+                for key, _ in selector.select(0.02):
+                    if key.fileobj is self.door:
+                        guest = self.door.greet(time.monotonic())
+                        if guest is not None:
+                            selector.register(guest, selectors.EVENT_READ)
+                        continue
+                    assert isinstance(key.fileobj, Connection)
+                    self._hear(key.fileobj, selector)
+
+    def _hear(self, guest: Connection, selector: selectors.BaseSelector) -> None:
+        try:
+            card = self.door.hear(guest)
+        except WireError as exc:
+            self.refusals.append(str(exc))
+            selector.unregister(guest)
+            return
+        if card is not None:
+            selector.unregister(guest)
+            for message in self.after_welcome:
+                guest.send(message)
+            self.let_in.append((card, guest))
+
+
+def seek(
+    *ports: int,
+    job: str = "train",
+    attempt: int | None = 0,
+    secret: Secret | None = KEY,
+    deadline_s: float = PATIENCE_S,
+    told: list[str] | None = None,
+    check_signals: Callable[[], None] = lambda: None,
+) -> Connection:
+    hints = [[Hint("127.0.0.1", port, "test") for port in ports]]
+    return seek_leader(
+        lambda: hints,
+        job=job,
+        attempt=attempt,
+        secret=lambda: secret,
+        card=CARD,
+        deadline_s=deadline_s,
+        on_wait=lambda _, obstacle: told.append(obstacle) if told is not None else None,
+        check_signals=check_signals,
+    )
+
+
+def wait_for(predicate: Callable[[], object], what: str) -> None:
+    until_s = time.monotonic() + PATIENCE_S
+    while not predicate():
+        assert time.monotonic() < until_s, f"{what} did not come within {PATIENCE_S} s"
+        time.sleep(0.01)
+
+
+class Guest:
+    """An agent by hand: it says what the test wants it to say."""
+
+    def __init__(self, port: int) -> None:
+        self.sock = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
+        self._buffer = bytearray()
+
+    def __enter__(self) -> Guest:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.sock.close()
+
+    def read(self) -> Message | None:
+        """The next message, None where the leader closed."""
+        while not (messages := decode_frames(self._buffer, at_most=1)):
+            try:
+                data = self.sock.recv(1 << 16)
+            except ConnectionResetError:
+                return None
+            if not data:
+                return None
+            self._buffer += data
+        return messages[0]
+
+    def read_hello(self) -> Hello:
+        hello = self.read()
+        assert isinstance(hello, Hello)
+        return hello
+
+
+def join_after(hello: Hello, *, job: str = "train", secret: Secret = KEY, card: Card = CARD) -> Join:
+    nonce = b"0123456789abcdef"
+    proof = join_proof(secret, leader_nonce=hello.nonce, nonce=nonce, job=job, card=card)
+    return Join(protocol=1, version=__version__, job=job, attempt=0, nonce=nonce, card=card, proof=proof)
+
+
+def test_the_right_key_opens_the_door():
+    with Leader() as leader, contextlib.closing(seek(leader.port)) as connection:
+        assert connection.peer == f"127.0.0.1:{leader.port}"
+        wait_for(lambda: leader.let_in, "the card")
+        card, peer = leader.let_in[0]
+        assert card == CARD
+        assert peer.peer == "127.0.0.1"
+        peer.send(Goodbye(exit_code=0, summary=""))
+        received: list[Message] = []
+        wait_for(lambda: received.extend(connection.receive()) or received, "the Goodbye")
+        assert received == [Goodbye(exit_code=0, summary="")]
+        assert leader.refusals == []
+
+
+def test_what_follows_the_welcome_at_once_is_not_lost():
+    with Leader() as leader:
+        leader.after_welcome = (Stop(signum=15), Stopped())
+        with contextlib.closing(seek(leader.port)) as connection:
+            received: list[Message] = []
+            wait_for(lambda: received.extend(connection.receive()) or len(received) == 2, "Stop and Stopped")
+            assert received == [Stop(signum=15), Stopped()]
+
+
+def test_many_agents_are_let_in_at_once():
+    with Leader() as leader:
+        connections: list[Connection] = []
+        threads = [threading.Thread(target=lambda: connections.append(seek(leader.port))) for _ in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(PATIENCE_S)
+        assert len(connections) == 8
+        wait_for(lambda: len(leader.let_in) == 8, "the eighth card")
+        for connection in connections:
+            connection.close()
+
+
+def test_an_agent_that_does_not_know_the_attempt_is_let_in():
+    with Leader(attempt=3) as leader, contextlib.closing(seek(leader.port, attempt=None)):
+        wait_for(lambda: leader.let_in, "the card")
+
+
+def test_the_wrong_key_is_refused_with_the_place_of_the_right_one():
+    with Leader() as leader:
+        with pytest.raises(WireError) as refused:
+            seek(leader.port, secret=WRONG_KEY)
+        assert str(refused.value) == (
+            f"the leader at 127.0.0.1:{leader.port} refused this node: it does not know this job's secret "
+            "(the leader's comes from test)"
+        )
+        wait_for(lambda: leader.refusals, "the refusal")
+        assert leader.refusals == [
+            "127.0.0.1 was refused: it does not know this job's secret (the leader's comes from test)"
+        ]
+        assert leader.let_in == []
+
+
+def test_a_left_over_of_an_earlier_start_is_refused():
+    with Leader(attempt=2) as leader:
+        with pytest.raises(WireError) as refused:
+            seek(leader.port, attempt=1)
+        assert str(refused.value) == (
+            f"the leader at 127.0.0.1:{leader.port} refused this node: it is of attempt 1, this is attempt 2; "
+            "a left-over of an earlier start"
+        )
+        assert leader.let_in == []
+
+
+REFUSALS = {
+    "other job": (
+        lambda hello: join_after(hello, job="eval"),
+        Refused(reason="it is of job eval, this is job train", is_final=False),
+    ),
+    "other protocol": (
+        lambda hello: msgspec.structs.replace(join_after(hello), protocol=2, version="9.9"),
+        Refused(
+            reason=f"it runs allranks 9.9 (protocol 2), the leader {__version__} (protocol 1); install the same "
+            "version on all nodes",
+            is_final=True,
+        ),
+    ),
+    "no proof": (
+        lambda hello: msgspec.structs.replace(join_after(hello), proof=b""),
+        Refused(reason="it does not know this job's secret (the leader's comes from test)", is_final=True),
+    ),
+    "a card that the proof is not about": (
+        lambda hello: msgspec.structs.replace(join_after(hello), card=msgspec.structs.replace(CARD, num_workers=600)),
+        Refused(reason="it does not know this job's secret (the leader's comes from test)", is_final=True),
+    ),
+    "no Join": (
+        lambda hello: Stopped(),
+        Refused(reason="it said Stopped where Join was expected", is_final=True),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSALS)
+def test_a_guest_that_says_the_wrong_thing_is_told_why(case):
+    make, answer = REFUSALS[case]
+    with Leader() as leader, Guest(leader.port) as guest:
+        guest.sock.sendall(encode_frame(make(guest.read_hello())))
+        assert guest.read() == answer
+        assert guest.read() is None
+        wait_for(lambda: leader.refusals, "the refusal")
+        assert leader.refusals == [f"127.0.0.1 was refused: {answer.reason}"]
+        assert leader.let_in == []
+
+
+def test_a_join_that_comes_byte_by_byte_is_heard():
+    with Leader() as leader, Guest(leader.port) as guest:
+        for byte in encode_frame(join_after(guest.read_hello())):
+            guest.sock.sendall(bytes([byte]))
+        assert isinstance(guest.read(), Welcome)
+
+
+def test_a_replayed_join_is_refused():
+    with Leader() as leader:
+        with Guest(leader.port) as guest:
+            recorded = encode_frame(join_after(guest.read_hello()))
+            guest.sock.sendall(recorded)
+            assert isinstance(guest.read(), Welcome)
+        with Guest(leader.port) as thief:
+            thief.read_hello()
+            thief.sock.sendall(recorded)
+            assert thief.read() == Refused(
+                reason="it does not know this job's secret (the leader's comes from test)", is_final=True
+            )
+        wait_for(lambda: leader.let_in, "the card")
+        assert len(leader.let_in) == 1
+
+
+@pytest.mark.parametrize(
+    ("garbage", "reason"),
+    [
+        (
+            b"GET / HTTP/1.1\r\n\r\n",
+            "it sent a frame of 1195725856 bytes, at most 4194304 are allowed: not an allranks peer",
+        ),
+        (b"\x00\x00\x00\x01\xc1", "it sent a frame that is no message of ours: "),
+    ],
+)
+def test_garbage_is_refused_and_the_next_guest_let_in(garbage, reason):
+    with Leader() as leader:
+        with Guest(leader.port) as guest:
+            guest.read_hello()
+            guest.sock.sendall(garbage)
+            answer = guest.read()
+            assert isinstance(answer, Refused)
+            assert answer.is_final
+        with contextlib.closing(seek(leader.port)):
+            wait_for(lambda: leader.let_in, "the card")
+        assert len(leader.refusals) == 1
+        assert leader.refusals[0].startswith(f"127.0.0.1 was refused: {reason}")
+
+
+def test_a_guest_that_hangs_up_is_refused_by_name():
+    with Leader() as leader:
+        with Guest(leader.port) as guest:
+            guest.read_hello()
+        wait_for(lambda: leader.refusals, "the refusal")
+        assert leader.refusals == ["127.0.0.1 was refused: 127.0.0.1 closed the connection"]
+
+
+def test_a_silent_guest_is_overdue_after_two_seconds():
+    with bind_port(0) as listener:
+        door = Door(listener, job="train", attempt=0, secret=KEY)
+        port = listener.getsockname()[1]
+        with Guest(port) as early, Guest(port) as late:
+            greeted: list[Connection] = []
+            wait_for(lambda: ((guest := door.greet(100.0)) and greeted.append(guest)) or greeted, "the first guest")
+            wait_for(
+                lambda: ((guest := door.greet(101.0)) and greeted.append(guest)) or len(greeted) == 2, "the second"
+            )
+            assert door.overdue(101.9) == []
+            assert door.overdue(102.1) == greeted[:1]
+            assert door.overdue(103.1) == greeted
+            assert door.hear(greeted[0]) is None
+            door.dismiss(greeted[0])
+            assert door.overdue(103.1) == greeted[1:]
+            early.read_hello()
+            assert early.read() is None
+            assert door.close() == greeted[1:]
+            late.read_hello()
+            assert late.read() is None
+
+
+def test_a_member_that_is_sent_away_again_is_told_why():
+    with Leader() as leader, Guest(leader.port) as guest:
+        guest.sock.sendall(encode_frame(join_after(guest.read_hello())))
+        assert isinstance(guest.read(), Welcome)
+        wait_for(lambda: leader.let_in, "the card")
+        leader.door.refuse(leader.let_in[0][1], "node rank 1 is here already")
+        assert guest.read() == Refused(reason="node rank 1 is here already", is_final=True)
+        assert guest.read() is None
+
+
+@contextlib.contextmanager
+def listening(talk: Callable[[socket.socket], None]) -> Iterator[int]:
+    """A stranger on a port of its own; `talk` has each of its connections."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        listener.settimeout(0.05)
+        is_over = threading.Event()
+
+        def run() -> None:
+            while not is_over.is_set():
+                with contextlib.suppress(TimeoutError):
+                    accepted, _ = listener.accept()
+                    accepted.settimeout(PATIENCE_S)
+                    with accepted, contextlib.suppress(OSError):
+                        talk(accepted)
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            is_over.set()
+            thread.join(PATIENCE_S)
+
+
+def say_nothing(sock: socket.socket) -> None:
+    sock.recv(1)  # until the agent hangs up
+
+
+def say_http(sock: socket.socket) -> None:
+    sock.sendall(b"HTTP/1.1 400 Bad Request\r\nConnection: close\r\n\r\n")
+
+
+def hang_up(sock: socket.socket) -> None:
+    """Accept, and no more."""
+
+
+def say_stopped(sock: socket.socket) -> None:
+    sock.sendall(encode_frame(Stopped()))
+
+
+def lie(sock: socket.socket) -> None:
+    """A leader that does not know the key, and says Welcome to everybody."""
+    sock.sendall(encode_frame(Hello(protocol=1, version=__version__, job="train", nonce=b"L" * 16)))
+    sock.recv(1 << 16)
+    sock.sendall(encode_frame(Welcome(proof=b"0" * 32)))
+    sock.recv(1)
+
+
+STRANGERS = {
+    "silent": (say_nothing, "something listens there and says nothing"),
+    "http": (say_http, "a frame of 1213486160 bytes, at most 4194304 are allowed: not an allranks peer"),
+    "hangs up": (hang_up, "it closed the connection"),
+    "wrong first words": (say_stopped, "no leader of ours"),
+    "wrong key": (lie, "it does not know this job's secret"),
+}
+
+
+@pytest.mark.parametrize("kind", STRANGERS)
+def test_a_stranger_is_passed_over(kind):
+    talk, _ = STRANGERS[kind]
+    with Leader() as leader, listening(talk) as port, contextlib.closing(seek(port, leader.port)) as connection:
+        assert connection.peer == f"127.0.0.1:{leader.port}"
+
+
+@pytest.mark.parametrize("kind", STRANGERS)
+def test_a_stranger_alone_is_named_when_time_is_up(kind):
+    talk, obstacle = STRANGERS[kind]
+    with listening(talk) as port:
+        with pytest.raises(NodeFaultError) as given_up:
+            seek(port, deadline_s=0.2)
+        assert str(given_up.value) == (
+            f"no leader of job train within 0 s; last try: 127.0.0.1:{port} (test): {obstacle}; "
+            "is the first node up, and is its port open from here?"
+        )
+
+
+def test_a_web_server_is_passed_over():
+    # It waits for the client to speak, as the agent waits for the leader.
+    with http.server.HTTPServer(("127.0.0.1", 0), http.server.BaseHTTPRequestHandler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
+        thread.start()
+        try:
+            with Leader() as leader, contextlib.closing(seek(server.server_port, leader.port)) as connection:
+                assert connection.peer == f"127.0.0.1:{leader.port}"
+        finally:
+            server.shutdown()
+            thread.join(PATIENCE_S)
+
+
+def closed_port() -> int:
+    with bind_port(0) as sock:
+        return int(sock.getsockname()[1])
+
+
+def test_a_closed_port_is_passed_over():
+    port = closed_port()
+    with Leader() as leader, contextlib.closing(seek(port, leader.port)) as connection:
+        assert connection.peer == f"127.0.0.1:{leader.port}"
+
+
+def test_a_host_without_a_name_is_passed_over():
+    with Leader() as leader:
+        hints = [
+            [Hint("no-such-host.invalid", leader.port, "test")],
+            [Hint("127.0.0.1", leader.port, "test")],
+        ]
+        connection = seek_leader(
+            lambda: hints,
+            job="train",
+            attempt=0,
+            secret=lambda: KEY,
+            card=CARD,
+            deadline_s=PATIENCE_S,
+            on_wait=lambda *_: None,
+            check_signals=lambda: None,
+        )
+        with contextlib.closing(connection):
+            assert connection.peer == f"127.0.0.1:{leader.port}"
+
+
+def test_a_leader_with_another_key_lets_nobody_in():
+    with Leader(secret=WRONG_KEY) as leader:
+        with pytest.raises(WireError, match="it does not know this job's secret"):
+            seek(leader.port)
+        assert leader.let_in == []
+
+
+def test_each_agent_finds_its_own_leader_among_neighbours(tmp_path):
+    with Leader(job="train") as first, Leader(job="eval", port=first.port) as second:
+        assert first.port != second.port
+        for job, leader in (("train", first), ("eval", second)):
+            connection = seek_leader(
+                lambda job=job: collect_hints(
+                    tmp_path, job=job, named=[Hint("127.0.0.1", first.port, "test")], guessed=[]
+                ),
+                job=job,
+                attempt=0,
+                secret=lambda: KEY,
+                card=CARD,
+                deadline_s=PATIENCE_S,
+                on_wait=lambda *_: None,
+                check_signals=lambda: None,
+            )
+            with contextlib.closing(connection):
+                assert connection.peer == f"127.0.0.1:{leader.port}"
+            wait_for(lambda leader=leader: len(leader.let_in) == 1, "the card")
+
+
+def test_a_leader_that_comes_late_is_found():
+    port = closed_port()
+    told: list[str] = []
+    with contextlib.ExitStack() as stack:
+
+        def start_leader() -> None:
+            stack.enter_context(Leader(port=port))
+
+        timer = threading.Timer(1.5, start_leader)
+        timer.start()
+        with contextlib.closing(seek(port, told=told)):
+            timer.join(PATIENCE_S)
+    assert told[0] == f"127.0.0.1:{port} (test): Connection refused"
+
+
+def test_the_deadline_names_the_job_and_the_last_obstacle():
+    port = closed_port()
+    with pytest.raises(NodeFaultError) as given_up:
+        seek(port, deadline_s=0.2)
+    assert str(given_up.value) == (
+        f"no leader of job train within 0 s; last try: 127.0.0.1:{port} (test): Connection refused; "
+        "is the first node up, and is its port open from here?"
+    )
+    assert given_up.value.exit_code == 75
+
+
+def test_a_key_that_never_appears_is_the_last_obstacle():
+    with Leader() as leader:
+        with pytest.raises(NodeFaultError, match="last try: the job's secret is not in the run directory yet;"):
+            seek(leader.port, secret=None, deadline_s=0.2)
+        assert leader.let_in == []
+
+
+def test_a_leader_of_another_job_alone_is_named():
+    with Leader(job="eval") as leader:
+        with pytest.raises(NodeFaultError) as given_up:
+            seek(leader.port, deadline_s=0.2)
+        assert f"127.0.0.1:{leader.port} (test): leader of another job, eval;" in str(given_up.value)
+
+
+def test_a_signal_ends_the_search():
+    calls = []
+
+    def stop_at_the_third_look() -> None:
+        calls.append(1)
+        if len(calls) == 3:
+            raise StoppedBySignal(2)
+
+    with pytest.raises(StoppedBySignal) as stopped:
+        seek(closed_port(), check_signals=stop_at_the_third_look)
+    assert stopped.value.exit_code == 130
+
+
+def test_a_version_with_other_fields_is_named():
+    with Leader() as leader, Guest(leader.port) as guest:
+        guest.read_hello()
+        payload = msgspec.msgpack.encode({"type": "join", "protocol": 7, "version": "9.9", "who": "node02"})
+        guest.sock.sendall(len(payload).to_bytes(4, "big") + payload)
+        answer = guest.read()
+    assert isinstance(answer, Refused)
+    assert "words of allranks 9.9 (protocol 7, here 1)" in answer.reason
+
+
+def test_without_any_hint_the_search_ends_at_its_deadline():
+    with pytest.raises(NodeFaultError, match="nobody has announced a leader"):
+        seek_leader(
+            list,
+            job="train",
+            attempt=0,
+            secret=lambda: KEY,
+            card=CARD,
+            deadline_s=0.2,
+            on_wait=lambda *_: None,
+            check_signals=lambda: None,
+        )
+
+
+def test_a_host_that_cannot_be_a_name_is_passed_over():
+    with pytest.raises(NodeFaultError, match=r"a\.\.b"):
+        seek_leader(
+            lambda: [[Hint("a..b", 29500, "--rdzv-endpoint")]],
+            job="train",
+            attempt=0,
+            secret=lambda: KEY,
+            card=CARD,
+            deadline_s=0.2,
+            on_wait=lambda *_: None,
+            check_signals=lambda: None,
+        )

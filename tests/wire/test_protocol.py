@@ -1,0 +1,370 @@
+"""Frames: what goes in comes out, however the bytes are cut, and nothing that a stranger sends does harm."""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import struct
+import time
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from allranks.model.errors import WireError
+from allranks.wire.protocol import (
+    Card,
+    Connection,
+    Exited,
+    Failed,
+    Goodbye,
+    Hello,
+    Interrupted,
+    Join,
+    Member,
+    Message,
+    Plan,
+    Refused,
+    Stop,
+    Stopped,
+    Welcome,
+    WorkerEnd,
+    decode_frames,
+    encode_frame,
+)
+
+NUMBERS = st.integers(-(2**63), 2**63 - 1)
+TEXTS = st.text(max_size=40)
+BYTES = st.binary(max_size=40)
+FLOATS = st.floats(allow_nan=False)
+MAYBE_TEXT = st.none() | TEXTS
+
+CARDS = st.builds(
+    Card,
+    host=TEXTS,
+    pid=NUMBERS,
+    node_index=st.none() | NUMBERS,
+    num_workers=NUMBERS,
+    num_gpus=NUMBERS,
+    problem=MAYBE_TEXT,
+    problem_exit=NUMBERS,
+)
+MEMBERS = st.builds(Member, name=TEXTS, first_rank=NUMBERS, num_workers=NUMBERS, host=TEXTS)
+ENDS = st.builds(
+    WorkerEnd,
+    rank=NUMBERS,
+    local_rank=NUMBERS,
+    node=TEXTS,
+    exit_code=NUMBERS,
+    time_s=FLOATS,
+    ended_by_us=st.booleans(),
+    message=MAYBE_TEXT,
+    traceback=MAYBE_TEXT,
+    stderr_tail=MAYBE_TEXT,
+    stderr_path=MAYBE_TEXT,
+    could_not_start=st.booleans(),
+)
+MESSAGES: dict[type, st.SearchStrategy[Message]] = {
+    Hello: st.builds(Hello, protocol=NUMBERS, version=TEXTS, job=TEXTS, nonce=BYTES),
+    Join: st.builds(
+        Join,
+        protocol=NUMBERS,
+        version=TEXTS,
+        job=TEXTS,
+        attempt=st.none() | NUMBERS,
+        nonce=BYTES,
+        card=CARDS,
+        proof=BYTES,
+    ),
+    Welcome: st.builds(Welcome, proof=BYTES),
+    Refused: st.builds(Refused, reason=TEXTS, is_final=st.booleans()),
+    Plan: st.builds(
+        Plan,
+        members=st.lists(MEMBERS, max_size=4).map(tuple),
+        node_index=NUMBERS,
+        attempt=NUMBERS,
+        store_address=TEXTS,
+        store_port=NUMBERS,
+        backend=TEXTS,
+        backend_reason=TEXTS,
+    ),
+    Failed: st.builds(Failed, end=ENDS, age_s=FLOATS),
+    Exited: st.builds(Exited, rank=NUMBERS),
+    Interrupted: st.builds(Interrupted, signum=NUMBERS),
+    Stop: st.builds(Stop, signum=NUMBERS),
+    Stopped: st.just(Stopped()),
+    Goodbye: st.builds(Goodbye, exit_code=NUMBERS, summary=TEXTS),
+}
+ANY_MESSAGE = st.one_of(list(MESSAGES.values()))
+
+
+def test_every_message_of_the_protocol_is_tested_here():
+    assert set(MESSAGES) == set(Message.__args__)
+
+
+@pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.__name__)
+def test_a_message_comes_out_as_it_went_in(kind):
+    @settings(max_examples=30, deadline=None)
+    @given(MESSAGES[kind])
+    def holds(message: Message) -> None:
+        buffer = bytearray(encode_frame(message))
+        assert decode_frames(buffer) == [message]
+        assert buffer == b""
+
+    holds()
+
+
+@settings(deadline=None)
+@given(st.lists(ANY_MESSAGE, max_size=6), st.data())
+def test_frames_decode_the_same_wherever_the_bytes_are_cut(messages, data):
+    stream = b"".join(map(encode_frame, messages))
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=12)))
+    buffer, decoded = bytearray(), []
+    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        buffer += stream[start:end]
+        decoded += decode_frames(buffer)
+    assert decoded == messages
+    assert buffer == b""
+
+
+def test_frames_decode_the_same_byte_by_byte():
+    messages = [Exited(rank=3), Stopped(), Goodbye(exit_code=1, summary="rank 3 failed \u2717")]
+    buffer, decoded = bytearray(), []
+    for byte in b"".join(map(encode_frame, messages)):
+        buffer.append(byte)
+        decoded += decode_frames(buffer)
+    assert decoded == messages
+
+
+def test_at_most_leaves_the_next_frame_in_the_buffer():
+    buffer = bytearray(encode_frame(Exited(rank=1)) + encode_frame(Exited(rank=2)))
+    assert decode_frames(buffer, at_most=1) == [Exited(rank=1)]
+    assert buffer == encode_frame(Exited(rank=2))
+    assert decode_frames(buffer, at_most=1) == [Exited(rank=2)]
+
+
+def frame(payload: bytes) -> bytes:
+    return struct.pack(">I", len(payload)) + payload
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | NUMBERS | st.floats() | TEXTS | BYTES,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(TEXTS, inner, max_size=4),
+    max_leaves=12,
+)
+# Maps that look like ours: the right tag, the right names, the wrong values.
+ALMOST_OURS = st.builds(
+    lambda tag, fields: msgspec.msgpack.encode({"type": tag, **fields}),
+    st.sampled_from(["hello", "join", "welcome", "refused", "plan", "failed", "exited", "stop", "stopped", "goodbye"]),
+    st.dictionaries(
+        st.sampled_from(["protocol", "version", "job", "nonce", "card", "members", "end", "rank", "signum", "proof"]),
+        ANYTHING,
+        max_size=5,
+    ),
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    st.binary(max_size=200)
+    | st.binary(max_size=200).map(frame)
+    | ANYTHING.map(msgspec.msgpack.encode).map(frame)
+    | ALMOST_OURS.map(frame)
+)
+@example(b"GET / HTTP/1.1\r\nHost: node01\r\n\r\n")
+@example(b"SSH-2.0-OpenSSH_9.6\r\n")
+@example(b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03")
+@example(frame(b""))
+@example(frame(b"\x81\xa4type\xa4hel\xff"))
+@example(frame(b"\xdd\xff\xff\xff\xff"))
+@example(frame(b"\x82\xa4type\xa4plan\xa7members\xdd\xff\xff\xff\xff"))
+def test_arbitrary_bytes_are_messages_or_a_wire_error(data):
+    with contextlib.suppress(WireError):
+        for message in decode_frames(bytearray(data)):
+            assert isinstance(message, Message)
+
+
+@given(ANY_MESSAGE, st.data())
+def test_a_truncated_frame_waits_for_the_rest(message, data):
+    whole = encode_frame(message)
+    part = bytearray(whole[: data.draw(st.integers(0, len(whole) - 1))])
+    before = bytes(part)
+    assert decode_frames(part) == []
+    assert part == before
+
+
+def test_a_message_longer_than_four_mebibytes_is_not_sent():
+    with pytest.raises(WireError) as refused:
+        encode_frame(Goodbye(exit_code=1, summary="x" * (4 << 20)))
+    assert str(refused.value) == "a Goodbye of 4194342 bytes is longer than 4194304"
+
+
+def test_a_frame_longer_than_four_mebibytes_is_not_waited_for():
+    with pytest.raises(WireError) as refused:
+        decode_frames(bytearray(b"\x00\x40\x00\x01"))
+    assert str(refused.value) == ("a frame of 4194305 bytes, at most 4194304 are allowed: not an allranks peer")
+
+
+def test_a_frame_of_exactly_four_mebibytes_passes():
+    message = Goodbye(exit_code=1, summary="x" * (4194304 - 38))
+    encoded = encode_frame(message)
+    assert len(encoded) == 4 + 4194304
+    assert decode_frames(bytearray(encoded)) == [message]
+
+
+Pair = tuple[Connection, Connection]
+
+
+@pytest.fixture
+def pair() -> Iterator[Pair]:
+    """Both ends of one loopback connection with small kernel buffers."""
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        near_sock = socket.socket()
+        near_sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 16)
+        near_sock.connect(listener.getsockname())
+        far_sock, _ = listener.accept()
+    near, far = Connection(near_sock, peer="far"), Connection(far_sock, peer="near")
+    yield near, far
+    near.close()
+    far.close()
+
+
+def wait_readable(connection: Connection, deadline_s: float = 10) -> None:
+    ready, _, _ = select.select([connection], [], [], deadline_s)
+    assert ready, f"nothing came from {connection.peer} within {deadline_s} s"
+
+
+def receive_all(connection: Connection, deadline_s: float = 10) -> list[Message]:
+    """Everything until the other side closes."""
+    messages: list[Message] = []
+    until_s = time.monotonic() + deadline_s
+    while time.monotonic() < until_s:
+        wait_readable(connection, deadline_s)
+        try:
+            messages += connection.receive()
+        except ConnectionError:
+            return messages
+    raise AssertionError(f"{connection.peer} did not close within {deadline_s} s")
+
+
+def test_big_messages_reach_a_slow_reader_whole(pair):
+    near, far = pair
+    messages = [Goodbye(exit_code=index, summary=str(index) * (3 << 20)) for index in range(3)]
+    for message in messages:
+        near.send(message)
+    assert near.has_unsent
+    received: list[Message] = []
+    until_s = time.monotonic() + 60
+    while len(received) < 3 and time.monotonic() < until_s:
+        received += far.receive()
+        near.flush()
+    assert received == messages
+    assert not near.has_unsent
+
+
+def test_a_small_message_leaves_nothing_unsent(pair):
+    near, far = pair
+    near.send(Exited(rank=7))
+    assert not near.has_unsent
+    wait_readable(far)
+    assert far.receive() == [Exited(rank=7)]
+    assert far.receive() == []
+
+
+def test_a_peer_that_closes_is_a_connection_error_with_its_name(pair):
+    near, far = pair
+    near.close()
+    wait_readable(far)
+    with pytest.raises(ConnectionError, match=r"^near closed the connection$"):
+        far.receive()
+
+
+def test_messages_that_arrive_with_the_close_are_delivered_first(pair):
+    near, far = pair
+    near.send(Stopped())
+    near.send(Goodbye(exit_code=0, summary=""))
+    near.close()
+    assert receive_all(far) == [Stopped(), Goodbye(exit_code=0, summary="")]
+
+
+def test_a_frame_cut_off_by_the_close_is_a_connection_error(pair):
+    near, far = pair
+    near.sock.sendall(encode_frame(Exited(rank=7))[:-1])
+    near.close()
+    assert receive_all(far) == []
+
+
+def test_sending_to_a_peer_that_is_gone_is_a_connection_error(pair):
+    near, far = pair
+    far.close()
+    with pytest.raises(ConnectionError, match=r"^far: (Connection reset by peer|Broken pipe)$"):  # noqa: PT012
+        for _ in range(1000):
+            near.send(Goodbye(exit_code=0, summary="x" * 10000))
+            wait_readable(near)
+
+
+def test_garbage_on_a_connection_is_a_wire_error(pair):
+    near, far = pair
+    near.sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
+    wait_readable(far)
+    with pytest.raises(WireError, match="not an allranks peer"):
+        far.receive()
+
+
+def test_bytes_that_came_with_the_handshake_are_the_first_messages(pair):
+    near, far = pair
+    early = Connection(far.sock.dup(), peer="near", received=encode_frame(Stop(signum=15))[:5])
+    near.sock.sendall(encode_frame(Stop(signum=15))[5:])
+    wait_readable(early)
+    assert early.receive() == [Stop(signum=15)]
+    early.close()
+
+
+def test_the_own_address_is_plain(pair):
+    near, _ = pair
+    assert near.own_address == "127.0.0.1"
+
+
+def test_the_kernel_is_told_when_a_silent_peer_is_gone(pair):
+    near, _ = pair
+    near.expect_alive_within(10)
+    assert near.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 10000
+    assert near.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == 2
+    assert near.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL) == 2
+    assert near.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT) == 4
+    assert near.sock.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+
+
+def test_closing_twice_is_fine(pair):
+    near, _ = pair
+    near.close()
+    near.close()
+
+
+def test_deeply_nested_bytes_are_refused():
+    payload = b"\x82\xa4type\xa7stopped\xa1x" + b"\x91" * 100_000 + b"\xc0"
+    with pytest.raises(WireError):
+        decode_frames(bytearray(len(payload).to_bytes(4, "big") + payload))
+
+
+def test_what_was_said_before_a_reset_is_delivered(pair):
+    near, far = pair
+    near.send(Stopped())
+    near.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    near.close()
+    wait_readable(far)
+    assert far.receive() == [Stopped()]
+
+
+def test_messages_are_taken_one_by_one(pair):
+    near, far = pair
+    near.sock.sendall(encode_frame(Stopped()) + encode_frame(Goodbye(exit_code=0, summary="")))
+    wait_readable(far)
+    assert far.receive(at_most=1) == [Stopped()]
+    assert far.receive(at_most=1) == [Goodbye(exit_code=0, summary="")]

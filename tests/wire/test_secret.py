@@ -1,0 +1,145 @@
+"""The job's key: who may read it, and what it proves."""
+
+from __future__ import annotations
+
+import stat
+
+import msgspec
+import pytest
+
+from allranks.model.errors import SetupError
+from allranks.wire.protocol import Card
+from allranks.wire.secret import (
+    OPEN_GROUP,
+    Secret,
+    ensure_secret_file,
+    fresh_nonce,
+    is_same_proof,
+    join_proof,
+    read_secret_file,
+    secret_from_env,
+    secret_from_name,
+    welcome_proof,
+)
+
+CARD = Card(host="node02", pid=812, node_index=1, num_workers=6, num_gpus=0)
+KEY = Secret(b"swordfish", "test")
+
+
+def test_the_file_is_readable_by_its_owner_only(tmp_path):
+    ensure_secret_file(tmp_path / "secret")
+    assert stat.S_IMODE((tmp_path / "secret").stat().st_mode) == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == ["secret"]
+
+
+def test_what_the_leader_wrote_the_agents_read(tmp_path):
+    path = tmp_path / "my runs" / "secret"
+    path.parent.mkdir()
+    written = ensure_secret_file(path)
+    assert read_secret_file(path) == written
+    assert written.source == str(path)
+    assert len(written.key) == 64
+
+
+def test_a_requeued_job_keeps_its_key(tmp_path):
+    first = ensure_secret_file(tmp_path / "secret")
+    assert ensure_secret_file(tmp_path / "secret") == first
+
+
+def test_each_job_has_a_key_of_its_own(tmp_path):
+    assert ensure_secret_file(tmp_path / "4711").key != ensure_secret_file(tmp_path / "4712").key
+
+
+def test_the_leader_does_not_take_a_key_that_others_could_know(tmp_path):
+    ensure_secret_file(tmp_path / "secret")
+    (tmp_path / "secret").chmod(0o644)
+    with pytest.raises(SetupError, match="mode 644; expected mine and 0600"):
+        ensure_secret_file(tmp_path / "secret")
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o660, 0o602])
+def test_a_file_that_others_could_read_or_replace_is_refused(tmp_path, mode):
+    path = tmp_path / "secret"
+    ensure_secret_file(path)
+    path.chmod(mode)
+    with pytest.raises(SetupError) as refused:
+        read_secret_file(path)
+    owner = path.stat().st_uid
+    assert str(refused.value) == f"{path}: owner {owner}, mode {mode:o}; expected mine and 0600"
+
+
+def test_a_file_that_is_not_there_yet_is_no_error(tmp_path):
+    assert read_secret_file(tmp_path / "secret") is None
+    assert read_secret_file(tmp_path / "no such run" / "secret") is None
+
+
+def test_a_run_directory_that_cannot_be_written_names_the_flag(tmp_path):
+    with pytest.raises(SetupError, match="the run directory must be writable, see --log-dir"):
+        ensure_secret_file(tmp_path / "missing" / "secret")
+
+
+def test_the_key_is_never_printed():
+    assert repr(KEY) == "Secret(source='test')"
+    assert str(KEY) == "Secret(source='test')"
+    assert f"{[KEY]} {KEY!s}" == "[Secret(source='test')] Secret(source='test')"
+
+
+@pytest.mark.parametrize(
+    ("env", "key"),
+    [({}, None), ({"ALLRANKS_SECRET": ""}, None), ({"ALLRANKS_SECRET": "a b\n"}, Secret(b"a b\n", "$ALLRANKS_SECRET"))],
+)
+def test_the_key_of_the_environment_counts_unless_empty(env, key):
+    assert secret_from_env(env) == key
+
+
+@pytest.mark.parametrize(
+    ("name", "key"),
+    [(None, None), ("", None), ("exp 7", Secret(b"allranks rdzv-id exp 7", "--rdzv-id"))],
+)
+def test_the_name_of_the_group_is_a_key(name, key):
+    assert secret_from_name(name) == key
+
+
+def test_a_named_group_is_not_the_open_group():
+    named = secret_from_name("open group")
+    assert named is not None
+    assert named.key != OPEN_GROUP.key
+
+
+def proof(secret=KEY, *, leader_nonce=b"L" * 16, nonce=b"N" * 16, job="4711", card=CARD):
+    return join_proof(secret, leader_nonce=leader_nonce, nonce=nonce, job=job, card=card)
+
+
+def test_the_same_words_prove_the_same():
+    assert is_same_proof(proof(), proof())
+    assert len(proof()) == 32
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"secret": Secret(b"Swordfish", "test")},
+        {"leader_nonce": b"M" * 16},
+        {"nonce": b"M" * 16},
+        {"job": "4712"},
+        {"card": msgspec.structs.replace(CARD, num_workers=7)},
+        {"card": msgspec.structs.replace(CARD, problem="no GPU")},
+        # The same bytes, divided otherwise.
+        {"leader_nonce": b"L" * 16 + b"N", "nonce": b"N" * 15},
+    ],
+    ids=lambda other: ",".join(other),
+)
+def test_a_proof_is_bound_to_everything_it_is_about(other):
+    assert not is_same_proof(proof(), proof(**other))
+
+
+def test_the_leaders_proof_is_no_agents_proof():
+    welcome = welcome_proof(KEY, leader_nonce=b"L" * 16, nonce=b"N" * 16)
+    assert welcome != proof()
+    assert welcome != welcome_proof(KEY, leader_nonce=b"N" * 16, nonce=b"L" * 16)
+
+
+def test_nonces_do_not_repeat():
+    nonces = {fresh_nonce() for _ in range(1000)}
+    assert len(nonces) == 1000
+    assert {len(nonce) for nonce in nonces} == {16}
