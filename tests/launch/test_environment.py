@@ -171,13 +171,13 @@ def test_infiniband_is_switched_off_only_where_the_file_says_there_is_none(infin
     [
         (None, "/opt/allranks/site"),
         ("", "/opt/allranks/site"),
-        (":", "/opt/allranks/site"),
+        (":", "/opt/allranks/site::"),
         ("/a", "/opt/allranks/site:/a"),
         ("/a:/b c", "/opt/allranks/site:/a:/b c"),
-        (":/a::/b:", "/opt/allranks/site:/a:/b"),
+        (":/a::/b:", "/opt/allranks/site::/a::/b:"),
     ],
 )
-def test_the_hook_comes_first_in_pythonpath_without_empty_entries(inherited, joined):
+def test_the_hook_comes_first_and_the_users_pythonpath_stays_to_the_letter(inherited, joined):
     env = {} if inherited is None else {"PYTHONPATH": inherited}
     assert values(env=env)["PYTHONPATH"] == joined
 

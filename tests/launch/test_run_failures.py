@@ -342,3 +342,35 @@ def test_the_error_file_of_record_is_read(allranks: Allranks, tmp_path: Path):
     record = json.loads((tmp_path / "runs/latest/attempt_0/node07/rank_1.error.json").read_text())
     assert record["message"]["extraInfo"]["py_callstack"].startswith("Traceback")
     assert os.fspath(tmp_path) in finding["evidence"][0]["seen"]
+
+
+def test_words_that_are_no_utf_8_reach_the_verdict_as_escapes(allranks: Allranks, tmp_path: Path):
+    (tmp_path / "train.py").write_text("import os\nraise ValueError('cannot read ' + os.fsdecode(b'caf\\xe9'))\n")
+    result = allranks("run", "train.py", env={"PYTHONIOENCODING": "utf-8"})
+    assert result.returncode == 1
+    assert "ValueError: cannot read caf\\udce9 (train.py:2 in <module>)" in result.stderr
+    assert (tmp_path / "runs/latest/attempt_0/verdict.json").exists()
+
+
+def test_a_program_without_the_right_to_execute_is_refused_with_the_cure(allranks: Allranks, tmp_path: Path):
+    (tmp_path / "train.sh").write_text("#!/bin/sh\n")
+    result = allranks("run", "--no-python", "./train.sh")
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: ./train.sh: not executable; chmod +x it")
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_missing_interpreter_is_named_as_such(allranks: Allranks, tmp_path: Path):
+    script = tmp_path / "train.sh"
+    script.write_text("#!/no/such/shell\n")
+    script.chmod(0o755)
+    result = allranks("run", "--no-python", "./train.sh")
+    assert result.returncode == 78
+    assert "could not be started: ./train.sh: the interpreter in its #! line is not there" in result.stderr
+
+
+def test_what_cannot_work_leaves_no_run_directory(allranks: Allranks, tmp_path: Path):
+    (tmp_path / "train.py").write_text("")
+    result = allranks("run", "--backend", "nccl", "train.py", env={"CUDA_VISIBLE_DEVICES": ""})
+    assert result.returncode == 78
+    assert not (tmp_path / "runs").exists()

@@ -174,3 +174,16 @@ def test_a_daemon_left_by_a_worker_that_ended_well_is_ended_and_named(allranks: 
     assert alive([pid]) == []
     assert result.returncode == 0
     assert result.stderr.splitlines()[-1] == f"allranks: ended what the workers left running: sleep (pid {pid})"
+
+
+def test_a_second_ctrl_c_kills_at_once(start: Start, tmp_path: Path):
+    agent = start("deaf")
+    pids = wait_for_tree(tmp_path)
+    agent.send_signal(signal.SIGINT)
+    time.sleep(0.3)
+    sent_s = time.monotonic()
+    agent.send_signal(signal.SIGINT)
+    agent.communicate(timeout=10)
+    assert time.monotonic() - sent_s < 1.5
+    assert agent.returncode == 130
+    assert alive(pids, patience_s=2) == []

@@ -40,7 +40,7 @@ def read_interfaces() -> list[Interface]:
 def find_interface_in(
     network: IPv4Network | IPv6Network, interfaces: Sequence[Interface], *, preferred: str | None = None
 ) -> tuple[Interface, str] | None:
-    """Return an interface that has an address in the network, and that address: the preferred one, else one that is up."""
+    """Return an interface with an address in the network, and that address: the preferred one, else one that is up."""
     found = [
         (interface, address)
         for interface in interfaces

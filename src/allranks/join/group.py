@@ -25,7 +25,6 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from types import ModuleType
 from typing import Any
 
 NOTICE_AFTER_S = (3, 10, 30, 60, 120, 300, 600, 1200)
@@ -33,6 +32,9 @@ NOTICE_AFTER_S = (3, 10, 30, 60, 120, 300, 600, 1200)
 
 _POLL_S = 0.02
 _groups_formed = 0
+_kept: tuple[int, Any] | None = None
+"""Process id and store of the first group. Later groups use the same store, each under its own prefix: the old server
+may live on in a subgroup, and ranks that meet its keys form half a group with the past."""
 
 
 def wrap(c10d: Any) -> None:
@@ -53,7 +55,7 @@ def wrap(c10d: Any) -> None:
     ) -> Any:
         if not _is_our_store(port):
             return create_store(hostname, port, rank, world_size, timeout, use_libuv)
-        return _open_store(rendezvous.TCPStore, hostname, port, rank, world_size, timeout, use_libuv)
+        return _open_store(rendezvous, hostname, port, rank, world_size, timeout, use_libuv)
 
     @functools.wraps(init_process_group)
     def init_process_group_with_names(
@@ -110,28 +112,39 @@ def _is_our_store(port: int) -> bool:
 
 
 def _open_store(
-    tcp_store: Callable[..., Any],
-    hostname: str,
-    port: int,
-    rank: int,
-    world_size: int,
-    timeout: timedelta,
-    use_libuv: bool,
+    rendezvous: Any, hostname: str, port: int, rank: int, world_size: int, timeout: timedelta, use_libuv: bool
 ) -> Any:
+    global _kept
     deadline_s = time.monotonic() + timeout.total_seconds()
-    is_leader = rank == 0
-    options: dict[str, Any] = {"timeout": timeout, "multi_tenant": True, "wait_for_workers": False}
-    if is_leader:
-        options |= {"use_libuv": use_libuv, "master_listen_fd": _listening_socket(port)}
-    if is_leader or world_size != _env_int("WORLD_SIZE"):
-        store = tcp_store(hostname, port, world_size, is_leader, **options)
+    is_whole_world = world_size == _env_int("WORLD_SIZE")
+    is_again = is_whole_world and _kept is not None and _kept[0] == os.getpid()
+    store: Any
+    if is_again and _kept is not None:
+        store = _kept[1]
+        store.set_timeout(timeout)
     else:
-        # The agent's socket accepts before rank 0 is there to answer, and torch waits for that answer for ever: so it
-        # waits in a thread, and this one keeps the time (and Ctrl-C).
-        store = _wait_for_leader(lambda: tcp_store(hostname, port, world_size, False, **options), rank, deadline_s)
-    if world_size == _env_int("WORLD_SIZE"):
-        _Arrival(store, rank, world_size).wait(deadline_s)
-    return store
+
+        def connect(**more: Any) -> Any:
+            options: dict[str, Any] = {"timeout": timeout, "multi_tenant": True, "wait_for_workers": False}
+            return rendezvous.TCPStore(hostname, port, world_size, rank == 0, **options, **more)
+
+        if rank == 0:
+            store = connect(use_libuv=use_libuv, master_listen_fd=_listening_socket(port))
+        elif is_whole_world:
+            # The agent's socket accepts before rank 0 is there to answer, and torch waits for that answer for ever: so
+            # it waits in a thread, and this one keeps the time (and Ctrl-C).
+            store = _wait_for_leader(connect, rank, deadline_s)
+        else:
+            store = connect()
+    if not is_whole_world:
+        return store
+    _kept = (os.getpid(), store)
+    _Arrival(store, rank, world_size).wait(deadline_s)
+    if not is_again:
+        return store
+    from torch.distributed import PrefixStore
+
+    return PrefixStore(f"allranks/group/{_groups_formed}", store)
 
 
 def _listening_socket(port: int) -> int:
@@ -275,12 +288,11 @@ def _refuse_what_cannot_work(backend: str) -> None:
     raise RuntimeError(f"allranks: init_process_group asks for nccl, but {node} has {what}; use gloo here")
 
 
-def _say_all_up(c10d: ModuleType) -> None:
+def _say_all_up(c10d: Any) -> None:
     if _env_int("RANK") == 0 and (_env_int("WORLD_SIZE") or 1) > 1:
-        try:
-            backend = c10d.get_backend()
-        except Exception:
-            backend = "?"
+        backend = c10d.get_backend()
+        if backend == "undefined":  # the script left it open: torch then has one for each device
+            backend = os.environ.get("ALLRANKS_BACKEND", "")
         took_s = time.time() - float(os.environ.get("ALLRANKS_STARTED_S") or time.time())
         _say(f"all {os.environ['WORLD_SIZE']} ranks are up ({backend}), {took_s:.1f} s after the start")
 

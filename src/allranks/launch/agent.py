@@ -22,7 +22,7 @@ from collections.abc import Callable, Sequence
 
 from allranks.launch.console import Console
 from allranks.launch.verdict import Ledger
-from allranks.launch.workers import Worker, end_left_behind, reap_orphans
+from allranks.launch.workers import Worker, end_left_behind, kill_descendants, reap_orphans
 from allranks.model.errors import Exit, StoppedBySignal, WireError, exit_for_signal
 from allranks.model.finding import Verdict
 from allranks.wire.protocol import (
@@ -251,8 +251,8 @@ class Agent:
             self._lose(connection, str(exc))
 
     def _lose(self, connection: Connection, reason: str) -> None:
-        if self._selector.get_map().get(connection.fileno()) is None:
-            return
+        if connection.fileno() < 0:
+            return  # lost already, while its messages were handled
         self._selector.unregister(connection)
         connection.close()
         if connection is self._leader:
@@ -326,8 +326,8 @@ class Agent:
         return [worker for worker in self._workers if worker.end is None]
 
     def _kill_all(self) -> None:
-        for worker in self._workers:
-            worker.signal_tree(signal.SIGKILL)
+        if self._still_running():
+            kill_descendants()
 
 
 def _at(end: WorkerEnd, time_s: float) -> WorkerEnd:

@@ -25,7 +25,7 @@ def node_settings(
         interface: the data interface, None where it could not be found out.
         store_fd: the leader's socket for rank 0; None on other nodes and without the hook.
         env: the agent's environment; what the user set there is kept.
-        hook_path: directory of the `sitecustomize` that enters the workers; "" in the user's PYTHONPATH is left out.
+        hook_path: directory of the `sitecustomize` that enters the workers.
     """
     me = group.members[group.node_index]
     world_size = sum(member.num_workers for member in group.members)
@@ -89,8 +89,9 @@ def node_settings(
         fixed("ALLRANKS_STORE_PORT", group.store_port, "init_process_group on this port is watched")
         if store_fd is not None:
             fixed("ALLRANKS_STORE_FD", store_fd, "the socket that the leader holds for rank 0")
-        path = [str(hook_path), *filter(None, env.get("PYTHONPATH", "").split(":"))]
-        fixed("PYTHONPATH", ":".join(path), "the hook enters here; ALLRANKS_HOOK=0 leaves it out")
+        # Kept to the letter: an empty entry is the working directory.
+        path = f"{hook_path}:{env['PYTHONPATH']}" if env.get("PYTHONPATH") else hook_path
+        fixed("PYTHONPATH", path, "the hook enters here; ALLRANKS_HOOK=0 leaves it out")
     return ours
 
 

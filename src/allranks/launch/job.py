@@ -56,6 +56,8 @@ def worker_command(request: Request) -> list[str]:
     first, *arguments = request.command
     if request.no_python:
         program = shutil.which(first)
+        if program is None and Path(first).is_file():
+            raise UsageError(f"{first}: not executable; chmod +x it, or leave --no-python out if it is a Python script")
         if program is None:
             raise UsageError(f"{first}: no such program; --no-python runs it as it is, give a path or one on PATH")
         return [program, *arguments]

@@ -23,7 +23,7 @@ from allranks.model.identity import Launcher
 from allranks.report.text import say
 from allranks.wire.handshake import seek_leader
 from allranks.wire.leader import PORTS_TRIED, Announcement, announce, bind_port, collect_hints
-from allranks.wire.protocol import Card, Connection, Goodbye, Plan, as_utf8
+from allranks.wire.protocol import Card, Connection, Goodbye, Plan, Refused, as_utf8
 from allranks.wire.secret import (
     OPEN_GROUP,
     SECRET_VARIABLE,
@@ -190,6 +190,8 @@ class _Entry:
                 except (ConnectionError, WireError) as exc:
                     raise NodeFaultError(f"the leader left before the job began: {exc}") from exc
                 for message in messages:
+                    if isinstance(message, Refused):
+                        raise WireError(f"the leader refused this node: {message.reason}")
                     if isinstance(message, Plan | Goodbye):
                         on_failure.pop_all()
                         return message

@@ -116,6 +116,9 @@ def plan_job(
     if path is not None:
         settings.append(Setting("data_interface", path.interface, reason=path.reason, source=path.source))
 
+    if num_nodes == 1:  # with several, the leader sees them all
+        choose_backend(request.backend or cluster.train.backend, [(facts.host, num_workers, facts.num_gpus)])
+
     port, source = _port(request, cluster, origin)
     settings.append(
         Setting(

@@ -37,7 +37,9 @@ _SECONDARY = re.compile(
 torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp 2.13."""
 
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
-_LIBRARY = re.compile(r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib[/\\]python3\.\d+[/\\]|^<frozen ")
+_LIBRARY = re.compile(
+    r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib[/\\]python3\.\d+[/\\]|[/\\]allranks[/\\]join[/\\]|^<frozen "
+)
 
 
 def is_failure(end: WorkerEnd) -> bool:

@@ -88,6 +88,8 @@ class Worker:
                 )
             except (OSError, subprocess.SubprocessError) as exc:
                 reason = f"{command[0]}: {exc.strerror if isinstance(exc, OSError) else exc}"
+                if isinstance(exc, FileNotFoundError) and Path(command[0]).exists():
+                    reason = f"{command[0]}: the interpreter in its #! line is not there"
                 self.end = self._as_end(127, time.time(), message=reason, could_not_start=True)
                 return
         self.pidfd = os.pidfd_open(self.process.pid)
@@ -142,6 +144,16 @@ def reap_orphans(workers: Sequence[Worker]) -> None:
         # WNOWAIT only looks; a worker at the head of the queue is collected first, in its own way.
         while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) and ended.si_pid not in own:
             os.waitpid(ended.si_pid, 0)
+
+
+def kill_descendants() -> None:
+    """Kill all processes below this one at once, also those in sessions of their own. Called from a signal handler."""
+    import psutil
+
+    for _ in range(2):  # again for what was started meanwhile
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                process.kill()
 
 
 def end_left_behind(grace_s: float) -> list[str]:

@@ -231,7 +231,9 @@ def _describe_foreign_frame(payload: bytes) -> str | None:
         return None
     if head.protocol == PROTOCOL:
         return None
-    return f"words of allranks {head.version} (protocol {head.protocol}, here {PROTOCOL}); install one version everywhere"
+    return (
+        f"words of allranks {head.version} (protocol {head.protocol}, here {PROTOCOL}); install one version everywhere"
+    )
 
 
 class Connection:

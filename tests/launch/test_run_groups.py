@@ -1,0 +1,274 @@
+"""Do several agents, each as on a node of its own, become exactly one group, and end together?"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import allranks_command, clean_env
+
+SUM_RANKS = Path(__file__).parents[1] / "scripts" / "sum_ranks.py"
+END_S = 60
+"""Deadline for two torch groups on two busy cores."""
+
+Agent = subprocess.Popen[str]
+Start = Callable[..., Agent]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Start `allranks run ARGUMENTS` in a directory of its own, as on a node that shares no file system."""
+    agents: list[Agent] = []
+
+    def start_agent(node: str, *arguments: object, env: dict[str, str] | None = None) -> Agent:
+        directory = tmp_path / node
+        directory.mkdir(exist_ok=True)
+        agents.append(
+            subprocess.Popen(
+                allranks_command("run", *map(str, arguments)),
+                cwd=directory,
+                env=clean_env(os.environ, SLURMD_NODENAME=node, PYTHONIOENCODING="utf-8", **(env or {})),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+        return agents[-1]
+
+    yield start_agent
+    for agent in agents:
+        agent.kill()
+        agent.communicate(timeout=10)
+
+
+@pytest.fixture
+def port() -> int:
+    """A port that was free a moment ago; the leader takes the next one where it no longer is."""
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        number = int(sock.getsockname()[1])
+    return min(number, 65000)
+
+
+def end(agent: Agent, *, within_s: float = END_S) -> tuple[int, str, str]:
+    stdout, stderr = agent.communicate(timeout=within_s)
+    return agent.returncode, stdout, stderr
+
+
+def wait_for(path: Path) -> None:
+    deadline_s = time.monotonic() + END_S
+    while not path.exists():
+        assert time.monotonic() < deadline_s, f"{path} did not appear"
+        time.sleep(0.02)
+
+
+def sums(*stdouts: str) -> list[tuple[int, int, int]]:
+    """Rank, world size and sum that the workers printed."""
+    found = [re.findall(r"rank (\d+) of (\d+) sum (\d+)$", stdout, re.MULTILINE) for stdout in stdouts]
+    return sorted((int(a), int(b), int(c)) for lines in found for a, b, c in lines)
+
+
+def meeting(port: int, *, nodes: int = 2, name: str | None = "job") -> list[str]:
+    flags = ["--nnodes", str(nodes), "--rdzv-endpoint", f"localhost:{port}"]
+    return flags + (["--rdzv-id", name] if name else [])
+
+
+# Coming together
+
+
+@pytest.mark.torch
+def test_two_agents_with_node_ranks_form_one_group_of_uneven_size(start: Start, port: int):
+    second = start("b", *meeting(port), "--node-rank", 1, "--nproc-per-node", 2, SUM_RANKS)
+    first = start("a", *meeting(port), "--node-rank", 0, "--nproc-per-node", 1, SUM_RANKS)
+    (first_code, first_out, first_err), (second_code, second_out, second_err) = end(first), end(second)
+    assert (first_code, second_code) == (0, 0), first_err + second_err
+    assert sums(first_out) == [(0, 3, 6)]
+    assert sums(second_out) == [(1, 3, 6), (2, 3, 6)]
+    assert "allranks: 3 ranks on 2 nodes (a,b), gloo over lo; logs in runs/job/attempt_0\n" in first_err
+    assert "logs in" not in second_err
+
+
+@pytest.mark.torch
+def test_two_agents_without_node_ranks_form_one_group(start: Start, port: int):
+    agents = [start(node, *meeting(port), SUM_RANKS) for node in ("a", "b")]
+    ends = [end(agent) for agent in agents]
+    assert [code for code, _, _ in ends] == [0, 0], ends
+    assert sums(*(stdout for _, stdout, _ in ends)) == [(0, 2, 3), (1, 2, 3)]
+    assert sum("logs in runs/job/attempt_0" in stderr for _, _, stderr in ends) == 1
+
+
+@pytest.mark.torch
+def test_two_jobs_at_once_on_the_same_preferred_port_do_not_meet(start: Start, port: int):
+    agents = [
+        start(f"{name}{rank}", *meeting(port, name=name), "--node-rank", rank, SUM_RANKS, number)
+        for rank in (0, 1)
+        for name, number in (("one", 1), ("ten", 10))
+    ]
+    ends = [end(agent) for agent in agents]
+    assert [code for code, _, _ in ends] == [0, 0, 0, 0], ends
+    assert sums(ends[0][1], ends[2][1]) == [(0, 2, 3), (1, 2, 3)]
+    assert sums(ends[1][1], ends[3][1]) == [(0, 2, 30), (1, 2, 30)]
+
+
+def test_node_names_ranks_and_the_store_address_are_alike_on_both(start: Start, port: int, tmp_path: Path):
+    names = ("ALLRANKS_MEMBERS", "MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "GROUP_WORLD_SIZE", "TORCHELASTIC_RUN_ID")
+    show = tmp_path / "show.py"
+    show.write_text(f"import json, os\nprint(json.dumps([os.environ['RANK'], *map(os.environ.get, {names!r})]))\n")
+    agents = [start(node, *meeting(port), "--node-rank", i, show) for i, node in enumerate(("a", "b"))]
+    rows: list[list[str]] = [json.loads(end(agent)[1].partition("] ")[2]) for agent in agents]
+    taken = int(rows[0][3])
+    assert rows[0] == ["0", "a=0+1,b=1+1", "127.0.0.1", str(taken), "2", "2", "job"]
+    assert rows[1] == ["1", *rows[0][1:]]
+    assert port <= taken < port + 16
+
+
+def test_two_agents_of_one_name_are_told_apart(start: Start, port: int, tmp_path: Path):
+    show = tmp_path / "show.py"
+    show.write_text("import os\nprint(os.environ['ALLRANKS_NODE'], os.environ['ALLRANKS_MEMBERS'])\n")
+    agents = [start("a", *meeting(port), "--node-rank", rank, show) for rank in (0, 1)]
+    lines = [end(agent)[1].partition("] ")[2].strip() for agent in agents]
+    assert lines == ["a.0 a.0=0+1,a.1=1+1", "a.1 a.0=0+1,a.1=1+1"]
+
+
+# Refusals
+
+
+def test_a_wrong_secret_is_refused_by_name_and_both_end_soon(start: Start, port: int, tmp_path: Path):
+    cluster, script = tmp_path / "cluster.toml", tmp_path / "train.py"
+    cluster.write_text("[guard]\njoin_s = 4\n")
+    script.write_text("")
+    flags = meeting(port, name=None)
+    started_s = time.monotonic()
+    leader = start("a", *flags, "--cluster", cluster, "--node-rank", 0, script, env={"ALLRANKS_SECRET": "open sesame"})
+    stranger = start("b", *flags, "--node-rank", 1, script, env={"ALLRANKS_SECRET": "open barley"})
+    code, _, stderr = end(stranger, within_s=15)
+    reason = "it does not know this job's secret (the leader's comes from $ALLRANKS_SECRET)"
+    assert code == 78
+    assert re.fullmatch(rf"error: the leader at localhost:\d+ refused this node: {re.escape(reason)}\n", stderr)
+    code, _, stderr = end(leader, within_s=30)
+    assert time.monotonic() - started_s < 15
+    assert code == 75
+    assert f"allranks: 127.0.0.1 was refused: {reason}\n" in stderr
+    assert re.search(r"^error: node rank 1 did not come within 4 s; 1 of 2 nodes are here; ", stderr, re.MULTILINE)
+    assert "open sesame" not in stderr
+    assert "Traceback" not in stderr
+
+
+def test_a_script_that_one_node_lacks_ends_all_with_its_name(start: Start, port: int, tmp_path: Path):
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / "train.py").write_text("")
+    agents = [start(node, *meeting(port), "--node-rank", i, "train.py") for i, node in enumerate(("a", "b"))]
+    ends = [end(agent, within_s=20) for agent in agents]
+    said = "b: train.py: no such script; expected a Python file (a module takes -m, a program --no-python)\n"
+    assert [code for code, _, _ in ends] == [2, 2]
+    assert ends[0][2].endswith(f"error: {said}")
+    assert ends[1][2].endswith(f"allranks: {said}")
+
+
+# Ending together
+
+
+FAIL_ON_1 = """
+import os, time
+from pathlib import Path
+
+Path("up").touch()
+if os.environ["RANK"] == "1":
+    raise ValueError("bad batch")
+time.sleep(60)
+"""
+
+
+def test_a_worker_that_fails_ends_both_alike_with_one_report_on_the_leader(start: Start, port: int, tmp_path: Path):
+    script = tmp_path / "train.py"
+    script.write_text(FAIL_ON_1)
+    agents = [start(node, *meeting(port), "--node-rank", i, script) for i, node in enumerate(("a", "b"))]
+    ends = [end(agent, within_s=20) for agent in agents]
+    assert [code for code, _, _ in ends] == [1, 1]
+    leader, other = ends[0][2], ends[1][2]
+    assert leader.count("AR590 user-code-error   b · rank 1") == 1
+    assert "\n  ValueError: bad batch (train.py:7 in <module>)\n" in leader
+    assert leader.endswith("  others waited for it or were ended: rank 0\n")
+    assert other.splitlines()[-1] == (
+        "allranks: ended: AR590 user-code-error: rank 1 on b: ValueError: bad batch (train.py:7 in <module>); "
+        "the whole report is on a"
+    )
+    assert "✗" not in other
+    verdict: dict[str, Any] = json.loads((tmp_path / "a/runs/latest/attempt_0/verdict.json").read_text())
+    assert (verdict["exit_code"], len(verdict["findings"])) == (1, 1)
+    assert not list((tmp_path / "b").rglob("verdict.json"))
+
+
+WAIT = "import time\nfrom pathlib import Path\nPath('up').touch()\ntime.sleep(60)\n"
+
+
+def test_a_killed_agent_is_named_by_the_leader(start: Start, port: int, tmp_path: Path):
+    script = tmp_path / "train.py"
+    script.write_text(WAIT)
+    leader, other = (start(node, *meeting(port), "--node-rank", i, script) for i, node in enumerate(("a", "b")))
+    wait_for(tmp_path / "a" / "up")
+    wait_for(tmp_path / "b" / "up")
+    killed_s = time.monotonic()
+    other.kill()
+    code, _, stderr = end(leader, within_s=20)
+    assert time.monotonic() - killed_s < 10
+    assert code == 75
+    assert stderr.count("AR012 node-failure   b · rank 1") == 1
+    assert "\n  its agent is gone: the node failed, or something ended the agent there\n" in stderr
+    assert stderr.endswith("  others waited for it or were ended: rank 0\n")
+
+
+@pytest.mark.parametrize("told", ["a", "b"])
+def test_a_signal_to_one_agent_ends_both_alike(start: Start, port: int, tmp_path: Path, told: str):
+    script = tmp_path / "train.py"
+    script.write_text(WAIT)
+    agents = {node: start(node, *meeting(port), "--node-rank", i, script) for i, node in enumerate(("a", "b"))}
+    wait_for(tmp_path / "a" / "up")
+    wait_for(tmp_path / "b" / "up")
+    sent_s = time.monotonic()
+    agents[told].send_signal(signal.SIGTERM)
+    codes = {node: end(agent, within_s=20)[0] for node, agent in agents.items()}
+    assert time.monotonic() - sent_s < 8
+    assert codes == {"a": 143, "b": 143}
+
+
+def test_a_second_agent_of_the_same_node_rank_is_refused(start: Start, port: int, tmp_path: Path):
+    script = tmp_path / "train.py"
+    script.write_text("")
+    leader = start("a", *meeting(port, nodes=3), "--node-rank", 0, script)
+    twins = [start(node, *meeting(port, nodes=3), "--node-rank", 1, script) for node in ("b", "c")]
+    deadline_s = time.monotonic() + 20
+    while all(twin.poll() is None for twin in twins):
+        assert time.monotonic() < deadline_s, "neither was refused"
+        time.sleep(0.02)
+    refused = next(twin for twin in twins if twin.poll() is not None)
+    code, _, stderr = end(refused, within_s=10)
+    last = start("d", *meeting(port, nodes=3), "--node-rank", 2, script)
+    assert code == 78
+    assert re.search(
+        r"refused this node: node rank 1 is here already \([bc], pid \d+\); give each node its own", stderr
+    )
+    assert [end(agent)[0] for agent in (leader, last)] == [0, 0]
+
+
+def test_a_killed_leader_is_named_by_the_other_agent(start: Start, port: int, tmp_path: Path):
+    script = tmp_path / "train.py"
+    script.write_text(WAIT)
+    leader, other = (start(node, *meeting(port), "--node-rank", i, script) for i, node in enumerate(("a", "b")))
+    wait_for(tmp_path / "a" / "up")
+    wait_for(tmp_path / "b" / "up")
+    killed_s = time.monotonic()
+    leader.kill()
+    code, _, stderr = end(other, within_s=20)
+    assert time.monotonic() - killed_s < 10
+    assert code == 75
+    assert "the leader's agent on a is gone" in stderr.splitlines()[-1]
