@@ -233,6 +233,7 @@ def main() -> None:
     finally:
         if dist.is_initialized():
             dist.destroy_process_group()
+            time.sleep(0.2)  # Gloo's threads may still hold the last collective; see examples/six-node/py_exe.py
 
 
 if __name__ == "__main__":

@@ -121,6 +121,9 @@ def cleanup() -> None:
     """Leaves the process group, if there is one; called in a `finally`, a failed rank does not hold up the rest."""
     if dist.is_initialized():
         dist.destroy_process_group()
+        # Gloo's threads may still hold the last collective; an interpreter that ends meanwhile is aborted by torch 2.13
+        # ("terminate called without an active exception").
+        time.sleep(0.2)
 
 
 # --- Data and model --------------------------------------------------------------------------------------------------
