@@ -57,7 +57,6 @@ def main() -> None:
     print(f"  allranks run / torchrun, pair by pair: {statistics.median(ratios):.2f} ({low:.2f} to {high:.2f})")
 
 
-
 def seconds_of(command: list[str], folder: str) -> float:
     """Wall time of one whole run in seconds; a failing run ends the benchmark."""
     started_s = time.perf_counter()
