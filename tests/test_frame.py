@@ -152,4 +152,6 @@ def test_pinned_torch_is_the_tested_one() -> None:
 
 def test_direct_dependencies_are_these() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    assert {re.split(r"[>=<]", name)[0] for name in project["dependencies"]} == {"click", "msgspec", "psutil"}
+    assert {re.split(r"[>=<]", name)[0] for name in project["dependencies"]} == {
+        "click", "jinja2", "msgspec", "psutil", "py-spy",
+    }  # fmt: skip
