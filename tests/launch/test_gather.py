@@ -291,7 +291,7 @@ def test_everybody_hears_why_it_does_not_begin_when_one_does_not_come(gathering)
     with pytest.raises(NodeFaultError) as given_up:
         gathering.gather(job_plan(3, join_s=2.0))
     text = str(given_up.value)
-    assert re.match(r"node rank 2 did not come within \d s; 2 of 3 nodes are here;", text)
+    assert re.match(r"node rank 2 did not come within \d s; 2 of 3 nodes are here$", text)
     gathering.join_agents()
     assert came.heard == [Goodbye(exit_code=75, summary=text)]
 

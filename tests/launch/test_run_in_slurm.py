@@ -101,8 +101,11 @@ def test_a_missing_node_is_named_and_all_that_came_end_alike(tmp_path: Path) -> 
     run = Step(tmp_path, num_nodes=3, absent=(2,))
     assert run.codes == {0: 75, 1: 75}
     assert "waiting 3 s for node03; 2 of 3 are here" in run.err[0]
-    assert run.err[0].splitlines()[-1].startswith("error: node03 did not come within ")
-    assert "node03 did not come within " in run.err[1]
+    assert "AR001 node-silent   node03 " in run.err[0]
+    assert "its agent did not come within 6 s; 2 of 3 nodes are here" in run.err[0]
+    assert run.err[1] == ""
+    verdict = json.loads((tmp_path / "runs/4711/attempt_0/verdict.json").read_text())
+    assert verdict["findings"][0]["node"] == "node03"
 
 
 def test_two_steps_of_one_job_do_not_meet(tmp_path: Path) -> None:

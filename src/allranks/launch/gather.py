@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 
 from allranks.launch.plan import JobPlan, assign_ranks, choose_backend
 from allranks.model.errors import AllranksError, NodeFaultError, SetupError, UsageError, WireError
+from allranks.model.finding import Confidence, Finding, Severity
 from allranks.model.hostlist import fold_hosts
 from allranks.wire.handshake import Door
 from allranks.wire.protocol import Card, Connection, Goodbye, Member, Plan
@@ -121,10 +122,7 @@ def gather(
                     if len(roster.cards) >= plan.min_nodes:
                         say(f"going on with {len(roster.cards)} nodes (--nnodes {plan.min_nodes}:{plan.num_nodes})")
                         break
-                    raise NodeFaultError(
-                        f"{roster.missing()} did not come within {waited_s:.0f} s; {len(roster.cards)} of "
-                        f"{plan.num_nodes} nodes are here; is it up, and can it reach this node?"
-                    )
+                    raise _missing_nodes(roster, waited_s)
                 for guest in door.overdue(now_s):
                     selector.unregister(guest)
                     on_event("stranger", peer=guest.peer, reason="it connected and said nothing")
@@ -183,6 +181,20 @@ def dismiss(roster: Roster, why: AllranksError) -> None:
         except ConnectionError:
             continue
         peer.close()
+
+
+def _missing_nodes(roster: Roster, waited_s: float) -> NodeFaultError:
+    missing = roster.missing()
+    here = f"{len(roster.cards)} of {roster.plan.num_nodes} nodes are here"
+    finding = Finding(
+        cause="AR001 node-silent",
+        severity=Severity.FAIL,
+        confidence=Confidence.CERTAIN,
+        node=missing,
+        message=f"its agent did not come within {waited_s:.0f} s; {here}",
+        fix=f"is it up, and can it reach {roster.cards[0].host}? Or start without it: --exclude={missing}",
+    )
+    return NodeFaultError(f"{missing} did not come within {waited_s:.0f} s; {here}", finding=finding)
 
 
 def _attend(

@@ -28,7 +28,8 @@ from allranks.launch.membership import Membership, find_membership
 from allranks.launch.plan import JobPlan, Request, count_of
 from allranks.launch.rundir import RunDir, describe_command
 from allranks.launch.workers import Worker, become_subreaper
-from allranks.model.errors import AllranksError, UsageError
+from allranks.model.errors import AllranksError, NodeFaultError, UsageError
+from allranks.model.finding import Verdict
 from allranks.model.hostlist import fold_hosts
 from allranks.model.identity import Launcher
 from allranks.report.text import Style, render_verdict, say
@@ -80,9 +81,16 @@ def run_job(plan: JobPlan, output: Output, env: Mapping[str, str]) -> int:
     inbox = SignalInbox()
     become_subreaper()
     run_dir = RunDir(output.log_dir, plan.job)
-    membership = find_membership(plan, run_dir, env, problem=_find_problem(plan.request), check_signals=inbox.check)
+    try:
+        membership = find_membership(plan, run_dir, env, problem=_find_problem(plan.request), check_signals=inbox.check)
+    except NodeFaultError as exc:
+        if exc.finding is None:
+            raise
+        verdict = Verdict(job=plan.job, attempt=run_dir.attempt, exit_code=exc.exit_code, findings=(exc.finding,))
+        return _pronounce(verdict, run_dir)
     if isinstance(membership, Goodbye):
-        say(membership.summary)
+        if plan.world.launcher is not Launcher.SLURM:  # there, the leader's words are in the same file
+            say(membership.summary)
         return membership.exit_code
     with membership.listener or contextlib.nullcontext():
         return _run_workers(plan, output, run_dir, membership, inbox, env)
@@ -172,16 +180,22 @@ def _run_workers(
     started_s = time.monotonic()
     exit_code, verdict, summary = agent.run(job=plan.job)
     if verdict is not None:
-        run_dir.write_verdict(verdict)
-        run_dir.add_event("ended", exit_code=exit_code)
-        if verdict.findings:
-            print("\n" + render_verdict(verdict, Style.of(sys.stderr)), file=sys.stderr, flush=True)
+        _pronounce(verdict, run_dir)
     if inbox.received:
         name = signal.Signals(inbox.received[0]).name
         say(f"{name} after {time.monotonic() - started_s:.0f} s: all workers here have ended; output in {node_path}")
     elif summary and plan.world.launcher is not Launcher.SLURM:
         say(f"ended: {summary}; the whole report is on {group.members[0].name}")
     return exit_code
+
+
+def _pronounce(verdict: Verdict, run_dir: RunDir) -> int:
+    """Write the verdict, print it if there is something to say, and return its exit code."""
+    run_dir.write_verdict(verdict)
+    run_dir.add_event("ended", exit_code=verdict.exit_code)
+    if verdict.findings:
+        print("\n" + render_verdict(verdict, Style.of(sys.stderr)), file=sys.stderr, flush=True)
+    return verdict.exit_code
 
 
 def _headline(group: Plan, interface: str | None, world_size: int, run_dir: RunDir) -> str:

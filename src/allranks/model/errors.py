@@ -18,6 +18,8 @@ from __future__ import annotations
 import signal
 from enum import IntEnum
 
+from allranks.model.finding import Finding
+
 
 class Exit(IntEnum):
     """Exit codes of `allranks`. A worker killed by signal n for no reason we can name adds 128 + n to these.
@@ -77,6 +79,11 @@ class NodeFaultError(AllranksError):
     """A node or a link is at fault; leaving the node out cures it."""
 
     exit_code = Exit.NODE_FAULT
+
+    def __init__(self, message: str, *, finding: Finding | None = None) -> None:
+        super().__init__(message)
+        self.finding = finding
+        """The same as a finding, where it is known who is at fault."""
 
 
 class WireError(AllranksError):
