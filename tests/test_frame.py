@@ -66,7 +66,7 @@ def test_the_flags_of_run_are_these() -> None:
     assert shown == {
         "--nproc-per-node", "--nnodes", "--node-rank", "--rdzv-endpoint", "--rdzv-id", "--master-addr",
         "--master-port", "--local-addr", "--standalone", "--backend", "-m", "--no-python", "--log-dir", "-r", "-t",
-        "--local-ranks-filter", "--cluster", "--plan",
+        "--local-ranks-filter", "--cluster", "--plan", "--container", "--container-runtime",
     }  # fmt: skip
 
 

@@ -120,6 +120,12 @@ def unused_options(function: Any) -> Any:
 @torchrun_option(
     "--local-ranks-filter", default="", metavar="0,1,...", help="Show only these local ranks on the terminal."
 )
+@click.option("--container", metavar="IMAGE", help="Run the workers in this image; the agent stays on the host.")
+@click.option(
+    "--container-runtime",
+    type=click.Choice(["apptainer", "singularity", "enroot"]),
+    help="[default: the first of them on PATH]",
+)
 @click.option(
     "--cluster",
     "cluster_file",
@@ -179,6 +185,8 @@ REQUEST_FLAGS = (
     "role",
     "module",
     "no_python",
+    "container",
+    "container_runtime",
 )
 
 
@@ -198,6 +206,8 @@ def make_request(
     role: str = "default",
     module: bool = False,
     no_python: bool = False,
+    container: str | None = None,
+    container_runtime: str | None = None,
 ) -> Request:
     """Read the flags, as torchrun spells them, into one request.
 
@@ -220,6 +230,8 @@ def make_request(
         command=command,
         is_module=module,
         no_python=no_python,
+        container=container,
+        container_runtime=container_runtime,
         num_workers=nproc_per_node,
         min_nodes=min_nodes,
         max_nodes=max_nodes,

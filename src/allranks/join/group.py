@@ -136,7 +136,8 @@ def _open_store(
             return rendezvous.TCPStore(hostname, port, world_size, rank == 0, **options, **more)
 
         if rank == 0:
-            store = connect(use_libuv=use_libuv, master_listen_fd=_listening_socket(port))
+            held = {"master_listen_fd": _listening_socket(port)} if "ALLRANKS_STORE_FD" in os.environ else {}
+            store = connect(use_libuv=use_libuv, **held)
         elif is_whole_world:
             # The agent's socket accepts before rank 0 is there to answer, and torch waits for that answer for ever: so
             # it waits in a thread, and this one keeps the time (and Ctrl-C).
@@ -159,7 +160,7 @@ def _listening_socket(port: int) -> int:
     number = _env_int("ALLRANKS_STORE_FD")
     try:
         if number is None:
-            raise OSError("ALLRANKS_STORE_FD is not set")
+            raise OSError("ALLRANKS_STORE_FD is no number")
         copy = os.dup(number)
         with socket.socket(fileno=os.dup(copy)) as sock:
             if sock.getsockname()[1] != port:

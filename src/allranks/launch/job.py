@@ -21,6 +21,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from allranks.host.net import find_interface_of
+from allranks.launch import container
 from allranks.launch.agent import Agent, SignalInbox
 from allranks.launch.console import Console
 from allranks.launch.environment import HOOK_PATH, node_settings, rank_settings
@@ -55,6 +56,11 @@ def worker_command(request: Request) -> list[str]:
         UsageError: the script, module or program is not there.
     """
     first, *arguments = request.command
+    python = container.PYTHON if request.container else sys.executable
+    if request.container:
+        container.find_runtime(request.container_runtime)
+        if request.no_python or request.is_module:  # in the image; nobody can look from here
+            return [first, *arguments] if request.no_python else [python, "-m", *request.command]
     if request.no_python:
         program = shutil.which(first)
         if program is None and Path(first).is_file():
@@ -69,7 +75,7 @@ def worker_command(request: Request) -> list[str]:
         return [sys.executable, "-m", first, *arguments]
     if not Path(first).exists():
         raise UsageError(f"{first}: no such script; expected a Python file (a module takes -m, a program --no-python)")
-    return [sys.executable, first, *arguments]
+    return [python, first, *arguments]
 
 
 def run_job(plan: JobPlan, output: Output, env: Mapping[str, str]) -> int:
@@ -117,9 +123,9 @@ def _run_workers(
     is_leader = membership.leader is None
     node_path = run_dir.create_node(me.name)
     interface = plan.data_path.interface if plan.data_path else _interface_to_leader(plan, membership)
-    has_hook = env.get("ALLRANKS_HOOK") != "0"
+    is_port_held = env.get("ALLRANKS_HOOK") != "0" and plan.request.container is None
     listener = membership.listener
-    store_fd = listener.fileno() if listener is not None and has_hook else None
+    store_fd = listener.fileno() if listener is not None and is_port_held else None
     settings = node_settings(plan, group, interface=interface, store_fd=store_fd, env=env, hook_path=HOOK_PATH)
     run_dir.write_settings(me.name, settings)
     command = worker_command(plan.request)
@@ -131,7 +137,7 @@ def _run_workers(
         for note in plan.world.notes:
             say(f"note: {note}")
         say(_headline(group, interface, world_size, run_dir))
-    if listener is not None and not has_hook:
+    if listener is not None and not is_port_held:
         listener.close()  # rank 0 binds the port itself; between here and there it is free for anybody
 
     base = {name: value for name, value in env.items() if name != SECRET_VARIABLE}
@@ -152,10 +158,14 @@ def _run_workers(
             error_file=node_path / f"rank_{rank}.error.json",
         )
         own = rank_settings(group, local_rank, error_file=worker.error_file.absolute())
+        values = base | {setting.name: setting.value for setting in own}
         local_command = [word.replace("${local_rank}", str(local_rank)) for word in command]
+        if plan.request.container:
+            handed = [setting.name for setting in (*settings, *own)]
+            local_command, values = _in_container(plan, local_command, values, handed)
         worker.start(
             local_command,
-            base | {setting.name: setting.value for setting in own},
+            values,
             pass_fds=(store_fd,) if store_fd is not None and rank == 0 else (),
         )
         prefix = f"[{me.name} r{rank}] " if world_size > 1 else ""
@@ -187,6 +197,23 @@ def _run_workers(
     elif summary and plan.world.launcher is not Launcher.SLURM:
         say(f"ended: {summary}; the whole report is on {group.members[0].name}")
     return exit_code
+
+
+def _in_container(
+    plan: JobPlan, command: list[str], values: dict[str, str], names: list[str]
+) -> tuple[list[str], dict[str, str]]:
+    assert plan.request.container is not None
+    runtime = container.find_runtime(plan.request.container_runtime)
+    wrapped = container.wrap_command(
+        runtime,
+        plan.request.container,
+        command,
+        names=names,
+        hook_root=HOOK_PATH.parent,
+        cwd=Path.cwd(),
+        has_gpus=plan.facts.num_gpus > 0,
+    )
+    return wrapped, values | container.handed_in(runtime, {name: values[name] for name in names})
 
 
 def _pronounce(verdict: Verdict, run_dir: RunDir) -> int:

@@ -44,6 +44,9 @@ class Request:
     rdzv_id: str | None = None
     standalone: bool = False
     backend: str | None = None
+    container: str | None = None
+    """Image that the workers run in."""
+    container_runtime: str | None = None
     role: str = "default"
     local_address: str | None = None
 
