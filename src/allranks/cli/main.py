@@ -15,6 +15,7 @@ VERBS = {
     "run": ("allranks.cli.run", "run", "Start a training script on all ranks, here or in this SLURM step."),
     "env": ("allranks.cli.show", "show_env", "Print what a worker would get in its environment, and why."),
     "config": ("allranks.cli.show", "config", "Print what cluster.toml says."),
+    "lab": ("allranks.cli.lab", "lab", "Make a real SLURM cluster on this machine, to try and to test."),
     "completion": ("allranks.cli.show", "completion", "Print the completion script of a shell."),
 }
 

@@ -3,10 +3,10 @@
     allranks run --container image.sif train.py        apptainer exec --bind ... image.sif python3 train.py
 
 A container may have been told to forget the environment, and some site hooks preset RANK and WORLD_SIZE on their own.
-So every variable that allranks sets is passed explicitly: as APPTAINERENV_NAME to apptainer and singularity (they split
-`--env` at commas), as `--env NAME` to enroot (it takes the values from its environment). The hook's directory is mounted
-where it is on the host. Whether a runtime keeps inherited sockets is its own business, so in a container rank 0 binds the
-store's port itself.
+So every variable that allranks sets is passed explicitly: as APPTAINERENV_NAME to apptainer and singularity (they
+split `--env` at commas), as `--env NAME` to enroot (it takes the values from its environment). The hook's directory
+is mounted where it is on the host. Whether a runtime keeps inherited sockets is its own business, so in a container
+rank 0 binds the store's port itself.
 
 Source: apptainer 1.3 user guide, "Environment and Metadata"; enroot 3.5 doc/cmd/start.md.
 """
