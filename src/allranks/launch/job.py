@@ -136,7 +136,7 @@ def _run_workers(
         )
         for note in plan.world.notes:
             say(f"note: {note}")
-        say(_headline(group, interface, world_size, run_dir))
+        say(_headline(group, interface, world_size, plan, run_dir))
     if listener is not None and not is_port_held:
         listener.close()  # rank 0 binds the port itself; between here and there it is free for anybody
 
@@ -225,10 +225,12 @@ def _pronounce(verdict: Verdict, run_dir: RunDir) -> int:
     return verdict.exit_code
 
 
-def _headline(group: Plan, interface: str | None, world_size: int, run_dir: RunDir) -> str:
+def _headline(group: Plan, interface: str | None, world_size: int, plan: JobPlan, run_dir: RunDir) -> str:
     names = [member.name for member in group.members]
     where = names[0] if len(names) == 1 else f"{len(names)} nodes ({fold_hosts(names)})"
-    over = f" over {interface}" if interface else ""
+    # Nodes may call the same network by other names.
+    network = interface if plan.is_one_machine else plan.cluster.network.data or interface
+    over = f" over {network}" if network else ""
     return f"{count_of(world_size, 'rank')} on {where}, {group.backend}{over}; logs in {run_dir.attempt_path}"
 
 
