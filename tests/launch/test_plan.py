@@ -64,7 +64,9 @@ def plan(
 
 def refusal(*args: object, kind: type[AllranksError], **kwargs: object) -> str:
     with pytest.raises(kind) as refused:
-        plan(*args, **kwargs)
+        made = plan(*args, **kwargs)
+        if made.problem is not None:  # of several nodes, the leader refuses
+            raise made.problem
     assert type(refused.value) is kind
     return str(refused.value)
 
@@ -319,7 +321,7 @@ def test_an_interface_that_is_down_is_refused_with_the_cure():
     down = Interface("ens1f1", ("192.168.20.3",), is_up=False)
     facts = NodeFacts(host="node03", interfaces=(LO, down), num_gpus=0, num_cpus=1)
     assert refusal(env=slurm_env(), cluster=SUBNET, facts=facts, kind=SetupError) == (
-        "node03: the data interface ens1f1 192.168.20.3 (down) does not carry anything; ip link set ens1f1 up"
+        "the data interface of node03, ens1f1 192.168.20.3 (down), carries nothing; ip link set ens1f1 up"
     )
 
 

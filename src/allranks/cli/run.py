@@ -160,6 +160,8 @@ def run(script: str, arguments: tuple[str, ...], **flags: Any) -> int:
         from allranks.cli.show import print_plan
 
         worker_command(request)
+        if plan.problem is not None:
+            raise plan.problem
         print_plan(plan)
         return 0
     hidden = hidden_streams(

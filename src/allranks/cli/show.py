@@ -44,6 +44,8 @@ def show_env(explain: bool, cluster_file: Path | None, as_json: bool, **flags: o
     srun -l allranks env --explain               on every node of a SLURM job
     """
     plan = plan_here(make_request((), **flags), cluster_file=cluster_file, job="this-job")  # type: ignore[arg-type]
+    if plan.problem is not None:
+        raise plan.problem
     settings = first_worker_settings(plan)
     if as_json:
         click.echo(settings_to_json([*plan.settings, *settings] if explain else settings))

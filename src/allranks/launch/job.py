@@ -88,7 +88,9 @@ def run_job(plan: JobPlan, output: Output, env: Mapping[str, str]) -> int:
     become_subreaper()
     run_dir = RunDir(output.log_dir, plan.job)
     try:
-        membership = find_membership(plan, run_dir, env, problem=_find_problem(plan.request), check_signals=inbox.check)
+        membership = find_membership(
+            plan, run_dir, env, problem=plan.problem or _find_problem(plan.request), check_signals=inbox.check
+        )
     except NodeFaultError as exc:
         if exc.finding is None:
             raise

@@ -15,7 +15,7 @@ from ipaddress import ip_address, ip_network
 from allranks.host.net import Interface, find_interface_in, find_interface_of
 from allranks.host.node import NodeFacts
 from allranks.model.cluster import Backend, Cluster
-from allranks.model.errors import ConfigError, IdentityError, SetupError, UsageError
+from allranks.model.errors import AllranksError, ConfigError, IdentityError, SetupError, UsageError
 from allranks.model.identity import Launcher, World
 from allranks.model.setting import Setting
 from allranks.wire.leader import Hint
@@ -82,6 +82,8 @@ class JobPlan:
     settings: tuple[Setting, ...]
     attempt: int | None = None
     node_names: tuple[str, ...] = field(default=())
+    problem: AllranksError | None = None
+    """Why this node cannot take part in a job of several nodes: its agent joins all the same, and says so."""
 
     @property
     def is_one_machine(self) -> bool:
@@ -104,18 +106,24 @@ def plan_job(
     Raises:
         UsageError: flags contradict each other.
         IdentityError: flags contradict the scheduler.
-        ConfigError: cluster.toml does not fit this machine.
-        SetupError: what is asked for cannot work on this machine.
+        ConfigError: cluster.toml does not fit this machine, and the job runs on it alone.
+        SetupError: what is asked for cannot work on this machine, and the job runs on it alone.
     """
     # What is decided here stands for what the environment said of it.
     settings = [setting for setting in world.settings if setting.name not in ("num_nodes", "local_world_size")]
     min_nodes, num_nodes, source = _num_nodes(request, world)
     settings.append(Setting("num_nodes", str(num_nodes), reason="one agent on each", source=source))
     node_index = _node_index(request, world, num_nodes)
-    num_workers, reason, source = _num_workers(request, world, facts)
-    settings.append(Setting("num_workers", str(num_workers), reason=reason, source=source))
-
-    path = choose_data_path(request, cluster, facts, num_nodes=num_nodes, origin=origin)
+    problem: AllranksError | None = None
+    num_workers, path = 1, None
+    try:
+        num_workers, reason, source = _num_workers(request, world, facts)
+        settings.append(Setting("num_workers", str(num_workers), reason=reason, source=source))
+        path = choose_data_path(request, cluster, facts, num_nodes=num_nodes, origin=origin)
+    except (ConfigError, SetupError) as exc:
+        if num_nodes == 1:
+            raise
+        problem = exc  # the other nodes must hear it, or they would wait for this one
     if path is not None:
         settings.append(Setting("data_interface", path.interface, reason=path.reason, source=path.source))
 
@@ -144,6 +152,7 @@ def plan_job(
         settings=tuple(settings),
         attempt=world.attempt if world.launcher is Launcher.SLURM else None,
         node_names=world.hosts if len(world.hosts) == num_nodes else (),
+        problem=problem,
     )
 
 
@@ -236,7 +245,7 @@ def _data_path_of_cluster(cluster: Cluster, facts: NodeFacts, origin: Mapping[st
             "leave it out: it is found from [network] data"
         )
     if not nic.is_up:
-        raise SetupError(f"{facts.host}: the data interface {nic} does not carry anything; ip link set {nic.name} up")
+        raise SetupError(f"the data interface of {facts.host}, {nic}, carries nothing; ip link set {nic.name} up")
     return DataPath(nic.name, address, reason, source)
 
 

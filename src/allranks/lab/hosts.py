@@ -1,0 +1,344 @@
+"""How do nodes come to be on one machine, and how does one reach into them? Namespaces, links, processes.
+
+    start_hosts(lab_dir, [SWITCH, "node01"])           # lab/init.py as process 1 of each
+    inits = find_inits(lab_dir)                        # {"@switch": 4711, "node01": 4712}
+    connect(lab_dir, [host], inits)
+    run_in(inits["node01"], ["ip", "-brief", "address"])
+
+A node is its process 1: interfaces and mounts live in its namespaces and end with it. Nothing is made in the namespaces
+of the machine itself, so nothing there can collide or stay behind, and two labs may use the same addresses. The
+cables' other ends are in the switch, a node of its own with the bridges `management` and `data`; the ports of the first
+node are `management0` and `data0` there. `docker0` has a cable, too, so that it is up as one with a container is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from allranks.lab import init
+from allranks.lab.plan import DOCKER_ADDRESS, DOCKER_INTERFACE, MANAGEMENT_INTERFACE, Host
+from allranks.model.errors import SetupError
+
+SWITCH = "@switch"
+"""The node that is no node: no host name looks like it."""
+LINK_GBIT_S = 1.0
+COMMAND_S = 20.0
+"""Deadline of every helper command; each takes milliseconds."""
+SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+HELPER_ENV = {"PATH": SYSTEM_PATH, "LC_ALL": "C"}
+"""What daemons get, too: nothing of the environment of whoever typed `up`, which jobs would see."""
+PR_SET_PDEATHSIG = 1
+"""Source: linux/prctl.h."""
+
+
+# Processes: the only things that are made, and the only record of them.
+
+
+def find_inits(lab_dir: Path) -> dict[str, int]:
+    """Return process 1 of each node that is there now, by node name, as pids of this machine."""
+    return {node: pid for pid, node, is_init in _own_processes(lab_dir) if is_init}
+
+
+def start_hosts(lab_dir: Path, names: Sequence[str]) -> None:
+    """Start process 1 of each node at the same time, and wait until their namespaces are furnished.
+
+    Raises:
+        SetupError: this machine does not let us.
+    """
+    command = [sys.executable, "-I", "-S", init.__file__, str(lab_dir)]
+    starters = {
+        name: subprocess.Popen(
+            [*command, name],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=HELPER_ENV,
+            cwd="/",
+        )
+        for name in names
+    }
+    failed: dict[str, str] = {}
+    for name, starter in starters.items():
+        try:
+            _, stderr = starter.communicate(timeout=COMMAND_S)
+            if starter.returncode:
+                failed[name] = stderr.strip() or f"exit code {starter.returncode}"
+        except subprocess.TimeoutExpired:
+            starter.kill()
+            failed[name] = f"not ready after {COMMAND_S:.0f} s"
+    for name, message in failed.items():
+        hint = "; in a container this needs --privileged" if "not permitted" in message else ""
+        raise SetupError(f"lab: namespaces of {name.lstrip('@')} cannot be made: {message}{hint}")
+
+
+def share_cores(inits: Mapping[str, int], hosts: Sequence[Host]) -> None:
+    """Give each node cores of its own, as far as they go: else each rank takes the whole machine for its node's.
+
+    Six ranks with two threads each on two cores train at half the speed of six with one.
+    """
+    cores = sorted(os.sched_getaffinity(0))
+    each = max(1, len(cores) // len(hosts))
+    for host in hosts:
+        own = {cores[(host.index * each + number) % len(cores)] for number in range(each)}
+        os.sched_setaffinity(inits[host.name], own)
+
+
+def kill_hosts(lab_dir: Path, names: Sequence[str] | None = None) -> None:
+    """Kill nodes with everything in them, and wait until the last process is gone.
+
+    Args:
+        lab_dir: whose.
+        names: which; by default all, also those that are just being made.
+
+    Raises:
+        SetupError: a process survives SIGKILL, for one that hangs in the kernel.
+    """
+    deadline = time.monotonic() + COMMAND_S
+    networks: set[str] = set()
+    while True:
+        found = [pid for pid, node, _ in _own_processes(lab_dir) if names is None or node in names]
+        here = _namespace("self", "net")
+        networks |= {network for pid in found if (network := _namespace(pid, "net")) not in ("", here)}
+        # A helper may have joined a node's network and not yet its processes.
+        found += [pid for pid in _all_pids() if networks and _namespace(pid, "net") in networks]
+        if not found:
+            return
+        if time.monotonic() > deadline:
+            raise SetupError(f"lab: processes survive SIGKILL for {COMMAND_S:.0f} s: pids {sorted(set(found))}")
+        for pid in found:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.01)
+
+
+def identify(init_pid: int) -> str:
+    """Return what tells this process from a later one with the same pid: when it started, in clock ticks."""
+    return f"{init_pid} {Path(f'/proc/{init_pid}/stat').read_text().rpartition(')')[2].split()[19]}"
+
+
+def processes_in(init_pid: int) -> dict[str, list[int]]:
+    """Return what runs in a node: command name -> pids of this machine."""
+    own = _namespace(init_pid, "pid")
+    found: dict[str, list[int]] = {}
+    for pid in _all_pids():
+        if own and _namespace(pid, "pid") == own:
+            with contextlib.suppress(OSError):
+                found.setdefault(Path(f"/proc/{pid}/comm").read_text().strip(), []).append(pid)
+    return found
+
+
+def run_in(
+    init_pid: int, command: Sequence[str], *, script: str | None = None, must_work: bool = True
+) -> subprocess.CompletedProcess[str]:
+    """Run a helper command in all namespaces of a node, with an environment of its own, and wait for it.
+
+    Args:
+        init_pid: process 1 of the node.
+        command: program and arguments.
+        script: what it reads from standard input.
+        must_work: whether another exit code than 0 is an error.
+
+    Raises:
+        SetupError: it fails or takes too long.
+    """
+    cores = ",".join(map(str, sorted(os.sched_getaffinity(init_pid))))
+    namespaces = [
+        "taskset",
+        "--cpu-list",
+        cores,
+        "nsenter",
+        f"--target={init_pid}",
+        "--net",
+        "--uts",
+        "--mount",
+        "--pid",
+        "--",
+    ]
+    return _run(command, prefix=namespaces, script=script, must_work=must_work)
+
+
+def _run(
+    command: Sequence[str], *, prefix: Sequence[str] = (), script: str | None, must_work: bool = True
+) -> subprocess.CompletedProcess[str]:
+    try:
+        done = subprocess.run(
+            [*prefix, *command],
+            input=script or "",
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_S,
+            check=False,
+            env=HELPER_ENV,
+            cwd="/",
+        )
+    except subprocess.TimeoutExpired as exc:
+        raise SetupError(f"lab: {' '.join(command)}: no end after {COMMAND_S:.0f} s") from exc
+    if must_work and done.returncode:
+        said = " ".join((done.stderr or done.stdout).split())
+        raise SetupError(f"lab: {' '.join(command)}: exit code {done.returncode}: {said}")
+    return done
+
+
+def run_for_user(init_pid: int, command: Sequence[str], env: Mapping[str, str]) -> int:
+    """Join a node and run the user's command there, on this terminal; for a process that does nothing else afterwards.
+
+    Returns:
+        Its exit code as a shell has it: 128 + n when signal n ended it, 127 when there is no such command.
+
+    Raises:
+        SetupError: the node is gone.
+    """
+    cwd, libc = Path.cwd(), ctypes.CDLL(None, use_errno=True)
+    try:
+        cores = os.sched_getaffinity(init_pid)  # before joining: there the pid has no meaning
+        if libc.setns(os.pidfd_open(init_pid), init.NAMESPACES):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        os.sched_setaffinity(0, cores)
+    except OSError as exc:
+        raise SetupError(f"lab: pid {init_pid} cannot be joined: {str(exc.strerror).lower()}") from exc
+    try:
+        # Ctrl-C reaches both, and the command decides what it means; SIGTERM reaches us alone and is handed on.
+        before = {signum: signal.signal(signum, signal.SIG_IGN) for signum in (signal.SIGINT, signal.SIGQUIT)}
+
+        def prepare() -> None:
+            for signum, action in before.items():
+                signal.signal(signum, action)
+            libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
+
+        child = subprocess.Popen(list(command), cwd=cwd, env=dict(env), preexec_fn=prepare)
+    except OSError as exc:
+        print(f"{command[0]}: {str(exc.strerror).lower()}", file=sys.stderr)
+        return 127 if isinstance(exc, FileNotFoundError) else 126
+    for signum in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, lambda received, _: child.send_signal(received))
+    exit_code = child.wait()
+    return 128 - exit_code if exit_code < 0 else exit_code
+
+
+# Links: what the nodes are cabled with.
+
+
+def make_switch(inits: Mapping[str, int]) -> None:
+    """Make the two bridges. They forward at once: no spanning tree, no learning of multicast groups."""
+    lines = ["link set lo up"]
+    for bridge in ("management", "data"):
+        lines += [
+            f"link add {bridge} type bridge stp_state 0 forward_delay 0 mcast_snooping 0",
+            f"link set {bridge} up",
+        ]
+    _ip(inits[SWITCH], lines)
+
+
+def connect(hosts: Sequence[Host], inits: Mapping[str, int]) -> None:
+    """Cable new nodes to the switch and configure their interfaces, all at the same time.
+
+    Raises:
+        SetupError: an interface cannot be made as cluster.toml names it.
+    """
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        list(pool.map(partial(_connect, inits), hosts))
+
+
+def _connect(inits: Mapping[str, int], host: Host) -> None:
+    switch, node = inits[SWITCH], inits[host.name]
+    ports = {name: f"{name}{host.index}" for name in ("management", "data", "docker")}
+    for port in ports.values():  # of an earlier life of this node, which the kernel may not have cleared away yet
+        run_in(switch, ["ip", "link", "delete", port], must_work=False)
+    ends = {"management": MANAGEMENT_INTERFACE, "data": host.data_interface, "docker": f"veth{host.index:07x}"}
+    # Made where they belong at once: a name that is taken in the machine's own namespace does not matter.
+    cables = [
+        f"link add {ports[cable]} netns {switch} type veth peer name {ends[cable]} netns {node}" for cable in ends
+    ]
+    _run(["ip", "-batch", "-"], script="\n".join(cables))
+    _ip(switch, [f"link set {ports[cable]} master {cable}" for cable in ("management", "data")])
+    _ip(switch, [f"link set {port} up" for port in ports.values()])
+    _ip(
+        node,
+        [
+            "link set lo up",
+            f"address add {host.management_address} dev {MANAGEMENT_INTERFACE}",
+            f"address add {host.data_address} dev {host.data_interface} {'nodad' if ':' in host.data_address else ''}",
+            # The decoy of any machine with docker: the same address everywhere, and a container that keeps it up.
+            f"link add {DOCKER_INTERFACE} type bridge stp_state 0 forward_delay 0",
+            f"address add {DOCKER_ADDRESS} dev {DOCKER_INTERFACE}",
+            f"link set {ends['docker']} master {DOCKER_INTERFACE}",
+            *(f"link set {name} up" for name in (*ends.values(), DOCKER_INTERFACE)),
+        ],
+    )
+    for pid, names in ((switch, ports), (node, ends)):
+        # Packets that are segmented later pass checks of size and rate as one.
+        offload = 'for nic; do ethtool -K "$nic" tso off gso off gro off; done'
+        run_in(pid, ["sh", "-ec", offload, "sh", *names.values()])
+        _shape(pid, names["data"])
+
+
+def _shape(pid: int, interface: str) -> None:
+    """Limit what leaves an interface to the speed of the link; a kernel without tbf leaves it unlimited."""
+    limit = ["rate", f"{LINK_GBIT_S:g}gbit", "burst", "128kb", "latency", "20ms"]
+    run_in(pid, ["tc", "qdisc", "add", "dev", interface, "root", "tbf", *limit], must_work=False)
+
+
+def read_links(init_pid: int) -> list[dict[str, Any]]:
+    """Return the interfaces of a node: name, addresses, is_up, mtu, and rate_gbit_s where it is limited."""
+    links = json.loads(run_in(init_pid, ["ip", "-json", "address"]).stdout)
+    queues = json.loads(run_in(init_pid, ["tc", "-json", "qdisc", "show"]).stdout or "[]")
+    rates = {queue["dev"]: queue["options"]["rate"] * 8 / 1e9 for queue in queues if queue.get("kind") == "tbf"}
+    return [
+        {
+            "name": link["ifname"],
+            "addresses": [
+                f"{address['local']}/{address['prefixlen']}"
+                for address in link["addr_info"]
+                if address["scope"] != "link"
+            ],
+            "is_up": "UP" in link["flags"],
+            "mtu": link["mtu"],
+            "rate_gbit_s": rates.get(link["ifname"]),
+        }
+        for link in links
+    ]
+
+
+def _ip(pid: int, lines: Sequence[str]) -> None:
+    run_in(pid, ["ip", "-batch", "-"], script="\n".join(lines) + "\n")
+
+
+# /proc
+
+
+def _own_processes(lab_dir: Path) -> list[tuple[int, str, bool]]:
+    """Starters and inits of this lab: pid, node, and whether it is process 1 of its namespace."""
+    found = []
+    for pid in _all_pids():
+        with contextlib.suppress(OSError):
+            *_, script, directory, node = ["", "", *Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").split("\0")]
+            if directory == str(lab_dir) and script.endswith("lab/init.py"):
+                status = Path(f"/proc/{pid}/status").read_text()
+                pids = next(line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:"))
+                found.append((pid, node, len(pids) > 1 and pids[-1] == "1"))
+    return found
+
+
+def _all_pids() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdigit()]
+
+
+def _namespace(pid: int | str, kind: str) -> str:
+    """Identity of a process's namespace, empty where the process is gone."""
+    try:
+        return str(Path(f"/proc/{pid}/ns/{kind}").readlink())
+    except OSError:
+        return ""

@@ -1,0 +1,303 @@
+"""Which labs are there, and how do they come and go?
+
+    lab = Lab("demo")
+    lab.up(cluster, tasks_per_node=1)      # a second time: finds it running, mends what is missing
+    lab.find_init("node03")                # process 1 of a node, to be entered with hosts.run_in
+    lab.down()                             # also after an `up` that was killed
+
+A lab is a directory and processes whose command lines name that directory, nothing else. `up` goes through five phases:
+1 the directory says what will be made   2 processes   3 links   4 daemons   5 all nodes have reported
+Each leaves alone what is there, so `up` may be killed anywhere and repeated. The directory is locked meanwhile, and the
+kernel gives the lock back with the process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import re
+import shutil
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from allranks.lab import hosts, slurm
+from allranks.lab.hosts import SWITCH
+from allranks.lab.plan import Host, plan_hosts, render_hosts_file
+from allranks.model.cluster import Cluster
+from allranks.model.errors import SetupError, UsageError
+
+DEFAULT_NAME = "lab"
+DEFAULT_DIR = "/run/allranks-lab"
+LOCK_S = 60.0
+"""How long to wait for another `up` or `down` of the same lab."""
+PROGRESS_S = 2.0
+"""What takes longer says so, and again after as many seconds."""
+MAX_PATH = 80
+"""A unix socket's path has at most 107 bytes."""
+
+PACKAGES = {
+    "slurmctld": "slurmctld",
+    "slurmd": "slurmd",
+    "sinfo": "slurm-client",
+    "munged": "munge",
+    "ip": "iproute2",
+    "tc": "iproute2",
+    "nft": "nftables",
+    "ethtool": "ethtool",
+    "nsenter": "util-linux",
+    "taskset": "util-linux",
+}
+"""Command -> the Debian package that has it."""
+
+
+class Lab:
+    """One lab, whether it is up or not."""
+
+    def __init__(self, name: str = DEFAULT_NAME, *, env: Mapping[str, str] = os.environ) -> None:
+        """Name a lab; ALLRANKS_LAB_DIR in `env` says below which directory it lies.
+
+        Raises:
+            UsageError: the name would not do as a file name and as SLURM's ClusterName.
+        """
+        if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?", name):
+            raise UsageError(f"--name {name!r}: expected up to 32 lower-case letters, digits and inner hyphens")
+        self.name = name
+        self.dir = Path(env.get("ALLRANKS_LAB_DIR") or DEFAULT_DIR).absolute() / name
+        if len(os.fsencode(self.dir)) > MAX_PATH or not re.fullmatch(r"[\w./+-]+", str(self.dir)):
+            raise UsageError(
+                f"ALLRANKS_LAB_DIR: {self.dir}: expected at most {MAX_PATH} plain characters: SLURM's files"
+            )
+
+    def up(
+        self, cluster: Cluster, *, tasks_per_node: int = 1, say: Callable[[str], None] = lambda _: None
+    ) -> Sequence[Host]:
+        """Bring every node in service; what is already there stays, what is missing is made.
+
+        Args:
+            cluster: what to build.
+            tasks_per_node: workers that must fit on a node at the same time.
+            say: gets a line about whatever takes more than PROGRESS_S.
+
+        Raises:
+            ConfigError: cluster.toml does not say enough, or says what cannot be built.
+            UsageError: the lab is up with another cluster.
+            SetupError: this machine cannot do it, or a node does not come up.
+        """
+        planned = plan_hosts(cluster)
+        check_machine()
+        progress = _Progress(say)
+        with self._locked():
+            # Phase 1: the directory says what will be made.
+            self._write_plan(cluster, planned, tasks_per_node)
+            # Phase 2: processes. A node without all its links was being made when an `up` was killed: make it anew.
+            names = self._find_missing([SWITCH, *(host.name for host in planned)])
+            progress(f"making the namespaces of {len(names)} nodes")
+            hosts.kill_hosts(self.dir, names)
+            for name in names:  # a new boot_id for each life of a node
+                (self.dir / "nodes" / name / "boot_id").write_text(f"{uuid.uuid4()}\n")
+            hosts.start_hosts(self.dir, names)
+            # Phase 3: links.
+            inits = hosts.find_inits(self.dir)
+            hosts.share_cores(inits, planned)
+            progress("cabling them")
+            if SWITCH in names:
+                hosts.make_switch(inits)
+            hosts.connect([host for host in planned if host.name in names], inits)
+            for name in names:
+                self._whole_path(name).write_text(hosts.identify(inits[name]))
+            # Phase 4: daemons.
+            progress("starting munge and SLURM")
+            slurm.start_daemons(planned, inits, self.dir)
+            # Phase 5: all nodes have reported.
+            slurm.wait_until_idle(planned, inits, self.dir, progress=progress)
+        return planned
+
+    def down(self) -> bool:
+        """Remove everything that `up` made and nothing else, also what a killed one left.
+
+        Returns:
+            Whether there was anything.
+
+        Raises:
+            SetupError: a process does not go away.
+        """
+        check_root()
+        was_there = self.dir.exists() or bool(hosts.find_inits(self.dir))
+        with self._locked():
+            hosts.kill_hosts(self.dir)
+            try:
+                shutil.rmtree(self.dir)
+            except OSError as exc:
+                raise SetupError(f"lab {self.name!r}: {exc.filename}: {str(exc.strerror).lower()}") from exc
+        if self.dir.parent == Path(DEFAULT_DIR):  # another one is the user's own
+            with contextlib.suppress(OSError):  # other labs are in it
+                self.dir.parent.rmdir()
+        return was_there
+
+    def find_init(self, node: str) -> int:
+        """Return the pid of a node's process 1.
+
+        Raises:
+            UsageError: there is no such node, or the lab is not up.
+        """
+        planned, inits = self._planned_names(), hosts.find_inits(self.dir)
+        if not planned or not inits:
+            raise UsageError(f"lab {self.name!r} is not up{self._others()}; allranks lab up --name {self.name}")
+        if node not in planned and node != SWITCH:
+            raise UsageError(f"lab {self.name!r} has no node {node!r}: expected one of {', '.join(planned)}")
+        if node not in inits:
+            raise SetupError(f"lab {self.name!r}: {node} is dead; allranks lab up --name {self.name} brings it back")
+        return inits[node]
+
+    def status(self) -> dict[str, Any]:
+        """Return what is there now: name, directory, and each node with its SLURM state, interfaces and pids.
+
+        Raises:
+            UsageError: the lab is not up.
+        """
+        planned, inits = self._planned_names(), hosts.find_inits(self.dir)
+        if not planned or not inits:
+            self.find_init("")
+        first = inits.get(planned[0])
+        states = slurm.read_states(first) if first and "slurmctld" in hosts.processes_in(first) else {}
+        return {
+            "name": self.name,
+            "directory": str(self.dir),
+            "slurm_conf": str(slurm.conf_path(self.dir)),
+            "switch_pid": inits.get(SWITCH),
+            "nodes": [_node_status(name, inits.get(name), states.get(name)) for name in planned],
+        }
+
+    def _write_plan(self, cluster: Cluster, planned: Sequence[Host], tasks_per_node: int) -> None:
+        wanted = json.dumps({"cluster": msgspec.to_builtins(cluster), "tasks_per_node": tasks_per_node}, indent=2)
+        plan_path = self.dir / "lab.json"
+        if plan_path.exists():
+            if plan_path.read_text() != wanted:
+                raise UsageError(
+                    f"lab {self.name!r} is up with another cluster.toml or --tasks-per-node (see {plan_path}); "
+                    f"allranks lab down --name {self.name} first, or take another --name"
+                )
+            return
+        for name in (SWITCH, *(host.name for host in planned)):
+            own = self.dir / "nodes" / name
+            (own / "spool").mkdir(parents=True, exist_ok=True)
+            if name != SWITCH:
+                (own / "hosts").write_text(render_hosts_file(planned))
+                (own / "hostname").write_text(f"{name}\n")
+                (own / "machine-id").write_text(f"{uuid.uuid4().hex}\n")
+        slurm.write_files(self.name, planned, cluster, self.dir, tasks_per_node=tasks_per_node)
+        # Last, and at once: where it is, all of the above is.
+        draft = plan_path.with_suffix(".draft")
+        draft.write_text(wanted)
+        draft.rename(plan_path)
+
+    def _planned_names(self) -> list[str]:
+        try:
+            plan = json.loads((self.dir / "lab.json").read_text())
+        except FileNotFoundError:
+            return []
+        return [node["name"] for node in plan["cluster"]["node"]]
+
+    def _find_missing(self, names: Sequence[str]) -> list[str]:
+        """Which nodes do not live, or did not get all their links. Without the switch, none has any."""
+        inits = hosts.find_inits(self.dir)
+
+        def is_whole(name: str) -> bool:
+            try:
+                return name in inits and self._whole_path(name).read_text() == hosts.identify(inits[name])
+            except FileNotFoundError:
+                return False
+
+        return [name for name in names if not is_whole(name)] if is_whole(SWITCH) else list(names)
+
+    def _whole_path(self, name: str) -> Path:
+        return self.dir / "nodes" / name / "whole"
+
+    def _others(self) -> str:
+        others = sorted(path.name for path in self.dir.parent.glob("*/"))
+        return f" (there is {', '.join(others)})" if others else ""
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Make the directory, and hold it against another `up` or `down`."""
+        deadline = time.monotonic() + LOCK_S
+        while True:
+            fd = -1
+            with contextlib.suppress(FileNotFoundError):  # a `down` was quicker
+                self.dir.mkdir(parents=True, exist_ok=True)
+                fd = os.open(self.dir, os.O_RDONLY | os.O_DIRECTORY)
+                with contextlib.suppress(BlockingIOError):
+                    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    if os.path.samestat(os.fstat(fd), self.dir.stat()):
+                        break
+            if fd >= 0:
+                os.close(fd)
+            if time.monotonic() > deadline:
+                raise SetupError(
+                    f"lab {self.name!r}: another `allranks lab` has been at work on {self.dir} for {LOCK_S:.0f} s; "
+                    f"wait for it or end it"
+                )
+            time.sleep(0.05)
+        try:
+            yield
+        finally:
+            os.close(fd)
+
+
+class _Progress:
+    """Says what is being waited for, where that takes long enough for somebody to wonder."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say, self._began = say, time.monotonic()
+        self._next = self._began + PROGRESS_S
+
+    def __call__(self, text: str) -> None:
+        now = time.monotonic()
+        if now >= self._next:
+            self._say(f"{text} ({now - self._began:.0f} s)")
+            self._next = now + PROGRESS_S
+
+
+def check_root() -> None:
+    """Refuse users who may not make namespaces, and nodes of a lab, which see their own processes alone.
+
+    Raises:
+        SetupError: this is not root.
+        UsageError: this is a node.
+    """
+    if os.geteuid() != 0:
+        raise SetupError("lab: needs root to make network namespaces: sudo allranks lab ...")
+    if "lab/init.py\0" in Path("/proc/1/cmdline").read_text(errors="replace"):
+        raise UsageError(f"lab: this is {os.uname().nodename}, a node of a lab: expected the machine that it runs on")
+
+
+def check_machine() -> None:
+    """Refuse a machine that lacks what the lab is made of.
+
+    Raises:
+        SetupError: this is not root, or commands are missing; the message has the line that installs them.
+        UsageError: this is a node of a lab.
+    """
+    check_root()
+    missing = [command for command in PACKAGES if shutil.which(command, path=hosts.SYSTEM_PATH) is None]
+    if missing:
+        packages = " ".join(dict.fromkeys(PACKAGES[command] for command in missing))
+        raise SetupError(f"lab: not installed: {', '.join(missing)}: apt-get install {packages}")
+
+
+def _node_status(name: str, init_pid: int | None, slurm_state: str | None) -> dict[str, Any]:
+    running = hosts.processes_in(init_pid) if init_pid else {}
+    return {
+        "name": name,
+        "slurm_state": slurm_state,
+        "init_pid": init_pid,
+        "daemon_pids": {each: running[each][0] for each in ("munged", "slurmctld", "slurmd") if each in running},
+        "interfaces": hosts.read_links(init_pid) if init_pid else [],
+    }

@@ -1,0 +1,91 @@
+"""What would the lab build for this cluster.toml? Pure.
+
+>>> from allranks.model.cluster import Cluster, Node
+>>> plan_hosts(Cluster(node=(Node(name="n1", address="192.168.20.15"),)))[0].data_address
+'192.168.20.15/24'
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Network, IPv6Network, ip_address, ip_interface, ip_network
+
+from allranks.model.cluster import Cluster
+from allranks.model.errors import ConfigError
+
+MANAGEMENT_NETWORK = ip_network("10.77.0.0/24")
+MANAGEMENT_INTERFACE = "eno1"
+DOCKER_INTERFACE = "docker0"
+DOCKER_ADDRESS = "172.17.0.1/16"
+DEFAULT_DATA_INTERFACE = "ens1f1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """One node as the lab builds it."""
+
+    name: str
+    index: int
+    """From 0, in the order of cluster.toml."""
+    management_address: str
+    """With prefix length, 10.77.0.1/24; this is what the name resolves to on every node."""
+    data_interface: str
+    data_address: str
+    """With prefix length, 192.168.20.15/24."""
+    gpus: int
+
+
+def plan_hosts(cluster: Cluster) -> tuple[Host, ...]:
+    """Return the nodes of cluster.toml with everything that the lab adds to them, in order.
+
+    Raises:
+        ConfigError: cluster.toml does not say enough, or says what the lab cannot build.
+    """
+    if not cluster.node:
+        raise ConfigError("cluster.toml: no [[node]]: the lab builds the nodes that are listed, expected at least one")
+    limit = MANAGEMENT_NETWORK.num_addresses - 2
+    if len(cluster.node) > limit:
+        raise ConfigError(f"cluster.toml: {len(cluster.node)} nodes: the lab builds at most {limit}")
+    data = ip_network(cluster.network.data, strict=False) if cluster.network.data else None
+    planned = []
+    for index, node in enumerate(cluster.node):
+        interface = node.interface or DEFAULT_DATA_INTERFACE
+        where = f"cluster.toml: [[node]] {node.name}"
+        if interface in ("lo", MANAGEMENT_INTERFACE, DOCKER_INTERFACE):
+            raise ConfigError(f"{where}: interface = {interface!r}: the lab itself needs that name; take another one")
+        if not re.fullmatch(r"[A-Za-z0-9_.-]{1,15}", interface):
+            raise ConfigError(f"{where}: interface = {interface!r}: expected up to 15 letters, digits, '.', '_', '-'")
+        address = _with_prefix(node.address, data)
+        if ip_interface(address).network.overlaps(MANAGEMENT_NETWORK):
+            raise ConfigError(f"{where}: address {node.address}: {MANAGEMENT_NETWORK} is the lab's management network")
+        planned.append(
+            Host(
+                name=node.name,
+                index=index,
+                management_address=f"{MANAGEMENT_NETWORK[index + 1]}/{MANAGEMENT_NETWORK.prefixlen}",
+                data_interface=interface,
+                data_address=address,
+                gpus=node.gpus or 0,
+            )
+        )
+    return tuple(planned)
+
+
+def render_hosts_file(planned: Sequence[Host]) -> str:
+    """Return /etc/hosts as all nodes have it: names lead to the management network."""
+    lines = [f"{bare(host.management_address)} {host.name}\n" for host in planned]
+    return "".join(["127.0.0.1 localhost\n", "::1 localhost ip6-localhost\n", *lines])
+
+
+def bare(address: str) -> str:
+    """Return an address without its prefix length."""
+    return address.partition("/")[0]
+
+
+def _with_prefix(address: str, data: IPv4Network | IPv6Network | None) -> str:
+    parsed = ip_address(address)
+    if data and parsed in data:
+        return f"{address}/{data.prefixlen}"
+    return f"{address}/{24 if parsed.version == 4 else 64}"

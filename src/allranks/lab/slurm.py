@@ -1,0 +1,188 @@
+"""A real SLURM in the nodes of the lab: its files as text, its daemons, and whether all nodes have reported.
+
+The first node runs munged, slurmctld and slurmd, the others slurmd. All of it reads LAB_DIR/slurm/slurm.conf and speaks
+on the management network. Written for SLURM 22.05 and later.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from allranks.lab.hosts import processes_in, run_in
+from allranks.lab.plan import Host, bare
+from allranks.model.cluster import Cluster
+from allranks.model.errors import SetupError
+
+READY_S = 30.0
+"""Deadline for all nodes to report to slurmctld; on two free cores it takes a second."""
+DEFAULT_PARTITION = "main"
+
+
+def write_files(name: str, hosts: Sequence[Host], cluster: Cluster, lab_dir: Path, *, tasks_per_node: int) -> None:
+    """Write configuration and key; nothing of it changes while the lab is up."""
+    for directory in ("slurm", "state", "gpus"):
+        (lab_dir / directory).mkdir(exist_ok=True)
+    cpus = max(tasks_per_node, os.cpu_count() or 1)
+    conf_path(lab_dir).write_text(render_slurm_conf(name, hosts, cluster, lab_dir, cpus=cpus))
+    (lab_dir / "slurm" / "gres.conf").write_text(render_gres_conf(hosts, lab_dir))
+    for number in range(max(host.gpus for host in hosts)):
+        gpu = lab_dir / "gpus" / f"gpu{number}"
+        gpu.unlink(missing_ok=True)
+        gpu.symlink_to(os.devnull)
+    key = lab_dir / "munge.key"
+    key.touch(mode=0o600)
+    key.write_bytes(os.urandom(128))
+
+
+def render_slurm_conf(name: str, hosts: Sequence[Host], cluster: Cluster, lab_dir: Path, *, cpus: int) -> str:
+    """Return slurm.conf.
+
+    Args:
+        name: of the lab; SLURM refuses its saved state under another one.
+        hosts: in order; slurmctld runs on the first.
+        cluster: says the partition, the only one; several with commas are all made, the first is the default.
+        lab_dir: where keys, logs and state lie.
+        cpus: what each node claims to have, whatever the machine has.
+    """
+    nodes = lab_dir / "nodes"
+    lines = [
+        f"ClusterName={name}",
+        f"SlurmctldHost={hosts[0].name}({bare(hosts[0].management_address)})",
+        "SlurmUser=root",
+        "AuthType=auth/munge",
+        f"AuthInfo=socket={lab_dir}/munge.socket",
+        f"StateSaveLocation={lab_dir}/state",
+        f"SlurmctldLogFile={lab_dir}/slurmctld.log",
+        f"SlurmctldPidFile={lab_dir}/slurmctld.pid",
+        f"SlurmdSpoolDir={nodes}/%n/spool",
+        f"SlurmdLogFile={nodes}/%n/slurmd.log",
+        f"SlurmdPidFile={nodes}/%n/slurmd.pid",
+        # Nodes share the kernel's cgroups, so processes are followed through /proc.
+        "ProctrackType=proctrack/linuxproc",
+        "TaskPlugin=task/none",
+        "SelectType=select/cons_tres",
+        "SelectTypeParameters=CR_CPU",
+        "SlurmdParameters=config_overrides",
+        "GresTypes=gpu",
+        "MpiDefault=none",
+        "MailProg=/bin/true",
+        "AccountingStorageType=accounting_storage/none",
+        "JobCompType=jobcomp/none",
+        "ReturnToService=2",
+        "JobRequeue=1",
+        # A dead node is noticed in seconds, not in the five minutes of the default.
+        "SlurmdTimeout=15",
+        "SlurmctldTimeout=15",
+        "KillWait=5",
+        "SchedulerParameters=sched_interval=5,bf_interval=5",
+        "PropagateResourceLimits=NONE",
+    ]
+    for host in hosts:
+        gres = f" Gres=gpu:{host.gpus}" if host.gpus else ""
+        lines.append(
+            f"NodeName={host.name} NodeAddr={bare(host.management_address)} NodeHostname={host.name} "
+            f"CPUs={cpus} State=UNKNOWN{gres}"
+        )
+    limit = f" DefaultTime={cluster.slurm.time}" if cluster.slurm.time else ""
+    for number, one in enumerate((cluster.slurm.partition or DEFAULT_PARTITION).split(",")):
+        is_default = " Default=YES" if number == 0 else ""
+        lines.append(f"PartitionName={one.strip()} Nodes=ALL State=UP{is_default}{limit}")
+    return "\n".join(lines) + "\n"
+
+
+def render_gres_conf(hosts: Sequence[Host], lab_dir: Path) -> str:
+    """Return gres.conf: GPUs that are files, since a node whose GPUs have no File becomes INVAL."""
+    lines = [
+        f"NodeName={host.name} Name=gpu File={lab_dir}/gpus/gpu[0-{host.gpus - 1}]\n" for host in hosts if host.gpus
+    ]
+    return "".join(lines)
+
+
+def start_daemons(hosts: Sequence[Host], inits: Mapping[str, int], lab_dir: Path) -> None:
+    """Start what does not run yet: munged and slurmctld on the first node, slurmd on all.
+
+    Raises:
+        SetupError: one refuses to start.
+    """
+    first, conf = inits[hosts[0].name], str(conf_path(lab_dir))
+    running = {host.name: processes_in(inits[host.name]) for host in hosts}
+    on_first = running[hosts[0].name]
+    if "munged" not in on_first:
+        files = [f"--{kind}-file={lab_dir}/munge.{kind}" for kind in ("key", "log", "pid", "seed")]
+        # Forced: it would refuse a lab below a directory that is closed to others.
+        command = ["munged", "--force", f"--socket={lab_dir}/munge.socket", "--num-threads=2", *files]
+        _start(first, command, lab_dir / "munge.log")
+    if "slurmctld" not in on_first:
+        _start(first, ["slurmctld", "-f", conf], lab_dir / "slurmctld.log")
+
+    def start_slurmd(host: Host) -> None:
+        if "slurmd" not in running[host.name]:
+            log = lab_dir / "nodes" / host.name / "slurmd.log"
+            _start(inits[host.name], ["slurmd", "-f", conf, "-N", host.name], log)
+
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        list(pool.map(start_slurmd, hosts))
+
+
+def _start(init_pid: int, command: Sequence[str], log: Path) -> None:
+    try:
+        run_in(init_pid, command)
+    except SetupError as exc:
+        raise SetupError(f"{exc}; the end of {log}: {_last_words(log)}") from exc
+
+
+def wait_until_idle(
+    hosts: Sequence[Host], inits: Mapping[str, int], lab_dir: Path, *, progress: Callable[[str], None]
+) -> None:
+    """Wait until slurmctld has heard of every node; one that somebody drained counts as heard.
+
+    Raises:
+        SetupError: a node has not reported after READY_S; the message has the end of its log.
+    """
+    began = time.monotonic()
+    while True:
+        states = read_states(inits[hosts[0].name])
+        missing = [host.name for host in hosts if not is_in_service(states.get(host.name, "unknown"))]
+        if not missing:
+            return
+        waited_s = time.monotonic() - began
+        if waited_s > READY_S:
+            log = lab_dir / "slurmctld.log" if not states else lab_dir / "nodes" / missing[0] / "slurmd.log"
+            seen = states.get(missing[0], "slurmctld does not answer")
+            raise SetupError(
+                f"lab: {', '.join(missing)}: not in service after {READY_S:.0f} s ({seen}); "
+                f"the end of {log}: {_last_words(log)}"
+            )
+        progress(f"waiting for {', '.join(missing)} to report to slurmctld")
+        time.sleep(0.1)
+
+
+def read_states(controller: int) -> dict[str, str]:
+    """Return what sinfo says of each node, `idle`, `down*`; empty where slurmctld does not answer."""
+    done = run_in(controller, ["sinfo", "--noheader", "--Node", "--format=%N %T"], must_work=False)
+    return dict(line.split(maxsplit=1) for line in done.stdout.splitlines() if " " in line)
+
+
+def is_in_service(state: str) -> bool:
+    """Whether slurmctld hears the node, and has not given it up.
+
+    >>> is_in_service("idle"), is_in_service("idle*"), is_in_service("unknown")
+    (True, False, False)
+    """
+    return not state.endswith("*") and state.rstrip("~#!%$@^-+") not in ("unknown", "down", "inval", "future", "error")
+
+
+def conf_path(lab_dir: Path) -> Path:
+    """What SLURM_CONF says in this lab."""
+    return lab_dir / "slurm" / "slurm.conf"
+
+
+def _last_words(log: Path) -> str:
+    try:
+        return " | ".join(log.read_text(errors="replace").splitlines()[-3:]) or "(empty)"
+    except OSError as exc:
+        return f"({str(exc.strerror).lower()})"

@@ -1,0 +1,81 @@
+"""Does cluster.toml become the nodes it describes, and is refused where the lab cannot build them?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from allranks.lab.lab import Lab
+from allranks.lab.plan import plan_hosts, render_hosts_file
+from allranks.lab.slurm import is_in_service, render_gres_conf, render_slurm_conf
+from allranks.model.cluster import Cluster, NetworkTable, Node, SlurmTable
+from allranks.model.errors import ConfigError, UsageError
+
+
+def node(name: str, address: str, interface: str | None = None, gpus: int | None = None) -> Node:
+    return Node(name=name, address=address, interface=interface, gpus=gpus)
+
+
+def test_addresses_take_the_prefix_of_the_data_network() -> None:
+    cluster = Cluster(network=NetworkTable(data="192.168.16.0/20"), node=(node("a", "192.168.20.15"),))
+    (host,) = plan_hosts(cluster)
+    assert (host.data_interface, host.data_address) == ("ens1f1", "192.168.20.15/20")
+    assert host.management_address == "10.77.0.1/24"
+
+
+def test_ipv6_addresses_have_64_bits_of_network() -> None:
+    (host,) = plan_hosts(Cluster(node=(node("a", "fd00::5"),)))
+    assert host.data_address == "fd00::5/64"
+
+
+def test_names_lead_to_the_management_network() -> None:
+    hosts = plan_hosts(Cluster(node=(node("a", "192.168.20.15"), node("b", "192.168.20.16"))))
+    assert "10.77.0.1 a\n10.77.0.2 b\n" in render_hosts_file(hosts)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "message"),
+    [
+        ((), "no [[node]]"),
+        ((node("a", "192.168.20.15", "eno1"),), "the lab itself needs that name"),
+        ((node("a", "192.168.20.15", "ens 1"),), "expected up to 15"),
+        ((node("a", "10.77.0.15"),), "is the lab's management network"),
+        (tuple(node(f"n{i}", f"192.168.{i // 250}.{i % 250 + 1}") for i in range(255)), "at most 254"),
+    ],
+)
+def test_what_cannot_be_built_is_refused(nodes: tuple[Node, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message.replace("[", r"\[")):
+        plan_hosts(Cluster(node=nodes))
+
+
+def test_slurm_conf_has_partitions_and_gpus() -> None:
+    cluster = Cluster(
+        slurm=SlurmTable(partition="a,b", time="90"),
+        node=(node("n1", "192.168.20.15", gpus=2), node("n2", "192.168.20.16")),
+    )
+    hosts = plan_hosts(cluster)
+    lines = render_slurm_conf("demo", hosts, cluster, Path("/run/x"), cpus=4).splitlines()
+    assert lines[-4:] == [
+        "NodeName=n1 NodeAddr=10.77.0.1 NodeHostname=n1 CPUs=4 State=UNKNOWN Gres=gpu:2",
+        "NodeName=n2 NodeAddr=10.77.0.2 NodeHostname=n2 CPUs=4 State=UNKNOWN",
+        "PartitionName=a Nodes=ALL State=UP Default=YES DefaultTime=90",
+        "PartitionName=b Nodes=ALL State=UP DefaultTime=90",
+    ]
+    assert render_gres_conf(hosts, Path("/run/x")) == "NodeName=n1 Name=gpu File=/run/x/gpus/gpu[0-1]\n"
+
+
+@pytest.mark.parametrize(("state", "expected"), [("idle", True), ("mixed", True), ("idle*", False), ("down", False)])
+def test_in_service_is_what_slurmctld_hears(state: str, expected: bool) -> None:
+    assert is_in_service(state) is expected
+
+
+@pytest.mark.parametrize("name", ["", "-a", "A", "a/b", "..", "x" * 33])
+def test_names_that_are_no_file_names_are_refused(name: str) -> None:
+    with pytest.raises(UsageError, match="--name"):
+        Lab(name)
+
+
+def test_a_directory_too_deep_for_a_socket_is_refused() -> None:
+    with pytest.raises(UsageError, match="ALLRANKS_LAB_DIR"):
+        Lab("a", env={"ALLRANKS_LAB_DIR": "/tmp/" + "x" * 100})
