@@ -13,6 +13,7 @@ from allranks.model.errors import AllranksError, Exit, StoppedBySignal
 # Order matters: as `allranks --help` lists them.
 VERBS = {
     "run": ("allranks.cli.run", "run", "Start a training script on all ranks, here or in this SLURM step."),
+    "stack": ("allranks.cli.stack", "stack", "Show where every rank of a running job is right now."),
     "env": ("allranks.cli.show", "show_env", "Print what a worker would get in its environment, and why."),
     "config": ("allranks.cli.show", "config", "Print what cluster.toml says."),
     "lab": ("allranks.cli.lab", "lab", "Make a real SLURM cluster on this machine, to try and to test."),

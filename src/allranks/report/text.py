@@ -49,27 +49,27 @@ def render_verdict(verdict: Verdict, style: Style) -> str:
 def render_finding(finding: Finding, style: Style) -> str:
     """Return one finding: the culprit's line, what happened, what was seen, what to do, who waited."""
     separator = style.mark(" · ", " - ")
-    who = separator.join(filter(None, [_clean(finding.node or ""), _fold_ranks(finding.ranks)]))
+    who = separator.join(filter(None, [printable(finding.node or ""), fold_ranks(finding.ranks)]))
     head = f"{style.mark('✗', 'x')} {finding.cause}   {who}"
     confidence = str(finding.confidence)
     gap = max(3, min(style.width, 100) - len(head) - len(confidence))
     colour = "33;1" if finding.confidence is Confidence.UNDECIDED else "31;1"
-    lines = [style.paint(head, colour) + " " * gap + style.paint(confidence, "2"), f"  {_clean(finding.message)}"]
+    lines = [style.paint(head, colour) + " " * gap + style.paint(confidence, "2"), f"  {printable(finding.message)}"]
     for evidence in finding.evidence:
-        seen = [line for line in _clean(evidence.seen).splitlines() if line.strip(" ^~")]
+        seen = [line for line in printable(evidence.seen).splitlines() if line.strip(" ^~")]
         lines += _hang("seen", _cut(seen, style), style)
         if evidence.source:
-            lines += _hang("log", [_clean(evidence.source)], style)
+            lines += _hang("log", [printable(evidence.source)], style)
     if finding.fix:
-        lines += _hang("fix", [_clean(finding.fix)], style)
+        lines += _hang("fix", [printable(finding.fix)], style)
     if finding.victims:
-        lines.append(f"  others waited for it or were ended: {_fold_ranks(finding.victims)}")
+        lines.append(f"  others waited for it or were ended: {fold_ranks(finding.victims)}")
     return "\n".join(lines)
 
 
 def render_settings(settings: Sequence[Setting], style: Style) -> str:
     """Return settings as an aligned table: name, value, reason, source."""
-    rows = [(setting.name, _clean(setting.value), setting.reason, f"({setting.source})") for setting in settings]
+    rows = [(setting.name, printable(setting.value), setting.reason, f"({setting.source})") for setting in settings]
     widths = [min(40, max((len(row[column]) for row in rows), default=0)) for column in range(3)]
     return "\n".join(
         f"{row[0]:<{widths[0]}}  {style.paint(f'{row[1]:<{widths[1]}}', '1')}  {row[2]:<{widths[2]}}  "
@@ -83,7 +83,8 @@ def say(text: str) -> None:
     print(f"allranks: {text}", file=sys.stderr, flush=True)
 
 
-def _fold_ranks(ranks: Iterable[int]) -> str:
+def fold_ranks(ranks: Iterable[int]) -> str:
+    """`rank 3`, `ranks 0-2,4-5`; empty for none."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
         if runs and runs[-1][1] == rank - 1:
@@ -107,6 +108,6 @@ def _cut(lines: list[str], style: Style) -> list[str]:
     return [*lines[:4], dots, *lines[-(EVIDENCE_LINES - 5) :]]
 
 
-def _clean(text: str) -> str:
-    """Without control characters a log could smuggle into the terminal; newlines and tabs stay."""
+def printable(text: str) -> str:
+    """Return the text without control characters a log could smuggle into the terminal; newlines and tabs stay."""
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)

@@ -1,0 +1,385 @@
+"""Who is where? Folds what the nodes of a job say into groups of equal stacks, and makes text of them. Pure.
+
+    report = StackReport(job="12", documents=documents, silent={"node05": "did not answer within 20 s"})
+    print(render_stacks(report, fold(documents), style))
+
+Two processes are in the same place when their user's frames are the same, line by line, and so is the operation below
+them: which line of torch's polling loop was caught says nothing. A stopped process is never in the place of one
+that runs. The order is that in which a reader looks for the culprit: what is stopped or dead, what could not be read,
+then the smallest group first, and whoever waits for others last.
+
+Limits: equal places are not equal steps. A rank that is a step behind in the same loop folds with the others.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePath
+
+import msgspec
+
+from allranks.host.stacks import Frame, NodeStacks, Process, Role, Thread, is_library
+from allranks.model.hostlist import fold_hosts
+from allranks.report.text import Style, fold_ranks, printable
+
+SHOWN_LIBRARY_FRAMES = 2
+"""Of the innermost library calls, those next to the user's."""
+
+# What the user's line ended up in. Order matters: where two apply, the outermost call on the stack is named, and
+# within one call the first row. Names and files as in torch 2.11 to 2.13.
+_COLLECTIVES = (
+    r"all_reduce|all_gather\w*|all_to_all\w*|barrier|monitored_barrier|broadcast\w*|reduce|reduce_scatter\w*|gather\w*"
+    r"|scatter\w*|send\w*|recv\w*|batch_isend_irecv|init_process_group|new_group|destroy_process_group|init_device_mesh"
+)
+_OPERATIONS = tuple(
+    (re.compile(file), re.compile(f"(?:.*[.])?(?:{function})$"), label)
+    for file, function, label in (
+        (r"/torch/distributed/distributed_c10d\.py$|/allranks/join/", rf"({_COLLECTIVES})", "{}"),
+        (r"/allranks/join/", r"init_process_group_with_names", "init_process_group"),
+        (r"/torch/distributed/device_mesh\.py$", r"(init_device_mesh)", "{}"),
+        (r"/torch/distributed/checkpoint/", r"(save|load|async_save)", "checkpoint {}"),
+        (r"/torch/utils/data/dataloader\.py$", r"_\w*DataLoaderIter\.__next__|__next__", "DataLoader next"),
+        (r"/torch/utils/data/_utils/worker\.py$", r"_worker_loop", "DataLoader worker"),
+        (r"/torch/(_tensor|autograd/\w+)\.py$", r"(backward)", "{}"),
+        (r"/torch/cuda/\w+\.py$", r"(synchronize)", "cuda synchronize"),
+        (r"/torch/serialization\.py$", r"(save|load)", "torch.{}"),
+    )
+)
+# Where none of those is on the stack.
+_PLAIN_WAITS = tuple(
+    (re.compile(file), re.compile(f"(?:.*[.])?(?:{function})$"), label)
+    for file, function, label in (
+        (r"/subprocess\.py$", r"wait|communicate|_try_wait", "wait for a subprocess"),
+        (r"/multiprocessing/(process|popen_\w+)\.py$", r"join|wait", "join of a process"),
+        (r"/(multiprocessing/queues|queue)\.py$", r"get", "queue get"),
+        (r"/(multiprocessing/queues|queue)\.py$", r"put", "queue put"),
+        (r"/threading\.py$", r"join", "join of a thread"),
+        (r"/threading\.py$", r"wait", "wait for a thread"),
+        (r"/asyncio/", r"run_until_complete|run_forever", "asyncio loop"),
+        (r"/(socket|ssl)\.py$", r"connect|recv\w*|read\w*|accept|create_connection", "socket"),
+        (r"/selectors\.py$", r"select", "select"),
+    )
+)
+# C functions have no frame: the source line of the innermost frame tells.
+_IN_SOURCE = (
+    (re.compile(r"\bsleep\("), "sleep"),
+    (re.compile(r"\.synchronize\("), "cuda synchronize"),
+    (re.compile(r"\.wait\("), "wait"),
+    (re.compile(r"\.item\(\)"), "item"),
+    (re.compile(r"\.acquire\("), "acquire of a lock"),
+    (re.compile(r"\binput\("), "input"),
+)
+_WAITS_FOR_OTHERS = re.compile(rf"({_COLLECTIVES}|backward)$")
+_STATES = {
+    "T": "stopped by a signal",
+    "t": "stopped by a debugger",
+    "Z": "dead",
+    "D": "waits in the kernel",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One thread of one process, in a group."""
+
+    node: str
+    process: Process
+
+
+@dataclass(slots=True, kw_only=True)
+class Group:
+    """Everybody who is in the same place."""
+
+    role: Role
+    thread: str
+    """Name of the thread, empty for the main one."""
+    state: str
+    """`T`, `t`, `Z`, `D`, or empty for a process that runs or sleeps."""
+    kernel_wait: str
+    problem: str
+    operation: str
+    """The known call that the user's line ended up in, or empty."""
+    enclosing: str
+    """The known call around the user's innermost code: `DataLoader next at train.py:88`, or empty."""
+    place: Frame | None
+    """The innermost of the user's frames."""
+    frames: tuple[Frame, ...]  # innermost first, of the first member
+    members: list[Member] = field(default_factory=list)
+
+    @property
+    def ranks(self) -> list[int]:
+        """Each once, in order."""
+        return sorted({member.process.rank for member in self.members if member.process.rank is not None})
+
+    @property
+    def nodes(self) -> list[str]:
+        """Each once, in order."""
+        return list(dict.fromkeys(member.node for member in self.members))
+
+    @property
+    def waits_for_others(self) -> bool:
+        """Whether it is in a call that ends only when other ranks make it, too."""
+        return _WAITS_FOR_OTHERS.match(self.operation) is not None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StackReport:
+    """What came back from the nodes."""
+
+    job: str
+    documents: Sequence[NodeStacks]
+    silent: Mapping[str, str] = field(default_factory=dict)
+    """Nodes that did not answer, and why."""
+
+    @property
+    def missing_ranks(self) -> list[int]:
+        """Ranks of the world of which no process was found."""
+        workers = [each for document in self.documents for each in document.processes if each.role is Role.WORKER]
+        sizes = Counter(each.world_size for each in workers if each.world_size)
+        world_size = sizes.most_common(1)[0][0] if len(sizes) == 1 else 0
+        return sorted(set(range(world_size)) - {each.rank for each in workers if each.rank is not None})
+
+
+def fold(documents: Iterable[NodeStacks], *, all_threads: bool = False) -> list[Group]:
+    """Return the groups of equal stacks, the odd one out first.
+
+    Args:
+        documents: one a node.
+        all_threads: threads other than the main one, too.
+    """
+    groups: dict[object, Group] = {}
+    for document in documents:
+        for process in document.processes:
+            for thread in _shown_threads(process, all_threads=all_threads):
+                group = _group_of(process, thread)
+                place = tuple((frame.file, frame.line, frame.function) for frame in group.frames if _is_user(frame))
+                deep = "" if place else tuple(frame.function for frame in group.frames)
+                key = (group.role, group.thread, group.state, group.problem, group.operation, place, deep)
+                groups.setdefault(key, group).members.append(Member(node=document.node, process=process))
+    return sorted(groups.values(), key=_order)
+
+
+def render_stacks(report: StackReport, groups: Sequence[Group], style: Style) -> str:
+    """Return the text of a report, without a final newline."""
+    num_workers = len({(m.node, m.process.pid) for g in groups if g.role is Role.WORKER for m in g.members})
+    num_places = len([group for group in groups if group.role is Role.WORKER])
+    nodes = f"{len(report.documents)} of {len(report.documents) + len(report.silent)}" if report.silent else ""
+    nodes = _count(len(report.documents), "node") if not nodes else f"{nodes} nodes"
+    what = f"job {report.job}: " if report.job else ""
+    parts = [f"{what}{_count(num_workers, 'rank')} on {nodes}, {_count(num_places, 'place')}"]
+    mark = style.mark("✗", "x")
+    missing = [f"{mark} {name}   {printable(why)}" for name, why in report.silent.items()]
+    if report.missing_ranks:
+        missing.append(f"{mark} {fold_ranks(report.missing_ranks)}   no process found: never started, or ended")
+    empty: dict[tuple[str, ...], list[str]] = {}
+    for document in report.documents:
+        if not document.processes:
+            empty.setdefault(document.others, []).append(document.node)
+    for others, names in empty.items():
+        beside = f"; runs {printable(', '.join(others))}" if others else ""
+        missing.append(f"{mark} {fold_hosts(names)}   no Python process of the job{beside}")
+    if missing:
+        parts.append("\n".join(style.paint(line, "31;1") for line in missing))
+    parts += [_render_group(group, style) for group in groups]
+    return "\n\n".join(parts)
+
+
+def stacks_to_json(report: StackReport, groups: Sequence[Group]) -> str:
+    """Return the same for programs; `documents` has everything that was read."""
+    rows = [
+        {
+            "role": group.role,
+            "ranks": group.ranks,
+            "nodes": group.nodes,
+            "pids": [[member.node, member.process.pid] for member in group.members],
+            "thread": group.thread or "MainThread",
+            "state": group.state,
+            "kernel_wait": group.kernel_wait,
+            "operation": group.operation,
+            "enclosing": group.enclosing,
+            "place": msgspec.to_builtins(group.place),
+            "problem": group.problem,
+            "frames": msgspec.to_builtins(group.frames),
+        }
+        for group in groups
+    ]
+    whole = {
+        "job": report.job,
+        "silent": dict(report.silent),
+        "missing_ranks": report.missing_ranks,
+        "groups": rows,
+        "documents": msgspec.to_builtins(list(report.documents)),
+    }
+    return json.dumps(whole, indent=2)
+
+
+def _shown_threads(process: Process, *, all_threads: bool) -> Iterable[Thread]:
+    main = next((thread for thread in process.threads if thread.is_main), None)
+    yield main or Thread("", True, ())
+    if all_threads:
+        yield from (thread for thread in process.threads if thread is not main)
+
+
+def _group_of(process: Process, thread: Thread) -> Group:
+    frames = thread.frames
+    problem = process.problem
+    if not frames and not problem:
+        problem = "has no Python frames: it starts, ends, or runs no Python in its main thread"
+    return Group(
+        role=process.role,
+        thread="" if thread.is_main else re.sub(r"-?\d+", "", thread.name) or "thread",
+        state=process.state if process.state in _STATES else "",
+        kernel_wait=process.kernel_wait,
+        problem=problem,
+        operation=name_operation(frames),
+        enclosing=name_enclosing(frames),
+        place=next((frame for frame in frames if _is_user(frame)), None),
+        frames=frames,
+    )
+
+
+def name_operation(frames: Sequence[Frame]) -> str:
+    """Return the known call that the innermost of the user's lines ended up in, or the empty text.
+
+    Args:
+        frames: innermost first.
+    """
+    inner = list(itertools.takewhile(lambda frame: not _is_user(frame), frames))
+    found = _look_up(inner, _OPERATIONS) or _look_up(inner, _PLAIN_WAITS)
+    if not inner and frames:
+        return next((label for pattern, label in _IN_SOURCE if pattern.search(frames[0].text)), "")
+    return found
+
+
+def name_enclosing(frames: Sequence[Frame]) -> str:
+    """Return the known call that leads back into the user's code, and from where: `DataLoader next at train.py:88`."""
+    called: list[Frame] = []
+    is_inside = False
+    for frame in frames:
+        if not _is_user(frame):
+            called.append(frame)
+            continue
+        found = _look_up(called, _OPERATIONS) if is_inside else ""
+        if found:
+            return f"{found} at {PurePath(frame.file).name}:{frame.line}"
+        called, is_inside = [], True
+    return ""
+
+
+def _look_up(called: Sequence[Frame], table: Sequence[tuple[re.Pattern[str], re.Pattern[str], str]]) -> str:
+    """The first of these calls that is known, outermost first."""
+    for frame in reversed(called):
+        for file, function, label in table:
+            found = function.match(frame.function)
+            if found and file.search(frame.file):
+                return label.format(*found.groups())
+    return ""
+
+
+def _is_user(frame: Frame) -> bool:
+    return not is_library(frame.file)
+
+
+def _order(group: Group) -> tuple[object, ...]:
+    is_abnormal = bool(group.state)
+    return (
+        list(Role).index(group.role),
+        bool(group.thread),
+        not is_abnormal,
+        not group.problem,
+        group.waits_for_others,
+        len(group.members),
+        group.ranks,
+        group.nodes,
+    )
+
+
+def _render_group(group: Group, style: Style) -> str:
+    headline = "   ".join(filter(None, [_who(group), printable(fold_hosts(group.nodes)), _pids(group), _what(group)]))
+    cpus = [round(100 * member.process.cpu) for member in group.members]
+    cpu = f"{min(cpus)}" if min(cpus) == max(cpus) else f"{min(cpus)}-{max(cpus)}"
+    colour = "31;1" if group.state or group.problem else "2" if group.role is not Role.WORKER else "1"
+    lines = [style.paint(headline, colour) + style.paint(f"   {cpu} % CPU", "2")]
+    if group.role is not Role.LAUNCHER or group.state:
+        lines += [f"  {line}" for line in _render_frames(group.frames, style)]
+    return "\n".join(lines)
+
+
+def _who(group: Group) -> str:
+    ranks, num_processes = fold_ranks(group.ranks), len(group.members)
+    if group.role is Role.LAUNCHER:
+        who = "launcher" if num_processes == 1 else f"{num_processes} launchers"
+    elif group.role is Role.CHILD:
+        who = f"{_count(num_processes, 'child process', 'child processes')}{f' of {ranks}' if ranks else ''}"
+    elif not ranks:
+        who = _count(num_processes, "process", "processes")
+    else:
+        who = ranks if num_processes == 1 else f"{num_processes} ranks ({ranks.partition(' ')[2]})"
+    return f"{who}, thread {printable(group.thread)}" if group.thread else who
+
+
+def _pids(group: Group) -> str:
+    return f"pid {group.members[0].process.pid}" if len(group.members) == 1 else ""
+
+
+def _what(group: Group) -> str:
+    words = []
+    if group.state and not (group.state == "Z" and group.problem):
+        words.append(_STATES[group.state] + (f" ({group.kernel_wait})" if len(group.kernel_wait) > 1 else ""))
+    if group.problem:
+        words.append(printable(group.problem))
+    elif group.place:
+        at = f"{PurePath(group.place.file).name}:{group.place.line} {group.place.function}"
+        words.append(printable(f"{group.operation} at {at}" if group.operation else at))
+        if group.enclosing:
+            words.append(printable(f"in {group.enclosing}"))
+    elif group.frames:
+        inner = group.frames[0]
+        words.append(printable(group.operation or f"{inner.function} ({_short(inner.file)}:{inner.line})"))
+    return ", ".join(words)
+
+
+def _render_frames(frames: Sequence[Frame], style: Style) -> list[str]:
+    """The stack as a traceback has it, most recent call last; of libraries only what the user's lines called."""
+    lines: list[str] = []
+    hidden: list[Frame] = []
+    mine = [frame for frame in frames if _is_user(frame)]
+    width = min(60, max((len(f"{frame.file}:{frame.line}") for frame in mine), default=0))
+    name_width = min(30, max((len(frame.function) for frame in mine), default=0))
+
+    def show_hidden() -> None:
+        for frame in hidden[:SHOWN_LIBRARY_FRAMES]:
+            lines.append(style.paint(printable(f"  {frame.function} ({_short(frame.file)}:{frame.line})"), "2"))
+        if len(hidden) > SHOWN_LIBRARY_FRAMES:
+            more = f"  {style.mark('…', '...')} {len(hidden) - SHOWN_LIBRARY_FRAMES} more"
+            lines.append(style.paint(printable(f"{more}, down to {hidden[-1].function}"), "2"))
+        hidden.clear()
+
+    is_below_user = not mine
+    for frame in reversed(frames):
+        if not _is_user(frame):
+            # What started the user's code is of no interest, nor is a decorator's shell.
+            if is_below_user and (frame is frames[0] or not frame.function.endswith("wrapper")):
+                hidden.append(frame)
+            continue
+        is_below_user = True
+        show_hidden()
+        lines.append(
+            printable(f"{f'{frame.file}:{frame.line}':<{width}}  {frame.function:<{name_width}}  {frame.text}").rstrip()
+        )
+    show_hidden()
+    return lines
+
+
+def _short(file: str) -> str:
+    """A library's file below its site-packages or lib/python3.x."""
+    return re.sub(r".*/((site|dist)-packages|(python|pypy)3[.\d]*t?)/", "", file)
+
+
+def _count(number: int, one: str, many: str = "") -> str:
+    return f"{number} {one if number == 1 else many or one + 's'}"

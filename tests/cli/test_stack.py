@@ -1,0 +1,246 @@
+"""`allranks stack` through the command line, with a SLURM made of two scripts on PATH."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from conftest import Allranks, allranks_command, clean_env
+
+SRUN = """\
+#!{python}
+# Runs the command once for each node of FAKE_NODES, all at once, as srun does; FAKE_SILENT does not answer.
+import os, subprocess, sys
+first = next(i for i, word in enumerate(sys.argv) if i and not word.startswith("--"))
+count = int(next(word for word in sys.argv if word.startswith("--nodes="))[8:])
+nodes = os.environ["FAKE_NODES"].split(",")
+assert count == len(nodes) and not [name for name in os.environ if name.startswith("SLURM_")], os.environ
+print("*** Welcome to the site. ***", flush=True)
+if os.environ.get("FAKE_REFUSAL"):
+    sys.exit("srun: error: Unable to create step for job 7: " + os.environ["FAKE_REFUSAL"])
+children = []
+for node in nodes:
+    silent = node == os.environ.get("FAKE_SILENT")
+    env = dict(os.environ, SLURMD_NODENAME=node)
+    children.append(subprocess.Popen(["sleep", "60"] if silent else sys.argv[first:], env=env, start_new_session=False))
+open("srun.pid", "w").write(str(os.getpid())) if "FAKE_SILENT" in os.environ else None
+sys.exit(max(child.wait() for child in children))
+"""
+SQUEUE = """\
+#!/bin/sh
+if [ -n "$FAKE_ERROR" ]; then echo "$FAKE_ERROR" >&2; exit 1; fi
+printf '%s' "$FAKE_ROWS"
+"""
+SLEEPER = "import time\ndef straggle():\n    time.sleep(600)\nstraggle()\n"
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> dict[str, str]:
+    """The environment in which SLURM seems to be installed, and `srun` runs on two nodes."""
+    commands = tmp_path / "bin"
+    commands.mkdir()
+    for name, text in {"srun": SRUN.format(python=sys.executable), "squeue": SQUEUE}.items():
+        (commands / name).write_text(text)
+        (commands / name).chmod(0o755)
+    job = f"8{os.getpid():06}"
+    return {
+        "PATH": f"{commands}:{os.environ['PATH']}",
+        "FAKE_NODES": "n1,n2",
+        "FAKE_ROWS": f"{job}|{job}|RUNNING|n[1-2]|None\n",
+        "SLURM_NTASKS": "99",  # of an outer job: not for our step
+        "JOB": job,
+    }
+
+
+Start = Callable[..., int]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Start]:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start_one(text: str, **env: str) -> int:
+        script = tmp_path / "train.py"
+        script.write_text(text)
+        started.append(
+            subprocess.Popen([sys.executable, str(script)], env=clean_env(os.environ, **env), start_new_session=True)
+        )
+        return started[-1].pid
+
+    yield start_one
+    for each in started:
+        os.killpg(each.pid, signal.SIGKILL)
+        each.wait()
+
+
+def test_all_nodes_are_asked_and_equal_stacks_folded(allranks: Allranks, slurm: dict[str, str], start: Start) -> None:
+    start(SLEEPER, SLURM_JOB_ID=slurm["JOB"], RANK="0", WORLD_SIZE="1")
+    time.sleep(0.5)
+    result = allranks("stack", slurm["JOB"], env=slurm)
+    assert result.returncode == 0, result.stderr
+    lines = result.stdout.splitlines()
+    assert lines[0] == f"job {slurm['JOB']}: 2 ranks on 2 nodes, 1 place"  # one process, seen by both "nodes"
+    assert lines[2].startswith("2 ranks (0)   n[1-2]   sleep at train.py:3 straggle")
+    assert "Welcome" not in result.stdout
+
+
+def test_json_is_for_programs(allranks: Allranks, slurm: dict[str, str], start: Start) -> None:
+    start(SLEEPER, SLURM_JOB_ID=slurm["JOB"], RANK="0", WORLD_SIZE="2")
+    time.sleep(0.5)
+    found = json.loads(allranks("stack", "--json", slurm["JOB"], env=slurm).stdout)
+    assert found["missing_ranks"] == [1]
+    assert [(group["ranks"], group["nodes"]) for group in found["groups"]] == [([0], ["n1", "n2"])]
+
+
+def test_a_job_without_python_is_a_could_not_tell(allranks: Allranks, slurm: dict[str, str]) -> None:
+    result = allranks("stack", slurm["JOB"], env=slurm)
+    assert result.returncode == 3
+    assert "n[1-2]   no Python process of the job" in result.stdout
+
+
+def test_a_node_that_does_not_answer_is_named_and_its_step_ended(
+    allranks: Allranks, slurm: dict[str, str], start: Start, tmp_path: Path
+) -> None:
+    start(SLEEPER, SLURM_JOB_ID=slurm["JOB"], RANK="0")
+    began_s = time.monotonic()
+    result = allranks("stack", slurm["JOB"], "--deadline", "4", env=slurm | {"FAKE_SILENT": "n2"})
+    assert result.returncode == 0
+    assert "n2   did not answer within 4 s" in result.stdout
+    assert "rank 0   n1   pid" in result.stdout
+    assert "waiting 3 s for n2; 1 of 2 are here" in result.stderr
+    assert time.monotonic() - began_s < 10
+    assert not Path("/proc", (tmp_path / "srun.pid").read_text()).exists()
+
+
+def test_ctrl_c_ends_the_step_at_once(slurm: dict[str, str], tmp_path: Path) -> None:
+    command = allranks_command("stack", slurm["JOB"])
+    env = clean_env(os.environ, **slurm, FAKE_SILENT="n2")
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    ) as process:
+        deadline_s = time.monotonic() + 20
+        while not (tmp_path / "srun.pid").exists() or not (tmp_path / "srun.pid").read_text():
+            assert time.monotonic() < deadline_s
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=10)
+    assert process.returncode == 130
+    assert not Path("/proc", (tmp_path / "srun.pid").read_text()).exists()
+
+
+@pytest.mark.parametrize(
+    ("env", "exit_code", "line"),
+    [
+        (
+            {"FAKE_ERROR": "slurm_load_jobs error: Invalid job id specified"},
+            2,
+            "error: stack 7: squeue: Invalid job id specified",
+        ),
+        ({"FAKE_ROWS": ""}, 3, "error: job 7 has ended; what happened to it: allranks why 7"),
+        (
+            {"FAKE_ROWS": "7|7|PENDING||Priority\n"},
+            3,
+            "error: job 7 is PENDING (Priority); only a running job can be looked into",
+        ),
+        (
+            {"FAKE_ROWS": "7|7|RUNNING|n[1-2]|None\n", "FAKE_REFUSAL": "Access/permission denied"},
+            3,
+            "error: stack 7: no node answered; srun: Unable to create step for job 7: Access/permission denied",
+        ),
+    ],
+)
+def test_what_slurm_refuses_is_one_line_in_its_words(
+    allranks: Allranks, slurm: dict[str, str], env: dict[str, str], exit_code: int, line: str
+) -> None:
+    result = allranks("stack", "7", env=slurm | env)
+    assert (result.returncode, result.stderr, result.stdout) == (exit_code, f"{line}\n", "")
+
+
+def test_without_slurm_it_says_what_to_do(allranks: Allranks, tmp_path: Path) -> None:
+    result = allranks("stack", "7", env={"PATH": str(tmp_path)})
+    assert result.returncode == 78
+    assert result.stderr == (
+        "error: stack 7: squeue and srun not on PATH: run it where SLURM is; "
+        "on the machine of a process: allranks stack --pid PID\n"
+    )
+
+
+@pytest.mark.parametrize("arguments", [[], ["runs/latest"], ["1", "2"], ["--pid"], ["--pid", "x"]])
+def test_arguments_that_make_no_sense_are_refused(allranks: Allranks, arguments: list[str]) -> None:
+    result = allranks("stack", *arguments)
+    assert result.returncode == 2
+    assert result.stderr.startswith("error: stack")
+    assert "expected" in result.stderr
+
+
+def test_processes_of_this_machine_need_no_slurm(allranks: Allranks, start: Start) -> None:
+    pid = start(SLEEPER)
+    time.sleep(0.5)
+    result = allranks("stack", "--pid", str(pid), "4194304")
+    assert result.returncode == 0, result.stderr
+    assert f"pid {pid}   sleep at train.py:3 straggle" in result.stdout
+    assert result.stderr == "allranks: no such process here: 4194304\n"
+
+
+GROUP = """\
+import time
+import torch
+import torch.distributed as dist
+
+def straggle():
+    time.sleep(600)
+
+def step(tensor):
+    dist.all_reduce(tensor)
+
+dist.init_process_group("gloo")
+straggle() if dist.get_rank() == 2 else step(torch.ones(1))
+"""
+
+
+@pytest.mark.torch
+def test_the_rank_that_the_others_wait_for_is_the_first(allranks: Allranks, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(GROUP)
+    command = allranks_command("run", "--nproc-per-node", "3", "train.py")
+    job = f"7{os.getpid():06}"
+    env = clean_env(os.environ, ALLRANKS_TEST_JOB=job)
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
+    ) as group:
+        try:
+            pids: list[str] = []
+            text = ""
+            deadline_s = time.monotonic() + 60
+            while "all_reduce at" not in text or "sleep at" not in text or "3 ranks" not in text:
+                assert time.monotonic() < deadline_s, text
+                time.sleep(0.5)
+                pids = [
+                    path.parent.name
+                    for path in Path("/proc").glob("[0-9]*/environ")
+                    if is_worker(path, f"ALLRANKS_TEST_JOB={job}")
+                ]
+                text = allranks("stack", "--pid", *pids).stdout if pids else ""
+        finally:
+            os.killpg(group.pid, signal.SIGTERM)
+    heads = [line for line in text.splitlines() if " at train.py" in line]
+    assert heads[0].startswith("rank 2   ")
+    assert "   sleep at train.py:6 straggle" in heads[0]
+    assert heads[1].startswith("2 ranks (0-1)   ")
+    assert "   all_reduce at train.py:9 step" in heads[1]
+    assert len(heads) == 2
+
+
+def is_worker(environ: Path, mark: str) -> bool:
+    try:
+        entries = environ.read_text(errors="replace").split("\0")
+    except OSError:
+        return False
+    return mark in entries and any(entry.startswith("LOCAL_RANK=") for entry in entries)
