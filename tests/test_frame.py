@@ -56,7 +56,9 @@ def test_what_enters_a_worker_imports_the_standard_library_and_torch_only(path: 
 
 
 def test_the_verbs_are_these() -> None:
-    assert list(VERBS) == ["run", "stack", "env", "config", "lab", "completion"]
+    assert list(VERBS) == [
+        "run", "render", "submit", "status", "logs", "cancel", "list", "stack", "env", "config", "lab", "completion",
+    ]  # fmt: skip
 
 
 def test_the_flags_of_run_are_these() -> None:

@@ -90,7 +90,10 @@ def execute(name: str, node: str, command: tuple[str, ...]) -> None:
     which = Lab(name)
     if command[0] == "--":
         command = command[1:] or ("true",)
-    sys.exit(run_for_user(which.find_init(node), command, os.environ | {"SLURM_CONF": str(conf_path(which.dir))}))
+    # The allranks that made the lab is the one that its jobs find.
+    path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
+    env = os.environ | {"SLURM_CONF": str(conf_path(which.dir)), "PATH": path}
+    sys.exit(run_for_user(which.find_init(node), command, env))
 
 
 @lab.command()

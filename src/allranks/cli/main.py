@@ -13,6 +13,12 @@ from allranks.model.errors import AllranksError, Exit, StoppedBySignal
 # Order matters: as `allranks --help` lists them.
 VERBS = {
     "run": ("allranks.cli.run", "run", "Start a training script on all ranks, here or in this SLURM step."),
+    "render": ("allranks.cli.jobs", "render", "Print the batch script that submit would hand to SLURM."),
+    "submit": ("allranks.cli.jobs", "submit", "Check a script, submit it to SLURM, and say how to follow it."),
+    "status": ("allranks.cli.jobs", "status", "Say what became of jobs, and why they wait."),
+    "logs": ("allranks.cli.jobs", "logs", "Show what a job prints; -f until it ends."),
+    "cancel": ("allranks.cli.jobs", "cancel", "End jobs, or take them out of the queue."),
+    "list": ("allranks.cli.jobs", "list_own", "List your jobs that wait or run."),
     "stack": ("allranks.cli.stack", "stack", "Show where every rank of a running job is right now."),
     "env": ("allranks.cli.show", "show_env", "Print what a worker would get in its environment, and why."),
     "config": ("allranks.cli.show", "config", "Print what cluster.toml says."),

@@ -17,6 +17,9 @@ class NodeFacts:
     host: str
     interfaces: tuple[Interface, ...]
     num_gpus: int
+    """That the driver shows and this process may use."""
+    num_promised_gpus: int | None = None
+    """That SLURM says it gave to the job here."""
     num_cpus: int
     """Cores this process may run on."""
 
@@ -31,5 +34,6 @@ def read_facts(env: Mapping[str, str]) -> NodeFacts:
         host=env.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0] or "localhost",
         interfaces=tuple(read_interfaces()),
         num_gpus=count_gpus(env),
+        num_promised_gpus=int(promised) if (promised := env.get("SLURM_GPUS_ON_NODE", "")).isdecimal() else None,
         num_cpus=len(os.sched_getaffinity(0)),
     )

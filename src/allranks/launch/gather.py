@@ -14,9 +14,9 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from allranks.launch.plan import JobPlan, assign_ranks, choose_backend
+from allranks.launch.plan import JobPlan, assign_ranks, choose_backend, count_of
 from allranks.model.errors import AllranksError, NodeFaultError, SetupError, UsageError, WireError
-from allranks.model.finding import Confidence, Finding, Severity
+from allranks.model.finding import Confidence, Evidence, Finding, Severity
 from allranks.model.hostlist import fold_hosts
 from allranks.wire.handshake import Door
 from allranks.wire.protocol import Card, Connection, Goodbye, Member, Plan
@@ -153,10 +153,13 @@ def make_group(
     members = assign_ranks([(card.host, card.num_workers) for card in cards])
     wanted = roster.plan.request.backend or roster.plan.cluster.train.backend
     try:
-        backend, reason = choose_backend(wanted, _gpu_table(members, cards))
+        backend, reason = choose_backend(
+            wanted, [(m.name, m.num_workers, card.num_gpus) for m, card in zip(members, cards, strict=True)]
+        )
     except SetupError as exc:
-        dismiss(roster, exc)
-        raise
+        refused = SetupError(str(exc), finding=_too_few_gpus(members, cards))
+        dismiss(roster, refused)
+        raise refused from exc
     plans = [
         Plan(
             members=members,
@@ -247,5 +250,20 @@ def _refuse_problems(roster: Roster) -> None:
             raise kind(f"{card.host}: {card.problem}")
 
 
-def _gpu_table(members: Sequence[Member], cards: Sequence[Card]) -> list[tuple[str, int, int]]:
-    return [(m.name, card.num_workers, card.num_gpus) for m, card in zip(members, cards, strict=True)]
+def _too_few_gpus(members: Sequence[Member], cards: Sequence[Card]) -> Finding:
+    short = [(m.name, card) for m, card in zip(members, cards, strict=True) if card.num_gpus < card.num_workers]
+    seen: dict[str, list[str]] = {}
+    for name, card in short:
+        promised = card.num_promised_gpus
+        said = f", although SLURM says {promised}" if promised is not None and promised != card.num_gpus else ""
+        has = f"{count_of(card.num_gpus, 'GPU')} for {count_of(card.num_workers, 'rank')}{said}"
+        seen.setdefault(has, []).append(name)
+    return Finding(
+        cause="AR111 backend-device-mismatch",
+        severity=Severity.FAIL,
+        confidence=Confidence.CERTAIN,
+        node=fold_hosts([name for name, _ in short]),
+        message=f"backend nccl needs a GPU for each rank; {len(short)} of {len(members)} nodes have too few",
+        evidence=tuple(Evidence(seen=f"{fold_hosts(names)}: {has}") for has, names in seen.items()),
+        fix="nvidia-smi on those nodes (is the driver loaded?), or --backend gloo",
+    )

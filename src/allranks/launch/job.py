@@ -29,7 +29,7 @@ from allranks.launch.membership import Membership, find_membership
 from allranks.launch.plan import JobPlan, Request, count_of
 from allranks.launch.rundir import RunDir, describe_command
 from allranks.launch.workers import Worker, become_subreaper
-from allranks.model.errors import AllranksError, NodeFaultError, UsageError
+from allranks.model.errors import AllranksError, UsageError
 from allranks.model.finding import Verdict
 from allranks.model.hostlist import fold_hosts
 from allranks.model.identity import Launcher
@@ -91,7 +91,7 @@ def run_job(plan: JobPlan, output: Output, env: Mapping[str, str]) -> int:
         membership = find_membership(
             plan, run_dir, env, problem=plan.problem or _find_problem(plan.request), check_signals=inbox.check
         )
-    except NodeFaultError as exc:
+    except AllranksError as exc:
         if exc.finding is None:
             raise
         verdict = Verdict(job=plan.job, attempt=run_dir.attempt, exit_code=exc.exit_code, findings=(exc.finding,))

@@ -204,6 +204,7 @@ def _own_card(plan: JobPlan, problem: AllranksError | None) -> Card:
         node_index=plan.node_index,
         num_workers=plan.num_workers,
         num_gpus=plan.facts.num_gpus,
+        num_promised_gpus=plan.facts.num_promised_gpus,
         problem=as_utf8(str(problem)) if problem else None,
         problem_exit=problem.exit_code if problem else 0,
     )

@@ -50,6 +50,11 @@ class AllranksError(Exception):
 
     exit_code: int = Exit.UNKNOWN
 
+    def __init__(self, message: str, *, finding: Finding | None = None) -> None:
+        super().__init__(message)
+        self.finding = finding
+        """The same as a finding, where it is known who is at fault."""
+
 
 class UsageError(AllranksError):
     """The command line asks for something that makes no sense."""
@@ -79,11 +84,6 @@ class NodeFaultError(AllranksError):
     """A node or a link is at fault; leaving the node out cures it."""
 
     exit_code = Exit.NODE_FAULT
-
-    def __init__(self, message: str, *, finding: Finding | None = None) -> None:
-        super().__init__(message)
-        self.finding = finding
-        """The same as a finding, where it is known who is at fault."""
 
 
 class WireError(AllranksError):

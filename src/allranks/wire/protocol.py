@@ -50,6 +50,8 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     """None where nobody said it; the leader then counts in order of arrival."""
     num_workers: int
     num_gpus: int
+    num_promised_gpus: int | None = None
+    """What the scheduler says that this node has given to the job."""
     problem: str | None = None
     """Why this node cannot take part: one line. The leader then stops everybody."""
     problem_exit: int = 0

@@ -1,0 +1,391 @@
+"""What does SLURM say and do? The only place that runs its commands; every parser stands beside its runner.
+
+    >>> parse_job_id("this site greets you\\n4711;north\\n")
+    '4711'
+
+Text is asked for, never `--json`: its form changed in 23.11, 24.05 and 24.11, and 22.05 lacks half of it. States and
+reasons that a newer SLURM invents stay as they are. Accounting may be off, so nothing needs `sacct`. Times are SLURM's
+own local ones. Every call has a deadline, and what SLURM itself said is in every error.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from allranks.model.errors import SetupError, UsageError
+
+DEADLINE_S = 60.0
+"""A busy controller answers late; its clients give up themselves after some tries of MessageTimeout (10 s) each."""
+
+ACTIVE = frozenset({
+    "PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "RESIZING", "REQUEUED", "REQUEUE_FED",
+    "REQUEUE_HOLD", "RESV_DEL_HOLD", "SIGNALING", "SPECIAL_EXIT", "STAGE_OUT", "STOPPED",
+})  # fmt: skip
+FINISHED = frozenset({
+    "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED",
+    "REVOKED", "TIMEOUT",
+})  # fmt: skip
+_NOTHING = frozenset(("", "(null)", "None", "none", "N/A", "Unknown", "None assigned"))
+_FIELD = "\x1f"  # names, comments and reasons hold any printable character
+_WORDS_OF_USAGE = (
+    "invalid partition", "invalid account", "invalid qos", "invalid node name", "invalid feature", "invalid wckey",
+    "invalid job array", "invalid constraint", "invalid generic resource", "invalid trackable resource",
+    "reservation is invalid", "requested time limit is invalid", "unrecognized option", "ambiguous option",
+    "requires an argument", "doesn't allow an argument", "dependency problem", "specification", "bad value",
+)  # fmt: skip
+_NOT_NOW = ("configuration is not available", "nodes are busy", "not available (down")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobState:
+    """One job, or one task of an array, as far as its source says; "" and None where it does not."""
+
+    id: str
+    """`12`, `6_1` for a task, `6_[2-9%2]` for tasks that have not begun, `20+1` for a part of a heterogeneous job."""
+    name: str = ""
+    user: str = ""
+    partition: str = ""
+    state: str
+    reason: str = ""
+    num_nodes: int = 0
+    nodes: str = ""
+    """Host list, as SLURM prints it."""
+    asked_nodes: str = ""
+    start: str = ""
+    """When it began, or is expected to."""
+    end: str = ""
+    time_limit: str = ""
+    elapsed: str = ""
+    work_dir: str = ""
+    out: str = ""
+    err: str = ""
+    exit_code: int | None = None
+    signal: int | None = None
+    restarts: int = 0
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it is over. A state nobody has heard of is not."""
+        return self.state in FINISHED
+
+    @property
+    def is_pending(self) -> bool:
+        """Whether it waits to be started."""
+        return self.state in ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeState:
+    """One node, and why it is not in service if it is not."""
+
+    name: str
+    state: str
+    reason: str
+
+    @property
+    def is_available(self) -> bool:
+        """Whether SLURM may start something there, now or when it is free."""
+        base = self.state.lower().rstrip("*~#!%$@^-")
+        return base in ("idle", "mixed", "allocated", "completing", "planned", "powered_down", "powering_up")
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What `sbatch --test-only` said of a job: when it would start, or why nothing can run it just now."""
+
+    start: str = ""
+    nodes: str = ""
+    not_now: str = ""
+
+
+# --- Submitting -------------------------------------------------------------------------------------------------------
+
+
+def try_script(script: str, arguments: Sequence[str] = (), *, env: Mapping[str, str]) -> Trial:
+    """Ask whether SLURM would take the script; nothing is submitted.
+
+    With a node down SLURM says the same as of a job that is too large for the cluster: `Trial.not_now`. Only a real
+    submission tells the two apart: the first is queued, the second is refused.
+
+    Args:
+        script: its text.
+        arguments: more options of sbatch.
+        env: the environment of sbatch, which the job gets.
+    Raises:
+        UsageError: an option has a wrong value.
+        SetupError: SLURM is not there, does not answer, or refuses.
+    """
+    answer = _run("sbatch", "--test-only", *arguments, env=env, stdin=script)
+    if answer.returncode == 0:
+        return parse_trial(answer.stderr)
+    words = _words(answer)
+    if any(part in words.lower() for part in _NOT_NOW):
+        return Trial(not_now=words)
+    raise _refusal("sbatch", words)
+
+
+def submit_script(script: str, arguments: Sequence[str] = (), *, env: Mapping[str, str]) -> str:
+    """Submit a script and return the job's id; the arguments and errors are those of `try_script`."""
+    answer = _run("sbatch", "--parsable", *arguments, env=env, stdin=script)
+    if answer.returncode != 0:
+        raise _refusal("sbatch", _words(answer))
+    return parse_job_id(answer.stdout)
+
+
+def parse_trial(text: str) -> Trial:
+    """`Job 1 to start at 2026-11-21T03:16:17 using 2 processors on nodes node[01-02] in partition main`."""
+    match = re.search(r"Job \S+ to start at (\S+)(?:.* on (?:nodes )?(\S+))?", text)
+    return Trial(start=match[1], nodes=match[2] or "") if match else Trial()
+
+
+def parse_job_id(text: str) -> str:
+    """Return the id that `sbatch --parsable` printed, the last line that looks like one: sites print banners.
+
+    Raises:
+        SetupError: there is none.
+    """
+    found = re.findall(r"^\s*(\d+)(?:;\S+)?\s*$", text, re.MULTILINE)
+    if not found:
+        raise SetupError(f"sbatch: expected a job id, it printed {text[:200]!r}; see squeue for what became of it")
+    return str(found[-1])
+
+
+# --- Jobs -------------------------------------------------------------------------------------------------------------
+
+
+def find_jobs(job_id: str) -> tuple[JobState, ...]:
+    """Return what the controller knows of a job: one entry, one a task of an array, none after MinJobAge (300 s).
+
+    Raises:
+        SetupError: SLURM is not there, or does not answer.
+    """
+    answer = _run("scontrol", "show", "job", job_id)
+    if answer.returncode == 0:
+        return parse_show_job(answer.stdout)
+    words = _words(answer)
+    if "invalid job id" in words.lower() or "no job" in words.lower():
+        return ()
+    raise _refusal("scontrol", words)
+
+
+def find_old_jobs(job_id: str) -> tuple[JobState, ...]:
+    """Return what accounting knows of a job; none where it is off, late or unreachable."""
+    fields = ",".join(_SACCT)
+    try:
+        answer = _run("sacct", "-X", "-n", "-P", f"--delimiter={_FIELD}", "-o", fields, "-j", job_id)
+    except SetupError:
+        return ()
+    return parse_sacct(answer.stdout) if answer.returncode == 0 else ()
+
+
+def list_jobs(user: str) -> tuple[JobState, ...]:
+    """Return the jobs of a user that wait or run.
+
+    Raises:
+        SetupError: SLURM is not there, or does not answer.
+    """
+    answer = _run("squeue", "-h", "-u", user, "-o", _FIELD.join(_SQUEUE.values()))
+    if answer.returncode != 0:
+        raise _refusal("squeue", _words(answer))
+    return parse_squeue(answer.stdout)
+
+
+def cancel_job(job_id: str) -> None:
+    """End a job, or take it out of the queue.
+
+    Raises:
+        SetupError: SLURM is not there, or refuses.
+    """
+    answer = _run("scancel", job_id)
+    if answer.returncode != 0 or "error:" in answer.stderr:  # 22.05 returns 0 for a job it does not know
+        raise _refusal("scancel", _words(answer))
+
+
+def list_nodes(*, nodes: str = "", partition: str = "") -> tuple[NodeState, ...]:
+    """Return the state of nodes: those of a host list, else those of a partition, else all.
+
+    Raises:
+        SetupError: SLURM is not there, or does not answer.
+    """
+    which = ("-n", nodes) if nodes else ("-p", partition) if partition else ()
+    answer = _run("sinfo", "-h", "-N", "-o", f"%N{_FIELD}%T{_FIELD}%E", *which)
+    if answer.returncode != 0:
+        raise _refusal("sinfo", _words(answer))
+    return parse_sinfo(answer.stdout)
+
+
+_SQUEUE = {
+    "id": "%i", "state": "%T", "reason": "%r", "num_nodes": "%D", "nodes": "%N", "partition": "%P", "user": "%u",
+    "start": "%S", "end": "%e", "time_limit": "%l", "elapsed": "%M", "work_dir": "%Z", "name": "%j",
+}  # fmt: skip
+
+
+def parse_squeue(text: str) -> tuple[JobState, ...]:
+    """Read lines of `list_jobs`; a line with another number of fields (a site's banner) is no job."""
+    return tuple(_job(dict(zip(_SQUEUE, row, strict=True))) for row in _rows(text, len(_SQUEUE)))
+
+
+_SACCT = {
+    "JobID": "id", "State": "state", "ExitCode": "exit", "NNodes": "num_nodes", "NodeList": "nodes", "Start": "start",
+    "End": "end", "Elapsed": "elapsed", "Timelimit": "time_limit", "Partition": "partition", "User": "user",
+    "WorkDir": "work_dir", "JobName": "name",
+}  # fmt: skip
+
+
+def parse_sacct(text: str) -> tuple[JobState, ...]:
+    """Read lines of `find_old_jobs`. States may be cut (`OUT_OF_ME+`) or say more (`CANCELLED by 1000`)."""
+    jobs = []
+    for row in _rows(text, len(_SACCT)):
+        fields = dict(zip(_SACCT.values(), row, strict=True))
+        state, _, fields["reason"] = fields["state"].partition(" ")
+        if state.endswith("+"):
+            whole = sorted(name for name in FINISHED | ACTIVE if name.startswith(state[:-1]))
+            state = whole[0] if whole else state
+        jobs.append(_job(fields | {"state": state}))
+    return tuple(jobs)
+
+
+# Free text of the user, which may look like `Key=value`: the whole line belongs to it.
+_WHOLE_LINES = frozenset(
+    ("Command", "WorkDir", "StdErr", "StdIn", "StdOut", "Comment", "AdminComment", "SystemComment")
+)
+
+
+def parse_show_job(text: str) -> tuple[JobState, ...]:
+    """Read `scontrol show job`, of one job or of all tasks of an array, in the order of the tasks."""
+    jobs = []
+    for record in re.split(r"\n(?=JobId=)", "\n" + text)[1:]:
+        fields: dict[str, str] = {}
+        for line in map(str.strip, record.splitlines()):
+            key, _, value = line.partition("=")
+            if key in _WHOLE_LINES:
+                fields.setdefault(key, value)
+                continue
+            line, _, name = line.partition(" JobName=") if key == "JobId" else (line, "", "")
+            pairs = re.finditer(r"(\S+?)=(.*?)(?=\s+\S+?=|$)", line)
+            fields = {pair[1]: pair[2].strip() for pair in pairs} | ({"JobName": name} if name else {}) | fields
+        jobs.append(
+            _job(
+                {
+                    "id": _full_id(fields),
+                    "name": fields.get("JobName", ""),
+                    "user": fields.get("UserId", "").partition("(")[0],
+                    "partition": fields.get("Partition", ""),
+                    "state": fields.get("JobState", "UNKNOWN"),
+                    "reason": _spaced(fields.get("Reason", "")),
+                    "num_nodes": fields.get("NumNodes", ""),
+                    "nodes": fields.get("NodeList", ""),
+                    "asked_nodes": fields.get("ReqNodeList", ""),
+                    "start": fields.get("StartTime", ""),
+                    "end": fields.get("EndTime", ""),
+                    "time_limit": fields.get("TimeLimit", ""),
+                    "elapsed": fields.get("RunTime", ""),
+                    "work_dir": fields.get("WorkDir", ""),
+                    "out": fields.get("StdOut", ""),
+                    "err": fields.get("StdErr", ""),
+                    "exit": fields.get("ExitCode", ""),
+                    "restarts": fields.get("Restarts", ""),
+                }
+            )
+        )
+    return tuple(sorted(jobs, key=lambda job: [int(number) for number in re.findall(r"\d+", job.id)]))
+
+
+def parse_sinfo(text: str) -> tuple[NodeState, ...]:
+    """Read lines of `list_nodes`, a node in several partitions once."""
+    rows = {row[0]: NodeState(row[0], row[1], _said(row[2])) for row in _rows(text, 3)}
+    return tuple(rows.values())
+
+
+def _full_id(fields: Mapping[str, str]) -> str:
+    if (task := fields.get("ArrayTaskId")) is not None:
+        array = fields.get("ArrayJobId", fields["JobId"])
+        return f"{array}_{task}" if task.isdigit() else f"{array}_[{task}]"
+    if (part := fields.get("HetJobOffset")) is not None:
+        return f"{fields.get('HetJobId', fields['JobId'])}+{part}"
+    return fields["JobId"]
+
+
+def _job(fields: Mapping[str, str]) -> JobState:
+    texts = {name: _said(value) for name, value in fields.items() if name not in ("num_nodes", "exit", "restarts")}
+    code = re.fullmatch(r"(\d+):(\d+)", fields.get("exit", ""))
+    return JobState(
+        **texts,
+        num_nodes=_number(fields.get("num_nodes", "")),
+        restarts=_number(fields.get("restarts", "")),
+        exit_code=int(code[1]) if code else None,
+        signal=int(code[2]) or None if code else None,
+    )
+
+
+def _rows(text: str, width: int) -> Iterator[list[str]]:
+    for line in text.split("\n"):
+        row = [field.strip() for field in line.split(_FIELD)]
+        if len(row) == width:
+            yield row
+
+
+def _spaced(reason: str) -> str:
+    """A sentence of which scontrol made one word; names with `_` in a reason stay as they are."""
+    return reason.replace("_", " ") if reason.startswith("Nodes_required") else reason.replace(",_", ", ")
+
+
+def _said(value: str) -> str:
+    return "" if value in _NOTHING else value
+
+
+def _number(text: str) -> int:
+    match = re.match(r"\d+", text)  # `6-6` nodes while it waits
+    return int(match[0]) if match else 0
+
+
+# --- Running ----------------------------------------------------------------------------------------------------------
+
+
+def _run(
+    tool: str, *arguments: str, env: Mapping[str, str] | None = None, stdin: str = ""
+) -> subprocess.CompletedProcess[str]:
+    if env is None:
+        # What the user set for their own view (SQUEUE_STATES, SLURM_TIME_FORMAT=relative) must not filter ours.
+        own = ("SQUEUE_", "SACCT_", "SCONTROL_", "SINFO_", "SCANCEL_", "SLURM_TIME_FORMAT")
+        env = {name: value for name, value in os.environ.items() if not name.startswith(own)}
+    try:
+        return subprocess.run(
+            [tool, *arguments],
+            env=dict(env),
+            input=stdin,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=DEADLINE_S,
+            check=False,
+        )
+    except FileNotFoundError as exc:
+        raise SetupError(
+            f"{tool}: no such program here; SLURM's commands are needed: load the slurm module, or log in to a login "
+            "node of the cluster"
+        ) from exc
+    except OSError as exc:
+        raise SetupError(f"{tool}: {exc.strerror}") from exc
+    except subprocess.TimeoutExpired as exc:
+        raise SetupError(f"{tool}: no answer from SLURM within {DEADLINE_S:.0f} s; is its controller up?") from exc
+
+
+def _words(answer: subprocess.CompletedProcess[str]) -> str:
+    """SLURM's own words, on one line."""
+    lines = [
+        re.sub(r"^(?:\w+: )?(?:error: |fatal: )?", "", line.strip()).rstrip(".")
+        for line in (answer.stderr or answer.stdout).splitlines()
+        if line.strip() and not line.startswith('Try "')
+    ]
+    said = "; ".join(dict.fromkeys(lines)) or f"exit code {answer.returncode} without a word"
+    return "".join(c if c.isprintable() else " " for c in said)[:500]
+
+
+def _refusal(tool: str, words: str) -> SetupError | UsageError:
+    is_usage = any(part in words.lower() for part in _WORDS_OF_USAGE)
+    return (UsageError if is_usage else SetupError)(f"{tool}: {words}")

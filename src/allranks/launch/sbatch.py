@@ -1,0 +1,273 @@
+"""What is the text of the batch script? Pure: options, command and environment in, text out.
+
+    >>> print(render_sbatch(SbatchOptions(nodes="2"), ["allranks", "run", "my train.py"]).splitlines()[1])
+    #SBATCH --nodes=2
+
+The text comes from `templates/job.sh.j2`, of which users override a block with a template of their own. Every value is
+quoted for who reads it: the shell, or sbatch, whose `#SBATCH` lines have rules of their own.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from allranks.launch.rundir import is_secret_name
+from allranks.model.errors import UsageError
+
+OPTION_LIMIT = 4000
+"""Longest `#SBATCH` argument in characters; sbatch 22.05 copies it into a fixed buffer of 8 KiB without a look."""
+
+
+def _option(help_text: str, metavar: str | None = None, default: Any = None) -> Any:
+    return field(default=default, metadata={"help": help_text, "metavar": metavar})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SbatchOptions:
+    """Options of sbatch under its own names, in the order in which the script has them; None leaves one to SLURM."""
+
+    job_name: str | None = _option("Name of the job. [default: the script's]", "NAME")
+    nodes: str | None = _option("How many nodes.", "N|MIN-MAX")
+    ntasks_per_node: int = _option("Agents on a node: one. Ranks are asked for with --nproc-per-node.", "1", 1)
+    gpus_per_node: str | None = _option("GPUs on each node.", "[TYPE:]N")
+    cpus_per_task: int | None = _option("Cores on each node, for all its ranks together.", "N")
+    mem: str | None = _option("Memory on each node.", "SIZE[K|M|G|T]")
+    gres: str | None = _option("Other resources on each node.", "LIST")
+    nodelist: str | None = _option("These nodes.", "HOSTLIST")
+    exclude: str | None = _option("Not these nodes.", "HOSTLIST")
+    constraint: str | None = _option("Features that each node must have.", "FEATURES")
+    exclusive: bool = _option("No other job on these nodes.", None, False)
+    partition: str | None = _option("Partition. [default: cluster.toml]", "NAME")
+    time: str | None = _option("Time limit: minutes, H:MM:SS or D-HH. [default: cluster.toml]", "TIME")
+    account: str | None = _option("Account that is charged.", "NAME")
+    qos: str | None = _option("Quality of service.", "NAME")
+    reservation: str | None = _option("Reservation.", "NAME")
+    array: str | None = _option("So many jobs of the same kind.", "0-9%2")
+    dependency: str | None = _option("Start after others.", "afterok:ID")
+    begin: str | None = _option("Not before.", "TIME")
+    signal: str | None = _option("Signal before the time limit.", "[B:]SIGNAL[@SECONDS]")
+    requeue: bool | None = _option("Whether SLURM may start it again.")
+    comment: str | None = _option("A remark.", "TEXT")
+    mail_type: str | None = _option("When to write a mail.", "BEGIN,END,FAIL")
+    mail_user: str | None = _option("To whom.", "ADDRESS")
+    chdir: str | None = _option("Working directory. [default: this one]", "DIR")
+    output: str | None = _option("File of the job's output. [default: slurm-%j.out]", "FILE")
+    error: str | None = _option("File of its standard error. [default: with the output]", "FILE")
+    open_mode: str = _option("What a requeued job does to these files. [default: append]", "append|truncate", "append")
+
+    @property
+    def output_pattern(self) -> str:
+        """SLURM's own default is spelled out, so that whoever reads the script knows where to look.
+
+        It needs no directory: SLURM makes none, and a job whose output cannot be opened fails without a word.
+        """
+        return self.output or ("slurm-%A_%a.out" if self.array else "slurm-%j.out")
+
+
+def render_sbatch(
+    options: SbatchOptions,
+    command: Sequence[str],
+    *,
+    more: Sequence[str] = (),
+    env: Mapping[str, str] | None = None,
+    template: Path | None = None,
+) -> str:
+    """Return the text of the batch script.
+
+    Args:
+        options: what sbatch is asked for.
+        command: the agent's command, `allranks run ...`, as words.
+        more: further options of sbatch, `--licenses=matlab:2`, each one word.
+        env: variables that the ranks get; not for secrets, the values stand in the script.
+        template: file with blocks that replace those of the project's own.
+    Raises:
+        UsageError: a value cannot stand in a script, or the template is wrong.
+    """
+    import jinja2  # 80 ms that only these verbs pay
+
+    for word in (*command, *(env or {}).values()):
+        if "\0" in word:
+            raise UsageError(f"{word[:80]!r}: no program can be given a NUL")
+    environment = jinja2.Environment(  # no autoescape: this is shell, and every value goes through `quote`
+        loader=jinja2.PrefixLoader({"allranks": jinja2.PackageLoader("allranks.launch")}),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["quote"] = shlex.quote
+    try:
+        if template is None:
+            chosen = environment.get_template("allranks/job.sh.j2")
+        else:
+            chosen = environment.from_string(template.read_text())
+        text = chosen.render(directives=directives(options, more), command=list(command), env=dict(env or {}))
+    except jinja2.TemplateSyntaxError as exc:
+        raise UsageError(f"{template}:{exc.lineno}: {exc.message}") from exc
+    except jinja2.TemplateNotFound as exc:  # an OSError, too
+        raise UsageError(f'{template}: no template {exc.name!r}; {{% extends "allranks/job.sh.j2" %}}') from exc
+    except jinja2.TemplateError as exc:
+        raise UsageError(f"{template}: {exc.message}") from exc
+    except (OSError, UnicodeDecodeError) as exc:
+        raise UsageError(f"{template}: cannot be read: {getattr(exc, 'strerror', None) or exc}") from exc
+    return text.rstrip("\n") + "\n"
+
+
+def directives(options: SbatchOptions, more: Sequence[str] = ()) -> list[str]:
+    """Return what stands behind `#SBATCH`, a line each.
+
+    Raises:
+        UsageError: a value cannot stand there.
+    """
+    if options.ntasks_per_node != 1:
+        raise UsageError(
+            f"--ntasks-per-node {options.ntasks_per_node}: allranks starts one agent a node, which starts its ranks; "
+            f"use --nproc-per-node {options.ntasks_per_node}, and --cpus-per-task for the cores of all of them"
+        )
+    lines = []
+    for each in fields(options):
+        flag, value = "--" + each.name.replace("_", "-"), getattr(options, each.name)
+        if each.name == "output":
+            value = options.output_pattern
+        if each.name == "requeue" and value is not None:
+            lines.append("--requeue" if value else "--no-requeue")
+        elif value is True:
+            lines.append(flag)
+        elif value not in (None, False):
+            lines.append(f"{flag}={quote_for_sbatch(flag, str(value))}")
+    return [*lines, "--no-kill", *map(_more_option, more)]
+
+
+def quote_for_sbatch(flag: str, value: str) -> str:
+    r"""Quote a value for a `#SBATCH` line: between double quotes, with `\` before `"` and `\`.
+
+    >>> quote_for_sbatch("--comment", 'two "words" # and more')
+    '"two \\"words\\" # and more"'
+
+    Source: `_get_argument` in slurm 22.05, src/sbatch/opt.c: both quotes group, `\` escapes everywhere, `#` ends.
+
+    Raises:
+        UsageError: it is empty, too long, or would end the line.
+    """
+    if not value.strip():
+        raise UsageError(f"{flag}: expected a value, not an empty text")
+    if odd := next((c for c in value if not c.isprintable()), None):
+        raise UsageError(f"{flag} {value[:80]!r}: {odd!r} cannot stand in a line of #SBATCH")
+    if len(value) > OPTION_LIMIT:
+        raise UsageError(f"{flag}: {len(value)} characters; expected {OPTION_LIMIT} at most")
+    if re.fullmatch(r"[A-Za-z0-9_./:,=%@+&|*()\[\]^~-]+", value):
+        return value
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
+def _more_option(text: str) -> str:
+    match = re.fullmatch(r"(--[a-z][a-z0-9-]*)(?:=(.*))?", text, re.DOTALL)
+    if match is None:
+        raise UsageError(f"--sbatch-option {text!r}: expected an option of sbatch, for example --licenses=matlab:2")
+    flag, value = match[1], match[2]
+    if flag[2:].replace("-", "_") in (*(each.name for each in fields(SbatchOptions)), "no_requeue"):
+        raise UsageError(f"--sbatch-option {flag}: give it as {flag}, without --sbatch-option")
+    if flag in ("--export", "--export-file", "--get-user-env"):
+        raise UsageError(f"--sbatch-option {flag}: what the job gets is said with --env NAME or --env NAME=VALUE")
+    if flag in ("--wrap", "--parsable", "--test-only", "--quiet", "--wait", "--ntasks", "--uid", "--gid"):
+        raise UsageError(f"--sbatch-option {flag}: does not go together with what allranks does")
+    return flag if value is None else f"{flag}={quote_for_sbatch(flag, value)}"
+
+
+# --- Environment ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnvironment:
+    """What `--env` asks for."""
+
+    values: Mapping[str, str]
+    """In the script, for the ranks: `--env NAME=VALUE`."""
+    names: tuple[str, ...]
+    """Handed in by name from the environment of submission: `--env NAME`. The way for secrets."""
+
+
+def parse_env(words: Sequence[str], environ: Mapping[str, str]) -> JobEnvironment:
+    """Read the values of `--env`.
+
+    Raises:
+        UsageError: no name of a variable, a secret's value, or a name that is not set here.
+    """
+    values: dict[str, str] = {}
+    names: list[str] = []
+    for word in words:
+        name, has_value, value = word.partition("=")
+        if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
+            raise UsageError(f"--env {name!r}: expected NAME=VALUE or NAME, the name of a variable")
+        if not has_value and name not in environ:
+            raise UsageError(f"--env {name}: it is not set here; export it first")
+        if not has_value:
+            names.append(name)
+        elif is_secret_name(name):
+            raise UsageError(
+                f"--env {name}=...: a secret's value would stand in the script for all to read; export {name} and give "
+                f"--env {name}, which hands it in by name"
+            )
+        else:
+            values[name] = value
+    return JobEnvironment(values, tuple(dict.fromkeys(names)))
+
+
+def refuse_secret_values(words: Sequence[str], environ: Mapping[str, str]) -> None:
+    """Refuse words of the script that hold the value of a secret: the shell has expanded `--token $HF_TOKEN`.
+
+    Raises:
+        UsageError: the variable whose value it is, never the value.
+    """
+    for name, value in environ.items():
+        if len(value) >= 8 and is_secret_name(name) and any(value in word for word in words):
+            raise UsageError(
+                f"an argument holds the value of {name}, and would stand in the script for all to read; let the "
+                f"program read the variable, and give --env {name}, which hands it in by name"
+            )
+
+
+_KEPT = frozenset({
+    "HOME", "USER", "LOGNAME", "SHELL", "PATH", "LANG", "LANGUAGE", "TZ", "LD_LIBRARY_PATH", "LIBRARY_PATH",
+    "LD_PRELOAD", "VIRTUAL_ENV", "CUDA_HOME", "CUDA_PATH", "CUDA_DEVICE_ORDER", "MODULEPATH", "MODULESHOME",
+    "LOADEDMODULES", "_LMFILES_", "BASH_ENV", "XDG_CACHE_HOME", "SLURM_CONF", "ALLRANKS_CLUSTER",
+    "ALLRANKS_HOOK",
+})  # fmt: skip
+_KEPT_PREFIXES = (
+    "LC_", "CONDA_", "LMOD_", "BASH_FUNC_", "SBATCH_", "PYTHON", "TORCH_", "PYTORCH_", "TRITON_", "NCCL_", "GLOO_",
+    "UCX_", "FI_", "OMP_", "MKL_", "KMP_", "HF_", "WANDB_",
+)  # fmt: skip
+_FLAG_VARIABLES = {"time": "TIMELIMIT", "mem": "MEM_PER_NODE", "array": "ARRAY_INX"}
+# They would turn against us: another environment, another kind of answer, a submission that waits for the job.
+_NEVER = frozenset({"SBATCH_EXPORT", "SBATCH_GET_USER_ENV", "SBATCH_WAIT", "SBATCH_DEBUG", "SBATCH_NO_KILL"})
+
+
+def submission_env(
+    environ: Mapping[str, str], names: Sequence[str], *, said: Sequence[str] = ()
+) -> tuple[dict[str, str], list[str]]:
+    """Return the environment that sbatch and the job get, and the names of the secrets that stay here.
+
+    sbatch hands all of its environment to the job, and into files of the controller. So it gets a short one: where
+    programs and libraries are, and settings of what the job is made of; never what an outer job has left.
+
+    Args:
+        environ: the environment here.
+        names: variables that the job gets besides, secrets among them.
+        said: fields of SbatchOptions that the command line gives; SBATCH_ variables would overrule the script.
+    """
+    overruled = {f"SBATCH_{_FLAG_VARIABLES.get(name, name.upper())}" for name in said}
+    overruled |= {"SBATCH_NO_REQUEUE", "SBATCH_REQUEUE"} if "requeue" in said else set()
+    kept, secrets = {}, []
+    for name, value in environ.items():
+        if name in names:
+            kept[name] = value
+        elif is_secret_name(name):
+            secrets.append(name)
+        elif (name in _KEPT or name.startswith(_KEPT_PREFIXES)) and name not in _NEVER | overruled:
+            kept[name] = value
+    return kept, sorted(secrets)

@@ -1,0 +1,182 @@
+"""How does a script become a job? Rendered, checked by bash and by SLURM, submitted, and recorded in its run directory.
+
+The job's key (ALLRANKS_SECRET) is made here and handed in through the environment of sbatch. It stands in no file, no
+command line and no output of ours; SLURM keeps it with the job, where only this user and the administrator can look.
+"""
+
+from __future__ import annotations
+
+import secrets
+import shlex
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from allranks.host.slurm import JobState, NodeState, Trial, find_jobs, list_nodes, submit_script, try_script
+from allranks.launch.rundir import as_file_name
+from allranks.launch.sbatch import SbatchOptions
+from allranks.model.errors import AllranksError, SetupError, UsageError
+from allranks.model.hostlist import fold_hosts
+from allranks.wire.secret import SECRET_VARIABLE
+
+SBATCH_ARGUMENTS = ("--export=ALL",)
+"""All of sbatch's environment, which is the short one that `submission_env` makes. A list of names there would make
+slurmd run a login shell of the user on the node (`--get-user-env`), and would hold for every srun of the script."""
+
+STARTS_SOON_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Submission:
+    """A job that SLURM has taken."""
+
+    job: str
+    log_dir: str
+    run_dir: str
+    """Where its run directory will be; of an array, the record only: each task has its own beside it."""
+    output: str
+    error: str
+    trial: Trial
+    waits_for: str = ""
+    """Why it cannot start, where that was known at once."""
+    problem: str = ""
+    """What went wrong after SLURM had taken it."""
+
+
+def check_script(script: str) -> None:
+    """Have bash read the script without running it.
+
+    Raises:
+        UsageError: bash cannot; only a template of the user's can cause that.
+        SetupError: there is no bash.
+    """
+    try:
+        answer = subprocess.run(
+            ["bash", "-n"],
+            input=script,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+    except FileNotFoundError as exc:
+        raise SetupError("bash: no such program here; SLURM runs batch scripts with it") from exc
+    if answer.returncode != 0:
+        raise UsageError(f"the script is no bash: {'; '.join(answer.stderr.strip().splitlines())[:300]}")
+
+
+def submit(script: str, options: SbatchOptions, *, env: Mapping[str, str], log_dir: Path) -> Submission:
+    """Check and submit a script.
+
+    Args:
+        script: its text.
+        options: what it was rendered from.
+        env: what sbatch and the job get, without the job's key.
+        log_dir: `--log-dir` of the run, relative to the job's working directory.
+    Raises:
+        UsageError: an option has a wrong value, or the run directory cannot be written.
+        SetupError: SLURM is not there, does not answer, or refuses.
+    """
+    check_script(script)
+    trial = try_script(script, SBATCH_ARGUMENTS, env=env)
+    root = Path(options.chdir or ".") / log_dir
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as exc:
+        raise UsageError(f"{root}: {exc.strerror}; name another place with --log-dir") from exc
+    job = submit_script(script, SBATCH_ARGUMENTS, env={**env, SECRET_VARIABLE: secrets.token_hex(32)})
+    path = root / as_file_name(job)
+    problem = ""
+    try:
+        path.mkdir(exist_ok=True)
+        (path / "submission.sh").write_text(script)
+    except OSError as exc:  # the job is in: that counts
+        problem = f"{path / 'submission.sh'}: {exc.strerror}; scontrol write batch_script {job} has it"
+    return Submission(
+        job=job,
+        log_dir=str(log_dir),
+        run_dir=str(path),
+        output=expand_pattern(options.output_pattern, job, options),
+        error=expand_pattern(options.error, job, options) if options.error else "",
+        trial=trial,
+        waits_for=_why_not_now(job) if trial.not_now else "",
+        problem=problem,
+    )
+
+
+def expand_pattern(pattern: str, job: str, options: SbatchOptions) -> str:
+    """Return the file that a pattern of sbatch names, `*` for what nobody knows yet.
+
+    >>> expand_pattern("gloo_%j.out", "12", SbatchOptions())
+    'gloo_12.out'
+    """
+    known = {"%": "%", "A": job, "x": options.job_name or "*", "j": "*" if options.array else job}
+    parts, rest = [], pattern
+    while rest:
+        head, found, rest = rest.partition("%")
+        parts.append(head)
+        if found:
+            rest = rest.lstrip("0123456789")  # `%4j` pads
+            parts.append(known.get(rest[:1], "*"))
+            rest = rest[1:]
+    return str(Path(options.chdir or "", "".join(parts)))
+
+
+def lines_to_follow(submission: Submission) -> list[str]:
+    """Return the commands by which people watch a job."""
+    job = submission.job
+    log_dir = "" if submission.log_dir == "runs" else f" --log-dir {_quote(submission.log_dir)}"
+    files = [file for file in (submission.output, submission.error) if file]
+    return [
+        f"allranks status{log_dir} {job}",
+        f"allranks logs{log_dir} -f {job}",
+        f"squeue -j {job}",
+        "tail -F " + " ".join(map(_quote, files)),
+        f"allranks cancel {job}",
+    ]
+
+
+def describe_unavailable(job: JobState) -> str:
+    """Say which nodes a waiting job could have had and SLURM has out of service, with SLURM's reason; else empty."""
+    try:
+        nodes = list_nodes(nodes=job.asked_nodes, partition=job.partition.partition(",")[0])
+    except AllranksError:
+        return ""
+    return fold_unavailable(nodes)
+
+
+def fold_unavailable(nodes: Sequence[NodeState]) -> str:
+    """Return `node[03-04] down: bad NIC`, nodes of one state and reason together.
+
+    >>> fold_unavailable([NodeState("n1", "down*", "Not responding"), NodeState("n2", "idle", "")])
+    'n1 down: Not responding'
+    """
+    groups: dict[tuple[str, str], list[str]] = {}
+    for node in nodes:
+        if not node.is_available:
+            groups.setdefault((node.state.rstrip("*~#!%$@^-"), node.reason), []).append(node.name)
+    return "; ".join(
+        f"{fold_hosts(names)} {state}" + (f": {reason}" if reason else "") for (state, reason), names in groups.items()
+    )
+
+
+def _why_not_now(job: str) -> str:
+    # The scheduler needs a moment to give the reason.
+    found: tuple[JobState, ...] = ()
+    for _ in range(5):
+        time.sleep(STARTS_SOON_S / 5)
+        try:
+            found = find_jobs(job)
+        except AllranksError:
+            continue
+        if not found or found[0].reason not in ("", "Priority"):
+            break
+    if not found or not found[0].is_pending:
+        return ""
+    return "; ".join(filter(None, [found[0].reason, describe_unavailable(found[0])]))
+
+
+def _quote(text: str) -> str:
+    return text if "*" in text else shlex.quote(text)

@@ -1,0 +1,261 @@
+"""What do status, logs, cancel and list say of jobs that wait, run, have ended, or are forgotten?"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from allranks.model.finding import Confidence, Finding, Severity, Verdict
+from conftest import Allranks
+from fake_slurm import FakeSlurm, assert_one_line, fake_slurm, show_job  # noqa: F401  (a fixture)
+
+F = "\x1f"
+FINDING = Finding(
+    cause="AR590 user-code-error",
+    severity=Severity.FAIL,
+    confidence=Confidence.CERTAIN,
+    node="node02",
+    ranks=(1,),
+    message="RuntimeError: boom",
+)
+
+
+def leave_run_dir(folder: Path, job: str = "12", attempt: int = 0, findings: tuple[Finding, ...] = (FINDING,)) -> Path:
+    path = folder / "runs" / job / f"attempt_{attempt}"
+    for rank in (0, 1):
+        node = path / f"node0{rank + 1}"
+        node.mkdir(parents=True)
+        (node / f"rank_{rank}.out").write_text(f"hello {rank} of attempt {attempt}\n")
+        (node / f"rank_{rank}.err").write_text("")
+    verdict = Verdict(job=job, attempt=attempt, exit_code=1 if findings else 0, findings=findings)
+    (path / "verdict.json").write_bytes(verdict.to_json())
+    return path
+
+
+def test_a_pending_job_says_why_and_when(slurm: FakeSlurm, allranks: Allranks) -> None:
+    slurm.answer("scontrol", out=show_job(state="PENDING", reason="Resources", nodes="", start="2026-11-22T08:00:00"))
+    result = allranks("status", "12")
+    assert result.stdout == "job 12   train   PENDING for 2 nodes: Resources; expected to start 2026-11-22T08:00:00\n"
+
+
+def test_a_job_that_waits_for_a_node_names_it(slurm: FakeSlurm, allranks: Allranks) -> None:
+    reason = "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved_for_jobs_in_higher_priority_partitions"
+    slurm.answer("scontrol", out=show_job(state="PENDING", reason=reason, nodes="", start="Unknown"))
+    out = allranks("status", "12").stdout
+    assert "Nodes required for job are DOWN, DRAINED or reserved" in out
+    assert "  nodes     node02 down: bad NIC, see T-12\n" in out
+
+
+def test_a_running_job_says_where_and_how_long(slurm: FakeSlurm, allranks: Allranks, tmp_path: Path) -> None:
+    leave_run_dir(tmp_path)
+    slurm.answer("scontrol", out=show_job(work=tmp_path))
+    lines = allranks("status", "12").stdout.splitlines()
+    assert lines[0].startswith("job 12   train   RUNNING on 2 nodes (node[01-02]), since 2026-11-21T03:16:18")
+    assert lines[1] == f"  output    {tmp_path}/slurm-12.out"
+    assert lines[2] == f"  run       {tmp_path}/runs/12 (attempt 0)"
+
+
+def test_a_failed_job_says_its_verdict(slurm: FakeSlurm, allranks: Allranks, tmp_path: Path) -> None:
+    leave_run_dir(tmp_path)
+    slurm.answer("scontrol", out=show_job(state="FAILED", reason="NonZeroExitCode", code="1:0", work=tmp_path))
+    result = allranks("status", "12")
+    assert result.returncode == 0
+    assert "FAILED, exit code 1 on 2 nodes (node[01-02]), ended 2026-11-21T05:16:18 after 00:00:02\n" in result.stdout
+    assert "AR590 user-code-error" in result.stdout
+    assert "RuntimeError: boom" in result.stdout
+
+
+def test_a_requeued_job_has_no_verdict_yet(slurm: FakeSlurm, allranks: Allranks, tmp_path: Path) -> None:
+    leave_run_dir(tmp_path)
+    slurm.answer("scontrol", out=show_job(state="RUNNING", restarts=1, work=tmp_path))
+    out = allranks("status", "12").stdout
+    assert "requeued 1 time" in out
+    assert "AR590" not in out
+
+
+def test_a_forgotten_job_is_told_from_accounting(slurm: FakeSlurm, allranks: Allranks) -> None:
+    row = ["12", "CANCELLED by 1000", "0:15", "2", "n[1-2]", "s", "e", "00:01:20", "2:00:00", "main", "ada", "/h", "t"]
+    slurm.answer("sacct", out=F.join(row) + "\n")
+    out = allranks("status", "12").stdout
+    assert out.startswith("job 12   t   CANCELLED, signal 15, by 1000 on 2 nodes (n[1-2]), ended e after 00:01:20\n")
+
+
+def test_a_vanished_job_is_told_from_its_run_directory(slurm: FakeSlurm, allranks: Allranks, tmp_path: Path) -> None:
+    leave_run_dir(tmp_path)
+    result = allranks("status", "12")
+    assert result.returncode == 0
+    assert result.stdout.startswith(
+        "job 12: SLURM no longer knows it; what it left behind is in its run directory\n"
+        "  run       runs/12 (attempt 0)\n"
+    )
+    assert "RuntimeError: boom" in result.stdout
+
+
+def test_a_job_that_nobody_knows_is_said_and_could_not_be_told(slurm: FakeSlurm, allranks: Allranks) -> None:
+    result = allranks("status", "99")
+    assert result.returncode == 3
+    assert result.stdout.startswith("job 99: SLURM does not know it, or no longer")
+
+
+def test_an_array_has_a_line_a_task(slurm: FakeSlurm, allranks: Allranks, tmp_path: Path) -> None:
+    leave_run_dir(tmp_path, "6_1", findings=())
+    tasks = [show_job("6 ArrayJobId=6 ArrayTaskId=2"), show_job("7 ArrayJobId=6 ArrayTaskId=1", work=tmp_path)]
+    slurm.answer("scontrol", "6", out="".join(tasks))
+    found = json.loads(allranks("status", "--json", "6").stdout)
+    assert [report["job"] for report in found] == ["6_1", "6_2"]
+    assert found[0]["run_dir"] == f"{tmp_path}/runs/6_1"
+    assert [report["attempt"] for report in found] == [0, None]
+
+
+def test_vanished_tasks_are_found(slurm: FakeSlurm, allranks: Allranks, tmp_path: Path) -> None:
+    (tmp_path / "runs" / "6").mkdir(parents=True)
+    for task in ("6_10", "6_9"):
+        leave_run_dir(tmp_path, task, findings=())
+    assert [report["job"] for report in json.loads(allranks("status", "--json", "6").stdout)] == ["6_9", "6_10"]
+
+
+@pytest.mark.parametrize("verb", ["status", "logs", "cancel"])
+@pytest.mark.parametrize("job", ["latest", "12;north", "--help-me", "12_", "-1", "1 2", ""])
+def test_what_is_no_job_is_refused(verb: str, job: str, slurm: FakeSlurm, allranks: Allranks) -> None:
+    result = allranks(verb, job)
+    assert result.returncode == 2
+    assert_one_line(result.stderr)
+    assert slurm.calls() == []
+
+
+def test_logs_show_the_job_s_own_output(slurm: FakeSlurm, allranks: Allranks, tmp_path: Path) -> None:
+    leave_run_dir(tmp_path)
+    (tmp_path / "slurm-12.out").write_text("[node01 r0] hello\n")
+    slurm.answer("scontrol", out=show_job(state="COMPLETED", work=tmp_path))
+    assert allranks("logs", "12").stdout == "[node01 r0] hello\n"
+
+
+def test_logs_show_a_rank_of_the_newest_attempt(slurm: FakeSlurm, allranks: Allranks, tmp_path: Path) -> None:
+    for attempt in (0, 9, 10):
+        leave_run_dir(tmp_path, attempt=attempt)
+    assert allranks("logs", "--rank", "1", "12").stdout == "hello 1 of attempt 10\n"
+    both = allranks("logs", "--rank", "1", "--rank", "0", "12").stdout
+    assert both == "[node01 r0] hello 0 of attempt 10\n[node02 r1] hello 1 of attempt 10\n"
+
+
+def test_logs_of_a_vanished_job_are_found_where_it_was(slurm: FakeSlurm, allranks: Allranks, tmp_path: Path) -> None:
+    leave_run_dir(tmp_path)
+    (tmp_path / "gloo_12.out").write_text("out\n")
+    (tmp_path / "gloo_12.err").write_text("err\n")
+    (tmp_path / "gloo_112.out").write_text("not mine\n")
+    result = allranks("logs", "12")
+    assert (result.stdout, result.stderr) == ("out\n", "err\n")
+
+
+def test_logs_of_ranks_stand_in_where_the_job_s_own_are_out_of_reach(
+    slurm: FakeSlurm, allranks: Allranks, tmp_path: Path
+) -> None:
+    leave_run_dir(tmp_path)
+    slurm.answer("scontrol", out=show_job(state="COMPLETED", work=tmp_path))
+    assert "[node02 r1] hello 1 of attempt 0\n" in allranks("logs", "12").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (("12",), "it has not begun (Resources); -f waits for it"),
+        (("--rank", "7", "12"), "it has not begun"),
+    ],
+)
+def test_logs_of_a_waiting_job_say_so(
+    arguments: tuple[str, ...], line: str, slurm: FakeSlurm, allranks: Allranks
+) -> None:
+    slurm.answer("scontrol", out=show_job(state="PENDING", reason="Resources", nodes=""))
+    result = allranks("logs", *arguments)
+    assert result.returncode == 2
+    assert_one_line(result.stderr)
+    assert line in result.stderr
+
+
+def test_logs_follow_until_the_job_ends(slurm: FakeSlurm, allranks: Allranks, tmp_path: Path) -> None:
+    output = tmp_path / "slurm-12.out"
+    slurm.answer("scontrol", out=show_job(state="PENDING", reason="Priority", nodes="", work=tmp_path))
+
+    def live() -> None:
+        time.sleep(1)
+        output.write_text("first\n")
+        slurm.answer("scontrol", out=show_job(work=tmp_path))
+        time.sleep(4)
+        with output.open("a") as file:
+            file.write("last")
+        slurm.answer("scontrol", out=show_job(state="COMPLETED", work=tmp_path))
+
+    job = threading.Thread(target=live)
+    job.start()
+    result = allranks("logs", "-f", "12", timeout_s=40)
+    job.join()
+    assert result.returncode == 0
+    assert result.stdout == "first\nlast"
+    assert result.stderr == "allranks: job 12 waits: Priority\n"
+
+
+def test_cancel_ends_what_runs(slurm: FakeSlurm, allranks: Allranks) -> None:
+    slurm.answer("scontrol", out=show_job())
+    result = allranks("cancel", "12")
+    assert result.stdout == "job 12 is being ended; it was RUNNING\n"
+    assert [call["argv"] for call in slurm.calls("scancel")] == [["12"]]
+
+
+def test_cancel_says_what_has_ended_and_what_is_unknown(slurm: FakeSlurm, allranks: Allranks) -> None:
+    result = allranks("cancel", "99")
+    assert (result.returncode, result.stderr) == (
+        2,
+        "error: job 99: SLURM knows no such job; allranks list shows yours\n",
+    )
+    slurm.answer("scontrol", out=show_job(state="COMPLETED"))
+    assert allranks("cancel", "12").stdout == "job 12 had ended before: COMPLETED\n"
+    assert slurm.calls("scancel") == []
+
+
+def test_cancel_keeps_slurm_s_words(slurm: FakeSlurm, allranks: Allranks) -> None:
+    slurm.answer("scontrol", out=show_job())
+    slurm.answer("scancel", err="scancel: error: Kill job error on job id 12: Access/permission denied\n")
+    result = allranks("cancel", "12")
+    assert result.returncode == 78
+    assert result.stderr == "error: scancel: Kill job error on job id 12: Access/permission denied\n"
+
+
+def test_list_shows_what_waits_and_runs(slurm: FakeSlurm, allranks: Allranks) -> None:
+    def row(job: str, state: str, reason: str, nodes: str, start: str) -> str:
+        fields = [job, state, reason, "2", nodes, "main", "ada", start, "N/A", "2:00:00", "0:02", "/h", "a | b"]
+        return F.join(fields) + "\n"
+
+    slurm.answer(
+        "squeue", out=row("7", "PENDING", "Resources", "", "N/A") + row("6_1", "RUNNING", "None", "n[1-2]", "s")
+    )
+    assert allranks("list").stdout == (
+        "JOB  NAME   STATE    NODES  LEFT     WHERE OR WHY\n"
+        "7    a | b  PENDING  2      2:00:00  Resources\n"
+        "6_1  a | b  RUNNING  2      -        n[1-2]\n"
+    )
+    assert [job["id"] for job in json.loads(allranks("list", "--json").stdout)] == ["7", "6_1"]
+
+
+def test_list_of_nothing_says_so(slurm: FakeSlurm, allranks: Allranks) -> None:
+    result = allranks("list")
+    assert (result.stdout, result.stderr) == ("", "allranks: no job of yours waits or runs\n")
+
+
+@pytest.mark.parametrize("arguments", [("status", "12"), ("logs", "12"), ("cancel", "12"), ("list",)])
+def test_without_slurm_each_verb_says_so_in_one_line(arguments: tuple[str, ...], allranks: Allranks) -> None:
+    result = allranks(*arguments, env={"PATH": "/nowhere"})
+    assert result.returncode == 78
+    assert_one_line(result.stderr)
+    assert "no such program here" in result.stderr
+
+
+def test_the_verbs_do_not_import_jinja2() -> None:
+    code = "import sys, allranks.cli.jobs; print('jinja2' in sys.modules, 'torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    assert result.stdout == "False False\n"

@@ -1,0 +1,206 @@
+"""What does `allranks submit` hand to SLURM, and what does it never? SLURM's commands are faked and record it all."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from allranks.host.slurm import NodeState
+from allranks.launch.sbatch import SbatchOptions
+from allranks.launch.slurm import expand_pattern, fold_unavailable
+from conftest import Allranks
+from fake_slurm import FakeSlurm, assert_one_line, fake_slurm, show_job  # noqa: F401  (a fixture)
+
+CANARY = "canary-4711-do-not-print"
+
+
+@pytest.fixture(autouse=True)
+def script(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("print('hello')\n")
+
+
+def test_a_job_is_checked_submitted_recorded_and_told(slurm: FakeSlurm, allranks: Allranks, tmp_path: Path) -> None:
+    result = allranks("submit", "--nodes", "2", "train.py", "--epochs", "3")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout == (
+        "job 12 submitted, expected to start 2026-11-21T03:16:17 on node[01-02]\n"
+        "  allranks status 12\n"
+        "  allranks logs -f 12\n"
+        "  squeue -j 12\n"
+        "  tail -F slurm-12.out\n"
+        "  allranks cancel 12\n"
+    )
+    trial, real = slurm.calls("sbatch")
+    assert trial["argv"] == ["--test-only", "--export=ALL"]
+    assert real["argv"] == ["--parsable", "--export=ALL"]
+    assert trial["stdin"] == real["stdin"] == (tmp_path / "runs/12/submission.sh").read_text()
+    assert "-m allranks run train.py --epochs 3\n" in str(real["stdin"])
+
+
+def test_the_job_s_key_is_handed_in_and_never_shown(slurm: FakeSlurm, allranks: Allranks, tmp_path: Path) -> None:
+    result = allranks("submit", "--nodes", "2", "train.py", env={"ALLRANKS_SECRET": "an-older-one"})
+    trial, real = slurm.calls("sbatch")
+    key = real["env"]["ALLRANKS_SECRET"]  # type: ignore[index]
+    assert re.fullmatch("[0-9a-f]{64}", key)
+    assert "ALLRANKS_SECRET" not in trial["env"]  # type: ignore[operator]
+    written = [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
+    assert not any(key in text for text in [result.stdout, result.stderr, str(real["argv"]), real["stdin"], *written])
+
+
+@pytest.mark.parametrize("verb", [("submit",), ("submit", "--dry-run"), ("submit", "--json"), ("render",)])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("train.py",),
+        ("--env", "HF_TOKEN", "train.py"),
+        ("--env", f"HF_TOKEN={CANARY}", "train.py"),
+        ("--env", f"OTHER={CANARY}", "train.py"),
+        ("--comment", f"x{CANARY}", "train.py"),
+        ("--sbatch-option", f"--wckey={CANARY}", "train.py"),
+        ("train.py", "--token", CANARY),
+        ("--log-dir", f"runs-{CANARY}", "train.py"),
+    ],
+)
+def test_a_token_is_in_no_file_argument_or_output(
+    verb: tuple[str, ...], arguments: tuple[str, ...], slurm: FakeSlurm, allranks: Allranks, tmp_path: Path
+) -> None:
+    result = allranks(*verb, *arguments, env={"HF_TOKEN": CANARY})
+    assert CANARY not in result.stdout + result.stderr
+    for call in slurm.calls():
+        assert CANARY not in json.dumps([call["argv"], call["stdin"]])
+        is_asked_for = "HF_TOKEN" in arguments
+        assert (CANARY in json.dumps(call["env"])) == is_asked_for
+    for path in tmp_path.rglob("*"):
+        assert CANARY not in path.name
+        assert not path.is_file() or CANARY not in path.read_text()
+
+
+def test_secrets_that_stay_behind_are_named(slurm: FakeSlurm, allranks: Allranks) -> None:
+    result = allranks("submit", "train.py", env={"HF_TOKEN": CANARY})
+    assert result.stderr == "allranks: not handed to the job: HF_TOKEN; --env NAME hands one in\n"
+
+
+def test_a_dry_run_submits_nothing(slurm: FakeSlurm, allranks: Allranks, tmp_path: Path) -> None:
+    result = allranks("submit", "--dry-run", "--nodes", "2", "train.py")
+    assert result.returncode == 0
+    assert result.stdout.startswith("#!/bin/bash\n#SBATCH --job-name=train\n")
+    assert "would run: sbatch --parsable --export=ALL" in result.stderr
+    assert "SLURM would start it 2026-11-21T03:16:17 on node[01-02]" in result.stderr
+    assert [call["argv"] for call in slurm.calls("sbatch")] == [["--test-only", "--export=ALL"]]
+    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+
+
+def test_a_dry_run_needs_no_slurm(allranks: Allranks, tmp_path: Path) -> None:
+    (tmp_path / "bash").symlink_to("/bin/bash")
+    result = allranks("submit", "--dry-run", "train.py", env={"PATH": str(tmp_path)})
+    assert result.returncode == 0
+    assert result.stderr.endswith("allranks: not checked by SLURM: there is no sbatch here\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "line"),
+    [
+        (
+            "sbatch: error: invalid partition specified: nope\nallocation failure: Invalid partition name specified\n",
+            2,
+            "error: sbatch: invalid partition specified: nope; allocation failure: Invalid partition name specified\n",
+        ),
+        (
+            "allocation failure: Unable to contact slurm controller (connect failure)\n",
+            78,
+            "error: sbatch: allocation failure: Unable to contact slurm controller (connect failure)\n",
+        ),
+    ],
+)
+def test_a_refusal_is_one_line_in_slurm_s_words(
+    words: str, code: int, line: str, slurm: FakeSlurm, allranks: Allranks, tmp_path: Path
+) -> None:
+    slurm.answer("sbatch", "--test-only", err=words, code=1)
+    result = allranks("submit", "train.py")
+    assert (result.returncode, result.stdout, result.stderr) == (code, "", line)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_without_slurm_it_says_where_there_is_one(allranks: Allranks, tmp_path: Path) -> None:
+    (tmp_path / "bash").symlink_to("/bin/bash")
+    result = allranks("submit", "train.py", env={"PATH": str(tmp_path)})
+    assert result.returncode == 78
+    assert_one_line(result.stderr)
+    assert "sbatch: no such program here" in result.stderr
+
+
+def test_a_node_that_is_down_is_told_with_slurm_s_reason(slurm: FakeSlurm, allranks: Allranks) -> None:
+    words = "allocation failure: Requested node configuration is not available\n"
+    slurm.answer("sbatch", "--test-only", err=words, code=1)
+    slurm.answer("scontrol", out=show_job(state="PENDING", reason="ReqNodeNotAvail,_UnavailableNodes:node02", nodes=""))
+    result = allranks("submit", "--nodes", "2", "train.py")
+    assert result.returncode == 0
+    assert result.stderr == (
+        "allranks: job 12 waits: ReqNodeNotAvail, UnavailableNodes:node02; node02 down: bad NIC, see T-12\n"
+    )
+
+
+def test_a_job_too_large_for_the_cluster_is_refused(slurm: FakeSlurm, allranks: Allranks) -> None:
+    words = "Requested node configuration is not available\n"
+    slurm.answer("sbatch", err=f"sbatch: error: Batch job submission failed: {words}", code=1)
+    result = allranks("submit", "--gpus-per-node", "5", "train.py")
+    assert result.returncode == 78
+    assert result.stderr.startswith("error: sbatch: Batch job submission failed: Requested node configuration")
+
+
+def test_partition_and_time_come_from_the_cluster_file(slurm: FakeSlurm, allranks: Allranks, tmp_path: Path) -> None:
+    (tmp_path / "cluster.toml").write_text('[slurm]\npartition = "main"\ntime = "02:00:00"\n')
+    text = allranks("render", "--time", "30", "train.py").stdout
+    assert "#SBATCH --partition=main\n#SBATCH --time=30\n" in text
+
+
+def test_an_other_working_directory_keeps_the_cluster_file(allranks: Allranks, tmp_path: Path) -> None:
+    (tmp_path / "cluster.toml").write_text("[slurm]\n")
+    text = allranks("render", "--chdir", "/data", "train.py").stdout
+    assert f"allranks run --cluster {tmp_path}/cluster.toml train.py\n" in text
+
+
+def test_flags_of_run_go_through_in_any_spelling(allranks: Allranks) -> None:
+    result = allranks(
+        "render", "--gpus_per_node", "4", "--nproc_per_node=4", "--backend", "nccl", "-m", "pkg.train", "-m"
+    )
+    assert result.stdout.endswith("allranks run --nproc-per-node 4 --backend nccl --module pkg.train -m\n")
+
+
+def test_a_script_that_is_not_there_is_said_before_anything_is_submitted(slurm: FakeSlurm, allranks: Allranks) -> None:
+    result = allranks("submit", "nope.py")
+    assert result.returncode == 2
+    assert_one_line(result.stderr)
+    assert slurm.calls() == []
+
+
+def test_an_array_has_a_file_a_task(slurm: FakeSlurm, allranks: Allranks) -> None:
+    assert "  tail -F slurm-12_*.out\n" in allranks("submit", "--array", "0-2", "train.py").stdout
+
+
+def test_json_has_what_programs_need(slurm: FakeSlurm, allranks: Allranks) -> None:
+    found = json.loads(allranks("submit", "--json", "train.py").stdout)
+    assert (found["job"], found["run_dir"], found["output"]) == ("12", "runs/12", "slurm-12.out")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "options", "file"),
+    [
+        ("gloo_%j.out", SbatchOptions(), "gloo_12.out"),
+        ("%x-%5j%%.out", SbatchOptions(job_name="t"), "t-12%.out"),
+        ("%A_%a.out", SbatchOptions(array="0-2"), "12_*.out"),
+        ("%N/%u", SbatchOptions(chdir="/data"), "/data/*/*"),
+        ("x%", SbatchOptions(), "x*"),
+    ],
+)
+def test_patterns_of_sbatch_are_filled_in(pattern: str, options: SbatchOptions, file: str) -> None:
+    assert expand_pattern(pattern, "12", options) == file
+
+
+def test_nodes_out_of_service_are_folded_by_reason() -> None:
+    nodes = [NodeState(f"n{i:02}", "down*", "Not responding") for i in (1, 2, 3)]
+    nodes += [NodeState("n04", "drained", "disk"), NodeState("n05", "idle", "")]
+    assert fold_unavailable(nodes) == "n[01-03] down: Not responding; n04 drained: disk"
