@@ -61,6 +61,8 @@ class JobState:
     time_limit: str = ""
     elapsed: str = ""
     work_dir: str = ""
+    script: str = ""
+    """Path of the batch script, where SLURM tells; "" for one that came on standard input."""
     out: str = ""
     err: str = ""
     exit_code: int | None = None
@@ -285,6 +287,7 @@ def parse_show_job(text: str) -> tuple[JobState, ...]:
                     "time_limit": fields.get("TimeLimit", ""),
                     "elapsed": fields.get("RunTime", ""),
                     "work_dir": fields.get("WorkDir", ""),
+                    "script": fields.get("Command", "").removesuffix("(null)"),
                     "out": fields.get("StdOut", ""),
                     "err": fields.get("StdErr", ""),
                     "exit": fields.get("ExitCode", ""),

@@ -264,6 +264,8 @@ def _report(job_id: str, job: JobState | None, log_dir: Path) -> JobReport:
 
 def _find_run_dir(job_id: str, job: JobState | None, log_dir: Path) -> Path | None:
     places = [Path(job.work_dir) / log_dir] if job is not None and job.work_dir else []
+    if job is not None and job.script:  # a script may go to its own directory first
+        places.append(Path(job.script).parent / log_dir)
     name = as_file_name(job_id)
     return next((place / name for place in (*places, log_dir) if (place / name).is_dir()), None)
 
