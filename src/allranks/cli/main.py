@@ -12,7 +12,7 @@ from allranks.model.errors import AllranksError, Exit, StoppedBySignal
 
 # Order matters: as `allranks --help` lists them.
 VERBS = {
-    "run": ("allranks.cli.run", "run", "Start a training script on all ranks, here or in this SLURM step."),
+    "run": ("allranks.cli.run", "run", "Start a script on all ranks, here or in this SLURM step."),
     "render": ("allranks.cli.jobs", "render", "Print the batch script that submit would hand to SLURM."),
     "submit": ("allranks.cli.jobs", "submit", "Check a script, submit it to SLURM, and say how to follow it."),
     "status": ("allranks.cli.jobs", "status", "Say what became of jobs, and why they wait."),
@@ -57,7 +57,7 @@ def cli() -> None:
 
     \b
     allranks run --nproc-per-node 6 train.py        six ranks on this machine
-    srun allranks run train.py                      one agent a node, inside SLURM
+    allranks submit --nodes 6 train.py              six nodes, through SLURM
     allranks env --explain                          what would be set, and why
     """
 

@@ -126,7 +126,6 @@ class Agent:
         self._interrupted_by: int | None = None
         self._stop_signal: int | None = None
         self._running_peers = set(peers)
-        self._reported = False
         inbox.kill_now = self._kill_all
 
     def run(self, *, job: str) -> tuple[int, Verdict | None, str]:
