@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
-from allranks.cli.run import UNUSED_WITH_VALUE, UNUSED_WITHOUT_VALUE, hidden_streams, make_request, parse_endpoint, run
-from allranks.cli.run import parse_nnodes as nodes_of
+from allranks.cli.request import hidden_streams, make_request, parse_endpoint
+from allranks.cli.request import parse_nnodes as nodes_of
+from allranks.cli.run import UNUSED_WITH_VALUE, UNUSED_WITHOUT_VALUE, run
 from allranks.launch.plan import Request
 from allranks.model.errors import UsageError
 from allranks.wire.leader import Hint

@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 
 from allranks.cli.jobs import render
-from allranks.launch.sbatch import (
+from allranks.launch.batch.script import (
     SbatchOptions,
     parse_env,
     quote_for_sbatch,

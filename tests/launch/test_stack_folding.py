@@ -7,8 +7,8 @@ import json
 import pytest
 
 from allranks.host.stacks import Frame, NodeStacks, Process, Role, Thread
-from allranks.launch.stack_step import Component, Unpacker, find_components, pack, srun_command
-from allranks.launch.stacks import StackReport, fold, name_enclosing, name_operation, render_stacks, stacks_to_json
+from allranks.launch.look.stacks import StackReport, fold, name_enclosing, name_operation, render_stacks, stacks_to_json
+from allranks.launch.look.step import Component, Unpacker, find_components, pack, srun_command
 from allranks.model.errors import AllranksError, UsageError
 from allranks.report.text import Style
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from allranks.host.slurm import NodeState
-from allranks.launch.sbatch import SbatchOptions
-from allranks.launch.slurm import expand_pattern, fold_unavailable
+from allranks.launch.batch.script import SbatchOptions
+from allranks.launch.batch.submit import expand_pattern, fold_unavailable
 from conftest import Allranks
 from fake_slurm import FakeSlurm, assert_one_line, fake_slurm, show_job  # noqa: F401  (a fixture)
 

@@ -20,8 +20,7 @@ from allranks.cli.context import load_cluster
 from allranks.cli.run import run as run_command
 from allranks.cli.show import json_option
 from allranks.config import find_cluster_file
-from allranks.launch.rundir import as_file_name
-from allranks.launch.sbatch import (
+from allranks.launch.batch.script import (
     JobEnvironment,
     SbatchOptions,
     parse_env,
@@ -29,6 +28,7 @@ from allranks.launch.sbatch import (
     render_sbatch,
     submission_env,
 )
+from allranks.launch.rundir import as_file_name
 from allranks.model.errors import Exit, UsageError
 from allranks.report.text import Style, render_verdict, say
 
@@ -113,8 +113,8 @@ def submit(dry_run: bool, as_json: bool, **flags: Any) -> None:
     allranks submit --nodes 2 --env HF_TOKEN train.py          the token goes in by name, its value is written nowhere
     allranks submit --array 0-2 --dry-run train.py
     """
-    from allranks.launch.slurm import SBATCH_ARGUMENTS, check_script, lines_to_follow
-    from allranks.launch.slurm import submit as submit_job
+    from allranks.launch.batch.submit import SBATCH_ARGUMENTS, check_script, lines_to_follow
+    from allranks.launch.batch.submit import submit as submit_job
 
     text, options, asked = _render(flags)
     _check_there(flags, options)
@@ -157,7 +157,7 @@ def status(jobs: tuple[str, ...], log_dir: Path, as_json: bool) -> int:
     allranks status 4711_3                       one task of an array
     allranks status --json 4711 4712
     """
-    from allranks.launch.jobs import check_job_id, describe, report_job
+    from allranks.launch.batch.follow import check_job_id, describe, report_job
 
     reports = [report for job in jobs for report in report_job(check_job_id(job), log_dir=log_dir)]
     exit_code = Exit.UNKNOWN if any(report.is_unknown for report in reports) else Exit.OK
@@ -188,7 +188,7 @@ def logs(job: str, follow: bool, ranks: tuple[int, ...], log_dir: Path) -> None:
     allranks logs -f 4711
     allranks logs --rank 3 4711                  the newest attempt's rank 3, as it wrote it
     """
-    from allranks.launch.jobs import check_job_id, show_logs
+    from allranks.launch.batch.follow import check_job_id, show_logs
 
     show_logs(check_job_id(job), log_dir=log_dir, ranks=ranks, is_followed=follow, say=say)
 
@@ -202,8 +202,8 @@ def cancel(jobs: tuple[str, ...]) -> None:
     allranks cancel 4711
     allranks cancel 4711_3                       one task of an array
     """
-    from allranks.launch.jobs import cancel as cancel_one
-    from allranks.launch.jobs import check_job_id
+    from allranks.launch.batch.follow import cancel as cancel_one
+    from allranks.launch.batch.follow import check_job_id
 
     for job in map(check_job_id, jobs):
         click.echo(cancel_one(job))
@@ -219,7 +219,7 @@ def list_own(as_json: bool) -> None:
     allranks list --json
     """
     from allranks.host.slurm import list_jobs
-    from allranks.launch.jobs import time_left
+    from allranks.launch.batch.follow import time_left
 
     jobs = list_jobs(pwd.getpwuid(os.getuid()).pw_name)
     if as_json:
@@ -293,7 +293,7 @@ def _note_withheld(names: list[str]) -> None:
 
 def _try(text: str, env: dict[str, str]) -> None:
     from allranks.host.slurm import try_script
-    from allranks.launch.slurm import SBATCH_ARGUMENTS
+    from allranks.launch.batch.submit import SBATCH_ARGUMENTS
 
     if shutil.which("sbatch") is None:
         say("not checked by SLURM: there is no sbatch here")

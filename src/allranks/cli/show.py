@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from allranks.cli.context import load_cluster, plan_here
-from allranks.cli.run import make_request
+from allranks.cli.request import make_request
 from allranks.model.setting import Setting
 from allranks.report.machine import settings_to_json
 from allranks.report.text import Style, render_settings

@@ -48,14 +48,14 @@ def stack(
     It reads from outside, in a step of its own, and stops nothing.
     """
     from allranks.host.stacks import Wanted, look
-    from allranks.launch.stacks import StackReport, fold, render_stacks, stacks_to_json
+    from allranks.launch.look.stacks import StackReport, fold, render_stacks, stacks_to_json
     from allranks.report.text import Style, say
 
     if (len(targets) > 1 and not are_pids) or (not targets and (are_pids or not local)):
         raise UsageError("stack: expected one SLURM job id, --pid with process ids, or --local")
     node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
     if here:
-        from allranks.launch.stack_step import pack
+        from allranks.launch.look.step import pack
 
         click.echo(pack(look(Wanted(job=targets[0]), node=node)), nl=False)
         sys.stdout.flush()
@@ -72,7 +72,7 @@ def stack(
         job = targets[0] if targets else ""
         report = StackReport(job=job, documents=[look(Wanted(job=job), node=node)])
     else:
-        from allranks.launch.stack_step import probe_job
+        from allranks.launch.look.step import probe_job
 
         report = probe_job(targets[0], silence_s=silence_s, env=os.environ, say=say)
     groups = fold(report.documents, all_threads=all_threads)

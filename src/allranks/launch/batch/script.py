@@ -94,7 +94,7 @@ def render_sbatch(
         if "\0" in word:
             raise UsageError(f"{word[:80]!r}: no program can be given a NUL")
     environment = jinja2.Environment(  # no autoescape: this is shell, and every value goes through `quote`
-        loader=jinja2.PrefixLoader({"allranks": jinja2.PackageLoader("allranks.launch")}),
+        loader=jinja2.PrefixLoader({"allranks": jinja2.PackageLoader("allranks.launch.batch")}),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

@@ -30,7 +30,7 @@ from typing import IO
 import msgspec
 
 from allranks.host.stacks import NodeStacks
-from allranks.launch.stacks import StackReport
+from allranks.launch.look.stacks import StackReport
 from allranks.model.errors import AllranksError, SetupError, UsageError
 from allranks.model.hostlist import expand_hosts, fold_hosts
 

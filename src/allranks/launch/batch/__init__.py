@@ -1,0 +1,1 @@
+"""Jobs of SLURM: the batch script, its submission, and what becomes of it."""
