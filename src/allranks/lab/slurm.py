@@ -19,6 +19,8 @@ from allranks.model.errors import SetupError
 
 READY_S = 30.0
 """Deadline for all nodes to report to slurmctld; on two free cores it takes a second."""
+LOOK_AGAIN_S = 1.0
+"""A daemon of an `up` that was killed may look alive and be gone a moment later: who is missing is started again."""
 DEFAULT_PARTITION = "main"
 
 
@@ -144,12 +146,16 @@ def wait_until_idle(
         SetupError: a node has not reported after READY_S; the message has the end of its log.
     """
     began = time.monotonic()
+    next_look_s = LOOK_AGAIN_S
     while True:
         states = read_states(inits[hosts[0].name])
         missing = [host.name for host in hosts if not is_in_service(states.get(host.name, "unknown"))]
         if not missing:
             return
         waited_s = time.monotonic() - began
+        if waited_s > next_look_s:
+            next_look_s = waited_s + LOOK_AGAIN_S
+            start_daemons(hosts, inits, lab_dir)
         if waited_s > READY_S:
             log = lab_dir / "slurmctld.log" if not states else lab_dir / "nodes" / missing[0] / "slurmd.log"
             seen = states.get(missing[0], "slurmctld does not answer")
