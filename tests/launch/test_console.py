@@ -295,3 +295,12 @@ def _reading(fd: int, into: bytearray) -> Iterator[None]:
     finally:
         is_over.set()
         thread.join(30)
+
+
+def test_torchs_line_about_names_stays_in_the_file(terminal: Terminal, tmp_path: Path) -> None:
+    path = tmp_path / "rank_0.err"
+    noise = b"[W1121 03:24:25.69 socket.cpp:207] [c10d] The hostname of the client socket cannot be retrieved. err=-3\n"
+    path.write_bytes(b"before\n" + noise + b"after\n")
+    terminal.console.follow(path, start=0, stream="err", prefix="[node01 r0] ")
+    terminal.console.close()
+    assert terminal.err == b"[node01 r0] before\n[node01 r0] after\n"

@@ -16,6 +16,9 @@ CHUNKS_PER_PUMP = 4
 LINE_LIMIT_BYTES = 1 << 16
 """Longer lines are shown in pieces; the file has them whole."""
 REDRAW_S = 5.0
+NOISE = (b"[c10d] The hostname of the client socket cannot be retrieved",)
+"""What torch 2.13 says on every rank of a healthy job where addresses have no names (socket.cpp, for its log only). Among
+several ranks the terminal leaves these lines out; the files have them."""
 
 
 @dataclass(slots=True)
@@ -93,7 +96,8 @@ class Console:
             lines.append(rest[:LINE_LIMIT_BYTES])
             rest = rest[LINE_LIMIT_BYTES:]
         followed.pending[:] = rest
-        text = b"".join(followed.prefix + _last_drawn(line) + b"\n" for line in lines)
+        shown = (line for line in lines if not any(noise in line for noise in NOISE))
+        text = b"".join(followed.prefix + _last_drawn(line) + b"\n" for line in shown)
         self._show(followed.screen_fd, text)
 
     def _show_line(self, followed: _Followed, line: bytes) -> None:
