@@ -17,8 +17,8 @@ LINE_LIMIT_BYTES = 1 << 16
 """Longer lines are shown in pieces; the file has them whole."""
 REDRAW_S = 5.0
 NOISE = (b"[c10d] The hostname of the client socket cannot be retrieved",)
-"""What torch 2.13 says on every rank of a healthy job where addresses have no names (socket.cpp, for its log only). Among
-several ranks the terminal leaves these lines out; the files have them."""
+"""What torch 2.13 says on every rank of a healthy job where addresses have no names (socket.cpp, for its log
+only). Among several ranks, the terminal leaves these lines out; the files have them."""
 
 
 @dataclass(slots=True)
