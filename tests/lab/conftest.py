@@ -20,9 +20,7 @@ COMMAND_S = 60
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("lab_soak") and not os.environ.get("ALLRANKS_LAB_SOAK"):
-        pytest.skip("takes minutes; ALLRANKS_LAB_SOAK=1 runs it")
-    if item.get_closest_marker("lab") or item.get_closest_marker("lab_soak"):
+    if item.get_closest_marker("lab"):
         try:
             check_machine()
         except SetupError as exc:

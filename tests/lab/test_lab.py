@@ -312,7 +312,7 @@ def test_a_killed_up_can_be_repeated(make_lab: Make) -> None:
         lab.run("down")
 
 
-@pytest.mark.lab_soak
+@pytest.mark.lab
 @pytest.mark.timeout(1200)
 def test_fifty_labs_half_of_them_killed_leave_nothing(make_lab: Make) -> None:
     lab = make_lab("soak")
