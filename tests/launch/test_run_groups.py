@@ -212,12 +212,18 @@ def test_a_worker_that_fails_ends_both_alike_with_one_report_on_the_leader(start
 WAIT = "import time\nfrom pathlib import Path\nPath('up').touch()\ntime.sleep(60)\n"
 
 
-def test_a_killed_agent_is_named_by_the_leader(start: Start, port: int, tmp_path: Path):
+def start_two_that_run(start: Start, port: int, tmp_path: Path) -> tuple[Agent, Agent]:
+    """The leader on a and the other agent on b, their workers running."""
     script = tmp_path / "train.py"
     script.write_text(WAIT)
     leader, other = (start(node, *meeting(port), "--node-rank", i, script) for i, node in enumerate(("a", "b")))
     wait_for(tmp_path / "a" / "up")
     wait_for(tmp_path / "b" / "up")
+    return leader, other
+
+
+def test_a_killed_agent_is_named_by_the_leader(start: Start, port: int, tmp_path: Path):
+    leader, other = start_two_that_run(start, port, tmp_path)
     killed_s = time.monotonic()
     other.kill()
     code, _, stderr = end(leader, within_s=20)
@@ -262,11 +268,7 @@ def test_a_second_agent_of_the_same_node_rank_is_refused(start: Start, port: int
 
 
 def test_a_killed_leader_is_named_by_the_other_agent(start: Start, port: int, tmp_path: Path):
-    script = tmp_path / "train.py"
-    script.write_text(WAIT)
-    leader, other = (start(node, *meeting(port), "--node-rank", i, script) for i, node in enumerate(("a", "b")))
-    wait_for(tmp_path / "a" / "up")
-    wait_for(tmp_path / "b" / "up")
+    leader, other = start_two_that_run(start, port, tmp_path)
     killed_s = time.monotonic()
     leader.kill()
     code, _, stderr = end(other, within_s=20)

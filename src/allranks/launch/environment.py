@@ -28,7 +28,6 @@ def node_settings(
         hook_path: directory of the `sitecustomize` that enters the workers.
     """
     me = group.members[group.node_index]
-    world_size = sum(member.num_workers for member in group.members)
     has_hook = env.get("ALLRANKS_HOOK") != "0"
     torchrun = "as torchrun sets it"
     ours: list[Setting] = []
@@ -42,13 +41,15 @@ def node_settings(
         else:
             fixed(name, value, reason, source)
 
-    fixed("WORLD_SIZE", world_size, f"{count_of(len(group.members), 'node')}, {count_of(world_size, 'rank')}")
+    fixed(
+        "WORLD_SIZE", group.world_size, f"{count_of(len(group.members), 'node')}, {count_of(group.world_size, 'rank')}"
+    )
     fixed("LOCAL_WORLD_SIZE", me.num_workers, "ranks on this node")
     fixed("GROUP_RANK", group.node_index, "index of this node")
     fixed("NODE_RANK", group.node_index, "index of this node, as Lightning and Composer call it")
     fixed("GROUP_WORLD_SIZE", len(group.members), "nodes in the job")
     fixed("ROLE_NAME", plan.request.role, torchrun)
-    fixed("ROLE_WORLD_SIZE", world_size, torchrun)
+    fixed("ROLE_WORLD_SIZE", group.world_size, torchrun)
     fixed("MASTER_ADDR", group.store_address, "the leader announced it" if len(group.members) > 1 else "one machine")
     fixed("MASTER_PORT", group.store_port, "the leader holds this port for the store")
     fixed("TORCHELASTIC_RUN_ID", plan.job, torchrun)
@@ -73,8 +74,7 @@ def node_settings(
             "NCCL_IB_DISABLE", 1, "the cluster has no InfiniBand; NCCL need not look for it", "network.infiniband"
         )
     fixed("ALLRANKS_BACKEND", group.backend, group.backend_reason)
-    chosen = plan.request.backend or plan.cluster.train.backend
-    if chosen != Backend.AUTO:
+    if plan.wanted_backend != Backend.AUTO:
         fixed("ALLRANKS_BACKEND_CHOSEN", group.backend, "for scripts that leave the backend open", "--backend")
     unless_set(
         "ALLRANKS_TIMEOUT_S",
@@ -116,8 +116,9 @@ def provisional_group(plan: JobPlan) -> Plan:
     """
     names = plan.node_names or (plan.facts.host,) * plan.num_nodes
     members = assign_ranks([(name, plan.num_workers) for name in names])
-    wanted = plan.request.backend or plan.cluster.train.backend
-    backend, reason = choose_backend(wanted, [(m.name, m.num_workers, plan.facts.num_gpus) for m in members])
+    backend, reason = choose_backend(
+        plan.wanted_backend, [(m.name, m.num_workers, plan.facts.num_gpus) for m in members]
+    )
     return Plan(
         members=members,
         node_index=plan.node_index or 0,

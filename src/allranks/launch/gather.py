@@ -151,7 +151,7 @@ def make_group(
     indices = sorted(roster.cards)  # gaps close where fewer nodes came than could
     cards = [roster.cards[index] for index in indices]
     members = assign_ranks([(card.host, card.num_workers) for card in cards])
-    wanted = roster.plan.request.backend or roster.plan.cluster.train.backend
+    wanted = roster.plan.wanted_backend
     try:
         backend, reason = choose_backend(
             wanted, [(m.name, m.num_workers, card.num_gpus) for m, card in zip(members, cards, strict=True)]

@@ -131,14 +131,13 @@ def _run_workers(
     settings = node_settings(plan, group, interface=interface, store_fd=store_fd, env=env, hook_path=HOOK_PATH)
     run_dir.write_settings(me.name, settings)
     command = worker_command(plan.request)
-    world_size = sum(member.num_workers for member in group.members)
     if is_leader:
         run_dir.add_event(
             "started", job=plan.job, command=describe_command(command, env), members=[m.name for m in group.members]
         )
         for note in plan.world.notes:
             say(f"note: {note}")
-        say(_headline(group, interface, world_size, plan, run_dir))
+        say(_headline(group, interface, plan, run_dir))
     if listener is not None and not is_port_held:
         listener.close()  # rank 0 binds the port itself; between here and there it is free for anybody
 
@@ -170,7 +169,7 @@ def _run_workers(
             values,
             pass_fds=(store_fd,) if store_fd is not None and rank == 0 else (),
         )
-        prefix = f"[{me.name} r{rank}] " if world_size > 1 else ""
+        prefix = f"[{me.name} r{rank}] " if group.world_size > 1 else ""
         for stream, path, start in (
             ("err", worker.err_path, worker.err_start),
             ("out", worker.out_path, worker.out_start),
@@ -227,13 +226,13 @@ def _pronounce(verdict: Verdict, run_dir: RunDir) -> int:
     return verdict.exit_code
 
 
-def _headline(group: Plan, interface: str | None, world_size: int, plan: JobPlan, run_dir: RunDir) -> str:
+def _headline(group: Plan, interface: str | None, plan: JobPlan, run_dir: RunDir) -> str:
     names = [member.name for member in group.members]
     where = names[0] if len(names) == 1 else f"{len(names)} nodes ({fold_hosts(names)})"
     # Nodes may call the same network by other names.
     network = interface if plan.is_one_machine else plan.cluster.network.data or interface
     over = f" over {network}" if network else ""
-    return f"{count_of(world_size, 'rank')} on {where}, {group.backend}{over}; logs in {run_dir.attempt_path}"
+    return f"{count_of(group.world_size, 'rank')} on {where}, {group.backend}{over}; logs in {run_dir.attempt_path}"
 
 
 def _interface_to_leader(plan: JobPlan, membership: Membership) -> str | None:

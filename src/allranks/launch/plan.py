@@ -86,6 +86,11 @@ class JobPlan:
     """Why this node cannot take part in a job of several nodes: its agent joins all the same, and says so."""
 
     @property
+    def wanted_backend(self) -> str:
+        """What flag or cluster.toml ask for: auto, nccl or gloo."""
+        return _wanted_backend(self.request, self.cluster)
+
+    @property
     def is_one_machine(self) -> bool:
         """Whether the agent speaks with nobody."""
         return self.num_nodes == 1
@@ -128,7 +133,7 @@ def plan_job(
         settings.append(Setting("data_interface", path.interface, reason=path.reason, source=path.source))
 
     if num_nodes == 1:  # with several, the leader sees them all
-        choose_backend(request.backend or cluster.train.backend, [(facts.host, num_workers, facts.num_gpus)])
+        choose_backend(_wanted_backend(request, cluster), [(facts.host, num_workers, facts.num_gpus)])
 
     port, source = _port(request, cluster, origin)
     settings.append(
@@ -268,6 +273,10 @@ def assign_ranks(cards: Sequence[tuple[str, int]]) -> tuple[Member, ...]:
 def count_of(number: int, noun: str) -> str:
     """`1 rank`, `6 ranks`."""
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _wanted_backend(request: Request, cluster: Cluster) -> str:
+    return request.backend or cluster.train.backend
 
 
 def _num_nodes(request: Request, world: World) -> tuple[int, int, str]:

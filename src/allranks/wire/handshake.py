@@ -27,6 +27,7 @@ from allranks.wire.protocol import (
     Welcome,
     decode_frames,
     encode_frame,
+    plain_address,
 )
 from allranks.wire.secret import Secret, fresh_nonce, is_same_proof, join_proof, welcome_proof
 
@@ -68,7 +69,7 @@ class Door:
             sock, address = self._listener.accept()
         except OSError:
             return None  # it left between the selector and us
-        guest = Connection(sock, peer=_plain_address(address[0]))
+        guest = Connection(sock, peer=plain_address(address[0]))
         nonce = fresh_nonce()
         try:
             guest.send(Hello(protocol=PROTOCOL, version=__version__, job=self._job, nonce=nonce))
@@ -281,7 +282,3 @@ def _read(sock: socket.socket, buffer: bytearray, deadline_s: float, hint: Hint)
         if not data:
             raise _NotTheLeader(f"{hint} ({hint.source}): it closed the connection")
         buffer += data
-
-
-def _plain_address(address: str) -> str:
-    return address.removeprefix("::ffff:")

@@ -133,6 +133,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
     backend: str
     backend_reason: str
 
+    @property
+    def world_size(self) -> int:
+        """Ranks on all nodes."""
+        return sum(member.num_workers for member in self.members)
+
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     """A worker ended badly."""
@@ -213,6 +218,11 @@ def decode_frames(buffer: bytearray, *, at_most: int | None = None) -> list[Mess
     return messages
 
 
+def plain_address(address: str) -> str:
+    """Return an address as people write it: IPv4 out of its IPv6 clothes, without a scope."""
+    return address.removeprefix("::ffff:").partition("%")[0]
+
+
 def as_utf8(text: str) -> str:
     """Return a text that can be encoded: bytes of a file name that are no UTF-8 become escapes."""
     return text.encode("utf-8", "backslashreplace").decode()
@@ -259,7 +269,7 @@ class Connection:
     @property
     def own_address(self) -> str:
         """This machine's address that the connection uses; the other side proved that it can be reached."""
-        return str(self.sock.getsockname()[0]).removeprefix("::ffff:").partition("%")[0]
+        return plain_address(str(self.sock.getsockname()[0]))
 
     @property
     def has_unsent(self) -> bool:
