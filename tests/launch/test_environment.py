@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from allranks.host.net import Interface
 from allranks.host.node import NodeFacts
 from allranks.launch.environment import node_settings, provisional_group, rank_settings
 from allranks.launch.plan import JobPlan, Request, plan_job
+from allranks.model.card import Interface
 from allranks.model.cluster import Backend, Cluster, NetworkTable, TrainTable
 from allranks.model.identity import world_from_env
 from allranks.model.setting import Setting

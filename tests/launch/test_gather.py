@@ -11,16 +11,16 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from allranks.host.net import Interface
 from allranks.host.node import NodeFacts
 from allranks.launch.gather import Roster, dismiss, gather, make_group
 from allranks.launch.plan import JobPlan, Request, plan_job
+from allranks.model.card import Card, Interface
 from allranks.model.cluster import Cluster, GuardTable
 from allranks.model.errors import NodeFaultError, SetupError, StoppedBySignal, UsageError, WireError
 from allranks.model.identity import world_from_env
 from allranks.wire.handshake import seek_leader
 from allranks.wire.leader import Hint, bind_port
-from allranks.wire.protocol import Card, Connection, Goodbye, Member, Message
+from allranks.wire.protocol import Connection, Goodbye, Member, Message
 from allranks.wire.secret import Secret
 
 KEY = Secret(b"swordfish", "test")

@@ -6,9 +6,10 @@ from ipaddress import ip_network
 
 import pytest
 
-from allranks.host.net import Interface, find_interface_in
+from allranks.host.net import find_interface_in
 from allranks.host.node import NodeFacts
 from allranks.launch.plan import DataPath, JobPlan, Request, assign_ranks, choose_backend, plan_job
+from allranks.model.card import Interface
 from allranks.model.cluster import Cluster, NetworkTable, Node
 from allranks.model.errors import AllranksError, ConfigError, IdentityError, SetupError, UsageError
 from allranks.model.identity import world_from_env

@@ -14,11 +14,11 @@ import msgspec
 import pytest
 
 from allranks import __version__
+from allranks.model.card import Card
 from allranks.model.errors import NodeFaultError, StoppedBySignal, WireError
 from allranks.wire.handshake import Door, seek_leader
 from allranks.wire.leader import Hint, bind_port, collect_hints
 from allranks.wire.protocol import (
-    Card,
     Connection,
     Goodbye,
     Hello,

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from allranks.model.card import Card
 from allranks.model.errors import WireError
 from allranks.wire.protocol import (
-    Card,
     Connection,
     Exited,
     Failed,

@@ -4,21 +4,9 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
-from dataclasses import dataclass
 from ipaddress import IPv4Network, IPv6Network, ip_address
 
-
-@dataclass(frozen=True, slots=True)
-class Interface:
-    """One network interface with the addresses it has now."""
-
-    name: str
-    addresses: tuple[str, ...]
-    is_up: bool
-
-    def __str__(self) -> str:
-        """`ens1f1 192.168.20.15`, and `(down)` where it is."""
-        return " ".join([self.name, *self.addresses, *([] if self.is_up else ["(down)"])])
+from allranks.model.card import Interface
 
 
 def read_interfaces() -> list[Interface]:

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from allranks.host.gpu import count_gpus
-from allranks.host.net import Interface, read_interfaces
+from allranks.host.net import read_interfaces
+from allranks.model.card import Interface
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,11 +15,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from allranks.launch.plan import JobPlan, assign_ranks, choose_backend, count_of
+from allranks.model.card import Card
 from allranks.model.errors import AllranksError, NodeFaultError, SetupError, UsageError, WireError
 from allranks.model.finding import Confidence, Evidence, Finding, Severity
 from allranks.model.hostlist import fold_hosts
 from allranks.wire.handshake import Door
-from allranks.wire.protocol import Card, Connection, Goodbye, Member, Plan
+from allranks.wire.protocol import Connection, Goodbye, Member, Plan
 from allranks.wire.secret import Secret
 
 NAME_AFTER_S = 3.0

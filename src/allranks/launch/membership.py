@@ -18,12 +18,13 @@ from allranks.host.net import describe_port_holder, is_local_host
 from allranks.launch.gather import Roster, dismiss, gather, make_group
 from allranks.launch.plan import LOOPBACK, JobPlan
 from allranks.launch.rundir import RunDir
+from allranks.model.card import Card
 from allranks.model.errors import AllranksError, NodeFaultError, WireError
 from allranks.model.identity import Launcher
 from allranks.report.text import say
 from allranks.wire.handshake import seek_leader
 from allranks.wire.leader import PORTS_TRIED, Announcement, announce, bind_port, collect_hints
-from allranks.wire.protocol import Card, Connection, Goodbye, Plan, Refused, as_utf8
+from allranks.wire.protocol import Connection, Goodbye, Plan, Refused, as_utf8
 from allranks.wire.secret import (
     OPEN_GROUP,
     SECRET_VARIABLE,

@@ -12,8 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address, ip_network
 
-from allranks.host.net import Interface, find_interface_in, find_interface_of
+from allranks.host.net import find_interface_in, find_interface_of
 from allranks.host.node import NodeFacts
+from allranks.model.card import Interface
 from allranks.model.cluster import Backend, Cluster
 from allranks.model.errors import AllranksError, ConfigError, IdentityError, SetupError, UsageError
 from allranks.model.identity import Launcher, World

@@ -11,7 +11,23 @@ class Severity(StrEnum):
     """How bad it is."""
 
     FAIL = "fail"
+    """The job cannot run so."""
     WARN = "warn"
+    """The job runs, and this may cost it time or its life."""
+
+
+class Status(StrEnum):
+    """What came out of looking for one cause on one node, or between nodes."""
+
+    PASS = "pass"  # noqa: S105
+    WARN = "warn"
+    FAIL = "fail"
+    SKIP = "skip"
+    """There is nothing to look at here: no GPU, no permission; the reason says what."""
+    UNKNOWN = "unknown"
+    """It was looked at, and cannot be told."""
+    CRASH = "crash"
+    """The check itself broke: a bug of ours, never taken for a pass."""
 
 
 class Confidence(StrEnum):
@@ -39,6 +55,9 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     severity: Severity
     confidence: Confidence
     node: str | None = None
+    """The culprit; several nodes folded, `node[01-03]`, two that cannot be told apart `node01 or node02`."""
+    interface: str | None = None
+    """The culprit's interface, where it is one."""
     ranks: tuple[int, ...] = ()
     message: str
     """One line: what happened."""
@@ -46,6 +65,19 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     fix: str | None = None
     victims: tuple[int, ...] = ()
     """Ranks that merely failed or were ended because of it."""
+    waiting: str | None = None
+    """Nodes that merely waited because of it, folded."""
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """What came out of looking for one cause on one node: a cell of the table."""
+
+    cause: str
+    """Id and name of the catalogue."""
+    node: str
+    status: Status
+    note: str = ""
+    """Why it was skipped, what was seen."""
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):

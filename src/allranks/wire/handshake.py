@@ -13,12 +13,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from allranks import __version__
+from allranks.model.card import Card
 from allranks.model.errors import NodeFaultError, WireError
 from allranks.wire.leader import Hint
 from allranks.wire.protocol import (
     HANDSHAKE_S,
     PROTOCOL,
-    Card,
     Connection,
     Hello,
     Join,

@@ -8,13 +8,18 @@ each. A frame longer than MAX_FRAME_BYTES ends the connection. Who speaks when:
                                          <--   Join     version, job, nonce, proof, card
     Welcome proof, or Refused reason     -->            (the agent now believes that this is its leader)
             ... until every node is here ...
+    Test    whom to try, and how hard    -->
+                                         <--   Tested   what came out                       (again for follow-ups)
     Plan    who is which rank, the store -->            (agents start their workers)
                                          <--   Failed   a worker of mine ended badly        (any number)
                                          <--   Exited   a worker of mine ended well         (any number)
                                          <--   Interrupted  somebody told me to stop
     Stop                                 -->            (agents end their workers)
                                          <--   Stopped  they have ended
-    Goodbye the exit code, one line      -->            (instead of a Plan, too, when it cannot begin)
+    Goodbye the exit code, the verdict   -->            (instead of a Plan, too, when it cannot begin)
+
+Whoever only wants to know whether the leader's port answers (a pair test, a drill) reads the Hello, says Knock and is
+let go without a word.
 
 The leader speaks first because the port it listens on is handed to torch's TCPStore later, and a TCPStore waits for
 its client: whoever connects and hears no Hello within HANDSHAKE_S has not found a leader. Hello and Join never change
@@ -32,29 +37,16 @@ import struct
 
 import msgspec
 
+from allranks.model.card import Card
 from allranks.model.errors import WireError
+from allranks.model.finding import Verdict
+from allranks.model.pair import Effort, PairResult, Target
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_FRAME_BYTES = 4 << 20
 HANDSHAKE_S = 2.0
 
 _LENGTH = struct.Struct(">I")
-
-
-class Card(msgspec.Struct, frozen=True, kw_only=True):
-    """What one agent says of its node."""
-
-    host: str
-    pid: int
-    node_index: int | None
-    """None where nobody said it; the leader then counts in order of arrival."""
-    num_workers: int
-    num_gpus: int
-    num_promised_gpus: int | None = None
-    """What the scheduler says that this node has given to the job."""
-    problem: str | None = None
-    """Why this node cannot take part: one line. The leader then stops everybody."""
-    problem_exit: int = 0
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
@@ -122,6 +114,31 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
     """False where another listener of the same job may be the right one (it is of another job)."""
 
 
+class Knock(msgspec.Struct, frozen=True, kw_only=True, tag="knock"):
+    """Nothing but a look whether this port answers."""
+
+
+class Test(msgspec.Struct, frozen=True, kw_only=True, tag="test"):
+    """Try these nodes now, all at the same time, and answer with Tested."""
+
+    __test__ = False
+
+    token: bytes
+    """What a tester says first: whoever does not know it is not answered."""
+    targets: tuple[Target, ...]
+    effort: Effort
+    within_s: float
+    """Answer by then, with what there is."""
+    is_one_by_one: bool = False
+    """One target after the other: a second look, undisturbed."""
+
+
+class Tested(msgspec.Struct, frozen=True, kw_only=True, tag="tested"):
+    """What came out."""
+
+    results: tuple[PairResult, ...]
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
     """Everybody is here: who is which rank, and where the store is."""
 
@@ -176,9 +193,26 @@ class Goodbye(msgspec.Struct, frozen=True, kw_only=True, tag="goodbye"):
     exit_code: int
     summary: str
     """One line for nodes whose terminal is not the leader's; empty when all is well."""
+    verdict: Verdict | None = None
+    """The same on all nodes."""
 
 
-Message = Hello | Join | Welcome | Refused | Plan | Failed | Exited | Interrupted | Stop | Stopped | Goodbye
+Message = (
+    Hello
+    | Join
+    | Welcome
+    | Refused
+    | Knock
+    | Test
+    | Tested
+    | Plan
+    | Failed
+    | Exited
+    | Interrupted
+    | Stop
+    | Stopped
+    | Goodbye
+)
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)

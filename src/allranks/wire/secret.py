@@ -17,8 +17,8 @@ from pathlib import Path
 
 import msgspec
 
+from allranks.model.card import Card
 from allranks.model.errors import SetupError
-from allranks.wire.protocol import Card
 
 SECRET_VARIABLE = "ALLRANKS_SECRET"  # noqa: S105  (a name, not a secret)
 NONCE_BYTES = 16

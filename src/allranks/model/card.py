@@ -1,0 +1,219 @@
+"""The card: what one agent says of its node in the roll call. Data alone; `host` reads it, `causes` judge it.
+
+Whatever could not be read is None, and `Facts.unread` says why, so that nobody takes "not seen" for "fine". A card
+travels over the network from machines that may be broken, so it is small (texts are cut, lists are short) and nothing
+of it is believed to be printable.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from allranks.model.finding import Finding
+
+MAX_VARIABLES = 100
+MAX_TEXT = 512
+"""Longer values of the environment are cut: a card stays below 64 KiB."""
+
+
+class Interface(msgspec.Struct, frozen=True):
+    """One network interface with the addresses it has now."""
+
+    name: str
+    addresses: tuple[str, ...]
+    """IPv4 and IPv6, without prefix length and scope."""
+    is_up: bool
+    """Administratively up and with a carrier (IFF_UP and IFF_RUNNING): packets may leave."""
+    networks: tuple[str, ...] = ()
+    """The subnet of each address, in their order: `192.168.20.0/24`."""
+    mtu: int | None = None
+    speed_mbit_s: int | None = None
+    """None where the driver does not say: virtual interfaces, links that are down."""
+    has_carrier: bool | None = None
+    """Whether there is a signal on the cable; None while the interface is administratively down."""
+    kind: str = "physical"
+    """physical, loopback, bridge, or virtual (veth, docker, tun: no device of this machine behind it)."""
+    carrier_changes: int | None = None
+    """How often the link came or went since boot."""
+
+    def __str__(self) -> str:
+        """`ens1f1 192.168.20.15`, and `(down)` where it is."""
+        return " ".join([self.name, *self.addresses, *([] if self.is_up else ["(down)"])])
+
+
+class Gpu(msgspec.Struct, frozen=True, kw_only=True):
+    """One GPU as `nvidia-smi` shows it; None where this driver's version has no such field."""
+
+    index: int
+    uuid: str
+    name: str
+    pci_bus: str | None = None
+    vbios: str | None = None
+    memory_total_mib: int | None = None
+    memory_used_mib: int | None = None
+    uncorrected_ecc: int | None = None
+    """Uncorrected ECC errors since the driver was loaded (volatile)."""
+    has_ecc: bool | None = None
+    remap_pending: bool | None = None
+    remap_failed: bool | None = None
+    recovery_action: str | None = None
+    """None, Reset, Reboot, Drain P2P, Drain and Reset: as the driver (r570 on) asks for."""
+    fabric_state: str | None = None
+    """N/A, Not Started, In Progress, Completed."""
+    fabric_status: str | None = None
+    fabric_clique: str | None = None
+    fabric_cluster: str | None = None
+    compute_mode: str | None = None
+    mig_mode: str | None = None
+    pcie_width: int | None = None
+    pcie_max_width: int | None = None
+    throttle_reasons: int | None = None
+    """Bits of clocks_event_reasons.active."""
+    nvlinks_active: int | None = None
+    processes: tuple[str, ...] = ()
+    """Foreign processes with memory on it: `python3 (pid 812, 14336 MiB)`."""
+
+
+class RdmaPort(msgspec.Struct, frozen=True, kw_only=True):
+    """One port of an RDMA device, from /sys/class/infiniband."""
+
+    device: str
+    port: int
+    state: str
+    """`ACTIVE`, `DOWN`, ... as behind the number in sysfs."""
+    phys_state: str
+    rate: str
+    link_layer: str
+    lid: str | None = None
+    sm_lid: str | None = None
+    has_uverbs: bool | None = None
+    """Whether this user may open the device's /dev/infiniband/uverbsN."""
+    netdev: str | None = None
+    roce_v2_gids: tuple[str, ...] = ()
+    error_counters: dict[str, int] = {}
+    """Those that are not 0."""
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """A directory that the job writes to."""
+
+    purpose: str
+    """`run directory`, `TMPDIR`, `HOME`, `/dev/shm`."""
+    path: str
+    free_bytes: int | None = None
+    size_bytes: int | None = None
+    is_writable: bool | None = None
+    problem: str | None = None
+    """Why it could not be looked at: `no answer within 5 s`, `No such file or directory`."""
+    nonce: str | None = None
+    """What lies in the leader's file there; None where the file is not visible."""
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """What this node is, as far as a job's start can depend on it."""
+
+    # Who it is.
+    host_name: str = ""
+    """gethostname(), which may differ from the scheduler's name of the node."""
+    boot_id: str | None = None
+    kernel: str | None = None
+
+    # Names and addresses.
+    interfaces: tuple[Interface, ...] = ()
+    resolved: dict[str, tuple[str, ...]] = {}
+    """Host name -> its addresses here; none where it does not resolve. Always with the own host name."""
+    port_range: tuple[int, int] | None = None
+    """Ephemeral ports, first and last: net.ipv4.ip_local_port_range."""
+
+    # Software that the workers will find.
+    allranks_version: str = ""
+    python_version: str = ""
+    glibc_version: str | None = None
+    packages: dict[str, str] = {}
+    """Distribution -> version, of what takes part in a group: torch, nvidia-nccl-*, ..."""
+    torch_cuda: str | None = None
+    """CUDA that torch was built for; None without torch and for a CPU build."""
+    nccl_version: str | None = None
+    net_plugin: str | None = None
+    """libnccl-net*.so that the loader would find."""
+
+    # Environment and limits.
+    environment: dict[str, str] = {}
+    """What can change how a group behaves: NCCL_*, GLOO_*, TORCH_*, CUDA_*, UCX_*, FI_*, LD_LIBRARY_PATH, ..."""
+    nccl_conf: str | None = None
+    """SHA-256 of the NCCL configuration files there are."""
+    limits: dict[str, int | None] = {}
+    """memlock_bytes, nofile, stack_bytes, nproc: the soft limit; None is unlimited."""
+    num_cpus: int = 0
+    """Cores that this process may run on."""
+    load: float | None = None
+    """Runnable processes, averaged over a minute."""
+    places: tuple[Place, ...] = ()
+
+    # Time.
+    clock_s: float = 0.0
+    """Seconds since the epoch, when the card was written."""
+    is_clock_synchronised: bool | None = None
+
+    # GPUs and fabric.
+    driver_version: str | None = None
+    gpus: tuple[Gpu, ...] = ()
+    cuda_init: int | None = None
+    """What cuInit(0) returned in a child process; None where there is no libcuda."""
+    fabric_manager: str | None = None
+    """`active`, `inactive`, `failed`: systemctl's word for nvidia-fabricmanager; None where there is no such unit."""
+    fabric_manager_version: str | None = None
+    xids: tuple[str, ...] = ()
+    """Recent Xid lines of the kernel log."""
+    rdma_ports: tuple[RdmaPort, ...] = ()
+    has_peer_memory: bool | None = None
+    """Whether the kernel can register GPU memory for RDMA (nvidia_peermem or DMA-BUF)."""
+
+    unread: dict[str, str] = {}
+    """Field -> why it could not be read: `gpus` -> `nvidia-smi: not installed`."""
+
+
+class TestPorts(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a node can be tested: ports of the ephemeral range that it listens on during the roll call."""
+
+    __test__ = False
+
+    tcp: tuple[int, ...]
+    udp: int
+
+
+class Card(msgspec.Struct, frozen=True, kw_only=True):
+    """What one agent says of its node."""
+
+    host: str
+    """Its name: the scheduler's where there is one."""
+    pid: int
+    node_index: int | None
+    """None where nobody said it; the leader then counts in order of arrival."""
+    num_workers: int
+    num_gpus: int
+    num_promised_gpus: int | None = None
+    """What the scheduler says that this node has given to the job."""
+    problem: str | None = None
+    """Why this node cannot take part: one line. The leader then stops everybody."""
+    problem_exit: int = 0
+    problem_finding: Finding | None = None
+    """The same, where it is known what the cause is."""
+    data_interface: str | None = None
+    data_address: str | None = None
+    """Where gradients go; None where nobody said it, and the path to the leader decides."""
+    endpoint: str | None = None
+    """Host that the user named as the place to meet (--rdzv-endpoint, --master-addr), as spelled."""
+    wanted_port: int | None = None
+    """The leader's port as flag or cluster.toml want it; the leader took another one where it was in use."""
+    port_holder: str | None = None
+    """On the leader: who held that port, `python3 (pid 812, alice)`; None where it was free."""
+    wanted_backend: str = "auto"
+    attempt: int | None = None
+    came_by: str | None = None
+    """Address and port at which this agent found the leader; None on the leader."""
+    silent_hints: tuple[str, ...] = ()
+    """Addresses of the leader that did not answer this agent before: `192.168.20.15:29500 (announcement): timed out`."""
+    test_ports: TestPorts | None = None
+    """None where this node is not tested: a job on one machine, --no-roll-call."""
+    facts: Facts | None = None

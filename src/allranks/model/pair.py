@@ -1,0 +1,72 @@
+"""What one node is asked to try with another, and what it saw. Data alone: `preflight.mesh` measures it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from allranks.model.card import TestPorts
+
+MAX_PAIR_BYTES = 256 << 10
+"""Most that the test of one pair sends, both ways together."""
+
+
+class Target(msgspec.Struct, frozen=True, kw_only=True):
+    """A node to be tried, from here."""
+
+    node_index: int
+    address: str
+    """On the data network."""
+    ports: TestPorts
+    store_port: int | None = None
+    """The leader's port, where the target is the leader."""
+
+
+class Effort(msgspec.Struct, frozen=True, kw_only=True):
+    """How much one pair is tried; what this sends stays below MAX_PAIR_BYTES."""
+
+    num_ports: int = 8
+    """TCP ports of the target that are tried."""
+    large_bytes: int = 48 << 10
+    """Payload that goes there and comes back over one TCP connection; 0: none."""
+    num_datagrams: int = 40
+    """Small datagrams, each echoed, from which loss and clock offset are counted; 0: none."""
+    has_mtu_probe: bool = True
+    """Whether datagrams of the interface's MTU are sent that must not be fragmented."""
+
+
+FULL = Effort()
+SPARSE = Effort(num_ports=1, large_bytes=1024, num_datagrams=4, has_mtu_probe=False)
+"""For hundreds of nodes: one connection, at most 4 KiB a pair."""
+
+
+class PairResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What one node saw of another."""
+
+    source: int
+    """Index of the node that tried."""
+    target: int
+    num_open: int = 0
+    """TCP ports that accepted and answered."""
+    closed: dict[int, str] = {}
+    """TCP port -> why it did not: `no answer in 1.0 s`, `refused`, `No route to host`."""
+    store: str | None = None
+    """`` (empty) where the leader's port answered, else why it did not; None: not tried."""
+    large_s: float | None = None
+    """Seconds for the large payload, there and back; None: not tried, or it did not come back."""
+    large_sent: int = 0
+    large_back: int = 0
+    """Bytes that came back."""
+    retransmits: int = 0
+    """Segments sent again on the large connection (TCP_INFO)."""
+    unacked_bytes: int = 0
+    """Bytes that the target's kernel had not acknowledged at the end."""
+    datagrams_sent: int = 0
+    datagrams_lost: int = 0
+    datagrams: dict[int, bool] = {}
+    """IP packet size of unfragmentable datagrams -> whether one came back (False: all tries were lost)."""
+    rtt_s: float | None = None
+    """Shortest round trip seen."""
+    clock_offset_s: float | None = None
+    """The target's clock minus ours, from the exchange with the shortest round trip."""
+    problem: str | None = None
+    """Why it could not be tried at all: `the tester crashed: ...`."""
