@@ -57,7 +57,8 @@ def test_what_enters_a_worker_imports_the_standard_library_and_torch_only(path: 
 
 def test_the_verbs_are_these() -> None:
     assert list(VERBS) == [
-        "run", "render", "submit", "status", "logs", "cancel", "list", "stack", "env", "config", "lab", "completion",
+        "run", "render", "submit", "status", "logs", "cancel", "list", "stack", "env", "explain", "config", "lab",
+        "completion",
     ]  # fmt: skip
 
 

@@ -18,10 +18,10 @@ from allranks.model.card import Card, Interface
 from allranks.model.cluster import Cluster, GuardTable
 from allranks.model.errors import NodeFaultError, SetupError, StoppedBySignal, UsageError, WireError
 from allranks.model.identity import world_from_env
-from allranks.wire.handshake import seek_leader
 from allranks.wire.leader import Hint, bind_port
 from allranks.wire.protocol import Connection, Goodbye, Member, Message
 from allranks.wire.secret import Secret
+from allranks.wire.seek import seek_leader
 
 KEY = Secret(b"swordfish", "test")
 FACTS = NodeFacts(host="node01", interfaces=(Interface("lo", ("127.0.0.1",), is_up=True),), num_gpus=0, num_cpus=4)

@@ -8,7 +8,7 @@ import pytest
 
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
 from allranks.model.setting import Setting
-from allranks.report.text import Style, render_finding, render_settings, render_verdict, say
+from allranks.report.text import Style, render_finding, render_settings, render_findings, say
 
 UTF8 = Style(is_unicode=True, has_colour=False, width=100)
 ASCII = Style(is_unicode=False, has_colour=False, width=100)
@@ -154,8 +154,8 @@ def test_colours_are_around_the_text_not_in_it():
 
 def test_a_verdict_has_its_findings_apart_and_none_when_all_is_well():
     two = Verdict(job="4711", attempt=0, exit_code=1, findings=(FINDING, FINDING))
-    assert render_verdict(two, UTF8) == f"{render_finding(FINDING, UTF8)}\n\n{render_finding(FINDING, UTF8)}"
-    assert render_verdict(Verdict(job="4711", attempt=0, exit_code=0), UTF8) == ""
+    assert render_findings(two.findings, UTF8) == f"{render_finding(FINDING, UTF8)}\n\n{render_finding(FINDING, UTF8)}"
+    assert render_findings((), UTF8) == ""
 
 
 class Tty(io.TextIOWrapper):

@@ -16,9 +16,10 @@ import pytest
 from allranks import __version__
 from allranks.model.card import Card
 from allranks.model.errors import NodeFaultError, StoppedBySignal, WireError
-from allranks.wire.handshake import Door, seek_leader
+from allranks.wire.door import Door
 from allranks.wire.leader import Hint, bind_port, collect_hints
 from allranks.wire.protocol import (
+    PROTOCOL,
     Connection,
     Goodbye,
     Hello,
@@ -32,6 +33,7 @@ from allranks.wire.protocol import (
     encode_frame,
 )
 from allranks.wire.secret import Secret, join_proof
+from allranks.wire.seek import seek_leader
 
 KEY = Secret(b"swordfish", "test")
 WRONG_KEY = Secret(b"haddock", "test")
@@ -155,7 +157,7 @@ class Guest:
 def join_after(hello: Hello, *, job: str = "train", secret: Secret = KEY, card: Card = CARD) -> Join:
     nonce = b"0123456789abcdef"
     proof = join_proof(secret, leader_nonce=hello.nonce, nonce=nonce, job=job, card=card)
-    return Join(protocol=1, version=__version__, job=job, attempt=0, nonce=nonce, card=card, proof=proof)
+    return Join(protocol=PROTOCOL, version=__version__, job=job, attempt=0, nonce=nonce, card=card, proof=proof)
 
 
 def test_the_right_key_opens_the_door():
@@ -232,9 +234,9 @@ REFUSALS = {
         Refused(reason="it is of job eval, this is job train", is_final=False),
     ),
     "other protocol": (
-        lambda hello: msgspec.structs.replace(join_after(hello), protocol=2, version="9.9"),
+        lambda hello: msgspec.structs.replace(join_after(hello), protocol=99, version="9.9"),
         Refused(
-            reason=f"it runs allranks 9.9 (protocol 2), the leader {__version__} (protocol 1); install the same "
+            reason=f"it runs allranks 9.9 (protocol 99), the leader {__version__} (protocol {PROTOCOL}); install the same "
             "version on all nodes",
             is_final=True,
         ),
@@ -398,7 +400,7 @@ def say_stopped(sock: socket.socket) -> None:
 
 def lie(sock: socket.socket) -> None:
     """A leader that does not know the key, and says Welcome to everybody."""
-    sock.sendall(encode_frame(Hello(protocol=1, version=__version__, job="train", nonce=b"L" * 16)))
+    sock.sendall(encode_frame(Hello(protocol=PROTOCOL, version=__version__, job="train", nonce=b"L" * 16)))
     sock.recv(1 << 16)
     sock.sendall(encode_frame(Welcome(proof=b"0" * 32)))
     sock.recv(1)

@@ -14,7 +14,7 @@ from allranks.wire.secret import (
     Secret,
     ensure_secret_file,
     fresh_nonce,
-    is_same_proof,
+    is_join_proof,
     join_proof,
     read_secret_file,
     secret_from_env,
@@ -111,7 +111,7 @@ def proof(secret=KEY, *, leader_nonce=b"L" * 16, nonce=b"N" * 16, job="4711", ca
 
 
 def test_the_same_words_prove_the_same():
-    assert is_same_proof(proof(), proof())
+    assert proof() == proof()
     assert len(proof()) == 32
 
 
@@ -130,7 +130,9 @@ def test_the_same_words_prove_the_same():
     ids=lambda other: ",".join(other),
 )
 def test_a_proof_is_bound_to_everything_it_is_about(other):
-    assert not is_same_proof(proof(), proof(**other))
+    said = {"leader_nonce": b"L" * 16, "nonce": b"N" * 16, "job": "4711", "card": CARD}
+    assert is_join_proof(KEY, proof(), **said)
+    assert not is_join_proof(**({"secret": KEY, "proof": proof()} | said | other))
 
 
 def test_the_leaders_proof_is_no_agents_proof():

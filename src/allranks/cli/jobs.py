@@ -30,7 +30,7 @@ from allranks.launch.batch.script import (
 )
 from allranks.launch.rundir import as_file_name
 from allranks.model.errors import Exit, UsageError
-from allranks.report.text import Style, render_verdict, say
+from allranks.report.text import Style, render_findings, say
 
 # Flags of `run` that go into the script as they are.
 RUN_FLAGS = (
@@ -170,7 +170,7 @@ def status(jobs: tuple[str, ...], log_dir: Path, as_json: bool) -> int:
     for report in reports:
         click.echo("\n".join(describe(report, now=datetime.now())))
         if report.verdict is not None and report.verdict.findings:
-            click.echo("\n" + render_verdict(report.verdict, style) + "\n")
+            click.echo("\n" + render_findings(report.verdict.findings, style) + "\n")
         elif report.verdict is not None:
             click.echo(f"  verdict   no finding, exit code {report.verdict.exit_code}")
     return exit_code

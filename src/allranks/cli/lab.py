@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import json
 import os
+import random
+import shlex
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from allranks.config import find_cluster_file, read_cluster
 from allranks.model.errors import UsageError
 from allranks.report.text import say
+
+if TYPE_CHECKING:
+    from allranks.lab.faults.fault import Fault, Scene
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "six-node" / "cluster.toml"
 """The default cluster, in a checkout of the project; an installed package comes without it."""
@@ -29,6 +35,8 @@ def lab() -> None:
     allranks lab up                                            six nodes, as in examples/six-node/cluster.toml
     allranks lab exec master-node -- sinfo                     any command, on any node
     allranks lab exec master-node -- srun -N6 allranks run train.py
+    allranks lab inject cable-pulled                           break something, see inject --list
+    allranks lab heal
     allranks lab status
     allranks lab down
     """
@@ -112,6 +120,79 @@ def status(name: str, as_json: bool) -> None:
 
 
 @lab.command()
+@click.argument("fault", required=False)
+@click.option("--on", "node", metavar="NODE", help="[default: drawn by the seed]")
+@click.option("--seed", type=click.IntRange(0), metavar="N", help="What is left to chance. [default: drawn, printed]")
+@click.option(
+    "--run-dir",
+    type=click.Path(path_type=Path),
+    default=Path("runs"),
+    show_default=True,
+    help="Where jobs have their run directories (--log-dir).",
+)
+@click.option("--list", "is_list", is_flag=True, help="Print all faults and what they do.")
+@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@name_option
+def inject(
+    fault: str | None, node: str | None, seed: int | None, run_dir: Path, is_list: bool, as_json: bool, name: str
+) -> None:
+    """Put a fault into a running lab; a job then has to name it.
+
+    \b
+    allranks lab inject --list
+    allranks lab inject mtu-blackhole --on node03
+    allranks lab inject packet-loss-20 --seed 7
+    """
+    from allranks.lab.faults.catalogue import FAULTS
+    from allranks.lab.faults.fault import Start
+    from allranks.lab.faults.injected import inject as put
+    from allranks.lab.lab import Lab
+
+    if is_list:
+        if as_json:
+            click.echo(json.dumps([_describe(each) for each in FAULTS.values()], indent=2))
+            return
+        width = max(map(len, FAULTS))
+        for each in FAULTS.values():
+            click.echo(f"{each.name:<{width}}  {'|'.join(each.cause) or '-':<11} {each.severity:<8} {each.title()}")
+        return
+    if fault is None:
+        raise UsageError("lab inject: which fault? allranks lab inject --list prints them")
+    there = put(Lab(name), fault, seed=random.randrange(10_000) if seed is None else seed, on=node, run_dir=run_dir)
+    if as_json:
+        click.echo(json.dumps(_describe(there.fault, there.scene), indent=2))
+        return
+    say(f"lab {name}: {fault} on {there.scene.where.node} (seed {there.scene.where.seed}): {there.fault.title()}")
+    truth = there.fault.culprit(there.scene)
+    say(f"to be found: {' or '.join(there.fault.cause) or 'nothing'} {truth}".rstrip())
+    start = there.fault.start(there.scene)
+    parts = (start.srun_flags, start.prefix, ("allranks", "run"), start.run_flags, (str(start.program or "train.py"),))
+    if command := [word for part in parts for word in part] if start != Start() else []:
+        say(f"start the job so: srun {shlex.join(command)}")
+
+
+@lab.command()
+@click.argument("fault", required=False)
+@click.option("--on", "node", metavar="NODE", help="[default: wherever it is]")
+@name_option
+def heal(fault: str | None, node: str | None, name: str) -> None:
+    """Take a fault out of the lab, by default all of them.
+
+    \b
+    allranks lab heal
+    allranks lab heal mtu-blackhole --on node03
+    """
+    from allranks.lab.faults.injected import heal as undo
+    from allranks.lab.lab import Lab
+
+    healed = undo(Lab(name), fault, on=node)
+    for there in healed:
+        say(f"lab {name}: {there.fault.name} on {there.scene.where.node}: healed")
+    if not healed:
+        say(f"lab {name}: no faults")
+
+
+@lab.command()
 @name_option
 def down(name: str) -> None:
     """Remove the lab: its processes, its interfaces, its directory. Nothing else is touched.
@@ -123,6 +204,21 @@ def down(name: str) -> None:
 
     if not Lab(name).down():
         say(f"lab {name}: was not up")
+
+
+def _describe(fault: type[Fault], scene: Scene | None = None) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        "fault": fault.name,
+        "title": fault.title(),
+        "causes": fault.cause,
+        "severity": fault.severity,
+        "place": fault.place,
+    }
+    if scene is not None:
+        start = asdict(fault.start(scene))
+        start["program"] = start["program"] and str(start["program"])
+        found |= {"where": asdict(scene.where), "culprit": asdict(fault.culprit(scene)), "start": start}
+    return found
 
 
 def _render_status(found: dict[str, Any]) -> str:

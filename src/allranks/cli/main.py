@@ -21,6 +21,7 @@ VERBS = {
     "list": ("allranks.cli.jobs", "list_own", "List your jobs that wait or run."),
     "stack": ("allranks.cli.stack", "stack", "Show where every rank of a running job is right now."),
     "env": ("allranks.cli.show", "show_env", "Print what a worker would get in its environment, and why."),
+    "explain": ("allranks.cli.explain", "explain", "Say what a cause means, why it breaks the job, how to fix it."),
     "config": ("allranks.cli.show", "config", "Print what cluster.toml says."),
     "lab": ("allranks.cli.lab", "lab", "Make a real SLURM cluster on this machine, to try and to test."),
     "completion": ("allranks.cli.show", "completion", "Print the completion script of a shell."),

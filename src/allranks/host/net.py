@@ -2,27 +2,164 @@
 
 from __future__ import annotations
 
+import fcntl
+import queue
 import socket
+import struct
+import threading
+import time
 from collections.abc import Sequence
-from ipaddress import IPv4Network, IPv6Network, ip_address
+from ipaddress import IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
+from pathlib import Path
 
 from allranks.model.card import Interface
 
+MAX_RESOLVERS = 16
+_SIOCGIFFLAGS, _SIOCGIFMTU = 0x8913, 0x8921
+_IFF_UP, _IFF_LOOPBACK, _IFF_RUNNING = 0x1, 0x8, 0x40
 
-def read_interfaces() -> list[Interface]:
-    """Return all interfaces of this network namespace, IPv4 and IPv6 addresses without scope."""
+
+def read_interfaces(*, root: Path = Path("/")) -> list[Interface]:
+    """Return all interfaces of this network namespace, IPv4 and IPv6 addresses without scope.
+
+    In the order of getifaddrs, those with an IPv4 address first: the order in which NCCL looks at them. A veth is
+    `virtual` although it may be a container's data interface.
+
+    Args:
+        root: where /sys/class/net is; tests feed a tree. Names and addresses are always this machine's.
+    """
     import psutil  # 30 ms that the other verbs need not pay
 
-    is_up = {name: status.isup for name, status in psutil.net_if_stats().items()}
     families = (socket.AF_INET, socket.AF_INET6)
     return [
-        Interface(
-            name=name,
-            addresses=tuple(address.address.partition("%")[0] for address in addresses if address.family in families),
-            is_up=is_up.get(name, False),
-        )
+        _read_interface(name, [(a.address, a.netmask) for a in addresses if a.family in families], root)
         for name, addresses in psutil.net_if_addrs().items()
     ]
+
+
+def _read_interface(name: str, addresses: Sequence[tuple[str, str | None]], root: Path) -> Interface:
+    link = root / "sys/class/net" / name.partition(":")[0]  # `eth0:1` is a label of eth0's address
+    flags = _ask_interface(name, _SIOCGIFFLAGS, "H")
+    plain = [(address.partition("%")[0], mask) for address, mask in addresses]
+    return Interface(
+        name=name,
+        addresses=tuple(address for address, _ in plain),
+        # sysfs has the administrative flags only: IFF_RUNNING is in the ioctl's answer alone.
+        is_up=flags is not None and flags & _IFF_UP != 0 and flags & _IFF_RUNNING != 0,
+        networks=tuple(_network_of(address, mask) for address, mask in plain),
+        mtu=_number(link / "mtu") or _ask_interface(name, _SIOCGIFMTU, "i"),
+        speed_mbit_s=_number(link / "speed") or None,  # EINVAL, -1, 4294967295 and 0 all say: unknown
+        has_carrier=None if (carrier := _number(link / "carrier")) is None else carrier == 1,
+        kind=_kind_of(name, flags, link),
+        carrier_changes=_number(link / "carrier_changes"),
+    )
+
+
+def _kind_of(name: str, flags: int | None, link: Path) -> str:
+    if name == "lo" or (flags is not None and flags & _IFF_LOOPBACK):
+        return "loopback"
+    if (link / "bridge").is_dir():
+        return "bridge"
+    return "physical" if (link / "device").exists() else "virtual"
+
+
+def _network_of(address: str, mask: str | None) -> str:
+    """`192.168.20.15`, `255.255.255.0` -> `192.168.20.0/24`; without a mask the address alone."""
+    try:
+        length = str(bin(int(IPv6Address(mask))).count("1")) if mask and ":" in mask else mask
+        return str(ip_network(f"{address}/{length}" if length else address, strict=False))
+    except ValueError:
+        return address
+
+
+def _ask_interface(name: str, request: int, form: str) -> int | None:
+    """One number out of `struct ifreq`."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
+        try:
+            answer = fcntl.ioctl(sock, request, struct.pack("16s24x", name.encode()[:15]))
+        except OSError:
+            return None
+    return int(struct.unpack_from(form, answer, 16)[0])
+
+
+def _number(path: Path) -> int | None:
+    """The number in a file of sysfs; None where there is none, or no sensible one."""
+    try:
+        number = int(path.read_bytes()[:64])
+    except (OSError, ValueError):
+        return None
+    return number if 0 <= number < 1 << 31 else None
+
+
+def read_port_range(*, root: Path = Path("/")) -> tuple[int, int] | None:
+    """Return the first and last ephemeral port: what NCCL, Gloo and the roll call listen on."""
+    try:
+        words = (root / "proc/sys/net/ipv4/ip_local_port_range").read_bytes()[:64].split()
+        first, last = map(int, words)
+    except (OSError, ValueError):
+        return None
+    return (first, last) if 0 < first <= last < 1 << 16 else None
+
+
+def read_boot_id(*, root: Path = Path("/")) -> str | None:
+    """Return the kernel's random id of this boot; NCCL tells hosts apart by it and the host name."""
+    try:
+        text = (root / "proc/sys/kernel/random/boot_id").read_bytes()[:64].decode("ascii").strip()
+    except (OSError, ValueError):
+        return None
+    return text or None
+
+
+def resolve(names: Sequence[str], *, deadline_s: float) -> dict[str, tuple[str, ...]]:
+    """Return the addresses that each name leads to from here, in the resolver's order.
+
+    A name that does not resolve has none; one that was not answered in time is missing.
+
+    Args:
+        names: host names; addresses are taken, too.
+        deadline_s: for all of them together. The threads of a resolver that hangs stay behind, as daemons.
+    """
+    left: queue.SimpleQueue[str] = queue.SimpleQueue()
+    answers: queue.SimpleQueue[tuple[str, tuple[str, ...]]] = queue.SimpleQueue()
+    wanted = list(dict.fromkeys(names))
+    for name in wanted:
+        left.put(name)
+
+    def work() -> None:
+        while True:
+            try:
+                name = left.get_nowait()
+            except queue.Empty:
+                return
+            answers.put((name, _resolve_one(name)))
+
+    for _ in range(min(len(wanted), MAX_RESOLVERS)):
+        threading.Thread(target=work, daemon=True, name="allranks-resolver").start()
+    end_s = time.monotonic() + deadline_s
+    found: dict[str, tuple[str, ...]] = {}
+    while len(found) < len(wanted):
+        try:
+            name, addresses = answers.get(timeout=max(0.0, end_s - time.monotonic()))
+        except queue.Empty:
+            break
+        found[name] = addresses
+    return {name: found[name] for name in wanted if name in found}
+
+
+def _resolve_one(name: str) -> tuple[str, ...]:
+    try:
+        # As Gloo asks: any family, streams.
+        answers = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError, ValueError):
+        return ()
+    found: dict[str, None] = {}
+    for answer in answers:
+        try:
+            address = ip_address(str(answer[4][0]).partition("%")[0])
+        except ValueError:
+            continue
+        found[str(getattr(address, "ipv4_mapped", None) or address)] = None
+    return tuple(found)
 
 
 def find_interface_in(

@@ -1,14 +1,24 @@
-"""What this machine is, as far as starting a job needs to know."""
+"""What this machine is, as far as starting a job needs to know.
+
+`read_facts` is quick and reads what a plan needs. `read_card_facts` looks at everything that a cause may judge; each
+reader that can hang (a driver, a file system, a resolver) has a thread of its own, and at the deadline the card says
+what is there and, in `unread`, what is not and why. A thread that hangs is left behind as a daemon.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass
+import platform
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from allranks.host.gpu import count_gpus
-from allranks.host.net import read_interfaces
-from allranks.model.card import Interface
+from allranks import __version__
+from allranks.host import clock, fabric, gpu, limits, net, rdma, software
+from allranks.model.card import Facts, Interface, Place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +43,205 @@ def read_facts(env: Mapping[str, str]) -> NodeFacts:
     """
     return NodeFacts(
         host=env.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0] or "localhost",
-        interfaces=tuple(read_interfaces()),
-        num_gpus=count_gpus(env),
+        interfaces=tuple(net.read_interfaces()),
+        num_gpus=gpu.count_gpus(env),
         num_promised_gpus=int(promised) if (promised := env.get("SLURM_GPUS_ON_NODE", "")).isdecimal() else None,
         num_cpus=len(os.sched_getaffinity(0)),
     )
+
+
+def read_card_facts(
+    env: Mapping[str, str],
+    *,
+    names: Sequence[str] = (),
+    run_dir: Path | None = None,
+    deadline_s: float = 3.0,
+    root: Path = Path("/"),
+) -> Facts:
+    """Look at everything on this machine that a job's start can depend on; never raises, never outlives its deadline.
+
+    Args:
+        env: the environment that the workers will get.
+        names: hosts whose addresses are looked up from here; the own host name always is.
+        run_dir: the job's directory on a shared file system.
+        deadline_s: what has not answered then stands in `unread`. GPUs without persistence mode need seconds.
+        root: where /proc, /sys, /dev and /etc are; tests feed a tree.
+    """
+    end_s = time.monotonic() + deadline_s
+    host_name = os.uname().nodename
+    wanted = list(dict.fromkeys([host_name, *names]))
+    places = limits.name_places(env, run_dir=run_dir, root=root)
+    slow = [
+        _Reader(("resolved",), lambda: _read_names(wanted, deadline_s)),
+        _Reader(("packages", "nccl_version", "torch_cuda"), _read_packages),
+        _Reader(("net_plugin",), lambda: _Part({"net_plugin": software.find_net_plugin(env, root=root)})),
+        _Reader(("nccl_conf",), lambda: _Part({"nccl_conf": software.hash_nccl_conf(env, root=root)})),
+        _Reader(("gpus", "driver_version"), lambda: _read_gpus(env, deadline_s, root)),
+        _Reader(("gpus.remap_pending",), lambda: _read_remapped(env, deadline_s)),
+        _Reader(("gpus.processes",), lambda: _read_processes(env, deadline_s, root)),
+        _Reader(("gpus.nvlinks_active",), lambda: _read_nvlinks(env, deadline_s)),
+        _Reader(("cuda_init",), lambda: _read_cuda(env, deadline_s)),
+        _Reader(("fabric_manager",), lambda: _read_manager(env, deadline_s)),
+        _Reader(("fabric_manager_version",), lambda: _read_manager_version(env, deadline_s)),
+        _Reader(("xids",), lambda: _read_xids(env, deadline_s)),
+        *(_Reader((f"place {purpose}",), _place_reader(purpose, path)) for purpose, path in places.items()),
+    ]
+    for reader in slow:
+        reader.start()
+    quick = [
+        _Reader(("interfaces",), lambda: _Part({"interfaces": tuple(net.read_interfaces(root=root))})),
+        _Reader(("boot_id",), lambda: _Part({"boot_id": net.read_boot_id(root=root)})),
+        _Reader(("port_range",), lambda: _Part({"port_range": net.read_port_range(root=root)})),
+        _Reader(("glibc_version",), lambda: _Part({"glibc_version": software.read_glibc_version()})),
+        _Reader(("environment",), lambda: _Part({"environment": software.select_environment(env)})),
+        _Reader(("limits",), lambda: _Part({"limits": limits.read_limits()})),
+        _Reader(("num_cpus",), lambda: _Part({"num_cpus": limits.count_cpus(root=root)})),
+        _Reader(("load",), lambda: _Part({"load": limits.read_load(root=root)})),
+        _Reader(("is_clock_synchronised",), _read_clock),
+        _Reader(("rdma_ports",), lambda: _Part({"rdma_ports": rdma.read_rdma_ports(root=root)})),
+        _Reader(("has_peer_memory",), lambda: _Part({"has_peer_memory": rdma.has_peer_memory(root=root)})),
+    ]
+    for reader in quick:
+        reader.read()
+    # A command is killed at the deadline itself; its reader then needs a moment to say so.
+    for reader in slow:
+        reader.join(max(0.0, end_s + _GRACE_S - time.monotonic()))
+    return _put_together([*quick, *slow], places, host_name=host_name, deadline_s=deadline_s)
+
+
+_GRACE_S = 0.25
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What one reader found: values by field of Facts (or a name that _put_together knows), and what it did not."""
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    unread: Mapping[str, str] = field(default_factory=dict)
+
+
+class _Reader(threading.Thread):
+    """One look at one thing, in its own thread or, with `read`, in the caller's."""
+
+    def __init__(self, fields: Sequence[str], look: Callable[[], _Part]) -> None:
+        super().__init__(daemon=True, name=f"allranks-{fields[0]}")
+        self.fields = fields
+        self.part: _Part | None = None
+        self._look = look
+
+    def run(self) -> None:
+        """Look; a failure becomes the reason why these fields are not read."""
+        self.read()
+
+    def read(self) -> None:
+        """Look, and keep what was found."""
+        try:
+            self.part = self._look()
+        except Exception as exc:  # whatever the machine does: the card says so
+            words = getattr(exc, "strerror", None) or str(exc) or type(exc).__name__
+            self.part = _Part(unread=dict.fromkeys(self.fields, software.cut(words)))
+
+
+def _put_together(
+    readers: Sequence[_Reader], places: Mapping[str, Path], *, host_name: str, deadline_s: float
+) -> Facts:
+    late = f"no answer within {deadline_s:.3g} s"
+    values: dict[str, Any] = {}
+    unread: dict[str, str] = {}
+    for reader in readers:
+        part = reader.part or _Part(unread=dict.fromkeys(reader.fields, late))
+        values |= part.values
+        unread |= part.unread
+    found = {purpose: values.pop(f"place {purpose}", None) for purpose in places}
+    problems = {purpose: unread.pop(f"place {purpose}", None) for purpose in places}
+    details = {name: values.pop(f"gpus.{name}", {}) for name in ("remap_pending", "processes", "nvlinks_active")}
+    gpus = gpu.with_details(
+        values.pop("gpus", ()),
+        remapped=details["remap_pending"],
+        processes=details["processes"],
+        nvlinks=details["nvlinks_active"],
+    )
+    if not gpus:  # one reason is enough
+        unread = {name: reason for name, reason in unread.items() if not name.startswith("gpus.")}
+    return Facts(
+        host_name=software.cut(host_name),
+        kernel=os.uname().release,
+        allranks_version=__version__,
+        python_version=platform.python_version(),
+        clock_s=time.time(),
+        gpus=gpus,
+        places=tuple(
+            found[purpose] or Place(purpose=purpose, path=software.cut(str(path)), problem=problems[purpose])
+            for purpose, path in places.items()
+        ),
+        unread=unread,
+        **values,
+    )
+
+
+def _place_reader(purpose: str, path: Path) -> Callable[[], _Part]:
+    return lambda: _Part({f"place {purpose}": limits.read_place(purpose, path)})
+
+
+def _read_names(wanted: Sequence[str], deadline_s: float) -> _Part:
+    resolved = net.resolve(wanted, deadline_s=deadline_s)
+    silent = [name for name in wanted if name not in resolved]
+    reason = f"no answer within {deadline_s:.3g} s for {', '.join(silent)}"
+    return _Part({"resolved": resolved}, {"resolved": software.cut(reason)} if silent else {})
+
+
+def _read_packages() -> _Part:
+    packages = software.read_packages()
+    return _Part({
+        "packages": packages,
+        "nccl_version": software.nccl_version_of(packages),
+        "torch_cuda": software.read_torch_cuda(),
+    })  # fmt: skip
+
+
+def _read_gpus(env: Mapping[str, str], deadline_s: float, root: Path) -> _Part:
+    driver = gpu.read_driver_version(root=root)
+    answer = gpu.read_gpus(deadline_s=deadline_s, env=env)
+    values = {"gpus": answer.gpus, "driver_version": driver or answer.driver_version}
+    return _Part(values, {"gpus": answer.problem} if answer.problem else {})
+
+
+def _read_remapped(env: Mapping[str, str], deadline_s: float) -> _Part:
+    return _details("gpus.remap_pending", gpu.read_remapped_rows(deadline_s=deadline_s, env=env))
+
+
+def _read_processes(env: Mapping[str, str], deadline_s: float, root: Path) -> _Part:
+    return _details("gpus.processes", gpu.read_gpu_processes(deadline_s=deadline_s, env=env, root=root))
+
+
+def _read_nvlinks(env: Mapping[str, str], deadline_s: float) -> _Part:
+    return _details("gpus.nvlinks_active", gpu.read_nvlinks(deadline_s=deadline_s, env=env))
+
+
+def _details(name: str, details: gpu.Details[Any]) -> _Part:
+    return _Part({name: details.by_uuid}, {name: details.problem} if details.problem else {})
+
+
+def _read_cuda(env: Mapping[str, str], deadline_s: float) -> _Part:
+    rc, problem = fabric.try_cuda(deadline_s=deadline_s, env=env)
+    return _Part({"cuda_init": rc}, {"cuda_init": problem} if problem else {})
+
+
+def _read_manager(env: Mapping[str, str], deadline_s: float) -> _Part:
+    answer = fabric.read_fabric_manager(deadline_s=deadline_s, env=env)
+    return _Part({"fabric_manager": answer.value}, {"fabric_manager": answer.problem} if answer.problem else {})
+
+
+def _read_manager_version(env: Mapping[str, str], deadline_s: float) -> _Part:
+    answer = fabric.read_fabric_manager_version(deadline_s=deadline_s, env=env)
+    unread = {"fabric_manager_version": answer.problem} if answer.problem else {}
+    return _Part({"fabric_manager_version": answer.value}, unread)
+
+
+def _read_xids(env: Mapping[str, str], deadline_s: float) -> _Part:
+    lines, problem = fabric.read_xids(deadline_s=deadline_s, env=env)
+    return _Part({"xids": lines}, {"xids": problem} if problem else {})
+
+
+def _read_clock() -> _Part:
+    return _Part({"is_clock_synchronised": clock.is_synchronised(*clock.read_clock_state())})

@@ -15,6 +15,7 @@ import re
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from allranks.model.errors import SetupError, UsageError
 
@@ -392,3 +393,16 @@ def _words(answer: subprocess.CompletedProcess[str]) -> str:
 def _refusal(tool: str, words: str) -> SetupError | UsageError:
     is_usage = any(part in words.lower() for part in _WORDS_OF_USAGE)
     return (UsageError if is_usage else SetupError)(f"{tool}: {words}")
+
+
+def read_munge_socket(env: Mapping[str, str]) -> str | None:
+    """Return where slurm.conf says that munged listens; None where it says nothing, or cannot be read here.
+
+    Source: slurm.conf(5), AuthInfo.
+    """
+    try:
+        text = Path(env.get("SLURM_CONF") or "/etc/slurm/slurm.conf").read_text(errors="replace")
+    except OSError:
+        return None
+    found = re.search(r"^\s*AuthInfo\s*=.*?\bsocket=([^,\s]+)", text, re.MULTILINE | re.IGNORECASE)
+    return found[1] if found else None

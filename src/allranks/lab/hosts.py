@@ -282,13 +282,20 @@ def _connect(inits: Mapping[str, int], host: Host) -> None:
         # Packets that are segmented later pass checks of size and rate as one.
         offload = 'for nic; do ethtool -K "$nic" tso off gso off gro off; done'
         run_in(pid, ["sh", "-ec", offload, "sh", *names.values()])
-        _shape(pid, names["data"])
+        shape(pid, names["data"], LINK_GBIT_S)
 
 
-def _shape(pid: int, interface: str) -> None:
-    """Limit what leaves an interface to the speed of the link; a kernel without tbf leaves it unlimited."""
-    limit = ["rate", f"{LINK_GBIT_S:g}gbit", "burst", "128kb", "latency", "20ms"]
-    run_in(pid, ["tc", "qdisc", "add", "dev", interface, "root", "tbf", *limit], must_work=False)
+def shape(pid: int, interface: str, gbit_s: float) -> bool:
+    """Limit what leaves an interface.
+
+    Returns:
+        Whether it is limited now: a kernel without tbf leaves it as it is.
+    """
+    burst = max(16, round(128 * gbit_s / LINK_GBIT_S))
+    limit = ["rate", f"{gbit_s * 1000:g}mbit", "burst", f"{burst}kb", "latency", "20ms"]
+    # Changing keeps the queue's handle, so that a link that was slow for a while is afterwards as it was.
+    tc = 'tc qdisc change dev "$@" 2>/dev/null || tc qdisc replace dev "$@"'
+    return not run_in(pid, ["sh", "-c", tc, "sh", interface, "root", "tbf", *limit], must_work=False).returncode
 
 
 def read_links(init_pid: int) -> list[dict[str, Any]]:

@@ -93,7 +93,7 @@ class Lab:
         planned = plan_hosts(cluster)
         check_machine()
         progress = _Progress(say)
-        with self._locked():
+        with self.locked():
             # Phase 1: the directory says what will be made.
             self._write_plan(cluster, planned, tasks_per_node)
             # Phase 2: processes. A node without all its links was being made when an `up` was killed: make it anew.
@@ -130,7 +130,7 @@ class Lab:
         """
         check_root()
         was_there = self.dir.exists() or bool(hosts.find_inits(self.dir))
-        with self._locked():
+        with self.locked():
             hosts.kill_hosts(self.dir)
             try:
                 shutil.rmtree(self.dir)
@@ -155,6 +155,14 @@ class Lab:
         if node not in inits:
             raise SetupError(f"lab {self.name!r}: {node} is dead; allranks lab up --name {self.name} brings it back")
         return inits[node]
+
+    def planned_hosts(self) -> Sequence[Host]:
+        """Return the nodes as they were planned, in order; none where the lab is not up."""
+        try:
+            plan = json.loads((self.dir / "lab.json").read_text())
+        except FileNotFoundError:
+            return ()
+        return plan_hosts(msgspec.convert(plan["cluster"], Cluster))
 
     def status(self) -> dict[str, Any]:
         """Return what is there now: name, directory, and each node with its SLURM state, interfaces and pids.
@@ -199,11 +207,7 @@ class Lab:
         draft.rename(plan_path)
 
     def _planned_names(self) -> list[str]:
-        try:
-            plan = json.loads((self.dir / "lab.json").read_text())
-        except FileNotFoundError:
-            return []
-        return [node["name"] for node in plan["cluster"]["node"]]
+        return [host.name for host in self.planned_hosts()]
 
     def _find_missing(self, names: Sequence[str]) -> list[str]:
         """Which nodes do not live, or did not get all their links. Without the switch, none has any."""
@@ -225,7 +229,7 @@ class Lab:
         return f" (there is {', '.join(others)})" if others else ""
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Make the directory, and hold it against another `up` or `down`."""
         deadline = time.monotonic() + LOCK_S
         while True:

@@ -22,6 +22,31 @@ READY_S = 30.0
 LOOK_AGAIN_S = 1.0
 """A daemon of an `up` that was killed may look alive and be gone a moment later: who is missing is started again."""
 DEFAULT_PARTITION = "main"
+TASK_PROLOG = """\
+#!/bin/sh
+# What the faults of this node let into the tasks: a late start, and variables.
+# `NAME=VALUE` sets, `NAME+=DIRECTORY` puts in front of a list. The batch script is none of the tasks.
+[ "${SLURM_STEP_ID:-batch}" != batch ] || exit 0
+own="$(dirname "$0")/../nodes/$SLURMD_NODENAME"
+for file in "$own"/delay/*; do
+  [ -f "$file" ] && sleep "$(cat "$file")" >/dev/null 2>&1
+done
+for file in "$own"/environment/*; do
+  [ -f "$file" ] || continue
+  while IFS= read -r line; do
+    name="${line%%=*}" value="${line#*=}"
+    case "$name" in
+      *+) name="${name%+}"
+          eval "old=\\"\\${$name-}\\""
+          value="$value${old:+:$old}" ;;
+    esac
+    export "$name=$value"
+    printf 'export %s=%s\\n' "$name" "$value"
+  done <"$file"
+done
+exit 0
+"""
+"""Runs before each task as its user, with its environment; slurmstepd reads the lines that it prints."""
 
 
 def write_files(name: str, hosts: Sequence[Host], cluster: Cluster, lab_dir: Path, *, tasks_per_node: int) -> None:
@@ -31,6 +56,9 @@ def write_files(name: str, hosts: Sequence[Host], cluster: Cluster, lab_dir: Pat
     cpus = max(tasks_per_node, os.cpu_count() or 1)
     conf_path(lab_dir).write_text(render_slurm_conf(name, hosts, cluster, lab_dir, cpus=cpus))
     (lab_dir / "slurm" / "gres.conf").write_text(render_gres_conf(hosts, lab_dir))
+    prolog = lab_dir / "slurm" / "task_prolog"
+    prolog.write_text(TASK_PROLOG)
+    prolog.chmod(0o755)
     for number in range(max(host.gpus for host in hosts)):
         gpu = lab_dir / "gpus" / f"gpu{number}"
         gpu.unlink(missing_ok=True)
@@ -81,7 +109,9 @@ def render_slurm_conf(name: str, hosts: Sequence[Host], cluster: Cluster, lab_di
         "SlurmctldTimeout=15",
         "KillWait=5",
         "SchedulerParameters=sched_interval=5,bf_interval=5",
+        # Limits are those of the node's slurmd, not of whoever submits: some faults lower them.
         "PropagateResourceLimits=NONE",
+        f"TaskProlog={lab_dir}/slurm/task_prolog",
     ]
     for host in hosts:
         gres = f" Gres=gpu:{host.gpus}" if host.gpus else ""

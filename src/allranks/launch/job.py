@@ -1,7 +1,8 @@
 """One job, as one agent goes through it: who am I, gather, start the workers, watch them, say what it came to.
 
 Phase 1  who am I            identity, this machine, cluster.toml -> JobPlan             (launch.plan)
-Phase 2  who leads           the leader binds the port, the others look for it           (launch.gather)
+Phase 2  roll call           the leader binds the port, the others look for it; all are  (launch.membership)
+                             here, alike and reachable, or one verdict says who is not   (preflight.rollcall)
 Phase 3  start               environment of every worker, with reasons                   (launch.environment)
 Phase 4  watch, end          until all ended well, or the first failure                  (launch.agent)
 Phase 5  say                 one verdict on the leader's terminal, the same exit code everywhere
@@ -11,29 +12,35 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import shutil
 import signal
 import sys
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+import msgspec
+
 from allranks.host.net import find_interface_of
+from allranks.host.node import read_card_facts
 from allranks.launch import container
 from allranks.launch.agent import Agent, SignalInbox
 from allranks.launch.console import Console
 from allranks.launch.environment import HOOK_PATH, node_settings, rank_settings
-from allranks.launch.membership import Membership, find_membership
+from allranks.launch.membership import Applicant, Membership, find_membership
 from allranks.launch.plan import JobPlan, Request, count_of
 from allranks.launch.rundir import RunDir, describe_command
 from allranks.launch.workers import Worker, become_subreaper
+from allranks.model.card import Facts
 from allranks.model.errors import AllranksError, UsageError
 from allranks.model.finding import Verdict
 from allranks.model.hostlist import fold_hosts
 from allranks.model.identity import Launcher
-from allranks.report.text import Style, render_verdict, say
+from allranks.report.text import Style, render_findings, say
 from allranks.wire.protocol import Goodbye, Plan
 from allranks.wire.secret import SECRET_VARIABLE
 
@@ -87,21 +94,50 @@ def run_job(plan: JobPlan, output: Output, env: Mapping[str, str]) -> int:
     inbox = SignalInbox()
     become_subreaper()
     run_dir = RunDir(output.log_dir, plan.job)
+    started_s = time.monotonic()
+    applicant = Applicant(
+        plan=plan,
+        run_dir=run_dir,
+        env=env,
+        problem=plan.problem or _find_problem(plan.request),
+        facts=_read_facts(plan, env, run_dir),
+        check_signals=inbox.check,
+    )
     try:
-        membership = find_membership(
-            plan, run_dir, env, problem=plan.problem or _find_problem(plan.request), check_signals=inbox.check
-        )
+        membership = find_membership(applicant)
     except AllranksError as exc:
         if exc.finding is None:
             raise
         verdict = Verdict(job=plan.job, attempt=run_dir.attempt, exit_code=exc.exit_code, findings=(exc.finding,))
-        return _pronounce(verdict, run_dir)
+        return _pronounce(verdict, run_dir, node=plan.facts.host)
     if isinstance(membership, Goodbye):
-        if plan.world.launcher is not Launcher.SLURM:  # there, the leader's words are in the same file
-            say(membership.summary)
-        return membership.exit_code
+        return _do_not_begin(membership, plan, run_dir)
+    if membership.warnings:
+        print("\n" + render_findings(membership.warnings, Style.of(sys.stderr)) + "\n", file=sys.stderr, flush=True)
     with membership.listener or contextlib.nullcontext():
-        return _run_workers(plan, output, run_dir, membership, inbox, env)
+        return _run_workers(plan, output, run_dir, membership, inbox, env, roll_call_s=time.monotonic() - started_s)
+
+
+def _read_facts(plan: JobPlan, env: Mapping[str, str], run_dir: RunDir) -> Callable[[], Facts]:
+    """Begin to look at this node beside everything else; the result is asked for when the card is written."""
+    endpoint = plan.request.endpoint
+    names = [*plan.node_names[:1], *([endpoint.host] if endpoint else [])]
+    found: queue.SimpleQueue[Facts] = queue.SimpleQueue()
+    threading.Thread(
+        target=lambda: found.put(read_card_facts(env, names=names, run_dir=run_dir.root)), daemon=True
+    ).start()
+    return found.get
+
+
+def _do_not_begin(goodbye: Goodbye, plan: JobPlan, run_dir: RunDir) -> int:
+    """Say why, where nobody else says it on this terminal, and write it down."""
+    if goodbye.verdict is None or not goodbye.verdict.findings:
+        if plan.world.launcher is not Launcher.SLURM or not goodbye.summary:
+            say(goodbye.summary)
+        return goodbye.exit_code
+    # In a SLURM step all terminals are one, and the first task speaks for all.
+    is_speaker = plan.world.launcher is not Launcher.SLURM or plan.node_index == 0
+    return _pronounce(goodbye.verdict, run_dir, node=plan.facts.host, is_spoken=is_speaker)
 
 
 def _find_problem(request: Request) -> AllranksError | None:
@@ -119,6 +155,8 @@ def _run_workers(
     membership: Membership,
     inbox: SignalInbox,
     env: Mapping[str, str],
+    *,
+    roll_call_s: float,
 ) -> int:
     group = membership.group
     me = group.members[group.node_index]
@@ -137,7 +175,7 @@ def _run_workers(
         )
         for note in plan.world.notes:
             say(f"note: {note}")
-        say(_headline(group, interface, plan, run_dir))
+        say(_headline(group, interface, plan, run_dir, roll_call_s))
     if listener is not None and not is_port_held:
         listener.close()  # rank 0 binds the port itself; between here and there it is free for anybody
 
@@ -191,7 +229,8 @@ def _run_workers(
     started_s = time.monotonic()
     exit_code, verdict, summary = agent.run(job=plan.job)
     if verdict is not None:
-        _pronounce(verdict, run_dir)
+        whole = msgspec.structs.replace(verdict, findings=(*verdict.findings, *membership.warnings))
+        _pronounce(whole, run_dir, node=me.name, already_said=len(membership.warnings))
     if inbox.received:
         name = signal.Signals(inbox.received[0]).name
         say(f"{name} after {time.monotonic() - started_s:.0f} s: all workers here have ended; output in {node_path}")
@@ -217,22 +256,27 @@ def _in_container(
     return wrapped, values | container.handed_in(runtime, {name: values[name] for name in names})
 
 
-def _pronounce(verdict: Verdict, run_dir: RunDir) -> int:
-    """Write the verdict, print it if there is something to say, and return its exit code."""
-    run_dir.write_verdict(verdict)
-    run_dir.add_event("ended", exit_code=verdict.exit_code)
-    if verdict.findings:
-        print("\n" + render_verdict(verdict, Style.of(sys.stderr)), file=sys.stderr, flush=True)
+def _pronounce(verdict: Verdict, run_dir: RunDir, *, node: str, is_spoken: bool = True, already_said: int = 0) -> int:
+    """Write the verdict, print what has not been said yet, and return its exit code."""
+    run_dir.attempt = verdict.attempt
+    run_dir.write_verdict(verdict, node=node)
+    if is_spoken:
+        run_dir.add_event("ended", exit_code=verdict.exit_code)
+        findings = verdict.findings[: len(verdict.findings) - already_said]
+        if findings:
+            print("\n" + render_findings(findings, Style.of(sys.stderr)), file=sys.stderr, flush=True)
     return verdict.exit_code
 
 
-def _headline(group: Plan, interface: str | None, plan: JobPlan, run_dir: RunDir) -> str:
+def _headline(group: Plan, interface: str | None, plan: JobPlan, run_dir: RunDir, roll_call_s: float) -> str:
     names = [member.name for member in group.members]
     where = names[0] if len(names) == 1 else f"{len(names)} nodes ({fold_hosts(names)})"
     # Nodes may call the same network by other names.
     network = interface if plan.is_one_machine else plan.cluster.network.data or interface
     over = f" over {network}" if network else ""
-    return f"{count_of(group.world_size, 'rank')} on {where}, {group.backend}{over}; logs in {run_dir.attempt_path}"
+    called = "" if plan.is_one_machine else f"; roll call {roll_call_s:.1f} s"
+    ranks = count_of(group.world_size, "rank")
+    return f"{ranks} on {where}, {group.backend}{over}{called}; logs in {run_dir.attempt_path}"
 
 
 def _interface_to_leader(plan: JobPlan, membership: Membership) -> str | None:

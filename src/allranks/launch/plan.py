@@ -50,6 +50,8 @@ class Request:
     container_runtime: str | None = None
     role: str = "default"
     local_address: str | None = None
+    ignored: tuple[str, ...] = ()
+    """Ids of causes that stop nobody (`--ignore`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,10 +353,11 @@ def _port(request: Request, cluster: Cluster, origin: Mapping[str, str]) -> tupl
 def _guesses(world: World, cluster: Cluster, port: int) -> tuple[Hint, ...]:
     hints = []
     if world.launcher is Launcher.SLURM and world.hosts:
+        # Names usually lead to the management network, which stands when the data network does not.
+        hints.append(Hint(world.hosts[0], port, "first node of the step"))
         first = cluster.find_node(world.hosts[0])
         if first is not None and first.address:
             hints.append(Hint(first.address, port, "cluster.toml"))
-        hints.append(Hint(world.hosts[0], port, "first node of the step"))
     return tuple(hints)
 
 

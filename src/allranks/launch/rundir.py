@@ -3,7 +3,9 @@
 runs/<job>/attempt_<k>/<node>/rank_<r>.out, .err, .error.json     what the workers wrote
                       /<node>/env.json                            what was set there, and why
                       /events.jsonl                               what happened, as the leader saw it
+                      /roll_call.json                             cards and pair tests, as the leader got them
                       /verdict.json                               what it came to
+                      /<node>/verdict.json                        the same, as each node heard it
 runs/<job>/leader.json, secret                                    how the agents find and believe each other
 runs/latest                                                       link to the newest job
 """
@@ -18,6 +20,8 @@ import re
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+
+import msgspec
 
 from allranks.model.errors import UsageError
 from allranks.model.finding import Verdict
@@ -125,9 +129,16 @@ class RunDir:
         ]
         _write_whole(self.node_path(node) / "env.json", json.dumps(rows, indent=2).encode() + b"\n")
 
-    def write_verdict(self, verdict: Verdict) -> None:
-        """Write what the job came to."""
+    def write_verdict(self, verdict: Verdict, *, node: str) -> None:
+        """Write what the job came to, as this node heard it; the same everywhere."""
+        with contextlib.suppress(OSError):
+            self.node_path(node).mkdir(parents=True, exist_ok=True)
+        _write_whole(self.node_path(node) / "verdict.json", verdict.to_json())
         _write_whole(self.attempt_path / "verdict.json", verdict.to_json())
+
+    def write_roll_call(self, observations: object) -> None:
+        """Write everything that the roll call saw, for whoever doubts its verdict."""
+        _write_whole(self.attempt_path / "roll_call.json", msgspec.json.encode(observations))
 
     def add_event(self, event: str, **fields: object) -> None:
         """Append one line to events.jsonl; a full disk does not stop a job."""

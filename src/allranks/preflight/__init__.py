@@ -1,1 +1,1 @@
-"""Before the first collective: is everybody here, alike, and reachable? `rollcall` runs it, `judge` and `blame` decide."""
+"""Before the first collective: is everybody here, alike, reachable? `rollcall` runs it; `judge` and `blame` decide."""

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import IO
 
-from allranks.model.finding import Confidence, Finding, Verdict
+from allranks.model.finding import Confidence, Finding, Severity
 from allranks.model.setting import Setting
 
 EVIDENCE_LINES = 24
@@ -41,20 +41,23 @@ class Style:
         return f"\x1b[{code}m{text}\x1b[0m" if self.has_colour else text
 
 
-def render_verdict(verdict: Verdict, style: Style) -> str:
-    """Return the text of all findings, without a final newline; empty when all is well."""
-    return "\n\n".join(render_finding(finding, style) for finding in verdict.findings)
+def render_findings(findings: Sequence[Finding], style: Style) -> str:
+    """Return the text of all findings, without a final newline; empty for none."""
+    return "\n\n".join(render_finding(finding, style) for finding in findings)
 
 
 def render_finding(finding: Finding, style: Style) -> str:
     """Return one finding: the culprit's line, what happened, what was seen, what to do, who waited."""
     separator = style.mark(" · ", " - ")
-    who = separator.join(filter(None, [printable(finding.node or ""), fold_ranks(finding.ranks)]))
-    head = f"{style.mark('✗', 'x')} {finding.cause}   {who}"
+    parts = [printable(finding.node or ""), printable(finding.interface or ""), fold_ranks(finding.ranks)]
+    who = separator.join(filter(None, parts))
+    is_warning = finding.severity is Severity.WARN
+    mark = style.mark("⚠", "!") if is_warning else style.mark("✗", "x")
+    head = f"{mark} {finding.cause}   {who}"
     confidence = str(finding.confidence)
     gap = max(3, min(style.width, 100) - len(head) - len(confidence))
-    colour = "33;1" if finding.confidence is Confidence.UNDECIDED else "31;1"
-    lines = [style.paint(head, colour) + " " * gap + style.paint(confidence, "2"), f"  {printable(finding.message)}"]
+    colour = "33;1" if is_warning or finding.confidence is Confidence.UNDECIDED else "31;1"
+    lines = [style.paint(head, colour) + " " * gap + style.paint(confidence, "2"), f"  {_one_line(finding.message)}"]
     for evidence in finding.evidence:
         seen = [line for line in printable(evidence.seen).splitlines() if line.strip(" ^~")]
         lines += _hang("seen", _cut(seen, style), style)
@@ -62,6 +65,9 @@ def render_finding(finding: Finding, style: Style) -> str:
             lines += _hang("log", [printable(evidence.source)], style)
     if finding.fix:
         lines += _hang("fix", [printable(finding.fix)], style)
+    lines += _hang("more", [f"allranks explain {finding.cause.partition(' ')[0]}"], style)
+    if finding.waiting:
+        lines.append(f"  waited for it: {printable(finding.waiting)}")
     if finding.victims:
         lines.append(f"  others waited for it or were ended: {fold_ranks(finding.victims)}")
     return "\n".join(lines)
@@ -94,6 +100,10 @@ def fold_ranks(ranks: Iterable[int]) -> str:
     text = ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
     is_many = len(runs) > 1 or (runs and runs[0][0] != runs[0][1])
     return f"rank{'s' if is_many else ''} {text}" if text else ""
+
+
+def _one_line(text: str) -> str:
+    return " ".join(printable(text).split())
 
 
 def _hang(label: str, lines: Sequence[str], style: Style) -> list[str]:

@@ -46,7 +46,10 @@ class Announcement(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     host: str
     addresses: tuple[str, ...]
+    """The management network's first."""
     port: int
+    side_port: int = 0
+    """A second, unpredictable port for the agents alone: where a firewall closes the first one, it can be said."""
 
 
 def bind_port(preferred: int, *, tries: int = PORTS_TRIED) -> socket.socket:
@@ -116,7 +119,8 @@ def collect_hints(directory: Path, *, job: str, named: Sequence[Hint], guessed: 
     groups = [_ports_of(endpoint) for endpoint in named]
     found = read_announcement(directory)
     if found is not None and found.job == job:
-        groups += [[Hint(address, found.port, source=ANNOUNCEMENT)] for address in found.addresses]
+        for port in filter(None, (found.port, found.side_port)):
+            groups += [[Hint(address, port, source=ANNOUNCEMENT)] for address in found.addresses]
     return groups + [_ports_of(endpoint) for endpoint in guessed]
 
 

@@ -37,7 +37,7 @@ import struct
 
 import msgspec
 
-from allranks.model.card import Card
+from allranks.model.card import Card, Place
 from allranks.model.errors import WireError
 from allranks.model.finding import Verdict
 from allranks.model.pair import Effort, PairResult, Target
@@ -131,12 +131,19 @@ class Test(msgspec.Struct, frozen=True, kw_only=True, tag="test"):
     """Answer by then, with what there is."""
     is_one_by_one: bool = False
     """One target after the other: a second look, undisturbed."""
+    own_index: int = 0
+    own_address: str | None = None
+    """Where the others find the node that gets this, on the data network: what it must come from, too."""
+    run_dir_nonce: str | None = None
+    """What the leader wrote into the run directory; None: not asked for."""
 
 
 class Tested(msgspec.Struct, frozen=True, kw_only=True, tag="tested"):
     """What came out."""
 
     results: tuple[PairResult, ...]
+    run_dir: Place | None = None
+    """How the node sees the run directory, where it was asked."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
@@ -306,9 +313,19 @@ class Connection:
         return plain_address(str(self.sock.getsockname()[0]))
 
     @property
+    def peer_address(self) -> str:
+        """The other side's address."""
+        return plain_address(str(self.sock.getpeername()[0]))
+
+    @property
     def has_unsent(self) -> bool:
         """Whether bytes wait for the kernel to take them."""
         return bool(self._unsent)
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether bytes are here that the selector no longer tells of."""
+        return len(self._received) > _LENGTH.size
 
     def send(self, message: Message) -> None:
         """Queue a message and write what the kernel takes now.

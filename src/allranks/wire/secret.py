@@ -1,17 +1,21 @@
 """The job's key: where it comes from, and how two agents prove to each other that they have it.
 
 The group of a job is closed. The key comes from the first of: $ALLRANKS_SECRET; a 0600 file in the run directory,
-which all nodes of a SLURM job share; the name that the user gave the group with `--rdzv-id`, as weak as that name is
-public. Where there is none of them the group is open, and the caller says so. A one-machine run speaks with nobody and
-needs none.
+which all nodes of a SLURM job share; munge, where a SLURM node does not see that file (credentials instead of a key);
+the name that the user gave the group with `--rdzv-id`, as weak as that name is public. Where there is none of them the
+group is open, and the caller says so. A one-machine run speaks with nobody and needs none.
 """
 
 from __future__ import annotations
 
+import hashlib
 import hmac
 import os
+import re
 import secrets
-from collections.abc import Mapping
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,7 +33,10 @@ class Secret:
     """The job's key and where it came from. Never printed."""
 
     key: bytes
+    """Empty: munge credentials stand for one."""
     source: str
+    munge_socket: str | None = None
+    """Where munged listens, if not where it usually does."""
 
     def __repr__(self) -> str:
         """Without the key."""
@@ -48,6 +55,8 @@ def secret_from_name(rdzv_id: str | None) -> Secret | None:
 
 
 OPEN_GROUP = Secret(b"allranks open group", "none")
+MUNGE_S = 2.0
+"""Deadline of one credential; it takes milliseconds."""
 
 
 def ensure_secret_file(path: Path) -> Secret:
@@ -93,21 +102,72 @@ def fresh_nonce() -> bytes:
 
 
 def join_proof(secret: Secret, *, leader_nonce: bytes, nonce: bytes, job: str, card: Card) -> bytes:
-    """HMAC by which an agent proves that it is of this job, bound to the card it hands in."""
-    return _hmac(secret, b"join", leader_nonce, nonce, job.encode(), msgspec.msgpack.encode(card))
+    """By which an agent proves that it is of this job, bound to the card it hands in: HMAC, or a munge credential."""
+    return _prove(secret, b"join", leader_nonce, nonce, job.encode(), msgspec.msgpack.encode(card))
 
 
-def welcome_proof(secret: Secret, *, leader_nonce: bytes, nonce: bytes) -> bytes:
-    """HMAC by which the leader proves that it is of this job."""
-    return _hmac(secret, b"welcome", leader_nonce, nonce)
+def is_join_proof(secret: Secret, proof: bytes, *, leader_nonce: bytes, nonce: bytes, job: str, card: Card) -> bool:
+    """Whether the proof is one; a munge credential of this user will do beside any key of the leader's."""
+    parts = (b"join", leader_nonce, nonce, job.encode(), msgspec.msgpack.encode(card))
+    return _is_proof(secret, proof, *parts)
 
 
-def is_same_proof(left: bytes, right: bytes) -> bool:
-    """Compare in constant time."""
-    return hmac.compare_digest(left, right)
+def welcome_proof(secret: Secret, *, leader_nonce: bytes, nonce: bytes, is_munge: bool = False) -> bytes:
+    """By which the leader proves that it is of this job; by munge where the agent has nothing else."""
+    secret = Secret(b"", "munge", secret.munge_socket) if is_munge else secret
+    return _prove(secret, b"welcome", leader_nonce, nonce)
+
+
+def is_welcome_proof(secret: Secret, proof: bytes, *, leader_nonce: bytes, nonce: bytes) -> bool:
+    """Whether the leader knows what it must."""
+    return _is_proof(secret, proof, b"welcome", leader_nonce, nonce)
+
+
+def is_munge_proof(proof: bytes) -> bool:
+    """Whether a proof is a munge credential."""
+    return proof.startswith(b"MUNGE:")
+
+
+def secret_from_munge(socket: str | None) -> Secret | None:
+    """Return what stands for credentials that the cluster's munge daemons make and read, where this machine has munge.
+
+    Args:
+        socket: where munged listens, None for its usual place.
+    """
+    return Secret(b"", "munge", socket) if shutil.which("munge") and shutil.which("unmunge") else None
+
+
+def _prove(secret: Secret, *parts: bytes) -> bytes:
+    if secret.key:
+        return _hmac(secret, *parts)
+    return _munge("munge", _digest(*parts).hex(), secret.munge_socket).strip().encode()
+
+
+def _is_proof(secret: Secret, proof: bytes, *parts: bytes) -> bool:
+    if is_munge_proof(proof):
+        # unmunge fails for a forged, expired or replayed credential; who made it must be this user.
+        read = _munge("unmunge", proof.decode(errors="replace"), secret.munge_socket)
+        uid = re.search(r"^UID:.*\((\d+)\)\s*$", read, re.MULTILINE)
+        return uid is not None and int(uid[1]) in (os.geteuid(), 0) and read.rstrip().endswith(_digest(*parts).hex())
+    return bool(secret.key) and hmac.compare_digest(_hmac(secret, *parts), proof)
+
+
+def _munge(command: str, text: str, socket: str | None) -> str:
+    try:
+        done = subprocess.run([command], input=text, capture_output=True, text=True, timeout=MUNGE_S, check=False)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout if done.returncode == 0 else ""
+
+
+def _digest(*parts: bytes) -> bytes:
+    return hashlib.sha256(_framed(parts)).digest()
 
 
 def _hmac(secret: Secret, *parts: bytes) -> bytes:
+    return hmac.digest(secret.key, _framed(parts), "sha256")
+
+
+def _framed(parts: Sequence[bytes]) -> bytes:
     # Length-prefixed, so that two lists of parts never look alike.
-    text = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
-    return hmac.digest(secret.key, text, "sha256")
+    return b"".join(len(part).to_bytes(4, "big") + part for part in parts)

@@ -1,0 +1,124 @@
+"""All causes there are, and how one is found by what people type: id, name, alias, or the beginning of ids.
+
+    find_cause("mtu-blackhole").label()        # AR204 mtu-blackhole
+    select_causes(["AR2"], ["AR213"])          # the network causes but slow-link
+
+Nothing is imported before it is asked for.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import pkgutil
+import re
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from allranks.model.errors import UsageError
+
+if TYPE_CHECKING:
+    from allranks.causes.cause import Cause
+
+FAMILIES = {
+    "0": "node",
+    "1": "GPU",
+    "2": "network",
+    "3": "RDMA and fabric",
+    "4": "group and collectives",
+    "5": "job, SLURM and script",
+    "6": "state",
+}
+"""First digit of an id -> what it is about."""
+
+_NO_CAUSES = {"allranks.causes.cause", "allranks.causes.catalogue", "allranks.causes.pages"}
+
+
+@functools.cache
+def all_causes() -> tuple[type[Cause], ...]:
+    """Return every cause and outcome, in the order of their ids."""
+    import allranks.causes
+    from allranks.causes.cause import Cause
+
+    found: list[type[Cause]] = []
+    for info in pkgutil.walk_packages(allranks.causes.__path__, "allranks.causes."):
+        if info.name in _NO_CAUSES:
+            continue
+        module = importlib.import_module(info.name)
+        found += [
+            value
+            for value in vars(module).values()
+            if isinstance(value, type) and issubclass(value, Cause) and value.id and value.__module__ == info.name
+        ]
+    found.sort(key=lambda cause: cause.id)
+    return tuple(found)
+
+
+def find_cause(text: str) -> type[Cause]:
+    """Return the cause of this id, name or alias, in any case; `AR204 mtu-blackhole` is one, too.
+
+    Raises:
+        UsageError: there is none; it says what comes close.
+    """
+    wanted = text.strip().lower()
+    for cause in all_causes():
+        if wanted in {name.lower() for name in (cause.id, cause.name, cause.label(), *cause.aliases)}:
+            return cause
+    raise _no_such_cause(text)
+
+
+def select_causes(select: Sequence[str], ignore: Sequence[str]) -> tuple[type[Cause], ...]:
+    """Return the causes that are asked for, in the order of their ids.
+
+    Args:
+        select: ids, names, aliases or beginnings of ids (`AR2`: all of the network); none at all means every cause.
+        ignore: the same, for what is left out of them.
+    Raises:
+        UsageError: one of them fits no cause.
+    """
+    chosen = set(_matching(select)) if select else set(all_causes())
+    left_out = set(_matching(ignore))
+    return tuple(cause for cause in all_causes() if cause in chosen and cause not in left_out)
+
+
+def ways_to_find(cause: type[Cause]) -> dict[str, str]:
+    """Return how a cause is looked for: the way -> when it speaks up, in one line (of its hook's docstring)."""
+    from allranks.causes.cause import Cause
+
+    hooks = {"probe": "on each node", "alike": "compared on all nodes", "survey": "on all nodes, side by side"}
+    ways = {}
+    for name, way in hooks.items():
+        hook = getattr(cause, name)
+        if hook.__func__ is not getattr(Cause, name).__func__:
+            ways[way] = (inspect.getdoc(hook) or "").partition("\n")[0]
+    if cause.symptoms:
+        ways["between pairs of nodes"] = f"How a pair fails: {', '.join(cause.symptoms)}."
+    if cause.signs:
+        count = len(cause.signs)
+        ways["in logs"] = f"{count} pattern{'s' if count > 1 else ''} of lines."
+    return ways
+
+
+def _matching(texts: Iterable[str]) -> list[type[Cause]]:
+    found: list[type[Cause]] = []
+    for text in texts:
+        prefix = text.strip().upper()
+        if re.fullmatch(r"AR[0-9]{1,2}", prefix):
+            family = [cause for cause in all_causes() if cause.id.startswith(prefix)]
+            if not family:
+                raise _no_such_cause(text)
+            found += family
+        else:
+            found.append(find_cause(text))
+    return found
+
+
+def _no_such_cause(text: str) -> UsageError:
+    import difflib  # only here: it costs time
+
+    names = {name.lower(): name for cause in all_causes() for name in (cause.name, cause.id, *cause.aliases)}
+    close = difflib.get_close_matches(text.strip().lower(), names, n=1)
+    within = [name for name in names.values() if len(text.strip()) > 2 and text.strip().lower() in name.lower()]
+    hint = f'did you mean "{names[close[0]] if close else within[0]}"? ' if close or within else ""
+    return UsageError(f'no cause "{text}": {hint}expected an id, a name or an alias; allranks explain lists them')

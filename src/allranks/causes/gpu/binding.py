@@ -1,0 +1,243 @@
+"""Which GPU is whose: is it free, is it one rank's alone, can each rank get one?"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from allranks.causes.cause import PASSED, Cause, Outcome, failed, skipped, warned
+from allranks.causes.gpu.seen import name_of, not_judged, visible_gpus
+from allranks.causes.node.presence import is_same_machine
+from allranks.model.card import Card
+from allranks.model.errors import Exit
+
+
+class GpuBusy(Cause, id="AR104"):
+    """Somebody else's process is on a GPU.
+
+    ## What it means
+    Before the job's workers start, there is a process with memory on the GPU: left over from an earlier job, of a user
+    beside the scheduler, or of another job that was given the same GPU.
+
+    ## Why it breaks the job
+    The memory it holds is missing: out of memory on one rank of many, at the first large batch. The time it takes is
+    missing, too, and all ranks wait for this one. In mode Exclusive_Process the rank gets no GPU at all.
+
+    ## Example
+    From pytorch/pytorch#100691:
+
+        RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable
+
+    ## Fix
+    See whose it is:
+
+        nvidia-smi --query-compute-apps=pid,used_memory,name --format=csv
+        ps -o user,lstart,cmd -p PID
+
+    Yours, of a job that is over: `kill PID`. Of somebody else: tell the admin; an epilog that kills what is left, and
+    `ConstrainDevices=yes` in cgroup.conf, keep it from happening again. Meanwhile: `--exclude=NODE`.
+
+    ## Source
+    SLURM, cgroup.conf(5), ConstrainDevices: https://slurm.schedmd.com/cgroup.conf.html (read 2026-09).
+    """
+
+    message = "{gpu}: {used} MiB of {total} MiB in use{who}"
+    fix = "on {node}: nvidia-smi shows the process; end it, or leave the node out: --exclude={node}"
+    exit_code = Exit.NODE_FAULT
+    signs = (
+        r"CUDA-capable device\(s\) is/are busy or unavailable",
+        r"all CUDA-capable devices are busy or unavailable",
+    )
+    hits = (
+        "RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable",
+        "RuntimeError: cuda runtime error (46) : all CUDA-capable devices are busy or unavailable at THCGeneral.cpp:50",
+    )
+    misses = ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",)
+    never_on_hardware = True
+
+    @classmethod
+    def probe(cls, card: Card) -> Outcome:
+        """Fails where other processes hold over 30 % of a GPU's memory; warns of any, and of memory nobody owns."""
+        if (why := not_judged(card)) is not None:
+            return why
+        assert card.facts is not None
+        worst = PASSED
+        for gpu in visible_gpus(card.facts):
+            used, total = gpu.memory_used_mib or 0, gpu.memory_total_mib or 0
+            is_much = used > 0.3 * total > 0
+            if not gpu.processes and not is_much:
+                continue
+            who = "" if gpu.processes else ", by no process that can be seen from here"
+            values: dict[str, Any] = {"gpu": name_of(gpu), "used": used, "total": total or "?", "who": who}
+            if gpu.processes and is_much:
+                return failed(*gpu.processes[:4], **values)
+            if worst is PASSED:
+                worst = warned(*gpu.processes[:4], **values)
+        return worst
+
+
+class DuplicateGpu(Cause, id="AR107"):
+    """Two ranks would use the same GPU.
+
+    ## What it means
+    CUDA_VISIBLE_DEVICES names a GPU twice, two agents on one machine see the same GPUs, or two nodes show a GPU with
+    one and the same serial number.
+
+    ## Why it breaks the job
+    NCCL refuses a group in which two ranks share a GPU, "invalid usage", and the line names ranks and no node. CUDA
+    hides all GPUs from a process whose list names one twice. Often the script is the reason: it does not use
+    LOCAL_RANK, and all ranks take GPU 0.
+
+    ## Example
+    From horovod/horovod#3949:
+
+        init.cc:748 NCCL WARN Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 3b000
+
+    ## Fix
+    In the script, before anything else touches CUDA:
+
+        torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+
+    In the batch script, see what each task gets: `srun bash -c 'hostname; echo $CUDA_VISIBLE_DEVICES'`. Take back what
+    .bashrc or the script sets: `unset CUDA_VISIBLE_DEVICES`. One agent a node: `--ntasks-per-node=1`.
+
+    ## Source
+    NCCL 2.30, src/init.cc, "Duplicate GPU detected". CUDA programming guide 13, "CUDA Environment Variables".
+    """
+
+    message = "{what}"
+    fix = "unset CUDA_VISIBLE_DEVICES, start one agent a node, and let each rank take the GPU of its LOCAL_RANK"
+    exit_code = Exit.SETUP
+    signs = (r"Duplicate GPU detected : rank",)
+    hits = (
+        "chifflot-7:67917:67949 [0] init.cc:748 NCCL WARN Duplicate GPU detected : rank 0 and rank 1 both on CUDA "
+        "device 3b000",
+        "Duplicate GPU detected : rank 3 and rank 0 both on CUDA device f000",
+    )
+    also = ("AR009",)
+    no_fault_yet = "the lab's pretended GPUs each have their own serial number"
+    never_on_hardware = True
+
+    @classmethod
+    def probe(cls, card: Card) -> Outcome:
+        """Fails where CUDA_VISIBLE_DEVICES names a GPU twice."""
+        if (why := not_judged(card)) is not None:
+            return why
+        assert card.facts is not None
+        said = card.facts.environment.get("CUDA_VISIBLE_DEVICES", "")
+        twice = [entry for entry, times in Counter(filter(None, map(str.strip, said.split(",")))).items() if times > 1]
+        if twice:
+            return failed(what=f"CUDA_VISIBLE_DEVICES={said} names {twice[0]} twice, and CUDA then hides all")
+        return PASSED
+
+    @classmethod
+    def survey(cls, cards: Sequence[Card]) -> Sequence[tuple[tuple[str, ...], Outcome]]:
+        """Fails where two machines show one serial number, warns where two agents of one machine see the same GPU."""
+        owners: dict[str, list[Card]] = defaultdict(list)
+        for card in cards:
+            if card.facts is None:
+                continue
+            for gpu in visible_gpus(card.facts):
+                if gpu.uuid and gpu.mig_mode != "Enabled" and card not in owners[gpu.uuid]:
+                    owners[gpu.uuid].append(card)
+        found: dict[tuple[str, ...], Outcome] = {}
+        for uuid, same in owners.items():
+            if len(same) < 2:
+                continue
+            one, other = (card.facts for card in same[:2])
+            hosts = tuple(card.host for card in same)
+            if one and other and is_same_machine(one, other):
+                found.setdefault(hosts, warned(what=f"{len(same)} agents on one machine both see {uuid}"))
+            else:
+                found.setdefault(hosts, failed(what=f"{len(same)} nodes show one and the same GPU, {uuid}"))
+        return list(found.items())
+
+
+class GpuBinding(Cause, id="AR108"):
+    """CUDA_VISIBLE_DEVICES leaves too few GPUs for the workers.
+
+    ## What it means
+    The node has enough GPUs; the variable shows the workers fewer than there are workers.
+
+    ## Why it breaks the job
+    The ranks above that number fail with "invalid device ordinal", or share a GPU with another rank. It comes from a
+    line in .bashrc or the batch script, or from SLURM's binding: with `--gpus-per-task=1` and one task a node SLURM
+    shows one GPU.
+
+    ## Example
+    From cudaErrorInvalidDevice's text in CUDA 13:
+
+        RuntimeError: CUDA error: invalid device ordinal
+
+    ## Fix
+    See who sets it:
+
+        srun --ntasks-per-node=1 bash -c 'hostname; echo $CUDA_VISIBLE_DEVICES'; grep -n CUDA_VISIBLE ~/.bashrc
+
+    Ask for the node's GPUs and not for a task's: `--gpus-per-node=8` (or `--gres=gpu:8`) with one task a node, or
+    `--gpu-bind=none`.
+
+    ## Source
+    SLURM, "Generic resource scheduling": https://slurm.schedmd.com/gres.html (23.11, read 2026-09).
+    """
+
+    message = "CUDA_VISIBLE_DEVICES={said} shows {visible} of {present} GPUs to {workers} workers"
+    fix = "unset CUDA_VISIBLE_DEVICES, or ask SLURM for the node's GPUs: --gpus-per-node, not --gpus-per-task"
+    no_fault_yet = "the lab's nodes have one pretended GPU each"
+    never_on_hardware = True
+
+    @classmethod
+    def probe(cls, card: Card) -> Outcome:
+        """Warns where the variable shows fewer GPUs than workers although the node has enough; Gloo needs none."""
+        if (why := not_judged(card)) is not None:
+            return why
+        assert card.facts is not None
+        if card.wanted_backend == "gloo":
+            return skipped("the backend is gloo")
+        said = card.facts.environment.get("CUDA_VISIBLE_DEVICES")
+        visible, present = len(visible_gpus(card.facts)), len(card.facts.gpus)
+        if said is not None and "MIG-" not in said and visible < card.num_workers <= present:
+            return warned(said=said, visible=visible, present=present, workers=card.num_workers)
+        return PASSED
+
+
+class BackendDeviceMismatch(Cause, id="AR111"):
+    """The backend does not fit the devices that the nodes have.
+
+    ## What it means
+    NCCL moves data between GPUs and needs one for each rank. Some node has fewer GPUs than ranks, or none.
+
+    ## Why it breaks the job
+    The ranks without a GPU fail when the group is formed, or when the first tensor of theirs is reduced; the others
+    wait. Where each node chooses its backend by itself, some come with NCCL and some with Gloo, and nobody meets.
+
+    ## Example
+    From torch/csrc/distributed/c10d (2.13); the second for a tensor on the CPU in a group of NCCL alone:
+
+        ValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!
+        RuntimeError: No backend type associated with device type cpu
+
+    ## Fix
+    GPUs are expected: `nvidia-smi` on the named nodes; `sbatch --gpus-per-node=N`. None are expected: `--backend gloo`,
+    or `backend = "gloo"` in cluster.toml. Tensors on both: `init_process_group("cpu:gloo,cuda:nccl")`, which is what
+    PyTorch does when no backend is named.
+
+    ## Source
+    PyTorch, "Distributed communication package", backends: https://docs.pytorch.org/docs/stable/distributed.html
+    (2.13, read 2026-09).
+    """
+
+    message = "{what}"
+    fix = "nvidia-smi on those nodes (is the driver loaded?), or --backend gloo"
+    exit_code = Exit.SETUP
+    signs = (
+        r"ProcessGroupNCCL is only supported with GPUs, no GPUs found",
+        r"No backend type associated with device type (?:cpu|cuda)",
+    )
+    hits = (
+        "ValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!",
+        "RuntimeError: No backend type associated with device type cpu",
+    )
+    misses = ("ValueError: ProcessGroupXCCL is only supported with GPUs, no GPUs found!",)
+    no_fault_yet = "the launcher finds it from the plan; tests/lab asks for nccl on nodes without a GPU"

@@ -1,0 +1,340 @@
+"""Does CUDA start on the node: fabric manager, driver, and is every GPU there?"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from allranks.causes.cause import PASSED, Cause, Outcome, failed, skipped, unknown
+from allranks.causes.gpu.seen import not_judged
+from allranks.model.card import Card, Facts, Gpu
+from allranks.model.errors import Exit
+from allranks.model.finding import Severity
+
+_NVSWITCH = re.compile(r"SXM|HGX|HBM3|\bH200\b|\bH800\b|\b[GB]B[23]00\b|\bB[23]00\b")
+"""Names of GPUs that sit behind NVSwitch on most boards; PCIe and NVL cards do not."""
+
+_OLDEST_DRIVER = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580, 65, 6)}
+"""CUDA major version -> oldest Linux driver that runs programs built for it. Source: CUDA 13.1 release notes."""
+
+
+class FabricManager(Cause, id="AR101"):
+    """The fabric manager does not run, or does not fit the driver.
+
+    ## What it means
+    On boards with NVSwitch a service, `nvidia-fabricmanager`, sets the switches up so that the GPUs reach each other.
+    It is down here, failed, has another version than the driver, or has not finished.
+
+    ## Why it breaks the job
+    Until it has finished, CUDA refuses to start: error 802, "system not yet initialized". `nvidia-smi` lists all GPUs
+    as if nothing were wrong, which is why nodes in this state stay in service for weeks. PyTorch says that there are no
+    GPUs and the other nodes wait for the missing ranks. When one GPU of a multi-node NVLink domain is not ready, NCCL
+    silently does without NVLink between nodes, and everything is slow.
+
+    ## Example
+    From huggingface/huggingface_hub#4134:
+
+        RuntimeError: Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before calling NumCudaDevices() that might have already set an error? Error 802: system not yet initialized
+
+    ## Fix
+    As root on the node:
+
+        systemctl status nvidia-fabricmanager
+        systemctl restart nvidia-fabricmanager
+        nvidia-smi -q | grep -A4 Fabric          # State: Completed, Status: Success
+
+    Does it say that its version is not the driver's? Install the package of exactly the driver's version
+    (`nvidia-smi --query-gpu=driver_version --format=csv,noheader`) and keep both from being updated alone. Does it stay
+    "In Progress"? See its log, /var/log/fabricmanager.log, and reboot the node.
+
+    ## Source
+    NVIDIA Fabric Manager user guide: https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/index.html
+    (r580, read 2026-09). cudaErrorSystemNotReady = 802: CUDA Runtime API, error types (13.1).
+    """  # noqa: E501  (a real line)
+
+    aliases = ("MN1",)
+    message = "{what}"
+    fix = "as root on {node}: systemctl restart nvidia-fabricmanager (its version must be the driver's)"
+    exit_code = Exit.NODE_FAULT
+    signs = (r"system not yet initialized", r"cudaErrorSystemNotReady", r"CUDA_ERROR_SYSTEM_NOT_READY")
+    hits = (
+        "RuntimeError: Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before calling "
+        "NumCudaDevices() that might have already set an error? Error 802: system not yet initialized",
+        'CUDA error at bandwidthTest.cu:256 code=802(cudaErrorSystemNotReady) "cudaSetDevice(currentDevice)"',
+    )
+    misses = ("RuntimeError: CUDA error: initialization error",)
+    never_on_hardware = True
+
+    @classmethod
+    def probe(cls, card: Card) -> Outcome:
+        """Fails on cuInit 802, on a service that is down or not the driver's version, on a fabric that is not ready."""
+        facts = card.facts
+        if facts and facts.cuda_init == 802:
+            return failed(*_fabric_evidence(facts), what="CUDA does not start: system not yet initialized (802)")
+        if (why := not_judged(card)) is not None:
+            return why
+        assert facts is not None
+        registered = [gpu for gpu in facts.gpus if _state(gpu.fabric_state)]
+        has_switches = bool(registered) or any(_NVSWITCH.search(gpu.name) for gpu in facts.gpus)
+        # CUDA that starts on a board whose GPUs register nowhere needs no service, installed or not.
+        needs_service = bool(registered) or (has_switches and facts.cuda_init != 0)
+        if needs_service and facts.fabric_manager not in (None, "active", "activating"):
+            return failed(*_fabric_evidence(facts), what=f"nvidia-fabricmanager is {facts.fabric_manager}")
+        for gpu in registered:
+            state, status = _state(gpu.fabric_state), _state(gpu.fabric_status)
+            if state != "Completed" or status not in (None, "Success"):
+                said = f"{state} / {status}" if status else state
+                return failed(*_fabric_evidence(facts), what=f"the fabric of GPU {gpu.index} is not ready: {said}")
+        theirs, ours = _version(facts.fabric_manager_version), _version(facts.driver_version)
+        if has_switches and theirs and ours and theirs != ours:
+            what = f"fabric manager {facts.fabric_manager_version} does not fit driver {facts.driver_version}"
+            return failed(*_fabric_evidence(facts), what=what)
+        return PASSED if has_switches else skipped("no NVSwitch")
+
+
+class DriverCudaMismatch(Cause, id="AR102"):
+    """The GPU driver does not fit the CUDA that PyTorch was built for.
+
+    ## What it means
+    Three pieces must fit: the kernel's driver, its library libcuda, and the CUDA version inside PyTorch. Two of them do
+    not.
+
+    ## Why it breaks the job
+    CUDA does not start, and PyTorch says that there are no GPUs. On one node of many that is a driver update without
+    a reboot, or a container image with another libcuda. The other nodes wait for its ranks.
+
+    ## Example
+    From torch/cuda (text unchanged since 1.x); nvidia-smi after an update without a reboot:
+
+        RuntimeError: The NVIDIA driver on your system is too old (found version 11040).
+        Failed to initialize NVML: Driver/library version mismatch
+
+    ## Fix
+    Compare the three:
+
+        cat /proc/driver/nvidia/version; nvidia-smi; python -c 'import torch; print(torch.version.cuda)'
+
+    Updated without a reboot: reboot, or unload and load the modules. Driver too old: a PyTorch built for an older CUDA
+    (the same major version is enough), or a newer driver. In a container: let the runtime bring libcuda (`--nv`,
+    `--gpus all`), and keep none in the image.
+
+    ## Source
+    CUDA compatibility: https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html (r590, read
+    2026-09).
+    """
+
+    message = "{what}"
+    fix = "on {node}: reboot after a driver update, or install a PyTorch for the driver's CUDA"
+    exit_code = Exit.NODE_FAULT
+    signs = (
+        r"The NVIDIA driver on your system is too old",
+        r"CUDA driver version is insufficient for CUDA runtime version",
+        r"system has unsupported display driver / cuda driver combination",
+        r"Failed to initialize NVML: Driver/library version mismatch",
+        r"forward compatibility was attempted on non supported HW",
+    )
+    hits = (
+        "RuntimeError: The NVIDIA driver on your system is too old (found version 11040). Please update your driver",
+        "Error 803: system has unsupported display driver / cuda driver combination",
+        "Failed to initialize NVML: Driver/library version mismatch",
+    )
+    misses = ("Failed to initialize NVML: Unknown Error",)
+    never_on_hardware = True
+
+    @classmethod
+    def probe(cls, card: Card) -> Outcome:
+        """Fails on cuInit 803 and 804, and where PyTorch's CUDA needs a newer driver than there is."""
+        facts = card.facts
+        if facts is None:
+            return unknown("no facts of this node")
+        driver = facts.driver_version or "unknown"
+        if facts.cuda_init in (803, 804):
+            return failed(what=f"CUDA does not start ({facts.cuda_init}): libcuda does not fit driver {driver}")
+        if (why := not_judged(card)) is not None:
+            return why
+        built_for, ours = _version(facts.torch_cuda), _version(facts.driver_version)
+        oldest = _OLDEST_DRIVER.get(built_for[0]) if built_for else None
+        # With NVIDIA's compatibility package in front, an older driver may do.
+        if oldest and ours and ours < oldest and "compat" not in facts.environment.get("LD_LIBRARY_PATH", ""):
+            needed = ".".join(f"{part:02}" for part in oldest)
+            return failed(
+                what=f"PyTorch was built for CUDA {facts.torch_cuda}, which needs driver {needed}, not {driver}"
+            )
+        if facts.cuda_init not in (None, 0, 802):
+            return unknown(f"CUDA does not start: cuInit returned {facts.cuda_init}")
+        return PASSED
+
+
+class GpuMissing(Cause, id="AR103"):
+    """A node shows fewer GPUs than it should have.
+
+    ## What it means
+    SLURM gave more GPUs to the job than the driver lists on the node, or the other nodes show more.
+
+    ## Why it breaks the job
+    The ranks of the missing GPUs cannot start, and all others wait for them. A GPU disappears when it falls off the
+    PCIe bus, when the driver could not set it up at boot, or when a container or cgroup hides it.
+
+    ## Example
+    From nvidia-smi's own text:
+
+        NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the latest NVIDIA driver is installed and running.
+
+    ## Fix
+    Compare what the bus and what the driver show:
+
+        lspci -d 10de: ; nvidia-smi -L; dmesg -T | grep -i -e xid -e nvrm | tail
+
+    On the bus and not in nvidia-smi: reboot; it happens again: the card or its slot. Not even on the bus: power the node
+    off and on. Leave the node out meanwhile: `--exclude=NODE`. SLURM's own count is in gres.conf.
+
+    ## Source
+    NVIDIA GPU debug guidelines: https://docs.nvidia.com/deploy/gpu-debug-guidelines/index.html (read 2026-09).
+    """  # noqa: E501  (a real line)
+
+    message = "it shows {seen} of {wanted} GPUs ({source})"
+    fix = "on {node}: nvidia-smi -L; dmesg -T | grep -i xid; reboot it, or leave it out: --exclude={node}"
+    exit_code = Exit.NODE_FAULT
+    signs = (r"NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver",)
+    hits = (
+        "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the "
+        "latest NVIDIA driver is installed and running.",
+    )
+    misses = ("NVIDIA-SMI 580.95.05              Driver Version: 580.95.05      CUDA Version: 13.0",)
+    never_on_hardware = True
+
+    @classmethod
+    def probe(cls, card: Card) -> Outcome:
+        """Fails where nvidia-smi works and lists fewer GPUs than SLURM promised; slices (MIG) are not counted."""
+        if (why := _not_counted(card)) is not None:
+            return why
+        assert card.facts is not None
+        promised, seen = card.num_promised_gpus, len(card.facts.gpus)
+        if promised is not None and seen < promised:
+            return failed(_list(card.facts), seen=seen, wanted=promised, source="SLURM promised them")
+        return PASSED
+
+    @classmethod
+    def survey(cls, cards: Sequence[Card]) -> Sequence[tuple[tuple[str, ...], Outcome]]:
+        """Fails where a node shows fewer GPUs than most nodes, unless it shows what SLURM promised."""
+        counted = [(card, len(card.facts.gpus)) for card in cards if card.facts and _not_counted(card) is None]
+        if not counted:
+            return []
+        usual, times = Counter(number for _, number in counted).most_common(1)[0]
+        if times * 2 <= len(counted):
+            return []
+        source = f"{times} of {len(counted)} nodes show {usual}"
+        return [
+            ((card.host,), failed(_list(card.facts), seen=number, wanted=usual, source=source))
+            for card, number in counted
+            if number < usual and card.facts and not _is_as_promised(card, number)
+        ]
+
+
+class GpuSoftwareDiffers(Cause, id="AR115"):
+    """GPUs, their driver or their modes differ between nodes.
+
+    ## What it means
+    Most nodes have one GPU model, driver and mode; this one has another.
+
+    ## Why it breaks the job
+    Different models or drivers make different choices in NCCL and in kernels: the job hangs in the first collective, runs
+    at the pace of the slowest, or gives results that differ by rank. A GPU cut into slices (MIG) takes no part in
+    NVLink, and in mode Exclusive_Process it takes one process only.
+
+    ## Example
+    From pytorch/pytorch#100691; one way in which an exclusive GPU shows:
+
+        RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable
+
+    ## Fix
+    Compare, then set the odd node right:
+
+        srun --ntasks-per-node=1 nvidia-smi --query-gpu=name,driver_version,vbios_version,mig.mode.current,compute_mode --format=csv
+        nvidia-smi -c DEFAULT; nvidia-smi -mig 0        # as root; MIG needs a reset of the GPU
+
+    Two models in one partition on purpose: ask for one with `--constraint` or `--gpus-per-node=h100:8`.
+
+    ## Source
+    nvidia-smi(1), r580 (read 2026-09).
+    """  # noqa: E501  (a command)
+
+    message = "{what} differs: {usual}; {odd}"
+    fix = "make {what} of {node} like the others', or leave it out: --exclude={node}"
+    exit_code = Exit.NODE_FAULT
+    no_fault_yet = "the lab's pretended GPUs are all of one kind"
+    never_on_hardware = True
+
+    @classmethod
+    def alike(cls, card: Card) -> Mapping[str, str | None] | None:
+        """GPU model, driver, MIG mode and, as warnings, compute mode and VBIOS are the same on all nodes with GPUs."""
+        facts = card.facts
+        if facts is None or not facts.gpus:
+            return None
+        versions = [gpu.vbios for gpu in facts.gpus]
+        return {
+            "GPU model": _all_of(gpu.name for gpu in facts.gpus),
+            "GPU driver": facts.driver_version,
+            "MIG mode": _all_of(gpu.mig_mode or "N/A" for gpu in facts.gpus),
+            "compute mode": _all_of(gpu.compute_mode or "N/A" for gpu in facts.gpus),
+            "VBIOS": None if None in versions else _all_of(map(str, versions)),
+        }
+
+    @classmethod
+    def severity_of(cls, key: str) -> Severity:
+        """Only compute mode and VBIOS are harmless enough to run with."""
+        return Severity.WARN if key in {"compute mode", "VBIOS"} else Severity.FAIL
+
+
+def _state(text: str | None) -> str | None:
+    """What nvidia-smi says, or None where it says that there is nothing to say."""
+    return None if text is None or text.strip("[] ").upper() in {"", "N/A", "NOT SUPPORTED"} else text.strip()
+
+
+def _version(text: str | None) -> tuple[int, ...] | None:
+    """`580.65.06-1` -> (580, 65, 6)."""
+    found = re.match(r"\s*([0-9]+(?:\.[0-9]+)*)", text or "")
+    return tuple(map(int, found[1].split("."))) if found else None
+
+
+def _all_of(values: Iterable[str]) -> str:
+    return ", ".join(sorted(set(values)))
+
+
+def _list(facts: Facts) -> str:
+    return "nvidia-smi: " + (", ".join(gpu.pci_bus or gpu.uuid for gpu in facts.gpus) or "no GPU")
+
+
+def _not_counted(card: Card) -> Outcome | None:
+    """Why the GPUs of this node are not counted, or None."""
+    if card.facts and any(_state(gpu.mig_mode) == "Enabled" for gpu in card.facts.gpus):
+        return skipped("GPUs in slices (MIG)")
+    if card.facts and not card.facts.gpus and "No devices" in card.facts.unread.get("gpus", ""):
+        return None  # nvidia-smi works, and says that there is none
+    return not_judged(card)
+
+
+def _is_as_promised(card: Card, number: int) -> bool:
+    """Whether the node shows exactly what SLURM gave; fewer than that is what `probe` finds."""
+    return card.num_promised_gpus is not None and number <= card.num_promised_gpus
+
+
+def _fabric_evidence(facts: Facts) -> tuple[str, ...]:
+    seen = []
+    if facts.cuda_init not in (None, 0):
+        seen.append(f"cuInit(0) returned {facts.cuda_init}")
+    if facts.fabric_manager is not None:
+        version = f", version {facts.fabric_manager_version}" if facts.fabric_manager_version else ""
+        seen.append(
+            f"nvidia-fabricmanager: {facts.fabric_manager}{version}; driver {facts.driver_version or 'unknown'}"
+        )
+    seen += [_fabric_of(gpu) for gpu in facts.gpus if _state(gpu.fabric_state)][:2]
+    return tuple(seen)
+
+
+def _fabric_of(gpu: Gpu) -> str:
+    more = [
+        f"{name} {value}" for name, value in (("clique", gpu.fabric_clique), ("cluster", gpu.fabric_cluster)) if value
+    ]
+    return f"GPU {gpu.index}: fabric {' / '.join(filter(None, [gpu.fabric_state, gpu.fabric_status, *more]))}"

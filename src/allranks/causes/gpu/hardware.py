@@ -1,0 +1,295 @@
+"""Is the GPU well: memory errors, Xids, PCIe, NVLink, heat and power?"""
+
+from __future__ import annotations
+
+import re
+
+from allranks.causes.cause import PASSED, Cause, Outcome, failed, skipped, warned
+from allranks.causes.gpu.seen import name_of, not_judged, visible_gpus
+from allranks.model.card import Card, Facts, Gpu
+from allranks.model.errors import Exit
+
+FATAL_XIDS = {
+    48: "uncorrectable memory error",
+    54: "auxiliary power is not connected",
+    62: "its micro-controller halted",
+    64: "a bad memory row could not be replaced",
+    74: "NVLink error",
+    79: "it fell off the bus",
+    95: "uncontained memory error",
+    109: "context switch timed out",
+    110: "security fault",
+    119: "its system processor (GSP) does not answer",
+    120: "its system processor (GSP) failed",
+    136: "a link could not be trained",
+    140: "unrecovered memory error",
+    143: "it could not be initialised",
+    151: "key rotation failed",
+    155: "NVLink error in software",
+    156: "memory was retired",
+    158: "fatal timeout",
+    168: "protected memory failed",
+}
+"""Xids after which the GPU needs a reset, a reboot or a person. Source: actions of NVIDIA's Xid catalogue
+(https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html, r590, read 2026-09) as used by
+awsome-distributed-training (2026-02); 62 and 74 as in azurehpc-health-checks (2026-05)."""
+
+_XID = re.compile(r"Xid \(PCI:(?P<bus>[0-9a-fA-F:.]+)\): (?P<code>[0-9]+)")
+
+_SLOWED = {
+    0x08: "hardware slowdown",
+    0x40: "too hot (hardware thermal slowdown)",
+    0x80: "power brake",
+}
+"""Bits of clocks_event_reasons.active. Source: nvml.h, nvmlClocksEventReason*, r580."""
+
+
+class GpuHardware(Cause, id="AR105"):
+    """A GPU is broken, or asks to be reset.
+
+    ## What it means
+    The GPU reported memory errors that could not be corrected, the driver logged an error (an Xid) after which the GPU
+    cannot be trusted, or the driver itself asks for a reset.
+
+    ## Why it breaks the job
+    A kernel on that GPU fails or never returns, so its rank dies or hangs, and all others wait. Worse are memory errors
+    that stay unnoticed: the numbers are wrong.
+
+    ## Example
+    From NVIDIA/NVSentinel#155; cudaErrorECCUncorrectable's text in CUDA 13:
+
+        NVRM: Xid (PCI:0000:44:00): 79, GPU has fallen off the bus
+        torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered
+
+    ## Fix
+    See what it reports:
+
+        nvidia-smi -q -d ECC,ROW_REMAPPER; dmesg -T | grep -i xid
+        nvidia-smi --query-gpu=index,gpu_recovery_action --format=csv
+
+    Leave the node out (`--exclude=NODE`), and tell the admin the lines. Reset when nobody uses the GPU:
+    `nvidia-smi --gpu-reset -i INDEX` as root; after Xid 79 only a reboot or a power cycle helps. It comes back: the
+    card is to be replaced.
+
+    ## Source
+    Xid catalogue: https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html (r590, read 2026-09).
+    GPU memory error management: https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/index.html (read 2026-09).
+    """
+
+    message = "{gpu}: {what}"
+    fix = "leave {node} out (--exclude={node}) and have it reset or repaired: nvidia-smi -q -d ECC,ROW_REMAPPER"
+    exit_code = Exit.NODE_FAULT
+    signs = (
+        rf"NVRM: Xid \(PCI:[0-9a-fA-F:.]+\): (?:{'|'.join(map(str, FATAL_XIDS))}),",
+        r"uncorrectable ECC error encountered",
+        r"GPU has fallen off the bus",
+        r"fallen off the bus and is not responding to commands",
+    )
+    hits = (
+        "NVRM: Xid (PCI:0000:44:00): 79, GPU has fallen off the bus",
+        "[ 9312.5] NVRM: Xid (PCI:0000:c1:00): 119, pid=21044, name=python3, Timeout after 45s",
+        "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered",
+    )
+    misses = (
+        "NVRM: Xid (PCI:0000:44:00): 13, pid=812, Graphics Exception: ESR 0x404490=0x80000001",
+        "NVRM: Xid (PCI:0000:44:00): 43, pid=812, Ch 00000008",
+        "NVRM: Xid (PCI:0000:10:1c): 63, pid=1896, Row Remapper: New row marked for remapping, reset gpu to activate.",
+    )
+    never_on_hardware = True
+
+    @classmethod
+    def probe(cls, card: Card) -> Outcome:
+        """Fails on uncorrected memory errors, a failed row remap, a wanted recovery, a fatal Xid."""
+        if (why := not_judged(card)) is not None and not (card.facts and card.facts.xids):
+            return why
+        assert card.facts is not None
+        for line, code, name in _fatal_xids(card.facts):
+            return failed(line, gpu=name, what=f"Xid {code}: {FATAL_XIDS[code]}")
+        used = visible_gpus(card.facts)
+        for gpu in used:
+            if what := _broken(gpu):
+                return failed(gpu=name_of(gpu), what=what)
+        pending = next((gpu for gpu in used if gpu.remap_pending), None)
+        if pending:
+            return warned(gpu=name_of(pending), what="a bad memory row waits for a reset to be replaced")
+        for gpu in card.facts.gpus:
+            if what := _broken(gpu):
+                return warned(gpu=name_of(gpu), what=f"{what}; CUDA_VISIBLE_DEVICES hides it from this job")
+        return PASSED
+
+
+class PcieDegraded(Cause, id="AR112"):
+    """A GPU's PCIe link has lost lanes.
+
+    ## What it means
+    The link between GPU and board runs with fewer lanes than both ends have, for example 8 of 16.
+
+    ## Why it breaks the job
+    The job runs. Whatever passes the link takes twice as long or more: data for the GPU, checkpoints, and the gradients
+    on their way to the network card. All ranks wait for this one in each step.
+
+    ## Example
+    From nvidia-smi's field names:
+
+        pcie.link.width.current [8], pcie.link.width.max [16]
+
+    ## Fix
+    See it at both ends, and as root in the kernel's own words:
+
+        nvidia-smi --query-gpu=index,pcie.link.width.current,pcie.link.width.max --format=csv
+        lspci -vv -s BUS | grep -i lnksta
+
+    For the admin: reseat the card, look at the riser. The speed (GT/s) is no sign: an idle GPU lowers it; the width
+    stays.
+
+    ## Source
+    nvidia-smi(1), "PCIe link width", r580 (read 2026-09).
+    """
+
+    message = "{gpu}: PCIe link has {width} of {max_width} lanes"
+    fix = "for the admin of {node}: reseat the card; lspci -vv shows both ends (LnkSta)"
+    exit_code = Exit.NODE_FAULT
+    no_fault_yet = "the lab's pretended GPUs all have their full width"
+    never_on_hardware = True
+
+    @classmethod
+    def probe(cls, card: Card) -> Outcome:
+        """Warns where a GPU's link has fewer lanes than both ends can."""
+        if (why := not_judged(card)) is not None:
+            return why
+        assert card.facts is not None
+        known = [(gpu, gpu.pcie_width, gpu.pcie_max_width) for gpu in visible_gpus(card.facts)]
+        for gpu, width, max_width in known:
+            if width and max_width and width < max_width:
+                return warned(gpu=name_of(gpu), width=width, max_width=max_width)
+        if not any(width and max_width for _, width, max_width in known):
+            return skipped("the driver does not say how wide the link is")
+        return PASSED
+
+
+class NvlinkDegraded(Cause, id="AR113"):
+    """A GPU has fewer NVLinks than its siblings.
+
+    ## What it means
+    GPUs of one model in one node have equally many active links, as a rule. This one has fewer.
+
+    ## Why it breaks the job
+    The job runs, slower: traffic inside the node takes the remaining links, or PCIe. NCCL builds its rings along the
+    weakest GPU, so all GPUs of the job get slower.
+
+    ## Example
+    From nvidia-smi nvlink --status:
+
+        Link 3: <inactive>
+
+    ## Fix
+    Compare the GPUs, and look for link errors:
+
+        nvidia-smi nvlink --status; nvidia-smi nvlink -e; dmesg -T | grep -i -e 'xid.*: 74' -e sxid
+
+    For the admin: reset the GPUs, then reseat bridge or board. An inactive link alone is no fault: an H100 NVL has some
+    by design; what counts is the difference.
+
+    ## Source
+    NVIDIA/nccl#1608 (inactive links by design); nvidia-smi(1), r580 (read 2026-09).
+    """
+
+    message = "{gpu}: {links} active NVLinks, its siblings have {usual}"
+    fix = "on {node}: nvidia-smi nvlink --status; for the admin: reset the GPUs, then look at bridge or board"
+    exit_code = Exit.NODE_FAULT
+    no_fault_yet = "the lab's pretended GPUs all have their links"
+    never_on_hardware = True
+
+    @classmethod
+    def probe(cls, card: Card) -> Outcome:
+        """Warns where a GPU has fewer active links than another one of the same model in the node."""
+        if (why := not_judged(card)) is not None:
+            return why
+        assert card.facts is not None
+        known = [(gpu, gpu.nvlinks_active) for gpu in card.facts.gpus if gpu.nvlinks_active is not None]
+        if not any(links for _, links in known):
+            return skipped("no NVLink")
+        for gpu, links in known:
+            usual = max(other for sibling, other in known if sibling.name == gpu.name)
+            if links < usual:
+                return warned(gpu=name_of(gpu), links=links, usual=usual)
+        return PASSED
+
+
+class GpuThrottled(Cause, id="AR114"):
+    """A GPU is held back by heat or power.
+
+    ## What it means
+    The GPU lowers its clock by itself: it is too hot, its power supply asks for it, or its board's protection does.
+    This is seen before the job, when it should be cool.
+
+    ## Why it breaks the job
+    The job runs at the pace of this GPU, often at half the speed or less, and nothing fails.
+
+    ## Example
+    From nvidia-smi -q -d PERFORMANCE:
+
+        HW Thermal Slowdown : Active
+
+    ## Fix
+    See why, and how hot it is:
+
+        nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER
+
+    For the admin: fans, air flow, power supply (a "power brake" is the node telling its GPUs to save). Leave the node
+    out where speed matters: `--exclude=NODE`.
+
+    ## Source
+    NVML, nvmlClocksEventReasons: https://docs.nvidia.com/deploy/nvml-api/ (r580, read 2026-09).
+    """
+
+    message = "{gpu}: {why}"
+    fix = "on {node}: nvidia-smi -q -d PERFORMANCE,TEMPERATURE; for the admin: fans, air flow, power supply"
+    exit_code = Exit.NODE_FAULT
+    no_fault_yet = "the lab's pretended GPUs are never hot"
+    never_on_hardware = True
+
+    @classmethod
+    def probe(cls, card: Card) -> Outcome:
+        """Warns of a hardware slowdown, of heat and of the power brake; a power cap set on purpose is none of them."""
+        if (why := not_judged(card)) is not None:
+            return why
+        assert card.facts is not None
+        known = [(gpu, gpu.throttle_reasons) for gpu in visible_gpus(card.facts) if gpu.throttle_reasons is not None]
+        if not known:
+            return skipped("the driver does not say why clocks are low")
+        for gpu, reasons in known:
+            if said := [text for bit, text in _SLOWED.items() if reasons & bit]:
+                return warned(f"clocks_event_reasons.active: 0x{reasons:x}", gpu=name_of(gpu), why=", ".join(said))
+        return PASSED
+
+
+def _broken(gpu: Gpu) -> str | None:
+    if gpu.uncorrected_ecc:
+        return f"{gpu.uncorrected_ecc} uncorrected memory errors since the driver was loaded"
+    if gpu.remap_failed:
+        return "a bad memory row could not be replaced: the card is to be replaced"
+    if gpu.recovery_action and gpu.recovery_action.strip("[] ").upper() not in {"", "NONE", "N/A"}:
+        return f"the driver asks for: {gpu.recovery_action}"
+    return None
+
+
+def _fatal_xids(facts: Facts) -> list[tuple[str, int, str]]:
+    """Lines of fatal Xids, their number and their GPU; those of GPUs that this job cannot see are left out."""
+    by_bus = {_short_bus(gpu.pci_bus): gpu for gpu in facts.gpus if gpu.pci_bus}
+    visible = visible_gpus(facts)
+    found = []
+    for line in facts.xids:
+        match = _XID.search(line)
+        if match is None or int(match["code"]) not in FATAL_XIDS:
+            continue
+        gpu = by_bus.get(_short_bus(match["bus"]))
+        if gpu is None or gpu in visible:
+            found.append((line, int(match["code"]), name_of(gpu) if gpu else f"GPU at {match['bus']}"))
+    return found
+
+
+def _short_bus(bus: str) -> str:
+    """`00000000:3B:00.0` of nvidia-smi and `0000:3b:00` of the kernel are one: `0000:3b:00`."""
+    domain, _, rest = bus.lower().partition(":")
+    return f"{domain[-4:]}:{rest.partition('.')[0]}"

@@ -1,0 +1,44 @@
+"""What the probes of GPUs share: is there one at all, and which of them does this job use?"""
+
+from __future__ import annotations
+
+from allranks.causes.cause import Outcome, skipped, unknown
+from allranks.model.card import Card, Facts, Gpu
+
+
+def not_judged(card: Card, field: str = "gpus") -> Outcome | None:
+    """Return why this node's GPUs cannot be judged: there is none, or they could not be read; None: they can be."""
+    facts = card.facts
+    if facts is None:
+        return unknown("no facts of this node")
+    if facts.gpus:
+        return None
+    reason = facts.unread.get(field)
+    if facts.driver_version is None and facts.cuda_init is None and (reason is None or "not installed" in reason):
+        return skipped("no NVIDIA GPU")
+    return unknown(reason or "nvidia-smi lists no GPU")
+
+
+def visible_gpus(facts: Facts) -> tuple[Gpu, ...]:
+    """Return the GPUs that CUDA_VISIBLE_DEVICES leaves to the workers: all where it is not set, or names slices."""
+    said = facts.environment.get("CUDA_VISIBLE_DEVICES")
+    if said is None or "MIG-" in said:
+        return facts.gpus
+    visible: list[Gpu] = []
+    for entry in said.split(","):
+        gpu = _gpu_named(entry.strip(), facts.gpus)
+        if gpu is None:
+            break  # CUDA hides what comes after an entry that it does not know
+        visible.append(gpu)
+    return tuple(visible)
+
+
+def _gpu_named(entry: str, gpus: tuple[Gpu, ...]) -> Gpu | None:
+    if entry.isdecimal():
+        return next((gpu for gpu in gpus if gpu.index == int(entry)), None)
+    return next((gpu for gpu in gpus if entry.startswith("GPU-") and gpu.uuid.startswith(entry)), None)
+
+
+def name_of(gpu: Gpu) -> str:
+    """`GPU 3 (00000000:3B:00.0)`."""
+    return f"GPU {gpu.index} ({gpu.pci_bus})" if gpu.pci_bus else f"GPU {gpu.index}"

@@ -1,0 +1,193 @@
+"""What must be the same on all nodes: environment, NCCL, software. The majority is right, the odd node is named."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from allranks.causes.cause import Cause
+from allranks.model.card import Card
+from allranks.model.errors import Exit
+from allranks.model.finding import Severity
+
+_OWN = re.compile(
+    r"(?:NCCL|GLOO|UCX|FI)_.*(?:IFNAME|IFACE|NET_DEVICES)|NCCL_HOSTID|(?:CUDA|NVIDIA|HIP|ROCR)_VISIBLE_DEVICES"
+    r"|NCCL_DEBUG(?:_SUBSYS|_FILE|_TIMESTAMP\w*)?|TORCHELASTIC_.*|.*_(?:DIR|HOME|CACHE)"
+)
+"""Variables that each node may have its own value of: names of devices, what is logged, caches."""
+
+_BREAKING = re.compile(
+    r"NCCL_(?:ALGO|PROTO|IB_.*|NET|NET_.*|P2P_.*|SHM_DISABLE|CROSS_NIC)|GLOO_DEVICE_TRANSPORT|NCCL configuration files"
+)
+"""Variables by which two sides of a connection must agree."""
+
+_NODE_BOUND = {"NCCL_IB_HCA", "NCCL_IB_GID_INDEX"}
+"""Of those, the ones that follow the node's own devices and may differ for a good reason."""
+
+
+class EnvDrift(Cause, id="AR503"):
+    """The environment differs between nodes.
+
+    ## What it means
+    A variable that steers NCCL, Gloo, CUDA or PyTorch has another value on this node than on most, or is set here and
+    not there. The NCCL configuration files (`/etc/nccl.conf`, `~/.nccl.conf`) count, too.
+
+    ## Why it breaks the job
+    NCCL does not compare settings between ranks. Where two sides chose another algorithm, protocol or transport, each waits
+    for something that the other never sends: no error, no progress. Another LD_LIBRARY_PATH brings other libraries.
+
+    ## Example
+    From NVIDIA/nccl#969; closed as "environment configure error":
+
+        NCCL WARN NET/IB : req 0/1 tag 0 peer 10.10.23.6<58683> collective mismatch error, local size 496640 remote size 65536
+
+    ## Fix
+    Find where it is set on the odd node:
+
+        srun --ntasks-per-node=1 bash -c 'hostname; env | grep -E "^(NCCL|GLOO|TORCH|CUDA|UCX|FI)_|^LD_"; cat /etc/nccl.conf ~/.nccl.conf'
+
+    Usual places: /etc/environment, /etc/profile.d, a module that is only loaded there, /etc/nccl.conf. Set it in one place
+    for all: the batch script. `sbatch` hands the login shell's variables to the job (`--export`), a login shell on the
+    node may override them.
+
+    ## Source
+    NCCL user guide, "Environment variables": https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
+    (2.30, read 2026-09).
+    """  # noqa: E501  (a real line, a command)
+
+    message = "{what} differs: {usual}; {odd}"
+    fix = "set {what} once, in the batch script; on {node} see /etc/environment, /etc/profile.d, /etc/nccl.conf"
+    exit_code = Exit.NODE_FAULT
+
+    @classmethod
+    def alike(cls, card: Card) -> Mapping[str, str | None] | None:
+        """NCCL's, Gloo's, PyTorch's and CUDA's variables are equal on all nodes; "not set" is a value, too.
+
+        A variable that a node lacks stands in no key of it: who compares the nodes reads that as not set.
+        """
+        if card.facts is None or "environment" in card.facts.unread:
+            return None
+        values: dict[str, str | None] = {
+            name: value for name, value in card.facts.environment.items() if not _OWN.fullmatch(name)
+        }
+        if "nccl_conf" in card.facts.unread:
+            values["NCCL configuration files"] = None
+        elif card.facts.nccl_conf is not None:
+            values["NCCL configuration files"] = f"sha256 {card.facts.nccl_conf[:12]}"
+        return values
+
+    @classmethod
+    def severity_of(cls, key: str) -> Severity:
+        """What both sides of a connection must agree on fails; the rest warns."""
+        return Severity.FAIL if _BREAKING.fullmatch(key) and key not in _NODE_BOUND else Severity.WARN
+
+
+class NcclVersionMismatch(Cause, id="AR504"):
+    """NCCL, or its network plugin, differs between nodes.
+
+    ## What it means
+    This node would load another version of NCCL than the others, or a network plugin (`libnccl-net.so`) that they do
+    not have, or lacks the one that they have.
+
+    ## Why it breaks the job
+    With two versions NCCL ends with "invalid usage" and names the odd rank by number only. With two plugins it says
+    nothing at all: each side waits on a transport of its own.
+
+    ## Example
+    From NCCL 2.30, src/init.cc; a plugin on some nodes only: NVIDIA/nccl#1634:
+
+        init.cc:1039 NCCL WARN Mismatched NCCL version detected : rank 1 version 22705 rank 0 version 22703
+
+    ## Fix
+    See what is loaded where:
+
+        srun --ntasks-per-node=1 python -c 'import os, torch; print(os.uname().nodename, torch.cuda.nccl.version())'
+        ldconfig -p | grep nccl; echo $LD_LIBRARY_PATH
+
+    One environment for all nodes, on the shared file system or in one image. Without the plugin on purpose:
+    `NCCL_NET_PLUGIN=none` everywhere.
+
+    ## Source
+    NCCL user guide, NCCL_NET_PLUGIN: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html (2.30, read
+    2026-09).
+    """
+
+    message = "{what} differs: {usual}; {odd}"
+    fix = "use one environment on all nodes; on {node}: ldconfig -p | grep nccl; echo $LD_LIBRARY_PATH"
+    exit_code = Exit.NODE_FAULT
+    signs = (r"Mismatched NCCL version detected",)
+    hits = ("RuntimeError: Mismatched NCCL version detected : rank 1 version 22705 rank 0 version 22703",)
+    misses = ("init.cc:1247 NCCL WARN Mismatched collective detected, please check your collective calls",)
+    no_fault_yet = "the lab's nodes have one PyTorch, built without NCCL"
+
+    @classmethod
+    def alike(cls, card: Card) -> Mapping[str, str | None] | None:
+        """The NCCL that PyTorch would load, and the network plugin that NCCL would load, are equal on all nodes."""
+        facts = card.facts
+        if facts is None:
+            return None
+        # A PyTorch with CUDA always has NCCL, though its version cannot always be seen from outside.
+        is_hidden = "nccl_version" in facts.unread or facts.torch_cuda is not None
+        return {
+            "NCCL": facts.nccl_version or (None if is_hidden else "none"),
+            "NCCL network plugin": None if "net_plugin" in facts.unread else facts.net_plugin or "none",
+        }
+
+
+class SoftwareDiffers(Cause, id="AR505"):
+    """PyTorch, Python or another package differs between nodes.
+
+    ## What it means
+    This node would run the job with another version than most nodes.
+
+    ## Why it breaks the job
+    Two versions of PyTorch may order their collectives differently or divide gradients into other buckets: the job hangs
+    in the first step, or fails with sizes that do not match. Objects pickled by one Python cannot be read by an older
+    one. Often the node looks at another environment: a file system that is not mounted, a stale copy on a local disk.
+
+    ## Example
+    From allranks' own verdict:
+
+        AR505 software-differs   node04   torch differs: 5 of 6 nodes have 2.13.0; node04 has 2.4.0
+
+    ## Fix
+    See what the odd node runs:
+
+        srun --ntasks-per-node=1 bash -c 'hostname; which python; python -c "import torch; print(torch.__version__, torch.__file__)"'
+
+    One environment for all, on the shared file system or in one image; the same `source .../activate` in the batch script
+    for all nodes. A copy on a local disk: make it anew.
+
+    ## Source
+    PyTorch, DistributedDataParallel, "Internal design" (buckets in the order of the parameters, equal on all ranks):
+    https://docs.pytorch.org/docs/stable/notes/ddp.html (2.13, read 2026-09).
+    """  # noqa: E501  (a command)
+
+    message = "{what} differs: {usual}; {odd}"
+    fix = "use one environment on all nodes; on {node}: which python; is its file system mounted?"
+    exit_code = Exit.NODE_FAULT
+
+    @classmethod
+    def alike(cls, card: Card) -> Mapping[str, str | None] | None:
+        """PyTorch with its CUDA, Python, allranks and, as warnings, other packages, Python's patch level and glibc."""
+        facts = card.facts
+        if facts is None or "packages" in facts.unread:
+            return None
+        has_torch = "torch" in facts.packages and "torch_cuda" not in facts.unread
+        values: dict[str, str | None] = {
+            "torch": facts.packages.get("torch", "not installed"),
+            "CUDA of torch": facts.torch_cuda or "none" if has_torch else None,
+            "Python": facts.python_version.rpartition(".")[0] or None,
+            "allranks": facts.allranks_version or None,
+            "patch level of Python": facts.python_version or None,
+            "glibc": facts.glibc_version,
+        }
+        for name, version in facts.packages.items():
+            if name != "torch" and not name.startswith("nvidia-nccl"):  # NCCL is AR504's
+                values[name] = version
+        return values
+
+    @classmethod
+    def severity_of(cls, key: str) -> Severity:
+        """PyTorch, its CUDA, Python and allranks must be equal; the rest warns."""
+        return Severity.FAIL if key in {"torch", "CUDA of torch", "Python", "allranks"} else Severity.WARN

@@ -1,0 +1,278 @@
+"""Does the node give a job enough of what the kernel counts: shared and locked memory, open files, cores?"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+from allranks.causes.cause import PASSED, Cause, Outcome, failed, skipped, unknown, warned
+from allranks.model.card import Card, Facts
+from allranks.model.errors import Exit
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+
+
+class ShmTooSmall(Cause, id="AR002"):
+    """Shared memory is too small for NCCL and for data loaders.
+
+    ## What it means
+    `/dev/shm` is a directory in memory. Processes of one node pass data to each other through files in it. Here it is
+    small, or nearly full.
+
+    ## Why it breaks the job
+    NCCL and Gloo put the buffers between ranks of one node there, about 10 MiB for each pair and channel. PyTorch's
+    data loaders put whole batches there. When it is full, NCCL stops with a system error, and a loader's worker dies of
+    a bus error, often hours into the run. Containers are the usual reason: Docker gives them 64 MiB.
+
+    ## Example
+    From pytorch/ci-infra#490:
+
+        misc/shmutils.cc:88 NCCL WARN Error: failed to extend /dev/shm/nccl-WU88OE to 9637892 bytes, error: No space left on device (28)
+
+    ## Fix
+    See what is in it. Files `nccl-*` and `torch_*` of processes that are gone may be removed:
+
+        df -h /dev/shm; ls -l /dev/shm
+
+    Make it larger. As root on the node, for good in /etc/fstab:
+
+        mount -o remount,size=8G /dev/shm
+
+    In a container: `docker run --shm-size=8g` or `--ipc=host`; Apptainer uses the node's own.
+    In Kubernetes: mount an emptyDir with `medium: Memory` at /dev/shm.
+
+    ## Source
+    NCCL user guide, "Troubleshooting", Shared Memory:
+    https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html (NCCL 2.30, read 2026-09).
+    """  # noqa: E501  (a real line)
+
+    message = "/dev/shm has {free} free of {size}"  # noqa: S108
+    fix = "on {node}: mount -o remount,size=8G /dev/shm; in a container: --shm-size=8g"
+    exit_code = Exit.NODE_FAULT
+    signs = (
+        r"failed to extend /dev/shm/nccl-",
+        r"NCCL WARN Error while creating shared memory segment",
+        r"NCCL WARN Call to posix_fallocate failed",
+    )
+    hits = (
+        "ubuntu:9621 [6] misc/shmutils.cc:71 NCCL WARN Error: failed to extend /dev/shm/nccl-fjwOOB to 5967876 bytes",
+        "misc/shmutils.cc:132 NCCL WARN Error while creating shared memory segment /dev/shm/nccl-WU88OE "
+        "(size 9637888), error: No space left on device (28)",
+        "gpu2-ru7:2143:2561 [1] include/shm.h:28 NCCL WARN Call to posix_fallocate failed : No space left on device",
+    )
+    misses = ("OSError: [Errno 28] No space left on device: 'runs/12/events.jsonl'",)
+
+    @classmethod
+    def probe(cls, card: Card) -> Outcome:
+        """Fails below 128 MiB in all or 64 MiB free, warns below 1 GiB in all or 512 MiB free."""
+        if card.facts is None:
+            return unknown("no facts of this node")
+        place = next((place for place in card.facts.places if place.purpose == "/dev/shm"), None)  # noqa: S108
+        if place is None or place.size_bytes is None or place.free_bytes is None:
+            why = place.problem if place else card.facts.unread.get("places")
+            return unknown(why or "it was not looked at")
+        values = {"free": size_text(place.free_bytes), "size": size_text(place.size_bytes)}
+        if place.size_bytes < 128 * MIB or place.free_bytes < 64 * MIB:
+            return failed(**values)
+        if place.size_bytes < GIB or place.free_bytes < 512 * MIB:
+            return warned(**values)
+        return PASSED
+
+
+class IbMemlock(Cause, id="AR003"):
+    """Too little memory can be locked for RDMA.
+
+    ## What it means
+    A network card that does RDMA reads and writes memory by itself, so that memory must stay where it is: it is
+    locked. How much a process may lock is a limit (`ulimit -l`), and here it is low.
+
+    ## Why it breaks the job
+    NCCL locks its buffers when it sets up InfiniBand or RoCE. With a low limit that call fails with "Cannot allocate
+    memory", although there is memory enough. The job ends when the first collective starts. Without RDMA the limit does
+    no harm; a node that differs from the others in it was set up differently, and that is worth a look.
+
+    ## Example
+    From NVIDIA/nccl-tests#206; the limit there was 8 MiB:
+
+        misc/ibvwrap.cc:278 NCCL WARN Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory
+
+    ## Fix
+    Look at it where the job runs, not in a login shell. SLURM hands limits on from two places:
+
+        srun --nodelist=NODE bash -c 'ulimit -l'
+
+    For the admin: `LimitMEMLOCK=infinity` in slurmd's systemd unit (systemctl edit slurmd), then restart slurmd; and
+    `PropagateResourceLimitsExcept=MEMLOCK` in slurm.conf, or else the low limit of the login node comes along.
+    In a container: `--ulimit memlock=-1`. Without RDMA on purpose: `NCCL_IB_DISABLE=1`.
+
+    ## Source
+    NCCL user guide, "Troubleshooting", InfiniBand:
+    https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html (NCCL 2.30, read 2026-09).
+    SLURM FAQ, "memory locking": https://slurm.schedmd.com/faq.html (read 2026-09).
+    The figure of 16 GiB: awsome-distributed-training, hyperpod-precheck.py (2026-02).
+    """
+
+    message = "processes may lock only {limit} of memory; {wanted}"
+    fix = "on {node}: LimitMEMLOCK=infinity for slurmd, PropagateResourceLimitsExcept=MEMLOCK in slurm.conf"
+    exit_code = Exit.NODE_FAULT
+    signs = (
+        r"NCCL WARN Call to ibv_(?:reg_mr(?:_iova2)?|create_cq|create_qp) failed with error Cannot allocate memory",
+        r"Please set max locked memory \(ulimit -l\) to 'unlimited'",
+    )
+    hits = (
+        "misc/ibvwrap.cc:278 NCCL WARN Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory",
+        "misc/ibvwrap.cc:190 NCCL WARN Call to ibv_create_cq failed with error Cannot allocate memory",
+        "[1668693503.473099] [ampere:1188443:0]  ib_log.c:246  UCX  ERROR mlx5_0: ibv_create_cq() failed: Cannot "
+        "allocate memory. Please set max locked memory (ulimit -l) to 'unlimited' (current: 64 kbytes)",
+    )
+    misses = ("misc/ibvwrap.cc:278 NCCL WARN Call to ibv_reg_mr_iova2 failed with error Bad address",)
+
+    @classmethod
+    def probe(cls, card: Card) -> Outcome:
+        """With an active RDMA port: fails below 16 GiB. Without one there is nothing to judge on one node alone."""
+        if card.facts is None:
+            return unknown("no facts of this node")
+        if card.facts.environment.get("NCCL_IB_DISABLE") == "1":
+            return skipped("NCCL_IB_DISABLE=1")
+        if not _has_rdma(card.facts):
+            return skipped("no active RDMA port")
+        if "memlock_bytes" not in card.facts.limits:
+            return unknown(card.facts.unread.get("limits", "the limit was not read"))
+        limit = card.facts.limits["memlock_bytes"]
+        if limit is not None and limit < 16 * GIB:
+            return failed(f"ulimit -l: {limit // KIB} KiB", limit=size_text(limit), wanted="RDMA wants unlimited")
+        return PASSED
+
+    @classmethod
+    def survey(cls, cards: Sequence[Card]) -> Sequence[tuple[tuple[str, ...], Outcome]]:
+        """Without RDMA: warns of nodes whose limit is lower than that of most nodes."""
+        known = [
+            (card, math.inf if limit is None else float(limit))
+            for card in cards
+            if card.facts and "memlock_bytes" in card.facts.limits
+            for limit in [card.facts.limits["memlock_bytes"]]
+        ]
+        if not known:
+            return []
+        usual, times = Counter(limit for _, limit in known).most_common(1)[0]
+        if times * 2 <= len(known):
+            return []
+        wanted = f"{times} of {len(known)} nodes allow {size_text(usual)}"
+        odd = [(card, limit) for card, limit in known if limit < usual and card.facts and not _has_rdma(card.facts)]
+        return [
+            ((card.host,), warned(f"ulimit -l: {int(limit) // KIB} KiB", limit=size_text(limit), wanted=wanted))
+            for card, limit in odd
+        ]
+
+
+class TooManyOpenFiles(Cause, id="AR004"):
+    """A process may open too few files.
+
+    ## What it means
+    Every socket, pipe, shared-memory block and file that a process holds open counts against one limit (`ulimit -n`).
+    Here that limit is low.
+
+    ## Why it breaks the job
+    A rank holds connections to many others, and each data loader holds pipes and shared tensors. When the limit is
+    reached, whatever opens the next file fails: a loader, a checkpoint, NCCL, an import. It comes late and looks like
+    something else. It grows with the number of ranks, so a job that works on two nodes fails on forty.
+
+    ## Example
+    From CPython's text for EMFILE:
+
+        OSError: [Errno 24] Too many open files: '/dev/shm/torch_2194_3017881412_12'
+
+    ## Fix
+    In the batch script, as far as the hard limit goes:
+
+        ulimit -n $(ulimit -Hn)
+
+    For the admin: `LimitNOFILE=131072` in slurmd's systemd unit, and look whether slurm.conf hands the login node's
+    limit on (`PropagateResourceLimits`). For data loaders: fewer workers, or
+    `torch.multiprocessing.set_sharing_strategy("file_system")`.
+
+    ## Source
+    NCCL user guide, "Troubleshooting":
+    https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html (NCCL 2.30, read 2026-09).
+    PyTorch, "Multiprocessing package", sharing strategies: https://docs.pytorch.org/docs/stable/multiprocessing.html
+    (2.13, read 2026-09).
+    """
+
+    message = "a process may open only {limit} files"
+    fix = "in the batch script: ulimit -n $(ulimit -Hn); for good on {node}: LimitNOFILE=131072 for slurmd"
+    exit_code = Exit.NODE_FAULT
+    signs = (r"\[Errno 24\] Too many open files", r"NCCL WARN .{0,80}Too many open files")
+    hits = (
+        "OSError: [Errno 24] Too many open files: '/dev/shm/torch_2194_3017881412_12'",
+        "misc/socket.cc:484 NCCL WARN socketStartConnect: Call to socket failed : Too many open files",
+    )
+    misses = ("OSError: [Errno 23] Too many open files in system",)
+
+    @classmethod
+    def probe(cls, card: Card) -> Outcome:
+        """Fails below 1024 (the soft limit counts), warns below 4096."""
+        if card.facts is None:
+            return unknown("no facts of this node")
+        if "nofile" not in card.facts.limits:
+            return unknown(card.facts.unread.get("limits", "the limit was not read"))
+        limit = card.facts.limits["nofile"]
+        if limit is None or limit >= 4096:
+            return PASSED
+        judge = failed if limit < 1024 else warned
+        return judge(f"ulimit -n: {limit}", limit=limit)
+
+
+class CpuStarved(Cause, id="AR011"):
+    """There are fewer cores than ranks.
+
+    ## What it means
+    The cores that this job may use on the node are fewer than its workers there.
+
+    ## Why it breaks the job
+    It runs, slowly. Each rank needs a core to feed its GPU and to drive the network, and Gloo computes on it. Where
+    several ranks share a core, one always waits, and a collective waits for the slowest. The usual reason is a batch
+    script that asks for tasks or GPUs and not for cores: SLURM then gives one core a task, and `srun` does not take
+    `--cpus-per-task` over from `sbatch`.
+
+    ## Example
+    From torch/utils/data/dataloader.py, 2.13:
+
+        UserWarning: This DataLoader will create 8 worker processes in total. Our suggested max number of worker in current system is 1
+
+    ## Fix
+    Ask for cores, and hand them on to the step:
+
+        #SBATCH --cpus-per-task=16
+        export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
+
+    or start fewer workers: `--nproc-per-node`. `allranks submit` does both.
+
+    ## Source
+    SLURM, srun(1), --cpus-per-task: https://slurm.schedmd.com/srun.html (22.05 and later, read 2026-09).
+    """  # noqa: E501  (a real line)
+
+    message = "{cpus} cores for {workers} workers"
+    fix = "ask for more cores a task (--cpus-per-task, and export SRUN_CPUS_PER_TASK), or start fewer workers"
+    no_fault_yet = "the lab divides the machine's cores among its nodes and cannot take one away"
+
+    @classmethod
+    def probe(cls, card: Card) -> Outcome:
+        """Warns where the cores that the job may use are fewer than its workers."""
+        if card.facts is None or card.facts.num_cpus < 1:
+            return unknown("the number of cores is not known")
+        if card.facts.num_cpus < card.num_workers:
+            return warned(cpus=card.facts.num_cpus, workers=card.num_workers)
+        return PASSED
+
+
+def size_text(size_bytes: float) -> str:
+    """`64 MiB`, `1.5 GiB`, `unlimited`."""
+    if size_bytes == math.inf:
+        return "unlimited"
+    unit, name = next(((unit, name) for unit, name in ((GIB, "GiB"), (MIB, "MiB")) if size_bytes >= unit), (KIB, "KiB"))
+    return f"{size_bytes / unit:.1f}".removesuffix(".0") + f" {name}"
+
+
+def _has_rdma(facts: Facts) -> bool:
+    return any(port.state == "ACTIVE" for port in facts.rdma_ports)

@@ -1,0 +1,175 @@
+"""Can the job write where it writes: the run directory, TMPDIR, HOME; and is the run directory shared?"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from allranks.causes.cause import PASSED, Cause, Outcome, failed, skipped, unknown, warned
+from allranks.causes.node.limits import GIB, MIB, size_text
+from allranks.model.card import Card, Place
+from allranks.model.errors import Exit
+
+_WRITTEN_TO = ("run directory", "TMPDIR", "HOME")
+
+
+class DiskFull(Cause, id="AR005"):
+    """A disk that the job writes to is full.
+
+    ## What it means
+    The run directory, TMPDIR or HOME has next to no free space, or the quota there is used up.
+
+    ## Why it breaks the job
+    The first write that does not fit ends a rank: a log line, a compiled kernel in TMPDIR or `~/.cache`, and most often
+    the checkpoint, which is then half written and lost as well. The other ranks wait for it in a collective.
+
+    ## Example
+    From CPython's text for ENOSPC:
+
+        OSError: [Errno 28] No space left on device
+
+    ## Fix
+    See which file system it is, and what fills it:
+
+        df -h "$TMPDIR" "$HOME"; df -i "$TMPDIR"; du -xsh "$TMPDIR"/* | sort -h | tail
+
+    On a file system with quotas: `quota -s`, or `lfs quota -h -u $USER DIRECTORY` on Lustre. Files that earlier jobs
+    left in TMPDIR are the usual filling of a node's local disk. To go on at once: another TMPDIR, `--log-dir` on
+    another file system, or the job without that node.
+
+    ## Source
+    statvfs(3) and errno(3), Linux man-pages 6.9 (read 2026-09).
+    """
+
+    message = "{place} ({path}): {free} left"
+    fix = "on {node}: df -h {path}; remove what is old there, or name another place (TMPDIR, --log-dir)"
+    exit_code = Exit.NODE_FAULT
+    signs = (r"\[Errno 28\] No space left on device", r"\[Errno 122\] Disk quota exceeded")
+    hits = (
+        "OSError: [Errno 28] No space left on device",
+        "OSError: [Errno 122] Disk quota exceeded: '/home/alice/.cache/torch'",
+    )
+    misses = (
+        "misc/shmutils.cc:88 NCCL WARN Error: failed to extend /dev/shm/nccl-WU88OE to 9637892 bytes, "
+        "error: No space left on device (28)",
+    )
+
+    @classmethod
+    def probe(cls, card: Card) -> Outcome:
+        """Fails with less than 64 MiB free in run directory or TMPDIR, warns below 1 GiB and of a full HOME."""
+        if card.facts is None:
+            return unknown("no facts of this node")
+        known = {place.purpose: place for place in card.facts.places if place.free_bytes is not None}
+        worst = PASSED
+        for purpose in _WRITTEN_TO:
+            place = known.get(purpose)
+            if place is None or place.free_bytes is None:
+                continue
+            if is_full(place) and purpose != "HOME":
+                return failed(str(place.problem), place=purpose, path=place.path, free=_free(place))
+            values = {"place": purpose, "path": place.path, "free": _free(place)}
+            if place.free_bytes < 64 * MIB and purpose != "HOME":
+                return failed(**values)
+            is_scarce = is_full(place) or place.free_bytes < (64 * MIB if purpose == "HOME" else GIB)
+            if is_scarce and worst is PASSED:
+                worst = warned(**values)
+        if worst is not PASSED:
+            return worst
+        unread = [p for p in card.facts.places if p.purpose in _WRITTEN_TO and p.free_bytes is None]
+        if unread or not known:
+            place_ = unread[0] if unread else None
+            return unknown(f"{place_.purpose}: {place_.problem}" if place_ else "no directory was looked at")
+        return PASSED
+
+
+class RunDirNotShared(Cause, id="AR006"):
+    """A node does not see the leader's run directory.
+
+    ## What it means
+    The leader wrote a file into the run directory, and the same path on this node does not show it, or shows another
+    one, or cannot be written to. So the path is on a local disk there, or another file system is mounted.
+
+    ## Why it breaks the job
+    Logs, verdict and checkpoints of one job lie in many places, and those on local disks are gone with the node.
+    Sharded checkpoints cannot be put together again, so the job cannot resume. Where the leader is found through the
+    run directory, the node does not find it.
+
+    ## Example
+    From allranks' own line where the leader's announcement is not visible:
+
+        waiting 6 s for node03 (rank 3); 5 of 6 are here
+
+    ## Fix
+    Compare what is mounted:
+
+        srun --ntasks-per-node=1 bash -c 'hostname; findmnt --target RUN_DIRECTORY'
+
+    Then name a directory that all nodes share with `--log-dir`, or mount it on the odd node (`mount -a` as root, and
+    look at `systemctl --failed`). A container must bind it, too.
+
+    ## Source
+    findmnt(8), util-linux 2.38 (read 2026-09). What allranks keeps there: docs of `allranks run`.
+    """
+
+    message = "{path} on {node}: {what}"
+    fix = "name a directory that all nodes share: --log-dir; or mount it on {node}: findmnt --target {path}"
+    exit_code = Exit.NODE_FAULT
+
+    @classmethod
+    def probe(cls, card: Card) -> Outcome:
+        """Says on which nodes the run directory could not be looked at: that is no proof of anything."""
+        place = _run_directory(card)
+        if place is None:
+            return skipped("no run directory was looked at")
+        if place.free_bytes is None and place.problem is not None:
+            return unknown(f"{place.path}: {place.problem}")
+        return PASSED
+
+    @classmethod
+    def survey(cls, cards: Sequence[Card]) -> Sequence[tuple[tuple[str, ...], Outcome]]:
+        """Fails where a node does not see the leader's file in the run directory, or may not write there."""
+        places = {card.host: _run_directory(card) for card in cards}
+        leaders = [card for card in cards if card.came_by is None]
+        leader = max(
+            leaders or cards, key=lambda card: bool((place := places[card.host]) and place.nonce), default=None
+        )
+        theirs = places[leader.host] if leader else None
+        if leader is None or theirs is None:
+            return []
+        found: list[tuple[tuple[str, ...], Outcome]] = []
+        for card in cards:
+            place = places[card.host]
+            what = _objection(place, theirs, leader.host) if place else None
+            if place and what:
+                found.append(((card.host,), failed(path=place.path, what=what)))
+        return found
+
+
+def is_full(place: Place) -> bool:
+    """Whether the file system refused a block, by space or by quota."""
+    return bool(re.search("No space left|quota exceeded", place.problem or "", re.IGNORECASE))
+
+
+def _free(place: Place) -> str:
+    if is_full(place):
+        return "nothing (disk or quota)"
+    return size_text(place.free_bytes or 0)
+
+
+def _run_directory(card: Card) -> Place | None:
+    return next((p for p in card.facts.places if p.purpose == "run directory"), None) if card.facts else None
+
+
+def _objection(place: Place, theirs: Place, leader: str) -> str | None:
+    """What speaks against this node's run directory, or None."""
+    if is_full(place):
+        return None  # AR005 says so
+    if place.is_writable is False:
+        return f"it cannot be written to: {place.problem or 'no permission'}"
+    if place.problem is not None:
+        return "there is no such directory" if "No such file" in place.problem else None
+    if theirs.nonce is None or place.nonce == theirs.nonce:
+        return None
+    if place.nonce is None:
+        return f"the file that {leader} wrote there is not visible: another directory of the same name"
+    return f"it shows another file than the one that {leader} wrote there: another directory of the same name"

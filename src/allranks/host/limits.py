@@ -1,0 +1,166 @@
+"""What may a process take here: resource limits, cores, and the directories that the job writes to.
+
+Whatever touches a directory may hang with its file system: `read_place` is called from a thread of its own
+(host.node does so). The limits are those of this process, and its workers inherit them; a login shell's may differ.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import math
+import os
+import resource
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path, PurePosixPath
+
+from allranks.model.card import Place
+
+NONCE = ".nonce"
+"""The leader's file in the run directory: who sees its text shares the directory."""
+_LIMITS = {
+    "memlock_bytes": resource.RLIMIT_MEMLOCK,
+    "nofile": resource.RLIMIT_NOFILE,
+    "stack_bytes": resource.RLIMIT_STACK,
+    "nproc": resource.RLIMIT_NPROC,
+}
+_BLOCK = b"\0" * 4096
+
+
+def read_limits() -> dict[str, int | None]:
+    """Return the soft resource limits of this process; None is unlimited."""
+    soft = {name: resource.getrlimit(which)[0] for name, which in _LIMITS.items()}
+    return {name: None if value == resource.RLIM_INFINITY else value for name, value in soft.items()}
+
+
+def count_cpus(*, root: Path = Path("/")) -> int:
+    """Return how many cores this process may use: its affinity, narrowed by the cgroup's quota (v1 and v2)."""
+    affinity = len(os.sched_getaffinity(0))
+    quota = min(_quotas(root), default=math.inf)
+    return min(affinity, max(1, math.ceil(quota))) if quota < affinity else affinity
+
+
+def read_load(*, root: Path = Path("/")) -> float | None:
+    """Return how many processes wanted to run, averaged over a minute."""
+    try:
+        return float((root / "proc/loadavg").read_text().split()[0])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def name_places(env: Mapping[str, str], *, run_dir: Path | None = None, root: Path = Path("/")) -> dict[str, Path]:
+    """Return the directories that a job writes to, by purpose; nothing is touched.
+
+    Args:
+        env: TMPDIR and HOME in it are two of them.
+        run_dir: the job's own, where there is one.
+        root: where /dev/shm and /tmp are; the others are taken as they are.
+    """
+    places = {"/dev/shm": root / "dev/shm", "TMPDIR": Path(env.get("TMPDIR") or root / "tmp")}  # noqa: S108
+    if env.get("HOME"):
+        places["HOME"] = Path(env["HOME"])
+    if run_dir is not None:
+        places["run directory"] = run_dir
+    return places
+
+
+def read_place(purpose: str, path: Path) -> Place:
+    """Look at a directory: how much is free, and whether a block can really be written. Leaves nothing there.
+
+    Blocks as long as the file system does.
+
+    Args:
+        purpose: what the job uses it for; a `run directory` is also asked for the leader's nonce.
+        path: the directory.
+    """
+    name = str(path).encode("utf-8", "backslashreplace").decode()
+    try:
+        stat = os.statvfs(path)
+    except (OSError, ValueError) as exc:
+        return Place(purpose=purpose, path=name, problem=_reason(exc))
+    is_writable, problem = _try_to_write(path)
+    return Place(
+        purpose=purpose,
+        path=name,
+        free_bytes=stat.f_bavail * stat.f_frsize,
+        size_bytes=stat.f_blocks * stat.f_frsize,
+        is_writable=is_writable,
+        problem=problem,
+        nonce=_read_nonce(path) if purpose == "run directory" else None,
+    )
+
+
+def _try_to_write(path: Path) -> tuple[bool, str | None]:
+    """Write one block to a file without a name, where the file system can do that: nothing can be left behind."""
+    if not os.access(path, os.W_OK | os.X_OK):
+        return False, _refusal(path)
+    try:
+        descriptor = os.open(path, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
+    except OSError as exc:
+        if exc.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT):
+            return False, _reason(exc)
+        try:
+            # NFS and old kernels: a name for a moment.
+            descriptor, name = tempfile.mkstemp(prefix=".allranks-", dir=path)
+            Path(name).unlink()
+        except OSError as named:
+            return False, _reason(named)
+    try:
+        try:
+            os.write(descriptor, _BLOCK)
+        finally:
+            os.close(descriptor)  # where NFS says that the quota is used up
+    except OSError as exc:
+        return False, _reason(exc)
+    return True, None
+
+
+def _refusal(path: Path) -> str:
+    """Why access(2) said no: without the reason that only a second call tells, EACCES."""
+    is_read_only = os.statvfs(path).f_flag & os.ST_RDONLY
+    return os.strerror(errno.EROFS if is_read_only else errno.EACCES)
+
+
+def _read_nonce(path: Path) -> str | None:
+    try:
+        with (path / NONCE).open("rb") as file:
+            return file.read(256).decode(errors="backslashreplace").strip()
+    except OSError:
+        return None
+
+
+def _reason(exc: Exception) -> str:
+    return getattr(exc, "strerror", None) or str(exc)
+
+
+def _quotas(root: Path) -> Iterator[float]:
+    """Cores that each cgroup above this process grants."""
+    base = root / "sys/fs/cgroup"
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except (OSError, ValueError):
+        return
+    for line in lines:
+        _, _, rest = line.partition(":")
+        controllers, _, group = rest.partition(":")
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        mounts = [base, base / "unified"] if not controllers else [base / controllers, base / "cpu"]
+        # In a container the path may be the host's: whatever is not there is passed over.
+        above = [parent for parent in (PurePosixPath(group), *PurePosixPath(group).parents) if ".." not in parent.parts]
+        for mount in mounts:
+            for each in above:
+                directory = mount / str(each).lstrip("/")
+                with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
+                    yield _quota_v1(directory) if controllers else _quota_v2((directory / "cpu.max").read_text())
+
+
+def _quota_v2(text: str) -> float:
+    quota, period = text.split()
+    return math.inf if quota == "max" else int(quota) / int(period)
+
+
+def _quota_v1(directory: Path) -> float:
+    quota = int((directory / "cpu.cfs_quota_us").read_text())
+    return math.inf if quota <= 0 else quota / int((directory / "cpu.cfs_period_us").read_text())

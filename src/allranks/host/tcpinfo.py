@@ -1,0 +1,72 @@
+"""What the kernel knows of one TCP connection: retransmissions, segment size, what is not acknowledged yet.
+
+Source: struct tcp_info in linux/tcp.h (fields are only ever appended), SIOCOUTQ in tcp(7).
+"""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+import struct
+import termios
+from dataclasses import dataclass
+
+_ASKED_BYTES = 104
+"""Up to tcpi_total_retrans; an older kernel gives less, a newer one would give more."""
+
+
+@dataclass(frozen=True, slots=True)
+class TcpInfo:
+    """Some fields of struct tcp_info; 0 where this kernel does not say."""
+
+    state: int
+    """1 is established, as in linux/tcp_states.h."""
+    retransmits: int
+    """Timeouts in a row without an acknowledgement."""
+    snd_mss: int
+    """Largest segment that is sent, bytes of payload."""
+    unacked: int
+    """Segments sent and not acknowledged."""
+    lost: int
+    pmtu: int
+    rtt_s: float
+    """Smoothed."""
+    total_retrans: int
+    """Segments sent again since the connection began."""
+
+
+def parse_tcp_info(data: bytes) -> TcpInfo:
+    """Read the bytes of struct tcp_info, however many there are."""
+    data = data.ljust(_ASKED_BYTES, b"\0")
+
+    def field(offset: int) -> int:
+        return int(struct.unpack_from("=I", data, offset)[0])
+
+    return TcpInfo(
+        state=data[0],
+        retransmits=data[2],
+        snd_mss=field(16),
+        unacked=field(24),
+        lost=field(32),
+        pmtu=field(60),
+        rtt_s=field(68) / 1e6,
+        total_retrans=field(100),
+    )
+
+
+def read_tcp_info(sock: socket.socket) -> TcpInfo:
+    """Ask the kernel.
+
+    Raises:
+        OSError: this is no TCP socket, or it is closed.
+    """
+    return parse_tcp_info(sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _ASKED_BYTES))
+
+
+def read_unacked_bytes(sock: socket.socket) -> int:
+    """Bytes written to the socket that the other machine has not acknowledged.
+
+    Raises:
+        OSError: this is no TCP socket, or it is closed.
+    """
+    return int(struct.unpack("=i", fcntl.ioctl(sock.fileno(), termios.TIOCOUTQ, bytes(4)))[0])

@@ -1,0 +1,223 @@
+"""Which faults are in a lab, and how do they come and go? LAB_DIR/faults.json says it, so any process can heal.
+
+    there = inject(Lab("demo"), "cable-pulled", seed=7)     # Injected: what, where, the truth
+    heal(Lab("demo"))                                       # all of them, the last first
+
+A fault stands in the file before anything is broken, with what `heal` needs before that is needed: a process that is
+killed in between leaves nothing that cannot be healed.
+"""
+
+from __future__ import annotations
+
+import difflib
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from allranks.lab import hosts as machines
+from allranks.lab.faults.catalogue import FAULTS
+from allranks.lab.faults.fault import Fault, Place, Scene, Where
+from allranks.lab.lab import Lab, check_root
+from allranks.lab.plan import Host
+from allranks.model.errors import AllranksError, SetupError, UsageError
+
+DEFAULT_RUN_DIR = Path("runs")
+"""As in `allranks run --log-dir`."""
+
+
+class Record(msgspec.Struct, kw_only=True):
+    """One fault, as faults.json has it."""
+
+    fault: str
+    node: str
+    peer: str | None
+    seed: int
+    run_dir: str
+    lives: dict[str, str]
+    memory: dict[str, Any] = {}
+
+    @property
+    def where(self) -> Where:
+        """Where it is."""
+        return Where(node=self.node, peer=self.peer, seed=self.seed)
+
+    @property
+    def key(self) -> str:
+        """What the same fault at the same place has, too."""
+        return f"{self.fault}@{self.node}"
+
+
+@dataclass(frozen=True, slots=True)
+class Injected:
+    """A fault that is in a lab, and its scene: for the truth (`fault.culprit(scene)`) and the start of the job."""
+
+    fault: type[Fault]
+    scene: Scene
+
+
+def find_fault(name: str) -> type[Fault]:
+    """Return a fault by its name.
+
+    Raises:
+        UsageError: there is none; the message has the one that was meant.
+    """
+    if name not in FAULTS:
+        close = difflib.get_close_matches(name, FAULTS, n=1)
+        hint = f"did you mean {close[0]}?" if close else "allranks lab inject --list prints them"
+        raise UsageError(f"no fault {name!r}: {hint}")
+    return FAULTS[name]
+
+
+def choose_where(fault: type[Fault], planned: Sequence[Host], *, on: str | None, seed: int) -> Where:
+    """Return where a fault goes: drawn by the seed, as far as `on` does not say it.
+
+    Raises:
+        UsageError: there is no such node, or it cannot be put there.
+    """
+    names = [host.name for host in planned]
+    if len(names) < fault.min_nodes:
+        raise UsageError(f"{fault.name} needs {fault.min_nodes} nodes: the lab has {len(names)}")
+    allowed = {Place.ANY: names, Place.FIRST: names[:1], Place.NOT_FIRST: names[1:]}[fault.place]
+    if on is not None and on not in names:
+        raise UsageError(f"no node {on!r}: expected one of {', '.join(names)}")
+    if on is not None and on not in allowed:
+        raise UsageError(f"{fault.name} cannot be put on {on}: expected {', '.join(allowed)}")
+    chance = random.Random(seed)
+    drawn = chance.choice(allowed)
+    node = on or drawn
+    others = [name for name in names if name != node]
+    return Where(node=node, peer=chance.choice(others) if others else None, seed=seed)
+
+
+def inject(lab: Lab, name: str, *, seed: int, on: str | None = None, run_dir: Path = DEFAULT_RUN_DIR) -> Injected:
+    """Put a fault into a running lab.
+
+    Args:
+        lab: which must be up.
+        name: of the fault.
+        seed: what is left to chance follows from it.
+        on: the node; by default drawn.
+        run_dir: where run directories of jobs go, for the faults that take it away.
+    Raises:
+        UsageError: the lab is not up, there is no such fault or node, or this fault is there already.
+        SetupError: this machine cannot do it; nothing is left of it.
+    """
+    fault = find_fault(name)
+    check_root()
+    planned = _check_up(lab)
+    with lab.locked():
+        where = choose_where(fault, planned, on=on, seed=seed)
+        inits = machines.find_inits(lab.dir)
+        lab.find_init(where.node)  # refuses dead nodes
+        record = Record(
+            fault=name,
+            node=where.node,
+            peer=where.peer,
+            seed=seed,
+            run_dir=str(run_dir.absolute()),
+            lives={node: machines.identify(pid) for node, pid in inits.items()},
+        )
+        there = read_records(lab)
+        if any(other.key == record.key for other in there):
+            raise UsageError(
+                f"lab {lab.name!r}: {name} is on {where.node} already; allranks lab heal --name {lab.name} {name}"
+            )
+        there.append(record)
+        _write_records(lab, there)
+        injected = _open(lab, record, there)
+        try:
+            fault.inject(injected.scene)
+        except (AllranksError, OSError):
+            fault.heal(injected.scene)
+            there.remove(record)
+            _write_records(lab, there)
+            raise
+    return injected
+
+
+def heal(lab: Lab, name: str | None = None, *, on: str | None = None) -> list[Injected]:
+    """Take faults out of a lab, the last first; what they did to nodes that were made anew since is gone already.
+
+    Args:
+        lab: which must be up.
+        name: by default all.
+        on: the node; by default wherever it is.
+    Returns:
+        What was healed.
+    Raises:
+        UsageError: the lab is not up, or the named fault is not in it.
+        SetupError: a fault cannot be healed; it still stands in faults.json.
+    """
+    if name is not None:
+        find_fault(name)
+    check_root()
+    _check_up(lab)
+    healed = []
+    with lab.locked():
+        there = read_records(lab)
+        chosen = [each for each in there if name in (None, each.fault) and on in (None, each.node)]
+        if not chosen and (name or on):
+            found = ", ".join(each.key for each in there) or "none"
+            raise UsageError(f"lab {lab.name!r} has no {name or 'fault'}{f' on {on}' if on else ''}: there is {found}")
+        failed: list[str] = []
+        for record in reversed(chosen):
+            injected = _open(lab, record, there)
+            try:
+                injected.fault.heal(injected.scene)
+            except (AllranksError, OSError) as exc:  # the others are healed all the same
+                failed.append(f"{record.key}: {exc}")
+                continue
+            there.remove(record)
+            _write_records(lab, there)
+            healed.append(injected)
+    if failed:
+        raise SetupError(
+            f"lab {lab.name!r}: not healed: {'; '.join(failed)}; allranks lab down, and up, takes all away"
+        )
+    return healed
+
+
+def read_injected(lab: Lab) -> list[Injected]:
+    """Return the faults that are in a lab, the oldest first."""
+    there = read_records(lab)
+    return [_open(lab, record, there) for record in there]
+
+
+def read_records(lab: Lab) -> list[Record]:
+    """Return faults.json; nothing where there is none."""
+    try:
+        return msgspec.json.decode((lab.dir / "faults.json").read_bytes(), type=list[Record])
+    except FileNotFoundError:
+        return []
+
+
+def _write_records(lab: Lab, records: Sequence[Record]) -> None:
+    path, draft = lab.dir / "faults.json", lab.dir / "faults.draft"
+    draft.write_bytes(msgspec.json.format(msgspec.json.encode(records)))
+    draft.rename(path)
+
+
+def _check_up(lab: Lab) -> Sequence[Host]:
+    planned = lab.planned_hosts()
+    lab.find_init(planned[0].name if planned else "")
+    return planned
+
+
+def _open(lab: Lab, record: Record, there: Sequence[Record]) -> Injected:
+    scene = Scene(
+        lab_dir=lab.dir,
+        key=record.key,
+        where=record.where,
+        hosts={host.name: host for host in lab.planned_hosts()},
+        inits=machines.find_inits(lab.dir),
+        lives=record.lives,
+        run_dir=Path(record.run_dir),
+        others=[(other.fault, other.where) for other in there if other is not record],
+        memory=record.memory,
+        save=lambda: _write_records(lab, there),
+    )
+    return Injected(FAULTS[record.fault], scene)

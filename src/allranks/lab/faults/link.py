@@ -1,0 +1,212 @@
+"""Faults of cables, ports and interfaces of the data network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from allranks.lab import hosts as machines
+from allranks.lab.faults.fault import Culprit, Fault, Scene, Where, port_of
+from allranks.lab.hosts import LINK_GBIT_S, SWITCH
+from allranks.lab.plan import Host
+from allranks.model.errors import SetupError
+
+JUMBO, STANDARD = 9000, 1500
+SLOW_GBIT_S = LINK_GBIT_S / 10
+
+
+class LinkFault(Fault):
+    """One node's data interface is it."""
+
+    @classmethod
+    def culprit(cls, scene: Scene) -> Culprit:
+        """The interface."""
+        return Culprit(nodes=(scene.node.name,), interface=scene.node.data_interface)
+
+
+class InterfaceDown(LinkFault, name="interface-down", cause="AR210"):
+    """The node's data interface is set down: it keeps its address and sends nothing."""
+
+    @classmethod
+    def inject(cls, scene: Scene) -> None:
+        """Set it down."""
+        scene.run(scene.node.name, "ip", "link", "set", _name_now(scene, scene.node), "down")
+
+    @classmethod
+    def heal(cls, scene: Scene) -> None:
+        """Set it up again; IPv6 addresses went with it."""
+        _bring_up(scene)
+
+
+class CablePulled(LinkFault, name="cable-pulled", cause="AR210"):
+    """The switch port of the node's data interface is down: up on the node, without a carrier."""
+
+    @classmethod
+    def inject(cls, scene: Scene) -> None:
+        """Set the port down."""
+        scene.on_switch("ip", "link", "set", port_of(scene.node), "down")
+
+    @classmethod
+    def heal(cls, scene: Scene) -> None:
+        """Set it up again."""
+        scene.on_switch("ip", "link", "set", port_of(scene.node), "up")
+
+
+class PortSilent(LinkFault, name="port-silent", cause="AR210"):
+    """The switch forwards nothing from or to the node's data port; the carrier is there."""
+
+    @classmethod
+    def inject(cls, scene: Scene) -> None:
+        """Detach the port from the bridge."""
+        scene.on_switch("ip", "link", "set", port_of(scene.node), "nomaster")
+
+    @classmethod
+    def heal(cls, scene: Scene) -> None:
+        """Attach it again."""
+        scene.on_switch("ip", "link", "set", port_of(scene.node), "master", "data")
+
+
+class InterfaceRenamed(LinkFault, name="interface-renamed", cause="AR208"):
+    """The node's data interface has another name than cluster.toml says, as after a change of kernel or slot."""
+
+    @classmethod
+    def inject(cls, scene: Scene) -> None:
+        """Rename it: down, renamed, up."""
+        now, new = scene.node.data_interface, _other_name(scene.node)
+        _rename(scene, now, new)
+
+    @classmethod
+    def heal(cls, scene: Scene) -> None:
+        """Name it as before."""
+        name, new = scene.node.data_interface, _other_name(scene.node)
+        if new in scene.run(scene.node.name, "ls", "/sys/class/net").split():
+            _rename(scene, new, name)
+
+
+class MtuFault(LinkFault):
+    """Jumbo frames everywhere but at one end. All ends are set anew from the faults that are there."""
+
+    narrow_end: ClassVar[str]
+    """`node` or `port`."""
+
+    @classmethod
+    def inject(cls, scene: Scene) -> None:
+        """Set all ends to 9000, and one to 1500."""
+        _set_mtus(scene, [*scene.others, (cls.name, scene.where)])
+
+    @classmethod
+    def heal(cls, scene: Scene) -> None:
+        """Set all ends as the other faults have them, to 1500 where there is none."""
+        _set_mtus(scene, scene.others)
+
+
+class MtuUnequal(MtuFault, name="mtu-unequal", cause="AR205"):
+    """All data interfaces have MTU 9000, only the node's has 1500."""
+
+    narrow_end = "node"
+
+
+class MtuBlackhole(MtuFault, name="mtu-blackhole", cause="AR204"):
+    """All data interfaces have MTU 9000, the switch port of the node has 1500: larger packets vanish there."""
+
+    narrow_end = "port"
+
+
+class PacketLoss(LinkFault):
+    """A share of the packets is dropped at the node's switch port, in both directions."""
+
+    percent: ClassVar[int]
+
+    @classmethod
+    def inject(cls, scene: Scene) -> None:
+        """Drop by chance where the switch forwards."""
+        drop = f"numgen random mod 100 < {cls.percent} drop"
+        rules = [f'{direction} "{port_of(scene.node)}" {drop}' for direction in ("iifname", "oifname")]
+        scene.filter(SWITCH, rules, family="bridge", hook="forward")
+
+    @classmethod
+    def heal(cls, scene: Scene) -> None:
+        """Drop no more."""
+        scene.unfilter(SWITCH, family="bridge")
+
+
+class PacketLoss2(PacketLoss, name="packet-loss-2", cause="AR212"):
+    """2 % of the packets from and to the node's data interface are lost at its switch port."""
+
+    percent = 2
+
+
+class PacketLoss20(PacketLoss, name="packet-loss-20", cause="AR212"):
+    """20 % of the packets from and to the node's data interface are lost at its switch port."""
+
+    percent = 20
+
+
+class SlowLink(LinkFault, name="slow-link", cause="AR213"):
+    """The node's data link carries a tenth of the others, in both directions."""
+
+    @classmethod
+    def inject(cls, scene: Scene) -> None:
+        """Shape both ends."""
+        for node, interface in _ends(scene):
+            if not machines.shape(scene.inits[node], interface, SLOW_GBIT_S):
+                raise SetupError("lab: slow-link: this kernel has no tbf (CONFIG_NET_SCH_TBF)")
+
+    @classmethod
+    def heal(cls, scene: Scene) -> None:
+        """Shape both ends as those of the others."""
+        for node, interface in _ends(scene):
+            if scene.is_same_life(node):
+                machines.shape(scene.inits[node], interface, LINK_GBIT_S)
+
+
+def _ends(scene: Scene) -> list[tuple[str, str]]:
+    return [(scene.node.name, _name_now(scene, scene.node)), (SWITCH, port_of(scene.node))]
+
+
+def _other_name(host: Host) -> str:
+    return "ens1f9" if host.data_interface != "ens1f9" else "ens1f8"
+
+
+def _name_now(scene: Scene, host: Host) -> str:
+    """Name of a node's data interface, which another fault may have changed."""
+    is_renamed = (InterfaceRenamed.name, host.name) in [(name, where.node) for name, where in scene.others]
+    seen = scene.run(host.name, "ls", "/sys/class/net").split() if is_renamed else []
+    return _other_name(host) if _other_name(host) in seen else host.data_interface
+
+
+def _rename(scene: Scene, now: str, new: str) -> None:
+    """Rename a node's data interface, for which it must be down; where it has IPv6, its address comes back."""
+    host = scene.node
+    flags = "nodad" if ":" in host.data_address else ""
+    lines = [
+        f"link set {now} down",
+        f"link set {now} name {new}",
+        f"link set {new} up",
+        f"address replace {host.data_address} dev {new} {flags}",
+    ]
+    scene.run(host.name, "ip", "-batch", "-", script="\n".join(lines) + "\n")
+
+
+def _bring_up(scene: Scene) -> None:
+    """Set the data interface up; where it has IPv6, its address went with it and comes back."""
+    host, name = scene.node, _name_now(scene, scene.node)
+    flags = "nodad" if ":" in host.data_address else ""
+    lines = [f"link set {name} up\n", f"address replace {host.data_address} dev {name} {flags}\n"]
+    scene.run(host.name, "ip", "-batch", "-", script="".join(lines))
+
+
+def _set_mtus(scene: Scene, faults: Sequence[tuple[str, Where]]) -> None:
+    narrow = {(fault.narrow_end, where.node) for name, where in faults if (fault := _MTU_FAULTS.get(name))}
+    usual = JUMBO if narrow else STANDARD
+
+    def mtu(end: str, host: Host) -> int:
+        return STANDARD if (end, host.name) in narrow else usual
+
+    ports = [f"link set {port_of(host)} mtu {mtu('port', host)}\n" for host in scene.hosts.values()]
+    scene.on_switch("ip", "-batch", "-", script="".join(ports))
+    for host in scene.hosts.values():
+        scene.run(host.name, "ip", "link", "set", _name_now(scene, host), "mtu", str(mtu("node", host)))
+
+
+_MTU_FAULTS = {fault.name: fault for fault in (MtuUnequal, MtuBlackhole)}

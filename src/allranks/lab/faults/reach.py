@@ -1,0 +1,255 @@
+"""Faults of addresses, names, ports and filters: who can reach whom, and where."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from ipaddress import ip_interface
+from typing import ClassVar
+
+from allranks.lab.faults.fault import Culprit, EnvironmentFault, Expected, Fault, Place, Scene, Start, Where, port_of
+from allranks.lab.hosts import SWITCH
+from allranks.lab.plan import DOCKER_INTERFACE, MANAGEMENT_INTERFACE, bare, render_hosts_file
+
+PORT = 29500
+"""The leader's preferred port, torch's own."""
+LISTENER_MARK = "allranks-lab-port-in-use"
+LISTENER = f"""
+import os, socket, sys
+server = socket.create_server(("", {PORT}))
+if child := os.fork():
+    print(child)
+    sys.exit()
+os.setsid()
+for fd in range(3):
+    os.dup2(os.open(os.devnull, os.O_RDWR), fd)
+while True:
+    server.accept()[0].close()
+"""
+SYN = "tcp flags & (syn | ack) == syn"
+"""Only whoever opens a connection: replies to those in the other direction are let through without conntrack."""
+
+
+# The leader's address
+
+
+class MasterAddressWrong(Fault, name="master-address-wrong", cause="AR201"):
+    """--master-addr is an address of the data network that no node has."""
+
+    @classmethod
+    def culprit(cls, scene: Scene) -> Culprit:
+        """No node: the address."""
+        return Culprit(address=_unused_address(scene))
+
+    @classmethod
+    def start(cls, scene: Scene) -> Start:
+        """With the address."""
+        return Start(run_flags=("--master-addr", _unused_address(scene)))
+
+
+class HostsFault(Fault):
+    """What names resolve to on one node. /etc/hosts is written anew from the faults that are there."""
+
+    @classmethod
+    def inject(cls, scene: Scene) -> None:
+        """Write it with this fault."""
+        _write_hosts_file(scene, [*scene.others, (cls.name, scene.where)])
+
+    @classmethod
+    def heal(cls, scene: Scene) -> None:
+        """Write it without."""
+        _write_hosts_file(scene, scene.others)
+
+
+class MasterNameUnresolvable(HostsFault, name="master-name-unresolvable", cause="AR202"):
+    """--master-addr is the first node's name, which does not resolve on the node."""
+
+    place = Place.NOT_FIRST
+    min_nodes = 2
+
+    @classmethod
+    def start(cls, scene: Scene) -> Start:
+        """With the name."""
+        return Start(run_flags=("--master-addr", scene.first.name))
+
+
+class LoopbackHostname(HostsFault, name="loopback-hostname", cause="AR209"):
+    """The node's own name resolves to 127.0.1.1 there, as Debian's installer writes it."""
+
+    severity = Expected.WARN
+
+
+# Ports
+
+
+class PortInUse(Fault, name="port-in-use", cause="AR207"):
+    """A foreign process listens on port 29500 of the first node."""
+
+    place = Place.FIRST
+    severity = Expected.WARN
+
+    @classmethod
+    def inject(cls, scene: Scene) -> None:
+        """Start it; returns when it listens."""
+        python = [sys.executable, "-I", "-S", "-c", LISTENER, LISTENER_MARK]
+        scene.remember("pid", int(scene.run(scene.node.name, *python)))
+
+    @classmethod
+    def heal(cls, scene: Scene) -> None:
+        """End it."""
+        if "pid" in scene.memory:
+            end = (
+                'cmdline() { tr "\\0" " " <"/proc/$1/cmdline" 2>/dev/null | grep -q -- "$2"; }; '
+                'cmdline "$1" "$2" && kill -9 "$1"; while cmdline "$1" "$2"; do sleep 0.01; done'
+            )
+            scene.run(scene.node.name, "sh", "-c", end, "sh", str(scene.memory["pid"]), LISTENER_MARK)
+
+
+class PortFiltered(Fault, name="port-filtered", cause="AR206"):
+    """The first node's firewall drops TCP to port 29500, on every interface."""
+
+    place = Place.FIRST
+
+    @classmethod
+    def inject(cls, scene: Scene) -> None:
+        """Drop; what stays on the node itself passes."""
+        scene.filter(scene.node.name, [f'iifname != "lo" tcp dport {PORT} drop'])
+
+    @classmethod
+    def heal(cls, scene: Scene) -> None:
+        """Drop no more."""
+        scene.unfilter(scene.node.name)
+
+
+class PairFault(Fault):
+    """Two nodes together are it: each reaches all others."""
+
+    min_nodes = 2
+
+    @classmethod
+    def culprit(cls, scene: Scene) -> Culprit:
+        """Both; in a lab of two nodes, they are all there is."""
+        return Culprit(nodes=scene.pair)
+
+
+class PortsFilteredBetween(PairFault, name="ports-filtered-between", cause="AR206"):
+    """Two nodes refuse each other's connections to ports 1024 to 65535 on the data network, but for 29500."""
+
+    @classmethod
+    def inject(cls, scene: Scene) -> None:
+        """Drop what opens such a connection, on both."""
+        for here, there in ((scene.node, scene.peer), (scene.peer, scene.node)):
+            address = bare(there.data_address)
+            family = "ip6" if ":" in address else "ip"
+            rule = f"{family} saddr {address} tcp dport 1024-65535 tcp dport != {PORT} {SYN} drop"
+            scene.filter(here.name, [rule])
+
+    @classmethod
+    def heal(cls, scene: Scene) -> None:
+        """Drop no more."""
+        for name in scene.pair:
+            scene.unfilter(name)
+
+
+# Paths
+
+
+class LinkCut(PairFault, name="link-cut", cause=("AR211", "AR210")):
+    """Nothing passes between two nodes on the data network."""
+
+    @classmethod
+    def inject(cls, scene: Scene) -> None:
+        """Drop where the switch would forward."""
+        _part(scene, [scene.node.name], [scene.peer.name])
+
+    @classmethod
+    def heal(cls, scene: Scene) -> None:
+        """Forward again."""
+        scene.unfilter(SWITCH, family="bridge")
+
+
+class Partition(Fault, name="partition", cause="AR211"):
+    """Nothing passes between two halves of the nodes on the data network, drawn by the seed."""
+
+    min_nodes = 4
+
+    @classmethod
+    def culprit(cls, scene: Scene) -> Culprit:
+        """The two groups."""
+        return Culprit(groups=_halves(scene))
+
+    @classmethod
+    def inject(cls, scene: Scene) -> None:
+        """Drop where the switch would forward."""
+        _part(scene, *_halves(scene))
+
+    @classmethod
+    def heal(cls, scene: Scene) -> None:
+        """Forward again."""
+        scene.unfilter(SWITCH, family="bridge")
+
+
+# Wrong interface
+
+
+class NicForced(EnvironmentFault):
+    """GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name an interface that does not lead to the others."""
+
+    interface: ClassVar[str]
+
+    def __init_subclass__(cls, *, interface: str, **attributes: str) -> None:
+        super().__init_subclass__(**attributes)
+        cls.interface = interface
+        cls.variables = {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
+
+    @classmethod
+    def culprit(cls, scene: Scene) -> Culprit:
+        """The node with the interface that it was made to use."""
+        return Culprit(nodes=(scene.node.name,), interface=cls.interface)
+
+
+class NicForcedDocker0(NicForced, name="nic-forced-docker0", cause="AR203", interface=DOCKER_INTERFACE):
+    """The node's environment forces docker0, which has the same address on every node."""
+
+
+class NicForcedLo(NicForced, name="nic-forced-lo", cause="AR203", interface="lo"):
+    """The node's environment forces the loopback interface."""
+
+
+class NicForcedManagement(NicForced, name="nic-forced-management", cause="AR203", interface=MANAGEMENT_INTERFACE):
+    """The node's environment forces the management network; all others use the data network."""
+
+
+def _unused_address(scene: Scene) -> str:
+    """x.x.x.99 of the data network, or the next below that no node has."""
+    network = ip_interface(scene.first.data_address).network
+    taken = {bare(host.data_address) for host in scene.hosts.values()}
+    last = min(99, network.num_addresses - 2)
+    return next(str(address) for n in range(last, 0, -1) if str(address := network[n]) not in taken)
+
+
+def _write_hosts_file(scene: Scene, faults: Iterable[tuple[str, Where]]) -> None:
+    here = {name for name, where in faults if where.node == scene.node.name}
+    usual = render_hosts_file(list(scene.hosts.values()))
+    lines = []
+    for line in usual.splitlines(keepends=True):
+        _, name = line.split()[:2]
+        if name == scene.first.name and MasterNameUnresolvable.name in here:
+            continue
+        lines.append(f"127.0.1.1 {name}\n" if name == scene.node.name and LoopbackHostname.name in here else line)
+    # In place: the node has this very file mounted.
+    scene.own_dir(scene.node.name, "hosts").write_text("".join(lines))
+
+
+def _halves(scene: Scene) -> tuple[tuple[str, ...], ...]:
+    names = list(scene.hosts)
+    others = [name for name in names if name != scene.node.name]
+    first = {scene.node.name, *scene.chance.sample(others, len(names) // 2 - 1)}
+    halves = (tuple(n for n in names if n in first), tuple(n for n in names if n not in first))
+    return tuple(sorted(halves, key=lambda half: names.index(half[0])))
+
+
+def _part(scene: Scene, one: Iterable[str], other: Iterable[str]) -> None:
+    sides = [", ".join(f'"{port_of(scene.hosts[name])}"' for name in side) for side in (one, other)]
+    rules = [f"iifname {{ {a} }} oifname {{ {b} }} drop" for a, b in (sides, sides[::-1])]
+    scene.filter(SWITCH, rules, family="bridge", hook="forward")

@@ -1,0 +1,106 @@
+"""Faults in how the job is started: who comes late, never or twice, and who starts what within what."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from allranks.lab.faults.fault import Culprit, Expected, ExtraAgent, Fault, Scene, Start
+
+LATE_S = 15
+PROGRAMS = Path(__file__).parent / "programs"
+
+
+class NeverStarts(Fault, name="never-starts", cause="AR001"):
+    """The node's task hangs before it becomes the agent, until it is killed."""
+
+    @classmethod
+    def inject(cls, scene: Scene) -> None:
+        """Hold it back for good."""
+        scene.write_delay(scene.node.name, "infinity")
+
+    @classmethod
+    def heal(cls, scene: Scene) -> None:
+        """Let it start."""
+        scene.remove_files()
+
+
+class StartsLate(Fault, name="starts-late", cause=()):
+    """The node's task starts 15 s after the others, as from a cold file system."""
+
+    severity = Expected.SURVIVED
+
+    @classmethod
+    def culprit(cls, scene: Scene) -> Culprit:
+        """Nobody: the job must run."""
+        return Culprit()
+
+    @classmethod
+    def inject(cls, scene: Scene) -> None:
+        """Hold it back."""
+        scene.write_delay(scene.node.name, str(LATE_S))
+
+    @classmethod
+    def heal(cls, scene: Scene) -> None:
+        """Let it start at once."""
+        scene.remove_files()
+
+
+class RankTwice(Fault, name="rank-twice", cause="AR405"):
+    """A second agent on the node says that it is the same rank of the same job."""
+
+    severity = Expected.WARN
+
+    @classmethod
+    def start(cls, scene: Scene) -> Start:
+        """Two agents there."""
+        return Start(extra_agents=(ExtraAgent(node=scene.node.name, environment={}),))
+
+
+class StaleRank(Fault, name="stale-rank", cause="AR404"):
+    """An agent of the job's previous attempt is still there on the node, beside the new one."""
+
+    severity = Expected.WARN
+
+    @classmethod
+    def inject(cls, scene: Scene) -> None:
+        """Make it the job's second attempt on all nodes."""
+        for node in scene.hosts:
+            scene.write_environment(node, {"SLURM_RESTART_COUNT": "1"})
+
+    @classmethod
+    def heal(cls, scene: Scene) -> None:
+        """Make it the first again."""
+        scene.remove_files()
+
+    @classmethod
+    def start(cls, scene: Scene) -> Start:
+        """With an agent that says it is of the first attempt."""
+        return Start(extra_agents=(ExtraAgent(node=scene.node.name, environment={"SLURM_RESTART_COUNT": "0"}),))
+
+
+class WholeJob(Fault):
+    """No node is it: the command is."""
+
+    @classmethod
+    def culprit(cls, scene: Scene) -> Culprit:
+        """No node."""
+        return Culprit()
+
+
+class TorchrunInTasks(WholeJob, name="torchrun-in-tasks", cause=("AR501", "AR502")):
+    """srun starts eight tasks on each node, and each of them is a torchrun (here: an `allranks run`)."""
+
+    @classmethod
+    def start(cls, scene: Scene) -> Start:
+        """Eight a node, on as few cores as there are."""
+        tasks = ("--ntasks-per-node=8", f"--ntasks={8 * len(scene.hosts)}")
+        return Start(srun_flags=(*tasks, "--overcommit"))
+
+
+class MpSpawnInSrun(WholeJob, name="mp-spawn-in-srun", cause="AR502"):
+    """Each task of the job starts the whole world once more: mp.spawn(nprocs=SLURM_NTASKS)."""
+
+    @classmethod
+    def start(cls, scene: Scene) -> Start:
+        """With such a program."""
+        return Start(program=PROGRAMS / "mp_spawn.py")

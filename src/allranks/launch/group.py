@@ -1,0 +1,64 @@
+"""The group: who is which rank, once the roll call has brought all nodes together. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from allranks.causes.catalogue import find_cause
+from allranks.causes.cause import failed
+from allranks.launch.plan import assign_ranks, choose_backend, count_of
+from allranks.model.card import Card
+from allranks.model.errors import SetupError
+from allranks.model.finding import Finding
+from allranks.model.hostlist import fold_hosts
+from allranks.wire.protocol import Member, Plan
+
+
+def make_group(
+    cards: Mapping[int, Card], *, wanted_backend: str, attempt: int, store_address: str, store_port: int
+) -> dict[int, Plan]:
+    """Return everybody's Plan by the node index of its card; gaps close where fewer nodes came than could.
+
+    Args:
+        cards: of the nodes that came.
+        wanted_backend: auto, nccl or gloo.
+        attempt: which start of the job this is.
+        store_address: where rank 0's store is, on the data network.
+        store_port: its port.
+    Raises:
+        SetupError: the backend cannot work on these nodes.
+    """
+    indices = sorted(cards)
+    present = [cards[index] for index in indices]
+    members = assign_ranks([(card.host, card.num_workers) for card in present])
+    try:
+        backend, reason = choose_backend(
+            wanted_backend, [(m.name, m.num_workers, card.num_gpus) for m, card in zip(members, present, strict=True)]
+        )
+    except SetupError as exc:
+        raise SetupError(str(exc), finding=_too_few_gpus(members, present)) from exc
+    return {
+        index: Plan(
+            members=members,
+            node_index=position,
+            attempt=attempt,
+            store_address=store_address,
+            store_port=store_port,
+            backend=backend,
+            backend_reason=reason,
+        )
+        for position, index in enumerate(indices)
+    }
+
+
+def _too_few_gpus(members: Sequence[Member], cards: Sequence[Card]) -> Finding:
+    short = [(m.name, card) for m, card in zip(members, cards, strict=True) if card.num_gpus < card.num_workers]
+    seen: dict[str, list[str]] = {}
+    for name, card in short:
+        promised = card.num_promised_gpus
+        said = f", although SLURM says {promised}" if promised is not None and promised != card.num_gpus else ""
+        has = f"{count_of(card.num_gpus, 'GPU')} for {count_of(card.num_workers, 'rank')}{said}"
+        seen.setdefault(has, []).append(name)
+    what = f"backend nccl needs a GPU for each rank; {len(short)} of {len(members)} nodes have too few"
+    evidence = [f"{fold_hosts(names)}: {has}" for has, names in seen.items()]
+    return find_cause("AR111").find(failed(*evidence, what=what), node=fold_hosts([name for name, _ in short]))

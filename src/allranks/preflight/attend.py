@@ -1,0 +1,134 @@
+"""The roll call, the agent's side: answer what the leader asks until it says go or stop.
+
+The leader asks with Test: try these nodes, look at the run directory. The answer is a Tested, at the latest when the
+Test's own time is up, with what there is by then. No deadline of its own otherwise: the leader has one for every
+phase, and the kernel one for a silent leader (`Connection.expect_alive_within`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import selectors
+import threading
+import time
+from collections.abc import Callable
+
+from allranks.model.card import Card, Place
+from allranks.model.errors import NodeFaultError, WireError
+from allranks.preflight.mesh import Mesh
+from allranks.preflight.rollcall import mtu_of
+from allranks.wire.protocol import Connection, Goodbye, Plan, Refused, Test, Tested
+
+TICK_S = 0.25
+
+
+class Attendance:
+    """One agent in the roll call.
+
+    Args:
+        connection: to the leader.
+        card: what this node said of itself.
+        mesh: its end of the pair tests.
+        look_at_run_dir: how this node sees the run directory; called in a thread, since it may lie on a file system
+            that does not answer.
+        check_signals: raises StoppedBySignal when somebody told this agent to stop.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        card: Card,
+        *,
+        mesh: Mesh | None,
+        look_at_run_dir: Callable[[], Place | None],
+        check_signals: Callable[[], None],
+    ) -> None:
+        self._connection = connection
+        self._card = card
+        self._mesh = mesh
+        self._look = look_at_run_dir
+        self._check_signals = check_signals
+        self._test: Test | None = None
+        self._due_s = 0.0
+        self._place: Place | None = None
+        self._looked: queue.SimpleQueue[Place | None] | None = None
+
+    def wait(self) -> Plan | Goodbye:
+        """Return the leader's word: who is which rank, or why it does not begin.
+
+        Raises:
+            NodeFaultError: the leader is gone.
+            WireError: the leader refuses this node after all.
+            StoppedBySignal: check_signals raised it.
+        """
+        with selectors.DefaultSelector() as selector, contextlib.ExitStack() as on_failure:
+            on_failure.callback(self._connection.close)
+            selector.register(self._connection, selectors.EVENT_READ)
+            if self._mesh is not None:
+                self._mesh.attach(selector)
+            while True:
+                self._check_signals()
+                now_s = time.monotonic()
+                next_s = self._mesh.advance(now_s) if self._mesh else None
+                timeout_s = TICK_S if next_s is None else min(TICK_S, next_s)
+                for key, mask in selector.select(0 if self._connection.has_unread else timeout_s):
+                    if key.fileobj is not self._connection:
+                        key.data(mask)
+                if (answer := self._listen()) is not None:
+                    on_failure.pop_all()
+                    return answer
+                self._answer()
+
+    def _listen(self) -> Plan | Goodbye | None:
+        try:
+            messages = self._connection.receive(at_most=1)  # what follows the Plan is the agent's
+            self._connection.flush()
+        except (ConnectionError, WireError) as exc:
+            raise NodeFaultError(f"the leader left before the job began: {exc}") from exc
+        for message in messages:
+            match message:
+                case Refused():
+                    raise WireError(f"the leader refused this node: {message.reason}")
+                case Plan() | Goodbye():
+                    return message
+                case Test():
+                    self._begin(message)
+        return None
+
+    def _begin(self, test: Test) -> None:
+        self._test, self._due_s = test, time.monotonic() + test.within_s
+        self._place = None
+        if self._mesh is not None:
+            self._mesh.admit(test.token)
+            self._mesh.start(
+                test,
+                own_index=test.own_index,
+                own_address=test.own_address,
+                mtu=mtu_of(self._card),
+                now_s=time.monotonic(),
+            )
+        if test.run_dir_nonce is not None:
+            looked: queue.SimpleQueue[Place | None] = queue.SimpleQueue()
+            self._looked = looked
+            threading.Thread(target=lambda: looked.put(self._look()), daemon=True).start()
+
+    def _answer(self) -> None:
+        """Report, once everything is there or the time is up."""
+        test = self._test
+        if test is None:
+            return
+        if self._looked is not None:
+            with contextlib.suppress(queue.Empty):
+                self._place = self._looked.get_nowait()
+                self._looked = None
+        results = self._mesh.results if self._mesh is not None else ()
+        is_done = results is not None and self._looked is None
+        if not is_done and time.monotonic() < self._due_s:
+            return
+        if self._looked is not None:
+            self._place = Place(purpose="run directory", path="", problem="no answer within the test's deadline")
+            self._looked = None
+        self._test = None
+        with contextlib.suppress(ConnectionError):  # the next receive says so
+            self._connection.send(Tested(results=results or (), run_dir=self._place))

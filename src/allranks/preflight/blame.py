@@ -1,0 +1,416 @@
+"""Which nodes, links or partition explain the failed tests between nodes?
+
+    >>> mesh = [Edge(a, b, "node03" not in (a, b)) for a in NODES for b in NODES if a != b]
+    >>> [(b.kind, b.groups) for b in blame(mesh)]
+    [(<Kind.NODE: 'node'>, (('node03',),))]
+
+A test is a directed edge. What passes exonerates: a node that passes everywhere and a link that passes both ways are
+never named. Of all the sets of culprits that explain every failure the cheapest is taken (minimum description length).
+Costs are counted in failed links, where a pair of nodes that fails one way or both ways is one failed link:
+
+    1     a link
+    0.9   a node that passes with nobody: cheaper than one link, so that a node with a single partner is called first;
+          a broken NIC, cable or switch port takes all links of its node, a fault of one link alone is rarer
+    2.5   a node that passes with some: it has to explain three failures or more that would be as many links
+    2.6   a partition into two groups, 1.5 more for every further one, 0.5 for every pair across that passes all the
+          same: it has to explain three failures or more, and a single node that explains the same goes first
+
+Where the cheapest set is not unique, what all cheapest sets share is named and the rest is undecided: two nodes that
+know each other only, or a mesh of which nothing passes, unless something is known against one of the nodes.
+
+Limits: the cheapest set is found exactly where at most EXACT_NODES nodes are entangled after the obvious culprits are
+taken out (and within MAX_BRANCHES steps), else greedily. A partition that passes more than a quarter of the pairs
+across is not seen as one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from itertools import combinations
+
+from allranks.model.finding import Confidence
+
+EXACT_NODES = 24
+"""Entangled nodes up to which every choice is tried."""
+MAX_BRANCHES = 300
+"""Choices tried before the first one is taken."""
+MAX_GROUPS = 8
+"""Groups of a partition; where there are more, the largest are looked at."""
+
+# In twentieths of a failed link: whole numbers, so that a tie is a tie.
+_LINK = 20
+_DEAD_NODE = 18
+_LOSSY_NODE = 50
+_SUSPECT = -1
+_PARTITION = 52
+_FURTHER_GROUP = 30
+_EXCEPTION = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """One test: source tried target."""
+
+    source: str
+    target: str
+    is_ok: bool
+
+
+class Kind(StrEnum):
+    """What is to blame."""
+
+    NODE = "node"
+    LINK = "link"
+    """Between two nodes that are fine otherwise."""
+    PARTITION = "partition"
+    """Groups of nodes that pass among themselves and fail with each other."""
+    UNDECIDED = "undecided"
+    """One or more of several, which the tests do not tell apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """One culprit, and the tests that it explains."""
+
+    kind: Kind
+    groups: tuple[tuple[str, ...], ...]
+    """NODE: `(("node03",),)`. LINK: `(("a",), ("b",))`, the one that cannot send first where only one way fails.
+    PARTITION: the groups, largest first. UNDECIDED: the alternatives, each a node `("a",)` or a link `("a", "b")`."""
+    is_one_way: bool
+    """Only one direction was seen to fail, and the other one to pass."""
+    num_failed: int
+    """Tests that speak for it."""
+    num_passed: int
+    """Tests that speak against it: passed although it takes part, in the direction that fails."""
+    confidence: Confidence
+    """CERTAIN: a node that fails with three others that pass elsewhere, or with the only two there are; a link whose
+    ends pass with others and have no other failed link; a partition of more than three pairs that lets none through."""
+    would_decide: str
+    """What would make it certain, one line; empty where it is, and where nothing simple would."""
+    explains: tuple[Edge, ...]
+    direction: str = ""
+    """`from` or `to` where it is one way: what the first of the groups sends, or what is sent to it, is lost."""
+
+
+def blame(edges: Iterable[Edge], *, suspects: Collection[str] = ()) -> tuple[Blame, ...]:
+    """Return the smallest set of culprits that explains all failures: what explains most first, undecided ones last.
+
+    Args:
+        edges: a test that was done twice fails where it failed once.
+        suspects: nodes against which something is known already; of explanations that cost the same, theirs is taken.
+    """
+    tests = _Tests.of(edges)
+    found: list[Blame] = []
+    for area in _areas(tests.tested, range(len(tests.names))):
+        if any(tests.failed[node] for node in area):
+            found += _judge(tests, area, {node for node in area if tests.names[node] in suspects})
+
+    def order(one: Blame) -> tuple[object, ...]:
+        return one.kind is Kind.UNDECIDED, -one.num_failed, [_natural(name) for group in one.groups for name in group]
+
+    return tuple(sorted(found, key=order))
+
+
+_Pair = tuple[int, int]  # the smaller number first
+_Graph = dict[int, set[int]]
+
+
+def _pair(a: int, b: int) -> _Pair:
+    return (a, b) if a < b else (b, a)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tests:
+    """The tests by node number; a pair fails where one of its directions does."""
+
+    names: list[str]  # in natural order, so that numbers sort as names do
+    is_ok: dict[tuple[int, int], bool]  # by source and target
+    failed: _Graph  # with whom a node fails
+    passed: _Graph
+    tested: _Graph
+
+    @classmethod
+    def of(cls, edges: Iterable[Edge]) -> _Tests:
+        known = [edge for edge in edges if edge.source != edge.target]
+        names = sorted({name for edge in known for name in (edge.source, edge.target)}, key=_natural)
+        numbers = {name: i for i, name in enumerate(names)}
+        is_ok: dict[tuple[int, int], bool] = {}
+        for edge in known:
+            way = numbers[edge.source], numbers[edge.target]
+            is_ok[way] = edge.is_ok and is_ok.get(way, True)
+        failed, passed, tested = ({i: set[int]() for i in range(len(names))} for _ in range(3))
+        for (a, b), way_is_ok in is_ok.items():
+            tested[a].add(b)
+            tested[b].add(a)
+            of_kind = passed if way_is_ok and is_ok.get((b, a), True) else failed
+            of_kind[a].add(b)
+            of_kind[b].add(a)
+        return cls(names, is_ok, failed, passed, tested)
+
+    def ways(self, pairs: Iterable[_Pair]) -> list[tuple[int, int]]:
+        """Both directions of the pairs, as far as they were tested."""
+        return [way for a, b in sorted(pairs) for way in ((a, b), (b, a)) if way in self.is_ok]
+
+    def edges(self, ways: Iterable[tuple[int, int]]) -> tuple[Edge, ...]:
+        return tuple(Edge(self.names[a], self.names[b], self.is_ok[a, b]) for a, b in ways)
+
+
+@dataclass(slots=True)
+class _Cover:
+    """The cheapest culprits: those in every cheapest set, and those in some of them."""
+
+    cost: int = 0
+    nodes: set[int] = field(default_factory=set)
+    links: set[_Pair] = field(default_factory=set)
+    maybe_nodes: set[int] = field(default_factory=set)
+    maybe_links: set[_Pair] = field(default_factory=set)
+
+    def add(self, other: _Cover) -> None:
+        """Take in the culprits of failures that are independent of these."""
+        self.cost += other.cost
+        self.nodes |= other.nodes
+        self.links |= other.links
+        self.maybe_nodes |= other.maybe_nodes
+        self.maybe_links |= other.maybe_links
+
+    def either(self, other: _Cover) -> _Cover:
+        """Return the cheaper of two covers of the same failures, or what they have in common."""
+        if self.cost != other.cost:
+            return min(self, other, key=lambda cover: cover.cost)
+        nodes, links = self.nodes & other.nodes, self.links & other.links
+        maybe_nodes = (self.nodes | other.nodes | self.maybe_nodes | other.maybe_nodes) - nodes
+        maybe_links = (self.links | other.links | self.maybe_links | other.maybe_links) - links
+        return _Cover(self.cost, nodes, links, maybe_nodes, maybe_links)
+
+
+def _judge(tests: _Tests, area: list[int], suspects: set[int]) -> Iterator[Blame]:
+    """Name the culprits of one area: nodes that tests connect."""
+    failed = {node: tests.failed[node] for node in area if tests.failed[node]}
+    costs = {n: (_LOSSY_NODE if tests.passed[n] else _DEAD_NODE) + (_SUSPECT if n in suspects else 0) for n in failed}
+    is_star = any(len(others) * 2 == sum(map(len, failed.values())) for others in failed.values())
+    if len(area) > EXACT_NODES and not is_star and not any(tests.passed[node] for node in area):
+        # All are alike in having failed everywhere, and too many to try which of them it takes.
+        maybe = (set(area) - suspects) or suspects
+        return _describe(tests, area, (), set(), _Cover(0, set(area) - maybe, set(), maybe))
+    best, best_groups, best_across = _solve(failed, costs, set(), [MAX_BRANCHES]), list[list[int]](), set[_Pair]()
+    best_cost = best.cost
+    for groups in _partitions(tests, area):
+        member = {node: i for i, group in enumerate(groups) for node in group}
+        across = {_pair(a, b) for a in member for b in tests.tested[a] if member.get(b, member[a]) != member[a]}
+        num_passed = sum(b in tests.passed[a] for a, b in across)
+        if num_passed * 4 > len(across):
+            continue
+        rest = {a: {b for b in others if _pair(a, b) not in across} for a, others in failed.items()}
+        cover = _solve({a: others for a, others in rest.items() if others}, costs, set(), [MAX_BRANCHES])
+        cost = cover.cost + _PARTITION + _FURTHER_GROUP * (len(groups) - 2) + _EXCEPTION * num_passed
+        if cost < best_cost:
+            best, best_cost, best_groups, best_across = cover, cost, groups, across
+    return _describe(tests, area, best_groups, best_across, best)
+
+
+def _solve(failed: Mapping[int, set[int]], costs: Mapping[int, int], innocent: set[int], budget: list[int]) -> _Cover:
+    """Take what is forced, then solve every connected rest on its own."""
+    graph = {node: set(others) for node, others in failed.items()}
+    cover = _Cover()
+    _take_forced(graph, costs, innocent, cover)
+    for part in _areas(graph, sorted(graph)):
+        rest = {node: graph[node] for node in part}
+        while len(rest) > EXACT_NODES:
+            _take(rest, _most_wanted(rest, costs, innocent), costs, cover)
+            _take_forced(rest, costs, innocent, cover)
+        for smaller in _areas(rest, sorted(rest)):
+            cover.add(_branch({node: rest[node] for node in smaller}, costs, innocent, budget))
+    return cover
+
+
+def _branch(graph: _Graph, costs: Mapping[int, int], innocent: set[int], budget: list[int]) -> _Cover:
+    """Try the most wanted node as a culprit, and as none."""
+    node = _most_wanted(graph, costs, innocent)
+    budget[0] -= 1
+    guilty = _Cover()
+    without = {a: set(others) for a, others in graph.items()}
+    _take(graph, node, costs, guilty)
+    guilty.add(_solve(graph, costs, set(innocent), budget))
+    if budget[0] <= 0:
+        return guilty
+    return guilty.either(_solve(without, costs, innocent | {node}, budget))
+
+
+def _most_wanted(graph: _Graph, costs: Mapping[int, int], innocent: set[int]) -> int:
+    """The node that explains most failures for its cost."""
+    return max((n for n in graph if n not in innocent), key=lambda n: (len(graph[n]) * _LINK / costs[n], -n))
+
+
+def _take_forced(graph: _Graph, costs: Mapping[int, int], innocent: set[int], cover: _Cover) -> None:
+    """Take the nodes and links that are in every cheapest set; what is left has a choice."""
+    waiting = sorted(graph)
+    while waiting:
+        node = waiting.pop()
+        others = graph.get(node)
+        if others is None:
+            continue
+        if node not in innocent and costs[node] > len(others) * _LINK:
+            innocent.add(node)  # its links are cheaper
+            waiting += sorted(others)
+        if node in innocent:
+            for other in sorted(others & innocent):
+                cover.links.add(_pair(node, other))
+                cover.cost += _LINK
+                _remove(graph, node, other)
+        elif len(others & innocent) * _LINK > costs[node]:
+            waiting += sorted(others)
+            _take(graph, node, costs, cover)
+
+
+def _take(graph: _Graph, node: int, costs: Mapping[int, int], cover: _Cover) -> None:
+    cover.nodes.add(node)
+    cover.cost += costs[node]
+    for other in list(graph[node]):
+        _remove(graph, node, other)
+
+
+def _remove(graph: _Graph, a: int, b: int) -> None:
+    """Take out one failed link, and the nodes that have none left."""
+    for here, there in ((a, b), (b, a)):
+        graph[here].remove(there)
+        if not graph[here]:
+            del graph[here]
+
+
+def _areas(graph: Mapping[int, Iterable[int]], nodes: Iterable[int]) -> Iterator[list[int]]:
+    """Connected parts of the graph, each sorted."""
+    seen: set[int] = set()
+    for start in nodes:
+        if start in seen:
+            continue
+        part = [start]
+        seen.add(start)
+        for node in part:
+            new = [other for other in graph[node] if other not in seen]
+            seen.update(new)
+            part += new
+        yield sorted(part)
+
+
+def _partitions(tests: _Tests, area: Sequence[int]) -> Iterator[list[list[int]]]:
+    """Ways to split the area into groups of two nodes and more, largest group first.
+
+    Groups are what passing pairs connect; a second time without the pairs that pass although their two nodes disagree
+    about most of the others, as where a few tests slipped through the partition.
+    """
+    passed = {node: tests.passed[node] for node in area}
+    agreed = _agreed(tests, area)
+    for graph in [passed] if agreed == passed else [passed, agreed]:
+        groups = [group for group in _areas(graph, area) if len(group) > 1]
+        while len(groups) > 1:
+            groups = sorted(groups, key=lambda group: (-len(group), group))[:MAX_GROUPS]
+            yield groups
+            member = {node: i for i, group in enumerate(groups) for node in group}
+            cuts = Counter(_pair(member[a], member[b]) for a in member for b in tests.failed[a] if b in member)
+            i, j = min(combinations(range(len(groups)), 2), key=lambda pair: cuts[pair])
+            others = [group for k, group in enumerate(groups) if k not in (i, j)]
+            groups = [*others, sorted(groups[i] + groups[j])]
+
+
+def _agreed(tests: _Tests, area: Sequence[int]) -> _Graph:
+    """The passing pairs, without those whose two nodes pass with different nodes."""
+    passed, failed = (
+        {node: sum(1 << b for b in graph[node]) for node in area} for graph in (tests.passed, tests.failed)
+    )
+    agreed: _Graph = {node: set() for node in area}
+    for a in area:
+        for b in tests.passed[a]:
+            num_alike = ((passed[a] & passed[b]) | (failed[a] & failed[b])).bit_count()
+            num_unlike = ((passed[a] & failed[b]) | (failed[a] & passed[b])).bit_count()
+            if num_alike + num_unlike < 3 or num_alike >= num_unlike:
+                agreed[a].add(b)
+    return agreed
+
+
+def _describe(
+    tests: _Tests, area: Sequence[int], groups: Sequence[Sequence[int]], across: set[_Pair], cover: _Cover
+) -> Iterator[Blame]:
+    blamed = cover.nodes | cover.maybe_nodes
+    if groups:
+        failed = {(a, b) for a, b in across if b in tests.failed[a]}
+        direction = _direction(tests, groups[0], failed) if len(groups) == 2 else ""
+        is_certain = len(failed) == len(across) > 3
+        decide = "more pairs across: test each node against nodes of the other groups"
+        yield _blame(tests, Kind.PARTITION, groups, failed, across, direction, "" if is_certain else decide)
+
+    for node in sorted(cover.nodes):
+        around = {_pair(node, b) for b in tests.tested[node]} - across
+        failed = {(a, b) for a, b in around if b in tests.failed[a]}
+        of_it_alone = {pair for pair in failed if not {*pair} - {node} & blamed}
+        witnesses = {b for b in tests.failed[node] - blamed if tests.passed[b]}
+        decide = f"another node that passes elsewhere: test {tests.names[node]} against it"
+        if tests.passed[node]:
+            decide = f"repeat the tests of {tests.names[node]}: does it fail with others the next time?"
+        elif len(witnesses) > 2 or (len(witnesses) == 2 and witnesses == {*area} - blamed):
+            decide = ""
+        yield _blame(tests, Kind.NODE, [[node]], failed, around, _direction(tests, [node], of_it_alone), decide)
+
+    ends = Counter(node for link in cover.links | cover.maybe_links for node in link)
+    for link in sorted(cover.links):
+        direction = _direction(tests, link[:1], {link})
+        unsure = [tests.names[n] for n in link if ends[n] > 1 or not tests.passed[n] - blamed]
+        decide = f"more tests of {' and '.join(unsure)}: against nodes that pass elsewhere" if unsure else ""
+        sides = [[node] for node in (link[::-1] if direction == "to" else link)]
+        yield _blame(tests, Kind.LINK, sides, {link}, {link}, direction and "from", decide)
+
+    yield from _undecided(tests, across, cover)
+
+
+def _undecided(tests: _Tests, across: set[_Pair], cover: _Cover) -> Iterator[Blame]:
+    """What is in some of the cheapest sets only, together where failures connect it."""
+    failed = {_pair(node, b) for node in cover.maybe_nodes for b in tests.failed[node]} | cover.maybe_links
+    failed = {pair for pair in failed - across - cover.links if not cover.nodes & {*pair}}
+    graph = {n: {b for b in tests.failed[n] if _pair(n, b) in failed} for pair in failed for n in pair}
+    for part in _areas(graph, sorted(graph)):
+        nodes = [node for node in part if node in cover.maybe_nodes]
+        links = sorted(link for link in cover.maybe_links if link[0] in part)
+        around = {_pair(node, b) for node in nodes for b in tests.tested[node]}
+        who = "both" if len(nodes) == 2 and not links else "each of them"
+        decide = f"a node that passes elsewhere: test {who} against it"
+        if not any(tests.passed[node] for node in nodes):
+            decide = f"a {'third' if len(nodes) == 2 else 'further'} node: test {who} against it"
+        groups = [*([node] for node in nodes), *links]
+        yield _blame(tests, Kind.UNDECIDED, groups, {p for p in failed if p[0] in part}, around, "", decide)
+
+
+def _direction(tests: _Tests, inside: Sequence[int], failed: Iterable[_Pair]) -> str:
+    """`from` or `to` the nodes inside, where each of the pairs fails in this direction and passes in the other."""
+    ways = tests.ways(failed)
+    lost = [way for way in ways if not tests.is_ok[way]]
+    are_from = {a in inside for a, _ in lost}
+    if len(ways) != 2 * len(lost) or len(are_from) != 1:
+        return ""
+    return "from" if are_from == {True} else "to"
+
+
+def _blame(
+    tests: _Tests, kind: Kind, groups: Iterable[Sequence[int]], failed: Iterable[_Pair], around: Iterable[_Pair],
+    direction: str, would_decide: str,
+) -> Blame:  # fmt: skip
+    """The blame in names; it is certain where nothing more would decide it."""
+    named = [tuple(tests.names[node] for node in group) for group in groups]
+    explains = tests.edges(way for way in tests.ways(failed) if not tests.is_ok[way])
+    against = [edge for edge in tests.edges(tests.ways(around)) if edge.is_ok]
+    if direction:
+        first = set(named[0])
+        against = [edge for edge in against if (edge.source if direction == "from" else edge.target) in first]
+    confidence = Confidence.LIKELY if would_decide else Confidence.CERTAIN
+    if kind is Kind.UNDECIDED:
+        confidence = Confidence.UNDECIDED
+    counts = len(explains), len(against)
+    return Blame(kind, tuple(named), bool(direction), *counts, confidence, would_decide, explains, direction)
+
+
+def _natural(name: str) -> tuple[list[str | int], str]:
+    """Sort key by which node9 comes before node10."""
+    parts = re.split(r"([0-9]+)", name)
+    return [int(part) if i % 2 else part for i, part in enumerate(parts)], name

@@ -1,0 +1,248 @@
+"""From what the roll call saw to its findings: the cards against the catalogue, the pairs through blame. Pure.
+
+Whatever `Observations` hold, in whatever order it came, the same findings follow, on every machine. Where two findings
+have one reason, the more basic one stays: a node whose interface is down is not also a node that nothing reaches.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import msgspec
+
+from allranks.causes.catalogue import all_causes, find_cause
+from allranks.causes.cause import Cause, Outcome, failed, warned
+from allranks.model.card import Card
+from allranks.model.errors import Exit
+from allranks.model.finding import Confidence, Finding, Result, Severity, Status
+from allranks.model.hostlist import fold_hosts
+from allranks.model.pair import PairResult
+from allranks.preflight.compare import compare
+from allranks.preflight.links import judge_pairs
+
+
+class Stranger(NamedTuple):
+    """Somebody who was not let in."""
+
+    cause: str
+    host: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observations:
+    """Everything that the roll call saw; nodes by their index."""
+
+    cards: Mapping[int, Card]
+    results: tuple[PairResult, ...] = ()
+    quiet: tuple[PairResult, ...] = ()
+    """Of the second look, one pair at a time."""
+    missing: tuple[int, ...] = ()
+    waited_s: float = 0.0
+    left: Mapping[int, str] = field(default_factory=dict)
+    """Who came and left again, and why."""
+    silent: frozenset[int] = frozenset()
+    """Who did not report its pair tests in time."""
+    strangers: tuple[Stranger, ...] = ()
+
+
+class JobTerms(Protocol):
+    """What of the roll call's terms the judgement depends on."""
+
+    @property
+    def num_nodes(self) -> int: ...  # noqa: D102
+    @property
+    def node_names(self) -> tuple[str, ...]: ...  # noqa: D102
+    @property
+    def store_port(self) -> int | None: ...  # noqa: D102
+    @property
+    def ignored(self) -> frozenset[str]: ...  # noqa: D102
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What it came to."""
+
+    findings: tuple[Finding, ...]
+    """Culprit first: what stops the job before what does not."""
+    results: tuple[Result, ...]
+    """Every cause on every node: the table of `allranks check`."""
+    exit_code: int
+    """0 where nothing stops the job."""
+
+    @property
+    def is_go(self) -> bool:
+        """Whether the job may start."""
+        return self.exit_code == Exit.OK
+
+
+def judge(seen: Observations, terms: JobTerms, *, causes: Sequence[type[Cause]] | None = None) -> Judgement:
+    """Hold what was seen against the catalogue.
+
+    Args:
+        seen: cards and results.
+        terms: of the job.
+        causes: which to look for; all by default.
+    """
+    names = name_nodes(seen.cards)
+    cards = [msgspec.structs.replace(seen.cards[index], host=names[index]) for index in sorted(seen.cards)]
+    wanted = [cause for cause in (all_causes() if causes is None else causes) if cause.id not in terms.ignored]
+    bench = _Bench([card.host for card in cards])
+    _judge_presence(seen, terms, names, bench)
+    for card in cards:
+        if card.problem is not None:
+            bench.add_problem(card)
+    for cause in wanted:
+        bench.look_for(cause, cards)
+    unreachable = {finding.node for finding in bench.findings if finding.cause[:5] in ("AR208", "AR210")}
+    judged = judge_pairs(
+        [each for each in seen.results if not {names.get(each.source), names.get(each.target)} & unreachable],
+        seen.quiet,
+        dict(zip(sorted(seen.cards), cards, strict=True)),
+        store_port=terms.store_port,
+    )
+    for cause_id, node, outcome in judged:
+        bench.add(find_cause(cause_id), (node,), outcome)
+    allowed = {cause.id for cause in wanted}
+    findings = [each for each in bench.findings if each.cause[:5] in allowed or each.severity is Severity.FAIL]
+    findings = [each for each in findings if each.cause[:5] not in terms.ignored]
+    ordered = tuple(sorted(_without_echoes(findings), key=_rank))
+    return Judgement(ordered, tuple(bench.results), _exit_code(ordered, cards))
+
+
+def name_nodes(cards: Mapping[int, Card]) -> dict[int, str]:
+    """Return a name for each node: its host, with a number where two agents share one."""
+    hosts = {index: cards[index].host for index in sorted(cards)}
+    named: dict[int, str] = {}
+    for index, host in hosts.items():
+        twin = sum(other == host for position, other in hosts.items() if position < index)
+        named[index] = f"{host}.{twin}" if list(hosts.values()).count(host) > 1 else host
+    return named
+
+
+class _Bench:
+    """Collects findings and the cells of the table."""
+
+    def __init__(self, nodes: Sequence[str]) -> None:
+        self._nodes = nodes
+        self.findings: list[Finding] = []
+        self.results: list[Result] = []
+        self.problem_exits: dict[int, int] = {}
+
+    def add(self, cause: type[Cause], culprits: Sequence[str], outcome: Outcome) -> None:
+        """Note one outcome that is FAIL or WARN."""
+        is_decided = outcome.confidence is not Confidence.UNDECIDED
+        node = _fold(culprits) if is_decided else " or ".join(culprits)
+        others = [each for each in self._nodes if each not in culprits and each not in node.split()]
+        waiting = _fold(others) if others and outcome.status is Status.FAIL else None
+        self.findings.append(cause.find(outcome, node=node or None, waiting=waiting))
+
+    def add_problem(self, card: Card) -> None:
+        """Note what a node's own agent says against it."""
+        finding = card.problem_finding
+        if finding is None:
+            cause = find_cause("AR512")
+            finding = cause.find(failed(what=card.problem or ""), node=card.host)
+        others = [each for each in self._nodes if each != card.host]
+        self.findings.append(
+            msgspec.structs.replace(finding, node=card.host, waiting=_fold(others) if others else None)
+        )
+
+    def look_for(self, cause: type[Cause], cards: Sequence[Card]) -> None:
+        """Look for one cause on all nodes, in all the ways that cards allow."""
+        try:
+            self._look_for(cause, cards)
+        except Exception:  # a broken check must not stop a job, nor pass
+            note = traceback.format_exc(limit=-1).strip().rpartition("\n")[2]
+            self.results += [Result(cause=cause.label(), node=c.host, status=Status.CRASH, note=note) for c in cards]
+
+    def _look_for(self, cause: type[Cause], cards: Sequence[Card]) -> None:
+        statuses: dict[str, tuple[Status, str]] = {}
+        # The same outcome on several nodes is one finding.
+        probed: dict[tuple[str, str], tuple[Outcome, list[str]]] = {}
+        for card in cards:
+            outcome = cause.probe(card)
+            if outcome is None:
+                continue
+            statuses[card.host] = (outcome.status, outcome.note)
+            if outcome.status in (Status.FAIL, Status.WARN):
+                key = repr((outcome.status, outcome.interface, sorted(outcome.values.items(), key=str))), ""
+                probed.setdefault(key, (outcome, []))[1].append(card.host)
+        found = [(tuple(hosts), outcome) for outcome, hosts in probed.values()]
+        with_facts = [card for card in cards if card.facts is not None]
+        surveyed = cause.survey(cards)
+        compared = compare(cause, with_facts) if cause.alike is not Cause.alike else None
+        if surveyed is not None or compared is not None:
+            found += [*(surveyed or ()), *(compared or ())]
+            for card in cards:
+                statuses.setdefault(card.host, (Status.PASS, ""))
+        for hosts, outcome in found:
+            self.add(cause, hosts, outcome)
+            for host in hosts:
+                if statuses.get(host, (Status.PASS, ""))[0] is not Status.FAIL:
+                    statuses[host] = (outcome.status, self.findings[-1].message)
+        self.results += [
+            Result(cause=cause.label(), node=host, status=status, note=note)
+            for host, (status, note) in statuses.items()
+        ]
+
+
+def _judge_presence(seen: Observations, terms: JobTerms, names: Mapping[int, str], bench: _Bench) -> None:
+    silent_node, left_node = find_cause("AR001"), find_cause("AR012")
+    here = f"{len(seen.cards)} of {terms.num_nodes} nodes are here"
+    gone = [index for index in seen.missing if index not in seen.left]
+    if gone:
+        missing = _name(gone, terms)
+        outcome = failed(what=f"its agent did not come within {seen.waited_s:.0f} s; {here}")
+        bench.add(silent_node, missing, outcome)
+    for index, reason in seen.left.items():
+        node = names.get(index) or _name([index], terms)[0]
+        bench.add(left_node, (node,), failed(reason, what="its agent came to the roll call and was gone again"))
+    for index in sorted(seen.silent & set(names)):
+        what = "its agent joined, and then did not answer in time"
+        bench.add(silent_node, (names[index],), failed(what=what))
+    for stranger in seen.strangers:
+        what = f"{stranger.host} wanted to join and was refused"
+        bench.add(find_cause(stranger.cause), (stranger.host,), warned(stranger.reason, what=what))
+
+
+def _name(indices: Sequence[int], terms: JobTerms) -> tuple[str, ...]:
+    if terms.node_names:
+        return tuple(terms.node_names[index] for index in indices)
+    return tuple(f"node rank {index}" for index in indices)
+
+
+def _fold(nodes: Sequence[str]) -> str:
+    return fold_hosts(list(nodes)) if all(" " not in node for node in nodes) else ", ".join(nodes)
+
+
+def _without_echoes(findings: Sequence[Finding]) -> list[Finding]:
+    """Leave out what another finding says already: the same cause of the same culprit; strangers that come twice."""
+    kept: dict[tuple[str, str | None, str | None], Finding] = {}
+    for finding in findings:
+        is_stranger = finding.cause[:5] in ("AR404", "AR405", "AR406")
+        key = (finding.cause, finding.node, None if is_stranger or finding.cause[:5] == "AR210" else finding.message)
+        if key not in kept:
+            kept[key] = finding
+    return list(kept.values())
+
+
+def _rank(finding: Finding) -> tuple[bool, int, str]:
+    certainty = list(Confidence).index(finding.confidence)
+    return (finding.severity is not Severity.FAIL, certainty, finding.cause)
+
+
+def _exit_code(findings: Sequence[Finding], cards: Sequence[Card]) -> int:
+    fails = [finding for finding in findings if finding.severity is Severity.FAIL]
+    if not fails:
+        return Exit.OK
+    problems = {card.host: card.problem_exit for card in cards if card.problem is not None}
+    first = fails[0]
+    if first.node in problems:
+        return problems[first.node]
+    # What leaving nodes out cures is worth another try only if that cures everything.
+    codes = {int(find_cause(finding.cause[:5]).exit_code) for finding in fails}
+    return int(Exit.NODE_FAULT) if codes == {int(Exit.NODE_FAULT)} else int(Exit.SETUP)

@@ -1,0 +1,350 @@
+"""From the results of the pair tests to culprits: which symptom a pair shows, and who explains it. Pure.
+
+A pair shows its most basic symptom: where nothing comes through, that large packets do not either says nothing. Each
+symptom is blamed on its own, on the graph of the pairs that do not show a more basic one.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+
+from allranks.causes.cause import Outcome, Symptom
+from allranks.model.card import Card, Interface
+from allranks.model.finding import Confidence, Status
+from allranks.model.hostlist import fold_hosts
+from allranks.model.pair import PairResult
+from allranks.preflight.blame import Blame, Edge, Kind, blame
+
+HEAVY_LOSS = 0.08
+"""Share of lost datagrams from which closed ports and stalled transfers follow by themselves."""
+LOSS = 0.01
+"""Share of lost datagrams, in an undisturbed test, from which TCP suffers."""
+MIN_LOST = 2
+SLOW_FACTOR = 4.0
+SLOW_FLOOR_S = 0.003
+CLOCK_S = 1.0
+"""Clocks that differ by more mislead whoever reads logs side by side; the measurement itself is off by half a round
+trip, milliseconds on a busy machine."""
+
+Judged = tuple[str, str, Outcome]
+"""Id of the cause, culprit as it is named, outcome."""
+
+
+def judge_pairs(
+    results: Sequence[PairResult],
+    quiet: Sequence[PairResult],
+    cards: Mapping[int, Card],
+    *,
+    store_port: int | None,
+) -> list[Judged]:
+    """Name who explains the pair tests that did not go well.
+
+    Args:
+        results: of the last time each pair was tried, all at the same time.
+        quiet: of the second look, one pair at a time.
+        cards: by node index; their hosts are the names.
+        store_port: the leader's port.
+    """
+    tests = _Tests({index: card.host for index, card in cards.items()}, cards)
+    shown = [_Shown(each, tests.common_mtu(each)) for each in results if each.problem is None]
+    return [
+        *_silent(tests, shown),
+        *_lossy(tests, shown, quiet),
+        *_filtered(tests, shown),
+        *_store_filtered(tests, shown, store_port),
+        *_large_lost(tests, shown),
+        *_slow(tests, quiet),
+        *_clocks(tests, results),
+    ]
+
+
+class _Tests:
+    """Names for nodes, and what a blame reads like."""
+
+    def __init__(self, names: Mapping[int, str], cards: Mapping[int, Card]) -> None:
+        self.names = names
+        self.cards = cards
+
+    def common_mtu(self, result: PairResult) -> int | None:
+        mtus = [nic.mtu for end in (result.source, result.target) if (nic := _nic(self.cards[end])) and nic.mtu]
+        return min(mtus, default=None)
+
+    def edges(self, results: Iterable[tuple[PairResult, bool]]) -> list[Edge]:
+        return [Edge(self.names[each.source], self.names[each.target], is_ok) for each, is_ok in results]
+
+    def culprit(self, found: Blame) -> str:
+        match found.kind:
+            case Kind.LINK:
+                arrow = "->" if found.is_one_way else "<->"
+                return f" {arrow} ".join(group[0] for group in found.groups)
+            case Kind.PARTITION:
+                return " | ".join(fold_hosts(list(group)) for group in found.groups)
+            case Kind.UNDECIDED:
+                return " or ".join(" <-> ".join(group) for group in found.groups)
+            case _:
+                return fold_hosts(list(found.groups[0]))
+
+    def peers(self, found: Blame) -> str:
+        culprits = {node for group in found.groups for node in group}
+        if found.kind is not Kind.NODE:
+            return self.culprit(found).rpartition(" ")[2]
+        met = {node for edge in found.explains for node in (edge.source, edge.target)} - culprits
+        if met == set(self.names.values()) - culprits and len(met) > 1:
+            return "every other node"
+        return fold_hosts(sorted(met))
+
+    def interface(self, found: Blame) -> str | None:
+        if found.kind is not Kind.NODE:
+            return None
+        return next((card.data_interface for card in self.cards.values() if card.host == found.groups[0][0]), None)
+
+    def outcome(self, found: Blame, status: Status, *evidence: str, **values: object) -> Outcome:
+        decide = [f"what would decide it: {found.would_decide}"] if found.would_decide else []
+        seen = f"{found.num_failed} tests failed, {found.num_passed} with the same nodes passed"
+        named = {"culprit": self.culprit(found), "peers": self.peers(found), **values}
+        return Outcome(
+            status,
+            values=named,
+            evidence=(*evidence, seen, *decide),
+            interface=self.interface(found),
+            confidence=found.confidence if found.kind is not Kind.UNDECIDED else Confidence.UNDECIDED,
+        )
+
+
+class _Shown:
+    """A result with the most basic symptom that it shows."""
+
+    def __init__(self, result: PairResult, common_mtu: int | None) -> None:
+        self.result = result
+        self.common_mtu = common_mtu
+        self.symptom = self._symptom()
+
+    def _symptom(self) -> Symptom | None:
+        result = self.result
+        sent, lost = result.datagrams_sent, result.datagrams_lost
+        if not (result.num_open or lost < sent or any(result.datagrams.values())):
+            return Symptom.SILENT if sent or result.closed else None
+        if sent and lost >= MIN_LOST and HEAVY_LOSS <= lost / sent < 1:
+            return Symptom.LOSSY  # it also loses connections and large packets
+        if result.closed or (sent and lost == sent):
+            return Symptom.FILTERED
+        limit = self.common_mtu
+        too_large = [size for size, came in result.datagrams.items() if not came and size <= (limit or size)]
+        stalled = result.large_sent > 0 and result.large_s is None
+        return Symptom.LARGE_LOST if too_large or stalled else None
+
+
+def _explained(tests: _Tests, shown: Iterable[_Shown], found: Blame) -> list[_Shown]:
+    pairs = {(edge.source, edge.target) for edge in found.explains}
+    return [each for each in shown if (tests.names[each.result.source], tests.names[each.result.target]) in pairs]
+
+
+def _blame_symptom(tests: _Tests, shown: Sequence[_Shown], symptom: Symptom) -> list[tuple[Blame, list[_Shown]]]:
+    found = blame(tests.edges((each.result, each.symptom is not symptom) for each in shown))
+    return [(each, _explained(tests, shown, each)) for each in found]
+
+
+def _silent(tests: _Tests, shown: Sequence[_Shown]) -> list[Judged]:
+    judged = []
+    for found, _ in _blame_symptom(tests, shown, Symptom.SILENT):
+        culprit, peers = tests.culprit(found), tests.peers(found)
+        network = "on the data network, although the agents hear each other over another path"
+        what = f"nothing comes through between {culprit} and {peers} {network}"
+        cause, evidence = "AR210", []
+        if found.kind is Kind.PARTITION:
+            cause = "AR211"
+            groups = " and ".join(fold_hosts(list(group)) for group in found.groups)
+            what = f"nothing comes through between {groups} {network}"
+            evidence = _differences(tests, found)
+        elif found.kind is Kind.LINK:
+            cause = "AR211"
+            what = f"nothing comes through from {culprit.replace(' -> ', ' to ')} {network}"
+            if not found.is_one_way:
+                what = f"nothing comes through between {' and '.join(g[0] for g in found.groups)} {network}"
+            evidence = ["both reach the other nodes"]
+        elif found.kind is Kind.UNDECIDED:
+            what = f"nothing comes through between {culprit.replace(' or ', ' and ')} {network}"
+        judged.append((cause, culprit, tests.outcome(found, Status.FAIL, *evidence, what=what)))
+    return judged
+
+
+def _lossy(tests: _Tests, shown: Sequence[_Shown], quiet: Sequence[PairResult]) -> list[Judged]:
+    looked = {(each.source, each.target): each for each in quiet if each.datagrams_sent}
+    graph: list[tuple[PairResult, bool]] = []
+    for each in (shown_each.result for shown_each in shown if shown_each.symptom is not Symptom.SILENT):
+        again = looked.get((each.source, each.target))
+        if again is not None and again.datagrams_lost < again.datagrams_sent:
+            lost, sent = again.datagrams_lost, again.datagrams_sent
+            graph.append((again, not (lost >= MIN_LOST and lost / sent >= LOSS)))
+        elif each.datagrams_sent and each.datagrams_lost == 0:
+            graph.append((each, True))
+    graph += [
+        (each.result, False)
+        for each in shown
+        if each.symptom is Symptom.LOSSY and (each.result.source, each.result.target) not in looked
+    ]
+    judged = []
+    # Where a node loses, a pair of it may have been lucky: only the second look speaks for a pair of a loser.
+    by_names = {(tests.names[each.source], tests.names[each.target]): each for each, _ in graph}
+    losers = {tests.names[node] for each, is_ok in graph if not is_ok for node in (each.source, each.target)}
+    edges = [
+        edge
+        for edge, (each, _) in zip(tests.edges(graph), graph, strict=True)
+        if (each.source, each.target) in looked or not edge.is_ok or not {edge.source, edge.target} & losers
+    ]
+    for found in blame(edges):
+        explained = [by_names[edge.source, edge.target] for edge in found.explains]
+        lost, sent = (sum(getattr(each, f"datagrams_{what}") for each in explained) for what in ("lost", "sent"))
+        one_way = 1 - math.sqrt(max(0.0, 1 - lost / max(sent, 1)))
+        seen = f"{lost} of {sent} datagrams did not come back"
+        outcome = tests.outcome(found, Status.FAIL, seen, percent=f"{100 * one_way:.2g}")
+        judged.append(("AR212", tests.culprit(found), outcome))
+    return judged
+
+
+def _filtered(tests: _Tests, shown: Sequence[_Shown]) -> list[Judged]:
+    known = [each for each in shown if each.symptom not in (Symptom.SILENT, Symptom.LOSSY)]
+    judged = []
+    for found, explained in _blame_symptom(tests, known, Symptom.FILTERED):
+        failing = [each.result for each in explained]
+        closed = sum(len(each.closed) for each in failing)
+        tried = closed + sum(each.num_open for each in failing)
+        reasons = sorted({reason for each in failing for reason in each.closed.values()})
+        udp = all(each.datagrams_lost == each.datagrams_sent for each in failing)
+        ports = "UDP ports" if udp and not closed else "TCP ports of the ephemeral range"
+        where = tests.culprit(found)
+        between = where if found.kind is Kind.LINK else f"{where} and {tests.peers(found)}"
+        what = f"{closed} of {tried} {ports} do not answer between {between.replace(' <-> ', ' and ')}"
+        examples = sorted({port for each in failing for port in each.closed})[:4]
+        seen = f"for example port {', '.join(map(str, examples))}: {'; '.join(reasons)}; other packets come through"
+        outcome = tests.outcome(found, Status.FAIL, seen, what=what, ports=_port_range(tests), where=where)
+        judged.append(("AR206", where, outcome))
+    return judged
+
+
+def _store_filtered(tests: _Tests, shown: Sequence[_Shown], store_port: int | None) -> list[Judged]:
+    basic = (Symptom.SILENT, Symptom.LOSSY)
+    asked = [each.result for each in shown if each.result.store is not None and each.symptom not in basic]
+    silent = [each for each in asked if each.store]
+    if not silent:
+        return []
+    leader = tests.names[0]
+    sources = fold_hosts([tests.names[each.source] for each in silent])
+    everybody = len(silent) == len(asked)
+    culprit = leader if everybody or len(silent) > 1 else f"{sources} -> {leader}"
+    who = f"none of {len(asked)} nodes gets" if everybody and len(asked) > 1 else f"{sources} gets no"
+    what = f"{who} an answer" if everybody and len(asked) > 1 else f"{who} answer"
+    what += f" from port {store_port} of {leader}, while its other ports answer"
+    outcome = Outcome(
+        Status.FAIL,
+        values={"what": what, "ports": f"port {store_port}", "where": leader, "culprit": culprit, "peers": sources},
+        evidence=tuple(sorted({f"{each.store} ({tests.names[each.source]})" for each in silent})[:4]),
+        confidence=Confidence.CERTAIN,
+    )
+    return [("AR206", culprit, outcome)]
+
+
+def _large_lost(tests: _Tests, shown: Sequence[_Shown]) -> list[Judged]:
+    basic = (Symptom.SILENT, Symptom.LOSSY, Symptom.FILTERED)
+    known = [each for each in shown if each.symptom not in basic]
+    judged = []
+    for found, explained in _blame_symptom(tests, known, Symptom.LARGE_LOST):
+        failing = [each.result for each in explained]
+        lost = [size for each in failing for size, came in each.datagrams.items() if not came]
+        passed = [size for each in failing for size, came in each.datagrams.items() if came]
+        mtu = max((each.common_mtu for each in explained if each.common_mtu), default=0) or "the same"
+        path_mtu = max(passed, default=min([576, *lost]))
+        worst = max(failing, key=lambda each: each.unacked_bytes)
+        seen = [f"datagrams of {max(passed)} bytes pass, of {min(lost)} do not" if passed and lost else ""]
+        if worst.large_sent and worst.large_s is None:
+            seen.append(
+                f"{tests.names[worst.source]} -> {tests.names[worst.target]}: {worst.large_back} of "
+                f"{worst.large_sent} bytes came back, {worst.unacked_bytes} unacknowledged, "
+                f"{worst.retransmits} retransmits"
+            )
+        outcome = tests.outcome(found, Status.FAIL, *filter(None, seen), path_mtu=path_mtu, mtu=mtu)
+        judged.append(("AR204", tests.culprit(found), outcome))
+    return judged
+
+
+def _slow(tests: _Tests, quiet: Sequence[PairResult]) -> list[Judged]:
+    timed = [each for each in quiet if each.large_s is not None]
+    if len(timed) < 3:
+        return []
+    # What is usual is what the better half of the pairs does: a suspect is in many of them.
+    usual_s = statistics.quantiles([each.large_s for each in timed if each.large_s is not None], n=4)[0]
+    limit_s = max(SLOW_FACTOR * usual_s, SLOW_FLOOR_S)
+    edges = tests.edges((each, (each.large_s or 0.0) <= limit_s) for each in timed)
+    judged = []
+    by_names = {(tests.names[each.source], tests.names[each.target]): each for each in timed}
+    for found in blame(edges):
+        explained = [by_names[edge.source, edge.target] for edge in found.explains]
+        rate = statistics.median(_mbit_s(each) for each in explained)
+        usual = statistics.median([_mbit_s(each) for each in timed if (each.large_s or 0.0) <= limit_s])
+        outcome = tests.outcome(found, Status.FAIL, mbit_s=f"{rate:.0f}", usual_mbit_s=f"{usual:.0f}")
+        judged.append(("AR213", tests.culprit(found), outcome))
+    return judged
+
+
+def _clocks(tests: _Tests, results: Sequence[PairResult]) -> list[Judged]:
+    known = [each for each in results if each.clock_offset_s is not None]
+    edges = tests.edges((each, abs(each.clock_offset_s or 0.0) <= CLOCK_S) for each in known)
+    judged = []
+    for found in blame(edges):
+        nodes = {node for group in found.groups for node in group}
+        offsets = [
+            (each.clock_offset_s or 0.0) * (1 if tests.names[each.target] in nodes else -1)
+            for each in known
+            if tests.names[each.target] in nodes or tests.names[each.source] in nodes
+        ]
+        offset = max(offsets, key=abs, default=0.0)
+        outcome = tests.outcome(found, Status.WARN, offset_s=f"{offset:+.1f}")
+        judged.append(("AR007", tests.culprit(found), outcome))
+    return judged
+
+
+def _mbit_s(result: PairResult) -> float:
+    return result.large_sent * 8 / 1e6 / max(result.large_s or 0.0, 1e-6)
+
+
+def _nic(card: Card) -> Interface | None:
+    interfaces = card.facts.interfaces if card.facts else ()
+    return next((nic for nic in interfaces if nic.name == card.data_interface), None)
+
+
+def _port_range(tests: _Tests) -> str:
+    ranges = {card.facts.port_range for card in tests.cards.values() if card.facts and card.facts.port_range}
+    if not ranges:
+        return "the ephemeral TCP ports (sysctl net.ipv4.ip_local_port_range)"
+    low, high = min(first for first, _ in ranges), max(last for _, last in ranges)
+    return f"TCP ports {low} to {high}"
+
+
+def _differences(tests: _Tests, found: Blame) -> list[str]:
+    """What all nodes of one group have alike and the other group has otherwise: where to look for the reason."""
+    told = []
+    for what in ("subnet", "interface", "MTU", "kernel"):
+        per_group = [
+            {_describe(card, what) for card in tests.cards.values() if card.host in group} for group in found.groups
+        ]
+        if all(len(values) == 1 for values in per_group) and len({min(values) for values in per_group}) > 1:
+            values = ", ".join(
+                f"{fold_hosts(list(group))} {min(each)}" for group, each in zip(found.groups, per_group, strict=True)
+            )
+            told.append(f"the groups differ in {what}: {values}")
+    return told or ["the groups are alike in subnet, interface, MTU and kernel: look at the switches between them"]
+
+
+def _describe(card: Card, what: str) -> str:
+    nic = _nic(card)
+    match what:
+        case "subnet":
+            return ",".join(nic.networks) if nic else "?"
+        case "interface":
+            return card.data_interface or "?"
+        case "MTU":
+            return str(nic.mtu) if nic else "?"
+        case _:
+            return (card.facts.kernel if card.facts else None) or "?"

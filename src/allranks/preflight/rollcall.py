@@ -1,0 +1,454 @@
+"""The roll call, the leader's side: all agents prove that they are here, alike and reachable, before a worker starts.
+
+Phase 1  who is here     agents join (wire.door); from the third second on the missing ones are named. At the later of
+                         `join_s` and a third of it after the last arrival the wait ends.
+Phase 2  can they reach  every node tries the others on the data network (preflight.mesh), all at the same time, within
+         each other      TESTS_S; what failed is tried again, one by one, within as much.
+Phase 3  what is it      preflight.judge holds the cards and the results against the catalogue.
+Phase 4  go or stop      nothing of severity fail: the caller says who is which rank (Plan). Else everybody gets the
+                         same verdict (Goodbye).
+
+One thread, one selector; every phase has its deadline, and a node that leaves or keeps silent is a finding of its own.
+The agent's side is preflight.attend. Nodes whose card says that they cannot take part end it after phase 3, with
+whatever else was found.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import selectors
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+
+from allranks.model.card import Card, Place
+from allranks.model.errors import AllranksError
+from allranks.model.finding import Verdict
+from allranks.model.hostlist import fold_hosts
+from allranks.model.pair import FULL, SPARSE, Effort, PairResult, Target
+from allranks.preflight.judge import Judgement, Observations, Stranger, judge
+from allranks.preflight.mesh import Mesh
+from allranks.preflight.pairs import choose_pairs
+from allranks.preflight.second_look import Look, merge, plan_confirmation, plan_quiet_look
+from allranks.wire.door import Door, Intrusion, StrangerError
+from allranks.wire.protocol import Connection, Goodbye, Test, Tested
+
+NAME_AFTER_S = 3.0
+"""Missing nodes are named from then on."""
+LAST_ARRIVAL_SHARE = 1 / 3
+"""Nobody is given up earlier than this share of `join_s` after the last arrival (20 s of 60 s): whoever comes late may
+be queueing at a file server with others behind it."""
+TICK_S = 0.25
+FULL_UP_TO = 64
+"""With more nodes not every pair is tried, and each one less."""
+TESTS_S = 3.0
+"""Deadline of all pair tests of one node, for up to FULL_UP_TO nodes."""
+SPARSE_TESTS_S = 6.0
+FAREWELL_S = 2.0
+"""How long a verdict may take to be taken by slow agents."""
+ANSWER_S = 1.0
+"""Between the deadline of the tests and the one for the report."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What the roll call is about."""
+
+    job: str
+    attempt: int
+    num_nodes: int
+    min_nodes: int
+    node_names: tuple[str, ...] = ()
+    """As the scheduler says; empty where nobody does."""
+    join_s: float = 60.0
+    gone_s: float = 10.0
+    store_port: int | None = None
+    """The leader's port, as rank 0's store will have it."""
+    run_dir_nonce: str | None = None
+    """What every node should find in the run directory."""
+    ignored: frozenset[str] = frozenset()
+    """Ids of causes that stop nobody."""
+
+
+@dataclass(slots=True)
+class Roster:
+    """Who has come: per node index its card, and the connection to it (none to the leader itself)."""
+
+    terms: Terms
+    cards: dict[int, Card] = field(default_factory=dict)
+    peers: dict[int, Connection] = field(default_factory=dict)
+
+    def admit(self, card: Card, peer: Connection) -> str | None:
+        """Take a node in, or return why not."""
+        index, num_nodes = card.node_index, self.terms.num_nodes
+        if index is None:
+            index = next((i for i in range(num_nodes) if i not in self.cards), None)
+            if index is None:
+                return f"all {num_nodes} nodes are here already"
+        if not 0 <= index < num_nodes:
+            return f"node rank {index} does not exist in a job of {num_nodes} nodes (--nnodes)"
+        if index in self.cards:
+            there = self.cards[index]
+            return (
+                f"node rank {index} is here already ({there.host}, pid {there.pid}); give each node its own "
+                "--node-rank, and each job its own --rdzv-id"
+            )
+        self.cards[index] = card
+        self.peers[index] = peer
+        return None
+
+    def forget(self, peer: Connection) -> int | None:
+        """Take a node out again whose connection is gone; returns its index."""
+        for index, known in self.peers.items():
+            if known is peer:
+                del self.peers[index]
+                return index
+        return None
+
+    def missing(self) -> tuple[int, ...]:
+        """Indices of the nodes that have not come."""
+        return tuple(index for index in range(self.terms.num_nodes) if index not in self.cards)
+
+    def name_missing(self) -> str:
+        """Name who has not come: hosts where the scheduler told them, else node ranks."""
+        absent = self.missing()
+        if self.terms.node_names:
+            return fold_hosts([self.terms.node_names[index] for index in absent])
+        plural = "s" if len(absent) > 1 else ""
+        return f"node rank{plural} {', '.join(map(str, absent[:16]))}{' ...' if len(absent) > 16 else ''}"
+
+
+class RollCall:
+    """Holds the roll call as the leader.
+
+    Args:
+        terms: what it is about.
+        own: the leader's own card.
+        doors: where the others come in, one for each port; their listeners are given back listening.
+        mesh: the leader's own end of the pair tests; None: pairs are not tested.
+        look_at_run_dir: how this node sees the run directory.
+        say: for lines that people should see.
+        on_event: for events.jsonl.
+        check_signals: raises StoppedBySignal when somebody told this agent to stop.
+    """
+
+    def __init__(
+        self,
+        terms: Terms,
+        own: Card,
+        *,
+        doors: Sequence[Door],
+        mesh: Mesh | None,
+        look_at_run_dir: Callable[[], Place | None],
+        say: Callable[[str], None],
+        on_event: Callable[..., None],
+        check_signals: Callable[[], None],
+    ) -> None:
+        self.roster = Roster(terms, cards={0: own})
+        self._terms = terms
+        self._doors = doors
+        self._mesh = mesh
+        self._look_at_run_dir = look_at_run_dir
+        self._say = say
+        self._on_event = on_event
+        self._check_signals = check_signals
+        self._strangers: list[Stranger] = []
+        self._left: dict[int, str] = {}
+        self._silent: set[int] = set()
+        self._results: list[PairResult] = []
+        self._quiet: Look | None = None
+        self._places: dict[int, Place] = {}
+        self._reports: dict[int, Tested] = {}
+        self._waited_s = 0.0
+        self.observations = Observations(cards={})
+
+    def hold(self) -> Judgement:
+        """Go through all phases and return what came of it; the connections stay open.
+
+        Raises:
+            StoppedBySignal: check_signals raised it; all have been told.
+        """
+        with selectors.DefaultSelector() as selector:
+            for door in self._doors:
+                selector.register(door, selectors.EVENT_READ, door)
+            if self._mesh is not None:
+                self._mesh.attach(selector)
+            try:
+                self._wait_for_all(selector)
+                if self._mesh is not None and len(self.roster.cards) > 1:
+                    self._test_pairs(selector)
+            except AllranksError as exc:
+                dismiss(self.roster.peers, Goodbye(exit_code=exc.exit_code, summary=str(exc)))
+                raise
+            finally:
+                for door in self._doors:
+                    for guest in door.close():
+                        selector.unregister(guest)
+        self.observations = Observations(
+            cards=self._cards(),
+            results=tuple(self._results),
+            quiet=tuple(self._quiet.results) if self._quiet else (),
+            missing=self.roster.missing() if len(self.roster.cards) < self._terms.min_nodes else (),
+            waited_s=self._waited_s,
+            left=self._left,
+            silent=frozenset(self._silent),
+            strangers=tuple(self._strangers),
+        )
+        return judge(self.observations, self._terms)
+
+    # Phase 1: who is here
+
+    def _wait_for_all(self, selector: selectors.BaseSelector) -> None:
+        started_s = self._last_arrival_s = time.monotonic()
+        next_notice_s = NAME_AFTER_S
+        terms, roster = self._terms, self.roster
+        while roster.missing():
+            self._check_signals()
+            now_s = time.monotonic()
+            self._waited_s = now_s - started_s
+            if self._waited_s >= next_notice_s:
+                next_notice_s = self._waited_s * 2
+                here = f"{len(roster.cards)} of {terms.num_nodes} are here"
+                self._say(f"waiting {self._waited_s:.0f} s for {roster.name_missing()}; {here}")
+            if now_s >= max(started_s + terms.join_s, self._last_arrival_s + terms.join_s * LAST_ARRIVAL_SHARE):
+                if len(roster.cards) >= terms.min_nodes:
+                    self._say(f"going on with {len(roster.cards)} nodes (--nnodes {terms.min_nodes}:{terms.num_nodes})")
+                break
+            self._turn(selector, TICK_S)
+
+    def _turn(self, selector: selectors.BaseSelector, timeout_s: float) -> None:
+        now_s = time.monotonic()
+        for door in self._doors:
+            for guest in door.overdue(now_s):
+                selector.unregister(guest)
+                self._on_event("stranger", peer=guest.peer, reason="it connected and said nothing")
+                door.dismiss(guest)
+        for key, mask in selector.select(timeout_s):
+            if isinstance(key.data, Door):
+                self._attend(key.fileobj, key.data, selector)
+            elif isinstance(key.data, int):
+                self._hear_member(key.data, selector)
+            else:
+                key.data(mask)
+        if self._mesh is not None:
+            self._mesh.advance(time.monotonic())
+
+    def _attend(self, source: object, door: Door, selector: selectors.BaseSelector) -> None:
+        """Somebody is at the door, or says who it is."""
+        if source is door:
+            guest = door.greet(time.monotonic())
+            if guest is not None:
+                selector.register(guest, selectors.EVENT_READ, door)
+            return
+        assert isinstance(source, Connection)
+        try:
+            card = door.hear(source)
+        except StrangerError as exc:
+            selector.unregister(source)
+            self._refuse(exc)
+            return
+        if card is None:
+            if source.fileno() < 0:  # it only knocked
+                selector.unregister(source)
+            return
+        selector.unregister(source)
+        if (objection := self.roster.admit(card, source)) is not None:
+            door.refuse(source, objection)
+            self._say(f"{card.host} was refused: {objection}")
+            self._on_event("refused", node=card.host, reason=objection)
+            self._strangers.append(Stranger("AR405", card.host, objection))
+            return
+        self._last_arrival_s = time.monotonic()
+        index = next(index for index, peer in self.roster.peers.items() if peer is source)
+        self._left.pop(index, None)
+        selector.register(source, selectors.EVENT_READ, index)
+        source.expect_alive_within(self._terms.gone_s)
+        self._on_event("joined", node=card.host, pid=card.pid, peer=source.peer, workers=card.num_workers)
+
+    def _refuse(self, exc: StrangerError) -> None:
+        self._on_event("stranger", peer=exc.host, reason=str(exc))
+        if exc.intrusion in (Intrusion.LEFT, Intrusion.OTHER_JOB):
+            return  # agents of other jobs look for their leader here, too
+        self._say(str(exc))
+        cause = "AR404" if exc.intrusion is Intrusion.EARLIER_ATTEMPT else "AR406"
+        self._strangers.append(Stranger(cause, exc.host, str(exc)))
+
+    def _hear_member(self, index: int, selector: selectors.BaseSelector) -> None:
+        peer = self.roster.peers[index]
+        try:
+            messages = peer.receive()
+        except AllranksError as exc:
+            self._lose(index, f"it said something that is no message of ours: {exc}", selector)
+            return
+        except ConnectionError as exc:
+            self._lose(index, str(exc), selector)
+            return
+        for message in messages:
+            if isinstance(message, Tested):
+                self._reports[index] = message
+            else:
+                self._lose(index, f"it said {type(message).__name__}, which an agent never does now", selector)
+                return
+
+    def _lose(self, index: int, reason: str, selector: selectors.BaseSelector) -> None:
+        peer = self.roster.peers.pop(index)
+        card = self.roster.cards.pop(index)
+        selector.unregister(peer)
+        peer.close()
+        self._left[index] = f"{card.host}: {reason}"
+        self._say(f"{card.host} came and left again")
+        self._on_event("left", node=card.host, reason=reason)
+
+    # Phase 2: can they reach each other
+
+    def _test_pairs(self, selector: selectors.BaseSelector) -> None:
+        addresses = self._addresses()
+        order = sorted(addresses)
+        is_sparse = len(order) > FULL_UP_TO
+        pairs = [
+            (order[a], order[b]) for a, b in choose_pairs(len(order), full_up_to=FULL_UP_TO, seed=self._terms.attempt)
+        ]
+        effort, within_s = (SPARSE, SPARSE_TESTS_S) if is_sparse else (FULL, TESTS_S)
+        first = self._try(selector, pairs, effort, within_s, is_one_by_one=False, asks_all=True)
+        confirmation = self._look_again(selector, plan_confirmation(first))
+        self._results = merge(first, confirmation)
+        self._quiet = self._look_again(selector, plan_quiet_look(self._results))
+
+    def _look_again(self, selector: selectors.BaseSelector, look: Look | None) -> Look | None:
+        if look is not None:
+            self._on_event("second_look", pairs=len(look.pairs), reason=look.reason)
+            look.results = self._try(selector, look.pairs, look.effort, look.within_s, is_one_by_one=look.is_one_by_one)
+        return look
+
+    def _try(
+        self,
+        selector: selectors.BaseSelector,
+        pairs: Sequence[tuple[int, int]],
+        effort: Effort,
+        within_s: float,
+        *,
+        is_one_by_one: bool,
+        asks_all: bool = False,
+    ) -> list[PairResult]:
+        """Have nodes try each other, and return what they report by the deadline; the silent ones are noted."""
+        assert self._mesh is not None
+        addresses, token = self._addresses(), secrets.token_bytes(16)
+        by_source: dict[int, list[Target]] = {index: [] for index in self.roster.cards} if asks_all else {}
+        for source, target in pairs:
+            ports = self.roster.cards[target].test_ports
+            if ports is not None and target in addresses and source in addresses:
+                store = self._terms.store_port if target == 0 else None
+                found = Target(node_index=target, address=addresses[target], ports=ports, store_port=store)
+                by_source.setdefault(source, []).append(found)
+        self._mesh.admit(token)
+        self._reports = {}
+        asked = set(by_source)
+        nonce = self._terms.run_dir_nonce if asks_all else None
+        # Whoever is tried must know the token, too, so everybody gets a Test.
+        for index in self.roster.peers:
+            order = Test(
+                token=token,
+                targets=tuple(by_source.get(index, ())),
+                effort=effort,
+                within_s=within_s,
+                is_one_by_one=is_one_by_one,
+                own_index=index,
+                own_address=addresses.get(index),
+                run_dir_nonce=nonce,
+            )
+            with contextlib.suppress(ConnectionError):
+                self.roster.peers[index].send(order)
+            asked.add(index)
+        card = self.roster.cards[0]
+        own = Test(
+            token=token,
+            targets=tuple(by_source.get(0, ())),
+            effort=effort,
+            within_s=within_s,
+            is_one_by_one=is_one_by_one,
+            own_index=0,
+            own_address=addresses.get(0),
+        )
+        self._mesh.start(own, own_index=0, own_address=addresses.get(0), mtu=mtu_of(card), now_s=time.monotonic())
+        if nonce is not None and (place := self._look_at_run_dir()) is not None:
+            self._places[0] = place
+        deadline_s = time.monotonic() + within_s + ANSWER_S
+        asked.discard(0)
+        while time.monotonic() < deadline_s:
+            self._check_signals()
+            pending = asked & set(self.roster.peers) - set(self._reports)
+            if not pending and self._mesh.results is not None:
+                break
+            next_s = self._mesh.advance(time.monotonic())
+            self._turn(selector, min(TICK_S, next_s if next_s is not None else TICK_S))
+            for peer in self.roster.peers.values():
+                if peer.has_unsent:
+                    with contextlib.suppress(ConnectionError):
+                        peer.flush()
+        self._silent |= asked & set(self.roster.peers) - set(self._reports)
+        results = list(self._mesh.results or ())
+        for index, report in self._reports.items():
+            # Nobody speaks for another node, nor of nodes that do not exist.
+            results += [each for each in report.results if each.source == index and each.target in self.roster.cards]
+            if report.run_dir is not None:
+                self._places[index] = report.run_dir
+        return results
+
+    def _addresses(self) -> dict[int, str]:
+        """Where each node is tried: its data address, else where its agent comes from."""
+        found = {}
+        for index, card in self.roster.cards.items():
+            if card.test_ports is None or card.problem is not None:
+                continue
+            peer = self.roster.peers.get(index)
+            address = card.data_address or (peer.peer_address if peer else None)
+            if address is None and index == 0 and self.roster.peers:
+                address = next(iter(self.roster.peers.values())).own_address
+            if address is not None:
+                found[index] = address
+        return found
+
+    def _cards(self) -> dict[int, Card]:
+        """The cards, with what the nodes saw of the run directory since."""
+        cards = dict(self.roster.cards)
+        for index, place in self._places.items():
+            facts = cards[index].facts if index in cards else None
+            if facts is not None:
+                places = (*(each for each in facts.places if each.purpose != place.purpose), place)
+                cards[index] = msgspec.structs.replace(
+                    cards[index], facts=msgspec.structs.replace(facts, places=places)
+                )
+        return cards
+
+
+def mtu_of(card: Card) -> int | None:
+    """MTU of a node's data interface, where it is known."""
+    interfaces = card.facts.interfaces if card.facts else ()
+    return next((nic.mtu for nic in interfaces if nic.name == card.data_interface), None)
+
+
+def dismiss(peers: Mapping[int, Connection], goodbye: Goodbye) -> None:
+    """Tell everybody who came that it does not begin, and why; closes the connections."""
+    for peer in peers.values():
+        with contextlib.suppress(ConnectionError):
+            peer.send(goodbye)
+    deadline_s = time.monotonic() + FAREWELL_S
+    while any(peer.has_unsent for peer in peers.values()) and time.monotonic() < deadline_s:
+        for peer in peers.values():
+            with contextlib.suppress(ConnectionError):
+                peer.flush()
+        time.sleep(0.01)
+    for peer in peers.values():
+        peer.close()
+
+
+def stop(peers: Mapping[int, Connection], verdict: Verdict) -> None:
+    """Give everybody the verdict; closes the connections."""
+    summary = "it does not begin"
+    if verdict.findings:
+        culprit = verdict.findings[0]
+        summary = f"{culprit.cause}: {culprit.node}: {culprit.message}" if culprit.node else culprit.message
+    dismiss(peers, Goodbye(exit_code=verdict.exit_code, summary=summary, verdict=verdict))

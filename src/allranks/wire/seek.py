@@ -1,0 +1,254 @@
+"""The handshake, the agent's side: how an agent finds its leader and knows that it is the one.
+
+`seek_leader` tries all hints until one of them proves to be the leader. The leader's side is `wire.door`.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import selectors
+import socket
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Self
+
+import msgspec
+
+from allranks import __version__
+from allranks.model.card import Card
+from allranks.model.errors import NodeFaultError, WireError
+from allranks.wire.leader import Hint
+from allranks.wire.protocol import (
+    HANDSHAKE_S,
+    PROTOCOL,
+    Connection,
+    Hello,
+    Join,
+    Message,
+    Refused,
+    Welcome,
+    decode_frames,
+    encode_frame,
+)
+from allranks.wire.secret import Secret, fresh_nonce, is_welcome_proof, join_proof
+
+CONNECT_S = 1.0
+"""How long one hint may take to accept a connection before its host is given up for this round."""
+STAGGER_S = 0.2
+"""After so long without an answer the next host is tried beside it."""
+SILENT_S = 0.5
+"""A path that has not answered for so long is told to the leader as silent."""
+
+
+@dataclass(frozen=True, slots=True)
+class _NotTheLeader(Exception):
+    """This hint leads nowhere; another may."""
+
+    reason: str
+
+
+@dataclass(slots=True)
+class _Search:
+    """What all hints came to so far."""
+
+    obstacle: str = "nobody has announced a leader"
+    silent: dict[str, str] = field(default_factory=dict)
+
+
+def seek_leader(
+    hints: Callable[[], Sequence[Sequence[Hint]]],
+    *,
+    job: str,
+    attempt: int | None,
+    secret: Callable[[], Secret | None],
+    card: Card,
+    deadline_s: float,
+    on_wait: Callable[[float, str], None],
+    check_signals: Callable[[], None],
+) -> Connection:
+    """Try all hints until one proves to be the leader of this job, and return the connection to it.
+
+    Hosts are tried at the same time, STAGGER_S apart in the order of the hints, so that a path that swallows
+    packets holds nobody up; the ports of a host one after the other. The card says which paths were silent.
+
+    Args:
+        hints: asked anew each round, since an announcement may appear; a group is one host, its ports in order.
+        job: name of the job.
+        attempt: which start of the job, where the agent knows.
+        secret: asked once a leader has said Hello; None while the key is not there yet.
+        card: what this node says of itself.
+        deadline_s: seconds from now.
+        on_wait: told the seconds so far and the last obstacle, once a second at the most.
+        check_signals: raises StoppedBySignal when somebody told this agent to stop.
+    Raises:
+        WireError: the leader refused this agent.
+        NodeFaultError: nobody was there by the deadline.
+        StoppedBySignal: check_signals raised it.
+    """
+    started_s = time.monotonic()
+    search = _Search()
+    last_told_s = 0.0
+
+    def keep_time() -> None:
+        nonlocal last_told_s
+        check_signals()
+        waited_s = time.monotonic() - started_s
+        if waited_s > deadline_s:
+            raise NodeFaultError(
+                f"no leader of job {job} within {deadline_s:.0f} s; last try: {search.obstacle}; is the first node "
+                "up, and is its port open from here?"
+            )
+        if waited_s - last_told_s >= 1:
+            last_told_s = waited_s
+            on_wait(waited_s, search.obstacle)
+
+    while True:
+        keep_time()
+        with _Race(hints(), search) as race:
+            for sock, hint in race.connections(keep_time):
+                own = msgspec.structs.replace(
+                    card, came_by=str(hint), silent_hints=tuple(f"{at} ({why})" for at, why in search.silent.items())
+                )
+                try:
+                    return _shake_hands(sock, hint, job=job, attempt=attempt, secret=secret, card=own)
+                except _NotTheLeader as exc:
+                    search.obstacle = exc.reason
+                except OSError as exc:
+                    search.obstacle = f"{hint} ({hint.source}): {exc.strerror or exc}"
+                except WireError:
+                    sock.close()
+                    raise
+        time.sleep(0.1)
+
+
+class _Race:
+    """Connects to several hosts at the same time, and to the ports of each one after the other."""
+
+    def __init__(self, groups: Sequence[Sequence[Hint]], search: _Search) -> None:
+        self._waiting = [list(group) for group in groups if group]
+        self._running: dict[socket.socket, tuple[Hint, list[Hint], float]] = {}
+        self._search = search
+        self._selector = selectors.DefaultSelector()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for sock in self._running:
+            sock.close()
+        self._selector.close()
+
+    def connections(self, keep_time: Callable[[], None]) -> Iterator[tuple[socket.socket, Hint]]:
+        """Yield what connects, until all hosts have been tried; a host that answers nothing in CONNECT_S is left.
+
+        Whoever goes on to the next one says that this was not the leader: it is closed. The last one is the caller's.
+        """
+        next_start_s = 0.0
+        while self._waiting or self._running:
+            keep_time()
+            now_s = time.monotonic()
+            if self._waiting and (now_s >= next_start_s or not self._running):
+                self._start(self._waiting.pop(0))
+                next_start_s = now_s + STAGGER_S
+            for key, _ in self._selector.select(STAGGER_S / 4 if self._running else 0):
+                sock = key.fileobj
+                assert isinstance(sock, socket.socket)
+                hint, rest, started_s = self._running.pop(sock)
+                self._selector.unregister(sock)
+                error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                if error:
+                    sock.close()
+                    self._fail(hint, os.strerror(error).lower(), rest if error == errno.ECONNREFUSED else [])
+                    continue
+                if time.monotonic() - started_s < CONNECT_S / 2:
+                    self._search.silent.pop(str(hint), None)
+                yield sock, hint
+                sock.close()
+                if rest:
+                    self._start(rest)
+            for sock, (hint, _, started_s) in list(self._running.items()):
+                waited_s = time.monotonic() - started_s
+                if waited_s >= SILENT_S:
+                    self._search.silent[str(hint)] = f"{hint.source}: no answer"
+                if waited_s >= CONNECT_S:
+                    self._selector.unregister(sock)
+                    del self._running[sock]
+                    sock.close()
+                    self._fail(hint, f"no answer in {CONNECT_S:.1f} s", [])
+
+    def _start(self, chain: list[Hint]) -> None:
+        hint, *rest = chain
+        try:
+            answers = socket.getaddrinfo(hint.host, hint.port, type=socket.SOCK_STREAM)
+            family, kind, protocol, _, address = answers[0]
+            sock = socket.socket(family, kind, protocol)
+        except (OSError, UnicodeError) as exc:  # UnicodeError: no host name at all
+            self._fail(hint, str(getattr(exc, "strerror", None) or exc), [])
+            return
+        sock.setblocking(False)
+        error = sock.connect_ex(address)
+        if error not in (0, errno.EINPROGRESS):
+            sock.close()
+            self._fail(hint, os.strerror(error).lower(), rest if error == errno.ECONNREFUSED else [])
+            return
+        self._running[sock] = (hint, rest, time.monotonic())
+        self._selector.register(sock, selectors.EVENT_WRITE)
+
+    def _fail(self, hint: Hint, reason: str, rest: list[Hint]) -> None:
+        # A refusal is an answer: other ports of the host are worth a try. Silence is not.
+        self._search.obstacle = f"{hint} ({hint.source}): {reason}"
+        if rest:
+            self._start(rest)
+
+
+def _shake_hands(
+    sock: socket.socket, hint: Hint, *, job: str, attempt: int | None, secret: Callable[[], Secret | None], card: Card
+) -> Connection:
+    deadline_s = time.monotonic() + HANDSHAKE_S
+    buffer = bytearray()
+    hello = _read(sock, buffer, deadline_s, hint)
+    if not isinstance(hello, Hello):
+        raise _NotTheLeader(f"{hint} ({hint.source}): no leader of ours")
+    if hello.job != job:
+        raise _NotTheLeader(f"{hint} ({hint.source}): leader of another job, {hello.job}")
+    key = secret()  # only now: the leader wrote it before it said Hello
+    if key is None:
+        raise _NotTheLeader("the job's secret is not in the run directory yet")
+    nonce = fresh_nonce()
+    proof = join_proof(key, leader_nonce=hello.nonce, nonce=nonce, job=job, card=card)
+    join = Join(protocol=PROTOCOL, version=__version__, job=job, attempt=attempt, nonce=nonce, card=card, proof=proof)
+    sock.sendall(encode_frame(join))
+    answer = _read(sock, buffer, deadline_s, hint)
+    if isinstance(answer, Refused):
+        if answer.is_final:
+            raise WireError(f"the leader at {hint} refused this node: {answer.reason}")
+        raise _NotTheLeader(f"{hint} ({hint.source}): {answer.reason}")
+    if not isinstance(answer, Welcome) or not is_welcome_proof(
+        key, answer.proof, leader_nonce=hello.nonce, nonce=nonce
+    ):
+        raise _NotTheLeader(f"{hint} ({hint.source}): it does not know this job's secret")
+    return Connection(sock, peer=str(hint), received=bytes(buffer))
+
+
+def _read(sock: socket.socket, buffer: bytearray, deadline_s: float, hint: Hint) -> Message:
+    # Frames may come together; what is left in the buffer is the next message.
+    while True:
+        try:
+            messages = decode_frames(buffer, at_most=1)
+        except WireError as exc:
+            raise _NotTheLeader(f"{hint} ({hint.source}): {exc}") from exc
+        if messages:
+            return messages[0]
+        left_s = deadline_s - time.monotonic()
+        if left_s <= 0:
+            raise _NotTheLeader(f"{hint} ({hint.source}): something listens there and says nothing")
+        sock.settimeout(left_s)
+        try:
+            data = sock.recv(1 << 16)
+        except TimeoutError:
+            continue
+        if not data:
+            raise _NotTheLeader(f"{hint} ({hint.source}): it closed the connection")
+        buffer += data

@@ -1,0 +1,116 @@
+"""RDMA ports from trees written after the kernel's documentation."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from allranks.host.rdma import has_peer_memory, read_rdma_ports
+from allranks.model.card import RdmaPort
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n")
+
+
+def add_port(root: Path, device: str, *, uverbs: int, **files: str) -> Path:
+    base = root / "sys/class/infiniband" / device
+    port = base / "ports/1"
+    defaults = {
+        "state": "4: ACTIVE", "phys_state": "5: LinkUp", "rate": "400 Gb/sec (4X NDR)", "link_layer": "InfiniBand",
+        "lid": "0x1b", "sm_lid": "0x1", "counters/symbol_error": "0", "counters/link_downed": "0",
+    }  # fmt: skip
+    for name, text in {**defaults, **files}.items():
+        write(port / name, text)
+    (base / f"device/infiniband_verbs/uverbs{uverbs}").mkdir(parents=True)
+    return port
+
+
+def test_without_rdma_there_is_no_port(tmp_path):
+    assert read_rdma_ports(root=tmp_path) == ()
+
+
+def test_an_infiniband_port_is_read(tmp_path):
+    add_port(tmp_path, "mlx5_0", uverbs=0, **{"counters/link_downed": "3", "hw_counters/out_of_sequence": "7"})
+    write(tmp_path / "dev/infiniband/uverbs0", "")
+    assert read_rdma_ports(root=tmp_path) == (
+        RdmaPort(
+            device="mlx5_0",
+            port=1,
+            state="ACTIVE",
+            phys_state="LinkUp",
+            rate="400 Gb/sec (4X NDR)",
+            link_layer="InfiniBand",
+            lid="0x1b",
+            sm_lid="0x1",
+            has_uverbs=True,
+            error_counters={"link_downed": 3, "out_of_sequence": 7},
+        ),
+    )
+
+
+def test_a_missing_device_file_is_seen(tmp_path):
+    add_port(tmp_path, "mlx5_0", uverbs=3)
+    assert [port.has_uverbs for port in read_rdma_ports(root=tmp_path)] == [False]
+
+
+def test_ports_come_in_the_order_of_their_numbers(tmp_path):
+    for index in (10, 2, 0):
+        add_port(tmp_path, f"mlx5_{index}", uverbs=index)
+    add_port(tmp_path, "mlx5_1", uverbs=1, state="1: DOWN", phys_state="3: Disabled")
+    ports = read_rdma_ports(root=tmp_path)
+    assert [(port.device, port.state) for port in ports] == [
+        ("mlx5_0", "ACTIVE"), ("mlx5_1", "DOWN"), ("mlx5_2", "ACTIVE"), ("mlx5_10", "ACTIVE"),
+    ]  # fmt: skip
+
+
+def test_a_roce_port_has_a_netdev_and_its_gids(tmp_path):
+    port = add_port(tmp_path, "rocep1", uverbs=0, link_layer="Ethernet", lid="0x0", sm_lid="0x0")
+    for index, (kind, gid) in enumerate([
+        ("IB/RoCE v1", "fe80:0000:0000:0000:0e42:a1ff:fe00:0001"),
+        ("RoCE v2", "fe80:0000:0000:0000:0e42:a1ff:fe00:0001"),
+        ("RoCE v2", "0000:0000:0000:0000:0000:0000:0000:0000"),
+        ("RoCE v2", "0000:0000:0000:0000:0000:ffff:c0a8:140f"),
+    ]):  # fmt: skip
+        write(port / f"gid_attrs/types/{index}", kind)
+        write(port / f"gid_attrs/ndevs/{index}", "ens1f1")
+        write(port / f"gids/{index}", gid)
+    (found,) = read_rdma_ports(root=tmp_path)
+    assert found.netdev == "ens1f1"
+    assert found.roce_v2_gids == (
+        "fe80:0000:0000:0000:0e42:a1ff:fe00:0001",
+        "0000:0000:0000:0000:0000:ffff:c0a8:140f",
+    )
+
+
+def test_a_torn_tree_is_read_as_far_as_it_goes(tmp_path):
+    port = tmp_path / "sys/class/infiniband/mlx5_0/ports/1"
+    (port / "state").mkdir(parents=True)
+    write(port / "counters/symbol_error", "many")
+    (tmp_path / "sys/class/infiniband/mlx5_0/ports/x").mkdir()
+    (found,) = read_rdma_ports(root=tmp_path)
+    assert (found.state, found.rate, found.has_uverbs, found.error_counters) == ("", "", None, {})
+
+
+OPEN = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release Build"
+CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.90.07  Fri May 31 09:35:42 UTC 2024"
+
+
+@pytest.mark.parametrize(
+    ("files", "answer"),
+    [
+        ({}, None),
+        ({"proc/driver/nvidia/version": CLOSED, "proc/sys/kernel/osrelease": "6.1.0"}, False),
+        ({"proc/driver/nvidia/version": OPEN, "proc/sys/kernel/osrelease": "6.1.0-18-amd64"}, True),
+        ({"proc/driver/nvidia/version": OPEN, "proc/sys/kernel/osrelease": "5.10.0"}, False),
+        ({"proc/driver/nvidia/version": OPEN}, False),
+        ({"proc/driver/nvidia/version": CLOSED, "sys/module/nvidia_peermem/version": "550"}, True),
+        ({"proc/driver/nvidia/version": CLOSED, "sys/kernel/mm/memory_peers/nv_mem/version": "1"}, True),
+    ],
+)
+def test_peer_memory_needs_a_module_or_dma_buf(tmp_path, files, answer):
+    for name, text in files.items():
+        write(tmp_path / name, text)
+    assert has_peer_memory(root=tmp_path) is answer
