@@ -45,7 +45,10 @@ def test_the_unit_s_state_is_systemd_s_word(ran, answer):
 
 
 def test_systemctl_is_asked_for_the_unit(tmp_path):
-    text = '#!/bin/sh\n[ "$1 $2" = "show nvidia-fabricmanager.service" ] && echo LoadState=loaded && echo ActiveState=failed\n'
+    text = """\
+#!/bin/sh
+[ "$1 $2" = "show nvidia-fabricmanager.service" ] && echo LoadState=loaded && echo ActiveState=failed
+"""
     env = install_script(tmp_path, "systemctl", text)
     assert read_fabric_manager(deadline_s=20, env=env) == Answer("failed")
 
@@ -69,6 +72,7 @@ def test_the_version_of_the_fabric_manager_is_read(tmp_path):
         (Ran(0, "no libcuda.so.1: file too short\n"), (None, "libcuda.so.1: file too short")),
         (Ran(-11, ""), (None, "cuInit: ended by signal 11")),
         (Ran(None, problem="python3: no answer within 3 s"), (None, "cuInit: no answer within 3 s")),
+        (Ran(None, problem="python3: not installed"), (None, "python3: not installed")),
         (Ran(0, "rc \u0662\n"), (None, "cuInit: rc \u0662")),
     ],
 )

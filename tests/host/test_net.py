@@ -117,6 +117,7 @@ def link_tree(root: Path, **files: str) -> Path:
     """A tree of /sys in which `lo`, which every machine has, is what the files say."""
     link = root / "sys/class/net/lo"
     link.mkdir(parents=True)
+    (link / "device").mkdir()
     for name, text in files.items():
         (link / name).write_text(text)
     return root
@@ -149,6 +150,13 @@ def test_figures_come_from_sysfs(tmp_path):
 @pytest.mark.parametrize("speed", ["-1\n", "0\n", "4294967295\n", "", "Unknown!\n"])
 def test_a_speed_that_says_nothing_is_none(tmp_path, speed):
     assert loopback_in(link_tree(tmp_path, speed=speed)).speed_mbit_s is None
+
+
+@pytest.mark.parametrize(("uevent", "speed"), [("DEVTYPE=bond\n", 25000), ("DEVTYPE=vlan\n", 25000), ("", None)])
+def test_a_speed_without_a_device_counts_for_bonds_and_vlans_only(tmp_path, uevent, speed):
+    root = link_tree(tmp_path, speed="25000\n", uevent=f"{uevent}INTERFACE=lo\n")
+    (root / "sys/class/net/lo/device").rmdir()
+    assert loopback_in(root).speed_mbit_s == speed
 
 
 def test_a_link_without_a_cable_has_no_carrier(tmp_path):

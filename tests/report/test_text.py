@@ -8,7 +8,7 @@ import pytest
 
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
 from allranks.model.setting import Setting
-from allranks.report.text import Style, render_finding, render_settings, render_findings, say
+from allranks.report.text import Style, render_finding, render_findings, render_settings, say
 
 UTF8 = Style(is_unicode=True, has_colour=False, width=100)
 ASCII = Style(is_unicode=False, has_colour=False, width=100)

@@ -117,7 +117,9 @@ def _matching(texts: Iterable[str]) -> list[type[Cause]]:
 def _no_such_cause(text: str) -> UsageError:
     import difflib  # only here: it costs time
 
-    names = {name.lower(): name for cause in all_causes() for name in (cause.name, cause.id, *cause.aliases)}
+    # A wrong number is a wrong number: the nearest one is another cause.
+    is_id = re.fullmatch(r"AR[0-9]*", text.strip(), re.IGNORECASE)
+    names = {} if is_id else {name.lower(): name for cause in all_causes() for name in (cause.name, *cause.aliases)}
     close = difflib.get_close_matches(text.strip().lower(), names, n=1)
     within = [name for name in names.values() if len(text.strip()) > 2 and text.strip().lower() in name.lower()]
     hint = f'did you mean "{names[close[0]] if close else within[0]}"? ' if close or within else ""

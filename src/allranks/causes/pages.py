@@ -98,7 +98,7 @@ def _index() -> str:
     lines = [
         "# Causes",
         "",
-        "Everything that allranks can name as the reason why a job does not come up or does not stay up. An id names the",
+        "Everything that allranks can name as the reason why a job does not come up or not stay up. An id names the",
         "cause, however it was found, and is never given to another one. `allranks explain ID` prints a page in the",
         "terminal. These pages are written by `python -m allranks.causes.pages`, from the code.",
         "",

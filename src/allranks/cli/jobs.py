@@ -28,7 +28,7 @@ from allranks.launch.batch.script import (
     render_sbatch,
     submission_env,
 )
-from allranks.launch.rundir import as_file_name
+from allranks.report.rundir import as_file_name
 from allranks.model.errors import Exit, UsageError
 from allranks.report.text import Style, render_findings, say
 

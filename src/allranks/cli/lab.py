@@ -108,14 +108,16 @@ def execute(name: str, node: str, command: tuple[str, ...]) -> None:
 @name_option
 @click.option("--json", "as_json", is_flag=True, help="For programs.")
 def status(name: str, as_json: bool) -> None:
-    """Print the nodes, what SLURM says of them, their interfaces and process ids.
+    """Print the nodes, what SLURM says of them, their interfaces and process ids, and the faults that are there.
 
     \b
     allranks lab status --json
     """
+    from allranks.lab.faults.injected import read_records
     from allranks.lab.lab import Lab
 
-    found = Lab(name).status()
+    which = Lab(name)
+    found = which.status() | {"faults": [record.key for record in read_records(which)]}
     click.echo(json.dumps(found, indent=2) if as_json else _render_status(found))
 
 
@@ -232,6 +234,8 @@ def _render_status(found: dict[str, Any]) -> str:
             notes += [f"mtu {interface['mtu']}"] if interface["mtu"] not in (1500, 65536) else []
             notes += [f"{interface['rate_gbit_s']:g} Gbit/s"] if interface["rate_gbit_s"] else []
             lines.append(f"  {interface['name']:<15} {' '.join(interface['addresses'])}   {', '.join(notes)}".rstrip())
+    if found["faults"]:
+        lines.append(f"faults: {', '.join(found['faults'])}; allranks lab heal takes them out")
     if not any(interface["rate_gbit_s"] for node in found["nodes"] for interface in node["interfaces"]):
         lines.append("the data links are not shaped: this kernel has no tbf")
     return "\n".join(lines)

@@ -96,7 +96,8 @@ def parse_cuda(ran: Ran) -> tuple[int | None, str]:
         is_absent = "No such file" in match[2] and "libcuda.so.1" in match[2]
         return None, "libcuda.so.1: not installed" if is_absent else match[2][:MAX_TEXT]
     if ran.rc is None:
-        return None, ran.problem.replace(ran.problem.partition(":")[0], "cuInit", 1)
+        name, _, why = ran.problem.partition(": ")
+        return None, f"cuInit: {why}" if why.startswith("no answer") else f"{name}: {why}"
     how = f"ended by signal {-ran.rc}" if ran.rc < 0 else ran.words
     return None, f"cuInit: {how}"[:MAX_TEXT]
 

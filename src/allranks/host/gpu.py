@@ -150,15 +150,15 @@ def find_unknown_fields(text: str) -> set[str]:
 
 
 def without_fields(fields: Sequence[str], unknown: set[str]) -> list[str]:
-    """Return what to ask for next: older names for the unknown fields, and no other field of their family.
+    """Return what to ask for next: older names for the unknown fields, nothing of the fabric where it has no state.
 
     Args:
         fields: asked for last time.
         unknown: of them, those that it does not have.
     """
-    families = {name.partition(".")[0] + "." for name in unknown if name.startswith("fabric.")}
     kept = [_OLDER_NAMES.get(name, "") if name in unknown else name for name in fields]
-    return [name for name in kept if name and not any(name.startswith(family) for family in families)]
+    has_fabric = "fabric.state" not in unknown
+    return [name for name in kept if name and (has_fabric or not name.startswith("fabric."))]
 
 
 def parse_gpus(text: str, fields: Sequence[str], *, rc: int = 0, stderr: str = "") -> GpuAnswer:

@@ -48,11 +48,23 @@ def _read_interface(name: str, addresses: Sequence[tuple[str, str | None]], root
         is_up=flags is not None and flags & _IFF_UP != 0 and flags & _IFF_RUNNING != 0,
         networks=tuple(_network_of(address, mask) for address, mask in plain),
         mtu=_number(link / "mtu") or _ask_interface(name, _SIOCGIFMTU, "i"),
-        speed_mbit_s=_number(link / "speed") or None,  # EINVAL, -1, 4294967295 and 0 all say: unknown
+        speed_mbit_s=_speed_of(link),
         has_carrier=None if (carrier := _number(link / "carrier")) is None else carrier == 1,
         kind=_kind_of(name, flags, link),
         carrier_changes=_number(link / "carrier_changes"),
     )
+
+
+def _speed_of(link: Path) -> int | None:
+    """Speed of a NIC, or of a bond or VLAN over one; a veth says 10000, a tun 10, whatever they carry."""
+    if not (link / "device").exists():
+        try:
+            lines = (link / "uevent").read_text(errors="replace").splitlines()
+        except OSError:
+            return None
+        if not {"DEVTYPE=bond", "DEVTYPE=vlan"} & set(lines):
+            return None
+    return _number(link / "speed") or None  # EINVAL, -1, 4294967295 and 0 all say: unknown
 
 
 def _kind_of(name: str, flags: int | None, link: Path) -> str:

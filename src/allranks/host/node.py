@@ -20,6 +20,8 @@ from allranks import __version__
 from allranks.host import clock, fabric, gpu, limits, net, rdma, software
 from allranks.model.card import Facts, Interface, Place
 
+_GRACE_S = 0.25
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodeFacts:
@@ -76,7 +78,7 @@ def read_card_facts(
         _Reader(("packages", "nccl_version", "torch_cuda"), _read_packages),
         _Reader(("net_plugin",), lambda: _Part({"net_plugin": software.find_net_plugin(env, root=root)})),
         _Reader(("nccl_conf",), lambda: _Part({"nccl_conf": software.hash_nccl_conf(env, root=root)})),
-        _Reader(("gpus", "driver_version"), lambda: _read_gpus(env, deadline_s, root)),
+        _Reader(("gpus",), lambda: _read_gpus(env, deadline_s, root)),
         _Reader(("gpus.remap_pending",), lambda: _read_remapped(env, deadline_s)),
         _Reader(("gpus.processes",), lambda: _read_processes(env, deadline_s, root)),
         _Reader(("gpus.nvlinks_active",), lambda: _read_nvlinks(env, deadline_s)),
@@ -98,6 +100,7 @@ def read_card_facts(
         _Reader(("num_cpus",), lambda: _Part({"num_cpus": limits.count_cpus(root=root)})),
         _Reader(("load",), lambda: _Part({"load": limits.read_load(root=root)})),
         _Reader(("is_clock_synchronised",), _read_clock),
+        _Reader(("driver_version",), lambda: _Part({"driver_version": gpu.read_driver_version(root=root)})),
         _Reader(("rdma_ports",), lambda: _Part({"rdma_ports": rdma.read_rdma_ports(root=root)})),
         _Reader(("has_peer_memory",), lambda: _Part({"has_peer_memory": rdma.has_peer_memory(root=root)})),
     ]
@@ -107,9 +110,6 @@ def read_card_facts(
     for reader in slow:
         reader.join(max(0.0, end_s + _GRACE_S - time.monotonic()))
     return _put_together([*quick, *slow], places, host_name=host_name, deadline_s=deadline_s)
-
-
-_GRACE_S = 0.25
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,9 +200,10 @@ def _read_packages() -> _Part:
 
 
 def _read_gpus(env: Mapping[str, str], deadline_s: float, root: Path) -> _Part:
-    driver = gpu.read_driver_version(root=root)
     answer = gpu.read_gpus(deadline_s=deadline_s, env=env)
-    values = {"gpus": answer.gpus, "driver_version": driver or answer.driver_version}
+    values: dict[str, Any] = {"gpus": answer.gpus}
+    if answer.driver_version and gpu.read_driver_version(root=root) is None:
+        values["driver_version"] = answer.driver_version
     return _Part(values, {"gpus": answer.problem} if answer.problem else {})
 
 

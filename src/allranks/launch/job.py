@@ -31,15 +31,15 @@ from allranks.launch import container
 from allranks.launch.agent import Agent, SignalInbox
 from allranks.launch.console import Console
 from allranks.launch.environment import HOOK_PATH, node_settings, rank_settings
-from allranks.launch.membership import Applicant, Membership, find_membership
+from allranks.launch.membership import Membership, apply, find_membership
 from allranks.launch.plan import JobPlan, Request, count_of
-from allranks.launch.rundir import RunDir, describe_command
 from allranks.launch.workers import Worker, become_subreaper
 from allranks.model.card import Facts
 from allranks.model.errors import AllranksError, UsageError
 from allranks.model.finding import Verdict
 from allranks.model.hostlist import fold_hosts
 from allranks.model.identity import Launcher
+from allranks.report.rundir import RunDir, describe_command
 from allranks.report.text import Style, render_findings, say
 from allranks.wire.protocol import Goodbye, Plan
 from allranks.wire.secret import SECRET_VARIABLE
@@ -95,10 +95,10 @@ def run_job(plan: JobPlan, output: Output, env: Mapping[str, str]) -> int:
     become_subreaper()
     run_dir = RunDir(output.log_dir, plan.job)
     started_s = time.monotonic()
-    applicant = Applicant(
-        plan=plan,
-        run_dir=run_dir,
-        env=env,
+    applicant = apply(
+        plan,
+        run_dir,
+        env,
         problem=plan.problem or _find_problem(plan.request),
         facts=_read_facts(plan, env, run_dir),
         check_signals=inbox.check,

@@ -17,6 +17,7 @@ from allranks.host.node import NodeFacts
 from allranks.model.card import Interface
 from allranks.model.cluster import Backend, Cluster
 from allranks.model.errors import AllranksError, ConfigError, IdentityError, SetupError, UsageError
+from allranks.model.finding import Finding
 from allranks.model.identity import Launcher, World
 from allranks.model.setting import Setting
 from allranks.wire.leader import Hint
@@ -230,9 +231,12 @@ def _data_path_of_cluster(cluster: Cluster, facts: NodeFacts, origin: Mapping[st
     if data is not None:
         found = find_interface_in(ip_network(data), facts.interfaces, preferred=node.interface if node else None)
         if found is None:
+            text = (
+                f"[network] data = {data}: no interface of {facts.host} is in it; there are {_list(facts.interfaces)}"
+            )
             raise ConfigError(
-                f"[network] data = {data}: no interface of {facts.host} is in it; there are "
-                f"{_list(facts.interfaces)}; correct the subnet, or run on this machine alone with --standalone"
+                f"{text}; correct the subnet, or run on this machine alone with --standalone",
+                finding=_finding("AR208", text, facts),
             )
         nic, address = found
         node = node or cluster.find_node(address)
@@ -241,19 +245,26 @@ def _data_path_of_cluster(cluster: Cluster, facts: NodeFacts, origin: Mapping[st
         nic, address = named, node.address
         reason, source = f"{address} is this node's address", origin.get(f"node.{node.name}.address", "cluster.toml")
     elif node is not None:
+        text = f"[[node]] {node.name}: address = {node.address}, but {facts.host} has {_list(facts.interfaces)}"
         raise ConfigError(
-            f"[[node]] {node.name}: address = {node.address}, but {facts.host} has {_list(facts.interfaces)}; correct "
-            "it, or run on this machine alone with --standalone"
+            f"{text}; correct it, or run on this machine alone with --standalone",
+            finding=_finding("AR208", text, facts),
         )
     else:
         return None
     if node is not None and node.interface not in (None, nic.name):
+        text = f"[[node]] {node.name}: interface = {node.interface}, but {address} is on {nic.name} there"
         raise ConfigError(
-            f"[[node]] {node.name}: interface = {node.interface}, but {address} is on {nic.name} there; correct it, or "
-            "leave it out: it is found from [network] data"
+            f"{text}; correct it, or leave it out: it is found from [network] data",
+            finding=_finding("AR208", text, facts, interface=node.interface),
         )
     if not nic.is_up:
-        raise SetupError(f"the data interface of {facts.host}, {nic}, carries nothing; ip link set {nic.name} up")
+        why = "it has no carrier: no signal on the cable" if nic.has_carrier is False else "it is down"
+        text = f"the data interface of {facts.host}, {nic}, carries nothing: {why}"
+        raise SetupError(
+            f"{text}; ip link set {nic.name} up, or look at its cable and switch port",
+            finding=_finding("AR210", text, facts, interface=nic.name),
+        )
     return DataPath(nic.name, address, reason, source)
 
 
@@ -342,6 +353,13 @@ def _num_workers(request: Request, world: World, facts: NodeFacts) -> tuple[int,
             return int(text), "asked for", flag
         case text:
             raise UsageError(f"{flag} {text!r}: expected a number from 1, auto, gpu or cpu")
+
+
+def _finding(cause: str, what: str, facts: NodeFacts, *, interface: str | None = None) -> Finding:
+    from allranks.causes.catalogue import find_cause
+    from allranks.causes.cause import failed
+
+    return find_cause(cause).find(failed(what=what, interface=interface), node=facts.host)
 
 
 def _port(request: Request, cluster: Cluster, origin: Mapping[str, str]) -> tuple[int, str]:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from allranks.model.card import Card, Place
 from allranks.model.errors import NodeFaultError, WireError
 from allranks.preflight.mesh import Mesh
-from allranks.preflight.rollcall import mtu_of
+from allranks.preflight.roster import mtu_of
 from allranks.wire.protocol import Connection, Goodbye, Plan, Refused, Test, Tested
 
 TICK_S = 0.25

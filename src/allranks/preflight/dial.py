@@ -77,7 +77,7 @@ class Dialer:
         """Time is up."""
         if self._is_done:
             return
-        waited = f"in {time.monotonic() - self._began_s:.1f} s"
+        waited = f"in {min(ANSWER_S, time.monotonic() - self._began_s):.1f} s"
         if any(each.is_connected for each in self._tries):
             self._end(None, f"connected, but no answer {waited}")
         else:

@@ -35,7 +35,7 @@ HEAD = struct.Struct(">BIIQ")
 """Kind, pair and sequence number (the tester's own), the answering node's clock in ns."""
 
 MAX_SERVED = 256
-"""Connections at once. Above that, the oldest that has not said the token makes room, else new ones wait in the kernel."""
+"""Connections at once. Above that, the oldest without the token makes room, else new ones wait in the kernel."""
 SERVED_S = 4.0
 """A little longer than a tester keeps a connection (mesh: ANSWER_S and LARGE_S)."""
 

@@ -49,7 +49,7 @@ from allranks.preflight.ping import Ping, PingSocket
 from allranks.wire.protocol import Hello, Knock, Test, decode_frames, encode_frame
 
 MAX_SOCKETS = 576
-"""Ports that are tried at once: all of 63 nodes. With MAX_SERVED, an agent stays below the usual limit of 1024 files."""
+"""Ports that are tried at once: all of 63 nodes. With MAX_SERVED, below the usual limit of 1024 files."""
 
 _SMALL_BYTES = 32
 
@@ -137,16 +137,16 @@ class Mesh:
         self._echo.close()
         self._loop.close()
 
-    def pair_ended(self, pair: _Pair) -> None:
+    def _pair_ended(self, pair: _Pair) -> None:
         """A pair has its result."""
         self._running.pop(pair, None)
         self._go_on()
 
-    def ports_ended(self) -> None:
+    def _ports_ended(self) -> None:
         """A pair needs no more sockets than it has."""
         self._go_on()
 
-    def ping_socket(self, family: int, source: Address | None, token: bytes) -> PingSocket:
+    def _ping_socket(self, family: int, source: Address | None, token: bytes) -> PingSocket:
         """Return the socket that all pairs of one test and address family share.
 
         Raises:
@@ -223,14 +223,13 @@ class _Pair:
     def begin(self) -> None:
         try:
             family, host = _resolve(self.target.address)
-            source: Address | None = None
-            if self._own_address is not None:
-                own_family, own_host = _resolve(self._own_address)
-                source = (own_host[0], 0, *own_host[2:]) if own_family == family else None
-        except (OSError, ValueError) as exc:
-            self.problem = f"not tried: {self.target.address!r} or {self._own_address!r} is no address: {exc}"
+            own_family, own_host = (family, None) if self._own_address is None else _resolve(self._own_address)
+        except ValueError as exc:
+            self.problem = f"not tried: {exc}"
             self._end_part()
             return
+        # To a target of the other family there is no way from the data address: routing decides.
+        source = (own_host[0], 0, *own_host[2:]) if own_host is not None and own_family == family else None
         if not all(0 < port < 1 << 16 for port in (*self.target.ports.tcp, self.target.ports.udp)):
             self.problem = f"not tried: {self.target.ports} are no ports"
             self._end_part()
@@ -329,7 +328,7 @@ class _Pair:
         if not self._effort.num_datagrams and not self._effort.has_mtu_probe:
             return
         try:
-            ping_socket = self._mesh.ping_socket(family, source, self._token)
+            ping_socket = self._mesh._ping_socket(family, source, self._token)
         except OSError as exc:
             self.problem = f"cannot send from {self._own_address}: {exc.strerror}"
             return
@@ -346,19 +345,26 @@ class _Pair:
         self.num_dialing -= 1
         self._end_part()
         if self.num_dialing == 0:
-            self._mesh.ports_ended()
+            self._mesh._ports_ended()
 
     def _end_part(self) -> None:
         self._num_parts -= 1
         if self._num_parts == 0:
-            self._mesh.pair_ended(self)
+            self._mesh._pair_ended(self)
 
 
 def _resolve(address: str) -> tuple[int, Address]:
-    """Return family and socket address of an IPv4 or IPv6 address; no name is looked up."""
-    family, _, _, _, place = socket.getaddrinfo(
-        address.removeprefix("::ffff:"), 0, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
-    )[0]
+    """Return family and socket address of an IPv4 or IPv6 address; no name is looked up.
+
+    Raises:
+        ValueError: this is no address.
+    """
+    try:
+        family, _, _, _, place = socket.getaddrinfo(
+            address.removeprefix("::ffff:"), 0, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST
+        )[0]
+    except (OSError, ValueError) as exc:
+        raise ValueError(f"{address!r} is no address") from exc
     return family, cast(Address, place)  # typeshed knows of a build without IPv6
 
 

@@ -20,18 +20,17 @@ import secrets
 import selectors
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
 import msgspec
 
 from allranks.model.card import Card, Place
 from allranks.model.errors import AllranksError
 from allranks.model.finding import Verdict
-from allranks.model.hostlist import fold_hosts
 from allranks.model.pair import FULL, SPARSE, Effort, PairResult, Target
 from allranks.preflight.judge import Judgement, Observations, Stranger, judge
 from allranks.preflight.mesh import Mesh
 from allranks.preflight.pairs import choose_pairs
+from allranks.preflight.roster import Roster, Terms, mtu_of
 from allranks.preflight.second_look import Look, merge, plan_confirmation, plan_quiet_look
 from allranks.wire.door import Door, Intrusion, StrangerError
 from allranks.wire.protocol import Connection, Goodbye, Test, Tested
@@ -51,74 +50,6 @@ FAREWELL_S = 2.0
 """How long a verdict may take to be taken by slow agents."""
 ANSWER_S = 1.0
 """Between the deadline of the tests and the one for the report."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """What the roll call is about."""
-
-    job: str
-    attempt: int
-    num_nodes: int
-    min_nodes: int
-    node_names: tuple[str, ...] = ()
-    """As the scheduler says; empty where nobody does."""
-    join_s: float = 60.0
-    gone_s: float = 10.0
-    store_port: int | None = None
-    """The leader's port, as rank 0's store will have it."""
-    run_dir_nonce: str | None = None
-    """What every node should find in the run directory."""
-    ignored: frozenset[str] = frozenset()
-    """Ids of causes that stop nobody."""
-
-
-@dataclass(slots=True)
-class Roster:
-    """Who has come: per node index its card, and the connection to it (none to the leader itself)."""
-
-    terms: Terms
-    cards: dict[int, Card] = field(default_factory=dict)
-    peers: dict[int, Connection] = field(default_factory=dict)
-
-    def admit(self, card: Card, peer: Connection) -> str | None:
-        """Take a node in, or return why not."""
-        index, num_nodes = card.node_index, self.terms.num_nodes
-        if index is None:
-            index = next((i for i in range(num_nodes) if i not in self.cards), None)
-            if index is None:
-                return f"all {num_nodes} nodes are here already"
-        if not 0 <= index < num_nodes:
-            return f"node rank {index} does not exist in a job of {num_nodes} nodes (--nnodes)"
-        if index in self.cards:
-            there = self.cards[index]
-            return (
-                f"node rank {index} is here already ({there.host}, pid {there.pid}); give each node its own "
-                "--node-rank, and each job its own --rdzv-id"
-            )
-        self.cards[index] = card
-        self.peers[index] = peer
-        return None
-
-    def forget(self, peer: Connection) -> int | None:
-        """Take a node out again whose connection is gone; returns its index."""
-        for index, known in self.peers.items():
-            if known is peer:
-                del self.peers[index]
-                return index
-        return None
-
-    def missing(self) -> tuple[int, ...]:
-        """Indices of the nodes that have not come."""
-        return tuple(index for index in range(self.terms.num_nodes) if index not in self.cards)
-
-    def name_missing(self) -> str:
-        """Name who has not come: hosts where the scheduler told them, else node ranks."""
-        absent = self.missing()
-        if self.terms.node_names:
-            return fold_hosts([self.terms.node_names[index] for index in absent])
-        plural = "s" if len(absent) > 1 else ""
-        return f"node rank{plural} {', '.join(map(str, absent[:16]))}{' ...' if len(absent) > 16 else ''}"
 
 
 class RollCall:
@@ -155,6 +86,8 @@ class RollCall:
         self._say = say
         self._on_event = on_event
         self._check_signals = check_signals
+        # One for all tests: a datagram that comes before its token is known is lost.
+        self._token = secrets.token_bytes(16)
         self._strangers: list[Stranger] = []
         self._left: dict[int, str] = {}
         self._silent: set[int] = set()
@@ -335,7 +268,7 @@ class RollCall:
     ) -> list[PairResult]:
         """Have nodes try each other, and return what they report by the deadline; the silent ones are noted."""
         assert self._mesh is not None
-        addresses, token = self._addresses(), secrets.token_bytes(16)
+        addresses, token = self._addresses(), self._token
         by_source: dict[int, list[Target]] = {index: [] for index in self.roster.cards} if asks_all else {}
         for source, target in pairs:
             ports = self.roster.cards[target].test_ports
@@ -422,12 +355,6 @@ class RollCall:
                     cards[index], facts=msgspec.structs.replace(facts, places=places)
                 )
         return cards
-
-
-def mtu_of(card: Card) -> int | None:
-    """MTU of a node's data interface, where it is known."""
-    interfaces = card.facts.interfaces if card.facts else ()
-    return next((nic.mtu for nic in interfaces if nic.name == card.data_interface), None)
 
 
 def dismiss(peers: Mapping[int, Connection], goodbye: Goodbye) -> None:

@@ -61,6 +61,7 @@ class FabricManager(Cause, id="AR101"):
     hits = (
         "RuntimeError: Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before calling "
         "NumCudaDevices() that might have already set an error? Error 802: system not yet initialized",
+        "cuInit failed: CUDA_ERROR_SYSTEM_NOT_READY",
         'CUDA error at bandwidthTest.cu:256 code=802(cudaErrorSystemNotReady) "cudaSetDevice(currentDevice)"',
     )
     misses = ("RuntimeError: CUDA error: initialization error",)
@@ -136,6 +137,8 @@ class DriverCudaMismatch(Cause, id="AR102"):
     )
     hits = (
         "RuntimeError: The NVIDIA driver on your system is too old (found version 11040). Please update your driver",
+        "RuntimeError: CUDA error: CUDA driver version is insufficient for CUDA runtime version",
+        "Error 804: forward compatibility was attempted on non supported HW",
         "Error 803: system has unsupported display driver / cuda driver combination",
         "Failed to initialize NVML: Driver/library version mismatch",
     )

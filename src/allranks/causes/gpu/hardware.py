@@ -88,6 +88,7 @@ class GpuHardware(Cause, id="AR105"):
     hits = (
         "NVRM: Xid (PCI:0000:44:00): 79, GPU has fallen off the bus",
         "[ 9312.5] NVRM: Xid (PCI:0000:c1:00): 119, pid=21044, name=python3, Timeout after 45s",
+        "NVRM: fallen off the bus and is not responding to commands.",
         "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered",
     )
     misses = (

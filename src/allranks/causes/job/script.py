@@ -207,9 +207,9 @@ class Healthy(Cause, id="AR599"):
     It does not.
 
     ## Example
-    From allranks' own words, shortened:
+    From verdict.json:
 
-        allranks: 6 ranks on 6 nodes ended well
+        "exit_code": 0, "findings": []
 
     ## Source
     The exit codes of the workers.

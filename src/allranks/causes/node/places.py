@@ -59,7 +59,8 @@ class DiskFull(Cause, id="AR005"):
         """Fails with less than 64 MiB free in run directory or TMPDIR, warns below 1 GiB and of a full HOME."""
         if card.facts is None:
             return unknown("no facts of this node")
-        known = {place.purpose: place for place in card.facts.places if place.free_bytes is not None}
+        places = [place for place in card.facts.places if place.purpose in _WRITTEN_TO]
+        known = {place.purpose: place for place in places if place.free_bytes is not None}
         worst = PASSED
         for purpose in _WRITTEN_TO:
             place = known.get(purpose)
@@ -75,11 +76,10 @@ class DiskFull(Cause, id="AR005"):
                 worst = warned(**values)
         if worst is not PASSED:
             return worst
-        unread = [p for p in card.facts.places if p.purpose in _WRITTEN_TO and p.free_bytes is None]
-        if unread or not known:
-            place_ = unread[0] if unread else None
-            return unknown(f"{place_.purpose}: {place_.problem}" if place_ else "no directory was looked at")
-        return PASSED
+        for place in places:
+            if place.free_bytes is None:
+                return unknown(f"{place.purpose}: {place.problem}")
+        return PASSED if places else unknown(card.facts.unread.get("places", "no directory was looked at"))
 
 
 class RunDirNotShared(Cause, id="AR006"):

@@ -23,7 +23,6 @@ import shlex
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -31,6 +30,11 @@ from allranks.lab import hosts as machines
 from allranks.lab.hosts import SWITCH
 from allranks.lab.plan import Host
 from allranks.model.hostlist import fold_hosts
+
+PROGRAMS = Path(__file__).parent / "programs"
+"""What faults start in place of the job's program, or beside it."""
+EXTRA_LATE_S = 0.3
+"""After the agent of the job, so that the extra one is refused, whose exit code SLURM does not see."""
 
 
 class Expected(StrEnum):
@@ -109,7 +113,8 @@ class Start:
         for extra in self.extra_agents:
             env = " ".join(f"{name}={shlex.quote(value)}" for name, value in extra.environment.items())
             # In parentheses: a child of nobody's, as a left-over is, and not of the agent that follows.
-            starts += f'[ "$SLURMD_NODENAME" != {shlex.quote(extra.node)} ] || (env {env} "$@" &); '
+            starts += f'[ "$SLURMD_NODENAME" != {shlex.quote(extra.node)} ] || '
+            starts += f'({{ sleep {EXTRA_LATE_S}; env {env} "$@"; }} &); '
         return ("sh", "-c", f'{starts}exec "$@"', "sh") if starts else ()
 
 
@@ -155,9 +160,8 @@ class Scene:
         """Names of both, in the order of the cluster."""
         return tuple(name for name in self.hosts if name in (self.where.node, self.where.peer))
 
-    @cached_property
-    def chance(self) -> random.Random:
-        """The same sequence for the same seed."""
+    def make_chance(self) -> random.Random:
+        """Return a generator at its beginning: who asks twice gets the same."""
         return random.Random(self.where.seed)
 
     @property

@@ -61,7 +61,10 @@ class ShmSmall(Fault, name="shm-small", cause="AR002"):
 
 
 class LimitFault(Fault):
-    """A soft limit of the node's slurmd, which its tasks inherit; root of a container may not raise a hard one again."""
+    """A limit of the node's slurmd, which its tasks inherit.
+
+    The soft one: who may not raise a hard limit again (root in a container) could not heal it.
+    """
 
     limit: ClassVar[int]
     value: ClassVar[int]

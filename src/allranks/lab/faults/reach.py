@@ -7,25 +7,24 @@ from collections.abc import Iterable
 from ipaddress import ip_interface
 from typing import ClassVar
 
-from allranks.lab.faults.fault import Culprit, EnvironmentFault, Expected, Fault, Place, Scene, Start, Where, port_of
+from allranks.lab.faults.fault import (
+    PROGRAMS,
+    Culprit,
+    EnvironmentFault,
+    Expected,
+    Fault,
+    Place,
+    Scene,
+    Start,
+    Where,
+    port_of,
+)
 from allranks.lab.hosts import SWITCH
 from allranks.lab.plan import DOCKER_INTERFACE, MANAGEMENT_INTERFACE, bare, render_hosts_file
 
 PORT = 29500
 """The leader's preferred port, torch's own."""
-LISTENER_MARK = "allranks-lab-port-in-use"
-LISTENER = f"""
-import os, socket, sys
-server = socket.create_server(("", {PORT}))
-if child := os.fork():
-    print(child)
-    sys.exit()
-os.setsid()
-for fd in range(3):
-    os.dup2(os.open(os.devnull, os.O_RDWR), fd)
-while True:
-    server.accept()[0].close()
-"""
+LISTENER = PROGRAMS / "listener.py"
 SYN = "tcp flags & (syn | ack) == syn"
 """Only whoever opens a connection: replies to those in the other direction are let through without conntrack."""
 
@@ -91,7 +90,7 @@ class PortInUse(Fault, name="port-in-use", cause="AR207"):
     @classmethod
     def inject(cls, scene: Scene) -> None:
         """Start it; returns when it listens."""
-        python = [sys.executable, "-I", "-S", "-c", LISTENER, LISTENER_MARK]
+        python = [sys.executable, "-I", "-S", str(LISTENER), str(PORT)]
         scene.remember("pid", int(scene.run(scene.node.name, *python)))
 
     @classmethod
@@ -102,7 +101,7 @@ class PortInUse(Fault, name="port-in-use", cause="AR207"):
                 'cmdline() { tr "\\0" " " <"/proc/$1/cmdline" 2>/dev/null | grep -q -- "$2"; }; '
                 'cmdline "$1" "$2" && kill -9 "$1"; while cmdline "$1" "$2"; do sleep 0.01; done'
             )
-            scene.run(scene.node.name, "sh", "-c", end, "sh", str(scene.memory["pid"]), LISTENER_MARK)
+            scene.run(scene.node.name, "sh", "-c", end, "sh", str(scene.memory["pid"]), LISTENER.name)
 
 
 class PortFiltered(Fault, name="port-filtered", cause="AR206"):
@@ -244,7 +243,7 @@ def _write_hosts_file(scene: Scene, faults: Iterable[tuple[str, Where]]) -> None
 def _halves(scene: Scene) -> tuple[tuple[str, ...], ...]:
     names = list(scene.hosts)
     others = [name for name in names if name != scene.node.name]
-    first = {scene.node.name, *scene.chance.sample(others, len(names) // 2 - 1)}
+    first = {scene.node.name, *scene.make_chance().sample(others, len(names) // 2 - 1)}
     halves = (tuple(n for n in names if n in first), tuple(n for n in names if n not in first))
     return tuple(sorted(halves, key=lambda half: names.index(half[0])))
 

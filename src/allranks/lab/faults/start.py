@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
-from allranks.lab.faults.fault import Culprit, Expected, ExtraAgent, Fault, Scene, Start
+from allranks.lab.faults.fault import PROGRAMS, Culprit, Expected, ExtraAgent, Fault, Scene, Start
 
 LATE_S = 15
-PROGRAMS = Path(__file__).parent / "programs"
 
 
 class NeverStarts(Fault, name="never-starts", cause="AR001"):
@@ -93,8 +90,9 @@ class TorchrunInTasks(WholeJob, name="torchrun-in-tasks", cause=("AR501", "AR502
     @classmethod
     def start(cls, scene: Scene) -> Start:
         """Eight a node, on as few cores as there are."""
-        tasks = ("--ntasks-per-node=8", f"--ntasks={8 * len(scene.hosts)}")
-        return Start(srun_flags=(*tasks, "--overcommit"))
+        # Not --ntasks-per-node: with it SLURM 22.05 wants as many cores, in spite of --overcommit.
+        nodes = len(scene.hosts)
+        return Start(srun_flags=(f"--nodes={nodes}", f"--ntasks={8 * nodes}", "--overcommit"))
 
 
 class MpSpawnInSrun(WholeJob, name="mp-spawn-in-srun", cause="AR502"):

@@ -19,9 +19,9 @@ from allranks.host.slurm import JobState, cancel_job, find_jobs, find_old_jobs
 from allranks.launch.batch.submit import describe_unavailable
 from allranks.launch.console import Console
 from allranks.launch.plan import count_of
-from allranks.launch.rundir import as_file_name
 from allranks.model.errors import SetupError, UsageError
 from allranks.model.finding import Verdict
+from allranks.report.rundir import as_file_name
 
 POLL_S = 0.2
 LOOK_S = 3.0

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from allranks.launch.rundir import is_secret_name
 from allranks.model.errors import UsageError
+from allranks.report.rundir import is_secret_name
 
 OPTION_LIMIT = 4000
 """Longest `#SBATCH` argument in characters; sbatch 22.05 copies it into a fixed buffer of 8 KiB without a look."""

@@ -16,9 +16,9 @@ from pathlib import Path
 
 from allranks.host.slurm import JobState, NodeState, Trial, find_jobs, list_nodes, submit_script, try_script
 from allranks.launch.batch.script import SbatchOptions
-from allranks.launch.rundir import as_file_name
 from allranks.model.errors import AllranksError, SetupError, UsageError
 from allranks.model.hostlist import fold_hosts
+from allranks.report.rundir import as_file_name
 from allranks.wire.secret import SECRET_VARIABLE
 
 SBATCH_ARGUMENTS = ("--export=ALL",)

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.launch.rundir import RunDir, as_file_name, describe_command, is_secret_name
 from allranks.model.errors import UsageError
 from allranks.model.finding import Verdict
 from allranks.model.setting import Setting
+from allranks.report.rundir import RunDir, as_file_name, describe_command, is_secret_name
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,27 @@
+"""A foreign process that has a port: listens on it in the background, and prints its pid once it does."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+
+
+def main(port: int) -> None:
+    """Accept and close connections until somebody ends this process."""
+    try:
+        server = socket.create_server(("", port))
+    except OSError as exc:
+        sys.exit(f"port {port}: {str(exc.strerror).lower()}")
+    if child := os.fork():
+        print(child)
+        return
+    os.setsid()
+    for fd in range(3):
+        os.dup2(os.open(os.devnull, os.O_RDWR), fd)
+    while True:
+        server.accept()[0].close()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,392 @@
+"""Who leads, and how a node gets through the roll call, as leader or as one of the others.
+
+The leader is the agent of the scheduler's first task, or the one with `--node-rank 0`, or, where nobody counts the
+nodes, the one on the endpoint's machine that gets the port. Everybody else looks for it. Then the roll call is held
+(preflight.rollcall, preflight.attend). A one-machine job is led by its only agent, which speaks with nobody and only
+looks at its own node.
+
+    with Entry(applicant) as entry:
+        called = entry.lead() if applicant.node_index == 0 else entry.follow()
+
+What becomes of a roll call that says go (workers, a process group, a table) is the caller's business.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Self
+
+from allranks.causes.catalogue import find_cause
+from allranks.causes.cause import failed
+from allranks.host.limits import NONCE, read_place
+from allranks.host.net import describe_port_holder, is_local_host
+from allranks.host.slurm import read_munge_socket
+from allranks.model.card import Card, Facts, Interface, Place
+from allranks.model.cluster import GuardTable
+from allranks.model.errors import AllranksError, NodeFaultError
+from allranks.model.finding import Finding, Verdict
+from allranks.preflight.attend import Attendance
+from allranks.preflight.judge import Judgement, Observations, judge
+from allranks.preflight.mesh import Mesh
+from allranks.preflight.rollcall import RollCall
+from allranks.preflight.roster import Terms
+from allranks.report.rundir import RunDir
+from allranks.report.text import say
+from allranks.wire.door import Door
+from allranks.wire.leader import (
+    PORTS_TRIED,
+    Announcement,
+    Hint,
+    announce,
+    bind_port,
+    collect_hints,
+    read_announcement,
+)
+from allranks.wire.protocol import Connection, Goodbye, Plan, as_utf8
+from allranks.wire.secret import (
+    OPEN_GROUP,
+    SECRET_VARIABLE,
+    Secret,
+    ensure_secret_file,
+    read_secret_file,
+    secret_from_env,
+    secret_from_munge,
+    secret_from_name,
+)
+from allranks.wire.seek import seek_leader
+
+LOOPBACK = "127.0.0.1"
+SECRET_FILE = "secret"  # noqa: S105  (a name, not a secret)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applicant:
+    """This node, as it takes part in a roll call."""
+
+    job: str
+    attempt: int | None
+    """None where nobody counts; the leader then does."""
+    host: str
+    node_index: int | None
+    """None where nobody said it; 0 leads."""
+    num_nodes: int
+    min_nodes: int
+    node_names: tuple[str, ...] = ()
+    """As the scheduler says; empty where nobody does."""
+    num_workers: int = 1
+    num_gpus: int = 0
+    num_promised_gpus: int | None = None
+    port: int = 29500
+    """Preferred; the leader takes the next free one where it is in use."""
+    endpoint: Hint | None = None
+    """Where the user said that the nodes meet."""
+    guesses: tuple[Hint, ...] = ()
+    """Where the leader may be, from the scheduler."""
+    rdzv_id: str | None = None
+    interfaces: tuple[Interface, ...] = ()
+    data_interface: str | None = None
+    data_address: str | None = None
+    """None: the path to the leader decides."""
+    wanted_backend: str = "auto"
+    guard: GuardTable = field(default_factory=GuardTable)
+    is_slurm: bool = False
+    """The nodes share the run directory and a key in it, and one terminal."""
+    ignored: frozenset[str] = frozenset()
+    """Ids of causes that stop nobody."""
+    run_dir: RunDir
+    env: Mapping[str, str]
+    problem: AllranksError | None = None
+    """Why this node cannot take part, if so; the leader tells everybody."""
+    facts: Callable[[], Facts]
+    """What this node is; waits until it has been read."""
+    check_signals: Callable[[], None]
+    """Raises StoppedBySignal when somebody told this process to stop."""
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it speaks with nobody."""
+        return self.num_nodes == 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Called:
+    """A roll call that was held, as its leader has it. The connections and the listener are the caller's."""
+
+    judgement: Judgement
+    observations: Observations
+    cards: Mapping[int, Card]
+    peers: dict[int, Connection]
+    listener: socket.socket
+    store_address: str
+    """Where the other nodes find this one on the data network."""
+
+    @property
+    def port(self) -> int:
+        """That the leader holds."""
+        return int(self.listener.getsockname()[1])
+
+    def verdict(self, applicant: Applicant) -> Verdict:
+        """What the roll call came to."""
+        return Verdict(
+            job=applicant.job,
+            attempt=applicant.run_dir.attempt,
+            exit_code=self.judgement.exit_code,
+            findings=self.judgement.findings,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """A roll call that the leader ended with an answer; the connection is the caller's."""
+
+    answer: Plan | Goodbye
+    leader: Connection
+
+
+class Entry:
+    """One node's way through the roll call; owns the sockets that it is tested with."""
+
+    def __init__(self, applicant: Applicant) -> None:
+        self.applicant = applicant
+        self._secret: Secret | None = OPEN_GROUP  # None: in a file of the run directory, or munge
+        if not applicant.is_alone:
+            self._secret = secret_from_env(applicant.env)
+            if not applicant.is_slurm:
+                self._secret = self._secret or secret_from_name(applicant.rdzv_id) or OPEN_GROUP
+        self._mesh = None if applicant.is_alone else Mesh()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._mesh is not None:
+            self._mesh.close()
+
+    def take_part(self) -> Called | Followed:
+        """Lead or follow, as the node index says.
+
+        Raises:
+            AllranksError: it could not begin.
+        """
+        mine = self.applicant
+        if mine.is_alone and mine.problem is not None:
+            raise mine.problem
+        if mine.node_index == 0:
+            return self.lead()
+        if mine.node_index is None and mine.endpoint and is_local_host(mine.endpoint.host):
+            return self._lead_or_follow(mine.endpoint)
+        return self.follow(patience_s=mine.guard.join_s)
+
+    def lead(self, listener: socket.socket | None = None) -> Called:
+        """Bind the port and hold the roll call.
+
+        Raises:
+            AllranksError: it could not begin; whoever came has been told.
+        """
+        mine = self.applicant
+        with contextlib.ExitStack() as on_failure:
+            listener = on_failure.enter_context(listener or bind_port(mine.port))
+            port = int(listener.getsockname()[1])
+            holder = describe_port_holder(mine.port) if mine.port not in (0, port) else None
+            if holder:
+                say(f"port {mine.port} is in use by {holder}; taking {port}")
+            mine.run_dir.create()
+            mine.run_dir.create_attempt(mine.attempt)
+            called = self._call_roll(self._card(port_holder=holder), listener)
+            on_failure.pop_all()
+            return called
+
+    def follow(self, *, patience_s: float) -> Followed:
+        """Find the leader, and answer what it asks until it says go or stop.
+
+        Raises:
+            AllranksError: there is no leader, or it refused this node.
+        """
+        mine, path = self.applicant, self.applicant.run_dir.path
+        card = self._card()
+        # In a SLURM step all terminals are one: one agent speaks for those that wait for the leader.
+        is_speaker = not mine.is_slurm or mine.node_index == 1
+        try:
+            connection = seek_leader(
+                lambda: collect_hints(
+                    path, job=mine.job, named=[mine.endpoint] if mine.endpoint else [], guessed=mine.guesses
+                ),
+                job=mine.job,
+                attempt=mine.attempt,
+                secret=self._followers_secret,
+                card=card,
+                deadline_s=patience_s,
+                on_wait=_say_waiting if is_speaker else lambda *_: None,
+                check_signals=mine.check_signals,
+            )
+        except NodeFaultError as exc:
+            raise NodeFaultError(str(exc), finding=self._leader_missing(str(exc))) from exc
+        connection.expect_alive_within(mine.guard.gone_s)
+        answer = Attendance(
+            connection,
+            card,
+            mesh=self._mesh,
+            look_at_run_dir=self._look_at_run_dir,
+            check_signals=mine.check_signals,
+        ).wait()
+        if isinstance(answer, Plan):
+            mine.run_dir.attempt = answer.attempt
+        elif answer.verdict is not None:
+            mine.run_dir.attempt = answer.verdict.attempt
+        return Followed(answer, connection)
+
+    def _lead_or_follow(self, endpoint: Hint) -> Called | Followed:
+        # Several agents on the endpoint's machine and no --node-rank: whoever gets the port leads, the others join it.
+        first = self.applicant.port
+        last = min(first + PORTS_TRIED - 1, 65535)
+        patience_s = 0.0
+        for port in range(first, last + 1):
+            with contextlib.suppress(NodeFaultError):
+                return self.follow(patience_s=patience_s)
+            with contextlib.suppress(AllranksError):
+                listener = bind_port(port, tries=1)
+                return self.lead(listener)
+            patience_s = 2.0  # the port went to somebody: give it the time to say whether it is our leader
+        raise NodeFaultError(f"ports {first} to {last} of {endpoint.host} are all in use by others")
+
+    def _call_roll(self, card: Card, listener: socket.socket) -> Called:
+        mine = self.applicant
+        port = int(listener.getsockname()[1])
+        terms = Terms(
+            job=mine.job,
+            attempt=mine.run_dir.attempt,
+            num_nodes=mine.num_nodes,
+            min_nodes=mine.min_nodes,
+            node_names=mine.node_names,
+            join_s=mine.guard.join_s,
+            gone_s=mine.guard.gone_s,
+            store_port=port,
+            run_dir_nonce=self._write_nonce(),
+            ignored=mine.ignored,
+        )
+        if mine.is_alone:
+            seen = Observations(cards={0: card})
+            return Called(
+                judgement=judge(seen, terms),
+                observations=seen,
+                cards={0: card},
+                peers={},
+                listener=listener,
+                store_address=mine.data_address or LOOPBACK,
+            )
+        secret = self._secret or ensure_secret_file(mine.run_dir.path / SECRET_FILE)
+        if secret is OPEN_GROUP:
+            say(f"anybody who reaches port {port} can join this group; close it with --rdzv-id or ${SECRET_VARIABLE}")
+        secret = replace(secret, munge_socket=read_munge_socket(mine.env) if mine.is_slurm else None)
+        with bind_port(0) as side:
+            self._announce(port, side_port=int(side.getsockname()[1]))
+            call = RollCall(
+                terms,
+                card,
+                doors=[Door(each, job=terms.job, attempt=terms.attempt, secret=secret) for each in (listener, side)],
+                mesh=self._mesh,
+                look_at_run_dir=self._look_at_run_dir,
+                say=say,
+                on_event=mine.run_dir.add_event,
+                check_signals=mine.check_signals,
+            )
+            try:
+                judgement = call.hold()
+            finally:
+                mine.run_dir.write_roll_call(call.observations)
+        peers = call.roster.peers
+        any_peer = next(iter(peers.values()), None)
+        return Called(
+            judgement=judgement,
+            observations=call.observations,
+            cards=call.roster.cards,
+            peers=peers,
+            listener=listener,
+            store_address=mine.data_address or (any_peer.own_address if any_peer else LOOPBACK),
+        )
+
+    def _announce(self, port: int, *, side_port: int) -> None:
+        mine = self.applicant
+        announcement = Announcement(
+            job=mine.job,
+            attempt=mine.run_dir.attempt,
+            host=mine.host,
+            addresses=_reachable_addresses(mine),
+            port=port,
+            side_port=side_port,
+        )
+        announce(mine.run_dir.path, announcement)
+
+    def _write_nonce(self) -> str | None:
+        """Put something into the run directory that the other nodes must see; only SLURM's nodes need to share it."""
+        if not self.applicant.is_slurm or self.applicant.is_alone:
+            return None
+        nonce = secrets.token_hex(8)
+        with contextlib.suppress(OSError):
+            (self.applicant.run_dir.path / NONCE).write_text(nonce)
+        return nonce
+
+    def _look_at_run_dir(self) -> Place | None:
+        return read_place("run directory", self.applicant.run_dir.path)
+
+    def _leader_missing(self, reason: str) -> Finding:
+        """What a node can say when it finds no leader: it was never there, or it is not reached from here."""
+        mine = self.applicant
+        found = read_announcement(mine.run_dir.path)
+        leader = mine.node_names[0] if mine.node_names else "the leader"
+        if found is not None and found.job == mine.job and found.attempt == (mine.attempt or found.attempt):
+            what = f"{found.host} leads at {', '.join(found.addresses)}, and {mine.host} reaches none of them"
+            return find_cause("AR201").find(failed(reason, what=what), node=found.host)
+        return find_cause("AR001").find(failed(what=f"the leader's agent did not come: {reason}"), node=leader)
+
+    def _followers_secret(self) -> Secret | None:
+        # Asked for once a leader has said Hello: by then its key is in the run directory, if that is shared at all.
+        found = self._secret or read_secret_file(self.applicant.run_dir.path / SECRET_FILE)
+        return found or secret_from_munge(read_munge_socket(self.applicant.env))
+
+    def _card(self, *, port_holder: str | None = None) -> Card:
+        mine = self.applicant
+        problem = mine.problem
+        return Card(
+            host=mine.host,
+            pid=os.getpid(),
+            node_index=mine.node_index,
+            num_workers=mine.num_workers,
+            num_gpus=mine.num_gpus,
+            num_promised_gpus=mine.num_promised_gpus,
+            problem=as_utf8(str(problem)) if problem else None,
+            problem_exit=problem.exit_code if problem else 0,
+            problem_finding=problem.finding if problem else None,
+            data_interface=mine.data_interface,
+            data_address=mine.data_address,
+            endpoint=mine.endpoint.host if mine.endpoint else None,
+            wanted_port=mine.port,
+            port_holder=port_holder,
+            wanted_backend=mine.wanted_backend,
+            attempt=mine.attempt,
+            test_ports=self._mesh.ports if self._mesh is not None else None,
+            facts=mine.facts(),
+        )
+
+
+def _say_waiting(waited_s: float, obstacle: str) -> None:
+    if waited_s >= 3 and round(waited_s) % 5 == 0:
+        say(f"waiting {waited_s:.0f} s for the leader; {obstacle}")
+
+
+def _reachable_addresses(mine: Applicant) -> tuple[str, ...]:
+    """This node's addresses that others may try: the data network's last, so that a path beside it is found where it is
+    broken; loopback only where there is no other."""
+    own = [
+        address
+        for interface in mine.interfaces
+        for address in interface.addresses
+        if interface.is_up and not address.startswith(("127.", "fe80:")) and address != "::1"
+    ]
+    last = [mine.data_address] if mine.data_address else []
+    return tuple(dict.fromkeys([*(each for each in own if each not in last), *last])) or (LOOPBACK,)

@@ -1,0 +1,83 @@
+"""What a roll call is about, and who has come to it. Data and pure functions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from allranks.model.card import Card
+from allranks.model.hostlist import fold_hosts
+from allranks.wire.protocol import Connection
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What the roll call is about."""
+
+    job: str
+    attempt: int
+    num_nodes: int
+    min_nodes: int
+    node_names: tuple[str, ...] = ()
+    """As the scheduler says; empty where nobody does."""
+    join_s: float = 60.0
+    gone_s: float = 10.0
+    store_port: int | None = None
+    """The leader's port, as rank 0's store will have it."""
+    run_dir_nonce: str | None = None
+    """What every node should find in the run directory."""
+    ignored: frozenset[str] = frozenset()
+    """Ids of causes that stop nobody."""
+
+
+@dataclass(slots=True)
+class Roster:
+    """Who has come: per node index its card, and the connection to it (none to the leader itself)."""
+
+    terms: Terms
+    cards: dict[int, Card] = field(default_factory=dict)
+    peers: dict[int, Connection] = field(default_factory=dict)
+
+    def admit(self, card: Card, peer: Connection) -> str | None:
+        """Take a node in, or return why not."""
+        index, num_nodes = card.node_index, self.terms.num_nodes
+        if index is None:
+            index = next((i for i in range(num_nodes) if i not in self.cards), None)
+            if index is None:
+                return f"all {num_nodes} nodes are here already"
+        if not 0 <= index < num_nodes:
+            return f"node rank {index} does not exist in a job of {num_nodes} nodes (--nnodes)"
+        if index in self.cards:
+            there = self.cards[index]
+            return (
+                f"node rank {index} is here already ({there.host}, pid {there.pid}); give each node its own "
+                "--node-rank, and each job its own --rdzv-id"
+            )
+        self.cards[index] = card
+        self.peers[index] = peer
+        return None
+
+    def forget(self, peer: Connection) -> int | None:
+        """Take a node out again whose connection is gone; returns its index."""
+        for index, known in self.peers.items():
+            if known is peer:
+                del self.peers[index]
+                return index
+        return None
+
+    def missing(self) -> tuple[int, ...]:
+        """Indices of the nodes that have not come."""
+        return tuple(index for index in range(self.terms.num_nodes) if index not in self.cards)
+
+    def name_missing(self) -> str:
+        """Name who has not come: hosts where the scheduler told them, else node ranks."""
+        absent = self.missing()
+        if self.terms.node_names:
+            return fold_hosts([self.terms.node_names[index] for index in absent])
+        plural = "s" if len(absent) > 1 else ""
+        return f"node rank{plural} {', '.join(map(str, absent[:16]))}{' ...' if len(absent) > 16 else ''}"
+
+
+def mtu_of(card: Card) -> int | None:
+    """MTU of a node's data interface, where it is known."""
+    interfaces = card.facts.interfaces if card.facts else ()
+    return next((nic.mtu for nic in interfaces if nic.name == card.data_interface), None)

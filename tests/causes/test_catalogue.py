@@ -1,0 +1,225 @@
+"""The contract of the catalogue: what every cause of it promises, and how one is found."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+import string
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from allranks.causes.catalogue import all_causes, find_cause, select_causes, ways_to_find
+from allranks.causes.cause import SECTIONS, Cause
+from allranks.causes.pages import find_differences, main
+from allranks.model.errors import Exit, UsageError
+
+PAGES = Path(__file__).parents[2] / "docs/reference/causes"
+CAUSES = all_causes()
+
+BEFORE_A_RUN = {
+    "AR001", "AR002", "AR003", "AR004", "AR005", "AR006", "AR007", "AR009", "AR010", "AR011", "AR012",
+    "AR101", "AR102", "AR103", "AR104", "AR105", "AR107", "AR108", "AR111",
+    "AR501", "AR502", "AR503", "AR504", "AR505", "AR590", "AR599",
+}  # fmt: skip
+"""Of the design's first ids, those of these families that come to light before a run, or that the launcher names."""
+
+COMPARED = {"what", "usual", "odd"}
+"""Fields that `preflight.compare` fills."""
+JUDGED = {"node", "interface", "culprit", "peer", "offset_s", "path_mtu", "mtu", "what"}
+"""Fields that are there for every cause, or that the judge of pairs and the launcher fill."""
+
+
+def ids(cause: type[Cause]) -> str:
+    return cause.id
+
+
+@pytest.mark.parametrize("cause", CAUSES, ids=ids)
+def test_ids_have_their_form_and_names_are_words(cause: type[Cause]) -> None:
+    assert re.fullmatch(r"AR[0-9]{3}", cause.id)
+    assert re.fullmatch(r"[a-z0-9]+(-[a-z0-9]+)*", cause.name)
+
+
+def test_nothing_is_called_as_something_else_is() -> None:
+    called = [name.lower() for cause in CAUSES for name in (cause.id, cause.name, *cause.aliases)]
+    assert sorted(called) == sorted(set(called))
+
+
+def test_causes_are_in_the_order_of_their_ids() -> None:
+    assert [cause.id for cause in CAUSES] == sorted(cause.id for cause in CAUSES)
+
+
+def test_what_can_be_found_before_a_run_is_in_it() -> None:
+    assert {cause.id for cause in CAUSES} >= BEFORE_A_RUN
+
+
+@pytest.mark.parametrize("cause", CAUSES, ids=ids)
+def test_texts_are_complete(cause: type[Cause]) -> None:
+    sections = cause.sections()
+    wanted = [head for head in SECTIONS if head != "Fix"] if cause.is_outcome else list(SECTIONS)
+    assert [head for head in sections if head in wanted] == wanted
+    assert set(sections) <= set(SECTIONS)
+    assert all(sections.values())
+    assert cause.title().endswith(".")
+    assert (inspect.getdoc(cause) or "").isascii()
+    assert cause.message
+    assert bool(cause.fix) != cause.is_outcome
+    assert Exit(cause.exit_code) is not Exit.UNKNOWN
+
+
+@pytest.mark.parametrize("cause", CAUSES, ids=ids)
+def test_an_outcome_is_not_looked_for(cause: type[Cause]) -> None:
+    if cause.is_outcome:
+        assert set(ways_to_find(cause)) <= {"in logs"}
+
+
+def given_values(cause: type[Cause]) -> set[str]:
+    """Names of the values that this cause's module hands to its outcomes, by keyword or in a dict."""
+    tree = ast.parse(inspect.getsource(importlib.import_module(cause.__module__)))
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            names |= {keyword.arg for keyword in node.keywords if keyword.arg}
+        elif isinstance(node, ast.Dict):
+            names |= {key.value for key in node.keys if isinstance(key, ast.Constant) and isinstance(key.value, str)}
+    return names
+
+
+@pytest.mark.parametrize("cause", CAUSES, ids=ids)
+def test_messages_ask_for_values_that_somebody_gives(cause: type[Cause]) -> None:
+    asked = {field for _, field, _, _ in string.Formatter().parse(cause.message + cause.fix) if field is not None}
+    given = set(JUDGED)
+    if cause.alike.__func__ is not Cause.alike.__func__:  # type: ignore[attr-defined]
+        given |= COMPARED
+    assert asked <= given | given_values(cause) or cause.symptoms
+
+
+def literal_runs(pattern: str) -> Iterator[int]:
+    """Lengths of the runs of characters that every match of a pattern has."""
+    parser = getattr(re, "_parser")  # noqa: B009  (no public way to see into a pattern)
+
+    def runs(items: object, length: int = 0) -> Iterator[int]:
+        for operator, argument in items:  # type: ignore[attr-defined]
+            if str(operator) == "LITERAL":
+                length += 1
+                continue
+            if str(operator) == "SUBPATTERN":
+                yield from runs(argument[3])
+            yield length
+            length = 0
+        yield length
+
+    yield from runs(parser.parse(pattern))
+
+
+@pytest.mark.parametrize("cause", CAUSES, ids=ids)
+def test_signs_compile_and_have_a_literal_that_finds_them_fast(cause: type[Cause]) -> None:
+    for sign in cause.signs:
+        re.compile(sign.encode())
+        assert max(literal_runs(sign)) >= 6, sign
+    assert bool(cause.signs) == bool(cause.hits)
+
+
+def fired_by(line: str) -> set[str]:
+    return {cause.id for cause in CAUSES if any(re.search(sign, line) for sign in cause.signs)}
+
+
+@pytest.mark.parametrize("cause", CAUSES, ids=ids)
+def test_hits_fire_their_cause_and_misses_do_not(cause: type[Cause]) -> None:
+    for hit in cause.hits:
+        assert cause.id in fired_by(hit), hit
+        assert fired_by(hit) <= {cause.id, *cause.also}, hit
+    for miss in cause.misses:
+        assert cause.id not in fired_by(miss), miss
+    for sign in cause.signs:
+        assert any(re.search(sign, hit) for hit in cause.hits), sign
+
+
+@pytest.mark.parametrize("cause", CAUSES, ids=ids)
+def test_what_lines_may_mean_too_is_a_cause(cause: type[Cause]) -> None:
+    assert set(cause.also) <= {other.id for other in CAUSES} - {cause.id}
+
+
+@pytest.mark.parametrize("text", ["AR101", "ar101", "fabric-manager", "MN1", "mn1", " AR101 fabric-manager "])
+def test_a_cause_is_found_by_whatever_it_is_called(text: str) -> None:
+    assert find_cause(text).id == "AR101"
+
+
+@pytest.mark.parametrize(
+    ("text", "hint"),
+    [
+        ("fabric-manger", 'did you mean "fabric-manager"?'),
+        ("AR1011", "expected an id, a name or an alias"),
+        ("shm", 'did you mean "shm-too-small"?'),
+        ("MN11", 'did you mean "MN1"?'),
+        ("xyzzy", "expected an id, a name or an alias"),
+    ],
+)
+def test_what_is_no_cause_is_refused_with_what_comes_close(text: str, hint: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        find_cause(text)
+    assert f'no cause "{text}": ' in str(caught.value)
+    assert hint in str(caught.value)
+
+
+def test_causes_are_selected_by_beginning_and_left_out_by_name() -> None:
+    selected = {cause.id for cause in select_causes(["AR00", "fabric-manager"], ["clock-skew", "AR002"])}
+    assert {"AR001", "AR003", "AR101"} <= selected
+    assert not {"AR002", "AR007", "AR102", "AR010"} & selected
+
+
+def test_no_selection_means_all() -> None:
+    assert select_causes([], []) == CAUSES
+    assert {cause.id for cause in CAUSES} - {cause.id for cause in select_causes([], ["AR1"])} == {
+        cause.id for cause in CAUSES if cause.id.startswith("AR1")
+    }
+
+
+@pytest.mark.parametrize(("select", "ignore"), [(["AR9"], []), ([], ["AR9"]), (["AR"], []), ([""], [])])
+def test_a_selection_that_fits_nothing_is_refused(select: list[str], ignore: list[str]) -> None:
+    with pytest.raises(UsageError, match="no cause"):
+        select_causes(select, ignore)
+
+
+def test_the_catalogue_costs_nothing_until_it_is_asked() -> None:
+    code = (
+        "import allranks.causes.catalogue, sys; print('allranks.causes.cause' in sys.modules, 'msgspec' in sys.modules)"
+    )
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    assert said.stdout.split()[0] == "False"
+
+
+# Pages
+
+
+def test_the_pages_are_up_to_date() -> None:
+    assert find_differences(PAGES) == {}, "write them anew: python -m allranks.causes.pages docs/reference/causes"
+
+
+def test_stale_missing_and_surplus_pages_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path)]) == 0
+    assert main([str(tmp_path), "--check"]) == 0
+    (tmp_path / "AR101-fabric-manager.md").write_text("old")
+    (tmp_path / "AR002-shm-too-small.md").unlink()
+    (tmp_path / "AR999-gone.md").write_text("of a cause that is no more")
+    capsys.readouterr()
+    assert main([str(tmp_path), "--check"]) == 1
+    assert capsys.readouterr().err.splitlines()[:3] == [
+        f"{tmp_path}/AR002-shm-too-small.md: missing",
+        f"{tmp_path}/AR101-fabric-manager.md: stale",
+        f"{tmp_path}/AR999-gone.md: surplus",
+    ]
+    main([str(tmp_path)])
+    assert find_differences(tmp_path) == {}
+
+
+def test_pages_can_be_checked_from_the_shell(tmp_path: Path) -> None:
+    command = [sys.executable, "-W", "error", "-m", "allranks.causes.pages", str(tmp_path / "none"), "--check"]
+    said = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
+    assert said.returncode == 1
+    assert "README.md: missing" in said.stderr

@@ -1,0 +1,324 @@
+"""Are GPUs judged right, and is a node without one never blamed? None of this ran on hardware."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from allranks.causes.catalogue import all_causes
+from allranks.causes.cause import Cause, Outcome
+from allranks.causes.gpu.binding import DuplicateGpu, GpuBinding, GpuBusy
+from allranks.causes.gpu.driver import DriverCudaMismatch, FabricManager, GpuMissing, GpuSoftwareDiffers
+from allranks.causes.gpu.hardware import GpuHardware, GpuThrottled, NvlinkDegraded, PcieDegraded
+from allranks.model.card import Card, Facts, Gpu, Interface
+from allranks.model.finding import Severity, Status
+
+DRIVER = "580.95.05"
+
+
+def gpu(index: int = 0, **values: Any) -> Gpu:
+    usual = {
+        "uuid": f"GPU-{index:04}",
+        "name": "NVIDIA H100 80GB HBM3",
+        "pci_bus": f"00000000:{index + 0x18:02X}:00.0",
+        "memory_total_mib": 81559,
+        "memory_used_mib": 4,
+        "fabric_state": "Completed",
+        "fabric_status": "Success",
+    }
+    return Gpu(index=index, **usual | values)
+
+
+def card(
+    *gpus: Gpu,
+    host: str = "node01",
+    num_workers: int = 1,
+    promised: int | None = None,
+    backend: str = "auto",
+    **facts: Any,
+) -> Card:
+    usual = {"driver_version": DRIVER, "fabric_manager": "active", "fabric_manager_version": DRIVER, "cuda_init": 0}
+    return Card(
+        host=host,
+        pid=1,
+        node_index=None,
+        num_workers=num_workers,
+        num_gpus=len(gpus),
+        num_promised_gpus=promised,
+        wanted_backend=backend,
+        facts=Facts(gpus=gpus, **(usual if gpus else {}) | facts),
+    )
+
+
+def shown(cause: type[Cause], outcome: Outcome) -> str:
+    return cause.find(outcome, node="node01").message
+
+
+GPU_CAUSES = [cause for cause in all_causes() if cause.id[2] == "1" and cause.probe(card(gpu())) is not None]
+
+
+@pytest.mark.parametrize("cause", GPU_CAUSES, ids=lambda cause: cause.id)
+def test_a_node_without_gpu_is_skipped_whatever_slurm_promised(cause: type[Cause]) -> None:
+    bare = card(promised=1, unread={"gpus": "nvidia-smi: not installed"}, environment={"CUDA_VISIBLE_DEVICES": "0"})
+    outcome = cause.probe(bare)
+    assert outcome is not None
+    assert (outcome.status, outcome.note) == (Status.SKIP, "no NVIDIA GPU")
+    assert list(cause.survey([bare, card(gpu(), host="b"), card(gpu(1), host="c")]) or []) == []
+
+
+@pytest.mark.parametrize("cause", GPU_CAUSES, ids=lambda cause: cause.id)
+def test_a_driver_that_does_not_answer_is_unknown(cause: type[Cause]) -> None:
+    outcome = cause.probe(card(unread={"gpus": "nvidia-smi: no answer within 15 s"}))
+    assert outcome is not None
+    assert (outcome.status, outcome.note) == (Status.UNKNOWN, "nvidia-smi: no answer within 15 s")
+
+
+@pytest.mark.parametrize("cause", GPU_CAUSES, ids=lambda cause: cause.id)
+def test_a_healthy_node_is_fine(cause: type[Cause]) -> None:
+    healthy = card(
+        *[gpu(index, pcie_width=16, pcie_max_width=16, nvlinks_active=18, throttle_reasons=1) for index in range(8)]
+    )
+    outcome = cause.probe(healthy)
+    assert outcome is not None
+    assert outcome.status is Status.PASS
+    assert cause.never_on_hardware
+
+
+# Fabric manager and driver
+
+
+@pytest.mark.parametrize(
+    ("node", "what"),
+    [
+        (card(gpu(), cuda_init=802), "CUDA does not start: system not yet initialized (802)"),
+        (card(cuda_init=802), "CUDA does not start: system not yet initialized (802)"),
+        (card(gpu(), fabric_manager="inactive"), "nvidia-fabricmanager is inactive"),
+        (card(gpu(fabric_state=None), fabric_manager="failed", cuda_init=None), "nvidia-fabricmanager is failed"),
+        (card(gpu(fabric_state="In Progress", fabric_status=None)), "the fabric of GPU 0 is not ready: In Progress"),
+        (
+            card(gpu(), gpu(1, fabric_status="Insufficient Resources", fabric_clique="0", fabric_cluster="0000")),
+            "the fabric of GPU 1 is not ready: Completed / Insufficient Resources",
+        ),
+        (card(gpu(), fabric_manager_version="570.86.15"), f"fabric manager 570.86.15 does not fit driver {DRIVER}"),
+    ],
+)
+def test_a_fabric_that_is_not_ready_fails(node: Card, what: str) -> None:
+    outcome = FabricManager.probe(node)
+    assert outcome.status is Status.FAIL
+    assert shown(FabricManager, outcome) == what
+
+
+@pytest.mark.parametrize(
+    ("node", "status"),
+    [
+        (card(gpu(name="NVIDIA H100 PCIe", fabric_state="N/A"), fabric_manager="failed"), Status.SKIP),
+        (card(gpu(name="NVIDIA A100-SXM4-80GB", fabric_state="N/A"), fabric_manager="inactive"), Status.PASS),
+        (card(gpu(), fabric_manager=None, fabric_manager_version=None), Status.PASS),
+        (card(gpu(), fabric_manager_version=f"{DRIVER}-1"), Status.PASS),
+        (card(gpu(fabric_state="[N/A]", name="NVIDIA L40S"), fabric_manager=None), Status.SKIP),
+    ],
+)
+def test_a_fabric_manager_that_nobody_needs_is_no_alarm(node: Card, status: Status) -> None:
+    assert FabricManager.probe(node).status is status
+
+
+@pytest.mark.parametrize(
+    ("node", "status"),
+    [
+        (card(gpu(), cuda_init=803), Status.FAIL),
+        (card(cuda_init=804), Status.FAIL),
+        (card(gpu(), torch_cuda="13.0", driver_version="570.86.15"), Status.FAIL),
+        (card(gpu(), torch_cuda="12.8", driver_version="535.104.05"), Status.PASS),
+        (
+            card(
+                gpu(),
+                torch_cuda="13.0",
+                driver_version="570.86.15",
+                environment={"LD_LIBRARY_PATH": "/usr/local/cuda/compat"},
+            ),
+            Status.PASS,
+        ),
+        (card(gpu(), torch_cuda="14.1"), Status.PASS),
+        (card(gpu(), cuda_init=999), Status.UNKNOWN),
+        (card(gpu(), cuda_init=802), Status.PASS),
+    ],
+)
+def test_driver_and_cuda_must_fit(node: Card, status: Status) -> None:
+    assert DriverCudaMismatch.probe(node).status is status
+
+
+# How many
+
+
+def test_fewer_gpus_than_promised_fail() -> None:
+    outcome = GpuMissing.probe(card(*map(gpu, range(7)), promised=8))
+    assert shown(GpuMissing, outcome) == "it shows 7 of 8 GPUs (SLURM promised them)"
+    assert GpuMissing.probe(card(*map(gpu, range(8)), promised=4)).status is Status.PASS
+
+
+def test_no_gpu_at_all_although_nvidia_smi_works_fails() -> None:
+    outcome = GpuMissing.probe(card(promised=8, unread={"gpus": "nvidia-smi: No devices were found"}))
+    assert shown(GpuMissing, outcome) == "it shows 0 of 8 GPUs (SLURM promised them)"
+
+
+def test_slices_are_not_counted() -> None:
+    assert GpuMissing.probe(card(gpu(mig_mode="Enabled"), promised=7)).status is Status.SKIP
+
+
+def test_a_node_with_fewer_gpus_than_most_is_named() -> None:
+    usual = [card(*map(gpu, range(8)), host=host) for host in "abc"]
+    [(hosts, outcome)] = GpuMissing.survey([*usual, card(*map(gpu, range(7)), host="odd")])
+    assert hosts == ("odd",)
+    assert shown(GpuMissing, outcome) == "it shows 7 of 8 GPUs (3 of 4 nodes show 8)"
+    # SLURM promised one of the eight, and does not hide the others.
+    assert [hosts for hosts, _ in GpuMissing.survey([*usual, card(*map(gpu, range(7)), host="odd", promised=1)])] == [
+        ("odd",)
+    ]
+
+
+def test_a_node_that_has_what_slurm_promised_is_not_blamed() -> None:
+    usual = [card(*map(gpu, range(8)), host=host, promised=8) for host in "abc"]
+    assert list(GpuMissing.survey([*usual, card(*map(gpu, range(4)), host="small", promised=4)])) == []
+
+
+# Whose
+
+
+def test_foreign_processes_are_warned_of_and_much_memory_fails() -> None:
+    who = ("python3 (pid 812, 14336 MiB)",)
+    outcome = GpuBusy.probe(card(gpu(), gpu(1, processes=who, memory_used_mib=14340)))
+    assert (outcome.status, outcome.evidence) == (Status.WARN, who)
+    assert shown(GpuBusy, outcome) == "GPU 1 (00000000:19:00.0): 14340 MiB of 81559 MiB in use"
+    assert GpuBusy.probe(card(gpu(processes=who, memory_used_mib=60000))).status is Status.FAIL
+
+
+def test_memory_that_nobody_owns_is_warned_of() -> None:
+    outcome = GpuBusy.probe(card(gpu(memory_used_mib=60000)))
+    assert outcome.status is Status.WARN
+    assert shown(GpuBusy, outcome).endswith("in use, by no process that can be seen from here")
+
+
+def test_gpus_that_are_hidden_from_the_job_may_be_busy() -> None:
+    busy = gpu(1, processes=("python3 (pid 812)",), memory_used_mib=60000)
+    assert GpuBusy.probe(card(gpu(), busy, environment={"CUDA_VISIBLE_DEVICES": "0"})).status is Status.PASS
+    assert GpuBusy.probe(card(gpu(), busy, environment={"CUDA_VISIBLE_DEVICES": "GPU-0001"})).status is Status.FAIL
+
+
+def test_a_gpu_named_twice_fails() -> None:
+    outcome = DuplicateGpu.probe(card(gpu(), gpu(1), environment={"CUDA_VISIBLE_DEVICES": "1, 1"}))
+    assert shown(DuplicateGpu, outcome) == "CUDA_VISIBLE_DEVICES=1, 1 names 1 twice, and CUDA then hides all"
+
+
+def test_one_gpu_on_two_nodes_fails() -> None:
+    [(hosts, outcome)] = DuplicateGpu.survey([card(gpu(), gpu(1), host="a"), card(gpu(), gpu(1), host="b")])
+    assert (hosts, outcome.status) == (("a", "b"), Status.FAIL)
+    assert shown(DuplicateGpu, outcome) == "2 nodes show one and the same GPU, GPU-0000"
+
+
+def test_two_agents_that_see_the_same_gpus_are_warned_of() -> None:
+    nic = Interface(name="eth0", addresses=("10.0.0.1",), is_up=True)
+    same = {"host_name": "a", "boot_id": "b1", "interfaces": (nic,)}
+    [(_, outcome)] = DuplicateGpu.survey([card(gpu(), host="a.0", **same), card(gpu(), host="a.1", **same)])
+    assert outcome.status is Status.WARN
+
+
+def test_a_variable_that_hides_gpus_from_workers_is_warned_of() -> None:
+    narrow = {"environment": {"CUDA_VISIBLE_DEVICES": "0"}, "num_workers": 2}
+    outcome = GpuBinding.probe(card(gpu(), gpu(1), **narrow))
+    assert shown(GpuBinding, outcome) == "CUDA_VISIBLE_DEVICES=0 shows 1 of 2 GPUs to 2 workers"
+    assert GpuBinding.probe(card(gpu(), gpu(1), backend="gloo", **narrow)).status is Status.SKIP
+    assert GpuBinding.probe(card(gpu(), **narrow)).status is Status.PASS
+
+
+# Health
+
+
+@pytest.mark.parametrize(
+    ("node", "status", "message"),
+    [
+        (
+            card(gpu(3, uncorrected_ecc=2)),
+            Status.FAIL,
+            "GPU 3 (00000000:1B:00.0): 2 uncorrected memory errors since the driver was loaded",
+        ),
+        (
+            card(gpu(remap_failed=True)),
+            Status.FAIL,
+            "GPU 0 (00000000:18:00.0): a bad memory row could not be replaced: the card is to be replaced",
+        ),
+        (
+            card(gpu(remap_pending=True)),
+            Status.WARN,
+            "GPU 0 (00000000:18:00.0): a bad memory row waits for a reset to be replaced",
+        ),
+        (
+            card(gpu(recovery_action="Reboot")),
+            Status.FAIL,
+            "GPU 0 (00000000:18:00.0): the driver asks for: Reboot",
+        ),
+        (
+            card(gpu(pci_bus=None), xids=("NVRM: Xid (PCI:0000:44:00): 79, GPU has fallen off the bus",)),
+            Status.FAIL,
+            "GPU at 0000:44:00: Xid 79: it fell off the bus",
+        ),
+        (
+            card(gpu(), xids=("NVRM: Xid (PCI:0000:18:00): 48, pid=1, DBE",)),
+            Status.FAIL,
+            "GPU 0 (00000000:18:00.0): Xid 48: uncorrectable memory error",
+        ),
+    ],
+)
+def test_a_broken_gpu_is_named(node: Card, status: Status, message: str) -> None:
+    outcome = GpuHardware.probe(node)
+    assert outcome.status is status
+    assert shown(GpuHardware, outcome) == message
+
+
+@pytest.mark.parametrize(
+    "node",
+    [
+        card(gpu(), xids=("NVRM: Xid (PCI:0000:18:00): 13, pid=1, Graphics Exception",)),
+        card(gpu(), xids=("not an Xid",)),
+        card(gpu(recovery_action="None", uncorrected_ecc=0, remap_pending=False, remap_failed=False)),
+        card(
+            gpu(),
+            gpu(1),
+            xids=("NVRM: Xid (PCI:0000:19:00): 48, pid=1, DBE",),
+            environment={"CUDA_VISIBLE_DEVICES": "0"},
+        ),
+    ],
+)
+def test_what_is_no_fault_of_this_job_s_gpus_passes(node: Card) -> None:
+    assert GpuHardware.probe(node).status is Status.PASS
+
+
+def test_a_broken_gpu_that_is_hidden_from_the_job_is_warned_of() -> None:
+    outcome = GpuHardware.probe(card(gpu(), gpu(1, uncorrected_ecc=3), environment={"CUDA_VISIBLE_DEVICES": "0"}))
+    assert outcome.status is Status.WARN
+
+
+def test_lost_lanes_and_links_and_heat_are_warned_of() -> None:
+    slow = PcieDegraded.probe(card(gpu(pcie_width=8, pcie_max_width=16)))
+    assert shown(PcieDegraded, slow) == "GPU 0 (00000000:18:00.0): PCIe link has 8 of 16 lanes"
+    assert PcieDegraded.probe(card(gpu())).status is Status.SKIP
+    fewer = NvlinkDegraded.probe(card(gpu(nvlinks_active=18), gpu(1, nvlinks_active=17)))
+    assert shown(NvlinkDegraded, fewer) == "GPU 1 (00000000:19:00.0): 17 active NVLinks, its siblings have 18"
+    assert NvlinkDegraded.probe(card(gpu(), gpu(1))).status is Status.SKIP
+    hot = GpuThrottled.probe(card(gpu(throttle_reasons=0x48)))
+    assert shown(GpuThrottled, hot).endswith("hardware slowdown, too hot (hardware thermal slowdown)")
+    assert GpuThrottled.probe(card(gpu(throttle_reasons=0x04))).status is Status.PASS
+    assert {slow.status, fewer.status, hot.status} == {Status.WARN}
+
+
+def test_models_drivers_and_modes_are_compared() -> None:
+    values = GpuSoftwareDiffers.alike(card(gpu(vbios="96.00", compute_mode="Default", mig_mode="Disabled"), gpu(1)))
+    assert values == {
+        "GPU model": "NVIDIA H100 80GB HBM3",
+        "GPU driver": DRIVER,
+        "MIG mode": "Disabled, N/A",
+        "compute mode": "Default, N/A",
+        "VBIOS": None,
+    }
+    assert [key for key in values if GpuSoftwareDiffers.severity_of(key) is Severity.WARN] == ["compute mode", "VBIOS"]
+    assert GpuSoftwareDiffers.alike(card()) is None

@@ -1,0 +1,260 @@
+"""Are the limits, directories and identities of nodes judged right?"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from allranks.causes.cause import Cause, Outcome
+from allranks.causes.node.limits import CpuStarved, IbMemlock, ShmTooSmall, TooManyOpenFiles, size_text
+from allranks.causes.node.places import DiskFull, RunDirNotShared
+from allranks.causes.node.presence import ClockSkew, DuplicateHost, is_same_machine
+from allranks.model.card import Card, Facts, Interface, Place, RdmaPort
+from allranks.model.finding import Status
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+ACTIVE = RdmaPort(device="mlx5_0", port=1, state="ACTIVE", phys_state="LinkUp", rate="400", link_layer="InfiniBand")
+
+
+def card(host: str = "node01", *, num_workers: int = 1, came_by: str | None = "10.0.0.1:29500", **facts: Any) -> Card:
+    return Card(
+        host=host, pid=1, node_index=None, num_workers=num_workers, num_gpus=0, came_by=came_by, facts=Facts(**facts)
+    )
+
+
+def without_facts() -> Card:
+    return Card(host="node01", pid=1, node_index=None, num_workers=1, num_gpus=0)
+
+
+def shown(cause: type[Cause], outcome: Outcome) -> str:
+    return cause.find(outcome, node="node01").message
+
+
+@pytest.mark.parametrize("cause", [ShmTooSmall, IbMemlock, TooManyOpenFiles, DiskFull, ClockSkew, CpuStarved])
+def test_without_facts_nothing_is_passed(cause: type[Cause]) -> None:
+    outcome = cause.probe(without_facts())
+    assert outcome is not None
+    assert outcome.status is Status.UNKNOWN
+
+
+# Limits
+
+
+@pytest.mark.parametrize(
+    ("size", "free", "status", "message"),
+    [
+        (64 * MIB, 64 * MIB, Status.FAIL, "/dev/shm has 64 MiB free of 64 MiB"),
+        (8 * GIB, 20 * MIB, Status.FAIL, "/dev/shm has 20 MiB free of 8 GiB"),
+        (512 * MIB, 500 * MIB, Status.WARN, "/dev/shm has 500 MiB free of 512 MiB"),
+        (8 * GIB, 300 * MIB, Status.WARN, "/dev/shm has 300 MiB free of 8 GiB"),
+        (GIB, GIB, Status.PASS, ""),
+    ],
+)
+def test_shared_memory_is_judged_by_size_and_by_what_is_free(
+    size: int, free: int, status: Status, message: str
+) -> None:
+    outcome = ShmTooSmall.probe(
+        card(places=(Place(purpose="/dev/shm", path="/dev/shm", size_bytes=size, free_bytes=free),))
+    )
+    assert outcome.status is status
+    if message:
+        assert shown(ShmTooSmall, outcome) == message
+
+
+def test_shared_memory_that_did_not_answer_is_unknown() -> None:
+    place = Place(purpose="/dev/shm", path="/dev/shm", problem="no answer within 5 s")
+    outcome = ShmTooSmall.probe(card(places=(place,)))
+    assert (outcome.status, outcome.note) == (Status.UNKNOWN, "no answer within 5 s")
+    assert ShmTooSmall.probe(card(unread={"places": "no answer"})).note == "no answer"
+
+
+@pytest.mark.parametrize(
+    ("facts", "status"),
+    [
+        ({"limits": {"memlock_bytes": 8 * MIB}, "rdma_ports": (ACTIVE,)}, Status.FAIL),
+        ({"limits": {"memlock_bytes": None}, "rdma_ports": (ACTIVE,)}, Status.PASS),
+        ({"limits": {"memlock_bytes": 64 * GIB}, "rdma_ports": (ACTIVE,)}, Status.PASS),
+        ({"limits": {"memlock_bytes": 64 * KIB}}, Status.SKIP),
+        (
+            {
+                "limits": {"memlock_bytes": 64 * KIB},
+                "rdma_ports": (ACTIVE,),
+                "environment": {"NCCL_IB_DISABLE": "1"},
+            },
+            Status.SKIP,
+        ),
+        ({"rdma_ports": (ACTIVE,)}, Status.UNKNOWN),
+    ],
+)
+def test_locked_memory_matters_with_rdma_only(facts: dict[str, Any], status: Status) -> None:
+    assert IbMemlock.probe(card(**facts)).status is status
+
+
+def test_a_node_with_less_locked_memory_than_most_is_warned_of() -> None:
+    limits = {"a": 8 * MIB, "b": 8 * MIB, "c": 64 * KIB}
+    cards = [card(host, limits={"memlock_bytes": limit}) for host, limit in limits.items()]
+    [(hosts, outcome)] = IbMemlock.survey(cards)
+    assert (hosts, outcome.status) == (("c",), Status.WARN)
+    assert shown(IbMemlock, outcome) == "processes may lock only 64 KiB of memory; 2 of 3 nodes allow 8 MiB"
+
+
+@pytest.mark.parametrize(
+    "limits", [[8 * MIB] * 3, [None, None, None], [8 * MIB, 64 * KIB], [64 * KIB, 64 * KIB, None], []]
+)
+def test_locked_memory_is_fine_where_no_node_is_below_most(limits: list[int | None]) -> None:
+    cards = [card(f"n{index}", limits={"memlock_bytes": limit}) for index, limit in enumerate(limits)]
+    assert list(IbMemlock.survey(cards)) == []
+
+
+def test_unlimited_is_more_than_any_number() -> None:
+    cards = [card("a", limits={"memlock_bytes": None}), card("b", limits={"memlock_bytes": None})]
+    [(hosts, outcome)] = IbMemlock.survey([*cards, card("c", limits={"memlock_bytes": 8 * MIB}), without_facts()])
+    assert hosts == ("c",)
+    assert "2 of 3 nodes allow unlimited" in shown(IbMemlock, outcome)
+
+
+@pytest.mark.parametrize(
+    ("limit", "status"),
+    [(256, Status.FAIL), (1024, Status.WARN), (4095, Status.WARN), (4096, Status.PASS), (None, Status.PASS)],
+)
+def test_open_files_are_judged_by_the_soft_limit(limit: int | None, status: Status) -> None:
+    assert TooManyOpenFiles.probe(card(limits={"nofile": limit})).status is status
+
+
+def test_cores_are_held_against_workers() -> None:
+    outcome = CpuStarved.probe(card(num_cpus=1, num_workers=8))
+    assert outcome.status is Status.WARN
+    assert shown(CpuStarved, outcome) == "1 cores for 8 workers"
+    assert CpuStarved.probe(card(num_cpus=8, num_workers=8, load=99.0)).status is Status.PASS
+
+
+@pytest.mark.parametrize(
+    ("size", "text"), [(64 * KIB, "64 KiB"), (1.5 * GIB, "1.5 GiB"), (0, "0 KiB"), (float("inf"), "unlimited")]
+)
+def test_sizes_read_well(size: float, text: str) -> None:
+    assert size_text(size) == text
+
+
+# Directories
+
+
+def place(purpose: str = "TMPDIR", **values: Any) -> Place:
+    return Place(purpose=purpose, path="/scratch", **{"free_bytes": 100 * GIB, "is_writable": True} | values)
+
+
+@pytest.mark.parametrize(
+    ("there", "status"),
+    [
+        (place(free_bytes=MIB), Status.FAIL),
+        (place("run directory", free_bytes=0), Status.FAIL),
+        (place(free_bytes=500 * MIB), Status.WARN),
+        (place("HOME", free_bytes=MIB), Status.WARN),
+        (place("HOME", free_bytes=500 * MIB), Status.PASS),
+        (place(is_writable=False, problem="Disk quota exceeded"), Status.FAIL),
+        (place("HOME", is_writable=False, problem="Disk quota exceeded"), Status.WARN),
+        (place("/dev/shm", free_bytes=0), Status.UNKNOWN),
+        (place(free_bytes=None, problem="no answer within 5 s"), Status.UNKNOWN),
+        (place(), Status.PASS),
+    ],
+)
+def test_a_full_disk_is_named_by_what_it_is_for(there: Place, status: Status) -> None:
+    assert DiskFull.probe(card(places=(there,))).status is status
+
+
+def test_the_worst_disk_is_named() -> None:
+    outcome = DiskFull.probe(card(places=(place("TMPDIR", free_bytes=MIB), place("run directory", free_bytes=GIB - 1))))
+    assert shown(DiskFull, outcome) == "TMPDIR (/scratch): 1 MiB left"
+
+
+def run_dir(**values: Any) -> dict[str, Any]:
+    return {"places": (place("run directory", **values),)}
+
+
+LEADER = card("leader", came_by=None, **run_dir(nonce="n1"))
+
+
+@pytest.mark.parametrize(
+    ("theirs", "what"),
+    [
+        (run_dir(nonce=None), "the file that leader wrote there is not visible: another directory of the same name"),
+        (run_dir(nonce="n0"), "it shows another file than the one that leader wrote there"),
+        (run_dir(nonce="n1", is_writable=False, problem="Read-only file system"), "it cannot be written to: Read-only"),
+        (run_dir(free_bytes=None, is_writable=None, problem="No such file or directory"), "there is no such directory"),
+    ],
+)
+def test_a_node_that_does_not_share_the_run_directory_is_named(theirs: dict[str, Any], what: str) -> None:
+    [(hosts, outcome)] = RunDirNotShared.survey([card("a", **run_dir(nonce="n1")), LEADER, card("odd", **theirs)])
+    assert (hosts, outcome.status) == (("odd",), Status.FAIL)
+    assert what in shown(RunDirNotShared, outcome)
+
+
+def test_a_leader_that_cannot_write_is_itself_the_culprit() -> None:
+    leader = card("leader", came_by=None, **run_dir(nonce=None, is_writable=False, problem="Permission denied"))
+    [(hosts, _)] = RunDirNotShared.survey([leader, card("a", **run_dir(nonce=None))])
+    assert hosts == ("leader",)
+
+
+@pytest.mark.parametrize(
+    "theirs",
+    [
+        run_dir(nonce="n1"),
+        run_dir(free_bytes=None, is_writable=None, problem="no answer within 5 s"),
+        run_dir(nonce="n1", is_writable=False, problem="No space left on device"),
+        {},
+    ],
+)
+def test_what_proves_nothing_about_sharing_is_no_finding(theirs: dict[str, Any]) -> None:
+    assert list(RunDirNotShared.survey([LEADER, card("a", **theirs)])) == []
+    assert list(RunDirNotShared.survey([])) == []
+
+
+def test_a_run_directory_that_did_not_answer_is_unknown() -> None:
+    silent = run_dir(free_bytes=None, is_writable=None, problem="no answer within 5 s")
+    assert RunDirNotShared.probe(card(**silent)).status is Status.UNKNOWN
+    assert RunDirNotShared.probe(card()).status is Status.SKIP
+
+
+# Identity
+
+
+def machine(
+    host: str, *, name: str = "gpu", boot_id: str | None = "b1", address: str = "10.0.0.1", **facts: Any
+) -> Card:
+    nic = Interface(name="eth0", addresses=(address,), is_up=True)
+    return card(host, host_name=name, boot_id=boot_id, interfaces=(nic,), **facts)
+
+
+def test_cloned_machines_fail() -> None:
+    [(hosts, outcome)] = DuplicateHost.survey([machine("a"), machine("b", address="10.0.0.2"), machine("c", name="x")])
+    assert (hosts, outcome.status) == (("a", "b"), Status.FAIL)
+    assert shown(DuplicateHost, outcome) == "2 machines say that they are gpu: NCCL takes them for one"
+    assert outcome.evidence == ("a: boot id b1", "b: boot id b1")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        machine("b", address="10.0.0.2", boot_id="b2"),
+        machine("b", address="10.0.0.2", boot_id=None),
+        machine("b", address="10.0.0.2", environment={"NCCL_HOSTID": "b"}),
+    ],
+)
+def test_equal_names_alone_are_warned_of(other: Card) -> None:
+    [(hosts, outcome)] = DuplicateHost.survey([machine("a"), other])
+    assert (hosts, outcome.status) == (("a", "b"), Status.WARN)
+
+
+def test_two_agents_on_one_machine_are_fine() -> None:
+    assert list(DuplicateHost.survey([machine("a"), machine("b"), without_facts()])) == []
+    one, other = machine("a").facts, machine("b").facts
+    assert one
+    assert other
+    assert is_same_machine(one, other)
+
+
+def test_a_clock_that_nothing_sets_is_noted_and_no_alarm() -> None:
+    outcome = ClockSkew.probe(card(is_clock_synchronised=False))
+    assert (outcome.status, outcome.note) == (Status.PASS, "not synchronised (NTP)")
+    assert ClockSkew.probe(card(is_clock_synchronised=True)).note == ""
+    assert ClockSkew.probe(card()).status is Status.SKIP
