@@ -25,9 +25,11 @@ CAUSES = all_causes()
 BEFORE_A_RUN = {
     "AR001", "AR002", "AR003", "AR004", "AR005", "AR006", "AR007", "AR009", "AR010", "AR011", "AR012",
     "AR101", "AR102", "AR103", "AR104", "AR105", "AR107", "AR108", "AR111",
+    "AR201", "AR202", "AR203", "AR204", "AR205", "AR206", "AR207", "AR208", "AR209", "AR210", "AR211", "AR212", "AR213",
+    "AR214", "AR215", "AR301", "AR302", "AR303", "AR304", "AR401", "AR402", "AR404", "AR405", "AR406", "AR407", "AR490",
     "AR501", "AR502", "AR503", "AR504", "AR505", "AR590", "AR599",
 }  # fmt: skip
-"""Of the design's first ids, those of these families that come to light before a run, or that the launcher names."""
+"""Of the design's first ids, those that come to light before a run, or that the launcher names."""
 
 COMPARED = {"what", "usual", "odd"}
 """Fields that `preflight.compare` fills."""

@@ -314,6 +314,14 @@ def test_datagrams_into_a_black_hole_are_lost(room: Room) -> None:
     assert (result.rtt_s, result.clock_offset_s) == (None, None)
 
 
+def test_datagrams_that_had_no_time_to_come_back_are_not_called_lost(room: Room) -> None:
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as hole:
+        hole.bind(("127.0.0.1", 0))
+        effort = Effort(num_ports=0, large_bytes=0, num_datagrams=6)
+        [result] = room.try_all(room.mesh(), target_at(udp=port_of(hole)), effort=effort, within_s=0.2)
+    assert (result.datagrams_sent, result.datagrams_lost, result.datagrams) == (0, 0, {})
+
+
 def test_a_target_that_cannot_send_as_much_says_so(room: Room) -> None:
     mesh = room.mesh()
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as peer:

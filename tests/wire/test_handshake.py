@@ -165,7 +165,7 @@ def test_the_right_key_opens_the_door():
         assert connection.peer == f"127.0.0.1:{leader.port}"
         wait_for(lambda: leader.let_in, "the card")
         card, peer = leader.let_in[0]
-        assert card == CARD
+        assert card == msgspec.structs.replace(CARD, came_by=f"127.0.0.1:{leader.port}")
         assert peer.peer == "127.0.0.1"
         peer.send(Goodbye(exit_code=0, summary=""))
         received: list[Message] = []
@@ -518,7 +518,7 @@ def test_a_leader_that_comes_late_is_found():
         timer.start()
         with contextlib.closing(seek(port, told=told)):
             timer.join(PATIENCE_S)
-    assert told[0] == f"127.0.0.1:{port} (test): Connection refused"
+    assert told[0] == f"127.0.0.1:{port} (test): connection refused"
 
 
 def test_the_deadline_names_the_job_and_the_last_obstacle():
@@ -526,7 +526,7 @@ def test_the_deadline_names_the_job_and_the_last_obstacle():
     with pytest.raises(NodeFaultError) as given_up:
         seek(port, deadline_s=0.2)
     assert str(given_up.value) == (
-        f"no leader of job train within 0 s; last try: 127.0.0.1:{port} (test): Connection refused; "
+        f"no leader of job train within 0 s; last try: 127.0.0.1:{port} (test): connection refused; "
         "is the first node up, and is its port open from here?"
     )
     assert given_up.value.exit_code == 75
@@ -566,7 +566,7 @@ def test_a_version_with_other_fields_is_named():
         guest.sock.sendall(len(payload).to_bytes(4, "big") + payload)
         answer = guest.read()
     assert isinstance(answer, Refused)
-    assert "words of allranks 9.9 (protocol 7, here 1)" in answer.reason
+    assert "words of allranks 9.9 (protocol 7, here 2)" in answer.reason
 
 
 def test_without_any_hint_the_search_ends_at_its_deadline():

@@ -167,7 +167,7 @@ class Cause:
         """The docstring's sections by heading, as markdown."""
         text = inspect.getdoc(cls) or ""
         parts = re.split(r"^## (.+)$", text, flags=re.MULTILINE)
-        return {head.strip(): body.strip() for head, body in zip(parts[1::2], parts[2::2], strict=True)}
+        return {head.strip(): body.strip("\n") for head, body in zip(parts[1::2], parts[2::2], strict=True)}
 
     @classmethod
     def label(cls) -> str:

@@ -213,6 +213,7 @@ def _describe(fault: type[Fault], scene: Scene | None = None) -> dict[str, Any]:
         "fault": fault.name,
         "title": fault.title(),
         "causes": fault.cause,
+        "also": fault.also,
         "severity": fault.severity,
         "place": fault.place,
     }

@@ -210,6 +210,8 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     """On the leader: who held that port, `python3 (pid 812, alice)`; None where it was free."""
     wanted_backend: str = "auto"
     attempt: int | None = None
+    age_s: float | None = None
+    """How long the agent had been running when it joined."""
     came_by: str | None = None
     """Address and port at which this agent found the leader; None on the leader."""
     silent_hints: tuple[str, ...] = ()

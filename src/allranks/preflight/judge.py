@@ -180,10 +180,13 @@ class _Bench:
             for card in cards:
                 statuses.setdefault(card.host, (Status.PASS, ""))
         for hosts, outcome in found:
-            self.add(cause, hosts, outcome)
+            note = outcome.note
+            if outcome.status in (Status.FAIL, Status.WARN):
+                self.add(cause, hosts, outcome)
+                note = self.findings[-1].message
             for host in hosts:
                 if statuses.get(host, (Status.PASS, ""))[0] is not Status.FAIL:
-                    statuses[host] = (outcome.status, self.findings[-1].message)
+                    statuses[host] = (outcome.status, note)
         self.results += [
             Result(cause=cause.label(), node=host, status=status, note=note)
             for host, (status, note) in statuses.items()

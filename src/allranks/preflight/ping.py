@@ -136,9 +136,14 @@ class Ping:
         return len(self._on_way)
 
     def cut(self) -> None:
-        """Time is up: what is not back is lost, sizes that were not tried to the end are left out."""
+        """Time is up: what was not given REPLY_S to come back, or all TRIES, is not counted at all."""
         if not self._is_done:
             self._is_done = True
+            if not self._is_small_done:
+                now_s = time.monotonic()
+                for seq in [seq for seq, sent in self._on_way.items() if now_s - sent[0] < REPLY_S]:
+                    del self._on_way[seq]
+                    self.num_sent -= 1
             self._on_end()
 
     def on_answer(self, seq: int, *, is_whole: bool, clock_ns: int, now_s: float, now_ns: int) -> None:

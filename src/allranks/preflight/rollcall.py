@@ -33,7 +33,7 @@ from allranks.preflight.pairs import choose_pairs
 from allranks.preflight.roster import Roster, Terms, mtu_of
 from allranks.preflight.second_look import Look, merge, plan_confirmation, plan_quiet_look
 from allranks.wire.door import Door, Intrusion, StrangerError
-from allranks.wire.protocol import Connection, Goodbye, Test, Tested
+from allranks.wire.protocol import Connection, Goodbye, Test, Tested, own_age_s
 
 NAME_AFTER_S = 3.0
 """Missing nodes are named from then on."""
@@ -136,6 +136,8 @@ class RollCall:
 
     def _wait_for_all(self, selector: selectors.BaseSelector) -> None:
         started_s = self._last_arrival_s = time.monotonic()
+        own = self.roster.cards[0]
+        self._on_event("leading", node=own.host, pid=own.pid, age_s=own_age_s())
         next_notice_s = NAME_AFTER_S
         terms, roster = self._terms, self.roster
         while roster.missing():
@@ -199,7 +201,7 @@ class RollCall:
         self._left.pop(index, None)
         selector.register(source, selectors.EVENT_READ, index)
         source.expect_alive_within(self._terms.gone_s)
-        self._on_event("joined", node=card.host, pid=card.pid, peer=source.peer, workers=card.num_workers)
+        self._on_event("joined", node=card.host, pid=card.pid, peer=source.peer, age_s=card.age_s)
 
     def _refuse(self, exc: StrangerError) -> None:
         self._on_event("stranger", peer=exc.host, reason=str(exc))

@@ -32,8 +32,10 @@ Limits: handshake 2 s; a silent connection is dead after `gone_s` (TCP keepalive
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
+import time
 
 import msgspec
 
@@ -262,6 +264,16 @@ def decode_frames(buffer: bytearray, *, at_most: int | None = None) -> list[Mess
 def plain_address(address: str) -> str:
     """Return an address as people write it: IPv4 out of its IPv6 clothes, without a scope."""
     return address.removeprefix("::ffff:").partition("%")[0]
+
+
+def own_age_s() -> float | None:
+    """Return for how many seconds this process has been running; None where /proc does not say."""
+    try:
+        with open("/proc/self/stat") as file:  # noqa: PTH123
+            started_ticks = int(file.read().rpartition(")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return None
+    return round(time.clock_gettime(time.CLOCK_BOOTTIME) - started_ticks / os.sysconf("SC_CLK_TCK"), 3)
 
 
 def as_utf8(text: str) -> str:

@@ -31,6 +31,7 @@ from allranks.wire.protocol import (
     Welcome,
     decode_frames,
     encode_frame,
+    own_age_s,
 )
 from allranks.wire.secret import Secret, fresh_nonce, is_welcome_proof, join_proof
 
@@ -217,6 +218,7 @@ def _shake_hands(
     if key is None:
         raise _NotTheLeader("the job's secret is not in the run directory yet")
     nonce = fresh_nonce()
+    card = msgspec.structs.replace(card, age_s=own_age_s())
     proof = join_proof(key, leader_nonce=hello.nonce, nonce=nonce, job=job, card=card)
     join = Join(protocol=PROTOCOL, version=__version__, job=job, attempt=attempt, nonce=nonce, card=card, proof=proof)
     sock.sendall(encode_frame(join))

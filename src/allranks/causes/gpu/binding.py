@@ -39,7 +39,7 @@ class GpuBusy(Cause, id="AR104"):
     `ConstrainDevices=yes` in cgroup.conf, keep it from happening again. Meanwhile: `--exclude=NODE`.
 
     ## Source
-    SLURM, cgroup.conf(5), ConstrainDevices: https://slurm.schedmd.com/cgroup.conf.html (read 2026-09).
+    SLURM, cgroup.conf(5), ConstrainDevices: https://slurm.schedmd.com/cgroup.conf.html.
     """
 
     message = "{gpu}: {used} MiB of {total} MiB in use{who}"
@@ -179,7 +179,7 @@ class GpuBinding(Cause, id="AR108"):
     `--gpu-bind=none`.
 
     ## Source
-    SLURM, "Generic resource scheduling": https://slurm.schedmd.com/gres.html (23.11, read 2026-09).
+    SLURM, "Generic resource scheduling": https://slurm.schedmd.com/gres.html (23.11).
     """
 
     message = "CUDA_VISIBLE_DEVICES={said} shows {visible} of {present} GPUs to {workers} workers"
@@ -225,7 +225,7 @@ class BackendDeviceMismatch(Cause, id="AR111"):
 
     ## Source
     PyTorch, "Distributed communication package", backends: https://docs.pytorch.org/docs/stable/distributed.html
-    (2.13, read 2026-09).
+    (2.13).
     """
 
     message = "{what}"

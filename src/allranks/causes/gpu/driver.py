@@ -50,7 +50,7 @@ class FabricManager(Cause, id="AR101"):
 
     ## Source
     NVIDIA Fabric Manager user guide: https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/index.html
-    (r580, read 2026-09). cudaErrorSystemNotReady = 802: CUDA Runtime API, error types (13.1).
+    (r580). cudaErrorSystemNotReady = 802: CUDA Runtime API, error types (13.1).
     """  # noqa: E501  (a real line)
 
     aliases = ("MN1",)
@@ -193,7 +193,7 @@ class GpuMissing(Cause, id="AR103"):
     off and on. Leave the node out meanwhile: `--exclude=NODE`. SLURM's own count is in gres.conf.
 
     ## Source
-    NVIDIA GPU debug guidelines: https://docs.nvidia.com/deploy/gpu-debug-guidelines/index.html (read 2026-09).
+    NVIDIA GPU debug guidelines: https://docs.nvidia.com/deploy/gpu-debug-guidelines/index.html.
     """  # noqa: E501  (a real line)
 
     message = "it shows {seen} of {wanted} GPUs ({source})"
@@ -260,7 +260,7 @@ class GpuSoftwareDiffers(Cause, id="AR115"):
     Two models in one partition on purpose: ask for one with `--constraint` or `--gpus-per-node=h100:8`.
 
     ## Source
-    nvidia-smi(1), r580 (read 2026-09).
+    nvidia-smi(1), r580.
     """  # noqa: E501  (a command)
 
     message = "{what} differs: {usual}; {odd}"

@@ -10,6 +10,7 @@ from allranks.model.card import Card, Facts, Gpu
 from allranks.model.errors import Exit
 
 FATAL_XIDS = {
+    46: "it stopped processing",
     48: "uncorrectable memory error",
     54: "auxiliary power is not connected",
     62: "its micro-controller halted",
@@ -25,14 +26,13 @@ FATAL_XIDS = {
     140: "unrecovered memory error",
     143: "it could not be initialised",
     151: "key rotation failed",
-    155: "NVLink error in software",
     156: "memory was retired",
     158: "fatal timeout",
-    168: "protected memory failed",
+    168: "errors in write-protected memory",
 }
-"""Xids after which the GPU needs a reset, a reboot or a person. Source: actions of NVIDIA's Xid catalogue
-(https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html, r590, read 2026-09) as used by
-awsome-distributed-training (2026-02); 62 and 74 as in azurehpc-health-checks (2026-05)."""
+"""Xids after which the GPU needs a reset, a reboot or a person; those that an application can cause, or that ask for
+nothing, are left out. Source: immediate actions of NVIDIA's Xid catalogue,
+https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html (read 2026-09)."""
 
 _XID = re.compile(r"Xid \(PCI:(?P<bus>[0-9a-fA-F:.]+)\): (?P<code>[0-9]+)")
 
@@ -72,8 +72,8 @@ class GpuHardware(Cause, id="AR105"):
     card is to be replaced.
 
     ## Source
-    Xid catalogue: https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html (r590, read 2026-09).
-    GPU memory error management: https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/index.html (read 2026-09).
+    Xid catalogue: https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html (read 2026-09).
+    GPU memory error management: https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/index.html.
     """
 
     message = "{gpu}: {what}"
@@ -144,7 +144,7 @@ class PcieDegraded(Cause, id="AR112"):
     stays.
 
     ## Source
-    nvidia-smi(1), "PCIe link width", r580 (read 2026-09).
+    nvidia-smi(1), "PCIe link width", r580.
     """
 
     message = "{gpu}: PCIe link has {width} of {max_width} lanes"
@@ -192,7 +192,7 @@ class NvlinkDegraded(Cause, id="AR113"):
     by design; what counts is the difference.
 
     ## Source
-    NVIDIA/nccl#1608 (inactive links by design); nvidia-smi(1), r580 (read 2026-09).
+    NVIDIA/nccl#1608 (inactive links by design); nvidia-smi(1), r580.
     """
 
     message = "{gpu}: {links} active NVLinks, its siblings have {usual}"
@@ -241,7 +241,7 @@ class GpuThrottled(Cause, id="AR114"):
     out where speed matters: `--exclude=NODE`.
 
     ## Source
-    NVML, nvmlClocksEventReasons: https://docs.nvidia.com/deploy/nvml-api/ (r580, read 2026-09).
+    NVML, nvmlClocksEventReasons: https://docs.nvidia.com/deploy/nvml-api/ (r580).
     """
 
     message = "{gpu}: {why}"

@@ -52,7 +52,7 @@ class EnvDrift(Cause, id="AR503"):
 
     ## Source
     NCCL user guide, "Environment variables": https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
-    (2.30, read 2026-09).
+    (2.30).
     """  # noqa: E501  (a real line, a command)
 
     message = "{what} differs: {usual}; {odd}"
@@ -108,8 +108,7 @@ class NcclVersionMismatch(Cause, id="AR504"):
     `NCCL_NET_PLUGIN=none` everywhere.
 
     ## Source
-    NCCL user guide, NCCL_NET_PLUGIN: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html (2.30, read
-    2026-09).
+    NCCL user guide, NCCL_NET_PLUGIN: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html (2.30).
     """
 
     message = "{what} differs: {usual}; {odd}"
@@ -160,7 +159,7 @@ class SoftwareDiffers(Cause, id="AR505"):
 
     ## Source
     PyTorch, DistributedDataParallel, "Internal design" (buckets in the order of the parameters, equal on all ranks):
-    https://docs.pytorch.org/docs/stable/notes/ddp.html (2.13, read 2026-09).
+    https://docs.pytorch.org/docs/stable/notes/ddp.html (2.13).
     """  # noqa: E501  (a command)
 
     message = "{what} differs: {usual}; {odd}"

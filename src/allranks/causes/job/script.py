@@ -33,7 +33,7 @@ class SlurmEnv(Cause, id="AR501"):
     .bashrc and the batch script. In an `salloc` or `sbatch` shell start ranks with `srun`; the shell itself is no rank.
 
     ## Source
-    SLURM, srun(1), "Output environment variables": https://slurm.schedmd.com/srun.html (read 2026-09).
+    SLURM, srun(1), "Output environment variables": https://slurm.schedmd.com/srun.html.
     PyTorch, torchrun, "Environment variables": https://docs.pytorch.org/docs/stable/elastic/run.html (2.13).
     """
 
@@ -71,7 +71,7 @@ class SpawnInsideSrun(Cause, id="AR502"):
     `allranks submit` writes the first one.
 
     ## Source
-    PyTorch, torchrun, one agent a node: https://docs.pytorch.org/docs/stable/elastic/run.html (2.13, read 2026-09).
+    PyTorch, torchrun, one agent a node: https://docs.pytorch.org/docs/stable/elastic/run.html (2.13).
     """  # noqa: E501  (a real line)
 
     message = "{what}"

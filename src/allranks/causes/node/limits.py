@@ -44,7 +44,7 @@ class ShmTooSmall(Cause, id="AR002"):
 
     ## Source
     NCCL user guide, "Troubleshooting", Shared Memory:
-    https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html (NCCL 2.30, read 2026-09).
+    https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html (NCCL 2.30).
     """  # noqa: E501  (a real line)
 
     message = "/dev/shm has {free} free of {size}"  # noqa: S108
@@ -108,8 +108,8 @@ class IbMemlock(Cause, id="AR003"):
 
     ## Source
     NCCL user guide, "Troubleshooting", InfiniBand:
-    https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html (NCCL 2.30, read 2026-09).
-    SLURM FAQ, "memory locking": https://slurm.schedmd.com/faq.html (read 2026-09).
+    https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html (NCCL 2.30).
+    SLURM FAQ, "memory locking": https://slurm.schedmd.com/faq.html.
     The figure of 16 GiB: awsome-distributed-training, hyperpod-precheck.py (2026-02).
     """
 
@@ -194,9 +194,9 @@ class TooManyOpenFiles(Cause, id="AR004"):
 
     ## Source
     NCCL user guide, "Troubleshooting":
-    https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html (NCCL 2.30, read 2026-09).
+    https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html (NCCL 2.30).
     PyTorch, "Multiprocessing package", sharing strategies: https://docs.pytorch.org/docs/stable/multiprocessing.html
-    (2.13, read 2026-09).
+    (2.13).
     """
 
     message = "a process may open only {limit} files"
@@ -249,7 +249,7 @@ class CpuStarved(Cause, id="AR011"):
     or start fewer workers: `--nproc-per-node`. `allranks submit` does both.
 
     ## Source
-    SLURM, srun(1), --cpus-per-task: https://slurm.schedmd.com/srun.html (22.05 and later, read 2026-09).
+    SLURM, srun(1), --cpus-per-task: https://slurm.schedmd.com/srun.html (22.05 and later).
     """  # noqa: E501  (a real line)
 
     message = "{cpus} cores for {workers} workers"

@@ -38,7 +38,7 @@ class DiskFull(Cause, id="AR005"):
     another file system, or the job without that node.
 
     ## Source
-    statvfs(3) and errno(3), Linux man-pages 6.9 (read 2026-09).
+    statvfs(3) and errno(3), Linux man-pages 6.9.
     """
 
     message = "{place} ({path}): {free} left"
@@ -108,7 +108,7 @@ class RunDirNotShared(Cause, id="AR006"):
     look at `systemctl --failed`). A container must bind it, too.
 
     ## Source
-    findmnt(8), util-linux 2.38 (read 2026-09). What allranks keeps there: docs of `allranks run`.
+    findmnt(8), util-linux 2.38. What allranks keeps there: docs of `allranks run`.
     """
 
     message = "{path} on {node}: {what}"

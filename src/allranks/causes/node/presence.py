@@ -69,8 +69,8 @@ class ClockSkew(Cause, id="AR007"):
     As root: `systemctl enable --now chronyd; chronyc makestep`.
 
     ## Source
-    munge(7), credentials' time to live: https://github.com/dun/munge/wiki (0.5.16, read 2026-09).
-    chronyc(1): https://chrony-project.org/documentation.html (4.6, read 2026-09).
+    munge(7), credentials' time to live: https://github.com/dun/munge/wiki (0.5.16).
+    chronyc(1): https://chrony-project.org/documentation.html (4.6).
     """
 
     message = "{culprit}'s clock is {offset_s} s off the others'"
@@ -123,7 +123,7 @@ class DuplicateHost(Cause, id="AR009"):
 
     ## Source
     NCCL 2.30, src/misc/utils.cc, getHostHash; NCCL_HOSTID:
-    https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html (read 2026-09).
+    https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html.
     """
 
     message = "{count} machines say that they are {name}: {what}"
@@ -181,7 +181,7 @@ class ProcessStopped(Cause, id="AR010"):
     SUSPENDED where SLURM did it (`scontrol resume JOB`), often by gang scheduling.
 
     ## Source
-    proc(5), /proc/PID/status, and signal(7), Linux man-pages 6.9 (read 2026-09).
+    proc(5), /proc/PID/status, and signal(7), Linux man-pages 6.9.
     """
 
     message = "{what}"
@@ -216,7 +216,7 @@ class NodeFailure(Cause, id="AR012"):
     without the node (`--exclude=NODE`); from a checkpoint the job goes on where it was.
 
     ## Source
-    slurm.conf(5), SlurmdTimeout: https://slurm.schedmd.com/slurm.conf.html (read 2026-09).
+    slurm.conf(5), SlurmdTimeout: https://slurm.schedmd.com/slurm.conf.html.
     """  # noqa: E501  (real lines)
 
     message = "{what}"

@@ -234,6 +234,8 @@ class Fault:
     name: ClassVar[str] = ""
     cause: ClassVar[tuple[str, ...]] = ()
     """Ids of the catalogue; several where each would be a right answer."""
+    also: ClassVar[tuple[str, ...]] = ()
+    """Ids that a verdict may have besides: true as well, through the means by which the fault is made."""
     severity: ClassVar[Expected] = Expected.FAIL
     place: ClassVar[Place] = Place.ANY
     min_nodes: ClassVar[int] = 1

@@ -141,6 +141,8 @@ class RunDirReadOnly(MountFault, name="run-dir-read-only", cause="AR006"):
 class DiskFull(MountFault, name="disk-full", cause="AR005"):
     """TMPDIR of the node's tasks is a file system of 1 MiB that is full."""
 
+    also = ("AR503",)  # TMPDIR
+
     @classmethod
     def inject(cls, scene: Scene) -> None:
         """Mount a tmpfs, fill it, and set TMPDIR."""
@@ -167,6 +169,7 @@ class ClockOff(EnvironmentFault, name="clock-off", cause="AR007"):
     """The clock of the node's tasks is 5 s fast (libfaketime; monotonic clocks are right)."""
 
     severity = Expected.WARN
+    also = ("AR503",)  # LD_PRELOAD
 
     @classmethod
     def inject(cls, scene: Scene) -> None:
@@ -203,6 +206,8 @@ class TorchVersionDiffers(EnvironmentFault, name="torch-version-differs", cause=
     Only its metadata (a dist-info directory in front of PYTHONPATH): `import torch` is the real one, so that the
     workers of a job that goes on all the same do not fail for another reason.
     """
+
+    also = ("AR503",)  # PYTHONPATH
 
     @classmethod
     def inject(cls, scene: Scene) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import difflib
 import random
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,7 @@ def heal(lab: Lab, name: str | None = None, *, on: str | None = None) -> list[In
             there.remove(record)
             _write_records(lab, there)
             healed.append(injected)
+        _forget_neighbours(lab)
     if failed:
         raise SetupError(
             f"lab {lab.name!r}: not healed: {'; '.join(failed)}; allranks lab down, and up, takes all away"
@@ -199,6 +201,13 @@ def _write_records(lab: Lab, records: Sequence[Record]) -> None:
     path, draft = lab.dir / "faults.json", lab.dir / "faults.draft"
     draft.write_bytes(msgspec.json.format(msgspec.json.encode(records)))
     draft.rename(path)
+
+
+def _forget_neighbours(lab: Lab) -> None:
+    """Let no node go on taking another for unreachable: an ARP request that was lost is repeated after a second only."""
+    inits = [pid for node, pid in machines.find_inits(lab.dir).items() if node != machines.SWITCH]
+    with ThreadPoolExecutor(max_workers=8) as pool:
+        list(pool.map(lambda pid: machines.run_in(pid, ["ip", "neighbour", "flush", "all"], must_work=False), inits))
 
 
 def _check_up(lab: Lab) -> Sequence[Host]:

@@ -194,6 +194,7 @@ class Partition(Fault, name="partition", cause="AR211"):
 class NicForced(EnvironmentFault):
     """GLOO_SOCKET_IFNAME and NCCL_SOCKET_IFNAME name an interface that does not lead to the others."""
 
+    also = ("AR503",)
     interface: ClassVar[str]
 
     def __init_subclass__(cls, *, interface: str, **attributes: str) -> None:

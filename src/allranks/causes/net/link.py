@@ -1,0 +1,98 @@
+"""Does anything pass between the nodes on the data network at all?"""
+
+from __future__ import annotations
+
+from allranks.causes.cause import PASSED, Cause, Outcome, Symptom, failed, skipped, unknown
+from allranks.causes.net.cards import data_interface
+from allranks.model.card import Card
+from allranks.model.errors import Exit
+
+
+class LinkDown(Cause, id="AR210"):
+    """A node's data link is down, or nothing comes through it.
+
+    ## What it means
+    The data interface is switched off, has no signal on its cable, or sends and receives nothing although it looks up:
+    a wrong VLAN, a switch port that is shut, a dead transceiver. The node itself lives: its agent answers over another
+    network.
+
+    ## Why it breaks the job
+    Every collective needs every node. The ranks of the node connect to nobody; all others wait for them. Neither NCCL nor
+    Gloo says which node it is: each rank names the neighbour that it happened to wait for.
+
+    ## Example
+    From `ip -br link` on such a node; UP without LOWER_UP is a cable without a signal:
+
+        ens1f1           DOWN           b8:ce:f6:11:22:33 <NO-CARRIER,BROADCAST,MULTICAST,UP>
+
+    ## Fix
+    Look at the interface, then at the switch port on its other end:
+
+        ip -br link; ethtool IFACE | grep -E 'Link|Speed'; dmesg | grep -i 'link is'
+        ip link set IFACE up                              # where it is only switched off
+
+    No signal: reseat cable and transceiver, try another switch port. Signal, and still nothing: compare the VLAN of its
+    switch port with a neighbour's, and `ip neigh` for FAILED entries. Until then run without the node: `--exclude=NODE`.
+
+    ## Source
+    Linux, Documentation/ABI/testing/sysfs-class-net: carrier, operstate (6.18). ip-link(8), ethtool(8).
+    """
+
+    message = "{what}"
+    fix = (
+        "ip -br link on {node}: DOWN: ip link set <name> up; NO-CARRIER: cable, transceiver, switch port; "
+        "UP: VLAN and state of its switch port"
+    )
+    exit_code = Exit.NODE_FAULT
+    symptoms = (Symptom.SILENT,)
+
+    @classmethod
+    def probe(cls, card: Card) -> Outcome:
+        """Fails where the data interface is switched off or has no signal."""
+        if card.facts is None or "interfaces" in card.facts.unread:
+            return unknown("its interfaces could not be read")
+        nic = data_interface(card)
+        if nic is None:
+            return skipped("nobody says which interface carries gradients")
+        if nic.is_up:
+            return PASSED
+        why = "no signal on its cable" if nic.has_carrier is False else "it is switched off"
+        return failed(
+            f"{nic.name} is administratively up and has no carrier" if nic.has_carrier is False else f"{nic}",
+            interface=nic.name,
+            what=f"its data interface {nic.name} carries nothing: {why}",
+        )
+
+
+class Partition(Cause, id="AR211"):
+    """Two nodes, or two groups of nodes, do not reach each other, and each reaches the rest.
+
+    ## What it means
+    Neither node is broken: each speaks with others. Nothing passes between these two, or between these two groups: a
+    missing trunk between switches, a VLAN that ends at one of them, a routing or firewall rule for one pair, a duplicate
+    address.
+
+    ## Why it breaks the job
+    A ring or tree that crosses the gap stands still. On both sides some ranks report that they are ready, so every rank
+    looks healthy to its neighbours; nobody names the gap.
+
+    ## Example
+    From NVIDIA/nccl#1634: nodes 1 to 5 run together, 6 and 11 run together, any mix of both hangs in the first collective.
+    There a missing plugin was the reason, a partition of the network looks the same.
+
+    ## Fix
+    See from one side of the gap who is lost, and where the path ends:
+
+        ip neigh | grep -i failed; traceroute -n ADDRESS; arping -I IFACE ADDRESS
+
+    Give the switches and ports of both groups to the network's admin: what lies between them is at fault. Until then run
+    within one group: `--nodelist=...`, or `#SBATCH --switches=1`.
+
+    ## Source
+    https://github.com/NVIDIA/nccl/issues/1634. SLURM, sbatch(1), --switches: https://slurm.schedmd.com/sbatch.html.
+    """
+
+    message = "{what}"
+    fix = "what lies between them is at fault: trunk, VLAN, route, filter; until then leave out one side"
+    exit_code = Exit.NODE_FAULT
+    symptoms = (Symptom.SILENT,)

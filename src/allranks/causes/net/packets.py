@@ -1,0 +1,238 @@
+"""Do packets come through whole, all of them, and fast: MTU, loss, speed?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from allranks.causes.cause import Cause, Outcome, Symptom, warned
+from allranks.causes.net.cards import data_interface, with_facts
+from allranks.model.card import Card, Interface
+from allranks.model.errors import Exit
+from allranks.model.finding import Confidence, Status
+from allranks.model.hostlist import fold_hosts
+
+
+class MtuBlackhole(Cause, id="AR204"):
+    """Large packets vanish on the way between two nodes.
+
+    ## What it means
+    Both interfaces say that they may send packets of some size, and something between them takes smaller ones only: a
+    switch port, a bridge or a tunnel at MTU 1500 below interfaces at 9000. Nothing tells the sender: an ICMP message that
+    would is not sent by a switch, or is filtered.
+
+    ## Why it breaks the job
+    Handshakes are small and pass, so `init_process_group` succeeds on all ranks. The first all-reduce is large: TCP sends
+    the same full-sized segments again and again, nothing arrives, and the job hangs without a word until the timeout.
+
+    ## Example
+    From our lab, six nodes at MTU 9000, the switch port of one at 1500; nothing else is ever printed. `ping` shows it:
+
+        $ ping -c 3 -M do -s 8972 192.168.20.13
+        3 packets transmitted, 0 received, 100% packet loss
+
+    ## Fix
+    Find the largest packet that passes (28 bytes of headers come on top), then make the path and both ends agree:
+
+        ping -c 3 -M do -s 1472 ADDRESS; ping -c 3 -M do -s 8972 ADDRESS; tracepath -n ADDRESS
+
+    Either the switch ports, bridges and tunnels of the data network at 9000 and more (many switches want 9216), or all
+    data interfaces at what passes: `ip link set IFACE mtu 1500`. `sysctl -w net.ipv4.tcp_mtu_probing=1` lets TCP find a
+    way by itself after some seconds; RDMA and UDP it does not help.
+
+    ## Source
+    RFC 2923, "TCP Problems with Path MTU Discovery", 2.1 Black Hole Detection: https://www.rfc-editor.org/rfc/rfc2923.
+    Linux, Documentation/networking/ip-sysctl.rst, tcp_mtu_probing (6.18).
+    """
+
+    aliases = ("MN4",)
+    message = "packets above {path_mtu} bytes are lost between {culprit} and {peers}; both ends say MTU {mtu}"
+    fix = (
+        "set switch port, bridge or tunnel of {culprit} to MTU {mtu}, or all data interfaces to {path_mtu}: "
+        "ip link set <name> mtu {path_mtu}"
+    )
+    exit_code = Exit.NODE_FAULT
+    symptoms = (Symptom.LARGE_LOST,)
+
+
+class MtuUnequal(Cause, id="AR205"):
+    """The data interfaces have different MTUs.
+
+    ## What it means
+    One node's data interface takes larger packets than another's. Usually one was set by hand and lost it with a reboot.
+
+    ## Why it breaks the job
+    TCP agrees on the smaller size when it connects, so that a job over plain Ethernet runs, slower than it could. RDMA
+    takes its packet size from the interface: over RoCE the two ends do not fit. UDP datagrams larger than the smaller MTU
+    vanish, and so does everything that a bridge on the way would have to split.
+
+    ## Example
+    From NVIDIA/nccl#1524, where the request that NCCL warns of it is open:
+
+        ib0: mtu 4092 on one node, 2044 on the other
+
+    ## Fix
+    The same value everywhere, the switch ports included, and where it outlives a reboot:
+
+        ip link set IFACE mtu 9000
+        nmcli connection modify CONNECTION 802-3-ethernet.mtu 9000
+
+    ## Source
+    https://github.com/NVIDIA/nccl/issues/1524. RFC 9293, 3.7.1, maximum segment size option:
+    https://www.rfc-editor.org/rfc/rfc9293.
+    """
+
+    message = "{what}"
+    fix = "give all data interfaces MTU {wanted}: ip link set <name> mtu {wanted}"
+    exit_code = Exit.NODE_FAULT
+
+    @classmethod
+    def survey(cls, cards: Sequence[Card]) -> Sequence[tuple[tuple[str, ...], Outcome]]:
+        """Warns where the MTUs of the data interfaces differ, fails where RoCE runs over them."""
+        nics = _data_interfaces(cards)
+        mtus = {host: nic.mtu for host, nic in nics.items() if nic.mtu}
+        counts = Counter(mtus.values()).most_common()
+        if len(counts) < 2:
+            return []
+        status = Status.FAIL if any(_has_roce(card, nics) for card in cards) else Status.WARN
+        evidence = tuple(f"{_fold(mtus, mtu)}: MTU {mtu}" for mtu, _ in counts[:4])
+        usual, num_usual = counts[0]
+        if counts[1][1] == num_usual:
+            values: Mapping[str, object] = {
+                "what": f"the MTUs of the data interfaces differ: {' and '.join(str(mtu) for mtu, _ in counts[:4])}",
+                "wanted": " or ".join(str(mtu) for mtu, _ in counts[:4]),
+            }
+            outcome = Outcome(status, values=values, evidence=evidence, confidence=Confidence.UNDECIDED)
+            return [(tuple(mtus), outcome)]
+        found = []
+        for mtu, _ in counts[1:]:
+            hosts = tuple(host for host, own in mtus.items() if own == mtu)
+            values = {
+                "what": f"its data interface has MTU {mtu}, those of {num_usual} of {len(mtus)} nodes have {usual}",
+                "wanted": usual,
+            }
+            outcome = Outcome(status, values=values, evidence=evidence, interface=_common_name(nics, hosts))
+            found.append((hosts, outcome))
+        return found
+
+
+class PacketLoss(Cause, id="AR212"):
+    """A share of the packets is lost between two nodes.
+
+    ## What it means
+    Connections are made and data arrives, but some packets do not: a bad cable or transceiver, a duplex mismatch, a full
+    switch buffer, an overloaded link.
+
+    ## Why it breaks the job
+    TCP takes each lost packet for congestion and slows down: one per cent of loss costs most of the bandwidth of a fast
+    link. A collective is as fast as its slowest link, so the whole job crawls; with bad luck it looks like a hang. RoCE
+    without lossless Ethernet breaks off.
+
+    ## Example
+    From `ethtool -S` on a node with a dirty transceiver:
+
+        rx_crc_errors_phy: 184467
+
+    ## Fix
+    Count where they are lost, on both ends and at the switch port:
+
+        ip -s link show IFACE; ethtool -S IFACE | grep -iE 'err|drop|discard|crc'; ping -c 200 -i 0.01 -q ADDRESS
+
+    CRC errors: clean or replace transceiver and cable. Drops without errors: congestion, look at flow control (`ethtool
+    -a IFACE`) and at who else uses the link. Until then run without the node: `--exclude=NODE`.
+
+    ## Source
+    Linux, Documentation/networking/statistics.rst (6.18). ethtool(8).
+    M. Mathis et al., "The Macroscopic Behavior of the TCP Congestion Avoidance Algorithm", CCR 27(3), 1997.
+    """
+
+    message = "{percent} % of the packets between {culprit} and {peers} are lost"
+    fix = "ip -s link and ethtool -S on {culprit}: CRC errors: cable, transceiver; drops: congestion, flow control"
+    exit_code = Exit.NODE_FAULT
+    symptoms = (Symptom.LOSSY,)
+
+
+class SlowLink(Cause, id="AR213"):
+    """A node's link is slower than its neighbours'.
+
+    ## What it means
+    The interface came up at a lower speed than those of the other nodes (a bad cable makes 10 Gbit/s out of 25), or it
+    says the same speed and carries less: another job on the link, a shaper, a slot with too few PCIe lanes.
+
+    ## Why it breaks the job
+    It runs, at the speed of this link: in a ring all-reduce every byte passes through every node. All GPUs of all other
+    nodes wait for it in each step.
+
+    ## Example
+    From `ethtool` on the slow node and on another one:
+
+        Speed: 1000Mb/s
+        Speed: 10000Mb/s
+
+    ## Fix
+    Compare the node with a fast one:
+
+        ethtool IFACE | grep -E 'Speed|Duplex|Auto'; tc qdisc show dev IFACE; lspci -vv | grep -E 'Ethernet|LnkSta:'
+        iperf3 -s                                         # on one node, iperf3 -c ADDRESS on the other
+
+    A lower speed: cable, transceiver, the setting of the switch port. The same speed: see who else uses the link. Until
+    then run without the node: `--exclude=NODE`.
+
+    ## Source
+    Linux, Documentation/ABI/testing/sysfs-class-net: speed (6.18).
+    nccl-tests, doc/PERFORMANCE.md: what each link carries in a ring: https://github.com/NVIDIA/nccl-tests.
+    """
+
+    message = "{culprit} carries {mbit_s} Mbit/s, its neighbours {usual_mbit_s}"
+    fix = "ethtool <name> on {culprit}: a low Speed: cable, transceiver, switch port; else see who uses the link, tc qdisc"
+    exit_code = Exit.NODE_FAULT
+    symptoms = (Symptom.SLOW,)
+
+    @classmethod
+    def survey(cls, cards: Sequence[Card]) -> Sequence[tuple[tuple[str, ...], Outcome]]:
+        """Warns where a few data interfaces came up at a lower speed than the others."""
+        nics = _data_interfaces(cards)
+        speeds = {h: nic.speed_mbit_s for h, nic in nics.items() if nic.speed_mbit_s and nic.speed_mbit_s > 0}
+        counts = Counter(speeds.values()).most_common()
+        if len(counts) < 2 or counts[1][1] == counts[0][1]:
+            return []
+        usual = counts[0][0]
+        found = []
+        for speed, _ in counts[1:]:
+            if speed >= usual:
+                continue
+            hosts = tuple(host for host, own in speeds.items() if own == speed)
+            outcome = warned(
+                *(f"{_fold(speeds, each)}: {each} Mbit/s by /sys/class/net/*/speed" for each in (speed, usual)),
+                interface=_common_name(nics, hosts),
+                culprit=fold_hosts(list(hosts)),
+                mbit_s=speed,
+                usual_mbit_s=usual,
+            )
+            found.append((hosts, outcome))
+        return found
+
+
+def _data_interfaces(cards: Sequence[Card]) -> dict[str, Interface]:
+    """The data interface of each node that has one and is up; one machine's loopback is none."""
+    nics = {card.host: data_interface(card) for card, _ in with_facts(cards)}
+    return {host: nic for host, nic in nics.items() if nic is not None and nic.is_up and nic.kind != "loopback"}
+
+
+def _fold(values: Mapping[str, int], value: int) -> str:
+    return fold_hosts([host for host, own in values.items() if own == value])
+
+
+def _common_name(nics: Mapping[str, Interface], hosts: Sequence[str]) -> str | None:
+    names = {nics[host].name for host in hosts}
+    return names.pop() if len(names) == 1 else None
+
+
+def _has_roce(card: Card, nics: Mapping[str, Interface]) -> bool:
+    """Whether an active port speaks RDMA over this node's data interface."""
+    if card.facts is None or card.host not in nics:
+        return False
+    return any(
+        port.state == "ACTIVE" and port.link_layer == "Ethernet" and port.netdev in (None, nics[card.host].name)
+        for port in card.facts.rdma_ports
+    )
