@@ -116,7 +116,7 @@ def test_unlimited_is_more_than_any_number() -> None:
 
 @pytest.mark.parametrize(
     ("limit", "status"),
-    [(256, Status.FAIL), (1024, Status.WARN), (4095, Status.WARN), (4096, Status.PASS), (None, Status.PASS)],
+    [(256, Status.FAIL), (1023, Status.FAIL), (1024, Status.PASS), (None, Status.PASS)],
 )
 def test_open_files_are_judged_by_the_soft_limit(limit: int | None, status: Status) -> None:
     assert TooManyOpenFiles.probe(card(limits={"nofile": limit})).status is status

@@ -322,7 +322,8 @@ def test_an_interface_that_is_down_is_refused_with_the_cure():
     down = Interface("ens1f1", ("192.168.20.3",), is_up=False)
     facts = NodeFacts(host="node03", interfaces=(LO, down), num_gpus=0, num_cpus=1)
     assert refusal(env=slurm_env(), cluster=SUBNET, facts=facts, kind=SetupError) == (
-        "the data interface of node03, ens1f1 192.168.20.3 (down), carries nothing; ip link set ens1f1 up"
+        "the data interface of node03, ens1f1 192.168.20.3 (down), carries nothing: it is down; ip link set ens1f1 up, "
+        "or look at its cable and switch port"
     )
 
 
@@ -374,13 +375,13 @@ def test_the_first_node_of_the_step_may_be_the_leader():
     assert plan(env=slurm_env()).guesses == (Hint("node01", 29500, "first node of the step"),)
 
 
-def test_the_files_address_of_the_first_node_is_tried_before_its_name():
+def test_the_name_of_the_first_node_is_tried_before_the_files_address():
     cluster = Cluster(
         network=NetworkTable(port=29611), node=(Node(name="node01", address="192.168.20.1", interface=None),)
     )
     assert plan(env=slurm_env(), cluster=cluster).guesses == (
-        Hint("192.168.20.1", 29611, "cluster.toml"),
         Hint("node01", 29611, "first node of the step"),
+        Hint("192.168.20.1", 29611, "cluster.toml"),
     )
 
 

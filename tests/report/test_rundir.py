@@ -176,10 +176,12 @@ def test_the_verdict_is_read_back(tmp_path):
     run_dir.create()
     run_dir.create_attempt(0)
     verdict = Verdict(job="4711", attempt=0, exit_code=1)
-    run_dir.write_verdict(verdict)
-    path = tmp_path / "4711" / "attempt_0" / "verdict.json"
-    assert Verdict.from_json(path.read_bytes()) == verdict
-    assert [entry.name for entry in path.parent.iterdir()] == ["verdict.json"]
+    run_dir.write_verdict(verdict, node="node01")
+    path = tmp_path / "4711" / "attempt_0"
+    assert Verdict.from_json((path / "verdict.json").read_bytes()) == verdict
+    assert Verdict.from_json((path / "node01" / "verdict.json").read_bytes()) == verdict
+    assert sorted(entry.name for entry in path.iterdir()) == ["node01", "verdict.json"]
+    assert [entry.name for entry in (path / "node01").iterdir()] == ["verdict.json"]
 
 
 def test_events_are_a_line_each(tmp_path):
@@ -210,7 +212,7 @@ def test_a_directory_that_may_not_be_written_is_said_so(tmp_path):
 def test_a_directory_that_is_gone_does_not_stop_the_job(tmp_path):
     run_dir = RunDir(tmp_path, "4711")  # never made, as when somebody cleans up during the job
     run_dir.add_event("ended", exit_code=0)
-    run_dir.write_verdict(Verdict(job="4711", attempt=0, exit_code=0))
+    run_dir.write_verdict(Verdict(job="4711", attempt=0, exit_code=0), node="node01")
     run_dir.write_settings("node01", [])
     assert list(tmp_path.iterdir()) == []
 

@@ -43,6 +43,7 @@ def test_a_finding_in_utf8():
         "       ValueError: batch 17 has no label\n"
         "  log  runs/4711/attempt_0/node02/rank_3.err\n"
         "  fix  look at batch 17\n"
+        "  more allranks explain AR590\n"
         "  others waited for it or were ended: ranks 0-2,4-5,7"
     )
 
@@ -87,7 +88,7 @@ def test_ranks_are_folded(ranks, who):
     assert f"n1 \u00b7 {who} " in render_finding(finding, UTF8).splitlines()[0]
 
 
-def test_a_finding_with_nothing_but_a_message_is_two_lines():
+def test_a_finding_with_nothing_but_a_message_is_three_lines():
     finding = Finding(
         cause="AR490 collective-timeout", severity=Severity.FAIL, confidence=Confidence.UNDECIDED, message="who knows"
     )
@@ -95,6 +96,7 @@ def test_a_finding_with_nothing_but_a_message_is_two_lines():
     assert [line.split() for line in lines] == [
         ["\u2717", "AR490", "collective-timeout", "undecided"],
         ["who", "knows"],
+        ["more", "allranks", "explain", "AR490"],
     ]
 
 
@@ -120,7 +122,8 @@ def test_a_log_cannot_speak_to_the_terminal(seen, shown):
         message=f"it said {seen}",
         evidence=(Evidence(seen=seen),),
     )
-    assert render_finding(finding, UTF8).splitlines()[1:] == [f"  it said {shown}", f"  seen {shown}"]
+    on_one_line = shown.replace("\t", " ")
+    assert render_finding(finding, UTF8).splitlines()[1:3] == [f"  it said {on_one_line}", f"  seen {shown}"]
 
 
 def with_lines(count: int) -> list[str]:
@@ -128,7 +131,7 @@ def with_lines(count: int) -> list[str]:
     finding = Finding(
         cause="X", severity=Severity.FAIL, confidence=Confidence.CERTAIN, message="m", evidence=(evidence,)
     )
-    return [line[7:] for line in render_finding(finding, UTF8).splitlines()[2:]]
+    return [line[7:] for line in render_finding(finding, UTF8).splitlines()[2:-1]]
 
 
 def test_a_traceback_of_24_lines_is_whole():

@@ -165,7 +165,7 @@ def test_the_right_key_opens_the_door():
         assert connection.peer == f"127.0.0.1:{leader.port}"
         wait_for(lambda: leader.let_in, "the card")
         card, peer = leader.let_in[0]
-        assert card == msgspec.structs.replace(CARD, came_by=f"127.0.0.1:{leader.port}")
+        assert card == msgspec.structs.replace(CARD, came_by=f"127.0.0.1:{leader.port}", age_s=card.age_s)
         assert peer.peer == "127.0.0.1"
         peer.send(Goodbye(exit_code=0, summary=""))
         received: list[Message] = []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 
+import msgspec
 import pytest
 
 from allranks.model.errors import SetupError
@@ -116,6 +117,7 @@ def test_the_announcement_is_plain_json(tmp_path):
         "host": "node01",
         "addresses": ["192.168.20.11", "fd00::11"],
         "port": 29501,
+        "side_port": 0,
     }
 
 
@@ -165,6 +167,16 @@ def test_the_users_endpoint_comes_first_then_the_announcement_then_guesses(tmp_p
         [Hint("192.168.20.11", 29501, "leader.json")],
         [Hint("fd00::11", 29501, "leader.json")],
         ports("node01", 29500, "first node of the step"),
+    ]
+
+
+def test_the_side_port_is_tried_after_the_main_port_of_all_addresses(tmp_path):
+    announce(tmp_path, msgspec.structs.replace(HERE, side_port=41234))
+    assert collect_hints(tmp_path, job="4711", named=[], guessed=[]) == [
+        [Hint("192.168.20.11", 29501, "leader.json")],
+        [Hint("fd00::11", 29501, "leader.json")],
+        [Hint("192.168.20.11", 41234, "leader.json")],
+        [Hint("fd00::11", 41234, "leader.json")],
     ]
 
 

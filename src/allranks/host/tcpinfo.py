@@ -11,8 +11,8 @@ import struct
 import termios
 from dataclasses import dataclass
 
-_ASKED_BYTES = 104
-"""Up to tcpi_total_retrans; an older kernel gives less, a newer one would give more."""
+_ASKED_BYTES = 176
+"""Up to tcpi_busy_time; an older kernel gives less, a newer one would give more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,8 @@ class TcpInfo:
     """Smoothed."""
     total_retrans: int
     """Segments sent again since the connection began."""
+    delivery_bytes_s: int
+    """How fast the other kernel acknowledged, lately: the path's speed, whatever the two processes were busy with."""
 
 
 def parse_tcp_info(data: bytes) -> TcpInfo:
@@ -51,6 +53,7 @@ def parse_tcp_info(data: bytes) -> TcpInfo:
         pmtu=field(60),
         rtt_s=field(68) / 1e6,
         total_retrans=field(100),
+        delivery_bytes_s=int(struct.unpack_from("=Q", data, 160)[0]),
     )
 
 

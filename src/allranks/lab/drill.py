@@ -345,7 +345,7 @@ def _run_baseline(lab: Lab, injected: Sequence[Injected], run_dir: Path, *, say:
     log = run_dir / "torchrun.txt"
     began_s = time.monotonic()
     watch = _FirstWords(log)
-    exit_code, output = _execute_watched(lab, first.name, command, log, watch)
+    exit_code = _execute_watched(lab, first.name, command, log, watch)
     _wait_until_gone(lab)
     silent_s = watch.first_s - began_s if watch.first_s else min(time.monotonic() - began_s, BASELINE_S)
     said = watch.said or ("ended without a word of it" if exit_code == 0 else "nothing")
@@ -380,7 +380,7 @@ class _FirstWords:
 
 def _execute_watched(
     lab: Lab, node: str, command: Sequence[str], log: Path, watch: _FirstWords
-) -> tuple[int | None, str]:
+) -> int | None:
     is_over = Event()
 
     def keep_looking() -> None:
@@ -390,7 +390,7 @@ def _execute_watched(
     watcher = Thread(target=keep_looking, daemon=True)
     watcher.start()
     try:
-        return _execute(lab, node, command, log, BASELINE_S)
+        return _execute(lab, node, command, log, BASELINE_S)[0]
     finally:
         is_over.set()
         watcher.join()

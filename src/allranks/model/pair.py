@@ -56,6 +56,8 @@ class PairResult(msgspec.Struct, frozen=True, kw_only=True):
     large_sent: int = 0
     large_back: int = 0
     """Bytes that came back."""
+    delivery_mbit_s: float | None = None
+    """How fast the target's kernel took the large payload, in Mbit/s (TCP_INFO); None: not known."""
     retransmits: int = 0
     """Segments sent again on the large connection (TCP_INFO)."""
     unacked_bytes: int = 0

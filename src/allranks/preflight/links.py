@@ -7,7 +7,6 @@ symptom is blamed on its own, on the graph of the pairs that do not show a more 
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Iterable, Mapping, Sequence
 
 from allranks.causes.cause import Outcome, Symptom
@@ -16,14 +15,11 @@ from allranks.model.finding import Confidence, Status
 from allranks.model.hostlist import fold_hosts
 from allranks.model.pair import PairResult
 from allranks.preflight.blame import Blame, Edge, Kind, blame
+from allranks.preflight.second_look import is_heavy_loss, slow_nodes
 
-HEAVY_LOSS = 0.08
-"""Share of lost datagrams from which closed ports and stalled transfers follow by themselves."""
 LOSS = 0.01
 """Share of lost datagrams, in an undisturbed test, from which TCP suffers."""
 MIN_LOST = 2
-SLOW_FACTOR = 4.0
-SLOW_FLOOR_S = 0.003
 CLOCK_S = 1.0
 """Clocks that differ by more mislead whoever reads logs side by side; the measurement itself is off by half a round
 trip, milliseconds on a busy machine."""
@@ -49,13 +45,15 @@ def judge_pairs(
     """
     tests = _Tests({index: card.host for index, card in cards.items()}, cards)
     shown = [_Shown(each, tests.common_mtu(each)) for each in results if each.problem is None]
+    lossy = _lossy(tests, shown, quiet)
+    losers = {culprit for _, culprit, _ in lossy}
     return [
         *_silent(tests, shown),
-        *_lossy(tests, shown, quiet),
+        *lossy,
         *_filtered(tests, shown),
         *_store_filtered(tests, shown, store_port),
         *_large_lost(tests, shown),
-        *_slow(tests, quiet),
+        *(each for each in _slow(tests, quiet) if each[1] not in losers),  # TCP slows down where packets are lost
         *_clocks(tests, results),
     ]
 
@@ -124,11 +122,14 @@ class _Shown:
     def _symptom(self) -> Symptom | None:
         result = self.result
         sent, lost = result.datagrams_sent, result.datagrams_lost
-        if not (result.num_open or lost < sent or any(result.datagrams.values())):
+        connected = any(why.startswith("connected, ") for why in result.closed.values())
+        if not (result.num_open or connected or lost < sent or any(result.datagrams.values())):
             return Symptom.SILENT if sent or result.closed else None
-        if sent and lost >= MIN_LOST and HEAVY_LOSS <= lost / sent < 1:
+        if is_heavy_loss(result):
             return Symptom.LOSSY  # it also loses connections and large packets
-        if result.closed or (sent and lost == sent):
+        # What connects and is not answered was let through: the agent there is stopped or very busy.
+        filtered = [why for why in result.closed.values() if not why.startswith("connected, ")]
+        if filtered or (sent and lost == sent):
             return Symptom.FILTERED
         limit = self.common_mtu
         too_large = [size for size, came in result.datagrams.items() if not came and size <= (limit or size)]
@@ -227,7 +228,7 @@ def _filtered(tests: _Tests, shown: Sequence[_Shown]) -> list[Judged]:
 def _store_filtered(tests: _Tests, shown: Sequence[_Shown], store_port: int | None) -> list[Judged]:
     basic = (Symptom.SILENT, Symptom.LOSSY)
     asked = [each.result for each in shown if each.result.store is not None and each.symptom not in basic]
-    silent = [each for each in asked if each.store]
+    silent = [each for each in asked if each.store and not each.store.startswith("connected, ")]
     if not silent:
         return []
     leader = tests.names[0]
@@ -270,21 +271,27 @@ def _large_lost(tests: _Tests, shown: Sequence[_Shown]) -> list[Judged]:
 
 
 def _slow(tests: _Tests, quiet: Sequence[PairResult]) -> list[Judged]:
-    timed = [each for each in quiet if each.large_s is not None]
-    if len(timed) < 3:
-        return []
-    # What is usual is what the better half of the pairs does: a suspect is in many of them.
-    usual_s = statistics.quantiles([each.large_s for each in timed if each.large_s is not None], n=4)[0]
-    limit_s = max(SLOW_FACTOR * usual_s, SLOW_FLOOR_S)
-    edges = tests.edges((each, (each.large_s or 0.0) <= limit_s) for each in timed)
     judged = []
-    by_names = {(tests.names[each.source], tests.names[each.target]): each for each in timed}
-    for found in blame(edges):
-        explained = [by_names[edge.source, edge.target] for edge in found.explains]
-        rate = statistics.median(_mbit_s(each) for each in explained)
-        usual = statistics.median([_mbit_s(each) for each in timed if (each.large_s or 0.0) <= limit_s])
-        outcome = tests.outcome(found, Status.FAIL, mbit_s=f"{rate:.0f}", usual_mbit_s=f"{usual:.0f}")
-        judged.append(("AR213", tests.culprit(found), outcome))
+    for node, slow in sorted(slow_nodes(quiet).items()):
+        name = tests.names[node]
+        rates = {
+            tests.names[each.target if each.source == node else each.source]: each.delivery_mbit_s
+            for each in quiet
+            if node in (each.source, each.target) and each.delivery_mbit_s
+        }
+        outcome = Outcome(
+            Status.FAIL,
+            values={
+                "culprit": name,
+                "peers": fold_hosts(sorted(rates)),
+                "mbit_s": f"{slow.mbit_s:.0f}",
+                "usual_mbit_s": f"{slow.usual_mbit_s:.0f}",
+            },
+            evidence=(f"no faster with any of {fold_hosts(sorted(rates))}, one at a time",),
+            interface=tests.cards[node].data_interface,
+            confidence=Confidence.CERTAIN,
+        )
+        judged.append(("AR213", name, outcome))
     return judged
 
 
@@ -303,10 +310,6 @@ def _clocks(tests: _Tests, results: Sequence[PairResult]) -> list[Judged]:
         outcome = tests.outcome(found, Status.WARN, offset_s=f"{offset:+.1f}")
         judged.append(("AR007", tests.culprit(found), outcome))
     return judged
-
-
-def _mbit_s(result: PairResult) -> float:
-    return result.large_sent * 8 / 1e6 / max(result.large_s or 0.0, 1e-6)
 
 
 def _nic(card: Card) -> Interface | None:

@@ -261,6 +261,7 @@ class _Pair:
             large_s=large.time_s if large else None,
             large_sent=large.num_sent if large else 0,
             large_back=large.num_back if large else 0,
+            delivery_mbit_s=large.info.delivery_bytes_s * 8 / 1e6 or None if large and large.info else None,
             retransmits=large.info.total_retrans if large and large.info else 0,
             unacked_bytes=large.unacked_bytes if large else 0,
             datagrams_sent=ping.num_sent if ping else 0,

@@ -3,7 +3,9 @@
 All nodes test at the same time, on machines that are busy starting a job: a port may answer late, a datagram may be
 dropped by a full queue, a transfer may wait for a core. So nothing is concluded from the first look alone:
 
-    what failed           is tried again, all at the same time
+    what failed           is tried again, all at the same time, unless it is proven: the kernel alone answers a SYN, and
+                          one that is silent to ten of them is not merely busy; nor is a path that swallows large
+                          datagrams and large segments alike
     what lost datagrams   is tried again one by one, with as many datagrams as show a loss of 1 %
     what was slow         is tried again one by one, beside pairs that were not
 """
@@ -12,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import statistics
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -20,6 +22,8 @@ from allranks.model.pair import FULL, Effort, PairResult
 
 QUIET = Effort(num_ports=1, large_bytes=96 << 10, num_datagrams=200, has_mtu_probe=False)
 """One pair at a time: 2 x 96 KiB and 200 datagrams stay below MAX_PAIR_BYTES."""
+HEAVY_LOSS = 0.08
+MIN_LOST = 3
 CONFIRM_S = 2.5
 QUIET_S = 3.0
 MAX_FAILED = 512
@@ -27,9 +31,11 @@ MAX_FAILED = 512
 MAX_SUSPECTS = 8
 WITNESSES = 3
 """With how many others a suspect is tried."""
-SLOW_FACTOR = 2.0
-"""A node whose best transfer takes so much longer than the other nodes' is looked at again."""
-SLOW_FLOOR_S = 0.001
+SLOW_FACTOR = 4.0
+"""How much less than usual is slow: shared links and busy switches stay above."""
+FAST_ENOUGH_MBIT_S = 2000.0
+"""What so small a payload can measure: a faster link is never called slow (the card says its speed)."""
+MIN_PAIRS = 2
 
 
 @dataclass(slots=True)
@@ -46,7 +52,7 @@ class Look:
 
 def plan_confirmation(results: Iterable[PairResult]) -> Look | None:
     """Return the tests that repeat what failed outright; None where nothing did."""
-    pairs = [(each.source, each.target) for each in results if has_failed(each)]
+    pairs = [(each.source, each.target) for each in results if has_failed(each) and not is_proven(each)]
     if not pairs or len(pairs) > MAX_FAILED:
         return None
     return Look(pairs, FULL, CONFIRM_S, is_one_by_one=False, reason=f"{len(pairs)} pairs failed")
@@ -55,9 +61,10 @@ def plan_confirmation(results: Iterable[PairResult]) -> Look | None:
 def plan_quiet_look(results: Sequence[PairResult]) -> Look | None:
     """Return the tests that tell loss and slowness from a busy machine; None where there is no sign of either."""
     working = [each for each in results if not has_failed(each)]
-    losing = _count(each for each in working if each.datagrams_lost)
     slow = slow_nodes(working)
-    suspects = sorted({*losing, *slow}, key=lambda node: (-losing.get(node, 0), node))[:MAX_SUSPECTS]
+    # Who explains all losses: of a node that loses, all partners lose, too.
+    losing = _cover([each for each in working if each.datagrams_lost and not is_heavy_loss(each)])
+    suspects = [*losing, *(node for node in sorted(slow) if node not in losing)][:MAX_SUSPECTS]
     if not suspects:
         return None
     known = {(each.source, each.target) for each in working}
@@ -85,17 +92,56 @@ def has_failed(result: PairResult) -> bool:
     )
 
 
-def slow_nodes(results: Iterable[PairResult]) -> list[int]:
-    """Nodes all of whose transfers took much longer than the best ones of the others."""
-    best: dict[int, float] = {}
-    for each in results:
-        if each.large_s is not None:
-            for node in (each.source, each.target):
-                best[node] = min(best.get(node, each.large_s), each.large_s)
-    if len(best) < 3:
-        return []
-    usual = statistics.median(best.values())
-    return [node for node, time_s in best.items() if time_s > max(SLOW_FACTOR * usual, SLOW_FLOOR_S)]
+def is_proven(result: PairResult) -> bool:
+    """Whether no busy machine explains what failed: a second try would only cost time."""
+    if is_heavy_loss(result):
+        return True
+    if any(why.startswith("connected, ") for why in (*result.closed.values(), result.store or "")):
+        return False
+    is_stalled = result.large_sent > 0 and result.large_s is None
+    is_large_lost = not all(result.datagrams.values())
+    if is_stalled != is_large_lost and result.num_open:
+        return False
+    return bool(result.closed or result.store or is_stalled)
+
+
+def is_heavy_loss(result: PairResult) -> bool:
+    """Whether so many datagrams are lost that closed ports and stalled transfers follow by themselves."""
+    sent, lost = result.datagrams_sent, result.datagrams_lost
+    return bool(sent) and lost >= MIN_LOST and HEAVY_LOSS <= lost / sent < 1
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """A node that carries much less than the others."""
+
+    mbit_s: float
+    """The best that came from it, or to it, whichever is less."""
+    usual_mbit_s: float
+    """What the middle one of the others' pairs carries."""
+
+
+def slow_nodes(results: Iterable[PairResult]) -> dict[int, Slow]:
+    """Return the nodes from which, or to which, nothing goes faster than a fraction of what is usual.
+
+    The best of all pairs of a node counts, in each direction, so that one transfer that met a busy moment says nothing.
+    With fewer than MIN_PAIRS pairs in a direction nothing is concluded.
+    """
+    rates = {(each.source, each.target): each.delivery_mbit_s for each in results if each.delivery_mbit_s}
+    best: dict[tuple[int, bool], list[float]] = defaultdict(list)
+    for (source, target), rate in rates.items():
+        best[source, True].append(rate)
+        best[target, False].append(rate)
+    slow: dict[int, Slow] = {}
+    for node in {node for pair in rates for node in pair}:
+        others = [rate for pair, rate in rates.items() if node not in pair]
+        known = [max(best[node, way]) for way in (True, False) if len(best[node, way]) >= MIN_PAIRS]
+        if not known or not others:
+            continue
+        usual = statistics.median(others)
+        if min(known) < min(usual / SLOW_FACTOR, FAST_ENOUGH_MBIT_S):
+            slow[node] = Slow(min(known), usual)
+    return slow
 
 
 def merge(first: Iterable[PairResult], *looks: Look | None) -> list[PairResult]:
@@ -107,9 +153,12 @@ def merge(first: Iterable[PairResult], *looks: Look | None) -> list[PairResult]:
     return list(latest.values())
 
 
-def _count(results: Iterable[PairResult]) -> dict[int, int]:
-    counted: dict[int, int] = defaultdict(int)
-    for each in results:
-        for node in (each.source, each.target):
-            counted[node] += each.datagrams_lost
-    return dict(counted)
+def _cover(results: Sequence[PairResult]) -> list[int]:
+    """Nodes that take part in all of these pairs, those with most first."""
+    left, chosen = list(results), []
+    while left:
+        counted = Counter(node for each in left for node in (each.source, each.target))
+        node = min(counted, key=lambda each: (-counted[each], each))
+        chosen.append(node)
+        left = [each for each in left if node not in (each.source, each.target)]
+    return chosen

@@ -119,8 +119,9 @@ def collect_hints(directory: Path, *, job: str, named: Sequence[Hint], guessed: 
     groups = [_ports_of(endpoint) for endpoint in named]
     found = read_announcement(directory)
     if found is not None and found.job == job:
-        for port in filter(None, (found.port, found.side_port)):
-            groups += [[Hint(address, port, source=ANNOUNCEMENT)] for address in found.addresses]
+        for address in found.addresses:
+            ports = filter(None, (found.port, found.side_port))
+            groups += [[Hint(address, port, source=ANNOUNCEMENT)] for port in ports]
     return groups + [_ports_of(endpoint) for endpoint in guessed]
 
 

@@ -150,6 +150,8 @@ class _Race:
         while self._waiting or self._running:
             keep_time()
             now_s = time.monotonic()
+            if not self._waiting and all(now_s - began_s >= SILENT_S for _, _, began_s in self._running.values()):
+                return  # a new round may know better hints
             if self._waiting and (now_s >= next_start_s or not self._running):
                 self._start(self._waiting.pop(0))
                 next_start_s = now_s + STAGGER_S

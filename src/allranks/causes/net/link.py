@@ -17,11 +17,11 @@ class LinkDown(Cause, id="AR210"):
     network.
 
     ## Why it breaks the job
-    Every collective needs every node. The ranks of the node connect to nobody; all others wait for them. Neither NCCL nor
-    Gloo says which node it is: each rank names the neighbour that it happened to wait for.
+    Every collective needs every node. The ranks of the node connect to nobody; all others wait for them. Neither NCCL
+    nor Gloo says which node it is: each rank names the neighbour that it happened to wait for.
 
     ## Example
-    From `ip -br link` on such a node; UP without LOWER_UP is a cable without a signal:
+    As `ip -br link` shows it; UP with NO-CARRIER is a cable without a signal:
 
         ens1f1           DOWN           b8:ce:f6:11:22:33 <NO-CARRIER,BROADCAST,MULTICAST,UP>
 
@@ -31,8 +31,9 @@ class LinkDown(Cause, id="AR210"):
         ip -br link; ethtool IFACE | grep -E 'Link|Speed'; dmesg | grep -i 'link is'
         ip link set IFACE up                              # where it is only switched off
 
-    No signal: reseat cable and transceiver, try another switch port. Signal, and still nothing: compare the VLAN of its
-    switch port with a neighbour's, and `ip neigh` for FAILED entries. Until then run without the node: `--exclude=NODE`.
+    No signal: reseat cable and transceiver, try another switch port. Signal, and still nothing: compare the VLAN of
+    its switch port with a neighbour's, and `ip neigh` for FAILED entries. Until then run without the node:
+    `--exclude=NODE`.
 
     ## Source
     Linux, Documentation/ABI/testing/sysfs-class-net: carrier, operstate (6.18). ip-link(8), ethtool(8).
@@ -69,24 +70,24 @@ class Partition(Cause, id="AR211"):
 
     ## What it means
     Neither node is broken: each speaks with others. Nothing passes between these two, or between these two groups: a
-    missing trunk between switches, a VLAN that ends at one of them, a routing or firewall rule for one pair, a duplicate
-    address.
+    missing trunk between switches, a VLAN that ends at one of them, a routing or firewall rule for one pair, a
+    duplicate address.
 
     ## Why it breaks the job
     A ring or tree that crosses the gap stands still. On both sides some ranks report that they are ready, so every rank
     looks healthy to its neighbours; nobody names the gap.
 
     ## Example
-    From NVIDIA/nccl#1634: nodes 1 to 5 run together, 6 and 11 run together, any mix of both hangs in the first collective.
-    There a missing plugin was the reason, a partition of the network looks the same.
+    From NVIDIA/nccl#1634: nodes 1 to 5 run together, 6 and 11 run together, any mix of both hangs in the first
+    collective. There a missing plugin was the reason, a partition of the network looks the same.
 
     ## Fix
     See from one side of the gap who is lost, and where the path ends:
 
         ip neigh | grep -i failed; traceroute -n ADDRESS; arping -I IFACE ADDRESS
 
-    Give the switches and ports of both groups to the network's admin: what lies between them is at fault. Until then run
-    within one group: `--nodelist=...`, or `#SBATCH --switches=1`.
+    Give the switches and ports of both groups to the network's admin: what lies between them is at fault. Until then
+    run within one group: `--nodelist=...`, or `#SBATCH --switches=1`.
 
     ## Source
     https://github.com/NVIDIA/nccl/issues/1634. SLURM, sbatch(1), --switches: https://slurm.schedmd.com/sbatch.html.

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from allranks.causes.cause import Cause, Outcome, Symptom, warned
+from allranks.causes.fabric import why_no_rdma
 from allranks.causes.net.cards import data_interface, with_facts
 from allranks.model.card import Card, Interface
 from allranks.model.errors import Exit
@@ -18,12 +19,13 @@ class MtuBlackhole(Cause, id="AR204"):
 
     ## What it means
     Both interfaces say that they may send packets of some size, and something between them takes smaller ones only: a
-    switch port, a bridge or a tunnel at MTU 1500 below interfaces at 9000. Nothing tells the sender: an ICMP message that
-    would is not sent by a switch, or is filtered.
+    switch port, a bridge or a tunnel at MTU 1500 below interfaces at 9000. Nothing tells the sender: an ICMP message
+    that would is not sent by a switch, or is filtered.
 
     ## Why it breaks the job
-    Handshakes are small and pass, so `init_process_group` succeeds on all ranks. The first all-reduce is large: TCP sends
-    the same full-sized segments again and again, nothing arrives, and the job hangs without a word until the timeout.
+    Handshakes are small and pass, so `init_process_group` succeeds on all ranks. The first all-reduce is large: TCP
+    sends the same full-sized segments again and again, nothing arrives, and the job hangs without a word until the
+    timeout.
 
     ## Example
     From our lab, six nodes at MTU 9000, the switch port of one at 1500; nothing else is ever printed. `ping` shows it:
@@ -59,17 +61,19 @@ class MtuUnequal(Cause, id="AR205"):
     """The data interfaces have different MTUs.
 
     ## What it means
-    One node's data interface takes larger packets than another's. Usually one was set by hand and lost it with a reboot.
+    One node's data interface takes larger packets than another's. Usually one was set by hand and lost it with a
+    reboot.
 
     ## Why it breaks the job
-    TCP agrees on the smaller size when it connects, so that a job over plain Ethernet runs, slower than it could. RDMA
-    takes its packet size from the interface: over RoCE the two ends do not fit. UDP datagrams larger than the smaller MTU
-    vanish, and so does everything that a bridge on the way would have to split.
+    TCP agrees on the smaller size when it connects, so that a job over plain Ethernet runs, slower than it could.
+    RDMA takes its packet size from the interface: over RoCE the two ends do not fit. UDP datagrams larger than the
+    smaller MTU vanish, and so does everything that a bridge on the way would have to split.
 
     ## Example
-    From NVIDIA/nccl#1524, where the request that NCCL warns of it is open:
+    As `ip link` shows it on two nodes. NCCL says nothing; NVIDIA/nccl#1524 asks for a warning:
 
-        ib0: mtu 4092 on one node, 2044 on the other
+        ens1f1: <BROADCAST,MULTICAST,UP,LOWER_UP> mtu 9000 qdisc mq state UP
+        ens1f1: <BROADCAST,MULTICAST,UP,LOWER_UP> mtu 1500 qdisc mq state UP
 
     ## Fix
     The same value everywhere, the switch ports included, and where it outlives a reboot:
@@ -120,8 +124,8 @@ class PacketLoss(Cause, id="AR212"):
     """A share of the packets is lost between two nodes.
 
     ## What it means
-    Connections are made and data arrives, but some packets do not: a bad cable or transceiver, a duplex mismatch, a full
-    switch buffer, an overloaded link.
+    Connections are made and data arrives, but some packets do not: a bad cable or transceiver, a duplex mismatch, a
+    full switch buffer, an overloaded link.
 
     ## Why it breaks the job
     TCP takes each lost packet for congestion and slows down: one per cent of loss costs most of the bandwidth of a fast
@@ -129,7 +133,7 @@ class PacketLoss(Cause, id="AR212"):
     without lossless Ethernet breaks off.
 
     ## Example
-    From `ethtool -S` on a node with a dirty transceiver:
+    As `ethtool -S` shows it (mlx5 driver) where cable or transceiver is bad; 0 is what it should be:
 
         rx_crc_errors_phy: 184467
 
@@ -164,7 +168,7 @@ class SlowLink(Cause, id="AR213"):
     nodes wait for it in each step.
 
     ## Example
-    From `ethtool` on the slow node and on another one:
+    As `ethtool` shows it on the slow node and on another one:
 
         Speed: 1000Mb/s
         Speed: 10000Mb/s
@@ -184,7 +188,7 @@ class SlowLink(Cause, id="AR213"):
     """
 
     message = "{culprit} carries {mbit_s} Mbit/s, its neighbours {usual_mbit_s}"
-    fix = "ethtool <name> on {culprit}: a low Speed: cable, transceiver, switch port; else see who uses the link, tc qdisc"
+    fix = "ethtool <name> on {culprit}: low Speed: cable, transceiver, switch port; else who uses the link, tc qdisc"
     exit_code = Exit.NODE_FAULT
     symptoms = (Symptom.SLOW,)
 
@@ -229,8 +233,8 @@ def _common_name(nics: Mapping[str, Interface], hosts: Sequence[str]) -> str | N
 
 
 def _has_roce(card: Card, nics: Mapping[str, Interface]) -> bool:
-    """Whether an active port speaks RDMA over this node's data interface."""
-    if card.facts is None or card.host not in nics:
+    """Whether NCCL would speak RDMA over this node's data interface."""
+    if card.facts is None or card.host not in nics or why_no_rdma(card):
         return False
     return any(
         port.state == "ACTIVE" and port.link_layer == "Ethernet" and port.netdev in (None, nics[card.host].name)

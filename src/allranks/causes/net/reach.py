@@ -38,8 +38,8 @@ class MasterUnreachable(Cause, id="AR201"):
         ip -br addr                                       # on the first node
         allranks run --nnodes 2 --rdzv-endpoint 192.168.20.15:29500 train.py
 
-    Usual mistakes: an address from an older job in .bashrc, the address of the login node, `hostname -I` (several words),
-    a public address in front of a NAT.
+    Usual mistakes: an address from an older job in .bashrc, the address of the login node, `hostname -I` (several
+    words), a public address in front of a NAT.
 
     ## Source
     PyTorch, torch/csrc/distributed/c10d/TCPStore.cpp and socket.cpp (2.13: seen there, 2026-11-21).
@@ -147,8 +147,8 @@ class MasterDns(Cause, id="AR202"):
     @classmethod
     def _outcome(cls, status: Status, names: Sequence[str], num_found: int) -> Outcome:
         shown = ", ".join(names[:MAX_NAMES]) + (f" and {len(names) - MAX_NAMES} more" if names[MAX_NAMES:] else "")
-        contrast = f"{num_found} other nodes find one" if num_found > 1 else "one other node finds one"
-        values = {"names": shown, "contrast": contrast if num_found else "no node finds one"}
+        contrast = {0: "nobody who asked finds one", 1: "another node finds one"}
+        values = {"names": shown, "contrast": contrast.get(num_found, f"{num_found} other nodes find one")}
         return Outcome(status, values=values)
 
 
@@ -156,8 +156,8 @@ class FirewallPort(Cause, id="AR206"):
     """A firewall lets some ports through and others not.
 
     ## What it means
-    Two nodes reach each other, but not at every port: the leader's port, or ports of the ephemeral range, do not answer.
-    Something drops or rejects them: a firewall on a node, a security group, a switch.
+    Two nodes reach each other, but not at every port: the leader's port, or ports of the ephemeral range, do not
+    answer. Something drops or rejects them: a firewall on a node, a security group, a switch.
 
     ## Why it breaks the job
     NCCL and Gloo listen at ports that the kernel picks from `net.ipv4.ip_local_port_range`, another one for each
@@ -178,8 +178,8 @@ class FirewallPort(Cause, id="AR206"):
 
         firewall-cmd --permanent --zone=trusted --add-source=192.168.20.0/24 && firewall-cmd --reload
 
-    Or narrow what the kernel picks and open that: `sysctl -w net.ipv4.ip_local_port_range="50000 51000"`, and the port in
-    `[network] port`.
+    Or narrow what the kernel picks and open that: `sysctl -w net.ipv4.ip_local_port_range="50000 51000"`, and the
+    port in `[network] port`.
 
     ## Source
     NCCL user guide, "Networking Troubleshooting", IP ports:
@@ -216,9 +216,9 @@ class PortInUse(Cause, id="AR207"):
     that an earlier job left behind, by a service.
 
     ## Why it breaks the job
-    It does not break this one: the leader took another port and announced it. Where a firewall opens the preferred port
-    only, the nodes do not reach the other one. With plain PyTorch the first rank ends with an error, and if what holds the
-    port stays silent the other ranks hang beyond their timeout.
+    It does not break this one: the leader took another port and announced it. Where a firewall opens the preferred
+    port only, the nodes do not reach the other one. With plain PyTorch the first rank ends with an error, and if what
+    holds the port stays silent the other ranks hang beyond their timeout.
 
     ## Example
     From modelscope/ms-swift#3988; PyTorch 2.13 writes the same:
@@ -242,9 +242,7 @@ class PortInUse(Cause, id="AR207"):
     fix = "on {node}: ss -ltnp 'sport = :{port}'; end what was left behind, or set another [network] port"
     exit_code = Exit.SETUP
     also = ("AR502",)
-    signs = (
-        r"The server socket has failed to listen on any local network address\..{1,200}[Aa]ddress already in use",
-    )
+    signs = (r"The server socket has failed to listen on any local network address\..{1,200}[Aa]ddress already in use",)
     hits = (
         "RuntimeError: The server socket has failed to listen on any local network address. port: 29500, useIpv6: 0, "
         "code: -98, name: EADDRINUSE, message: address already in use",

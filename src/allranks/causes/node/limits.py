@@ -211,16 +211,15 @@ class TooManyOpenFiles(Cause, id="AR004"):
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
-        """Fails below 1024 (the soft limit counts), warns below 4096."""
+        """Fails below 1024, the soft limit that most machines have."""
         if card.facts is None:
             return unknown("no facts of this node")
         if "nofile" not in card.facts.limits:
             return unknown(card.facts.unread.get("limits", "the limit was not read"))
         limit = card.facts.limits["nofile"]
-        if limit is None or limit >= 4096:
+        if limit is None or limit >= 1024:
             return PASSED
-        judge = failed if limit < 1024 else warned
-        return judge(f"ulimit -n: {limit}", limit=limit)
+        return failed(f"ulimit -n: {limit}", limit=limit)
 
 
 class CpuStarved(Cause, id="AR011"):

@@ -204,7 +204,7 @@ def _write_records(lab: Lab, records: Sequence[Record]) -> None:
 
 
 def _forget_neighbours(lab: Lab) -> None:
-    """Let no node go on taking another for unreachable: an ARP request that was lost is repeated after a second only."""
+    """Let no node take another for unreachable any longer: a lost ARP request is repeated after a second only."""
     inits = [pid for node, pid in machines.find_inits(lab.dir).items() if node != machines.SWITCH]
     with ThreadPoolExecutor(max_workers=8) as pool:
         list(pool.map(lambda pid: machines.run_in(pid, ["ip", "neighbour", "flush", "all"], must_work=False), inits))

@@ -1,0 +1,269 @@
+"""Which interface is NCCL or Gloo made to use by hand, and does it lead to the other nodes?
+
+Where the user sets nothing, allranks sets the data interface, and there is nothing to judge.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from allranks.causes.cause import Cause, Outcome
+from allranks.causes.net.cards import data_interface, data_network, most_common, parse_address, subnet_of, with_facts
+from allranks.model.card import Card, Facts, Interface
+from allranks.model.choice import gloo_address, nccl_address, nccl_candidates
+from allranks.model.errors import Exit
+from allranks.model.finding import Status
+
+NCCL, GLOO = "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"
+
+_OF_ONE_MACHINE = re.compile(r"docker\d*|br-[0-9a-f]{12}|virbr\d+(?:-nic)?|podman\d+|cni\d+|lxcbr\d+|lxdbr\d+")
+"""Bridges that container runtimes and libvirt make: the same subnet on every node, and no network between them."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """What a variable leads to on one node."""
+
+    host: str
+    variable: str
+    spelled: str
+    status: Status
+    interface: Interface | None = None
+    address: str | None = None
+    problem: str = ""
+    """Why nothing can be used."""
+
+    @property
+    def is_of_one_machine(self) -> bool:
+        address = parse_address(self.address)
+        nic = self.interface
+        return (address is not None and address.is_loopback) or (
+            nic is not None and (nic.kind == "loopback" or _OF_ONE_MACHINE.fullmatch(nic.name) is not None)
+        )
+
+    @property
+    def subnet(self) -> str | None:
+        return subnet_of(self.interface, self.address) if self.interface and self.address else None
+
+
+class WrongNic(Cause, id="AR203"):
+    """NCCL or Gloo is made to use an interface that does not lead to the other nodes.
+
+    ## What it means
+    NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME is set on this node, and what it matches is docker0, the loopback, or an
+    interface on another network than the one that the other nodes use. The rank announces an address there, and the
+    others cannot use it.
+
+    ## Why it breaks the job
+    The other ranks connect to the announced address: to themselves (127.0.0.1, or docker0, which has the same address
+    on every node), or to nobody. Each of them reports itself; nothing names the node that announced the wrong
+    address. Where the address is reached all the same, gradients run over the slow management network.
+
+    ## Example
+    From our lab, one of six ranks on docker0, PyTorch 2.13 with Gloo: five ranks end with `connectFullMesh failed`,
+    each with `remote=[172.17.0.1]`; the sixth, which announced it, is named by none.
+
+    ## Fix
+    Take the variable away: allranks sets both to the data interface of each node, whatever its name there.
+
+        unset NCCL_SOCKET_IFNAME GLOO_SOCKET_IFNAME     # also in .bashrc, /etc/nccl.conf, the batch script
+        allranks env --explain                          # what it sets, and why
+
+    To set it by hand: NCCL takes prefixes (`eth` means eth0, eth1, ...), exact names behind `=`, and `^` for all but
+    these; `^docker0` alone lets it take the loopback. Gloo takes exact names only.
+
+    ## Source
+    NCCL user guide, NCCL_SOCKET_IFNAME: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html (read
+    2026-11-21); src/misc/socket.cc (2.28). https://github.com/NVIDIA/nccl/issues/286 (read 2026-11-21).
+    """
+
+    aliases = ("MN2",)
+    message = "{variable}={spelled} makes it announce {address} on {nic}, {why}"
+    fix = "on {node}: unset {variable} (allranks sets the data interface), or set it to the one in {network}"
+    exit_code = Exit.NODE_FAULT
+
+    @classmethod
+    def survey(cls, cards: Sequence[Card]) -> Sequence[tuple[tuple[str, ...], Outcome]]:
+        """Fails where a variable of the user picks an interface off the network that the others use."""
+        if len(cards) < 2:
+            return []
+        own = {card.host: data_network(card) for card, _ in with_facts(cards)}
+        shared = most_common(network for network in own.values() if network is not None)
+        off: dict[tuple[str, str | None], list[_Choice]] = {}
+        for variable in (NCCL, GLOO):
+            forced = {each.host: each for each in _choices(cards, variable) if each.interface and not each.problem}
+            for choice in _astray(forced, own, shared):
+                assert choice.interface is not None
+                off.setdefault((choice.host, choice.interface.name), []).append(choice)
+        groups: dict[tuple[object, ...], list[tuple[str, list[_Choice]]]] = {}
+        for (host, _), choices in off.items():
+            first = choices[0]
+            # docker0 and lo look alike on all nodes: one finding names all of them.
+            key = (first.spelled, first.address, tuple(each.variable for each in choices))
+            groups.setdefault(key, []).append((host, choices))
+        return [
+            (tuple(host for host, _ in group), _outcome(group[0][1], shared or own.get(group[0][0])))
+            for group in groups.values()
+        ]
+
+
+class NicNotFound(Cause, id="AR208"):
+    """A network interface that is named somewhere is not there.
+
+    ## What it means
+    cluster.toml, NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME names an interface that this node does not have, or that is
+    switched off there; or no interface of the node is in the subnet that `[network] data` names. Names differ between
+    machines (`eth0`, `ens1f1`, `enp5s0f1np1`) and change with kernels, slots and firmware.
+
+    ## Why it breaks the job
+    Gloo ends at once on this node, all others wait for it until their timeout. NCCL ends with "no socket interface
+    found", or, in some versions, with an address family that makes no sense.
+
+    ## Example
+    From PyTorch 2.13, seen 2026-11-21 with GLOO_SOCKET_IFNAME=eth99; the second from EasonXiao-888/MambaTree#14:
+
+        [enforce fail at /__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/device.cc:84] ifa != nullptr. Unable to find address for: eth99
+        Bootstrap : no socket interface found
+
+    ## Fix
+    See what there is:
+
+        ip -br addr
+
+    Unset the variable: allranks finds the interface of each node by its address. In cluster.toml `[network] data`
+    with the subnet fits all nodes, whatever the names; `interface` under `[[node]]` is only needed where two are in
+    it.
+
+    ## Source
+    Gloo, gloo/transport/tcp/device.cc (in PyTorch 2.13). https://github.com/NVIDIA/nccl/issues/1837 (NCCL 2.27.7, read
+    2026-11-21).
+    """  # noqa: E501  (a real line)
+
+    message = "{what}"
+    fix = "ip -br addr on {node} shows what there is; correct cluster.toml, or unset the variable that names it"
+    exit_code = Exit.NODE_FAULT
+    signs = (
+        r"ifa != nullptr\. Unable to find address for: ",
+        r"Bootstrap : no socket interface found",
+        r"ncclSocketInit: connecting to address .{0,60} with family [0-9]+ is neither AF_INET",
+    )
+    hits = (
+        "[enforce fail at /__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/device.cc:84] ifa != nullptr. "
+        "Unable to find address for: eth99",
+        "Bootstrap : no socket interface found",
+        "[trainer0|0]:ncclSocketInit: connecting to address  with family 59936 is neither AF_INET(2) nor AF_INET6(10)",
+    )
+    misses = ("trainer3:1958:1958 [3] NCCL INFO NCCL_SOCKET_IFNAME set by environment to eth2",)
+
+    @classmethod
+    def survey(cls, cards: Sequence[Card]) -> Sequence[tuple[tuple[str, ...], Outcome]]:
+        """Fails where a variable of the user names no interface of the node, or one that is down."""
+        if len(cards) < 2:
+            return []
+        found: dict[tuple[Status, str, str | None], list[str]] = {}
+        for variable in (NCCL, GLOO):
+            for choice in _choices(cards, variable):
+                if choice.problem:
+                    what = f"{variable}={choice.spelled}: {choice.problem}"
+                    name = choice.interface.name if choice.interface else None
+                    found.setdefault((choice.status, what, name), []).append(choice.host)
+        return [
+            (tuple(hosts), Outcome(status, values={"what": what}, interface=name))
+            for (status, what, name), hosts in found.items()
+        ]
+
+
+def _choices(cards: Sequence[Card], variable: str) -> Iterator[_Choice]:
+    """What the variable leads to on each node where the user set it and the job's backend looks at it."""
+    uses_nccl = all(card.wanted_backend != "gloo" and card.num_gpus > 0 for card in cards)
+    if variable == NCCL and not uses_nccl:
+        return
+    # With NCCL, only a group that the script makes on the side would use Gloo.
+    status = Status.WARN if variable == GLOO and uses_nccl else Status.FAIL
+    for card, facts in with_facts(cards):
+        spelled = facts.environment.get(variable, "")
+        if facts.interfaces and (len(spelled) > 1 or (spelled and variable == GLOO)):
+            choose = _nccl_choices if variable == NCCL else _gloo_choices
+            for nic, address, problem in choose(facts, spelled):
+                is_known = bool(problem) and nic is not None and nic == data_interface(card)  # AR210 says it
+                if not is_known:
+                    yield _Choice(card.host, variable, spelled, status, nic, address, problem)
+
+
+def _nccl_choices(facts: Facts, spelled: str) -> Iterator[tuple[Interface | None, str | None, str]]:
+    """The interface of NCCL's bootstrap: the first that matches."""
+    for nic in nccl_candidates(facts.interfaces, facts.environment)[:1]:
+        yield nic, nccl_address(nic, facts.environment), ""
+        return
+    all_up = [msgspec.structs.replace(nic, is_up=True) for nic in facts.interfaces]
+    down = {nic.name for nic in nccl_candidates(all_up, facts.environment)}
+    named = next((nic for nic in facts.interfaces if nic.name in down), None)
+    if named is not None:
+        yield named, None, f"{named.name} is down"
+    else:
+        yield None, None, f"no interface of this node fits; there are {_names(facts)}"
+
+
+def _gloo_choices(facts: Facts, spelled: str) -> Iterator[tuple[Interface | None, str | None, str]]:
+    """Each of the interfaces that Gloo is given."""
+    for name in spelled.split(","):
+        nic, address, _ = gloo_address(facts.interfaces, {GLOO: name}, {}, "")
+        if nic is None or not name:
+            yield None, None, f"this node has no interface {name!r}; there are {_names(facts)}"
+        elif address is None:
+            yield nic, None, f"{name} has no address"
+        else:
+            yield nic, address, "" if nic.is_up else f"{name} is down"
+
+
+def _names(facts: Facts) -> str:
+    return ", ".join(nic.name for nic in facts.interfaces[:8]) + (", ..." if len(facts.interfaces) > 8 else "")
+
+
+def _astray(forced: Mapping[str, _Choice], own: Mapping[str, str | None], shared: str | None) -> Iterator[_Choice]:
+    """Those that do not lead to where the others are.
+
+    Args:
+        forced: by node, what the variable picks; a node where the user did not set it is none of them.
+        own: by node, the subnet of its data address.
+        shared: the subnet that most of those are in; None where there is none, as where each node has one of its own.
+    """
+    yield from (choice for choice in forced.values() if choice.is_of_one_machine)
+    elsewhere = {host: choice for host, choice in forced.items() if not choice.is_of_one_machine}
+    subnets = {choice.subnet for choice in elsewhere.values()}
+    expected = shared
+    if len(forced) == len(own):  # all are made to use something: where most of them are is the user's own choice
+        expected = most_common(choice.subnet for choice in elsewhere.values())
+        if expected is None and shared in subnets:
+            expected = shared
+    if expected is not None:
+        for host, choice in elsewhere.items():
+            if choice.subnet not in (expected, own.get(host)):
+                yield choice
+
+
+def _outcome(choices: Sequence[_Choice], network: str | None) -> Outcome:
+    first = choices[0]
+    assert first.interface is not None
+    why = f"and the other nodes are in {network}" if network else "and no other node is reached over it"
+    if first.is_of_one_machine:
+        why = "where no other node reaches it"
+    return Outcome(
+        Status.FAIL if any(choice.status is Status.FAIL for choice in choices) else Status.WARN,
+        values={
+            "variable": " ".join(dict.fromkeys(choice.variable for choice in choices)),
+            "spelled": first.spelled,
+            "address": first.address,
+            "nic": first.interface.name,
+            "network": network or "the network that the nodes share",
+            "why": why,
+        },
+        evidence=tuple(
+            dict.fromkeys(f"{each.variable}={each.spelled} in the environment of the agent" for each in choices)
+        ),
+        interface=first.interface.name,
+    )

@@ -1,0 +1,176 @@
+"""Are names and addresses of the nodes fit to be announced to others?"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from allranks.causes.cause import PASSED, Cause, Outcome, failed, skipped, unknown, warned
+from allranks.causes.net.cards import data_interface, data_network, parse_address, subnet_of, with_facts
+from allranks.model.card import Card, Interface
+from allranks.model.errors import Exit
+from allranks.model.finding import Confidence, Status
+from allranks.model.hostlist import fold_hosts
+
+
+class LoopbackHostname(Cause, id="AR209"):
+    """A node's own name resolves to its loopback address.
+
+    ## What it means
+    /etc/hosts on this node maps its name to 127.0.0.1 or 127.0.1.1, as Debian's and Ubuntu's installers write it. Other
+    nodes have their real address there.
+
+    ## Why it breaks the job
+    Left to itself Gloo announces the address of the host name: the other nodes then connect to themselves and get
+    "connection refused". allranks sets GLOO_SOCKET_IFNAME for its workers, so its jobs run all the same; scripts that
+    look up their own name, and jobs started by other means, fail on this node.
+
+    ## Example
+    From ray-project/ray#37461: Gloo refused between two machines until this line of Ubuntu's /etc/hosts was changed:
+
+        127.0.1.1 node03
+
+    ## Fix
+    Give the name the address of the data network in /etc/hosts, or take the line away where DNS knows the name:
+
+        getent hosts $(hostname); sed -i 's/^127.0.1.1 /192.168.20.13 /' /etc/hosts
+
+    ## Source
+    PyTorch, torch/csrc/distributed/c10d/ProcessGroupGloo.cpp, createDefaultDevice (2.13).
+    https://github.com/ray-project/ray/issues/37461 (read 2026-11-21).
+    """
+
+    message = "its name {name} is {address} to itself; other nodes have a real address"
+    fix = "in /etc/hosts on {node}: give its name the address of the data network, in place of {address}"
+    exit_code = Exit.NODE_FAULT
+
+    @classmethod
+    def survey(cls, cards: Sequence[Card]) -> Sequence[tuple[tuple[str, ...], Outcome]]:
+        """Warns where a node's own name is its loopback address, and not all nodes are set up so."""
+        known = [(card, facts.host_name, facts.resolved.get(facts.host_name, ())) for card, facts in with_facts(cards)]
+        odd = [(card, name, addresses) for card, name, addresses in known if _are_loopback(addresses)]
+        is_one_machine = len(cards) == 1 and cards[0].test_ports is None
+        if is_one_machine or (len(odd) == len(known) and len(cards) > 1):
+            return []
+        return [((card.host,), warned(name=name, address=", ".join(addresses))) for card, name, addresses in odd]
+
+
+class IpFamilyMismatch(Cause, id="AR214"):
+    """Some nodes use IPv4 on the data network, others IPv6.
+
+    ## What it means
+    The data address of this node is of the other family than most. cluster.toml names it so, or the node has only one
+    family on that network.
+
+    ## Why it breaks the job
+    A rank that announces an IPv6 address is out of reach for one that has IPv4 only, and the other way round. NCCL
+    takes the first address of the interface, of whatever family; the connection ends with "address family not
+    supported", or is never made.
+
+    ## Example
+    From NVIDIA/nccl#210, where one node had IPv6 and the others IPv4:
+
+        include/socket.h:344 WARN Socket creation failed : Address family not supported by protocol
+
+    ## Fix
+    One family everywhere. Give the node an address of it, name that in cluster.toml, and tell NCCL:
+
+        ip -br addr
+        export NCCL_SOCKET_FAMILY=AF_INET                 # or AF_INET6
+
+    ## Source
+    NCCL user guide, NCCL_SOCKET_FAMILY: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html (2.30, read
+    2026-11-21). https://github.com/NVIDIA/nccl/issues/210 (read 2026-11-21).
+    """
+
+    message = "{what}"
+    fix = "give all nodes an address of one family on the data network, and name it in cluster.toml: ip -br addr"
+    exit_code = Exit.SETUP
+    no_fault_yet = "a lab is either IPv4 or IPv6"
+    signs = (r"WARN Socket creation failed : Address family not supported by protocol",)
+    hits = ("include/socket.h:344 WARN Socket creation failed : Address family not supported by protocol",)
+    misses = (
+        "[W socket.cpp:426] [c10d] The server socket cannot be initialized on [::]:29500 (errno: 97 - Address family "
+        "not supported by protocol).",
+    )
+
+    @classmethod
+    def survey(cls, cards: Sequence[Card]) -> Sequence[tuple[tuple[str, ...], Outcome]]:
+        """Fails where the data addresses are of two families."""
+        families = {
+            card.host: address.version for card in cards if (address := parse_address(card.data_address)) is not None
+        }
+        counts = Counter(families.values()).most_common()
+        if len(counts) < 2:
+            return []
+        (usual, num_usual), (odd, num_odd) = counts
+        by_family = {family: tuple(host for host, own in families.items() if own == family) for family in (usual, odd)}
+        evidence = tuple(f"{fold_hosts(list(hosts))}: IPv{family}" for family, hosts in by_family.items())
+        if num_usual == num_odd:
+            what = f"{num_usual} of {len(families)} data addresses are IPv{usual}, the others IPv{odd}"
+            values = {"what": what}
+            outcome = Outcome(Status.FAIL, values=values, evidence=evidence, confidence=Confidence.UNDECIDED)
+            return [(tuple(families), outcome)]
+        what = f"its data address is IPv{odd}, those of {num_usual} of {len(families)} nodes are IPv{usual}"
+        return [(by_family[odd], failed(*evidence, what=what))]
+
+
+class DuplicateSubnet(Cause, id="AR216"):
+    """Two interfaces of one node are in the data subnet.
+
+    ## What it means
+    The node has two interfaces that are up and have an address in the same subnet, which is the one that carries
+    gradients.
+
+    ## Why it breaks the job
+    The kernel sends everything for the subnet out of one of them, whichever route came first, and answers ARP
+    requests for both addresses on either. What a rank believes to send over the fast interface may leave over the
+    slow one, answers come back elsewhere and are dropped by reverse path filters, and the order can differ from node
+    to node and from boot to boot.
+
+    ## Example
+    As `ip route` shows it; which line comes first decides:
+
+        192.168.20.0/24 dev eno2 proto kernel scope link src 192.168.20.113
+        192.168.20.0/24 dev ens1f1 proto kernel scope link src 192.168.20.13
+
+    ## Fix
+    Take one of them out of the subnet: another subnet for it, a bond of the two, or `ip addr del`. Where several
+    rails in one subnet are meant to be so, each needs routes of its own:
+
+        sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2
+        ip rule add from 192.168.20.13 table 101; ip route add 192.168.20.0/24 dev ens1f1 table 101
+
+    ## Source
+    Linux, Documentation/networking/ip-sysctl.rst, arp_filter, arp_ignore, rp_filter (6.18).
+    https://github.com/NVIDIA/nccl/issues/1580.
+    """
+
+    message = "{names} are both in {network}: what is sent over one may leave over the other"
+    fix = "on {node}: take all but one of {names} out of {network}, or bond them: ip -br addr; ip route"
+    exit_code = Exit.NODE_FAULT
+    no_fault_yet = "the lab gives each node one interface in the data subnet"
+
+    @classmethod
+    def probe(cls, card: Card) -> Outcome:
+        """Warns where a second interface that is up has an address in the data subnet."""
+        if card.facts is None or "interfaces" in card.facts.unread:
+            return unknown("its interfaces could not be read")
+        own, network = data_interface(card), data_network(card)
+        if own is None or network is None:
+            return skipped("nobody says which network carries gradients")
+        others = [
+            nic.name for nic in card.facts.interfaces if nic.name != own.name and nic.is_up and _is_in(network, nic)
+        ]
+        if not others or own.kind == "loopback":
+            return PASSED
+        return warned(interface=own.name, names=" and ".join([own.name, *others]), network=network)
+
+
+def _is_in(network: str, nic: Interface) -> bool:
+    return any(subnet_of(nic, address) == network for address in nic.addresses)
+
+
+def _are_loopback(addresses: Sequence[str]) -> bool:
+    parsed = [parse_address(text) for text in addresses]
+    return bool(parsed) and all(address is not None and address.is_loopback for address in parsed)
