@@ -57,7 +57,7 @@ def test_what_enters_a_worker_imports_the_standard_library_and_torch_only(path: 
 
 def test_the_verbs_are_these() -> None:
     assert list(VERBS) == [
-        "run", "render", "submit", "status", "logs", "cancel", "list", "stack", "env", "explain", "config", "lab",
+        "run", "check", "init", "render", "submit", "status", "logs", "cancel", "list", "stack", "env", "explain", "config", "lab",
         "completion",
     ]  # fmt: skip
 

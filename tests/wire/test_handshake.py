@@ -427,9 +427,9 @@ def test_a_stranger_alone_is_named_when_time_is_up(kind):
     talk, obstacle = STRANGERS[kind]
     with listening(talk) as port:
         with pytest.raises(NodeFaultError) as given_up:
-            seek(port, deadline_s=0.2)
+            seek(port, deadline_s=0.6)
         assert str(given_up.value) == (
-            f"no leader of job train within 0 s; last try: 127.0.0.1:{port} (test): {obstacle}; "
+            f"no leader of job train within 1 s; last try: 127.0.0.1:{port} (test): {obstacle}; "
             "is the first node up, and is its port open from here?"
         )
 

@@ -170,12 +170,12 @@ def test_the_users_endpoint_comes_first_then_the_announcement_then_guesses(tmp_p
     ]
 
 
-def test_the_side_port_is_tried_after_the_main_port_of_all_addresses(tmp_path):
+def test_the_side_port_is_tried_after_the_main_port_of_each_address(tmp_path):
     announce(tmp_path, msgspec.structs.replace(HERE, side_port=41234))
     assert collect_hints(tmp_path, job="4711", named=[], guessed=[]) == [
         [Hint("192.168.20.11", 29501, "leader.json")],
-        [Hint("fd00::11", 29501, "leader.json")],
         [Hint("192.168.20.11", 41234, "leader.json")],
+        [Hint("fd00::11", 29501, "leader.json")],
         [Hint("fd00::11", 41234, "leader.json")],
     ]
 

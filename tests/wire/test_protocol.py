@@ -14,8 +14,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from allranks.model.card import Card
+from allranks.model.card import Card, Facts, Gpu, Interface, Place, RdmaPort, TestPorts
 from allranks.model.errors import WireError
+from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
+from allranks.model.pair import Effort, PairResult, Target
 from allranks.wire.protocol import (
     Connection,
     Exited,
@@ -24,14 +26,18 @@ from allranks.wire.protocol import (
     Hello,
     Interrupted,
     Join,
+    Knock,
     Member,
     Message,
     Plan,
     Refused,
     Stop,
     Stopped,
+    Test,
+    Tested,
     Welcome,
     WorkerEnd,
+    as_one_line,
     decode_frames,
     encode_frame,
 )
@@ -42,6 +48,37 @@ BYTES = st.binary(max_size=40)
 FLOATS = st.floats(allow_nan=False)
 MAYBE_TEXT = st.none() | TEXTS
 
+TEXT_LISTS = st.lists(TEXTS, max_size=3).map(tuple)
+PORTS = st.builds(TestPorts, tcp=st.lists(NUMBERS, max_size=3).map(tuple), udp=NUMBERS)
+FINDINGS = st.builds(
+    Finding,
+    cause=TEXTS,
+    severity=st.sampled_from(Severity),
+    confidence=st.sampled_from(Confidence),
+    node=MAYBE_TEXT,
+    ranks=st.lists(NUMBERS, max_size=3).map(tuple),
+    message=TEXTS,
+    evidence=st.lists(st.builds(Evidence, seen=TEXTS, source=MAYBE_TEXT), max_size=2).map(tuple),
+    waiting=MAYBE_TEXT,
+)
+PLACES = st.builds(Place, purpose=TEXTS, path=TEXTS, free_bytes=st.none() | NUMBERS, problem=MAYBE_TEXT)
+FACTS = st.builds(
+    Facts,
+    host_name=TEXTS,
+    interfaces=st.lists(st.builds(Interface, TEXTS, TEXT_LISTS, st.booleans(), TEXT_LISTS), max_size=2).map(tuple),
+    resolved=st.dictionaries(TEXTS, TEXT_LISTS, max_size=2),
+    port_range=st.none() | st.tuples(NUMBERS, NUMBERS),
+    environment=st.dictionaries(TEXTS, TEXTS, max_size=3),
+    limits=st.dictionaries(TEXTS, st.none() | NUMBERS, max_size=2),
+    load=st.none() | FLOATS,
+    places=st.lists(PLACES, max_size=2).map(tuple),
+    gpus=st.lists(st.builds(Gpu, index=NUMBERS, uuid=TEXTS, name=TEXTS, processes=TEXT_LISTS), max_size=2).map(tuple),
+    rdma_ports=st.lists(
+        st.builds(RdmaPort, device=TEXTS, port=NUMBERS, state=TEXTS, phys_state=TEXTS, rate=TEXTS, link_layer=TEXTS),
+        max_size=2,
+    ).map(tuple),
+    unread=st.dictionaries(TEXTS, TEXTS, max_size=2),
+)
 CARDS = st.builds(
     Card,
     host=TEXTS,
@@ -51,6 +88,11 @@ CARDS = st.builds(
     num_gpus=NUMBERS,
     problem=MAYBE_TEXT,
     problem_exit=NUMBERS,
+    problem_finding=st.none() | FINDINGS,
+    data_address=MAYBE_TEXT,
+    silent_hints=TEXT_LISTS,
+    test_ports=st.none() | PORTS,
+    facts=st.none() | FACTS,
 )
 MEMBERS = st.builds(Member, name=TEXTS, first_rank=NUMBERS, num_workers=NUMBERS, host=TEXTS)
 ENDS = st.builds(
@@ -81,6 +123,40 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
     ),
     Welcome: st.builds(Welcome, proof=BYTES),
     Refused: st.builds(Refused, reason=TEXTS, is_final=st.booleans()),
+    Knock: st.just(Knock()),
+    Test: st.builds(
+        Test,
+        token=BYTES,
+        targets=st.lists(
+            st.builds(Target, node_index=NUMBERS, address=TEXTS, ports=PORTS, store_port=st.none() | NUMBERS),
+            max_size=3,
+        ).map(tuple),
+        effort=st.builds(Effort, num_ports=NUMBERS, large_bytes=NUMBERS, num_datagrams=NUMBERS),
+        within_s=FLOATS,
+        is_one_by_one=st.booleans(),
+        own_index=NUMBERS,
+        own_address=MAYBE_TEXT,
+        run_dir_nonce=MAYBE_TEXT,
+    ),
+    Tested: st.builds(
+        Tested,
+        results=st.lists(
+            st.builds(
+                PairResult,
+                source=NUMBERS,
+                target=NUMBERS,
+                num_open=NUMBERS,
+                closed=st.dictionaries(NUMBERS, TEXTS, max_size=2),
+                store=MAYBE_TEXT,
+                large_s=st.none() | FLOATS,
+                datagrams=st.dictionaries(NUMBERS, st.booleans(), max_size=2),
+                clock_offset_s=st.none() | FLOATS,
+                problem=MAYBE_TEXT,
+            ),
+            max_size=3,
+        ).map(tuple),
+        run_dir=st.none() | PLACES,
+    ),
     Plan: st.builds(
         Plan,
         members=st.lists(MEMBERS, max_size=4).map(tuple),
@@ -96,7 +172,19 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
     Interrupted: st.builds(Interrupted, signum=NUMBERS),
     Stop: st.builds(Stop, signum=NUMBERS),
     Stopped: st.just(Stopped()),
-    Goodbye: st.builds(Goodbye, exit_code=NUMBERS, summary=TEXTS),
+    Goodbye: st.builds(
+        Goodbye,
+        exit_code=NUMBERS,
+        summary=TEXTS,
+        verdict=st.none()
+        | st.builds(
+            Verdict,
+            job=TEXTS,
+            attempt=NUMBERS,
+            exit_code=NUMBERS,
+            findings=st.lists(FINDINGS, max_size=3).map(tuple),
+        ),
+    ),
 }
 ANY_MESSAGE = st.one_of(list(MESSAGES.values()))
 
@@ -158,9 +246,9 @@ ANYTHING = st.recursive(
 # Maps that look like ours: the right tag, the right names, the wrong values.
 ALMOST_OURS = st.builds(
     lambda tag, fields: msgspec.msgpack.encode({"type": tag, **fields}),
-    st.sampled_from(["hello", "join", "welcome", "refused", "plan", "failed", "exited", "stop", "stopped", "goodbye"]),
+    st.sampled_from([kind.__struct_config__.tag for kind in MESSAGES]),
     st.dictionaries(
-        st.sampled_from(["protocol", "version", "job", "nonce", "card", "members", "end", "rank", "signum", "proof"]),
+        st.sampled_from(["protocol", "version", "job", "nonce", "card", "members", "end", "rank", "proof", "targets", "results"]),
         ANYTHING,
         max_size=5,
     ),
@@ -199,7 +287,7 @@ def test_a_truncated_frame_waits_for_the_rest(message, data):
 def test_a_message_longer_than_four_mebibytes_is_not_sent():
     with pytest.raises(WireError) as refused:
         encode_frame(Goodbye(exit_code=1, summary="x" * (4 << 20)))
-    assert str(refused.value) == "a Goodbye of 4194342 bytes is longer than 4194304"
+    assert str(refused.value) == "a Goodbye of 4194351 bytes is longer than 4194304"
 
 
 def test_a_frame_longer_than_four_mebibytes_is_not_waited_for():
@@ -209,7 +297,7 @@ def test_a_frame_longer_than_four_mebibytes_is_not_waited_for():
 
 
 def test_a_frame_of_exactly_four_mebibytes_passes():
-    message = Goodbye(exit_code=1, summary="x" * (4194304 - 38))
+    message = Goodbye(exit_code=1, summary="x" * (4194304 - 47))
     encoded = encode_frame(message)
     assert len(encoded) == 4 + 4194304
     assert decode_frames(bytearray(encoded)) == [message]
@@ -368,3 +456,20 @@ def test_messages_are_taken_one_by_one(pair):
     wait_readable(far)
     assert far.receive(at_most=1) == [Stopped()]
     assert far.receive(at_most=1) == [Goodbye(exit_code=0, summary="")]
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("node02", "node02"),
+        ("", ""),
+        ("a\nb\tc", r"a\nb\tc"),
+        ("\x1b[2J\x07", r"\x1b[2J\x07"),
+        ("\u202enode", r"\u202enode"),
+        ("caf\u00e9 \u65e5", "caf\u00e9 \u65e5"),
+        ("x" * 500, "x" * 297 + "..."),
+        ("\x1b" * 500, r"\x1b" * 74 + "\\..."),
+    ],
+)
+def test_what_strangers_say_becomes_one_short_line(text, line):
+    assert as_one_line(text) == line

@@ -222,7 +222,6 @@ class DeadRank(Cause, id="AR407"):
     fix = "look at how it ended on {node}: dmesg -T | grep -iE 'killed process|segfault', and the end of its .err"
     exit_code = Exit.USER_CODE
     no_fault_yet = "it takes a running job; the tests of launch kill ranks of one"
-    also = ("AR008", "AR110")
     signs = (r"failed \(exitcode: -[0-9]+\) local_rank: [0-9]+ \(pid: [0-9]+\)",)
     hits = (
         "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -9) local_rank: 3 (pid: 812917) of "

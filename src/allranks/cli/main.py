@@ -13,6 +13,8 @@ from allranks.model.errors import AllranksError, Exit, StoppedBySignal
 # Order matters: as `allranks --help` lists them.
 VERBS = {
     "run": ("allranks.cli.run", "run", "Start a script on all ranks, here or in this SLURM step."),
+    "check": ("allranks.cli.check", "check", "Look at nodes and the network between them before a job does."),
+    "init": ("allranks.cli.init", "init", "Look at the cluster and write cluster.toml, with a reason for each value."),
     "render": ("allranks.cli.jobs", "render", "Print the batch script that submit would hand to SLURM."),
     "submit": ("allranks.cli.jobs", "submit", "Check a script, submit it to SLURM, and say how to follow it."),
     "status": ("allranks.cli.jobs", "status", "Say what became of jobs, and why they wait."),

@@ -9,6 +9,8 @@
    with the names. n counts the groups this process has formed.
 3. The timeout. Where the script gives none, it is ALLRANKS_TIMEOUT_S instead of torch's 10 or 30 minutes.
 4. Errors. Where torch only says which store key it waited for, the rank and node behind that key are named.
+5. Impostors. A process that multiprocessing started in a worker (mp.spawn) is refused at once where it comes as another
+   rank, or to another world, than the worker is: on the other nodes their children come as the same ranks.
 
 Runs in the worker's Python: standard library and torch only. Written against torch 2.11 to 2.13; `wrap` raises where
 torch has become another, and the worker then runs as without us.
@@ -38,19 +40,24 @@ and Python 3.11 in 1 of 5 workers that end right after a backward of DDP, with t
 
 _POLL_S = 0.02
 _groups_formed = 0
+_started_as: tuple[int | None, int | None] = (None, None)
+"""RANK and WORLD_SIZE as this process got them, or the one that forked it: what mp.spawn calls may change them."""
 _kept: tuple[int, Any] | None = None
 """Process id and store of the first group. Later groups use the same store, each under its own prefix: the old server
 may live on in a subgroup, and ranks that meet its keys form half a group with the past."""
 
 
 def wrap(c10d: Any) -> None:
-    """Replace `init_process_group` and the store it makes by ours.
+    """Replace `init_process_group` and the store it makes by ours, once.
 
     Args:
-        c10d: torch.distributed.distributed_c10d, just executed.
+        c10d: torch.distributed.distributed_c10d.
     Raises:
         AttributeError: this torch does not have what we hold on to.
     """
+    global _started_as
+    if getattr(c10d, "_allranks_watches", False):
+        return
     rendezvous: Any = sys.modules["torch.distributed.rendezvous"]
     create_store = rendezvous._create_c10d_store
     init_process_group = c10d.init_process_group
@@ -68,6 +75,7 @@ def wrap(c10d: Any) -> None:
         backend: Any = None, init_method: str | None = None, timeout: timedelta | None = None, *args: Any, **kwargs: Any
     ) -> None:
         global _groups_formed
+        _refuse_impostor(init_method, *args, **kwargs)
         _refuse_what_cannot_work(str(backend or ""))
         if backend is None:
             backend = os.environ.get("ALLRANKS_BACKEND_CHOSEN")
@@ -87,6 +95,8 @@ def wrap(c10d: Any) -> None:
 
     rendezvous._create_c10d_store = create_store_with_arrival
     c10d.init_process_group = init_process_group_with_names
+    c10d._allranks_watches = True
+    _started_as = (_env_int("RANK"), _env_int("WORLD_SIZE"))
 
 
 def missing_ranks(is_here: Callable[[int], bool], world_size: int) -> list[int]:
@@ -284,6 +294,33 @@ def _explain(text: str) -> str | None:
         return None
     who = name_ranks([int(found[2])], _members())
     return f"{who} came to init_process_group but did not publish its address within {int(found[1]) / 1000:.0f} s"
+
+
+def _refuse_impostor(
+    init_method: str | None, world_size: int = -1, rank: int = -1, store: Any = None, *_: Any, **__: Any
+) -> None:
+    """Refuse a child of a worker that claims another place in the job than the worker has.
+
+    A child that brings a store or an address of its own (an inference engine, a parameter server) makes a group of its
+    own; one that goes by the environment, or to the job's own port, means the job. In a world of one nobody else could.
+    """
+    own_rank, own_size = _started_as
+    if own_rank is None or own_size is None or own_size < 2 or store is not None:
+        return
+    import multiprocessing
+
+    port = re.search(r":(\d+)", (init_method or "").partition("://")[2])
+    is_own_address = bool(init_method) and not str(init_method).startswith("env://")
+    if multiprocessing.parent_process() is None or (is_own_address and not (port and _is_our_store(int(port[1])))):
+        return
+    claimed = (_env_int("RANK") if rank < 0 else rank, _env_int("WORLD_SIZE") if world_size < 0 else world_size)
+    if claimed != _started_as:
+        raise RuntimeError(
+            f"allranks: AR502 spawn-inside-srun: multiprocessing (mp.spawn) started this process in a worker, and it "
+            f"comes to init_process_group as rank {claimed[0]} of {claimed[1]}, but the worker is RANK={own_rank} of "
+            f"WORLD_SIZE={own_size}, set by allranks: on every node the same ranks would come; leave mp.spawn out and "
+            "call the training function once, with RANK and LOCAL_RANK from the environment"
+        )
 
 
 def _refuse_what_cannot_work(backend: str) -> None:

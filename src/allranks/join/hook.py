@@ -79,12 +79,19 @@ def _record_uncaught_exceptions() -> None:
     sys.excepthook = excepthook
 
 
+def _first_words(kind: type[BaseException], value: BaseException) -> str:
+    """`ValueError: bad batch`; of what torch.multiprocessing says for a child, the child's own last line."""
+    text = f"{kind.__name__}: {value}"
+    is_of_child = kind.__name__ == "ProcessRaisedException" and "Traceback (most recent call last)" in text
+    return text.rstrip().rpartition("\n")[2] if is_of_child else text
+
+
 def _write_error_file(path: str, kind: type[BaseException], value: BaseException, trace: TracebackType | None) -> None:
     # The form that torchelastic writes and reads (torch 2.13, elastic/multiprocessing/errors/error_handler.py).
     now_s = time.time()
     record = {
         "message": {
-            "message": f"{kind.__name__}: {value}",
+            "message": _first_words(kind, value),
             "extraInfo": {
                 "py_callstack": "".join(traceback.format_exception(kind, value, trace)),
                 "timestamp": str(int(now_s)),

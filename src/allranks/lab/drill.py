@@ -137,7 +137,7 @@ class _Job(msgspec.Struct, kw_only=True):
 def _run_job(lab: Lab, injected: Sequence[Injected], run_dir: Path) -> _Job:
     start = _merge([each.fault.start(each.scene) for each in injected])
     hosts = lab.planned_hosts()
-    cluster = _write_cluster(lab, run_dir)
+    cluster = _write_cluster(lab, run_dir.parent)
     command = [
         "srun",
         *(start.srun_flags or (f"--nodes={len(hosts)}", "--ntasks-per-node=1")),
@@ -160,13 +160,13 @@ def _merge(starts: Sequence[Start]) -> Start:
     )
 
 
-def _write_cluster(lab: Lab, run_dir: Path) -> Path:
+def _write_cluster(lab: Lab, directory: Path) -> Path:
     """The lab's own cluster.toml, with the drill's deadline."""
     cluster = json.loads((lab.dir / "lab.json").read_text())["cluster"]
     lines = ["[network]", f'data = "{cluster["network"]["data"]}"', "[guard]", f"join_s = {JOIN_S}"]
     for node in cluster["node"]:
         lines += ["[[node]]", *(f'{key} = "{node[key]}"' for key in ("name", "address", "interface") if node.get(key))]
-    path = run_dir / "cluster.toml"
+    path = directory / f"{lab.name}.toml"
     path.write_text("\n".join(lines) + "\n")
     return path
 
@@ -241,7 +241,7 @@ def _judge(
             wrong.append(f"{each.fault.name}: {named[0].cause} names {named[0].node}, the truth is {truth}")
         elif not any(finding.severity == each.fault.severity.value for finding in named):
             wrong.append(f"{each.fault.name}: severity {named[0].severity}, expected {each.fault.severity}")
-    allowed = {cause for each in injected for cause in each.fault.cause}
+    allowed = {cause for each in injected for cause in (*each.fault.cause, *each.fault.also)}
     wrong += [f"false alarm: {each.cause} {each.node}" for each in findings if each.cause[:5] not in allowed]
     if expects_fail and job.exit_code in (0, None):
         wrong.append(f"exit code {job.exit_code}")
@@ -378,9 +378,7 @@ class _FirstWords:
                 return
 
 
-def _execute_watched(
-    lab: Lab, node: str, command: Sequence[str], log: Path, watch: _FirstWords
-) -> int | None:
+def _execute_watched(lab: Lab, node: str, command: Sequence[str], log: Path, watch: _FirstWords) -> int | None:
     is_over = Event()
 
     def keep_looking() -> None:

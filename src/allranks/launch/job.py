@@ -109,7 +109,7 @@ def run_job(plan: JobPlan, output: Output, env: Mapping[str, str]) -> int:
         if exc.finding is None:
             raise
         verdict = Verdict(job=plan.job, attempt=run_dir.attempt, exit_code=exc.exit_code, findings=(exc.finding,))
-        return _pronounce(verdict, run_dir, node=plan.facts.host)
+        return _pronounce(verdict, run_dir, node=plan.facts.host, is_of_all=plan.node_index == 0)
     if isinstance(membership, Goodbye):
         return _do_not_begin(membership, plan, run_dir)
     if membership.warnings:
@@ -256,12 +256,21 @@ def _in_container(
     return wrapped, values | container.handed_in(runtime, {name: values[name] for name in names})
 
 
-def _pronounce(verdict: Verdict, run_dir: RunDir, *, node: str, is_spoken: bool = True, already_said: int = 0) -> int:
+def _pronounce(
+    verdict: Verdict,
+    run_dir: RunDir,
+    *,
+    node: str,
+    is_spoken: bool = True,
+    is_of_all: bool = True,
+    already_said: int = 0,
+) -> int:
     """Write the verdict, print what has not been said yet, and return its exit code."""
     run_dir.attempt = verdict.attempt
-    run_dir.write_verdict(verdict, node=node)
+    run_dir.write_verdict(verdict, node=node, is_of_all=is_of_all)
     if is_spoken:
-        run_dir.add_event("ended", exit_code=verdict.exit_code)
+        if is_of_all:
+            run_dir.add_event("ended", exit_code=verdict.exit_code)
         findings = verdict.findings[: len(verdict.findings) - already_said]
         if findings:
             print("\n" + render_findings(findings, Style.of(sys.stderr)), file=sys.stderr, flush=True)

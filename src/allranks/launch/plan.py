@@ -10,16 +10,16 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from ipaddress import ip_address, ip_network
+from ipaddress import ip_address
 
-from allranks.host.net import find_interface_in, find_interface_of
+from allranks.host.net import find_interface_of
 from allranks.host.node import NodeFacts
-from allranks.model.card import Interface
 from allranks.model.cluster import Backend, Cluster
 from allranks.model.errors import AllranksError, ConfigError, IdentityError, SetupError, UsageError
-from allranks.model.finding import Finding
 from allranks.model.identity import Launcher, World
 from allranks.model.setting import Setting
+from allranks.preflight.datapath import DataPath as DataPath
+from allranks.preflight.datapath import data_path_of_cluster, list_nics
 from allranks.wire.leader import Hint
 from allranks.wire.protocol import Member
 
@@ -53,16 +53,6 @@ class Request:
     local_address: str | None = None
     ignored: tuple[str, ...] = ()
     """Ids of causes that stop nobody (`--ignore`)."""
-
-
-@dataclass(frozen=True, slots=True)
-class DataPath:
-    """The interface of this node that carries gradients, and why it was chosen."""
-
-    interface: str
-    address: str
-    reason: str
-    source: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,59 +203,16 @@ def choose_data_path(
         ConfigError: cluster.toml does not fit this machine, also where it is not needed for one machine alone.
         SetupError: the interface is down.
     """
-    of_cluster = None if request.standalone else _data_path_of_cluster(cluster, facts, origin)
+    of_cluster = None if request.standalone else data_path_of_cluster(cluster, facts, origin)
     if num_nodes == 1:
         nic = find_interface_of(LOOPBACK, facts.interfaces)
         return DataPath(nic.name, LOOPBACK, "all ranks are on this machine", "num_nodes") if nic else None
     if request.local_address:
         nic = find_interface_of(_address(request.local_address, "--local-addr"), facts.interfaces)
         if nic is None:
-            raise UsageError(f"--local-addr {request.local_address}: {facts.host} has {_list(facts.interfaces)}")
+            raise UsageError(f"--local-addr {request.local_address}: {facts.host} has {list_nics(facts.interfaces)}")
         return DataPath(nic.name, request.local_address, "you named its address", "--local-addr")
     return of_cluster
-
-
-def _data_path_of_cluster(cluster: Cluster, facts: NodeFacts, origin: Mapping[str, str]) -> DataPath | None:
-    """This node's interface in the data subnet, or the one its [[node]] names, held against what the machine has."""
-    data, node = cluster.network.data, cluster.find_node(facts.host)
-    if data is not None:
-        found = find_interface_in(ip_network(data), facts.interfaces, preferred=node.interface if node else None)
-        if found is None:
-            text = (
-                f"[network] data = {data}: no interface of {facts.host} is in it; there are {_list(facts.interfaces)}"
-            )
-            raise ConfigError(
-                f"{text}; correct the subnet, or run on this machine alone with --standalone",
-                finding=_finding("AR208", text, facts),
-            )
-        nic, address = found
-        node = node or cluster.find_node(address)
-        reason, source = f"{address} is in {data}", origin.get("network.data", "cluster.toml")
-    elif node is not None and (named := find_interface_of(node.address, facts.interfaces)) is not None:
-        nic, address = named, node.address
-        reason, source = f"{address} is this node's address", origin.get(f"node.{node.name}.address", "cluster.toml")
-    elif node is not None:
-        text = f"[[node]] {node.name}: address = {node.address}, but {facts.host} has {_list(facts.interfaces)}"
-        raise ConfigError(
-            f"{text}; correct it, or run on this machine alone with --standalone",
-            finding=_finding("AR208", text, facts),
-        )
-    else:
-        return None
-    if node is not None and node.interface not in (None, nic.name):
-        text = f"[[node]] {node.name}: interface = {node.interface}, but {address} is on {nic.name} there"
-        raise ConfigError(
-            f"{text}; correct it, or leave it out: it is found from [network] data",
-            finding=_finding("AR208", text, facts, interface=node.interface),
-        )
-    if not nic.is_up:
-        why = "it has no carrier: no signal on the cable" if nic.has_carrier is False else "it is down"
-        text = f"the data interface of {facts.host}, {nic}, carries nothing: {why}"
-        raise SetupError(
-            f"{text}; ip link set {nic.name} up, or look at its cable and switch port",
-            finding=_finding("AR210", text, facts, interface=nic.name),
-        )
-    return DataPath(nic.name, address, reason, source)
 
 
 def assign_ranks(cards: Sequence[tuple[str, int]]) -> tuple[Member, ...]:
@@ -355,13 +302,6 @@ def _num_workers(request: Request, world: World, facts: NodeFacts) -> tuple[int,
             raise UsageError(f"{flag} {text!r}: expected a number from 1, auto, gpu or cpu")
 
 
-def _finding(cause: str, what: str, facts: NodeFacts, *, interface: str | None = None) -> Finding:
-    from allranks.causes.catalogue import find_cause
-    from allranks.causes.cause import failed
-
-    return find_cause(cause).find(failed(what=what, interface=interface), node=facts.host)
-
-
 def _port(request: Request, cluster: Cluster, origin: Mapping[str, str]) -> tuple[int, str]:
     if request.port is not None:
         return request.port, "flag"
@@ -395,7 +335,3 @@ def _address(text: str, flag: str) -> str:
         return str(ip_address(text))
     except ValueError:
         raise UsageError(f"{flag} {text}: expected an IP address of this machine") from None
-
-
-def _list(interfaces: Sequence[Interface]) -> str:
-    return ", ".join(str(interface) for interface in interfaces if interface.addresses) or "none with an address"

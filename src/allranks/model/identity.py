@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from allranks.model.contradiction import NestedStartError, finding_of_refusals
 from allranks.model.errors import IdentityError
 from allranks.model.hostlist import expand_hosts
 from allranks.model.setting import Setting
@@ -73,10 +74,14 @@ def world_from_env(env: Mapping[str, str]) -> World:
     """Derives the identity of this process, or refuses an environment that contradicts itself.
 
     Raises:
-        IdentityError: two variables disagree, one of a set is missing, or one is not a number in range.
+        IdentityError: two variables disagree, one of a set is missing, or one is not a number in range; with a finding.
         HostlistError: SLURM_STEP_NODELIST cannot be expanded.
     """
-    env = _Env((name, value) for name, value in env.items() if value)
+    with finding_of_refusals(env.get("SLURMD_NODENAME")):
+        return _read_world(_Env((name, value) for name, value in env.items() if value))
+
+
+def _read_world(env: _Env) -> World:
     step = _step_claim(env)
     outer = _mpi_claim(env, step)
     claim = _torchrun_claim(env, outer) or outer or _LOCAL
@@ -114,6 +119,11 @@ def world_from_env(env: Mapping[str, str]) -> World:
 
 def check_one_agent_per_node(world: World) -> None:
     """Refuses with IdentityError what would be a node's second agent, or a worker's agent; `allranks run` calls it."""
+    with finding_of_refusals(world.node_name):
+        _check_one_agent_per_node(world)
+
+
+def _check_one_agent_per_node(world: World) -> None:
     if world.launcher is Launcher.TORCHRUN:
         raise IdentityError(
             f"allranks run is an agent, but RANK={world.rank} and WORLD_SIZE={world.world_size} say it is a worker of "
@@ -122,7 +132,7 @@ def check_one_agent_per_node(world: World) -> None:
         )
     said = next((f"{s.source}={s.value}" for s in world.settings if s.name == "tasks_per_node"), "tasks_per_node")
     if world.launcher is Launcher.MPI and world.local_world_size > 1:
-        raise IdentityError(
+        raise NestedStartError(
             f"this node has {world.local_world_size} agents ({said}), allranks needs one a node: "
             "mpirun --map-by ppr:1:node allranks run ... (Open MPI), mpiexec -ppn 1 allranks run ... (MPICH, Intel MPI)"
         )
@@ -133,7 +143,7 @@ def check_one_agent_per_node(world: World) -> None:
         name, most = agents.most_common(1)[0]
         if most > 1:
             what_to_do = f"allranks needs one a node: {_srun_line(len(agents))}"
-            raise IdentityError(f"node {name} has {most} agents ({said}), {what_to_do}")
+            raise NestedStartError(f"node {name} has {most} agents ({said}), {what_to_do}")
 
 
 _MOST_RANKS = 1 << 20
@@ -305,7 +315,7 @@ def _torchrun_claim(env: _Env, outer: _Claim | None) -> _Claim | None:
         return None
     most = max(outer.tasks_per_node, default=here.value)
     if most > 1:
-        raise IdentityError(
+        raise NestedStartError(
             f"torchrun ({env.said('TORCHELASTIC_RUN_ID')}, {env.said('LOCAL_WORLD_SIZE')}) runs inside each of {most} "
             f"tasks a node ({env.said(here.source)}); start one a node: {_srun_line(nodes.value, 'torchrun ...')}, "
             "or one task a GPU without torchrun"

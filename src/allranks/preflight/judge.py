@@ -7,8 +7,10 @@ have one reason, the more basic one stays: a node whose interface is down is not
 from __future__ import annotations
 
 import traceback
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import NamedTuple, Protocol
 
 import msgspec
@@ -16,12 +18,21 @@ import msgspec
 from allranks.causes.catalogue import all_causes, find_cause
 from allranks.causes.cause import Cause, Outcome, failed, warned
 from allranks.model.card import Card
-from allranks.model.errors import Exit
+from allranks.model.errors import Exit, UsageError
 from allranks.model.finding import Confidence, Finding, Result, Severity, Status
 from allranks.model.hostlist import fold_hosts
 from allranks.model.pair import PairResult
 from allranks.preflight.compare import compare
 from allranks.preflight.links import judge_pairs
+from allranks.preflight.vet import vet_card
+from allranks.wire.protocol import as_one_line
+
+MAX_FINDINGS = 100
+"""The first of them name the culprits; a node that differs in everything would fill pages."""
+MAX_EVIDENCES = 24
+MAX_EVIDENCE = 4000
+MAX_TEXT = 1000
+"""Characters of a message, a fix."""
 
 
 class Stranger(NamedTuple):
@@ -87,8 +98,10 @@ def judge(seen: Observations, terms: JobTerms, *, causes: Sequence[type[Cause]] 
         terms: of the job.
         causes: which to look for; all by default.
     """
-    names = name_nodes(seen.cards)
-    cards = [msgspec.structs.replace(seen.cards[index], host=names[index]) for index in sorted(seen.cards)]
+    by_index = {index: vet_card(seen.cards[index]) for index in sorted(seen.cards)}
+    names = name_nodes(by_index)
+    by_index = {index: msgspec.structs.replace(card, host=names[index]) for index, card in by_index.items()}
+    cards = list(by_index.values())
     wanted = [cause for cause in (all_causes() if causes is None else causes) if cause.id not in terms.ignored]
     bench = _Bench([card.host for card in cards])
     _judge_presence(seen, terms, names, bench)
@@ -97,29 +110,34 @@ def judge(seen: Observations, terms: JobTerms, *, causes: Sequence[type[Cause]] 
             bench.add_problem(card)
     for cause in wanted:
         bench.look_for(cause, cards)
-    unreachable = {finding.node for finding in bench.findings if finding.cause[:5] in ("AR208", "AR210")}
-    judged = judge_pairs(
-        [each for each in seen.results if not {names.get(each.source), names.get(each.target)} & unreachable],
+    bench.look_at_pairs(
+        # Whoever is known not to answer is no news between nodes.
+        [each for each in seen.results if not {names.get(each.source), names.get(each.target)} & bench.unreachable],
         seen.quiet,
-        dict(zip(sorted(seen.cards), cards, strict=True)),
+        by_index,
+        wanted=wanted,
         store_port=terms.store_port,
     )
-    for cause_id, node, outcome in judged:
-        bench.add(find_cause(cause_id), (node,), outcome)
     allowed = {cause.id for cause in wanted}
     findings = [each for each in bench.findings if each.cause[:5] in allowed or each.severity is Severity.FAIL]
     findings = [each for each in findings if each.cause[:5] not in terms.ignored]
-    ordered = tuple(sorted(_without_echoes(findings), key=_rank))
+    ordered = tuple(sorted(_without_echoes(findings), key=_rank))[:MAX_FINDINGS]
     return Judgement(ordered, tuple(bench.results), _exit_code(ordered, cards))
 
 
 def name_nodes(cards: Mapping[int, Card]) -> dict[int, str]:
     """Return a name for each node: its host, with a number where two agents share one."""
     hosts = {index: cards[index].host for index in sorted(cards)}
+    counts = Counter(hosts.values())
+    taken = {host for host, count in counts.items() if count == 1}
+    twins: dict[str, Iterator[int]] = {}
     named: dict[int, str] = {}
     for index, host in hosts.items():
-        twin = sum(other == host for position, other in hosts.items() if position < index)
-        named[index] = f"{host}.{twin}" if list(hosts.values()).count(host) > 1 else host
+        name = host
+        while counts[host] > 1 and (name == host or name in taken):
+            name = f"{host}.{next(twins.setdefault(host, count()))}"
+        taken.add(name)
+        named[index] = name
     return named
 
 
@@ -130,34 +148,78 @@ class _Bench:
         self._nodes = nodes
         self.findings: list[Finding] = []
         self.results: list[Result] = []
-        self.problem_exits: dict[int, int] = {}
+        self.unreachable: set[str] = set()
+        """Nodes of which it is known that nothing reaches them on the data network, and why."""
 
-    def add(self, cause: type[Cause], culprits: Sequence[str], outcome: Outcome) -> None:
-        """Note one outcome that is FAIL or WARN."""
+    def add(self, cause: type[Cause], culprits: Sequence[str], outcome: Outcome, *, named: str | None = None) -> None:
+        """Note one outcome that is FAIL or WARN.
+
+        Args:
+            culprits: nodes at fault, or not told apart.
+            named: how they are called together; None: as a list of hosts.
+        """
         is_decided = outcome.confidence is not Confidence.UNDECIDED
-        node = _fold(culprits) if is_decided else " or ".join(culprits)
-        others = [each for each in self._nodes if each not in culprits and each not in node.split()]
-        waiting = _fold(others) if others and outcome.status is Status.FAIL else None
-        self.findings.append(cause.find(outcome, node=node or None, waiting=waiting))
+        node = named or (_fold(culprits) if is_decided else " or ".join(culprits))
+        is_fail = outcome.status is Status.FAIL
+        if cause.id in ("AR208", "AR210") and is_fail:
+            self.unreachable.update(culprits)
+        waiting = self._others(culprits) if is_fail else None
+        self.findings.append(_bounded(cause.find(outcome, node=node or None, waiting=waiting)))
 
     def add_problem(self, card: Card) -> None:
         """Note what a node's own agent says against it."""
-        finding = card.problem_finding
-        if finding is None:
-            cause = find_cause("AR512")
-            finding = cause.find(failed(what=card.problem or ""), node=card.host)
-        others = [each for each in self._nodes if each != card.host]
-        self.findings.append(
-            msgspec.structs.replace(finding, node=card.host, waiting=_fold(others) if others else None)
-        )
+        cause, finding = find_cause("AR512"), card.problem_finding
+        if finding is not None:
+            try:
+                cause = find_cause(finding.cause[:5])
+            except UsageError:  # of another version; what it says counts
+                finding = None
+        if finding is None or cause.is_outcome:
+            self.add(cause, (card.host,), failed(what=as_one_line(card.problem or "", at_most=MAX_TEXT)))
+            return
+        if cause.id in ("AR208", "AR210"):
+            self.unreachable.add(card.host)
+        # Whatever its agent thinks of it, the node does not take part: that stops the job.
+        finding = msgspec.structs.replace(finding, cause=cause.label(), severity=Severity.FAIL, ranks=(), victims=())
+        finding = msgspec.structs.replace(finding, node=card.host, waiting=self._others((card.host,)))
+        self.findings.append(_bounded(finding))
 
     def look_for(self, cause: type[Cause], cards: Sequence[Card]) -> None:
         """Look for one cause on all nodes, in all the ways that cards allow."""
         try:
             self._look_for(cause, cards)
-        except Exception:  # a broken check must not stop a job, nor pass
-            note = traceback.format_exc(limit=-1).strip().rpartition("\n")[2]
-            self.results += [Result(cause=cause.label(), node=c.host, status=Status.CRASH, note=note) for c in cards]
+        except Exception:
+            self._note_crash([cause])
+
+    def look_at_pairs(
+        self,
+        results: Sequence[PairResult],
+        quiet: Sequence[PairResult],
+        cards: Mapping[int, Card],
+        *,
+        wanted: Sequence[type[Cause]],
+        store_port: int | None,
+    ) -> None:
+        """Look for what shows between nodes."""
+        try:
+            for each in judge_pairs(results, quiet, cards, store_port=store_port):
+                self.add(find_cause(each.cause), each.nodes, each.outcome, named=each.culprit)
+        except Exception:
+            self._note_crash([cause for cause in wanted if cause.symptoms])
+
+    def _note_crash(self, causes: Sequence[type[Cause]]) -> None:
+        """A broken check must not stop a job, nor pass."""
+        note = as_one_line(traceback.format_exc(limit=-1).strip().rpartition("\n")[2])
+        self.results += [
+            Result(cause=cause.label(), node=node, status=Status.CRASH, note=note)
+            for cause in causes
+            for node in self._nodes
+        ]
+
+    def _others(self, culprits: Sequence[str]) -> str | None:
+        """Who merely waits."""
+        known = set(culprits)
+        return _fold([each for each in self._nodes if each not in known]) or None
 
     def _look_for(self, cause: type[Cause], cards: Sequence[Card]) -> None:
         statuses: dict[str, tuple[Status, str]] = {}
@@ -179,16 +241,17 @@ class _Bench:
             found += [*(surveyed or ()), *(compared or ())]
             for card in cards:
                 statuses.setdefault(card.host, (Status.PASS, ""))
-        for hosts, outcome in found:
-            note = outcome.note
-            if outcome.status in (Status.FAIL, Status.WARN):
+        # A check that breaks half-way has found nothing: all messages first.
+        is_bad = (Status.FAIL, Status.WARN)
+        notes = [cause.find(each).message if each.status in is_bad else each.note for _, each in found]
+        for (hosts, outcome), note in zip(found, notes, strict=True):
+            if outcome.status in is_bad:
                 self.add(cause, hosts, outcome)
-                note = self.findings[-1].message
             for host in hosts:
                 if statuses.get(host, (Status.PASS, ""))[0] is not Status.FAIL:
                     statuses[host] = (outcome.status, note)
         self.results += [
-            Result(cause=cause.label(), node=host, status=status, note=note)
+            Result(cause=cause.label(), node=host, status=status, note=as_one_line(note))
             for host, (status, note) in statuses.items()
         ]
 
@@ -207,6 +270,7 @@ def _judge_presence(seen: Observations, terms: JobTerms, names: Mapping[int, str
     for index in sorted(seen.silent & set(names)):
         what = "its agent joined, and then did not answer in time"
         bench.add(silent_node, (names[index],), failed(what=what))
+        bench.unreachable.add(names[index])
     for stranger in seen.strangers:
         what = f"{stranger.host} wanted to join and was refused"
         bench.add(find_cause(stranger.cause), (stranger.host,), warned(stranger.reason, what=what))
@@ -220,6 +284,21 @@ def _name(indices: Sequence[int], terms: JobTerms) -> tuple[str, ...]:
 
 def _fold(nodes: Sequence[str]) -> str:
     return fold_hosts(list(nodes)) if all(" " not in node for node in nodes) else ", ".join(nodes)
+
+
+def _bounded(finding: Finding) -> Finding:
+    """The finding with texts that a verdict of hundreds of them can carry to hundreds of nodes."""
+    evidence = [
+        msgspec.structs.replace(each, seen=each.seen[:MAX_EVIDENCE], source=each.source and each.source[:MAX_TEXT])
+        for each in finding.evidence[:MAX_EVIDENCES]
+    ]
+    return msgspec.structs.replace(
+        finding,
+        message=as_one_line(finding.message, at_most=MAX_TEXT),
+        interface=finding.interface and as_one_line(finding.interface, at_most=MAX_TEXT),
+        fix=finding.fix and as_one_line(finding.fix, at_most=MAX_TEXT),
+        evidence=tuple(evidence),
+    )
 
 
 def _without_echoes(findings: Sequence[Finding]) -> list[Finding]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from allranks.causes.cause import Outcome, Symptom
 from allranks.model.card import Card, Interface
@@ -16,6 +17,7 @@ from allranks.model.hostlist import fold_hosts
 from allranks.model.pair import PairResult
 from allranks.preflight.blame import Blame, Edge, Kind, blame
 from allranks.preflight.second_look import is_heavy_loss, slow_nodes
+from allranks.preflight.vet import is_plausible
 
 LOSS = 0.01
 """Share of lost datagrams, in an undisturbed test, from which TCP suffers."""
@@ -24,8 +26,17 @@ CLOCK_S = 1.0
 """Clocks that differ by more mislead whoever reads logs side by side; the measurement itself is off by half a round
 trip, milliseconds on a busy machine."""
 
-Judged = tuple[str, str, Outcome]
-"""Id of the cause, culprit as it is named, outcome."""
+
+class Judged(NamedTuple):
+    """One thing that is wrong between nodes."""
+
+    cause: str
+    """Its id."""
+    culprit: str
+    """As it is named: `node03`, `node01 -> node04`, `node[01-03] | node[04-06]`, `node01 or node02`."""
+    nodes: tuple[str, ...]
+    """Who is part of it."""
+    outcome: Outcome
 
 
 def judge_pairs(
@@ -44,16 +55,19 @@ def judge_pairs(
         store_port: the leader's port.
     """
     tests = _Tests({index: card.host for index, card in cards.items()}, cards)
+    # Of nodes that have left since, nothing is said.
+    results = [each for each in results if {each.source, each.target} <= set(cards) and is_plausible(each)]
+    quiet = [each for each in quiet if {each.source, each.target} <= set(cards) and is_plausible(each)]
     shown = [_Shown(each, tests.common_mtu(each)) for each in results if each.problem is None]
     lossy = _lossy(tests, shown, quiet)
-    losers = {culprit for _, culprit, _ in lossy}
+    losers = {each.culprit for each in lossy}
     return [
         *_silent(tests, shown),
         *lossy,
         *_filtered(tests, shown),
         *_store_filtered(tests, shown, store_port),
         *_large_lost(tests, shown),
-        *(each for each in _slow(tests, quiet) if each[1] not in losers),  # TCP slows down where packets are lost
+        *(each for each in _slow(tests, quiet) if each.culprit not in losers),  # TCP slows down where packets are lost
         *_clocks(tests, results),
     ]
 
@@ -167,7 +181,8 @@ def _silent(tests: _Tests, shown: Sequence[_Shown]) -> list[Judged]:
             evidence = ["both reach the other nodes"]
         elif found.kind is Kind.UNDECIDED:
             what = f"nothing comes through between {culprit.replace(' or ', ' and ')} {network}"
-        judged.append((cause, culprit, tests.outcome(found, Status.FAIL, *evidence, what=what)))
+        outcome = tests.outcome(found, Status.FAIL, *evidence, what=what)
+        judged.append(Judged(cause, culprit, _nodes(found), outcome))
     return judged
 
 
@@ -201,7 +216,7 @@ def _lossy(tests: _Tests, shown: Sequence[_Shown], quiet: Sequence[PairResult]) 
         one_way = 1 - math.sqrt(max(0.0, 1 - lost / max(sent, 1)))
         seen = f"{lost} of {sent} datagrams did not come back"
         outcome = tests.outcome(found, Status.FAIL, seen, percent=f"{100 * one_way:.2g}")
-        judged.append(("AR212", tests.culprit(found), outcome))
+        judged.append(Judged("AR212", tests.culprit(found), _nodes(found), outcome))
     return judged
 
 
@@ -221,13 +236,14 @@ def _filtered(tests: _Tests, shown: Sequence[_Shown]) -> list[Judged]:
         examples = sorted({port for each in failing for port in each.closed})[:4]
         seen = f"for example port {', '.join(map(str, examples))}: {'; '.join(reasons)}; other packets come through"
         outcome = tests.outcome(found, Status.FAIL, seen, what=what, ports=_port_range(tests), where=where)
-        judged.append(("AR206", where, outcome))
+        judged.append(Judged("AR206", where, _nodes(found), outcome))
     return judged
 
 
 def _store_filtered(tests: _Tests, shown: Sequence[_Shown], store_port: int | None) -> list[Judged]:
     basic = (Symptom.SILENT, Symptom.LOSSY)
-    asked = [each.result for each in shown if each.result.store is not None and each.symptom not in basic]
+    known = [each.result for each in shown if each.symptom not in basic]
+    asked = [each for each in known if each.store is not None and each.target == 0]
     silent = [each for each in asked if each.store and not each.store.startswith("connected, ")]
     if not silent:
         return []
@@ -244,7 +260,8 @@ def _store_filtered(tests: _Tests, shown: Sequence[_Shown], store_port: int | No
         evidence=tuple(sorted({f"{each.store} ({tests.names[each.source]})" for each in silent})[:4]),
         confidence=Confidence.CERTAIN,
     )
-    return [("AR206", culprit, outcome)]
+    nodes = (leader,) if culprit == leader else (tests.names[silent[0].source], leader)
+    return [Judged("AR206", culprit, nodes, outcome)]
 
 
 def _large_lost(tests: _Tests, shown: Sequence[_Shown]) -> list[Judged]:
@@ -266,7 +283,7 @@ def _large_lost(tests: _Tests, shown: Sequence[_Shown]) -> list[Judged]:
                 f"{worst.retransmits} retransmits"
             )
         outcome = tests.outcome(found, Status.FAIL, *filter(None, seen), path_mtu=path_mtu, mtu=mtu)
-        judged.append(("AR204", tests.culprit(found), outcome))
+        judged.append(Judged("AR204", tests.culprit(found), _nodes(found), outcome))
     return judged
 
 
@@ -291,7 +308,7 @@ def _slow(tests: _Tests, quiet: Sequence[PairResult]) -> list[Judged]:
             interface=tests.cards[node].data_interface,
             confidence=Confidence.CERTAIN,
         )
-        judged.append(("AR213", name, outcome))
+        judged.append(Judged("AR213", name, (name,), outcome))
     return judged
 
 
@@ -308,8 +325,12 @@ def _clocks(tests: _Tests, results: Sequence[PairResult]) -> list[Judged]:
         ]
         offset = max(offsets, key=abs, default=0.0)
         outcome = tests.outcome(found, Status.WARN, offset_s=f"{offset:+.1f}")
-        judged.append(("AR007", tests.culprit(found), outcome))
+        judged.append(Judged("AR007", tests.culprit(found), _nodes(found), outcome))
     return judged
+
+
+def _nodes(found: Blame) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(node for group in found.groups for node in group))
 
 
 def _nic(card: Card) -> Interface | None:

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping, Sequence
 import msgspec
 
 from allranks.model.card import Card, Place
-from allranks.model.errors import AllranksError
+from allranks.model.errors import AllranksError, WireError
 from allranks.model.finding import Verdict
 from allranks.model.pair import FULL, SPARSE, Effort, PairResult, Target
 from allranks.preflight.judge import Judgement, Observations, Stranger, judge
@@ -32,8 +32,9 @@ from allranks.preflight.mesh import Mesh
 from allranks.preflight.pairs import choose_pairs
 from allranks.preflight.roster import Roster, Terms, mtu_of
 from allranks.preflight.second_look import Look, merge, plan_confirmation, plan_quiet_look
+from allranks.preflight.vet import find_nonsense, own_results, vet_card
 from allranks.wire.door import Door, Intrusion, StrangerError
-from allranks.wire.protocol import Connection, Goodbye, Test, Tested, own_age_s
+from allranks.wire.protocol import Connection, Goodbye, Test, Tested, encode_frame, own_age_s
 
 NAME_AFTER_S = 3.0
 """Missing nodes are named from then on."""
@@ -46,10 +47,13 @@ FULL_UP_TO = 64
 TESTS_S = 3.0
 """Deadline of all pair tests of one node, for up to FULL_UP_TO nodes."""
 SPARSE_TESTS_S = 6.0
+MAX_SUMMARY = 1000
 FAREWELL_S = 2.0
 """How long a verdict may take to be taken by slow agents."""
 ANSWER_S = 1.0
 """Between the deadline of the tests and the one for the report."""
+MAX_STRANGERS = 32
+"""Of each kind are named; whoever knocks a thousand times fills neither the terminal nor the verdict."""
 
 
 class RollCall:
@@ -78,7 +82,7 @@ class RollCall:
         on_event: Callable[..., None],
         check_signals: Callable[[], None],
     ) -> None:
-        self.roster = Roster(terms, cards={0: own})
+        self.roster = Roster(terms, cards={0: vet_card(own)})
         self._terms = terms
         self._doors = doors
         self._mesh = mesh
@@ -120,13 +124,14 @@ class RollCall:
                 for door in self._doors:
                     for guest in door.close():
                         selector.unregister(guest)
+        is_short = len(self.roster.cards) < self._terms.min_nodes
         self.observations = Observations(
             cards=self._cards(),
             results=tuple(self._results),
             quiet=tuple(self._quiet.results) if self._quiet else (),
-            missing=self.roster.missing() if len(self.roster.cards) < self._terms.min_nodes else (),
+            missing=self.roster.missing() if is_short else (),
             waited_s=self._waited_s,
-            left=self._left,
+            left=self._left if is_short else {},
             silent=frozenset(self._silent),
             strangers=tuple(self._strangers),
         )
@@ -190,11 +195,11 @@ class RollCall:
                 selector.unregister(source)
             return
         selector.unregister(source)
+        card = vet_card(card)
         if (objection := self.roster.admit(card, source)) is not None:
             door.refuse(source, objection)
-            self._say(f"{card.host} was refused: {objection}")
             self._on_event("refused", node=card.host, reason=objection)
-            self._strangers.append(Stranger("AR405", card.host, objection))
+            self._note_stranger(Stranger("AR405", card.host, objection), f"{card.host} was refused: {objection}")
             return
         self._last_arrival_s = time.monotonic()
         index = next(index for index, peer in self.roster.peers.items() if peer is source)
@@ -207,9 +212,13 @@ class RollCall:
         self._on_event("stranger", peer=exc.host, reason=str(exc))
         if exc.intrusion in (Intrusion.LEFT, Intrusion.OTHER_JOB):
             return  # agents of other jobs look for their leader here, too
-        self._say(str(exc))
         cause = "AR404" if exc.intrusion is Intrusion.EARLIER_ATTEMPT else "AR406"
-        self._strangers.append(Stranger(cause, exc.host, str(exc)))
+        self._note_stranger(Stranger(cause, exc.host, str(exc)), str(exc))
+
+    def _note_stranger(self, stranger: Stranger, line: str) -> None:
+        if sum(each.cause == stranger.cause for each in self._strangers) < MAX_STRANGERS:
+            self._strangers.append(stranger)
+            self._say(line)
 
     def _hear_member(self, index: int, selector: selectors.BaseSelector) -> None:
         peer = self.roster.peers[index]
@@ -222,11 +231,16 @@ class RollCall:
             self._lose(index, str(exc), selector)
             return
         for message in messages:
-            if isinstance(message, Tested):
-                self._reports[index] = message
-            else:
-                self._lose(index, f"it said {type(message).__name__}, which an agent never does now", selector)
+            nonsense = (
+                find_nonsense(message)
+                if isinstance(message, Tested)
+                else f"it said {type(message).__name__}, which an agent never does now"
+            )
+            if nonsense is not None:
+                self._lose(index, nonsense, selector)
                 return
+            assert isinstance(message, Tested)
+            self._reports[index] = message
 
     def _lose(self, index: int, reason: str, selector: selectors.BaseSelector) -> None:
         peer = self.roster.peers.pop(index)
@@ -273,8 +287,9 @@ class RollCall:
         addresses, token = self._addresses(), self._token
         by_source: dict[int, list[Target]] = {index: [] for index in self.roster.cards} if asks_all else {}
         for source, target in pairs:
-            ports = self.roster.cards[target].test_ports
-            if ports is not None and target in addresses and source in addresses:
+            # Whoever left since the pairs were chosen is in neither.
+            ports = self.roster.cards[target].test_ports if target in addresses and source in addresses else None
+            if ports is not None:
                 store = self._terms.store_port if target == 0 else None
                 found = Target(node_index=target, address=addresses[target], ports=ports, store_port=store)
                 by_source.setdefault(source, []).append(found)
@@ -324,13 +339,13 @@ class RollCall:
                     with contextlib.suppress(ConnectionError):
                         peer.flush()
         self._silent |= asked & set(self.roster.peers) - set(self._reports)
-        results = list(self._mesh.results or ())
+        tried = {(source, target.node_index) for source, targets in by_source.items() for target in targets}
+        results = own_results(self._mesh.results or (), source=0, asked=tried)
         for index, report in self._reports.items():
-            # Nobody speaks for another node, nor of nodes that do not exist.
-            results += [each for each in report.results if each.source == index and each.target in self.roster.cards]
+            results |= own_results(report.results, source=index, asked=tried)
             if report.run_dir is not None:
                 self._places[index] = report.run_dir
-        return results
+        return [each for pair, each in results.items() if {*pair} <= set(self.roster.cards)]
 
     def _addresses(self) -> dict[int, str]:
         """Where each node is tried: its data address, else where its agent comes from."""
@@ -339,7 +354,10 @@ class RollCall:
             if card.test_ports is None or card.problem is not None:
                 continue
             peer = self.roster.peers.get(index)
-            address = card.data_address or (peer.peer_address if peer else None)
+            address = card.data_address
+            if address is None and peer is not None:
+                with contextlib.suppress(OSError):  # it has just left
+                    address = peer.peer_address
             if address is None and index == 0 and self.roster.peers:
                 address = next(iter(self.roster.peers.values())).own_address
             if address is not None:
@@ -361,6 +379,10 @@ class RollCall:
 
 def dismiss(peers: Mapping[int, Connection], goodbye: Goodbye) -> None:
     """Tell everybody who came that it does not begin, and why; closes the connections."""
+    try:
+        encode_frame(goodbye)
+    except WireError:  # what cannot be said at length is said in short
+        goodbye = Goodbye(exit_code=goodbye.exit_code, summary=goodbye.summary[:MAX_SUMMARY])
     for peer in peers.values():
         with contextlib.suppress(ConnectionError):
             peer.send(goodbye)

@@ -129,12 +129,20 @@ class RunDir:
         ]
         _write_whole(self.node_path(node) / "env.json", json.dumps(rows, indent=2).encode() + b"\n")
 
-    def write_verdict(self, verdict: Verdict, *, node: str) -> None:
-        """Write what the job came to, as this node heard it; the same everywhere."""
+    def write_verdict(self, verdict: Verdict, *, node: str, is_of_all: bool = True) -> None:
+        """Write what the job came to, as this node heard it; the same everywhere.
+
+        Args:
+            verdict: what it came to.
+            node: this node.
+            is_of_all: False for what an agent alone believes: it stands only where nobody has a better word.
+        """
         with contextlib.suppress(OSError):
             self.node_path(node).mkdir(parents=True, exist_ok=True)
-        _write_whole(self.node_path(node) / "verdict.json", verdict.to_json())
-        _write_whole(self.attempt_path / "verdict.json", verdict.to_json())
+        for directory in (self.node_path(node), self.attempt_path):
+            path = directory / "verdict.json"
+            if is_of_all or not path.exists():
+                _write_whole(path, verdict.to_json())
 
     def write_roll_call(self, observations: object) -> None:
         """Write everything that the roll call saw, for whoever doubts its verdict."""

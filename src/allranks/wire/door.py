@@ -23,9 +23,13 @@ from allranks.wire.protocol import (
     Message,
     Refused,
     Welcome,
+    as_one_line,
     plain_address,
 )
 from allranks.wire.secret import Secret, fresh_nonce, is_join_proof, is_munge_proof, welcome_proof
+
+MAX_SHOWN = 64
+"""Characters of what a stranger calls itself, its job and its version that are shown."""
 
 
 class Intrusion(StrEnum):
@@ -119,12 +123,12 @@ class Door:
                 del self._guests[guest]
                 return join.card
             intrusion, reason = objection or (Intrusion.GARBAGE, "that is no Join")
-            host = join.card.host if isinstance(join, Join) else host
+            host = as_one_line(join.card.host, at_most=MAX_SHOWN) if isinstance(join, Join) else host
             guest.send(Refused(reason=reason, is_final=intrusion is not Intrusion.OTHER_JOB))
         except ConnectionError as exc:
             reason = str(exc)
         except WireError as exc:
-            intrusion, reason = Intrusion.GARBAGE, f"it sent {exc}"
+            intrusion, reason = Intrusion.GARBAGE, f"it sent {as_one_line(str(exc))}"
             with contextlib.suppress(ConnectionError):
                 guest.send(Refused(reason=reason, is_final=True))
         self.dismiss(guest)
@@ -157,12 +161,14 @@ class Door:
         if not isinstance(join, Join):
             return Intrusion.GARBAGE, f"it said {type(join).__name__} where Join was expected"
         if join.protocol != PROTOCOL:
+            version = as_one_line(join.version, at_most=MAX_SHOWN)
             return Intrusion.OTHER_VERSION, (
-                f"it runs allranks {join.version} (protocol {join.protocol}), the leader {__version__} "
+                f"it runs allranks {version} (protocol {join.protocol}), the leader {__version__} "
                 f"(protocol {PROTOCOL}); install the same version on all nodes"
             )
         if join.job != self._job:
-            return Intrusion.OTHER_JOB, f"it is of job {join.job}, this is job {self._job}"
+            job = as_one_line(join.job, at_most=MAX_SHOWN)
+            return Intrusion.OTHER_JOB, f"it is of job {job}, this is job {self._job}"
         if not is_join_proof(
             self._secret, join.proof, leader_nonce=nonce, nonce=join.nonce, job=join.job, card=join.card
         ):

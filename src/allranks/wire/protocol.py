@@ -35,7 +35,7 @@ from __future__ import annotations
 import os
 import socket
 import struct
-import time
+from pathlib import Path
 
 import msgspec
 
@@ -142,6 +142,8 @@ class Test(msgspec.Struct, frozen=True, kw_only=True, tag="test"):
 
 class Tested(msgspec.Struct, frozen=True, kw_only=True, tag="tested"):
     """What came out."""
+
+    __test__ = False
 
     results: tuple[PairResult, ...]
     run_dir: Place | None = None
@@ -269,16 +271,22 @@ def plain_address(address: str) -> str:
 def own_age_s() -> float | None:
     """Return for how many seconds this process has been running; None where /proc does not say."""
     try:
-        with open("/proc/self/stat") as file:  # noqa: PTH123
-            started_ticks = int(file.read().rpartition(")")[2].split()[19])
+        started_ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        up_s = float(Path("/proc/uptime").read_text().split()[0])
     except (OSError, ValueError, IndexError):
         return None
-    return round(time.clock_gettime(time.CLOCK_BOOTTIME) - started_ticks / os.sysconf("SC_CLK_TCK"), 3)
+    return round(up_s - started_ticks / os.sysconf("SC_CLK_TCK"), 3)
 
 
 def as_utf8(text: str) -> str:
     """Return a text that can be encoded: bytes of a file name that are no UTF-8 become escapes."""
     return text.encode("utf-8", "backslashreplace").decode()
+
+
+def as_one_line(text: str, *, at_most: int = 300) -> str:
+    """Return what somebody else said as one short line that a terminal bears: control characters become escapes."""
+    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:at_most])
+    return shown if max(len(shown), len(text)) <= at_most else f"{shown[: at_most - 3]}..."
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -297,7 +305,8 @@ def _describe_foreign_frame(payload: bytes) -> str | None:
     if head.protocol == PROTOCOL:
         return None
     return (
-        f"words of allranks {head.version} (protocol {head.protocol}, here {PROTOCOL}); install one version everywhere"
+        f"words of allranks {as_one_line(head.version, at_most=40)} (protocol {head.protocol}, here {PROTOCOL}); "
+        "install one version everywhere"
     )
 
 

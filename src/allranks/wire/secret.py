@@ -153,8 +153,9 @@ def _is_proof(secret: Secret, proof: bytes, *parts: bytes) -> bool:
 
 
 def _munge(command: str, text: str, socket: str | None) -> str:
+    words = [command, *([f"--socket={socket}"] if socket else [])]
     try:
-        done = subprocess.run([command], input=text, capture_output=True, text=True, timeout=MUNGE_S, check=False)
+        done = subprocess.run(words, input=text, capture_output=True, text=True, timeout=MUNGE_S, check=False)
     except (OSError, subprocess.TimeoutExpired):
         return ""
     return done.stdout if done.returncode == 0 else ""

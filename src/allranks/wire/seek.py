@@ -29,6 +29,7 @@ from allranks.wire.protocol import (
     Message,
     Refused,
     Welcome,
+    as_one_line,
     decode_frames,
     encode_frame,
     own_age_s,
@@ -71,8 +72,9 @@ def seek_leader(
 ) -> Connection:
     """Try all hints until one proves to be the leader of this job, and return the connection to it.
 
-    Hosts are tried at the same time, STAGGER_S apart in the order of the hints, so that a path that swallows
-    packets holds nobody up; the ports of a host one after the other. The card says which paths were silent.
+    Hosts are tried at the same time, STAGGER_S apart in the order of the hints, so that neither a path that swallows
+    packets nor a stranger who says nothing holds anybody up; the ports of a host one after the other. The card says
+    which paths were silent.
 
     Args:
         hints: asked anew each round, since an announcement may appear; a group is one host, its ports in order.
@@ -118,10 +120,21 @@ def seek_leader(
                     search.obstacle = exc.reason
                 except OSError as exc:
                     search.obstacle = f"{hint} ({hint.source}): {exc.strerror or exc}"
-                except WireError:
+                except BaseException:
                     sock.close()
                     raise
         time.sleep(0.1)
+
+
+@dataclass(slots=True)
+class _Try:
+    """One connection, until the other side has spoken."""
+
+    hint: Hint
+    rest: list[Hint]
+    """Further ports of the same host."""
+    began_s: float
+    is_connected: bool = False
 
 
 class _Race:
@@ -129,7 +142,7 @@ class _Race:
 
     def __init__(self, groups: Sequence[Sequence[Hint]], search: _Search) -> None:
         self._waiting = [list(group) for group in groups if group]
-        self._running: dict[socket.socket, tuple[Hint, list[Hint], float]] = {}
+        self._running: dict[socket.socket, _Try] = {}
         self._search = search
         self._selector = selectors.DefaultSelector()
 
@@ -142,7 +155,7 @@ class _Race:
         self._selector.close()
 
     def connections(self, keep_time: Callable[[], None]) -> Iterator[tuple[socket.socket, Hint]]:
-        """Yield what connects, until all hosts have been tried; a host that answers nothing in CONNECT_S is left.
+        """Yield what connects and speaks, until all hosts have been tried; a host that is silent for long is left.
 
         Whoever goes on to the next one says that this was not the leader: it is closed. The last one is the caller's.
         """
@@ -150,7 +163,9 @@ class _Race:
         while self._waiting or self._running:
             keep_time()
             now_s = time.monotonic()
-            if not self._waiting and all(now_s - began_s >= SILENT_S for _, _, began_s in self._running.values()):
+            if not self._waiting and all(
+                not each.is_connected and now_s - each.began_s >= SILENT_S for each in self._running.values()
+            ):
                 return  # a new round may know better hints
             if self._waiting and (now_s >= next_start_s or not self._running):
                 self._start(self._waiting.pop(0))
@@ -158,28 +173,47 @@ class _Race:
             for key, _ in self._selector.select(STAGGER_S / 4 if self._running else 0):
                 sock = key.fileobj
                 assert isinstance(sock, socket.socket)
-                hint, rest, started_s = self._running.pop(sock)
-                self._selector.unregister(sock)
+                each = self._running[sock]
                 error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 if error:
-                    sock.close()
-                    self._fail(hint, os.strerror(error).lower(), rest if error == errno.ECONNREFUSED else [])
+                    reason = os.strerror(error).lower()
+                    self._leave(sock, each, reason, each.rest if error == errno.ECONNREFUSED else [])
                     continue
-                if time.monotonic() - started_s < CONNECT_S / 2:
-                    self._search.silent.pop(str(hint), None)
-                yield sock, hint
+                if not each.is_connected:
+                    if time.monotonic() - each.began_s < CONNECT_S / 2:
+                        self._search.silent.pop(str(each.hint), None)
+                    each.is_connected, each.began_s = True, time.monotonic()
+                    self._selector.modify(sock, selectors.EVENT_READ)  # the leader speaks first
+                    continue
+                del self._running[sock]
+                self._selector.unregister(sock)
+                yield sock, each.hint
                 sock.close()
-                if rest:
-                    self._start(rest)
-            for sock, (hint, _, started_s) in list(self._running.items()):
-                waited_s = time.monotonic() - started_s
-                if waited_s >= SILENT_S:
-                    self._search.silent[str(hint)] = f"{hint.source}: no answer"
-                if waited_s >= CONNECT_S:
-                    self._selector.unregister(sock)
-                    del self._running[sock]
-                    sock.close()
-                    self._fail(hint, f"no answer in {CONNECT_S:.1f} s", [])
+                if each.rest:
+                    self._start(each.rest)
+            for sock, each in list(self._running.items()):
+                self._keep_waiting(sock, each, time.monotonic() - each.began_s)
+
+    def _keep_waiting(self, sock: socket.socket, each: _Try, waited_s: float) -> None:
+        """Note who is silent, and leave who is so for too long."""
+        if waited_s < SILENT_S:
+            return
+        if each.is_connected:
+            reason = "something listens there and says nothing"
+            self._search.obstacle = f"{each.hint} ({each.hint.source}): {reason}"
+            if waited_s >= HANDSHAKE_S:
+                self._leave(sock, each, reason, each.rest)
+            return
+        self._search.silent[str(each.hint)] = f"{each.hint.source}: no answer"
+        self._search.obstacle = f"{each.hint} ({each.hint.source}): no answer"
+        if waited_s >= CONNECT_S:
+            self._leave(sock, each, f"no answer in {CONNECT_S:.1f} s", [])
+
+    def _leave(self, sock: socket.socket, each: _Try, reason: str, rest: list[Hint]) -> None:
+        self._selector.unregister(sock)
+        del self._running[sock]
+        sock.close()
+        self._fail(each.hint, reason, rest)
 
     def _start(self, chain: list[Hint]) -> None:
         hint, *rest = chain
@@ -196,7 +230,7 @@ class _Race:
             sock.close()
             self._fail(hint, os.strerror(error).lower(), rest if error == errno.ECONNREFUSED else [])
             return
-        self._running[sock] = (hint, rest, time.monotonic())
+        self._running[sock] = _Try(hint, rest, time.monotonic())
         self._selector.register(sock, selectors.EVENT_WRITE)
 
     def _fail(self, hint: Hint, reason: str, rest: list[Hint]) -> None:
@@ -215,7 +249,7 @@ def _shake_hands(
     if not isinstance(hello, Hello):
         raise _NotTheLeader(f"{hint} ({hint.source}): no leader of ours")
     if hello.job != job:
-        raise _NotTheLeader(f"{hint} ({hint.source}): leader of another job, {hello.job}")
+        raise _NotTheLeader(f"{hint} ({hint.source}): leader of another job, {as_one_line(hello.job)}")
     key = secret()  # only now: the leader wrote it before it said Hello
     if key is None:
         raise _NotTheLeader("the job's secret is not in the run directory yet")
@@ -227,8 +261,8 @@ def _shake_hands(
     answer = _read(sock, buffer, deadline_s, hint)
     if isinstance(answer, Refused):
         if answer.is_final:
-            raise WireError(f"the leader at {hint} refused this node: {answer.reason}")
-        raise _NotTheLeader(f"{hint} ({hint.source}): {answer.reason}")
+            raise WireError(f"the leader at {hint} refused this node: {as_one_line(answer.reason)}")
+        raise _NotTheLeader(f"{hint} ({hint.source}): {as_one_line(answer.reason)}")
     if not isinstance(answer, Welcome) or not is_welcome_proof(
         key, answer.proof, leader_nonce=hello.nonce, nonce=nonce
     ):
@@ -242,7 +276,7 @@ def _read(sock: socket.socket, buffer: bytearray, deadline_s: float, hint: Hint)
         try:
             messages = decode_frames(buffer, at_most=1)
         except WireError as exc:
-            raise _NotTheLeader(f"{hint} ({hint.source}): {exc}") from exc
+            raise _NotTheLeader(f"{hint} ({hint.source}): {as_one_line(str(exc))}") from exc
         if messages:
             return messages[0]
         left_s = deadline_s - time.monotonic()

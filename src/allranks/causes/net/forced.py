@@ -95,8 +95,8 @@ class WrongNic(Cause, id="AR203"):
         shared = most_common(network for network in own.values() if network is not None)
         off: dict[tuple[str, str | None], list[_Choice]] = {}
         for variable in (NCCL, GLOO):
-            forced = {each.host: each for each in _choices(cards, variable) if each.interface and not each.problem}
-            for choice in _astray(forced, own, shared):
+            picked = [choice for choice in _choices(cards, variable) if choice.interface and not choice.problem]
+            for choice in _astray(picked, own, shared):
                 assert choice.interface is not None
                 off.setdefault((choice.host, choice.interface.name), []).append(choice)
         groups: dict[tuple[object, ...], list[tuple[str, list[_Choice]]]] = {}
@@ -224,26 +224,26 @@ def _names(facts: Facts) -> str:
     return ", ".join(nic.name for nic in facts.interfaces[:8]) + (", ..." if len(facts.interfaces) > 8 else "")
 
 
-def _astray(forced: Mapping[str, _Choice], own: Mapping[str, str | None], shared: str | None) -> Iterator[_Choice]:
+def _astray(picked: Sequence[_Choice], own: Mapping[str, str | None], shared: str | None) -> Iterator[_Choice]:
     """Those that do not lead to where the others are.
 
     Args:
-        forced: by node, what the variable picks; a node where the user did not set it is none of them.
+        picked: what the variable picks, on the nodes where the user set it; several for a node that has a list.
         own: by node, the subnet of its data address.
         shared: the subnet that most of those are in; None where there is none, as where each node has one of its own.
     """
-    yield from (choice for choice in forced.values() if choice.is_of_one_machine)
-    elsewhere = {host: choice for host, choice in forced.items() if not choice.is_of_one_machine}
-    subnets = {choice.subnet for choice in elsewhere.values()}
+    first: dict[str, _Choice] = {}
+    for choice in picked:
+        if choice.is_of_one_machine:
+            yield choice
+        elif choice.subnet is not None:
+            first.setdefault(choice.host, choice)  # further ones are rails, which may be in networks of their own
     expected = shared
-    if len(forced) == len(own):  # all are made to use something: where most of them are is the user's own choice
-        expected = most_common(choice.subnet for choice in elsewhere.values())
-        if expected is None and shared in subnets:
-            expected = shared
+    if {choice.host for choice in picked} == set(own):  # all are set: where most of them are is the user's own choice
+        subnets = [choice.subnet for choice in first.values()]
+        expected = most_common(subnets) or (shared if shared in subnets else None)
     if expected is not None:
-        for host, choice in elsewhere.items():
-            if choice.subnet not in (expected, own.get(host)):
-                yield choice
+        yield from (choice for host, choice in first.items() if choice.subnet not in (expected, own.get(host)))
 
 
 def _outcome(choices: Sequence[_Choice], network: str | None) -> Outcome:

@@ -57,9 +57,9 @@ class LinkDown(Cause, id="AR210"):
             return skipped("nobody says which interface carries gradients")
         if nic.is_up:
             return PASSED
-        why = "no signal on its cable" if nic.has_carrier is False else "it is switched off"
+        why = {False: "no signal on its cable", None: "it is switched off"}.get(nic.has_carrier, "it is not running")
         return failed(
-            f"{nic.name} is administratively up and has no carrier" if nic.has_carrier is False else f"{nic}",
+            f"{nic}, carrier: {nic.has_carrier}, changes since boot: {nic.carrier_changes}",
             interface=nic.name,
             what=f"its data interface {nic.name} carries nothing: {why}",
         )
@@ -97,3 +97,52 @@ class Partition(Cause, id="AR211"):
     fix = "what lies between them is at fault: trunk, VLAN, route, filter; until then leave out one side"
     exit_code = Exit.NODE_FAULT
     symptoms = (Symptom.SILENT,)
+
+
+class PeerConnectionLost(Cause, id="AR215"):
+    """A connection between two ranks broke off in the middle of the job.
+
+    ## What it means
+    A rank lost its connection to another one. Most often the other end died (AR407 names it) and this line is a
+    consequence; where both ends still live, the path between them broke.
+
+    ## Why it breaks the job
+    A group does not mend a lost connection: the collective fails on this rank, then on its neighbours, one after the
+    other. Each names the neighbour that it lost, so that most of these lines point at innocent ranks. The earliest one
+    comes closest.
+
+    ## Example
+    From PyTorch with Gloo, and from NVIDIA/nccl#1232:
+
+        [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:31661
+        misc/socket.cc:49 NCCL WARN socketProgress: Connection closed by remote peer node2<42830>
+
+    ## Fix
+    First see who died: the rank without such a line, the earliest end of a process.
+
+        allranks why JOB; sacct -j JOB --format=JobID,NodeList,State,ExitCode
+
+    All processes alive: look at the link (`dmesg | grep -i 'link is'`, carrier_changes under /sys/class/net/IFACE)
+    and at firewalls that forget idle connections.
+
+    ## Source
+    Gloo, gloo/transport/tcp/pair.cc (in PyTorch 2.13). NCCL, src/misc/socket.cc.
+    https://github.com/NVIDIA/nccl/issues/1232 (read 2026-11-21).
+    """
+
+    message = "{what}"
+    fix = "see who died first: allranks why JOB; all alive: dmesg | grep -i 'link is' on {node} and its neighbours"
+    exit_code = Exit.NODE_FAULT
+    no_fault_yet = "it is looked for in a running job, by the guard, which is not built yet"
+    also = ("AR407",)
+    signs = (
+        r"Connection closed by peer \[",
+        r"socketProgress: Connection closed by remote peer",
+    )
+    hits = (
+        "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer "
+        "[127.0.0.1]:31661. This is typically caused by a remote worker crashing.",
+        "ubuntu:39964:40044 [0] misc/socket.cc:49 NCCL WARN socketProgress: Connection closed by remote peer "
+        "node1<57557>",
+    )
+    misses = ("ConnectionResetError: [Errno 104] Connection reset by peer",)

@@ -33,7 +33,7 @@ from allranks.model.hostlist import fold_hosts
 
 PROGRAMS = Path(__file__).parent / "programs"
 """What faults start in place of the job's program, or beside it."""
-EXTRA_LATE_S = 0.3
+EXTRA_LATE_S = 1.2
 """After the agent of the job, so that the extra one is refused, whose exit code SLURM does not see."""
 
 
@@ -114,7 +114,7 @@ class Start:
             env = " ".join(f"{name}={shlex.quote(value)}" for name, value in extra.environment.items())
             # In parentheses: a child of nobody's, as a left-over is, and not of the agent that follows.
             starts += f'[ "$SLURMD_NODENAME" != {shlex.quote(extra.node)} ] || '
-            starts += f'({{ sleep {EXTRA_LATE_S}; env {env} "$@"; }} &); '
+            starts += f'({{ sleep {EXTRA_LATE_S}; env {env} "$@" || :; }} &); '
         return ("sh", "-c", f'{starts}exec "$@"', "sh") if starts else ()
 
 

@@ -87,12 +87,12 @@ class GpuMissing(GpuFault, name="gpu-missing", cause="AR103"):
 
 
 class GpuBusy(GpuFault, name="gpu-busy", cause="AR104"):
-    """A foreign process holds 14 GiB of one of the node's GPUs."""
+    """A foreign process holds 40 GiB of one of the node's GPUs."""
 
     @classmethod
     def change(cls, recording: Recording, chance: random.Random) -> None:
         """Add the process."""
-        gpu, used_mib = chance.choice(recording.gpus), 14336
+        gpu, used_mib = chance.choice(recording.gpus), 40960
         gpu["memory.used"], gpu["memory.free"] = str(used_mib + 4), str(int(gpu["memory.free"]) - used_mib)
         values = (gpu["uuid"], "812", "python3", str(used_mib))
         recording.processes.append(dict(zip(PROCESS_FIELDS, values, strict=True)))

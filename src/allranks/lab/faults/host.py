@@ -166,7 +166,7 @@ class DiskFull(MountFault, name="disk-full", cause="AR005"):
 
 
 class ClockOff(EnvironmentFault, name="clock-off", cause="AR007"):
-    """The clock of the node's tasks is 5 s fast (libfaketime; monotonic clocks are right)."""
+    """The clock of the node's tasks is 5 s fast (libfaketime)."""
 
     severity = Expected.WARN
     also = ("AR503",)  # LD_PRELOAD
@@ -180,8 +180,6 @@ class ClockOff(EnvironmentFault, name="clock-off", cause="AR007"):
         variables = {
             "LD_PRELOAD+": str(found[0]),
             "FAKETIME": f"+{CLOCK_OFF_S}s",
-            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-            "DONT_FAKE_MONOTONIC": "1",  # its name before 0.9.9
             "FAKETIME_DISABLE_SHM": "1",  # nothing to be left in /dev/shm
         }
         scene.write_environment(scene.node.name, variables)

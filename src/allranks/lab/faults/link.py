@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from allranks.lab import hosts as machines
-from allranks.lab.faults.fault import Culprit, Fault, Scene, Where, port_of
+from allranks.lab.faults.fault import Culprit, Expected, Fault, Scene, Where, port_of
 from allranks.lab.hosts import LINK_GBIT_S, SWITCH
 from allranks.lab.plan import Host
 from allranks.model.errors import SetupError
@@ -103,6 +103,7 @@ class MtuFault(LinkFault):
 class MtuUnequal(MtuFault, name="mtu-unequal", cause="AR205"):
     """All data interfaces have MTU 9000, only the node's has 1500."""
 
+    severity = Expected.WARN
     narrow_end = "node"
 
 

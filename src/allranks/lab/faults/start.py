@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from allranks.lab.faults.fault import PROGRAMS, Culprit, Expected, ExtraAgent, Fault, Scene, Start
+from allranks.lab.faults.fault import PROGRAMS, Culprit, Expected, ExtraAgent, Fault, Place, Scene, Start
 
 LATE_S = 15
+HELD_S = 4
+"""Another node comes so late, where the roll call must still be open when an extra agent comes."""
 
 
 class NeverStarts(Fault, name="never-starts", cause="AR001"):
@@ -42,10 +44,32 @@ class StartsLate(Fault, name="starts-late", cause=()):
         scene.remove_files()
 
 
-class RankTwice(Fault, name="rank-twice", cause="AR405"):
-    """A second agent on the node says that it is the same rank of the same job."""
+class ExtraAgentFault(Fault):
+    """A second agent on the node, while the roll call waits for another node."""
 
     severity = Expected.WARN
+    place = Place.NOT_FIRST
+    min_nodes = 3
+
+    @classmethod
+    def hold(cls, scene: Scene) -> None:
+        """Let the last of the other nodes come late."""
+        last = [name for name in scene.hosts if name != scene.node.name][-1]
+        scene.write_delay(last, str(HELD_S))
+
+    @classmethod
+    def inject(cls, scene: Scene) -> None:
+        """Hold the roll call open."""
+        cls.hold(scene)
+
+    @classmethod
+    def heal(cls, scene: Scene) -> None:
+        """Let it close again."""
+        scene.remove_files()
+
+
+class RankTwice(ExtraAgentFault, name="rank-twice", cause="AR405"):
+    """A second agent on the node says that it is the same rank of the same job."""
 
     @classmethod
     def start(cls, scene: Scene) -> Start:
@@ -53,21 +77,15 @@ class RankTwice(Fault, name="rank-twice", cause="AR405"):
         return Start(extra_agents=(ExtraAgent(node=scene.node.name, environment={}),))
 
 
-class StaleRank(Fault, name="stale-rank", cause="AR404"):
+class StaleRank(ExtraAgentFault, name="stale-rank", cause="AR404"):
     """An agent of the job's previous attempt is still there on the node, beside the new one."""
-
-    severity = Expected.WARN
 
     @classmethod
     def inject(cls, scene: Scene) -> None:
         """Make it the job's second attempt on all nodes."""
+        cls.hold(scene)
         for node in scene.hosts:
             scene.write_environment(node, {"SLURM_RESTART_COUNT": "1"})
-
-    @classmethod
-    def heal(cls, scene: Scene) -> None:
-        """Make it the first again."""
-        scene.remove_files()
 
     @classmethod
     def start(cls, scene: Scene) -> Start:

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,17 +23,16 @@ import msgspec
 from allranks.host.node import NodeFacts, read_card_facts, read_facts
 from allranks.launch.check.lines import pack
 from allranks.launch.membership import apply
-from allranks.launch.plan import JobPlan, Request, choose_data_path, plan_job
+from allranks.launch.plan import DataPath, Request, choose_data_path, plan_job
 from allranks.model.card import Card, Facts
 from allranks.model.cluster import Cluster
-from allranks.model.errors import AllranksError, UsageError
-from allranks.model.finding import Finding
+from allranks.model.errors import AllranksError, StoppedBySignal
 from allranks.model.identity import World, check_one_agent_per_node, world_from_env
-from allranks.preflight.entry import Called, Entry
+from allranks.preflight.entry import Entry, Followed
 from allranks.preflight.judge import Observations
 from allranks.preflight.rollcall import dismiss
 from allranks.report.rundir import RunDir
-from allranks.wire.protocol import Goodbye
+from allranks.wire.protocol import Goodbye, as_utf8
 
 ORDER_VARIABLE = "ALLRANKS_CHECK"
 """In the step's environment: what its members are to do."""
@@ -68,10 +67,9 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """Why a node got no answer from a leader."""
+    """A node that got no answer from a leader; the card's problem says why."""
 
     card: Card
-    exit_code: int
 
 
 class NoRunDir(RunDir):
@@ -98,15 +96,16 @@ def look_here(cluster: Cluster, env: Mapping[str, str]) -> Held:
     """Look at this machine alone: no port, no other node.
 
     Args:
-        cluster: where this machine should have its data interface; a machine that is none of its nodes need not.
+        cluster: where this machine should have its data interface; one that is none of its nodes needs none.
         env: that the workers would get.
     """
     facts = read_facts(env)
-    card = _own_card(cluster, facts, read_card_facts(env))
-    return Held(seen=Observations(cards={0: card}), num_nodes=1, node_names=(facts.host,))
+    return _alone(cluster, facts, read_card_facts(env), is_node=cluster.find_node(facts.host) is not None)
 
 
-def serve(order: Order, env: Mapping[str, str], *, check_signals: Callable[[], None], tell: Callable[[str], None]) -> None:
+def serve(
+    order: Order, env: Mapping[str, str], *, check_signals: Callable[[], None], tell: Callable[[str], None]
+) -> None:
     """Be one node of a check that another process started, and tell it what was seen.
 
     Args:
@@ -116,22 +115,25 @@ def serve(order: Order, env: Mapping[str, str], *, check_signals: Callable[[], N
         tell: takes lines for who started it.
     Raises:
         StoppedBySignal: check_signals raised it.
-        AllranksError: this is no task of a step.
+        AllranksError: this is no task that can take part in a check.
     """
     world = world_from_env(env)
-    check_one_agent_per_node(world)
-    host = env.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
-    tell(pack(world.rank, "here", msgspec.json.encode(Here(host=host, node_names=world.hosts))))
-    found = take_part(order, world, env, check_signals=check_signals)
-    match found:
-        case Held():
-            tell(pack(world.rank, "held", msgspec.json.encode(found)))
-        case Stopped():
-            tell(pack(world.rank, "card", msgspec.json.encode(found.card)))
+    here = Here(host=world.node_name or name_of(env), node_names=world.hosts)
+    tell(pack(world.rank, "here", msgspec.json.encode(here)))
+    match take_part(order, world, env, check_signals=check_signals, sum_up=lambda _: Goodbye(exit_code=0, summary="")):
+        case Held() as held:
+            tell(pack(world.rank, "held", msgspec.json.encode(held)))
+        case Stopped(card=card):
+            tell(pack(world.rank, "card", msgspec.json.encode(card)))
 
 
 def take_part(
-    order: Order, world: World, env: Mapping[str, str], *, check_signals: Callable[[], None]
+    order: Order,
+    world: World,
+    env: Mapping[str, str],
+    *,
+    check_signals: Callable[[], None],
+    sum_up: Callable[[Held], Goodbye],
 ) -> Held | Goodbye | Stopped:
     """Hold the roll call as the leader, or answer it.
 
@@ -140,37 +142,101 @@ def take_part(
         world: who this process is in its step.
         env: this task's.
         check_signals: raises StoppedBySignal when somebody told this process to stop.
+        sum_up: what the leader tells the others at the end.
     Raises:
         StoppedBySignal: check_signals raised it.
         AllranksError: this is no task that can take part in a check.
     """
+    check_one_agent_per_node(world)
+    guard = msgspec.structs.replace(order.cluster.guard, join_s=order.join_s)
+    cluster = msgspec.structs.replace(order.cluster, guard=guard)
     facts = read_facts(env)
-    cluster = msgspec.structs.replace(
-        order.cluster, guard=msgspec.structs.replace(order.cluster.guard, join_s=order.join_s)
-    )
+    if world.num_nodes == 1:
+        return _alone(cluster, facts, read_card_facts(env), is_node=True)
+    read = _read_facts(env, names=world.hosts[:1])
+    plan = plan_job(Request(), world, cluster, facts, job="check", origin={})
     directory = Path(order.directory) if order.directory else None
     if directory is not None and world.rank == 0 and not directory.is_dir():
-        directory = None  # not made from here: it would stay behind
-    read = _read_facts(env, names=world.hosts[:1], run_dir=directory)
-    if world.num_nodes == 1:
-        card = _own_card(cluster, facts, read())
-        return Held(seen=Observations(cards={0: card}), num_nodes=1, node_names=world.hosts or (facts.host,))
-    plan = plan_job(Request(), world, cluster, facts, job="check", origin={})
+        directory = None  # made from here it would stay behind
     run_dir = NoRunDir(plan.job) if directory is None else RunDir(directory, plan.job)
     applicant = apply(plan, run_dir, env, problem=plan.problem, facts=read, check_signals=check_signals)
-    # Without a directory there is nothing to look for in it; the key is then in the environment.
+    # Without a directory there is nothing to look for in it.
     applicant = replace(applicant, attempt=0, is_slurm=directory is not None)
     try:
         with Entry(applicant) as entry:
             called = entry.take_part()
-            if isinstance(called, Called):
-                called.listener.close()
-                dismiss(called.peers, Goodbye(exit_code=0, summary=""))
-                return _held(called, plan)
-            called.leader.close()
-            assert isinstance(called.answer, Goodbye)
-            return called.answer
+    except StoppedBySignal:
+        raise
     except AllranksError as exc:
-        if exc.exit_code > 128:
-            raise
-        return Stopped(_card(plan.data_path and plan, cluster, facts, read(), problem=exc, world=world), exc.exit_code)
+        return Stopped(
+            _card(facts, read(), cluster=cluster, path=plan.data_path, problem=exc, node_index=plan.node_index)
+        )
+    if isinstance(called, Followed):
+        called.leader.close()
+        assert isinstance(called.answer, Goodbye)
+        return called.answer
+    with called.listener:
+        held = Held(
+            seen=called.observations,
+            num_nodes=plan.num_nodes,
+            node_names=plan.node_names,
+            store_port=called.port,
+        )
+        dismiss(called.peers, sum_up(held))
+    return held
+
+
+def name_of(env: Mapping[str, str]) -> str:
+    """Return this node's name, the scheduler's where there is one."""
+    return env.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0] or "localhost"
+
+
+def _alone(cluster: Cluster, facts: NodeFacts, read: Facts, *, is_node: bool) -> Held:
+    path, problem = None, None
+    try:  # as if the job had more nodes: on one alone all traffic is on loopback
+        path = choose_data_path(Request(), cluster, facts, num_nodes=2, origin={})
+    except AllranksError as exc:
+        problem = exc if is_node else None
+    card = _card(facts, read, cluster=cluster, path=path, problem=problem, node_index=0)
+    return Held(seen=Observations(cards={0: card}), num_nodes=1, node_names=(facts.host,))
+
+
+def _card(
+    facts: NodeFacts,
+    read: Facts,
+    *,
+    cluster: Cluster,
+    path: DataPath | None,
+    problem: AllranksError | None,
+    node_index: int | None,
+) -> Card:
+    """What a node that speaks with no leader says of itself."""
+    return Card(
+        host=facts.host,
+        pid=os.getpid(),
+        node_index=node_index,
+        num_workers=max(1, facts.num_gpus),
+        num_gpus=facts.num_gpus,
+        num_promised_gpus=facts.num_promised_gpus,
+        data_interface=path.interface if path else None,
+        data_address=path.address if path else None,
+        wanted_backend=cluster.train.backend,
+        problem=as_utf8(str(problem)) if problem else None,
+        problem_exit=problem.exit_code if problem else 0,
+        problem_finding=problem.finding if problem else None,
+        facts=read,
+    )
+
+
+def _read_facts(env: Mapping[str, str], *, names: Sequence[str]) -> Callable[[], Facts]:
+    """Begin to look at this node beside everything else; the result is asked for when the card is written."""
+    found: queue.SimpleQueue[Facts] = queue.SimpleQueue()
+    threading.Thread(target=lambda: found.put(read_card_facts(env, names=names)), daemon=True).start()
+    read: list[Facts] = []
+
+    def get() -> Facts:
+        if not read:
+            read.append(found.get())
+        return read[0]
+
+    return get

@@ -1,0 +1,358 @@
+"""`allranks check`: every node, every pair, before a job needs them."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from allranks.cli.context import load_cluster
+from allranks.cli.show import cluster_option, json_option
+from allranks.model.errors import AllranksError, Exit, StoppedBySignal, UsageError
+from allranks.model.identity import Launcher, World, world_from_env
+from allranks.report.text import Style, printable, render_findings, say
+
+if TYPE_CHECKING:
+    from allranks.launch.check.member import Held, Order
+    from allranks.launch.check.outcome import Outcome
+    from allranks.launch.check.where import Asked, Place
+    from allranks.model.cluster import Cluster
+    from allranks.wire.protocol import Goodbye
+
+JOIN_S = 20.0
+QUEUE_S = 60.0
+
+
+def node_options(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the flags that say which nodes, and how long is waited for them."""
+    options = [
+        click.option("--nodes", type=click.IntRange(min=1), metavar="N", help="So many, of SLURM's choice."),
+        click.option("--partition", metavar="NAME", help="Of this partition; alone: all its idle nodes."),
+        click.option("--nodelist", metavar="LIST", help="These, as in node[01-03,07]."),
+        click.option(
+            "--gpus-per-node", type=click.IntRange(min=0), metavar="N", help="Ask SLURM for GPUs: it may hide others."
+        ),
+        click.option(
+            "--timeout",
+            "join_s",
+            type=click.FloatRange(min=1, max=3600),
+            default=JOIN_S,
+            show_default=True,
+            metavar="SECONDS",
+            help="Who has not answered then is silent.",
+        ),
+        click.option(
+            "--queue-timeout",
+            "queue_s",
+            type=click.FloatRange(min=1),
+            default=QUEUE_S,
+            show_default=True,
+            metavar="SECONDS",
+            help="How long SLURM may take to give the nodes.",
+        ),
+    ]
+    for option in reversed(options):
+        function = option(function)
+    return function
+
+
+@click.command("check")
+@node_options
+@click.option("--select", multiple=True, metavar="ID,...", help="Only these: id, name, or AR2 for all of the network.")
+@click.option("--ignore", multiple=True, metavar="ID,...", help="Not these.")
+@click.option("--list", "is_list", is_flag=True, help="Print all checks, and how each looks.")
+@click.option("--exclude-list", "is_exclude_list", is_flag=True, help="Print the culprits for sbatch --exclude.")
+@click.option("-v", "--verbose", is_flag=True, help="Every check, also where all is well.")
+@cluster_option
+@json_option
+@click.option("--member", is_flag=True, hidden=True)  # one node of a check that another process started
+def check(
+    select: tuple[str, ...],
+    ignore: tuple[str, ...],
+    is_list: bool,
+    is_exclude_list: bool,
+    verbose: bool,
+    cluster_file: Path | None,
+    as_json: bool,
+    member: bool,
+    join_s: float,
+    queue_s: float,
+    **flags: Any,
+) -> int:
+    """Look at nodes and at the network between them, as a job would find them; nothing is started or changed.
+
+    \b
+    allranks check                               in a job: all its nodes; else this machine
+    allranks check --nodes 6                     from a login node: six nodes of SLURM's choice
+    allranks check --nodelist node[01-04] --select AR2,disk-full
+    sbatch --exclude="$(allranks check --partition main --exclude-list)" job.sh
+
+    Exit codes: 0 fine, 1 something would stop a job, 2 usage, 3 could not tell.
+    """
+    if member:
+        _be_member()
+    from allranks.launch.check.outcome import choose_checks
+    from allranks.launch.check.where import Asked
+
+    wanted = choose_checks(_split(select), _split(ignore))
+    if is_list:
+        _print_list(as_json=as_json, chosen={cause.id for cause in wanted})
+        return Exit.OK
+    if is_exclude_list and (as_json or verbose):
+        raise UsageError("--exclude-list prints names alone: leave --json and --verbose out")
+    loaded = load_cluster(cluster_file)
+    view = _View(
+        wanted=wanted,
+        ignored=_ids(ignore),
+        is_exclude_list=is_exclude_list,
+        is_verbose=verbose,
+        as_json=as_json,
+        data=loaded.cluster.network.data or ("cluster.toml" if loaded.cluster.node else ""),
+        began_s=time.monotonic(),
+    )
+    asked = Asked(**flags)
+    world = world_from_env(os.environ)
+    if world.launcher is Launcher.SLURM and not asked.is_any:
+        return _in_step(loaded.cluster, world, join_s=join_s, view=view)
+    place = find_place(asked, os.environ, verb="check")
+    held = look_at(place, loaded.cluster, join_s=join_s, queue_s=queue_s)
+    # A step that asked for no cores in particular has one.
+    skipped = {"AR011": "this check asked SLURM for one core a node"} if place and place.job_id is None else {}
+    outcome = view.judge(held, skipped=skipped)
+    view.show(outcome, held)
+    return outcome.exit_code
+
+
+def find_place(asked: Asked, env: Any, *, verb: str) -> Place | None:
+    """Return the nodes that flags and environment mean; None for this machine.
+
+    Raises:
+        AllranksError: flags contradict each other or the allocation, or SLURM does not know them.
+    """
+    from allranks.host.slurm import find_jobs, list_nodes
+    from allranks.launch.check.where import choose_in_cluster, choose_in_job
+    from allranks.model.hostlist import expand_hosts
+
+    job_id = env.get("SLURM_JOB_ID")
+    if job_id:
+        if int(env.get("SLURM_HET_SIZE") or 0) > 1:
+            raise UsageError(
+                f"{verb}: job {job_id} is heterogeneous; start it on all its nodes: srun --overlap --het-group=0-1 "
+                f"--ntasks-per-node=1 allranks {verb}"
+            )
+        nodes = env.get("SLURM_JOB_NODELIST") or next((job.nodes for job in find_jobs(job_id)), "")
+        if not nodes:
+            raise UsageError(f"{verb}: SLURM_JOB_ID={job_id}, but that job has no nodes now; unset SLURM_JOB_ID")
+        return choose_in_job(asked, job_id, expand_hosts(nodes), verb=verb)
+    if asked.is_any:
+        return choose_in_cluster(asked, verb=verb, list_idle=lambda name: list_nodes(partition=name))
+    return None
+
+
+def look_at(place: Place | None, cluster: Cluster, *, join_s: float, queue_s: float) -> Held:
+    """Look at nodes of the cluster, or at this machine.
+
+    Raises:
+        AllranksError: SLURM refuses, or no node answers.
+    """
+    from allranks.launch.check.member import Order, look_here
+    from allranks.launch.check.step import check_nodes
+
+    if place is None:
+        return look_here(cluster, os.environ)
+    from allranks.launch.agent import SignalInbox
+
+    inbox = SignalInbox()
+    order = Order(cluster=cluster, join_s=join_s)
+    return check_nodes(place, order, queue_s=queue_s, env=os.environ, say=say, check_signals=inbox.check)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _View:
+    """What is looked for, and what is shown of it."""
+
+    wanted: tuple[Any, ...]
+    ignored: frozenset[str]
+    is_exclude_list: bool
+    is_verbose: bool
+    as_json: bool
+    data: str
+    began_s: float
+
+    def judge(self, held: Held, *, skipped: dict[str, str]) -> Outcome:
+        from allranks.launch.check.outcome import judge_check
+
+        return judge_check(held, self.wanted, ignored=self.ignored, skipped=skipped)
+
+    def show(self, outcome: Outcome, held: Held) -> None:
+        elapsed_s = time.monotonic() - self.began_s
+        if self.is_exclude_list:
+            _print_exclude_list(outcome)
+        elif self.as_json:
+            _print_json(outcome, held, elapsed_s=elapsed_s)
+        else:
+            self._print_table(outcome, held, elapsed_s=elapsed_s)
+
+    def _print_table(self, outcome: Outcome, held: Held, *, elapsed_s: float) -> None:
+        from allranks.causes.catalogue import FAMILIES
+        from allranks.report.table import render_results
+
+        style = Style.of(sys.stdout)
+        table = render_results(
+            outcome.results, style, families=FAMILIES, num_nodes=len(outcome.nodes), is_verbose=self.is_verbose
+        )
+        parts = [table, render_findings(outcome.findings, style)]
+        if held.num_nodes > 1 and not self.data:
+            say("no cluster.toml names the data network: tested is the path on which the nodes find each other")
+        click.echo("\n\n".join(filter(None, [*parts, summarise(outcome, elapsed_s=elapsed_s)])))
+
+
+def summarise(outcome: Outcome, *, elapsed_s: float) -> str:
+    """Return the last line: the verdict and the seconds."""
+    from allranks.model.finding import Severity, Status
+    from allranks.model.hostlist import fold_hosts
+
+    where = printable(outcome.nodes[0]) if len(outcome.nodes) == 1 else f"{len(outcome.nodes)} nodes"
+    fails = sum(finding.severity is Severity.FAIL for finding in outcome.findings)
+    warnings = len(outcome.findings) - fails
+    lost = {each.cause for each in outcome.results if each.status in (Status.UNKNOWN, Status.CRASH)}
+    passed = {each.cause for each in outcome.results if each.status is Status.PASS}
+    said = []
+    if fails:
+        culprits = [node for node in outcome.nodes if any(_is_failed(each, node) for each in outcome.results)]
+        on = f" ({fold_hosts(culprits)})" if 0 < len(culprits) < len(outcome.nodes) else ""
+        said.append(f"{_count(fails, 'problem')} that would stop a job{on}")
+    if warnings:
+        said.append(_count(warnings, "warning"))
+    if lost:
+        said.append(f"could not tell {_count(len(lost), 'check')}")
+    verdict = ", ".join(said) or f"all is well, {_count(len(passed), 'check')} passed"
+    return f"{where}: {verdict}; {elapsed_s:.1f} s"
+
+
+def _is_failed(result: Any, node: str) -> bool:
+    from allranks.model.finding import Status
+
+    return result.status is Status.FAIL and result.node == node
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
+def _print_exclude_list(outcome: Outcome) -> None:
+    from allranks.launch.check.outcome import nodes_to_exclude
+    from allranks.model.hostlist import fold_hosts
+
+    names, left = nodes_to_exclude(outcome)
+    click.echo(printable(fold_hosts(names)))
+    for line in left:
+        say(printable(line))
+
+
+def _print_json(outcome: Outcome, held: Held, *, elapsed_s: float) -> None:
+    import msgspec
+
+    answered = {card.host for card in held.seen.cards.values()}
+    document = {
+        "nodes": [
+            {"name": node, "answered": node in answered or node.rpartition(".")[0] in answered}
+            for node in outcome.nodes
+        ],
+        "results": outcome.results,
+        "findings": outcome.findings,
+        "elapsed_s": round(elapsed_s, 3),
+        "exit_code": outcome.exit_code,
+    }
+    click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2))
+
+
+def _print_list(*, as_json: bool, chosen: set[str]) -> None:
+    from allranks.launch.check.outcome import checks
+
+    found = [(cause, ways) for cause, ways in checks().values() if cause.id in chosen]
+    if as_json:
+        rows = [{"id": c.id, "name": c.name, "title": c.title(), "ways": ways} for c, ways in found]
+        click.echo(json.dumps(rows, indent=2))
+        return
+    width = max(len(cause.label()) for cause, _ in found)
+    for cause, ways in found:
+        click.echo(f"{cause.label():<{width}}  {cause.title().removesuffix('.')}; {', '.join(ways)}")
+
+
+def _be_member() -> None:
+    """One node of a check; the process ends here, also while a thread waits for a file system that hangs."""
+    from allranks.launch.agent import SignalInbox
+    from allranks.launch.check.member import ORDER_VARIABLE, serve
+    from allranks.launch.check.step import decode_order
+
+    order = decode_order(os.environ.get(ORDER_VARIABLE, ""))
+    env = {name: value for name, value in os.environ.items() if name != ORDER_VARIABLE}
+    exit_code = 0
+    try:
+        serve(order, env, check_signals=SignalInbox().check, tell=lambda text: click.echo(text, nl=False))
+    except StoppedBySignal as exc:
+        exit_code = exc.exit_code
+    except AllranksError as exc:
+        click.echo(f"error: {exc}", err=True)
+        exit_code = exc.exit_code
+    sys.stdout.flush()
+    os._exit(exit_code)
+
+
+def _in_step(cluster: Cluster, world: World, *, join_s: float, view: _View) -> int:
+    """Every task of a step that the user started is a member; the first one speaks."""
+    import shutil
+
+    from allranks.launch.agent import SignalInbox
+    from allranks.launch.check.member import DIRECTORY_PREFIX, Held, Order, Stopped, take_part
+    from allranks.wire.protocol import Goodbye
+    from allranks.wire.secret import SECRET_VARIABLE
+
+    inbox = SignalInbox()
+    env = dict(os.environ)
+    directory: Path | None = Path(f"{DIRECTORY_PREFIX}{world.job_id}.{world.step_id}").absolute()
+    if world.rank == 0 and world.num_nodes > 1:
+        try:
+            directory.mkdir(mode=0o700)
+        except OSError:  # the others then prove themselves by munge
+            directory, env[SECRET_VARIABLE] = None, secrets.token_hex(32)
+    outcomes: list[Outcome] = []
+
+    def sum_up(held: Held) -> Goodbye:
+        outcomes.append(view.judge(held, skipped={}))
+        return Goodbye(exit_code=outcomes[0].exit_code, summary="")
+
+    order: Order = Order(cluster=cluster, join_s=join_s, directory=str(directory) if directory else None)
+    try:
+        found = take_part(order, world, env, check_signals=inbox.check, sum_up=sum_up)
+    finally:
+        if world.rank == 0 and directory is not None:
+            shutil.rmtree(directory, ignore_errors=True)
+    if isinstance(found, Goodbye):
+        return found.exit_code
+    if isinstance(found, Stopped):
+        finding = found.card.problem_finding
+        raise AllranksError(finding.message if finding else found.card.problem or "no leader")
+    outcome = outcomes[0] if outcomes else view.judge(found, skipped={})
+    view.show(outcome, found)
+    return outcome.exit_code
+
+
+def _split(texts: tuple[str, ...]) -> list[str]:
+    return [part for text in texts for part in text.split(",") if part.strip()]
+
+
+def _ids(ignore: tuple[str, ...]) -> frozenset[str]:
+    from allranks.causes.catalogue import select_causes
+
+    named = _split(ignore)
+    return frozenset(cause.id for cause in select_causes(named, [])) if named else frozenset()

@@ -1,0 +1,231 @@
+"""What did a check come to? From what was seen to one status per cause and node, findings and exit code. Pure.
+
+The catalogue judges cards and pairs (preflight.judge). What it gives no cell of the table for is filled in here: the
+pairs of nodes, and whether a node was there at all.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from allranks.causes.catalogue import all_causes, select_causes, ways_to_find
+from allranks.causes.cause import Cause, Symptom
+from allranks.launch.check.member import Held
+from allranks.model.errors import Exit, HostlistError, UsageError
+from allranks.model.finding import Confidence, Finding, Result, Severity, Status
+from allranks.model.hostlist import expand_hosts
+from allranks.preflight.judge import judge, name_nodes
+
+PRESENCE = {
+    "AR001": "who does not answer",
+    "AR012": "who answers and is gone again",
+    "AR404": "who is of an earlier attempt",
+    "AR405": "who comes twice",
+    "AR406": "who is not of this check",
+    "AR512": "who says itself that it cannot take part",
+}
+"""What the roll call itself finds, without a probe: id -> how."""
+# As causes.catalogue.ways_to_find names them.
+ON_EACH_NODE, COMPARED, SIDE_BY_SIDE = "on each node", "compared on all nodes", "on all nodes, side by side"
+ALONE = "one node alone"
+_ALWAYS = frozenset(("AR001", "AR012", "AR512"))
+"""Looked for whatever is selected: without an answer nothing else can be said."""
+_WORST_FIRST = (Status.FAIL, Status.CRASH, Status.WARN, Status.UNKNOWN, Status.PASS, Status.SKIP)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a check came to."""
+
+    nodes: tuple[str, ...]
+    """In the order of the nodes, the silent ones too."""
+    results: tuple[Result, ...]
+    """By cause, then by node."""
+    findings: tuple[Finding, ...]
+    exit_code: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Scope:
+    num_nodes: int
+    node_names: tuple[str, ...]
+    store_port: int | None
+    ignored: frozenset[str]
+
+
+@functools.cache
+def checks() -> dict[str, tuple[type[Cause], tuple[str, ...]]]:
+    """Return every cause that a check can find, by id, with how it looks: `on each node`, `between pairs of nodes`."""
+    found = {}
+    for cause in all_causes():
+        ways = [way for way in ways_to_find(cause) if way != "in logs"]
+        if cause.id in PRESENCE:
+            ways.append(f"by the roll call: {PRESENCE[cause.id]}")
+        if ways and not cause.is_outcome:
+            found[cause.id] = (cause, tuple(ways))
+    return found
+
+
+def choose_checks(select: Sequence[str], ignore: Sequence[str]) -> tuple[type[Cause], ...]:
+    """Return the causes to look for.
+
+    Args:
+        select: ids, names, aliases or beginnings of ids; none: all.
+        ignore: the same, of what is left out.
+    Raises:
+        UsageError: one of them is no cause, or nothing that can be looked for is left.
+    """
+    chosen, known = select_causes(select, ignore), checks()
+    left = tuple(cause for cause in chosen if cause.id in known)
+    if not left:
+        if len(chosen) == 1 and not ignore:
+            raise UsageError(f"{chosen[0].label()} cannot be found before a run; allranks check --list has what can")
+        raise UsageError("--select and --ignore leave nothing to look for; allranks check --list has what there is")
+    return left
+
+
+def judge_check(
+    held: Held,
+    wanted: Collection[type[Cause]],
+    *,
+    ignored: Collection[str] = (),
+    skipped: Mapping[str, str] | None = None,
+) -> Outcome:
+    """Hold what was seen against the catalogue.
+
+    Args:
+        held: cards, pair tests, who is missing.
+        wanted: causes to look for; who is missing is said in any case.
+        ignored: ids that are not even then.
+        skipped: id -> why it cannot be judged in this check.
+    """
+    skipped = skipped or {}
+    looked_for = ({cause.id for cause in wanted} | _ALWAYS) - set(ignored) - set(skipped)
+    others = frozenset(cause.id for cause in all_causes()) - looked_for
+    scope = _Scope(held.num_nodes, held.node_names, held.store_port, others)
+    judgement = judge(held.seen, scope, causes=[cause for cause in wanted if cause.id in looked_for])
+    names = name_nodes(held.seen.cards)
+    cells: dict[tuple[str, str], Result] = {}
+    for result in judgement.results:
+        if (result := _as_seen(result, held)) is not None:
+            _add(cells, result)
+    for cause in all_causes():
+        if cause.id in looked_for & (_ALWAYS | {each.id for each in wanted}):
+            for result in _between_nodes(held, cause, names):
+                _add(cells, result)
+        elif cause.id in skipped and cause in wanted:
+            for name in names.values():
+                _add(cells, Result(cause=cause.label(), node=name, status=Status.SKIP, note=skipped[cause.id]))
+    for finding in judgement.findings:
+        status = Status.WARN if finding.severity is Severity.WARN else Status.FAIL
+        for node in _named(finding):
+            _add(cells, Result(cause=finding.cause, node=node, status=status, note=finding.message))
+    nodes = _all_nodes(held, names)
+    order = {node: place for place, node in enumerate(nodes)}
+    results = sorted(cells.values(), key=lambda each: (each.cause, order.get(each.node, len(order)), each.node))
+    return Outcome(
+        nodes=nodes,
+        results=tuple(results),
+        findings=judgement.findings,
+        exit_code=_exit_code(judgement.findings, results),
+    )
+
+
+def nodes_to_exclude(outcome: Outcome) -> tuple[list[str], list[str]]:
+    """Return the nodes that a job should do without, and a line about every finding that names none of them.
+
+    A link, a partition or an undecided culprit is nobody to leave out: which end it is, somebody has to decide.
+    """
+    excluded: set[str] = set()
+    left: list[str] = []
+    for finding in outcome.findings:
+        if finding.severity is not Severity.FAIL:
+            continue
+        named = _named(finding)
+        if finding.confidence is Confidence.UNDECIDED or not named or set(named) - set(outcome.nodes):
+            left.append(f"{finding.cause} of {finding.node or 'no node'} excludes nobody: {finding.message}")
+        else:
+            excluded |= set(named)
+    names = [node for node in outcome.nodes if node in excluded]
+    if names and len(names) == len(outcome.nodes):
+        left.append("this is every node that was checked: leaving nodes out does not cure it")
+    return names, left
+
+
+def _exit_code(findings: Sequence[Finding], results: Sequence[Result]) -> int:
+    if any(finding.severity is Severity.FAIL for finding in findings):
+        return Exit.USER_CODE
+    statuses = {result.status for result in results}
+    return Exit.UNKNOWN if {Status.UNKNOWN, Status.CRASH} & statuses else Exit.OK
+
+
+def _as_seen(result: Result, held: Held) -> Result | None:
+    """A pass is one only where something was looked at: nothing is compared on a node alone."""
+    ways = checks()[result.cause[:5]][1]
+    if result.status is not Status.PASS or ON_EACH_NODE in ways:
+        return result
+    if COMPARED in ways and held.num_nodes == 1:
+        return Result(cause=result.cause, node=result.node, status=Status.SKIP, note=ALONE)
+    return result if {COMPARED, SIDE_BY_SIDE} & set(ways) else None
+
+
+def _add(cells: dict[tuple[str, str], Result], result: Result) -> None:
+    """The worst of what is said of one cause on one node stays."""
+    key = (result.cause, result.node)
+    known = cells.get(key)
+    if known is None or _WORST_FIRST.index(result.status) < _WORST_FIRST.index(known.status):
+        cells[key] = result
+
+
+def _named(finding: Finding) -> list[str]:
+    """The nodes that a finding names; of two nodes with a link, its text."""
+    text = finding.node or ""
+    if " " in text:
+        return [text]
+    try:
+        return expand_hosts(text) if text else []
+    except HostlistError:
+        return [text]
+
+
+def _all_nodes(held: Held, names: Mapping[int, str]) -> tuple[str, ...]:
+    absent = {
+        index: held.node_names[index] if index < len(held.node_names) else f"node rank {index}"
+        for index in {*held.seen.missing, *held.seen.left}
+        if index not in names
+    }
+    return tuple(name for _, name in sorted({**names, **absent}.items()))
+
+
+def _between_nodes(held: Held, cause: type[Cause], names: Mapping[int, str]) -> list[Result]:
+    """Cells of what is not looked for on cards: that a node is there, and what shows between two of them."""
+    if cause.id in _ALWAYS:
+        return [Result(cause=cause.label(), node=name, status=Status.PASS) for name in names.values()]
+    if cause.id in PRESENCE:
+        status, note = (Status.PASS, "") if held.num_nodes > 1 else (Status.SKIP, ALONE)
+        return [Result(cause=cause.label(), node=name, status=status, note=note) for name in names.values()]
+    if not cause.symptoms:
+        return []
+    found = []
+    for index, name in names.items():
+        status, note = _pairs_of(held, cause, index)
+        found.append(Result(cause=cause.label(), node=name, status=status, note=note))
+    return found
+
+
+def _pairs_of(held: Held, cause: type[Cause], index: int) -> tuple[Status, str]:
+    if held.num_nodes == 1:
+        return Status.SKIP, ALONE
+    card = held.seen.cards[index]
+    if card.problem is not None:
+        return Status.SKIP, "it cannot take part in the tests"
+    own = [each for each in held.seen.results if each.source == index]
+    if crashed := next((each.problem for each in own if each.problem), None):
+        return Status.CRASH, crashed
+    if index in held.seen.silent or not (own or any(each.target == index for each in held.seen.results)):
+        return Status.UNKNOWN, "no pair with it was tested"
+    if cause.symptoms == (Symptom.LARGE_LOST,) and not any(each.datagrams for each in held.seen.results):
+        return Status.SKIP, "not tested between so many nodes"
+    return Status.PASS, ""

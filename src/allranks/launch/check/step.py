@@ -1,0 +1,334 @@
+"""How does a check run on many nodes? One srun step, a member on each, and the leader's document that comes back.
+
+Phases, each with its own deadline; silence in one of them is an answer:
+1 `srun` gets the nodes: a step beside the job's own (`--overlap`), or an allocation of its own      queue_s
+2 every node says a word through SLURM: Here                                                         join_s
+3 the leader holds the roll call and sends what it saw: Held; who found no leader sends its own card SILENCE_S
+4 what is left of the step is ended                                                                  END_S
+
+The members find each other by the leader's announcement in a hidden directory below the current one, or by the name of
+the first node; their key is in the step's environment. Directory and step are gone when this returns or raises.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import os
+import re
+import secrets
+import selectors
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import msgspec
+
+from allranks.causes.catalogue import find_cause
+from allranks.causes.cause import failed
+from allranks.launch.check.lines import Unpacker
+from allranks.launch.check.member import DIRECTORY_PREFIX, ORDER_VARIABLE, Held, Here, Order
+from allranks.launch.check.where import Place
+from allranks.model.card import Card
+from allranks.model.errors import AllranksError, UsageError
+from allranks.model.hostlist import fold_hosts
+from allranks.preflight.judge import Observations
+from allranks.wire.secret import SECRET_VARIABLE
+
+NOTICE_AFTER_S = 2.0
+TICK_S = 0.2
+SILENCE_S = 30.0
+"""From the end of the roll call's own wait to its document: pair tests, twice looked at again."""
+LATE_CARD_S = 3.0
+"""For the card of a node that answered and found no leader, once the leader's document is there."""
+END_S = 3.0
+"""For srun to end its step after SIGTERM, before it is killed."""
+STEP_MINUTES = 5
+"""SLURM ends the step itself, should this process be killed."""
+_USAGE = ("invalid", "unknown partition", "unrecognized", "specification", "more processors requested")
+
+
+@dataclass(slots=True)
+class Heard:
+    """What came from the step so far."""
+
+    node_names: tuple[str, ...] = ()
+    here: dict[int, str] = field(default_factory=dict)
+    """Node index -> host, of those that said a word through SLURM."""
+    cards: dict[int, Card] = field(default_factory=dict)
+    """Of those that found no leader."""
+    held: Held | None = None
+    words: list[str] = field(default_factory=list)
+    """srun's and the site's."""
+
+    def missing(self, num_nodes: int) -> list[str]:
+        """Who has not said a word."""
+        absent = [index for index in range(num_nodes) if index not in self.here]
+        return [self.node_names[index] if index < len(self.node_names) else f"node rank {index}" for index in absent]
+
+    def take(self, unpacker: Unpacker, line: str) -> bool:
+        """Take a line of the step's output; whether it was the last part of a document."""
+        parcel = unpacker.feed(line)
+        if parcel is None:
+            return False
+        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):  # of another version of allranks
+            match parcel.kind:
+                case "here":
+                    here = msgspec.json.decode(parcel.content, type=Here)
+                    self.here[parcel.node_index] = here.host
+                    self.node_names = self.node_names or here.node_names
+                case "card":
+                    self.cards[parcel.node_index] = msgspec.json.decode(parcel.content, type=Card)
+                case "held":
+                    self.held = msgspec.json.decode(parcel.content, type=Held)
+        return True
+
+
+def check_nodes(
+    place: Place,
+    order: Order,
+    *,
+    queue_s: float,
+    env: Mapping[str, str],
+    say: Callable[[str], None],
+    check_signals: Callable[[], None],
+) -> Held:
+    """Hold a check on nodes of the cluster and return what was seen.
+
+    Args:
+        place: which nodes.
+        order: what the members do; its directory is made here.
+        queue_s: how long SLURM may take to start the members.
+        env: the caller's; srun gets it without what an outer job or step left in it.
+        say: gets lines about whom is waited for.
+        check_signals: raises StoppedBySignal when somebody told this process to stop.
+    Raises:
+        UsageError: SLURM does not know what is asked for, or is not here.
+        AllranksError: no node answered.
+        StoppedBySignal: check_signals raised it.
+    """
+    if shutil.which("srun", path=env.get("PATH")) is None:
+        raise UsageError("srun is not on PATH: load the slurm module, or log in to a node of the cluster")
+    with _announcement_directory() as directory:
+        order = msgspec.structs.replace(order, directory=directory)
+        step_env = {name: value for name, value in env.items() if not name.startswith("SLURM_") or name == "SLURM_CONF"}
+        step_env |= {SECRET_VARIABLE: secrets.token_hex(32), ORDER_VARIABLE: encode_order(order)}
+        process = subprocess.Popen(
+            srun_command(place),
+            env=step_env,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C reaches us, and we end it in order
+        )
+        try:
+            heard = _listen(process, place, order, queue_s=queue_s, say=say, check_signals=check_signals)
+        finally:
+            _end(process)
+    return sum_up(heard, place.num_nodes, waited_s=order.join_s)
+
+
+def srun_command(place: Place) -> list[str]:
+    """Return the line that starts one member on every node."""
+    inside = (f"--jobid={place.job_id}", "--overlap", "--mem=0")  # beside the steps that hold everything
+    outside = (*([f"--partition={place.partition}"] if place.partition else []), "--job-name=allranks-check")
+    return [
+        "srun",
+        *(inside if place.job_id else outside),
+        f"--nodes={place.num_nodes}",
+        f"--ntasks={place.num_nodes}",
+        "--ntasks-per-node=1",
+        *([f"--nodelist={','.join(place.pinned)}"] if place.pinned else []),
+        *([f"--gpus-per-node={place.gpus_per_node}"] if place.gpus_per_node else []),
+        f"--time={STEP_MINUTES}",
+        "--mpi=none",
+        "--input=none",
+        "--export=ALL",
+        "--kill-on-bad-exit=0",
+        "--wait=0",
+        sys.executable,
+        "-m",
+        "allranks",
+        "check",
+        "--member",
+    ]
+
+
+def encode_order(order: Order) -> str:
+    """Return an order as the value of an environment variable."""
+    return base64.b64encode(zlib.compress(msgspec.json.encode(order))).decode()
+
+
+def decode_order(text: str) -> Order:
+    """Read what `encode_order` wrote.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    try:
+        return msgspec.json.decode(zlib.decompress(base64.b64decode(text)), type=Order)
+    except (ValueError, zlib.error) as exc:
+        raise UsageError(f"{ORDER_VARIABLE} is no order of this version of allranks; unset it") from exc
+
+
+def sum_up(heard: Heard, num_nodes: int, *, waited_s: float) -> Held:
+    """Put together what the leader saw and what came beside it through SLURM.
+
+    A node that spoke through SLURM and not to the leader is there: its path to the leader is at fault.
+
+    Raises:
+        AllranksError: nobody said anything.
+    """
+    held, names = heard.held, heard.node_names
+    if held is None:
+        if not heard.cards:
+            raise AllranksError(f"no node answered{_because(heard.words)}")
+        missing = tuple(index for index in range(num_nodes) if index not in heard.cards)
+        # Whom the others looked for in vain is missing itself: it is said once.
+        cards = {
+            index: card if index in heard.cards and 0 in heard.here else _without_problem(card)
+            for index, card in heard.cards.items()
+        }
+        seen = Observations(cards=cards, missing=missing, waited_s=waited_s)
+        return Held(seen=seen, num_nodes=num_nodes, node_names=names if len(names) == num_nodes else ())
+    found = [index for index in held.seen.missing if index in heard.cards]
+    if not found:
+        return held
+    leader = held.seen.cards[0].host if 0 in held.seen.cards else "the leader"
+    cards = dict(held.seen.cards) | {index: _cut_off(heard.cards[index], leader) for index in found}
+    missing = tuple(index for index in held.seen.missing if index not in found)
+    return msgspec.structs.replace(held, seen=replace(held.seen, cards=cards, missing=missing))
+
+
+def _cut_off(card: Card, leader: str) -> Card:
+    what = f"{card.host} answers through SLURM and does not reach the leader on {leader}"
+    finding = find_cause("AR201").find(failed(card.problem or "", what=what), node=card.host)
+    return msgspec.structs.replace(card, problem_finding=finding)
+
+
+def _without_problem(card: Card) -> Card:
+    return msgspec.structs.replace(card, problem=None, problem_exit=0, problem_finding=None)
+
+
+def _listen(
+    process: subprocess.Popen[bytes],
+    place: Place,
+    order: Order,
+    *,
+    queue_s: float,
+    say: Callable[[str], None],
+    check_signals: Callable[[], None],
+) -> Heard:
+    heard, unpacker = Heard(), Unpacker()
+    rest = {"out": b"", "err": b""}
+    began_s = last_s = time.monotonic()
+    held_s, next_notice_s = 0.0, NOTICE_AFTER_S
+    assert process.stdout is not None
+    assert process.stderr is not None
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ, "out")
+        selector.register(process.stderr, selectors.EVENT_READ, "err")
+        while selector.get_map():
+            check_signals()
+            now_s = time.monotonic()
+            held_s = held_s or (now_s if heard.held else 0.0)
+            if _is_complete(heard, place.num_nodes, late_s=now_s - held_s if held_s else 0.0):
+                break
+            if not heard.here and now_s > began_s + queue_s:
+                raise AllranksError(
+                    f"SLURM has not started {place.describe()} within {queue_s:.0f} s{_because(heard.words)}; "
+                    "wait longer with --queue-timeout SECONDS, or see squeue and sinfo -R"
+                )
+            if heard.here and now_s > last_s + order.join_s * 4 / 3 + SILENCE_S:
+                break
+            if now_s > began_s + next_notice_s:
+                next_notice_s *= 2
+                say(_notice(heard, place, now_s - began_s))
+            for key, _ in selector.select(TICK_S):
+                data = os.read(key.fd, 1 << 16)
+                if not data:
+                    selector.unregister(key.fileobj)
+                *lines, rest[key.data] = (rest[key.data] + (data or b"\n")).split(b"\n")
+                for line in lines:
+                    text = line.decode(errors="replace")
+                    if key.data == "out" and heard.take(unpacker, text):
+                        last_s = time.monotonic()
+                    elif key.data == "err":
+                        heard.words.append(text)
+    if not heard.here:
+        _refuse(heard.words)
+    return heard
+
+
+def _is_complete(heard: Heard, num_nodes: int, *, late_s: float) -> bool:
+    """Whether nothing more is to be expected."""
+    if heard.held is not None:
+        awaited = [index for index in heard.held.seen.missing if index in heard.here and index not in heard.cards]
+        return not awaited or late_s > LATE_CARD_S
+    # The leader said no word, and all others have given it up.
+    return bool(heard.here) and 0 not in heard.here and set(heard.here) <= set(heard.cards)
+
+
+def _notice(heard: Heard, place: Place, waited_s: float) -> str:
+    if not heard.here:
+        return f"waiting {waited_s:.0f} s for SLURM to start {place.describe()}{_because(heard.words)}"
+    if missing := heard.missing(place.num_nodes):
+        names = fold_hosts(missing) if heard.node_names else ", ".join(missing)
+        return f"waiting {waited_s:.0f} s for {names}; {len(heard.here)} of {place.num_nodes} answered"
+    return f"waiting {waited_s:.0f} s for the roll call of {place.num_nodes} nodes"
+
+
+def _refuse(words: Sequence[str]) -> None:
+    """Raise what srun said, where it ended without a word of a node."""
+    said = _said(words) or "srun ended without a word"
+    is_usage = any(part in said.lower() for part in _USAGE)
+    hint = "; sinfo -N lists the nodes" if "node name" in said.lower() else ""
+    raise (UsageError if is_usage else AllranksError)(f"SLURM: {said}{hint}")
+
+
+def _because(words: Sequence[str]) -> str:
+    said = _said(words)
+    return f" (SLURM: {said})" if said else ""
+
+
+def _said(words: Sequence[str]) -> str:
+    """What SLURM said, on one line, without who says it and without our own members' lines."""
+    lines = [re.sub(r"^(srun|slurmstepd[\w.-]*|slurm_\w+)(: error)?: (error: )?", "", line).strip() for line in words]
+    kept = [line for line in lines if line and not line.startswith("allranks: ") and "lacks support" not in line]
+    joined = "; ".join(dict.fromkeys(kept))[:300]
+    return "".join(c if c.isprintable() else " " for c in joined)
+
+
+@contextlib.contextmanager
+def _announcement_directory() -> Iterator[str | None]:
+    """A hidden directory that the nodes may share, for as long as this lasts; None where nothing can be written."""
+    for base in (Path.cwd, Path.home):
+        try:
+            made = tempfile.mkdtemp(prefix=DIRECTORY_PREFIX, dir=base())
+        except (OSError, RuntimeError):
+            continue
+        try:
+            yield made
+        finally:
+            shutil.rmtree(made, ignore_errors=True)
+        return
+    yield None
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End what still runs: srun passes SIGTERM on to its step, and gives up a place in the queue."""
+    with process:
+        if process.poll() is None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(0.5)  # all is said: it ends by itself
+        for end, patience_s in ((process.terminate, END_S), (process.kill, 1.0)):
+            if process.poll() is None:
+                end()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(patience_s)

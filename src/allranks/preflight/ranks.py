@@ -1,0 +1,204 @@
+"""Ranks in the place of nodes: what they are called, which GPU is whose, what they get in their environment. Pure.
+
+For ranks that hold the roll call themselves (preflight.place): they are its applicants, several on a host. A rank that
+did not come is called `node03-rank26` there, one that did `node03.2`; `in_ranks` says both as node03, rank 26.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from itertools import groupby
+
+import msgspec
+
+from allranks.causes.catalogue import find_cause
+from allranks.causes.cause import failed
+from allranks.causes.gpu.seen import visible_gpus
+from allranks.config import LoadedCluster
+from allranks.model.card import Card
+from allranks.model.cluster import Backend
+from allranks.model.errors import HostlistError, SetupError
+from allranks.model.finding import Finding
+from allranks.model.hostlist import expand_hosts, fold_hosts
+from allranks.model.identity import Launcher, World
+from allranks.model.setting import Setting
+from allranks.wire.protocol import Plan
+
+
+def job_name(world: World) -> str:
+    """Return the job's name, the same on all ranks: SLURM's, with the step if it is not the first; else their place."""
+    if world.launcher is Launcher.SLURM and world.job_id is not None:
+        return world.job_id if world.step_id in (None, "0") else f"{world.job_id}.{world.step_id}"
+    point = world.master or ("local", None)
+    return f"{point[0]}-{point[1] or 0}"
+
+
+def hosts_of_ranks(world: World, env: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the host of each rank; () where the launcher does not say how the ranks are spread.
+
+    SLURM says each task which ranks its own node has; that they follow one another there, from where the nodes before
+    leave off, is what block order looks like.
+    """
+    here = world.local_world_size
+    if not world.hosts or not world.tasks_per_node:
+        return ()
+    before = sum(world.tasks_per_node[: world.node_index])
+    is_block = env.get("SLURM_GTIDS") == ",".join(str(before + i) for i in range(here))
+    is_spread = max(world.tasks_per_node) == 1 or world.num_nodes == 1 or here > 1
+    if not is_block or not (is_spread or env.get("SLURM_DISTRIBUTION", "").startswith("block")):
+        return ()
+    return tuple(host for host, times in zip(world.hosts, world.tasks_per_node, strict=True) for _ in range(times))
+
+
+def name_absent(hosts: Sequence[str]) -> tuple[str, ...]:
+    """Return a name for each rank: its host, with the rank where there are several on it."""
+    return tuple(f"{host}-rank{rank}" if hosts.count(host) > 1 else host for rank, host in enumerate(hosts))
+
+
+def own_gpu(local_rank: int, num_gpus: int) -> int | None:
+    """Return the GPU that a rank takes among those it sees: of its local rank, or the only one; None: there is none."""
+    return local_rank if local_rank < num_gpus else 0 if num_gpus == 1 else None
+
+
+def choose_backend(wanted: str, cards: Mapping[int, Card]) -> tuple[str, str]:
+    """Choose nccl where every rank has a GPU that no other rank takes, else gloo; returns it with the reason.
+
+    Args:
+        wanted: auto, nccl or gloo.
+        cards: by rank.
+    Raises:
+        SetupError: nccl is asked for and cannot work.
+    """
+    if wanted == Backend.GLOO:
+        return "gloo", "asked for"
+    by_host: dict[str, list[Card]] = {}
+    for rank in sorted(cards):
+        by_host.setdefault(cards[rank].host, []).append(cards[rank])
+    short = {}
+    for host, own in by_host.items():
+        taken = {gpu for local_rank, card in enumerate(own) if (gpu := _name_gpu(card, local_rank)) is not None}
+        if all(map(_has_no_cuda, own)):
+            short[host] = "a PyTorch without CUDA"
+        elif len(taken) < len(own):
+            short[host] = f"{len(taken)} GPU{'s' * (len(taken) != 1)} for {len(own)} rank{'s' * (len(own) != 1)}"
+    if not short:
+        return "nccl", "every rank has a GPU of its own"
+    host, has = next(iter(short.items()))
+    if wanted != Backend.NCCL:
+        return "gloo", f"{host} has {has}"
+    what = f"backend nccl needs a GPU for each rank; {len(short)} of {len(by_host)} nodes have too few"
+    outcome = failed(*(f"{host}: {has}" for host, has in short.items()), what=what)
+    raise SetupError(
+        f"backend nccl needs a GPU for each rank, but {host} has {has}; start fewer, or session(backend='gloo')",
+        finding=find_cause("AR111").find(outcome, node=fold_hosts(list(short))),
+    )
+
+
+def in_ranks(finding: Finding, places: Mapping[str, tuple[str | None, int]]) -> Finding:
+    """Return a finding about applicants as one about hosts and their ranks.
+
+    Args:
+        finding: of the roll call, whose nodes are the names of applicants.
+        places: host and rank of each name.
+    """
+    culprits, waiting = _find_places(finding.node, places), _find_places(finding.waiting, places)
+    if culprits:
+        separator = " or " if " or " in (finding.node or "") else ","
+        hosts = list(dict.fromkeys(host for host, _ in culprits if host))
+        node = separator.join(hosts) if separator != "," else fold_hosts(hosts)
+        ranks = finding.ranks or tuple(sorted(rank for _, rank in culprits))
+        finding = msgspec.structs.replace(finding, node=node or None, ranks=ranks)
+    if waiting:
+        finding = msgspec.structs.replace(
+            finding, waiting=None, victims=finding.victims or tuple(sorted(rank for _, rank in waiting))
+        )
+    return finding
+
+
+def settings_of(
+    world: World, group: Plan, loaded: LoadedCluster, *, interface: str | None, env: Mapping[str, str]
+) -> list[Setting]:
+    """Return what an agent would give this rank, with the reasons.
+
+    Args:
+        world: who it is.
+        group: what the leader gave out, a member for each rank.
+        loaded: cluster.toml.
+        interface: carries gradients here; None where it could not be found out.
+        env: the environment; what the user set there is kept.
+    """
+    by_host = groupby(group.members, key=lambda member: member.host)
+    runs = [(host, [member.first_rank for member in same]) for host, same in by_host]
+    of_launcher = {setting.name: setting.source for setting in world.settings}
+    values: dict[str, tuple[object, str, str]] = {
+        "RANK": (world.rank, "of this task", of_launcher["rank"]),
+        "WORLD_SIZE": (world.world_size, "tasks of the step", of_launcher["world_size"]),
+        "LOCAL_RANK": (world.local_rank, "counts the tasks of this node", of_launcher["local_rank"]),
+        "LOCAL_WORLD_SIZE": (world.local_world_size, "tasks on this node", of_launcher["local_world_size"]),
+        "MASTER_ADDR": (group.store_address, "the leader announced it", "roll call"),
+        "MASTER_PORT": (group.store_port, "the leader holds this port for the store", "roll call"),
+        "ALLRANKS_STORE_PORT": (group.store_port, "init_process_group on this port is watched", "roll call"),
+        "ALLRANKS_BACKEND": (group.backend, group.backend_reason, "roll call"),
+        "ALLRANKS_NODE": (group.members[world.rank].host, "name of this node in the job", "roll call"),
+        "ALLRANKS_MEMBERS": (
+            ",".join(f"{host}={ranks[0]}+{len(ranks)}" for host, ranks in runs),
+            "node=first rank+number of ranks",
+            "roll call",
+        ),
+    }
+    polite: dict[str, tuple[object, str, str]] = {
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": (1, "a failed collective ends the rank instead of hanging it", "allranks")
+    }
+    if interface is not None:
+        why = "all ranks are on this machine" if world.num_nodes == 1 else "this node's data interface"
+        polite["GLOO_SOCKET_IFNAME"] = (interface, why, "data_interface")
+        polite["NCCL_SOCKET_IFNAME"] = (f"={interface}", f"{why}; = means exactly this name", "data_interface")
+    if loaded.cluster.network.infiniband is False:
+        polite["NCCL_IB_DISABLE"] = (1, "the cluster has no InfiniBand", "network.infiniband")
+    values |= {name: entry for name, entry in polite.items() if name not in env}  # what the user set is kept
+    return [Setting(name, str(value), reason=why, source=source) for name, (value, why, source) in values.items()]
+
+
+def describe_group(world: World, group: Plan, loaded: LoadedCluster, *, interface: str | None) -> str:
+    """`16 ranks on 2 nodes (node[01-02]), nccl over 192.168.20.0/24`."""
+    hosts = list(dict.fromkeys(member.host for member in group.members))
+    where = hosts[0] if len(hosts) == 1 else f"{len(hosts)} nodes ({fold_hosts(hosts)})"
+    network = interface if world.num_nodes == 1 else loaded.cluster.network.data or interface
+    over = f" over {network}" if network else ""
+    ranks = f"{world.world_size} rank{'s' * (world.world_size != 1)}"
+    return f"{ranks} on {where}, {group.backend}{over}"
+
+
+def _name_gpu(card: Card, local_rank: int) -> str | None:
+    """What tells the GPU that a rank takes from those of its neighbours: its UUID where nvidia-smi said it."""
+    position = own_gpu(local_rank, card.num_gpus)
+    if position is None:
+        return None
+    seen = visible_gpus(card.facts) if card.facts else ()
+    if position < len(seen) and seen[position].uuid:
+        return seen[position].uuid
+    said = card.facts.environment.get("CUDA_VISIBLE_DEVICES", "") if card.facts else ""
+    return f"{said}#{position}"
+
+
+def _has_no_cuda(card: Card) -> bool:
+    facts = card.facts
+    return (
+        facts is not None
+        and "torch" in facts.packages
+        and not {"torch_cuda", "packages"} & set(facts.unread)
+        and (facts.torch_cuda is None)
+    )
+
+
+def _find_places(text: str | None, places: Mapping[str, tuple[str | None, int]]) -> list[tuple[str | None, int]] | None:
+    """The places that a culprit's or waiting line names; None where it names anything else."""
+    if not text:
+        return None
+    try:
+        names = re.split(" or |, ", text) if " " in text else expand_hosts(text)
+    except HostlistError:
+        return None
+    found = [places[name] for name in names if name in places]
+    return found if len(found) == len(names) else None
