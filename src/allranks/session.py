@@ -387,7 +387,8 @@ def _refuse(exc: AllranksError) -> SessionError:
     if exc.finding is not None and is_first:
         _print_findings((exc.finding,))
     else:
-        print(f"error: {exc}", file=sys.stderr, flush=True)
+        cause = f"{exc.finding.cause}: " if exc.finding else ""
+        print(f"error: {cause}{exc}", file=sys.stderr, flush=True)
     findings = (exc.finding,) if exc.finding else ()
     return SessionError(str(exc), exit_code=exc.exit_code, findings=findings)
 

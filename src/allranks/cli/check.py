@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import sys
 import time
 from collections.abc import Callable
@@ -21,11 +20,10 @@ from allranks.model.identity import Launcher, World, world_from_env
 from allranks.report.text import Style, printable, render_findings, say
 
 if TYPE_CHECKING:
-    from allranks.launch.check.member import Held, Order
+    from allranks.launch.check.member import Held
     from allranks.launch.check.outcome import Outcome
     from allranks.launch.check.where import Asked, Place
     from allranks.model.cluster import Cluster
-    from allranks.wire.protocol import Goodbye
 
 JOIN_S = 20.0
 QUEUE_S = 60.0
@@ -227,7 +225,8 @@ def summarise(outcome: Outcome, *, elapsed_s: float) -> str:
     passed = {each.cause for each in outcome.results if each.status is Status.PASS}
     said = []
     if fails:
-        culprits = [node for node in outcome.nodes if any(_is_failed(each, node) for each in outcome.results)]
+        failed = {each.node for each in outcome.results if each.status is Status.FAIL}
+        culprits = [node for node in outcome.nodes if node in failed]
         on = f" ({fold_hosts(culprits)})" if 0 < len(culprits) < len(outcome.nodes) else ""
         said.append(f"{_count(fails, 'problem')} that would stop a job{on}")
     if warnings:
@@ -236,12 +235,6 @@ def summarise(outcome: Outcome, *, elapsed_s: float) -> str:
         said.append(f"could not tell {_count(len(lost), 'check')}")
     verdict = ", ".join(said) or f"all is well, {_count(len(passed), 'check')} passed"
     return f"{where}: {verdict}; {elapsed_s:.1f} s"
-
-
-def _is_failed(result: Any, node: str) -> bool:
-    from allranks.model.finding import Status
-
-    return result.status is Status.FAIL and result.node == node
 
 
 def _count(number: int, noun: str) -> str:
@@ -261,12 +254,11 @@ def _print_exclude_list(outcome: Outcome) -> None:
 def _print_json(outcome: Outcome, held: Held, *, elapsed_s: float) -> None:
     import msgspec
 
-    answered = {card.host for card in held.seen.cards.values()}
+    from allranks.preflight.judge import name_nodes
+
+    answered = set(name_nodes(held.seen.cards).values())
     document = {
-        "nodes": [
-            {"name": node, "answered": node in answered or node.rpartition(".")[0] in answered}
-            for node in outcome.nodes
-        ],
+        "nodes": [{"name": node, "answered": node in answered} for node in outcome.nodes],
         "results": outcome.results,
         "findings": outcome.findings,
         "elapsed_s": round(elapsed_s, 3),
@@ -310,33 +302,19 @@ def _be_member() -> None:
 
 def _in_step(cluster: Cluster, world: World, *, join_s: float, view: _View) -> int:
     """Every task of a step that the user started is a member; the first one speaks."""
-    import shutil
-
     from allranks.launch.agent import SignalInbox
-    from allranks.launch.check.member import DIRECTORY_PREFIX, Held, Order, Stopped, take_part
+    from allranks.launch.check.member import Order, Stopped, step_directory, take_part
     from allranks.wire.protocol import Goodbye
-    from allranks.wire.secret import SECRET_VARIABLE
 
-    inbox = SignalInbox()
-    env = dict(os.environ)
-    directory: Path | None = Path(f"{DIRECTORY_PREFIX}{world.job_id}.{world.step_id}").absolute()
-    if world.rank == 0 and world.num_nodes > 1:
-        try:
-            directory.mkdir(mode=0o700)
-        except OSError:  # the others then prove themselves by munge
-            directory, env[SECRET_VARIABLE] = None, secrets.token_hex(32)
     outcomes: list[Outcome] = []
 
     def sum_up(held: Held) -> Goodbye:
         outcomes.append(view.judge(held, skipped={}))
         return Goodbye(exit_code=outcomes[0].exit_code, summary="")
 
-    order: Order = Order(cluster=cluster, join_s=join_s, directory=str(directory) if directory else None)
-    try:
-        found = take_part(order, world, env, check_signals=inbox.check, sum_up=sum_up)
-    finally:
-        if world.rank == 0 and directory is not None:
-            shutil.rmtree(directory, ignore_errors=True)
+    with step_directory(world, os.environ) as (directory, env):
+        order = Order(cluster=cluster, join_s=join_s, directory=directory)
+        found = take_part(order, world, env, check_signals=SignalInbox().check, sum_up=sum_up)
     if isinstance(found, Goodbye):
         return found.exit_code
     if isinstance(found, Stopped):

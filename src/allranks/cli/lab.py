@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from allranks.cli.context import name_option
+from allranks.cli.drill import drill
 from allranks.config import find_cluster_file, read_cluster
 from allranks.model.errors import UsageError
 from allranks.report.text import say
@@ -23,8 +25,6 @@ if TYPE_CHECKING:
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "six-node" / "cluster.toml"
 """The default cluster, in a checkout of the project; an installed package comes without it."""
-
-name_option = click.option("--name", default="lab", show_default=True, help="Which lab; several may be up.")
 
 
 @click.group()
@@ -192,6 +192,9 @@ def heal(fault: str | None, node: str | None, name: str) -> None:
         say(f"lab {name}: {there.fault.name} on {there.scene.where.node}: healed")
     if not healed:
         say(f"lab {name}: no faults")
+
+
+lab.add_command(drill)
 
 
 @lab.command()

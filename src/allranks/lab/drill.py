@@ -13,50 +13,37 @@ With a baseline, plain torchrun meets the same faults with the same program: how
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import re
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from threading import Event, Thread
 
 import msgspec
 
-from allranks.lab import hosts as machines
-from allranks.lab.faults.fault import PROGRAMS, Culprit, Expected, Start
-from allranks.lab.faults.injected import Injected, heal, inject
-from allranks.lab.hosts import SWITCH
+from allranks.lab.faults.fault import Culprit, Expected
+from allranks.lab.faults.injected import Injected, choose_where, find_fault, heal, inject
+from allranks.lab.job import BASELINE_S, Baseline, Job, run_baseline, run_job, wait_until_gone
 from allranks.lab.lab import Lab
-from allranks.lab.slurm import conf_path
 from allranks.model.errors import HostlistError
-from allranks.model.finding import Finding, Verdict
+from allranks.model.finding import Finding
 from allranks.model.hostlist import expand_hosts
 
-PROGRAM = PROGRAMS / "form_group.py"
-JOIN_S = 25
-"""Deadline of the roll call in drills: a node that comes 15 s late must be survived."""
-JOB_S = 110.0
-"""Deadline of one job; without allranks, it is silent much longer."""
-BASELINE_S = 120.0
-LEFT_S = 5.0
-"""How long what a job leaves behind may take to go."""
-DAEMONS = ("init.py", "munged", "slurmctld", "slurmd", "slurmscriptd", "slurmstepd")
-
-
-class Baseline(msgspec.Struct, frozen=True, kw_only=True):
-    """What plain torchrun made of the same faults."""
-
-    silent_s: float
-    """Until its first line about it; BASELINE_S where there was none."""
-    said: str
-    """That line, cut."""
-    exit_code: int | None
-    """None: it was cut off."""
+BASELINES = (
+    "master-address-wrong",
+    "master-name-unresolvable",
+    "port-in-use",
+    "port-filtered",
+    "ports-filtered-between",
+    "partition",
+    "interface-down",
+    "nic-forced-docker0",
+    "mtu-blackhole",
+    "packet-loss-20",
+    "slow-link",
+    "never-starts",
+    "mp-spawn-in-srun",
+    "torch-version-differs",
+)
+"""One fault of each class: what plain torchrun makes of it is worth two minutes."""
 
 
 class Drilled(msgspec.Struct, frozen=True, kw_only=True):
@@ -113,116 +100,70 @@ def drill(
     injected: list[Injected] = []
     try:
         for position, name in enumerate(names):
-            injected.append(inject(lab, name, seed=seed + position, on=on if position == 0 else None, run_dir=run_dir))
-        job = _run_job(lab, injected, run_dir)
-        left = _wait_until_gone(lab)
-        baseline = _run_baseline(lab, injected, run_dir, say=say) if has_baseline else None
+            used = {each.scene.where.node for each in injected}
+            drawn = choose_seed(lab, name, seed=seed + position, used=used)
+            injected.append(inject(lab, name, seed=drawn, on=on if position == 0 else None, run_dir=run_dir))
+        job = run_job(lab, injected, run_dir)
+        left = wait_until_gone(lab)
+        baseline = run_baseline(lab, injected, run_dir, say=say) if has_baseline else None
     finally:
         if injected:
             heal(lab)
     return _judge(injected, job, left, seed=seed, baseline=baseline)
 
 
-class _Job(msgspec.Struct, kw_only=True):
-    """What one job left."""
+def choose_seed(lab: Lab, name: str, *, seed: int, used: Collection[str]) -> int:
+    """Return the first seed from this one on that puts a fault on a node of its own, where that can be: one fault may
+    hide another on the same node."""
+    planned = lab.planned_hosts()
+    for drawn in range(seed, seed + 64):
+        if choose_where(find_fault(name), planned, on=None, seed=drawn).node not in used:
+            return drawn
+    return seed
 
-    exit_code: int | None
-    output: str
-    verdict: Verdict | None = None
-    node_verdicts: dict[str, bytes] = {}
-    seconds: float | None = None
-    has_started: bool = False
 
-
-def _run_job(lab: Lab, injected: Sequence[Injected], run_dir: Path) -> _Job:
-    start = _merge([each.fault.start(each.scene) for each in injected])
-    hosts = lab.planned_hosts()
-    cluster = _write_cluster(lab, run_dir.parent)
-    command = [
-        "srun",
-        *(start.srun_flags or (f"--nodes={len(hosts)}", "--ntasks-per-node=1")),
-        *start.prefix,
-        *("allranks", "run", "--cluster", str(cluster), "--log-dir", str(run_dir / "runs")),
-        *start.run_flags,
-        str(start.program or PROGRAM),
+def render_table(done: Sequence[Drilled], *, seed: int) -> str:
+    """Return the results as a markdown page, as `make drills` keeps it."""
+    lines = [
+        "# Drills",
+        "",
+        "Every fault that the lab knows, put into a running six-node SLURM cluster in network namespaces; then a real",
+        "job is started, and its verdict is held against the truth. `make drills` writes this page.",
+        "",
+        f"Seed {seed}. Seconds: from the start of the last agent to the verdict. torchrun: the same program and fault",
+        f"under plain torchrun; seconds until its first line about it, cut off at {BASELINE_S:.0f} s, and that line.",
+        "",
+        "| fault | the truth | verdict | seconds | exit | right | torchrun silent | and says |",
+        "|---|---|---|---|---|---|---|---|",
     ]
-    began_s = time.time()
-    exit_code, output = _execute(lab, hosts[0].name, command, run_dir / "output.txt", JOB_S)
-    return _read_job(run_dir, exit_code, output, began_s)
-
-
-def _merge(starts: Sequence[Start]) -> Start:
-    return Start(
-        srun_flags=tuple(flag for start in starts for flag in start.srun_flags),
-        run_flags=tuple(flag for start in starts for flag in start.run_flags),
-        program=next((start.program for start in starts if start.program), None),
-        extra_agents=tuple(extra for start in starts for extra in start.extra_agents),
-    )
-
-
-def _write_cluster(lab: Lab, directory: Path) -> Path:
-    """The lab's own cluster.toml, with the drill's deadline."""
-    cluster = json.loads((lab.dir / "lab.json").read_text())["cluster"]
-    lines = ["[network]", f'data = "{cluster["network"]["data"]}"', "[guard]", f"join_s = {JOIN_S}"]
-    for node in cluster["node"]:
-        lines += ["[[node]]", *(f'{key} = "{node[key]}"' for key in ("name", "address", "interface") if node.get(key))]
-    path = directory / f"{lab.name}.toml"
-    path.write_text("\n".join(lines) + "\n")
-    return path
-
-
-def _execute(lab: Lab, node: str, command: Sequence[str], log: Path, deadline_s: float) -> tuple[int | None, str]:
-    """Run a command on a node; None for the exit code where it was cut off."""
-    outer = [sys.executable, "-m", "allranks", "lab", "exec", "--name", lab.name, node, "--", *command]
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "ALLRANKS_"))}
-    env |= {"ALLRANKS_LAB_DIR": str(lab.dir.parent), "SLURM_CONF": str(conf_path(lab.dir))}
-    with log.open("wb") as file:
-        process = subprocess.Popen(
-            outer, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=env, start_new_session=True
-        )
-        try:
-            exit_code: int | None = process.wait(deadline_s)
-        except subprocess.TimeoutExpired:
-            exit_code = None
-            os.killpg(process.pid, signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(5)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            raise
-    return exit_code, log.read_text(errors="replace")
-
-
-def _read_job(run_dir: Path, exit_code: int | None, output: str, began_s: float) -> _Job:
-    job = _Job(exit_code=exit_code, output=output)
-    attempt = max((run_dir / "runs").glob("[0-9]*/attempt_*"), key=lambda path: path.stat().st_mtime, default=None)
-    if attempt is None:
-        return job
-    with contextlib.suppress(OSError, msgspec.DecodeError):
-        job.verdict = Verdict.from_json((attempt / "verdict.json").read_bytes())
-    job.node_verdicts = {path.parent.name: path.read_bytes() for path in attempt.glob("*/verdict.json")}
-    events = [json.loads(line) for line in _lines(attempt / "events.jsonl")]
-    starts = [event["time_s"] - event["age_s"] for event in events if "age_s" in event]
-    said = next((event for event in events if event["event"] in ("started", "ended")), None)
-    if said is not None:
-        job.seconds = said["time_s"] - max(starts, default=began_s)
-        job.has_started = said["event"] == "started"
-    return job
-
-
-def _lines(path: Path) -> list[str]:
-    try:
-        return path.read_text().splitlines()
-    except OSError:
-        return []
+    healthy = [each for each in done if not each.faults]
+    for each in done:
+        if not each.faults:
+            continue
+        found = "; ".join(f"{finding.cause} {finding.node or ''}".strip() for finding in each.findings) or "survived"
+        base = each.baseline
+        silent = "" if base is None else f"{base.silent_s:.0f} s{' (cut off)' if base.exit_code is None else ''}"
+        cells = [
+            "+".join(each.faults),
+            each.where or "nobody",
+            found,
+            "" if each.seconds is None else f"{each.seconds:.1f}",
+            "cut off" if each.exit_code is None else str(each.exit_code),
+            "no: " + "; ".join(each.wrong) if each.wrong else "yes",
+            silent,
+            "" if base is None else f"`{base.said.replace('`', ' ')}`",
+        ]
+        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    if healthy:
+        calm = [each for each in healthy if not each.wrong]
+        seconds = sorted(each.seconds for each in healthy if each.seconds is not None)
+        middle = f", median {seconds[len(seconds) // 2]:.1f} s" if seconds else ""
+        lines += ["", f"Healthy starts: {len(calm)} of {len(healthy)} without any finding{middle}."]
+    return "\n".join(lines) + "\n"
 
 
 def _judge(
-    injected: Sequence[Injected], job: _Job, left: Sequence[str], *, seed: int, baseline: Baseline | None
+    injected: Sequence[Injected], job: Job, left: Sequence[str], *, seed: int, baseline: Baseline | None
 ) -> Drilled:
     """Hold what came against the truth."""
     wrong: list[str] = []
@@ -294,102 +235,3 @@ def _findings_in(output: str) -> list[Finding]:
         Finding(cause=cause, severity="fail", confidence="certain", message="(from the terminal)")  # type: ignore[arg-type]
         for cause in dict.fromkeys(found)
     ]
-
-
-def _wait_until_gone(lab: Lab) -> list[str]:
-    """Return what still runs in the nodes beside daemons and what faults started, LEFT_S after the job's end."""
-    deadline_s = time.monotonic() + LEFT_S
-    while True:
-        left = _left(lab)
-        if not left or time.monotonic() > deadline_s:
-            return left
-        time.sleep(0.1)
-
-
-def _left(lab: Lab) -> list[str]:
-    left = []
-    for node, init in machines.find_inits(lab.dir).items():
-        if node == SWITCH:
-            continue
-        for pids in machines.processes_in(init).values():
-            for pid in pids:
-                with contextlib.suppress(OSError):
-                    words = Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0")
-                    text = " ".join(words).strip()
-                    if text and not any(daemon in text for daemon in DAEMONS) and str(PROGRAMS) not in text:
-                        left.append(f"{node}: {text[:80]} (pid {pid})")
-    return left
-
-
-# The baseline: plain torchrun.
-
-
-def _run_baseline(lab: Lab, injected: Sequence[Injected], run_dir: Path, *, say: Callable[[str], None]) -> Baseline:
-    hosts = lab.planned_hosts()
-    first = hosts[0]
-    endpoint = f"{first.data_address.partition('/')[0]}:29500"
-    start = _merge([each.fault.start(each.scene) for each in injected])
-    if "--master-addr" in start.run_flags:
-        endpoint = f"{start.run_flags[start.run_flags.index('--master-addr') + 1]}:29500"
-    torchrun = [
-        *("torchrun", f"--nnodes={len(hosts)}", "--nproc-per-node=1", "--rdzv-backend=c10d", "--rdzv-id=drill"),
-        f"--rdzv-endpoint={endpoint}",
-        str(start.program or PROGRAM),
-    ]
-    tasks = start.srun_flags or (f"--nodes={len(hosts)}", "--ntasks-per-node=1")
-    # What a careful user sets; a fault's own variables win, as they do in a user's shell.
-    names = f"GLOO_SOCKET_IFNAME=${{GLOO_SOCKET_IFNAME:-{first.data_interface}}}"
-    command = ["srun", *tasks, *start.prefix, "sh", "-c", f'export {names}; exec "$@"', "sh", *torchrun]
-    label = ", ".join(each.fault.name for each in injected)
-    say(f"{label}: plain torchrun meets it, cut off after {BASELINE_S:.0f} s")
-    log = run_dir / "torchrun.txt"
-    began_s = time.monotonic()
-    watch = _FirstWords(log)
-    exit_code = _execute_watched(lab, first.name, command, log, watch)
-    _wait_until_gone(lab)
-    silent_s = watch.first_s - began_s if watch.first_s else min(time.monotonic() - began_s, BASELINE_S)
-    said = watch.said or ("ended without a word of it" if exit_code == 0 else "nothing")
-    return Baseline(silent_s=round(silent_s, 1), said=said, exit_code=exit_code)
-
-
-_WORDS = re.compile(r"Error|error:|Exception|[Tt]imed? ?out|refused|unreachable|[Ff]ailed|aborted|No route", re.ASCII)
-_NOISE = re.compile(r"srun: |hostname of the client socket|OMP_NUM_THREADS|^\*+$|Traceback \(most recent")
-
-
-class _FirstWords:
-    """When did a log first say something of a failure, and what?"""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._read = 0
-        self.first_s: float | None = None
-        self.said = ""
-
-    def look(self) -> None:
-        if self.first_s is not None or not self._path.exists():
-            return
-        with self._path.open(errors="replace") as file:
-            file.seek(self._read)
-            text = file.read()
-            self._read = file.tell()
-        for line in text.splitlines():
-            if _WORDS.search(line) and not _NOISE.search(line):
-                self.first_s, self.said = time.monotonic(), " ".join(line.split())[:160]
-                return
-
-
-def _execute_watched(lab: Lab, node: str, command: Sequence[str], log: Path, watch: _FirstWords) -> int | None:
-    is_over = Event()
-
-    def keep_looking() -> None:
-        while not is_over.wait(0.1):
-            watch.look()
-
-    watcher = Thread(target=keep_looking, daemon=True)
-    watcher.start()
-    try:
-        return _execute(lab, node, command, log, BASELINE_S)[0]
-    finally:
-        is_over.set()
-        watcher.join()
-        watch.look()

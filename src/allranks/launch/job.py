@@ -27,6 +27,7 @@ import msgspec
 
 from allranks.host.net import find_interface_of
 from allranks.host.node import read_card_facts
+from allranks.host.slurm import cancel_job
 from allranks.launch import container
 from allranks.launch.agent import Agent, SignalInbox
 from allranks.launch.console import Console
@@ -43,6 +44,9 @@ from allranks.report.rundir import RunDir, describe_command
 from allranks.report.text import Style, render_findings, say
 from allranks.wire.protocol import Goodbye, Plan
 from allranks.wire.secret import SECRET_VARIABLE
+
+SILENT_GRACE_S = 1.0
+"""Between a verdict that names a silent node and the end of the step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +115,10 @@ def run_job(plan: JobPlan, output: Output, env: Mapping[str, str]) -> int:
         verdict = Verdict(job=plan.job, attempt=run_dir.attempt, exit_code=exc.exit_code, findings=(exc.finding,))
         return _pronounce(verdict, run_dir, node=plan.facts.host, is_of_all=plan.node_index == 0)
     if isinstance(membership, Goodbye):
-        return _do_not_begin(membership, plan, run_dir)
+        exit_code = _do_not_begin(membership, plan, run_dir)
+        if plan.node_index == 0 and plan.world.launcher is Launcher.SLURM:
+            _end_silent_tasks(membership, env)
+        return exit_code
     if membership.warnings:
         print("\n" + render_findings(membership.warnings, Style.of(sys.stderr)) + "\n", file=sys.stderr, flush=True)
     with membership.listener or contextlib.nullcontext():
@@ -138,6 +145,17 @@ def _do_not_begin(goodbye: Goodbye, plan: JobPlan, run_dir: RunDir) -> int:
     # In a SLURM step all terminals are one, and the first task speaks for all.
     is_speaker = plan.world.launcher is not Launcher.SLURM or plan.node_index == 0
     return _pronounce(goodbye.verdict, run_dir, node=plan.facts.host, is_spoken=is_speaker)
+
+
+def _end_silent_tasks(goodbye: Goodbye, env: Mapping[str, str]) -> None:
+    """End this step, where a task of it hangs and never came: srun would wait for it until the job's time limit."""
+    findings = goodbye.verdict.findings if goodbye.verdict else ()
+    if not any(finding.cause.startswith("AR001 ") for finding in findings):
+        return
+    time.sleep(SILENT_GRACE_S)  # the agents that came are leaving by themselves, each with the right exit code
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with contextlib.suppress(AllranksError, KeyError):
+        cancel_job(f"{env['SLURM_JOB_ID']}.{env['SLURM_STEP_ID']}")
 
 
 def _find_problem(request: Request) -> AllranksError | None:

@@ -168,14 +168,11 @@ class _Bench:
 
     def add_problem(self, card: Card) -> None:
         """Note what a node's own agent says against it."""
-        cause, finding = find_cause("AR512"), card.problem_finding
-        if finding is not None:
-            try:
-                cause = find_cause(finding.cause[:5])
-            except UsageError:  # of another version; what it says counts
-                finding = None
-        if finding is None or cause.is_outcome:
-            self.add(cause, (card.host,), failed(what=as_one_line(card.problem or "", at_most=MAX_TEXT)))
+        finding = card.problem_finding
+        cause = _known_cause(finding.cause) if finding is not None else None
+        if finding is None or cause is None:
+            what = as_one_line(card.problem or "", at_most=MAX_TEXT)
+            self.add(find_cause("AR512"), (card.host,), failed(what=what))
             return
         if cause.id in ("AR208", "AR210"):
             self.unreachable.add(card.host)
@@ -284,6 +281,14 @@ def _name(indices: Sequence[int], terms: JobTerms) -> tuple[str, ...]:
 
 def _fold(nodes: Sequence[str]) -> str:
     return fold_hosts(list(nodes)) if all(" " not in node for node in nodes) else ", ".join(nodes)
+
+
+def _known_cause(label: str) -> type[Cause] | None:
+    try:
+        cause = find_cause(label[:5])
+    except UsageError:  # of another version
+        return None
+    return None if cause.is_outcome else cause
 
 
 def _bounded(finding: Finding) -> Finding:

@@ -22,6 +22,8 @@ from allranks.preflight.vet import is_plausible
 LOSS = 0.01
 """Share of lost datagrams, in an undisturbed test, from which TCP suffers."""
 MIN_LOST = 2
+MAX_REASONS = 4
+"""Different answers of closed ports that are shown."""
 CLOCK_S = 1.0
 """Clocks that differ by more mislead whoever reads logs side by side; the measurement itself is off by half a round
 trip, milliseconds on a busy machine."""
@@ -202,9 +204,10 @@ def _lossy(tests: _Tests, shown: Sequence[_Shown], quiet: Sequence[PairResult]) 
         if each.symptom is Symptom.LOSSY and (each.result.source, each.result.target) not in looked
     ]
     judged = []
-    # Where a node loses, a pair of it may have been lucky: only the second look speaks for a pair of a loser.
+    # Where a node loses a few, a pair of it may have been lucky: only the second look speaks for a pair of a loser.
     by_names = {(tests.names[each.source], tests.names[each.target]): each for each, _ in graph}
-    losers = {tests.names[node] for each, is_ok in graph if not is_ok for node in (each.source, each.target)}
+    light = [each for each, is_ok in graph if not is_ok and not is_heavy_loss(each)]
+    losers = {tests.names[node] for each in light for node in (each.source, each.target)}
     edges = [
         edge
         for edge, (each, _) in zip(tests.edges(graph), graph, strict=True)
@@ -228,14 +231,20 @@ def _filtered(tests: _Tests, shown: Sequence[_Shown]) -> list[Judged]:
         closed = sum(len(each.closed) for each in failing)
         tried = closed + sum(each.num_open for each in failing)
         reasons = sorted({reason for each in failing for reason in each.closed.values()})
-        udp = all(each.datagrams_lost == each.datagrams_sent for each in failing)
-        ports = "UDP ports" if udp and not closed else "TCP ports of the ephemeral range"
         where = tests.culprit(found)
         between = where if found.kind is Kind.LINK else f"{where} and {tests.peers(found)}"
-        what = f"{closed} of {tried} {ports} do not answer between {between.replace(' <-> ', ' and ')}"
-        examples = sorted({port for each in failing for port in each.closed})[:4]
-        seen = f"for example port {', '.join(map(str, examples))}: {'; '.join(reasons)}; other packets come through"
-        outcome = tests.outcome(found, Status.FAIL, seen, what=what, ports=_port_range(tests), where=where)
+        between = between.replace(" <-> ", " and ").replace(" -> ", " and ")
+        if closed:
+            what = f"{closed} of {tried} TCP ports of the ephemeral range do not answer between {between}"
+            examples = sorted({port for each in failing for port in each.closed})[:4]
+            told = "; ".join(reasons[:MAX_REASONS])
+            seen = f"for example port {', '.join(map(str, examples))}: {told}; other packets come through"
+            ports = _port_range(tests)
+        else:
+            what = f"no UDP datagram is answered between {between}, while {tried} of {tried} TCP ports are"
+            seen = f"{sum(each.datagrams_lost for each in failing)} datagrams did not come back"
+            ports = _port_range(tests).replace("TCP", "UDP")
+        outcome = tests.outcome(found, Status.FAIL, seen, what=what, ports=ports, where=where)
         judged.append(Judged("AR206", where, _nodes(found), outcome))
     return judged
 

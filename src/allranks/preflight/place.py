@@ -93,7 +93,8 @@ def apply_rank(
         except AllranksError as exc:
             problem = problem or exc  # the others must hear it, or they would wait for this one
     is_slurm = world.launcher is Launcher.SLURM
-    port = loaded.cluster.network.port
+    endpoint = None if is_slurm else _meeting_point(world, loaded.cluster.network.port)
+    port = endpoint.port if endpoint else loaded.cluster.network.port
     return Applicant(
         job=job_name(world),
         attempt=world.attempt if is_slurm else None,
@@ -106,7 +107,7 @@ def apply_rank(
         # SLURM promises them to the node; a task may have been given some of them.
         num_promised_gpus=facts.num_promised_gpus if world.local_world_size == 1 else None,
         port=port,
-        endpoint=None if is_slurm else _meeting_point(world, port),
+        endpoint=endpoint,
         guesses=(Hint(world.hosts[0], port, "first node of the step"),) if is_slurm and world.hosts else (),
         interfaces=facts.interfaces,
         data_interface=interface,

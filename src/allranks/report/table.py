@@ -4,7 +4,8 @@
     ✗ AR210 link-down   fail      node03
     - 13 checks skipped on 6 nodes: no NVIDIA GPU
 
-Passes are counted by family and skips by their reason, so that what is wrong stands out; `is_verbose` writes every one of them.
+Passes are counted by family and skips by their reason, so that what is wrong stands out; `is_verbose` writes every
+one of them.
 """
 
 from __future__ import annotations

@@ -5,16 +5,19 @@ Phase 2  facts   the card, each reader with its deadline                        
 Phase 3  pairs   the roll call, as before a job: who is here, who reaches whom                (preflight.entry)
 Phase 4  told    the leader tells what it saw; who found no leader tells its own card
 
-A node alone skips phase 3. Nothing is left behind: the leader writes into a directory that its starter made and removes,
-or, where there is none, nowhere.
+A node alone skips phase 3. Nothing is left behind: the leader writes into a directory that its starter made and
+removes or, where there is none, nowhere.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
+import secrets
+import shutil
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -33,6 +36,7 @@ from allranks.preflight.judge import Observations
 from allranks.preflight.rollcall import dismiss
 from allranks.report.rundir import RunDir
 from allranks.wire.protocol import Goodbye, as_utf8
+from allranks.wire.secret import SECRET_VARIABLE
 
 ORDER_VARIABLE = "ALLRANKS_CHECK"
 """In the step's environment: what its members are to do."""
@@ -184,6 +188,27 @@ def take_part(
         )
         dismiss(called.peers, sum_up(held))
     return held
+
+
+@contextlib.contextmanager
+def step_directory(world: World, env: Mapping[str, str]) -> Iterator[tuple[str | None, Mapping[str, str]]]:
+    """Give the tasks of a step that a user started the directory in which they meet, and the environment to do so.
+
+    The first task makes and removes it. Where it cannot, its key is its own, and the others prove themselves by munge.
+    """
+    path = Path.cwd() / f"{DIRECTORY_PREFIX}{world.job_id}.{world.step_id}"
+    if world.rank != 0 or world.num_nodes == 1:
+        yield str(path), env
+        return
+    try:
+        path.mkdir(mode=0o700)
+    except OSError:
+        yield None, {**env, SECRET_VARIABLE: secrets.token_hex(32)}
+        return
+    try:
+        yield str(path), env
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 def name_of(env: Mapping[str, str]) -> str:

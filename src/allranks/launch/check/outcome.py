@@ -109,8 +109,8 @@ def judge_check(
     names = name_nodes(held.seen.cards)
     cells: dict[tuple[str, str], Result] = {}
     for result in judgement.results:
-        if (result := _as_seen(result, held)) is not None:
-            _add(cells, result)
+        if (seen := _as_seen(result, held)) is not None:
+            _add(cells, seen)
     for cause in all_causes():
         if cause.id in looked_for & (_ALWAYS | {each.id for each in wanted}):
             for result in _between_nodes(held, cause, names):

@@ -27,6 +27,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import NoReturn
 
 import msgspec
 
@@ -47,7 +48,7 @@ SILENCE_S = 30.0
 """From the end of the roll call's own wait to its document: pair tests, twice looked at again."""
 LATE_CARD_S = 3.0
 """For the card of a node that answered and found no leader, once the leader's document is there."""
-END_S = 3.0
+END_S = 2.0
 """For srun to end its step after SIGTERM, before it is killed."""
 STEP_MINUTES = 5
 """SLURM ends the step itself, should this process be killed."""
@@ -262,7 +263,7 @@ def _listen(
                     elif key.data == "err":
                         heard.words.append(text)
     if not heard.here:
-        _refuse(heard.words)
+        _refuse(heard.words, place)
     return heard
 
 
@@ -284,12 +285,12 @@ def _notice(heard: Heard, place: Place, waited_s: float) -> str:
     return f"waiting {waited_s:.0f} s for the roll call of {place.num_nodes} nodes"
 
 
-def _refuse(words: Sequence[str]) -> None:
+def _refuse(words: Sequence[str], place: Place) -> NoReturn:
     """Raise what srun said, where it ended without a word of a node."""
-    said = _said(words) or "srun ended without a word"
+    said = _said(words).removeprefix("Unable to allocate resources: ") or "srun ended without a word"
     is_usage = any(part in said.lower() for part in _USAGE)
     hint = "; sinfo -N lists the nodes" if "node name" in said.lower() else ""
-    raise (UsageError if is_usage else AllranksError)(f"SLURM: {said}{hint}")
+    raise (UsageError if is_usage else AllranksError)(f"{place.describe()}: SLURM says: {said}{hint}")
 
 
 def _because(words: Sequence[str]) -> str:

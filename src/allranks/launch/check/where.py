@@ -1,4 +1,4 @@
-"""On which nodes does a check run? Inside an allocation on its nodes; else on those that SLURM is asked for; else here."""
+"""On which nodes does a check run? In an allocation on its nodes; else on those that SLURM is asked for; else here."""
 
 from __future__ import annotations
 
@@ -112,9 +112,16 @@ def choose_in_cluster(asked: Asked, *, verb: str, list_idle: Callable[[str], Seq
 
 
 def find_default_partition(env: Mapping[str, str]) -> str | None:
-    """Return the partition that SLURM takes where nobody names one; None where it does not say."""
+    """Return the partition that SLURM takes where nobody names one; None where it has none.
+
+    Raises:
+        UsageError: SLURM does not answer here.
+    """
     said = run_command(["sinfo", "--noheader", "--format=%P"], deadline_s=SINFO_S, env=env)
-    return parse_default_partition(said.stdout) if said.rc == 0 else None
+    if said.rc != 0:
+        words = re.sub(r"^sinfo: (error: |fatal: )?", "", said.words)
+        raise UsageError(f"sinfo: {words}; for this machine alone: --standalone")
+    return parse_default_partition(said.stdout)
 
 
 def parse_default_partition(text: str) -> str | None:

@@ -1,0 +1,123 @@
+"""`allranks lab drill`: faults in, a real job, the verdict against the truth; one line each, and a table at the end."""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from allranks.cli.context import name_option
+from allranks.model.errors import AllranksError, Exit, UsageError
+from allranks.report.text import Style, say
+
+if TYPE_CHECKING:
+    from allranks.lab.drill import Drilled
+
+
+@click.command()
+@click.argument("faults", nargs=-1)
+@click.option("--all", "is_all", is_flag=True, help="Every fault there is, one after the other.")
+@click.option("--healthy", type=click.IntRange(min=0), default=0, metavar="N", help="N starts without any fault, too.")
+@click.option("--on", "node", metavar="NODE", help="[default: drawn by the seed]")
+@click.option("--seed", type=int, metavar="N", help="What is left to chance follows from it. [default: drawn]")
+@click.option("--baseline", is_flag=True, help="Let plain torchrun meet one fault of each class, too.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), metavar="FILE", help="Write the results there.")
+@click.option("--table", "table_path", type=click.Path(path_type=Path), metavar="FILE", help="Write a markdown table.")
+@click.option(
+    "--work-dir",
+    type=click.Path(path_type=Path),
+    default=Path("drills"),
+    show_default=True,
+    help="Where run directories and logs go.",
+)
+@name_option
+def drill(
+    faults: tuple[str, ...],
+    is_all: bool,
+    healthy: int,
+    node: str | None,
+    seed: int | None,
+    baseline: bool,
+    json_path: Path | None,
+    table_path: Path | None,
+    work_dir: Path,
+    name: str,
+) -> int:
+    """Put faults into a running lab, start a real job, and hold its verdict against the truth.
+
+    \b
+    allranks lab drill mtu-blackhole
+    allranks lab drill cable-pulled+env-drift-nccl-algo       two at a time
+    allranks lab drill --all --healthy 10 --json drills.json
+
+    Ends with 1 where a verdict was wrong.
+    """
+    import msgspec
+
+    from allranks.lab.drill import BASELINES, render_table
+    from allranks.lab.drill import drill as run_drill
+    from allranks.lab.faults.catalogue import FAULTS
+    from allranks.lab.faults.injected import find_fault
+    from allranks.lab.lab import Lab
+
+    rounds = [*([] for _ in range(healthy)), *(words.split("+") for words in (FAULTS if is_all else faults))]
+    if not rounds:
+        raise UsageError("lab drill: which fault? allranks lab inject --list prints them; or --all, or --healthy N")
+    for words in rounds:
+        for word in words:
+            find_fault(word)
+    seed = random.randrange(10_000) if seed is None else seed
+    say(f"seed {seed}")
+    done: list[Drilled] = []
+    began_s = time.monotonic()
+    for number, words in enumerate(rounds):
+        has_baseline = baseline and (not is_all or bool(set(words) & set(BASELINES)))
+        try:
+            result = run_drill(
+                Lab(name),
+                words,
+                seed=seed + (0 if words else number),
+                work_dir=work_dir,
+                on=node,
+                has_baseline=has_baseline,
+                say=say,
+            )
+        except AllranksError as exc:
+            if not is_all:
+                raise
+            say(f"{'+'.join(words)}: could not be drilled: {exc}")
+            continue
+        done.append(result)
+        click.echo(_describe(result))
+    wrong = [each for each in done if each.wrong]
+    missed = len(rounds) - len(done)
+    click.echo(
+        f"{len(done) - len(wrong)} of {len(rounds)} as they must be, {time.monotonic() - began_s:.0f} s"
+        + (f"; {missed} could not be drilled" if missed else "")
+    )
+    if json_path is not None:
+        json_path.write_bytes(msgspec.json.format(msgspec.json.encode(done)) + b"\n")
+    if table_path is not None:
+        table_path.write_text(render_table(done, seed=seed))
+    return Exit.USER_CODE if wrong or missed else Exit.OK
+
+
+def _describe(result: Drilled) -> str:
+    style = Style.of(sys.stdout)
+    mark = style.mark("✗", "x") if result.wrong else style.mark("✓", "+")
+    seconds = f"{result.seconds:5.1f} s" if result.seconds is not None else "      -"
+    lines = [f"{mark} {'+'.join(result.faults) or 'healthy':<24} {seconds}  {result.verdict}"]
+    lines += [f"    {each}" for each in _notes(result)]
+    return "\n".join(lines)
+
+
+def _notes(result: Drilled) -> Sequence[str]:
+    notes = list(result.wrong)
+    if result.baseline is not None:
+        notes.append(f"torchrun: silent for {result.baseline.silent_s:.0f} s, then: {result.baseline.said}")
+    return notes

@@ -1,0 +1,141 @@
+"""`allranks init`: looks at every node and writes cluster.toml, with a reason for each value."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from allranks.cli.check import find_place, look_at, node_options
+from allranks.cli.show import json_option
+from allranks.config import parse_cluster
+from allranks.model.cluster import Cluster
+from allranks.model.errors import Exit, UsageError
+from allranks.report.text import say
+
+if TYPE_CHECKING:
+    from allranks.launch.check.describe import Surroundings
+    from allranks.launch.check.member import Held
+    from allranks.launch.check.where import Asked, Place
+
+
+@click.command("init")
+@node_options
+@click.option("--standalone", is_flag=True, help="This machine alone, also where there is a SLURM.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path),
+    default=Path("cluster.toml"),
+    show_default=True,
+    metavar="FILE",
+    help="Where to write; - is standard output.",
+)
+@click.option("--force", is_flag=True, help="Replace a file that is there.")
+@json_option
+def init(
+    standalone: bool, output: Path, force: bool, as_json: bool, join_s: float, queue_s: float, **flags: Any
+) -> int:
+    """Look at the cluster and write cluster.toml: its networks, nodes and GPUs, with a reason for each value.
+
+    \b
+    allranks init                                all idle nodes of SLURM's default partition; else this machine
+    allranks init --partition gpu --nodes 4      four nodes of it
+    allranks init --nodelist node[01-32] -o - | less
+
+    The data network is the fastest one that all nodes share. What could not be found out is said in a comment.
+    """
+    from allranks.launch.check.describe import describe_cluster
+    from allranks.launch.check.where import Asked
+    from allranks.report.toml import render_toml
+
+    is_stdout = as_json or str(output) == "-"
+    if not is_stdout and output.exists() and not force:
+        raise UsageError(f"init: {output} exists; replace it with --force, or name another file with --output")
+    asked = Asked(**flags)
+    if standalone and asked.is_any:
+        raise UsageError("init: --standalone means this machine: leave --nodes, --partition and --nodelist out")
+    place, around = (None, _nothing_around()) if standalone else _choose(asked)
+    held = look_at(place, Cluster(), join_s=join_s, queue_s=queue_s)
+    around = replace(around, silent=_silent(held), waited_s=join_s)
+    cards = [held.seen.cards[index] for index in sorted(held.seen.cards)]
+    title, tables = describe_cluster(cards, around)
+    text = render_toml(tables, title=title)
+    cluster = parse_cluster(text, output).cluster  # what is written must be read
+    if as_json:
+        import msgspec
+
+        reasons = {f"{table.head}.{key.name}": key.comment for table in tables for key in table.keys if key.comment}
+        document = {"cluster": cluster, "reasons": reasons, "silent": around.silent, "text": text}
+        click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2))
+    elif is_stdout:
+        click.echo(text, nl=False)
+    else:
+        _write(output, text)
+        data = cluster.network.data or "no data network was found"
+        say(
+            f"{output} written: {len(cluster.node)} node{'s' if len(cluster.node) != 1 else ''}, data network {data}; next: allranks check"
+        )
+    for name in around.silent:
+        say(f"{name} did not answer within {join_s:.0f} s and is not in it")
+    return Exit.UNKNOWN if around.silent else Exit.OK
+
+
+def _choose(asked: Asked) -> tuple[Place | None, Surroundings]:
+    """Which nodes are looked at, and what SLURM says of them."""
+    from allranks.launch.check.describe import Surroundings
+    from allranks.launch.check.where import find_default_partition, read_cluster_name, read_promised_gpus
+
+    if not (asked.is_any or os.environ.get("SLURM_JOB_ID")) and shutil.which("sinfo") is None:
+        return None, _nothing_around()
+    in_job = os.environ.get("SLURM_JOB_ID")
+    partition, reason = asked.partition, "you named it"
+    if partition is None:
+        found = os.environ.get("SLURM_JOB_PARTITION") if in_job else find_default_partition(os.environ)
+        partition, reason = found, "of the job that this ran in" if in_job else "SLURM's default"
+    if not asked.is_any and not in_job:
+        if partition is None:
+            raise UsageError(
+                "init: SLURM has no default partition; name one with --partition, or nodes with --nodelist"
+            )
+        asked = replace(asked, partition=partition)
+    promised = read_promised_gpus(os.environ)
+    place = find_place(asked, os.environ, verb="init")
+    assert place is not None
+    if asked.gpus_per_node is None and not in_job:
+        # SLURM hides GPUs from a step that asked for none.
+        least = min((promised.get(name, 0) for name in place.names), default=0)
+        place = replace(place, gpus_per_node=least or None)
+    say(f"looking at {place.describe()}")
+    return place, Surroundings(
+        cluster_name=read_cluster_name(os.environ),
+        partition=partition,
+        partition_reason=reason,
+        promised_gpus=promised,
+    )
+
+
+def _nothing_around() -> Surroundings:
+    from allranks.launch.check.describe import Surroundings
+
+    return Surroundings()
+
+
+def _silent(held: Held) -> tuple[str, ...]:
+    absent = sorted({*held.seen.missing, *held.seen.left} - set(held.seen.cards))
+    return tuple(held.node_names[i] if i < len(held.node_names) else f"node rank {i}" for i in absent)
+
+
+def _write(path: Path, text: str) -> None:
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        draft.write_text(text)
+        draft.replace(path)
+    except OSError as exc:
+        draft.unlink(missing_ok=True)
+        raise UsageError(f"init: {path}: {exc.strerror}; name another file with --output") from exc

@@ -1,0 +1,161 @@
+"""What is looked at again, how, and what the second look is worth."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from seen import NO_ANSWER, PORTS, around, change, good, mesh, silence, stall
+
+from allranks.model.pair import FULL, MAX_PAIR_BYTES
+from allranks.preflight.second_look import (
+    CONFIRM_S,
+    MAX_FAILED,
+    QUIET,
+    Look,
+    has_failed,
+    is_proven,
+    merge,
+    plan_confirmation,
+    plan_quiet_look,
+    slow_nodes,
+)
+
+
+def test_where_all_is_well_nothing_is_looked_at_again():
+    results = list(mesh(6).values())
+    assert plan_confirmation(results) is None
+    assert plan_quiet_look(results) is None
+
+
+FAILURES = {
+    "a port": {"num_open": 7, "closed": {40001: NO_ANSWER}},
+    "the store's port": {"store": NO_ANSWER},
+    "every datagram": {"datagrams_lost": 40},
+    "a large datagram": {"datagrams": {1500: True, 9000: False}},
+    "the large transfer": {"large_s": None},
+}
+
+
+@pytest.mark.parametrize("what", FAILURES)
+def test_what_failed_is_a_failure(what):
+    assert has_failed(good(1, 0, **FAILURES[what]))
+    assert not has_failed(good(1, 0))
+
+
+def test_a_few_lost_datagrams_are_no_failure():
+    assert not has_failed(good(1, 2, datagrams_lost=3))
+
+
+def test_what_a_busy_machine_explains_is_tried_again():
+    results = mesh(6)
+    change(results, [(2, 3)], num_open=7, closed={40001: "connected, but no answer in 1.6 s"})
+    look = plan_confirmation(results.values())
+    assert look is not None
+    assert (look.pairs, look.effort, look.within_s, look.is_one_by_one) == ([(2, 3)], FULL, CONFIRM_S, False)
+
+
+def test_what_no_busy_machine_explains_is_not_tried_again():
+    assert is_proven(good(1, 2, num_open=2, closed=dict.fromkeys(PORTS[:6], NO_ANSWER)))
+    assert is_proven(good(1, 2, num_open=6, closed={40001: NO_ANSWER, 40002: NO_ANSWER}, datagrams_lost=14))
+    silent, stalled = mesh(3), mesh(3)
+    silence(silent, [(1, 2)])
+    stall(stalled, [(1, 2)])
+    assert is_proven(silent[1, 2])
+    assert is_proven(stalled[1, 2])
+    assert not is_proven(good(1, 2, large_s=None))  # stalled, although a datagram of the same size came through
+
+
+def test_hundreds_of_failures_need_no_confirmation():
+    results = mesh(64)
+    for node in range(10):
+        change(results, around(node, 64), num_open=7, closed={40001: "connected, but no answer in 1.6 s"})
+    assert sum(map(has_failed, results.values())) > MAX_FAILED
+    assert plan_confirmation(results.values()) is None
+
+
+def test_who_lost_datagrams_is_looked_at_with_three_witnesses_one_by_one():
+    results = mesh(6)
+    change(results, around(2, 6), datagrams_lost=1)
+    look = plan_quiet_look(list(results.values()))
+    assert look is not None
+    assert look.effort == QUIET
+    assert look.is_one_by_one
+    assert [pair for pair in look.pairs if 2 in pair] == [(2, 0), (0, 2), (2, 1), (1, 2), (2, 3), (3, 2)]
+    assert [pair for pair in look.pairs if 2 not in pair] == [(0, 1), (1, 3), (3, 4)]  # what is usual
+
+
+def test_who_is_slow_is_looked_at():
+    results = mesh(6)
+    change(results, around(4, 6), delivery_mbit_s=90.0)
+    look = plan_quiet_look(list(results.values()))
+    assert look is not None
+    assert {4} == set.intersection(*({*pair} for pair in look.pairs if 4 in pair))
+    assert look.reason == "datagrams lost at 0, slow at 1 nodes"
+
+
+def test_a_quiet_look_is_bounded_at_200_nodes():
+    results = mesh(200)
+    change(results, list(results), datagrams_lost=1)
+    look = plan_quiet_look(list(results.values()))
+    assert look is not None
+    assert len(look.pairs) <= 8 * 6 + 3
+
+
+def test_a_quiet_look_stays_below_the_bytes_of_a_pair():
+    assert 2 * QUIET.large_bytes + 2 * QUIET.num_datagrams * 64 < MAX_PAIR_BYTES
+    assert 2 * FULL.large_bytes + 2 * FULL.num_datagrams * 64 < MAX_PAIR_BYTES
+
+
+def test_one_slow_transfer_does_not_make_a_slow_node():
+    results = mesh(6)
+    change(results, [(2, 3)], delivery_mbit_s=10.0)
+    assert slow_nodes(results.values()) == {}
+
+
+@pytest.mark.parametrize("way", ["from", "to"])
+def test_a_node_that_is_slow_one_way_is_slow(way):
+    results = mesh(6)
+    pairs = [(2, other) if way == "from" else (other, 2) for other in (0, 1, 3, 4, 5)]
+    change(results, pairs, delivery_mbit_s=100.0)
+    assert {node: (slow.mbit_s, slow.usual_mbit_s) for node, slow in slow_nodes(results.values()).items()} == {
+        2: (100.0, 900.0)
+    }
+
+
+def test_two_nodes_cannot_say_who_is_slow():
+    results = mesh(2)
+    change(results, [(0, 1)], delivery_mbit_s=10.0)
+    assert slow_nodes(results.values()) == {}
+
+
+def test_the_later_look_counts():
+    first = mesh(3)
+    silence(first, [(1, 2)])
+    again = Look([(1, 2)], FULL, 1.0, is_one_by_one=False, reason="", results=[good(1, 2)])
+    merged = merge(first.values(), again, None)
+    assert len(merged) == 6
+    assert not any(map(has_failed, merged))
+
+
+NUMBERS = st.floats(allow_nan=True, allow_infinity=True) | st.integers(-10, 1 << 60).map(float)
+
+
+@given(
+    st.lists(
+        st.builds(
+            good,
+            st.integers(0, 9),
+            st.integers(0, 9),
+            delivery_mbit_s=st.none() | NUMBERS,
+            large_s=st.none() | NUMBERS,
+            datagrams_lost=st.integers(-5, 50),
+            datagrams_sent=st.integers(-5, 50),
+            closed=st.dictionaries(st.integers(), st.text(max_size=20), max_size=2),
+        ),
+        max_size=60,
+    )
+)
+def test_whatever_is_reported_the_next_look_is_planned(results):
+    for look in (plan_confirmation(results), plan_quiet_look(results)):
+        assert look is None or len(look.pairs) <= MAX_FAILED
