@@ -114,10 +114,9 @@ def session(
     Raises:
         SessionError: it could not begin. What torch itself raises stays as it is.
     """
-    started_s = time.time()
     with contextlib.ExitStack() as on_exit:
         try:
-            made = _enter(on_exit, backend=backend, timeout_s=timeout_s, cluster=cluster, started_s=started_s)
+            made = _enter(on_exit, backend=backend, timeout_s=timeout_s, cluster=cluster)
         except SessionError:
             raise
         except AllranksError as exc:
@@ -131,7 +130,6 @@ def _enter(
     backend: str | None,
     timeout_s: float | None,
     cluster: str | Path | None,
-    started_s: float,
 ) -> Session:
     if backend not in (None, *Backend):
         raise UsageError(f"session(backend={backend!r}): expected 'nccl', 'gloo' or None")
@@ -147,7 +145,7 @@ def _enter(
     # Phase 2: roll call
     ground: _Ground | None = None
     if not is_below_agent and world.launcher in (Launcher.SLURM, Launcher.MPI):
-        ground = _grounds.get(os.getpid()) or _hold_roll_call(world, loaded, wanted=wanted, started_s=started_s)
+        ground = _grounds.get(os.getpid()) or _hold_roll_call(world, loaded, wanted=wanted)
         _grounds[os.getpid()] = ground
         on_exit.enter_context(_environment(ground.values))
         on_exit.callback(ground.release_port)
@@ -207,7 +205,8 @@ def _identify(env: Mapping[str, str], *, is_below_agent: bool) -> World:
     """Who this process is, or why it cannot be believed."""
     if is_below_agent:
         check_no_launcher_inside(env)
-        env = {name: value for name, value in env.items() if not name.startswith(_SCHEDULERS)}
+        node = {"SLURMD_NODENAME": env.get("ALLRANKS_NODE", "")}
+        env = {name: value for name, value in env.items() if not name.startswith(_SCHEDULERS)} | node
     world = world_from_env(env)
     is_spawned = multiprocessing.parent_process() is not None
     if is_spawned and (is_below_agent or world.launcher in (Launcher.SLURM, Launcher.MPI)):
@@ -250,8 +249,8 @@ _grounds: dict[int, _Ground] = {}
 """By process id, since a fork inherits it: the roll call is held once."""
 
 
-def _hold_roll_call(world: World, loaded: LoadedCluster, *, wanted: str, started_s: float) -> _Ground:
-    env = dict(os.environ)
+def _hold_roll_call(world: World, loaded: LoadedCluster, *, wanted: str) -> _Ground:
+    started_s, env = time.time(), dict(os.environ)
     run_dir = RunDir(RUN_ROOT, job_name(world))
     facts = read_facts(env)
     problem = None if importlib.util.find_spec("torch") else _no_torch("it is not installed")
@@ -270,7 +269,8 @@ def _hold_roll_call(world: World, loaded: LoadedCluster, *, wanted: str, started
         if exc.finding is None:
             raise
         verdict = Verdict(job=applicant.job, attempt=run_dir.attempt, exit_code=exc.exit_code, findings=(exc.finding,))
-        raise _pronounce(verdict, run_dir, world, node=facts.host, is_speaker=_is_first_here(world)) from exc
+        is_speaker = world.local_rank == 0 or world.rank == 1  # one a node; where rank 0 is missing, its neighbour
+        raise _pronounce(verdict, run_dir, world, node=facts.host, is_speaker=is_speaker) from exc
     if isinstance(answer, Goodbye):
         if answer.verdict is None or not answer.verdict.findings:
             say(answer.summary)
@@ -391,10 +391,6 @@ def _refuse(exc: AllranksError) -> SessionError:
         print(f"error: {cause}{exc}", file=sys.stderr, flush=True)
     findings = (exc.finding,) if exc.finding else ()
     return SessionError(str(exc), exit_code=exc.exit_code, findings=findings)
-
-
-def _is_first_here(world: World) -> bool:
-    return world.local_rank == 0 or world.rank == 1
 
 
 def _print_findings(findings: Sequence[Finding]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -355,3 +356,108 @@ def test_a_group_can_be_made_again_although_a_subgroup_of_the_old_one_lives(allr
     write(tmp_path / "train.py", script)
     result = allranks("run", "--nproc-per-node", "2", "train.py")
     assert result.returncode == 0, result.stderr
+
+
+# Processes that a worker starts
+
+SPAWNED = """
+    import os
+    import torch
+    import torch.distributed as dist
+    import torch.multiprocessing as mp
+
+    def train(rank, world_size):
+        {setting}
+        dist.init_process_group("gloo", {arguments})
+        dist.all_reduce(torch.ones(1))
+        dist.destroy_process_group()
+
+    if __name__ == "__main__":
+        mp.spawn(train, args=(2,), nprocs=2)
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("setting", "arguments"),
+    [
+        pytest.param("pass", "rank=rank, world_size=world_size", id="arguments"),
+        pytest.param("os.environ['RANK'] = str(rank)", "", id="environment"),
+        pytest.param("os.environ['MASTER_PORT'] = '29871'", "rank=rank, world_size=world_size", id="own-port"),
+    ],
+)
+def test_a_launcher_within_the_workers_is_refused_at_once(
+    allranks: Allranks, tmp_path: Path, setting: str, arguments: str
+):
+    write(tmp_path / "train.py", textwrap.dedent(SPAWNED).format(setting=setting, arguments=arguments))
+    result = allranks("run", "--nproc-per-node", "2", "train.py", env=NODE, timeout_s=30)
+    assert result.returncode == 1
+    said = (
+        "allranks: AR502 spawn-inside-srun: multiprocessing (mp.spawn) started this process in a worker, and it comes "
+    )
+    assert said in result.stderr
+    _, message = only_message(tmp_path)
+    assert message.startswith(f"RuntimeError: {said}"), message
+    assert re.search(r"as rank (\d) of 2, but the worker is RANK=(?!\1)\d of WORLD_SIZE=2, set by allranks", message)
+
+
+@pytest.mark.torch
+def test_the_only_worker_of_a_job_may_start_the_ranks_itself(allranks: Allranks, tmp_path: Path):
+    setting, arguments = "os.environ['MASTER_PORT'] = '29872'", "rank=rank, world_size=world_size"
+    write(tmp_path / "train.py", textwrap.dedent(SPAWNED).format(setting=setting, arguments=arguments))
+    result = allranks("run", "train.py", env=NODE, timeout_s=40)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.torch
+def test_children_may_form_a_group_of_their_own_beside_the_job_s(allranks: Allranks, tmp_path: Path):
+    write(
+        tmp_path / "train.py",
+        """
+        import os
+        import multiprocessing
+        import torch.distributed as dist
+
+        def serve(path):
+            dist.init_process_group("gloo", init_method="file://" + path, rank=0, world_size=1)
+            dist.destroy_process_group()
+
+        if __name__ == "__main__":
+            dist.init_process_group("gloo", rank=int(os.environ["RANK"]), world_size=2)
+            path = os.path.abspath("store" + os.environ["RANK"])
+            child = multiprocessing.get_context("spawn").Process(target=serve, args=(path,))
+            child.start()
+            child.join()
+            dist.barrier()
+            dist.destroy_process_group()
+            raise SystemExit(child.exitcode)
+        """,
+    )
+    result = allranks("run", "--nproc-per-node", "2", "train.py", env=NODE, timeout_s=40)
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_a_session_in_a_child_of_a_worker_is_refused(allranks: Allranks, tmp_path: Path, context: str):
+    write(
+        tmp_path / "train.py",
+        f"""
+        import multiprocessing
+        import allranks
+
+        def train():
+            with allranks.session():
+                pass
+
+        if __name__ == "__main__":
+            child = multiprocessing.get_context("{context}").Process(target=train)
+            child.start()
+            child.join()
+            raise SystemExit(child.exitcode)
+        """,
+    )
+    result = allranks("run", "--nproc-per-node", "2", "train.py", env=NODE, timeout_s=30)
+    assert result.returncode == 1
+    assert re.search("AR502 spawn-inside-srun(:|   node07)", result.stderr)
+    assert "started as RANK=" in result.stderr

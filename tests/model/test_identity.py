@@ -6,6 +6,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from allranks.causes.catalogue import find_cause
+from allranks.model.contradiction import (
+    SLURM_ENV,
+    SPAWN_INSIDE_SRUN,
+    check_no_launcher_inside,
+    check_not_spawned,
+)
 from allranks.model.errors import AllranksError, HostlistError, IdentityError
 from allranks.model.identity import Launcher, World, check_one_agent_per_node, world_from_env
 
@@ -562,6 +569,84 @@ def test_second_agent_on_a_node_is_refused(env: dict[str, str], expected: str) -
     with pytest.raises(IdentityError) as caught:
         check_one_agent_per_node(world_from_env(env))
     assert expected in str(caught.value)
+
+
+# --- refusals as findings ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("env", "cause", "node", "message", "fix"),
+    [
+        pytest.param(
+            AGENT | {"RANK": "0"},
+            "AR501 slurm-env",
+            "n4",
+            "RANK=0 but SLURM_PROCID=3, and slurm started this process",
+            "unset RANK, which a parent job, the job script or a shell profile has set",
+            id="stale-rank",
+        ),
+        pytest.param(
+            GPU_TASK | TORCHRUN,
+            "AR502 spawn-inside-srun",
+            "n2",
+            "torchrun (TORCHELASTIC_RUN_ID=none, LOCAL_WORLD_SIZE=8) runs inside each of 8 tasks a node "
+            "(SLURM_STEP_TASKS_PER_NODE=8(x6))",
+            "start one a node: srun --ntasks-per-node=1 --nodes=6 --ntasks=6 torchrun ..., or one task a GPU without "
+            "torchrun",
+            id="torchrun-in-tasks",
+        ),
+        pytest.param(
+            UNEVEN,
+            "AR502 spawn-inside-srun",
+            "n4",
+            "node n1 has 8 agents (SLURM_STEP_TASKS_PER_NODE=8(x3),4)",
+            "allranks needs one a node: srun --ntasks-per-node=1 --nodes=4 --ntasks=4 allranks run ...",
+            id="agents",
+        ),
+        pytest.param(
+            {"RANK": "0"},
+            "AR501 slurm-env",
+            None,
+            "WORLD_SIZE is missing beside RANK=0",
+            "set both, or unset RANK",
+            id="nowhere",
+        ),
+    ],
+)
+def test_a_refusal_is_a_finding_with_the_node_and_what_to_do(
+    env: dict[str, str], cause: str, node: str | None, message: str, fix: str
+) -> None:
+    with pytest.raises(IdentityError) as caught:
+        check_one_agent_per_node(world_from_env(env))
+    finding = caught.value.finding
+    assert finding is not None
+    assert (finding.cause, finding.node, finding.message, finding.fix) == (cause, node, message, fix)
+
+
+def test_the_labels_are_the_catalogues() -> None:
+    assert find_cause("AR501").label() == SLURM_ENV
+    assert find_cause("AR502").label() == SPAWN_INSIDE_SRUN
+
+
+@pytest.mark.parametrize("env", [AGENT, GPU_TASK, OPEN_MPI, TORCHRUN])
+def test_a_spawned_process_of_several_ranks_is_refused(env: dict[str, str]) -> None:
+    with pytest.raises(IdentityError, match=r"\(mp.spawn\) started this process .* and all that it starts") as caught:
+        check_not_spawned(world_from_env(env))
+    assert caught.value.finding is not None
+    assert caught.value.finding.cause == SPAWN_INSIDE_SRUN
+
+
+@pytest.mark.parametrize("env", [{}, BATCH, {"RANK": "0", "WORLD_SIZE": "1"} | {"TORCHELASTIC_RUN_ID": "x"}])
+def test_a_spawned_process_of_a_world_of_one_is_not(env: dict[str, str]) -> None:
+    check_not_spawned(world_from_env(without(env, "SLURM_JOB_NUM_NODES")))
+
+
+def test_another_launcher_inside_a_worker_is_refused() -> None:
+    inside = {"ALLRANKS_MEMBERS": "a.0=0+4,b-1=4+12", "ALLRANKS_NODE": "b-1"}
+    check_no_launcher_inside(inside | {"WORLD_SIZE": "16"})
+    check_no_launcher_inside({"WORLD_SIZE": "16"})
+    with pytest.raises(IdentityError, match="WORLD_SIZE=4 but ALLRANKS_MEMBERS has 16 ranks"):
+        check_no_launcher_inside(inside | {"WORLD_SIZE": "4"})
 
 
 # --- any environment: a world or one line ----------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """A script that uses the session: says who it is, sums over all ranks, and says it again after a barrier."""
 
-import sys
-
 import torch
 import torch.distributed as dist
 
@@ -12,6 +10,8 @@ with allranks.session() as s:
     total = torch.tensor([s.rank + 1], device=s.device)
     dist.all_reduce(total)
     s.barrier()
-    sys.stdout.write(f"rank {s.rank} of {s.world_size} local {s.local_rank} of {s.local_world_size} on {s.node} ")
-    sys.stdout.write(f"sum {total.item()} {s.backend} {s.device} {'leads' if s.is_leader else 'follows'}\n")
+    place = f"local {s.local_rank} of {s.local_world_size} on {s.node}"
+    role = "leads" if s.is_leader else "follows"
+    # One write, so that lines of several ranks on one pipe stay whole.
+    print(f"rank {s.rank} of {s.world_size} {place} sum {total.item()} {s.backend} {s.device} {role}\n", end="")
 assert not dist.is_initialized()

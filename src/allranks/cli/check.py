@@ -215,6 +215,7 @@ class _View:
 
 def summarise(outcome: Outcome, *, elapsed_s: float) -> str:
     """Return the last line: the verdict and the seconds."""
+    from allranks.launch.plan import count_of
     from allranks.model.finding import Severity, Status
     from allranks.model.hostlist import fold_hosts
 
@@ -228,17 +229,13 @@ def summarise(outcome: Outcome, *, elapsed_s: float) -> str:
         failed = {each.node for each in outcome.results if each.status is Status.FAIL}
         culprits = [node for node in outcome.nodes if node in failed]
         on = f" ({fold_hosts(culprits)})" if 0 < len(culprits) < len(outcome.nodes) else ""
-        said.append(f"{_count(fails, 'problem')} that would stop a job{on}")
+        said.append(f"{count_of(fails, 'problem')} that would stop a job{on}")
     if warnings:
-        said.append(_count(warnings, "warning"))
+        said.append(count_of(warnings, "warning"))
     if lost:
-        said.append(f"could not tell {_count(len(lost), 'check')}")
-    verdict = ", ".join(said) or f"all is well, {_count(len(passed), 'check')} passed"
+        said.append(f"could not tell {count_of(len(lost), 'check')}")
+    verdict = ", ".join(said) or f"all is well, {count_of(len(passed), 'check')} passed"
     return f"{where}: {verdict}; {elapsed_s:.1f} s"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _print_exclude_list(outcome: Outcome) -> None:
@@ -319,7 +316,11 @@ def _in_step(cluster: Cluster, world: World, *, join_s: float, view: _View) -> i
         return found.exit_code
     if isinstance(found, Stopped):
         finding = found.card.problem_finding
-        raise AllranksError(finding.message if finding else found.card.problem or "no leader")
+        if finding is None:
+            raise AllranksError(found.card.problem or "this node could not take part")
+        if world.rank == 1:  # in a step all terminals are one
+            click.echo(render_findings([finding], Style.of(sys.stderr)), err=True)
+        return Exit.USER_CODE
     outcome = outcomes[0] if outcomes else view.judge(found, skipped={})
     view.show(outcome, found)
     return outcome.exit_code

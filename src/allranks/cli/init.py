@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -50,8 +49,9 @@ def init(
 
     The data network is the fastest one that all nodes share. What could not be found out is said in a comment.
     """
-    from allranks.launch.check.describe import describe_cluster
+    from allranks.launch.check.describe import describe_cluster, reasons_of
     from allranks.launch.check.where import Asked
+    from allranks.launch.plan import count_of
     from allranks.report.toml import render_toml
 
     is_stdout = as_json or str(output) == "-"
@@ -70,17 +70,14 @@ def init(
     if as_json:
         import msgspec
 
-        reasons = {f"{table.head}.{key.name}": key.comment for table in tables for key in table.keys if key.comment}
-        document = {"cluster": cluster, "reasons": reasons, "silent": around.silent, "text": text}
+        document = {"cluster": cluster, "reasons": reasons_of(tables), "silent": around.silent, "text": text}
         click.echo(msgspec.json.format(msgspec.json.encode(document), indent=2))
     elif is_stdout:
         click.echo(text, nl=False)
     else:
         _write(output, text)
         data = cluster.network.data or "no data network was found"
-        say(
-            f"{output} written: {len(cluster.node)} node{'s' if len(cluster.node) != 1 else ''}, data network {data}; next: allranks check"
-        )
+        say(f"{output} written: {count_of(len(cluster.node), 'node')}, data network {data}; next: allranks check")
     for name in around.silent:
         say(f"{name} did not answer within {join_s:.0f} s and is not in it")
     return Exit.UNKNOWN if around.silent else Exit.OK

@@ -64,21 +64,35 @@ class Attendance:
         """
         with selectors.DefaultSelector() as selector, contextlib.ExitStack() as on_failure:
             on_failure.callback(self._connection.close)
-            selector.register(self._connection, selectors.EVENT_READ)
-            if self._mesh is not None:
-                self._mesh.attach(selector)
+            self.attach(selector)
             while True:
                 self._check_signals()
-                now_s = time.monotonic()
-                next_s = self._mesh.advance(now_s) if self._mesh else None
-                timeout_s = TICK_S if next_s is None else min(TICK_S, next_s)
-                for key, mask in selector.select(0 if self._connection.has_unread else timeout_s):
-                    if key.fileobj is not self._connection:
-                        key.data(mask)
-                if (answer := self._listen()) is not None:
+                answer, next_s = self.step()
+                if answer is not None:
                     on_failure.pop_all()
                     return answer
-                self._answer()
+                for key, mask in selector.select(min(TICK_S, next_s)):
+                    key.data(mask)
+
+    def attach(self, selector: selectors.BaseSelector) -> None:
+        """Have a selector watch the connection and the mesh; whoever owns it calls `key.data(mask)`, then `step`."""
+        selector.register(self._connection, selectors.EVENT_READ, lambda mask: None)
+        if self._mesh is not None:
+            self._mesh.attach(selector)
+
+    def step(self) -> tuple[Plan | Goodbye | None, float]:
+        """Do what is to be done now; return the leader's word, once it is there, and when to come again, in seconds.
+
+        Raises:
+            NodeFaultError, WireError: as `wait` does.
+        """
+        answer = self._listen()
+        next_s = self._mesh.advance(time.monotonic()) if self._mesh else None
+        if answer is None:
+            self._answer()
+        if self._connection.has_unread:
+            return answer, 0.0
+        return answer, TICK_S if next_s is None else next_s
 
     def _listen(self) -> Plan | Goodbye | None:
         try:

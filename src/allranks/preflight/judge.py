@@ -264,10 +264,9 @@ def _judge_presence(seen: Observations, terms: JobTerms, names: Mapping[int, str
     for index, reason in seen.left.items():
         node = names.get(index) or _name([index], terms)[0]
         bench.add(left_node, (node,), failed(reason, what="its agent came to the roll call and was gone again"))
-    for index in sorted(seen.silent & set(names)):
-        what = "its agent joined, and then did not answer in time"
-        bench.add(silent_node, (names[index],), failed(what=what))
-        bench.unreachable.add(names[index])
+    silent = [names[index] for index in sorted(seen.silent & set(names))]
+    if silent:
+        bench.add(silent_node, silent, failed(what="its agent joined, and then did not answer in time"))
     for stranger in seen.strangers:
         what = f"{stranger.host} wanted to join and was refused"
         bench.add(find_cause(stranger.cause), (stranger.host,), warned(stranger.reason, what=what))

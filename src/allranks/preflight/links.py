@@ -16,12 +16,11 @@ from allranks.model.finding import Confidence, Status
 from allranks.model.hostlist import fold_hosts
 from allranks.model.pair import PairResult
 from allranks.preflight.blame import Blame, Edge, Kind, blame
-from allranks.preflight.second_look import is_heavy_loss, slow_nodes
+from allranks.preflight.symptoms import MIN_LOST, is_heavy_loss, slow_nodes, symptom_of
 from allranks.preflight.vet import is_plausible
 
 LOSS = 0.01
 """Share of lost datagrams, in an undisturbed test, from which TCP suffers."""
-MIN_LOST = 2
 MAX_REASONS = 4
 """Different answers of closed ports that are shown."""
 CLOCK_S = 1.0
@@ -63,10 +62,12 @@ def judge_pairs(
     shown = [_Shown(each, tests.common_mtu(each)) for each in results if each.problem is None]
     lossy = _lossy(tests, shown, quiet)
     losers = {each.culprit for each in lossy}
+    # A node that loses much is now and then not reached at all: ARP asks once a second.
+    clear = [each for each in shown if not tests.ends(each.result) & losers]
     return [
-        *_silent(tests, shown),
+        *_silent(tests, clear),
         *lossy,
-        *_filtered(tests, shown),
+        *_filtered(tests, clear),
         *_store_filtered(tests, shown, store_port),
         *_large_lost(tests, shown),
         *(each for each in _slow(tests, quiet) if each.culprit not in losers),  # TCP slows down where packets are lost
@@ -80,6 +81,9 @@ class _Tests:
     def __init__(self, names: Mapping[int, str], cards: Mapping[int, Card]) -> None:
         self.names = names
         self.cards = cards
+
+    def ends(self, result: PairResult) -> set[str]:
+        return {self.names[result.source], self.names[result.target]}
 
     def common_mtu(self, result: PairResult) -> int | None:
         mtus = [nic.mtu for end in (result.source, result.target) if (nic := _nic(self.cards[end])) and nic.mtu]
@@ -133,24 +137,7 @@ class _Shown:
     def __init__(self, result: PairResult, common_mtu: int | None) -> None:
         self.result = result
         self.common_mtu = common_mtu
-        self.symptom = self._symptom()
-
-    def _symptom(self) -> Symptom | None:
-        result = self.result
-        sent, lost = result.datagrams_sent, result.datagrams_lost
-        connected = any(why.startswith("connected, ") for why in result.closed.values())
-        if not (result.num_open or connected or lost < sent or any(result.datagrams.values())):
-            return Symptom.SILENT if sent or result.closed else None
-        if is_heavy_loss(result):
-            return Symptom.LOSSY  # it also loses connections and large packets
-        # What connects and is not answered was let through: the agent there is stopped or very busy.
-        filtered = [why for why in result.closed.values() if not why.startswith("connected, ")]
-        if filtered or (sent and lost == sent):
-            return Symptom.FILTERED
-        limit = self.common_mtu
-        too_large = [size for size, came in result.datagrams.items() if not came and size <= (limit or size)]
-        stalled = result.large_sent > 0 and result.large_s is None
-        return Symptom.LARGE_LOST if too_large or stalled else None
+        self.symptom = symptom_of(result, common_mtu)
 
 
 def _explained(tests: _Tests, shown: Iterable[_Shown], found: Blame) -> list[_Shown]:
@@ -217,7 +204,10 @@ def _lossy(tests: _Tests, shown: Sequence[_Shown], quiet: Sequence[PairResult]) 
         explained = [by_names[edge.source, edge.target] for edge in found.explains]
         lost, sent = (sum(getattr(each, f"datagrams_{what}") for each in explained) for what in ("lost", "sent"))
         one_way = 1 - math.sqrt(max(0.0, 1 - lost / max(sent, 1)))
-        seen = f"{lost} of {sent} datagrams did not come back"
+        retransmits = sum(each.retransmits for each in explained)
+        if not retransmits:
+            continue  # a busy agent drops datagrams; a network that does drops segments, too
+        seen = f"{lost} of {sent} datagrams did not come back, and TCP sent {retransmits} segments again"
         outcome = tests.outcome(found, Status.FAIL, seen, percent=f"{100 * one_way:.2g}")
         judged.append(Judged("AR212", tests.culprit(found), _nodes(found), outcome))
     return judged

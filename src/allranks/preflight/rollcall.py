@@ -261,6 +261,7 @@ class RollCall:
             (order[a], order[b]) for a, b in choose_pairs(len(order), full_up_to=FULL_UP_TO, seed=self._terms.attempt)
         ]
         effort, within_s = (SPARSE, SPARSE_TESTS_S) if is_sparse else (FULL, TESTS_S)
+        within_s = self._terms.tests_s or within_s
         first = self._try(selector, pairs, effort, within_s, is_one_by_one=False, asks_all=True)
         confirmation = self._look_again(selector, plan_confirmation(first))
         self._results = merge(first, confirmation)

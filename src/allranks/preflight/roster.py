@@ -21,6 +21,8 @@ class Terms:
     """As the scheduler says; empty where nobody does."""
     join_s: float = 60.0
     gone_s: float = 10.0
+    tests_s: float | None = None
+    """Deadline of the pair tests; None: what suits nodes that have their cores for themselves."""
     store_port: int | None = None
     """The leader's port, as rank 0's store will have it."""
     run_dir_nonce: str | None = None

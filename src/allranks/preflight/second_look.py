@@ -13,17 +13,15 @@ dropped by a full queue, a transfer may wait for a core. So nothing is concluded
 from __future__ import annotations
 
 import itertools
-import statistics
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from allranks.model.pair import FULL, Effort, PairResult
+from allranks.preflight.symptoms import has_failed, is_heavy_loss, is_proven, slow_nodes
 
 QUIET = Effort(num_ports=1, large_bytes=96 << 10, num_datagrams=200, has_mtu_probe=False)
 """One pair at a time: 2 x 96 KiB and 200 datagrams stay below MAX_PAIR_BYTES."""
-HEAVY_LOSS = 0.08
-MIN_LOST = 3
 CONFIRM_S = 2.5
 QUIET_S = 3.0
 MAX_FAILED = 512
@@ -31,11 +29,6 @@ MAX_FAILED = 512
 MAX_SUSPECTS = 8
 WITNESSES = 3
 """With how many others a suspect is tried."""
-SLOW_FACTOR = 4.0
-"""How much less than usual is slow: shared links and busy switches stay above."""
-FAST_ENOUGH_MBIT_S = 2000.0
-"""What so small a payload can measure: a faster link is never called slow (the card says its speed)."""
-MIN_PAIRS = 2
 
 
 @dataclass(slots=True)
@@ -67,7 +60,8 @@ def plan_quiet_look(results: Sequence[PairResult]) -> Look | None:
     suspects = [*losing, *(node for node in sorted(slow) if node not in losing)][:MAX_SUSPECTS]
     if not suspects:
         return None
-    known = {(each.source, each.target) for each in working}
+    heavy = _cover([each for each in results if is_heavy_loss(each)])
+    known = {(each.source, each.target) for each in working if not {each.source, each.target} & {*heavy}}
     others = [node for node in sorted({node for pair in known for node in pair}) if node not in suspects]
     pairs: dict[tuple[int, int], None] = {}
     for position, suspect in enumerate(suspects):
@@ -79,69 +73,6 @@ def plan_quiet_look(results: Sequence[PairResult]) -> Look | None:
         pairs |= {(first, second): None}  # what is usual here
     reason = f"datagrams lost at {len(losing)}, slow at {len(slow)} nodes"
     return Look(list(pairs), QUIET, QUIET_S, is_one_by_one=True, reason=reason)
-
-
-def has_failed(result: PairResult) -> bool:
-    """Whether something did not come through at all: a port, the leader's port, a large packet, everything."""
-    return bool(
-        result.closed
-        or result.store
-        or (result.datagrams_sent and result.datagrams_lost == result.datagrams_sent)
-        or not all(result.datagrams.values())
-        or (result.large_sent and result.large_s is None)
-    )
-
-
-def is_proven(result: PairResult) -> bool:
-    """Whether no busy machine explains what failed: a second try would only cost time."""
-    if is_heavy_loss(result):
-        return True
-    if any(why.startswith("connected, ") for why in (*result.closed.values(), result.store or "")):
-        return False
-    is_stalled = result.large_sent > 0 and result.large_s is None
-    is_large_lost = not all(result.datagrams.values())
-    if is_stalled != is_large_lost and result.num_open:
-        return False
-    return bool(result.closed or result.store or is_stalled)
-
-
-def is_heavy_loss(result: PairResult) -> bool:
-    """Whether so many datagrams are lost that closed ports and stalled transfers follow by themselves."""
-    sent, lost = result.datagrams_sent, result.datagrams_lost
-    return bool(sent) and lost >= MIN_LOST and HEAVY_LOSS <= lost / sent < 1
-
-
-@dataclass(frozen=True, slots=True)
-class Slow:
-    """A node that carries much less than the others."""
-
-    mbit_s: float
-    """The best that came from it, or to it, whichever is less."""
-    usual_mbit_s: float
-    """What the middle one of the others' pairs carries."""
-
-
-def slow_nodes(results: Iterable[PairResult]) -> dict[int, Slow]:
-    """Return the nodes from which, or to which, nothing goes faster than a fraction of what is usual.
-
-    The best of all pairs of a node counts, in each direction, so that one transfer that met a busy moment says nothing.
-    With fewer than MIN_PAIRS pairs in a direction nothing is concluded.
-    """
-    rates = {(each.source, each.target): each.delivery_mbit_s for each in results if each.delivery_mbit_s}
-    best: dict[tuple[int, bool], list[float]] = defaultdict(list)
-    for (source, target), rate in rates.items():
-        best[source, True].append(rate)
-        best[target, False].append(rate)
-    slow: dict[int, Slow] = {}
-    for node in {node for pair in rates for node in pair}:
-        others = [rate for pair, rate in rates.items() if node not in pair]
-        known = [max(best[node, way]) for way in (True, False) if len(best[node, way]) >= MIN_PAIRS]
-        if not known or not others:
-            continue
-        usual = statistics.median(others)
-        if min(known) < min(usual / SLOW_FACTOR, FAST_ENOUGH_MBIT_S):
-            slow[node] = Slow(min(known), usual)
-    return slow
 
 
 def merge(first: Iterable[PairResult], *looks: Look | None) -> list[PairResult]:

@@ -345,8 +345,10 @@ class Connection:
 
     @property
     def has_unread(self) -> bool:
-        """Whether bytes are here that the selector no longer tells of."""
-        return len(self._received) > _LENGTH.size
+        """Whether a whole message is here that the selector no longer tells of."""
+        if len(self._received) < _LENGTH.size:
+            return False
+        return len(self._received) >= _LENGTH.size + int(_LENGTH.unpack_from(self._received)[0])
 
     def send(self, message: Message) -> None:
         """Queue a message and write what the kernel takes now.

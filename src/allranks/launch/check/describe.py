@@ -54,6 +54,17 @@ def describe_cluster(cards: Sequence[Card], around: Surroundings) -> tuple[str, 
     return f"Written by allranks init, which looked at {count}; behind each value is why it was chosen.", tables
 
 
+def reasons_of(tables: Sequence[Table]) -> dict[str, str]:
+    """Return why each value was chosen, `node.node03.gpus` -> the comment behind it."""
+    found: dict[str, str] = {}
+    for table in tables:
+        head = table.head.strip("[]")
+        if head == "node":
+            head = f"node.{table.keys[0].value}"
+        found |= {f"{head}.{key.name}": key.comment for key in table.keys if key.comment}
+    return found
+
+
 def _name(cards: Sequence[Card], around: Surroundings) -> Key:
     if around.cluster_name:
         return Key("name", around.cluster_name, "what SLURM calls it")

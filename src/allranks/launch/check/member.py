@@ -96,6 +96,16 @@ class NoRunDir(RunDir):
         """Write nothing."""
 
 
+class _QuietEntry(Entry):
+    """Where there is no directory to announce a leader in: the others find it by the name of the first node."""
+
+    def _announce(self, port: int, *, side_port: int) -> None:
+        pass
+
+    def _write_nonce(self) -> str | None:
+        return None  # nobody is asked whether it sees the directory
+
+
 def look_here(cluster: Cluster, env: Mapping[str, str]) -> Held:
     """Look at this machine alone: no port, no other node.
 
@@ -164,10 +174,9 @@ def take_part(
         directory = None  # made from here it would stay behind
     run_dir = NoRunDir(plan.job) if directory is None else RunDir(directory, plan.job)
     applicant = apply(plan, run_dir, env, problem=plan.problem, facts=read, check_signals=check_signals)
-    # Without a directory there is nothing to look for in it.
-    applicant = replace(applicant, attempt=0, is_slurm=directory is not None)
+    applicant = replace(applicant, attempt=0)  # a requeued job has no earlier check
     try:
-        with Entry(applicant) as entry:
+        with (Entry if directory else _QuietEntry)(applicant) as entry:
             called = entry.take_part()
     except StoppedBySignal:
         raise

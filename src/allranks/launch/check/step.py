@@ -36,6 +36,7 @@ from allranks.causes.cause import failed
 from allranks.launch.check.lines import Unpacker
 from allranks.launch.check.member import DIRECTORY_PREFIX, ORDER_VARIABLE, Held, Here, Order
 from allranks.launch.check.where import Place
+from allranks.launch.plan import count_of
 from allranks.model.card import Card
 from allranks.model.errors import AllranksError, UsageError
 from allranks.model.hostlist import fold_hosts
@@ -190,27 +191,33 @@ def sum_up(heard: Heard, num_nodes: int, *, waited_s: float) -> Held:
     if held is None:
         if not heard.cards:
             raise AllranksError(f"no node answered{_because(heard.words)}")
+        # That they looked for their leader in vain is said once, of the leader.
+        cards = {index: _without_problem(card) for index, card in heard.cards.items()}
         missing = tuple(index for index in range(num_nodes) if index not in heard.cards)
-        # Whom the others looked for in vain is missing itself: it is said once.
-        cards = {
-            index: card if index in heard.cards and 0 in heard.here else _without_problem(card)
-            for index, card in heard.cards.items()
-        }
-        seen = Observations(cards=cards, missing=missing, waited_s=waited_s)
+        left = {0: f"it answered through SLURM and held no roll call{_because(heard.words)}"} if 0 in heard.here else {}
+        seen = Observations(cards=cards, missing=missing, waited_s=waited_s, left=left)
         return Held(seen=seen, num_nodes=num_nodes, node_names=names if len(names) == num_nodes else ())
     found = [index for index in held.seen.missing if index in heard.cards]
     if not found:
         return held
-    leader = held.seen.cards[0].host if 0 in held.seen.cards else "the leader"
-    cards = dict(held.seen.cards) | {index: _cut_off(heard.cards[index], leader) for index in found}
+    leader = held.seen.cards[0]
+    cards = dict(held.seen.cards)
+    if len(found) > 1 and len(cards) == 1:  # it is the leader then
+        what = f"{count_of(len(found), 'node')} answer through SLURM and do not reach the leader on {leader.host}"
+        cards[0] = _with_finding(leader, what, heard.cards[found[0]].problem or "")
+        cards |= {index: _without_problem(heard.cards[index]) for index in found}
+    else:
+        for index in found:
+            card = heard.cards[index]
+            what = f"{card.host} answers through SLURM and does not reach the leader on {leader.host}"
+            cards[index] = _with_finding(card, what, card.problem or "")
     missing = tuple(index for index in held.seen.missing if index not in found)
     return msgspec.structs.replace(held, seen=replace(held.seen, cards=cards, missing=missing))
 
 
-def _cut_off(card: Card, leader: str) -> Card:
-    what = f"{card.host} answers through SLURM and does not reach the leader on {leader}"
-    finding = find_cause("AR201").find(failed(card.problem or "", what=what), node=card.host)
-    return msgspec.structs.replace(card, problem_finding=finding)
+def _with_finding(card: Card, what: str, reason: str) -> Card:
+    finding = find_cause("AR201").find(failed(reason, what=what), node=card.host)
+    return msgspec.structs.replace(card, problem=what, problem_finding=finding)
 
 
 def _without_problem(card: Card) -> Card:

@@ -1,0 +1,127 @@
+"""What does one pair test show? Pure.
+
+Only what the two kernels did is believed: they answer a SYN, acknowledge and retransmit whatever the processes are busy
+with. A datagram that does not come back, or a payload that is not echoed, may be the fault of an agent that waits for a
+core; so loss needs retransmissions beside it, and a stalled transfer bytes that the other kernel did not acknowledge.
+Where UDP is closed altogether, as on many clouds, datagrams say nothing at all.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from allranks.causes.cause import Symptom
+from allranks.model.pair import PairResult
+
+HEAVY_LOSS = 0.08
+"""Share of lost datagrams from which closed ports and stalled transfers follow by themselves."""
+MIN_LOST = 3
+SLOW_FACTOR = 4.0
+"""How much less than usual is slow: shared links and busy switches stay above."""
+FAST_ENOUGH_MBIT_S = 2000.0
+"""What so small a payload can measure: a faster link is never called slow (the card says its speed)."""
+MIN_PAIRS = 2
+
+
+def symptom_of(result: PairResult, common_mtu: int | None) -> Symptom | None:
+    """Return the most basic thing that is wrong with a pair.
+
+    Args:
+        result: of its test.
+        common_mtu: the smaller MTU of the two ends; larger datagrams cannot come through.
+    """
+    if is_silent(result):
+        return Symptom.SILENT
+    if is_heavy_loss(result):
+        return Symptom.LOSSY
+    if filtered_ports(result):
+        return Symptom.FILTERED
+    if is_stalled(result, common_mtu):
+        return Symptom.LARGE_LOST
+    return None
+
+
+def is_silent(result: PairResult) -> bool:
+    """Whether nothing comes back at all, not even a refusal."""
+    came = result.num_open or result.datagrams_lost < result.datagrams_sent or any(result.datagrams.values())
+    return not came and bool(result.closed) and all(why.startswith("no answer") for why in result.closed.values())
+
+
+def filtered_ports(result: PairResult) -> dict[int, str]:
+    """Test ports that something on the way keeps closed: what connects was let through, answered or not."""
+    return {port: why for port, why in result.closed.items() if not why.startswith("connected, ")}
+
+
+def is_heavy_loss(result: PairResult) -> bool:
+    """Whether so much is lost that closed ports and stalled transfers follow by themselves."""
+    sent, lost = result.datagrams_sent, result.datagrams_lost
+    is_much = bool(sent) and lost >= MIN_LOST and HEAVY_LOSS <= lost / sent < 1
+    return is_much and bool(result.retransmits or filtered_ports(result))
+
+
+def is_stalled(result: PairResult, common_mtu: int | None = None) -> bool:
+    """Whether a large payload does not come through that both ends could send."""
+    if not result.large_sent or result.large_s is not None:
+        return False
+    return bool(result.unacked_bytes or result.retransmits or lost_sizes(result, common_mtu))
+
+
+def lost_sizes(result: PairResult, common_mtu: int | None) -> list[int]:
+    """Sizes of unfragmentable packets that are lost, although both ends can send them and small ones come back."""
+    if result.datagrams_lost >= result.datagrams_sent:
+        return []
+    return [size for size, came in result.datagrams.items() if not came and size <= (common_mtu or size)]
+
+
+def has_failed(result: PairResult) -> bool:
+    """Whether something of TCP did not come through: a port, the leader's port, a large payload."""
+    return bool(result.closed or result.store or (result.large_sent and result.large_s is None))
+
+
+def is_proven(result: PairResult) -> bool:
+    """Whether no busy machine explains what failed: a second try would only cost time."""
+    if is_heavy_loss(result):
+        return True
+    if any(why.startswith("connected, ") for why in (*result.closed.values(), result.store or "")):
+        return False
+    return bool(result.closed or result.store or is_stalled(result))
+
+
+@dataclass(frozen=True, slots=True)
+class Slow:
+    """A node that carries much less than the others."""
+
+    mbit_s: float
+    """The best that came from it, or to it, whichever is less."""
+    usual_mbit_s: float
+    """What the middle one of the others' pairs carries."""
+
+
+def slow_nodes(results: Iterable[PairResult]) -> dict[int, Slow]:
+    """Return the nodes from which, or to which, nothing goes faster than a fraction of what is usual.
+
+    The best of all pairs of a node counts, in each direction, so that one transfer that met a busy moment says nothing.
+    With fewer than MIN_PAIRS pairs in a direction nothing is concluded.
+    """
+    rates = {
+        (each.source, each.target): each.delivery_mbit_s
+        for each in results
+        if each.delivery_mbit_s and not each.retransmits  # TCP slows down by itself where segments are lost
+    }
+    best: dict[tuple[int, bool], list[float]] = defaultdict(list)
+    for (source, target), rate in rates.items():
+        best[source, True].append(rate)
+        best[target, False].append(rate)
+    slow: dict[int, Slow] = {}
+    for node in {node for pair in rates for node in pair}:
+        others = [rate for pair, rate in rates.items() if node not in pair]
+        known = [max(best[node, way]) for way in (True, False) if len(best[node, way]) >= MIN_PAIRS]
+        if not known or not others:
+            continue
+        usual = statistics.median(others)
+        if min(known) < min(usual / SLOW_FACTOR, FAST_ENOUGH_MBIT_S):
+            slow[node] = Slow(min(known), usual)
+    return slow

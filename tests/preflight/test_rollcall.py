@@ -1,0 +1,780 @@
+"""The roll call over real sockets: who comes, who leaves when, who is a stranger, and what all are told."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+from seen import PORTS, brief, terms
+
+from allranks import __version__
+from allranks.model.card import Card, TestPorts
+from allranks.model.errors import AllranksError, NodeFaultError, StoppedBySignal, WireError
+from allranks.model.finding import Verdict
+from allranks.model.pair import PairResult
+from allranks.preflight import rollcall
+from allranks.preflight.attend import Attendance
+from allranks.preflight.judge import Judgement
+from allranks.preflight.mesh import Mesh
+from allranks.preflight.rollcall import RollCall, dismiss, stop
+from allranks.preflight.roster import Roster
+from allranks.wire.door import Door
+from allranks.wire.leader import Hint, bind_port
+from allranks.wire.protocol import (
+    PROTOCOL,
+    Connection,
+    Goodbye,
+    Hello,
+    Join,
+    Knock,
+    Message,
+    Plan,
+    Refused,
+    Stopped,
+    Test,
+    Tested,
+    decode_frames,
+    encode_frame,
+)
+from allranks.wire.secret import Secret, join_proof
+from allranks.wire.seek import seek_leader
+
+KEY = Secret(b"swordfish", "test")
+PATIENCE_S = 30
+"""How long a test waits for what must come."""
+
+
+def card(index: int | None, *, host: str | None = None, ports: TestPorts | None = None, **more: object) -> Card:
+    fields = {
+        "host": host or f"node{(index or 0) + 1:02d}",
+        "pid": 800 + (index or 0),
+        "node_index": index,
+        "num_workers": 2,
+        "num_gpus": 0,
+        "data_address": f"127.0.0.{(index or 0) + 2}",
+        "test_ports": ports,
+    }
+    return Card(**(fields | more))
+
+
+# ---- the roster
+
+
+class NoConnection:
+    """Stands for a peer where nothing is said to it."""
+
+
+def roster_of(num_nodes: int, *indices: int, **more: object) -> Roster:
+    roster = Roster(terms(num_nodes, **more), cards={0: card(0)})
+    for index in indices:
+        assert roster.admit(card(index), NoConnection()) is None
+    return roster
+
+
+def test_nodes_that_say_their_rank_get_it():
+    roster = roster_of(4, 3, 1)
+    assert {index: card.host for index, card in roster.cards.items()} == {0: "node01", 3: "node04", 1: "node02"}
+
+
+def test_nodes_that_do_not_say_their_rank_are_counted_in_order_of_arrival():
+    roster = roster_of(4, 1)
+    assert roster.admit(card(None, host="late"), NoConnection()) is None
+    assert roster.admit(card(None, host="later"), NoConnection()) is None
+    assert {index: card.host for index, card in roster.cards.items()} == {
+        0: "node01",
+        1: "node02",
+        2: "late",
+        3: "later",
+    }
+
+
+@pytest.mark.parametrize(
+    ("index", "text"),
+    [
+        (
+            1,
+            "node rank 1 is here already (node02, pid 801); give each node its own --node-rank, and each job its own "
+            "--rdzv-id",
+        ),
+        (
+            0,
+            "node rank 0 is here already (node01, pid 800); give each node its own --node-rank, and each job its own "
+            "--rdzv-id",
+        ),
+        (2, "node rank 2 does not exist in a job of 2 nodes (--nnodes)"),
+        (-1, "node rank -1 does not exist in a job of 2 nodes (--nnodes)"),
+        (None, "all 2 nodes are here already"),
+    ],
+)
+def test_a_node_that_does_not_fit_is_told_why(index, text):
+    roster = roster_of(2, 1)
+    assert roster.admit(card(index, host="stray"), NoConnection()) == text
+    assert [card.host for card in roster.cards.values()] == ["node01", "node02"]
+
+
+@pytest.mark.parametrize(
+    ("num_nodes", "names", "here", "missing"),
+    [
+        (2, (), (), "node rank 1"),
+        (4, (), (2,), "node ranks 1, 3"),
+        (20, (), (), "node ranks 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16 ..."),
+        (17, (), (), "node ranks 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16"),
+        (6, tuple(f"node0{number}" for number in range(1, 7)), (1, 2), "node[04-06]"),
+        (6, tuple(f"node0{number}" for number in range(1, 7)), (1, 2, 3, 4), "node06"),
+    ],
+    ids=["one", "two", "many", "sixteen", "hosts", "host"],
+)
+def test_who_is_missing_is_named(num_nodes, names, here, missing):
+    assert roster_of(num_nodes, *here, node_names=names).name_missing() == missing
+
+
+# ---- real sockets
+
+
+class Agent(threading.Thread):
+    """Another node's agent: it looks for the leader and attends, or does what the test wants it to."""
+
+    def __init__(
+        self,
+        port: int,
+        own: Card,
+        *,
+        secret: Secret = KEY,
+        attempt: int | None = 0,
+        behave: Callable[[Agent, Connection], None] | None = None,
+        delay_s: float = 0.0,
+        first_ports: tuple[int, ...] = (),
+    ) -> None:
+        super().__init__(daemon=True)
+        self.mesh = Mesh()
+        self.own = own if own.test_ports else card_with(own, self.mesh.ports)
+        self.answer: Plan | Goodbye | None = None
+        self.error: Exception | None = None
+        self.is_in = threading.Event()
+        self.is_over = threading.Event()
+        self.messages: list[Message] = []
+        self._hints = [[Hint("127.0.0.1", each, "test")] for each in (*first_ports, port)]
+        self._secret, self._attempt, self._behave, self._delay_s = secret, attempt, behave, delay_s
+
+    def run(self) -> None:
+        time.sleep(self._delay_s)
+        connection = None
+        try:
+            connection = seek_leader(
+                lambda: self._hints,
+                job="4711",
+                attempt=self._attempt,
+                secret=lambda: self._secret,
+                card=self.own,
+                deadline_s=PATIENCE_S,
+                on_wait=lambda *_: None,
+                check_signals=self._check,
+            )
+            self.is_in.set()
+            if self._behave is not None:
+                self._behave(self, connection)
+            else:
+                self.answer = self.attendance(connection).wait()
+        except (AllranksError, OSError) as exc:
+            self.error = exc
+        finally:
+            if connection is not None:
+                connection.close()
+            self.mesh.close()
+
+    def attendance(self, connection: Connection) -> Attendance:
+        return Attendance(connection, self.own, mesh=self.mesh, look_at_run_dir=lambda: None, check_signals=self._check)
+
+    def _check(self) -> None:
+        if self.is_over.is_set():
+            raise StoppedBySignal(15)
+
+    def hear(self, connection: Connection, kind: type[Message]) -> Message:
+        """Wait for a message of this kind."""
+        until_s = time.monotonic() + PATIENCE_S
+        while time.monotonic() < until_s:
+            self._check()
+            for message in connection.receive(at_most=1):
+                self.messages.append(message)
+                if isinstance(message, kind):
+                    return message
+            time.sleep(0.005)
+        raise AssertionError(f"no {kind.__name__} came")
+
+
+def card_with(own: Card, ports: TestPorts) -> Card:
+    from msgspec.structs import replace
+
+    return replace(own, test_ports=ports)
+
+
+class Call:
+    """The leader's side, in the test's own thread."""
+
+    def __init__(self) -> None:
+        self.listener, self.side = bind_port(0), bind_port(0)
+        self.port, self.side_port = (int(each.getsockname()[1]) for each in (self.listener, self.side))
+        self.mesh = Mesh()
+        self.lines: list[str] = []
+        self.events: list[tuple[str, dict[str, object]]] = []
+        self.agents: list[Agent] = []
+        self.call: RollCall | None = None
+        self.took_s = 0.0
+
+    def add(self, own: Card, **more: object) -> Agent:
+        agent = Agent(self.port, own, **more)
+        self.agents.append(agent)
+        agent.start()
+        return agent
+
+    def hold(
+        self, num_nodes: int, *, own: Card | None = None, check: Callable[[], None] = lambda: None, **more: object
+    ) -> Judgement:
+        about = terms(num_nodes, **({"join_s": PATIENCE_S, "store_port": self.port} | more))
+        doors = [Door(each, job="4711", attempt=about.attempt, secret=KEY) for each in (self.listener, self.side)]
+        self.call = RollCall(
+            about,
+            own or card(0, ports=self.mesh.ports),
+            doors=doors,
+            mesh=self.mesh,
+            look_at_run_dir=lambda: None,
+            say=self.lines.append,
+            on_event=lambda event, **fields: self.events.append((event, fields)),
+            check_signals=check,
+        )
+        began_s = time.monotonic()
+        try:
+            return self.call.hold()
+        finally:
+            self.took_s = time.monotonic() - began_s
+
+    def has(self, event: str, count: int = 1) -> bool:
+        return sum(each == event for each, _ in self.events) >= count
+
+    def stop(self, judgement: Judgement) -> Verdict:
+        """Give everybody the verdict, as a caller does."""
+        assert self.call is not None
+        verdict = Verdict(job="4711", attempt=0, exit_code=judgement.exit_code, findings=judgement.findings)
+        stop(self.call.roster.peers, verdict)
+        self.join_agents()
+        return verdict
+
+    def join_agents(self) -> None:
+        for agent in self.agents:
+            agent.join(PATIENCE_S)
+            assert not agent.is_alive()
+
+    def close(self) -> None:
+        for agent in self.agents:
+            agent.is_over.set()
+        self.join_agents()
+        for peer in self.call.roster.peers.values() if self.call else ():
+            peer.close()
+        self.mesh.close()
+        self.listener.close()
+        self.side.close()
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch) -> Iterator[Call]:
+    """A roll call whose tests have a deadline of two seconds."""
+    monkeypatch.setattr(rollcall, "TESTS_S", 1.5)
+    monkeypatch.setattr(rollcall, "ANSWER_S", 0.5)
+    made = Call()
+    yield made
+    made.close()
+
+
+def test_all_come_and_reach_each_other(call):
+    for index in (1, 2, 3):
+        call.add(card(index))
+    judgement = call.hold(4)
+    assert judgement.findings == ()
+    assert judgement.is_go
+    assert sorted((each.source, each.target) for each in call.call.observations.results) == [
+        (a, b) for a in range(4) for b in range(4) if a != b
+    ]
+    assert {each.num_open for each in call.call.observations.results} == {8}
+    assert {each.store for each in call.call.observations.results if each.target == 0} == {""}
+    assert sorted(call.call.roster.peers) == [1, 2, 3]
+    assert [event for event, _ in call.events if event != "joined"] == ["leading"]
+    assert call.lines == []
+    assert call.took_s < 5
+
+
+def test_the_listener_is_given_back_listening(call):
+    call.add(card(1))
+    call.hold(2)
+    assert call.listener.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 1
+    with socket.create_connection(("127.0.0.1", call.port), timeout=5), contextlib.closing(call.listener.accept()[0]):
+        pass
+
+
+def test_no_socket_is_left(call):
+    gc.collect()
+    made = Call()
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    for index in (1, 2):
+        made.add(card(index))
+    made.call, kept = None, made
+    during = made.hold(3)
+    made.stop(during)
+    gc.collect()
+    # The listeners and the mesh of the leader are still open, as before; what the agents brought is gone.
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+    kept.close()
+
+
+def test_everybody_hears_the_same_verdict(call):
+    for index in (1, 2):
+        call.add(card(index))
+    call.add(card(3, problem="train.py: no such script", problem_exit=2))
+    judgement = call.hold(4)
+    assert brief(judgement) == [("AR512", "node04", "fail", "certain")]
+    verdict = call.stop(judgement)
+    summary = "AR512 node-cannot-start: node04: train.py: no such script"
+    assert [agent.answer for agent in call.agents] == [Goodbye(exit_code=2, summary=summary, verdict=verdict)] * 3
+
+
+def test_a_problem_of_the_leaders_own_node_stops_everybody(call):
+    call.add(card(1))
+    own = card(0, ports=call.mesh.ports, problem="ens1f1 is down", problem_exit=78)
+    judgement = call.hold(2, own=own)
+    assert brief(judgement) == [("AR512", "node01", "fail", "certain")]
+    call.stop(judgement)
+    assert call.agents[0].answer.exit_code == 78
+
+
+# ---- phase 1
+
+
+def test_a_missing_node_is_named_and_the_verdict_comes_in_time(call):
+    came = call.add(card(1))
+    judgement = call.hold(3, join_s=3.4)
+    assert brief(judgement) == [("AR001", "node03", "fail", "certain")]
+    assert re.fullmatch(r"its agent did not come within [34] s; 2 of 3 nodes are here", judgement.findings[0].message)
+    assert judgement.exit_code == 75
+    assert call.lines == ["waiting 3 s for node03; 2 of 3 are here"]
+    assert 3.4 < call.took_s < 6
+    verdict = call.stop(judgement)
+    assert came.answer.verdict == verdict
+
+
+def test_the_wait_goes_on_while_nodes_arrive(call):
+    # The last one comes after join_s, but within a third of it after the one before.
+    for index, delay_s in ((1, 0.0), (2, 1.2), (3, 1.65)):
+        call.add(card(index), delay_s=delay_s)
+    judgement = call.hold(4, join_s=1.5)
+    assert judgement.findings == ()
+    assert sorted(call.call.roster.cards) == [0, 1, 2, 3]
+
+
+def test_fewer_nodes_go_on_where_the_flag_allows_it(call):
+    call.add(card(2))
+    judgement = call.hold(3, min_nodes=2, join_s=1.0)
+    assert judgement.is_go
+    assert sorted(call.call.roster.cards) == [0, 2]
+    assert call.lines == ["going on with 2 nodes (--nnodes 2:3)"]
+
+
+def test_fewer_nodes_than_the_flag_allows_are_too_few(call):
+    judgement = call.hold(3, min_nodes=2, join_s=0.3, node_names=())
+    assert brief(judgement) == [("AR001", "node rank 1, node rank 2", "fail", "certain")]
+
+
+def leave(agent: Agent, connection: Connection) -> None:
+    """Go as soon as it is in."""
+
+
+def test_a_node_that_came_and_left_is_waited_for_again(call):
+    call.add(card(1), behave=leave)
+
+    def come_again() -> None:
+        if call.has("left") and len(call.agents) == 1:
+            call.add(card(1, host="node02-again"))
+            call.add(card(2))
+
+    judgement = call.hold(3, check=come_again)
+    assert judgement.findings == ()
+    assert call.call.roster.cards[1].host == "node02-again"
+    assert call.lines == ["node02 came and left again"]
+
+
+def test_a_node_that_left_for_good_is_named(call):
+    call.add(card(1), behave=leave)
+    judgement = call.hold(2, join_s=1.0)
+    assert brief(judgement) == [("AR012", "node02", "fail", "certain")]
+    assert judgement.findings[0].evidence[0].seen == "node02: 127.0.0.1 closed the connection"
+    assert judgement.exit_code == 75
+
+
+def test_a_node_that_left_stops_nobody_where_the_flag_allows_fewer(call):
+    call.add(card(1), behave=leave)
+    call.add(card(2))
+    assert call.hold(3, min_nodes=2, join_s=1.0).is_go
+
+
+# ---- phase 2
+
+
+def leave_at_test(agent: Agent, connection: Connection) -> None:
+    agent.hear(connection, Test)
+
+
+def report_nothing_and_leave(agent: Agent, connection: Connection) -> None:
+    agent.hear(connection, Test)
+    connection.send(Tested(results=()))
+
+
+def leave_at_second_test(agent: Agent, connection: Connection) -> None:
+    """Report a failure that asks for a confirmation, and go when it is ordered."""
+    test = agent.hear(connection, Test)
+    closed = {PORTS[0]: "connected, but no answer in 1.6 s"}
+    connection.send(
+        Tested(
+            results=tuple(
+                PairResult(source=test.own_index, target=target.node_index, num_open=7, closed=closed)
+                for target in test.targets
+            )
+        )
+    )
+    agent.hear(connection, Test)
+
+
+def be_silent(agent: Agent, connection: Connection) -> None:
+    agent.is_over.wait(PATIENCE_S)
+
+
+@pytest.mark.parametrize("behave", [leave_at_test, leave_at_second_test])
+def test_a_node_that_leaves_during_the_tests_is_named(call, behave):
+    call.add(card(1))
+    call.add(card(2), behave=behave)
+    judgement = call.hold(3)
+    assert brief(judgement)[0] == ("AR012", "node03", "fail", "certain")
+    assert {finding.node for finding in judgement.findings} == {"node03"}
+    assert call.took_s < 8
+    verdict = call.stop(judgement)
+    assert call.agents[0].answer.verdict == verdict
+
+
+def test_a_node_that_leaves_after_its_report_does_no_harm(call):
+    call.add(card(1))
+    call.add(card(2), behave=report_nothing_and_leave)
+    judgement = call.hold(3)
+    # Noticed or not, nobody else is blamed.
+    assert {finding.node for finding in judgement.findings} <= {"node03"}
+    assert call.took_s < 8
+
+
+def test_a_node_that_does_not_report_is_named_at_the_deadline(call):
+    call.add(card(1))
+    call.add(card(2), behave=be_silent)
+    judgement = call.hold(3)
+    assert brief(judgement) == [("AR001", "node03", "fail", "certain")]
+    assert judgement.findings[0].message == "its agent joined, and then did not answer in time"
+    assert call.took_s < 8
+    call.agents[1].is_over.set()
+    verdict = call.stop(judgement)
+    assert call.agents[0].answer.verdict == verdict
+
+
+def test_a_node_that_answers_nobody_is_named(call):
+    """Its agent reports, but nothing answers at the address that its card gives."""
+    call.add(card(1))
+    call.add(card(2, ports=TestPorts(tcp=tuple(range(1, 9)), udp=9)))
+    call.add(card(3))
+    judgement = call.hold(4)
+    assert [row[1] for row in brief(judgement)] == ["node03"]
+
+
+# ---- strangers
+
+
+def once(call: Call, agent: Agent, then: Callable[[], None]) -> Callable[[], None]:
+    """A check that does something once, when an agent has been refused."""
+    done: list[bool] = []
+
+    def check() -> None:
+        if agent.error is not None and not done:
+            done.append(True)
+            then()
+
+    return check
+
+
+def test_the_second_of_two_nodes_with_one_rank_is_refused(call):
+    first = call.add(card(1))
+    second: list[Agent] = []
+
+    def send_the_others() -> None:
+        if first.is_in.is_set() and not second:
+            second.append(call.add(card(1, host="twin")))
+        if second and second[0].error is not None and len(call.agents) == 2:
+            call.add(card(2))
+
+    judgement = call.hold(3, check=send_the_others)
+    why = (
+        "node rank 1 is here already (node02, pid 801); give each node its own --node-rank, and each job its own "
+        "--rdzv-id"
+    )
+    assert call.lines == [f"twin was refused: {why}"]
+    assert ("refused", {"node": "twin", "reason": why}) in call.events
+    assert brief(judgement) == [("AR405", "twin", "warn", "certain")]
+    assert judgement.is_go
+    assert call.call.roster.cards[1].host == "node02"
+    assert isinstance(second[0].error, WireError)
+
+
+def test_a_left_over_of_an_earlier_attempt_is_refused(call):
+    stale = call.add(card(1, host="stale"), attempt=0)
+    check = once(call, stale, lambda: call.add(card(1), attempt=1))
+    judgement = call.hold(2, attempt=1, check=check)
+    assert brief(judgement) == [("AR404", "stale", "warn", "certain")]
+    assert judgement.is_go
+    assert "it is of attempt 0, this is attempt 1" in str(stale.error)
+
+
+def test_somebody_without_the_secret_is_refused(call):
+    stranger = call.add(card(1, host="stranger"), secret=Secret(b"haddock", "test"))
+    judgement = call.hold(2, check=once(call, stranger, lambda: call.add(card(1))))
+    text = "127.0.0.1 was refused: it does not know this job's secret (the leader's comes from test)"
+    assert call.lines == [text]
+    assert brief(judgement) == [("AR406", "stranger", "warn", "certain")]
+    assert call.call.roster.cards[1].host == "node02"
+
+
+def talk(port: int, *said: bytes, hold_s: float = 0.0) -> Callable[[], None]:
+    """Connect, say something, and hang up; once."""
+    done: list[bool] = []
+
+    def check() -> None:
+        if not done:
+            done.append(True)
+
+            def run() -> None:
+                with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5) as sock:
+                    sock.recv(1 << 12)
+                    for part in said:
+                        sock.sendall(part)
+                    time.sleep(hold_s)
+                    sock.shutdown(socket.SHUT_WR)
+                    while sock.recv(1 << 12):
+                        pass
+
+            threading.Thread(target=run, daemon=True).start()
+
+    return check
+
+
+def test_garbage_is_refused(call):
+    say_it = talk(call.port, b"GET / HTTP/1.1\r\n\r\n")
+
+    def check() -> None:
+        say_it()
+        if call.has("stranger") and not call.agents:
+            call.add(card(1))
+
+    judgement = call.hold(2, check=check)
+    assert brief(judgement) == [("AR406", "127.0.0.1", "warn", "certain")]
+    assert judgement.is_go
+
+
+def test_a_knock_leaves_no_trace(call):
+    knocks = [talk(call.port, encode_frame(Knock())) for _ in range(3)]
+    began_s = time.monotonic()
+
+    def check() -> None:
+        for knock in knocks:
+            knock()
+        if time.monotonic() - began_s > 0.5 and not call.agents:
+            call.add(card(1))
+
+    judgement = call.hold(2, check=check)
+    assert judgement.findings == ()
+    assert [event for event, _ in call.events] == ["leading", "joined"]
+    assert call.lines == []
+
+
+def test_a_thousand_strangers_fill_neither_terminal_nor_verdict(call, monkeypatch):
+    monkeypatch.setattr(rollcall, "MAX_STRANGERS", 4)
+    sent: list[int] = []
+
+    def check() -> None:
+        if len(sent) < 40:
+            sent.append(1)
+            talk(call.port, b"GET / HTTP/1.1\r\n\r\n")()
+        elif call.has("stranger", 40) and not call.agents:
+            call.add(card(1))
+
+    judgement = call.hold(2, check=check)
+    assert len(call.lines) == 4
+    assert len(judgement.findings) == 1
+
+
+def test_the_side_port_lets_in_where_the_main_port_is_not_answered(call):
+    with socket.create_server(("127.0.0.1", 0)) as swallowing:
+        agent = Agent(call.side_port, card(1), first_ports=(swallowing.getsockname()[1],))
+        call.agents.append(agent)
+        agent.start()
+        judgement = call.hold(2)
+        assert judgement.is_go
+        assert call.took_s < 3
+
+
+# ---- signals
+
+
+def test_a_signal_to_the_leader_in_phase_1_reaches_everybody(call):
+    agent = call.add(card(1))
+
+    def stop_when_it_is_in() -> None:
+        if call.has("joined"):
+            raise StoppedBySignal(15)
+
+    with pytest.raises(StoppedBySignal):
+        call.hold(3, check=stop_when_it_is_in)
+    call.join_agents()
+    assert agent.answer == Goodbye(exit_code=143, summary="stopped by SIGTERM")
+
+
+def test_a_signal_to_the_leader_in_phase_2_reaches_everybody(call):
+    def hear_all(agent: Agent, connection: Connection) -> None:
+        agent.hear(connection, Test)
+        agent.answer = agent.hear(connection, Goodbye)
+
+    agent = call.add(card(1), behave=hear_all)
+
+    def stop_when_it_tests() -> None:
+        if any(isinstance(message, Test) for message in agent.messages):
+            raise StoppedBySignal(2)
+
+    with pytest.raises(StoppedBySignal):
+        call.hold(2, check=stop_when_it_tests)
+    call.join_agents()
+    assert agent.answer == Goodbye(exit_code=130, summary="stopped by SIGINT")
+
+
+def test_a_signal_to_an_agent_ends_its_wait(call):
+    agent = call.add(card(1))
+
+    def stop_the_agent() -> None:
+        if call.has("joined"):
+            agent.is_over.set()
+
+    judgement = call.hold(3, join_s=1.0, check=stop_the_agent)
+    assert isinstance(agent.error, StoppedBySignal)
+    assert ("AR012", "node02", "fail", "certain") in brief(judgement)
+
+
+# ---- the leader dies
+
+
+TEST = Test(token=b"t" * 16, targets=(), effort=rollcall.FULL, within_s=0.2)
+LAST_WORDS: dict[str, tuple[Message, ...]] = {
+    "after the welcome": (),
+    "after the test was ordered": (TEST,),
+    "after a second look was ordered": (TEST, TEST),
+}
+
+
+@pytest.mark.parametrize("phase", LAST_WORDS)
+def test_an_agent_whose_leader_dies_says_so(phase):
+    with bind_port(0) as listener:
+        door = Door(listener, job="4711", attempt=0, secret=KEY)
+        agent = Agent(listener.getsockname()[1], card(1))
+        agent.start()
+        guest, own = None, None
+        until_s = time.monotonic() + PATIENCE_S
+        while own is None and time.monotonic() < until_s:
+            guest = guest or door.greet(time.monotonic())
+            own = door.hear(guest) if guest is not None else None
+        assert guest is not None
+        for message in LAST_WORDS[phase]:
+            guest.send(message)
+            reported: list[Message] = []
+            while not reported and time.monotonic() < until_s:
+                reported = guest.receive()
+            assert isinstance(reported[0], Tested)
+        guest.close()
+        agent.join(PATIENCE_S)
+    assert isinstance(agent.error, NodeFaultError)
+    assert re.match(r"the leader left before the job began: 127.0.0.1:\d+ closed the connection$", str(agent.error))
+
+
+def test_an_agent_that_is_refused_after_all_says_why(call):
+    def refuse(agent: Agent, connection: Connection) -> None:
+        near, far = socket.socketpair()
+        far.sendall(encode_frame(Refused(reason="too late", is_final=True)))
+        with contextlib.closing(Connection(near, peer="leader")) as made, far:
+            agent.attendance(made).wait()
+
+    agent = call.add(card(1), behave=refuse)
+    call.hold(2, join_s=0.5)
+    call.join_agents()
+    assert isinstance(agent.error, WireError)
+    assert str(agent.error) == "the leader refused this node: too late"
+
+
+# ---- farewell
+
+
+def test_dismissing_a_peer_that_is_gone_is_fine(call):
+    agent = call.add(card(1))
+    call.hold(2)
+    agent.is_over.set()
+    agent.join(PATIENCE_S)
+    for _ in range(2):
+        dismiss(call.call.roster.peers, Goodbye(exit_code=75, summary="node02 is gone"))
+
+
+def test_a_verdict_that_is_too_long_to_be_sent_is_told_in_short(call):
+    agent = call.add(card(1))
+    call.hold(2)
+    dismiss(call.call.roster.peers, Goodbye(exit_code=75, summary="x" * (5 << 20)))
+    call.join_agents()
+    assert agent.answer == Goodbye(exit_code=75, summary="x" * 1000)
+
+
+def test_words_that_no_agent_says_end_its_membership(call):
+    def babble(agent: Agent, connection: Connection) -> None:
+        connection.send(Stopped())
+        agent.is_over.wait(PATIENCE_S)
+
+    call.add(card(1), behave=babble)
+    judgement = call.hold(2, join_s=1.0)
+    assert brief(judgement) == [("AR012", "node02", "fail", "certain")]
+    assert judgement.findings[0].evidence[0].seen == "node02: it said Stopped, which an agent never does now"
+
+
+def test_a_join_by_hand_is_heard_byte_by_byte(call):
+    def join() -> None:
+        with socket.create_connection(("127.0.0.1", call.port), timeout=5) as sock:
+            buffer = bytearray()
+            while not (heard := decode_frames(buffer, at_most=1)):
+                buffer += sock.recv(1 << 12)
+            hello = heard[0]
+            assert isinstance(hello, Hello)
+            own = card(1, ports=TestPorts(tcp=(1,), udp=1))
+            proof = join_proof(KEY, leader_nonce=hello.nonce, nonce=b"n" * 16, job="4711", card=own)
+            said = Join(
+                protocol=PROTOCOL, version=__version__, job="4711", attempt=0, nonce=b"n" * 16, card=own, proof=proof
+            )
+            for byte in encode_frame(said):
+                sock.sendall(bytes([byte]))
+            while sock.recv(1 << 12):
+                pass
+
+    thread = threading.Thread(target=join, daemon=True)
+    thread.start()
+    judgement = call.hold(2)
+    assert call.has("joined")
+    assert [row[:2] for row in brief(judgement)] == [("AR001", "node02")]  # it never reported
+    call.close()
+    thread.join(PATIENCE_S)
