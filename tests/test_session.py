@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -98,7 +99,11 @@ def test_a_lone_process_is_a_world_of_one_and_leaves_nothing_behind(started: Sta
 @pytest.mark.torch
 @pytest.mark.parametrize("hook", ["1", "0"])
 def test_under_allranks_run_it_takes_the_agents_group(allranks: Allranks, hook: str):
-    result = allranks("run", "--nproc-per-node", "2", SUM, env=NODE | {"ALLRANKS_HOOK": hook})
+    with socket.create_server(("127.0.0.1", 0)) as sock:  # without the hook nobody holds it while the workers start
+        port = sock.getsockname()[1]
+    result = allranks(
+        "run", "--master-port", str(port), "--nproc-per-node", "2", SUM, env=NODE | {"ALLRANKS_HOOK": hook}
+    )
     assert result.returncode == 0, result.stderr
     assert sorted(result.stdout.splitlines()) == [
         "[node07 r0] rank 0 of 2 local 0 of 2 on node07 sum 3 gloo cpu leads",

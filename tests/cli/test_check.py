@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from fake_srun import FakeStep
 
 from allranks.launch.check.lines import Unpacker, pack
 from allranks.launch.check.member import Held
@@ -21,15 +22,16 @@ from allranks.model.errors import AllranksError, UsageError
 from allranks.model.finding import Confidence, Finding, Severity, Status
 from allranks.model.pair import PairResult
 from allranks.preflight.judge import Observations
-from fake_srun import FakeStep
 from conftest import Allranks, allranks_command, clean_env
 
 # All "nodes" are one machine here, and say so.
-ONE_MACHINE = ("--ignore", "AR009,AR005,AR007,AR213,AR212")
+ONE_MACHINE = ("--ignore", "AR009,AR005,AR007,AR207,AR212,AR213")
 
 
 @pytest.fixture
-def step(tmp_path_factory: pytest.TempPathFactory) -> FakeStep:
+def step(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> FakeStep:
+    # A port of its own: other tests lead their jobs on this machine, too.
+    (tmp_path / "cluster.toml").write_text(f"[network]\nport = {21000 + os.getpid() % 8000}\n")
     return FakeStep(tmp_path_factory.mktemp("slurm") / "bin")
 
 
@@ -118,6 +120,15 @@ def test_without_a_place_to_write_it_works_all_the_same(step: FakeStep) -> None:
         check=False,
     )
     assert result.returncode == 0, result.stdout + result.stderr
+
+
+def test_torch_is_not_imported_on_any_node(allranks: Allranks, step: FakeStep, tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise SystemExit('torch was imported')\n")
+    env = step.env | {"PYTHONPATH": str(tmp_path)}
+    result = allranks("check", "--nodes", "2", *ONE_MACHINE, env=env)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "torch was imported" not in result.stderr
 
 
 def test_the_queue_is_said_and_left_at_its_deadline(allranks: Allranks, step: FakeStep, tmp_path: Path) -> None:

@@ -710,9 +710,11 @@ def test_an_agent_whose_leader_dies_says_so(phase):
 
 def test_an_agent_that_is_refused_after_all_says_why(call):
     def refuse(agent: Agent, connection: Connection) -> None:
-        near, far = socket.socketpair()
-        far.sendall(encode_frame(Refused(reason="too late", is_final=True)))
-        with contextlib.closing(Connection(near, peer="leader")) as made, far:
+        with socket.create_server(("127.0.0.1", 0)) as server, contextlib.ExitStack() as stack:
+            near = socket.create_connection(server.getsockname())
+            made = stack.enter_context(contextlib.closing(Connection(near, peer="leader")))
+            far = stack.enter_context(server.accept()[0])
+            far.sendall(encode_frame(Refused(reason="too late", is_final=True)))
             agent.attendance(made).wait()
 
     agent = call.add(card(1), behave=refuse)

@@ -44,8 +44,8 @@ def test_verbose_has_a_line_for_every_check() -> None:
     assert render_results(SEEN, UTF8, families=FAMILIES, num_nodes=3, is_verbose=True) == (
         "\u2713 AR001 node-silent      pass      3 nodes\n"
         "\u2713 AR005 disk-full        pass      3 nodes\n"
-        "- AR101 fabric-manager   skip      3 nodes        no NVIDIA GPU\n"
-        "- AR103 gpu-missing      skip      3 nodes        no NVIDIA GPU\n"
+        "- AR101 fabric-manager   skip      3 nodes       no NVIDIA GPU\n"
+        "- AR103 gpu-missing      skip      3 nodes       no NVIDIA GPU\n"
         "\u2713 AR205 mtu-unequal      pass      3 nodes\n"
         "\u2713 AR210 link-down        pass      node[01-02]\n"
         "\u2717 AR210 link-down        fail      node03"

@@ -9,13 +9,13 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from allranks.cli.context import load_cluster
 from allranks.cli.show import cluster_option, json_option
-from allranks.model.errors import AllranksError, Exit, StoppedBySignal, UsageError
+from allranks.model.errors import AllranksError, Exit, SetupError, StoppedBySignal, UsageError
 from allranks.model.identity import Launcher, World, world_from_env
 from allranks.report.text import Style, printable, render_findings, say
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 JOIN_S = 20.0
 QUEUE_S = 60.0
+T = TypeVar("T")
 
 
 def node_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -141,18 +142,26 @@ def find_place(asked: Asked, env: Any, *, verb: str) -> Place | None:
 
     job_id = env.get("SLURM_JOB_ID")
     if job_id:
-        if int(env.get("SLURM_HET_SIZE") or 0) > 1:
+        if env.get("SLURM_HET_SIZE", "1") not in ("", "0", "1"):
             raise UsageError(
                 f"{verb}: job {job_id} is heterogeneous; start it on all its nodes: srun --overlap --het-group=0-1 "
                 f"--ntasks-per-node=1 allranks {verb}"
             )
-        nodes = env.get("SLURM_JOB_NODELIST") or next((job.nodes for job in find_jobs(job_id)), "")
+        nodes = env.get("SLURM_JOB_NODELIST") or next((job.nodes for job in _ask(lambda: find_jobs(job_id))), "")
         if not nodes:
             raise UsageError(f"{verb}: SLURM_JOB_ID={job_id}, but that job has no nodes now; unset SLURM_JOB_ID")
         return choose_in_job(asked, job_id, expand_hosts(nodes), verb=verb)
     if asked.is_any:
-        return choose_in_cluster(asked, verb=verb, list_idle=lambda name: list_nodes(partition=name))
+        return choose_in_cluster(asked, verb=verb, list_idle=lambda name: _ask(lambda: list_nodes(partition=name)))
     return None
+
+
+def _ask(slurm: Callable[[], T]) -> T:
+    """Ask SLURM; that it is not there is a wrong use of this command, and no finding."""
+    try:
+        return slurm()
+    except SetupError as exc:
+        raise UsageError(str(exc)) from exc
 
 
 def look_at(place: Place | None, cluster: Cluster, *, join_s: float, queue_s: float) -> Held:
@@ -209,7 +218,9 @@ class _View:
         )
         parts = [table, render_findings(outcome.findings, style)]
         if held.num_nodes > 1 and not self.data:
-            say("no cluster.toml names the data network: tested is the path on which the nodes find each other")
+            say(
+                "no cluster.toml names the data network: tested is the path on which the nodes find each other; allranks init writes one"
+            )
         click.echo("\n\n".join(filter(None, [*parts, summarise(outcome, elapsed_s=elapsed_s)])))
 
 

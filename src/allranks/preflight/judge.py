@@ -267,6 +267,7 @@ def _judge_presence(seen: Observations, terms: JobTerms, names: Mapping[int, str
     silent = [names[index] for index in sorted(seen.silent & set(names))]
     if silent:
         bench.add(silent_node, silent, failed(what="its agent joined, and then did not answer in time"))
+        bench.unreachable.update(silent)  # that it answers no test either is no news
     for stranger in seen.strangers:
         what = f"{stranger.host} wanted to join and was refused"
         bench.add(find_cause(stranger.cause), (stranger.host,), warned(stranger.reason, what=what))

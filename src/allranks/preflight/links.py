@@ -16,9 +16,10 @@ from allranks.model.finding import Confidence, Status
 from allranks.model.hostlist import fold_hosts
 from allranks.model.pair import PairResult
 from allranks.preflight.blame import Blame, Edge, Kind, blame
-from allranks.preflight.symptoms import MIN_LOST, is_heavy_loss, slow_nodes, symptom_of
+from allranks.preflight.symptoms import is_heavy_loss, slow_nodes, symptom_of
 from allranks.preflight.vet import is_plausible
 
+MIN_LOST = 3
 LOSS = 0.01
 """Share of lost datagrams, in an undisturbed test, from which TCP suffers."""
 MAX_REASONS = 4
@@ -62,12 +63,17 @@ def judge_pairs(
     shown = [_Shown(each, tests.common_mtu(each)) for each in results if each.problem is None]
     lossy = _lossy(tests, shown, quiet)
     losers = {each.culprit for each in lossy}
-    # A node that loses much is now and then not reached at all: ARP asks once a second.
-    clear = [each for each in shown if not tests.ends(each.result) & losers]
+    # A node that loses much is now and then not reached at all, one way: ARP asks once a second.
+    silent = {each.pair for each in shown if each.symptom is Symptom.SILENT}
+    clear = [
+        each
+        for each in shown
+        if each.pair not in silent or each.pair[::-1] in silent or not tests.ends(each.result) & losers
+    ]
     return [
         *_silent(tests, clear),
         *lossy,
-        *_filtered(tests, clear),
+        *_filtered(tests, shown),
         *_store_filtered(tests, shown, store_port),
         *_large_lost(tests, shown),
         *(each for each in _slow(tests, quiet) if each.culprit not in losers),  # TCP slows down where packets are lost
@@ -138,6 +144,7 @@ class _Shown:
         self.result = result
         self.common_mtu = common_mtu
         self.symptom = symptom_of(result, common_mtu)
+        self.pair = (result.source, result.target)
 
 
 def _explained(tests: _Tests, shown: Iterable[_Shown], found: Blame) -> list[_Shown]:
@@ -214,7 +221,12 @@ def _lossy(tests: _Tests, shown: Sequence[_Shown], quiet: Sequence[PairResult]) 
 
 
 def _filtered(tests: _Tests, shown: Sequence[_Shown]) -> list[Judged]:
-    known = [each for each in shown if each.symptom not in (Symptom.SILENT, Symptom.LOSSY)]
+    # A pair that loses packets speaks for its ends where some port is open.
+    known = [
+        each
+        for each in shown
+        if each.symptom is not Symptom.SILENT and (each.symptom is not Symptom.LOSSY or each.result.num_open)
+    ]
     judged = []
     for found, explained in _blame_symptom(tests, known, Symptom.FILTERED):
         failing = [each.result for each in explained]
@@ -224,17 +236,11 @@ def _filtered(tests: _Tests, shown: Sequence[_Shown]) -> list[Judged]:
         where = tests.culprit(found)
         between = where if found.kind is Kind.LINK else f"{where} and {tests.peers(found)}"
         between = between.replace(" <-> ", " and ").replace(" -> ", " and ")
-        if closed:
-            what = f"{closed} of {tried} TCP ports of the ephemeral range do not answer between {between}"
-            examples = sorted({port for each in failing for port in each.closed})[:4]
-            told = "; ".join(reasons[:MAX_REASONS])
-            seen = f"for example port {', '.join(map(str, examples))}: {told}; other packets come through"
-            ports = _port_range(tests)
-        else:
-            what = f"no UDP datagram is answered between {between}, while {tried} of {tried} TCP ports are"
-            seen = f"{sum(each.datagrams_lost for each in failing)} datagrams did not come back"
-            ports = _port_range(tests).replace("TCP", "UDP")
-        outcome = tests.outcome(found, Status.FAIL, seen, what=what, ports=ports, where=where)
+        what = f"{closed} of {tried} TCP ports of the ephemeral range do not answer between {between}"
+        examples = sorted({port for each in failing for port in each.closed})[:4]
+        told = "; ".join(reasons[:MAX_REASONS])
+        seen = f"for example port {', '.join(map(str, examples))}: {told}; other packets come through"
+        outcome = tests.outcome(found, Status.FAIL, seen, what=what, ports=_port_range(tests), where=where)
         judged.append(Judged("AR206", where, _nodes(found), outcome))
     return judged
 

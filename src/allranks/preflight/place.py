@@ -230,10 +230,10 @@ def _interface_to(connection: Connection, interfaces: Sequence[Interface]) -> st
 def _read_card_facts(world: World, env: Mapping[str, str], run_dir: RunDir) -> Callable[[], Facts]:
     """Begin to look at this node beside everything else; the result is asked for when the card is written."""
     found: queue.SimpleQueue[Facts] = queue.SimpleQueue()
-    shared = run_dir.root if world.launcher is Launcher.SLURM else None  # elsewhere nobody needs to share it
+    is_shared = world.launcher is Launcher.SLURM and world.world_size > 1  # and looked at again when rank 0 made it
 
     def look() -> None:
-        found.put(read_card_facts(env, names=world.hosts[:1], run_dir=shared))
+        found.put(read_card_facts(env, names=world.hosts[:1], run_dir=run_dir.root if is_shared else None))
 
     threading.Thread(target=look, daemon=True).start()
     return found.get

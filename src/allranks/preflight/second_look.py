@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from allranks.model.pair import FULL, Effort, PairResult
-from allranks.preflight.symptoms import has_failed, is_heavy_loss, is_proven, slow_nodes
+from allranks.preflight.symptoms import has_failed, is_heavy_loss, is_proven, is_silent, slow_nodes
 
 QUIET = Effort(num_ports=1, large_bytes=96 << 10, num_datagrams=200, has_mtu_probe=False)
 """One pair at a time: 2 x 96 KiB and 200 datagrams stay below MAX_PAIR_BYTES."""
@@ -43,9 +43,15 @@ class Look:
     results: list[PairResult] = field(default_factory=list)
 
 
-def plan_confirmation(results: Iterable[PairResult]) -> Look | None:
-    """Return the tests that repeat what failed outright; None where nothing did."""
-    pairs = [(each.source, each.target) for each in results if has_failed(each) and not is_proven(each)]
+def plan_confirmation(results: Sequence[PairResult]) -> Look | None:
+    """Return the tests that repeat what failed outright; None where nothing did, or what did is proven."""
+    # Where much is lost, ARP may be, too, which asks once a second: such a pair is silent for a while.
+    losers = {*_cover([each for each in results if is_heavy_loss(each)])}
+    pairs = [
+        (each.source, each.target)
+        for each in results
+        if has_failed(each) and (not is_proven(each) or (is_silent(each) and {each.source, each.target} & losers))
+    ]
     if not pairs or len(pairs) > MAX_FAILED:
         return None
     return Look(pairs, FULL, CONFIRM_S, is_one_by_one=False, reason=f"{len(pairs)} pairs failed")

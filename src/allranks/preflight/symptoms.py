@@ -16,9 +16,10 @@ from dataclasses import dataclass
 from allranks.causes.cause import Symptom
 from allranks.model.pair import PairResult
 
-HEAVY_LOSS = 0.08
-"""Share of lost datagrams from which closed ports and stalled transfers follow by themselves."""
-MIN_LOST = 3
+HEAVY_LOSS = 0.2
+"""Share of lost datagrams from which closed ports and stalled transfers may follow by themselves; less is looked at
+again, undisturbed."""
+MIN_LOST_HEAVILY = 8
 SLOW_FACTOR = 4.0
 """How much less than usual is slow: shared links and busy switches stay above."""
 FAST_ENOUGH_MBIT_S = 2000.0
@@ -35,6 +36,8 @@ def symptom_of(result: PairResult, common_mtu: int | None) -> Symptom | None:
     """
     if is_silent(result):
         return Symptom.SILENT
+    if filtered_ports(result) and not result.num_open:
+        return Symptom.FILTERED  # no loss closes every port
     if is_heavy_loss(result):
         return Symptom.LOSSY
     if filtered_ports(result):
@@ -58,7 +61,7 @@ def filtered_ports(result: PairResult) -> dict[int, str]:
 def is_heavy_loss(result: PairResult) -> bool:
     """Whether so much is lost that closed ports and stalled transfers follow by themselves."""
     sent, lost = result.datagrams_sent, result.datagrams_lost
-    is_much = bool(sent) and lost >= MIN_LOST and HEAVY_LOSS <= lost / sent < 1
+    is_much = bool(sent) and lost >= MIN_LOST_HEAVILY and HEAVY_LOSS <= lost / sent < 1
     return is_much and bool(result.retransmits or filtered_ports(result))
 
 

@@ -87,7 +87,7 @@ def choose_where(fault: type[Fault], planned: Sequence[Host], *, on: str | None,
         raise UsageError(f"no node {on!r}: expected one of {', '.join(names)}")
     if on is not None and on not in allowed:
         raise UsageError(f"{fault.name} cannot be put on {on}: expected {', '.join(allowed)}")
-    chance = random.Random(seed)
+    chance = random.Random(f"{fault.name} {seed}")  # neighbouring seeds alone draw alike
     drawn = chance.choice(allowed)
     node = on or drawn
     others = [name for name in names if name != node]

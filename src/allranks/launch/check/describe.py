@@ -46,7 +46,7 @@ def describe_cluster(cards: Sequence[Card], around: Surroundings) -> tuple[str, 
         Table("[cluster]", (_name(cards, around),)),
         _network(cards, choice),
         *([_slurm(around)] if around.is_slurm else []),
-        *(_node(card, choice, around) for card in cards),
+        *_nodes(cards, choice, around),
     ]
     if around.silent:
         what = f"{fold_hosts(around.silent)} did not answer within {around.waited_s:.0f} s: add what is missing, or run"
@@ -105,6 +105,18 @@ def _infiniband(cards: Sequence[Card]) -> Key:
 def _slurm(around: Surroundings) -> Table:
     partition = Key("partition", around.partition, around.partition_reason or "SLURM's own default is taken")
     return Table("[slurm]", (partition, Key("time", None, "not set, the partition's limit holds")))
+
+
+def _nodes(cards: Sequence[Card], choice: Choice, around: Surroundings) -> list[Table]:
+    """A table for each node; an address that two of them have stands for neither."""
+    tables, owners = list[Table](), dict[object, str]()
+    for card in cards:
+        table = _node(card, choice, around)
+        address = next((key.value for key in table.keys if key.name == "address"), None)
+        if address is not None and (owner := owners.setdefault(address, card.host)) != card.host:
+            table = Table("", notes=(f"{card.host} is left out: its address {address} is {owner}'s, too",))
+        tables.append(table)
+    return tables
 
 
 def _node(card: Card, choice: Choice, around: Surroundings) -> Table:

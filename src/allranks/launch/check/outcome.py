@@ -16,6 +16,7 @@ from allranks.launch.check.member import Held
 from allranks.model.errors import Exit, HostlistError, UsageError
 from allranks.model.finding import Confidence, Finding, Result, Severity, Status
 from allranks.model.hostlist import expand_hosts
+from allranks.model.pair import SPARSE, PairResult
 from allranks.preflight.judge import judge, name_nodes
 
 PRESENCE = {
@@ -215,6 +216,11 @@ def _between_nodes(held: Held, cause: type[Cause], names: Mapping[int, str]) -> 
     return found
 
 
+def _is_large(result: PairResult) -> bool:
+    """Whether packets of the MTU's size were sent."""
+    return bool(result.datagrams) or result.large_sent > SPARSE.large_bytes
+
+
 def _pairs_of(held: Held, cause: type[Cause], index: int) -> tuple[Status, str]:
     if held.num_nodes == 1:
         return Status.SKIP, ALONE
@@ -226,6 +232,6 @@ def _pairs_of(held: Held, cause: type[Cause], index: int) -> tuple[Status, str]:
         return Status.CRASH, crashed
     if index in held.seen.silent or not (own or any(each.target == index for each in held.seen.results)):
         return Status.UNKNOWN, "no pair with it was tested"
-    if cause.symptoms == (Symptom.LARGE_LOST,) and not any(each.datagrams for each in held.seen.results):
+    if cause.symptoms == (Symptom.LARGE_LOST,) and not any(map(_is_large, held.seen.results)):
         return Status.SKIP, "not tested between so many nodes"
     return Status.PASS, ""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from allranks.host.run import run_command
 from allranks.host.slurm import NodeState
-from allranks.model.errors import SetupError, UsageError
+from allranks.model.errors import AllranksError, UsageError
 from allranks.model.hostlist import expand_hosts, fold_hosts
 
 SINFO_S = 20.0
@@ -85,7 +85,7 @@ def choose_in_cluster(asked: Asked, *, verb: str, list_idle: Callable[[str], Seq
         list_idle: the nodes of a partition; called where the flags name neither nodes nor their number.
     Raises:
         UsageError: flags contradict each other.
-        SetupError: no node is idle.
+        AllranksError: no node is idle.
     """
     pinned = _expand(asked, verb=verb)
     gpus = asked.gpus_per_node or None
@@ -104,7 +104,7 @@ def choose_in_cluster(asked: Asked, *, verb: str, list_idle: Callable[[str], Seq
         raise UsageError(f"{verb}: --partition {asked.partition}: SLURM has no such partition; sinfo lists them")
     if not idle:
         states = ", ".join(sorted({node.state for node in nodes}))
-        raise SetupError(
+        raise AllranksError(
             f"{verb}: no node of partition {asked.partition} is idle (they are {states}); name some with --nodelist, "
             "or wait for them with --nodes N --queue-timeout SECONDS"
         )

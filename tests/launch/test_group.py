@@ -1,0 +1,72 @@
+"""Who is which rank, once all have come."""
+
+from __future__ import annotations
+
+import pytest
+
+from allranks.launch.group import make_group
+from allranks.model.card import Card
+from allranks.model.errors import SetupError
+from allranks.wire.protocol import Member, Plan
+
+
+def card(index: int, **more: object) -> Card:
+    fields = {
+        "host": f"node{index + 1:02d}",
+        "pid": 800 + index,
+        "node_index": index,
+        "num_workers": 2,
+        "num_gpus": 0,
+    }
+    return Card(**(fields | more))
+
+
+def group(*cards: Card, backend: str = "auto", attempt: int = 0) -> dict[int, Plan]:
+    by_index = {each.node_index: each for each in cards}
+    return make_group(by_index, wanted_backend=backend, attempt=attempt, store_address="10.0.0.1", store_port=29501)
+
+
+def test_everybody_gets_the_same_plan_with_an_index_of_its_own():
+    plans = group(card(1, num_workers=1), card(0), attempt=3)
+    assert {index: plan.node_index for index, plan in plans.items()} == {0: 0, 1: 1}
+    assert (
+        plans[0].members
+        == plans[1].members
+        == (
+            Member(name="node01", first_rank=0, num_workers=2, host="node01"),
+            Member(name="node02", first_rank=2, num_workers=1, host="node02"),
+        )
+    )
+    assert (plans[1].attempt, plans[1].store_address, plans[1].store_port) == (3, "10.0.0.1", 29501)
+    assert (plans[1].backend, plans[1].backend_reason) == ("gloo", "node01 has 0 GPUs for 2 ranks")
+
+
+def test_gaps_close_where_fewer_nodes_came_than_could():
+    plans = group(card(0), card(2), card(4))
+    assert [(m.name, m.first_rank) for m in plans[0].members] == [("node01", 0), ("node03", 2), ("node05", 4)]
+    assert {index: plan.node_index for index, plan in plans.items()} == {0: 0, 2: 1, 4: 2}
+    assert plans[4].world_size == 6
+
+
+def test_one_node_without_gpus_decides_the_backend_for_all():
+    plans = group(card(0, num_gpus=2), card(1, num_gpus=1))
+    assert (plans[1].backend, plans[1].backend_reason) == ("gloo", "node02 has 1 GPU for 2 ranks")
+
+
+def test_two_agents_on_a_host_have_names_of_their_own():
+    plans = group(card(0, host="login"), card(1, host="login"))
+    assert [member.name for member in plans[0].members] == ["login.0", "login.1"]
+
+
+def test_nccl_without_gpus_names_the_nodes_that_have_too_few():
+    with pytest.raises(SetupError) as refused:
+        group(card(0, num_gpus=2), card(1, num_gpus=1, num_promised_gpus=2), card(2, num_gpus=1), backend="nccl")
+    assert "node02 has 1 GPU for 2 ranks" in str(refused.value)
+    finding = refused.value.finding
+    assert finding is not None
+    assert (finding.cause, finding.node) == ("AR111 backend-device-mismatch", "node[02-03]")
+    assert finding.message == "backend nccl needs a GPU for each rank; 2 of 3 nodes have too few"
+    assert [evidence.seen for evidence in finding.evidence] == [
+        "node02: 1 GPU for 2 ranks, although SLURM says 2",
+        "node03: 1 GPU for 2 ranks",
+    ]

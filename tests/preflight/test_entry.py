@@ -1,0 +1,289 @@
+"""Who leads, who follows, and what a node says that finds no leader: whole entries over loopback."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import os
+import socket
+import stat
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from allranks.model.card import Facts, Interface
+from allranks.model.cluster import GuardTable
+from allranks.model.errors import AllranksError, NodeFaultError, StoppedBySignal, UsageError
+from allranks.model.finding import Verdict
+from allranks.preflight.entry import Applicant, Called, Entry, Followed
+from allranks.preflight.rollcall import stop
+from allranks.report.rundir import RunDir
+from allranks.wire.leader import Announcement, Hint, announce
+from allranks.wire.protocol import Goodbye
+
+PATIENCE_S = 30
+
+
+def free_port() -> int:
+    with socket.create_server(("", 0)) as sock:
+        return int(sock.getsockname()[1])
+
+
+def applicant(root: Path, index: int | None = 0, num_nodes: int = 3, **more: object) -> Applicant:
+    host = f"node{(index or 0) + 1:02d}"
+    address = f"127.0.0.{(index or 0) + 2}"
+    lo = Interface("lo", ("127.0.0.1", address), is_up=True, kind="loopback")
+    fields = {
+        "job": "4711",
+        "attempt": 0,
+        "host": host,
+        "node_index": index,
+        "num_nodes": num_nodes,
+        "min_nodes": num_nodes,
+        "node_names": tuple(f"node{number + 1:02d}" for number in range(num_nodes)),
+        "port": 0,
+        "interfaces": (lo,),
+        "data_interface": "lo",
+        "data_address": address,
+        "guard": GuardTable(join_s=PATIENCE_S),
+        "is_slurm": True,
+        "run_dir": RunDir(root, "4711"),
+        "env": {},
+        "facts": lambda: Facts(host_name=host, boot_id=host, interfaces=(lo,)),
+        "check_signals": lambda: None,
+    }
+    return Applicant(**(fields | more))
+
+
+class Node(threading.Thread):
+    """One node's way through the roll call; a leader gives everybody its verdict."""
+
+    def __init__(self, mine: Applicant) -> None:
+        super().__init__(daemon=True)
+        self.mine = mine
+        self.came: Called | Followed | None = None
+        self.verdict: Verdict | None = None
+        self.error: Exception | None = None
+        self.start()
+
+    def run(self) -> None:
+        try:
+            with Entry(self.mine) as entry:
+                self.came = entry.take_part()
+        except (AllranksError, OSError) as exc:
+            self.error = exc
+            return
+        if isinstance(self.came, Called):
+            self.verdict = self.came.verdict(self.mine)
+            stop(self.came.peers, self.verdict)
+            self.came.listener.close()
+        else:
+            assert isinstance(self.came.answer, Goodbye)
+            self.verdict = self.came.answer.verdict
+            self.came.leader.close()
+
+
+def hold(*nodes: Node) -> None:
+    for node in nodes:
+        node.join(PATIENCE_S)
+        assert not node.is_alive()
+
+
+def test_three_nodes_meet_by_the_announcement(tmp_path):
+    nodes = [Node(applicant(tmp_path, index)) for index in (2, 1, 0)]
+    hold(*nodes)
+    assert [node.error for node in nodes] == [None] * 3
+    assert [type(node.came) for node in nodes] == [Followed, Followed, Called]
+    assert nodes[0].verdict == nodes[1].verdict == nodes[2].verdict
+    assert nodes[2].verdict.findings == ()
+    called = nodes[2].came
+    assert called.judgement.is_go
+    assert called.store_address == "127.0.0.2"
+    assert sorted(called.cards) == [0, 1, 2]
+    assert called.cards[1].came_by is not None
+
+
+def test_what_the_run_directory_holds_afterwards(tmp_path):
+    hold(*(Node(applicant(tmp_path, index, 2)) for index in (0, 1)))
+    job = tmp_path / "4711"
+    announced = json.loads((job / "leader.json").read_text())
+    assert announced["addresses"] == ["127.0.0.2"]
+    assert 0 < announced["side_port"] != announced["port"]
+    assert stat.S_IMODE((job / "secret").stat().st_mode) == 0o600
+    seen = json.loads((job / "attempt_0" / "roll_call.json").read_text())
+    assert len(seen["results"]) == 2
+    assert seen["cards"]["1"]["facts"]["places"][0]["nonce"] == (job / ".nonce").read_text()
+    secret = (job / "secret").read_text()
+    texts = [path.read_text() for path in job.rglob("*") if path.is_file() and path.name != "secret"]
+    assert not [text for text in texts if secret in text]
+
+
+def test_no_file_descriptor_is_left(tmp_path):
+    hold(*(Node(applicant(tmp_path / "warm", index, 2)) for index in (0, 1)))
+    gc.collect()
+    before = sorted(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    hold(*(Node(applicant(tmp_path / "again", index, 3)) for index in (0, 1, 2)))
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == len(before)  # noqa: PTH208
+
+
+def test_one_node_alone_is_only_judged(tmp_path):
+    (node,) = [Node(applicant(tmp_path, 0, 1))]
+    hold(node)
+    assert isinstance(node.came, Called)
+    assert node.came.judgement.is_go
+    assert node.came.peers == {}
+    assert not (tmp_path / "4711" / "leader.json").exists()
+
+
+def test_one_node_alone_with_a_problem_says_so(tmp_path):
+    with (
+        pytest.raises(UsageError, match="no such script"),
+        Entry(applicant(tmp_path, 0, 1, problem=UsageError("train.py: no such script"))) as entry,
+    ):
+        entry.take_part()
+
+
+def test_a_problem_of_one_node_is_everybodys_verdict(tmp_path):
+    bad = applicant(tmp_path, 1, 3, problem=UsageError("train.py: no such script"))
+    nodes = [Node(applicant(tmp_path, 0)), Node(bad), Node(applicant(tmp_path, 2))]
+    hold(*nodes)
+    assert {node.verdict.exit_code for node in nodes} == {2}
+    (finding,) = nodes[1].verdict.findings
+    assert (finding.cause, finding.node, finding.message) == (
+        "AR512 node-cannot-start",
+        "node02",
+        "train.py: no such script",
+    )
+    assert nodes[0].verdict == nodes[1].verdict == nodes[2].verdict
+
+
+def by_endpoint(
+    root: Path, port: int, *, index: int | None = None, host: str = "127.0.0.1", **more: object
+) -> Applicant:
+    return applicant(
+        root / f"own{index}{time.monotonic_ns()}",
+        index,
+        2,
+        attempt=None,
+        is_slurm=False,
+        node_names=(),
+        port=port,
+        endpoint=Hint(host, port, "--rdzv-endpoint"),
+        **({"rdzv_id": "exp 7"} | more),
+    )
+
+
+def test_of_two_agents_on_the_endpoints_machine_one_leads(tmp_path):
+    port = free_port()
+    nodes = [Node(by_endpoint(tmp_path, port)) for _ in range(2)]
+    hold(*nodes)
+    assert [node.error for node in nodes] == [None, None]
+    assert {type(node.came) for node in nodes} == {Called, Followed}
+    assert nodes[0].verdict == nodes[1].verdict
+
+
+def test_an_open_group_is_said_to_be_open(tmp_path, capfd):
+    port = free_port()
+    hold(*(Node(by_endpoint(tmp_path, port, index=index, rdzv_id=None)) for index in (0, 1)))
+    assert (
+        f"allranks: anybody who reaches port {port} can join this group; close it with --rdzv-id or $ALLRANKS_SECRET"
+        in capfd.readouterr().err.splitlines()
+    )
+
+
+def test_agents_of_another_group_are_not_let_in(tmp_path):
+    port = free_port()
+    leader = Node(by_endpoint(tmp_path, port, index=0, guard=GuardTable(join_s=2.0)))
+    other = Node(by_endpoint(tmp_path, port, index=1, rdzv_id="another"))
+    hold(leader, other)
+    assert "does not know this job's secret" in str(other.error)
+    assert [finding.cause[:5] for finding in leader.verdict.findings] == ["AR001", "AR406"]
+
+
+def test_a_missing_leader_is_named(tmp_path):
+    with (
+        pytest.raises(NodeFaultError) as given_up,
+        Entry(applicant(tmp_path, 1, guard=GuardTable(join_s=0.3))) as entry,
+    ):
+        entry.take_part()
+    finding = given_up.value.finding
+    assert (finding.cause, finding.node) == ("AR001 node-silent", "node01")
+    assert "nobody has announced a leader" in finding.message
+
+
+def test_a_leader_that_is_announced_and_not_reached_is_another_matter(tmp_path):
+    RunDir(tmp_path, "4711").create()
+    announce(
+        tmp_path / "4711",
+        Announcement(job="4711", attempt=0, host="node01", addresses=("127.0.0.9",), port=free_port()),
+    )
+    with (
+        pytest.raises(NodeFaultError) as given_up,
+        Entry(applicant(tmp_path, 1, guard=GuardTable(join_s=0.3))) as entry,
+    ):
+        entry.take_part()
+    finding = given_up.value.finding
+    assert finding.cause == "AR201 master-unreachable"
+    assert finding.message == "node01 leads at 127.0.0.9, and node02 reaches none of them"
+
+
+def stop_after(delay_s: float) -> Callable[[], None]:
+    due_s = time.monotonic() + delay_s
+
+    def check() -> None:
+        if time.monotonic() > due_s:
+            raise StoppedBySignal(2)
+
+    return check
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_ctrl_c_ends_the_wait_and_leaves_no_socket(tmp_path, index):
+    gc.collect()
+    before = len(os.listdir("/proc/self/fd"))  # noqa: PTH208
+    mine = applicant(tmp_path, index, check_signals=stop_after(0.3))
+    with pytest.raises(StoppedBySignal), Entry(mine) as entry:
+        entry.take_part()
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before  # noqa: PTH208
+
+
+MUNGE = """#!/bin/sh
+echo "MUNGE:$(cat | tr -d '\\n'):"
+"""
+UNMUNGE = """#!/bin/sh
+text=$(cat)
+text=${text#MUNGE:}
+printf 'STATUS:           Success (0)\\nUID:              someone (%s)\\n\\n%s\\n' "$FAKE_UID" "${text%:}"
+"""
+
+
+@pytest.mark.parametrize(("uid", "is_let_in"), [(os.geteuid(), True), (4242, False)])
+def test_munge_stands_for_a_key_that_a_node_does_not_see(tmp_path, monkeypatch, uid, is_let_in):
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name, text in (("munge", MUNGE), ("unmunge", UNMUNGE)):
+        (programs / name).write_text(text)
+        (programs / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setenv("FAKE_UID", str(uid))
+    port = free_port()
+    guess = (Hint("127.0.0.1", port, "first node of the step"),)
+    guard = GuardTable(join_s=PATIENCE_S if is_let_in else 2.0)
+    leader = Node(applicant(tmp_path / "here", 0, 2, port=port, guard=guard))
+    other = Node(applicant(tmp_path / "elsewhere", 1, 2, guesses=guess, guard=guard))
+    hold(leader, other)
+    causes = [finding.cause[:5] for finding in leader.verdict.findings]
+    if is_let_in:
+        assert other.error is None
+        assert "AR001" not in causes
+    else:
+        assert "does not know this job's secret" in str(other.error)
+        assert causes == ["AR001", "AR406"]
+    with contextlib.suppress(OSError):
+        assert "secret" not in os.listdir(tmp_path / "elsewhere" / "4711")  # noqa: PTH208
