@@ -13,13 +13,15 @@ SHOW := sed -nu -e 's/^ *Downloading \([^ ]*\) *\((.*)\)/  fetching \1 \2/p' -e 
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --progress-bar off --constraint constraints.txt
 DEMO := allranks run --nproc-per-node 6 examples/six-node/py_exe.py --batch-size 8 --check
 
-.PHONY: help demo test lint bench clean
+.PHONY: help demo test lint bench drills pages clean
 
 help:
 	@echo "make demo    train a small model on real data with six ranks, and prove the result"
 	@echo "make test    all checks and tests (about 6 minutes on 2 cores)"
 	@echo "make lint    formatting, types, import contracts"
 	@echo "make bench   the measurements behind the README's claims"
+	@echo "make drills  every fault of the lab against allranks and plain torchrun: docs/drills.md (root; 25 minutes)"
+	@echo "make pages   the catalogue's pages: docs/reference/causes"
 	@echo "make clean   remove .venv and caches"
 
 demo: $(VENV)/.torch
@@ -44,6 +46,15 @@ lint: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/bring_up.py
 	$(BIN)/python benchmarks/start_up.py
+	$(BIN)/python benchmarks/roll_call.py
+
+drills: $(VENV)/.dev
+	$(BIN)/allranks lab up --name drills --cluster examples/six-node/cluster.toml
+	$(BIN)/allranks lab drill --name drills --all --healthy 100 --baseline --seed 1 --table docs/drills.md; \
+	    code=$$?; $(BIN)/allranks lab down --name drills; exit $$code
+
+pages: $(VENV)/.torch
+	$(BIN)/python -m allranks.causes.pages docs/reference/causes
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("error: $(PYTHON) is Python %d.%d, allranks needs 3.11 or newer; name one: make PYTHON=python3.12" % sys.version_info[:2])'

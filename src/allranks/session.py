@@ -28,6 +28,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -169,7 +170,7 @@ def _enter(
     )
     if ground is not None:
         ground.release_port()  # the store has its own hold on it
-    on_exit.push(_Leave(dist))
+    on_exit.push(partial(_leave, dist))
     return Session(
         rank=world.rank,
         local_rank=world.local_rank,
@@ -181,21 +182,14 @@ def _enter(
     )
 
 
-class _Leave:
-    """Destroys the group; what that says is of no interest where the block has failed already."""
-
-    def __init__(self, dist: ModuleType) -> None:
-        self._dist = dist
-
-    def __enter__(self) -> None: ...
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        try:
-            if self._dist.is_initialized():
-                self._dist.destroy_process_group()
-        except RuntimeError:
-            if kind is None:
-                raise
+def _leave(dist: ModuleType, kind: type[BaseException] | None, *_: object) -> None:
+    """Destroy the group; what that says is of no interest where the block has failed already."""
+    try:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    except RuntimeError:
+        if kind is None:
+            raise
 
 
 # Phase 1

@@ -56,7 +56,7 @@ class TestLab:
         )
 
     def run(
-        self, verb: str, *arguments: str | Path, must_work: bool = True, stdin: str = ""
+        self, verb: str, *arguments: str | Path, must_work: bool = True, stdin: str = "", timeout_s: float = COMMAND_S
     ) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
             lab_command(verb, "--name", self.name, *arguments),
@@ -64,7 +64,7 @@ class TestLab:
             input=stdin,
             capture_output=True,
             text=True,
-            timeout=COMMAND_S,
+            timeout=timeout_s,
             check=False,
         )
         assert not must_work or done.returncode == 0, done.stderr

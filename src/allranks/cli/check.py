@@ -218,9 +218,8 @@ class _View:
         )
         parts = [table, render_findings(outcome.findings, style)]
         if held.num_nodes > 1 and not self.data:
-            say(
-                "no cluster.toml names the data network: tested is the path on which the nodes find each other; allranks init writes one"
-            )
+            path = "tested is the path on which the nodes find each other"
+            say(f"no cluster.toml names the data network: {path}; allranks init writes one")
         click.echo("\n\n".join(filter(None, [*parts, summarise(outcome, elapsed_s=elapsed_s)])))
 
 

@@ -125,6 +125,7 @@ class DriverCudaMismatch(Cause, id="AR102"):
     2026-09).
     """
 
+    no_fault_yet = "the lab has no libcuda that could answer cuInit with 803"
     message = "{what}"
     fix = "on {node}: reboot after a driver update, or install a PyTorch for the driver's CUDA"
     exit_code = Exit.NODE_FAULT

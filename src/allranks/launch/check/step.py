@@ -53,6 +53,8 @@ END_S = 2.0
 """For srun to end its step after SIGTERM, before it is killed."""
 STEP_MINUTES = 5
 """SLURM ends the step itself, should this process be killed."""
+# Of the user's defaults for srun; all other SLURM_ variables may be an outer job's.
+_KEPT = frozenset(f"SLURM_{name}" for name in ("CONF", "ACCOUNT", "QOS", "RESERVATION", "CONSTRAINT", "WCKEY"))
 _USAGE = ("invalid", "unknown partition", "unrecognized", "specification", "more processors requested")
 
 
@@ -119,7 +121,7 @@ def check_nodes(
         raise UsageError("srun is not on PATH: load the slurm module, or log in to a node of the cluster")
     with _announcement_directory() as directory:
         order = msgspec.structs.replace(order, directory=directory)
-        step_env = {name: value for name, value in env.items() if not name.startswith("SLURM_") or name == "SLURM_CONF"}
+        step_env = {name: value for name, value in env.items() if not name.startswith("SLURM_") or name in _KEPT}
         step_env |= {SECRET_VARIABLE: secrets.token_hex(32), ORDER_VARIABLE: encode_order(order)}
         process = subprocess.Popen(
             srun_command(place),

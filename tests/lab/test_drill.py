@@ -1,0 +1,106 @@
+"""Does a job in a real SLURM name what is wrong with its nodes and network? One drill for each way of going wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from allranks.causes.catalogue import all_causes
+from allranks.lab.drill import is_named, names_in
+from allranks.lab.faults.catalogue import FAULTS
+from allranks.lab.faults.fault import Culprit, Expected
+from allranks.model.finding import Confidence, Finding, Severity
+
+from .conftest import TestLab
+
+DRILLS = [
+    "healthy",
+    "cable-pulled",  # a node's own facts
+    "env-drift-nccl-algo",  # the majority
+    "nic-forced-docker0",  # all cards side by side
+    "port-silent",  # a node that nothing reaches
+    "ports-filtered-between",  # a pair
+    "partition",  # groups
+    "mtu-blackhole",  # large packets
+    "packet-loss-2",  # the second look
+    "slow-link",
+    "port-filtered",  # the leader's port: over the side port
+    "run-dir-not-shared",  # over munge
+    "gpu-missing",  # recorded commands
+    "loopback-hostname",  # a warning
+    "stale-rank",  # a stranger
+    "mp-spawn-in-srun",  # the workers
+    "interface-renamed+torch-version-differs",  # two at a time
+]
+
+
+@pytest.mark.lab
+@pytest.mark.timeout(400)
+def test_every_way_of_going_wrong_is_named(six_nodes: TestLab, tmp_path: Path) -> None:
+    results = tmp_path / "drills.json"
+    faults = [name for name in DRILLS if name != "healthy"]
+    done = six_nodes.run(
+        "drill", *faults, "--healthy", "2", "--seed", "7", "--work-dir", tmp_path, "--json", results,
+        must_work=False, timeout_s=380,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout
+    drilled = json.loads(results.read_text())
+    assert [("+".join(each["faults"]), each["wrong"]) for each in drilled] == [(name, []) for name in ["", "", *faults]]
+
+
+@pytest.mark.lab
+def test_an_unknown_fault_is_one_line(six_nodes: TestLab) -> None:
+    done = six_nodes.run("drill", "cable-puled", must_work=False)
+    assert done.returncode == 2
+    assert done.stderr == "error: no fault 'cable-puled': did you mean cable-pulled?\n"
+
+
+def test_every_cause_is_provoked_by_a_fault_or_says_why_not() -> None:
+    provoked = {cause for fault in FAULTS.values() for cause in fault.cause}
+    silent = [cause.label() for cause in all_causes() if cause.id not in provoked and not cause.no_fault_yet]
+    assert [label for label in silent if not _is_outcome(label)] == []
+
+
+def test_every_fault_names_causes_of_the_catalogue() -> None:
+    ids = {cause.id for cause in all_causes()}
+    assert {cause for fault in FAULTS.values() for cause in (*fault.cause, *fault.also)} <= ids
+    assert [
+        fault.name for fault in FAULTS.values() if not fault.cause and fault.severity is not Expected.SURVIVED
+    ] == []
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("node03", {"node03"}),
+        ("node[01-02],master-node", {"node01", "node02", "master-node"}),
+        ("node01 <-> node03", {"node01", "node03"}),
+        ("node01 or node02", {"node01", "node02"}),
+        ("", set()),
+    ],
+)
+def test_names_in_a_culprit_are_read(text: str, names: set[str]) -> None:
+    assert names_in(text) == names
+
+
+@pytest.mark.parametrize(
+    ("node", "truth", "is_right"),
+    [
+        ("node03", Culprit(nodes=("node03",), interface="ens1f1"), True),
+        ("node[03-04]", Culprit(nodes=("node03",)), False),
+        ("node01 | node[02-03]", Culprit(groups=(("node02", "node03"), ("node01",))), True),
+        ("node01 | node02", Culprit(groups=(("node02", "node03"), ("node01",))), False),
+        ("node01 (192.168.20.99)", Culprit(address="192.168.20.99"), True),
+    ],
+)
+def test_a_culprit_is_right_only_if_it_is_exactly_the_truth(node: str, truth: Culprit, is_right: bool) -> None:
+    finding = Finding(
+        cause="AR210 link-down", severity=Severity.FAIL, confidence=Confidence.CERTAIN, node=node, message="m"
+    )
+    assert is_named(finding, truth) is is_right
+
+
+def _is_outcome(label: str) -> bool:
+    return next(cause.is_outcome for cause in all_causes() if cause.label() == label)
