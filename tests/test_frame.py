@@ -57,8 +57,8 @@ def test_what_enters_a_worker_imports_the_standard_library_and_torch_only(path: 
 
 def test_the_verbs_are_these() -> None:
     assert list(VERBS) == [
-        "run", "check", "init", "render", "submit", "status", "logs", "cancel", "list", "stack", "env", "explain", "config", "lab",
-        "completion",
+        "run", "check", "init", "render", "submit", "status", "logs", "cancel", "list", "stack", "env", "explain",
+        "config", "lab", "completion",
     ]  # fmt: skip
 
 
@@ -69,7 +69,7 @@ def test_the_flags_of_run_are_these() -> None:
     assert shown == {
         "--nproc-per-node", "--nnodes", "--node-rank", "--rdzv-endpoint", "--rdzv-id", "--master-addr",
         "--master-port", "--local-addr", "--standalone", "--backend", "-m", "--no-python", "--log-dir", "-r", "-t",
-        "--local-ranks-filter", "--cluster", "--plan", "--container", "--container-runtime",
+        "--local-ranks-filter", "--cluster", "--plan", "--container", "--container-runtime", "--ignore",
     }  # fmt: skip
 
 

@@ -209,7 +209,7 @@ TORCHRUN_SWITCHES = {
     "--standalone", "-m", "--module", "--no-python", "--no_python", "--run-path", "--run_path", "--virtual-local-rank",
     "--virtual_local_rank",
 }  # fmt: skip
-OUR_FLAGS = {"--backend", "--cluster", "--container", "--container-runtime", "--plan"}
+OUR_FLAGS = {"--backend", "--cluster", "--container", "--container-runtime", "--plan", "--ignore"}
 
 
 def our_options() -> dict[str, bool]:

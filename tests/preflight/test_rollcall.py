@@ -284,9 +284,9 @@ class Call:
 
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch) -> Iterator[Call]:
-    """A roll call whose tests have a deadline of two seconds."""
-    monkeypatch.setattr(rollcall, "TESTS_S", 1.5)
-    monkeypatch.setattr(rollcall, "ANSWER_S", 0.5)
+    """A roll call whose tests have a deadline of a good second."""
+    monkeypatch.setattr(rollcall, "TESTS_S", 1.0)
+    monkeypatch.setattr(rollcall, "ANSWER_S", 0.3)
     made = Call()
     yield made
     made.close()
@@ -378,7 +378,7 @@ def test_the_wait_goes_on_while_nodes_arrive(call):
 
 def test_fewer_nodes_go_on_where_the_flag_allows_it(call):
     call.add(card(2))
-    judgement = call.hold(3, min_nodes=2, join_s=1.0)
+    judgement = call.hold(3, min_nodes=2, join_s=0.6)
     assert judgement.is_go
     assert sorted(call.call.roster.cards) == [0, 2]
     assert call.lines == ["going on with 2 nodes (--nnodes 2:3)"]
@@ -409,7 +409,7 @@ def test_a_node_that_came_and_left_is_waited_for_again(call):
 
 def test_a_node_that_left_for_good_is_named(call):
     call.add(card(1), behave=leave)
-    judgement = call.hold(2, join_s=1.0)
+    judgement = call.hold(2, join_s=0.6)
     assert brief(judgement) == [("AR012", "node02", "fail", "certain")]
     assert judgement.findings[0].evidence[0].seen == "node02: 127.0.0.1 closed the connection"
     assert judgement.exit_code == 75
@@ -418,7 +418,7 @@ def test_a_node_that_left_for_good_is_named(call):
 def test_a_node_that_left_stops_nobody_where_the_flag_allows_fewer(call):
     call.add(card(1), behave=leave)
     call.add(card(2))
-    assert call.hold(3, min_nodes=2, join_s=1.0).is_go
+    assert call.hold(3, min_nodes=2, join_s=0.6).is_go
 
 
 # ---- phase 2
@@ -668,7 +668,7 @@ def test_a_signal_to_an_agent_ends_its_wait(call):
         if call.has("joined"):
             agent.is_over.set()
 
-    judgement = call.hold(3, join_s=1.0, check=stop_the_agent)
+    judgement = call.hold(3, join_s=0.6, check=stop_the_agent)
     assert isinstance(agent.error, StoppedBySignal)
     assert ("AR012", "node02", "fail", "certain") in brief(judgement)
 
@@ -750,7 +750,7 @@ def test_words_that_no_agent_says_end_its_membership(call):
         agent.is_over.wait(PATIENCE_S)
 
     call.add(card(1), behave=babble)
-    judgement = call.hold(2, join_s=1.0)
+    judgement = call.hold(2, join_s=0.6)
     assert brief(judgement) == [("AR012", "node02", "fail", "certain")]
     assert judgement.findings[0].evidence[0].seen == "node02: it said Stopped, which an agent never does now"
 

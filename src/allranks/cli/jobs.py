@@ -28,8 +28,8 @@ from allranks.launch.batch.script import (
     render_sbatch,
     submission_env,
 )
-from allranks.report.rundir import as_file_name
 from allranks.model.errors import Exit, UsageError
+from allranks.report.rundir import as_file_name
 from allranks.report.text import Style, render_findings, say
 
 # Flags of `run` that go into the script as they are.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from allranks.launch.plan import Request
 from allranks.model.errors import UsageError
@@ -25,6 +26,7 @@ REQUEST_FLAGS = (
     "module",
     "no_python",
     "container",
+    "ignore",
     "container_runtime",
 )
 
@@ -47,6 +49,7 @@ def make_request(
     no_python: bool = False,
     container: str | None = None,
     container_runtime: str | None = None,
+    ignore: Sequence[str] = (),
 ) -> Request:
     """Read the flags, as torchrun spells them, into one request.
 
@@ -82,7 +85,17 @@ def make_request(
         backend=backend,
         role=role,
         local_address=local_addr,
+        ignored=_ids_of(ignore),
     )
+
+
+def _ids_of(names: Sequence[str]) -> tuple[str, ...]:
+    if not names:
+        return ()
+    from allranks.causes.catalogue import select_causes
+
+    wanted = [name for words in names for name in words.split(",")]
+    return tuple(cause.id for cause in select_causes(wanted, []))
 
 
 def parse_nnodes(text: str) -> tuple[int, int]:

@@ -129,6 +129,12 @@ def unused_options(function: Any) -> Any:
     metavar="FILE",
     help="[default: $ALLRANKS_CLUSTER, ./cluster.toml]",
 )
+@click.option(
+    "--ignore",
+    multiple=True,
+    metavar="ID",
+    help="A cause that the roll call passes over: AR213, its name, or a prefix as AR2.",
+)
 @click.option("--plan", "show_plan", is_flag=True, help="Print what would run where and why, and start nothing.")
 @unused_options
 @click.argument("script", type=str)

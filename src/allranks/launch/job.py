@@ -129,6 +129,8 @@ def _read_facts(plan: JobPlan, env: Mapping[str, str], run_dir: RunDir) -> Calla
     """Begin to look at this node beside everything else; the result is asked for when the card is written."""
     endpoint = plan.request.endpoint
     names = [*plan.node_names[:1], *([endpoint.host] if endpoint else [])]
+    if plan.cluster.network.infiniband is False:  # as the workers will have it
+        env = {"NCCL_IB_DISABLE": "1", **env}
     found: queue.SimpleQueue[Facts] = queue.SimpleQueue()
     threading.Thread(
         target=lambda: found.put(read_card_facts(env, names=names, run_dir=run_dir.root)), daemon=True

@@ -388,13 +388,21 @@ def dismiss(peers: Mapping[int, Connection], goodbye: Goodbye) -> None:
         with contextlib.suppress(ConnectionError):
             peer.send(goodbye)
     deadline_s = time.monotonic() + FAREWELL_S
-    while any(peer.has_unsent for peer in peers.values()) and time.monotonic() < deadline_s:
-        for peer in peers.values():
-            with contextlib.suppress(ConnectionError):
-                peer.flush()
+    waiting = [peer for peer in peers.values() if _is_unsent(peer)]
+    while waiting and time.monotonic() < deadline_s:
         time.sleep(0.01)
+        waiting = [peer for peer in waiting if _is_unsent(peer)]
     for peer in peers.values():
         peer.close()
+
+
+def _is_unsent(peer: Connection) -> bool:
+    """Whether somebody is still there to take what was said."""
+    try:
+        peer.flush()
+    except ConnectionError:
+        return False
+    return peer.has_unsent
 
 
 def stop(peers: Mapping[int, Connection], verdict: Verdict) -> None:
