@@ -1,4 +1,4 @@
-"""A hostile or broken member may spoil its own job's verdict: it crashes nobody, holds nobody up, writes no terminal."""
+"""A hostile or broken member may spoil its own job: it crashes nobody, holds nobody up, writes on no terminal."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ CARDS = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(CARDS, min_size=1, max_size=4), st.booleans())
 def test_whatever_cards_say_they_are_judged(cards, has_sound_ones):
     everybody = dict(enumerate(cards))
@@ -154,7 +154,7 @@ def test_whatever_cards_say_they_are_judged(cards, has_sound_ones):
 
 
 ABSURD = {
-    "3 MB": {"silent_hints": ("x" * 1000,) * 3000},
+    "3 MB": {"endpoint": "x" * 3_000_000},
     "a million workers": {"num_workers": 1_000_000},
     "minus one worker": {"num_workers": -1},
     "minus one GPU": {"num_gpus": -1},
@@ -234,7 +234,7 @@ RESULTS = st.builds(
 )
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(RESULTS, max_size=30), st.lists(RESULTS, max_size=20))
 def test_whatever_is_reported_is_judged(results, quiet):
     merged = merge(results)

@@ -89,6 +89,7 @@ def apply(
         wanted_backend=plan.wanted_backend,
         guard=plan.cluster.guard,
         is_slurm=plan.world.launcher is Launcher.SLURM,
+        shares_run_dir=plan.world.launcher is Launcher.SLURM,
         ignored=frozenset(plan.request.ignored),
         run_dir=run_dir,
         env=env,

@@ -95,7 +95,9 @@ class Applicant:
     wanted_backend: str = "auto"
     guard: GuardTable = field(default_factory=GuardTable)
     is_slurm: bool = False
-    """The nodes share the run directory and a key in it, and one terminal."""
+    """The nodes share one terminal, and can prove themselves by munge."""
+    shares_run_dir: bool = False
+    """Every node must see the run directory, with the announcement and the key in it."""
     ignored: frozenset[str] = frozenset()
     """Ids of causes that stop nobody."""
     run_dir: RunDir
@@ -320,11 +322,12 @@ class Entry:
             port=port,
             side_port=side_port,
         )
-        announce(mine.run_dir.path, announcement)
+        with contextlib.suppress(OSError):  # the others have the scheduler's names, too
+            announce(mine.run_dir.path, announcement)
 
     def _write_nonce(self) -> str | None:
-        """Put something into the run directory that the other nodes must see; only SLURM's nodes need to share it."""
-        if not self.applicant.is_slurm or self.applicant.is_alone:
+        """Put something into the run directory that the other nodes must see."""
+        if not self.applicant.shares_run_dir or self.applicant.is_alone:
             return None
         nonce = secrets.token_hex(8)
         with contextlib.suppress(OSError):

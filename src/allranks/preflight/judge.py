@@ -125,6 +125,11 @@ def judge(seen: Observations, terms: JobTerms, *, causes: Sequence[type[Cause]] 
     return Judgement(ordered, tuple(bench.results), _exit_code(ordered, cards))
 
 
+def is_compared(cause: type[Cause]) -> bool:
+    """Whether a cause says what must be alike on all nodes."""
+    return cause.alike.__func__ is not Cause.alike.__func__  # type: ignore[attr-defined]
+
+
 def name_nodes(cards: Mapping[int, Card]) -> dict[int, str]:
     """Return a name for each node: its host, with a number where two agents share one."""
     hosts = {index: cards[index].host for index in sorted(cards)}
@@ -233,7 +238,7 @@ class _Bench:
         found = [(tuple(hosts), outcome) for outcome, hosts in probed.values()]
         with_facts = [card for card in cards if card.facts is not None]
         surveyed = cause.survey(cards)
-        compared = compare(cause, with_facts) if cause.alike is not Cause.alike else None
+        compared = compare(cause, with_facts) if is_compared(cause) else None
         if surveyed is not None or compared is not None:
             found += [*(surveyed or ()), *(compared or ())]
             for card in cards:

@@ -49,11 +49,11 @@ def render_findings(findings: Sequence[Finding], style: Style) -> str:
 def render_finding(finding: Finding, style: Style) -> str:
     """Return one finding: the culprit's line, what happened, what was seen, what to do, who waited."""
     separator = style.mark(" · ", " - ")
-    parts = [printable(finding.node or ""), printable(finding.interface or ""), fold_ranks(finding.ranks)]
+    parts = [_one_line(finding.node or ""), _one_line(finding.interface or ""), fold_ranks(finding.ranks)]
     who = separator.join(filter(None, parts))
     is_warning = finding.severity is Severity.WARN
     mark = style.mark("⚠", "!") if is_warning else style.mark("✗", "x")
-    head = f"{mark} {finding.cause}   {who}"
+    head = f"{mark} {_one_line(finding.cause)}   {who}"
     confidence = str(finding.confidence)
     gap = max(3, min(style.width, 100) - len(head) - len(confidence))
     colour = "33;1" if is_warning or finding.confidence is Confidence.UNDECIDED else "31;1"
@@ -62,12 +62,12 @@ def render_finding(finding: Finding, style: Style) -> str:
         seen = [line for line in printable(evidence.seen).splitlines() if line.strip(" ^~")]
         lines += _hang("seen", _cut(seen, style), style)
         if evidence.source:
-            lines += _hang("log", [printable(evidence.source)], style)
+            lines += _hang("log", [_one_line(evidence.source)], style)
     if finding.fix:
-        lines += _hang("fix", [printable(finding.fix)], style)
-    lines += _hang("more", [f"allranks explain {finding.cause.partition(' ')[0]}"], style)
+        lines += _hang("fix", [_one_line(finding.fix)], style)
+    lines += _hang("more", [f"allranks explain {_one_line(finding.cause).partition(' ')[0]}"], style)
     if finding.waiting:
-        lines.append(f"  waited for it: {printable(finding.waiting)}")
+        lines.append(f"  waited for it: {_one_line(finding.waiting)}")
     if finding.victims:
         lines.append(f"  others waited for it or were ended: {fold_ranks(finding.victims)}")
     return "\n".join(lines)
@@ -86,7 +86,7 @@ def render_settings(settings: Sequence[Setting], style: Style) -> str:
 
 def say(text: str) -> None:
     """Write one line of allranks' own to standard error."""
-    print(f"allranks: {text}", file=sys.stderr, flush=True)
+    print(f"allranks: {_one_line(text)}", file=sys.stderr, flush=True)
 
 
 def fold_ranks(ranks: Iterable[int]) -> str:

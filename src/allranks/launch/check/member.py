@@ -96,16 +96,6 @@ class NoRunDir(RunDir):
         """Write nothing."""
 
 
-class _QuietEntry(Entry):
-    """Where there is no directory to announce a leader in: the others find it by the name of the first node."""
-
-    def _announce(self, port: int, *, side_port: int) -> None:
-        pass
-
-    def _write_nonce(self) -> str | None:
-        return None  # nobody is asked whether it sees the directory
-
-
 def look_here(cluster: Cluster, env: Mapping[str, str]) -> Held:
     """Look at this machine alone: no port, no other node.
 
@@ -174,9 +164,10 @@ def take_part(
         directory = None  # made from here it would stay behind
     run_dir = NoRunDir(plan.job) if directory is None else RunDir(directory, plan.job)
     applicant = apply(plan, run_dir, env, problem=plan.problem, facts=read, check_signals=check_signals)
-    applicant = replace(applicant, attempt=0)  # a requeued job has no earlier check
+    # A requeued job has no earlier check.
+    applicant = replace(applicant, attempt=0, shares_run_dir=directory is not None)
     try:
-        with (Entry if directory else _QuietEntry)(applicant) as entry:
+        with Entry(applicant) as entry:
             called = entry.take_part()
     except StoppedBySignal:
         raise
