@@ -24,6 +24,7 @@ from allranks.wire.protocol import (
     Goodbye,
     Hello,
     Join,
+    Knock,
     Message,
     Refused,
     Stop,
@@ -87,6 +88,8 @@ class Leader:
             self.refusals.append(str(exc))
             selector.unregister(guest)
             return
+        if card is None and guest.fileno() < 0:  # it only knocked
+            selector.unregister(guest)
         if card is not None:
             selector.unregister(guest)
             for message in self.after_welcome:
@@ -248,6 +251,14 @@ REFUSALS = {
     "a card that the proof is not about": (
         lambda hello: msgspec.structs.replace(join_after(hello), card=msgspec.structs.replace(CARD, num_workers=600)),
         Refused(reason="it does not know this job's secret (the leader's comes from test)", is_final=True),
+    ),
+    "escapes for a version": (
+        lambda hello: msgspec.structs.replace(join_after(hello), protocol=99, version="\x1b[2J\n" * 100),
+        Refused(
+            reason=f"it runs allranks {(r'\x1b[2J' + chr(92) + 'n') * 6 + chr(92)}... (protocol 99), the leader "
+            f"{__version__} (protocol {PROTOCOL}); install the same version on all nodes",
+            is_final=True,
+        ),
     ),
     "no Join": (
         lambda hello: Stopped(),
@@ -432,6 +443,52 @@ def test_a_stranger_alone_is_named_when_time_is_up(kind):
             f"no leader of job train within 1 s; last try: 127.0.0.1:{port} (test): {obstacle}; "
             "is the first node up, and is its port open from here?"
         )
+
+
+def test_strangers_who_say_nothing_hold_nobody_up():
+    with contextlib.ExitStack() as stack:
+        leader = stack.enter_context(Leader())
+        silent = [stack.enter_context(listening(say_nothing)) for _ in range(3)]
+        hints = [[Hint("127.0.0.1", port, "test")] for port in (*silent, leader.port)]
+        began_s = time.monotonic()
+        connection = seek_leader(
+            lambda: hints,
+            job="train",
+            attempt=0,
+            secret=lambda: KEY,
+            card=CARD,
+            deadline_s=PATIENCE_S,
+            on_wait=lambda *_: None,
+            check_signals=lambda: None,
+        )
+        with contextlib.closing(connection):
+            assert connection.peer == f"127.0.0.1:{leader.port}"
+        assert time.monotonic() - began_s < 1.9  # each would have cost two seconds
+
+
+def refuse_with_escapes(sock: socket.socket) -> None:
+    sock.sendall(encode_frame(Hello(protocol=PROTOCOL, version=__version__, job="train", nonce=b"L" * 16)))
+    sock.recv(1 << 16)
+    sock.sendall(encode_frame(Refused(reason="\x1b[2J\n" + "x" * 10_000, is_final=True)))
+    sock.recv(1)
+
+
+def test_what_a_stranger_says_for_a_refusal_cannot_speak_to_the_terminal():
+    with listening(refuse_with_escapes) as port, pytest.raises(WireError) as refused:
+        seek(port)
+    assert str(refused.value).isprintable()
+    assert len(str(refused.value)) < 400
+
+
+def test_a_knock_is_let_go_without_a_word():
+    with Leader() as leader:
+        with Guest(leader.port) as guest:
+            guest.read_hello()
+            guest.sock.sendall(encode_frame(Knock()))
+            assert guest.read() is None
+        with contextlib.closing(seek(leader.port)):
+            wait_for(lambda: leader.let_in, "the card")
+        assert leader.refusals == []
 
 
 def test_a_web_server_is_passed_over():

@@ -248,7 +248,9 @@ ALMOST_OURS = st.builds(
     lambda tag, fields: msgspec.msgpack.encode({"type": tag, **fields}),
     st.sampled_from([kind.__struct_config__.tag for kind in MESSAGES]),
     st.dictionaries(
-        st.sampled_from(["protocol", "version", "job", "nonce", "card", "members", "end", "rank", "proof", "targets", "results"]),
+        st.sampled_from(
+            ["protocol", "version", "job", "nonce", "card", "members", "end", "rank", "proof", "targets", "results"]
+        ),
         ANYTHING,
         max_size=5,
     ),

@@ -22,7 +22,7 @@ again, undisturbed."""
 MIN_LOST_HEAVILY = 8
 SLOW_FACTOR = 4.0
 """How much less than usual is slow: shared links and busy switches stay above."""
-FAST_ENOUGH_MBIT_S = 2000.0
+FAST_ENOUGH_MBIT_S = 1000.0
 """What so small a payload can measure: a faster link is never called slow (the card says its speed)."""
 MIN_PAIRS = 2
 
