@@ -36,7 +36,7 @@ exec python "$1"
 """
 TORCHRUN = """\
 export GLOO_SOCKET_IFNAME=$(ip -o -4 address show to 192.168.20.0/24 | awk '{print $2; exit}')
-exec torchrun --nnodes=6 --nproc-per-node=1 --rdzv-backend=c10d --rdzv-id=bench --rdzv-endpoint=192.168.20.15:29500 "$1"
+exec torchrun --nnodes=6 --nproc-per-node=1 --rdzv-backend=c10d --rdzv-id=bench --rdzv-endpoint=master-node:29500 "$1"
 """
 CLUSTER = Path(__file__).parent.parent / "examples" / "six-node" / "cluster.toml"
 DEADLINE_S = 120

@@ -51,6 +51,7 @@ def applicant(root: Path, index: int | None = 0, num_nodes: int = 3, **more: obj
         "data_address": address,
         "guard": GuardTable(join_s=PATIENCE_S),
         "is_slurm": True,
+        "shares_run_dir": True,
         "run_dir": RunDir(root, "4711"),
         "env": {},
         "facts": lambda: Facts(host_name=host, boot_id=host, interfaces=(lo,)),

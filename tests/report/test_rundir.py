@@ -216,7 +216,11 @@ def test_a_directory_that_is_gone_does_not_stop_the_job(tmp_path):
     run_dir.write_settings("node01", [])
     # The verdict alone is worth a new directory: a follower whose run directory is not shared has never made one.
     made = sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file())
-    assert made == ["4711/attempt_0/node01/env.json", "4711/attempt_0/node01/verdict.json", "4711/attempt_0/verdict.json"]
+    assert made == [
+        "4711/attempt_0/node01/env.json",
+        "4711/attempt_0/node01/verdict.json",
+        "4711/attempt_0/verdict.json",
+    ]
 
 
 def test_a_job_named_latest_is_not_its_own_link(tmp_path):

@@ -231,6 +231,7 @@ def test_a_left_over_of_an_earlier_start_is_refused():
         assert leader.let_in == []
 
 
+ESCAPED = r"\x1b[2J\n" * 6 + r"\x1b[2J..."
 REFUSALS = {
     "other job": (
         lambda hello: join_after(hello, job="eval"),
@@ -239,8 +240,8 @@ REFUSALS = {
     "other protocol": (
         lambda hello: msgspec.structs.replace(join_after(hello), protocol=99, version="9.9"),
         Refused(
-            reason=f"it runs allranks 9.9 (protocol 99), the leader {__version__} (protocol {PROTOCOL}); install the same "
-            "version on all nodes",
+            reason=f"it runs allranks 9.9 (protocol 99), the leader {__version__} (protocol {PROTOCOL}); install the "
+            "same version on all nodes",
             is_final=True,
         ),
     ),
@@ -255,7 +256,7 @@ REFUSALS = {
     "escapes for a version": (
         lambda hello: msgspec.structs.replace(join_after(hello), protocol=99, version="\x1b[2J\n" * 100),
         Refused(
-            reason=f"it runs allranks {(r'\x1b[2J' + chr(92) + 'n') * 6 + chr(92)}... (protocol 99), the leader "
+            reason=f"it runs allranks {ESCAPED} (protocol 99), the leader "
             f"{__version__} (protocol {PROTOCOL}); install the same version on all nodes",
             is_final=True,
         ),

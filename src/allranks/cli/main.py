@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 
 import click
@@ -72,7 +73,9 @@ def main() -> None:
     except StoppedBySignal as exc:
         sys.exit(exc.exit_code)
     except AllranksError as exc:
-        print(f"error: {exc}", file=sys.stderr)
+        if _is_first_to_say(exc):
+            cause = f" ({exc.finding.cause})" if exc.finding else ""
+            print(f"error: {exc}{cause}", file=sys.stderr)
         sys.exit(exc.exit_code)
     except click.exceptions.Abort:
         sys.exit(130)
@@ -88,6 +91,12 @@ def main() -> None:
     except BrokenPipeError:
         sys.stderr.close()
         sys.exit(Exit.OK)
+
+
+def _is_first_to_say(exc: AllranksError) -> bool:
+    """Whether nobody else says the same: how a SLURM step was started is wrong in all of its tasks alike."""
+    is_of_all = exc.finding is not None and exc.finding.cause.startswith("AR502 ")
+    return not is_of_all or os.environ.get("SLURM_PROCID", "0") == "0"
 
 
 def _one_line(text: str) -> str:

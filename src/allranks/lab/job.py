@@ -182,7 +182,8 @@ def run_baseline(lab: Lab, injected: Sequence[Injected], run_dir: Path, *, say: 
     """Start the same program under plain torchrun, and watch when it says the first word of a failure."""
     hosts = lab.planned_hosts()
     first = hosts[0]
-    endpoint = f"{first.data_address.partition('/')[0]}:29500"
+    # By name: an address that the name does not resolve to, no torchrun would take for its own, and all would wait.
+    endpoint = f"{first.name}:29500"
     start = _merge([each.fault.start(each.scene) for each in injected])
     if "--master-addr" in start.run_flags:
         endpoint = f"{start.run_flags[start.run_flags.index('--master-addr') + 1]}:29500"

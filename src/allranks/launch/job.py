@@ -104,7 +104,7 @@ def run_job(plan: JobPlan, output: Output, env: Mapping[str, str]) -> int:
         run_dir,
         env,
         problem=plan.problem or _find_problem(plan.request),
-        facts=_read_facts(plan, env, run_dir),
+        facts=_read_facts(plan, env),
         check_signals=inbox.check,
     )
     try:
@@ -125,7 +125,7 @@ def run_job(plan: JobPlan, output: Output, env: Mapping[str, str]) -> int:
         return _run_workers(plan, output, run_dir, membership, inbox, env, roll_call_s=time.monotonic() - started_s)
 
 
-def _read_facts(plan: JobPlan, env: Mapping[str, str], run_dir: RunDir) -> Callable[[], Facts]:
+def _read_facts(plan: JobPlan, env: Mapping[str, str]) -> Callable[[], Facts]:
     """Begin to look at this node beside everything else; the result is asked for when the card is written."""
     endpoint = plan.request.endpoint
     names = [*plan.node_names[:1], *([endpoint.host] if endpoint else [])]
@@ -133,7 +133,7 @@ def _read_facts(plan: JobPlan, env: Mapping[str, str], run_dir: RunDir) -> Calla
         env = {"NCCL_IB_DISABLE": "1", **env}
     found: queue.SimpleQueue[Facts] = queue.SimpleQueue()
     threading.Thread(
-        target=lambda: found.put(read_card_facts(env, names=names, run_dir=run_dir.root)), daemon=True
+        target=lambda: found.put(read_card_facts(env, names=names)), daemon=True
     ).start()
     return found.get
 

@@ -36,6 +36,9 @@ _SECONDARY = re.compile(
 """What torch says when another rank is the reason. Source: texts of torch 2.13 with Gloo, measured; NCCL's from
 torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp 2.13."""
 
+_NAMED = re.compile(r"allranks: (AR\d{3} [a-z0-9-]+): (.+)", re.DOTALL)
+"""What join.group says of a cause of the catalogue."""
+
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
 _LIBRARY = re.compile(
     r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib[/\\]python3\.\d+[/\\]|[/\\]allranks[/\\]join[/\\]|^<frozen "
@@ -227,6 +230,8 @@ def _describe(end: WorkerEnd) -> tuple[str, str, str | None]:
             signal.SIGBUS: "often a full /dev/shm: df -h /dev/shm",
         }
         return "AR407 dead-rank", f"killed by {name}, not by allranks", fixes.get(signum)
+    if (named := _NAMED.search(end.message or "")) is not None:
+        return named[1], named[2].partition("\n")[0], None
     if end.message:
         where = _user_frame(end.traceback)
         first_line = end.message.strip().partition("\n")[0]

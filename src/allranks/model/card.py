@@ -215,7 +215,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     came_by: str | None = None
     """Address and port at which this agent found the leader; None on the leader."""
     silent_hints: tuple[str, ...] = ()
-    """Addresses of the leader that did not answer this agent before: `192.168.20.15:29500 (announcement): timed out`."""
+    """Addresses of the leader that did not answer this agent before: `192.168.20.15:29500 (leader.json: no answer)`."""
     test_ports: TestPorts | None = None
-    """None where this node is not tested: a job on one machine, --no-roll-call."""
+    """None where this node is not tested: a job on one machine."""
     facts: Facts | None = None

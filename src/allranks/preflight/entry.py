@@ -14,12 +14,16 @@ What becomes of a roll call that says go (workers, a process group, a table) is 
 from __future__ import annotations
 
 import contextlib
+import errno
+import functools
 import os
 import secrets
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Self
+
+import msgspec
 
 from allranks.causes.catalogue import find_cause
 from allranks.causes.cause import failed
@@ -34,7 +38,7 @@ from allranks.preflight.attend import Attendance
 from allranks.preflight.judge import Judgement, Observations, judge
 from allranks.preflight.mesh import Mesh
 from allranks.preflight.rollcall import RollCall
-from allranks.preflight.roster import Terms
+from allranks.preflight.roster import Terms, with_place
 from allranks.report.rundir import RunDir
 from allranks.report.text import say
 from allranks.wire.door import Door
@@ -199,7 +203,8 @@ class Entry:
                 say(f"port {mine.port} is in use by {holder}; taking {port}")
             mine.run_dir.create()
             mine.run_dir.create_attempt(mine.attempt)
-            called = self._call_roll(self._card(port_holder=holder), listener)
+            card = with_place(self._card(port_holder=holder), self._look_at_run_dir())
+            called = self._call_roll(card, listener)
             on_failure.pop_all()
             return called
 
@@ -352,6 +357,11 @@ class Entry:
         found = self._secret or read_secret_file(self.applicant.run_dir.path / SECRET_FILE)
         return found or secret_from_munge(read_munge_socket(self.applicant.env))
 
+    @functools.cached_property
+    def _facts(self) -> Facts:
+        """Waited for once, although a node may look for a leader several times."""
+        return _without_unmade(self.applicant.facts())
+
     def _card(self, *, port_holder: str | None = None) -> Card:
         mine = self.applicant
         problem = mine.problem
@@ -373,8 +383,15 @@ class Entry:
             wanted_backend=mine.wanted_backend,
             attempt=mine.attempt,
             test_ports=self._mesh.ports if self._mesh is not None else None,
-            facts=mine.facts(),
+            facts=self._facts,
         )
+
+
+def _without_unmade(facts: Facts) -> Facts:
+    """Leave out a run directory that is not there yet: whoever starts makes it, and SLURM's nodes look again later."""
+    unmade = os.strerror(errno.ENOENT)
+    places = [each for each in facts.places if each.purpose != "run directory" or unmade not in (each.problem or "")]
+    return facts if len(places) == len(facts.places) else msgspec.structs.replace(facts, places=tuple(places))
 
 
 def _say_waiting(waited_s: float, obstacle: str) -> None:

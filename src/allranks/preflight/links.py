@@ -262,7 +262,10 @@ def _store_filtered(tests: _Tests, shown: Sequence[_Shown], store_port: int | No
     outcome = Outcome(
         Status.FAIL,
         values={"what": what, "ports": f"port {store_port}", "where": leader, "culprit": culprit, "peers": sources},
-        evidence=tuple(sorted({f"{each.store} ({tests.names[each.source]})" for each in silent})[:4]),
+        evidence=tuple(
+            f"{fold_hosts([tests.names[each.source] for each in silent if each.store == why])}: {why}"
+            for why in sorted({each.store or "" for each in silent})[:MAX_REASONS]
+        ),
         confidence=Confidence.CERTAIN,
     )
     nodes = (leader,) if culprit == leader else (tests.names[silent[0].source], leader)

@@ -115,11 +115,12 @@ def apply_rank(
         wanted_backend=wanted_backend,
         guard=loaded.cluster.guard,
         is_slurm=is_slurm,
+        shares_run_dir=is_slurm,
         ignored=SHARED_ON_PURPOSE,
         run_dir=run_dir,
         env=env,
         problem=problem,
-        facts=_read_card_facts(world, env, run_dir),
+        facts=_read_card_facts(world, loaded, env),
         check_signals=lambda: None,  # a rank is the user's process: Ctrl-C is its KeyboardInterrupt
     )
 
@@ -227,13 +228,15 @@ def _interface_to(connection: Connection, interfaces: Sequence[Interface]) -> st
     return nic.name if nic else None
 
 
-def _read_card_facts(world: World, env: Mapping[str, str], run_dir: RunDir) -> Callable[[], Facts]:
+def _read_card_facts(world: World, loaded: LoadedCluster, env: Mapping[str, str]) -> Callable[[], Facts]:
     """Begin to look at this node beside everything else; the result is asked for when the card is written."""
+    if loaded.cluster.network.infiniband is False:  # as the group will have it
+        env = {"NCCL_IB_DISABLE": "1", **env}
     found: queue.SimpleQueue[Facts] = queue.SimpleQueue()
-    is_shared = world.launcher is Launcher.SLURM and world.world_size > 1  # and looked at again when rank 0 made it
 
     def look() -> None:
-        found.put(read_card_facts(env, names=world.hosts[:1], run_dir=run_dir.root if is_shared else None))
+        # Not at the run directory: rank 0 makes it about now, and asks all to look when it is there.
+        found.put(read_card_facts(env, names=world.hosts[:1]))
 
     threading.Thread(target=look, daemon=True).start()
     return found.get

@@ -21,8 +21,6 @@ import selectors
 import time
 from collections.abc import Callable, Mapping, Sequence
 
-import msgspec
-
 from allranks.model.card import Card, Place
 from allranks.model.errors import AllranksError, WireError
 from allranks.model.finding import Verdict
@@ -30,7 +28,7 @@ from allranks.model.pair import FULL, SPARSE, Effort, PairResult, Target
 from allranks.preflight.judge import Judgement, Observations, Stranger, judge
 from allranks.preflight.mesh import Mesh
 from allranks.preflight.pairs import choose_pairs
-from allranks.preflight.roster import Roster, Terms, mtu_of
+from allranks.preflight.roster import Roster, Terms, mtu_of, with_place
 from allranks.preflight.second_look import Look, merge, plan_confirmation, plan_quiet_look
 from allranks.preflight.vet import find_nonsense, own_results, vet_card
 from allranks.wire.door import Door, Intrusion, StrangerError
@@ -367,15 +365,7 @@ class RollCall:
 
     def _cards(self) -> dict[int, Card]:
         """The cards, with what the nodes saw of the run directory since."""
-        cards = dict(self.roster.cards)
-        for index, place in self._places.items():
-            facts = cards[index].facts if index in cards else None
-            if facts is not None:
-                places = (*(each for each in facts.places if each.purpose != place.purpose), place)
-                cards[index] = msgspec.structs.replace(
-                    cards[index], facts=msgspec.structs.replace(facts, places=places)
-                )
-        return cards
+        return {index: with_place(card, self._places.get(index)) for index, card in self.roster.cards.items()}
 
 
 def dismiss(peers: Mapping[int, Connection], goodbye: Goodbye) -> None:

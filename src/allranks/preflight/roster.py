@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from allranks.model.card import Card
+import msgspec
+
+from allranks.model.card import Card, Place
 from allranks.model.hostlist import fold_hosts
 from allranks.wire.protocol import Connection
 
@@ -83,3 +85,11 @@ def mtu_of(card: Card) -> int | None:
     """MTU of a node's data interface, where it is known."""
     interfaces = card.facts.interfaces if card.facts else ()
     return next((nic.mtu for nic in interfaces if nic.name == card.data_interface), None)
+
+
+def with_place(card: Card, place: Place | None) -> Card:
+    """Return the card with what was seen of a directory, in the place of what it said before."""
+    if place is None or card.facts is None:
+        return card
+    places = (*(each for each in card.facts.places if each.purpose != place.purpose), place)
+    return msgspec.structs.replace(card, facts=msgspec.structs.replace(card.facts, places=places))
