@@ -65,7 +65,8 @@ class ShmTooSmall(Cause, id="AR002"):
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
-        """Fails below 128 MiB in all or 64 MiB free, warns below 1 GiB in all or 512 MiB free."""
+        """With GPUs, fails below 128 MiB in all or 64 MiB free, and warns below 1 GiB or 512 MiB; without, warns below
+        128 MiB or 64 MiB: data loaders alone need it there."""
         if card.facts is None:
             return unknown("no facts of this node")
         place = next((place for place in card.facts.places if place.purpose == "/dev/shm"), None)  # noqa: S108
@@ -74,8 +75,8 @@ class ShmTooSmall(Cause, id="AR002"):
             return unknown(why or "it was not looked at")
         values = {"free": size_text(place.free_bytes), "size": size_text(place.size_bytes)}
         if place.size_bytes < 128 * MIB or place.free_bytes < 64 * MIB:
-            return failed(**values)
-        if place.size_bytes < GIB or place.free_bytes < 512 * MIB:
+            return failed(**values) if card.num_gpus else warned(**values)
+        if card.num_gpus and (place.size_bytes < GIB or place.free_bytes < 512 * MIB):
             return warned(**values)
         return PASSED
 
@@ -257,10 +258,11 @@ class CpuStarved(Cause, id="AR011"):
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
-        """Warns where the cores that the job may use are fewer than its workers."""
+        """Warns where the cores that the job may use are fewer than the workers that drive GPUs."""
         if card.facts is None or card.facts.num_cpus < 1:
             return unknown("the number of cores is not known")
-        if card.facts.num_cpus < card.num_workers:
+        # Workers without a GPU are what somebody asked for, on a laptop often more than cores.
+        if card.num_gpus and card.facts.num_cpus < card.num_workers:
             return warned(cpus=card.facts.num_cpus, workers=card.num_workers)
         return PASSED
 

@@ -45,6 +45,8 @@ class DuplicateHostname(Fault, name="duplicate-hostname", cause="AR009"):
 class ShmSmall(Fault, name="shm-small", cause="AR002"):
     """The node's /dev/shm has 64 MiB, as in a container without --shm-size."""
 
+    severity = Expected.WARN
+
     @classmethod
     def inject(cls, scene: Scene) -> None:
         """Remount it."""
