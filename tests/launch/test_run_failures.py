@@ -22,6 +22,10 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
+ANY_CORES = ("--ignore", "AR011")
+"""Whatever machine runs the tests may have fewer cores than workers."""
+
+
 def read_verdict(tmp_path: Path) -> dict[str, Any]:
     return json.loads((tmp_path / "runs/latest/attempt_0/verdict.json").read_text())
 
@@ -49,7 +53,7 @@ def test_an_exception_is_reported_with_rank_node_line_traceback_and_victims(allr
         load_batch(int(os.environ["RANK"]))
         """,
     )
-    result = allranks("run", "--nproc-per-node", "4", "train.py", env=NODE, timeout_s=20)
+    result = allranks("run", *ANY_CORES, "--nproc-per-node", "4", "train.py", env=NODE, timeout_s=20)
     log = f"runs/{(tmp_path / 'runs/latest').readlink()}/attempt_0/node07/rank_1.err"
     report = f"""
 ✗ AR590 user-code-error   node07 · rank 1                                certain
@@ -61,10 +65,11 @@ def test_an_exception_is_reported_with_rank_node_line_traceback_and_victims(allr
            raise ValueError("expected 4 columns, got 3")
        ValueError: expected 4 columns, got 3
   log  {log}
+  more allranks explain AR590
   others waited for it or were ended: ranks 0,2-3
 """
     assert result.stderr.endswith(report)
-    assert result.stderr.count("AR590") == 1
+    assert result.stderr.count("AR590 user-code-error") == 1
     assert result.returncode == 1
     assert "ValueError: expected 4 columns, got 3" in (tmp_path / log).read_text()
 
@@ -78,7 +83,7 @@ def test_the_report_is_ascii_where_the_terminal_is(allranks: Allranks, tmp_path:
 
 def test_verdict_and_events_agree_with_the_report(allranks: Allranks, tmp_path: Path):
     write(tmp_path / "train.py", "import os, time\nif os.environ['RANK'] == '2': 1 / 0\ntime.sleep(30)\n")
-    result = allranks("run", "--nproc-per-node", "3", "train.py", env=NODE, timeout_s=20)
+    result = allranks("run", *ANY_CORES, "--nproc-per-node", "3", "train.py", env=NODE, timeout_s=20)
     verdict, events = read_verdict(tmp_path), read_events(tmp_path)
     finding = only_finding(tmp_path)
     assert verdict["exit_code"] == result.returncode == 1
@@ -125,7 +130,7 @@ def test_a_death_without_an_exception_is_named_within_2_s(
         time.sleep(30)
         """,
     )
-    result = allranks("run", "--nproc-per-node", "2", "train.py", env=NODE, timeout_s=20)
+    result = allranks("run", *ANY_CORES, "--nproc-per-node", "2", "train.py", env=NODE, timeout_s=20)
     finding = only_finding(tmp_path)
     assert result.returncode == exit_code
     assert (finding["cause"], finding["ranks"], finding["victims"]) == (cause, [1], [0])
@@ -136,7 +141,7 @@ def test_a_death_without_an_exception_is_named_within_2_s(
 
 def test_from_an_exception_to_the_report_it_takes_less_than_2_s(allranks: Allranks, tmp_path: Path):
     write(tmp_path / "train.py", "import os, time\nif os.environ['RANK'] == '0': 1 / 0\ntime.sleep(30)\n")
-    allranks("run", "--nproc-per-node", "2", "train.py", env=NODE, timeout_s=20)
+    allranks("run", *ANY_CORES, "--nproc-per-node", "2", "train.py", env=NODE, timeout_s=20)
     raised = json.loads((tmp_path / "runs/latest/attempt_0/node07/rank_0.error.json").read_text())
     assert read_events(tmp_path)[-1]["time_s"] - raised["message"]["extraInfo"]["time_s"] < 2
 
@@ -165,7 +170,7 @@ def test_two_ranks_that_raise_make_one_finding_the_earlier(allranks: Allranks, t
         """,
     )
     # The exception of rank 1 is the one raised first, but both write the time when they leave, so no more is claimed.
-    allranks("run", "--nproc-per-node", "2", "train.py", env=NODE, timeout_s=20)
+    allranks("run", *ANY_CORES, "--nproc-per-node", "2", "train.py", env=NODE, timeout_s=20)
     assert len(read_verdict(tmp_path)["findings"]) == 1
     assert only_finding(tmp_path)["victims"] in ([0], [1])
 
@@ -207,7 +212,7 @@ def test_a_script_that_python_cannot_parse_is_reported_with_its_line(allranks: A
 
 def test_a_program_with_a_broken_interpreter_line_could_not_be_started(allranks: Allranks, tmp_path: Path):
     write(tmp_path / "train.sh", "#!/no/such/shell\n").chmod(0o755)
-    result = allranks("run", "--nproc-per-node", "2", "--no-python", "./train.sh", env=NODE, timeout_s=20)
+    result = allranks("run", *ANY_CORES, "--nproc-per-node", "2", "--no-python", "./train.sh", env=NODE, timeout_s=20)
     assert result.returncode == 78
     assert "could not be started: ./train.sh: " in result.stderr
     assert read_verdict(tmp_path)["exit_code"] == 78
@@ -240,7 +245,7 @@ def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(allranks: Allra
         """,
     )
     started_s = time.monotonic()
-    result = allranks("run", "--nproc-per-node", "2", "train.py", env=NODE, timeout_s=20)
+    result = allranks("run", *ANY_CORES, "--nproc-per-node", "2", "train.py", env=NODE, timeout_s=20)
     assert time.monotonic() - started_s < 10
     assert "allranks: rank 0 did not end on SIGTERM; SIGKILL in 2 s\n" in result.stderr
     assert result.returncode == 1
@@ -261,7 +266,7 @@ def test_a_rank_that_leaves_early_with_0_is_no_failure(allranks: Allranks, tmp_p
             Path("finished" + os.environ["RANK"]).touch()
         """,
     )
-    result = allranks("run", "--nproc-per-node", "3", "train.py", env=NODE, timeout_s=20)
+    result = allranks("run", *ANY_CORES, "--nproc-per-node", "3", "train.py", env=NODE, timeout_s=20)
     assert result.returncode == 0
     assert read_verdict(tmp_path)["findings"] == []
     assert (tmp_path / "finished1").exists()
@@ -308,13 +313,13 @@ def test_the_culprit_is_named_though_its_victims_die_first(allranks: Allranks, t
                 time.sleep(0.01)
         """,
     )
-    result = allranks("run", "--nproc-per-node", "3", "train.py", env=NODE, timeout_s=60)
+    result = allranks("run", *ANY_CORES, "--nproc-per-node", "3", "train.py", env=NODE, timeout_s=60)
     finding = only_finding(tmp_path)
     assert result.returncode == 1
     assert (finding["ranks"], finding["victims"], finding["confidence"]) == ([2], [0, 1], "certain")
     assert finding["message"] == "ValueError: bad batch (train.py:10 in <module>)"
     assert [event["rank"] for event in read_events(tmp_path) if event["event"] == "worker_ended"][-1] == 2
-    assert result.stderr.count("AR590") == 1
+    assert result.stderr.count("AR590 user-code-error") == 1
 
 
 @pytest.mark.torch
@@ -334,7 +339,7 @@ def test_the_error_file_of_record_is_read(allranks: Allranks, tmp_path: Path):
         main()
         """,
     )
-    result = allranks("run", "--nproc-per-node", "2", "train.py", env=NODE, timeout_s=60)
+    result = allranks("run", *ANY_CORES, "--nproc-per-node", "2", "train.py", env=NODE, timeout_s=60)
     finding = only_finding(tmp_path)
     assert result.returncode == 1
     assert (finding["ranks"], finding["victims"]) == ([1], [0])

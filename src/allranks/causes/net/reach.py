@@ -257,6 +257,6 @@ class PortInUse(Cause, id="AR207"):
         """Warns where the leader found its port taken."""
         if card.came_by is not None:
             return None
-        if card.port_holder is None:
+        if card.port_holder is None or card.test_ports is None:  # on one machine any port does
             return PASSED
         return warned(port=card.wanted_port or "of the leader", holder=card.port_holder)
