@@ -261,9 +261,14 @@ class RollCall:
         effort, within_s = (SPARSE, SPARSE_TESTS_S) if is_sparse else (FULL, TESTS_S)
         within_s = self._terms.tests_s or within_s
         first = self._try(selector, pairs, effort, within_s, is_one_by_one=False, asks_all=True)
-        confirmation = self._look_again(selector, plan_confirmation(first))
+        confirmation = self._look_again(selector, plan_confirmation(self._of_present(first)))
         self._results = merge(first, confirmation)
-        self._quiet = self._look_again(selector, plan_quiet_look(self._results))
+        self._quiet = self._look_again(selector, plan_quiet_look(self._of_present(self._results)))
+
+    def _of_present(self, results: Sequence[PairResult]) -> list[PairResult]:
+        """Without the nodes that are known to be silent: to try them again only costs time."""
+        absent = self._silent | self._left.keys()
+        return [each for each in results if not {each.source, each.target} & absent]
 
     def _look_again(self, selector: selectors.BaseSelector, look: Look | None) -> Look | None:
         if look is not None:
