@@ -353,7 +353,7 @@ def test_whatever_a_connection_says_the_others_are_called(call, words, is_hangin
             call.add(card(1), delay_s=0.05)
 
     began_s = time.monotonic()
-    judgement = call.hold(3, check=check, join_s=0.4)
+    judgement = call.hold(3, check=check, join_s=0.3)
     assert time.monotonic() - began_s < 6
     is_over.set()
     assert judgement.findings  # node03 never came properly

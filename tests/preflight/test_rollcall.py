@@ -19,7 +19,7 @@ from allranks.model.card import Card, TestPorts
 from allranks.model.errors import AllranksError, NodeFaultError, StoppedBySignal, WireError
 from allranks.model.finding import Verdict
 from allranks.model.pair import PairResult
-from allranks.preflight import rollcall
+from allranks.preflight import rollcall, second_look
 from allranks.preflight.attend import Attendance
 from allranks.preflight.judge import Judgement
 from allranks.preflight.mesh import Mesh
@@ -287,6 +287,7 @@ def call(monkeypatch: pytest.MonkeyPatch) -> Iterator[Call]:
     """A roll call whose tests have a deadline of a good second."""
     monkeypatch.setattr(rollcall, "TESTS_S", 1.0)
     monkeypatch.setattr(rollcall, "ANSWER_S", 0.3)
+    monkeypatch.setattr(second_look, "CONFIRM_S", 0.8)
     made = Call()
     yield made
     made.close()
