@@ -113,7 +113,6 @@ def call_roll(num_nodes: int, facts: Facts) -> tuple[float, float]:
             card_of(0, facts, mesh),
             doors=[Door(listener, job="benchmark", attempt=0, secret=KEY)],
             mesh=mesh,
-            look_at_run_dir=lambda: None,
             say=lambda line: print(f"  {line}", file=sys.stderr),
             on_event=lambda event, **_: joined_s.append(time.monotonic()) if event == "joined" else None,
             check_signals=lambda: None,
@@ -155,7 +154,12 @@ def run_agents(share: range, port: int, facts: Facts, is_sparse: bool, pipe: Pip
             check_signals=lambda: None,
         )
         agents[index] = Attendance(
-            connection, cards[index], mesh=meshes[index], look_at_run_dir=lambda: None, check_signals=lambda: None
+            connection,
+            cards[index],
+            mesh=meshes[index],
+            look_at_run_dir=lambda: None,
+            patience_s=JOIN_S,
+            check_signals=lambda: None,
         )
         agents[index].attach(selector)
     while agents:

@@ -190,7 +190,14 @@ class Agent(threading.Thread):
             self.mesh.close()
 
     def attendance(self, connection: Connection) -> Attendance:
-        return Attendance(connection, self.own, mesh=self.mesh, look_at_run_dir=lambda: None, check_signals=self._check)
+        return Attendance(
+            connection,
+            self.own,
+            mesh=self.mesh,
+            look_at_run_dir=lambda: None,
+            patience_s=PATIENCE_S,
+            check_signals=self._check,
+        )
 
     def _check(self) -> None:
         if self.is_over.is_set():
@@ -244,7 +251,6 @@ class Call:
             own or card(0, ports=self.mesh.ports),
             doors=doors,
             mesh=self.mesh,
-            look_at_run_dir=lambda: None,
             say=self.lines.append,
             on_event=lambda event, **fields: self.events.append((event, fields)),
             check_signals=check,

@@ -1,8 +1,8 @@
 """The roll call, the agent's side: answer what the leader asks until it says go or stop.
 
 The leader asks with Test: try these nodes, look at the run directory. The answer is a Tested, at the latest when the
-Test's own time is up, with what there is by then. No deadline of its own otherwise: the leader has one for every
-phase, and the kernel one for a silent leader (`Connection.expect_alive_within`).
+Test's own time is up, with what there is by then. The leader has a deadline for every phase, and the kernel one for a
+leader that is gone (`Connection.expect_alive_within`); `patience_s` is for one that is there and says nothing.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class Attendance:
         mesh: its end of the pair tests.
         look_at_run_dir: how this node sees the run directory; called in a thread, since it may lie on a file system
             that does not answer.
+        patience_s: how long a leader may say nothing: it may be stopped while its kernel keeps the connection.
         check_signals: raises StoppedBySignal when somebody told this agent to stop.
     """
 
@@ -42,12 +43,15 @@ class Attendance:
         *,
         mesh: Mesh | None,
         look_at_run_dir: Callable[[], Place | None],
+        patience_s: float,
         check_signals: Callable[[], None],
     ) -> None:
         self._connection = connection
         self._card = card
         self._mesh = mesh
         self._look = look_at_run_dir
+        self._patience_s = patience_s
+        self._heard_s = time.monotonic()
         self._check_signals = check_signals
         self._test: Test | None = None
         self._due_s = 0.0
@@ -100,6 +104,13 @@ class Attendance:
             self._connection.flush()
         except (ConnectionError, WireError) as exc:
             raise NodeFaultError(f"the leader left before the job began: {exc}") from exc
+        now_s = time.monotonic()
+        if messages:
+            self._heard_s = now_s
+        elif now_s - self._heard_s > self._patience_s:
+            raise NodeFaultError(
+                f"the leader at {self._connection.peer} has said nothing for {self._patience_s:.0f} s; is it stopped?"
+            )
         for message in messages:
             match message:
                 case Refused():
@@ -145,4 +156,4 @@ class Attendance:
             self._looked = None
         self._test = None
         with contextlib.suppress(ConnectionError):  # the next receive says so
-            self._connection.send(Tested(results=results or (), run_dir=self._place))
+            self._connection.send(Tested(results=results or (), run_dir=self._place, round=test.round))

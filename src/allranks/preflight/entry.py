@@ -65,6 +65,8 @@ from allranks.wire.secret import (
 from allranks.wire.seek import seek_leader
 
 LOOPBACK = "127.0.0.1"
+PATIENCE_JOINS = 4.0
+"""Times `join_s`: each node that comes may make the leader wait a third of it longer."""
 SECRET_FILE = "secret"  # noqa: S105  (a name, not a secret)
 
 
@@ -203,8 +205,9 @@ class Entry:
                 say(f"port {mine.port} is in use by {holder}; taking {port}")
             mine.run_dir.create()
             mine.run_dir.create_attempt(mine.attempt)
+            nonce = self._write_nonce()
             card = with_place(self._card(port_holder=holder), self._look_at_run_dir())
-            called = self._call_roll(card, listener)
+            called = self._call_roll(card, listener, nonce)
             on_failure.pop_all()
             return called
 
@@ -239,6 +242,7 @@ class Entry:
             card,
             mesh=self._mesh,
             look_at_run_dir=self._look_at_run_dir,
+            patience_s=PATIENCE_JOINS * mine.guard.join_s,
             check_signals=mine.check_signals,
         ).wait()
         if isinstance(answer, Plan):
@@ -261,7 +265,7 @@ class Entry:
             patience_s = 2.0  # the port went to somebody: give it the time to say whether it is our leader
         raise NodeFaultError(f"ports {first} to {last} of {endpoint.host} are all in use by others")
 
-    def _call_roll(self, card: Card, listener: socket.socket) -> Called:
+    def _call_roll(self, card: Card, listener: socket.socket, nonce: str | None) -> Called:
         mine = self.applicant
         port = int(listener.getsockname()[1])
         terms = Terms(
@@ -273,7 +277,7 @@ class Entry:
             join_s=mine.guard.join_s,
             gone_s=mine.guard.gone_s,
             store_port=port,
-            run_dir_nonce=self._write_nonce(),
+            run_dir_nonce=nonce,
             ignored=mine.ignored,
         )
         if mine.is_alone:
@@ -297,7 +301,6 @@ class Entry:
                 card,
                 doors=[Door(each, job=terms.job, attempt=terms.attempt, secret=secret) for each in (listener, side)],
                 mesh=self._mesh,
-                look_at_run_dir=self._look_at_run_dir,
                 say=say,
                 on_event=mine.run_dir.add_event,
                 check_signals=mine.check_signals,

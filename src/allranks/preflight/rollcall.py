@@ -62,7 +62,6 @@ class RollCall:
         own: the leader's own card.
         doors: where the others come in, one for each port; their listeners are given back listening.
         mesh: the leader's own end of the pair tests; None: pairs are not tested.
-        look_at_run_dir: how this node sees the run directory.
         say: for lines that people should see.
         on_event: for events.jsonl.
         check_signals: raises StoppedBySignal when somebody told this agent to stop.
@@ -75,7 +74,6 @@ class RollCall:
         *,
         doors: Sequence[Door],
         mesh: Mesh | None,
-        look_at_run_dir: Callable[[], Place | None],
         say: Callable[[str], None],
         on_event: Callable[..., None],
         check_signals: Callable[[], None],
@@ -84,7 +82,6 @@ class RollCall:
         self._terms = terms
         self._doors = doors
         self._mesh = mesh
-        self._look_at_run_dir = look_at_run_dir
         self._say = say
         self._on_event = on_event
         self._check_signals = check_signals
@@ -98,6 +95,7 @@ class RollCall:
         self._places: dict[int, Place] = {}
         self._reports: dict[int, Tested] = {}
         self._waited_s = 0.0
+        self._round = 0
         self.observations = Observations(cards={})
 
     def hold(self) -> Judgement:
@@ -299,6 +297,7 @@ class RollCall:
                 by_source.setdefault(source, []).append(found)
         self._mesh.admit(token)
         self._reports = {}
+        self._round += 1
         asked = set(by_source)
         nonce = self._terms.run_dir_nonce if asks_all else None
         # Whoever is tried must know the token, too, so everybody gets a Test.
@@ -312,6 +311,7 @@ class RollCall:
                 own_index=index,
                 own_address=addresses.get(index),
                 run_dir_nonce=nonce,
+                round=self._round,
             )
             with contextlib.suppress(ConnectionError):
                 self.roster.peers[index].send(order)
@@ -327,8 +327,6 @@ class RollCall:
             own_address=addresses.get(0),
         )
         self._mesh.start(own, own_index=0, own_address=addresses.get(0), mtu=mtu_of(card), now_s=time.monotonic())
-        if nonce is not None and (place := self._look_at_run_dir()) is not None:
-            self._places[0] = place
         deadline_s = time.monotonic() + within_s + ANSWER_S
         asked.discard(0)
         while time.monotonic() < deadline_s:

@@ -3,7 +3,7 @@
 The leader binds a port on its own node and keeps the socket: the roll call is held on it, and then it is handed to rank
 0's worker, whose store listens on it. So one open port is enough, nobody computes a port from a job id, and between
 bind and use it is never free for others. Where the leader is, is told by its announcement in the run directory and by
-hints (an endpoint flag, the first node of the step). A hint is only believed after the handshake (wire.handshake).
+hints (an endpoint flag, the first node of the step). A hint is only believed after the handshake (wire.seek).
 """
 
 from __future__ import annotations
