@@ -26,7 +26,7 @@ from allranks.host.node import read_card_facts
 from allranks.model.card import Card, Facts, Interface
 from allranks.model.finding import Verdict
 from allranks.preflight.attend import Attendance
-from allranks.preflight.mesh import Mesh
+from allranks.preflight.mesh.tester import Mesh
 from allranks.preflight.pairs import choose_pairs
 from allranks.preflight.rollcall import FULL_UP_TO, RollCall, stop
 from allranks.preflight.roster import Terms

@@ -15,9 +15,9 @@ import pytest
 from allranks.host.tcpinfo import parse_tcp_info, read_tcp_info, read_unacked_bytes
 from allranks.model.card import TestPorts
 from allranks.model.pair import FULL, MAX_PAIR_BYTES, SPARSE, Effort, PairResult, Target
-from allranks.preflight import echo
-from allranks.preflight.loop import Loop
-from allranks.preflight.mesh import Mesh
+from allranks.preflight.mesh import echo
+from allranks.preflight.mesh.loop import Loop
+from allranks.preflight.mesh.tester import Mesh
 from allranks.preflight.pairs import choose_pairs
 from allranks.wire.protocol import Hello, Knock, Test, decode_frames, encode_frame
 

@@ -22,14 +22,14 @@ from allranks.model.pair import PairResult
 from allranks.preflight import rollcall, second_look
 from allranks.preflight.attend import Attendance
 from allranks.preflight.judge import Judgement
-from allranks.preflight.mesh import Mesh
+from allranks.preflight.mesh.tester import Mesh
 from allranks.preflight.rollcall import RollCall, dismiss, stop
 from allranks.preflight.roster import Roster
+from allranks.wire.connection import Connection
 from allranks.wire.door import Door
 from allranks.wire.leader import Hint, bind_port
 from allranks.wire.protocol import (
     PROTOCOL,
-    Connection,
     Goodbye,
     Hello,
     Join,

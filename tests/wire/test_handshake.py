@@ -16,11 +16,11 @@ import pytest
 from allranks import __version__
 from allranks.model.card import Card
 from allranks.model.errors import NodeFaultError, StoppedBySignal, WireError
+from allranks.wire.connection import Connection
 from allranks.wire.door import Door
 from allranks.wire.leader import Hint, bind_port, collect_hints
 from allranks.wire.protocol import (
     PROTOCOL,
-    Connection,
     Goodbye,
     Hello,
     Join,

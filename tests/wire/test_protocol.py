@@ -18,8 +18,8 @@ from allranks.model.card import Card, Facts, Gpu, Interface, Place, RdmaPort, Te
 from allranks.model.errors import WireError
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
 from allranks.model.pair import Effort, PairResult, Target
+from allranks.wire.connection import Connection
 from allranks.wire.protocol import (
-    Connection,
     Exited,
     Failed,
     Goodbye,

@@ -29,7 +29,6 @@ from allranks.model.hostlist import expand_hosts
 
 BASELINES = (
     "master-address-wrong",
-    "master-name-unresolvable",
     "port-in-use",
     "port-filtered",
     "ports-filtered-between",
@@ -41,7 +40,6 @@ BASELINES = (
     "slow-link",
     "never-starts",
     "mp-spawn-in-srun",
-    "torch-version-differs",
 )
 """One fault of each class: what plain torchrun makes of it is worth two minutes."""
 

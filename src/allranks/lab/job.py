@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from ipaddress import ip_interface
 from pathlib import Path
 from threading import Event, Thread
 
@@ -193,9 +194,11 @@ def run_baseline(lab: Lab, injected: Sequence[Injected], run_dir: Path, *, say: 
         str(start.program or PROGRAM),
     ]
     tasks = start.srun_flags or (f"--nodes={len(hosts)}", "--ntasks-per-node=1")
-    # What a careful user sets; a fault's own variables win, as they do in a user's shell.
-    names = f"GLOO_SOCKET_IFNAME=${{GLOO_SOCKET_IFNAME:-{first.data_interface}}}"
-    command = ["srun", *tasks, *start.prefix, "sh", "-c", f'export {names}; exec "$@"', "sh", *torchrun]
+    # What a careful user sets: each node's own data interface. A fault's own variables win, as in a user's shell.
+    network = ip_interface(first.data_address).network
+    nic = f"$(ip -oneline address show to {network} | awk '{{print $2; exit}}')"
+    names = f'export GLOO_SOCKET_IFNAME="${{GLOO_SOCKET_IFNAME:-{nic}}}"'
+    command = ["srun", *tasks, *start.prefix, "sh", "-c", f'{names}; exec "$@"', "sh", *torchrun]
     label = ", ".join(each.fault.name for each in injected)
     say(f"{label}: plain torchrun meets it, cut off after {BASELINE_S:.0f} s")
     log = run_dir / "torchrun.txt"

@@ -25,8 +25,8 @@ from allranks.launch.verdict import Ledger
 from allranks.launch.workers import Worker, end_left_behind, kill_descendants, reap_orphans
 from allranks.model.errors import Exit, StoppedBySignal, WireError, exit_for_signal
 from allranks.model.finding import Verdict
+from allranks.wire.connection import Connection
 from allranks.wire.protocol import (
-    Connection,
     Exited,
     Failed,
     Goodbye,

@@ -132,9 +132,7 @@ def _read_facts(plan: JobPlan, env: Mapping[str, str]) -> Callable[[], Facts]:
     if plan.cluster.network.infiniband is False:  # as the workers will have it
         env = {"NCCL_IB_DISABLE": "1", **env}
     found: queue.SimpleQueue[Facts] = queue.SimpleQueue()
-    threading.Thread(
-        target=lambda: found.put(read_card_facts(env, names=names)), daemon=True
-    ).start()
+    threading.Thread(target=lambda: found.put(read_card_facts(env, names=names)), daemon=True).start()
     return found.get
 
 

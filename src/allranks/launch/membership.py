@@ -15,7 +15,8 @@ from allranks.model.identity import Launcher
 from allranks.preflight.entry import Applicant, Called, Entry
 from allranks.preflight.rollcall import stop
 from allranks.report.rundir import RunDir
-from allranks.wire.protocol import Connection, Goodbye, Plan
+from allranks.wire.connection import Connection
+from allranks.wire.protocol import Goodbye, Plan
 
 
 @dataclass(slots=True, kw_only=True)

@@ -16,9 +16,10 @@ from collections.abc import Callable
 
 from allranks.model.card import Card, Place
 from allranks.model.errors import NodeFaultError, WireError
-from allranks.preflight.mesh import Mesh
+from allranks.preflight.mesh.tester import Mesh
 from allranks.preflight.roster import mtu_of
-from allranks.wire.protocol import Connection, Goodbye, Plan, Refused, Test, Tested
+from allranks.wire.connection import Connection
+from allranks.wire.protocol import Goodbye, Plan, Refused, Test, Tested
 
 TICK_S = 0.25
 

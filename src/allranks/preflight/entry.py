@@ -36,11 +36,12 @@ from allranks.model.errors import AllranksError, NodeFaultError
 from allranks.model.finding import Finding, Verdict
 from allranks.preflight.attend import Attendance
 from allranks.preflight.judge import Judgement, Observations, judge
-from allranks.preflight.mesh import Mesh
+from allranks.preflight.mesh.tester import Mesh
 from allranks.preflight.rollcall import RollCall
 from allranks.preflight.roster import Terms, with_place
 from allranks.report.rundir import RunDir
 from allranks.report.text import say
+from allranks.wire.connection import Connection
 from allranks.wire.door import Door
 from allranks.wire.leader import (
     PORTS_TRIED,
@@ -51,7 +52,7 @@ from allranks.wire.leader import (
     collect_hints,
     read_announcement,
 )
-from allranks.wire.protocol import Connection, Goodbye, Plan, as_utf8
+from allranks.wire.protocol import Goodbye, Plan, as_utf8
 from allranks.wire.secret import (
     OPEN_GROUP,
     SECRET_VARIABLE,

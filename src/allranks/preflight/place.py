@@ -34,8 +34,9 @@ from allranks.preflight.judge import name_nodes
 from allranks.preflight.ranks import choose_backend, hosts_of_ranks, in_ranks, job_name, name_absent
 from allranks.preflight.rollcall import stop
 from allranks.report.rundir import RunDir
+from allranks.wire.connection import Connection
 from allranks.wire.leader import Hint
-from allranks.wire.protocol import Connection, Goodbye, Member, Plan
+from allranks.wire.protocol import Goodbye, Member, Plan
 
 HAND_OVER_S = 5.0
 """How long the plans may take to leave for slow ranks."""

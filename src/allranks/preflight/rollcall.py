@@ -26,13 +26,14 @@ from allranks.model.errors import AllranksError, WireError
 from allranks.model.finding import Verdict
 from allranks.model.pair import FULL, SPARSE, Effort, PairResult, Target
 from allranks.preflight.judge import Judgement, Observations, Stranger, judge
-from allranks.preflight.mesh import Mesh
+from allranks.preflight.mesh.tester import Mesh
 from allranks.preflight.pairs import choose_pairs
 from allranks.preflight.roster import Roster, Terms, mtu_of, with_place
 from allranks.preflight.second_look import Look, merge, plan_confirmation, plan_quiet_look
 from allranks.preflight.vet import find_nonsense, own_results, vet_card
+from allranks.wire.connection import Connection
 from allranks.wire.door import Door, Intrusion, StrangerError
-from allranks.wire.protocol import Connection, Goodbye, Test, Tested, encode_frame, own_age_s
+from allranks.wire.protocol import Goodbye, Test, Tested, encode_frame, own_age_s
 
 NAME_AFTER_S = 3.0
 """Missing nodes are named from then on."""

@@ -8,7 +8,7 @@ import msgspec
 
 from allranks.model.card import Card, Place
 from allranks.model.hostlist import fold_hosts
-from allranks.wire.protocol import Connection
+from allranks.wire.connection import Connection
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

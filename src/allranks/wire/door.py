@@ -13,10 +13,10 @@ from enum import StrEnum
 from allranks import __version__
 from allranks.model.card import Card
 from allranks.model.errors import WireError
+from allranks.wire.connection import Connection
 from allranks.wire.protocol import (
     HANDSHAKE_S,
     PROTOCOL,
-    Connection,
     Hello,
     Join,
     Knock,

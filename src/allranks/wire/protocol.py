@@ -33,7 +33,6 @@ Limits: handshake 2 s; a silent connection is dead after `gone_s` (TCP keepalive
 from __future__ import annotations
 
 import os
-import socket
 import struct
 from pathlib import Path
 
@@ -48,7 +47,7 @@ PROTOCOL = 2
 MAX_FRAME_BYTES = 4 << 20
 HANDSHAKE_S = 2.0
 
-_LENGTH = struct.Struct(">I")
+LENGTH = struct.Struct(">I")
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
@@ -241,7 +240,7 @@ def encode_frame(message: Message) -> bytes:
     payload = _encoder.encode(message)
     if len(payload) > MAX_FRAME_BYTES:
         raise WireError(f"a {type(message).__name__} of {len(payload)} bytes is longer than {MAX_FRAME_BYTES}")
-    return _LENGTH.pack(len(payload)) + payload
+    return LENGTH.pack(len(payload)) + payload
 
 
 def decode_frames(buffer: bytearray, *, at_most: int | None = None) -> list[Message]:
@@ -251,14 +250,14 @@ def decode_frames(buffer: bytearray, *, at_most: int | None = None) -> list[Mess
         WireError: the bytes are no frames of ours.
     """
     messages: list[Message] = []
-    while len(buffer) >= _LENGTH.size and (at_most is None or len(messages) < at_most):
-        (length,) = _LENGTH.unpack_from(buffer)
+    while len(buffer) >= LENGTH.size and (at_most is None or len(messages) < at_most):
+        (length,) = LENGTH.unpack_from(buffer)
         if length > MAX_FRAME_BYTES:
             raise WireError(f"a frame of {length} bytes, at most {MAX_FRAME_BYTES} are allowed: not an allranks peer")
-        if len(buffer) < _LENGTH.size + length:
+        if len(buffer) < LENGTH.size + length:
             break
-        payload = bytes(buffer[_LENGTH.size : _LENGTH.size + length])
-        del buffer[: _LENGTH.size + length]
+        payload = bytes(buffer[LENGTH.size : LENGTH.size + length])
+        del buffer[: LENGTH.size + length]
         try:
             messages.append(_decoder.decode(payload))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
@@ -311,111 +310,3 @@ def _describe_foreign_frame(payload: bytes) -> str | None:
         f"words of allranks {as_one_line(head.version, at_most=40)} (protocol {head.protocol}, here {PROTOCOL}); "
         "install one version everywhere"
     )
-
-
-class Connection:
-    """Frames over one TCP connection. Owns the socket; never blocks after the handshake.
-
-    `send` queues and writes what the kernel takes; the owner's selector calls `flush` while `has_unsent`.
-    """
-
-    def __init__(self, sock: socket.socket, *, peer: str, received: bytes = b"") -> None:
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self.sock = sock
-        self.peer = peer
-        self._received = bytearray(received)
-        self._unsent = bytearray()
-
-    def fileno(self) -> int:
-        """File descriptor, for a selector."""
-        return self.sock.fileno()
-
-    @property
-    def own_address(self) -> str:
-        """This machine's address that the connection uses; the other side proved that it can be reached."""
-        return plain_address(str(self.sock.getsockname()[0]))
-
-    @property
-    def peer_address(self) -> str:
-        """The other side's address."""
-        return plain_address(str(self.sock.getpeername()[0]))
-
-    @property
-    def has_unsent(self) -> bool:
-        """Whether bytes wait for the kernel to take them."""
-        return bool(self._unsent)
-
-    @property
-    def has_unread(self) -> bool:
-        """Whether a whole message is here that the selector no longer tells of."""
-        if len(self._received) < _LENGTH.size:
-            return False
-        return len(self._received) >= _LENGTH.size + int(_LENGTH.unpack_from(self._received)[0])
-
-    def send(self, message: Message) -> None:
-        """Queue a message and write what the kernel takes now.
-
-        Raises:
-            ConnectionError: the connection is gone.
-        """
-        self._unsent += encode_frame(message)
-        self.flush()
-
-    def flush(self) -> None:
-        """Write what the kernel takes now.
-
-        Raises:
-            ConnectionError: the connection is gone.
-        """
-        while self._unsent:
-            try:
-                del self._unsent[: self.sock.send(self._unsent)]
-            except BlockingIOError:
-                return
-            except OSError as exc:
-                raise ConnectionError(f"{self.peer}: {exc.strerror}") from exc
-
-    def receive(self, *, at_most: int | None = None) -> list[Message]:
-        """Return the messages that have arrived, all or `at_most`; the rest stays for the next call.
-
-        Raises:
-            ConnectionError: the other side closed, or is gone, and nothing it said before is left.
-            WireError: what arrived is no message of ours.
-        """
-        end: str | None = None
-        while len(self._received) <= _LENGTH.size + MAX_FRAME_BYTES:
-            try:
-                data = self.sock.recv(1 << 16)
-            except BlockingIOError:
-                break
-            except OSError as exc:
-                end = f"{self.peer}: {exc.strerror}"
-                break
-            if not data:
-                end = f"{self.peer} closed the connection"
-                break
-            self._received += data
-        messages = decode_frames(self._received, at_most=at_most)
-        if end is not None and not messages:
-            raise ConnectionError(end)
-        return messages
-
-    def expect_alive_within(self, gone_s: float) -> None:
-        """Have the kernel end the connection after so many seconds without an answer from the other machine.
-
-        Source: tcp(7), TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_KEEPCNT, TCP_USER_TIMEOUT.
-        """
-        interval_s = max(1, round(gone_s / 5))
-        for option, value in (
-            (socket.TCP_KEEPIDLE, interval_s),
-            (socket.TCP_KEEPINTVL, interval_s),
-            (socket.TCP_KEEPCNT, 4),
-            (socket.TCP_USER_TIMEOUT, round(gone_s * 1000)),
-        ):
-            self.sock.setsockopt(socket.IPPROTO_TCP, option, value)
-        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-
-    def close(self) -> None:
-        """Close the socket; safe to call twice."""
-        self.sock.close()

@@ -19,11 +19,11 @@ import msgspec
 from allranks import __version__
 from allranks.model.card import Card
 from allranks.model.errors import NodeFaultError, WireError
+from allranks.wire.connection import Connection
 from allranks.wire.leader import Hint
 from allranks.wire.protocol import (
     HANDSHAKE_S,
     PROTOCOL,
-    Connection,
     Hello,
     Join,
     Message,

@@ -24,7 +24,7 @@ from functools import partial
 
 from allranks.model.card import TestPorts
 from allranks.model.pair import MAX_PAIR_BYTES
-from allranks.preflight.loop import Loop
+from allranks.preflight.mesh.loop import Loop
 
 MAX_TOKEN_BYTES = 32
 DATAGRAM_BYTES = 64

@@ -9,9 +9,9 @@ import time
 from collections.abc import Callable
 
 from allranks.model.pair import MAX_PAIR_BYTES
-from allranks.preflight.dial import Address
-from allranks.preflight.echo import DATAGRAM_BYTES, ECHO, HEAD, REQUEST, TOO_LARGE, open_datagram_socket
-from allranks.preflight.loop import Loop
+from allranks.preflight.mesh.dial import Address
+from allranks.preflight.mesh.echo import DATAGRAM_BYTES, ECHO, HEAD, REQUEST, TOO_LARGE, open_datagram_socket
+from allranks.preflight.mesh.loop import Loop
 
 WINDOW = 4
 """Datagrams of a pair on their way: 63 nodes that do this at once still fit into one socket's default buffer."""

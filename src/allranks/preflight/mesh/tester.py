@@ -42,10 +42,10 @@ from typing import cast
 from allranks.model.card import TestPorts
 from allranks.model.errors import WireError
 from allranks.model.pair import Effort, PairResult, Target
-from allranks.preflight.dial import Address, Dialer, LargeEcho
-from allranks.preflight.echo import Echo
-from allranks.preflight.loop import Loop
-from allranks.preflight.ping import Ping, PingSocket
+from allranks.preflight.mesh.dial import Address, Dialer, LargeEcho
+from allranks.preflight.mesh.echo import Echo
+from allranks.preflight.mesh.loop import Loop
+from allranks.preflight.mesh.ping import Ping, PingSocket
 from allranks.wire.protocol import Hello, Knock, Test, decode_frames, encode_frame
 
 MAX_SOCKETS = 576

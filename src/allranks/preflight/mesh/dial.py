@@ -20,7 +20,7 @@ from collections.abc import Callable
 from functools import partial
 
 from allranks.host.tcpinfo import TcpInfo, read_tcp_info, read_unacked_bytes
-from allranks.preflight.loop import Loop
+from allranks.preflight.mesh.loop import Loop
 
 ANSWER_S = 1.6
 """From the first try of a port to the verdict that it does not answer."""

@@ -1,0 +1,115 @@
+"""Frames of wire.protocol over one TCP connection, without blocking."""
+
+from __future__ import annotations
+
+import socket
+
+from allranks.wire.protocol import LENGTH, MAX_FRAME_BYTES, Message, decode_frames, encode_frame, plain_address
+
+
+class Connection:
+    """Frames over one TCP connection. Owns the socket; never blocks after the handshake.
+
+    `send` queues and writes what the kernel takes; the owner's selector calls `flush` while `has_unsent`.
+    """
+
+    def __init__(self, sock: socket.socket, *, peer: str, received: bytes = b"") -> None:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.sock = sock
+        self.peer = peer
+        self._received = bytearray(received)
+        self._unsent = bytearray()
+
+    def fileno(self) -> int:
+        """File descriptor, for a selector."""
+        return self.sock.fileno()
+
+    @property
+    def own_address(self) -> str:
+        """This machine's address that the connection uses; the other side proved that it can be reached."""
+        return plain_address(str(self.sock.getsockname()[0]))
+
+    @property
+    def peer_address(self) -> str:
+        """The other side's address."""
+        return plain_address(str(self.sock.getpeername()[0]))
+
+    @property
+    def has_unsent(self) -> bool:
+        """Whether bytes wait for the kernel to take them."""
+        return bool(self._unsent)
+
+    @property
+    def has_unread(self) -> bool:
+        """Whether a whole message is here that the selector no longer tells of."""
+        if len(self._received) < LENGTH.size:
+            return False
+        return len(self._received) >= LENGTH.size + int(LENGTH.unpack_from(self._received)[0])
+
+    def send(self, message: Message) -> None:
+        """Queue a message and write what the kernel takes now.
+
+        Raises:
+            ConnectionError: the connection is gone.
+        """
+        self._unsent += encode_frame(message)
+        self.flush()
+
+    def flush(self) -> None:
+        """Write what the kernel takes now.
+
+        Raises:
+            ConnectionError: the connection is gone.
+        """
+        while self._unsent:
+            try:
+                del self._unsent[: self.sock.send(self._unsent)]
+            except BlockingIOError:
+                return
+            except OSError as exc:
+                raise ConnectionError(f"{self.peer}: {exc.strerror}") from exc
+
+    def receive(self, *, at_most: int | None = None) -> list[Message]:
+        """Return the messages that have arrived, all or `at_most`; the rest stays for the next call.
+
+        Raises:
+            ConnectionError: the other side closed, or is gone, and nothing it said before is left.
+            WireError: what arrived is no message of ours.
+        """
+        end: str | None = None
+        while len(self._received) <= LENGTH.size + MAX_FRAME_BYTES:
+            try:
+                data = self.sock.recv(1 << 16)
+            except BlockingIOError:
+                break
+            except OSError as exc:
+                end = f"{self.peer}: {exc.strerror}"
+                break
+            if not data:
+                end = f"{self.peer} closed the connection"
+                break
+            self._received += data
+        messages = decode_frames(self._received, at_most=at_most)
+        if end is not None and not messages:
+            raise ConnectionError(end)
+        return messages
+
+    def expect_alive_within(self, gone_s: float) -> None:
+        """Have the kernel end the connection after so many seconds without an answer from the other machine.
+
+        Source: tcp(7), TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_KEEPCNT, TCP_USER_TIMEOUT.
+        """
+        interval_s = max(1, round(gone_s / 5))
+        for option, value in (
+            (socket.TCP_KEEPIDLE, interval_s),
+            (socket.TCP_KEEPINTVL, interval_s),
+            (socket.TCP_KEEPCNT, 4),
+            (socket.TCP_USER_TIMEOUT, round(gone_s * 1000)),
+        ):
+            self.sock.setsockopt(socket.IPPROTO_TCP, option, value)
+        self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+
+    def close(self) -> None:
+        """Close the socket; safe to call twice."""
+        self.sock.close()
