@@ -388,12 +388,10 @@ def test_the_clock_of_one_node_is_five_seconds_fast(healed: Lab) -> None:
     if not list(Path("/").glob("usr/lib/*/faketime/libfaketime.so.1")):
         pytest.skip("libfaketime is not installed")
     put(healed, "clock-off", "node03")
-    code = "import os, time; print(os.environ['SLURMD_NODENAME'], time.time(), time.monotonic())"
+    code = "import os, time; time.sleep(0.1); print(os.environ['SLURMD_NODENAME'], time.time())"
     told = in_node(healed, "master-node", "srun", "-N6", sys.executable, "-I", "-S", "-c", code)
-    clocks = {node: (float(wall), float(steady)) for node, wall, steady in map(str.split, told.splitlines())}
-    usual = clocks["node01"]
-    assert 4 < clocks["node03"][0] - usual[0] < 6
-    assert abs(clocks["node03"][1] - usual[1]) < 1
+    clocks = {node: float(wall) for node, wall in map(str.split, told.splitlines())}
+    assert 4 < clocks["node03"] - clocks["node01"] < 6
     assert in_node(healed, "node03", "ls", "/dev/shm") == ""
 
 
@@ -440,7 +438,7 @@ def test_gpu_tools_answer_with_the_fault_on_one_node(healed: Lab) -> None:
     assert plain == {
         "master-node": healthy,
         "node01": healthy.replace("8", "7", 1),
-        "node02": "8 GPU busy=812,python3,14336 ecc=0,3, rows=1 active 0 550.90.07",
+        "node02": "8 GPU busy=812,python3,40960 ecc=0,3, rows=1 active 0 550.90.07",
         "node03": "8 GPU busy= ecc=0, rows=0 failed 3 550.54.15",
         "node04": "8 GPU busy= ecc=0, rows=0 inactive 3 550.90.07",
         "node05": healthy,

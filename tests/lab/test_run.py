@@ -123,7 +123,8 @@ def test_a_node_without_its_data_interface_is_named_and_all_end_alike(make_lab: 
     lab.on("node02", "ip", "link", "set", "ens1f0np0", "down")
     code, _, stderr = end(srun(lab, folder, *AGENT, "show.py"), within_s=40)
     assert code == 78
-    assert "error: node02: the data interface of node02, ens1f0np0 192.168.20.17 (down), carries nothing" in stderr
+    assert stderr.count("✗ AR210 link-down   node02 · ens1f0np0 ") == 1
+    assert "the data interface of node02, ens1f0np0 192.168.20.17 (down), carries nothing" in stderr
     assert stderr.count("Exited with exit code 78") == 6
 
 

@@ -212,7 +212,7 @@ def run_baseline(lab: Lab, injected: Sequence[Injected], run_dir: Path, *, say: 
 
 
 _WORDS = re.compile(r"Error|error:|Exception|[Tt]imed? ?out|refused|unreachable|[Ff]ailed|aborted|No route", re.ASCII)
-_NOISE = re.compile(r"srun: |^\[W\d|hostname of the client socket|OMP_NUM_THREADS|^\*+$|Traceback \(most recent")
+_NOISE = re.compile(r"srun: |slurmstepd|^\[W\d|hostname of the client socket|OMP_NUM_THREADS|^\*+$|Traceback \(most recent")
 
 
 class _FirstWords:
