@@ -204,6 +204,13 @@ def test_a_node_that_does_not_share_the_run_directory_is_named(theirs: dict[str,
     assert what in shown(RunDirNotShared, outcome)
 
 
+def test_a_leader_whose_file_nobody_sees_is_the_odd_one() -> None:
+    others = [card(host, **run_dir(nonce=None)) for host in "abc"]
+    [(hosts, outcome)] = RunDirNotShared.survey([LEADER, *others])
+    assert hosts == ("leader",)
+    assert "none of the 3 other nodes sees the file that leader wrote there" in shown(RunDirNotShared, outcome)
+
+
 def test_a_leader_that_cannot_write_is_itself_the_culprit() -> None:
     leader = card("leader", came_by=None, **run_dir(nonce=None, is_writable=False, problem="Permission denied"))
     [(hosts, _)] = RunDirNotShared.survey([leader, card("a", **run_dir(nonce=None))])

@@ -47,6 +47,34 @@ def test_this_machine_without_a_scheduler(allranks: Allranks, tmp_path: Path) ->
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_deep_check_of_one_machine_has_nothing_to_pair(allranks: Allranks) -> None:
+    result = allranks("check", "--deep", "--select", "AR403", env={"PATH": "/usr/bin:/bin"})
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "1 check skipped on" in result.stdout
+    assert result.stderr == "allranks: --deep: one node alone has nobody to be paired with\n"
+
+
+def test_a_deep_check_stops_where_the_check_found_something(allranks: Allranks, step: FakeStep) -> None:
+    silent = step.env | {"FAKE_SILENT": "n2"}
+    result = allranks("check", "--nodes", "3", "--timeout", "2", "--deep", *ONE_MACHINE, env=silent)
+    assert result.returncode == 1
+    assert "--deep: no collective was tried, since the check found what would stop a job" in result.stderr
+    assert "AR403" not in result.stdout
+
+
+def test_a_deep_check_is_no_part_of_a_step(allranks: Allranks) -> None:
+    task = {
+        "SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "1(x2)", "SLURM_STEP_NODELIST": "n1,n2", "SLURM_PROCID": "0", "SLURM_NODEID": "0",
+        "SLURM_LOCALID": "0", "SLURM_GTIDS": "0", "SLURMD_NODENAME": "n1",
+    }  # fmt: skip
+    result = allranks("check", "--deep", env=task)
+    assert (result.returncode, result.stderr) == (
+        2,
+        "error: --deep starts steps of its own: run it in the allocation, without srun\n",
+    )
+
+
 def test_all_nodes_and_pairs_in_one_step(allranks: Allranks, step: FakeStep, tmp_path: Path) -> None:
     result = allranks("check", "--nodes", "3", *ONE_MACHINE, env=step.env)
     assert result.returncode == 0, result.stdout + result.stderr
@@ -166,6 +194,7 @@ BAD = {
     ("--select", "AR999"): 'no cause "AR999": expected an id, a name or an alias; allranks explain lists them',
     ("--ignore", "mtu"): 'no cause "mtu": did you mean "mtu-blackhole"? ',
     ("--select", "AR590"): "AR590 user-code-error cannot be found before a run; allranks check --list has what can",
+    ("--select", "AR403"): "AR403 gloo-timeout is looked for with --deep only",
     ("--select", "AR2", "--ignore", "AR2"): "--select and --ignore leave nothing to look for; ",
     ("--exclude-list", "--json"): "--exclude-list prints names alone: leave --json and --verbose out",
     ("--nodes", "1", "--nodelist", "n[1-2]"): "check: --nodes 1 is less than --nodelist n[1-2] (2 nodes)",
@@ -200,13 +229,14 @@ def test_without_srun_nodes_cannot_be_reached(allranks: Allranks, tmp_path: Path
 
 
 def test_the_list_says_how_each_check_looks(allranks: Allranks) -> None:
-    result = allranks("check", "--list", "--select", "AR001,AR002,AR205,AR204,AR505")
+    result = allranks("check", "--list", "--select", "AR001,AR002,AR205,AR204,AR403,AR505")
     ways = {line.split()[0]: line.rpartition("; ")[2] for line in result.stdout.splitlines()}
     assert ways == {
         "AR001": "by the roll call: who does not answer",
         "AR002": "on each node",
         "AR204": "between pairs of nodes",
         "AR205": "on all nodes, side by side",
+        "AR403": "by --deep: Gloo between pairs of nodes",
         "AR505": "compared on all nodes",
     }
     found = json.loads(allranks("check", "--list", "--json").stdout)

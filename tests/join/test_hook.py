@@ -381,9 +381,13 @@ SPAWNED = """
 @pytest.mark.parametrize(
     ("setting", "arguments"),
     [
-        pytest.param("pass", "rank=rank, world_size=world_size", id="arguments"),
-        pytest.param("os.environ['RANK'] = str(rank)", "", id="environment"),
-        pytest.param("os.environ['MASTER_PORT'] = '29871'", "rank=rank, world_size=world_size", id="own-port"),
+        pytest.param("pass", "rank=1 - int(os.environ['RANK']), world_size=world_size", id="arguments"),
+        pytest.param("os.environ['RANK'] = str(1 - int(os.environ['RANK']))", "", id="environment"),
+        pytest.param(
+            "os.environ['MASTER_PORT'] = '29871'",
+            "rank=1 - int(os.environ['RANK']), world_size=world_size",
+            id="own-port",
+        ),
     ],
 )
 def test_a_launcher_within_the_workers_is_refused_at_once(

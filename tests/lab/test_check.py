@@ -72,6 +72,17 @@ def test_a_healthy_cluster_has_nothing_against_it(six_nodes: TestLab, tmp_path: 
     assert pairs == {"pass"}
 
 
+def test_a_deep_check_reduces_between_pairs_of_a_healthy_cluster(six_nodes: TestLab, tmp_path: Path) -> None:
+    done = on(six_nodes, "master-node", *CHECK, "--nodes", "6", "--deep", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads(done.stdout)
+    assert found["findings"] == []
+    gloo = {each["node"]: each["status"] for each in found["results"] if each["cause"] == "AR403 gloo-timeout"}
+    assert gloo == dict.fromkeys(["master-node", *NODES], "pass")
+    assert [(each["backend"], each["round"]) for each in found["figures"]] == [("gloo", 1)] * 3 + [("gloo", 2)] * 3
+    assert {node for each in found["figures"][:3] for node in each["nodes"]} == {"master-node", *NODES}
+
+
 def test_a_link_that_is_down_is_named_and_excluded(six_nodes: TestLab, tmp_path: Path) -> None:
     six_nodes.on("node03", "ip", "link", "set", "ens1f1", "down")
     try:

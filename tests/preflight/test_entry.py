@@ -19,7 +19,8 @@ from allranks.model.card import Facts, Interface
 from allranks.model.cluster import GuardTable
 from allranks.model.errors import AllranksError, NodeFaultError, StoppedBySignal, UsageError
 from allranks.model.finding import Verdict
-from allranks.preflight.entry import Applicant, Called, Entry, Followed
+from allranks.preflight.applicant import Applicant
+from allranks.preflight.entry import Called, Entry, Followed
 from allranks.preflight.rollcall import stop
 from allranks.report.rundir import RunDir
 from allranks.wire.leader import Announcement, Hint, announce

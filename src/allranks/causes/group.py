@@ -91,6 +91,49 @@ class RendezvousTimeout(Cause, id="AR402"):
     misses = ("torch.distributed.elastic.rendezvous.api.RendezvousClosedError",)
 
 
+class GlooTimeout(Cause, id="AR403"):
+    """Gloo cannot carry a collective between two nodes.
+
+    ## What it means
+    Two nodes reach each other, and yet an all-reduce over Gloo between them does not come to its end: the connections
+    are not made, bytes stop flowing, or the sum is wrong.
+
+    ## Why it breaks the job
+    Every collective of every rank waits for these two. With Gloo all ranks report a timeout of their own, 30 minutes
+    later by default, and each of them names a neighbour, not the culprit.
+
+    ## Example
+    From meta-pytorch/torchtune#2676, and from PyTorch 2.13 where the other process was stopped:
+
+        RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to complete
+        [/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 5000ms for recv operation to complete
+
+    ## Fix
+    Gloo listens on an ephemeral port of the interface in GLOO_SOCKET_IFNAME, or of what the host name resolves to. On
+    the culprit see that this is the data interface and that nothing filters those ports:
+
+        echo $GLOO_SOCKET_IFNAME; getent hosts $(hostname); cat /proc/sys/net/ipv4/ip_local_port_range; nft list ruleset
+
+    ## Source
+    Gloo, gloo/transport/tcp/pair.cc and unbound_buffer.cc (as in PyTorch 2.13).
+    https://github.com/meta-pytorch/torchtune/issues/2676 (read 2026-11-21).
+    """  # noqa: E501  (real lines)
+
+    message = "{what}"
+    fix = "see on {node} that GLOO_SOCKET_IFNAME is the data interface and that no firewall filters its ephemeral ports"
+    exit_code = Exit.NODE_FAULT
+    no_fault_yet = "found by check --deep only; the roll call names what the lab can break before"
+    also = ("AR490",)
+    signs = (r"Timed out waiting [0-9]+ms for (?:recv|send) operation to complete",)
+    hits = (
+        "[rank2]: RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting "
+        "1800000ms for recv operation to complete",
+        "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 5000ms for "
+        "recv operation to complete",
+    )
+    misses = ("RuntimeError: Wait timeout",)
+
+
 class StaleStore(Cause, id="AR404"):
     """A left-over of an earlier start wanted to join.
 
@@ -236,6 +279,39 @@ class DeadRank(Cause, id="AR407"):
     )
 
 
+class NcclPairFailed(Cause, id="AR416"):
+    """NCCL cannot carry a collective between two nodes.
+
+    ## What it means
+    Two nodes reach each other over TCP, and yet an all-reduce over NCCL between one GPU of each does not come to its
+    end, or its sum is wrong: their RDMA ports, GPUs, plugins or NCCL settings do not work together.
+
+    ## Why it breaks the job
+    The first collective of the job hangs on all ranks. NCCL's watchdog ends them after 10 minutes by default, and no
+    rank says between which two nodes it hung.
+
+    ## Example
+    From NVIDIA/nccl#1409, as the ranks of such a job end:
+
+        [rank7]:[E816 01:45:40.183009389 ProcessGroupNCCL.cpp:607] [Rank 7] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=80078, OpType=BROADCAST, NumelIn=5056, NumelOut=5056, Timeout(ms)=600000) ran for 600026 milliseconds before timing out.
+
+    ## Fix
+    Run the pair again with NCCL's own words, and leave RDMA out to see whether it is the fabric:
+
+        NCCL_DEBUG=INFO allranks run train.py; NCCL_IB_DISABLE=1 allranks run train.py
+
+    ## Source
+    https://github.com/NVIDIA/nccl/issues/1409 (read 2026-11-21).
+    https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html.
+    """  # noqa: E501  (a real line)
+
+    message = "{what}"
+    fix = "leave {node} out, or run it with NCCL_DEBUG=INFO, and with NCCL_IB_DISABLE=1 to see whether it is the fabric"
+    exit_code = Exit.NODE_FAULT
+    no_fault_yet = "found by check --deep on nodes with GPUs only"
+    never_on_hardware = True
+
+
 class CollectiveTimeout(Cause, id="AR490"):
     """Ranks waited in a collective until it timed out, and nothing says why.
 
@@ -261,6 +337,7 @@ class CollectiveTimeout(Cause, id="AR490"):
     message = "{what}"
     exit_code = Exit.HANG
     is_outcome = True
+    also = ("AR403",)
     signs = (
         r"Watchdog caught collective operation timeout: WorkNCCL\(",
         r"Timed out waiting [0-9]+ms for (?:recv|send) operation to complete",

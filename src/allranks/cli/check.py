@@ -20,6 +20,7 @@ from allranks.model.identity import Launcher, World, world_from_env
 from allranks.report.text import Style, printable, render_findings, say
 
 if TYPE_CHECKING:
+    from allranks.launch.check.deep import Deep
     from allranks.launch.check.member import Held
     from allranks.launch.check.outcome import Outcome
     from allranks.launch.check.where import Asked, Place
@@ -67,21 +68,25 @@ def node_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @node_options
 @click.option("--select", multiple=True, metavar="ID,...", help="Only these: id, name, or AR2 for all of the network.")
 @click.option("--ignore", multiple=True, metavar="ID,...", help="Not these.")
+@click.option("--deep", "is_deep", is_flag=True, help="Then run collectives between pairs: real ones, with torch.")
 @click.option("--list", "is_list", is_flag=True, help="Print all checks, and how each looks.")
 @click.option("--exclude-list", "is_exclude_list", is_flag=True, help="Print the culprits for sbatch --exclude.")
 @click.option("-v", "--verbose", is_flag=True, help="Every check, also where all is well.")
 @cluster_option
 @json_option
 @click.option("--member", is_flag=True, hidden=True)  # one node of a check that another process started
+@click.option("--pairs", is_flag=True, hidden=True)  # the same, of the collectives of a deep one
 def check(
     select: tuple[str, ...],
     ignore: tuple[str, ...],
+    is_deep: bool,
     is_list: bool,
     is_exclude_list: bool,
     verbose: bool,
     cluster_file: Path | None,
     as_json: bool,
     member: bool,
+    pairs: bool,
     join_s: float,
     queue_s: float,
     **flags: Any,
@@ -92,13 +97,14 @@ def check(
     allranks check                               in a job: all its nodes; else this machine
     allranks check --nodes 6                     from a login node: six nodes of SLURM's choice
     allranks check --nodelist node[01-04] --select AR2,disk-full
+    allranks check --nodes 6 --deep              real collectives, too, between pairs of them
     sbatch --exclude="$(allranks check --partition main --exclude-list)" job.sh
 
     Exit codes: 0 fine, 1 something would stop a job, 2 usage, 3 could not tell.
     """
-    if member:
-        _be_member()
-    from allranks.launch.check.outcome import choose_checks
+    if member or pairs:
+        _be_member(with_torch=pairs)
+    from allranks.launch.check.outcome import DEEP, choose_checks
     from allranks.launch.check.where import Asked
 
     wanted = choose_checks(_split(select), _split(ignore))
@@ -107,9 +113,11 @@ def check(
         return Exit.OK
     if is_exclude_list and (as_json or verbose):
         raise UsageError("--exclude-list prints names alone: leave --json and --verbose out")
+    if not is_deep and {cause.id for cause in wanted} <= set(DEEP):
+        raise UsageError(f"{wanted[0].label()} is looked for with --deep only")
     loaded = load_cluster(cluster_file)
     view = _View(
-        wanted=wanted,
+        wanted=tuple(cause for cause in wanted if is_deep or cause.id not in DEEP),
         ignored=_ids(ignore),
         is_exclude_list=is_exclude_list,
         is_verbose=verbose,
@@ -120,13 +128,20 @@ def check(
     asked = Asked(**flags)
     world = world_from_env(os.environ)
     if world.launcher is Launcher.SLURM and not asked.is_any:
+        if is_deep:
+            raise UsageError("--deep starts steps of its own: run it in the allocation, without srun")
         return _in_step(loaded.cluster, world, join_s=join_s, view=view)
     place = find_place(asked, os.environ, verb="check")
     held = look_at(place, loaded.cluster, join_s=join_s, queue_s=queue_s)
     # A step that asked for no cores in particular has one.
     skipped = {"AR011": "this check asked SLURM for one core a node"} if place and place.job_id is None else {}
     outcome = view.judge(held, skipped=skipped)
-    view.show(outcome, held)
+    deep = None
+    if is_deep:
+        from allranks.cli.deep import look_deeper
+
+        outcome, deep = look_deeper(place, loaded.cluster, held, outcome, wanted=wanted, queue_s=queue_s)
+    view.show(outcome, held, deep)
     return outcome.exit_code
 
 
@@ -199,16 +214,16 @@ class _View:
 
         return judge_check(held, self.wanted, ignored=self.ignored, skipped=skipped)
 
-    def show(self, outcome: Outcome, held: Held) -> None:
+    def show(self, outcome: Outcome, held: Held, deep: Deep | None = None) -> None:
         elapsed_s = time.monotonic() - self.began_s
         if self.is_exclude_list:
             _print_exclude_list(outcome)
         elif self.as_json:
-            _print_json(outcome, held, elapsed_s=elapsed_s)
+            _print_json(outcome, held, deep, elapsed_s=elapsed_s)
         else:
-            self._print_table(outcome, held, elapsed_s=elapsed_s)
+            self._print_table(outcome, held, deep, elapsed_s=elapsed_s)
 
-    def _print_table(self, outcome: Outcome, held: Held, *, elapsed_s: float) -> None:
+    def _print_table(self, outcome: Outcome, held: Held, deep: Deep | None, *, elapsed_s: float) -> None:
         from allranks.causes.catalogue import FAMILIES
         from allranks.report.table import render_results
 
@@ -217,6 +232,10 @@ class _View:
             outcome.results, style, families=FAMILIES, num_nodes=len(outcome.nodes), is_verbose=self.is_verbose
         )
         parts = [table, render_findings(outcome.findings, style)]
+        if deep is not None and self.is_verbose:
+            from allranks.launch.check.deep import render_figures
+
+            parts.insert(1, printable(render_figures(deep)))
         if held.num_nodes > 1 and not self.data:
             path = "tested is the path on which the nodes find each other"
             say(f"no cluster.toml names the data network: {path}; allranks init writes one")
@@ -258,7 +277,7 @@ def _print_exclude_list(outcome: Outcome) -> None:
         say(printable(line))
 
 
-def _print_json(outcome: Outcome, held: Held, *, elapsed_s: float) -> None:
+def _print_json(outcome: Outcome, held: Held, deep: Deep | None, *, elapsed_s: float) -> None:
     import msgspec
 
     from allranks.preflight.judge import name_nodes
@@ -268,6 +287,7 @@ def _print_json(outcome: Outcome, held: Held, *, elapsed_s: float) -> None:
         "nodes": [{"name": node, "answered": node in answered} for node in outcome.nodes],
         "results": outcome.results,
         "findings": outcome.findings,
+        **({"figures": deep.figures} if deep is not None else {}),
         "elapsed_s": round(elapsed_s, 3),
         "exit_code": outcome.exit_code,
     }
@@ -287,17 +307,11 @@ def _print_list(*, as_json: bool, chosen: set[str]) -> None:
         click.echo(f"{cause.label():<{width}}  {cause.title().removesuffix('.')}; {', '.join(ways)}")
 
 
-def _be_member() -> None:
+def _be_member(*, with_torch: bool) -> None:
     """One node of a check; the process ends here, also while a thread waits for a file system that hangs."""
-    from allranks.launch.agent import SignalInbox
-    from allranks.launch.check.member import ORDER_VARIABLE, serve
-    from allranks.launch.check.step import decode_order
-
-    order = decode_order(os.environ.get(ORDER_VARIABLE, ""))
-    env = {name: value for name, value in os.environ.items() if name != ORDER_VARIABLE}
     exit_code = 0
     try:
-        serve(order, env, check_signals=SignalInbox().check, tell=lambda text: click.echo(text, nl=False))
+        _serve_pairs() if with_torch else _serve()
     except StoppedBySignal as exc:
         exit_code = exc.exit_code
     except AllranksError as exc:
@@ -305,6 +319,30 @@ def _be_member() -> None:
         exit_code = exc.exit_code
     sys.stdout.flush()
     os._exit(exit_code)
+
+
+def _serve() -> None:
+    from allranks.launch.agent import SignalInbox
+    from allranks.launch.check.member import ORDER_VARIABLE, serve
+    from allranks.launch.check.step import decode_order
+
+    order = decode_order(os.environ.get(ORDER_VARIABLE, ""))
+    env = {name: value for name, value in os.environ.items() if name != ORDER_VARIABLE}
+    serve(order, env, check_signals=SignalInbox().check, tell=lambda text: click.echo(text, nl=False))
+
+
+def _serve_pairs() -> None:
+    import signal
+
+    from allranks.launch.check.collective import ORDER_VARIABLE, decode_order, serve_pairs
+
+    def stop(signum: int, frame: object) -> None:
+        raise StoppedBySignal(signum)
+
+    signal.signal(signal.SIGTERM, stop)
+    order = decode_order(os.environ.get(ORDER_VARIABLE, ""))
+    env = {name: value for name, value in os.environ.items() if name != ORDER_VARIABLE}
+    serve_pairs(order, env, tell=lambda text: click.echo(text, nl=False))
 
 
 def _in_step(cluster: Cluster, world: World, *, join_s: float, view: _View) -> int:

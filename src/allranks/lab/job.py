@@ -141,6 +141,8 @@ def _read_job(run_dir: Path, exit_code: int | None, output: str, began_s: float)
     if said is not None:
         job.seconds = said["time_s"] - max(starts, default=began_s)
         job.has_started = said["event"] == "started"
+    elif job.verdict is not None:  # by nobody who leads
+        job.seconds = (attempt / "verdict.json").stat().st_mtime - began_s
     return job
 
 
@@ -207,12 +209,16 @@ def run_baseline(lab: Lab, injected: Sequence[Injected], run_dir: Path, *, say: 
     exit_code = _execute_watched(lab, first.name, command, log, watch)
     wait_until_gone(lab)
     silent_s = watch.first_s - began_s if watch.first_s else min(time.monotonic() - began_s, BASELINE_S)
-    said = watch.said or ("ended without a word of it" if exit_code == 0 else "nothing")
+    said = watch.said or "nothing"
+    if exit_code == 0:  # what it complained of then was no failure
+        said = "nothing: it ran to its end"
     return Baseline(silent_s=round(silent_s, 1), said=said, exit_code=exit_code)
 
 
 _WORDS = re.compile(r"Error|error:|Exception|[Tt]imed? ?out|refused|unreachable|[Ff]ailed|aborted|No route", re.ASCII)
-_NOISE = re.compile(r"srun: |slurmstepd|^\[W\d|hostname of the client socket|OMP_NUM_THREADS|^\*+$|Traceback \(most recent")
+_NOISE = re.compile(
+    r"srun: |slurmstepd|^\[W\d|hostname of the client socket|OMP_NUM_THREADS|^\*+$|Traceback \(most recent"
+)
 
 
 class _FirstWords:

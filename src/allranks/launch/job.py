@@ -18,7 +18,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -37,7 +37,7 @@ from allranks.launch.plan import JobPlan, Request, count_of
 from allranks.launch.workers import Worker, become_subreaper
 from allranks.model.card import Facts
 from allranks.model.errors import AllranksError, UsageError
-from allranks.model.finding import Verdict
+from allranks.model.finding import Finding, Verdict
 from allranks.model.hostlist import fold_hosts
 from allranks.model.identity import Launcher
 from allranks.report.rundir import RunDir, describe_command
@@ -112,12 +112,13 @@ def run_job(plan: JobPlan, output: Output, env: Mapping[str, str]) -> int:
     except AllranksError as exc:
         if exc.finding is None:
             raise
+        run_dir.attempt = plan.attempt or run_dir.attempt
         verdict = Verdict(job=plan.job, attempt=run_dir.attempt, exit_code=exc.exit_code, findings=(exc.finding,))
-        return _pronounce(verdict, run_dir, node=plan.facts.host, is_of_all=plan.node_index == 0)
+        return _speak_alone(verdict, plan, run_dir, env)
     if isinstance(membership, Goodbye):
         exit_code = _do_not_begin(membership, plan, run_dir)
         if plan.node_index == 0 and plan.world.launcher is Launcher.SLURM:
-            _end_silent_tasks(membership, env)
+            _end_silent_tasks(membership.verdict, env)
         return exit_code
     if membership.warnings:
         print("\n" + render_findings(membership.warnings, Style.of(sys.stderr)) + "\n", file=sys.stderr, flush=True)
@@ -147,9 +148,20 @@ def _do_not_begin(goodbye: Goodbye, plan: JobPlan, run_dir: RunDir) -> int:
     return _pronounce(goodbye.verdict, run_dir, node=plan.facts.host, is_spoken=is_speaker)
 
 
-def _end_silent_tasks(goodbye: Goodbye, env: Mapping[str, str]) -> None:
+def _speak_alone(verdict: Verdict, plan: JobPlan, run_dir: RunDir, env: Mapping[str, str]) -> int:
+    """Say what this agent found out without the others; of several that miss their leader, one speaks for all."""
+    is_leader, is_slurm = plan.node_index == 0, plan.world.launcher is Launcher.SLURM
+    is_first = run_dir.write_verdict(verdict, node=plan.facts.host, is_of_all=is_leader)
+    if is_first or not is_slurm:
+        _print_findings(verdict.findings)
+    if is_first and is_slurm:
+        _end_silent_tasks(verdict, env)
+    return verdict.exit_code
+
+
+def _end_silent_tasks(verdict: Verdict | None, env: Mapping[str, str]) -> None:
     """End this step, where a task of it hangs and never came: srun would wait for it until the job's time limit."""
-    findings = goodbye.verdict.findings if goodbye.verdict else ()
+    findings = verdict.findings if verdict else ()
     if not any(finding.cause.startswith("AR001 ") for finding in findings):
         return
     time.sleep(SILENT_GRACE_S)  # the agents that came are leaving by themselves, each with the right exit code
@@ -274,25 +286,19 @@ def _in_container(
     return wrapped, values | container.handed_in(runtime, {name: values[name] for name in names})
 
 
-def _pronounce(
-    verdict: Verdict,
-    run_dir: RunDir,
-    *,
-    node: str,
-    is_spoken: bool = True,
-    is_of_all: bool = True,
-    already_said: int = 0,
-) -> int:
+def _pronounce(verdict: Verdict, run_dir: RunDir, *, node: str, is_spoken: bool = True, already_said: int = 0) -> int:
     """Write the verdict, print what has not been said yet, and return its exit code."""
     run_dir.attempt = verdict.attempt
-    run_dir.write_verdict(verdict, node=node, is_of_all=is_of_all)
+    run_dir.write_verdict(verdict, node=node)
     if is_spoken:
-        if is_of_all:
-            run_dir.add_event("ended", exit_code=verdict.exit_code)
-        findings = verdict.findings[: len(verdict.findings) - already_said]
-        if findings:
-            print("\n" + render_findings(findings, Style.of(sys.stderr)), file=sys.stderr, flush=True)
+        run_dir.add_event("ended", exit_code=verdict.exit_code)
+        _print_findings(verdict.findings[: len(verdict.findings) - already_said])
     return verdict.exit_code
+
+
+def _print_findings(findings: Sequence[Finding]) -> None:
+    if findings:
+        print("\n" + render_findings(findings, Style.of(sys.stderr)), file=sys.stderr, flush=True)
 
 
 def _headline(group: Plan, interface: str | None, plan: JobPlan, run_dir: RunDir, roll_call_s: float) -> str:

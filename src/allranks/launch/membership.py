@@ -12,7 +12,8 @@ from allranks.model.card import Facts
 from allranks.model.errors import AllranksError, NodeFaultError
 from allranks.model.finding import Finding, Verdict
 from allranks.model.identity import Launcher
-from allranks.preflight.entry import Applicant, Called, Entry
+from allranks.preflight.applicant import Applicant
+from allranks.preflight.entry import Called, Entry
 from allranks.preflight.rollcall import stop
 from allranks.report.rundir import RunDir
 from allranks.wire.connection import Connection

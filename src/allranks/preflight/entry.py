@@ -19,8 +19,8 @@ import functools
 import os
 import secrets
 import socket
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Self
 
 import msgspec
@@ -30,16 +30,15 @@ from allranks.causes.cause import failed
 from allranks.host.limits import NONCE, read_place
 from allranks.host.net import describe_port_holder, is_local_host
 from allranks.host.slurm import read_munge_socket
-from allranks.model.card import Card, Facts, Interface, Place
-from allranks.model.cluster import GuardTable
-from allranks.model.errors import AllranksError, NodeFaultError
+from allranks.model.card import Card, Facts, Place
+from allranks.model.errors import AllranksError, NodeFaultError, SetupError, UsageError
 from allranks.model.finding import Finding, Verdict
+from allranks.preflight.applicant import Applicant
 from allranks.preflight.attend import Attendance
 from allranks.preflight.judge import Judgement, Observations, judge
 from allranks.preflight.mesh.tester import Mesh
 from allranks.preflight.rollcall import RollCall
 from allranks.preflight.roster import Terms, with_place
-from allranks.report.rundir import RunDir
 from allranks.report.text import say
 from allranks.wire.connection import Connection
 from allranks.wire.door import Door
@@ -69,57 +68,6 @@ LOOPBACK = "127.0.0.1"
 PATIENCE_JOINS = 4.0
 """Times `join_s`: each node that comes may make the leader wait a third of it longer."""
 SECRET_FILE = "secret"  # noqa: S105  (a name, not a secret)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Applicant:
-    """This node, as it takes part in a roll call."""
-
-    job: str
-    attempt: int | None
-    """None where nobody counts; the leader then does."""
-    host: str
-    node_index: int | None
-    """None where nobody said it; 0 leads."""
-    num_nodes: int
-    min_nodes: int
-    node_names: tuple[str, ...] = ()
-    """As the scheduler says; empty where nobody does."""
-    num_workers: int = 1
-    num_gpus: int = 0
-    num_promised_gpus: int | None = None
-    port: int = 29500
-    """Preferred; the leader takes the next free one where it is in use."""
-    endpoint: Hint | None = None
-    """Where the user said that the nodes meet."""
-    guesses: tuple[Hint, ...] = ()
-    """Where the leader may be, from the scheduler."""
-    rdzv_id: str | None = None
-    interfaces: tuple[Interface, ...] = ()
-    data_interface: str | None = None
-    data_address: str | None = None
-    """None: the path to the leader decides."""
-    wanted_backend: str = "auto"
-    guard: GuardTable = field(default_factory=GuardTable)
-    is_slurm: bool = False
-    """The nodes share one terminal, and can prove themselves by munge."""
-    shares_run_dir: bool = False
-    """Every node must see the run directory, with the announcement and the key in it."""
-    ignored: frozenset[str] = frozenset()
-    """Ids of causes that stop nobody."""
-    run_dir: RunDir
-    env: Mapping[str, str]
-    problem: AllranksError | None = None
-    """Why this node cannot take part, if so; the leader tells everybody."""
-    facts: Callable[[], Facts]
-    """What this node is; waits until it has been read."""
-    check_signals: Callable[[], None]
-    """Raises StoppedBySignal when somebody told this process to stop."""
-
-    @property
-    def is_alone(self) -> bool:
-        """Whether it speaks with nobody."""
-        return self.num_nodes == 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -204,10 +152,10 @@ class Entry:
             holder = describe_port_holder(mine.port) if mine.port not in (0, port) else None
             if holder:
                 say(f"port {mine.port} is in use by {holder}; taking {port}")
-            mine.run_dir.create()
-            mine.run_dir.create_attempt(mine.attempt)
+            problem = mine.problem or self._make_run_dir()
             nonce = self._write_nonce()
-            card = with_place(self._card(port_holder=holder), self._look_at_run_dir())
+            place = self._look_at_run_dir() if mine.run_dir.path.is_dir() else None  # a check may have none
+            card = with_place(self._card(port_holder=holder, problem=problem), place)
             called = self._call_roll(card, listener, nonce)
             on_failure.pop_all()
             return called
@@ -291,7 +239,7 @@ class Entry:
                 listener=listener,
                 store_address=mine.data_address or LOOPBACK,
             )
-        secret = self._secret or ensure_secret_file(mine.run_dir.path / SECRET_FILE)
+        secret = self._leaders_secret()
         if secret is OPEN_GROUP:
             say(f"anybody who reaches port {port} can join this group; close it with --rdzv-id or ${SECRET_VARIABLE}")
         secret = replace(secret, munge_socket=read_munge_socket(mine.env) if mine.is_slurm else None)
@@ -320,6 +268,25 @@ class Entry:
             listener=listener,
             store_address=mine.data_address or (any_peer.own_address if any_peer else LOOPBACK),
         )
+
+    def _make_run_dir(self) -> AllranksError | None:
+        """Make the job's directory; where that fails the others must hear it, or they would wait for this node."""
+        mine = self.applicant
+        try:
+            mine.run_dir.create()
+            mine.run_dir.create_attempt(mine.attempt)
+        except UsageError as exc:
+            if mine.is_alone:
+                raise
+            what = failed(path=mine.run_dir.path, what=str(exc))
+            return SetupError(str(exc), finding=find_cause("AR006").find(what, node=mine.host))
+        return None
+
+    def _leaders_secret(self) -> Secret:
+        try:
+            return self._secret or ensure_secret_file(self.applicant.run_dir.path / SECRET_FILE)
+        except SetupError:  # nobody finds it there; munge tells who is of this user
+            return Secret(secrets.token_bytes(32), "a directory that cannot be written")
 
     def _announce(self, port: int, *, side_port: int) -> None:
         mine = self.applicant
@@ -366,9 +333,9 @@ class Entry:
         """Waited for once, although a node may look for a leader several times."""
         return _without_unmade(self.applicant.facts())
 
-    def _card(self, *, port_holder: str | None = None) -> Card:
+    def _card(self, *, port_holder: str | None = None, problem: AllranksError | None = None) -> Card:
         mine = self.applicant
-        problem = mine.problem
+        problem = problem or mine.problem
         return Card(
             host=mine.host,
             pid=os.getpid(),

@@ -28,8 +28,9 @@ from allranks.model.card import Facts, Interface
 from allranks.model.errors import AllranksError, NodeFaultError, UsageError
 from allranks.model.finding import Finding, Verdict
 from allranks.model.identity import Launcher, World
+from allranks.preflight.applicant import Applicant
 from allranks.preflight.datapath import data_path_of_cluster
-from allranks.preflight.entry import LOOPBACK, Applicant, Called, Entry
+from allranks.preflight.entry import LOOPBACK, Called, Entry
 from allranks.preflight.judge import name_nodes
 from allranks.preflight.ranks import choose_backend, hosts_of_ranks, in_ranks, job_name, name_absent
 from allranks.preflight.rollcall import stop

@@ -129,20 +129,33 @@ class RunDir:
         ]
         _write_whole(self.node_path(node) / "env.json", json.dumps(rows, indent=2).encode() + b"\n")
 
-    def write_verdict(self, verdict: Verdict, *, node: str, is_of_all: bool = True) -> None:
+    def write_verdict(self, verdict: Verdict, *, node: str, is_of_all: bool = True) -> bool:
         """Write what the job came to, as this node heard it; the same everywhere.
 
         Args:
             verdict: what it came to.
             node: this node.
             is_of_all: False for what an agent alone believes: it stands only where nobody has a better word.
+        Returns:
+            Whether this is the job's word now: False where another node was first.
         """
         with contextlib.suppress(OSError):
             self.node_path(node).mkdir(parents=True, exist_ok=True)
-        for directory in (self.node_path(node), self.attempt_path):
-            path = directory / "verdict.json"
-            if is_of_all or not path.exists():
-                _write_whole(path, verdict.to_json())
+        own, common = self.node_path(node) / "verdict.json", self.attempt_path / "verdict.json"
+        if is_of_all:
+            _write_whole(own, verdict.to_json())
+            _write_whole(common, verdict.to_json())
+            return True
+        if not own.exists():
+            _write_whole(own, verdict.to_json())
+        try:
+            with common.open("xb") as file:
+                file.write(verdict.to_json())
+        except FileExistsError:
+            return False
+        except OSError:
+            return True  # who cannot write must speak
+        return True
 
     def write_roll_call(self, observations: object) -> None:
         """Write everything that the roll call saw, for whoever doubts its verdict."""

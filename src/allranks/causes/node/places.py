@@ -137,10 +137,17 @@ class RunDirNotShared(Cause, id="AR006"):
         if leader is None or theirs is None:
             return []
         found: list[tuple[tuple[str, ...], Outcome]] = []
+        others = [host for host, place in places.items() if place and host != leader.host]
+        blind = [host for host in others if (place := places[host]) and _is_elsewhere(place, theirs)]
+        # Where nobody sees what the leader wrote, the leader is the odd one.
+        is_leaders = len(blind) == len(others) > 1
+        if is_leaders:
+            alone = f"none of the {len(others)} other nodes sees the file that {leader.host} wrote there"
+            found.append(((leader.host,), failed(path=theirs.path, what=alone)))
         for card in cards:
             place = places[card.host]
             what = _objection(place, theirs, leader.host) if place else None
-            if place and what:
+            if place and what and not (is_leaders and card.host in blind):
                 found.append(((card.host,), failed(path=place.path, what=what)))
         return found
 
@@ -158,6 +165,13 @@ def _free(place: Place) -> str:
 
 def _run_directory(card: Card) -> Place | None:
     return next((p for p in card.facts.places if p.purpose == "run directory"), None) if card.facts else None
+
+
+def _is_elsewhere(place: Place, theirs: Place) -> bool:
+    """Whether a node does not see what the leader wrote, though it could look."""
+    if place.problem is not None and place.free_bytes is None:
+        return "No such file" in place.problem
+    return theirs.nonce is not None and place.nonce != theirs.nonce
 
 
 def _objection(place: Place, theirs: Place, leader: str) -> str | None:

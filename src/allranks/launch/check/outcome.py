@@ -28,6 +28,11 @@ PRESENCE = {
     "AR512": "who says itself that it cannot take part",
 }
 """What the roll call itself finds, without a probe: id -> how."""
+DEEP = {
+    "AR403": "by --deep: Gloo between pairs of nodes",
+    "AR416": "by --deep: NCCL between pairs of nodes",
+}
+"""What only real collectives find: id -> how."""
 # As causes.catalogue.ways_to_find names them.
 ON_EACH_NODE, COMPARED, SIDE_BY_SIDE = "on each node", "compared on all nodes", "on all nodes, side by side"
 ALONE = "one node alone"
@@ -64,6 +69,8 @@ def checks() -> dict[str, tuple[type[Cause], tuple[str, ...]]]:
         ways = [way for way in ways_to_find(cause) if way != "in logs"]
         if cause.id in PRESENCE:
             ways.append(f"by the roll call: {PRESENCE[cause.id]}")
+        if cause.id in DEEP:
+            ways.append(DEEP[cause.id])
         if ways and not cause.is_outcome:
             found[cause.id] = (cause, tuple(ways))
     return found
@@ -132,6 +139,20 @@ def judge_check(
         findings=judgement.findings,
         exit_code=_exit_code(judgement.findings, results),
     )
+
+
+def add_more(outcome: Outcome, results: Sequence[Result], findings: Sequence[Finding]) -> Outcome:
+    """Return the outcome of a check together with what a further look at the same nodes came to."""
+    cells: dict[tuple[str, str], Result] = {}
+    for result in (*outcome.results, *results):
+        _add(cells, result)
+    for finding in findings:
+        for node in _named(finding):
+            _add(cells, Result(cause=finding.cause, node=node, status=Status.FAIL, note=finding.message))
+    order = {node: place for place, node in enumerate(outcome.nodes)}
+    merged = sorted(cells.values(), key=lambda each: (each.cause, order.get(each.node, len(order)), each.node))
+    found = (*findings, *outcome.findings)  # what stops the job first: a further look follows where nothing else did
+    return Outcome(nodes=outcome.nodes, results=tuple(merged), findings=found, exit_code=_exit_code(found, merged))
 
 
 def nodes_to_exclude(outcome: Outcome) -> tuple[list[str], list[str]]:

@@ -121,11 +121,9 @@ def check_nodes(
         raise UsageError("srun is not on PATH: load the slurm module, or log in to a node of the cluster")
     with _announcement_directory() as directory:
         order = msgspec.structs.replace(order, directory=directory)
-        step_env = {name: value for name, value in env.items() if not name.startswith("SLURM_") or name in _KEPT}
-        step_env |= {SECRET_VARIABLE: secrets.token_hex(32), ORDER_VARIABLE: encode_order(order)}
         process = subprocess.Popen(
             srun_command(place),
-            env=step_env,
+            env=step_env(env) | {SECRET_VARIABLE: secrets.token_hex(32), ORDER_VARIABLE: encode_order(order)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -134,12 +132,17 @@ def check_nodes(
         try:
             heard = _listen(process, place, order, queue_s=queue_s, say=say, check_signals=check_signals)
         finally:
-            _end(process)
+            end_step(process)
     return sum_up(heard, place.num_nodes, waited_s=order.join_s)
 
 
-def srun_command(place: Place) -> list[str]:
-    """Return the line that starts one member on every node."""
+def step_env(env: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment that srun gets: without what an outer job or step left in it."""
+    return {name: value for name, value in env.items() if not name.startswith("SLURM_") or name in _KEPT}
+
+
+def srun_command(place: Place, *, mode: str = "--member") -> list[str]:
+    """Return the line that starts one member on every node; `mode` is the hidden flag that says what it does."""
     inside = (f"--jobid={place.job_id}", "--overlap", "--mem=0")  # beside the steps that hold everything
     outside = (*([f"--partition={place.partition}"] if place.partition else []), "--job-name=allranks-check")
     return [
@@ -160,7 +163,7 @@ def srun_command(place: Place) -> list[str]:
         "-m",
         "allranks",
         "check",
-        "--member",
+        mode,
     ]
 
 
@@ -331,7 +334,7 @@ def _announcement_directory() -> Iterator[str | None]:
     yield None
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def end_step(process: subprocess.Popen[bytes]) -> None:
     """End what still runs: srun passes SIGTERM on to its step, and gives up a place in the queue."""
     with process:
         if process.poll() is None:

@@ -1,0 +1,267 @@
+"""How do real collectives run between pairs of nodes? A second srun step: on each node one child with torch.
+
+Phases, each with its own deadline:
+1 `srun` gets the same nodes again                                                      queue_s
+2 every node says a word through SLURM and starts join/pair.py, which imports torch     START_S
+3 pair after pair, in rounds; each node tells what it saw as soon as it saw it          PAIR_S each, at most
+4 what is left of the step is ended
+
+Nodes meet at the port on which the roll call was held: firewalls let it through. A child that hangs is killed with its
+process group; a node that never spoke has no reports, and what its partners say of it counts.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import threading
+import time
+import zlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import allranks.join
+from allranks.launch.check.lines import Unpacker, pack
+from allranks.launch.check.member import name_of
+from allranks.launch.check.step import TICK_S, end_step, srun_command, step_env
+from allranks.launch.check.where import Place
+from allranks.model.errors import AllranksError, UsageError
+from allranks.model.identity import check_one_agent_per_node, world_from_env
+
+ORDER_VARIABLE = "ALLRANKS_CHECK_PAIRS"
+"""In the step's environment: who works with whom."""
+START_S = 40.0
+"""From the step's first word to the first pair: torch comes from a file system that all nodes ask at once."""
+PAIR_S = 20.0
+"""For one pair, once both are there."""
+COLLECTIVE_S = 10.0
+"""Gloo's and NCCL's own timeout: within PAIR_S, so that what they say is heard."""
+SLACK_S = 10.0
+
+
+class End(msgspec.Struct, frozen=True, kw_only=True):
+    """One node as the others reach it."""
+
+    address: str
+    interface: str
+    num_gpus: int = 0
+
+
+class PairOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """What the children do."""
+
+    ends: dict[str, End]
+    """By node."""
+    rounds: tuple[tuple[tuple[str, str], ...], ...]
+    backends: tuple[str, ...]
+    port: int
+
+    @property
+    def deadline_s(self) -> float:
+        """Longest time that a child may take."""
+        return START_S + (len(self.rounds) * len(self.backends) + 1) * PAIR_S
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What one end of a pair says, or what keeps a node from taking part."""
+
+    node: str = ""
+    peer: str = ""
+    backend: str = ""
+    round: int = 0
+    status: str = "ok"
+    """ok, failed; unknown: it is not the pair that was tested."""
+    what: str = ""
+    seconds: float | None = None
+    """Of one all-reduce of 4 MiB, the median of three."""
+    no_torch: str = ""
+    """Why this node has no working torch."""
+    matmul_s: tuple[float, ...] = ()
+    """Seconds of a matmul, by GPU."""
+
+
+@dataclass(slots=True)
+class Told:
+    """What came from the step."""
+
+    here: set[str] = field(default_factory=set)
+    reports: list[Report] = field(default_factory=list)
+    done: set[str] = field(default_factory=set)
+    words: list[str] = field(default_factory=list)
+    """srun's."""
+
+
+def run_pairs(
+    place: Place,
+    order: PairOrder,
+    *,
+    queue_s: float,
+    env: Mapping[str, str],
+    say: Callable[[str], None],
+    check_signals: Callable[[], None],
+) -> Told:
+    """Start the children on the nodes, and return what they said.
+
+    Args:
+        place: the nodes that were checked, by name.
+        order: who works with whom.
+        queue_s: how long SLURM may take to start them.
+        env: the caller's.
+        say: gets a line where SLURM keeps us waiting.
+        check_signals: raises StoppedBySignal when somebody told this process to stop.
+    Raises:
+        AllranksError: SLURM started nothing.
+        StoppedBySignal: check_signals raised it.
+    """
+    told, unpacker, rest = Told(), Unpacker(), {"out": b"", "err": b""}
+    process = subprocess.Popen(
+        srun_command(place, mode="--pairs"),
+        env=step_env(env) | {ORDER_VARIABLE: encode_order(order)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    by_s, is_begun = time.monotonic() + queue_s, False
+    try:
+        with selectors.DefaultSelector() as selector:
+            selector.register(process.stdout, selectors.EVENT_READ, "out")
+            selector.register(process.stderr, selectors.EVENT_READ, "err")
+            while selector.get_map() and time.monotonic() < by_s and told.done < set(order.ends):
+                check_signals()
+                if told.here and not is_begun:
+                    is_begun, by_s = True, time.monotonic() + order.deadline_s + SLACK_S
+                for key, _ in selector.select(TICK_S):
+                    data = os.read(key.fd, 1 << 16)
+                    if not data:
+                        selector.unregister(key.fileobj)
+                    *lines, rest[key.data] = (rest[key.data] + (data or b"\n")).split(b"\n")
+                    for line in lines:
+                        _take(told, unpacker, line.decode(errors="replace"), is_out=key.data == "out")
+    finally:
+        end_step(process)
+    if not told.here:
+        said = "; ".join(dict.fromkeys(told.words))[:300] or f"no word within {queue_s:.0f} s"
+        raise AllranksError(f"check --deep: SLURM started no second step on {place.describe()}: {said}")
+    if silent := sorted(set(order.ends) - told.done):
+        say(f"no end of the collectives on {', '.join(silent)}")
+    return told
+
+
+def _take(told: Told, unpacker: Unpacker, line: str, *, is_out: bool) -> None:
+    parcel = unpacker.feed(line) if is_out else None
+    if parcel is None:
+        if not is_out and line.strip():
+            told.words.append("".join(c if c.isprintable() else " " for c in line.strip()))
+        return
+    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):  # of another version of allranks
+        report = msgspec.json.decode(parcel.content, type=Report)
+        match parcel.kind:
+            case "here":
+                told.here.add(report.node)
+            case "done":
+                told.done.add(report.node)
+            case "pair":
+                told.reports.append(report)
+
+
+def serve_pairs(order: PairOrder, env: Mapping[str, str], *, tell: Callable[[str], None]) -> None:
+    """Be one node: start the child with torch, and pass on what it says.
+
+    Args:
+        order: who works with whom.
+        env: this task's; the child gets it, too.
+        tell: takes lines for who started the step.
+    Raises:
+        AllranksError: this is no task that can take part.
+    """
+    world = world_from_env(env)
+    check_one_agent_per_node(world)
+    node = world.node_name or name_of(env)
+    tell(pack(world.rank, "here", msgspec.json.encode(Report(node=node))))
+    command = [sys.executable, str(Path(allranks.join.__path__[0]) / "pair.py")]
+    child = subprocess.Popen(
+        command,
+        env=dict(env),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    assert child.stdin is not None
+    assert child.stdout is not None
+    killer = threading.Timer(order.deadline_s, _kill, [child])
+    killer.daemon = True
+    killer.start()
+    try:
+        with contextlib.suppress(BrokenPipeError):
+            child.stdin.write(json.dumps(work_of(order, node)).encode())
+            child.stdin.close()
+        for line in child.stdout:
+            with contextlib.suppress(msgspec.DecodeError, msgspec.ValidationError):
+                report = msgspec.structs.replace(msgspec.json.decode(line, type=Report), node=node)
+                tell(pack(world.rank, "pair", msgspec.json.encode(report)))
+        tell(pack(world.rank, "done", msgspec.json.encode(Report(node=node))))
+    finally:
+        killer.cancel()
+        _kill(child)
+        child.wait()
+
+
+def _kill(child: subprocess.Popen[bytes]) -> None:
+    """End the child and the process of the pair that it is at."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+
+
+def work_of(order: PairOrder, node: str) -> dict[str, Any]:
+    """Return what join/pair.py reads on one node: its pairs, in the order of the rounds. Pure."""
+    work = []
+    steps = [(backend, number) for backend in order.backends for number in range(len(order.rounds))]
+    for step, (backend, number) in enumerate(steps):
+        for pair in order.rounds[number]:
+            if node in pair:
+                first = order.ends[pair[0]]
+                work.append(
+                    {
+                        "step": step,
+                        "round": number,
+                        "backend": backend,
+                        "peer": pair[1 - pair.index(node)],
+                        "rank": pair.index(node),
+                        "address": first.address,
+                        "port": order.port,
+                        "interface": order.ends[node].interface,
+                    }
+                )
+    num_gpus = order.ends[node].num_gpus if node in order.ends and "nccl" in order.backends else 0
+    return {"work": work, "num_gpus": num_gpus, "start_s": START_S, "pair_s": PAIR_S, "timeout_s": COLLECTIVE_S}
+
+
+def encode_order(order: PairOrder) -> str:
+    """Return an order as the value of an environment variable."""
+    return base64.b64encode(zlib.compress(msgspec.json.encode(order))).decode()
+
+
+def decode_order(text: str) -> PairOrder:
+    """Read what `encode_order` wrote.
+
+    Raises:
+        UsageError: it is something else.
+    """
+    try:
+        return msgspec.json.decode(zlib.decompress(base64.b64decode(text)), type=PairOrder)
+    except (ValueError, zlib.error) as exc:
+        raise UsageError(f"{ORDER_VARIABLE} is no order of this version of allranks; unset it") from exc

@@ -1,0 +1,244 @@
+"""What do the collectives between pairs say? Who is paired with whom, and from their reports to culprits. Pure.
+
+A pair is good where both ends say so. A failed one is an edge for preflight.blame: two rounds with different partners
+tell a node that fails with both from one that met a bad partner. Two nodes cannot be told apart.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import ip_address
+from statistics import median
+
+from allranks.causes.catalogue import find_cause
+from allranks.causes.cause import Cause, Outcome
+from allranks.launch.check.collective import End, PairOrder, Report, Told
+from allranks.launch.check.member import Held
+from allranks.launch.check.outcome import ALONE, DEEP
+from allranks.model.card import Card
+from allranks.model.finding import Confidence, Finding, Result, Status
+from allranks.model.hostlist import fold_hosts
+from allranks.preflight.blame import Blame, Edge, Kind, blame
+from allranks.preflight.judge import name_nodes
+from allranks.preflight.matchings import matchings
+
+PAYLOAD_MB = (4 << 20) / 1e6
+"""What join/pair.py reduces."""
+MAX_EVIDENCE = 6
+NO_GPU = "no NVIDIA GPU"
+_BACKENDS = {"AR403": "gloo", "AR416": "nccl"}
+_NAMES = {"gloo": "Gloo", "nccl": "NCCL"}
+
+
+@dataclass(frozen=True, slots=True)
+class Deep:
+    """What the collectives came to."""
+
+    results: tuple[Result, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    figures: tuple[Mapping[str, object], ...] = ()
+    """How long it took: of each pair, of each GPU. Nothing is made of them."""
+
+
+def plan_pairs(held: Held, *, port: int) -> tuple[PairOrder | None, dict[str, str]]:
+    """Return who works with whom, and who cannot take part and why; None where nobody is left to pair.
+
+    Args:
+        held: the ordinary check, which found nothing that would stop a job.
+        port: where nodes meet unless the roll call was held somewhere.
+    """
+    names = name_nodes(held.seen.cards)
+    ends, skipped = dict[str, End](), dict[str, str]()
+    network = _network_of_the_leader(held)
+    for index, name in names.items():
+        card = held.seen.cards[index]
+        end = _end(card, network)
+        if card.facts is None or "torch" not in card.facts.packages:
+            skipped[name] = "torch is not installed"
+        elif end is None:
+            skipped[name] = "its data interface is not known; cluster.toml says it"
+        else:
+            ends[name] = end
+    if len(ends) < 2:
+        return None, skipped | dict.fromkeys(ends, ALONE if len(names) < 2 else "no other node can take part")
+    cards = [held.seen.cards[index] for index, name in names.items() if name in ends]
+    has_gpus = all(card.num_gpus and card.facts and card.facts.torch_cuda for card in cards)
+    backends = ("gloo", "nccl") if has_gpus else ("gloo",)
+    order = PairOrder(ends=ends, rounds=matchings(list(ends)), backends=backends, port=held.store_port or port)
+    return order, skipped
+
+
+def judge_told(
+    order: PairOrder | None, told: Told, *, skipped: Mapping[str, str], wanted: Collection[type[Cause]]
+) -> Deep:
+    """Hold what the pairs said against each other.
+
+    Args:
+        order: who worked with whom; None: nobody did.
+        told: what they said.
+        skipped: who did not take part, and why.
+        wanted: causes to look for.
+    """
+    wanted_ids = {cause.id for cause in wanted}
+    gone = {each.node: each.no_torch for each in told.reports if each.no_torch}
+    skipped = {**skipped, **gone}
+    results: list[Result] = []
+    findings: list[Finding] = []
+    for cause_id in sorted(DEEP.keys() & wanted_ids):
+        cause, backend = find_cause(cause_id), _BACKENDS[cause_id]
+        cells = {name: (Status.SKIP, why) for name, why in skipped.items()}
+        if order is not None and backend not in order.backends:
+            cells = dict.fromkeys([*order.ends, *skipped], (Status.SKIP, NO_GPU))
+        elif order is not None:
+            edges, reasons = _edges(order, told, backend, without=gone)
+            found = blame(edges)
+            findings += [_finding(cause, backend, each, edges, reasons) for each in found]
+            cells |= _cells(order, edges, told, without=skipped)
+        results += [
+            Result(cause=cause.label(), node=name, status=status, note=note) for name, (status, note) in cells.items()
+        ]
+    return Deep(tuple(results), tuple(findings), tuple(_figures(order, told)))
+
+
+def render_figures(deep: Deep) -> str:
+    """Return a line for each pair and GPU: how long it took."""
+    lines = []
+    for each in deep.figures:
+        if each["backend"] == "matmul":
+            lines.append(
+                f"{each['node']} GPU {each['gpu']}: matmul {each['seconds']} s, {each['of_median']} of the median"
+            )
+        else:
+            lines.append(
+                f"{each['backend']}, round {each['round']}: {' <-> '.join(each['nodes'])}: "  # type: ignore[arg-type]
+                f"4 MiB in {each['seconds']} s, {each['mb_s']} MB/s"
+            )
+    return "\n".join(lines)
+
+
+def _cells(
+    order: PairOrder, edges: Sequence[Edge], told: Told, *, without: Collection[str]
+) -> dict[str, tuple[Status, str]]:
+    """What is said of each node, unless it is a culprit."""
+    failed = {name for edge in edges if not edge.is_ok for name in (edge.source, edge.target)}
+    met = {name for edge in edges if edge.is_ok for name in (edge.source, edge.target)}
+    cells = {}
+    for name in order.ends:
+        if name in without:
+            continue
+        if name in met:
+            cells[name] = Status.PASS, ""
+        elif name in failed:
+            cells[name] = Status.UNKNOWN, "no pair with it passed"
+        else:
+            taken = next((each.what for each in told.reports if each.node == name and each.status == "unknown"), "")
+            cells[name] = Status.UNKNOWN, taken or "no pair with it was tested"
+    return cells
+
+
+def _edges(
+    order: PairOrder, told: Told, backend: str, *, without: Collection[str]
+) -> tuple[list[Edge], dict[tuple[str, str], str]]:
+    """Tests, and why each of the failed ones did."""
+    said = {(each.round, each.node): each for each in told.reports if each.backend == backend}
+    edges: list[Edge] = []
+    reasons: dict[tuple[str, str], str] = {}
+    for number, pairs in enumerate(order.rounds):
+        for pair in pairs:
+            if set(pair) & set(without) or not set(pair) <= told.here:
+                continue
+            reports = [said.get((number, node)) for node in pair]
+            if any(each is not None and each.status == "unknown" for each in reports):
+                continue
+            for (source, target), report in zip((pair, pair[::-1]), reports, strict=True):
+                is_ok = report is not None and report.status == "ok"
+                edges.append(Edge(source, target, is_ok))
+                if not is_ok:
+                    reasons[source, target] = _reason(report)
+    return edges, reasons
+
+
+def _reason(report: Report | None) -> str:
+    return (report.what or "failed") if report is not None else "it did not come to the end of it"
+
+
+def _finding(
+    cause: type[Cause], backend: str, found: Blame, edges: Sequence[Edge], reasons: Mapping[tuple[str, str], str]
+) -> Finding:
+    culprits = [name for group in found.groups for name in group]
+    peers = {name for edge in found.explains for name in (edge.source, edge.target)} - set(culprits)
+    evidence = [
+        f"{edge.source} with {edge.target}: {reasons[edge.source, edge.target]}"
+        for edge in found.explains
+        if (edge.source, edge.target) in reasons
+    ][:MAX_EVIDENCE]
+    between = fold_hosts(sorted(culprits)) if not peers else f"{fold_hosts(culprits)} and {fold_hosts(sorted(peers))}"
+    outcome = Outcome(
+        Status.FAIL,
+        values={"what": f"an all-reduce of 4 MiB over {_NAMES[backend]} fails between {between}"},
+        evidence=(*evidence, *([f"what would decide it: {found.would_decide}"] if found.would_decide else [])),
+        confidence=Confidence.UNDECIDED if found.kind is Kind.UNDECIDED else found.confidence,
+    )
+    others = {name for edge in edges for name in (edge.source, edge.target)} - set(culprits)
+    return cause.find(outcome, node=_name(found), waiting=fold_hosts(sorted(others)) or None)
+
+
+def _name(found: Blame) -> str:
+    match found.kind:
+        case Kind.LINK:
+            return " <-> ".join(group[0] for group in found.groups)
+        case Kind.PARTITION:
+            return " | ".join(fold_hosts(list(group)) for group in found.groups)
+        case Kind.UNDECIDED:
+            return " or ".join(" <-> ".join(group) for group in found.groups)
+        case _:
+            return fold_hosts(list(found.groups[0]))
+
+
+def _figures(order: PairOrder | None, told: Told) -> list[Mapping[str, object]]:
+    rows: dict[tuple[str, int, tuple[str, str]], float] = {}
+    pairs = {
+        (number, name): pair for number, of in enumerate(order.rounds if order else ()) for pair in of for name in pair
+    }
+    for each in told.reports:
+        pair = pairs.get((each.round, each.node))
+        if pair is not None and each.seconds:
+            key = each.backend, each.round, pair
+            rows[key] = max(rows.get(key, 0.0), each.seconds)  # the slower end waited for the result
+    figures: list[Mapping[str, object]] = [
+        {"backend": backend, "round": number + 1, "nodes": list(pair), "seconds": s, "mb_s": round(PAYLOAD_MB / s, 1)}
+        for (backend, number, pair), s in sorted(rows.items())
+    ]
+    gpus = [(each.node, number, s) for each in told.reports for number, s in enumerate(each.matmul_s) if s]
+    usual = median(s for _, _, s in gpus) if gpus else 1.0
+    figures += [
+        {"backend": "matmul", "node": node, "gpu": number, "seconds": s, "of_median": round(s / usual, 3)}
+        for node, number, s in gpus
+    ]
+    return figures
+
+
+def _network_of_the_leader(held: Held) -> str | None:
+    """The network on which the nodes found each other, where no file names one: a job would take it, too."""
+    leader = held.seen.cards.get(0)
+    if leader is None or leader.facts is None:
+        return None
+    for card in held.seen.cards.values():
+        host = (card.came_by or "").partition(" ")[0].rpartition(":")[0].strip("[]")
+        known = card.facts.resolved.get(host, ()) if card.facts else ()
+        for nic in leader.facts.interfaces:
+            for address, network in zip(nic.addresses, nic.networks, strict=False):
+                if address in (host, *known) and nic.kind != "loopback":
+                    return network
+    return None
+
+
+def _end(card: Card, network: str | None) -> End | None:
+    if card.data_interface and card.data_address:
+        return End(address=card.data_address, interface=card.data_interface, num_gpus=card.num_gpus)
+    for nic in card.facts.interfaces if card.facts and network else ():
+        for address, own in zip(nic.addresses, nic.networks, strict=False):
+            if own == network and not ip_address(address).is_link_local:
+                return End(address=address, interface=nic.name, num_gpus=card.num_gpus)
+    return None

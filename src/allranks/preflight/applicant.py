@@ -1,0 +1,63 @@
+"""What one node brings to a roll call: who it is, where it should look, what it read of itself. Data alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+
+from allranks.model.card import Facts, Interface
+from allranks.model.cluster import GuardTable
+from allranks.model.errors import AllranksError
+from allranks.report.rundir import RunDir
+from allranks.wire.leader import Hint
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Applicant:
+    """This node, as it takes part in a roll call."""
+
+    job: str
+    attempt: int | None
+    """None where nobody counts; the leader then does."""
+    host: str
+    node_index: int | None
+    """None where nobody said it; 0 leads."""
+    num_nodes: int
+    min_nodes: int
+    node_names: tuple[str, ...] = ()
+    """As the scheduler says; empty where nobody does."""
+    num_workers: int = 1
+    num_gpus: int = 0
+    num_promised_gpus: int | None = None
+    port: int = 29500
+    """Preferred; the leader takes the next free one where it is in use."""
+    endpoint: Hint | None = None
+    """Where the user said that the nodes meet."""
+    guesses: tuple[Hint, ...] = ()
+    """Where the leader may be, from the scheduler."""
+    rdzv_id: str | None = None
+    interfaces: tuple[Interface, ...] = ()
+    data_interface: str | None = None
+    data_address: str | None = None
+    """None: the path to the leader decides."""
+    wanted_backend: str = "auto"
+    guard: GuardTable = field(default_factory=GuardTable)
+    is_slurm: bool = False
+    """The nodes share one terminal, and can prove themselves by munge."""
+    shares_run_dir: bool = False
+    """Every node must see the run directory, with the announcement and the key in it."""
+    ignored: frozenset[str] = frozenset()
+    """Ids of causes that stop nobody."""
+    run_dir: RunDir
+    env: Mapping[str, str]
+    problem: AllranksError | None = None
+    """Why this node cannot take part, if so; the leader tells everybody."""
+    facts: Callable[[], Facts]
+    """What this node is; waits until it has been read."""
+    check_signals: Callable[[], None]
+    """Raises StoppedBySignal when somebody told this process to stop."""
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether it speaks with nobody."""
+        return self.num_nodes == 1

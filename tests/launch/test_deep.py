@@ -1,0 +1,215 @@
+"""From what pairs of nodes say of their collectives to a culprit: pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+from allranks.causes.catalogue import find_cause
+from allranks.launch.check.collective import End, PairOrder, Report, Told, decode_order, encode_order, work_of
+from allranks.launch.check.deep import Deep, judge_told, plan_pairs, render_figures
+from allranks.launch.check.member import Held
+from allranks.launch.check.outcome import Outcome, add_more
+from allranks.model.card import Card, Facts, Interface
+from allranks.model.errors import UsageError
+from allranks.model.finding import Confidence, Status
+from allranks.preflight.judge import Observations
+from allranks.preflight.matchings import matchings
+
+CAUSES = (find_cause("AR403"), find_cause("AR416"))
+
+
+def names(count: int) -> list[str]:
+    return [f"node{i:02}" for i in range(1, count + 1)]
+
+
+def order_of(count: int, *, backends: tuple[str, ...] = ("gloo",)) -> PairOrder:
+    nodes = names(count)
+    ends = {name: End(address=f"10.0.0.{i}", interface="eth0", num_gpus=1) for i, name in enumerate(nodes, start=1)}
+    return PairOrder(ends=ends, rounds=matchings(nodes), backends=backends, port=29500)
+
+
+def told_by(order: PairOrder, bad: Iterable[str] = (), *, bad_backend: str = "gloo", **of_bad: str) -> Told:
+    """Every pair with a bad node fails, on both ends."""
+    reports = []
+    for backend in order.backends:
+        for number, pairs in enumerate(order.rounds):
+            for a, b in pairs:
+                is_bad = backend == bad_backend and bool({a, b} & set(bad))
+                for node, peer in ((a, b), (b, a)):
+                    fields = {"status": "failed", "what": f"no word from {peer}", **of_bad} if is_bad else {}
+                    seconds = None if is_bad else 0.004194304
+                    reports.append(
+                        Report(node=node, peer=peer, backend=backend, round=number, seconds=seconds, **fields)
+                    )
+    return Told(here=set(order.ends), reports=reports, done=set(order.ends))
+
+
+def judged(order: PairOrder, told: Told, **skipped: str) -> Deep:
+    return judge_told(order, told, skipped=skipped, wanted=CAUSES)
+
+
+def statuses(deep: Deep, cause: str) -> dict[str, Status]:
+    return {each.node: each.status for each in deep.results if each.cause.startswith(cause)}
+
+
+def test_good_pairs_pass_and_their_seconds_are_figures() -> None:
+    order = order_of(4)
+    deep = judged(order, told_by(order))
+    assert deep.findings == ()
+    assert statuses(deep, "AR403") == dict.fromkeys(names(4), Status.PASS)
+    assert {each.note for each in deep.results if each.cause.startswith("AR416")} == {"no NVIDIA GPU"}
+    assert len(deep.figures) == 4
+    assert render_figures(deep).splitlines()[0] == (
+        "gloo, round 1: node01 <-> node04: 4 MiB in 0.004194304 s, 1000.0 MB/s"
+    )
+
+
+def test_a_node_that_fails_with_two_partners_is_named() -> None:
+    order = order_of(6)
+    deep = judged(order, told_by(order, ["node03"]))
+    (found,) = deep.findings
+    assert (found.cause, found.node, found.waiting) == ("AR403 gloo-timeout", "node03", "node[01-02,04-06]")
+    assert found.message == "an all-reduce of 4 MiB over Gloo fails between node03 and node[02,04]"
+    assert "node02 with node03: no word from node03" in [each.seen for each in found.evidence]
+    outcome = add_more(
+        Outcome(nodes=tuple(names(6)), results=(), findings=(), exit_code=0), deep.results, deep.findings
+    )
+    assert outcome.exit_code == 1
+    cells = {each.node: each.status for each in outcome.results if each.cause.startswith("AR403")}
+    assert cells == {**dict.fromkeys(names(6), Status.PASS), "node03": Status.FAIL}
+
+
+def test_of_two_nodes_nobody_can_be_told() -> None:
+    order = order_of(2)
+    (found,) = judged(order, told_by(order, ["node02"])).findings
+    assert (found.confidence, found.node) == (Confidence.UNDECIDED, "node01 or node02")
+
+
+def test_one_bad_link_is_not_a_bad_node() -> None:
+    order = order_of(6)
+    told = told_by(order)
+    told.reports = [
+        Report(node=r.node, peer=r.peer, backend="gloo", round=r.round, status="failed", what="timed out")
+        if {r.node, r.peer} == {"node03", "node04"}
+        else r
+        for r in told.reports
+    ]
+    assert [each.node for each in judged(order, told).findings] == ["node03 <-> node04"]
+
+
+def test_nccl_has_a_cause_of_its_own() -> None:
+    order = order_of(6, backends=("gloo", "nccl"))
+    deep = judged(order, told_by(order, ["node05"], bad_backend="nccl"))
+    assert [(each.cause, each.node) for each in deep.findings] == [("AR416 nccl-pair-failed", "node05")]
+    assert set(statuses(deep, "AR403").values()) == {Status.PASS}
+
+
+def test_a_child_without_a_last_word_is_the_one() -> None:
+    order = order_of(6)
+    told = told_by(order, ["node02"])
+    told.reports = [each for each in told.reports if each.node != "node02"]
+    (found,) = judged(order, told).findings
+    assert found.node == "node02"
+    assert "node02 with node05: it did not come to the end of it" in [each.seen for each in found.evidence]
+
+
+def test_a_port_in_use_or_a_node_that_was_not_started_is_no_failure() -> None:
+    order = order_of(4)
+    deep = judged(order, told_by(order, ["node02"], status="unknown", what="port 29500 is in use here"))
+    assert deep.findings == ()
+    assert statuses(deep, "AR403")["node02"] is Status.UNKNOWN
+    told = told_by(order)
+    told.here, told.reports = told.here - {"node03"}, [each for each in told.reports if each.node != "node03"]
+    deep = judged(order, told)
+    assert deep.findings == ()
+    assert statuses(deep, "AR403")["node03"] is Status.UNKNOWN
+
+
+def test_a_node_without_torch_is_skipped_and_nobody_is_blamed() -> None:
+    order = order_of(6)
+    told = told_by(order, ["node06"])
+    told.reports = [each for each in told.reports if each.node != "node06"]
+    told.reports.append(Report(node="node06", no_torch="torch is not installed"))
+    deep = judged(order, told)
+    assert deep.findings == ()
+    assert statuses(deep, "AR403") == {**dict.fromkeys(names(5), Status.PASS), "node06": Status.SKIP}
+
+
+def test_matmuls_are_held_against_the_median() -> None:
+    order = order_of(3, backends=("gloo", "nccl"))
+    told = told_by(order)
+    told.reports += [Report(node=node, matmul_s=(s,)) for node, s in zip(names(3), (0.01, 0.01, 0.02), strict=True)]
+    deep = judged(order, told)
+    assert deep.findings == ()
+    assert [each["of_median"] for each in deep.figures if each["backend"] == "matmul"] == [1.0, 1.0, 2.0]
+    assert "node03 GPU 0: matmul 0.02 s, 2.0 of the median" in render_figures(deep)
+
+
+# --- Who takes part
+
+
+def held(*cards: Card, store_port: int | None = 29501) -> Held:
+    seen = Observations(cards=dict(enumerate(cards)))
+    hosts = tuple(card.host for card in cards)
+    return Held(seen=seen, num_nodes=len(cards), node_names=hosts, store_port=store_port)
+
+
+def card(
+    number: int, *, has_torch: bool = True, is_told: bool = True, num_gpus: int = 0, came_by: str | None = None
+) -> Card:
+    nics = tuple(
+        Interface(name, (f"{net}.{number}",), is_up=True, networks=(f"{net}.0/24",))
+        for name, net in (("eth0", "10.0.0"), ("eth1", "10.0.1"))
+    )
+    packages = {"torch": "2.13.0"} if has_torch else {}
+    facts = Facts(interfaces=nics, packages=packages, torch_cuda="13.0" if num_gpus else None)
+    path = {"data_interface": "eth1", "data_address": f"10.0.1.{number}"} if is_told else {}
+    return Card(
+        host=f"node{number:02}", pid=1, node_index=number - 1, num_workers=1, num_gpus=num_gpus, came_by=came_by,
+        facts=facts, **path,
+    )  # fmt: skip
+
+
+def test_nodes_meet_on_their_data_interfaces_at_the_port_of_the_roll_call() -> None:
+    order, skipped = plan_pairs(held(card(1), card(2), card(3, has_torch=False)), port=29500)
+    assert skipped == {"node03": "torch is not installed"}
+    assert order is not None
+    assert (order.port, order.backends, order.rounds) == (29501, ("gloo",), ((("node01", "node02"),),))
+    assert order.ends["node02"] == End(address="10.0.1.2", interface="eth1")
+    assert decode_order(encode_order(order)) == order
+    (first,) = work_of(order, "node01")["work"]
+    (second,) = work_of(order, "node02")["work"]
+    assert (first["rank"], second["rank"], first["peer"]) == (0, 1, "node02")
+    assert first["address"] == second["address"] == "10.0.1.1"
+
+
+def test_without_a_data_network_it_is_the_one_on_which_nodes_found_each_other() -> None:
+    order, _ = plan_pairs(held(card(1, is_told=False), card(2, is_told=False, came_by="10.0.0.1:29500")), port=1)
+    assert order is not None
+    assert order.ends["node02"] == End(address="10.0.0.2", interface="eth0")
+
+
+def test_nccl_needs_a_gpu_on_every_node() -> None:
+    both, _ = plan_pairs(held(card(1, num_gpus=8), card(2, num_gpus=8)), port=1)
+    one, _ = plan_pairs(held(card(1, num_gpus=8), card(2)), port=1)
+    assert both is not None
+    assert one is not None
+    assert (both.backends, one.backends) == (("gloo", "nccl"), ("gloo",))
+    work = work_of(both, "node01")
+    assert [(each["step"], each["backend"]) for each in work["work"]] == [(0, "gloo"), (1, "nccl")]
+    assert work["num_gpus"] == 8
+
+
+def test_one_node_has_nobody_to_be_paired_with() -> None:
+    order, skipped = plan_pairs(held(card(1)), port=1)
+    assert (order, skipped) == (None, {"node01": "one node alone"})
+    assert {each.note for each in judge_told(None, Told(), skipped=skipped, wanted=CAUSES).results} == {
+        "one node alone"
+    }
+
+
+def test_an_order_of_another_version_is_refused() -> None:
+    with pytest.raises(UsageError, match="no order of this version"):
+        decode_order("bm9uZQ==")
