@@ -33,6 +33,7 @@ from allranks.host.slurm import read_munge_socket
 from allranks.model.card import Card, Facts, Place
 from allranks.model.errors import AllranksError, NodeFaultError, SetupError, UsageError
 from allranks.model.finding import Finding, Verdict
+from allranks.model.hostlist import fold_hosts
 from allranks.preflight.applicant import Applicant
 from allranks.preflight.attend import Attendance
 from allranks.preflight.judge import Judgement, Observations, judge
@@ -321,7 +322,10 @@ class Entry:
         if found is not None and found.job == mine.job and found.attempt == (mine.attempt or found.attempt):
             what = f"{found.host} leads at {', '.join(found.addresses)}, and {mine.host} reaches none of them"
             return find_cause("AR201").find(failed(reason, what=what), node=found.host)
-        return find_cause("AR001").find(failed(what=f"the leader's agent did not come: {reason}"), node=leader)
+        # No word of this node alone: all that wait say the same.
+        what = f"its agent, which leads, did not come within {mine.guard.join_s:.0f} s"
+        waiting = fold_hosts(mine.node_names[1:]) if mine.node_names else None
+        return find_cause("AR001").find(failed(what=what), node=leader, waiting=waiting)
 
     def _followers_secret(self) -> Secret | None:
         # Asked for once a leader has said Hello: by then its key is in the run directory, if that is shared at all.
