@@ -215,7 +215,7 @@ def test_a_missing_leader_is_named(tmp_path):
         entry.take_part()
     finding = given_up.value.finding
     assert (finding.cause, finding.node) == ("AR001 node-silent", "node01")
-    assert "nobody has announced a leader" in finding.message
+    assert "its agent, which leads, did not come within" in finding.message
 
 
 def test_a_leader_that_is_announced_and_not_reached_is_another_matter(tmp_path):
