@@ -96,7 +96,6 @@ class RollCall:
         self._places: dict[int, Place] = {}
         self._reports: dict[int, Tested] = {}
         self._waited_s = 0.0
-        self._round = 0
         self.observations = Observations(cards={})
 
     def hold(self) -> Judgement:
@@ -298,12 +297,11 @@ class RollCall:
                 by_source.setdefault(source, []).append(found)
         self._mesh.admit(token)
         self._reports = {}
-        self._round += 1
         asked = set(by_source)
         nonce = self._terms.run_dir_nonce if asks_all else None
-        # Whoever is tried must know the token, too, so everybody gets a Test.
-        for index in self.roster.peers:
-            order = Test(
+
+        def order_for(index: int) -> Test:
+            return Test(
                 token=token,
                 targets=tuple(by_source.get(index, ())),
                 effort=effort,
@@ -312,22 +310,15 @@ class RollCall:
                 own_index=index,
                 own_address=addresses.get(index),
                 run_dir_nonce=nonce,
-                round=self._round,
             )
+
+        # Whoever is tried must know the token, too, so everybody gets a Test.
+        for index, peer in self.roster.peers.items():
             with contextlib.suppress(ConnectionError):
-                self.roster.peers[index].send(order)
+                peer.send(order_for(index))
             asked.add(index)
-        card = self.roster.cards[0]
-        own = Test(
-            token=token,
-            targets=tuple(by_source.get(0, ())),
-            effort=effort,
-            within_s=within_s,
-            is_one_by_one=is_one_by_one,
-            own_index=0,
-            own_address=addresses.get(0),
-        )
-        self._mesh.start(own, own_index=0, own_address=addresses.get(0), mtu=mtu_of(card), now_s=time.monotonic())
+        mtu = mtu_of(self.roster.cards[0])
+        self._mesh.start(order_for(0), own_index=0, own_address=addresses.get(0), mtu=mtu, now_s=time.monotonic())
         deadline_s = time.monotonic() + within_s + ANSWER_S
         asked.discard(0)
         while time.monotonic() < deadline_s:

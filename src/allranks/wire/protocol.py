@@ -137,7 +137,6 @@ class Test(msgspec.Struct, frozen=True, kw_only=True, tag="test"):
     """Where the others find the node that gets this, on the data network: what it must come from, too."""
     run_dir_nonce: str | None = None
     """What the leader wrote into the run directory; None: not asked for."""
-    round: int = 0
 
 
 class Tested(msgspec.Struct, frozen=True, kw_only=True, tag="tested"):
@@ -148,8 +147,6 @@ class Tested(msgspec.Struct, frozen=True, kw_only=True, tag="tested"):
     results: tuple[PairResult, ...]
     run_dir: Place | None = None
     """How the node sees the run directory, where it was asked."""
-    round: int = 0
-    """Of the Test that it answers."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
