@@ -12,7 +12,6 @@ process group; a node that never spoke has no reports, and what its partners say
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import json
 import os
@@ -22,7 +21,6 @@ import subprocess
 import sys
 import threading
 import time
-import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -31,11 +29,11 @@ from typing import Any
 import msgspec
 
 import allranks.join
-from allranks.launch.check.lines import Unpacker, pack
+from allranks.launch.check.lines import Unpacker, from_variable, pack, to_variable
 from allranks.launch.check.member import name_of
 from allranks.launch.check.step import TICK_S, end_step, srun_command, step_env
 from allranks.launch.check.where import Place
-from allranks.model.errors import AllranksError, UsageError
+from allranks.model.errors import AllranksError
 from allranks.model.identity import check_one_agent_per_node, world_from_env
 
 ORDER_VARIABLE = "ALLRANKS_CHECK_PAIRS"
@@ -252,7 +250,7 @@ def work_of(order: PairOrder, node: str) -> dict[str, Any]:
 
 def encode_order(order: PairOrder) -> str:
     """Return an order as the value of an environment variable."""
-    return base64.b64encode(zlib.compress(msgspec.json.encode(order))).decode()
+    return to_variable(order)
 
 
 def decode_order(text: str) -> PairOrder:
@@ -261,7 +259,4 @@ def decode_order(text: str) -> PairOrder:
     Raises:
         UsageError: it is something else.
     """
-    try:
-        return msgspec.json.decode(zlib.decompress(base64.b64decode(text)), type=PairOrder)
-    except (ValueError, zlib.error) as exc:
-        raise UsageError(f"{ORDER_VARIABLE} is no order of this version of allranks; unset it") from exc
+    return from_variable(text, PairOrder, name=ORDER_VARIABLE)

@@ -13,10 +13,17 @@ import base64
 import re
 import zlib
 from dataclasses import dataclass, field
+from typing import TypeVar
+
+import msgspec
+
+from allranks.model.errors import UsageError
 
 LINE_BYTES = 600
 MARK = "%allranks-check"
 _LINE = re.compile(rf"{MARK} (\d{{1,7}}) ([a-z]{{1,16}}) (\d{{1,7}})/(\d{{1,7}}) ([A-Za-z0-9+/=]+)%")
+
+AnyOrder = TypeVar("AnyOrder", bound=msgspec.Struct)
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,3 +71,24 @@ class Unpacker:
             return Parcel(*key, zlib.decompress(base64.b64decode(text)))
         except (ValueError, zlib.error):
             return None
+
+
+def to_variable(order: msgspec.Struct) -> str:
+    """Return an order as the value of an environment variable."""
+    return base64.b64encode(zlib.compress(msgspec.json.encode(order))).decode()
+
+
+def from_variable(text: str, kind: type[AnyOrder], *, name: str) -> AnyOrder:
+    """Read what `to_variable` wrote.
+
+    Args:
+        text: the variable's value.
+        kind: what it must be.
+        name: of the variable.
+    Raises:
+        UsageError: it is something else.
+    """
+    try:
+        return msgspec.json.decode(zlib.decompress(base64.b64decode(text)), type=kind)
+    except (ValueError, zlib.error) as exc:
+        raise UsageError(f"{name} is no order of this version of allranks; unset it") from exc

@@ -12,7 +12,6 @@ the first node; their key is in the step's environment. Directory and step are g
 
 from __future__ import annotations
 
-import base64
 import contextlib
 import os
 import re
@@ -23,7 +22,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -33,7 +31,7 @@ import msgspec
 
 from allranks.causes.catalogue import find_cause
 from allranks.causes.cause import failed
-from allranks.launch.check.lines import Unpacker
+from allranks.launch.check.lines import Unpacker, from_variable, to_variable
 from allranks.launch.check.member import DIRECTORY_PREFIX, ORDER_VARIABLE, Held, Here, Order
 from allranks.launch.check.where import Place
 from allranks.launch.plan import count_of
@@ -169,7 +167,7 @@ def srun_command(place: Place, *, mode: str = "--member") -> list[str]:
 
 def encode_order(order: Order) -> str:
     """Return an order as the value of an environment variable."""
-    return base64.b64encode(zlib.compress(msgspec.json.encode(order))).decode()
+    return to_variable(order)
 
 
 def decode_order(text: str) -> Order:
@@ -178,10 +176,7 @@ def decode_order(text: str) -> Order:
     Raises:
         UsageError: it is something else.
     """
-    try:
-        return msgspec.json.decode(zlib.decompress(base64.b64decode(text)), type=Order)
-    except (ValueError, zlib.error) as exc:
-        raise UsageError(f"{ORDER_VARIABLE} is no order of this version of allranks; unset it") from exc
+    return from_variable(text, Order, name=ORDER_VARIABLE)
 
 
 def sum_up(heard: Heard, num_nodes: int, *, waited_s: float) -> Held:
