@@ -122,13 +122,13 @@ def literal_runs(pattern: str) -> Iterator[int]:
 @pytest.mark.parametrize("cause", CAUSES, ids=ids)
 def test_signs_compile_and_have_a_literal_that_finds_them_fast(cause: type[Cause]) -> None:
     for sign in cause.signs:
-        re.compile(sign.encode())
-        assert max(literal_runs(sign)) >= 6, sign
+        re.compile(sign.pattern.encode())
+        assert max(literal_runs(sign.pattern)) >= 6, sign
     assert bool(cause.signs) == bool(cause.hits)
 
 
 def fired_by(line: str) -> set[str]:
-    return {cause.id for cause in CAUSES if any(re.search(sign, line) for sign in cause.signs)}
+    return {cause.id for cause in CAUSES if any(re.search(sign.pattern, line) for sign in cause.signs)}
 
 
 @pytest.mark.parametrize("cause", CAUSES, ids=ids)
@@ -139,7 +139,7 @@ def test_hits_fire_their_cause_and_misses_do_not(cause: type[Cause]) -> None:
     for miss in cause.misses:
         assert cause.id not in fired_by(miss), miss
     for sign in cause.signs:
-        assert any(re.search(sign, hit) for hit in cause.hits), sign
+        assert any(re.search(sign.pattern, hit) for hit in cause.hits), sign
 
 
 @pytest.mark.parametrize("cause", CAUSES, ids=ids)

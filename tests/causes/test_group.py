@@ -43,7 +43,7 @@ def test_a_timeout_is_an_outcome_and_a_dead_rank_its_cause() -> None:
 @pytest.mark.parametrize("cause", ALL)
 def test_lines_are_told_apart(cause: type[Cause]) -> None:
     for hit in cause.hits:
-        firing = {other.id for other in ALL if any(re.search(sign, hit) for sign in other.signs)}
+        firing = {other.id for other in ALL if any(re.search(sign.pattern, hit) for sign in other.signs)}
         assert firing == {cause.id}
     for sign in cause.signs:
-        assert any(re.search(sign, hit) for hit in cause.hits)
+        assert any(re.search(sign.pattern, hit) for hit in cause.hits)

@@ -32,7 +32,7 @@ FAMILIES = {
 }
 """First digit of an id -> what it is about."""
 
-_NO_CAUSES = {"allranks.causes.cause", "allranks.causes.catalogue", "allranks.causes.pages"}
+_NO_CAUSES = {"allranks.causes.cause", "allranks.causes.catalogue", "allranks.causes.pages", "allranks.causes.sign"}
 
 
 @functools.cache

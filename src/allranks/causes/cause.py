@@ -17,7 +17,7 @@ A cause is looked for in up to four ways; each is a pure function of cards, so t
     alike(card)      what must be the same on all nodes: the majority is right, the odd nodes are the culprits
     survey(cards)    what only shows when the cards of all nodes lie side by side: the same name twice
     symptoms         how it shows between two nodes (preflight.mesh measures, preflight.blame names the culprit)
-and `signs` show it in logs and at run time.
+and `signs` show it in logs and at run time (causes/sign.py).
 
 Outcomes (healthy, silent-hang, collective-timeout, user-code-error) are no causes: they have no probe, no fault and no
 fix (`is_outcome`).
@@ -32,6 +32,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import ClassVar
 
+from allranks.causes.sign import Sign
 from allranks.model.card import Card
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Status
@@ -115,8 +116,10 @@ class Cause:
     symptoms: ClassVar[tuple[Symptom, ...]] = ()
     also: ClassVar[tuple[str, ...]] = ()
     """Ids of causes whose signs these lines may be, too."""
-    signs: ClassVar[tuple[str, ...]] = ()
-    """Regular expressions, each with a literal of six bytes or more."""
+    signs: ClassVar[tuple[Sign, ...]] = ()
+    """Patterns of lines that show it in logs."""
+    told: ClassVar[str] = ""
+    """The message of a finding that comes from logs alone; {fields} are groups of its signs. Empty: the title."""
     hits: ClassVar[tuple[str, ...]] = ()
     """Real lines that the signs must match."""
     misses: ClassVar[tuple[str, ...]] = ()

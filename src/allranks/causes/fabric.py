@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from allranks.causes.cause import PASSED, Cause, Outcome, failed, skipped, unknown, warned
+from allranks.causes.sign import Sign
 from allranks.model.card import Card, Facts, RdmaPort
 from allranks.model.errors import Exit
 from allranks.model.finding import Severity
@@ -77,7 +78,7 @@ class IbConfig(Cause, id="AR301"):
     no_fault_yet = _NO_LAB
     never_on_hardware = True
     also = ("AR303",)
-    signs = (r"NCCL WARN NET/IB ?: Unable to open device",)
+    signs = (Sign(r"NCCL WARN NET/IB ?: Unable to open device"),)
     hits = ("NCCL WARN NET/IB : Unable to open device erdma_1",)
     misses = ("node05-ccncluster:44753:44753 [7] NCCL INFO NET/IB : No device found.",)
 
@@ -158,7 +159,7 @@ class IbLinkError(Cause, id="AR302"):
     exit_code = Exit.NODE_FAULT
     no_fault_yet = _NO_LAB
     never_on_hardware = True
-    signs = (r"NET/IBP? ?: ?Got completion from peer .{3,120}(?:status=|with error )12\b",)
+    signs = (Sign(r"NET/IBP? ?: ?Got completion from peer .{3,120}(?:status=|with error )12\b"),)
     hits = (
         "kp-ddp-worker-0:3468:3905 [4] ib_plugin.c:1615 NCCL WARN NET/IB : Got completion from peer "
         "10.216.210.236<54862> with status=12 opcode=0 len=0 vendor err 129 (Recv) localGid "

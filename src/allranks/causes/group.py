@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from allranks.causes.cause import Cause
+from allranks.causes.sign import Sign
 from allranks.model.errors import Exit
 
 
@@ -42,8 +43,8 @@ class MissingRank(Cause, id="AR401"):
     no_fault_yet = "it takes a script that holds a rank back; the tests of join start such ones"
     also = ("AR201", "AR402")
     signs = (
-        r"waiting for clients\. [0-9]+/[0-9]+ clients joined",
-        r"wait timeout after [0-9]+ms, keys: /default_pg/",
+        Sign(r"waiting for clients\. [0-9]+/[0-9]+ clients joined"),
+        Sign(r"wait timeout after [0-9]+ms, keys: /default_pg/"),
     )
     hits = (
         "torch.distributed.DistStoreError: Timed out after 1801 seconds waiting for clients. 1/3 clients joined.",
@@ -83,7 +84,7 @@ class RendezvousTimeout(Cause, id="AR402"):
     exit_code = Exit.SETUP
     no_fault_yet = "it is torchrun's own; allranks has no such rendezvous"
     also = ("AR201", "AR401")
-    signs = (r"RendezvousTimeoutError",)
+    signs = (Sign(r"RendezvousTimeoutError"),)
     hits = (
         '    "message": "RendezvousTimeoutError: ",',
         "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError",
@@ -124,7 +125,7 @@ class GlooTimeout(Cause, id="AR403"):
     exit_code = Exit.NODE_FAULT
     no_fault_yet = "found by check --deep only; the roll call names what the lab can break before"
     also = ("AR490",)
-    signs = (r"Timed out waiting [0-9]+ms for (?:recv|send) operation to complete",)
+    signs = (Sign(r"Timed out waiting [0-9]+ms for (?:recv|send) operation to complete"),)
     hits = (
         "[rank2]: RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting "
         "1800000ms for recv operation to complete",
@@ -265,7 +266,7 @@ class DeadRank(Cause, id="AR407"):
     fix = "look at how it ended on {node}: dmesg -T | grep -iE 'killed process|segfault', and the end of its .err"
     exit_code = Exit.USER_CODE
     no_fault_yet = "it takes a running job; the tests of launch kill ranks of one"
-    signs = (r"failed \(exitcode: -[0-9]+\) local_rank: [0-9]+ \(pid: [0-9]+\)",)
+    signs = (Sign(r"failed \(exitcode: -[0-9]+\) local_rank: [0-9]+ \(pid: [0-9]+\)"),)
     hits = (
         "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -9) local_rank: 3 (pid: 812917) of "
         "binary: /data/chenhao/anaconda3/envs/ColossalAI-Chat/bin/python",
@@ -339,8 +340,8 @@ class CollectiveTimeout(Cause, id="AR490"):
     is_outcome = True
     also = ("AR403",)
     signs = (
-        r"Watchdog caught collective operation timeout: WorkNCCL\(",
-        r"Timed out waiting [0-9]+ms for (?:recv|send) operation to complete",
+        Sign(r"Watchdog caught collective operation timeout: WorkNCCL\("),
+        Sign(r"Timed out waiting [0-9]+ms for (?:recv|send) operation to complete"),
     )
     hits = (
         "[rank7]:[E816 01:45:40.183009389 ProcessGroupNCCL.cpp:607] [Rank 7] Watchdog caught collective operation "

@@ -59,6 +59,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     interface: str | None = None
     """The culprit's interface, where it is one."""
     ranks: tuple[int, ...] = ()
+    subject: str | None = None
+    """What else is the culprit, as what was seen calls it: `GPU 0000:10:1c`, `address 127.0.1.1`, `process 4711`."""
     message: str
     """One line: what happened."""
     evidence: tuple[Evidence, ...] = ()

@@ -50,6 +50,7 @@ def render_finding(finding: Finding, style: Style) -> str:
     """Return one finding: the culprit's line, what happened, what was seen, what to do, who waited."""
     separator = style.mark(" · ", " - ")
     parts = [_one_line(finding.node or ""), _one_line(finding.interface or ""), fold_ranks(finding.ranks)]
+    parts.append(_one_line(finding.subject or ""))
     who = separator.join(filter(None, parts))
     is_warning = finding.severity is Severity.WARN
     mark = style.mark("⚠", "!") if is_warning else style.mark("✗", "x")

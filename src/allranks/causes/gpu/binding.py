@@ -9,6 +9,7 @@ from typing import Any
 from allranks.causes.cause import PASSED, Cause, Outcome, failed, skipped, warned
 from allranks.causes.gpu.seen import name_of, not_judged, visible_gpus
 from allranks.causes.node.presence import is_same_machine
+from allranks.causes.sign import Sign
 from allranks.model.card import Card
 from allranks.model.errors import Exit
 
@@ -46,8 +47,8 @@ class GpuBusy(Cause, id="AR104"):
     fix = "on {node}: nvidia-smi shows the process; end it, or leave the node out: --exclude={node}"
     exit_code = Exit.NODE_FAULT
     signs = (
-        r"CUDA-capable device\(s\) is/are busy or unavailable",
-        r"all CUDA-capable devices are busy or unavailable",
+        Sign(r"CUDA-capable device\(s\) is/are busy or unavailable"),
+        Sign(r"all CUDA-capable devices are busy or unavailable"),
     )
     hits = (
         "RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable",
@@ -109,7 +110,7 @@ class DuplicateGpu(Cause, id="AR107"):
     message = "{what}"
     fix = "unset CUDA_VISIBLE_DEVICES, start one agent a node, and let each rank take the GPU of its LOCAL_RANK"
     exit_code = Exit.SETUP
-    signs = (r"Duplicate GPU detected : rank",)
+    signs = (Sign(r"Duplicate GPU detected : rank"),)
     hits = (
         "chifflot-7:67917:67949 [0] init.cc:748 NCCL WARN Duplicate GPU detected : rank 0 and rank 1 both on CUDA "
         "device 3b000",
@@ -232,8 +233,8 @@ class BackendDeviceMismatch(Cause, id="AR111"):
     fix = "nvidia-smi on those nodes (is the driver loaded?), or --backend gloo"
     exit_code = Exit.SETUP
     signs = (
-        r"ProcessGroupNCCL is only supported with GPUs, no GPUs found",
-        r"No backend type associated with device type (?:cpu|cuda)",
+        Sign(r"ProcessGroupNCCL is only supported with GPUs, no GPUs found"),
+        Sign(r"No backend type associated with device type (?:cpu|cuda)"),
     )
     hits = (
         "ValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!",

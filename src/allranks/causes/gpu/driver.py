@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from allranks.causes.cause import PASSED, Cause, Outcome, failed, skipped, unknown
 from allranks.causes.gpu.seen import not_judged
+from allranks.causes.sign import Sign
 from allranks.model.card import Card, Facts, Gpu
 from allranks.model.errors import Exit
 from allranks.model.finding import Severity
@@ -57,7 +58,11 @@ class FabricManager(Cause, id="AR101"):
     message = "{what}"
     fix = "as root on {node}: systemctl restart nvidia-fabricmanager (its version must be the driver's)"
     exit_code = Exit.NODE_FAULT
-    signs = (r"system not yet initialized", r"cudaErrorSystemNotReady", r"CUDA_ERROR_SYSTEM_NOT_READY")
+    signs = (
+        Sign(r"system not yet initialized"),
+        Sign(r"cudaErrorSystemNotReady"),
+        Sign(r"CUDA_ERROR_SYSTEM_NOT_READY"),
+    )
     hits = (
         "RuntimeError: Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before calling "
         "NumCudaDevices() that might have already set an error? Error 802: system not yet initialized",
@@ -130,11 +135,11 @@ class DriverCudaMismatch(Cause, id="AR102"):
     fix = "on {node}: reboot after a driver update, or install a PyTorch for the driver's CUDA"
     exit_code = Exit.NODE_FAULT
     signs = (
-        r"The NVIDIA driver on your system is too old",
-        r"CUDA driver version is insufficient for CUDA runtime version",
-        r"system has unsupported display driver / cuda driver combination",
-        r"Failed to initialize NVML: Driver/library version mismatch",
-        r"forward compatibility was attempted on non supported HW",
+        Sign(r"The NVIDIA driver on your system is too old"),
+        Sign(r"CUDA driver version is insufficient for CUDA runtime version"),
+        Sign(r"system has unsupported display driver / cuda driver combination"),
+        Sign(r"Failed to initialize NVML: Driver/library version mismatch"),
+        Sign(r"forward compatibility was attempted on non supported HW"),
     )
     hits = (
         "RuntimeError: The NVIDIA driver on your system is too old (found version 11040). Please update your driver",
@@ -200,7 +205,7 @@ class GpuMissing(Cause, id="AR103"):
     message = "it shows {seen} of {wanted} GPUs ({source})"
     fix = "on {node}: nvidia-smi -L; dmesg -T | grep -i xid; reboot it, or leave it out: --exclude={node}"
     exit_code = Exit.NODE_FAULT
-    signs = (r"NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver",)
+    signs = (Sign(r"NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver"),)
     hits = (
         "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the "
         "latest NVIDIA driver is installed and running.",

@@ -6,6 +6,7 @@ import re
 
 from allranks.causes.cause import PASSED, Cause, Outcome, failed, skipped, warned
 from allranks.causes.gpu.seen import name_of, not_judged, visible_gpus
+from allranks.causes.sign import Sign
 from allranks.model.card import Card, Facts, Gpu
 from allranks.model.errors import Exit
 
@@ -80,10 +81,10 @@ class GpuHardware(Cause, id="AR105"):
     fix = "leave {node} out (--exclude={node}) and have it reset or repaired: nvidia-smi -q -d ECC,ROW_REMAPPER"
     exit_code = Exit.NODE_FAULT
     signs = (
-        rf"NVRM: Xid \(PCI:[0-9a-fA-F:.]+\): (?:{'|'.join(map(str, FATAL_XIDS))}),",
-        r"uncorrectable ECC error encountered",
-        r"GPU has fallen off the bus",
-        r"fallen off the bus and is not responding to commands",
+        Sign(rf"NVRM: Xid \(PCI:[0-9a-fA-F:.]+\): (?:{'|'.join(map(str, FATAL_XIDS))}),"),
+        Sign(r"uncorrectable ECC error encountered"),
+        Sign(r"GPU has fallen off the bus"),
+        Sign(r"fallen off the bus and is not responding to commands"),
     )
     hits = (
         "NVRM: Xid (PCI:0000:44:00): 79, GPU has fallen off the bus",

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from allranks.causes.cause import Cause
+from allranks.causes.sign import Sign
 from allranks.model.card import Card
 from allranks.model.errors import Exit
 from allranks.model.finding import Severity
@@ -114,7 +115,7 @@ class NcclVersionMismatch(Cause, id="AR504"):
     message = "{what} differs: {usual}; {odd}"
     fix = "use one environment on all nodes; on {node}: ldconfig -p | grep nccl; echo $LD_LIBRARY_PATH"
     exit_code = Exit.NODE_FAULT
-    signs = (r"Mismatched NCCL version detected",)
+    signs = (Sign(r"Mismatched NCCL version detected"),)
     hits = ("RuntimeError: Mismatched NCCL version detected : rank 1 version 22705 rank 0 version 22703",)
     misses = ("init.cc:1247 NCCL WARN Mismatched collective detected, please check your collective calls",)
     no_fault_yet = "the lab's nodes have one PyTorch, built without NCCL"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from allranks.causes.cause import PASSED, Cause, Outcome, unknown, warned
+from allranks.causes.sign import Sign
 from allranks.model.card import Card
 from allranks.model.errors import Exit
 
@@ -78,8 +79,8 @@ class SpawnInsideSrun(Cause, id="AR502"):
     fix = "srun --ntasks-per-node=1 allranks run ...: one agent a node, it starts the workers"
     exit_code = Exit.USAGE
     signs = (
-        r"agents \([^)]{1,80}\), allranks needs one a node",
-        r"runs inside each of [0-9]+ tasks a node",
+        Sign(r"agents \([^)]{1,80}\), allranks needs one a node"),
+        Sign(r"runs inside each of [0-9]+ tasks a node"),
     )
     hits = (
         "error: node node01 has 8 agents (SLURM_STEP_TASKS_PER_NODE=8), allranks needs one a node: srun --nodes=2 "

@@ -13,6 +13,7 @@ import msgspec
 
 from allranks.causes.cause import Cause, Outcome
 from allranks.causes.net.cards import data_interface, data_network, most_common, parse_address, subnet_of, with_facts
+from allranks.causes.sign import Sign
 from allranks.model.card import Card, Facts, Interface
 from allranks.model.choice import gloo_address, nccl_address, nccl_candidates
 from allranks.model.errors import Exit
@@ -147,9 +148,9 @@ class NicNotFound(Cause, id="AR208"):
     fix = "ip -br addr on {node} shows what there is; correct cluster.toml, or unset the variable that names it"
     exit_code = Exit.NODE_FAULT
     signs = (
-        r"ifa != nullptr\. Unable to find address for: ",
-        r"Bootstrap : no socket interface found",
-        r"ncclSocketInit: connecting to address .{0,60} with family [0-9]+ is neither AF_INET",
+        Sign(r"ifa != nullptr\. Unable to find address for: "),
+        Sign(r"Bootstrap : no socket interface found"),
+        Sign(r"ncclSocketInit: connecting to address .{0,60} with family [0-9]+ is neither AF_INET"),
     )
     hits = (
         "[enforce fail at /__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/device.cc:84] ifa != nullptr. "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from allranks.causes.cause import PASSED, Cause, Outcome, Symptom, failed, skipped, unknown
 from allranks.causes.net.cards import data_interface
+from allranks.causes.sign import Sign
 from allranks.model.card import Card
 from allranks.model.errors import Exit
 
@@ -136,8 +137,8 @@ class PeerConnectionLost(Cause, id="AR215"):
     no_fault_yet = "it is looked for in a running job, by the guard, which is not built yet"
     also = ("AR407",)
     signs = (
-        r"Connection closed by peer \[",
-        r"socketProgress: Connection closed by remote peer",
+        Sign(r"Connection closed by peer \["),
+        Sign(r"socketProgress: Connection closed by remote peer"),
     )
     hits = (
         "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer "

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from allranks.causes.cause import PASSED, Cause, Outcome, failed, skipped, unknown, warned
 from allranks.causes.net.cards import data_interface, data_network, parse_address, subnet_of, with_facts
+from allranks.causes.sign import Sign
 from allranks.model.card import Card, Interface
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence, Status
@@ -87,7 +88,7 @@ class IpFamilyMismatch(Cause, id="AR214"):
     fix = "give all nodes an address of one family on the data network, and name it in cluster.toml: ip -br addr"
     exit_code = Exit.SETUP
     no_fault_yet = "a lab is either IPv4 or IPv6"
-    signs = (r"WARN Socket creation failed : Address family not supported by protocol",)
+    signs = (Sign(r"WARN Socket creation failed : Address family not supported by protocol"),)
     hits = ("include/socket.h:344 WARN Socket creation failed : Address family not supported by protocol",)
     misses = (
         "[W socket.cpp:426] [c10d] The server socket cannot be initialized on [::]:29500 (errno: 97 - Address family "

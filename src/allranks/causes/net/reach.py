@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from allranks.causes.cause import PASSED, Cause, Outcome, Symptom, failed, warned
 from allranks.causes.net.cards import parse_address, with_facts
+from allranks.causes.sign import Sign
 from allranks.model.card import Card
 from allranks.model.errors import Exit
 from allranks.model.finding import Status
@@ -51,9 +52,9 @@ class MasterUnreachable(Cause, id="AR201"):
     exit_code = Exit.SETUP
     also = ("AR202", "AR206", "AR210", "AR401")
     signs = (
-        r"The client socket has timed out after [0-9]+m?s while trying to connect to",
-        r"TCP client failed to connect/validate to host",
-        r"RendezvousConnectionError: The connection to the C10d store has failed",
+        Sign(r"The client socket has timed out after [0-9]+m?s while trying to connect to"),
+        Sign(r"TCP client failed to connect/validate to host"),
+        Sign(r"RendezvousConnectionError: The connection to the C10d store has failed"),
     )
     hits = (
         "[E socket.cpp:793] [c10d] The client socket has timed out after 60s while trying to connect to (IP1, 2222).",
@@ -193,8 +194,8 @@ class FirewallPort(Cause, id="AR206"):
     symptoms = (Symptom.FILTERED, Symptom.STORE_FILTERED)
     also = ("AR203", "AR210", "AR211")
     signs = (
-        r"NCCL WARN socketPollConnect: Connect to .{3,80} returned 113\(No route to host\)",
-        r"socketPollConnect: connect returned No route to host, retrying",
+        Sign(r"NCCL WARN socketPollConnect: Connect to .{3,80} returned 113\(No route to host\)"),
+        Sign(r"socketPollConnect: connect returned No route to host, retrying"),
     )
     hits = (
         "node5:240:240 [6] misc/socket.cc:533 NCCL WARN socketPollConnect: Connect to 10.0.0.4<56849> returned 113(No "
@@ -242,7 +243,9 @@ class PortInUse(Cause, id="AR207"):
     fix = "on {node}: ss -ltnp 'sport = :{port}'; end what was left behind, or set another [network] port"
     exit_code = Exit.SETUP
     also = ("AR502",)
-    signs = (r"The server socket has failed to listen on any local network address\..{1,200}[Aa]ddress already in use",)
+    signs = (
+        Sign(r"The server socket has failed to listen on any local network address\..{1,200}[Aa]ddress already in use"),
+    )
     hits = (
         "RuntimeError: The server socket has failed to listen on any local network address. port: 29500, useIpv6: 0, "
         "code: -98, name: EADDRINUSE, message: address already in use",

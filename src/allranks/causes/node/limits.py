@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from allranks.causes.cause import PASSED, Cause, Outcome, failed, skipped, unknown, warned
+from allranks.causes.sign import Sign
 from allranks.model.card import Card, Facts
 from allranks.model.errors import Exit
 
@@ -51,9 +52,9 @@ class ShmTooSmall(Cause, id="AR002"):
     fix = "on {node}: mount -o remount,size=8G /dev/shm; in a container: --shm-size=8g"
     exit_code = Exit.NODE_FAULT
     signs = (
-        r"failed to extend /dev/shm/nccl-",
-        r"NCCL WARN Error while creating shared memory segment",
-        r"NCCL WARN Call to posix_fallocate failed",
+        Sign(r"failed to extend /dev/shm/nccl-"),
+        Sign(r"NCCL WARN Error while creating shared memory segment"),
+        Sign(r"NCCL WARN Call to posix_fallocate failed"),
     )
     hits = (
         "ubuntu:9621 [6] misc/shmutils.cc:71 NCCL WARN Error: failed to extend /dev/shm/nccl-fjwOOB to 5967876 bytes",
@@ -118,8 +119,10 @@ class IbMemlock(Cause, id="AR003"):
     fix = "on {node}: LimitMEMLOCK=infinity for slurmd, PropagateResourceLimitsExcept=MEMLOCK in slurm.conf"
     exit_code = Exit.NODE_FAULT
     signs = (
-        r"NCCL WARN Call to ibv_(?:reg_mr(?:_iova2)?|create_cq|create_qp) failed with error Cannot allocate memory",
-        r"Please set max locked memory \(ulimit -l\) to 'unlimited'",
+        Sign(
+            r"NCCL WARN Call to ibv_(?:reg_mr(?:_iova2)?|create_cq|create_qp) failed with error Cannot allocate memory"
+        ),
+        Sign(r"Please set max locked memory \(ulimit -l\) to 'unlimited'"),
     )
     hits = (
         "misc/ibvwrap.cc:278 NCCL WARN Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory",
@@ -203,7 +206,7 @@ class TooManyOpenFiles(Cause, id="AR004"):
     message = "a process may open only {limit} files"
     fix = "in the batch script: ulimit -n $(ulimit -Hn); for good on {node}: LimitNOFILE=131072 for slurmd"
     exit_code = Exit.NODE_FAULT
-    signs = (r"\[Errno 24\] Too many open files", r"NCCL WARN .{0,80}Too many open files")
+    signs = (Sign(r"\[Errno 24\] Too many open files"), Sign(r"NCCL WARN .{0,80}Too many open files"))
     hits = (
         "OSError: [Errno 24] Too many open files: '/dev/shm/torch_2194_3017881412_12'",
         "misc/socket.cc:484 NCCL WARN socketStartConnect: Call to socket failed : Too many open files",

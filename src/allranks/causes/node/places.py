@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from allranks.causes.cause import PASSED, Cause, Outcome, failed, skipped, unknown, warned
 from allranks.causes.node.limits import GIB, MIB, size_text
+from allranks.causes.sign import Sign
 from allranks.model.card import Card, Place
 from allranks.model.errors import Exit
 
@@ -44,7 +45,7 @@ class DiskFull(Cause, id="AR005"):
     message = "{place} ({path}): {free} left"
     fix = "on {node}: df -h {path}; remove what is old there, or name another place (TMPDIR, --log-dir)"
     exit_code = Exit.NODE_FAULT
-    signs = (r"\[Errno 28\] No space left on device", r"\[Errno 122\] Disk quota exceeded")
+    signs = (Sign(r"\[Errno 28\] No space left on device"), Sign(r"\[Errno 122\] Disk quota exceeded"))
     hits = (
         "OSError: [Errno 28] No space left on device",
         "OSError: [Errno 122] Disk quota exceeded: '/home/alice/.cache/torch'",

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from allranks.causes.cause import PASSED, Cause, Outcome, Symptom, failed, skipped, unknown, warned
+from allranks.causes.sign import Sign
 from allranks.model.card import Card, Facts
 from allranks.model.errors import Exit
 from allranks.model.finding import Status
@@ -77,7 +78,7 @@ class ClockSkew(Cause, id="AR007"):
     fix = "as root on {node}: systemctl enable --now chronyd && chronyc makestep"
     exit_code = Exit.NODE_FAULT
     symptoms = (Symptom.CLOCK,)
-    signs = (r"Munge (?:decode|encode) failed: (?:Rewound|Expired) credential",)
+    signs = (Sign(r"Munge (?:decode|encode) failed: (?:Rewound|Expired) credential"),)
     hits = (
         "[2026-03-02T10:11:12.013] error: Munge decode failed: Rewound credential",
         "slurmd: error: Munge decode failed: Expired credential",
@@ -222,7 +223,7 @@ class NodeFailure(Cause, id="AR012"):
     message = "{what}"
     fix = "look at {node} (is it up? dmesg, the end of its SLURM log) and start again without it"
     exit_code = Exit.NODE_FAULT
-    signs = (r"error: Node failure on ", r"DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS")
+    signs = (Sign(r"error: Node failure on "), Sign(r"DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"))
     hits = (
         "srun: error: Node failure on jean-zay-iam37",
         "salloc: error: Node failure on worker-1",
