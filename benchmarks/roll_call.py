@@ -5,7 +5,8 @@
 
 The leader is a process of its own, as on its node; the agents share as many processes as the machine has cores, each
 with its own connection, ports and card. What is measured is the leader's: from the first agent that may join to the
-verdict. Above 64 nodes pairs are tried sparsely, with one connection and at most 4 KiB each.
+verdict. Above 64 nodes pairs are tried sparsely, with one connection and at most 4 KiB each, but for one packet of MTU
+9000 that each node sends to one other and gets back.
 """
 
 from __future__ import annotations
@@ -26,9 +27,10 @@ from allranks.host.node import read_card_facts
 from allranks.model.card import Card, Facts, Interface
 from allranks.model.finding import Verdict
 from allranks.preflight.attend import Attendance
+from allranks.preflight.look import FULL_UP_TO
 from allranks.preflight.mesh.tester import Mesh
 from allranks.preflight.pairs import choose_pairs
-from allranks.preflight.rollcall import FULL_UP_TO, RollCall, stop
+from allranks.preflight.rollcall import RollCall, stop
 from allranks.preflight.roster import Terms
 from allranks.wire.door import Door
 from allranks.wire.leader import Hint, bind_port
@@ -36,6 +38,8 @@ from allranks.wire.secret import Secret
 from allranks.wire.seek import seek_leader
 
 KEY = Secret(b"a benchmark", "benchmark")
+MTU = 9000
+"""What data interfaces of a cluster say: the loopback interface's own size is larger than any packet."""
 JOIN_S = 60.0
 TESTS_S = 60.0
 """Simulated nodes share two cores: the deadline of real ones is not theirs."""
@@ -70,7 +74,7 @@ def address_of(index: int) -> str:
 
 
 def card_of(index: int, facts: Facts, mesh: Mesh | None) -> Card:
-    nic = Interface("lo0", (address_of(index),), is_up=True, networks=("127.0.0.0/8",), mtu=65536)
+    nic = Interface("lo0", (address_of(index),), is_up=True, networks=("127.0.0.0/8",), mtu=MTU)
     own = msgspec.structs.replace(facts, host_name=f"node{index:04d}", boot_id=f"boot-{index}", interfaces=(nic,))
     return Card(
         host=f"node{index:04d}",

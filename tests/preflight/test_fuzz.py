@@ -19,7 +19,7 @@ from seen import good, mesh, terms
 from test_rollcall import KEY, PATIENCE_S, Agent, Call, be_silent, brief, call, card  # noqa: F401  (a fixture)
 
 from allranks import __version__
-from allranks.model.card import Card, Facts, Gpu, Interface, Place, TestPorts
+from allranks.model.card import Card, Code, Facts, Gid, Gpu, Interface, Place, RdmaPort, TestPorts
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
 from allranks.model.pair import PairResult
 from allranks.preflight.judge import Judgement, Observations, Stranger, judge
@@ -86,6 +86,24 @@ FACTS = st.builds(
     ).map(tuple),
     clock_s=FLOATS,
     driver_version=MAYBE,
+    code=st.none()
+    | st.builds(
+        Code, script=TEXTS, digest=TEXTS, beside=st.none() | st.dictionaries(TEXTS, st.none() | TEXTS, max_size=3)
+    ),
+    rdma_ports=st.lists(
+        st.builds(
+            RdmaPort,
+            device=TEXTS,
+            port=NUMBERS,
+            state=TEXTS | st.just("ACTIVE"),
+            phys_state=TEXTS,
+            rate=TEXTS,
+            link_layer=TEXTS | st.just("Ethernet"),
+            active_mtu=st.none() | NUMBERS,
+            gids=st.lists(st.builds(Gid, index=NUMBERS, kind=TEXTS, gid=TEXTS, netdev=MAYBE), max_size=2).map(tuple),
+        ),
+        max_size=2,
+    ).map(tuple),
     gpus=st.lists(
         st.builds(Gpu, index=NUMBERS, uuid=TEXTS, name=TEXTS, memory_used_mib=st.none() | NUMBERS, processes=LISTS),
         max_size=2,
@@ -165,6 +183,9 @@ ABSURD = {
     "port 70000": {"test_ports": TestPorts(tcp=(40001,), udp=70000)},
     "no ports": {"test_ports": TestPorts(tcp=(), udp=1)},
     "65535 ports": {"test_ports": TestPorts(tcp=tuple(range(1, 65536)), udp=1)},
+    "thousands of modules": {
+        "facts": Facts(code=Code(script="a", digest="b", beside={f"m{number}.py": None for number in range(5000)}))
+    },
     "a huge environment": {"facts": Facts(environment={f"NCCL_{number}": "" for number in range(5000)})},
 }
 
@@ -265,7 +286,7 @@ NONSENSE = {
 def test_a_result_that_cannot_be_is_told(kind):
     assert is_plausible(good(2, 1))
     assert not is_plausible(good(2, 1, **NONSENSE[kind]))
-    assert find_nonsense(Tested(results=(good(2, 0), good(2, 1, **NONSENSE[kind])))) == (
+    assert find_nonsense(Tested(results=(good(2, 0), good(2, 1, **NONSENSE[kind])), round=1)) == (
         "what it says of node 1 cannot be"
     )
 
@@ -275,8 +296,8 @@ def report(*results: PairResult, **more: object) -> Callable[[Agent, Connection]
 
     def behave(agent: Agent, connection: Connection) -> None:
         for _ in range(3):
-            agent.hear(connection, Test)
-            connection.send(Tested(results=results, **more))
+            test = agent.hear(connection, Test)
+            connection.send(Tested(results=results, round=test.round, **more))
         agent.is_over.wait(PATIENCE_S)
 
     return behave
@@ -326,7 +347,7 @@ WORDS: dict[str, Callable[[bytes], list[bytes]]] = {
     "http": lambda join: [b"GET / HTTP/1.1\r\n\r\n"],
     "a length and nothing": lambda join: [b"\x00\x01\x00\x00"],
     "an empty frame": lambda join: [b"\x00\x00\x00\x00"],
-    "a test instead of a join": lambda join: [encode_frame(Tested(results=()))],
+    "a test instead of a join": lambda join: [encode_frame(Tested(results=(), round=1))],
     "a join and garbage": lambda join: [join, b"\xff" * 64],
     "a join and half a frame": lambda join: [join, b"\x00\x00\x10\x00abc"],
 }
@@ -366,7 +387,7 @@ def test_whatever_a_connection_says_the_others_are_called(call, words, is_hangin
 
 TEST_WORDS = {
     "garbage": b"GET / HTTP/1.1\r\n\r\n",
-    "half a frame": encode_frame(Tested(results=(good(2, 0),)))[:-3],
+    "half a frame": encode_frame(Tested(results=(good(2, 0),), round=1))[:-3],
     "a frame too long": b"\xff\xff\xff\xff",
     "a hello": encode_frame(Hello(protocol=PROTOCOL, version="x", job="4711", nonce=b"n")),
 }
@@ -390,8 +411,8 @@ def test_whatever_a_member_says_to_a_test_the_others_are_tested(call, words):  #
 
 def test_a_flood_of_reports_holds_nobody_up(call):  # noqa: F811
     def behave(agent: Agent, connection: Connection) -> None:
-        agent.hear(connection, Test)
-        flood = encode_frame(Tested(results=())) * 2000
+        test = agent.hear(connection, Test)
+        flood = encode_frame(Tested(results=(), round=test.round)) * 2000
         connection.sock.setblocking(True)
         with contextlib.suppress(OSError):
             for _ in range(20):

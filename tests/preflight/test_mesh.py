@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from allranks.host.tcpinfo import parse_tcp_info, read_tcp_info, read_unacked_bytes
 from allranks.model.card import TestPorts
@@ -137,6 +138,19 @@ def test_a_pair_stays_within_its_budget(room: Room, effort: Effort, limit: int, 
     one.start(order_of(target_of(other), effort=effort), own_index=0, own_address=None, mtu=mtu, now_s=time.monotonic())
     room.run(lambda: one.results is not None)
     assert 1024 < one.bytes_sent + other.bytes_sent < limit
+
+
+@pytest.mark.parametrize(("mtu", "limit"), [(1400, 4096), (1500, 4096), (1700, 4096), (9000, 20_000)])
+def test_a_packet_of_the_mtu_takes_the_place_of_the_large_payload(room: Room, mtu: int, limit: int) -> None:
+    one, other = room.mesh(), room.mesh()
+    [result] = room.try_all(one, replace(target_of(other), probe_bytes=mtu), effort=SPARSE)
+    assert (result.num_open, result.large_sent, result.datagrams_sent, result.datagrams) == (1, 0, 4, {mtu: True})
+    assert 2 * (mtu - 28) < one.bytes_sent + other.bytes_sent < limit
+
+
+def test_what_has_an_mtu_probe_needs_no_other(room: Room) -> None:
+    [result] = room.try_all(room.mesh(), replace(target_of(room.mesh()), probe_bytes=4000))
+    assert (result.large_sent, result.datagrams) == (48 << 10, {1500: True, 9000: True})
 
 
 def test_other_nodes_try_other_ports_where_not_all_are_tried(room: Room) -> None:

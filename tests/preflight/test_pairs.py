@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.preflight.pairs import MAX_FOLLOW_UPS, MAX_PER_SUSPECT, choose_pairs, follow_up
+from allranks.preflight.pairs import MAX_FOLLOW_UPS, MAX_PER_SUSPECT, choose_pairs, choose_ring, follow_up
 
 SPARSE_SIZES = st.integers(min_value=65, max_value=1100)
 SEEDS = st.integers(min_value=0, max_value=2**32)
@@ -44,6 +44,15 @@ def test_every_node_is_a_source_and_a_target_as_often_as_log2(num_nodes: int, se
     assert all(source != target for source, target in pairs)
     assert Counter(source for source, _ in pairs) == dict.fromkeys(range(num_nodes), times)
     assert Counter(target for _, target in pairs) == dict.fromkeys(range(num_nodes), times)
+
+
+@given(SPARSE_SIZES, SEEDS)
+def test_the_ring_is_a_part_of_the_pairs_in_which_every_node_is_once_a_source_and_once_a_target(
+    num_nodes: int, seed: int
+) -> None:
+    ring = choose_ring(num_nodes, seed=seed)
+    assert set(ring) <= set(choose_pairs(num_nodes, seed=seed))
+    assert [source for source, _ in ring] == sorted(target for _, target in ring) == list(range(num_nodes))
 
 
 @given(SPARSE_SIZES, SEEDS)

@@ -12,14 +12,14 @@ import time
 from collections.abc import Callable, Iterator
 
 import pytest
-from seen import PORTS, brief, terms
+from seen import PORTS, brief, facts, terms
 
 from allranks import __version__
 from allranks.model.card import Card, TestPorts
 from allranks.model.errors import AllranksError, NodeFaultError, StoppedBySignal, WireError
 from allranks.model.finding import Verdict
-from allranks.model.pair import PairResult
-from allranks.preflight import rollcall, second_look
+from allranks.model.pair import FULL, PairResult
+from allranks.preflight import look, rollcall, second_look
 from allranks.preflight.attend import Attendance
 from allranks.preflight.judge import Judgement
 from allranks.preflight.mesh.tester import Mesh
@@ -291,7 +291,7 @@ class Call:
 @pytest.fixture
 def call(monkeypatch: pytest.MonkeyPatch) -> Iterator[Call]:
     """A roll call whose tests have a deadline of a good second."""
-    monkeypatch.setattr(rollcall, "TESTS_S", 1.0)
+    monkeypatch.setattr(look, "TESTS_S", 1.0)
     monkeypatch.setattr(rollcall, "ANSWER_S", 0.3)
     monkeypatch.setattr(second_look, "CONFIRM_S", 0.8)
     made = Call()
@@ -314,6 +314,22 @@ def test_all_come_and_reach_each_other(call):
     assert [event for event, _ in call.events if event != "joined"] == ["leading"]
     assert call.lines == []
     assert call.took_s < 5
+
+
+def test_of_many_nodes_each_sends_one_packet_of_the_mtu(call, monkeypatch):
+    monkeypatch.setattr(look, "FULL_UP_TO", 2)
+    monkeypatch.setattr(look, "SPARSE_TESTS_S", 2.0)
+    on_ens = {"data_interface": "ens1f1"}
+    for index in range(1, 6):
+        call.add(card(index, facts=facts(index), **on_ens))
+    judgement = call.hold(6, own=card(0, ports=call.mesh.ports, facts=facts(0), **on_ens))
+    assert judgement.findings == ()
+    results = call.call.observations.results
+    probed = [each for each in results if each.datagrams]
+    assert (len(results), [each.source for each in sorted(probed, key=lambda each: each.source)]) == (12, [*range(6)])
+    assert {size for each in probed for size in each.datagrams} == {9000}
+    assert {each.large_sent for each in probed} == {0}
+    assert [event for event, _ in call.events if event == "second_look"] == []
 
 
 def test_the_listener_is_given_back_listening(call):
@@ -436,8 +452,8 @@ def leave_at_test(agent: Agent, connection: Connection) -> None:
 
 
 def report_nothing_and_leave(agent: Agent, connection: Connection) -> None:
-    agent.hear(connection, Test)
-    connection.send(Tested(results=()))
+    test = agent.hear(connection, Test)
+    connection.send(Tested(results=(), round=test.round))
 
 
 def leave_at_second_test(agent: Agent, connection: Connection) -> None:
@@ -449,10 +465,32 @@ def leave_at_second_test(agent: Agent, connection: Connection) -> None:
             results=tuple(
                 PairResult(source=test.own_index, target=target.node_index, num_open=7, closed=closed)
                 for target in test.targets
-            )
+            ),
+            round=test.round,
         )
     )
     agent.hear(connection, Test)
+
+
+def report_late(agent: Agent, connection: Connection) -> None:
+    """Ask for a confirmation, and send the report of the first round again before the one of the second."""
+    leave_at_second_test(agent, connection)
+    (first, second) = [each for each in agent.messages if isinstance(each, Test)]
+    refused = tuple(PairResult(source=2, target=target, closed={PORTS[0]: "refused"}) for target in (0, 1))
+    connection.send(Tested(results=refused, round=first.round))
+    time.sleep(0.1)
+    fine = tuple(PairResult(source=2, target=each.node_index, num_open=8, store="") for each in second.targets)
+    connection.send(Tested(results=fine, round=second.round))
+    be_silent(agent, connection)
+
+
+def test_a_late_report_counts_for_no_later_round(call):
+    call.add(card(1))
+    call.add(card(2), behave=report_late)
+    call.hold(3)
+    of_it = [each for each in call.call.observations.results if each.source == 2]
+    assert [(each.target, each.num_open, each.closed) for each in of_it] == [(0, 8, {}), (1, 8, {})]
+    assert ("late_report", {"node": "node03", "round": 1}) in call.events
 
 
 def be_silent(agent: Agent, connection: Connection) -> None:
@@ -683,7 +721,7 @@ def test_a_signal_to_an_agent_ends_its_wait(call):
 # ---- the leader dies
 
 
-TEST = Test(token=b"t" * 16, targets=(), effort=rollcall.FULL, within_s=0.2)
+TEST = Test(token=b"t" * 16, targets=(), effort=FULL, within_s=0.2)
 LAST_WORDS: dict[str, tuple[Message, ...]] = {
     "after the welcome": (),
     "after the test was ordered": (TEST,),

@@ -8,11 +8,11 @@ from hypothesis import strategies as st
 from seen import NO_ANSWER, PORTS, around, change, good, mesh, silence, stall
 
 from allranks.model.pair import FULL, MAX_PAIR_BYTES
+from allranks.preflight.look import Look
 from allranks.preflight.second_look import (
     CONFIRM_S,
     MAX_FAILED,
     QUIET,
-    Look,
     merge,
     plan_confirmation,
     plan_quiet_look,

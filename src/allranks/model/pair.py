@@ -19,6 +19,9 @@ class Target(msgspec.Struct, frozen=True, kw_only=True):
     ports: TestPorts
     store_port: int | None = None
     """The leader's port, where the target is the leader."""
+    probe_bytes: int = 0
+    """Size of an unfragmentable IP packet that goes there and back in the place of the large payload, where the effort
+    has no MTU probe; 0: none."""
 
 
 class Effort(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,7 +39,11 @@ class Effort(msgspec.Struct, frozen=True, kw_only=True):
 
 FULL = Effort()
 SPARSE = Effort(num_ports=1, large_bytes=1024, num_datagrams=4, has_mtu_probe=False)
-"""For hundreds of nodes: one connection, at most 4 KiB a pair."""
+"""For hundreds of nodes: one connection, at most 4 KiB a pair. `Target.probe_bytes` goes beyond that where the MTU is
+above 1700: such a pair sends one packet of it each way, 18 KB at MTU 9000, and up to five more while none comes back.
+Each node is the source of one such pair."""
+LARGE = Effort(num_ports=1, num_datagrams=4)
+"""For the few pairs among hundreds of nodes in which large packets are in doubt."""
 
 
 class PairResult(msgspec.Struct, frozen=True, kw_only=True):

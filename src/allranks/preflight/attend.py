@@ -157,4 +157,4 @@ class Attendance:
             self._looked = None
         self._test = None
         with contextlib.suppress(ConnectionError):  # the next receive says so
-            self._connection.send(Tested(results=results or (), run_dir=self._place))
+            self._connection.send(Tested(results=results or (), round=test.round, run_dir=self._place))

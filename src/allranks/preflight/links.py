@@ -16,7 +16,7 @@ from allranks.model.finding import Confidence, Status
 from allranks.model.hostlist import fold_hosts
 from allranks.model.pair import PairResult
 from allranks.preflight.blame import Blame, Edge, Kind, blame
-from allranks.preflight.symptoms import is_heavy_loss, slow_nodes, symptom_of
+from allranks.preflight.symptoms import has_large_passed, has_tried_large, is_heavy_loss, slow_nodes, symptom_of
 from allranks.preflight.vet import is_plausible
 
 MIN_LOST = 3
@@ -274,7 +274,9 @@ def _store_filtered(tests: _Tests, shown: Sequence[_Shown], store_port: int | No
 
 def _large_lost(tests: _Tests, shown: Sequence[_Shown]) -> list[Judged]:
     basic = (Symptom.SILENT, Symptom.LOSSY, Symptom.FILTERED)
-    known = [each for each in shown if each.symptom not in basic]
+    # Between many nodes few pairs send anything large: the others say nothing of it.
+    tried = [each for each in shown if has_tried_large(each.result) or has_large_passed(each.result)]
+    known = [each for each in tried if each.symptom not in basic]
     judged = []
     for found, explained in _blame_symptom(tests, known, Symptom.LARGE_LOST):
         failing = [each.result for each in explained]

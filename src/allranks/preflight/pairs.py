@@ -31,10 +31,18 @@ def choose_pairs(num_nodes: int, *, full_up_to: int = 64, seed: int) -> list[tup
     """
     if num_nodes <= max(full_up_to, 2):
         return [(source, target) for source in range(num_nodes) for target in range(num_nodes) if source != target]
-    circle = list(range(num_nodes))
-    random.Random(seed).shuffle(circle)
+    circle = _circle(num_nodes, seed)
     steps = [1 << k for k in range(num_nodes.bit_length()) if 2 << k <= num_nodes]
     return sorted((circle[i], circle[(i + step) % num_nodes]) for i in range(num_nodes) for step in steps)
+
+
+def choose_ring(num_nodes: int, *, seed: int) -> list[tuple[int, int]]:
+    """Return a part of the pairs that `choose_pairs` chooses above `full_up_to`: each node with the next in the circle.
+
+    Every node is once a source and once a target, with two others: what costs too much for all pairs can be tried here.
+    """
+    circle = _circle(num_nodes, seed)
+    return sorted((circle[i - 1], circle[i]) for i in range(num_nodes))
 
 
 def follow_up(
@@ -92,3 +100,9 @@ def follow_up(
         for second in suspects[i + 1 :]:
             choose((first, second), (second, first), room=per_suspect)
     return sorted(chosen)
+
+
+def _circle(num_nodes: int, seed: int) -> list[int]:
+    circle = list(range(num_nodes))
+    random.Random(seed).shuffle(circle)
+    return circle

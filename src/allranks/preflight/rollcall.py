@@ -3,7 +3,7 @@
 Phase 1  who is here     agents join (wire.door); from the third second on the missing ones are named. At the later of
                          `join_s` and a third of it after the last arrival the wait ends.
 Phase 2  can they reach  every node tries the others on the data network (preflight.mesh), all at the same time, within
-         each other      TESTS_S; what failed is tried again, one by one, within as much.
+         each other      a deadline (preflight.look); what failed is tried again (preflight.second_look).
 Phase 3  what is it      preflight.judge holds the cards and the results against the catalogue.
 Phase 4  go or stop      nothing of severity fail: the caller says who is which rank (Plan). Else everybody gets the
                          same verdict (Goodbye).
@@ -16,6 +16,7 @@ whatever else was found.
 from __future__ import annotations
 
 import contextlib
+import functools
 import secrets
 import selectors
 import time
@@ -24,12 +25,12 @@ from collections.abc import Callable, Mapping, Sequence
 from allranks.model.card import Card, Place
 from allranks.model.errors import AllranksError, WireError
 from allranks.model.finding import Verdict
-from allranks.model.pair import FULL, SPARSE, Effort, PairResult, Target
+from allranks.model.pair import PairResult, Target
 from allranks.preflight.judge import Judgement, Observations, Stranger, judge
+from allranks.preflight.look import Look, plan_first_look
 from allranks.preflight.mesh.tester import Mesh
-from allranks.preflight.pairs import choose_pairs
 from allranks.preflight.roster import Roster, Terms, mtu_of, with_place
-from allranks.preflight.second_look import Look, merge, plan_confirmation, plan_quiet_look
+from allranks.preflight.second_look import merge, plan_confirmation, plan_large_look, plan_quiet_look
 from allranks.preflight.vet import find_nonsense, own_results, vet_card
 from allranks.wire.connection import Connection
 from allranks.wire.door import Door, Intrusion, StrangerError
@@ -41,11 +42,6 @@ LAST_ARRIVAL_SHARE = 1 / 3
 """Nobody is given up earlier than this share of `join_s` after the last arrival (20 s of 60 s): whoever comes late may
 be queueing at a file server with others behind it."""
 TICK_S = 0.25
-FULL_UP_TO = 64
-"""With more nodes not every pair is tried, and each one less."""
-TESTS_S = 3.0
-"""Deadline of all pair tests of one node, for up to FULL_UP_TO nodes."""
-SPARSE_TESTS_S = 6.0
 MAX_SUMMARY = 1000
 FAREWELL_S = 2.0
 """How long a verdict may take to be taken by slow agents."""
@@ -95,6 +91,7 @@ class RollCall:
         self._quiet: Look | None = None
         self._places: dict[int, Place] = {}
         self._reports: dict[int, Tested] = {}
+        self._round = 0
         self._waited_s = 0.0
         self.observations = Observations(cards={})
 
@@ -236,7 +233,10 @@ class RollCall:
                 self._lose(index, nonsense, selector)
                 return
             assert isinstance(message, Tested)
-            self._reports[index] = message
+            if message.round == self._round:
+                self._reports[index] = message
+            else:
+                self._on_event("late_report", node=self.roster.cards[index].host, round=message.round)
 
     def _lose(self, index: int, reason: str, selector: selectors.BaseSelector) -> None:
         peer = self.roster.peers.pop(index)
@@ -250,17 +250,11 @@ class RollCall:
     # Phase 2: can they reach each other
 
     def _test_pairs(self, selector: selectors.BaseSelector) -> None:
-        addresses = self._addresses()
-        order = sorted(addresses)
-        is_sparse = len(order) > FULL_UP_TO
-        pairs = [
-            (order[a], order[b]) for a, b in choose_pairs(len(order), full_up_to=FULL_UP_TO, seed=self._terms.attempt)
-        ]
-        effort, within_s = (SPARSE, SPARSE_TESTS_S) if is_sparse else (FULL, TESTS_S)
-        within_s = self._terms.tests_s or within_s
-        first = self._try(selector, pairs, effort, within_s, is_one_by_one=False, asks_all=True)
-        confirmation = self._look_again(selector, plan_confirmation(self._of_present(first)))
-        self._results = merge(first, confirmation)
+        seed = self._terms.attempt
+        first = plan_first_look(sorted(self._addresses()), seed=seed, within_s=self._terms.tests_s)
+        self._results = first.results = self._try(selector, first, asks_all=True)
+        for plan in (plan_confirmation, functools.partial(plan_large_look, seed=seed)):
+            self._results = merge(self._results, self._look_again(selector, plan(self._of_present(self._results))))
         self._quiet = self._look_again(selector, plan_quiet_look(self._of_present(self._results)))
 
     def _of_present(self, results: Sequence[PairResult]) -> list[PairResult]:
@@ -271,32 +265,31 @@ class RollCall:
     def _look_again(self, selector: selectors.BaseSelector, look: Look | None) -> Look | None:
         if look is not None:
             self._on_event("second_look", pairs=len(look.pairs), reason=look.reason)
-            look.results = self._try(selector, look.pairs, look.effort, look.within_s, is_one_by_one=look.is_one_by_one)
+            look.results = self._try(selector, look)
         return look
 
-    def _try(
-        self,
-        selector: selectors.BaseSelector,
-        pairs: Sequence[tuple[int, int]],
-        effort: Effort,
-        within_s: float,
-        *,
-        is_one_by_one: bool,
-        asks_all: bool = False,
-    ) -> list[PairResult]:
+    def _try(self, selector: selectors.BaseSelector, look: Look, *, asks_all: bool = False) -> list[PairResult]:
         """Have nodes try each other, and return what they report by the deadline; the silent ones are noted."""
         assert self._mesh is not None
         addresses, token = self._addresses(), self._token
         by_source: dict[int, list[Target]] = {index: [] for index in self.roster.cards} if asks_all else {}
-        for source, target in pairs:
+        for source, target in look.pairs:
             # Whoever left since the pairs were chosen is in neither.
             ports = self.roster.cards[target].test_ports if target in addresses and source in addresses else None
             if ports is not None:
                 store = self._terms.store_port if target == 0 else None
-                found = Target(node_index=target, address=addresses[target], ports=ports, store_port=store)
+                probe_bytes = self._common_mtu(source, target) if (source, target) in look.probed else 0
+                found = Target(
+                    node_index=target,
+                    address=addresses[target],
+                    ports=ports,
+                    store_port=store,
+                    probe_bytes=probe_bytes,
+                )
                 by_source.setdefault(source, []).append(found)
         self._mesh.admit(token)
         self._reports = {}
+        self._round += 1
         asked = set(by_source)
         nonce = self._terms.run_dir_nonce if asks_all else None
 
@@ -304,12 +297,13 @@ class RollCall:
             return Test(
                 token=token,
                 targets=tuple(by_source.get(index, ())),
-                effort=effort,
-                within_s=within_s,
-                is_one_by_one=is_one_by_one,
+                effort=look.effort,
+                within_s=look.within_s,
+                is_one_by_one=look.is_one_by_one,
                 own_index=index,
                 own_address=addresses.get(index),
                 run_dir_nonce=nonce,
+                round=self._round,
             )
 
         # Whoever is tried must know the token, too, so everybody gets a Test.
@@ -319,7 +313,7 @@ class RollCall:
             asked.add(index)
         mtu = mtu_of(self.roster.cards[0])
         self._mesh.start(order_for(0), own_index=0, own_address=addresses.get(0), mtu=mtu, now_s=time.monotonic())
-        deadline_s = time.monotonic() + within_s + ANSWER_S
+        deadline_s = time.monotonic() + look.within_s + ANSWER_S
         asked.discard(0)
         while time.monotonic() < deadline_s:
             self._check_signals()
@@ -340,6 +334,10 @@ class RollCall:
             if report.run_dir is not None:
                 self._places[index] = report.run_dir
         return [each for pair, each in results.items() if {*pair} <= set(self.roster.cards)]
+
+    def _common_mtu(self, source: int, target: int) -> int:
+        """The smaller MTU of two data interfaces; 0: one of them is not known."""
+        return min(mtu_of(self.roster.cards[node]) or 0 for node in (source, target))
 
     def _addresses(self) -> dict[int, str]:
         """Where each node is tried: its data address, else where its agent comes from."""

@@ -8,6 +8,8 @@ dropped by a full queue, a transfer may wait for a core. So nothing is concluded
                           datagrams and large segments alike
     what lost datagrams   is tried again one by one, with as many datagrams as show a loss of 1 %
     what was slow         is tried again one by one, beside pairs that were not
+    large packets         that did not come back where nothing else large was sent are tried again with a large payload,
+                          beside pairs that tell which of the two nodes it was
 """
 
 from __future__ import annotations
@@ -15,10 +17,20 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
-from allranks.model.pair import FULL, Effort, PairResult
-from allranks.preflight.symptoms import has_failed, is_heavy_loss, is_proven, is_silent, slow_nodes
+from allranks.model.pair import FULL, LARGE, Effort, PairResult
+from allranks.preflight.look import Look
+from allranks.preflight.pairs import follow_up
+from allranks.preflight.symptoms import (
+    has_failed,
+    has_large_passed,
+    has_tried_large,
+    is_heavy_loss,
+    is_proven,
+    is_silent,
+    lost_sizes,
+    slow_nodes,
+)
 
 QUIET = Effort(num_ports=1, large_bytes=96 << 10, num_datagrams=200, has_mtu_probe=False)
 """One pair at a time: 2 x 96 KiB and 200 datagrams stay below MAX_PAIR_BYTES."""
@@ -26,21 +38,11 @@ CONFIRM_S = 2.5
 QUIET_S = 3.0
 MAX_FAILED = 512
 """More failed pairs need not be tried again: it is no accident."""
+MAX_LARGE = 256
+"""Of so many pairs that lost large packets the large payload is tried, and of twice as many to tell who it was."""
 MAX_SUSPECTS = 8
 WITNESSES = 3
 """With how many others a suspect is tried."""
-
-
-@dataclass(slots=True)
-class Look:
-    """One more round of tests."""
-
-    pairs: list[tuple[int, int]]
-    effort: Effort
-    within_s: float
-    is_one_by_one: bool
-    reason: str
-    results: list[PairResult] = field(default_factory=list)
 
 
 def plan_confirmation(results: Sequence[PairResult]) -> Look | None:
@@ -55,6 +57,23 @@ def plan_confirmation(results: Sequence[PairResult]) -> Look | None:
     if not pairs or len(pairs) > MAX_FAILED:
         return None
     return Look(pairs, FULL, CONFIRM_S, is_one_by_one=False, reason=f"{len(pairs)} pairs failed")
+
+
+def plan_large_look(results: Sequence[PairResult], *, seed: int) -> Look | None:
+    """Return the tests with a large payload that follow lost packets of the MTU; None where none was lost.
+
+    Only where nothing large was sent beside them: between more than 64 nodes.
+    """
+    working = [each for each in results if not has_failed(each)]
+    nodes = sorted({node for each in working for node in (each.source, each.target)})
+    place = {node: number for number, node in enumerate(nodes)}
+    lost = [(place[each.source], place[each.target]) for each in working if _is_large_in_doubt(each)]
+    if not lost:
+        return None
+    passed = [(place[each.source], place[each.target]) for each in working if has_large_passed(each)]
+    more = follow_up(lost, passed, len(nodes), seed=seed, at_most=2 * MAX_LARGE)
+    pairs = [(nodes[a], nodes[b]) for a, b in (*sorted(lost)[:MAX_LARGE], *more)]
+    return Look(pairs, LARGE, CONFIRM_S, is_one_by_one=False, reason=f"large packets lost in {len(lost)} pairs")
 
 
 def plan_quiet_look(results: Sequence[PairResult]) -> Look | None:
@@ -88,6 +107,10 @@ def merge(first: Iterable[PairResult], *looks: Look | None) -> list[PairResult]:
         if look is not None:
             latest |= {(each.source, each.target): each for each in look.results}
     return list(latest.values())
+
+
+def _is_large_in_doubt(result: PairResult) -> bool:
+    return not has_tried_large(result) and bool(lost_sizes(result, None))
 
 
 def _cover(results: Sequence[PairResult]) -> list[int]:

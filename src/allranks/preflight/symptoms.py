@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from allranks.causes.cause import Symptom
-from allranks.model.pair import PairResult
+from allranks.model.pair import SPARSE, PairResult
 
 HEAVY_LOSS = 0.2
 """Share of lost datagrams from which closed ports and stalled transfers may follow by themselves; less is looked at
@@ -77,6 +77,16 @@ def lost_sizes(result: PairResult, common_mtu: int | None) -> list[int]:
     if result.datagrams_lost >= result.datagrams_sent:
         return []
     return [size for size, came in result.datagrams.items() if not came and size <= (common_mtu or size)]
+
+
+def has_tried_large(result: PairResult) -> bool:
+    """Whether a payload was sent that takes packets of the MTU's size."""
+    return result.large_sent > SPARSE.large_bytes
+
+
+def has_large_passed(result: PairResult) -> bool:
+    """Whether an unfragmentable packet of every size that was tried came back."""
+    return bool(result.datagrams) and all(result.datagrams.values())
 
 
 def has_failed(result: PairResult) -> bool:

@@ -43,7 +43,7 @@ from allranks.model.errors import WireError
 from allranks.model.finding import Verdict
 from allranks.model.pair import Effort, PairResult, Target
 
-PROTOCOL = 2
+PROTOCOL = 3
 MAX_FRAME_BYTES = 4 << 20
 HANDSHAKE_S = 2.0
 
@@ -137,6 +137,8 @@ class Test(msgspec.Struct, frozen=True, kw_only=True, tag="test"):
     """Where the others find the node that gets this, on the data network: what it must come from, too."""
     run_dir_nonce: str | None = None
     """What the leader wrote into the run directory; None: not asked for."""
+    round: int = 0
+    """Which of the leader's orders this is; Tested says it back."""
 
 
 class Tested(msgspec.Struct, frozen=True, kw_only=True, tag="tested"):
@@ -145,6 +147,8 @@ class Tested(msgspec.Struct, frozen=True, kw_only=True, tag="tested"):
     __test__ = False
 
     results: tuple[PairResult, ...]
+    round: int
+    """Of the Test that it answers: what comes too late for its round counts for no other."""
     run_dir: Place | None = None
     """How the node sees the run directory, where it was asked."""
 

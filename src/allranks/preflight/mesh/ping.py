@@ -6,7 +6,7 @@ import errno
 import selectors
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from allranks.model.pair import MAX_PAIR_BYTES
 from allranks.preflight.mesh.dial import Address
@@ -23,7 +23,9 @@ TRIES = 6
 TRY_S = 0.17
 """How often an unfragmentable datagram is sent, and how far apart: with 20 % of packets lost, 0.2 % never return."""
 
-_COMMON_MTU = 1500
+COMMON_MTU = 1500
+"""What passes nearly everywhere: tried beside a larger MTU, so that it can be said what passes."""
+
 _MAX_PACKET_BYTES = 65535
 _MAX_PROBE_BYTES = MAX_PAIR_BYTES // 2
 """For all tries of one size, both ways: jumbo frames have all, the 65520 bytes of IPoIB one."""
@@ -91,7 +93,7 @@ class PingSocket:
 
 
 class Ping:
-    """Small datagrams to one target, and unfragmentable ones of 1500 bytes and of the MTU.
+    """Small datagrams to one target, and unfragmentable IP packets of some sizes.
 
     Answers count until the test ends, even after this ping is done.
     """
@@ -102,7 +104,7 @@ class Ping:
         address: Address,
         *,
         num_datagrams: int,
-        mtu: int | None,
+        sizes: Collection[int],
         on_end: Callable[[], None],
     ) -> None:
         self.rtt_s: float | None = None
@@ -116,14 +118,12 @@ class Ping:
         self._on_way: dict[int, tuple[float, int]] = {}  # sequence number -> when sent: monotonic s, wall clock ns
         self._window: set[int] = set()
         self._probes: dict[int, int] = {}  # sequence number -> packet size
-        self._undecided: set[int] = set()
+        least = DATAGRAM_BYTES + ping_socket.header_bytes
+        self._undecided = {size for size in sizes if least <= size <= _MAX_PACKET_BYTES}
         self._num_waits = round(REPLY_S / PATIENCE_S)
         self._is_small_done = num_datagrams == 0
         self._is_done = False
         self._number = ping_socket.add(self)
-        if mtu is not None:
-            least = DATAGRAM_BYTES + ping_socket.header_bytes
-            self._undecided = {size for size in {min(mtu, _COMMON_MTU), mtu} if least <= size <= _MAX_PACKET_BYTES}
         self._pump()
         for size in sorted(self._undecided):
             self._probe(size, 0)

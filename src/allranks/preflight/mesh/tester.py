@@ -14,6 +14,7 @@ What happens between the tester and one target; all of it at the same time, but 
     2. UDP                   small datagrams, WINDOW on their way   <- the same, with the target's clock
                              lost: not back REPLY_S after the last was sent
     3. UDP, unfragmentable   one of 1500 and one of the interface's MTU   <- the same size      TRIES, each TRY_S
+                             or one of `Target.probe_bytes`, and no 4
     4. TCP, one port of 1    the large payload, as fast as it goes  <- all of it                LARGE_S
     5. TCP, the leader's     connects                               <- Hello, then Knock        ANSWER_S
        port (wire.protocol)
@@ -45,7 +46,7 @@ from allranks.model.pair import Effort, PairResult, Target
 from allranks.preflight.mesh.dial import Address, Dialer, LargeEcho
 from allranks.preflight.mesh.echo import Echo
 from allranks.preflight.mesh.loop import Loop
-from allranks.preflight.mesh.ping import Ping, PingSocket
+from allranks.preflight.mesh.ping import COMMON_MTU, Ping, PingSocket
 from allranks.wire.protocol import Hello, Knock, Test, decode_frames, encode_frame
 
 MAX_SOCKETS = 576
@@ -212,6 +213,7 @@ class _Pair:
         self._own_index = own_index
         self._own_address = own_address
         self._mtu = mtu
+        self._probe_bytes = 0 if test.effort.has_mtu_probe else target.probe_bytes
         self._num_open = 0
         self._closed: dict[int, str] = {}
         self._store: str | None = None
@@ -308,7 +310,7 @@ class _Pair:
             self._closed[port] = reason
         else:
             self._num_open += 1
-            if self._large is None and self._effort.large_bytes:
+            if self._large is None and self._effort.large_bytes and not self._probe_bytes:
                 self._num_parts += 1
                 self._large = LargeEcho(self._loop, sock, self._effort.large_bytes, on_end=self._end_part)
             else:
@@ -326,7 +328,8 @@ class _Pair:
         self._end_dial()
 
     def _begin_ping(self, family: int, host: Address, source: Address | None) -> None:
-        if not self._effort.num_datagrams and not self._effort.has_mtu_probe:
+        sizes = self._probe_sizes()
+        if not self._effort.num_datagrams and not sizes:
             return
         try:
             ping_socket = self._mesh._ping_socket(family, source, self._token)
@@ -338,9 +341,15 @@ class _Pair:
             ping_socket,
             (host[0], self.target.ports.udp, *host[2:]),
             num_datagrams=self._effort.num_datagrams,
-            mtu=self._mtu if self._effort.has_mtu_probe else None,
+            sizes=sizes,
             on_end=self._end_part,
         )
+
+    def _probe_sizes(self) -> set[int]:
+        """IP packet sizes that are tried unfragmentable."""
+        if self._effort.has_mtu_probe:
+            return {min(self._mtu, COMMON_MTU), self._mtu} if self._mtu is not None else set()
+        return {self._probe_bytes} if self._probe_bytes else set()
 
     def _end_dial(self) -> None:
         self.num_dialing -= 1
