@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import allranks.join
+from allranks.join.pair import _agree_on_size
 from conftest import clean_env
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
@@ -68,6 +69,24 @@ def test_two_ends_reduce_in_two_rounds(port: int) -> None:
         lines = said_by(process)
         assert [(each["round"], each["peer"], each["status"]) for each in lines] == [(0, peer, "ok"), (1, peer, "ok")]
         assert all(0 < each["seconds"] < 10 for each in lines)
+        assert [each["payload_bytes"] for each in lines] == [16 << 20] * 2
+        assert all(0 < each["payload_s"] < 5 for each in lines)
+
+
+@pytest.mark.parametrize(
+    ("small_s", "size"), [(0.01, 16 << 20), (0.3, 8 << 20), (0.5, 0)], ids=["all of it", "less of it", "nothing more"]
+)
+def test_what_is_measured_fits_into_its_time(small_s: float, size: int) -> None:
+    store = FakeStore()
+    assert _agree_on_size({"rank": 0, "backend": "gloo"}, store, small_s) == size
+    assert _agree_on_size({"rank": 1, "backend": "gloo"}, store, 0.0) == size
+
+
+class FakeStore(dict[str, str]):
+    """What two ends have in common."""
+
+    def set(self, key: str, value: str) -> None:
+        self[key] = value
 
 
 @pytest.mark.parametrize("rank", [0, 1])

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import pytest
+from msgspec.structs import replace
 
 from allranks.causes.catalogue import find_cause
 from allranks.launch.check.collective import End, PairOrder, Report, Told, decode_order, encode_order, work_of
@@ -13,11 +14,11 @@ from allranks.launch.check.member import Held
 from allranks.launch.check.outcome import Outcome, add_more
 from allranks.model.card import Card, Facts, Interface
 from allranks.model.errors import UsageError
-from allranks.model.finding import Confidence, Status
+from allranks.model.finding import Confidence, Severity, Status
 from allranks.preflight.judge import Observations
 from allranks.preflight.matchings import matchings
 
-CAUSES = (find_cause("AR403"), find_cause("AR416"))
+CAUSES = (find_cause("AR403"), find_cause("AR416"), find_cause("AR417"))
 
 
 def names(count: int) -> list[str]:
@@ -44,6 +45,18 @@ def told_by(order: PairOrder, bad: Iterable[str] = (), *, bad_backend: str = "gl
                         Report(node=node, peer=peer, backend=backend, round=number, seconds=seconds, **fields)
                     )
     return Told(here=set(order.ends), reports=reports, done=set(order.ends))
+
+
+def measured(order: PairOrder, seconds: dict[str, float], *, backend: str = "gloo") -> Told:
+    """Every pair reduces 16 MiB in 0.1 s, with these nodes in so many seconds."""
+    told = told_by(order)
+    told.reports = [
+        replace(r, payload_bytes=16 << 20, payload_s=max(seconds.get(r.node, 0.1), seconds.get(r.peer, 0.1)))
+        if r.backend == backend
+        else r
+        for r in told.reports
+    ]
+    return told
 
 
 def judged(order: PairOrder, told: Told, **skipped: str) -> Deep:
@@ -135,6 +148,55 @@ def test_a_node_without_torch_is_skipped_and_nobody_is_blamed() -> None:
     deep = judged(order, told)
     assert deep.findings == ()
     assert statuses(deep, "AR403") == {**dict.fromkeys(names(5), Status.PASS), "node06": Status.SKIP}
+
+
+def test_a_node_whose_pairs_are_slow_is_named_and_the_figures_say_what_they_carry() -> None:
+    order = order_of(6)
+    deep = judged(order, measured(order, {"node03": 0.3}))
+    (found,) = deep.findings
+    assert (found.cause, found.node, found.severity, found.interface) == (
+        "AR417 slow-collective", "node03", Severity.FAIL, "eth0",
+    )  # fmt: skip
+    assert found.message == ("all-reduces over Gloo carry 0.0559 and 0.0559 GB/s here, the median of all pairs 0.168")
+    assert [each.seen for each in found.evidence] == [
+        "node03 <-> node04: 16 MiB in 300 ms, busbw 0.0559 GB/s",
+        "node02 <-> node03: 16 MiB in 300 ms, busbw 0.0559 GB/s",
+    ]
+    assert render_figures(deep).splitlines()[0] == (
+        "gloo, round 1: node01 <-> node06: 4 MiB in 0.004194304 s, 1000.0 MB/s; 16 MiB in 100 ms, busbw 0.168 GB/s"
+    )
+    assert deep.figures[0].items() >= {"ms": 100.0, "busbw_gb_s": 0.1678, "of_yardstick": 1.0, "of_link": None}.items()
+    outcome = add_more(
+        Outcome(nodes=tuple(names(6)), results=(), findings=(), exit_code=0), deep.results, deep.findings
+    )
+    cells = {each.node: each.status for each in outcome.results if each.cause.startswith("AR417")}
+    assert cells == {**dict.fromkeys(names(6), Status.PASS), "node03": Status.FAIL}
+    assert outcome.exit_code == 1
+
+
+def test_a_warning_of_a_deep_look_is_one_in_the_table_and_stops_nothing() -> None:
+    order = order_of(6)
+    deep = judged(order, measured(order, {"node03": 0.15}))
+    assert [(each.node, each.severity) for each in deep.findings] == [("node03", Severity.WARN)]
+    outcome = add_more(
+        Outcome(nodes=tuple(names(6)), results=(), findings=(), exit_code=0), deep.results, deep.findings
+    )
+    assert {each.status for each in outcome.results if each.node == "node03" and "AR417" in each.cause} == {Status.WARN}
+    assert outcome.exit_code == 0
+
+
+def test_what_failed_is_not_held_against_what_it_would_have_carried() -> None:
+    order = order_of(6)
+    told = measured(order, {})
+    told.reports = [
+        Report(node=r.node, peer=r.peer, backend="gloo", round=r.round, status="failed", what="timed out")
+        if "node03" in (r.node, r.peer)
+        else r
+        for r in told.reports
+    ]
+    deep = judged(order, told)
+    assert [each.cause for each in deep.findings] == ["AR403 gloo-timeout"]
+    assert statuses(deep, "AR417") == {**dict.fromkeys(names(6), Status.PASS), "node03": Status.SKIP}
 
 
 def test_matmuls_are_held_against_the_median() -> None:

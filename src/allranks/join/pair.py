@@ -8,7 +8,9 @@ in a process of its own:
 1 arrive   rank 0 opens a store at its address, rank 1 looks for it         start_s, and pair_s for every step before
 2 form     init_process_group over the node's data interface                timeout_s
 3 reduce   4 MiB, three times; every byte of each sum is compared           timeout_s each
-4 leave    each waits until the other one has its sums
+4 measure  what fits into MEASURE_S, up to MEASURED_BYTES: once to warm     timeout_s each
+           up, then NUM_MEASURED times; the collective alone is timed
+5 leave    each waits until the other one has its sums
 
 From the arrival of both to the end it has pair_s: a process that hangs in C++ is killed then. torch is imported once,
 before the processes are forked. Standard library and torch only: it runs in the Python of the job.
@@ -30,6 +32,11 @@ from typing import Any
 NUM_FLOATS = 1 << 20
 """4 MiB of float32: more than any buffer on the way holds."""
 NUM_REDUCTIONS = 3
+MEASURED_BYTES = {"gloo": 16 << 20, "nccl": 64 << 20}
+"""Largest payload of the measurement: 16 MiB take 0.14 s at 1 Gbit/s, and a GPU's link needs more to come to speed."""
+NUM_MEASURED = 4
+MEASURE_S = 4.0
+"""For all of the measurement. Where even 8 MiB would take longer, the faster of the last two 4 MiB stands."""
 POLL_S = 0.1
 BUSY_S = 3.0
 """How often a port that is in use may be tried again: the process of the round before has just ended."""
@@ -208,9 +215,43 @@ def _reduce(pair: dict[str, Any], store: Any, *, timeout_s: float) -> dict[str, 
         wrong = int((mine != base * 3 + 2 * turn).sum())
         if wrong:
             return {"status": "failed", "what": f"the sum of all-reduce {turn + 1} is wrong in {wrong} of {NUM_FLOATS}"}
+    # The first of them opened the connections.
+    payload_bytes, payload_s = 4 * NUM_FLOATS, min(took_s[1:])
+    larger = _agree_on_size(pair, store, payload_s)
+    if larger:
+        payload_bytes, payload_s = larger, _measure(dist, torch.ones(larger // 4, device=device), is_nccl=is_nccl)
     dist.destroy_process_group()
     _leave(pair, store)
-    return {"status": "ok", "seconds": round(sorted(took_s)[NUM_REDUCTIONS // 2], 6)}
+    return {
+        "status": "ok",
+        "seconds": round(sorted(took_s)[NUM_REDUCTIONS // 2], 6),
+        "payload_bytes": payload_bytes,
+        "payload_s": round(payload_s, 6),
+    }
+
+
+def _agree_on_size(pair: dict[str, Any], store: Any, small_s: float) -> int:
+    """Return the bytes that both ends reduce in the measurement, as rank 0 decides; 0: none, it would take too long."""
+    if pair["rank"] == 0:
+        size = MEASURED_BYTES[pair["backend"]]
+        while size > 4 * NUM_FLOATS and small_s * size / (4 * NUM_FLOATS) * (1 + NUM_MEASURED) > MEASURE_S:
+            size //= 2
+        store.set("size", str(size if size > 4 * NUM_FLOATS else 0))
+    return int(store.get("size"))
+
+
+def _measure(dist: Any, payload: Any, *, is_nccl: bool) -> float:
+    """Return the seconds of the fastest all-reduce: a busy moment of the machine makes one slower, and none faster."""
+    took_s = []
+    for _ in range(1 + NUM_MEASURED):
+        began_s = time.monotonic()
+        dist.all_reduce(payload)
+        if is_nccl:
+            import torch
+
+            torch.cuda.synchronize(payload.device)
+        took_s.append(time.monotonic() - began_s)
+    return min(took_s[1:])
 
 
 def _leave(pair: dict[str, Any], store: Any) -> None:

@@ -53,6 +53,8 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
     address: str
     interface: str
     num_gpus: int = 0
+    link_mbit_s: int | None = None
+    """What the interface says of its speed; None: nothing, as virtual ones do."""
 
 
 class PairOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -82,6 +84,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     what: str = ""
     seconds: float | None = None
     """Of one all-reduce of 4 MiB, the median of three."""
+    payload_bytes: int = 0
+    """Of the all-reduces whose bandwidth was measured."""
+    payload_s: float | None = None
+    """Of the fastest of them, the collective alone."""
     no_torch: str = ""
     """Why this node has no working torch."""
     matmul_s: tuple[float, ...] = ()

@@ -1,7 +1,8 @@
 """What do the collectives between pairs say? Who is paired with whom, and from their reports to culprits. Pure.
 
 A pair is good where both ends say so. A failed one is an edge for preflight.blame: two rounds with different partners
-tell a node that fails with both from one that met a bad partner. Two nodes cannot be told apart.
+tell a node that fails with both from one that met a bad partner. Two nodes cannot be told apart. What the good ones
+carried is held against each other in launch.check.bandwidth.
 """
 
 from __future__ import annotations
@@ -13,9 +14,20 @@ from statistics import median
 
 from allranks.causes.catalogue import find_cause
 from allranks.causes.cause import Cause, Outcome
+from allranks.launch.check.bandwidth import (
+    MIN_PAIRS,
+    NAMES,
+    TOO_FEW,
+    Speed,
+    describe_speed,
+    hold_against_each_other,
+    judge_speeds,
+    name_culprit,
+    speeds_of,
+)
 from allranks.launch.check.collective import End, PairOrder, Report, Told
 from allranks.launch.check.member import Held
-from allranks.launch.check.outcome import ALONE, DEEP
+from allranks.launch.check.outcome import ALONE
 from allranks.model.card import Card
 from allranks.model.finding import Confidence, Finding, Result, Status
 from allranks.model.hostlist import fold_hosts
@@ -28,7 +40,7 @@ PAYLOAD_MB = (4 << 20) / 1e6
 MAX_EVIDENCE = 6
 NO_GPU = "no NVIDIA GPU"
 _BACKENDS = {"AR403": "gloo", "AR416": "nccl"}
-_NAMES = {"gloo": "Gloo", "nccl": "NCCL"}
+_SLOW = "AR417"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +50,7 @@ class Deep:
     results: tuple[Result, ...] = ()
     findings: tuple[Finding, ...] = ()
     figures: tuple[Mapping[str, object], ...] = ()
-    """How long it took: of each pair, of each GPU. Nothing is made of them."""
+    """How long it took, and what it carried: of each pair, of each GPU."""
 
 
 def plan_pairs(held: Held, *, port: int) -> tuple[PairOrder | None, dict[str, str]]:
@@ -85,7 +97,7 @@ def judge_told(
     skipped = {**skipped, **gone}
     results: list[Result] = []
     findings: list[Finding] = []
-    for cause_id in sorted(DEEP.keys() & wanted_ids):
+    for cause_id in sorted(_BACKENDS.keys() & wanted_ids):
         cause, backend = find_cause(cause_id), _BACKENDS[cause_id]
         cells = {name: (Status.SKIP, why) for name, why in skipped.items()}
         if order is not None and backend not in order.backends:
@@ -98,6 +110,9 @@ def judge_told(
         results += [
             Result(cause=cause.label(), node=name, status=status, note=note) for name, (status, note) in cells.items()
         ]
+    if _SLOW in wanted_ids:
+        cells_of_speed, slow = _slow(order, told, skipped=skipped)
+        results, findings = results + cells_of_speed, findings + slow
     return Deep(tuple(results), tuple(findings), tuple(_figures(order, told)))
 
 
@@ -113,6 +128,7 @@ def render_figures(deep: Deep) -> str:
             lines.append(
                 f"{each['backend']}, round {each['round']}: {' <-> '.join(each['nodes'])}: "  # type: ignore[arg-type]
                 f"4 MiB in {each['seconds']} s, {each['mb_s']} MB/s"
+                + (f"; {each['measured']}" if "measured" in each else "")
             )
     return "\n".join(lines)
 
@@ -176,24 +192,32 @@ def _finding(
     between = fold_hosts(sorted(culprits)) if not peers else f"{fold_hosts(culprits)} and {fold_hosts(sorted(peers))}"
     outcome = Outcome(
         Status.FAIL,
-        values={"what": f"an all-reduce of 4 MiB over {_NAMES[backend]} fails between {between}"},
+        values={"what": f"an all-reduce of 4 MiB over {NAMES[backend]} fails between {between}"},
         evidence=(*evidence, *([f"what would decide it: {found.would_decide}"] if found.would_decide else [])),
         confidence=Confidence.UNDECIDED if found.kind is Kind.UNDECIDED else found.confidence,
     )
     others = {name for edge in edges for name in (edge.source, edge.target)} - set(culprits)
-    return cause.find(outcome, node=_name(found), waiting=fold_hosts(sorted(others)) or None)
+    return cause.find(outcome, node=name_culprit(found), waiting=fold_hosts(sorted(others)) or None)
 
 
-def _name(found: Blame) -> str:
-    match found.kind:
-        case Kind.LINK:
-            return " <-> ".join(group[0] for group in found.groups)
-        case Kind.PARTITION:
-            return " | ".join(fold_hosts(list(group)) for group in found.groups)
-        case Kind.UNDECIDED:
-            return " or ".join(" <-> ".join(group) for group in found.groups)
-        case _:
-            return fold_hosts(list(found.groups[0]))
+def _slow(order: PairOrder | None, told: Told, *, skipped: Mapping[str, str]) -> tuple[list[Result], list[Finding]]:
+    """What is said of how much each node carries: a cell for each backend, and findings."""
+    cause = find_cause(_SLOW)
+    results = [Result(cause=cause.label(), node=name, status=Status.SKIP, note=why) for name, why in skipped.items()]
+    findings: list[Finding] = []
+    for backend in order.backends if order is not None else ():
+        assert order is not None
+        speeds = speeds_of(order, told.reports, backend)
+        found = judge_speeds(speeds, backend, order.ends)
+        findings += [cause.find(outcome, node=name) for name, outcome in found]
+        for name in order.ends.keys() - skipped.keys():
+            own = [each for each in speeds if name in each.nodes]
+            status, note = Status.SKIP, TOO_FEW if own else "no pair with it was measured"
+            if own and len(speeds) >= MIN_PAIRS:
+                best = max(own, key=lambda each: each.busbw_gb_s)
+                status, note = Status.PASS, f"{NAMES[backend]}: {describe_speed(best)}"
+            results.append(Result(cause=cause.label(), node=name, status=status, note=note))
+    return results, findings
 
 
 def _figures(order: PairOrder | None, told: Told) -> list[Mapping[str, object]]:
@@ -206,10 +230,14 @@ def _figures(order: PairOrder | None, told: Told) -> list[Mapping[str, object]]:
         if pair is not None and each.seconds:
             key = each.backend, each.round, pair
             rows[key] = max(rows.get(key, 0.0), each.seconds)  # the slower end waited for the result
+    measured = _measured(order, told)
     figures: list[Mapping[str, object]] = [
-        {"backend": backend, "round": number + 1, "nodes": list(pair), "seconds": s, "mb_s": round(PAYLOAD_MB / s, 1)}
+        {
+            "backend": backend, "round": number + 1, "nodes": list(pair), "seconds": s,
+            "mb_s": round(PAYLOAD_MB / s, 1), **measured.get((backend, number, pair), {}),
+        }
         for (backend, number, pair), s in sorted(rows.items())
-    ]
+    ]  # fmt: skip
     gpus = [(each.node, number, s) for each in told.reports for number, s in enumerate(each.matmul_s) if s]
     usual = median(s for _, _, s in gpus) if gpus else 1.0
     figures += [
@@ -217,6 +245,28 @@ def _figures(order: PairOrder | None, told: Told) -> list[Mapping[str, object]]:
         for node, number, s in gpus
     ]
     return figures
+
+
+def _measured(order: PairOrder | None, told: Told) -> dict[tuple[str, int, tuple[str, str]], Mapping[str, object]]:
+    """What each pair carried, by backend, round and nodes."""
+    found = {}
+    for backend in order.backends if order is not None else ():
+        assert order is not None
+        speeds = speeds_of(order, told.reports, backend)
+        for each, share in zip(speeds, hold_against_each_other(speeds), strict=True):
+            found[backend, each.round, each.nodes] = _row(each, share)
+    return found
+
+
+def _row(speed: Speed, share: float) -> Mapping[str, object]:
+    return {
+        "measured": describe_speed(speed),
+        "payload_bytes": speed.size_bytes,
+        "ms": round(speed.time_s * 1000, 3),
+        "busbw_gb_s": round(speed.busbw_gb_s, 4),
+        "of_yardstick": round(share, 3),
+        "of_link": None if speed.of_link is None else round(speed.of_link, 3),
+    }
 
 
 def _network_of_the_leader(held: Held) -> str | None:
@@ -235,10 +285,12 @@ def _network_of_the_leader(held: Held) -> str | None:
 
 
 def _end(card: Card, network: str | None) -> End | None:
+    nics = card.facts.interfaces if card.facts else ()
     if card.data_interface and card.data_address:
-        return End(address=card.data_address, interface=card.data_interface, num_gpus=card.num_gpus)
-    for nic in card.facts.interfaces if card.facts and network else ():
+        speed = next((nic.speed_mbit_s for nic in nics if nic.name == card.data_interface), None)
+        return End(address=card.data_address, interface=card.data_interface, num_gpus=card.num_gpus, link_mbit_s=speed)
+    for nic in nics if network else ():
         for address, own in zip(nic.addresses, nic.networks, strict=False):
             if own == network and not ip_address(address).is_link_local:
-                return End(address=address, interface=nic.name, num_gpus=card.num_gpus)
+                return End(address=address, interface=nic.name, num_gpus=card.num_gpus, link_mbit_s=nic.speed_mbit_s)
     return None

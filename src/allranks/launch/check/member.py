@@ -13,17 +13,15 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import secrets
 import shutil
-import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
 
-from allranks.host.node import NodeFacts, read_card_facts, read_facts
+from allranks.host.node import NodeFacts, begin_card_facts, read_card_facts, read_facts
 from allranks.launch.check.lines import pack
 from allranks.launch.membership import apply
 from allranks.launch.plan import DataPath, Request, choose_data_path, plan_job
@@ -157,7 +155,7 @@ def take_part(
     facts = read_facts(env)
     if world.num_nodes == 1:
         return _alone(cluster, facts, read_card_facts(env), is_node=True)
-    read = _read_facts(env, names=world.hosts[:1])
+    read = begin_card_facts(env, names=world.hosts[:1])
     plan = plan_job(Request(), world, cluster, facts, job="check", origin={})
     directory = Path(order.directory) if order.directory else None
     if directory is not None and world.rank == 0 and not directory.is_dir():
@@ -251,17 +249,3 @@ def _card(
         problem_finding=problem.finding if problem else None,
         facts=read,
     )
-
-
-def _read_facts(env: Mapping[str, str], *, names: Sequence[str]) -> Callable[[], Facts]:
-    """Begin to look at this node beside everything else; the result is asked for when the card is written."""
-    found: queue.SimpleQueue[Facts] = queue.SimpleQueue()
-    threading.Thread(target=lambda: found.put(read_card_facts(env, names=names)), daemon=True).start()
-    read: list[Facts] = []
-
-    def get() -> Facts:
-        if not read:
-            read.append(found.get())
-        return read[0]
-
-    return get

@@ -31,6 +31,7 @@ PRESENCE = {
 DEEP = {
     "AR403": "by --deep: Gloo between pairs of nodes",
     "AR416": "by --deep: NCCL between pairs of nodes",
+    "AR417": "by --deep: what pairs of nodes carry, held against each other",
 }
 """What only real collectives find: id -> how."""
 # As causes.catalogue.ways_to_find names them.
@@ -148,7 +149,8 @@ def add_more(outcome: Outcome, results: Sequence[Result], findings: Sequence[Fin
         _add(cells, result)
     for finding in findings:
         for node in _named(finding):
-            _add(cells, Result(cause=finding.cause, node=node, status=Status.FAIL, note=finding.message))
+            status = Status.WARN if finding.severity is Severity.WARN else Status.FAIL
+            _add(cells, Result(cause=finding.cause, node=node, status=status, note=finding.message))
     order = {node: place for place, node in enumerate(outcome.nodes)}
     merged = sorted(cells.values(), key=lambda each: (each.cause, order.get(each.node, len(order)), each.node))
     found = (*findings, *outcome.findings)  # what stops the job first: a further look follows where nothing else did

@@ -1,0 +1,166 @@
+"""What do the collectives between pairs carry, and is a node slower than the others? Pure.
+
+    busbw      bytes on the wire one way, a second: comparable with what the link says of itself
+    yardstick  the smaller of the link's speed and the median of all pairs: a link is not blamed for being what it is,
+               and machines that are all busy are alike
+    slow       below WARN_BELOW of the yardstick; a node whose pairs are all below FAIL_BELOW would hold up a job
+
+A node is named where all its pairs are slow, two at least. One pair alone, or any other pattern, is one measurement on
+machines that may be busy: below FAIL_BELOW it is a warning that names nobody for certain, above it stands in the
+figures only. So does what all pairs share: they are held against each other, and what they come to of their links is
+no finding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+from allranks.causes.cause import Outcome
+from allranks.launch.check.collective import End, PairOrder, Report
+from allranks.model.finding import Confidence, Status
+from allranks.model.hostlist import fold_hosts
+from allranks.preflight.blame import Blame, Edge, Kind, blame
+
+WARN_BELOW = 0.8
+"""Of the yardstick: what is usual of an advertised speed."""
+FAIL_BELOW = 0.5
+MIN_PAIRS = 4
+"""With fewer, one slow pair is half of the median that it is held against."""
+OVER_THE_LINK = 1.1
+"""Pairs that carry so much more than their data interface says go another way, RDMA for example."""
+MAX_EVIDENCE = 6
+TOO_FEW = "too few pairs to hold against each other"
+NAMES = {"gloo": "Gloo", "nccl": "NCCL"}
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """What one pair carried with one backend."""
+
+    round: int
+    nodes: tuple[str, str]
+    size_bytes: int
+    time_s: float
+    """Of one all-reduce, at the slower end."""
+    link_gb_s: float | None
+    """The slower of the two data interfaces, as they say; None: one of them says nothing."""
+
+    @property
+    def busbw_gb_s(self) -> float:
+        """Bus bandwidth in gigabytes (1e9) a second."""
+        return bus_bandwidth_gb_s(self.size_bytes, self.time_s, 2)
+
+    @property
+    def of_link(self) -> float | None:
+        """Share of the link's speed."""
+        return self.busbw_gb_s / self.link_gb_s if self.link_gb_s else None
+
+
+def bus_bandwidth_gb_s(size_bytes: int, time_s: float, num_ranks: int) -> float:
+    """Bus bandwidth of an all-reduce, comparable across world sizes.
+
+    Every byte crosses the wire 2 (n - 1) / n times, whatever the algorithm: for two ranks once.
+
+    Args:
+        size_bytes: payload per rank, not the sum over ranks.
+        time_s: wall time of one call, on the slowest rank.
+    Returns:
+        Gigabytes (1e9) per second.
+    Raises:
+        ValueError: time_s is not positive.
+    Source: nccl-tests, doc/PERFORMANCE.md, "Bus bandwidth", AllReduce.
+    """
+    if time_s <= 0:
+        raise ValueError(f"an all-reduce that took {time_s} s: expected more than 0")
+    return size_bytes / time_s * 2 * (num_ranks - 1) / num_ranks / 1e9
+
+
+def speeds_of(order: PairOrder, reports: Sequence[Report], backend: str) -> list[Speed]:
+    """Return what each pair carried, of those whose two ends came to the end of it."""
+    said = {(each.round, each.node): each for each in reports if each.backend == backend and each.status == "ok"}
+    speeds = []
+    for number, pairs in enumerate(order.rounds):
+        for a, b in pairs:
+            ends = [said.get((number, node)) for node in (a, b)]
+            took_s = [end.payload_s for end in ends if end is not None and end.payload_s and end.payload_s > 0]
+            sizes = {end.payload_bytes for end in ends if end is not None}
+            if len(took_s) == 2 and len(sizes) == 1:
+                speeds.append(Speed(number, (a, b), sizes.pop(), max(took_s), _link_gb_s(order, (a, b))))
+    return speeds
+
+
+def hold_against_each_other(speeds: Sequence[Speed]) -> list[float]:
+    """Return what each pair carries of its yardstick, 1.0: all of it."""
+    usual = median(each.busbw_gb_s for each in speeds) if speeds else 0.0
+    is_on_the_link = all(each.of_link is None or each.of_link <= OVER_THE_LINK for each in speeds)
+    sticks = [min(usual, each.link_gb_s) if each.link_gb_s and is_on_the_link else usual for each in speeds]
+    return [each.busbw_gb_s / stick for each, stick in zip(speeds, sticks, strict=True)]
+
+
+def judge_speeds(speeds: Sequence[Speed], backend: str, ends: Mapping[str, End]) -> list[tuple[str, Outcome]]:
+    """Return who is slow: how the culprit is named, and why; nobody where there are fewer than MIN_PAIRS.
+
+    Args:
+        speeds: of this backend's pairs.
+        backend: gloo or nccl.
+        ends: the nodes, for the culprit's interface.
+    """
+    if len(speeds) < MIN_PAIRS:
+        return []
+    shares = dict(zip(speeds, hold_against_each_other(speeds), strict=True))
+    edges = [Edge(*each.nodes, share >= WARN_BELOW) for each, share in shares.items()]
+    judged = [_judge(found, shares, backend, ends) for found in blame(edges)]
+    return [each for each in judged if each is not None]
+
+
+def describe_speed(speed: Speed) -> str:
+    """`16 MiB in 134 ms, busbw 0.125 GB/s, 100 % of the link`."""
+    link = "" if speed.of_link is None else f", {speed.of_link:.0%} of the link".replace("%", " %")
+    mib = speed.size_bytes / (1 << 20)
+    return f"{mib:g} MiB in {speed.time_s * 1000:.3g} ms, busbw {speed.busbw_gb_s:.3g} GB/s{link}"
+
+
+def name_culprit(found: Blame) -> str:
+    """Return who is to blame, as a finding names it."""
+    match found.kind:
+        case Kind.LINK:
+            return " <-> ".join(group[0] for group in found.groups)
+        case Kind.PARTITION:
+            return " | ".join(fold_hosts(list(group)) for group in found.groups)
+        case Kind.UNDECIDED:
+            return " or ".join(" <-> ".join(group) for group in found.groups)
+        case _:
+            return fold_hosts(list(found.groups[0]))
+
+
+def _judge(
+    found: Blame, shares: Mapping[Speed, float], backend: str, ends: Mapping[str, End]
+) -> tuple[str, Outcome] | None:
+    explained = {frozenset((edge.source, edge.target)) for edge in found.explains}
+    slow = [each for each in shares if frozenset(each.nodes) in explained]
+    node = found.groups[0][0]
+    around = [share for each, share in shares.items() if node in each.nodes]
+    is_node = found.kind is Kind.NODE and len(around) > 1 and max(around) < WARN_BELOW
+    if not is_node and min(shares[each] for each in slow) >= FAIL_BELOW:
+        return None
+    name = name_culprit(found) if is_node or len(slow) > 1 else " <-> ".join(slow[0].nodes)
+    carried = " and ".join(f"{each.busbw_gb_s:.3g}" for each in slow[:2])
+    usual = median(each.busbw_gb_s for each in shares)
+    outcome = Outcome(
+        Status.FAIL if is_node and max(around) < FAIL_BELOW else Status.WARN,
+        values={
+            "what": f"all-reduces over {NAMES[backend]} carry {carried} GB/s here, the median of all pairs {usual:.3g}"
+        },
+        evidence=tuple(f"{' <-> '.join(each.nodes)}: {describe_speed(each)}" for each in slow[:MAX_EVIDENCE]),
+        interface=ends[node].interface if is_node else None,
+        confidence=found.confidence if is_node else Confidence.UNDECIDED,
+    )
+    return name, outcome
+
+
+def _link_gb_s(order: PairOrder, nodes: tuple[str, str]) -> float | None:
+    rates = [order.ends[node].link_mbit_s for node in nodes]
+    known = [rate for rate in rates if rate is not None and rate > 0]
+    return min(known) / 8000 if len(known) == len(rates) else None
