@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from fake_nvidia_smi import install, install_script
 
-from allranks.host.node import read_card_facts
+from allranks.host.node import begin_card_facts, read_card_facts
 from allranks.model.card import Facts
 
 
@@ -53,6 +53,28 @@ def test_a_machine_without_anything_says_what_is_missing(tmp_path):
         "TMPDIR": "No such file or directory",
     }
     assert not [name for name in facts.unread if "." in name]
+
+
+def test_facts_that_are_read_beside_are_there_for_whoever_asks_again(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("pass\n")
+    read = begin_card_facts(os.environ, script_path=script)
+    assert read() is read()
+    assert read().code.script == str(script)
+
+
+def test_a_script_that_cannot_be_read_says_why(tmp_path):
+    facts = read_card_facts({"PATH": ""}, script_path=tmp_path / "gone.py", deadline_s=30)
+    assert (facts.code, facts.unread["code"]) == (None, "No such file or directory")
+
+
+def test_an_infiniband_port_without_ibv_devinfo_has_no_mtu(tmp_path):
+    port = tmp_path / "sys/class/infiniband/mlx5_0/ports/1"
+    port.mkdir(parents=True)
+    (port / "link_layer").write_text("InfiniBand\n")
+    facts = read_card_facts({"PATH": ""}, deadline_s=30, root=tmp_path)
+    assert [each.active_mtu for each in facts.rdma_ports] == [None]
+    assert facts.unread["rdma_ports.active_mtu"] == "ibv_devinfo: not installed"
 
 
 def test_gpus_come_with_their_details(tmp_path):

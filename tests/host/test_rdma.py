@@ -5,9 +5,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from fake_nvidia_smi import install_script
 
-from allranks.host.rdma import has_peer_memory, read_rdma_ports
-from allranks.model.card import RdmaPort
+from allranks.host.rdma import (
+    has_peer_memory,
+    has_rdma,
+    parse_devinfo,
+    read_active_mtus,
+    read_rdma_ports,
+    roce_mtu,
+    with_active_mtus,
+)
+from allranks.model.card import Gid, RdmaPort
 
 
 def write(path: Path, text: str) -> None:
@@ -79,10 +88,78 @@ def test_a_roce_port_has_a_netdev_and_its_gids(tmp_path):
         write(port / f"gids/{index}", gid)
     (found,) = read_rdma_ports(root=tmp_path)
     assert found.netdev == "ens1f1"
-    assert found.roce_v2_gids == (
-        "fe80:0000:0000:0000:0e42:a1ff:fe00:0001",
-        "0000:0000:0000:0000:0000:ffff:c0a8:140f",
-    )
+    assert [(each.index, each.kind) for each in found.gids] == [(0, "IB/RoCE v1"), (1, "RoCE v2"), (3, "RoCE v2")]
+    assert found.gids[2] == Gid(index=3, kind="RoCE v2", gid="0000:0000:0000:0000:0000:ffff:c0a8:140f", netdev="ens1f1")
+    assert found.active_mtu is None
+
+
+def test_the_mtu_of_a_roce_port_follows_from_its_interface(tmp_path):
+    port = add_port(tmp_path, "rocep1", uverbs=0, link_layer="Ethernet")
+    write(port / "gid_attrs/types/0", "RoCE v2")
+    write(port / "gid_attrs/ndevs/0", "ens1f1")
+    write(port / "gids/0", "0000:0000:0000:0000:0000:ffff:c0a8:140f")
+    write(tmp_path / "sys/class/net/ens1f1/mtu", "9000")
+    assert [each.active_mtu for each in read_rdma_ports(root=tmp_path)] == [4096]
+
+
+@pytest.mark.parametrize(
+    ("interface", "mtu"), [(1500, 1024), (9000, 4096), (4200, 4096), (4191, 2048), (2200, 2048), (351, None), (0, None)]
+)
+def test_a_roce_packet_leaves_room_for_its_headers(interface, mtu):
+    assert roce_mtu(interface) == mtu
+
+
+# As ibv_devinfo of rdma-core prints it (man page, and rdma-core's libibverbs/examples/devinfo.c).
+DEVINFO = """\
+hca_id:\tmlx5_0
+\ttransport:\t\t\tInfiniBand (0)
+\tfw_ver:\t\t\t\t28.39.1002
+\tnode_guid:\t\t\ta088:c203:005f:c296
+\tphys_port_cnt:\t\t\t2
+\t\tport:\t1
+\t\t\tstate:\t\t\tPORT_ACTIVE (4)
+\t\t\tmax_mtu:\t\t4096 (5)
+\t\t\tactive_mtu:\t\t4096 (5)
+\t\t\tsm_lid:\t\t\t1
+\t\t\tlink_layer:\t\tInfiniBand
+
+\t\tport:\t2
+\t\t\tstate:\t\t\tPORT_DOWN (1)
+\t\t\tmax_mtu:\t\t4096 (5)
+\t\t\tactive_mtu:\t\t1024 (3)
+
+hca_id:\trocep1
+\tphys_port_cnt:\t\t\t1
+\t\tport:\t1
+\t\t\tactive_mtu:\t\tinvalid MTU (0)
+"""
+
+
+def test_ibv_devinfo_names_the_mtu_of_each_port():
+    assert parse_devinfo(DEVINFO) == {"mlx5_0:1": 4096, "mlx5_0:2": 1024}
+    assert parse_devinfo("No IB devices found\n") == {}
+    assert parse_devinfo("active_mtu: 4096 (5)\nport: 1\nactive_mtu: 4096 (5)\n") == {}
+
+
+def test_what_ibv_devinfo_says_goes_before_what_sysfs_leads_to(tmp_path):
+    for index in range(2):
+        add_port(tmp_path, f"mlx5_{index}", uverbs=index)
+    ports = with_active_mtus(read_rdma_ports(root=tmp_path), {"mlx5_0:1": 2048, "mlx5_9:1": 512})
+    assert [each.active_mtu for each in ports] == [2048, None]
+
+
+def test_ibv_devinfo_is_asked_or_missed(tmp_path):
+    assert read_active_mtus(deadline_s=5, env={"PATH": str(tmp_path)}) == ({}, "ibv_devinfo: not installed")
+    env = install_script(tmp_path, "ibv_devinfo", f"#!/bin/sh\n/bin/cat <<'END'\n{DEVINFO}END\n")
+    assert read_active_mtus(deadline_s=5, env=env) == ({"mlx5_0:1": 4096, "mlx5_0:2": 1024}, "")
+    env = install_script(tmp_path, "ibv_devinfo", "#!/bin/sh\necho Failed to get IB devices list >&2; exit 255\n")
+    assert read_active_mtus(deadline_s=5, env=env) == ({}, "ibv_devinfo: Failed to get IB devices list")
+
+
+def test_a_machine_has_rdma_where_a_device_is(tmp_path):
+    assert not has_rdma(root=tmp_path)
+    add_port(tmp_path, "mlx5_0", uverbs=0)
+    assert has_rdma(root=tmp_path)
 
 
 def test_a_torn_tree_is_read_as_far_as_it_goes(tmp_path):

@@ -178,6 +178,32 @@ def test_a_script_that_one_node_lacks_ends_all_with_its_name(start: Start, port:
     assert ends[0][2].endswith("  waited for it: a\n")
 
 
+def test_another_version_of_the_script_on_one_node_ends_all_with_its_name(start: Start, port: int, tmp_path: Path):
+    """Each agent has a directory of its own here, as on nodes without a shared file system."""
+    for name, version in (("a", 1), ("b", 1), ("c", 2)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.py").write_text(f"version = {version}\n")
+    flags = meeting(port, nodes=3)
+    agents = [start(node, *flags, "--node-rank", index, "train.py") for index, node in enumerate("abc")]
+    ends = [end(agent, within_s=30) for agent in agents]
+    assert {code for code, _, _ in ends} == {75}
+    head, said, *_ = ends[0][2].strip().splitlines()
+    assert re.fullmatch(r"\S AR513 code-differs   c +certain", head)
+    assert re.search(r"the training script differs: 2 of 3 nodes have sha256 [0-9a-f]{12}; c has sha256", said)
+
+
+def test_another_version_of_a_module_beside_it_is_said_and_stops_nobody(start: Start, port: int, tmp_path: Path):
+    for name, version in (("a", 1), ("b", 1), ("c", 2)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.py").write_text("import model\n")
+        (tmp_path / name / "model.py").write_text(f"version = {version}\n")
+    flags = meeting(port, nodes=3)
+    agents = [start(node, *flags, "--node-rank", index, "train.py") for index, node in enumerate("abc")]
+    ends = [end(agent, within_s=30) for agent in agents]
+    assert {code for code, _, _ in ends} == {0}
+    assert "code beside the script (model.py) differs: 2 of 3 nodes are alike; c is not" in ends[0][2]
+
+
 # Ending together
 
 

@@ -3,12 +3,15 @@
 `read_facts` is quick and reads what a plan needs. `read_card_facts` looks at everything that a cause may judge; each
 reader that can hang (a driver, a file system, a resolver) has a thread of its own, and at the deadline the card says
 what is there and, in `unread`, what is not and why. A thread that hangs is left behind as a daemon.
+`begin_card_facts` does so beside whatever else the caller has to do.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
+import queue
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from allranks import __version__
-from allranks.host import clock, fabric, gpu, limits, net, rdma, software
+from allranks.host import clock, fabric, gpu, limits, net, rdma, script, software
 from allranks.model.card import Facts, Interface, Place
 
 _GRACE_S = 0.25
@@ -52,11 +55,31 @@ def read_facts(env: Mapping[str, str]) -> NodeFacts:
     )
 
 
+def begin_card_facts(
+    env: Mapping[str, str], *, names: Sequence[str] = (), script_path: Path | None = None
+) -> Callable[[], Facts]:
+    """Begin to look in the background; what is returned waits for the facts, and gives the same ones again.
+
+    The run directory is not looked at: the leader makes it about now, and asks all to look when it is there.
+
+    Args:
+        env: the environment that the workers will get.
+        names: hosts whose addresses are looked up from here; the own host name always is.
+        script_path: what the workers will run, where it is a Python file.
+    """
+    found: queue.SimpleQueue[Facts] = queue.SimpleQueue()
+    threading.Thread(
+        target=lambda: found.put(read_card_facts(env, names=names, script_path=script_path)), daemon=True
+    ).start()
+    return functools.cache(lambda: found.get())
+
+
 def read_card_facts(
     env: Mapping[str, str],
     *,
     names: Sequence[str] = (),
     run_dir: Path | None = None,
+    script_path: Path | None = None,
     deadline_s: float = 3.0,
     root: Path = Path("/"),
 ) -> Facts:
@@ -66,6 +89,7 @@ def read_card_facts(
         env: the environment that the workers will get.
         names: hosts whose addresses are looked up from here; the own host name always is.
         run_dir: the job's directory on a shared file system.
+        script_path: what the workers will run, where it is a Python file.
         deadline_s: what has not answered then stands in `unread`. GPUs without persistence mode need seconds.
         root: where /proc, /sys, /dev and /etc are; tests feed a tree.
     """
@@ -86,6 +110,8 @@ def read_card_facts(
         _Reader(("fabric_manager",), lambda: _read_manager(env, deadline_s)),
         _Reader(("fabric_manager_version",), lambda: _read_manager_version(env, deadline_s)),
         _Reader(("xids",), lambda: _read_xids(env, deadline_s)),
+        _Reader(("rdma_ports.active_mtu",), lambda: _read_mtus(env, deadline_s, root)),
+        _Reader(("code",), lambda: _Part({"code": script.read_code(script_path) if script_path else None})),
         *(_Reader((f"place {purpose}",), _place_reader(purpose, path)) for purpose, path in places.items()),
     ]
     for reader in slow:
@@ -154,6 +180,9 @@ def _put_together(
         unread |= part.unread
     found = {purpose: values.pop(f"place {purpose}", None) for purpose in places}
     problems = {purpose: unread.pop(f"place {purpose}", None) for purpose in places}
+    ports = rdma.with_active_mtus(values.pop("rdma_ports", ()), values.pop("rdma_ports.active_mtu", {}))
+    if all(port.active_mtu for port in ports):
+        unread.pop("rdma_ports.active_mtu", None)
     details = {name: values.pop(f"gpus.{name}", {}) for name in ("remap_pending", "processes", "nvlinks_active")}
     gpus = gpu.with_details(
         values.pop("gpus", ()),
@@ -170,6 +199,7 @@ def _put_together(
         python_version=platform.python_version(),
         clock_s=time.time(),
         gpus=gpus,
+        rdma_ports=ports,
         places=tuple(
             found[purpose] or Place(purpose=purpose, path=software.cut(str(path)), problem=problems[purpose])
             for purpose, path in places.items()
@@ -242,6 +272,12 @@ def _read_manager_version(env: Mapping[str, str], deadline_s: float) -> _Part:
 def _read_xids(env: Mapping[str, str], deadline_s: float) -> _Part:
     lines, problem = fabric.read_xids(deadline_s=deadline_s, env=env)
     return _Part({"xids": lines}, {"xids": problem} if problem else {})
+
+
+def _read_mtus(env: Mapping[str, str], deadline_s: float, root: Path) -> _Part:
+    mtus, problem = rdma.read_active_mtus(deadline_s=deadline_s, env=env) if rdma.has_rdma(root=root) else ({}, "")
+    name = "rdma_ports.active_mtu"
+    return _Part({name: mtus}, {name: problem} if problem else {})
 
 
 def _read_clock() -> _Part:

@@ -12,13 +12,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
 import shutil
 import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -26,7 +24,7 @@ from pathlib import Path
 import msgspec
 
 from allranks.host.net import find_interface_of
-from allranks.host.node import read_card_facts
+from allranks.host.node import begin_card_facts
 from allranks.host.slurm import cancel_job
 from allranks.launch import container
 from allranks.launch.agent import Agent, SignalInbox
@@ -35,7 +33,6 @@ from allranks.launch.environment import HOOK_PATH, node_settings, rank_settings
 from allranks.launch.membership import Membership, apply, find_membership
 from allranks.launch.plan import JobPlan, Request, count_of
 from allranks.launch.workers import Worker, become_subreaper
-from allranks.model.card import Facts
 from allranks.model.errors import AllranksError, UsageError
 from allranks.model.finding import Finding, Verdict
 from allranks.model.hostlist import fold_hosts
@@ -104,7 +101,7 @@ def run_job(plan: JobPlan, output: Output, env: Mapping[str, str]) -> int:
         run_dir,
         env,
         problem=plan.problem or _find_problem(plan.request),
-        facts=_read_facts(plan, env),
+        facts=begin_card_facts(_as_workers_will(plan, env), names=_names(plan), script_path=_script(plan.request)),
         check_signals=inbox.check,
     )
     try:
@@ -126,15 +123,20 @@ def run_job(plan: JobPlan, output: Output, env: Mapping[str, str]) -> int:
         return _run_workers(plan, output, run_dir, membership, inbox, env, roll_call_s=time.monotonic() - started_s)
 
 
-def _read_facts(plan: JobPlan, env: Mapping[str, str]) -> Callable[[], Facts]:
-    """Begin to look at this node beside everything else; the result is asked for when the card is written."""
+def _as_workers_will(plan: JobPlan, env: Mapping[str, str]) -> Mapping[str, str]:
+    """The environment with what cluster.toml says of NCCL."""
+    return {"NCCL_IB_DISABLE": "1", **env} if plan.cluster.network.infiniband is False else env
+
+
+def _names(plan: JobPlan) -> list[str]:
+    """Hosts that all nodes must be able to look up."""
     endpoint = plan.request.endpoint
-    names = [*plan.node_names[:1], *([endpoint.host] if endpoint else [])]
-    if plan.cluster.network.infiniband is False:  # as the workers will have it
-        env = {"NCCL_IB_DISABLE": "1", **env}
-    found: queue.SimpleQueue[Facts] = queue.SimpleQueue()
-    threading.Thread(target=lambda: found.put(read_card_facts(env, names=names)), daemon=True).start()
-    return found.get
+    return [*plan.node_names[:1], *([endpoint.host] if endpoint else [])]
+
+
+def _script(request: Request) -> Path | None:
+    """The Python file that the workers run, where it is one."""
+    return Path(request.command[0]) if request.command and not (request.is_module or request.no_python) else None
 
 
 def _do_not_begin(goodbye: Goodbye, plan: JobPlan, run_dir: RunDir) -> int:

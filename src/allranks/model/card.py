@@ -14,6 +14,8 @@ from allranks.model.finding import Finding
 MAX_VARIABLES = 100
 MAX_TEXT = 512
 """Longer values of the environment are cut: a card stays below 64 KiB."""
+MAX_CODE_FILES = 200
+"""Files beside the script, the first by name: a node that has so many may have more."""
 
 
 class Interface(msgspec.Struct, frozen=True):
@@ -74,6 +76,17 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     """Foreign processes with memory on it: `python3 (pid 812, 14336 MiB)`."""
 
 
+class Gid(msgspec.Struct, frozen=True, kw_only=True):
+    """One entry of a RoCE port's GID table: an address of its interface, under one of the two protocols."""
+
+    index: int
+    kind: str
+    """`RoCE v2`, or `IB/RoCE v1`."""
+    gid: str
+    """As sysfs spells it; an IPv4 address is `0000:0000:0000:0000:0000:ffff:c0a8:140f`."""
+    netdev: str | None = None
+
+
 class RdmaPort(msgspec.Struct, frozen=True, kw_only=True):
     """One port of an RDMA device, from /sys/class/infiniband."""
 
@@ -89,7 +102,10 @@ class RdmaPort(msgspec.Struct, frozen=True, kw_only=True):
     has_uverbs: bool | None = None
     """Whether this user may open the device's /dev/infiniband/uverbsN."""
     netdev: str | None = None
-    roce_v2_gids: tuple[str, ...] = ()
+    gids: tuple[Gid, ...] = ()
+    """Those in use, the first by index; of RoCE ports only."""
+    active_mtu: int | None = None
+    """Bytes of payload in a packet, a power of 2 up to 4096; None where nothing on the node tells."""
     error_counters: dict[str, int] = {}
     """Those that are not 0."""
 
@@ -107,6 +123,16 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     """Why it could not be looked at: `no answer within 5 s`, `No such file or directory`."""
     nonce: str | None = None
     """What lies in the leader's file there; None where the file is not visible."""
+
+
+class Code(msgspec.Struct, frozen=True, kw_only=True):
+    """The script that the job runs and what lies beside it, each as the beginning of its SHA-256."""
+
+    script: str
+    digest: str
+    beside: dict[str, str | None] | None = None
+    """The other .py files of its directory, by name; None for one that was not read, since it was beyond the bounds or
+    may not be, and for all where the directory may not be listed."""
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,6 +162,9 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     nccl_version: str | None = None
     net_plugin: str | None = None
     """libnccl-net*.so that the loader would find."""
+
+    code: Code | None = None
+    """None where no script is known: a module, a program, a check."""
 
     # Environment and limits.
     environment: dict[str, str] = {}

@@ -10,11 +10,9 @@ keeps its socket: rank 0's store listens on it.
 from __future__ import annotations
 
 import contextlib
-import queue
 import socket
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -23,8 +21,9 @@ from allranks.causes.catalogue import find_cause
 from allranks.causes.cause import failed
 from allranks.config import LoadedCluster
 from allranks.host.net import find_interface_of
-from allranks.host.node import NodeFacts, read_card_facts
-from allranks.model.card import Facts, Interface
+from allranks.host.node import NodeFacts, begin_card_facts
+from allranks.host.script import find_main_script
+from allranks.model.card import Interface
 from allranks.model.errors import AllranksError, NodeFaultError, UsageError
 from allranks.model.finding import Finding, Verdict
 from allranks.model.identity import Launcher, World
@@ -97,6 +96,7 @@ def apply_rank(
     is_slurm = world.launcher is Launcher.SLURM
     endpoint = None if is_slurm else _meeting_point(world, loaded.cluster.network.port)
     port = endpoint.port if endpoint else loaded.cluster.network.port
+    as_group_will = {"NCCL_IB_DISABLE": "1", **env} if loaded.cluster.network.infiniband is False else env
     return Applicant(
         job=job_name(world),
         attempt=world.attempt if is_slurm else None,
@@ -122,7 +122,7 @@ def apply_rank(
         run_dir=run_dir,
         env=env,
         problem=problem,
-        facts=_read_card_facts(world, loaded, env),
+        facts=begin_card_facts(as_group_will, names=world.hosts[:1], script_path=find_main_script()),
         check_signals=lambda: None,  # a rank is the user's process: Ctrl-C is its KeyboardInterrupt
     )
 
@@ -228,17 +228,3 @@ def _meeting_point(world: World, port: int) -> Hint | None:
 def _interface_to(connection: Connection, interfaces: Sequence[Interface]) -> str | None:
     nic = find_interface_of(connection.own_address, interfaces)
     return nic.name if nic else None
-
-
-def _read_card_facts(world: World, loaded: LoadedCluster, env: Mapping[str, str]) -> Callable[[], Facts]:
-    """Begin to look at this node beside everything else; the result is asked for when the card is written."""
-    if loaded.cluster.network.infiniband is False:  # as the group will have it
-        env = {"NCCL_IB_DISABLE": "1", **env}
-    found: queue.SimpleQueue[Facts] = queue.SimpleQueue()
-
-    def look() -> None:
-        # Not at the run directory: rank 0 makes it about now, and asks all to look when it is there.
-        found.put(read_card_facts(env, names=world.hosts[:1]))
-
-    threading.Thread(target=look, daemon=True).start()
-    return found.get

@@ -128,7 +128,8 @@ def _absurdity(card: Card) -> str | None:
         return "the ports where it can be tested are none"
     facts = card.facts
     if facts is not None:
-        tables = (facts.environment, facts.packages, facts.resolved, facts.limits, facts.unread)
+        beside = facts.code.beside if facts.code and facts.code.beside else {}
+        tables = (facts.environment, facts.packages, facts.resolved, facts.limits, facts.unread, beside)
         longest = max(len(table) for table in tables)
         if longest > MAX_ENTRIES:
             return f"a table of {longest} entries"

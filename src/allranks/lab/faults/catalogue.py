@@ -38,6 +38,7 @@ FAULTS: Mapping[str, type[Fault]] = {
         host.EnvDriftNcclAlgo,
         host.EnvDriftLibraryPath,
         host.TorchVersionDiffers,
+        host.CodeDiffers,
         start.TorchrunInTasks,
         start.MpSpawnInSrun,
         host.ShmSmall,

@@ -7,7 +7,7 @@ import resource
 from pathlib import Path
 from typing import ClassVar
 
-from allranks.lab.faults.fault import Culprit, EnvironmentFault, Expected, Fault, Scene
+from allranks.lab.faults.fault import PROGRAMS, Culprit, EnvironmentFault, Expected, Fault, Scene, Start
 from allranks.lab.hosts import processes_in
 from allranks.model.errors import SetupError
 
@@ -162,6 +162,31 @@ class DiskFull(MountFault, name="disk-full", cause="AR005"):
         """Unset TMPDIR, unmount."""
         scene.remove_files()
         super().heal(scene)
+
+
+class CodeDiffers(MountFault, name="code-differs", cause="AR513"):
+    """The node has an older copy of the job's script: another file is mounted over it."""
+
+    program: ClassVar = PROGRAMS / "form_group.py"
+
+    @classmethod
+    def inject(cls, scene: Scene) -> None:
+        """Mount a copy with one line more over it."""
+        copy = scene.own_dir(scene.node.name, cls.program.name)
+        copy.write_text(cls.program.read_text() + "# an older version\n")
+        scene.remember("mounted", str(cls.program))
+        scene.run(scene.node.name, "mount", "--bind", str(copy), str(cls.program))
+
+    @classmethod
+    def heal(cls, scene: Scene) -> None:
+        """Unmount it."""
+        super().heal(scene)
+        scene.own_dir(scene.node.name, cls.program.name).unlink(missing_ok=True)
+
+    @classmethod
+    def start(cls, scene: Scene) -> Start:
+        """Start that script, whatever else the drill would take."""
+        return Start(program=cls.program)
 
 
 # Clock and environment
