@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from allranks.causes.cause import Cause
-from allranks.causes.fabric import GdrDiffers, HcaSetDiffers, IbConfig, IbLinkError, why_no_rdma
+from allranks.causes.fabric import GdrDiffers, HcaSetDiffers, why_no_rdma
+from allranks.causes.verbs import IbConfig, IbLinkError
 from allranks.model.card import Card, Facts, RdmaPort
 from allranks.model.finding import Severity, Status
 

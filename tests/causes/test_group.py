@@ -4,26 +4,25 @@ import re
 
 import pytest
 
+from allranks.causes.catalogue import all_causes
 from allranks.causes.cause import Cause, failed, warned
-from allranks.causes.group import (
-    CollectiveTimeout,
-    DeadRank,
-    DuplicateRank,
-    MissingRank,
-    RendezvousTimeout,
-    StaleStore,
-    Stranger,
-)
+from allranks.causes.group.agree import CollectiveMismatch, UnevenInputs, UnusedParameters
+from allranks.causes.group.arrival import DuplicateRank, MissingRank, RendezvousTimeout, StaleStore, Stranger
+from allranks.causes.group.behind import StragglerRank, StuckRank
+from allranks.causes.group.death import DeadRank
+from allranks.causes.group.store import HeartbeatStuck, StoreLost
+from allranks.causes.group.timeout import CollectiveTimeout, GlooTimeout, SilentHang
 from allranks.causes.net.link import PeerConnectionLost
 from allranks.model.finding import Severity
 
-ALL: list[type[Cause]] = [
-    MissingRank, RendezvousTimeout, StaleStore, DuplicateRank, Stranger, DeadRank, CollectiveTimeout,
-    PeerConnectionLost,
-]  # fmt: skip
+GROUP: list[type[Cause]] = [cause for cause in all_causes() if cause.id.startswith("AR4")]
+ALL: list[type[Cause]] = [*GROUP, PeerConnectionLost]
 
 
-@pytest.mark.parametrize("cause", ALL)
+@pytest.mark.parametrize(
+    "cause",
+    [MissingRank, RendezvousTimeout, StaleStore, DuplicateRank, Stranger, DeadRank, CollectiveTimeout, SilentHang],
+)
 def test_whoever_finds_it_says_what_it_saw(cause: type[Cause]) -> None:
     finding = cause.find(failed("seen", what="node03 wanted to join"), node="node03")
     assert (finding.message, finding.severity) == ("node03 wanted to join", Severity.FAIL)
@@ -35,15 +34,34 @@ def test_who_was_refused_is_a_warning_of_the_caller(cause: type[Cause]) -> None:
     assert cause.find(warned(what="it was refused"), node="10.0.0.9").severity is Severity.WARN
 
 
-def test_a_timeout_is_an_outcome_and_a_dead_rank_its_cause() -> None:
+def test_a_timeout_and_a_silence_are_outcomes_and_a_dead_rank_is_a_cause() -> None:
     assert CollectiveTimeout.is_outcome
+    assert SilentHang.is_outcome
     assert DeadRank.aliases == ("MN3",)
 
 
-@pytest.mark.parametrize("cause", ALL)
+@pytest.mark.parametrize("cause", ALL, ids=lambda cause: cause.id)
 def test_lines_are_told_apart(cause: type[Cause]) -> None:
     for hit in cause.hits:
         firing = {other.id for other in ALL if any(re.search(sign.pattern, hit) for sign in other.signs)}
-        assert firing == {cause.id}
+        assert cause.id in firing
+        assert firing <= {cause.id, *cause.also}
     for sign in cause.signs:
         assert any(re.search(sign.pattern, hit) for hit in cause.hits)
+
+
+@pytest.mark.parametrize("cause", GROUP, ids=lambda cause: cause.id)
+def test_what_a_log_told_is_one_line_with_groups_that_every_sign_fills(cause: type[Cause]) -> None:
+    named = (
+        set.intersection(*(set(re.compile(sign.pattern).groupindex) for sign in cause.signs)) if cause.signs else set()
+    )
+    assert "\n" not in cause.told
+    assert set(re.findall(r"\{(\w+)\}", cause.told)) <= named
+    if cause.signs or cause.is_outcome:
+        assert cause.told
+
+
+def test_whether_the_lab_can_provoke_it_is_said() -> None:
+    new = [StuckRank, StragglerRank, CollectiveMismatch, UnevenInputs, UnusedParameters, HeartbeatStuck, StoreLost]
+    assert [cause.id for cause in new] == ["AR408", "AR409", "AR410", "AR411", "AR412", "AR413", "AR414"]
+    assert all(cause.no_fault_yet for cause in (*new, GlooTimeout))

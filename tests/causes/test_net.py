@@ -11,7 +11,8 @@ from allranks.causes.net.forced import NicNotFound, WrongNic
 from allranks.causes.net.link import LinkDown, Partition
 from allranks.causes.net.naming import DuplicateSubnet, IpFamilyMismatch, LoopbackHostname
 from allranks.causes.net.packets import MtuBlackhole, MtuUnequal, PacketLoss, SlowLink
-from allranks.causes.net.reach import FirewallPort, MasterDns, MasterUnreachable, PortInUse
+from allranks.causes.net.ports import FirewallPort, PortInUse
+from allranks.causes.net.reach import MasterDns, MasterUnreachable
 from allranks.model.card import Card, Facts, Interface, RdmaPort, TestPorts
 from allranks.model.finding import Confidence, Severity, Status
 

@@ -145,6 +145,37 @@ def test_cores_are_held_against_workers() -> None:
 
 
 @pytest.mark.parametrize(
+    ("cpus", "num_workers", "culprits"),
+    [
+        ((64, 64, 64), 8, []),
+        ((64, 64, 16), 8, ["n2"]),
+        ((64, 64, 128), 8, []),
+        ((64, 16, 32), 8, []),
+        ((64, 16), 8, []),
+        ((64, 64, 4), 8, []),
+        ((64, 64, 0), 8, []),
+    ],
+)
+def test_a_node_with_fewer_cores_than_most_is_warned_of(
+    cpus: tuple[int, ...], num_workers: int, culprits: list[str]
+) -> None:
+    """Without a majority nobody is; with fewer cores than workers the node's own probe has said so."""
+    cards = [card(f"n{index}", num_cpus=each, num_workers=num_workers, num_gpus=8) for index, each in enumerate(cpus)]
+    found = CpuStarved.survey(cards)
+    assert [host for hosts, _ in found for host in hosts] == culprits
+    assert {outcome.status for _, outcome in found} <= {Status.WARN}
+
+
+def test_cores_are_held_against_the_workers_that_share_them() -> None:
+    usual = [card(host, num_cpus=64, num_workers=8) for host in "abde"]
+    assert CpuStarved.survey([*usual, card("c", num_cpus=32, num_workers=4)]) == []
+    assert CpuStarved.survey([*usual, card("c", num_cpus=64, num_workers=16)]) == []
+    [(hosts, outcome)] = CpuStarved.survey([*usual, card("c", num_cpus=12, num_workers=4)])
+    assert hosts == ("c",)
+    assert shown(CpuStarved, outcome) == "12 cores for 4 workers; 4 of 5 nodes have 64"
+
+
+@pytest.mark.parametrize(
     ("size", "text"), [(64 * KIB, "64 KiB"), (1.5 * GIB, "1.5 GiB"), (0, "0 KiB"), (float("inf"), "unlimited")]
 )
 def test_sizes_read_well(size: float, text: str) -> None:

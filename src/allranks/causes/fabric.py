@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from allranks.causes.cause import Cause, Outcome, skipped
+from allranks.causes.sign import Blames, Role, Sign
 from allranks.model.card import Card, Facts, RdmaPort
 from allranks.model.errors import Exit
 from allranks.model.finding import Severity
@@ -60,6 +61,24 @@ class HcaSetDiffers(Cause, id="AR303"):
     """
 
     message = "{what} differs: {usual}; {odd}"
+    told = "ranks have different numbers of RDMA ports"
+    signs = (
+        Sign(r"Detected mixed local Net device counts across ranks .{0,60}Set NCCL_IGNORE_NET", blames=Blames.NOBODY),
+        Sign(r"Detected mixed local Net device counts across ranks .{0,60}Ignoring", Role.LIKELY, Blames.NOBODY),
+        Sign(
+            r"Rank (?P<rank>[0-9]+) has (?P<present>[0-9]+) local Net devices \(max (?P<wanted>[0-9]+)\)",
+            Role.LIKELY,
+            Blames.NAMED,
+        ),
+    )
+    hits = (
+        "node01:4123:4190 [0] init.cc:1590 NCCL WARN Detected mixed local Net device counts across ranks (min 1, max "
+        "2). Set NCCL_IGNORE_NET_MISMATCH=1 to continue.",
+        "node01:4123:4190 [0] NCCL INFO Detected mixed local Net device counts across ranks (min 1, max 2). Ignoring "
+        "due to NCCL_IGNORE_NET_MISMATCH.",
+        "node01:4123:4190 [0] NCCL INFO Rank 8 has 1 local Net devices (max 2).",
+    )
+    misses = ("node01:4123:4190 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/RoCE [RO]; OOB eth0:10.0.0.1<0>",)
     fix = "bring the missing port of {node} up, or name the ports that all nodes have: NCCL_IB_HCA==mlx5_0:1,..."
     exit_code = Exit.NODE_FAULT
     no_fault_yet = NO_LAB
@@ -108,6 +127,10 @@ class GdrDiffers(Cause, id="AR304"):
     """
 
     message = "{what} differs: {usual}; {odd}"
+    told = "GPUDirect RDMA is off"
+    signs = (Sign(r"GPU Direct RDMA Disabled for (?:HCA|GPU) [0-9]+", Role.CONTEXT),)
+    hits = ("node01:4123:4190 [0] NCCL INFO NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'",)
+    misses = ("node01:4123:4190 [0] NCCL INFO NET/IB : GPU Direct RDMA Enabled for HCA 0 'mlx5_0'",)
     fix = "on {node}, as root: modprobe nvidia_peermem"
     exit_code = Exit.NODE_FAULT
     no_fault_yet = NO_LAB

@@ -32,8 +32,8 @@ _COMPLETION = (
 Source: NCCL, src/transport/net_ib.cc, src/transport/net_ib/p2p.cc; numbers: rdma-core, ibv_wc_status."""
 
 _SAID = r"(?:^|WARN |[\n\]:>] ?)"
-"""What stands before a warning of NCCL, and before its repetition as PyTorch's "Last error:"; not `NCCL INFO`, with which
-each attempt begins that is repeated."""
+"""What stands before a warning of NCCL, and before the same text below PyTorch's "Last error:". Attempts that NCCL
+repeats have `NCCL INFO` there."""
 
 _EVENT = (
     r"NET/IB ?: (?:(?P<hca>[A-Za-z0-9_]{2,30}:[0-9]+) )?(?:Got )?async (?:error |fatal )?event"

@@ -9,9 +9,10 @@ from typing import Any
 from allranks.causes.cause import PASSED, Cause, Outcome, failed, skipped, warned
 from allranks.causes.gpu.seen import name_of, not_judged, visible_gpus
 from allranks.causes.node.presence import is_same_machine
-from allranks.causes.sign import Sign
+from allranks.causes.sign import Blames, Role, Sign
 from allranks.model.card import Card
 from allranks.model.errors import Exit
+from allranks.model.finding import Confidence
 
 
 class GpuBusy(Cause, id="AR104"):
@@ -44,14 +45,21 @@ class GpuBusy(Cause, id="AR104"):
     """
 
     message = "{gpu}: {used} MiB of {total} MiB in use{who}"
+    told = "a GPU is not free: another process has it, or it is kept for one process"
     fix = "on {node}: nvidia-smi shows the process; end it, or leave the node out: --exclude={node}"
     exit_code = Exit.NODE_FAULT
     signs = (
         Sign(r"CUDA-capable device\(s\) is/are busy or unavailable"),
         Sign(r"all CUDA-capable devices are busy or unavailable"),
+        Sign(r"cudaErrorDevicesUnavailable"),
+        Sign(r"CUDA_ERROR_DEVICE_UNAVAILABLE"),
+        Sign(r"exclusive-thread device already in use by a different thread"),
     )
     hits = (
         "RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable",
+        "cudaErrorDevicesUnavailable: CUDA-capable device(s) is/are busy or unavailable",
+        "CUDA_ERROR_DEVICE_UNAVAILABLE: CUDA-capable device(s) is/are busy or unavailable",
+        "RuntimeError: CUDA error: exclusive-thread device already in use by a different thread",
         "RuntimeError: cuda runtime error (46) : all CUDA-capable devices are busy or unavailable at THCGeneral.cpp:50",
     )
     misses = ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",)
@@ -108,10 +116,20 @@ class DuplicateGpu(Cause, id="AR107"):
     """
 
     message = "{what}"
+    told = "two ranks use the same GPU"
     fix = "unset CUDA_VISIBLE_DEVICES, start one agent a node, and let each rank take the GPU of its LOCAL_RANK"
     exit_code = Exit.SETUP
-    signs = (Sign(r"Duplicate GPU detected : rank"),)
+    signs = (
+        Sign(
+            r"Duplicate GPU detected : rank (?P<rank>[0-9]+) and rank (?P<ranks>[0-9]+) both on CUDA device "
+            r"(?P<gpu>[0-9a-f]+)",
+            blames=Blames.NAMED,
+        ),
+        Sign(r"Multiple Ranks are using the same GPU/Partition"),
+    )
     hits = (
+        "node01:4123:4190 [1] init.cc:1293 NCCL WARN Multiple Ranks are using the same GPU/Partition. Set "
+        "NCCL_MULTI_RANK_GPU_ENABLE=1 to enable this configuration.",
         "chifflot-7:67917:67949 [0] init.cc:748 NCCL WARN Duplicate GPU detected : rank 0 and rank 1 both on CUDA "
         "device 3b000",
         "Duplicate GPU detected : rank 3 and rank 0 both on CUDA device f000",
@@ -187,6 +205,12 @@ class GpuBinding(Cause, id="AR108"):
     fix = "unset CUDA_VISIBLE_DEVICES, or ask SLURM for the node's GPUs: --gpus-per-node, not --gpus-per-task"
     no_fault_yet = "the lab's nodes have one pretended GPU each"
     never_on_hardware = True
+    told = "SLURM binds a task to GPUs that its job does not have"
+    signs = (Sign(r"does not specify any devices within the allocation"),)
+    hits = (
+        "slurmstepd: error: Bind request 3 (0x8) does not specify any devices within the allocation. Binding to the "
+        "first device in the allocation instead.",
+    )
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
@@ -230,15 +254,35 @@ class BackendDeviceMismatch(Cause, id="AR111"):
     """
 
     message = "{what}"
+    told = "the backend does not fit the device of the tensors, or of the node"
     fix = "nvidia-smi on those nodes (is the driver loaded?), or --backend gloo"
     exit_code = Exit.SETUP
     signs = (
         Sign(r"ProcessGroupNCCL is only supported with GPUs, no GPUs found"),
-        Sign(r"No backend type associated with device type (?:cpu|cuda)"),
+        Sign(r"No backend type associated with device type (?P<device>[a-z]+)"),
+        Sign(r"ensors? must be CUDA and dense"),
+        Sign(r"ProcessGroupGloo::[a-z_]{3,30}: (?:unsupported device type|unsupported layout|invalid tensor type)"),
+        Sign(r"the MPI used doesn't have CUDA-aware MPI support"),
+        Sign(r"Distributed package doesn't have (?:NCCL|Gloo|MPI|UCC|XCCL) built in"),
+        Sign(r"ProcessGroup(?:NCCL|Gloo|MPI) does not support ", Role.LIKELY, confidence=Confidence.LIKELY),
+        Sign(r"Backend (?:nccl|gloo|mpi) does not support ", Role.LIKELY, confidence=Confidence.LIKELY),
+        Sign(
+            r"DistributedDataParallel device_ids and output_device arguments only work with",
+            Role.LIKELY,
+            confidence=Confidence.LIKELY,
+        ),
     )
     hits = (
         "ValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!",
         "RuntimeError: No backend type associated with device type cpu",
+        "RuntimeError: Tensors must be CUDA and dense",
+        "ValueError: ProcessGroupGloo::allreduce: unsupported device type",
+        "RuntimeError: CUDA tensor detected and the MPI used doesn't have CUDA-aware MPI support",
+        "RuntimeError: Distributed package doesn't have NCCL built in",
+        "RuntimeError: ProcessGroupNCCL does not support send",
+        "RuntimeError: Backend nccl does not support gather",
+        "ValueError: DistributedDataParallel device_ids and output_device arguments only work with single-device/"
+        "multiple-device GPU modules or CPU modules, but got device_ids [0]",
     )
     misses = ("ValueError: ProcessGroupXCCL is only supported with GPUs, no GPUs found!",)
     no_fault_yet = "the launcher finds it from the plan; tests/lab asks for nccl on nodes without a GPU"

@@ -8,10 +8,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from allranks.causes.cause import PASSED, Cause, Outcome, failed, skipped, unknown
 from allranks.causes.gpu.seen import not_judged
-from allranks.causes.sign import Sign
+from allranks.causes.sign import Role, Sign
 from allranks.model.card import Card, Facts, Gpu
 from allranks.model.errors import Exit
-from allranks.model.finding import Severity
+from allranks.model.finding import Confidence, Severity
 
 _NVSWITCH = re.compile(r"SXM|HGX|HBM3|\bH200\b|\bH800\b|\b[GB]B[23]00\b|\bB[23]00\b")
 """Names of GPUs that sit behind NVSwitch on most boards; PCIe and NVL cards do not."""
@@ -56,17 +56,26 @@ class FabricManager(Cause, id="AR101"):
 
     aliases = ("MN1",)
     message = "{what}"
+    told = "CUDA does not start: the fabric manager does not run, or does not fit the driver"
     fix = "as root on {node}: systemctl restart nvidia-fabricmanager (its version must be the driver's)"
     exit_code = Exit.NODE_FAULT
     signs = (
         Sign(r"system not yet initialized"),
         Sign(r"cudaErrorSystemNotReady"),
         Sign(r"CUDA_ERROR_SYSTEM_NOT_READY"),
+        Sign(r"don't match with driver version"),
+        Sign(r"nvidia-fabricmanager\.service: (?:Failed with result|Control process exited)"),
+        Sign(r"transport/nvls\.cc:[0-9]+ NCCL WARN Cuda failure", Role.LIKELY, confidence=Confidence.UNDECIDED),
     )
     hits = (
         "RuntimeError: Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before calling "
         "NumCudaDevices() that might have already set an error? Error 802: system not yet initialized",
         "cuInit failed: CUDA_ERROR_SYSTEM_NOT_READY",
+        "nv-fabricmanager[104230]: fabric manager NVIDIA GPU driver interface version 550.127.05 don't match with "
+        "driver version 550.120. Please update with matching NVIDIA driver package.",
+        "systemd[1]: nvidia-fabricmanager.service: Control process exited, code=exited, status=1/FAILURE",
+        "node01:4123:4190 [0] transport/nvls.cc:244 NCCL WARN Cuda failure 401 'the operation cannot be performed'",
+        "gpu-a: Test CUDA failure common.cu:1030 'system not yet initialized'",
         'CUDA error at bandwidthTest.cu:256 code=802(cudaErrorSystemNotReady) "cudaSetDevice(currentDevice)"',
     )
     misses = ("RuntimeError: CUDA error: initialization error",)
@@ -132,17 +141,43 @@ class DriverCudaMismatch(Cause, id="AR102"):
 
     no_fault_yet = "the lab has no libcuda that could answer cuInit with 803"
     message = "{what}"
+    told = "the GPU driver does not fit the CUDA that the program was built for"
     fix = "on {node}: reboot after a driver update, or install a PyTorch for the driver's CUDA"
     exit_code = Exit.NODE_FAULT
     signs = (
-        Sign(r"The NVIDIA driver on your system is too old"),
+        Sign(r"NVIDIA driver on your system is too old(?: \(found (?P<thing>version [0-9]+)\))?"),
         Sign(r"CUDA driver version is insufficient for CUDA runtime version"),
+        Sign(r"cudaError(?:InsufficientDriver|SystemDriverMismatch|NoKernelImageForDevice|UnsupportedPtxVersion)\b"),
+        Sign(r"CUDA_ERROR_(?:SYSTEM_DRIVER_MISMATCH|COMPAT_NOT_SUPPORTED_ON_DEVICE|UNSUPPORTED_PTX_VERSION)"),
+        Sign(r"no kernel image is available for execution on the device"),
+        Sign(r"provided PTX was compiled with an unsupported toolchain"),
+        Sign(r"device kernel image is invalid", Role.LIKELY, confidence=Confidence.LIKELY),
+        Sign(
+            r"with CUDA capability (?P<thing>sm_[0-9]+a?) is not compatible with the current PyTorch installation",
+            Role.LIKELY,
+            confidence=Confidence.LIKELY,
+        ),
+        Sign(r"NVRM: API mismatch: the client has (?:the )?(?P<thing>version [0-9.]+)"),
+        Sign(r"unsatisfied condition: cuda ?>= ?(?P<wanted>[0-9.]+)"),
+        Sign(r"compatibility mode is UNAVAILABLE", Role.LIKELY, confidence=Confidence.LIKELY),
         Sign(r"system has unsupported display driver / cuda driver combination"),
-        Sign(r"Failed to initialize NVML: Driver/library version mismatch"),
+        Sign(r"(?:Failed to initialize NVML|nvml error): [Dd]river/library version mismatch"),
         Sign(r"forward compatibility was attempted on non supported HW"),
     )
     hits = (
         "RuntimeError: The NVIDIA driver on your system is too old (found version 11040). Please update your driver",
+        "gpu-node:2143:2561 [1] init.cc:1186 NCCL WARN Cuda failure 'CUDA driver version is insufficient for CUDA "
+        "runtime version'",
+        "cudaErrorInsufficientDriver: CUDA driver version is insufficient for CUDA runtime version",
+        "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH: system has unsupported display driver / cuda driver combination",
+        "RuntimeError: CUDA error: no kernel image is available for execution on the device",
+        "RuntimeError: CUDA error: the provided PTX was compiled with an unsupported toolchain.",
+        "RuntimeError: CUDA error: device kernel image is invalid",
+        "NVIDIA GeForce RTX 5090 with CUDA capability sm_120 is not compatible with the current PyTorch installation.",
+        "NVRM: API mismatch: the client has the version 470.57.02, but",
+        "nvidia-container-cli: requirement error: unsatisfied condition: cuda>=12.4, please update your driver",
+        "ERROR: version 470.57 was detected and compatibility mode is UNAVAILABLE.",
+        "nvidia-container-cli: initialization error: nvml error: driver/library version mismatch: unknown",
         "RuntimeError: CUDA error: CUDA driver version is insufficient for CUDA runtime version",
         "Error 804: forward compatibility was attempted on non supported HW",
         "Error 803: system has unsupported display driver / cuda driver combination",
@@ -203,12 +238,44 @@ class GpuMissing(Cause, id="AR103"):
     """  # noqa: E501  (a real line)
 
     message = "it shows {seen} of {wanted} GPUs ({source})"
+    told = "a process sees no GPU, or fewer than there should be"
     fix = "on {node}: nvidia-smi -L; dmesg -T | grep -i xid; reboot it, or leave it out: --exclude={node}"
     exit_code = Exit.NODE_FAULT
-    signs = (Sign(r"NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver"),)
+    signs = (
+        Sign(r"NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver"),
+        Sign(r"count reported lower than configured \((?P<present>[0-9]+) < (?P<wanted>[0-9]+)\)"),
+        Sign(r"Found no NVIDIA driver on your system"),
+        Sign(r"No CUDA GPUs are available", confidence=Confidence.LIKELY),
+        Sign(r"no CUDA-capable device is detected", confidence=Confidence.LIKELY),
+        Sign(r"CUDA_ERROR_NO_DEVICE", confidence=Confidence.LIKELY),
+        Sign(r"Failed to initialize NVML: (?:Unknown Error|Driver Not Loaded)", confidence=Confidence.LIKELY),
+        Sign(r"nvml error: driver not loaded"),
+        Sign(r"No devices were found", Role.LIKELY, confidence=Confidence.LIKELY),
+        Sign(r"The NVIDIA Driver was not detected", Role.LIKELY, confidence=Confidence.LIKELY),
+        Sign(
+            r"CUDA unknown error - this may be due to an incorrectly set up environment",
+            Role.LIKELY,
+            confidence=Confidence.UNDECIDED,
+        ),
+        Sign(r"no accelerator device is detected", Role.LIKELY, confidence=Confidence.LIKELY),
+        Sign(r"No supported gpu backend found", Role.LIKELY, confidence=Confidence.LIKELY),
+    )
     hits = (
         "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the "
         "latest NVIDIA driver is installed and running.",
+        "Reason=gres/gpu count reported lower than configured (7 < 8) [slurm@2026-07-28T17:13:24]",
+        "RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU",
+        "RuntimeError: No CUDA GPUs are available",
+        "RuntimeError: cuda runtime error (100) : no CUDA-capable device is detected at THCGeneral.cpp:50",
+        "failed call to cuInit: CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected",
+        "Failed to initialize NVML: Unknown Error",
+        "nvidia-container-cli: initialization error: nvml error: driver not loaded: unknown",
+        "No devices were found",
+        "WARNING: The NVIDIA Driver was not detected.  GPU functionality will not be available.",
+        "RuntimeError: CUDA unknown error - this may be due to an incorrectly set up environment, e.g. changing env "
+        "variable CUDA_VISIBLE_DEVICES after program start.",
+        "RuntimeError: FSDP needs a non-CPU accelerator device, but no accelerator device is detected.",
+        "MisconfigurationException: No supported gpu backend found!",
     )
     misses = ("NVIDIA-SMI 580.95.05              Driver Version: 580.95.05      CUDA Version: 13.0",)
     never_on_hardware = True

@@ -6,34 +6,11 @@ import re
 
 from allranks.causes.cause import PASSED, Cause, Outcome, failed, skipped, warned
 from allranks.causes.gpu.seen import name_of, not_judged, visible_gpus
-from allranks.causes.sign import Sign
+from allranks.causes.gpu.xids import FATAL_XIDS, LINK_XIDS, PROGRAM_XIDS, XIDS, xid_pattern
+from allranks.causes.sign import Blames, Role, Sign
 from allranks.model.card import Card, Facts, Gpu
 from allranks.model.errors import Exit
-
-FATAL_XIDS = {
-    46: "it stopped processing",
-    48: "uncorrectable memory error",
-    54: "auxiliary power is not connected",
-    62: "its micro-controller halted",
-    64: "a bad memory row could not be replaced",
-    74: "NVLink error",
-    79: "it fell off the bus",
-    95: "uncontained memory error",
-    109: "context switch timed out",
-    110: "security fault",
-    119: "its system processor (GSP) does not answer",
-    120: "its system processor (GSP) failed",
-    136: "a link could not be trained",
-    140: "unrecovered memory error",
-    143: "it could not be initialised",
-    151: "key rotation failed",
-    156: "memory was retired",
-    158: "fatal timeout",
-    168: "errors in write-protected memory",
-}
-"""Xids after which the GPU needs a reset, a reboot or a person; those that an application can cause, or that ask for
-nothing, are left out. Source: immediate actions of NVIDIA's Xid catalogue,
-https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html (read 2026-09)."""
+from allranks.model.finding import Confidence
 
 _XID = re.compile(r"Xid \(PCI:(?P<bus>[0-9a-fA-F:.]+)\): (?P<code>[0-9]+)")
 
@@ -43,6 +20,11 @@ _SLOWED = {
     0x80: "power brake",
 }
 """Bits of clocks_event_reasons.active. Source: nvml.h, nvmlClocksEventReason*, r580."""
+
+
+_BROKEN_XIDS = FATAL_XIDS.keys() | LINK_XIDS - {155} | {94}
+_ASKING_XIDS = XIDS.keys() - PROGRAM_XIDS - _BROKEN_XIDS - {45}
+"""Xids that a job may survive, and that mean its GPU all the same."""
 
 
 class GpuHardware(Cause, id="AR105"):
@@ -70,32 +52,94 @@ class GpuHardware(Cause, id="AR105"):
 
     Leave the node out (`--exclude=NODE`), and tell the admin the lines. Reset when nobody uses the GPU:
     `nvidia-smi --gpu-reset -i INDEX` as root; after Xid 79 only a reboot or a power cycle helps. It comes back: the
-    card is to be replaced.
+    card is to be replaced. Xid 63 and 94 leave the GPU usable until it is reset. Xids 74 and 144 to 150, and the
+    NVSwitch's SXids, are NVLink: `nvidia-smi nvlink --status; nvidia-smi nvlink -e` show which link, and its other end
+    may be the broken one. `CUDA error: unknown error` proves nothing alone: look at the kernel's log of that node.
 
     ## Source
-    Xid catalogue: https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html (read 2026-09).
+    Xid catalogue: https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html (read 2026-11-21).
+    SXids: NVIDIA Fabric Manager user guide, "NVSwitch SXid errors" (r580).
     GPU memory error management: https://docs.nvidia.com/deploy/a100-gpu-mem-error-mgmt/index.html.
     """
 
     message = "{gpu}: {what}"
+    told = "a GPU, or its NVLink, failed or asks to be reset"
     fix = "leave {node} out (--exclude={node}) and have it reset or repaired: nvidia-smi -q -d ECC,ROW_REMAPPER"
     exit_code = Exit.NODE_FAULT
     signs = (
-        Sign(rf"NVRM: Xid \(PCI:[0-9a-fA-F:.]+\): (?:{'|'.join(map(str, FATAL_XIDS))}),"),
-        Sign(r"uncorrectable ECC error encountered"),
+        Sign(xid_pattern(_BROKEN_XIDS)),
+        Sign(xid_pattern(LINK_XIDS | {74}) + r".{0,160}(?P<thing>[Ll]ink [0-9]+(?: on GPU ?[0-9]+)?)"),
+        Sign(xid_pattern(_ASKING_XIDS), Role.LIKELY, confidence=Confidence.LIKELY),
+        Sign(xid_pattern({45}), Role.CONTEXT, Blames.NOBODY),
+        Sign(r"nvidia-nvswitch[0-9]+: SXid \(PCI:[0-9a-fA-F:.]{3,20}\): [0-9]+, Fatal(?:, (?P<thing>Link [0-9]+))?"),
+        Sign(
+            r"nvidia-nvswitch[0-9]+: SXid \(PCI:[0-9a-fA-F:.]{3,20}\): [0-9]+, Non-fatal(?:, (?P<thing>Link [0-9]+))?",
+            Role.LIKELY,
+            confidence=Confidence.LIKELY,
+        ),
+        # The driver and its tools
+        Sign(r"NVRM: GPU (?:at PCI:)?(?P<gpu>[0-9a-fA-F]{4,8}:[0-9a-fA-F:.]{4,8}):? GPU has fallen off the bus"),
         Sign(r"GPU has fallen off the bus"),
         Sign(r"fallen off the bus and is not responding to commands"),
+        Sign(r"GPU is lost"),
+        Sign(r"determine the device handle for (?:GPU|gpu) ?(?P<gpu>[0-9a-fA-F:.]{1,20}): "),
+        Sign(r"NVML_ERROR_(?:GPU_IS_LOST|RESET_REQUIRED)"),
+        Sign(r"RmInitAdapter failed!", Role.LIKELY, confidence=Confidence.LIKELY),
+        Sign(r"ERR! / +[0-9]+W", confidence=Confidence.LIKELY),
+        Sign(r"Remapping Failure Occurred {1,20}: Yes"),
+        Sign(r"severity=Uncorrected \(Fatal\)", Role.LIKELY, confidence=Confidence.UNDECIDED),
+        # CUDA
+        Sign(r"uncorrectable ECC error encountered"),
+        Sign(r"cudaErrorECCUncorrectable"),
+        Sign(r"CUDA_ERROR_ECC_UNCORRECTABLE"),
+        Sign(r"uncorrectable NVLink error"),
+        Sign(
+            r"Invalid access of peer GPU memory over nvlink or a hardware error",
+            Role.LIKELY,
+            confidence=Confidence.LIKELY,
+        ),
+        Sign(r"hardware stack error", Role.LIKELY, confidence=Confidence.LIKELY),
+        Sign(r"CUDA error: unknown error", Role.LIKELY, confidence=Confidence.UNDECIDED),
+        Sign(r"cuda runtime error \((?:30|999)\) : unknown error", Role.LIKELY, confidence=Confidence.UNDECIDED),
+        Sign(r"Cuda failure (?:[0-9]+ )?'unknown error'", Role.LIKELY, confidence=Confidence.UNDECIDED),
     )
     hits = (
         "NVRM: Xid (PCI:0000:44:00): 79, GPU has fallen off the bus",
+        "kernel: [680111.646286] NVRM: Xid (PCI:0000:10:1c): 63, pid=1850, Row Remapper: New row marked for remapping, "
+        "reset gpu to activate",
+        "NVRM: Xid (PCI:0000:04:00): 145, RLW_CTRL Nonfatal XC0 i0 Link 00 (0x00000003 0x80000000 0x00000000 "
+        "0x00000000)",
+        "NVRM: Xid (PCI:0000:4e:00): 45, pid=21044, name=python3, Ch 00000008",
+        "kernel: nvidia-nvswitch0: SXid (PCI:0000:59:00.0): 23001, Fatal, Link 12 Always Fatal",
+        "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error (First)",
+        "NVRM: GPU 0000:c1:00.0: GPU has fallen off the bus.",
+        "Unable to determine the device handle for GPU 0000:3B:00.0: GPU is lost.  Reboot the system to recover this "
+        "GPU",
+        "Unable to determine the device handle for gpu 0000:4E:00.0: Unknown Error",
+        "pynvml.nvml.NVMLError_GpuIsLost: NVML_ERROR_GPU_IS_LOST",
+        "NVRM: GPU 0000:18:00.0: RmInitAdapter failed! (0x26:0xffff:1290)",
+        "| N/A   ERR!  P0   ERR! / 400W |  40536MiB / 81920MiB |     ERR!      Default |",
+        "        Remapping Failure Occurred        : Yes",
+        "pcieport 0000:3a:00.0: PCIe Bus Error: severity=Uncorrected (Fatal), type=Transaction Layer, (Requester ID)",
         "[ 9312.5] NVRM: Xid (PCI:0000:c1:00): 119, pid=21044, name=python3, Timeout after 45s",
         "NVRM: fallen off the bus and is not responding to commands.",
         "torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered",
+        "RuntimeError: transform: failed to synchronize: cudaErrorECCUncorrectable: uncorrectable ECC error "
+        "encountered",
+        "CUDA_ERROR_ECC_UNCORRECTABLE: uncorrectable ECC error encountered",
+        "RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution",
+        "RuntimeError: CUDA error: Invalid access of peer GPU memory over nvlink or a hardware error",
+        "RuntimeError: CUDA error: hardware stack error",
+        "  what():  CUDA error: unknown error",
+        "RuntimeError: cuda runtime error (30) : unknown error at /pytorch/aten/src/THC/THCGeneral.cpp:50",
+        "gpu-node:2143:2561 [1] enqueue.cc:1186 NCCL WARN Cuda failure 999 'unknown error'",
     )
     misses = (
         "NVRM: Xid (PCI:0000:44:00): 13, pid=812, Graphics Exception: ESR 0x404490=0x80000001",
         "NVRM: Xid (PCI:0000:44:00): 43, pid=812, Ch 00000008",
-        "NVRM: Xid (PCI:0000:10:1c): 63, pid=1896, Row Remapper: New row marked for remapping, reset gpu to activate.",
+        "        Remapping Failure Occurred        : No",
+        "        ECC Errors                        : 0 uncorrectable",
+        "| N/A   28C    P0    67W / 400W |  40536MiB / 81920MiB |    100%      Default |",
     )
     never_on_hardware = True
 

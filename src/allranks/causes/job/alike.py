@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping
 
 from allranks.causes.cause import Cause
-from allranks.causes.sign import Sign
+from allranks.causes.sign import Blames, Role, Sign
 from allranks.model.card import Card
 from allranks.model.errors import Exit
-from allranks.model.finding import Severity
+from allranks.model.finding import Confidence, Severity
 
 _OWN = re.compile(
     r"(?:NCCL|GLOO|UCX|FI)_.*(?:IFNAME|IFACE|NET_DEVICES)|NCCL_HOSTID|(?:CUDA|NVIDIA|HIP|ROCR)_VISIBLE_DEVICES"
@@ -34,8 +34,9 @@ class EnvDrift(Cause, id="AR503"):
     not there. The NCCL configuration files (`/etc/nccl.conf`, `~/.nccl.conf`) count, too.
 
     ## Why it breaks the job
-    NCCL does not compare settings between ranks. Where two sides chose another algorithm, protocol or transport, each waits
-    for something that the other never sends: no error, no progress. Another LD_LIBRARY_PATH brings other libraries.
+    NCCL does not compare settings between ranks. Where two sides chose another algorithm, protocol or transport, each
+    waits for something that the other never sends: no error, no progress. Another LD_LIBRARY_PATH brings other
+    libraries.
 
     ## Example
     From NVIDIA/nccl#969; closed as "environment configure error":
@@ -47,9 +48,9 @@ class EnvDrift(Cause, id="AR503"):
 
         srun --ntasks-per-node=1 bash -c 'hostname; env | grep -E "^(NCCL|GLOO|TORCH|CUDA|UCX|FI)_|^LD_"; cat /etc/nccl.conf ~/.nccl.conf'
 
-    Usual places: /etc/environment, /etc/profile.d, a module that is only loaded there, /etc/nccl.conf. Set it in one place
-    for all: the batch script. `sbatch` hands the login shell's variables to the job (`--export`), a login shell on the
-    node may override them.
+    Usual places: /etc/environment, /etc/profile.d, a module that is only loaded there, /etc/nccl.conf. Set it in one
+    place for all: the batch script. `sbatch` hands the login shell's variables to the job (`--export`), a login shell
+    on the node may override them.
 
     ## Source
     NCCL user guide, "Environment variables": https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
@@ -59,6 +60,28 @@ class EnvDrift(Cause, id="AR503"):
     message = "{what} differs: {usual}; {odd}"
     fix = "set {what} once, in the batch script; on {node} see /etc/environment, /etc/profile.d, /etc/nccl.conf"
     exit_code = Exit.NODE_FAULT
+    told = "the two sides of a connection act on different settings: the environment differs between nodes"
+    signs = (
+        # NCCL, src/transport/net_socket.cc, 2.14 and later.
+        Sign(
+            r"message truncated : receiving [0-9]+ bytes instead of [0-9]+\. If you believe .{1,80}there may be a "
+            r"mismatch in collective sizes or environment settings",
+            Role.LIKELY,
+            Blames.NOBODY,
+            Confidence.UNDECIDED,
+        ),
+    )
+    hits = (
+        "node-a:39964:40075 [0] transport/net_socket.cc:600 NCCL WARN NET/Socket : peer 10.81.11.2<45763> message "
+        "truncated "
+        ": receiving 1048576 bytes instead of 524288. If you believe your socket network is in healthy state, there "
+        "may be "
+        "a mismatch in collective sizes or environment settings (e.g. NCCL_PROTO, NCCL_ALGO) between ranks",
+    )
+    misses = (
+        "n1:1:1 [0] NCCL INFO NCCL_PROTO set by environment to Simple",
+        "n1:1:1 [0] NCCL INFO ENV/Plugin: Could not find: libnccl-env.so",
+    )
 
     @classmethod
     def alike(cls, card: Card) -> Mapping[str, str | None] | None:
@@ -115,9 +138,31 @@ class NcclVersionMismatch(Cause, id="AR504"):
     message = "{what} differs: {usual}; {odd}"
     fix = "use one environment on all nodes; on {node}: ldconfig -p | grep nccl; echo $LD_LIBRARY_PATH"
     exit_code = Exit.NODE_FAULT
-    signs = (Sign(r"Mismatched NCCL version detected"),)
-    hits = ("RuntimeError: Mismatched NCCL version detected : rank 1 version 22705 rank 0 version 22703",)
-    misses = ("init.cc:1247 NCCL WARN Mismatched collective detected, please check your collective calls",)
+    told = "NCCL's version is not the same on all ranks"
+    signs = (
+        # NCCL, src/init.cc (2.4 to 2.30): first the other rank, then the one that speaks.
+        Sign(
+            r"Mismatched NCCL version detected : rank (?P<rank>[0-9]+) version (?P<version>[0-9]+) rank [0-9]+ version "
+            r"(?P<own_version>[0-9]+)",
+            blames=Blames.NAMED,
+        ),
+        Sign(r"Error: NCCL version mismatch", Role.LIKELY),
+        # A libtorch that was built for a newer NCCL than the one that LD_LIBRARY_PATH brings.
+        Sign(r"undefined symbol: (?P<thing>p?nccl[A-Z][A-Za-z0-9_]+)", Role.LIKELY, confidence=Confidence.LIKELY),
+    )
+    hits = (
+        "RuntimeError: Mismatched NCCL version detected : rank 1 version 22705 rank 0 version 22703",
+        "n2:812:812 [0] init.cc:1039 NCCL WARN Mismatched NCCL version detected : rank 1 version 22705 rank 0 "
+        "version 22703",
+        "RuntimeError: NCCL version mismatch",
+        "ImportError: /opt/venv/lib/python3.10/site-packages/torch/lib/libtorch_cuda.so: undefined symbol: "
+        "ncclCommRegister",
+    )
+    misses = (
+        "init.cc:1247 NCCL WARN Mismatched collective detected, please check your collective calls",
+        "NCCL version 2.18.1+cuda12.1",
+        "n1:1:1 [0] NCCL INFO NET/Plugin: Failed to find ncclCollNetPlugin_v8 symbol.",
+    )
     no_fault_yet = "the lab's nodes have one PyTorch, built without NCCL"
 
     @classmethod
@@ -141,9 +186,10 @@ class SoftwareDiffers(Cause, id="AR505"):
     This node would run the job with another version than most nodes.
 
     ## Why it breaks the job
-    Two versions of PyTorch may order their collectives differently or divide gradients into other buckets: the job hangs
-    in the first step, or fails with sizes that do not match. Objects pickled by one Python cannot be read by an older
-    one. Often the node looks at another environment: a file system that is not mounted, a stale copy on a local disk.
+    Two versions of PyTorch may order their collectives differently or divide gradients into other buckets: the job
+    hangs in the first step, or fails with sizes that do not match. Objects pickled by one Python cannot be read by an
+    older one. Often the node looks at another environment: a file system that is not mounted, a stale copy on a local
+    disk.
 
     ## Example
     From allranks' own verdict:
@@ -155,8 +201,8 @@ class SoftwareDiffers(Cause, id="AR505"):
 
         srun --ntasks-per-node=1 bash -c 'hostname; which python; python -c "import torch; print(torch.__version__, torch.__file__)"'
 
-    One environment for all, on the shared file system or in one image; the same `source .../activate` in the batch script
-    for all nodes. A copy on a local disk: make it anew.
+    One environment for all, on the shared file system or in one image; the same `source .../activate` in the batch
+    script for all nodes. A copy on a local disk: make it anew.
 
     ## Source
     PyTorch, DistributedDataParallel, "Internal design" (buckets in the order of the parameters, equal on all ranks):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from allranks.causes.cause import PASSED, Cause, Outcome, unknown, warned
-from allranks.causes.sign import Sign
+from allranks.causes.sign import Blames, Role, Sign
 from allranks.model.card import Card
 from allranks.model.errors import Exit
+from allranks.model.finding import Confidence
 
 
 class SlurmEnv(Cause, id="AR501"):
@@ -41,6 +42,101 @@ class SlurmEnv(Cause, id="AR501"):
     message = "{what}"
     fix = "allranks env --explain names both sources; unset the one that is left over"
     exit_code = Exit.USAGE
+    told = "what SLURM started and what the program expects do not fit: tasks, ranks and nodes are counted differently"
+    signs = (
+        # Lightning, plugins/environments/slurm.py, 1.8 to 2.6.
+        Sign(r"You set `--ntasks=(?P<present>[0-9]+)` in your SLURM bash script, but this variable is not supported"),
+        Sign(
+            r"You set `devices=(?P<wanted>[0-9]+)` in Lightning, but the number of tasks per node configured in SLURM"
+        ),
+        Sign(r"You set `num_nodes=(?P<wanted>[0-9]+)` in Lightning, but the number of nodes configured in SLURM"),
+        Sign(  # 0.4 to 1.2
+            r"You requested (?P<wanted>[0-9]+) GPUs but launched (?P<present>[0-9]+) slurm tasks",
+            Role.LIKELY,
+            Blames.NOBODY,
+            Confidence.LIKELY,
+        ),
+        Sign(r"The `srun` command is available on your system but is not used", Role.CONTEXT),
+        Sign(
+            r"GLOBAL_RANK: (?P<rank>[0-9]+), MEMBER: (?P<present>[0-9]+)/(?P<wanted>[0-9]+)",
+            Role.CONTEXT,
+            Blames.NAMED,
+        ),
+        # What is read from the environment, and is not there.
+        Sign(r"environment variable (?P<thing>[A-Z_]{4,20}) expected, but not set"),
+        Sign(r"KeyError: '(?P<thing>SLURM_[A-Z_]{2,40})'"),
+        Sign(r"KeyError: '(?P<thing>(?:LOCAL_|NODE_)?RANK|(?:LOCAL_)?WORLD_SIZE|MASTER_(?:ADDR|PORT)|OMPI_[A-Z_]+)'"),
+        Sign(r"invalid literal for int\(\) with base 10: '(?P<thing>[0-9]+\(x[0-9]+\)[^']{0,80})'"),
+        # Ranks and sizes that contradict each other.
+        Sign(r"Invalid rank requested : (?P<rank>-?[0-9]+)/(?P<wanted>[0-9]+)"),
+        Sign(r"Invalid rank (?P<rank>-?[0-9]+), rank should be in the interval \[0, ", Role.LIKELY),
+        Sign(
+            r"world size \((?P<present>[0-9]+)\) is not divisible by (?:tensor|pipeline|context|data|expert)",
+            Role.LIKELY,
+            Blames.NOBODY,
+            Confidence.LIKELY,
+        ),
+        # An address of SLURM's that is not one of the leader's; 127.x is AR209's.
+        Sign(r"IP address (?P<address>(?:[02-9]|1[013-9]|12[0-689]|12?\.)[0-9.]*) not found in cluster", Role.LIKELY),
+        # srun itself (src/common/slurm_opt.c, src/srun, 15.08 to 24.11).
+        Sign(r"Unable to satisfy cpu bind request", blames=Blames.NOBODY),
+        Sign(r"CPU binding outside of job step allocation"),
+        Sign(r"can't honor --ntasks-per-node set to (?P<wanted>[0-9]+)", Role.LIKELY, Blames.NOBODY, Confidence.LIKELY),
+        Sign(
+            r"can't run (?P<present>[0-9]+) processes on (?P<wanted>[0-9]+) nodes, setting nnodes",
+            Role.LIKELY,
+            Blames.NOBODY,
+            Confidence.LIKELY,
+        ),
+        Sign(r"More processors requested than permitted", blames=Blames.NOBODY),
+        Sign(
+            r"SLURM_MEM_PER_CPU, SLURM_MEM_PER_GPU, and SLURM_MEM_PER_NODE are mutually exclusive", blames=Blames.NOBODY
+        ),
+        # MPI below srun.
+        Sign(r"OMPI was not built with SLURM"),
+        Sign(r"There are not enough slots available in the system to satisfy", Role.LIKELY, Blames.NOBODY),
+    )
+    hits = (
+        "RuntimeError: You set `--ntasks=8` in your SLURM bash script, but this variable is not supported. HINT: Use "
+        "`--ntasks-per-node=8` instead.",
+        "ValueError: You set `devices=2` in Lightning, but the number of tasks per node configured in SLURM "
+        "`--ntasks-per-node=8` does not match. HINT: Set `devices=8`.",
+        "ValueError: You set `num_nodes=1` in Lightning, but the number of nodes configured in SLURM `--nodes=2` "
+        "does not "
+        "match. HINT: Set `num_nodes=2`.",
+        "You requested 2 GPUs but launched 1 slurm tasks.",
+        "PossibleUserWarning: The `srun` command is available on your system but is not used. HINT: If your "
+        "intention is",
+        "initializing ddp: GLOBAL_RANK: 1, MEMBER: 2/8",
+        "Initializing distributed: GLOBAL_RANK: 0, MEMBER: 1/16",
+        "ValueError: Error initializing torch.distributed using env:// rendezvous: environment variable RANK "
+        "expected, but "
+        "not set",
+        "KeyError: 'SLURM_PROCID'",
+        "KeyError: 'LOCAL_RANK'",
+        "ValueError: invalid literal for int() with base 10: '4(x2)'",
+        "n1:1:1 [0] init.cc:942 NCCL WARN Invalid rank requested : 8/8",
+        "ValueError: Invalid rank 8, rank should be in the interval [0, 7]",
+        "AssertionError: world size (1) is not divisible by tensor parallel size (4) times pipeline parallel size (2)",
+        "RuntimeError: IP address 10.4.1.7 not found in cluster IPs: ['10.4.1.2']",
+        "srun: error: Application launch failed: Unable to satisfy cpu bind request",
+        "slurmstepd: error: CPU binding outside of job step allocation, allocated CPUs are: 0x200000.",
+        "srun: warning: can't honor --ntasks-per-node set to 8 which doesn't match the requested tasks 2 with the "
+        "number of "
+        "requested nodes 2. Ignoring --ntasks-per-node.",
+        "srun: warning: can't run 1 processes on 2 nodes, setting nnodes to 1",
+        "srun: error: Unable to create step for job 77: More processors requested than permitted",
+        "srun: fatal: SLURM_MEM_PER_CPU, SLURM_MEM_PER_GPU, and SLURM_MEM_PER_NODE are mutually exclusive.",
+        "but OMPI was not built with SLURM's PMI support and therefore cannot",
+        "There are not enough slots available in the system to satisfy the 16",
+    )
+    misses = (
+        "RuntimeError: IP address 127.0.1.1 not found in cluster IPs: ['10.0.0.4']",
+        "KeyError: 'labels'",
+        "SLURM auto-requeueing enabled. Setting signal handlers.",
+        "LOCAL_RANK: 0 - CUDA_VISIBLE_DEVICES: [0,1,2,3]",
+        "ValueError: invalid literal for int() with base 10: 'abc'",
+    )
     no_fault_yet = "it is refused before a job begins; the tests of model/identity.py have the cases"
 
 
@@ -195,7 +291,54 @@ class UserCodeError(Cause, id="AR590"):
 
     is_outcome = True
     message = "{what}"
+    told = "the script itself failed, and nothing points to the cluster"
     exit_code = Exit.USER_CODE
+    signs = (
+        # argparse and Python itself, before the first line of training.
+        Sign(r"error: unrecognized arguments: (?P<thing>.{1,200})"),
+        Sign(r"error: the following arguments are required: (?P<thing>.{1,200})"),
+        Sign(r"error: argument (?P<thing>[^:]{1,80}): (?:invalid|expected|not allowed)"),
+        Sign(r"can't open file '(?P<thing>[^']{1,300})': \[Errno 2\]"),
+        Sign(r"ModuleNotFoundError: No module named '(?P<thing>[^']{1,200})'", Role.LIKELY),
+        Sign(r"ImportError: cannot import name '(?P<thing>[^']{1,200})'", Role.LIKELY),
+        Sign(r"SyntaxError: [a-z]", Role.LIKELY),
+        Sign(r"IndentationError: [a-z]", Role.LIKELY),
+        # How a worker that raised ends: torchrun, srun, SLURM's daemon.
+        Sign(r"exitcode  : (?P<code>[12]) \(pid: (?P<pid>[0-9]+)\)", Role.VICTIM, confidence=Confidence.UNDECIDED),
+        Sign(
+            r"failed \(exitcode: (?P<code>[12])\) local_rank: (?P<local_rank>[0-9]+) \(pid: (?P<pid>[0-9]+)\)",
+            Role.VICTIM,
+            confidence=Confidence.UNDECIDED,
+        ),
+        Sign(
+            r"FAILED \(non-zero exit code or other failure mode\)",
+            Role.VICTIM,
+            Blames.NOBODY,
+            Confidence.UNDECIDED,
+        ),
+    )
+    hits = (
+        "train.py: error: unrecognized arguments: --local-rank=3",
+        "train.py: error: the following arguments are required: --data",
+        "train.py: error: argument --lr: invalid float value: '1e-4x'",
+        "python: can't open file '/work/train.py': [Errno 2] No such file or directory",
+        "ModuleNotFoundError: No module named 'flash_attn'",
+        "ImportError: cannot import name 'LlamaModel' from 'transformers' (/opt/venv/transformers/__init__.py)",
+        "SyntaxError: invalid syntax",
+        "IndentationError: unexpected indent",
+        "  exitcode  : 1 (pid: 22747)",
+        "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: 1) local_rank: 0 (pid: 22747) of "
+        "binary: "
+        "/opt/venv/bin/python",
+        "slurmstepd: error: *** STEP 77.0 ON n1 FAILED (non-zero exit code or other failure mode) ***",
+    )
+    misses = (
+        "  exitcode  : -9 (pid: 3309)",
+        "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -9) local_rank: 0 (pid: 22747) of "
+        "binary: "
+        "python",
+        "UserWarning: Could not import flash_attn, falling back to the slow attention",
+    )
 
 
 class Healthy(Cause, id="AR599"):
@@ -218,7 +361,21 @@ class Healthy(Cause, id="AR599"):
 
     is_outcome = True
     message = "nothing found"
+    told = "the job came to its end, and nothing speaks against it"
     exit_code = Exit.OK
+    signs = (
+        Sign(r"worker group successfully finished", Role.CONTEXT, Blames.NOBODY),
+        Sign(r"Training completed\. Do not forget to share your model", Role.CONTEXT, Blames.NOBODY),
+        Sign(r"`Trainer\.fit` stopped: `max_(?:epochs|steps)=[0-9]+` reached", Role.CONTEXT, Blames.NOBODY),
+    )
+    hits = (
+        "INFO:torch.distributed.elastic.agent.server.api:[default] worker group successfully finished. Waiting 300 "
+        "seconds "
+        "for other agents to finish.",
+        "Training completed. Do not forget to share your model on huggingface.co/models =)",
+        "`Trainer.fit` stopped: `max_epochs=10` reached.",
+    )
+    misses = ("[default] Worker group FAILED. 2/3 attempts left; will restart worker group",)
 
 
 _DEAD_NAMES = {

@@ -13,11 +13,12 @@ import msgspec
 
 from allranks.causes.cause import Cause, Outcome
 from allranks.causes.net.cards import data_interface, data_network, most_common, parse_address, subnet_of, with_facts
-from allranks.causes.sign import Sign
+from allranks.causes.net.lines import NIC_OF_ONE_MACHINE, NOT_REACHED, OF_A_CONTAINER, OF_ONE_MACHINE
+from allranks.causes.sign import Blames, Role, Sign
 from allranks.model.card import Card, Facts, Interface
 from allranks.model.choice import gloo_address, nccl_address, nccl_candidates
 from allranks.model.errors import Exit
-from allranks.model.finding import Status
+from allranks.model.finding import Confidence, Status
 
 NCCL, GLOO = "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"
 
@@ -56,8 +57,8 @@ class WrongNic(Cause, id="AR203"):
 
     ## What it means
     NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME is set on this node, and what it matches is docker0, the loopback, or an
-    interface on another network than the one that the other nodes use. The rank announces an address there, and the
-    others cannot use it.
+    interface on another network than the one that the other nodes use; or they are not set, and it took the bridge or
+    veth of a container by itself. The rank announces an address there, and the others cannot use it.
 
     ## Why it breaks the job
     The other ranks connect to the announced address: to themselves (127.0.0.1, or docker0, which has the same address
@@ -79,13 +80,113 @@ class WrongNic(Cause, id="AR203"):
 
     ## Source
     NCCL user guide, NCCL_SOCKET_IFNAME: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html (read
-    2026-11-21); src/misc/socket.cc (2.28). https://github.com/NVIDIA/nccl/issues/286 (read 2026-11-21).
+    2026-11-21); src/misc/socket.cc (2.28). https://github.com/NVIDIA/nccl/issues/286 and /issues/913; "no error":
+    https://github.com/pytorch/gloo/pull/412; https://github.com/jbornschein/mpi4py-examples/issues/11 (2026-11-21).
     """
 
     aliases = ("MN2",)
     message = "{variable}={spelled} makes it announce {address} on {nic}, {why}"
     fix = "on {node}: unset {variable} (allranks sets the data interface), or set it to the one in {network}"
     exit_code = Exit.NODE_FAULT
+    also = ("AR201", "AR206", "AR208", "AR209", "AR210", "AR214", "AR215")
+    told = "a rank announced an address that the other nodes do not reach: that of a bridge, a veth or a loopback"
+    signs = (
+        Sign(
+            r"[Cc]onnect to " + OF_ONE_MACHINE + r"<[0-9]+> (?:failed : |returned )(?:[0-9]+\()?" + NOT_REACHED,
+            Role.PRIMARY,
+            Blames.NAMED,
+            Confidence.LIKELY,
+        ),
+        Sign(
+            r"connect \[" + OF_ONE_MACHINE + r"\]:[0-9]+: " + NOT_REACHED, Role.PRIMARY, Blames.NAMED, Confidence.LIKELY
+        ),
+        Sign(
+            r"SO_ERROR: " + NOT_REACHED + r", remote=\[" + OF_ONE_MACHINE + r"\]",
+            Role.PRIMARY,
+            Blames.NAMED,
+            Confidence.LIKELY,
+        ),
+        Sign(
+            r"connect\(\) to " + OF_ONE_MACHINE + r"(?::[0-9]+)? failed", Role.PRIMARY, Blames.NAMED, Confidence.LIKELY
+        ),
+        Sign(
+            r"[Cc]onnect to " + OF_A_CONTAINER + r"<[0-9]+> (?:failed : |returned )(?:[0-9]+\()?" + NOT_REACHED,
+            Role.LIKELY,
+            Blames.NAMED,
+            Confidence.UNDECIDED,
+        ),
+        Sign(
+            r"connect \[" + OF_A_CONTAINER + r"\]:[0-9]+: " + NOT_REACHED,
+            Role.LIKELY,
+            Blames.NAMED,
+            Confidence.UNDECIDED,
+        ),
+        # Gloo of torch 2.2 to 2.6 loses its own message on the way.
+        Sign(
+            r"Gloo connectFullMesh failed with \[.{3,200}\] no error", Role.LIKELY, Blames.NOBODY, Confidence.UNDECIDED
+        ),
+        Sign(
+            r"Gloo connectFullMesh failed with .{3,200}, "
+            r"remote=\[(?P<peer>(?:[0-9]{1,2}|1[013-9][0-9]|2[0-9]{2})\.[0-9.]{5,11})\]",
+            Role.LIKELY,
+            Blames.PEER,
+            Confidence.UNDECIDED,
+        ),
+        # NCCL 2.4 to 2.17: to whom, it does not say; the interfaces it took stand above it.
+        Sign(
+            r"Call to connect returned Connection timed out, retrying", Role.LIKELY, Blames.NOBODY, Confidence.UNDECIDED
+        ),
+        Sign(
+            r"nable to find a set of common task-to-task communication interfaces",
+            Role.LIKELY,
+            Blames.NOBODY,
+            Confidence.LIKELY,
+        ),
+        Sign(
+            r"but has connected from a different address (?P<address>[0-9a-f.:]{3,45})\. This is not supported",
+            Role.LIKELY,
+            Blames.NAMED,
+            Confidence.LIKELY,
+        ),
+        Sign(r"(?:Bootstrap ?|NET/Socket ): Using .{0,200}\b" + NIC_OF_ONE_MACHINE + r":", Role.CONTEXT),
+        Sign(r"(?:Bootstrap ?|NET/Socket ): Using (?:\[0\])?(?P<interface>lo):127\.", Role.CONTEXT),
+        Sign(r"(?:send|receive)\] via NET/Socket/[1-9]", Role.CONTEXT),
+    )
+    hits = (
+        "node-a:31:99 [0] include/socket.h:403 NCCL WARN Connect to fe80::380d:bfff:fe5b:54d2%veth25f2e72<40123> "
+        "failed : "
+        "No route to host",
+        "node-a:31:99 [0] misc/socket.cc:61 NCCL WARN ncclOsSocketPollConnect: connect to 172.17.0.1<40123> returned "
+        "Connection refused, exceeded error retry count after 35 attempts",
+        "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:799] connect [172.17.0.1]:8463: "
+        "Connection "
+        "refused",
+        "RuntimeError: Gloo connectFullMesh failed with "
+        "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:144] timed "
+        "out connecting: SO_ERROR: Connection refused, remote=[172.17.0.1]:34567",
+        "  Message:    connect() to 169.254.140.13:1026 failed",
+        "RuntimeError: Gloo connectFullMesh failed with "
+        "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:144] timed "
+        "out connecting: SO_ERROR: Connection refused, remote=[10.0.0.2]:34567",
+        "[rank0]: RuntimeError: Gloo connectFullMesh failed with "
+        "[../third_party/gloo/gloo/transport/tcp/pair.cc:144] no "
+        "error",
+        "worker-b:101542:101934 [0] NCCL INFO Call to connect returned Connection timed out, retrying",
+        "Unable to find a set of common task-to-task communication interfaces: [(0, {}), (1, {})]",
+        "ERROR: Task 1 declared addresses {'lo': [('127.0.0.1', 55651)], 'eth0': [('192.168.101.5', 55651)]}, but has "
+        "connected from a different address 192.168.101.0. This is not supported. Is the server behind NAT?",
+        "worker-b:101542:101542 [0] NCCL INFO NET/Socket : Using [0]eno1:172.18.233.41<0> "
+        "[1]veth25f2e72:fe80::380d:bfff:fe5b:54d2%veth25f2e72<0>",
+        "axa:30483:30485 [0] NCCL INFO Bootstrap : Using lo:127.0.0.1<0>",
+        "worker-b:101542:101934 [0] NCCL INFO Channel 00 : 0[18000] -> 1[18000] [receive] via NET/Socket/1",
+    )
+    misses = (
+        "worker-b:101542:101542 [0] NCCL INFO Bootstrap : Using eth0:172.17.0.4<0>",
+        "worker-b:101542:101934 [0] NCCL INFO Channel 00 : 0[18000] -> 1[18000] [receive] via NET/Socket/0",
+        "node-a:31:99 [0] NCCL INFO NCCL_SOCKET_IFNAME set by environment to ^docker0,lo",
+        "9306dc444753:248281:248336 [3] misc/socket.cc:456 NCCL WARN Net : Connect to 172.17.0.2<40537> failed : "
+        "Connection reset by peer",
+    )
 
     @classmethod
     def survey(cls, cards: Sequence[Card]) -> Sequence[tuple[tuple[str, ...], Outcome]]:
@@ -140,25 +241,70 @@ class NicNotFound(Cause, id="AR208"):
     it.
 
     ## Source
-    Gloo, gloo/transport/tcp/device.cc (in PyTorch 2.13). https://github.com/NVIDIA/nccl/issues/1837 (NCCL 2.27.7, read
-    2026-11-21).
+    Gloo, gloo/transport/tcp/device.cc (in PyTorch 2.13). https://github.com/NVIDIA/nccl/issues/1837 (NCCL 2.27.7) and
+    /issues/210. https://github.com/msr-fiddle/pipedream/issues/32 (all read 2026-11-21).
     """  # noqa: E501  (a real line)
 
     message = "{what}"
     fix = "ip -br addr on {node} shows what there is; correct cluster.toml, or unset the variable that names it"
     exit_code = Exit.NODE_FAULT
+    also = ("AR202", "AR203", "AR214")
+    told = "a network interface that was asked for by name is not there, or has no address"
     signs = (
-        Sign(r"ifa != nullptr\. Unable to find address for: "),
-        Sign(r"Bootstrap : no socket interface found"),
-        Sign(r"ncclSocketInit: connecting to address .{0,60} with family [0-9]+ is neither AF_INET"),
+        Sign(r"ifa != nullptr\. Unable to find address for: (?P<interface>[A-Za-z0-9_.:@-]{1,30})"),
+        Sign(r"Unable to find interface for: (?P<address>\[?[0-9A-Fa-f.:]{3,45})"),
+        # A host name, and nothing of the machine has an address that it stands for.
+        Sign(
+            r"rp != nullptr\. Unable to find address for: (?P<node>[A-Za-z0-9_.-]{1,120})",
+            Role.LIKELY,
+            confidence=Confidence.LIKELY,
+        ),
+        Sign(
+            r"Unable to find address for (?P<node>[A-Za-z0-9_.-]{1,120}); bind\(2\) for ",
+            Role.LIKELY,
+            confidence=Confidence.LIKELY,
+        ),
+        Sign(r"Bootstrap ?: no socket interface found"),
+        Sign(r"Bootstrap ?: no NCCL_SOCKET_IFNAME interface found"),
+        Sign(r"NET/(?:Socket|IB|ND) ?: [Nn]o (?:IP |socket )?interface found", confidence=Confidence.LIKELY),
+        Sign(
+            r"No interface found in the same subnet as remote address (?P<peer>[0-9A-Za-z.:%_-]{2,120})",
+            confidence=Confidence.LIKELY,
+        ),
+        Sign(
+            r"ncclSocketInit: connecting to address .{0,60} with family [0-9]+ is neither AF_INET",
+            confidence=Confidence.LIKELY,
+        ),
+        Sign(
+            r"An invalid value was given for (?:btl|oob)_tcp_if_include",
+            Role.LIKELY,
+            confidence=Confidence.LIKELY,
+        ),
     )
     hits = (
         "[enforce fail at /__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/device.cc:84] ifa != nullptr. "
         "Unable to find address for: eth99",
+        "RuntimeError: [enforce fail at ../third_party/gloo/gloo/transport/tcp/device.cc:208] ifa != nullptr. "
+        "Unable to "
+        "find interface for: [10.0.0.3]",
+        "RuntimeError: [enforce fail at ../third_party/gloo/gloo/transport/tcp/device.cc:127] rp != nullptr. Unable to "
+        "find address for: dgx-1.ai",
+        "RuntimeError: [enforce fail at ../third_party/gloo/gloo/transport/tcp/device.cc:121] bind_rv == 0. Unable to "
+        "find address for n7; bind(2) for [10.9.9.9]:0 failed with: Cannot assign requested address",
         "Bootstrap : no socket interface found",
+        "n7:71:71 [0] bootstrap.cc:47 NCCL WARN Bootstrap: no NCCL_SOCKET_IFNAME interface found",
+        "n7:71:71 [0] transport/net_socket.cc:66 NCCL WARN NET/Socket : no interface found",
+        "n7:71:71 [0] transport/net_ib.cc:190 NCCL WARN NET/IB : No IP interface found.",
+        "n7:71:71 [0] misc/socket.cc:233 NCCL WARN Net : No interface found in the same subnet as remote address "
+        "10.0.0.1<29500>",
         "[trainer0|0]:ncclSocketInit: connecting to address  with family 59936 is neither AF_INET(2) nor AF_INET6(10)",
+        "WARNING: An invalid value was given for btl_tcp_if_include.  This",
     )
-    misses = ("trainer3:1958:1958 [3] NCCL INFO NCCL_SOCKET_IFNAME set by environment to eth2",)
+    misses = (
+        "trainer3:1958:1958 [3] NCCL INFO NCCL_SOCKET_IFNAME set by environment to eth2",
+        "node05:44753:44753 [7] NCCL INFO NET/IB : No device found.",
+        "n7:71:71 [0] NCCL INFO NET/OFI No eligible providers were found",
+    )
 
     @classmethod
     def survey(cls, cards: Sequence[Card]) -> Sequence[tuple[tuple[str, ...], Outcome]]:

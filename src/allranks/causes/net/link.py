@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from allranks.causes.cause import PASSED, Cause, Outcome, Symptom, failed, skipped, unknown
 from allranks.causes.net.cards import data_interface
-from allranks.causes.sign import Sign
+from allranks.causes.net.lines import GLOO_PEER, IPV4, NCCL_PEER
+from allranks.causes.sign import Blames, Role, Sign
 from allranks.model.card import Card
 from allranks.model.errors import Exit
+from allranks.model.finding import Confidence
 
 
 class LinkDown(Cause, id="AR210"):
@@ -37,7 +39,8 @@ class LinkDown(Cause, id="AR210"):
     `--exclude=NODE`.
 
     ## Source
-    Linux, Documentation/ABI/testing/sysfs-class-net: carrier, operstate (6.18). ip-link(8), ethtool(8).
+    Linux, Documentation/ABI/testing/sysfs-class-net: carrier, operstate; drivers/net: ethernet/intel, mellanox/mlx5,
+    broadcom/tg3.c, bonding/bond_main.c, phy/phy.c: what they print when a link goes (6.18). ip-link(8), ethtool(8).
     """
 
     message = "{what}"
@@ -47,6 +50,87 @@ class LinkDown(Cause, id="AR210"):
     )
     exit_code = Exit.NODE_FAULT
     symptoms = (Symptom.SILENT,)
+    also = ("AR201", "AR206", "AR214", "AR302")
+    told = "a network interface lost its link, or there is no way to the network"
+    signs = (
+        Sign(
+            r"[ :](?P<interface>[A-Za-z][A-Za-z0-9_.-]{1,15}):? NIC (?:Copper )?Link is [Dd]own",
+            confidence=Confidence.LIKELY,
+        ),
+        Sign(
+            r"mlx[45]_(?:core|en):? (?:[0-9a-f:.]{7,14} )?(?P<interface>[A-Za-z][A-Za-z0-9_.-]{1,15}): Link [Dd]own",
+            confidence=Confidence.LIKELY,
+        ),
+        Sign(
+            r"(?:tg3|r8169|bnx2x?|be2net|igc|sfc|qede|cxgb4|atlantic|aquantia) [0-9a-f:.]{7,14} "
+            r"(?P<interface>[A-Za-z][A-Za-z0-9_.-]{1,15}): Link is [Dd]own",
+            confidence=Confidence.LIKELY,
+        ),
+        Sign(
+            r"link status definitely down for interface (?P<interface>[A-Za-z][A-Za-z0-9_.-]{1,15})",
+            confidence=Confidence.LIKELY,
+        ),
+        Sign(
+            r"\(slave (?P<interface>[A-Za-z][A-Za-z0-9_.-]{1,15})\): link status definitely down",
+            confidence=Confidence.LIKELY,
+        ),
+        Sign(
+            r"(?P<interface>[A-Za-z][A-Za-z0-9_.-]{1,15}): now running without any active interface",
+            confidence=Confidence.LIKELY,
+        ),
+        Sign(r"systemd-networkd\[[0-9]+\]: (?P<interface>[A-Za-z][A-Za-z0-9_.-]{1,15}): Lost carrier"),
+        Sign(
+            r"device \((?P<interface>[A-Za-z][A-Za-z0-9_.-]{1,15})\): state change: activated -> unavailable "
+            r"\(reason 'carrier-changed'"
+        ),
+        Sign(
+            r"[Cc]onnect to " + NCCL_PEER + r" (?:failed : |returned (?:101\()?)Network is unreachable",
+            Role.LIKELY,
+            confidence=Confidence.LIKELY,
+        ),
+        # To an IPv6 address it is what a healthy machine without an IPv6 route says.
+        Sign(
+            rf"client socket has failed to connect to "
+            rf"\[?(?:::ffff:)?(?P<peer>{IPV4}|[A-Za-z0-9_][A-Za-z0-9_.-]{{0,120}})"
+            r"\]?:[0-9]+ \(errno: 101 - Network is unreachable\)",
+            Role.LIKELY,
+            confidence=Confidence.UNDECIDED,
+        ),
+        Sign(
+            r"connect \[(?P<peer>[0-9A-Fa-f.:]{3,45})\]:(?P<port>[0-9]+): Network is unreachable",
+            Role.LIKELY,
+            confidence=Confidence.LIKELY,
+        ),
+        Sign(r"SO_ERROR: Network is unreachable, remote=" + GLOO_PEER, Role.LIKELY, confidence=Confidence.LIKELY),
+    )
+    hits = (
+        "[1234.5] ixgbe 0000:03:00.0 eth0: NIC Link is Down",
+        "[1234.5] igb: eno1 NIC Link is Down",
+        "[88123.412345] mlx5_core 0000:3b:00.0 ens1f0np0: Link down",
+        "[88123.412345] tg3 0000:02:00.0 eno1: Link is down",
+        "kernel: bonding: bond0: link status definitely down for interface eth1, disabling it",
+        "kernel: bond0: (slave ens1f1): link status definitely down, disabling slave",
+        "kernel: bond0: now running without any active interface!",
+        "n07 systemd-networkd[812]: ens1f1: Lost carrier",
+        "NetworkManager[901]: <info>  [1719.42] device (ens1f1): state change: activated -> unavailable (reason "
+        "'carrier-changed', sys-iface-state: 'managed')",
+        "node5:240:240 [6] misc/socket.cc:452 NCCL WARN Net : Connect to 10.0.0.4<56849> failed : Network is "
+        "unreachable",
+        "[W socket.cpp:601] [c10d] The client socket has failed to connect to [node01]:29500 (errno: 101 - Network is "
+        "unreachable).",
+        "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:799] connect [10.0.0.2]:8463: Network is "
+        "unreachable",
+        "RuntimeError: timed out connecting: SO_ERROR: Network is unreachable, remote=[10.0.0.2]:34567",
+    )
+    misses = (
+        "[88123.412345] mlx5_core 0000:3b:00.0 ens1f0np0: Link up",
+        "[1234.5] ixgbe 0000:03:00.0 eth0: NIC Link is Up 10 Gbps, Flow Control: RX/TX",
+        "[12.3] ata5: SATA link down (SStatus 0 SControl 300)",
+        "[W socket.cpp:601] [c10d] The client socket has failed to connect to [2001:db8::7]:29500 (errno: 101 - "
+        "Network "
+        "is unreachable).",
+        "OSError: [Errno 101] Network is unreachable",
+    )
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
@@ -127,7 +211,8 @@ class PeerConnectionLost(Cause, id="AR215"):
     and at firewalls that forget idle connections.
 
     ## Source
-    Gloo, gloo/transport/tcp/pair.cc (in PyTorch 2.13). NCCL, src/misc/socket.cc.
+    Gloo, gloo/transport/tcp/pair.cc (in PyTorch 2.13). NCCL, src/misc/socket.cc (2.10 to 2.28), src/os/linux.cc.
+    https://github.com/NVIDIA/nccl/issues/795, /963, /1920; https://github.com/horovod/horovod/issues/147.
     https://github.com/NVIDIA/nccl/issues/1232 (read 2026-11-21).
     """
 
@@ -135,15 +220,115 @@ class PeerConnectionLost(Cause, id="AR215"):
     fix = "see who died first: allranks why JOB; all alive: dmesg | grep -i 'link is' on {node} and its neighbours"
     exit_code = Exit.NODE_FAULT
     no_fault_yet = "it is looked for in a running job, by the guard, which is not built yet"
-    also = ("AR407",)
+    also = ("AR203", "AR206", "AR210", "AR211", "AR407", "AR414")
+    told = "a connection between two ranks broke off, and nothing says why"
     signs = (
-        Sign(r"Connection closed by peer \["),
-        Sign(r"socketProgress: Connection closed by remote peer"),
+        Sign(r"Connection closed by peer " + GLOO_PEER, Role.VICTIM, Blames.PEER, Confidence.LIKELY),
+        Sign(
+            r"Read error " + GLOO_PEER + r": (?P<error>[A-Z][a-z]{2,12} [a-z ]{3,30})",
+            Role.VICTIM,
+            Blames.PEER,
+            Confidence.LIKELY,
+        ),
+        Sign(
+            r"writev " + GLOO_PEER + r": (?P<error>[A-Z][a-z]{2,12} [a-z ]{3,30})",
+            Role.VICTIM,
+            Blames.PEER,
+            Confidence.LIKELY,
+        ),
+        Sign(r"Socket (?:unexpectedly )?closed " + GLOO_PEER, Role.VICTIM, Blames.PEER, Confidence.LIKELY),
+        Sign(r"Connection closed by remote peer " + NCCL_PEER, Role.VICTIM, Blames.PEER, Confidence.LIKELY),
+        Sign(r"Net : Connection closed by remote peer", Role.VICTIM, Blames.NOBODY, Confidence.LIKELY),
+        Sign(
+            r"Call to (?:recv from|send to) " + NCCL_PEER + r" failed : (?P<error>[A-Z][a-z]{2,12} [a-z ]{3,30})",
+            Role.VICTIM,
+            Blames.PEER,
+            Confidence.LIKELY,
+        ),
+        Sign(
+            r"Call to (?:recv|send) failed : (?P<error>Connection reset by peer|Broken pipe|Connection timed out)",
+            Role.VICTIM,
+            Blames.NOBODY,
+            Confidence.LIKELY,
+        ),
+        Sign(
+            r"[Cc]onnect to " + NCCL_PEER + r" (?:failed : |returned 1(?:04|11)\()(?P<error>Connection re[a-z ]{4,16})",
+            Role.VICTIM,
+            Blames.PEER,
+            Confidence.LIKELY,
+        ),
+        Sign(
+            r"[Cc]onnect to " + NCCL_PEER + r" returned (?P<error>Connection refused), exceeded",
+            Role.VICTIM,
+            Blames.PEER,
+            Confidence.LIKELY,
+        ),
+        Sign(
+            r"connect " + GLOO_PEER + r": (?P<error>Connection refused|Connection reset by peer)",
+            Role.VICTIM,
+            Blames.PEER,
+            Confidence.LIKELY,
+        ),
+        Sign(
+            r"SO_ERROR: (?P<error>Connection refused|Connection reset by peer), remote=" + GLOO_PEER,
+            Role.VICTIM,
+            Blames.PEER,
+            Confidence.LIKELY,
+        ),
+        Sign(r"socket(?:Start|Poll)Connect: exceeded retries \(", Role.VICTIM, Blames.NOBODY, Confidence.LIKELY),
+        Sign(
+            r"possibly due to a network error or a remote process exiting",
+            Role.VICTIM,
+            Blames.NOBODY,
+            Confidence.LIKELY,
+        ),
+        Sign(r"remote process exited or there was a network error", Role.VICTIM, Blames.NOBODY, Confidence.LIKELY),
+        Sign(
+            r"MPI communication peer process has unexpectedly disconnected",
+            Role.VICTIM,
+            Blames.NOBODY,
+            Confidence.LIKELY,
+        ),
+        Sign(r"mca_btl_tcp_frag_recv: readv failed: ", Role.VICTIM, Blames.NOBODY, Confidence.LIKELY),
     )
     hits = (
         "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer "
         "[127.0.0.1]:31661. This is typically caused by a remote worker crashing.",
+        "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:535] Read error [10.1.3.122]:42916: "
+        "Connection reset by peer",
+        "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:371] writev [10.1.3.122]:42916: "
+        "Broken pipe",
+        "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:814] Socket closed [10.1.3.122]:42916",
         "ubuntu:39964:40044 [0] misc/socket.cc:49 NCCL WARN socketProgress: Connection closed by remote peer "
         "node1<57557>",
+        "node1:54573:54696 [1] misc/socket.cc:91 NCCL WARN Net : Connection closed by remote peer",
+        "a100-22:183006:183220 [1] misc/socket.cc:518 NCCL WARN Net : Call to recv from 10.200.84.247<58355> failed : "
+        "Broken pipe",
+        "gpu-server320 [5] misc/socket.cc:46 NCCL WARN socketProgressOpt: Call to send to 10.44.137.149<52905> "
+        "failed : "
+        "Connection reset by peer",
+        "node1:54573:54696 [1] include/socket.h:194 WARN Call to recv failed : Connection reset by peer",
+        "node1:248281:248336 [3] misc/socket.cc:456 NCCL WARN Net : Connect to 10.0.0.2<40537> failed : "
+        "Connection reset "
+        "by peer",
+        "node1:240:241 [0] misc/socket.cc:61 NCCL WARN ncclOsSocketPollConnect: connect to 10.0.0.4<40123> returned "
+        "Connection refused, exceeded error retry count after 35 attempts",
+        "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:799] connect [10.0.0.2]:8463: Connection "
+        "refused",
+        "RuntimeError: Gloo connectFullMesh failed with "
+        "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:144] timed "
+        "out connecting: SO_ERROR: Connection refused, remote=[10.0.0.2]:34567",
+        "node5:240:240 [6] misc/socket.cc:507 NCCL WARN socketPollConnect: exceeded retries (20000)",
+        "ncclRemoteError: A call failed possibly due to a network error or a remote process exiting prematurely.",
+        "NCCL error in: ProcessGroupNCCL.cpp:1970, remote process exited or there was a network error, NCCL version "
+        "2.18.1",
+        "An MPI communication peer process has unexpectedly disconnected.  This",
+        "[n1][[5412,1],1][btl_tcp_frag.c:242:mca_btl_tcp_frag_recv] mca_btl_tcp_frag_recv: readv failed: Connection "
+        "reset by peer (104)",
     )
-    misses = ("ConnectionResetError: [Errno 104] Connection reset by peer",)
+    misses = (
+        "ConnectionResetError: [Errno 104] Connection reset by peer",
+        "node2:65507:494 [5] NCCL INFO [Service thread] Connection closed by localRank 5",
+        "node1:71:80 [0] NCCL INFO socketPollConnect: connect to 10.0.0.4<40123> returned Connection refused, retrying "
+        "(1/34) after sleep for 100 msec",
+    )

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 from allranks.causes.cause import PASSED, Cause, Outcome, failed, skipped, unknown, warned
 from allranks.causes.net.cards import data_interface, data_network, parse_address, subnet_of, with_facts
-from allranks.causes.sign import Sign
+from allranks.causes.net.lines import NCCL_PEER
+from allranks.causes.sign import Blames, Role, Sign
 from allranks.model.card import Card, Interface
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence, Status
@@ -38,12 +39,77 @@ class LoopbackHostname(Cause, id="AR209"):
 
     ## Source
     PyTorch, torch/csrc/distributed/c10d/ProcessGroupGloo.cpp, createDefaultDevice (2.13).
-    https://github.com/ray-project/ray/issues/37461 (read 2026-11-21).
+    https://github.com/ray-project/ray/issues/37461, https://github.com/PaddlePaddle/Paddle/issues/37951 (read
+    2026-11-21).
     """
 
     message = "its name {name} is {address} to itself; other nodes have a real address"
     fix = "in /etc/hosts on {node}: give its name the address of the data network, in place of {address}"
     exit_code = Exit.NODE_FAULT
+    also = ("AR201", "AR203", "AR206", "AR215")
+    told = "a rank announced its loopback address, at which the other nodes find themselves only"
+    signs = (
+        Sign(
+            r"connect \[(?P<address>127\.0\.(?:1\.1|0\.[2-9]))\]:[0-9]+: (?P<error>[A-Z][a-z ]{4,50})",
+            confidence=Confidence.LIKELY,
+        ),
+        Sign(
+            r"SO_ERROR: (?P<error>[A-Z][a-z ]{4,50}), remote=\[(?P<address>127\.0\.(?:1\.1|0\.[2-9]))\]",
+            confidence=Confidence.LIKELY,
+        ),
+        # On one machine a rank that died leaves the same line.
+        Sign(
+            r"connect \[(?P<address>127\.0\.0\.1|::1)\]:[0-9]+: (?P<error>[A-Z][a-z ]{4,50})",
+            Role.LIKELY,
+            confidence=Confidence.UNDECIDED,
+        ),
+        Sign(
+            r"SO_ERROR: (?P<error>[A-Z][a-z ]{4,50}), remote=\[(?P<address>127\.0\.0\.1|::1)\]",
+            Role.LIKELY,
+            confidence=Confidence.UNDECIDED,
+        ),
+        Sign(
+            r"[Cc]onnect to (?P<address>127\.0\.[01]\.1)<[0-9]+> (?:failed : |returned )(?:[0-9]+\()?"
+            r"(?P<error>[A-Z][a-z ]{4,50})",
+            Role.LIKELY,
+            confidence=Confidence.UNDECIDED,
+        ),
+        Sign(
+            r"client socket has (?:timed out after [0-9]+m?s while trying to connect to \(?|failed to connect to "
+            r"(?:any network address of )?[\[(]?(?:::ffff:)?)(?P<address>127\.0\.1\.1)(?:, |\]?:)[0-9]",
+            confidence=Confidence.LIKELY,
+        ),
+        Sign(
+            r"IP address (?P<address>127\.0\.[01]\.[0-9]{1,3}) not found in cluster IPs", confidence=Confidence.LIKELY
+        ),
+        Sign(r"Unable to resolve hostname to a \(local\) address\. Using the loopback address", Role.CONTEXT),
+        Sign(r"master_addr=(?P<address>127\.0\.1\.1)", Role.CONTEXT),
+    )
+    hits = (
+        "RuntimeError: "
+        "[/opt/conda/conda-bld/pytorch_1607370120218/work/third_party/gloo/gloo/transport/tcp/pair.cc:769] "
+        "connect [127.0.1.1]:3496: Connection refused",
+        "RuntimeError: Gloo connectFullMesh failed with "
+        "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:144] timed "
+        "out connecting: SO_ERROR: Connection refused, remote=[127.0.1.1]:34567",
+        "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:799] connect [127.0.0.1]:8463: Connection "
+        "refused",
+        "RuntimeError: timed out connecting: SO_ERROR: Connection refused, remote=[127.0.0.1]:8463",
+        "n1:71:80 [0] include/socket.h:403 NCCL WARN Connect to 127.0.0.1<40123> failed : Connection refused",
+        "[E socket.cpp:860] [c10d] The client socket has timed out after 60s while trying to connect to (127.0.1.1, "
+        "29500).",
+        "RuntimeError: IP address 127.0.1.1 not found in cluster IPs: ['10.0.0.3']",
+        "[W ProcessGroupGloo.cpp:558] Warning: Unable to resolve hostname to a (local) address. Using the loopback "
+        "address as fallback. Manually set the network interface to bind to with GLOO_SOCKET_IFNAME. (function "
+        "operator())",
+        "[2023-05-01 10:00:00,123] [INFO] [comm.py:656:mpi_discovery] Discovered MPI settings of world_rank=0, "
+        "local_rank=0, world_size=4, master_addr=127.0.1.1, master_port=29500",
+    )
+    misses = (
+        "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:575] Connection closed by peer "
+        "[127.0.1.1]:39827",
+        "ValueError: 'localhost.localdomain' does not appear to be an IPv4 or IPv6 address",
+    )
 
     @classmethod
     def survey(cls, cards: Sequence[Card]) -> Sequence[tuple[tuple[str, ...], Outcome]]:
@@ -81,18 +147,47 @@ class IpFamilyMismatch(Cause, id="AR214"):
 
     ## Source
     NCCL user guide, NCCL_SOCKET_FAMILY: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html (2.30, read
-    2026-11-21). https://github.com/NVIDIA/nccl/issues/210 (read 2026-11-21).
+    2026-11-21). https://github.com/NVIDIA/nccl/issues/210, https://github.com/pytorch/gloo/issues/399 (read
+    2026-11-21).
     """
 
     message = "{what}"
     fix = "give all nodes an address of one family on the data network, and name it in cluster.toml: ip -br addr"
     exit_code = Exit.SETUP
     no_fault_yet = "a lab is either IPv4 or IPv6"
-    signs = (Sign(r"WARN Socket creation failed : Address family not supported by protocol"),)
-    hits = ("include/socket.h:344 WARN Socket creation failed : Address family not supported by protocol",)
+    also = ("AR202", "AR203", "AR206", "AR208")
+    told = "one end speaks IPv4, the other IPv6"
+    signs = (
+        Sign(r"Socket creation failed : Address family not supported by protocol", confidence=Confidence.LIKELY),
+        Sign(r"Call to socket failed ?: Address family not supported by protocol", confidence=Confidence.LIKELY),
+        Sign(
+            r"[Cc]onnect to " + NCCL_PEER + r" failed : Address family not supported by protocol",
+            confidence=Confidence.LIKELY,
+        ),
+        Sign(r"ss1\.ss_family == ss2\.ss_family\. [0-9]+ vs [0-9]+", Role.PRIMARY, Blames.NOBODY),
+        Sign(r"useIpv6: [a-z0-9]{1,5}, code: -97, name: EAFNOSUPPORT"),
+        # What a machine without IPv6 says of an IPv4 address, and goes on.
+        Sign(r"cannot be retrieved \(gai error: -9 - Address family for hostname not supported\)", Role.CONTEXT),
+    )
+    hits = (
+        "include/socket.h:344 WARN Socket creation failed : Address family not supported by protocol",
+        "n1:71:80 [0] misc/socket.cc:797 NCCL WARN Call to socket failed: Address family not supported by protocol",
+        "n1:71:80 [0] misc/socket.cc:456 NCCL WARN Net : Connect to 2001:db8::7<40537> failed : Address family not "
+        "supported by protocol",
+        "RuntimeError: [enforce fail at ../third_party/gloo/gloo/transport/tcp/device.cc:276] ss1.ss_family == "
+        "ss2.ss_family. 2 vs 10",
+        "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network "
+        "address. port: "
+        "29500, useIpv6: 1, code: -97, name: EAFNOSUPPORT, message: address family not supported",
+        "[W socket.cpp:697] [c10d] The IPv6 network addresses of (10.0.0.1, 29500) cannot be retrieved (gai "
+        "error: -9 - "
+        "Address family for hostname not supported).",
+    )
     misses = (
         "[W socket.cpp:426] [c10d] The server socket cannot be initialized on [::]:29500 (errno: 97 - Address family "
         "not supported by protocol).",
+        "[W1226 15:35:11.626067741 socket.cpp:752] [c10d] The client socket cannot be initialized to connect to "
+        "[node05.example.org]:8000 (errno: 97 - Address family not supported by protocol).",
     )
 
     @classmethod

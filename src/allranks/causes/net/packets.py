@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from allranks.causes.cause import Cause, Outcome, Symptom, warned
 from allranks.causes.fabric import why_no_rdma
 from allranks.causes.net.cards import data_interface, with_facts
+from allranks.causes.sign import Role, Sign
 from allranks.model.card import Card, Interface
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence, Status
@@ -55,6 +56,29 @@ class MtuBlackhole(Cause, id="AR204"):
     )
     exit_code = Exit.NODE_FAULT
     symptoms = (Symptom.LARGE_LOST,)
+    also = ("AR205", "AR215")
+    told = "packets of the size that the interface allows do not come through"
+    signs = (
+        Sign(
+            r"From (?P<peer>[^ ]{1,120}) (?:\([0-9a-fA-F.:]{3,45}\) )?icmp_seq=[0-9]+ Frag needed and DF set "
+            r"\(mtu = (?P<mtu>[0-9]+)\)"
+        ),
+        Sign(
+            r"ping: local error: [Mm]essage too long, mtu=(?P<mtu>[0-9]+)", Role.LIKELY, confidence=Confidence.UNDECIDED
+        ),
+        Sign(r"Call to (?:send|recv)[^:]{0,160}failed : Message too long", Role.LIKELY, confidence=Confidence.LIKELY),
+    )
+    hits = (
+        "From 192.168.20.1 icmp_seq=1 Frag needed and DF set (mtu = 1500)",
+        "From gw (192.168.20.1) icmp_seq=1 Frag needed and DF set (mtu = 1450)",
+        "ping: local error: message too long, mtu=1500",
+        "n1:71:80 [0] misc/socket.cc:46 NCCL WARN socketProgressOpt: Call to send to 10.0.0.2<52905> failed : Message "
+        "too long",
+    )
+    misses = (
+        "ens1f1: <BROADCAST,MULTICAST,UP,LOWER_UP> mtu 9000 qdisc mq state UP",
+        "OSError: [Errno 90] Message too long",
+    )
 
 
 class MtuUnequal(Cause, id="AR205"):
@@ -70,7 +94,8 @@ class MtuUnequal(Cause, id="AR205"):
     smaller MTU vanish, and so does everything that a bridge on the way would have to split.
 
     ## Example
-    As `ip link` shows it on two nodes. NCCL says nothing; NVIDIA/nccl#1524 asks for a warning:
+    As `ip link` shows it on two nodes. NCCL says nothing of it; since 2.20, over RoCE, it ends with "local access
+    violation work queue error", and NVIDIA/nccl#1524 asks for a warning:
 
         ens1f1: <BROADCAST,MULTICAST,UP,LOWER_UP> mtu 9000 qdisc mq state UP
         ens1f1: <BROADCAST,MULTICAST,UP,LOWER_UP> mtu 1500 qdisc mq state UP
@@ -89,6 +114,25 @@ class MtuUnequal(Cause, id="AR205"):
     message = "{what}"
     fix = "give all data interfaces MTU {wanted}: ip link set <name> mtu {wanted}"
     exit_code = Exit.NODE_FAULT
+    also = ("AR301", "AR302")
+    told = "two ends of an RDMA connection disagree, as they do when one has a larger MTU than the other"
+    signs = (
+        # Since NCCL 2.20 the larger MTU is no longer lowered to the peer's; other faults of RDMA end so, too.
+        Sign(
+            r"NET/IB ?: (?P<hca>[A-Za-z0-9_]{2,30}:[0-9]+) Got async (?:event : |error event: )local access "
+            r"violation work queue error",
+            Role.LIKELY,
+            confidence=Confidence.UNDECIDED,
+        ),
+    )
+    hits = (
+        "node201:127799:127863 [0] transport/net_ib.cc:101 NCCL WARN NET/IB : mlx5_0:1 Got async event : local access "
+        "violation work queue error",
+    )
+    misses = (
+        "n1:71:80 [0] transport/net_ib.cc:101 NCCL WARN NET/IB : mlx5_0:1 Got async event : port error",
+        "ens1f1: <BROADCAST,MULTICAST,UP,LOWER_UP> mtu 9000 qdisc mq state UP",
+    )
 
     @classmethod
     def survey(cls, cards: Sequence[Card]) -> Sequence[tuple[tuple[str, ...], Outcome]]:
@@ -154,6 +198,32 @@ class PacketLoss(Cause, id="AR212"):
     fix = "ip -s link and ethtool -S on {culprit}: CRC errors: cable, transceiver; drops: congestion, flow control"
     exit_code = Exit.NODE_FAULT
     symptoms = (Symptom.LOSSY,)
+    told = "a share of the packets is lost"
+    signs = (
+        Sign(r"nf_conntrack: (?:nf_conntrack: )?table full, dropping packet"),
+        Sign(r"neighbour: (?:arp_cache|ndisc_cache): neighbor table overflow"),
+        Sign(
+            r" packets transmitted, [0-9]+ received,(?: \+[0-9]+ errors,)? (?P<percent>[1-9][0-9]?(?:\.[0-9]+)?)% "
+            r"packet loss",
+            confidence=Confidence.LIKELY,
+        ),
+        Sign(
+            r"rx_crc_errors(?:_phy)?: (?P<count>[1-9][0-9]*)",
+            Role.LIKELY,
+            confidence=Confidence.UNDECIDED,
+        ),
+    )
+    hits = (
+        "kernel: nf_conntrack: nf_conntrack: table full, dropping packet",
+        "kernel: neighbour: arp_cache: neighbor table overflow!",
+        "200 packets transmitted, 188 received, 6% packet loss, time 1993ms",
+        "     rx_crc_errors_phy: 184467",
+    )
+    misses = (
+        "200 packets transmitted, 200 received, 0% packet loss, time 1993ms",
+        "     rx_crc_errors_phy: 0",
+        "kernel: TCP: request_sock_TCP: Possible SYN flooding on port 29500. Sending cookies.  Check SNMP counters.",
+    )
 
 
 class SlowLink(Cause, id="AR213"):
@@ -191,6 +261,30 @@ class SlowLink(Cause, id="AR213"):
     fix = "ethtool <name> on {culprit}: low Speed: cable, transceiver, switch port; else who uses the link, tc qdisc"
     exit_code = Exit.NODE_FAULT
     symptoms = (Symptom.SLOW,)
+    told = "a network interface came up slower than it is"
+    signs = (
+        Sign(r"Link Speed was downgraded by SmartSpeed"),
+        Sign(
+            r"Downshift occurred from negotiated speed (?P<usual>[0-9.]+[GM]bps) to actual speed "
+            r"(?P<speed>[0-9.]+[GM]bps)"
+        ),
+        Sign(r"This is not sufficient for optimal performance of this card", Role.LIKELY, confidence=Confidence.LIKELY),
+        Sign(
+            r"(?:mlx[45]_core|ice|i40e|bnxt_en|ixgbe) [0-9a-f:.]{7,14}:? .{0,60}available PCIe bandwidth, limited "
+            r"by (?P<speed>[0-9.]+ GT/s)",
+            Role.CONTEXT,
+        ),
+    )
+    hits = (
+        "kernel: igb 0000:01:00.0 eno1: igb: eno1 Link Speed was downgraded by SmartSpeed",
+        "kernel: RTL8211F Gigabit Ethernet eth0: Downshift occurred from negotiated speed 1Gbps to actual speed "
+        "100Mbps, "
+        "check cabling!",
+        "kernel: ixgbe 0000:03:00.0: This is not sufficient for optimal performance of this card.",
+        "kernel: mlx5_core 0000:3b:00.0: 63.008 Gb/s available PCIe bandwidth, limited by 8.0 GT/s PCIe x8 link at "
+        "0000:3a:00.0 (capable of 126.016 Gb/s with 8.0 GT/s PCIe x16 link)",
+    )
+    misses = ("[1234.5] ixgbe 0000:03:00.0 eth0: NIC Link is Up 10 Gbps, Flow Control: RX/TX",)
 
     @classmethod
     def survey(cls, cards: Sequence[Card]) -> Sequence[tuple[tuple[str, ...], Outcome]]:

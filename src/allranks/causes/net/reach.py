@@ -1,15 +1,16 @@
-"""Can the nodes find each other: the leader's address, names, ports and firewalls?"""
+"""Can the nodes find each other: the leader's address, and names?"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from allranks.causes.cause import PASSED, Cause, Outcome, Symptom, failed, warned
+from allranks.causes.cause import Cause, Outcome, failed
 from allranks.causes.net.cards import parse_address, with_facts
-from allranks.causes.sign import Sign
+from allranks.causes.net.lines import ENDPOINT, TRIED
+from allranks.causes.sign import Blames, Role, Sign
 from allranks.model.card import Card
 from allranks.model.errors import Exit
-from allranks.model.finding import Status
+from allranks.model.finding import Confidence, Status
 
 MAX_NAMES = 4
 """Names that are shown of those that do not resolve."""
@@ -44,31 +45,142 @@ class MasterUnreachable(Cause, id="AR201"):
 
     ## Source
     PyTorch, torch/csrc/distributed/c10d/TCPStore.cpp and socket.cpp (2.13: seen there, 2026-11-21).
-    https://github.com/pytorch/pytorch/issues/107021 and /issues/79388 (read 2026-11-21).
+    https://github.com/pytorch/pytorch/issues/107021 and /issues/79388; "connect() timed out." of torch before 1.12:
+    https://github.com/pytorch/ignite/issues/2210; Horovod: https://github.com/horovod/horovod/issues/2547 and
+    /issues/2432; ssh(1) of the launchers (all read 2026-11-21).
     """
 
     message = "{what}"
     fix = "leave the address away under SLURM, else name one of {node} that all nodes reach: ip -br addr"
     exit_code = Exit.SETUP
-    also = ("AR202", "AR206", "AR210", "AR401")
+    also = ("AR202", "AR203", "AR206", "AR209", "AR210", "AR401", "AR402", "AR414")
+    told = "the ranks were told to meet at an address that does not answer"
     signs = (
-        Sign(r"The client socket has timed out after [0-9]+m?s while trying to connect to"),
-        Sign(r"TCP client failed to connect/validate to host"),
-        Sign(r"RendezvousConnectionError: The connection to the C10d store has failed"),
+        Sign(
+            r"client socket has timed out after [0-9]+m?s while trying to connect to " + ENDPOINT,
+            Role.LIKELY,
+            Blames.NAMED,
+            Confidence.LIKELY,
+        ),
+        Sign(
+            r"client socket has failed to connect to any network address of " + ENDPOINT,
+            Role.LIKELY,
+            Blames.NAMED,
+            Confidence.LIKELY,
+        ),
+        # 99 (its own ::1) and 97 (no IPv6) are left out: healthy machines without IPv6 write them.
+        Sign(
+            r"client socket has failed to connect to "
+            + TRIED
+            + r" \(errno: 1(?:10|11|13) - (?P<error>[A-Za-z ]{5,40})\)",
+            Role.LIKELY,
+            Blames.NAMED,
+            Confidence.LIKELY,
+        ),
+        Sign(r"server socket on " + TRIED + r" has timed out, will retry", Role.CONTEXT, Blames.NAMED),
+        Sign(
+            r"TCP client failed to connect/validate to host " + ENDPOINT + r" - timed out \(",
+            Role.LIKELY,
+            Blames.NAMED,
+            Confidence.LIKELY,
+        ),
+        Sign(
+            r"TCP client failed to connect/validate to host " + ENDPOINT + r" - retrying \(", Role.CONTEXT, Blames.NAMED
+        ),
+        # Said of a store that was never reached and of one that was lost.
+        Sign(
+            r"RendezvousConnectionError: The connection to the C10d store has failed",
+            Role.LIKELY,
+            Blames.NOBODY,
+            Confidence.UNDECIDED,
+        ),
+        # torch before 1.12: c10d's Utils.hpp throws the bare errno.
+        Sign(
+            r"connect\(\) timed out\.(?: Original timeout was [0-9]+ ms)?",
+            Role.LIKELY,
+            Blames.NOBODY,
+            Confidence.LIKELY,
+        ),
+        Sign(
+            r"RuntimeError: (?P<error>Connection refused|Connection timed out|No route to host)",
+            Role.LIKELY,
+            Blames.NOBODY,
+            Confidence.UNDECIDED,
+        ),
+        Sign(
+            r"ssh: connect to host (?P<node>[^ ]{1,120}) port (?P<port>[0-9]+): (?P<error>[A-Z][a-z]{2,12} "
+            r"[a-z ]{3,30})",
+            Role.LIKELY,
+            Blames.NAMED,
+            Confidence.LIKELY,
+        ),
+        Sign(
+            r"orovod(?:run)? was unable to connect to (?P<service>[a-z ]{3,30}(?:#[0-9]+ )?)on any of the "
+            r"following addresses",
+            Role.LIKELY,
+            Blames.NOBODY,
+            Confidence.UNDECIDED,
+        ),
+        Sign(
+            r"ssh not successful for host (?P<node>[A-Za-z0-9_.-]{1,120})", Role.LIKELY, Blames.NAMED, Confidence.LIKELY
+        ),
+        Sign(
+            r'unable to connect from "[^"]{1,120}" to "(?P<node>[^"]{1,120})"',
+            Role.LIKELY,
+            Blames.NAMED,
+            Confidence.LIKELY,
+        ),
+        Sign(
+            r"ORTE was unable to reliably start one or more daemons", Role.LIKELY, Blames.NOBODY, Confidence.UNDECIDED
+        ),
+        Sign(r"EtcdConnectionFailed: Connection to etcd failed", Role.LIKELY, Blames.NOBODY, Confidence.LIKELY),
     )
     hits = (
         "[E socket.cpp:793] [c10d] The client socket has timed out after 60s while trying to connect to (IP1, 2222).",
+        "[E socket.cpp:860] [c10d] The client socket has timed out after 60s while trying to connect to 192.0.0.1:1234",
         "torch.distributed.DistNetworkError: The client socket has timed out after 600000ms while trying to connect to "
         "(172.17.0.9, 46229).",
+        "[W427 01:04:16.149509694 socket.cpp:752] [c10d] The client socket has failed to connect to "
+        "[::ffff:203.0.113.7]:3254 (errno: 110 - Connection timed out).",
+        "[W socket.cpp:601] [c10d] The client socket has failed to connect to [node01]:29500 (errno: 113 - No route to "
+        "host).",
+        "[E socket.cpp:610] [c10d] The client socket has failed to connect to any network address of (gpu01, 40323).",
+        "[W1121 09:34:36.623191250 socket.cpp:770] [c10d] The server socket on [node01]:29500 has timed out, "
+        "will retry.",
         "[W1121 09:34:36.623191250 TCPStore.cpp:340] [c10d] TCP client failed to connect/validate to host "
         "no-such-host.invalid:29555 - retrying (try=0, timeout=3000ms, delay=3569ms): The client socket has timed out "
         "after 3000ms while trying to connect to (no-such-host.invalid, 29555).",
+        "[E1121 09:34:46.623191250 TCPStore.cpp:331] [c10d] TCP client failed to connect/validate to host "
+        "10.0.0.1:29555 - timed out (try=1, timeout=3000ms): The client socket has timed out after 3000ms while trying "
+        "to connect to (10.0.0.1, 29555).",
         "torch.distributed.elastic.rendezvous.api.RendezvousConnectionError: The connection to the C10d store has "
         "failed. See inner exception for details.",
+        "RuntimeError: connect() timed out. Original timeout was 1800000 ms.",
+        "RuntimeErrorRuntimeError: : connect() timed out.connect() timed out.",
+        "RuntimeError: No route to host",
+        "ssh: connect to host worker-1 port 22: Connection refused",
+        "[1,96]<stderr>:horovod.run.common.util.network.NoValidAddressesFound: Horovodrun was unable to connect to "
+        "driver service on any of the following addresses: {'eth0': [('10.0.0.5', 33423)]}.",
+        "horovod.runner.common.util.network.NoValidAddressesFound: Horovod was unable to connect to task service #1 on "
+        "any of the following addresses: {'ens192': [('192.168.21.50', 8394)]}.",
+        "ssh not successful for host worker2:",
+        '[proxy:0:1@node02] HYDU_sock_connect (lib/utils/sock.c:145): unable to connect from "node02" to "node01" '
+        "(Connection refused)",
+        "ORTE was unable to reliably start one or more daemons.",
+        "etcd.EtcdConnectionFailed: Connection to etcd failed due to MaxRetryError",
     )
     misses = (
         "torch.distributed.DistStoreError: Timed out after 1801 seconds waiting for clients. 1/3 clients joined.",
         "[W503 01:52:07.597517393 socket.cpp:204] [c10d] The hostname of the client socket cannot be retrieved. err=-3",
+        "[W socket.cpp:558] [c10d] The client socket has failed to connect to [localhost]:29500 (errno: 99 - Cannot "
+        "assign requested address).",
+        "[W1226 15:35:11.626067741 socket.cpp:752] [c10d] The client socket cannot be initialized to connect to "
+        "[node05.example.org]:8000 (errno: 97 - Address family not supported by protocol).",
+        "[I socket.cpp:747] [c10d] No socket on (127.0.0.1, 29500) is listening yet, will retry.",
+        "requests.exceptions.ConnectionError: HTTPSConnectionPool(host='huggingface.co', port=443): Max retries "
+        "exceeded "
+        "with url: /bert-base-uncased (Caused by NewConnectionError('Failed to establish a new connection: [Errno 111] "
+        "Connection refused'))",
     )
 
     @classmethod
@@ -111,7 +223,10 @@ class MasterDns(Cause, id="AR202"):
 
         [W1121 09:34:34.642965573 socket.cpp:764] [c10d] The IPv6 network addresses of (no-such-host.invalid, 29555) cannot be retrieved (gai error: -2 - Name or service not known).
 
-    Older versions print this line for every name without an IPv6 address, too: alone it proves nothing there.
+    Older versions print this line for every name without an IPv6 address, too: alone it proves little there. A host
+    that is called by a number is taken for an address: 05 is 0.0.0.5, from ofsoundof/GRL-Image-Restoration#27:
+
+        [W socket.cpp:558] [c10d] The client socket has failed to connect to [::ffff:0.0.0.5]:40323 (errno: 110 - Connection timed out).
 
     ## Fix
     Ask as the node does, then look at why it answers so:
@@ -121,12 +236,90 @@ class MasterDns(Cause, id="AR202"):
     Quick way round: give an address in place of the name. Lasting: the same /etc/hosts or DNS on all nodes.
 
     ## Source
-    PyTorch, torch/csrc/distributed/c10d/socket.cpp (2.13). https://github.com/pytorch/pytorch/issues/150532.
+    PyTorch, torch/csrc/distributed/c10d/socket.cpp (2.13). https://github.com/pytorch/pytorch/issues/150532, /64990.
+    https://github.com/hpcaitech/Open-Sora/issues/667, https://github.com/ofsoundof/GRL-Image-Restoration/issues/27.
+    NCCL, src/misc/socket.cc, ncclSocketGetAddrFromString. Gloo, gloo/transport/tcp/device.cc. SLURM:
+    https://github.com/stackhpc/ansible-role-openhpc/issues/157 (all read 2026-11-21).
     """  # noqa: E501  (a real line)
 
     message = "{names} has no address there; {contrast}"
     fix = "on {node}: getent hosts {names}; add it to DNS or /etc/hosts there, or give an address in its place"
     exit_code = Exit.NODE_FAULT
+    also = ("AR201", "AR214")
+    told = "a host name does not resolve, or resolves to an address that is not the host's"
+    signs = (
+        Sign(
+            r"The (?:IPv4 )?network addresses of \((?P<node>[^,)]{1,120}), (?P<port>[0-9]+)\) cannot be retrieved "
+            r"\(gai error: (?:-(?:2|3|4|5|11)|8|1100[1-4]) - (?P<error>[^)]{4,60})\)",
+            confidence=Confidence.LIKELY,
+        ),
+        # Also where a name has an IPv4 address only, in torch before 2.4; a later one gives the job up over it.
+        Sign(
+            r"The IPv6 network addresses of \((?P<node>[^,)]{1,120}), (?P<port>[0-9]+)\) cannot be retrieved "
+            r"\(gai error: (?:-(?:2|3|4|5|11)|8|1100[1-4]) - (?P<error>[^)]{4,60})\)",
+            Role.LIKELY,
+            confidence=Confidence.LIKELY,
+        ),
+        # A host that is called by a number, and a proxy's name server that answers everything with 198.18.x.x.
+        Sign(
+            r"client socket has failed to connect to \[?(?:::ffff:)?(?P<address>0\.(?:0\.0\.[1-9][0-9]{0,2}"
+            r"|0\.[1-9][0-9]{0,2}\.[0-9]{1,3}|[1-9][0-9]{0,2}\.[0-9]{1,3}\.[0-9]{1,3})"
+            r"|198\.1[89]\.[0-9]{1,3}\.[0-9]{1,3})"
+            r"\]?:[0-9]+ \(errno: ",
+            confidence=Confidence.LIKELY,
+        ),
+        Sign(
+            r"client socket has (?:failed to connect to any network address of|timed out after [0-9]+m?s while "
+            r"trying to "
+            r"connect to) \((?P<node>[0-9]{1,12}), (?P<port>[0-9]+)\)",
+            confidence=Confidence.LIKELY,
+        ),
+        Sign(r"ValueError: host not found: (?P<error>[A-Z][a-z][A-Za-z ]{4,60})"),
+        Sign(r"socket\.gaierror: \[Errno -(?:2|3|4|5)\] ", Role.LIKELY, confidence=Confidence.UNDECIDED),
+        Sign(r"error encountered when getting address info : (?P<error>[A-Z][a-z][A-Za-z ]{4,60})"),
+        Sign(r"tcp/device\.cc:[0-9]+\] rv == 0\. -(?:2|3|4|5) vs 0", confidence=Confidence.LIKELY),
+        Sign(r"ssh: Could not resolve hostname (?P<node>[^ :]{1,120}): ", Role.LIKELY, Blames.NAMED, Confidence.LIKELY),
+        Sign(r"unable to get host address for (?P<node>[A-Za-z0-9_.-]{1,120})", Role.PRIMARY, Blames.NAMED),
+        Sign(r'error: (?:slurm_set_addr: )?Unable to resolve "(?P<node>[^"]{1,120})"'),
+        Sign(
+            r"getaddrinfo\((?P<node>[A-Za-z0-9_.-]{0,120})(?::[0-9]+)?\) failed: (?P<error>Name or|Temporary "
+            r"failure in)"
+        ),
+    )
+    hits = (
+        "[W1121 09:34:34.642965573 socket.cpp:764] [c10d] The IPv6 network addresses of (no-such-host.invalid, 29555) "
+        "cannot be retrieved (gai error: -2 - Name or service not known).",
+        "[W socket.cpp:601] [c10d] The IPv4 network addresses of (node07, 29500) cannot be retrieved (gai error: -3 - "
+        "Temporary failure in name resolution).",
+        "[W socket.cpp:663] [c10d] The IPv6 network addresses of (job-master-0, 23456) cannot be retrieved (gai error: "
+        "11001 - No such host is known).",
+        "trainer/0 [1]:[W socket.cpp:558] [c10d] The client socket has failed to connect to [::ffff:0.0.0.5]:40323 "
+        "(errno: 110 - Connection timed out).",
+        "[W socket.cpp:697] [c10d] The client socket has failed to connect to 0.104.99.143:47389 (errno: 110 - "
+        "Connection timed out).",
+        "[E socket.cpp:753] [c10d] The client socket has failed to connect to any network address of (6841231, 47389).",
+        "ValueError: host not found: Temporary failure in name resolution",
+        "socket.gaierror: [Errno -2] Name or service not known",
+        "node1:71:71 [0] misc/socket.cc:328 NCCL WARN Net : error encountered when getting address info : Name or "
+        "service not known",
+        "RuntimeError: [enforce fail at /pytorch/third_party/gloo/gloo/transport/tcp/device.cc:83] rv == 0. -2 vs 0. ",
+        "ssh: Could not resolve hostname worker-2: Name or service not known",
+        "[mpiexec@n1] HYDU_sock_get_iface_ip (lib/utils/sock.c:446): unable to get host address for n9 (1)",
+        'srun: error: slurm_set_addr: Unable to resolve "gpu007"',
+        'sinfo: error: Unable to resolve "login": Host name lookup failure',
+        "srun: error: xgetaddrinfo: getaddrinfo(gpu007:6818) failed: Name or service not known",
+        "slurmd: error: get_addr_info: getaddrinfo() failed: Name or service not known",
+    )
+    misses = (
+        "[W503 01:52:07.597517393 socket.cpp:204] [c10d] The hostname of the client socket cannot be retrieved. err=-3",
+        "[W socket.cpp:697] [c10d] The IPv6 network addresses of (10.0.0.1, 29500) cannot be retrieved (gai "
+        "error: -9 - "
+        "Address family for hostname not supported).",
+        "[W socket.cpp:558] [c10d] The client socket has failed to connect to [::ffff:10.0.0.5]:40323 (errno: 110 - "
+        "Connection timed out).",
+        "(Caused by NameResolutionError(\"Failed to resolve 'huggingface.co' ([Errno -3] Temporary failure in name "
+        'resolution)"))',
+    )
 
     @classmethod
     def survey(cls, cards: Sequence[Card]) -> Sequence[tuple[tuple[str, ...], Outcome]]:
@@ -151,115 +344,3 @@ class MasterDns(Cause, id="AR202"):
         contrast = {0: "nobody who asked finds one", 1: "another node finds one"}
         values = {"names": shown, "contrast": contrast.get(num_found, f"{num_found} other nodes find one")}
         return Outcome(status, values=values)
-
-
-class FirewallPort(Cause, id="AR206"):
-    """A firewall lets some ports through and others not.
-
-    ## What it means
-    Two nodes reach each other, but not at every port: the leader's port, or ports of the ephemeral range, do not
-    answer. Something drops or rejects them: a firewall on a node, a security group, a switch.
-
-    ## Why it breaks the job
-    NCCL and Gloo listen at ports that the kernel picks from `net.ipv4.ip_local_port_range`, another one for each
-    connection. With the master port alone opened the ranks find the store, and then hang when they connect to each
-    other. A port that rejects shows as "No route to host", one that drops shows as nothing at all.
-
-    ## Example
-    From sgl-project/sglang#3820, two nodes with a firewall that rejects:
-
-        misc/socket.cc:533 NCCL WARN socketPollConnect: Connect to 10.0.0.4<56849> returned 113(No route to host) errno 115(Operation now in progress)
-
-    ## Fix
-    See what filters, on both nodes:
-
-        nft list ruleset; iptables -S; firewall-cmd --list-all; ufw status
-
-    Let the nodes of the data network reach each other at all ports (the simplest rule is one for the subnet):
-
-        firewall-cmd --permanent --zone=trusted --add-source=192.168.20.0/24 && firewall-cmd --reload
-
-    Or narrow what the kernel picks and open that: `sysctl -w net.ipv4.ip_local_port_range="50000 51000"`, and the
-    port in `[network] port`.
-
-    ## Source
-    NCCL user guide, "Networking Troubleshooting", IP ports:
-    https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/networking_troubleshooting.html (read
-    2026-11-21). https://github.com/sgl-project/sglang/issues/3820, https://github.com/NVIDIA/nccl/issues/1956.
-    """  # noqa: E501  (a real line)
-
-    message = "{what}"
-    fix = "open {ports} on {where} to the nodes of the data network: nft list ruleset shows what filters there"
-    exit_code = Exit.SETUP
-    symptoms = (Symptom.FILTERED, Symptom.STORE_FILTERED)
-    also = ("AR203", "AR210", "AR211")
-    signs = (
-        Sign(r"NCCL WARN socketPollConnect: Connect to .{3,80} returned 113\(No route to host\)"),
-        Sign(r"socketPollConnect: connect returned No route to host, retrying"),
-    )
-    hits = (
-        "node5:240:240 [6] misc/socket.cc:533 NCCL WARN socketPollConnect: Connect to 10.0.0.4<56849> returned 113(No "
-        "route to host) errno 115(Operation now in progress)",
-        "zgiot:1183664:1184669 [0] NCCL INFO socketPollConnect: connect returned No route to host, retrying (34/34) "
-        "after sleep for 3400 msec",
-    )
-    misses = (
-        "ubuntu:39964:40075 [0] misc/socket.cc:483 NCCL WARN socketStartConnect: Connect to 10.0.0.2<45763> failed : "
-        "Software caused connection abort",
-    )
-
-
-class PortInUse(Cause, id="AR207"):
-    """Another process holds the leader's port.
-
-    ## What it means
-    The preferred port (29500, or what flag or cluster.toml say) is taken on the first node: by another job, by a worker
-    that an earlier job left behind, by a service.
-
-    ## Why it breaks the job
-    It does not break this one: the leader took another port and announced it. Where a firewall opens the preferred
-    port only, the nodes do not reach the other one. With plain PyTorch the first rank ends with an error, and if what
-    holds the port stays silent the other ranks hang beyond their timeout.
-
-    ## Example
-    From modelscope/ms-swift#3988; PyTorch 2.13 writes the same:
-
-        RuntimeError: The server socket has failed to listen on any local network address. port: 29500, useIpv6: 0, code: -98, name: EADDRINUSE, message: address already in use
-
-    ## Fix
-    See who it is, and end it where it is a left-over of yours:
-
-        ss -ltnp 'sport = :29500'
-
-    Or prefer another port: `[network] port` in cluster.toml, `--master-port`. Choose one outside of
-    `net.ipv4.ip_local_port_range`: the kernel gives those to anybody.
-
-    ## Source
-    PyTorch, torch/csrc/distributed/c10d/socket.cpp (2.13, seen 2026-11-21).
-    https://github.com/modelscope/ms-swift/issues/3988 (read 2026-11-21).
-    """  # noqa: E501  (a real line)
-
-    message = "port {port} is held by {holder}; the leader took another one"
-    fix = "on {node}: ss -ltnp 'sport = :{port}'; end what was left behind, or set another [network] port"
-    exit_code = Exit.SETUP
-    also = ("AR502",)
-    signs = (
-        Sign(r"The server socket has failed to listen on any local network address\..{1,200}[Aa]ddress already in use"),
-    )
-    hits = (
-        "RuntimeError: The server socket has failed to listen on any local network address. port: 29500, useIpv6: 0, "
-        "code: -98, name: EADDRINUSE, message: address already in use",
-        "RuntimeError: The server socket has failed to listen on any local network address. The server socket has "
-        "failed to bind to [::]:29500 (errno: 98 - Address already in use). The server socket has failed to bind to "
-        "0.0.0.0:29500 (errno: 98 - Address already in use).",
-    )
-    misses = ("OSError: [Errno 98] Address already in use",)
-
-    @classmethod
-    def probe(cls, card: Card) -> Outcome | None:
-        """Warns where the leader found its port taken."""
-        if card.came_by is not None:
-            return None
-        if card.port_holder is None or card.test_ports is None:  # on one machine any port does
-            return PASSED
-        return warned(port=card.wanted_port or "of the leader", holder=card.port_holder)

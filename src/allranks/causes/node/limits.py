@@ -7,11 +7,14 @@ from collections import Counter
 from collections.abc import Sequence
 
 from allranks.causes.cause import PASSED, Cause, Outcome, failed, skipped, unknown, warned
-from allranks.causes.sign import Sign
+from allranks.causes.net.cards import most_common, with_facts
+from allranks.causes.sign import Role, Sign
 from allranks.model.card import Card, Facts
 from allranks.model.errors import Exit
+from allranks.model.finding import Confidence, Status
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+LIKELY = Confidence.LIKELY
 
 
 class ShmTooSmall(Cause, id="AR002"):
@@ -49,19 +52,31 @@ class ShmTooSmall(Cause, id="AR002"):
     """  # noqa: E501  (a real line)
 
     message = "/dev/shm has {free} free of {size}"  # noqa: S108
+    told = "/dev/shm is full: NCCL or MPI could not create a shared memory segment"  # noqa: S108
     fix = "on {node}: mount -o remount,size=8G /dev/shm; in a container: --shm-size=8g"
     exit_code = Exit.NODE_FAULT
     signs = (
-        Sign(r"failed to extend /dev/shm/nccl-"),
-        Sign(r"NCCL WARN Error while creating shared memory segment"),
-        Sign(r"NCCL WARN Call to posix_fallocate failed"),
+        Sign(r"failed to extend (?P<thing>/dev/shm)/nccl-"),
+        Sign(r"Error while creating shared memory segment (?P<thing>/dev/shm|nccl-)"),
+        Sign(r"Error while attaching to shared memory segment /dev/shm/nccl-", Role.LIKELY, confidence=LIKELY),
+        Sign(r"Call to (?:posix_fallocate|ftruncate) failed"),
+        Sign(r"Call to shm_open failed", Role.LIKELY, confidence=LIKELY),
+        Sign(r"No space left on device: ['\"](?P<thing>/dev/shm)"),
+        Sign(r"there is not enough space for (?P<thing>[^ ]{1,200}) \(the shared-memory backing", confidence=LIKELY),
     )
     hits = (
         "ubuntu:9621 [6] misc/shmutils.cc:71 NCCL WARN Error: failed to extend /dev/shm/nccl-fjwOOB to 5967876 bytes",
         "misc/shmutils.cc:132 NCCL WARN Error while creating shared memory segment /dev/shm/nccl-WU88OE "
         "(size 9637888), error: No space left on device (28)",
         "gpu2-ru7:2143:2561 [1] include/shm.h:28 NCCL WARN Call to posix_fallocate failed : No space left on device",
+        "Error while creating shared memory segment /dev/shm/nccl-cjY8K5 (size 10617216)",
+        "misc/shmutils.cc:132 NCCL WARN Error while attaching to shared memory segment /dev/shm/nccl-Ub (size 9637888)",
+        "gpu2-ru7:2143:2561 [1] include/shm.h:24 NCCL WARN Call to shm_open failed : No space left on device",
+        "OSError: [Errno 28] No space left on device: '/dev/shm/torch_2194_3017881412_12'",
+        "It appears as if there is not enough space for /dev/shm/vader_segment.node01.1001.1 (the shared-memory "
+        "backing",
     )
+    also = ("AR607",)
     misses = ("OSError: [Errno 28] No space left on device: 'runs/12/events.jsonl'",)
 
     @classmethod
@@ -116,17 +131,31 @@ class IbMemlock(Cause, id="AR003"):
     """
 
     message = "processes may lock only {limit} of memory; {wanted}"
+    told = "memory could not be locked for RDMA, most probably because of a low limit (ulimit -l)"
     fix = "on {node}: LimitMEMLOCK=infinity for slurmd, PropagateResourceLimitsExcept=MEMLOCK in slurm.conf"
     exit_code = Exit.NODE_FAULT
     signs = (
-        Sign(
-            r"NCCL WARN Call to ibv_(?:reg_mr(?:_iova2)?|create_cq|create_qp) failed with error Cannot allocate memory"
-        ),
+        Sign(r"Call to ibv_(?:reg_mr(?:_iova2)?|create_cq|create_qp) failed with error Cannot allocate memory"),
         Sign(r"Please set max locked memory \(ulimit -l\) to 'unlimited'"),
+        # NCCL before 2.12 did not say why
+        Sign(
+            r"Call to ibv_(?:reg_mr(?:_iova2)?|create_cq|create_qp) failed(?:$|[^ ])",
+            Role.LIKELY,
+            confidence=LIKELY,
+        ),
+        Sign(r"NET/OFI .{0,120}Cannot allocate memory", Role.LIKELY, confidence=LIKELY),
+        Sign(r"the memlock limits are set too low", Role.LIKELY, confidence=LIKELY),
+        Sign(r"libibverbs: Warning: RLIMIT_MEMLOCK is (?P<limit>[0-9]+) bytes", Role.CONTEXT),
     )
     hits = (
         "misc/ibvwrap.cc:278 NCCL WARN Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory",
         "misc/ibvwrap.cc:190 NCCL WARN Call to ibv_create_cq failed with error Cannot allocate memory",
+        "a100-node-3:3778851:3779883 [4] ibvwrap.c:130 NCCL WARN Call to ibv_create_qp failed",
+        "misc/ibvwrap.cc:252 NCCL WARN Call to ibv_reg_mr failed",
+        "NCCL WARN NET/OFI Unable to register memory (type = 1) for device 0. RC: -12, Error: Cannot allocate memory",
+        "indicate that the memlock limits are set too low.  For most HPC installations, the memlock limits should be "
+        "set",
+        "libibverbs: Warning: RLIMIT_MEMLOCK is 65536 bytes.",
         "[1668693503.473099] [ampere:1188443:0]  ib_log.c:246  UCX  ERROR mlx5_0: ibv_create_cq() failed: Cannot "
         "allocate memory. Please set max locked memory (ulimit -l) to 'unlimited' (current: 64 kbytes)",
     )
@@ -204,13 +233,30 @@ class TooManyOpenFiles(Cause, id="AR004"):
     """
 
     message = "a process may open only {limit} files"
+    told = "a process ran out of open files (ulimit -n)"
     fix = "in the batch script: ulimit -n $(ulimit -Hn); for good on {node}: LimitNOFILE=131072 for slurmd"
     exit_code = Exit.NODE_FAULT
-    signs = (Sign(r"\[Errno 24\] Too many open files"), Sign(r"NCCL WARN .{0,80}Too many open files"))
+    signs = (
+        Sign(r"\[Errno 24\] Too many open files(?:: '(?P<thing>[^']{1,200}))?"),
+        Sign(r"(?:: |- )Too many open files(?:$|[^ ]| \()"),
+        Sign(r"Too many open files\. Communication with the workers is no longer possible"),
+        Sign(r"received 0 items of ancdata", confidence=LIKELY),
+        Sign(r"Too many open files \(os error 24\)"),
+    )
     hits = (
         "OSError: [Errno 24] Too many open files: '/dev/shm/torch_2194_3017881412_12'",
         "misc/socket.cc:484 NCCL WARN socketStartConnect: Call to socket failed : Too many open files",
+        "[W socket.cpp:426] [c10d] The server socket has failed to accept a connection (errno: 24 - Too many open "
+        "files).",
+        "RuntimeError: unable to open shared memory object </torch_2194_3017881412> in read-write mode: Too many open "
+        "files (24)",
+        "RuntimeError: [enforce fail at /gloo/transport/tcp/device.cc:276] fd != -1. Error: Too many open files",
+        "RuntimeError: Too many open files. Communication with the workers is no longer possible. Please increase the "
+        "limit using `ulimit -n` in the shell",
+        "RuntimeError: received 0 items of ancdata",
+        "Error: Io(Os { code: 24 }): Too many open files (os error 24)",
     )
+    also = ("AR607",)
     misses = ("OSError: [Errno 23] Too many open files in system",)
 
     @classmethod
@@ -227,10 +273,12 @@ class TooManyOpenFiles(Cause, id="AR004"):
 
 
 class CpuStarved(Cause, id="AR011"):
-    """There are fewer cores than ranks.
+    """There are fewer cores than ranks, or fewer than on the other nodes.
 
     ## What it means
-    The cores that this job may use on the node are fewer than its workers there.
+    The cores that this job may use on the node are fewer than its workers there, or fewer than on most nodes with as
+    many workers to share them. What counts is what the step really has: its affinity (SLURM's binding, cgroup cpusets)
+    and the quotas of all cgroups above it.
 
     ## Why it breaks the job
     It runs, slowly. Each rank needs a core to feed its GPU and to drive the network, and Gloo computes on it. Where
@@ -255,9 +303,19 @@ class CpuStarved(Cause, id="AR011"):
     SLURM, srun(1), --cpus-per-task: https://slurm.schedmd.com/srun.html (22.05 and later).
     """  # noqa: E501  (a real line)
 
-    message = "{cpus} cores for {workers} workers"
+    message = "{cpus} cores for {workers} workers{others}"
+    told = "fewer cores than workers: the data loader itself says so"
     fix = "ask for more cores a task (--cpus-per-task, and export SRUN_CPUS_PER_TASK), or start fewer workers"
     no_fault_yet = "the lab divides the machine's cores among its nodes and cannot take one away"
+    signs = (
+        Sign(
+            r"Our suggested max number of worker in current system is (?P<cpus>[0-9]+), which is smaller", Role.CONTEXT
+        ),
+    )
+    hits = (
+        "UserWarning: This DataLoader will create 8 worker processes in total. Our suggested max number of worker in "
+        "current system is 1, which is smaller than what this DataLoader is going to create.",
+    )
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
@@ -266,8 +324,25 @@ class CpuStarved(Cause, id="AR011"):
             return unknown("the number of cores is not known")
         # Workers without a GPU are what somebody asked for, on a laptop often more than cores.
         if card.num_gpus and card.facts.num_cpus < card.num_workers:
-            return warned(cpus=card.facts.num_cpus, workers=card.num_workers)
+            return warned(cpus=card.facts.num_cpus, workers=card.num_workers, others="")
         return PASSED
+
+    @classmethod
+    def survey(cls, cards: Sequence[Card]) -> Sequence[tuple[tuple[str, ...], Outcome]]:
+        """Warns where a node has fewer cores than most of the nodes, and not fewer workers to match."""
+        known = [
+            (card, facts.num_cpus) for card, facts in with_facts(cards) if facts.num_cpus > 0 and card.num_workers > 0
+        ]
+        usual = most_common(cpus for _, cpus in known)
+        if usual is None:
+            return []
+        shares = [cpus / card.num_workers for card, cpus in known if cpus == usual]
+        others = f"; {len(shares)} of {len(known)} nodes have {usual}"
+        return [
+            ((card.host,), warned(cpus=cpus, workers=card.num_workers, others=others))
+            for card, cpus in known
+            if cpus < usual and cpus / card.num_workers < min(shares) and cls.probe(card).status is Status.PASS
+        ]
 
 
 def size_text(size_bytes: float) -> str:

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from allranks.causes.cause import PASSED, Cause, Outcome, failed, skipped, unknown, warned
 from allranks.causes.node.limits import GIB, MIB, size_text
-from allranks.causes.sign import Sign
+from allranks.causes.sign import Role, Sign
 from allranks.model.card import Card, Place
 from allranks.model.errors import Exit
+from allranks.model.finding import Confidence
 
 _WRITTEN_TO = ("run directory", "TMPDIR", "HOME")
 
@@ -43,17 +44,53 @@ class DiskFull(Cause, id="AR005"):
     """
 
     message = "{place} ({path}): {free} left"
+    told = "a disk is full, or a quota used up"
     fix = "on {node}: df -h {path}; remove what is old there, or name another place (TMPDIR, --log-dir)"
     exit_code = Exit.NODE_FAULT
-    signs = (Sign(r"\[Errno 28\] No space left on device"), Sign(r"\[Errno 122\] Disk quota exceeded"))
+    signs = (
+        # A path in /dev/shm is another cause.
+        Sign(
+            r"\[Errno 28\] No space left on device(?:$|[^:]|: [^'\"]|"
+            r": ['\"](?P<thing>(?:[^/'\"]|/[^d'\"]|/d[^e'\"]|/de[^v'\"])[^'\"]{0,300}))"
+        ),
+        Sign(r"\[Errno 122\] Disk quota exceeded(?:: '(?P<thing>[^']{1,300}))?"),
+        Sign(
+            r"(?:write error|write failed|writing|write|cannot (?:create|write|mkdir).{1,200}): No space left on device"
+        ),
+        Sign(r": Disk quota exceeded"),
+        Sign(r"errno = (?:28|122), error message = "),
+        Sign(r"kind: StorageFull"),
+        Sign(r"No space left on device \(os error 28\)"),
+        Sign(r"PytorchStreamWriter failed writing file", Role.LIKELY, confidence=Confidence.LIKELY),
+        Sign(r"unexpected pos [0-9]+ vs [0-9]+", Role.LIKELY, confidence=Confidence.LIKELY),
+        Sign(r"basic_ios::clear: iostream error", Role.LIKELY, confidence=Confidence.UNDECIDED),
+        Sign(r"LustreError: .{0,200}\brc = -(?:28|122)\b", Role.LIKELY),
+    )
     hits = (
         "OSError: [Errno 28] No space left on device",
         "OSError: [Errno 122] Disk quota exceeded: '/home/alice/.cache/torch'",
+        "OSError: [Errno 28] No space left on device: '/scratch/run7/checkpoint-600/optimizer.pt'",
+        "slurmstepd: error: write: No space left on device",
+        "tee: train.log: Disk quota exceeded",
+        "OSError: Can't write data (file write failed: time = Fri, errno = 28, error message = 'No space left on "
+        "device')",
+        "safetensors_rust.SafetensorError: Error while serializing: IoError(Os { code: 28, kind: StorageFull, message: "
+        '"No space left on device" })',
+        "Error: failed to write shard: No space left on device (os error 28)",
+        "RuntimeError: [enforce fail at inline_container.cc:471] . PytorchStreamWriter failed writing file data/12: "
+        "file write failed",
+        "RuntimeError: [enforce fail at inline_container.cc:337] . unexpected pos 704 vs 598",
+        "RuntimeError: basic_ios::clear: iostream error",
+        "LustreError: 11-0: scratch-OST0004-osc: operation ost_write to node 10.0.0.4 failed: rc = -28",
     )
     misses = (
         "misc/shmutils.cc:88 NCCL WARN Error: failed to extend /dev/shm/nccl-WU88OE to 9637892 bytes, "
         "error: No space left on device (28)",
+        "gpu2-ru7:2143:2561 [1] include/shm.h:28 NCCL WARN Call to posix_fallocate failed : No space left on device",
+        "OSError: [Errno 28] No space left on device: '/dev/shm/torch_2194_3017881412_12'",
+        "RuntimeError: unable to write to file </torch_2194_3017881412_12>: No space left on device (28)",
     )
+    also = ("AR606",)
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
@@ -113,8 +150,26 @@ class RunDirNotShared(Cause, id="AR006"):
     """
 
     message = "{path} on {node}: {what}"
+    told = "a directory of the job is not there on a node"
     fix = "name a directory that all nodes share: --log-dir; or mount it on {node}: findmnt --target {path}"
     exit_code = Exit.NODE_FAULT
+    signs = (
+        Sign(
+            r"couldn't chdir to [`'](?P<thing>[^`']{1,300})': No such file or directory: going to /tmp instead",
+            Role.LIKELY,
+            confidence=Confidence.LIKELY,
+        ),
+        Sign(
+            r"Could not open std(?:out|err) file (?P<thing>[^:]{1,300}): No such file or directory",
+            Role.LIKELY,
+            confidence=Confidence.LIKELY,
+        ),
+    )
+    hits = (
+        "slurmstepd: error: couldn't chdir to `/home/alice/run': No such file or directory: going to /tmp instead",
+        "slurmstepd: error: Could not open stdout file /scratch/alice/slurm-123.out: No such file or directory",
+    )
+    misses = ("FileNotFoundError: [Errno 2] No such file or directory: 'data/train.bin'",)
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:

@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 
 from allranks.causes.cause import PASSED, Cause, Outcome, Symptom, failed, skipped, unknown, warned
-from allranks.causes.sign import Sign
+from allranks.causes.sign import Blames, Role, Sign
 from allranks.model.card import Card, Facts
 from allranks.model.errors import Exit
-from allranks.model.finding import Status
+from allranks.model.finding import Confidence, Status
 
 
 class NodeSilent(Cause, id="AR001"):
@@ -75,13 +75,23 @@ class ClockSkew(Cause, id="AR007"):
     """
 
     message = "{culprit}'s clock is {offset_s} s off the others'"
+    told = "the clocks of two nodes disagree"
     fix = "as root on {node}: systemctl enable --now chronyd && chronyc makestep"
     exit_code = Exit.NODE_FAULT
     symptoms = (Symptom.CLOCK,)
-    signs = (Sign(r"Munge (?:decode|encode) failed: (?:Rewound|Expired) credential"),)
+    signs = (
+        Sign(r"Munge (?:decode|encode) failed: (?:Rewound|Expired) credential"),
+        Sign(r"Clock skew detected", Role.LIKELY, confidence=Confidence.LIKELY),
+        Sign(r"certificate is not yet valid", Role.LIKELY, confidence=Confidence.LIKELY),
+        Sign(r"System clock wrong by -?(?P<seconds>[0-9.]+) seconds", Role.LIKELY, confidence=Confidence.LIKELY),
+    )
     hits = (
         "[2026-03-02T10:11:12.013] error: Munge decode failed: Rewound credential",
         "slurmd: error: Munge decode failed: Expired credential",
+        "make: warning:  Clock skew detected.  Your build may be incomplete.",
+        "ssl.SSLCertVerificationError: [SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: certificate is not "
+        "yet valid (_ssl.c:1000)",
+        "chronyd[812]: System clock wrong by 312.485921 seconds",
     )
     misses = ("error: Munge decode failed: Invalid credential",)
 
@@ -187,7 +197,21 @@ class ProcessStopped(Cause, id="AR010"):
 
     message = "{what}"
     fix = "on {node}: kill -CONT PID; see who stopped it: grep TracerPid /proc/PID/status"
+    told = "a process is stopped (SIGSTOP, a debugger, a suspended job)"
     exit_code = Exit.NODE_FAULT
+    signs = (
+        Sign(r"State:\s{1,8}T \(stopped\)"),
+        Sign(r"State:\s{1,8}t \(tracing stop\)"),
+        Sign(r"\[[0-9]+\][+-]? {1,4}Stopped {2,40}", Role.LIKELY, confidence=Confidence.LIKELY),
+        Sign(r"JobState=SUSPENDED", Role.LIKELY, confidence=Confidence.LIKELY),
+    )
+    hits = (
+        "State:\tT (stopped)",
+        "State:  t (tracing stop)",
+        "[1]+  Stopped                 python3 train.py",
+        "   JobState=SUSPENDED Reason=None Dependency=(null)",
+    )
+    misses = ("State:\tS (sleeping)", "srun: Job step aborted: Waiting up to 62 seconds for job step to finish.")
     no_fault_yet = "it is looked for in a running job, by the guard, which is not built yet"
 
 
@@ -217,16 +241,85 @@ class NodeFailure(Cause, id="AR012"):
     without the node (`--exclude=NODE`); from a checkpoint the job goes on where it was.
 
     ## Source
-    slurm.conf(5), SlurmdTimeout: https://slurm.schedmd.com/slurm.conf.html.
+    slurm.conf(5), SlurmdTimeout: https://slurm.schedmd.com/slurm.conf.html. SLURM, src/slurmctld/ping_nodes.c,
+    src/slurmctld/node_mgr.c, src/api/step_launch.c (19.05 to 25.05, read 2026-11-21).
+    Open MPI, help-errmgr-base.txt; Ray, gcs_node_manager.cc (read 2026-11-21).
     """  # noqa: E501  (real lines)
 
     message = "{what}"
+    also = ("AR215",)
     fix = "look at {node} (is it up? dmesg, the end of its SLURM log) and start again without it"
     exit_code = Exit.NODE_FAULT
-    signs = (Sign(r"error: Node failure on "), Sign(r"DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS"))
+    told = "a node was lost while the job ran"
+    signs = (
+        Sign(r"error: Node failure on (?P<node>[A-Za-z0-9_.,\[\]-]+)", blames=Blames.NAMED),
+        # `ON node` is where the batch script ran, not the node that was lost.
+        Sign(r"DUE TO NODE FAILURE", blames=Blames.NOBODY),
+        Sign(r"Nodes? (?P<node>[A-Za-z0-9_.,\[\]-]+) not responding", blames=Blames.NAMED),
+        Sign(r"Killing (?:JobId=|job )[0-9]+ on failed node (?P<node>[A-Za-z0-9_.-]+)", blames=Blames.NAMED),
+        Sign(r"Node (?P<node>[A-Za-z0-9_.-]+) unexpectedly rebooted", blames=Blames.NAMED),
+        Sign(r"[ |=:(]NODE_FAIL\b", blames=Blames.NOBODY),
+        Sign(r"missing from batch node (?P<node>[A-Za-z0-9_.-]+)", blames=Blames.NAMED),
+        Sign(
+            r"Task launch for (?:StepId=)?[0-9.+_a-z]{1,40} failed on node (?P<node>[A-Za-z0-9_.-]+): ",
+            Role.LIKELY,
+            Blames.NAMED,
+            Confidence.LIKELY,
+        ),
+        Sign(r"[Aa]borting, io error (?:and missing step|with slurmstepd) on node [0-9]+", blames=Blames.NOBODY),
+        Sign(
+            r"(?:srun|slurm[a-z]{0,6}): error: .{0,160}Transport endpoint is not connected",
+            Role.LIKELY,
+            confidence=Confidence.UNDECIDED,
+        ),
+        # Other launchers
+        Sign(r"lost communication with a remote daemon", Role.LIKELY, Blames.NOBODY, Confidence.LIKELY),
+        Sign(
+            r"Remote daemon: \[[^ ]{1,120}\] on node (?P<node>[A-Za-z0-9_.-]+)",
+            Role.LIKELY,
+            Blames.NAMED,
+            Confidence.LIKELY,
+        ),
+        Sign(
+            r"The node with node id: ?[0-9a-f]{8,64}(?: and address: (?P<node>[0-9.]+))?.{0,80} has been marked dead",
+            blames=Blames.NAMED,
+        ),
+        Sign(r"node failure on (?P<node>[A-Za-z0-9_.-]+) \(shell rank", blames=Blames.NAMED),
+        Sign(r"Node (?P<node>[A-Za-z0-9_.-]+) status is now: NodeNotReady", blames=Blames.NAMED),
+        Sign(r"NodeNotReady", Role.LIKELY, confidence=Confidence.LIKELY),
+        Sign(r"Pod was terminated in response to imminent node shutdown"),
+        # The machine itself
+        Sign(r"Kernel panic - not syncing"),
+        Sign(r"BUG: soft lockup - CPU#[0-9]+ stuck for", Role.LIKELY, confidence=Confidence.LIKELY),
+        Sign(r"Watchdog detected hard LOCKUP on cpu"),
+        Sign(
+            r"\[Hardware Error\]: .{0,80}(?:Fatal|fatal|Uncorrected|panic)", Role.LIKELY, confidence=Confidence.LIKELY
+        ),
+    )
     hits = (
         "srun: error: Node failure on jean-zay-iam37",
         "salloc: error: Node failure on worker-1",
+        "slurmctld: error: Nodes node[03,07] not responding, setting DOWN",
+        "slurmctld: Killing JobId=48 on failed node node03",
+        "slurmctld: error: Node node03 unexpectedly rebooted boot_time=1690000000 last response=1689990000",
+        "48             nodefail    NODE_FAIL   00:06:51          node03",
+        "slurmctld: Batch JobId=48 missing from batch node node03 (not found BatchStartTime after startup), Requeuing "
+        "job",
+        "srun: error: Task launch for StepId=48.0 failed on node node03: Communication connection failure",
+        "srun: error: Aborting, io error and missing step on node 3",
+        "srun: error: slurm_receive_msgs: [[node03]:6818] failed: Transport endpoint is not connected",
+        "PRTE has lost communication with a remote daemon.",
+        "  Remote daemon: [[16919,0],3] on node anode127",
+        "  Remote daemon: [prterun-master-0-34@0,1] on node worker-1",
+        "The node with node id: 5f1c2a7b9e8d and address: 10.0.0.7 and node name: 10.0.0.7 has been marked dead "
+        "because the detector has missed too many heartbeats from it.",
+        "job.exception type=node-failure severity=0 node failure on host7 (shell rank 7)",
+        "Normal   NodeNotReady   node/ip-10-0-0-7   Node ip-10-0-0-7 status is now: NodeNotReady",
+        "Status: Failed, Message: Pod was terminated in response to imminent node shutdown.",
+        "kernel: Kernel panic - not syncing: Fatal exception",
+        "kernel: watchdog: BUG: soft lockup - CPU#12 stuck for 22s! [python3:21044]",
+        "kernel: NMI watchdog: Watchdog detected hard LOCKUP on cpu 12",
+        "kernel: mce: [Hardware Error]: Machine check: Processor context corrupt, Fatal Machine check",
         "slurmstepd: error: *** STEP 1943824.0 ON jean-zay-iam17 CANCELLED AT 2023-03-06T03:17:51 DUE TO NODE FAILURE, "
         "SEE SLURMCTLD LOG FOR DETAILS ***",
     )

@@ -1,0 +1,101 @@
+"""What the driver's error numbers (Xids) say about a GPU, and what each asks for.
+
+Source: NVIDIA's Xid catalogue, immediate actions, https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html
+(read 2026-11-21); the numbers that it calls unused on today's GPUs: the same document for Volta and older.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Ask(StrEnum):
+    """What an Xid asks for."""
+
+    PROGRAM = "look at the program: compute-sanitizer, CUDA_LAUNCH_BLOCKING=1"
+    RESET = "reset the GPU when nobody uses it: nvidia-smi --gpu-reset; again: replace it"
+    RESET_LATER = "the job may run on; reset the GPU when it is free"
+    REBOOT = "reboot or power-cycle the node; again: the card, its slot or riser"
+    LINK = "nvidia-smi nvlink --status and -e; reset the GPUs, then look at link, bridge or switch"
+    HANDS = "look at the power cable of the card"
+    WATCH = "nothing now; often: tell the admin"
+
+
+class Xid(NamedTuple):
+    """One number."""
+
+    what: str
+    asks: Ask
+
+
+XIDS = {
+    13: Xid("a kernel made an illegal access", Ask.PROGRAM),
+    31: Xid("memory page fault: a kernel read or wrote where it may not", Ask.PROGRAM),
+    32: Xid("corrupted commands arrived over PCIe", Ask.WATCH),
+    43: Xid("it stopped a program after a fault of that program", Ask.PROGRAM),
+    45: Xid("it cleaned up after a program that ended", Ask.WATCH),
+    46: Xid("it stopped processing", Ask.RESET),
+    48: Xid("uncorrectable memory error", Ask.RESET),
+    54: Xid("auxiliary power is not connected", Ask.HANDS),
+    56: Xid("display engine error", Ask.WATCH),
+    57: Xid("memory interface could not be set up", Ask.REBOOT),
+    58: Xid("unstable memory interface", Ask.REBOOT),
+    61: Xid("its micro-controller stopped at a breakpoint", Ask.RESET_LATER),
+    62: Xid("its micro-controller halted", Ask.RESET),
+    63: Xid("a bad memory row waits for a reset to be replaced", Ask.RESET_LATER),
+    64: Xid("a bad memory row could not be replaced", Ask.RESET),
+    68: Xid("video decoder exception", Ask.PROGRAM),
+    69: Xid("a kernel used it wrongly (engine class error)", Ask.PROGRAM),
+    74: Xid("NVLink error", Ask.RESET),
+    79: Xid("it fell off the bus", Ask.REBOOT),
+    80: Xid("corrupted data arrived over PCIe", Ask.WATCH),
+    92: Xid("many corrected memory errors", Ask.WATCH),
+    94: Xid("contained memory error: one program met it", Ask.RESET_LATER),
+    95: Xid("uncontained memory error", Ask.RESET),
+    109: Xid("context switch timed out", Ask.RESET),
+    110: Xid("security fault", Ask.RESET),
+    119: Xid("its system processor (GSP) does not answer", Ask.RESET),
+    120: Xid("its system processor (GSP) failed", Ask.RESET),
+    121: Xid("corrected errors on the link to the CPU (C2C)", Ask.WATCH),
+    122: Xid("its flash memory could not be read", Ask.WATCH),
+    123: Xid("its flash memory could not be written", Ask.WATCH),
+    124: Xid("its flash memory could not be erased", Ask.WATCH),
+    125: Xid("the file system of its flash memory is damaged", Ask.WATCH),
+    136: Xid("a link could not be trained", Ask.RESET),
+    137: Xid("a kernel made an illegal access over NVLink", Ask.PROGRAM),
+    140: Xid("unrecovered memory error", Ask.RESET),
+    143: Xid("it could not be initialised", Ask.RESET),
+    144: Xid("NVLink error (SAW)", Ask.LINK),
+    145: Xid("NVLink error (RLW)", Ask.LINK),
+    146: Xid("NVLink error (TLW)", Ask.LINK),
+    147: Xid("NVLink error (TREX)", Ask.LINK),
+    148: Xid("NVLink error (NVLPW_CTRL)", Ask.LINK),
+    149: Xid("NVLink error (NETIR)", Ask.LINK),
+    150: Xid("NVLink error (MSE)", Ask.LINK),
+    151: Xid("key rotation failed", Ask.REBOOT),
+    154: Xid("the driver asks for another recovery", Ask.RESET_LATER),
+    155: Xid("an NVLink went down", Ask.LINK),
+    156: Xid("memory was retired", Ask.RESET),
+    157: Xid("memory could not be retired", Ask.WATCH),
+    158: Xid("fatal timeout", Ask.RESET),
+    167: Xid("fatal PCIe timeout", Ask.RESET),
+    168: Xid("errors in write-protected memory", Ask.RESET),
+    169: Xid("its security processor halted", Ask.RESET),
+    171: Xid("uncorrectable memory error (DRAM)", Ask.RESET),
+    172: Xid("uncorrectable memory error (SRAM)", Ask.RESET),
+}
+"""What each number says, and what it asks for. 138, 139, 141, 142, 152, 153 belong to engines that no training uses."""
+
+FATAL_XIDS = {code: xid.what for code, xid in XIDS.items() if xid.asks in (Ask.RESET, Ask.REBOOT, Ask.HANDS)}
+"""Xids after which the GPU needs a reset, a reboot or a person before a job may start on it."""
+
+LINK_XIDS = frozenset(code for code, xid in XIDS.items() if xid.asks is Ask.LINK)
+PROGRAM_XIDS = frozenset(code for code, xid in XIDS.items() if xid.asks is Ask.PROGRAM)
+
+
+def xid_pattern(codes: Iterable[int]) -> str:
+    """The kernel's line of one of these Xids: `NVRM: Xid (PCI:0000:44:00): 79, ...`, before 2014 without `PCI:`."""
+    numbers = "|".join(map(str, sorted(codes)))
+    return rf"NVRM: Xid \((?:PCI:)?(?P<gpu>[0-9a-fA-F:.]{{3,20}})\): (?P<code>{numbers})\b"

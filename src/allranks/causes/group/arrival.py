@@ -1,0 +1,329 @@
+"""Who comes to the group: does every rank and every agent, and is nobody there who should not be?"""
+
+from __future__ import annotations
+
+from allranks.causes.cause import Cause
+from allranks.causes.sign import Blames, Role, Sign
+from allranks.model.errors import Exit
+from allranks.model.finding import Confidence
+
+_NOBODY = Blames.NOBODY
+_NAMED = Blames.NAMED
+
+
+def _more_than_wanted() -> str:
+    """Return the pattern of `8, worker_count=16`: by their digits alone, more came than were wanted."""
+    came = "(?:worker_count|num_workers_joined)="
+    cases = [f"[0-9], {came}[0-9]{{2,4}}", f"[0-9]{{2}}, {came}[0-9]{{3,4}}"]
+    for digit in range(1, 9):
+        for rest in ("", "[0-9]", "[0-9]{2}"):
+            cases.append(f"{digit}{rest}, {came}[{digit + 1}-9]{rest}")
+    return f"(?:{'|'.join(cases)}), timeout="
+
+
+class MissingRank(Cause, id="AR401"):
+    """A rank never came to init_process_group.
+
+    ## What it means
+    Its process was started, or should have been, and did not join the group: it hangs before that line, imports for
+    minutes, ended early, or never came up.
+
+    ## Why it breaks the job
+    `init_process_group` returns when all ranks are there. Plain PyTorch counts who came, after 10 to 30 minutes, and
+    does not say which rank did not; on the other ranks the missing one hides in the last number of a key.
+
+    ## Example
+    From PyTorch 2.13, on rank 0; then, as another rank words it, rank 1 is missing:
+
+        torch.distributed.DistStoreError: Timed out after 1801 seconds waiting for clients. 1/3 clients joined.
+        DistStoreError: wait timeout after 15000ms, keys: /default_pg/0//cpu//0/1
+
+    The same from PyTorch 1.8 to 1.13, as each rank that is there says it (pytorch-lightning#4420); rank 4 never does:
+
+        INFO:root:Waiting in store based barrier to initialize process group for rank: 5, key: store_based_barrier_key:1 (world_size=8, worker_count=7, timeout=0:30:00)
+
+    ## Fix
+    Look at what that rank does instead: its .out and .err in the run directory, and its stack while it hangs:
+
+        allranks stack JOB; allranks logs JOB
+
+    Usual reasons: it downloads data or a model first, it waits for a lock on a shared file system, a branch of the
+    script that only this rank takes, an import error.
+
+    ## Source
+    PyTorch, torch/csrc/distributed/c10d/TCPStore.cpp (2.13, seen 2026-11-21).
+    PyTorch, torch/distributed/distributed_c10d.py, _store_based_barrier (1.8, 2.0, 2.13, read 2026-11-21).
+    https://github.com/OpenRLHF/OpenRLHF/issues/1040 (read 2026-11-21).
+    https://github.com/Lightning-AI/pytorch-lightning/issues/4420 (read 2026-11-21).
+    """  # noqa: E501  (a real line)
+
+    message = "{what}"
+    told = "not all ranks came to the start of the group; the others waited for them until the timeout"
+    fix = "look at what it does before that line: its .out and .err, or allranks stack JOB while it hangs"
+    exit_code = Exit.USER_CODE
+    no_fault_yet = "it takes a script that holds a rank back; the tests of join start such ones"
+    also = ("AR201", "AR402")
+    signs = (
+        Sign(
+            r"Timed out after (?P<seconds>[0-9]+) seconds waiting for clients\. (?P<present>[0-9]+)/(?P<wanted>[0-9]+) "
+            r"clients joined",
+            Role.LIKELY,
+            _NOBODY,
+        ),
+        # Gloo's key of a rank ends with its number; NCCL's does not, and is written another way.
+        Sign(
+            r"wait timeout after (?P<ms>[0-9]+)ms, keys: (?:/[^ ]{0,80})?/default_pg/[0-9]+//cpu//(?:[0-9]+/)+"
+            r"(?P<rank>[0-9]+)",
+            Role.LIKELY,
+            _NAMED,
+            Confidence.LIKELY,
+        ),
+        Sign(
+            r"Timed out initializing process group in store based ?barrier on rank:? (?P<rank>[0-9]+), for key: "
+            r"(?P<key>[^ ]{1,120}) \(world_size=(?P<wanted>[0-9]+), (?:worker_count|num_workers_joined)="
+            r"(?P<present>[0-9]+), timeout=",
+            Role.LIKELY,
+            _NOBODY,
+            Confidence.LIKELY,
+        ),
+        Sign(
+            r"Waiting in store based barrier to initialize process ?group for (?:[0-9.e-]{1,24} seconds ?)?"
+            r"rank: (?P<rank>[0-9]+), key: (?P<key>[^ ]{1,120}) \(world_size=(?P<wanted>[0-9]+), "
+            r"(?:worker_count|num_workers_joined)=(?P<present>[0-9]+), timeout=",
+            Role.VICTIM,
+            _NOBODY,
+            Confidence.UNDECIDED,
+        ),
+    )
+    hits = (
+        "torch.distributed.DistStoreError: Timed out after 1801 seconds waiting for clients. 1/3 clients joined.",
+        "torch.distributed.DistStoreError: Timed out after 4 seconds waiting for clients. 1/2 clients joined.",
+        "torch.distributed.DistStoreError: wait timeout after 15000ms, keys: /default_pg/0//cpu//0/1",
+        "RuntimeError: Timed out initializing process group in store based barrier on rank: 0, for key: "
+        "store_based_barrier_key:1 (world_size=8, worker_count=1, timeout=0:30:00)",
+        "torch.distributed.DistStoreError: Timed out initializing process group in store based barrier on rank 3, for "
+        "key: store_based_barrier_key:1 (world_size=8, num_workers_joined=6, timeout=0:30:00 error=wait timeout)",
+        "INFO:root:Waiting in store based barrier to initialize process group for rank: 5, key: "
+        "store_based_barrier_key:1 (world_size=8, worker_count=7, timeout=0:30:00)",
+        "INFO:torch.distributed.distributed_c10d:Waiting in store based barrier to initialize process group for rank: "
+        "1, key: store_based_barrier_key:1 (world_size=4, num_workers_joined=3, timeout=0:30:00)",
+        "Waiting in store based barrier to initialize process group for 10.012 secondsrank: 0, key: "
+        "store_based_barrier_key:1 (world_size=2, num_workers_joined=1, timeout=0:05:00 error=wait timeout after",
+    )
+    misses = (
+        "RuntimeError: Wait timeout",
+        "[Rank 0]: Ranks 1 failed to pass monitoredBarrier in 15000 ms",
+        "INFO:torch.distributed.distributed_c10d:Rank 0: Completed store-based barrier for "
+        "key:store_based_barrier_key:1 with 8 nodes.",
+        "INFO:torch.distributed.distributed_c10d:Added key: store_based_barrier_key:1 to store for rank: 0",
+    )
+
+
+class RendezvousTimeout(Cause, id="AR402"):
+    """torchrun's agents did not find together in time.
+
+    ## What it means
+    A job that was started with torchrun waited at its rendezvous for more nodes and gave up: not all agents were
+    started, they have different `--rdzv-id`s or endpoints, or some do not reach the store.
+
+    ## Why it breaks the job
+    No worker is started at all. The message has no text: neither how many nodes came nor which ones did not.
+
+    ## Example
+    From facebookresearch/av_hubert#19:
+
+        "message": "RendezvousTimeoutError: ",
+
+    ## Fix
+    Start it with `allranks run` in place of torchrun: same flags, and the nodes that are missing are named within
+    seconds. With torchrun: compare `--nnodes`, `--rdzv-id` and `--rdzv-endpoint` on all nodes, and see that torchrun
+    runs once on each: `srun --ntasks-per-node=1`.
+
+    ## Source
+    PyTorch, torch/distributed/elastic/rendezvous/dynamic_rendezvous.py (2.13: join 600 s).
+    https://github.com/facebookresearch/av_hubert/issues/19 (read 2026-11-21).
+    """
+
+    message = "{what}"
+    told = "torchrun's agents did not find together in time: too few nodes came to the same rendezvous"
+    fix = "allranks run in place of torchrun names the missing nodes; else compare --nnodes, --rdzv-id, --rdzv-endpoint"
+    exit_code = Exit.SETUP
+    no_fault_yet = "it is torchrun's own; allranks has no such rendezvous"
+    also = ("AR201", "AR401")
+    signs = (
+        Sign(r'"message": "RendezvousTimeoutError', blames=_NOBODY),
+        Sign(r"rendezvous\.api\.RendezvousTimeoutE(?:rror|xception)", blames=_NOBODY),
+        Sign(r"raise RendezvousTimeoutError\(", blames=_NOBODY),
+        # A warning of healthy runs, too; where the rendezvous timed out, it is why: every node waits at itself.
+        Sign(
+            r"(?P<thing>master_addr) is only used for static rdzv_backend and when rdzv_endpoint is not specified",
+            Role.CONTEXT,
+            _NAMED,
+            Confidence.UNDECIDED,
+        ),
+    )
+    hits = (
+        '    "message": "RendezvousTimeoutError: ",',
+        "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError",
+        "torchelastic.rendezvous.api.RendezvousTimeoutException",
+        "    raise RendezvousTimeoutError()",
+        "[2023-10-20 11:55:30,978] torch.distributed.run: [WARNING] master_addr is only used for static rdzv_backend "
+        "and when rdzv_endpoint is not specified.",
+    )
+    misses = (
+        "torch.distributed.elastic.rendezvous.api.RendezvousClosedError",
+        "W0813 22:23:32.979031 140204091807488 torch/distributed/elastic/rendezvous/dynamic_rendezvous.py:1267] The "
+        "node 'n_1_0' has failed to send a keep-alive heartbeat to the rendezvous '100' due to an error of type "
+        "RendezvousTimeoutError.",
+        "from torch.distributed.elastic.rendezvous import RendezvousTimeoutError",
+    )
+
+
+class StaleStore(Cause, id="AR404"):
+    """A left-over of an earlier start wanted to join.
+
+    ## What it means
+    An agent or a rank of an earlier attempt of this job still runs somewhere and knocked at the leader's door. It was
+    refused: attempts are told apart.
+
+    ## Why it breaks the job
+    It does not break this one. With plain PyTorch such a rank joins the new store: ranks count wrong, keys of two
+    runs mix, and the job hangs or ends with numbers that nobody can explain. It may still hold a GPU, a port, or
+    write a checkpoint.
+
+    ## Example
+    From our lab, an agent of attempt 0 that survived into attempt 1:
+
+        AR404 stale-store   node03   node03 wanted to join and was refused
+
+    With plain PyTorch, 16 came where 8 belong; it never counts down to 8:
+
+        RuntimeError: Timed out initializing process group in store based barrier on rank: 0, for key: store_based_barrier_key:1 (world_size=8, worker_count=16, timeout=0:15:00)
+
+    ## Fix
+    End what was left behind on that node:
+
+        pgrep -u $USER -af 'allranks run|train.py'; kill PID
+
+    SLURM does that at the end of a job where `ProctrackType=proctrack/cgroup` is set; with linuxproc or pgid processes
+    that left their session survive. Ask the admin.
+
+    ## Source
+    SLURM, slurm.conf(5), ProctrackType: https://slurm.schedmd.com/slurm.conf.html.
+    PyTorch, torch/distributed/distributed_c10d.py, _store_based_barrier (1.8 to 2.13). NCCL, src/bootstrap.cc
+    (bootstrapRoot, 2.4 to 2.29, read 2026-11-21).
+    """  # noqa: E501  (a real line)
+
+    message = "{what}"
+    told = "more ranks came to the store than the job has: some are of an earlier start, or of another job"
+    fix = "on {node}: pgrep -u $USER -af 'allranks run' shows what was left behind; end it"
+    exit_code = Exit.SETUP
+    also = ("AR401",)
+    signs = (
+        Sign(r"store based barrier [^(]*\(world_size=" + _more_than_wanted(), blames=_NOBODY),
+        Sign(
+            r"Bootstrap Root : mismatch in (?:rank count|info) from procs,? (?:nranks )?(?P<wanted>[0-9]+) (?::|vs) "
+            r"(?P<present>[0-9]+)",
+            Role.LIKELY,
+            _NOBODY,
+            Confidence.LIKELY,
+        ),
+    )
+    hits = (
+        "RuntimeError: Timed out initializing process group in store based barrier on rank: 0, for key: "
+        "store_based_barrier_key:1 (world_size=8, worker_count=16, timeout=0:15:00)",
+        "INFO:root:Waiting in store based barrier to initialize process group for rank: 0, key: "
+        "store_based_barrier_key:1 (world_size=2, worker_count=4, timeout=0:30:00)",
+        "INFO:torch.distributed.distributed_c10d:Waiting in store based barrier to initialize process group for rank: "
+        "7, key: store_based_barrier_key:1 (world_size=16, num_workers_joined=24, timeout=0:30:00)",
+        "INFO:torch.distributed.distributed_c10d:Waiting in store based barrier to initialize process group for rank: "
+        "7, key: store_based_barrier_key:1 (world_size=64, num_workers_joined=128, timeout=0:30:00)",
+        "n1:4123:4190 [0] bootstrap.cc:129 NCCL WARN Bootstrap Root : mismatch in rank count from procs 8 : 16",
+        "n1:4123:4190 [0] bootstrap.cc:300 NCCL WARN Bootstrap Root : mismatch in info from procs, nranks 8 vs 16, "
+        "nroots 1 vs 1, iroot 0 vs 0",
+    )
+    misses = (
+        "INFO:root:Waiting in store based barrier to initialize process group for rank: 5, key: "
+        "store_based_barrier_key:1 (world_size=8, worker_count=7, timeout=0:30:00)",
+        "INFO:root:Waiting in store based barrier to initialize process group for rank: 5, key: "
+        "store_based_barrier_key:1 (world_size=16, worker_count=8, timeout=0:30:00)",
+        "INFO:root:Waiting in store based barrier to initialize process group for rank: 5, key: "
+        "store_based_barrier_key:1 (world_size=32, worker_count=24, timeout=0:30:00)",
+    )
+
+
+class DuplicateRank(Cause, id="AR405"):
+    """Two agents came for the same place in the group.
+
+    ## What it means
+    A second agent came that said it were node N of the job, when node N was there already. The first one stays, the
+    second was refused.
+
+    ## Why it breaks the job
+    With plain PyTorch the second process with the same rank overwrites the first one's address in the store. Some ranks
+    connect to the one, some to the other; the group hangs, and the rank that nobody started is reported missing.
+
+    ## Example
+    From our lab; the same with torchrun by hand is two machines with `--node-rank 1`:
+
+        AR405 duplicate-rank   node03   node03 wanted to join and was refused
+
+    As NCCL words it:
+
+        NCCL WARN Bootstrap Root : rank 1 of 4 ranks has already checked in
+
+    ## Fix
+    Count what is started where. Under SLURM one agent a node: `srun --ntasks-per-node=1 allranks run ...`. By hand each
+    node its own `--node-rank`, 0 to one less than `--nnodes`. Do not set RANK or GROUP_RANK in .bashrc.
+
+    ## Source
+    PyTorch, torchrun, --node-rank: https://docs.pytorch.org/docs/stable/elastic/run.html (2.13).
+    NCCL, src/bootstrap.cc, bootstrapRoot (2.4 to 2.29, read 2026-11-21).
+    """
+
+    message = "{what}"
+    told = "two processes came as rank {rank}"
+    fix = "start one agent for each node: srun --ntasks-per-node=1, or by hand another --node-rank for each"
+    exit_code = Exit.SETUP
+    signs = (
+        Sign(
+            r"Bootstrap Root : rank (?P<rank>[0-9]+) of (?P<wanted>[0-9]+) ranks has already checked in", blames=_NAMED
+        ),
+    )
+    hits = ("n1:4123:4190 [0] bootstrap.cc:134 NCCL WARN Bootstrap Root : rank 1 of 4 ranks has already checked in",)
+    misses = (
+        "n1:4123:4190 [0] NCCL INFO Bootstrap Root : rank 1 of 4 ranks checked in",
+        "Duplicate GPU detected : rank 3 and rank 2 both on CUDA device e2000",
+    )
+
+
+class Stranger(Cause, id="AR406"):
+    """Something that is not of this job knocked at the leader's port.
+
+    ## What it means
+    It named another job, did not know the job's secret, speaks another version of the protocol, or sent something
+    that is no message of ours at all: a port scanner, a monitoring agent, a browser, a job of somebody else with the
+    same port.
+
+    ## Why it breaks the job
+    It does not: it was refused before it was believed. Plain PyTorch's store lets in whoever connects; a stranger that
+    stays silent can hold up NCCL's bootstrap, and one with the same rank takes a place in the group.
+
+    ## Example
+    From NVIDIA/nccl#1612, NCCL before 2.27.3 and a scanner that hangs up early:
+
+        misc/socket.cc:71 NCCL WARN socketProgress: Connection closed by remote peer 10.10.1.3<36138>
+
+    ## Fix
+    Most often nothing. The evidence says who it was and what it sent. Another job of yours at the same port: give
+    each its own, `[network] port` or `--master-port`. Other versions of allranks on some nodes: install the same on
+    all. A scanner: tell the admin which network gradients use.
+
+    ## Source
+    https://github.com/NVIDIA/nccl/issues/1612 (read 2026-11-21). What the handshake proves: allranks' wire protocol.
+    """
+
+    message = "{what}"
+    fix = "see who {node} is and what it sent; another job at this port: give each its own [network] port"
+    exit_code = Exit.SETUP
+    no_fault_yet = "the tests of wire and preflight knock with other secrets, versions and garbage"

@@ -1,0 +1,243 @@
+"""Who keeps the others waiting: a rank that does not come to a collective, and one that comes late."""
+
+from __future__ import annotations
+
+from allranks.causes.cause import Cause
+from allranks.causes.sign import Blames, Role, Sign
+from allranks.model.errors import Exit
+from allranks.model.finding import Confidence
+
+_NOBODY = Blames.NOBODY
+_NAMED = Blames.NAMED
+
+_RANKS = r"(?P<ranks>[0-9]+(?:, ?[0-9]+)*)"
+
+
+class StuckRank(Cause, id="AR408"):
+    """A rank is alive and does not come to a collective.
+
+    ## What it means
+    The other ranks are in a collective and wait for this one. Its process is there: it waits for a lock, a file, its
+    data loader, or for a collective of another group; or its code took another branch.
+
+    ## Why it breaks the job
+    A collective has no end before all ranks are in it. Until a timeout nothing is printed; then each rank that waited
+    reports a timeout of its own, and the one that caused it often reports nothing.
+
+    ## Example
+    From Lightning-AI/pytorch-lightning#5155 (Horovod), the PyTorch documentation (monitored_barrier), and a run with
+    TORCH_NCCL_DESYNC_DEBUG=1:
+
+        Missing ranks:
+        0: [broadcast.bool.sz]
+        [Rank 0]: Rank 1 failed to pass monitoredBarrier in 2000 ms
+         - To our best knowledge, ranks [3] are the lagging ranks that caused this timeout. They never joined any
+
+    ## Fix
+    Look at what that rank does while it hangs, and at what its log says last:
+
+        allranks stack JOB; py-spy dump --pid PID; cat /proc/PID/wchan
+
+    In PyTorch TORCH_DISTRIBUTED_DEBUG=DETAIL puts a monitored barrier before every collective: it names the rank.
+
+    ## Source
+    PyTorch, torch/csrc/distributed/c10d/ProcessGroupGloo.cpp, monitoredBarrier (1.8 to 2.13), TraceUtils.h (1.11 to
+    2.13) and torch/distributed/flight_recorder/components (2.13). Horovod, horovod/common/stall_inspector.cc (0.18 to
+    0.28) and operations.cc (0.12 to 0.17). All read 2026-11-21.
+    https://github.com/Lightning-AI/pytorch-lightning/pull/5155, https://github.com/horovod/horovod/issues/1012.
+    """
+
+    message = "{what}"
+    told = "a rank did not come to a collective in which the others waited"
+    fix = "look at what it waits for: allranks stack JOB while it hangs, and the last lines of its log"
+    exit_code = Exit.HANG
+    no_fault_yet = "a log alone names it only where a monitored barrier or Horovod's stall inspector spoke"
+    also = ("AR401", "AR409", "AR410")
+    signs = (
+        Sign(rf"Ranks? {_RANKS} failed to pass monitoredBarrier in (?P<ms>[0-9]+) ms", blames=_NAMED),
+        Sign(
+            r"timed out in monitoredBarrier after (?P<ms>[0-9]+) ms",
+            Role.VICTIM,
+            _NOBODY,
+            Confidence.LIKELY,
+        ),
+        Sign(
+            r"successfully reached monitoredBarrier, but received errors while waiting ?for send/recv from rank 0",
+            Role.VICTIM,
+            _NOBODY,
+            Confidence.UNDECIDED,
+        ),
+        Sign(
+            rf"To our best knowledge, ranks \[{_RANKS}\] are the lagging ranks that caused this timeout", blames=_NAMED
+        ),
+        Sign(rf"\[{_RANKS}\] finished collective #(?P<seq>[0-9]+), but didn't join collective #", blames=_NAMED),
+        Sign(
+            rf"\[{_RANKS}\] joined but didn't finish collective #(?P<seq>[0-9]+)",
+            Role.LIKELY,
+            _NAMED,
+            Confidence.LIKELY,
+        ),
+        # What the analyser of PyTorch's flight recorder says of its dumps.
+        Sign(rf"\bmissing ranks: \{{{_RANKS}\}}", blames=_NAMED),
+        Sign(
+            r"Not all ranks joining collective, sequence number: (?P<seq>[0-9]+)",
+            Role.LIKELY,
+            _NOBODY,
+            Confidence.LIKELY,
+        ),
+        # Horovod writes who is missing, line by line: `3: [allreduce.grad_0, ...]`, `3!: [...]` before it gives up.
+        Sign(
+            r"submitted to be reduced, gathered or broadcasted by subset of ranks and are waiting for remainder of "
+            r"ranks for more than (?P<seconds>[0-9]+) seconds",
+            Role.VICTIM,
+            _NOBODY,
+            Confidence.LIKELY,
+        ),
+        Sign(r"(?P<rank>[0-9]+)!?: \[[^\]]*Horovod[A-Z]", Role.LIKELY, _NAMED, Confidence.LIKELY),
+        Sign(r"(?P<rank>[0-9]+)!?: \[allreduce\.", Role.LIKELY, _NAMED, Confidence.LIKELY),
+        Sign(r"(?P<rank>[0-9]+)!?: \[broadcast[._]", Role.LIKELY, _NAMED, Confidence.LIKELY),
+        Sign(r"(?P<rank>[0-9]+)!?: \[allgather[._]", Role.LIKELY, _NAMED, Confidence.LIKELY),
+        Sign(rf"\[missing ranks: ?{_RANKS}\]", Role.LIKELY, _NAMED, Confidence.LIKELY),
+        Sign(r"\[ready ranks: ?(?P<ready>[0-9]+(?:, ?[0-9]+)*)\]", Role.VICTIM, _NOBODY, Confidence.LIKELY),
+        Sign(
+            r"is stalled for longer than (?P<seconds>[0-9]+) seconds\. Will shutdown",
+            Role.LIKELY,
+            _NOBODY,
+            Confidence.LIKELY,
+        ),
+    )
+    hits = (
+        "[Rank 0]: Rank 1 failed to pass monitoredBarrier in 2000 ms",
+        "[E ProcessGroupGloo.cpp:138] [Rank 0]: Ranks 1, 2 failed to pass monitoredBarrier in 120000 ms",
+        "RuntimeError: Rank 0 timed out in monitoredBarrier after 15000 ms.",
+        "[rank1]:[E325 17:13:23.163175227 ProcessGroupGloo.cpp:145] Rank 1 successfully reached monitoredBarrier, but "
+        "received errors while waiting for send/recv from rank 0. Please check rank 0 logs for faulty rank.",
+        "\t - To our best knowledge, ranks [3] are the lagging ranks that caused this timeout. They never joined any "
+        "collectives",
+        "\t     [1, 4] finished collective #25, but didn't join collective #26 (count from 1)",
+        "\t   - [0] joined but didn't finish collective #12 (count from 1)",
+        "missing ranks: {1}",
+        "Not all ranks joining collective, sequence number: 5",
+        "[0]<stderr>:[2020-12-29 16:50:57.724380: W /tmp/pip-install-uk4q7bn5/horovod/horovod/common/stall_inspector.cc"
+        ":105] One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks and are "
+        "waiting for remainder of ranks for more than 60 seconds. This may indicate that different ranks are trying to "
+        "submit different tensors or that only subset of ranks is submitting tensors, which will cause deadlock.",
+        "[0]<stderr>:0: [broadcast.bool.sz]",
+        "1: [allreduce.c_d1.bias, allreduce.c_d1.weight, allreduce.c_d1_bn.bias ...]",
+        "3!: [allgather.noname.1]",
+        "0: [cond_1/then/_10/cond_1/SGD/PartitionedCall/DistributedSGD_Allreduce/cond/then/HorovodAllreduce_grads_0]",
+        "[2019-04-13 13:53:31.851588: W horovod/common/operations.cc:588] HorovodBroadcast_conv2d_1_kernel_0 [missing "
+        "ranks: 1]",
+        "HorovodBroadcast_InceptionV3_AuxLogits_Conv2d_2a_5x5_weights_0 [ready ranks: 5, 6, 3, 1, 4, 0],",
+        'One or more rank (marked by "!") is stalled for longer than 120 seconds. Will shutdown.',
+    )
+    misses = (
+        "time (ms): 3: [forward-compute 12.1, backward-compute 22.3]",
+        "torch.distributed.monitored_barrier(group=group_gloo, timeout=timedelta(seconds=2))",
+        "[rank1]:[E304 10:42:45.196832485 ProcessGroupNCCL.cpp:607] [Rank 1] Watchdog caught collective operation "
+        "timeout: WorkNCCL(SeqNum=2, OpType=ALLREDUCE, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for 600008 "
+        "milliseconds before timing out.",
+    )
+
+
+class StragglerRank(Cause, id="AR409"):
+    """A rank comes late to a collective, and all others wait for it.
+
+    ## What it means
+    It works, and slower than the others, or at something that the others do not do: it evaluates, tokenises, downloads,
+    saves a checkpoint, or its GPU, disk or data loader is slow.
+
+    ## Why it breaks the job
+    Every step takes as long as the slowest rank. Where it is later than the timeout (10 minutes with NCCL, 30 with Gloo
+    and the store), the others give up, and the run ends though nothing was broken.
+
+    ## Example
+    From a repository's README on the store, where rank 0 waited for a person to log in; and NVIDIA's resiliency extension:
+
+        torch.distributed.DistBackendError: [1] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store by key '0', but store->get('0') got error: Socket Timeout
+        STRAGGLER DETECTION WARNING: Some GPUs have worse relative performance. Affected ranks: [76, 13, 45]
+
+    ## Fix
+    Find what only that rank does, and move it before `init_process_group`, or give it time:
+
+        torch.distributed.init_process_group("nccl", timeout=timedelta(hours=2))
+
+    A rank that is slower in every step: compare its GPU and node with the others: `nvidia-smi -q -d CLOCK,PERFORMANCE`,
+    `allranks check --deep`.
+
+    ## Source
+    PyTorch, torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, broadcastUniqueNCCLID (1.8 to 2.13), socket.cpp and
+    TCPStore.cpp (2.13). nvidia-resiliency-ext, attribution of stragglers (0.4). All read 2026-11-21.
+    https://github.com/huggingface/transformers/issues/15618 (read 2026-11-21).
+    """  # noqa: E501  (real lines)
+
+    message = "{what}"
+    told = "a rank came later than the others would wait for it"
+    fix = "find what only that rank does before the collective (data, evaluation, checkpoint), or raise the timeout"
+    exit_code = Exit.USER_CODE
+    no_fault_yet = "it takes a running job of which one rank is slow; a log alone shows it by who waits"
+    also = ("AR401", "AR408")
+    signs = (
+        Sign(
+            r"STRAGGLER DETECTION WARNING: Some GPUs .{5,40}\. Affected ranks: [\[{(](?:StragglerId\(rank="
+            r"(?P<rank>[0-9]+)(?:, node='(?P<node>[^']{1,120})')?|(?P<ranks>[0-9][0-9, ]*))",
+            blames=_NAMED,
+        ),
+        # The store works and has no such key: the first rank of the group has not come to this collective.
+        Sign(
+            r"etr(?:ie|ei)ving ncclUniqueId from \[(?P<rank>[0-9]+)\] via c10d key-value store by key '[^']*', but "
+            r"store->get\('[^']*'\) (?:got|returned) error: (?:Socket Timeout|[Ww]ait timeout|Timeout waiting)",
+            Role.LIKELY,
+            _NAMED,
+            Confidence.LIKELY,
+        ),
+        Sign(
+            r"waitForInput: socket SocketImpl\(.*\) timed out after (?P<ms>[0-9]+)ms",
+            Role.LIKELY,
+            _NOBODY,
+            Confidence.UNDECIDED,
+        ),
+        Sign(
+            r"wait timeout after (?P<ms>[0-9]+)ms, keys: (?:/[^ ]{0,80})?/default_pg/[0-9]+//(?:[0-9]+//)?cuda//",
+            Role.LIKELY,
+            _NOBODY,
+            Confidence.UNDECIDED,
+        ),
+        Sign(r"(?:Error|error): Socket Timeout", Role.VICTIM, _NOBODY, Confidence.UNDECIDED),
+        # py-spy's dumps: who waits for data sleeps, who waits in a collective of NCCL spins.
+        Sign(
+            r"_(?:try_)?get_data \(torch/utils/data/dataloader\.py:[0-9]+\)", Role.LIKELY, _NOBODY, Confidence.UNDECIDED
+        ),
+        Sign(r'Thread (?P<pid>[0-9]+) \(idle\): "MainThread"', Role.CONTEXT, _NAMED, Confidence.UNDECIDED),
+        # Of a process group that was aborted: what came from rank 0 is nothing at all.
+        Sign(
+            r"has [0-9]+ params, while rank (?P<peer>[0-9]+) has inconsistent 0 params",
+            Role.VICTIM,
+            _NOBODY,
+            Confidence.UNDECIDED,
+        ),
+    )
+    hits = (
+        "STRAGGLER DETECTION WARNING: Some GPUs have worse relative performance. Affected ranks: [76, 13, 45]",
+        "STRAGGLER DETECTION WARNING: Some GPUs performance dropped. Affected ranks: "
+        "{StragglerId(rank=3, node='h100-1')}",
+        "torch.distributed.DistBackendError: [1] is setting up NCCL communicator and retrieving ncclUniqueId from [0] "
+        "via c10d key-value store by key '0', but store->get('0') got error: Socket Timeout",
+        "[5] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store by key "
+        "'0', but store->get('0') got error: wait timeout after 300000ms, keys: /default_pg/0//cuda//0",
+        "[rank1]:[W602 11:34:56.854597329 socket.cpp:489] [c10d] waitForInput: socket SocketImpl(fd=79, "
+        "addr=[localhost]:41170, remote=[localhost]:29500) timed out after 1800000ms",
+        "torch.distributed.DistStoreError: Socket Timeout",
+        "    _try_get_data (torch/utils/data/dataloader.py:1011)",
+        'Thread 688514 (idle): "MainThread"',
+        "RuntimeError: DDP expects same model across all ranks, but Rank 1 has 221 params, while rank 0 has "
+        "inconsistent 0 params.",
+    )
+    misses = (
+        "[3] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store by key '0', "
+        "but store->get('0') got error: Connection reset by peer",
+        "[default7]: iteration   42780/ 115311 | consumed samples: 71455664 | elapsed time per iteration (s): 105.16",
+        "Straggler report processing time: 0.042 sec.",
+        '  File "/opt/venv/lib/python3.8/site-packages/torch/utils/data/dataloader.py", line 872, in _try_get_data',
+        'Thread 688510 (active): "MainThread"',
+    )

@@ -1,0 +1,182 @@
+"""Who died while it ran: a process that ended by a signal, as launchers, MPI, SLURM and the kernel say it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from allranks.causes.cause import Cause
+from allranks.causes.sign import Blames, Role, Sign
+from allranks.model.errors import Exit
+from allranks.model.finding import Confidence
+
+_NOBODY = Blames.NOBODY
+_NAMED = Blames.NAMED
+
+_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
+_CRASH_WORDS = r"(?:Segmentation fault|Bus error|Illegal instruction|Floating point exception)"
+
+# Exit codes, as subprocess (-11) and shells (139) give them; the signal's number; its name; what srun calls it.
+_CRASHED = (r"(?:-(?:4|5|7|8|11)|13[2356]|139)", "(?:4|5|7|8|11)", "(?:ILL|TRAP|BUS|FPE|SEGV)", _CRASH_WORDS)
+_KILLED = ("(?:-9|137)", "9", "KILL", "Killed")
+_ENDED = ("(?:-6|-15|134|143)", "(?:6|15)", "(?:ABRT|TERM)", "Aborted")
+
+
+def _forms(code: str, number: str, name: str, words: str) -> Iterator[str]:
+    """Yield how each launcher says that a process ended so."""
+    # torchrun: while it runs, and in its summary
+    yield (
+        rf"exitcode *: (?P<code>{code})\b(?:\) local_rank: (?P<local_rank>[0-9]+))?"
+        r"(?: \(pid: (?P<pid>[0-9]+)\))?"
+    )
+    yield rf"Signal (?P<signal>{number}) \(SIG[A-Z]+\) received by PID (?P<pid>[0-9]+)"
+    yield rf"exits with return code = (?P<code>{code})\b"  # DeepSpeed
+    yield rf"Child process with PID (?P<pid>[0-9]+) terminated with code (?P<code>{code})\b"  # Lightning
+    yield rf"process (?P<rank>[0-9]+) terminated with signal SIG(?P<signal>{name})\b"  # torch.multiprocessing
+    yield (
+        rf"noticed that process rank (?P<rank>[0-9]+) with PID [0-9]+ on node (?P<node>{_NAME}) exited on signal "
+        rf"(?P<signal>{number})\b"
+    )
+    yield rf"KILLED BY SIGNAL: (?P<signal>{number})\b"  # MPICH
+    yield rf"error: (?P<node>{_NAME}): (?P<thing>tasks? [0-9,-]+): {words}"  # srun
+
+
+class DeadRank(Cause, id="AR407"):
+    """A rank died or left, and the others lost it in the middle of a collective.
+
+    ## What it means
+    Its process was killed by a signal that nobody of allranks sent, or it ended by itself before the others were done.
+    What the other ranks report afterwards (connection closed, timeout) are consequences.
+
+    ## Why it breaks the job
+    A collective needs every rank. With NCCL the survivors wait until the watchdog's timeout, 10 minutes by default,
+    and each of them reports a timeout of its own: hundreds of ranks, none of which is at fault. The one that died
+    says nothing, because it is dead. With Gloo the error comes at once and names a neighbour.
+
+    ## Example
+    From hpcaitech/ColossalAI#3514, torchrun on the node of the dead rank; -9 is SIGKILL, most often out of memory:
+
+        ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -9) local_rank: 3 (pid: 812917) of binary: /opt/conda/bin/python
+
+    The same from mpirun (openai/glow#18) and srun:
+
+        mpirun noticed that process rank 0 with PID 19474 on node lhx-910 exited on signal 11 (Segmentation fault).
+        srun: error: node03: task 3: Segmentation fault (core dumped)
+
+    ## Fix
+    Look at how it ended, on its own node:
+
+        dmesg -T | grep -iE 'killed process|segfault'; sacct -j JOB --format=JobID,NodeList,State,ExitCode,MaxRSS
+
+    SIGKILL: memory; fewer data loader workers, a smaller batch, `--mem`. SIGSEGV, SIGABRT: a crash in native code;
+    run with PYTHONFAULTHANDLER=1. SIGBUS: a full /dev/shm. Exit code 0: it was done before the others; every rank
+    must run the same number of steps.
+
+    ## Source
+    signal(7). PyTorch, torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp, kProcessGroupNCCLDefaultTimeout (2.13);
+    torch/distributed/elastic/multiprocessing, errors and api.py (1.9 to 2.13), torch/multiprocessing/spawn.py. Lightning,
+    strategies/launchers (2.5). DeepSpeed, launcher/launch.py (0.18). Open MPI, the help texts of mpirun (1.8 to 5.0).
+    SLURM, src/srun/launch.c (17.02 to 24.11). All read 2026-11-21.
+    https://github.com/openai/glow/issues/18, https://github.com/horovod/horovod/issues/585 (read 2026-11-21).
+    https://github.com/hpcaitech/ColossalAI/issues/3514 (read 2026-11-21).
+    """  # noqa: E501  (a real line)
+
+    aliases = ("MN3",)
+    message = "{what}"
+    told = "a process of the job died, and the others lost it"
+    fix = "look at how it ended on {node}: dmesg -T | grep -iE 'killed process|segfault', and the end of its .err"
+    exit_code = Exit.USER_CODE
+    no_fault_yet = "it takes a running job; the tests of launch kill ranks of one"
+    also = ("AR008", "AR508")
+    signs = (
+        # A crash is its own doing.
+        *(Sign(form, blames=_NAMED) for form in _forms(*_CRASHED)),
+        # SIGKILL is somebody else's: the kernel out of memory, an admin, a scheduler.
+        *(Sign(form, Role.LIKELY, _NAMED, Confidence.LIKELY) for form in _forms(*_KILLED)),
+        # SIGABRT is how a watchdog and an uncaught exception end a process; SIGTERM is how the others are ended.
+        *(Sign(form, Role.VICTIM, _NAMED, Confidence.UNDECIDED) for form in _forms(*_ENDED)),
+        Sign(rf"Fatal Python error: {_CRASH_WORDS}"),
+        Sign(rf"\[(?P<node>{_NAME}):(?P<pid>[0-9]+)\] Signal: {_CRASH_WORDS} \(", blames=_NAMED),
+        Sign(rf"\[(?P<node>{_NAME}):(?P<pid>[0-9]+)(?::[0-9]+){{1,2}}\] Caught signal (?:4|7|8|11) \(", blames=_NAMED),
+        Sign(r"\[(?P<pid>[0-9]+)\]: segfault at [0-9a-f]+ ip ", blames=_NAMED),
+        Sign(r"line [0-9]+: +(?P<pid>[0-9]+) Segmentation fault", blames=_NAMED),
+        Sign(r"line [0-9]+: +(?P<pid>[0-9]+) Bus error ", blames=_NAMED),
+        Sign(r"line [0-9]+: +(?P<pid>[0-9]+) Killed +", Role.LIKELY, _NAMED, Confidence.LIKELY),
+        Sign(r"Segmentation fault \(core dumped\)", Role.LIKELY, confidence=Confidence.LIKELY),
+        Sign(r"Worker exit type: SYSTEM_ERROR", Role.LIKELY, _NOBODY, Confidence.LIKELY),
+        # Who is sent a signal still lives: the one that is missing among them died first.
+        Sign(r"Sending process (?P<pid>[0-9]+) closing signal SIGTERM", Role.VICTIM, _NOBODY, Confidence.UNDECIDED),
+        Sign(
+            r"Horovod has been shut down\. This (?:was|has been) caused by an exception on one of the rank",
+            Role.VICTIM,
+            _NOBODY,
+            Confidence.LIKELY,
+        ),
+        # The summaries of torchrun and MPICH, around the line that says how it ended.
+        Sign(
+            r"rank *: (?P<rank>[0-9]+) \(local_rank: (?P<local_rank>[0-9]+)\)",
+            Role.CONTEXT,
+            _NAMED,
+            Confidence.UNDECIDED,
+        ),
+        Sign(rf"host      : (?P<node>{_NAME})", Role.CONTEXT, _NAMED, Confidence.UNDECIDED),
+        Sign(
+            rf"RANK (?P<rank>[0-9]+) PID (?P<pid>[0-9]+) RUNNING AT (?P<node>{_NAME})",
+            Role.CONTEXT,
+            _NAMED,
+            Confidence.UNDECIDED,
+        ),
+    )
+    hits = (
+        "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -9) local_rank: 3 (pid: 812917) of "
+        "binary: /data/chenhao/anaconda3/envs/ColossalAI-Chat/bin/python",
+        "E1223 05:18:02.971000 3304089 site-packages/torch/distributed/elastic/multiprocessing/api.py:882] failed "
+        "(exitcode: -11) local_rank: 0 (pid: 3304209) of binary: /root/miniconda3/envs/qat-env/bin/python3.12",
+        "  exitcode  : -6 (pid: 3309)",
+        "  traceback : Signal 9 (SIGKILL) received by PID 3309",
+        '  msg: "Signal 11 (SIGSEGV) received by PID 1234"',
+        "  traceback : Signal 6 (SIGABRT) received by PID 77",
+        "[2023-04-14 13:11:27,885] [ERROR] [launch.py:434:sigkill_handler] ['/usr/bin/python3', '-u', 'main.py', "
+        "'--local_rank=0'] exits with return code = -9",
+        "[2023-07-20 15:45:13,982] [ERROR] [launch.py:321:sigkill_handler] ['python3'] exits with return code = -7",
+        "[2023-07-20 15:45:13,982] [ERROR] [launch.py:321:sigkill_handler] ['python3'] exits with return code = -6",
+        "mpiexec noticed that process rank 0 with PID 19474 on node lhx-910 exited on signal 11 (Segmentation fault).",
+        "mpirun noticed that process rank 1 with PID 0 on node fv-az1542-52 exited on signal 6 (Aborted).",
+        "prterun noticed that process rank 2 with PID 4123 on node n3 exited on signal 9 (Killed).",
+        "torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with signal SIGKILL",
+        "torch.multiprocessing.spawn.ProcessExitedException: process 0 terminated with signal SIGSEGV",
+        "torch.multiprocessing.spawn.ProcessExitedException: process 3 terminated with signal SIGABRT",
+        "Child process with PID 4123 terminated with code -9. Forcefully terminating all other processes",
+        "Child process with PID 4123 terminated with code -11. Forcefully terminating all other processes",
+        "Child process with PID 4123 terminated with code -6. Forcefully terminating all other processes",
+        "srun: error: node03: task 3: Segmentation fault (core dumped)",
+        "srun: error: n07: tasks 0-3: Killed",
+        "srun: error: n07: tasks 0,2: Aborted (core dumped)",
+        "=   KILLED BY SIGNAL: 11 (Segmentation fault)",
+        "=   KILLED BY SIGNAL: 9 (Killed)",
+        "=   KILLED BY SIGNAL: 6 (Aborted)",
+        "=   RANK 0 PID 5490 RUNNING AT gn59",
+        "Fatal Python error: Segmentation fault",
+        "[1,12]<stderr>:[n-profile-16:17086] Signal: Segmentation fault (11)",
+        "[nmyjs-202-75:40360:0] Caught signal 11 (Segmentation fault: address not mapped to object at address 0x56539)",
+        "python3[4123]: segfault at 8 ip 00007f2b533921f7 sp 00007ffd5 error 4 in libc-2.27.so[7f2b5335c000+1e7000]",
+        "/var/spool/slurmd/job123/slurm_script: line 31:  4123 Segmentation fault      (core dumped) python train.py",
+        "train.sh: line 12:  4123 Bus error               (core dumped) python train.py",
+        "train.sh: line 12:  4123 Killed                  python train.py",
+        "(raylet) Worker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits with a connection error",
+        "WARNING:torch.distributed.elastic.multiprocessing.api:Sending process 812914 closing signal SIGTERM",
+        "AbortedError (see above for traceback): Horovod has been shut down. This was caused by an exception on one of "
+        "the ranks or an attempt to allreduce, allgather or broadcast a tensor after one of the ranks finished",
+        "  rank      : 7 (local_rank: 7)",
+        "  host      : f5735d9ffd4f",
+    )
+    misses = (
+        "E0213 12:07:20.086000 870572 torch/distributed/elastic/multiprocessing/api.py:869] failed (exitcode: 1) "
+        "local_rank: 0 (pid: 876053) of binary: /usr/bin/python3.11",
+        "  exitcode  : 1 (pid: 3309)",
+        "  exitcode  : 9 (pid: 3309)",
+        "srun: error: nid006900: task 1: Terminated",
+        "srun: error: nid006024: task 0: Out Of Memory",
+        "srun: error: node03: task 3: Exited with exit code 1",
+        "[2024-03-20 20:31:29,269] [ERROR] [launch.py:321:sigkill_handler] ['python'] exits with return code = 1",
+        "[2025-12-18 20:27:22,783] [INFO] [launch.py:319:sigkill_handler] Killing subprocess 748089",
+    )

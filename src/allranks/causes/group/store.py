@@ -1,0 +1,207 @@
+"""What the group stands on and loses: the store that all ranks read, and the thread that watches NCCL."""
+
+from __future__ import annotations
+
+from allranks.causes.cause import Cause
+from allranks.causes.sign import Blames, Role, Sign
+from allranks.model.errors import Exit
+from allranks.model.finding import Confidence
+
+_NOBODY = Blames.NOBODY
+
+
+class HeartbeatStuck(Cause, id="AR413"):
+    """The thread that watches NCCL makes no progress, and its monitor ends the process.
+
+    ## What it means
+    PyTorch's watchdog looks at the running collectives all the time. A second thread sees that it does not come round
+    any more: it hangs in a call of CUDA or NCCL, or waits for the GIL that another thread holds inside such a call.
+
+    ## Why it breaks the job
+    After TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC (480 s, in PyTorch 2.2 and 2.3 600 s) the process is aborted. Where all ranks
+    say it, they hang together in a collective that never ends; where one says it, it is that rank.
+
+    ## Example
+    From Intellindust-AI-Lab/DEIM#105:
+
+        [rank1]:[E ProcessGroupNCCL.cpp:1316] [PG 0 Rank 1] Heartbeat monitor timed out! Process will be terminated after dumping debug info. workMetaList_.size()=103
+
+    ## Fix
+    Find where it hangs, before it is ended: the stacks of Python and C++ of that rank:
+
+        py-spy dump --native --pid PID
+
+    Often it is a rank with other data than the rest (streaming datasets), a checkpoint that takes long while the GIL is
+    held, or a broken GPU. Only a wait that is honestly long is cured by a larger TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC.
+
+    ## Source
+    PyTorch, torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, HeartbeatMonitor::runLoop (2.2 to 2.13, read 2026-11-21).
+    https://github.com/Intellindust-AI-Lab/DEIM/issues/105 (read 2026-11-21).
+    """  # noqa: E501  (a real line)
+
+    message = "{what}"
+    told = "the watchdog thread of NCCL hung, and its monitor ended the process"
+    fix = "py-spy dump --native --pid PID of that rank, while it hangs, shows the call; an honest wait needs more time"
+    exit_code = Exit.HANG
+    no_fault_yet = "it takes a GPU and a call of CUDA that hangs"
+    also = ("AR490",)
+    signs = (
+        Sign(
+            r"ProcessGroup[A-Z]{2,6}'s watchdog got stuck for (?P<seconds>[0-9]+) seconds",
+            Role.LIKELY,
+            confidence=Confidence.LIKELY,
+        ),
+        Sign(
+            r"Heartbeat monitor timed out! Process will be terminated after dumping debug info",
+            Role.LIKELY,
+            confidence=Confidence.LIKELY,
+        ),
+        Sign(r"that detected no heartbeat of its watchdog", Role.LIKELY, confidence=Confidence.LIKELY),
+        Sign(r"due to ProcessGroup[A-Z]{2,6} watchdog hang", Role.LIKELY, confidence=Confidence.LIKELY),
+        Sign(
+            r"Could not acquire GIL within 300 ms on exit, possible GIL induced hang",
+            Role.CONTEXT,
+            confidence=Confidence.UNDECIDED,
+        ),
+    )
+    hits = (
+        "[rank1]:[F ProcessGroupNCCL.cpp:1169] [PG 0 Rank 1] [PG 0 Rank 1] ProcessGroupNCCL's watchdog got stuck for "
+        "600 seconds without making progress in monitoring enqueued collectives. This typically indicates a NCCL/CUDA "
+        "API hang blocking the watchdog",
+        "[rank2]:[E718 04:48:58.260494728 ProcessGroupNCCL.cpp:1746] [PG ID 0 PG GUID 0(default_pg) Rank 2] "
+        "ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress in monitoring enqueued",
+        "[rank1]:[E ProcessGroupNCCL.cpp:1316] [PG 0 Rank 1] Heartbeat monitor timed out! Process will be terminated "
+        "after dumping debug info. workMetaList_.size()=103",
+        "[rank0]:[E ProcessGroupNCCL.cpp:1310] [PG 0 Rank 0] First PG on this rank that detected no heartbeat of its "
+        "watchdog.",
+        "[rank0]:[F725 02:47:41.268394894 ProcessGroupNCCL.cpp:1653] [PG ID 0 PG GUID 0(default_pg) Rank 0] "
+        "Terminating the process after attempting to dump debug info, due to ProcessGroupNCCL watchdog hang.",
+        "[rank0]:[E725 02:47:41 ProcessGroupNCCL.cpp:1600] [PG ID 0 PG GUID 0(default_pg) Rank 0] Could not acquire "
+        "GIL within 300 ms on exit, possible GIL induced hang",
+    )
+    misses = (
+        "[rank0]:[I ProcessGroupNCCL.cpp:955] [PG ID 0 PG GUID 0 Rank 0] HeartbeatMonitor environments: "
+        "TORCH_NCCL_ENABLE_MONITORING (Whether to kill program when no watchdog heartbeat detected): 1, "
+        "TORCH_NCCL_DUMP_ON_TIMEOUT: 0, TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC: 480",
+        "frame #3: c10d::ProcessGroupNCCL::HeartbeatMonitor::runLoop() + 0x4a5 (0x7d377118f8c5 in libtorch_cuda.so)",
+    )
+
+
+class StoreLost(Cause, id="AR414"):
+    """The key-value store of the group, or of torchrun's rendezvous, is gone.
+
+    ## What it means
+    The store lives in one process: in rank 0, with torchrun's c10d rendezvous in the agent that hosts the endpoint. That
+    process ended, its node is gone, or the way to it is cut.
+
+    ## Why it breaks the job
+    Nobody can form a group any more, and what reads the store (the start of a communicator, barriers, the exchange of
+    dumps) fails on all other ranks. They report a broken connection; the reason is in the log of the one that hosted it.
+
+    ## Example
+    From PyTorch 2.7 (tdrussell/diffusion-pipe#333), and hpcaitech/ColossalAI#2748:
+
+        [rank6]:[W729 10:15:17.529361055 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl(fd=76, addr=[localhost]:60950, remote=[localhost]:29500): Connection reset by peer
+        WARNING:torch.distributed.elastic.rendezvous.dynamic_rendezvous:The node 'xxxxxx' has failed to send a keep-alive heartbeat to the rendezvous 'colossalai-default-job' due to an error of type RendezvousConnectionError.
+
+    ## Fix
+    Look at the host of the store: the first lines of the failure are there. It is MASTER_ADDR, or what
+    `--rdzv-endpoint` names:
+
+        echo $MASTER_ADDR; sacct -j JOB --format=JobID,NodeList,State,ExitCode,MaxRSS
+
+    At the end of a run the same lines only say that rank 0 was done first: call `torch.distributed.barrier()` and
+    `destroy_process_group()` on all ranks.
+
+    ## Source
+    PyTorch, torch/csrc/distributed/c10d/TCPStore.cpp, Utils.hpp, ProcessGroupNCCL.cpp, and
+    torch/distributed/elastic/rendezvous/dynamic_rendezvous.py (1.9 to 2.13, read 2026-11-21).
+    https://github.com/tdrussell/diffusion-pipe/issues/333, https://github.com/hpcaitech/ColossalAI/issues/2748, and
+    https://github.com/pytorch/pytorch/pull/153586 (read 2026-11-21).
+    """  # noqa: E501  (real lines)
+
+    message = "{what}"
+    told = "the process that hosts the store is gone, and the others lost it"
+    fix = "look at the log of the host of the store (MASTER_ADDR, --rdzv-endpoint): it ended before the others"
+    exit_code = Exit.NODE_FAULT
+    no_fault_yet = "it takes a job of plain torchrun whose first agent is killed"
+    also = ("AR201", "AR215", "AR602")
+    signs = (
+        Sign(
+            r"has failed to send a keep-alive heartbeat to the rendezvous '[^']*' due to an error of type "
+            r"(?P<error>RendezvousConnectionError|RendezvousStateError)",
+            Role.LIKELY,
+            _NOBODY,
+            Confidence.LIKELY,
+        ),
+        Sign(
+            r"has failed to send a keep-alive heartbeat to the rendezvous '[^']*' due to an error of type "
+            r"RendezvousTimeoutError",
+            Role.VICTIM,
+            _NOBODY,
+            Confidence.UNDECIDED,
+        ),
+        Sign(r"has failed to shutdown the rendezvous '", Role.VICTIM, _NOBODY, Confidence.UNDECIDED),
+        Sign(r"rendezvous\.api\.RendezvousClosedError", Role.VICTIM, _NOBODY, Confidence.UNDECIDED),
+        # Who wants NCCL's id from the first rank, and finds its store closed.
+        Sign(
+            r"etr(?:ie|ei)ving ncclUniqueId from \[(?P<rank>[0-9]+)\] via c10d key-value store by key '[^']*', but "
+            r"store->get\('[^']*'\) (?:got|returned) error: (?:Connection reset|Broken pipe|[Ff]ailed to recv)",
+            Role.LIKELY,
+            Blames.NAMED,
+            Confidence.LIKELY,
+        ),
+        Sign(
+            r"Dist(?:Network|Store)Error: (?:[Ff]ailed to (?:recv|send)|Connection reset by peer|Broken pipe)",
+            Role.LIKELY,
+            _NOBODY,
+            Confidence.LIKELY,
+        ),
+        Sign(r"RuntimeError: (?:Connection reset by peer|Broken pipe)", Role.VICTIM, _NOBODY, Confidence.UNDECIDED),
+        Sign(
+            r"(?:recvValue|recvValueWithTimeout|recvVector|sendBytes) failed on SocketImpl\(fd=[0-9]+, addr=[^ ]+, "
+            r"remote=\[(?P<peer>[^\]]+)\]:(?P<port>[0-9]+)\): ",
+            Role.VICTIM,
+            Blames.PEER,
+            Confidence.UNDECIDED,
+        ),
+        Sign(
+            r'Failed to check the "should dump" flag on TCPStore, \(maybe TCPStore server has shut down too early\)',
+            Role.VICTIM,
+            _NOBODY,
+            Confidence.UNDECIDED,
+        ),
+    )
+    hits = (
+        "WARNING:torch.distributed.elastic.rendezvous.dynamic_rendezvous:The node 'node.b_3427_0' has failed to send a "
+        "keep-alive heartbeat to the rendezvous 'test' due to an error of type RendezvousConnectionError.",
+        "W0813 22:23:32.979031 140204091807488 torch/distributed/elastic/rendezvous/dynamic_rendezvous.py:1267] The "
+        "node 'n_1_0' has failed to send a keep-alive heartbeat to the rendezvous '100' due to an error of type "
+        "RendezvousTimeoutError.",
+        "The node 'sdumont8052_1_0' has failed to shutdown the rendezvous 'none' due to an error of type "
+        "RendezvousConnectionError.",
+        "torch.distributed.elastic.rendezvous.api.RendezvousClosedError",
+        "torch.distributed.DistBackendError: [3] is setting up NCCL communicator and retrieving ncclUniqueId from [0] "
+        "via c10d key-value store by key '0', but store->get('0') got error: Connection reset by peer",
+        "RuntimeError: [1] is setting up NCCL communicator and retreiving ncclUniqueId from [0] via c10d key-value "
+        "store by key '0', but store->get('0') got error: Broken pipe",
+        "torch.distributed.DistNetworkError: Failed to recv, got 0 bytes. Connection was likely closed. Did the remote "
+        "server shutdown or crash?",
+        "torch.distributed.DistStoreError: Connection reset by peer",
+        "RuntimeError: Broken pipe",
+        "[rank6]:[W729 10:15:17.529361055 TCPStore.cpp:125] [c10d] recvValue failed on SocketImpl(fd=76, "
+        "addr=[localhost]:60950, remote=[localhost]:29500): Connection reset by peer",
+        "[W514 18:33:36.536327028 TCPStore.cpp:138] [c10d] recvValueWithTimeout failed on SocketImpl(fd=3, "
+        "addr=[n2]:34658, remote=[n1]:1234): Failed to recv, got 0 bytes. Connection was likely closed.",
+        "[rank1]:[W618 10:26:54.029068449 TCPStore.cpp:106] [c10d] sendBytes failed on SocketImpl(fd=105, "
+        "addr=[::ffff:10.0.0.2]:39468, remote=[::ffff:10.0.0.1]:12201): Broken pipe",
+        '[rank1]:[W618 10:26:54 ProcessGroupNCCL.cpp:1771] [PG ID 0 PG GUID 0 Rank 1] Failed to check the "should '
+        'dump" flag on TCPStore, (maybe TCPStore server has shut down too early), with error: Broken pipe',
+    )
+    misses = (
+        "BrokenPipeError: [Errno 32] Broken pipe",
+        "ConnectionResetError: [Errno 104] Connection reset by peer",
+        "[3] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store by key '0', "
+        "but store->get('0') got error: Socket Timeout",
+        "rendezvous.api.RendezvousConnectionError: The connection to the C10d store has failed.",
+    )

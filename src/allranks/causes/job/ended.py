@@ -1,0 +1,316 @@
+"""Who ended the job from outside: the scheduler (preempted, out of time), a person, or too many restarts."""
+
+from __future__ import annotations
+
+from allranks.causes.cause import Cause
+from allranks.causes.sign import Blames, Role, Sign
+from allranks.model.errors import Exit
+from allranks.model.finding import Confidence
+
+_NOBODY = Blames.NOBODY
+
+
+class Preempted(Cause, id="AR506"):
+    """The scheduler took the nodes away for other work.
+
+    ## What it means
+    A job of higher priority, or the owner of the nodes, wanted them: SLURM preempted the job, a cloud took its spot
+    instance back, Kubernetes evicted the pod. Nothing is wrong with the job or its nodes.
+
+    ## Why it breaks the job
+    All ranks get SIGTERM and, after a grace time, SIGKILL. What comes after it in the logs (a SignalException of
+    torchrun, broken connections, a CUDA driver that shuts down) follows from that.
+
+    ## Example
+    From SLURM 20.11 to 24.11; older ones write `JOB 11509447 CANCELLED AT ...`:
+
+        slurmstepd: error: *** JOB 11509447 ON nodeau01 CANCELLED AT 2026-03-25T10:34:07 DUE TO PREEMPTION ***
+
+    ## Fix
+    Let SLURM queue the job again, and write a checkpoint when it warns:
+
+        #SBATCH --requeue --signal=B:USR1@120 --open-mode=append
+
+    The script must find its last complete checkpoint by itself, and must not refuse a directory that exists. How long
+    the warning is: `scontrol show partition` (GraceTime), `scontrol show config | grep -i preempt`.
+
+    ## Source
+    SLURM, "Preemption": https://slurm.schedmd.com/preempt.html; its words: src/slurmd/slurmstepd/req.c,
+    _handle_signal_container, 17.02 to 24.11 (read 2026-11-21). Kubernetes, "API-initiated eviction":
+    https://kubernetes.io/docs/concepts/scheduling-eviction/api-eviction/.
+    """
+
+    message = "the scheduler preempted the job"
+    told = "the scheduler preempted the job: its nodes were taken for other work"
+    fix = "submit it again with --requeue, and write a checkpoint on the warning: #SBATCH --signal=B:USR1@120"
+    exit_code = Exit.SETUP
+    signs = (
+        Sign(r"DUE TO PREEMPTION", blames=_NOBODY),
+        Sign(r"DUE TO JOB REQUEUE", Role.LIKELY, _NOBODY, Confidence.LIKELY),
+        Sign(r"this job is preempted", blames=_NOBODY),
+        Sign(r"JobState=PREEMPTED", blames=_NOBODY),
+        Sign(r"\bPREEMPTED\b", Role.LIKELY, _NOBODY, Confidence.LIKELY),
+        # Kubernetes: pkg/scheduler/framework/preemption, pkg/kubelet/preemption.
+        Sign(r"[Pp]reempted (?:by|in order to admit) ", Role.LIKELY, _NOBODY, Confidence.LIKELY),
+        Sign(r"preempting to accommodate a higher priority pod", blames=_NOBODY),
+        Sign(r"[Ii]nstance (?:was|has been|is being|got) preempted", blames=_NOBODY),
+        Sign(r"(?i:spot instance interruption (?:warning|notice))", blames=_NOBODY),
+        Sign(r"compute\.instances\.preempted", blames=_NOBODY),
+    )
+    hits = (
+        "slurmstepd: error: *** JOB 11509447 ON nodeau01 CANCELLED AT 2026-03-25T10:34:07 DUE TO PREEMPTION ***",
+        "   r002 CANCELLED AT 2026-09-25T10:25:59 DUE TO PREEMPTION ***",
+        "slurmstepd: error: *** STEP 77.0 ON n1 CANCELLED AT 2023-01-05T07:00:11 DUE TO JOB REQUEUE ***",
+        "submitit WARNING (2023-04-01 10:00:00,000) - Caught signal SIGTERM on node03: this job is preempted.",
+        "   JobState=PREEMPTED Reason=None Dependency=(null)",
+        "636782       train    gpu   PREEMPTED      0:0",
+        "Warning  Preempted  3m  default-scheduler  Preempted by ml/big-0 on node gpu-pool-1",
+        "default-scheduler: preempting to accommodate a higher priority pod",
+        "Instance was preempted.",
+        '"detail-type": "EC2 Spot Instance Interruption Warning",',
+        'protoPayload.methodName="compute.instances.preempted"',
+    )
+    misses = (
+        "slurmstepd: error: *** JOB 1 ON n1 CANCELLED AT 2023-01-05T07:00:11 DUE TO TIME LIMIT ***",
+        "Kernel is configured with CONFIG_PREEMPT=y; preemption timer calibrated",
+    )
+    no_fault_yet = "the lab has no scheduler that takes nodes away"
+
+
+class TimeLimit(Cause, id="AR507"):
+    """The job reached its time limit.
+
+    ## What it means
+    The wall time that was asked for (`--time`, or the partition's default) ran out while the job was at work. Whether
+    it was slow, hung, or just long, the logs before it tell.
+
+    ## Why it breaks the job
+    SLURM sends SIGTERM to all tasks, SIGKILL after KillWait (30 s). What was not saved is lost.
+
+    ## Example
+    From a job of 2022:
+
+        slurmstepd: error: *** JOB 42221 ON clr1247 CANCELLED AT 2022-04-14T16:20:46 DUE TO TIME LIMIT ***
+
+    ## Fix
+    A longer `--time`, or checkpoints and a chain of jobs (`--dependency=singleton`). Five minutes of warning:
+
+        #SBATCH --signal=B:USR1@300
+
+    Did the last lines come long before the end? Then it hung, and the time limit only ended it: look for the hang.
+
+    ## Source
+    SLURM, src/slurmd/slurmstepd/req.c and src/srun, 14.11 to 24.11 (read 2026-11-21); sbatch(1), --time, --signal:
+    https://slurm.schedmd.com/sbatch.html.
+    """
+
+    message = "the job reached its time limit"
+    told = "the job reached its time limit, and SLURM ended it"
+    fix = "a longer #SBATCH --time, or a checkpoint before the end: #SBATCH --signal=B:USR1@300"
+    exit_code = Exit.SETUP
+    signs = (
+        Sign(r"DUE TO TIME LIMIT", blames=_NOBODY),
+        Sign(r"exceeded its time limit and its allocation has been revoked", blames=_NOBODY),
+        Sign(r"this job is timed-out", blames=_NOBODY),
+        Sign(r"Job not requeued because: timed-out", blames=_NOBODY),
+        Sign(r"JobState=TIMEOUT", blames=_NOBODY),
+        Sign(r"\bTIMEOUT +(?:[0-9]+-)?[0-9]+:[0-9]", Role.LIKELY, _NOBODY, Confidence.LIKELY),
+        Sign(r"PBS: job killed: walltime [0-9]+ exceeded limit (?P<seconds>[0-9]+)", blames=_NOBODY),
+        Sign(r"TERM_RUNLIMIT: job killed", blames=_NOBODY),
+        Sign(r"Job was active longer than specified deadline", blames=_NOBODY),
+    )
+    hits = (
+        "slurmstepd: error: *** JOB 42221 ON clr1247 CANCELLED AT 2022-04-14T16:20:46 DUE TO TIME LIMIT ***",
+        "slurmstepd: error: *** JOB 14309850 CANCELLED AT 2015-06-30T04:08:07 DUE TO TIME LIMIT on compute-b1-051 ***",
+        "slurmd[n12]: error: *** STEP 4.0 CANCELLED AT 2014-06-30T04:08:07 DUE TO TIME LIMIT ***",
+        "salloc: Job 1567397 has exceeded its time limit and its allocation has been revoked.",
+        "submitit WARNING (2023-04-01 10:00:00,000) - Caught signal SIGUSR1 on node03: this job is timed-out.",
+        "submitit.core.utils.UncompletedJobError: Job not requeued because: timed-out and not checkpointable.",
+        "   JobState=TIMEOUT Reason=TimeLimit Dependency=(null)",
+        "10763635_1     w2-persample-timeout    TIMEOUT   00:02:11          8      0:0",
+        "=>> PBS: job killed: walltime 3632 exceeded limit 3600",
+        "TERM_RUNLIMIT: job killed after reaching LSF run time limit.",
+        "Warning  DeadlineExceeded  2m  job-controller  Job was active longer than specified deadline",
+    )
+    misses = (
+        "RuntimeError: [Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE)",
+        "slurmstepd: error: *** STEP 77.0 ON n1 CANCELLED AT 2023-01-05T07:00:11 ***",
+    )
+    no_fault_yet = "the lab's fake SLURM has no time limits"
+
+
+class Cancelled(Cause, id="AR508"):
+    """Somebody ended the job on purpose.
+
+    ## What it means
+    `scancel`, Ctrl-C, a terminal that was closed, or a script that stops jobs: a signal came from outside, and no time
+    limit, preemption or lost node is named as its reason.
+
+    ## Why it breaks the job
+    All ranks are told to end. A line `*** STEP ... CANCELLED AT ... ***` alone proves less: `srun --kill-on-bad-exit`
+    ends a step with the same words after one of its tasks failed (`srun: error: node03: task 5: Exited with exit code
+    1`). Then that task is the cause.
+
+    ## Example
+    From a job that its owner cancelled:
+
+        slurmstepd: error: *** JOB 524547 ON ault43 CANCELLED AT 2024-10-09T23:20:53 ***
+
+    ## Fix
+    Ask who it was: sacct shows the uid ("CANCELLED by 1001").
+
+        sacct -j JOB -X --format=JobID,State%30,End,Elapsed,ExitCode
+
+    A run that ended with the terminal: start it with sbatch, or in tmux. `nohup` alone does not keep torchrun alive,
+    which answers to SIGHUP itself.
+
+    ## Source
+    SLURM, src/slurmd/slurmstepd/req.c, 14.11 to 24.11; src/api/step_launch.c; sacct(1), "Job state codes":
+    https://slurm.schedmd.com/sacct.html. PyTorch, torch/distributed/elastic/agent/server/api.py, 1.9 to 2.13. All read
+    2026-11-21.
+    """
+
+    message = "somebody ended the job"
+    told = "a signal from outside ended the job: scancel, Ctrl-C, or a terminal that was closed"
+    fix = "sacct -j JOB -X --format=JobID,State%30,End says who cancelled it; nobody: look at what failed before it"
+    exit_code = Exit.SETUP
+    signs = (
+        Sign(
+            r"\bJOB [0-9_+]+(?: ON [^ ]{1,80})? CANCELLED AT [0-9T:-]+ \*\*\*", Role.LIKELY, _NOBODY, Confidence.LIKELY
+        ),
+        Sign(
+            r"\bSTEP [0-9_+.]+(?: ON [^ ]{1,80})? CANCELLED AT [0-9T:-]+ \*\*\*",
+            Role.VICTIM,
+            _NOBODY,
+            Confidence.UNDECIDED,
+        ),
+        Sign(r"CANCELLED by (?P<uid>[0-9]+)", blames=_NOBODY),
+        Sign(r"JobState=CANCELLED", blames=_NOBODY),
+        Sign(r"srun: sending Ctrl-C to ", blames=_NOBODY),
+        Sign(r"(?:srun|salloc): Force Terminated ", Role.VICTIM, _NOBODY, Confidence.UNDECIDED),
+        Sign(r"srun: forcing job termination", Role.VICTIM, _NOBODY, Confidence.UNDECIDED),
+        Sign(r"Job allocation [0-9]+ has been revoked", Role.LIKELY, _NOBODY, Confidence.LIKELY),
+        Sign(
+            r"Received Signals\.(?P<signal>SIGHUP|SIGINT|SIGQUIT) death signal, shutting down workers",
+            Role.LIKELY,
+            _NOBODY,
+            Confidence.LIKELY,
+        ),
+        Sign(
+            r"Received (?P<signal>1|2|3) death signal, shutting down workers", Role.LIKELY, _NOBODY, Confidence.LIKELY
+        ),
+        Sign(
+            r"Received (?:Signals\.SIGTERM|15|SIGTERM) death signal, shutting down workers",
+            Role.VICTIM,
+            _NOBODY,
+            Confidence.UNDECIDED,
+        ),
+        Sign(
+            r"SignalException: Process .{1,20} got signal: (?P<signal>1|2|3)\b", Role.LIKELY, _NOBODY, Confidence.LIKELY
+        ),
+        Sign(r"SignalException: Process .{1,20} got signal: 15\b", Role.VICTIM, _NOBODY, Confidence.UNDECIDED),
+        Sign(r"\[rank: [0-9]+\] Received SIGTERM: 15", Role.VICTIM, _NOBODY, Confidence.UNDECIDED),
+        Sign(r"mpirun: killing job\.\.\.", Role.LIKELY, _NOBODY, Confidence.LIKELY),
+        Sign(r"KILLED AT [0-9T:-]+ WITH SIGNAL (?P<signal>[0-9]+)", Role.VICTIM, _NOBODY, Confidence.UNDECIDED),
+        Sign(r"TERM_OWNER: job killed by owner", blames=_NOBODY),
+    )
+    hits = (
+        "slurmstepd: error: *** JOB 524547 ON ault43 CANCELLED AT 2024-10-09T23:20:53 ***",
+        "slurmd[n3]: error: *** JOB 9 CANCELLED AT 2013-10-09T23:20:53 ***",
+        "slurmstepd: error: *** STEP 524547.1 ON ault43 CANCELLED AT 2024-10-09T23:20:53 ***",
+        "712854             train        gpu CANCELLED by 1001  00:10:02",
+        "   JobState=CANCELLED Reason=None Dependency=(null)",
+        "srun: sending Ctrl-C to StepId=712854.0",
+        "srun: Force Terminated job 32779",
+        "srun: forcing job termination",
+        "salloc: Job allocation 225 has been revoked.",
+        "WARNING:torch.distributed.elastic.agent.server.api:Received Signals.SIGHUP death signal, shutting down "
+        "workers",
+        "WARNING:torch.distributed.elastic.agent.server.api:Received 2 death signal, shutting down workers",
+        "W0325 10:34:07.5 304 torch/distributed/elastic/agent/server/api.py:739] Received Signals.SIGTERM death "
+        "signal, "
+        "shutting down workers",
+        "torch.distributed.elastic.multiprocessing.api.SignalException: Process 3045566 got signal: 2",
+        "torch.distributed.elastic.multiprocessing.api.SignalException: Process 3045566 got signal: 15",
+        "[rank: 0] Received SIGTERM: 15",
+        "mpirun: killing job...",
+        "slurmd[node1-130-06]: *** STEP 657040.1 KILLED AT 2014-08-12T12:59:07 WITH SIGNAL 9 ***",
+        "TERM_OWNER: job killed by owner.",
+    )
+    misses = (
+        "slurmstepd: error: *** JOB 1 ON n1 CANCELLED AT 2023-01-05T07:00:11 DUE TO TIME LIMIT ***",
+        "slurmstepd: error: *** STEP 1.0 ON n1 CANCELLED AT 2023-01-05T07:00:11 DUE TO PREEMPTION ***",
+        "WARNING:torch.distributed.elastic.multiprocessing.api:Sending process 3494 closing signal SIGTERM",
+        "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.",
+    )
+    no_fault_yet = "ending a job on purpose is no fault"
+
+
+class CrashLoop(Cause, id="AR509"):
+    """The job was started again and again, and ended each time.
+
+    ## What it means
+    torchrun, SLURM or Kubernetes started the workers anew after a failure, until no attempt was left. The restarts are
+    not the cause: the same failure came back, and it stands in the first attempt as well as in the last.
+
+    ## Why it breaks the job
+    Each attempt costs the time from the start to the failure, and hides the first error under those of later attempts
+    (a port that is still in use, a checkpoint that was half written).
+
+    ## Example
+    From torch 2.13, the last of three restarts:
+
+        INFO:torch.distributed.elastic.agent.server.api:[default] Worker group FAILED. 1/3 attempts left; will restart worker group
+
+    ## Fix
+    Read the first attempt: `attempt_0/RANK/stderr.log` of torchrun, and run without restarts until it is cured:
+
+        torchrun --max-restarts=0 --log-dir=logs --tee=3 train.py
+
+    A job that SLURM holds: `scontrol show job JOB` says JobHoldMaxRequeue; `scontrol release JOB` when it is cured.
+
+    ## Source
+    PyTorch, torch/distributed/elastic/agent/server/api.py, _invoke_run, 1.9 to 2.13. SLURM, MaxBatchRequeue:
+    https://slurm.schedmd.com/slurm.conf.html. Kubernetes, "Pod lifecycle", CrashLoopBackOff:
+    https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/. All read 2026-11-21.
+    """  # noqa: E501  (a real line)
+
+    message = "it was started again until no attempt was left"
+    told = "it was started again until no attempt was left; the first attempt's error is the one to read"
+    fix = "read the error of the first attempt; torchrun --max-restarts=0 until it is cured"
+    also = ("AR602",)
+    exit_code = Exit.SETUP
+    signs = (
+        Sign(
+            r"Worker group (?:FAILED|UNHEALTHY)\. 1/(?:[2-9]|[1-9][0-9]+) attempts left",
+            Role.VICTIM,
+            _NOBODY,
+            Confidence.UNDECIDED,
+        ),
+        Sign(r"Job not requeued because: preempted too many times", blames=_NOBODY),
+        Sign(r"JobHoldMaxRequeue", blames=_NOBODY),
+        Sign(r"launch failed requeued held", blames=_NOBODY),
+        Sign(r"CrashLoopBackOff", blames=_NOBODY),
+        Sign(r"Back-off restarting failed container", blames=_NOBODY),
+        Sign(r"Job has reached the specified backoff limit", Role.VICTIM, _NOBODY, Confidence.LIKELY),
+        Sign(r"[Rr]eached max restarts", Role.VICTIM, _NOBODY),
+    )
+    hits = (
+        "INFO:torch.distributed.elastic.agent.server.api:[default] Worker group FAILED. 1/3 attempts left; will "
+        "restart "
+        "worker group",
+        "submitit.core.utils.UncompletedJobError: Job not requeued because: preempted too many times.",
+        "   JobState=PENDING Reason=JobHoldMaxRequeue Dependency=(null)",
+        "  77  gpu  train  alice  PD  0:00  2 (launch failed requeued held)",
+        "worker-3   0/1     CrashLoopBackOff   7 (2m ago)   19m",
+        "Warning  BackOff  3m  kubelet  Back-off restarting failed container pytorch in pod worker-3",
+        "Warning  BackoffLimitExceeded  2m  job-controller  Job has reached the specified backoff limit",
+        "[Tue Mar  4 03:12:44 2025] Reached max restarts (5), stopping",
+    )
+    misses = (
+        "INFO:torch.distributed.elastic.agent.server.api:[default] Worker group FAILED. 3/3 attempts left; will "
+        "restart "
+        "worker group",
+        "  max_restarts     : 3",
+    )
+    no_fault_yet = "any fault that comes back after a restart makes one"

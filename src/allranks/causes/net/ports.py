@@ -1,0 +1,254 @@
+"""Is a port of a node that is reached in the way: filtered, or taken?"""
+
+from __future__ import annotations
+
+from allranks.causes.cause import PASSED, Cause, Outcome, Symptom, warned
+from allranks.causes.net.lines import FAR_PEER, GLOO_PEER, IPV4, NCCL_PEER
+from allranks.causes.sign import Blames, Role, Sign
+from allranks.model.card import Card
+from allranks.model.errors import Exit
+from allranks.model.finding import Confidence
+
+
+class FirewallPort(Cause, id="AR206"):
+    """A firewall lets some ports through and others not.
+
+    ## What it means
+    Two nodes reach each other, but not at every port: the leader's port, or ports of the ephemeral range, do not
+    answer. Something drops or rejects them: a firewall on a node, a security group, a switch.
+
+    ## Why it breaks the job
+    NCCL and Gloo listen at ports that the kernel picks from `net.ipv4.ip_local_port_range`, another one for each
+    connection. With the master port alone opened the ranks find the store, and then hang when they connect to each
+    other. A port that rejects shows as "No route to host", one that drops shows as nothing at all.
+
+    ## Example
+    From sgl-project/sglang#3820, two nodes with a firewall that rejects:
+
+        misc/socket.cc:533 NCCL WARN socketPollConnect: Connect to 10.0.0.4<56849> returned 113(No route to host) errno 115(Operation now in progress)
+
+    ## Fix
+    See what filters, on both nodes:
+
+        nft list ruleset; iptables -S; firewall-cmd --list-all; ufw status
+
+    Let the nodes of the data network reach each other at all ports (the simplest rule is one for the subnet):
+
+        firewall-cmd --permanent --zone=trusted --add-source=192.168.20.0/24 && firewall-cmd --reload
+
+    Or narrow what the kernel picks and open that: `sysctl -w net.ipv4.ip_local_port_range="50000 51000"`, and the
+    port in `[network] port`.
+
+    ## Source
+    NCCL user guide, "Networking Troubleshooting", IP ports:
+    https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/networking_troubleshooting.html (read
+    2026-11-21). https://github.com/sgl-project/sglang/issues/3820, https://github.com/NVIDIA/nccl/issues/1956.
+    NCCL, src/include/socket.h (2.7), src/misc/socket.cc (2.10 to 2.28), src/os/linux.cc (2.29): what connect says.
+    Gloo, gloo/transport/tcp/helpers.cc. https://github.com/NVIDIA/nccl-tests/issues/166 (all read 2026-11-21).
+    """  # noqa: E501  (a real line)
+
+    message = "{what}"
+    fix = "open {ports} on {where} to the nodes of the data network: nft list ruleset shows what filters there"
+    exit_code = Exit.SETUP
+    symptoms = (Symptom.FILTERED, Symptom.STORE_FILTERED)
+    also = ("AR201", "AR203", "AR210", "AR211", "AR215")
+    told = "a node is there, and a port of it does not answer"
+    signs = (
+        Sign(
+            r"[Cc]onnect to " + FAR_PEER + r"<(?P<port>[0-9]+)> (?:failed : |returned (?:113\()?)No route to host",
+            Role.PRIMARY,
+            Blames.PEER,
+            Confidence.LIKELY,
+        ),
+        Sign(
+            r"socketPollConnect: connect returned No route to host, retrying",
+            Role.PRIMARY,
+            Blames.NOBODY,
+            Confidence.LIKELY,
+        ),
+        Sign(
+            r"connect \[" + FAR_PEER + r"\]:(?P<port>[0-9]+): No route to host",
+            Role.PRIMARY,
+            Blames.PEER,
+            Confidence.LIKELY,
+        ),
+        Sign(
+            r"SO_ERROR: No route to host, remote=\[" + FAR_PEER + r"\]:(?P<port>[0-9]+)",
+            Role.PRIMARY,
+            Blames.PEER,
+            Confidence.LIKELY,
+        ),
+        Sign(
+            r"[Cc]onnect to " + NCCL_PEER + r" (?:failed : |returned (?:110\()?)Connection timed out",
+            Role.LIKELY,
+            Blames.PEER,
+            Confidence.LIKELY,
+        ),
+        # NCCL 2.4 to 2.17: to whom, it does not say.
+        Sign(
+            r"Call to connect returned Connection timed out, retrying", Role.LIKELY, Blames.NOBODY, Confidence.UNDECIDED
+        ),
+        Sign(
+            r"socket(?:Start|Poll)Connect: (?:connect returned Connection timed out|exceeded timeouts \()",
+            Role.LIKELY,
+            Blames.NOBODY,
+            Confidence.UNDECIDED,
+        ),
+        # NCCL 2.18 connects anew on the same socket, and the second errno hides the first.
+        Sign(
+            r"[Cc]onnect to " + NCCL_PEER + r" failed : Software caused connection abort",
+            Role.LIKELY,
+            Blames.PEER,
+            Confidence.UNDECIDED,
+        ),
+        Sign(
+            r"connect \[(?P<peer>[0-9A-Fa-f.:]{3,45})\]:(?P<port>[0-9]+): Connection timed out",
+            Role.LIKELY,
+            Blames.PEER,
+            Confidence.LIKELY,
+        ),
+        Sign(r"SO_ERROR: Connection timed out, remote=" + GLOO_PEER, Role.LIKELY, Blames.PEER, Confidence.LIKELY),
+        Sign(
+            r"A process or daemon was unable to complete a TCP connection",
+            Role.LIKELY,
+            Blames.NOBODY,
+            Confidence.LIKELY,
+        ),
+        Sign(
+            rf"connect\(\) to (?P<peer>{IPV4})(?::(?P<port>[0-9]+))? failed",
+            Role.LIKELY,
+            Blames.PEER,
+            Confidence.UNDECIDED,
+        ),
+    )
+    hits = (
+        "node5:240:240 [6] misc/socket.cc:533 NCCL WARN socketPollConnect: Connect to 10.0.0.4<56849> returned 113(No "
+        "route to host) errno 115(Operation now in progress)",
+        "node5:240:240 [6] misc/socket.cc:452 NCCL WARN Net : Connect to 10.0.0.4<56849> failed : No route to host",
+        "node5:240:240 [6] NCCL INFO ncclOsSocketPollConnect: connect to 10.0.0.4<56849> returned No route to host, "
+        "retrying (1/34) after sleep for 100 msec",
+        "zgiot:1183664:1184669 [0] NCCL INFO socketPollConnect: connect returned No route to host, retrying (34/34) "
+        "after sleep for 3400 msec",
+        "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:799] connect [10.0.0.2]:8463: No route to "
+        "host",
+        "RuntimeError: Gloo connectFullMesh failed with [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:144] "
+        "timed out connecting: SO_ERROR: No route to host, remote=[10.0.0.2]:34567",
+        "node5:240:240 [6] include/socket.h:403 NCCL WARN Connect to 10.0.0.4<56849> failed : Connection timed out",
+        "node5:240:241 [0] misc/socket.cc:61 NCCL WARN ncclOsSocketPollConnect: connect to 10.0.0.4<40123> returned "
+        "Connection timed out, exceeded error retry count after 35 attempts",
+        "worker-b:101542:101934 [0] NCCL INFO Call to connect returned Connection timed out, retrying",
+        "node5:240:240 [6] misc/socket.cc:510 NCCL WARN socketPollConnect: exceeded timeouts (3)",
+        "ubuntu:39964:40075 [0] misc/socket.cc:483 NCCL WARN socketStartConnect: Connect to 10.0.0.2<45763> failed : "
+        "Software caused connection abort",
+        "RuntimeError: "
+        "[/opt/conda/conda-bld/pytorch_1607370120218/work/third_party/gloo/gloo/transport/tcp/pair.cc:769] "
+        "connect [10.0.0.2]:3496: Connection timed out",
+        "[1,1]<stderr>:RuntimeError: timed out connecting: SO_ERROR: Connection timed out, remote=[10.0.0.2]:34567",
+        "A process or daemon was unable to complete a TCP connection",
+        "  Message:    connect() to 10.7.0.188:1024 failed",
+        "[n1][[5412,1],1][btl_tcp_endpoint.c:796:mca_btl_tcp_endpoint_complete_connect] connect() to 10.0.0.2 failed: "
+        "Connection timed out (110)",
+    )
+    misses = (
+        "node1:71:80 [0] NCCL INFO Call to connect returned Connection refused, retrying",
+        "OSError: [Errno 113] No route to host",
+        "INFO: Connected to 10.0.0.2<45763>",
+    )
+
+
+class PortInUse(Cause, id="AR207"):
+    """Another process holds the leader's port.
+
+    ## What it means
+    The preferred port (29500, or what flag or cluster.toml say) is taken on the first node: by another job, by a worker
+    that an earlier job left behind, by a service.
+
+    ## Why it breaks the job
+    It does not break this one: the leader took another port and announced it. Where a firewall opens the preferred
+    port only, the nodes do not reach the other one. With plain PyTorch the first rank ends with an error, and if what
+    holds the port stays silent the other ranks hang beyond their timeout.
+
+    ## Example
+    From modelscope/ms-swift#3988; PyTorch 2.13 writes the same:
+
+        RuntimeError: The server socket has failed to listen on any local network address. port: 29500, useIpv6: 0, code: -98, name: EADDRINUSE, message: address already in use
+
+    ## Fix
+    See who it is, and end it where it is a left-over of yours:
+
+        ss -ltnp 'sport = :29500'
+
+    Or prefer another port: `[network] port` in cluster.toml, `--master-port`. Choose one outside of
+    `net.ipv4.ip_local_port_range`: the kernel gives those to anybody.
+
+    ## Source
+    PyTorch, torch/csrc/distributed/c10d/socket.cpp (2.13, seen 2026-11-21).
+    https://github.com/modelscope/ms-swift/issues/3988. Accelerate, src/accelerate/utils/launch.py (read 2026-11-21).
+    """  # noqa: E501  (a real line)
+
+    message = "port {port} is held by {holder}; the leader took another one"
+    fix = "on {node}: ss -ltnp 'sport = :{port}'; end what was left behind, or set another [network] port"
+    exit_code = Exit.SETUP
+    also = ("AR405", "AR501", "AR502")
+    told = "another process holds the port that this one was told to listen at"
+    signs = (
+        Sign(
+            r"server socket has failed to listen on any local network address\. port: (?P<port>[0-9]+), useIpv6: "
+            r"[a-z0-9]{1,5}, "
+            r"code: -98"
+        ),
+        Sign(r"server socket has failed to listen on any local network address\..{1,300}[Aa]ddress already in use"),
+        # torchrun's agents try to listen, and the ones that come too late connect instead: a warning there.
+        Sign(
+            r"server socket has failed to bind to (?:[^ ]{1,80}:(?P<port>[0-9]+) )?\(errno: 98 - Address already "
+            r"in use\)",
+            Role.LIKELY,
+            confidence=Confidence.LIKELY,
+        ),
+        Sign(r"RuntimeError: Address already in use"),
+        Sign(
+            r"Tried to launch distributed communication on port `(?P<port>[0-9]+)`, but another process is utilizing it"
+        ),
+        Sign(r"Call to bind failed ?: Address already in use"),
+        Sign(r" vs -1\. ?bind: Address already in use"),
+        # Of any server: tensorboard's too.
+        Sign(r"OSError: \[Errno 98\] Address already in use", Role.LIKELY, confidence=Confidence.UNDECIDED),
+    )
+    hits = (
+        "RuntimeError: The server socket has failed to listen on any local network address. port: 29500, useIpv6: 0, "
+        "code: -98, name: EADDRINUSE, message: address already in use",
+        "[rank0]: torch.distributed.DistNetworkError: The server socket has failed to listen on any local network "
+        "address. port: 29511, useIpv6: false, code: -98, name: EADDRINUSE, message: address already in use",
+        "RuntimeError: The server socket has failed to listen on any local network address. The server socket has "
+        "failed to bind to [::]:29500 (errno: 98 - Address already in use). The server socket has failed to bind to "
+        "0.0.0.0:29500 (errno: 98 - Address already in use).",
+        "[W socket.cpp:426] [c10d] The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in "
+        "use).",
+        "The server socket has failed to bind to (errno: 98 - Address already in use)",
+        "RuntimeError: Address already in use",
+        "ConnectionError: Tried to launch distributed communication on port `29500`, but another process is utilizing "
+        "it. Please specify a different port (such as using the `--main_process_port` flag or specifying a different "
+        "`main_process_port` in your config file) and rerun your script.",
+        "n1:2144:2144 [0] misc/socket.cc:365 NCCL WARN Call to bind failed : Address already in use",
+        "RuntimeError: [enforce fail at ../third_party/gloo/gloo/transport/tcp/socket.cc:84] rv != -1. -1 vs "
+        "-1. bind: "
+        "Address already in use",
+        "OSError: [Errno 98] Address already in use",
+    )
+    misses = (
+        "[W socket.cpp:426] [c10d] The server socket cannot be initialized on [::]:29500 (errno: 97 - Address family "
+        "not supported by protocol).",
+        "The server socket on [::]:29500 has failed to bind. TORCHELASTIC_USE_AGENT_STORE is enabled so ignoring the "
+        "error.",
+        "TensorBoard could not bind to port 6006, it was already in use",
+        "bind [127.0.0.1]:8888: Address already in use",
+    )
+
+    @classmethod
+    def probe(cls, card: Card) -> Outcome | None:
+        """Warns where the leader found its port taken."""
+        if card.came_by is not None:
+            return None
+        if card.port_holder is None or card.test_ports is None:  # on one machine any port does
+            return PASSED
+        return warned(port=card.wanted_port or "of the leader", holder=card.port_holder)

@@ -1,0 +1,179 @@
+"""Did a process end because the node, or its cgroup, ran out of memory?"""
+
+from __future__ import annotations
+
+from allranks.causes.cause import Cause
+from allranks.causes.sign import Blames, Role, Sign
+from allranks.model.errors import Exit
+from allranks.model.finding import Confidence
+
+
+class HostOomKill(Cause, id="AR008"):
+    """A process was killed because the node ran out of memory.
+
+    ## What it means
+    The memory of the machine, or the share of it that the job was given, was used up, and the kernel ended a process
+    with SIGKILL. This is host memory, not that of a GPU.
+
+    ## Why it breaks the job
+    A process that is killed so says nothing: its log just stops. The other ranks wait for it or lose their connection,
+    and name themselves. It comes late as a rule: when a checkpoint is gathered on one rank, when data loaders have
+    touched all their data, when an epoch ends. An exit code of -9 or 137 alone is no proof: somebody may have sent the
+    signal.
+
+    ## Example
+    From a job on an HPE cluster; the texts are SLURM's (slurmstepd, srun) and the kernel's (mm/oom_kill.c):
+
+        slurmstepd: error: Detected 1 oom_kill event in StepId=8538204.0. Some of the step tasks have been OOM Killed.
+        srun: error: nid006024: task 0: Out Of Memory
+        Memory cgroup out of memory: Killed process 21044 (python3) total-vm:812345678kB, anon-rss:263456789kB
+
+    ## Fix
+    See whether it was the kernel, and how much there was:
+
+        ssh NODE 'dmesg -T | grep -i -e oom -e "out of memory"'
+        sacct -j JOB --format=JobID,State,ReqMem,MaxRSS,NodeList
+
+    Ask for all of the node: `#SBATCH --mem=0`; in Kubernetes raise `resources.limits.memory`. Use less: fewer data
+    loader workers, checkpoints in shards instead of the whole state on one rank, `low_cpu_mem_usage=True`, data that is
+    mapped instead of read.
+
+    ## Source
+    Linux, mm/oom_kill.c (6.18). SLURM, src/slurmd/slurmstepd/req.c and src/srun/libsrun (21.08 to 25.05).
+    PyTorch, torch/distributed/elastic/multiprocessing/errors, torch/utils/data/_utils/signal_handling.py (2.13).
+    Ray, "Out-Of-Memory Prevention": https://docs.ray.io/en/latest/ray-core/scheduling/ray-oom-prevention.html.
+    All read 2026-11-21.
+    """
+
+    message = "a process was killed: the node, or the job's share of it, ran out of memory"
+    fix = "ask for more (--mem=0 is all of the node), or use less: fewer loader workers, sharded checkpoints"
+    told = "out of host memory: a process was killed, most probably by the kernel"
+    exit_code = Exit.SETUP
+    also = ("AR407",)
+    no_fault_yet = "the lab's nodes share the machine's memory; no fault takes it away from one of them"
+    signs = (
+        # SLURM and other schedulers say so
+        Sign(r"Detected [0-9]+ oom[-_]kill event"),
+        Sign(
+            r"srun: error: (?P<node>[A-Za-z0-9_.,\[\]-]+): (?P<thing>tasks? [0-9,\[\]-]+): Out Of Memory",
+            blames=Blames.NAMED,
+        ),
+        Sign(r"exceeded memory limit \([0-9]+ > [0-9]+\)"),
+        Sign(r"Exceeded (?:job|step) memory limit", role=Role.LIKELY, confidence=Confidence.LIKELY),
+        Sign(r"[ |=:(]OUT_OF_ME(?:MORY|\+)", blames=Blames.NOBODY, confidence=Confidence.LIKELY),
+        Sign(r"TERM_MEMLIMIT: job killed after reaching LSF memory usage limit"),
+        # The kernel, systemd, Kubernetes
+        Sign(r"ut of memory: Kill(?:ed)? process (?P<pid>[0-9]+) \("),
+        Sign(r"Killed process (?P<pid>[0-9]+) \([^)]{1,40}\),? (?:UID [0-9]+, )?total-vm:"),
+        Sign(r"oom-kill:constraint=[A-Z_]{4,40},.{0,400}task=[^,]{1,40},pid=(?P<pid>[0-9]+)"),
+        Sign(r" invoked oom-killer: ", role=Role.LIKELY),
+        Sign(r"has been killed by the OOM killer"),
+        Sign(r"OOMKilled(?:$|[^A-Za-z\"])"),
+        Sign(r"\"OOMKilled\": ?true"),
+        # Who lost it knows
+        Sign(
+            r"[1-9][0-9]* Workers \(tasks / actors\) killed due to memory pressure \(OOM\)"
+            r"(?:.{0,160}IP: (?P<node>[0-9.]+)\))?",
+            blames=Blames.NAMED,
+        ),
+        Sign(r"Task was killed due to the node running low on memory"),
+        Sign(
+            r"DataLoader worker \(pid(?:\(s\))? (?P<pid>[0-9]+)\) (?:is|was) killed by signal: Killed",
+            confidence=Confidence.LIKELY,
+        ),
+        Sign(r"DefaultCPUAllocator: (?:can't allocate memory|not enough memory)", confidence=Confidence.LIKELY),
+        Sign(r"MemoryError: Unable to allocate ", role=Role.LIKELY, confidence=Confidence.LIKELY),
+        Sign(r"\[Errno 12\] Cannot allocate memory", role=Role.LIKELY, confidence=Confidence.LIKELY),
+        # SIGKILL, and nobody says whose
+        Sign(r"Signal 9 \(SIGKILL\) received by PID (?P<pid>[0-9]+)", Role.LIKELY, confidence=Confidence.LIKELY),
+        Sign(
+            r"exitcode {0,4}: -9\b(?: \(pid: (?P<pid>[0-9]+)\))?",
+            Role.LIKELY,
+            confidence=Confidence.LIKELY,
+        ),
+        Sign(
+            r"failed \(exitcode: -9\) local_rank: (?P<local_rank>[0-9]+) \(pid: (?P<pid>[0-9]+)\)",
+            Role.LIKELY,
+            confidence=Confidence.LIKELY,
+        ),
+        Sign(
+            r"process (?P<local_rank>[0-9]+) terminated with signal SIGKILL", Role.LIKELY, confidence=Confidence.LIKELY
+        ),
+        Sign(r"exits with return code = -9\b", Role.LIKELY, confidence=Confidence.LIKELY),
+        Sign(r"died with <Signals\.SIGKILL: 9>", Role.LIKELY, confidence=Confidence.LIKELY),
+        Sign(
+            r"process rank (?P<rank>[0-9]+) with PID (?P<pid>[0-9]+) on node (?P<node>[A-Za-z0-9_.-]+) "
+            r"exited on signal 9 ",
+            Role.LIKELY,
+            Blames.NAMED,
+            Confidence.LIKELY,
+        ),
+        Sign(r"KILLED BY SIGNAL: 9 \(Killed\)", Role.LIKELY, Blames.NOBODY, Confidence.LIKELY),
+        Sign(
+            r"srun: error: (?P<node>[A-Za-z0-9_.,\[\]-]+): (?P<thing>tasks? [0-9,\[\]-]+): Killed",
+            Role.LIKELY,
+            Blames.NAMED,
+            Confidence.UNDECIDED,
+        ),
+        Sign(r"line [0-9]+: +(?P<pid>[0-9]+) Killed ", Role.LIKELY, confidence=Confidence.LIKELY),
+        Sign(r"status code 137\b", Role.LIKELY, confidence=Confidence.LIKELY),
+        Sign(r"exit code:? 137\b", Role.LIKELY, confidence=Confidence.LIKELY),
+        Sign(r"Exit Code: +137\b", Role.LIKELY, confidence=Confidence.LIKELY),
+        Sign(r"exited with code 137\b", Role.LIKELY, confidence=Confidence.LIKELY),
+    )
+    hits = (
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=8538204.0. Some of the step tasks have been OOM "
+        "Killed.",
+        "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=7.batch. Some of your processes may have been "
+        "killed by the cgroup out-of-memory handler.",
+        "srun: error: nid006024: task 0: Out Of Memory",
+        "slurmstepd: error: StepId=7.batch exceeded memory limit (734003200 > 52428800), being killed",
+        "slurmstepd: error: Exceeded step memory limit at some point.",
+        "6959634.0    omp_mem_t+              rc_admin          2 OUT_OF_ME+    0:125 ",
+        "TERM_MEMLIMIT: job killed after reaching LSF memory usage limit.",
+        "[98123.4] Out of memory: Kill process 21044 (python) score 912 or sacrifice child",
+        "kernel: Memory cgroup out of memory: Killed process 21044 (python3) total-vm:812345678kB, anon-rss:1024kB",
+        "kernel: Killed process 21044 (python3), UID 1001, total-vm:812345678kB, anon-rss:263456789kB, file-rss:0kB",
+        "oom-kill:constraint=CONSTRAINT_MEMCG,nodemask=(null),cpuset=step_0,mems_allowed=0-1,oom_memcg=/slurm/uid_1001/"
+        "job_7,task_memcg=/slurm/uid_1001/job_7/step_0/task_0,task=python3,pid=21044,uid=1001",
+        "python3 invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL), order=0, oom_score_adj=0",
+        "user@1001.service: A process of this unit has been killed by the OOM killer.",
+        "      Reason:       OOMKilled",
+        '            "OOMKilled": true,',
+        "(raylet) node_manager.cc:3040: 1 Workers (tasks / actors) killed due to memory pressure (OOM), 0 Workers "
+        "crashed "
+        "due to other reasons at node (ID: 2c82620270df6b9dd7ae, IP: 172.31.183.172) over the last time period.",
+        "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.",
+        "RuntimeError: DataLoader worker (pid 3867) is killed by signal: Killed. ",
+        "RuntimeError: [enforce fail at alloc_cpu.cpp:66] . DefaultCPUAllocator: can't allocate memory: you tried to "
+        "allocate 68719476736 bytes. Error code 12 (Cannot allocate memory)",
+        "numpy.core._exceptions.MemoryError: Unable to allocate 74.5 GiB for an array with shape (100000, 100000)",
+        "OSError: [Errno 12] Cannot allocate memory",
+        "  traceback : Signal 9 (SIGKILL) received by PID 79468",
+        "  exitcode  : -9 (pid: 79468)",
+        "exitcode: -9",
+        "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -9) local_rank: 0 (pid: 79468) of "
+        "binary: /usr/bin/python3",
+        "torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with signal SIGKILL",
+        "[2025-12-18 20:27:22,783] [ERROR] [launch.py:325:sigkill_handler] ['/usr/bin/python3', 'train.py'] exits with "
+        "return code = -9",
+        "subprocess.CalledProcessError: Command '['python3', 'train.py']' died with <Signals.SIGKILL: 9>.",
+        "mpirun noticed that process rank 3 with PID 2144 on node gpu-node-2 exited on signal 9 (Killed).",
+        "=   KILLED BY SIGNAL: 9 (Killed)",
+        "srun: error: node03: task 3: Killed",
+        "/var/spool/slurmd/job18835145/slurm_script: line 46: 2113061 Killed                  python3 train.py",
+        "Process 0 exit with status code 137.",
+        "command terminated with exit code 137",
+        "      Exit Code:    137",
+        "worker-0 exited with code 137",
+    )
+    misses = (
+        "srun: error: nid006900: task 1: Terminated",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+        "cuMemAlloc failed: CUDA_ERROR_OUT_OF_MEMORY",
+        "WARNING:torch.distributed.elastic.multiprocessing.api:Sending process 3494 closing signal SIGTERM",
+        "(raylet) node_manager.cc:3040: 0 Workers (tasks / actors) killed due to memory pressure (OOM), 3 Workers "
+        "crashed",
+        "  exitcode  : -11 (pid: 3309)",
+        '            "OOMKilled": false,',
+    )

@@ -1,0 +1,193 @@
+"""Does an elastic job go on, and from where it was?"""
+
+from __future__ import annotations
+
+from allranks.causes.cause import Cause
+from allranks.causes.sign import Blames, Role, Sign
+from allranks.model.errors import Exit
+from allranks.model.finding import Confidence
+
+_NOBODY = Blames.NOBODY
+
+
+class ElasticNoResume(Cause, id="AR602"):
+    """The workers were started anew, and began from the beginning.
+
+    ## What it means
+    torchrun restarts all workers when one fails or a node joins. It does not restore anything: the script must load its
+    last checkpoint at start. This one found none, did not look for one, or looked in another place.
+
+    ## Why it breaks the job
+    All steps since the start are lost, without an error. Learning rate and data order begin anew as well, so the
+    curves of before and after do not fit together. With frequent preemptions the job never ends.
+
+    ## Example
+    torchrun of torch 2.4, and Megatron-LM after it:
+
+        INFO:torch.distributed.elastic.agent.server.api:[default] Worker group FAILED. 3/3 attempts left; will restart worker group
+        WARNING: could not find the metadata file /ckpt/latest_checkpointed_iteration.txt
+            will not load any checkpoints and will start from random
+
+    ## Fix
+    Load at start, whatever started the process: `trainer.train(resume_from_checkpoint=True)`, `trainer.fit(model,
+    ckpt_path="last")`, Megatron `--load` equal to `--save`, DeepSpeed `load_checkpoint(DIR)` with its `latest` file.
+    Save often enough, with optimizer, step, data position and random state, to a directory that all nodes share and
+    whose name does not contain the time or the attempt.
+
+    ## Source
+    PyTorch, "Train script": https://docs.pytorch.org/docs/stable/elastic/train_script.html; its words:
+    torch/distributed/elastic/agent/server/api.py, 1.9 to 2.13. Megatron-LM, megatron/training/checkpointing.py.
+    DeepSpeed, deepspeed/runtime/engine.py. transformers, trainer.py. All read 2026-11-21.
+    """  # noqa: E501  (a real line)
+
+    message = "the workers were started anew, and began from the beginning"
+    told = "the workers were started anew, and began from the beginning"
+    fix = "load the last checkpoint at the start of the script; a restart by torchrun restores nothing"
+    exit_code = Exit.USER_CODE
+    aliases = ("MN5",)
+    also = ("AR509",)
+    signs = (
+        Sign(r"attempts left; {1,2}will restart worker group", Role.CONTEXT, _NOBODY),
+        Sign(r"new nodes from group_rank=[0-9]+; {1,2}will restart worker group", Role.CONTEXT, _NOBODY),
+        Sign(r"\brestart_count=[1-9]", Role.CONTEXT, _NOBODY),
+        Sign(r"will not load any checkpoints and will start from", Role.CONTEXT, _NOBODY),
+        Sign(r"Unable to find latest file at (?P<thing>[^ ,]{1,300})", Role.CONTEXT),
+        Sign(r"No valid checkpoint found in output directory \((?P<thing>[^)]{1,300})\)", Role.LIKELY),
+    )
+    hits = (
+        "INFO:torch.distributed.elastic.agent.server.api:[default] Worker group FAILED. 3/3 attempts left; will "
+        "restart "
+        "worker group",
+        "INFO:torch.distributed.elastic.agent.server.api:[default] Detected 1 new nodes from group_rank=0; will "
+        "restart "
+        "worker group",
+        "  restart_count=1",
+        "    will not load any checkpoints and will start from random",
+        "[WARNING] [engine.py:2706:load_checkpoint] Unable to find latest file at /ckpt/latest, if trying to load "
+        "latest "
+        "checkpoint please ensure this file exists or pass an explicit checkpoint tag when loading a checkpoint.",
+        "ValueError: No valid checkpoint found in output directory (/work/out)",
+    )
+    misses = (
+        "  restart_count=0",
+        "Restored all states from the checkpoint at /ckpt/last.ckpt",
+        "[default] worker group successfully finished. Waiting 300 seconds for other agents to finish.",
+    )
+    no_fault_yet = "the lab's launcher does not restart workers on its own"
+
+
+class BelowMinimum(Cause, id="AR608"):
+    """Fewer nodes are left than an elastic job may run with.
+
+    ## What it means
+    An elastic job may run with a number of nodes between a minimum and a maximum (`torchrun --nnodes=4:8`). Nodes left
+    it, and what remained is below the minimum.
+
+    ## Why it breaks the job
+    It does not end, it waits: the agents meet at a new rendezvous and stay there until enough nodes came, or until the
+    rendezvous times out (torchrun: `join_timeout`, 600 s). GPUs are reserved and idle in the meantime.
+
+    ## Example
+    From torch 2.13 with TORCH_LOGS or the rendezvous logger at DEBUG (otherwise torchrun says nothing while it waits;
+    a job of `--nnodes=3:4` that was scaled down to 2 ends ten minutes later,
+    intelligent-machine-learning/dlrover#1534):
+
+        Number of participants 2 less than min_nodes 3, clearing deadline in state
+
+    ## Fix
+    Bring nodes back, or allow fewer (`--nnodes=MIN:MAX`, Horovod `--min-np`). Say how long it may wait:
+    `--rdzv-conf=join_timeout=1800`. If nodes keep leaving, find out why they left: that is the cause.
+
+    ## Source
+    PyTorch, torchrun, "Elastic": https://docs.pytorch.org/docs/stable/elastic/run.html (2.13);
+    torch/distributed/elastic/ rendezvous/dynamic_rendezvous.py, _remove_participant_epilogue, 2.13 (read 2026-11-21).
+    """
+
+    message = "fewer nodes are left than the job may run with"
+    told = "fewer nodes are left than the elastic job may run with: it waits for more"
+    fix = "bring nodes back or allow fewer: torchrun --nnodes=MIN:MAX; find out why they left"
+    exit_code = Exit.SETUP
+    signs = (
+        Sign(
+            r"Number of participants (?P<present>[0-9]+) less than min_nodes (?P<wanted>[0-9]+), clearing deadline",
+            blames=_NOBODY,
+            confidence=Confidence.LIKELY,
+        ),
+    )
+    hits = ("DEBUG:root:Number of participants 2 less than min_nodes 3, clearing deadline in state",)
+    misses = (
+        "  min_nodes        : 2",
+        "  max_nodes        : 4",
+        "The minimum number of nodes (0) must be greater than zero.",
+    )
+    no_fault_yet = "no drill runs an elastic job"
+
+
+class HorovodElasticTimeout(Cause, id="AR609"):
+    """Elastic Horovod waited in vain for enough slots.
+
+    ## What it means
+    Horovod ran elastically (`--min-np`), lost hosts, and fewer slots remained than `--min-np`. It does not fail at
+    once: it pauses and asks the discovery script once a second for more hosts. `HOROVOD_ELASTIC_TIMEOUT` (600 s, or
+    `--elastic-timeout`) later it gives up. Hosts on which a worker failed are blacklisted and do not count, even when
+    the script still lists them. The other end: `--reset-limit` restarts were used up.
+
+    ## Why it breaks the job
+    For ten minutes it looks like a hang: no step, no error, all GPUs idle. What ended it is what happened before the
+    pause: a preempted host, a worker that crashed (its host is then blacklisted), a discovery script that lists too
+    little.
+
+    ## Example
+    From horovod/runner/elastic/driver.py, 0.20 to 0.28, with `--min-np 4`:
+
+        Timed out waiting for minimum number of slots to become available. Please check that you have enough resources to run at least 4 Horovod processes.
+
+    ## Fix
+    Longer patience where hosts do come back, and a lower minimum:
+
+        horovodrun -np 8 --min-np 2 --max-np 12 --elastic-timeout 3600 --blacklist-cooldown-range 30 300 --host-discovery-script ./hosts.sh python train.py
+
+    Run the discovery script by hand: it must print `HOST:SLOTS` a line. `--verbose` shows which host was blacklisted
+    (`blacklist failing host: HOST`); read the first error of its workers.
+
+    ## Source
+    Horovod, "Elastic Horovod": https://horovod.readthedocs.io/en/stable/elastic_include.html;
+    horovod/runner/elastic/driver.py, registration.py, discovery.py, 0.20 to 0.28 (read 2026-11-21). The deadlock after
+    a pause: horovod/horovod#3494.
+    """  # noqa: E501  (a real line, a command)
+
+    message = "elastic Horovod waited in vain for enough slots"
+    told = "elastic Horovod fell below --min-np, paused, and gave up after HOROVOD_ELASTIC_TIMEOUT"
+    fix = "bring hosts back, lower --min-np, or raise --elastic-timeout; see why hosts left or were blacklisted"
+    exit_code = Exit.SETUP
+    aliases = ("MN6",)
+    signs = (
+        Sign(
+            r"enough resources to run at least (?P<wanted>[0-9]+) Horovod processes",
+            blames=_NOBODY,
+        ),
+        Sign(r"Timed out waiting for minimum number of (?:slots|hosts) to become available", blames=_NOBODY),
+        Sign(r"reset count (?P<present>[0-9]+) has exceeded limit (?P<limit>[0-9]+) -> stop running", blames=_NOBODY),
+        Sign(r"No hosts from previous set remaining, unable to broadcast state", blames=_NOBODY),
+        Sign(r"failed to activate new hosts -> stop running", Role.LIKELY, _NOBODY),
+        Sign(r"blacklisted slots count == (?P<present>[0-9]+) -> stop running", Role.LIKELY, _NOBODY),
+        Sign(r"blacklist failing host: (?P<node>[^ ]{1,200})", Role.VICTIM, Blames.NAMED, Confidence.LIKELY),
+        Sign(r"failure count == (?P<present>[0-9]+) -> stop running", Role.VICTIM, _NOBODY),
+        Sign(r"wait for available slots: (?P<wanted>[0-9]+)", Role.CONTEXT, _NOBODY),
+    )
+    hits = (
+        "horovod.runner.common.util.timeout.TimeoutException: Timed out waiting for minimum number of slots to become "
+        "available. Please check that you have enough resources to run at least 4 Horovod processes.",
+        "ERROR:root:reset count 3 has exceeded limit 3 -> stop running",
+        "RuntimeError: No hosts from previous set remaining, unable to broadcast state.",
+        "ERROR:root:failed to activate new hosts -> stop running",
+        "ERROR:root:blacklisted slots count == 4 -> stop running",
+        "WARNING:root:blacklist failing host: ip-10-0-1-7",
+        "ERROR:root:failure count == 2 -> stop running",
+        "INFO:root:wait for available slots: 4",
+    )
+    misses = (
+        "Exception: Timed out waiting for tasks to start. Please check connectivity between servers.",
+        "INFO:root:start worker process: ip-10-0-1-7[0]",
+    )
+    no_fault_yet = "Horovod is not part of the lab"

@@ -1,0 +1,245 @@
+"""Do the files answer: a file system that hangs or lost its handles, shared memory that data loaders fill."""
+
+from __future__ import annotations
+
+from allranks.causes.cause import Cause
+from allranks.causes.sign import Blames, Role, Sign
+from allranks.model.errors import Exit
+from allranks.model.finding import Confidence
+
+_PS_LINE = (
+    r" (?P<pid>[0-9]{2,8}) {1,4}[0-9.]{1,6} {1,4}[0-9.]{1,6} {1,8}[0-9]{1,14} {1,8}[0-9]{1,12} [^ ]{1,8} {1,6}"
+    r"D[<NLsl+]{0,4} {1,4}[^ ]{4,6} {1,4}[0-9]{1,5}:[0-9]{2}"
+)
+"""A line of `ps aux` up to its command: a process in state D."""
+
+
+class NfsStale(Cause, id="AR605"):
+    """A file on the shared file system went away under an open handle.
+
+    ## What it means
+    NFS names a file by a handle of the server. The file was replaced or deleted by another node, the export was moved,
+    or the server was restored: the handle that this node keeps names nothing any more, and each access gives ESTALE
+    (116).
+
+    ## Why it breaks the job
+    Reads and writes of that file fail with OSError on this node, while other nodes may still see it. Usual victims: log
+    files, checkpoints that another rank rotates, a virtual environment that was rebuilt during the job.
+
+    ## Example
+    A checkpoint on a mounted NAS:
+
+        OSError: [Errno 116] Unable to synchronously create file (unable to fstat file, errno = 116, error message = 'Stale file handle')
+
+    ## Fix
+    Close and open the file anew; a restart of the job does it. A mount point that is itself stale:
+
+        findmnt -t nfs,nfs4; sudo umount -l DIRECTORY && sudo mount DIRECTORY
+
+    Let one rank write and rotate checkpoints, with unique names; do not rebuild the environment of a running job.
+
+    ## Source
+    Linux, errno(3), ESTALE; glibc's text is "Stale file handle", before 2.16 "Stale NFS file handle". Linux NFS FAQ,
+    A10: https://nfs.sourceforge.net/ (read 2026-11-21).
+    """  # noqa: E501  (a real line)
+
+    message = "a file on the shared file system went away under an open handle"
+    told = "a file on the shared file system went away under an open handle (stale file handle)"
+    fix = "restart on a fresh mount; let one rank write and rotate files, with unique names"
+    exit_code = Exit.NODE_FAULT
+    signs = (
+        Sign(r"\[Errno 116\] Stale (?:NFS )?file handle: b?'(?P<thing>[^']{1,300})'"),
+        Sign(r"Stale (?:NFS )?file handle"),
+        Sign(r"\[Errno 116\]"),
+        Sign(r"errno = 116\b"),
+        Sign(r"\bESTALE\b", Role.LIKELY),
+    )
+    hits = (
+        "OSError: [Errno 116] Stale file handle: '/mnt/nas/run/checkpoint-500'",
+        "OSError: [Errno 116] Stale NFS file handle",
+        "OSError: [Errno 116] Unable to synchronously create file (unable to fstat file, errno = 116, error message = "
+        "'Stale file handle')",
+        "rm: cannot remove '/home/user/run/.nfs0001': Stale file handle",
+        "Error: ESTALE: stale file handle, read",
+    )
+    misses = (
+        "OSError: [Errno 16] Device or resource busy: '.nfs000000000012'",
+        "FileNotFoundError: [Errno 2] No such file or directory: '/mnt/nas/run/checkpoint-500'",
+    )
+    no_fault_yet = "the lab has no NFS server"
+
+
+class FilesystemHang(Cause, id="AR606"):
+    """A file system does not answer, and a process waits for it in the kernel.
+
+    ## What it means
+    A read, write or stat went to a shared file system (NFS, Lustre, GPFS, Ceph) and never came back. The process
+    stands in state D: no signal ends it, no timeout of Python or NCCL interrupts it.
+
+    ## Why it breaks the job
+    One rank stops in a log line, a data file or a checkpoint, and all others wait for it in the next collective. A
+    watchdog's timeout may not fire on the stuck rank itself: its process does not run.
+
+    ## Example
+    `ps` on a node of a 64-GPU job that hung after 3.5 hours: rank 0 wrote a log line (state `D`). And the kernel's
+    words:
+
+        INFO: task python:280058 blocked for more than 120 seconds.
+        nfs: server 10.100.0.60 not responding, still trying
+        Lustre: fs-OST0000-osc-ffff8: Connection to fs-OST0000 (at 10.0.1.5@tcp) was lost; in progress operations using this service will wait for recovery to complete
+
+    ## Fix
+    See who waits, and for what, without touching the file system itself:
+
+        ps -eo pid,stat,wchan:32,comm | awk '$2 ~ /^D/'; cat /proc/PID/stack; dmesg -T | tail -50
+
+    Tell the admin the node, the mount and the time. Logs and temporary files belong on a local disk; checkpoints are
+    copied from there. The processes end when the server answers, or with the node.
+
+    ## Source
+    Linux, kernel/hung_task.c; net/sunrpc (rpc_wait_bit_killable), fs/nfs. Lustre, lustre/ptlrpc/import.c, 2.x: console
+    messages 0x166 and 0x167. ps(1), "Process state codes". py-spy, "Failed to suspend process". All read 2026-11-21.
+    """  # noqa: E501  (a real line)
+
+    message = "a file system does not answer, and a process waits for it in the kernel"
+    told = "a file system does not answer, and a process waits for it in the kernel"
+    fix = "ps -eo pid,stat,wchan:32,comm | awk '$2 ~ /^D/' shows who waits; tell the admin the mount and the time"
+    exit_code = Exit.SETUP
+    signs = (
+        Sign(
+            r"INFO: task (?P<command>.{1,40}):(?P<pid>[0-9]+) blocked for more than (?P<seconds>[0-9]+) seconds",
+            confidence=Confidence.LIKELY,
+        ),
+        Sign(r"nfs: server (?P<thing>[^ ]{1,200}) not responding"),
+        Sign(r"nfs: server (?P<thing>[^ ]{1,200}) OK", Role.CONTEXT),
+        Sign(r"Connection to (?P<thing>[^ ]{1,120}) \(at (?P<server>[^ )]{1,80})\) was lost; in progress operations"),
+        Sign(
+            r"Connection to service (?P<thing>[^ ]{1,120}) via nid (?P<server>[^ ]{1,80}) was lost; in progress "
+            r"operations"
+        ),
+        Sign(r"This client was evicted by (?P<thing>[^ ;]{1,120}); in progress operations"),
+        # Lost servers and connections; rc = -28 is a full target (AR005).
+        Sign(
+            r"LustreError: .{1,300}(?:rc =|rc|with) -(?:5|11|19|107|108|110|113)\b",
+            Role.LIKELY,
+            confidence=Confidence.LIKELY,
+        ),
+        Sign(r"\bceph: mds[0-9]+ (?:hung|caps stale|reconnect start)", Role.LIKELY),
+        Sign(r"Lost membership in cluster", Role.LIKELY),
+        Sign(r"rpc_wait_bit_killable", Role.LIKELY, confidence=Confidence.LIKELY),
+        Sign(r"\[Errno 107\] Transport endpoint is not connected: b?'(?P<thing>[^']{1,300})'"),
+        Sign(r"\[Errno 5\] Input/output error: b?'(?P<thing>[^']{1,300})'", Role.LIKELY, confidence=Confidence.LIKELY),
+        # ps aux: USER PID %CPU %MEM VSZ RSS TTY STAT START TIME COMMAND. Two signs: each needs a literal that is rare.
+        Sign(_PS_LINE + r" python", confidence=Confidence.LIKELY),
+        Sign(_PS_LINE + r" [^ ]{0,200}/bin/python", confidence=Confidence.LIKELY),
+        Sign(r"Failed to suspend process", Role.LIKELY, Blames.NOBODY, Confidence.UNDECIDED),
+    )
+    hits = (
+        "[680111.646286] INFO: task python:280058 blocked for more than 120 seconds.",
+        "[  207.955868] nfs: server 10.100.0.60 not responding, still trying",
+        "nfs: server store01 not responding, timed out",
+        "[  211.001023] nfs: server 10.100.0.60 OK",
+        "Lustre: fs-OST0000-osc-ffff8: Connection to fs-OST0000 (at 10.0.1.5@tcp) was lost; in progress operations "
+        "using "
+        "this service will wait for recovery to complete",
+        "Lustre: fs-OST0000-osc: Connection to service fs-OST0000 via nid 10.0.1.5@tcp was lost; in progress "
+        "operations "
+        "using this service will wait for recovery to complete.",
+        "LustreError: 167-0: fs-MDT0001-mdc: This client was evicted by fs-MDT0001; in progress operations using this "
+        "service will fail.",
+        "LustreError: 11-0: fs-OST0002-osc-ffff8: operation ost_read to node 10.0.1.5@tcp failed: rc = -107",
+        "kernel: ceph: mds0 hung",
+        "mmfs: [E] Lost membership in cluster gpfs.site. Unmounting file systems.",
+        "[<0>] rpc_wait_bit_killable+0x1e/0xb0 [sunrpc]",
+        "OSError: [Errno 107] Transport endpoint is not connected: '/gpfs/run/ckpt'",
+        "OSError: [Errno 5] Input/output error: '/lustre/data/shard-001.tar'",
+        "user001   280058  117  4.6 17517200480 24494736 ? Dl  00:36 291:14 python",
+        "root      31337  0.0  0.1 1234567 24736 pts/0 D+  Dec01 1:14 /opt/venv/bin/python train.py",
+        "Error: Failed to suspend process",
+    )
+    misses = (
+        "user001   280059 87.9  4.4 17508566232 23526964 ? Rl  00:36 217:52 python",
+        "user001   280059 87.9  4.4 17508566232 23526964 ? Ssl  Dec01 217:52 /opt/venv/bin/python train.py",
+        "Lustre: Lustre: Build Version: 2.15.4",
+        "LustreError: 11-0: scratch-OST0004-osc: operation ost_write to node 10.0.0.4 failed: rc = -28",
+        "[c10d] The client socket failed: Transport endpoint is not connected",
+    )
+    no_fault_yet = "the lab has no shared file system that it could freeze"
+
+
+class DataloaderShm(Cause, id="AR607"):
+    """Data loader workers run out of shared memory.
+
+    ## What it means
+    Workers of torch.utils.data.DataLoader hand batches over in `/dev/shm`. It is full: Docker gives a container 64 MB,
+    Kubernetes the same.
+
+    ## Why it breaks the job
+    A worker that touches a page which cannot be had gets SIGBUS and dies; the rank raises, and the others wait for it.
+    With many workers, large batches or pin_memory it comes after minutes or in the second epoch.
+
+    ## Example
+    torch 1.x in a container:
+
+        ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm).
+        RuntimeError: DataLoader worker (pid 3867) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory. Please try to raise your shared memory limit.
+
+    ## Fix
+    More of it: `docker run --shm-size=16g` or `--ipc=host`; in Kubernetes an emptyDir with `medium: Memory` at
+    /dev/shm; on a node `mount -o remount,size=50% /dev/shm`. Less use: fewer workers, smaller `prefetch_factor`. Left
+    over from dead jobs: `ls -l /dev/shm/torch_*`. "exited unexpectedly" without a bus error may be another death: see
+    `dmesg` for the out-of-memory killer.
+
+    ## Source
+    PyTorch, torch/csrc/DataLoader.cpp, torch/utils/data/dataloader.py, aten/src/ATen/MapAllocator.cpp, 1.0 to 2.13
+    (read 2026-11-21).
+    """  # noqa: E501  (a real line)
+
+    message = "data loader workers run out of shared memory"
+    told = "data loader workers run out of shared memory (/dev/shm)"
+    fix = "docker run --shm-size=16g or --ipc=host; Kubernetes: emptyDir with medium: Memory at /dev/shm"
+    exit_code = Exit.SETUP
+    also = ("AR002", "AR005")
+    signs = (
+        Sign(r"DataLoader worker \(pid (?P<pid>[0-9]+)\) is killed by signal: (?P<signal>Bus error)"),
+        Sign(r"might be caused by insufficient shared memory \(shm\)"),
+        Sign(r"possible that dataloader's workers are out of shared memory"),
+        Sign(r"unable to (?:write to|resize|stretch) file </?torch_[0-9]"),
+        Sign(r"unable to mmap [0-9]+ bytes from file </?torch_[0-9]"),
+        # Without a reason (torch before 1.9), or with one; "Too many open files" is AR004's.
+        Sign(
+            r"unable to open shared memory object </?torch_[0-9_]{1,60}> in read-(?:write|only) mode(?:$|\r|: [NCP])",
+            Role.LIKELY,
+            confidence=Confidence.LIKELY,
+        ),
+        Sign(
+            r"DataLoader worker \(pid(?:\(s\))? (?P<pid>[0-9]+)[0-9, ]{0,80}\) exited unexpectedly",
+            Role.LIKELY,
+            confidence=Confidence.UNDECIDED,
+        ),
+        Sign(r"no response from torch_shm_manager", Role.LIKELY, confidence=Confidence.LIKELY),
+    )
+    hits = (
+        "RuntimeError: DataLoader worker (pid 3867) is killed by signal: Bus error. It is possible that dataloader's "
+        "workers "
+        "are out of shared memory. Please try to raise your shared memory limit.",
+        "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm).",
+        "RuntimeError: unable to write to file </torch_169035_1920244589_10>: No space left on device (28)",
+        "RuntimeError: unable to mmap 1024 bytes from file </torch_23_1_0>: Cannot allocate memory (12)",
+        "RuntimeError: unable to open shared memory object </torch_52868_1950128645> in read-write mode",
+        "RuntimeError: DataLoader worker (pid(s) 1724, 1725) exited unexpectedly",
+        "RuntimeError: DataLoader worker (pid 31) exited unexpectedly with exit code 1. Details are lost due to "
+        "multiprocessing. Rerunning with num_workers=0 may give better error trace.",
+        "RuntimeError: unable to open shared memory object </torch_9_1_2> in read-write mode: No such file or "
+        "directory (2)",
+        'RuntimeError: no response from torch_shm_manager at "/opt/venv/torch/bin/torch_shm_manager"',
+    )
+    misses = (
+        "RuntimeError: DataLoader worker (pid 3867) is killed by signal: Killed.",
+        "UserWarning: This DataLoader will create 16 worker processes in total. Our suggested max number of worker "
+        "in current "
+        "system is 8",
+        "RuntimeError: unable to open shared memory object </torch_9_1_2> in read-write mode: Too many open files (24)",
+        "NCCL INFO Channel 00 : 0[0] -> 1[1] via SHM/direct/direct",
+    )
+    no_fault_yet = "the lab fills /dev/shm of a node for AR002; its script has no data loader"
