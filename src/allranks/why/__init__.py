@@ -1,0 +1,1 @@
+"""From the logs of any job to the culprit: `allranks why`."""

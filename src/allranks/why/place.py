@@ -1,0 +1,67 @@
+"""Whose is a file of log, as far as its path tells? Pure; the names are those that launchers give.
+
+    >>> read_path("runs/4711/attempt_0/node03/rank_1.err")
+    ('node03', 1, None, 0)
+    >>> read_path("/tmp/logs/none_x1/attempt_2/3/stderr.log")
+    (None, None, 3, 2)
+
+A rank is taken from a name only where the name says "rank" or is a launcher's own: a wrong rank is worse than none.
+A number of an array (slurm-4711_3.out), of a node or of a model-parallel group is no rank.
+"""
+
+from __future__ import annotations
+
+import re
+
+MAX_RANK = 100_000
+HOST = (
+    r"(?:ip(?:-\d{1,3}){4}|(?:[a-z0-9]+-)*"
+    r"(?:node|nid|host|compute|worker|master|trainer|dgx|hgx|cn|server|machine|pod|gpu(?=-\d|\d\d))"
+    r"-?\d{1,6}(?:-\d{1,4})?)"
+)
+"""What is a host's name wherever it stands; other names are believed only where something else says so."""
+
+# allranks: attempt_0/node03/rank_1.err; torchrun: attempt_0/3/stderr.log.
+_ATTEMPT = re.compile(r"(?:^|/)attempt_(\d{1,6})/(?:([^/]+)/)?([^/]+)$")
+# The word before "rank" tells which: of a node, of a group of model parallelism, of this machine.
+_RANK = re.compile(r"(?:([a-z]+)[_.-]|(?<![a-z])(?:global)?)rank[_.=-]?(\d{1,6})(?![0-9a-z])", re.IGNORECASE)
+_OTHER_RANKS = frozenset((
+    "node", "mp", "pp", "tp", "dp", "ep", "cp", "sp", "pg", "group", "role", "model", "pipeline", "tensor", "data",
+    "expert", "machine", "agent", "local",
+))  # fmt: skip
+_LOCAL_RANK = re.compile(r"(?<![a-z])local[_.-]?rank[_.=-]?(\d{1,4})(?![0-9a-z])", re.IGNORECASE)
+_WORKER = re.compile(r"(?<![a-z0-9-])worker_(\d{1,6})(?![0-9a-z])", re.IGNORECASE)
+_TASK = re.compile(r"\d{2,}(?:_\d+)?_(\d{1,6})_log\.(?:out|err)(?:\.gz|\.zst)?")  # submitit: %j_%t_log.out
+_NODE = re.compile(rf"(?<![a-z0-9-])(?:{HOST}|node_\d{{1,6}})(?![a-z0-9]|-\d)", re.IGNORECASE)
+_ADDRESS = re.compile(r"(?<![\w.-])\d{1,3}(?:\.\d{1,3}){3}(?!\d)")
+_JOB = re.compile(r"^(?:slurm[a-z]*[-_.])?(?:\d+[-_.])*", re.IGNORECASE)
+_PARENTS = 3
+"""So many directories above a file may say whose it is; further up they are of something else."""
+
+
+def read_path(path: str) -> tuple[str | None, int | None, int | None, int | None]:
+    """Return node, rank, local rank and attempt, as far as a path tells."""
+    node = rank = local_rank = attempt = None
+    *folders, name = path.split("/")
+    if match := _ATTEMPT.search(path):
+        attempt = int(match[1])
+        if match[2] and match[2].isdecimal():
+            local_rank = int(match[2])
+        else:
+            node = match[2]
+    for part in [name, *reversed(folders[-_PARENTS:])]:
+        if local_rank is None and (match := _LOCAL_RANK.search(part)):
+            local_rank = int(match[1])
+        if rank is None:
+            rank = _rank_of(part)
+        if node is None and (match := _ADDRESS.search(part) or _NODE.search(_JOB.sub("", part, count=1))):
+            node = match[0]
+    return node, rank if rank is None or rank <= MAX_RANK else None, local_rank, attempt
+
+
+def _rank_of(part: str) -> int | None:
+    for match in _RANK.finditer(part):
+        if (match[1] or "").lower() not in _OTHER_RANKS:
+            return int(match[2])
+    found = _WORKER.search(part) or _TASK.fullmatch(part)
+    return int(found[1]) if found else None
