@@ -1,0 +1,114 @@
+"""From sources to what they say: every source goes once through the matcher, and the lines that hit become events.
+
+    logs = collect(sources, list_patterns(all_causes()))
+
+Memory is bounded whatever the size: of one kind of event only the first and last few of a source are kept, and of a
+source's other lines the end.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Callable, Sequence
+
+from allranks.why.events import Event, Logs, Pattern, Tail, read_events
+from allranks.why.line import read_line, segments
+from allranks.why.match import Matcher
+from allranks.why.read import Chunk, ReadError, ReadProblem, read_chunks
+from allranks.why.sources import Source
+
+KEEP_FIRST = 400
+KEEP_LAST = 200
+"""Events of one kind that are kept of one source: a traceback's frames are some 30, and each rank may have one."""
+KEEP_ALL = 200_000
+"""Events that are kept of all sources: some 200 MB."""
+TAIL_BYTES = 8192
+
+
+def collect(
+    sources: Sequence[Source],
+    patterns: Sequence[Pattern],
+    *,
+    matcher: Matcher | None = None,
+    on_progress: Callable[[int], None] = lambda _: None,
+    problems: list[ReadProblem] | None = None,
+) -> Logs:
+    """Read all sources.
+
+    Args:
+        sources: in the order in which they are shown.
+        patterns: what is looked for.
+        matcher: of these patterns, where there is one already.
+        on_progress: called with the number of bytes just read.
+        problems: gets what could not be read to its end; a source that cannot be read at all is one, too.
+    """
+    matcher = matcher or Matcher([pattern.scan for pattern in patterns])
+    events: list[Event] = []
+    tails: list[Tail] = []
+    dropped = 0
+    for source in sources:
+        kept = _Kept(KEEP_FIRST, KEEP_LAST if len(events) < KEEP_ALL else 0)
+        end = _End(source)
+        try:
+            for chunk in read_chunks(source, problems=problems):
+                on_progress(len(chunk.data))
+                end.add(chunk)
+                for hit in matcher.scan(chunk):
+                    line = read_line(hit.raw, source, hit.number)
+                    for event in read_events(line, [patterns[index] for index in hit.patterns]):
+                        kept.add(event)
+        except ReadError as exc:
+            if problems is not None:
+                problems.append(ReadProblem(source, str(exc)))
+        events += kept.in_order()
+        dropped += kept.dropped
+        tails.append(end.tail())
+    return Logs(tuple(events), tuple(tails), dropped)
+
+
+class _Kept:
+    """The first and the last events of each kind of one source."""
+
+    def __init__(self, first: int, last: int) -> None:
+        self._limit, self._last = first, last
+        self._counts: defaultdict[str, int] = defaultdict(int)
+        self._first: list[tuple[int, Event]] = []
+        self._latest: dict[str, deque[tuple[int, Event]]] = {}
+        self._count = 0
+        self.dropped = 0
+
+    def add(self, event: Event) -> None:
+        self._count += 1
+        self._counts[event.kind] += 1
+        if self._counts[event.kind] <= self._limit:
+            self._first.append((self._count, event))
+            return
+        latest = self._latest.setdefault(event.kind, deque(maxlen=self._last))
+        self.dropped += len(latest) == self._last
+        latest.append((self._count, event))
+
+    def in_order(self) -> list[Event]:
+        pairs = [*self._first, *(pair for latest in self._latest.values() for pair in latest)]
+        return [event for _, event in sorted(pairs, key=lambda pair: pair[0])]
+
+
+class _End:
+    """The last bytes of a source."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self._data = b""
+        self._first_line = 1
+
+    def add(self, chunk: Chunk) -> None:
+        if len(chunk.data) >= TAIL_BYTES or not self._data:
+            self._data, self._first_line = chunk.data, chunk.first_line
+        else:
+            self._data += chunk.data
+        if len(self._data) > TAIL_BYTES:
+            cut = len(self._data) - TAIL_BYTES
+            self._first_line += self._data.count(b"\n", 0, cut)
+            self._data = self._data[cut:]
+
+    def tail(self) -> Tail:
+        return Tail(self._source, self._data, self._first_line)

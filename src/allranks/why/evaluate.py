@@ -1,0 +1,171 @@
+"""How often is `allranks why` right? Over a folder of labelled cases, as the corpus has them.
+
+    python -m allranks.why.evaluate DIR [--json] [--case ID]
+
+A case is a JSON file with `log`, `label`, `also`, `culprit_any`, `label_confidence` and `score`; only those with
+`score: true` count. Top-1: the first cause is the label or one of `also`; top-3: one of the first three is. The culprit
+is right when any of `culprit_any` occurs in it as whole words.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from allranks.causes.catalogue import all_causes
+from allranks.why.blame import conclude
+from allranks.why.collect import collect
+from allranks.why.conclusion import Conclusion
+from allranks.why.events import Pattern, list_patterns
+from allranks.why.match import Matcher
+from allranks.why.sources import find_sources
+
+SAME = {"oom-host": "host-oom-kill"}
+"""Labels of the corpus -> names of the catalogue, where they differ."""
+INNOCENT = frozenset(("healthy", "user-code-error"))
+"""Where the network or the hardware must not be blamed."""
+_HARDWARE = ("AR1", "AR2", "AR3")
+_NO_HARDWARE = frozenset(("AR109", "AR110", "AR106", "AR111"))
+"""Family 1 that is the program's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One case, and what was found in its log."""
+
+    case: dict[str, Any]
+    found: tuple[str, ...]
+    """Names of causes, the first one first."""
+    culprit: str
+    is_false_blame: bool
+
+    @property
+    def wanted(self) -> frozenset[str]:
+        """Names that count as right."""
+        labels = [self.case["label"], *(self.case.get("also") or [])]
+        return frozenset(SAME.get(label, label) for label in labels)
+
+    @property
+    def is_right(self) -> bool:
+        """The first cause is right."""
+        return bool(self.found) and self.found[0] in self.wanted
+
+    @property
+    def is_among_three(self) -> bool:
+        """One of the first three is right."""
+        return bool(self.wanted & set(self.found[:3]))
+
+    @property
+    def has_culprit(self) -> bool | None:
+        """The culprit is right; None: the case names none."""
+        tokens = self.case.get("culprit_any")
+        return any(_has_words(self.culprit, token) for token in tokens) if tokens else None
+
+
+def judge(case: dict[str, Any], patterns: Sequence[Pattern], matcher: Matcher) -> Judged:
+    """Read one case's log and hold the conclusions against its label."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "case.log"
+        path.write_text(case["log"])
+        logs = collect(find_sources([str(path)]), patterns, matcher=matcher)
+    found = conclude(logs)
+    return Judged(
+        case=case,
+        found=tuple(each.cause.name for each in found),
+        culprit=found[0].culprit.words() if found else "",
+        is_false_blame=case["label"] in INNOCENT and bool(found) and _blames_hardware(found[0]),
+    )
+
+
+def _blames_hardware(conclusion: Conclusion) -> bool:
+    return conclusion.cause.id.startswith(_HARDWARE) and conclusion.cause.id not in _NO_HARDWARE
+
+
+def _has_words(text: str, token: str) -> bool:
+    plain = re.sub(r"[\[\]=_]", " ", text.lower())
+    plain = re.sub(r"\brank(\d)", r"rank \1", plain)
+    words = re.sub(r"[\[\]=_]", " ", token.lower())
+    words = re.sub(r"\brank(\d)", r"rank \1", words)
+    return re.search(rf"(?<![\w.]){re.escape(words)}(?![\w])", plain) is not None
+
+
+def score(judged: Iterable[Judged]) -> dict[str, Any]:
+    """Return the figures of the cases that count, established and likely ones apart and together."""
+    counted = [each for each in judged if each.case["score"]]
+    confusions = Counter((each.case["label"], each.found[0] if each.found else "-") for each in counted if not each.is_right)
+    result: dict[str, Any] = {}
+    for name in ("established", "likely", "all"):
+        part = [each for each in counted if name in {"all", each.case["label_confidence"]}]
+        named = [each for each in part if each.has_culprit is not None]
+        result[name] = {
+            "cases": len(part),
+            "top_1": _share([each.is_right for each in part]),
+            "top_3": _share([each.is_among_three for each in part]),
+            "culprit_cases": len(named),
+            "culprit": _share([bool(each.has_culprit) for each in named]),
+        }
+    result["false_blames"] = [each.case["id"] for each in judged if each.is_false_blame]
+    result["confusions"] = [
+        {"label": label, "found": found, "cases": count} for (label, found), count in confusions.most_common()
+    ]
+    return result
+
+
+def _share(rights: Sequence[bool]) -> float:
+    return round(sum(rights) / len(rights), 3) if rights else 0.0
+
+
+def evaluate(folder: Path, only: Sequence[str] = ()) -> list[Judged]:
+    """Judge all cases of a folder.
+
+    Raises:
+        OSError, ValueError: it cannot be read, or a file in it is no case.
+    """
+    patterns = list_patterns(all_causes())
+    matcher = Matcher([pattern.scan for pattern in patterns])
+    cases = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    return [judge(case, patterns, matcher) for case in cases if not only or case["id"] in only]
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Print the scores of a folder; 1 where a false blame is among them."""
+    import argparse
+
+    parser = argparse.ArgumentParser(prog="python -m allranks.why.evaluate", description=__doc__.partition("\n")[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--json", action="store_true", help="for programs")
+    parser.add_argument("--case", action="append", default=[], metavar="ID", help="only this one")
+    options = parser.parse_args(arguments)
+    judged = evaluate(options.folder, options.case)
+    if not judged:
+        print(f"{options.folder}: no case there; expected files named *.json", file=sys.stderr)
+        return 2
+    figures = score(judged)
+    if options.json:
+        print(json.dumps(figures, indent=2))
+        return int(bool(figures["false_blames"]))
+    for each in judged:
+        if each.case["score"] and not (each.is_right and each.has_culprit is not False):
+            print(
+                f"{each.case['id']:<9} {each.case['label']:<20} found {', '.join(each.found[:4]) or '-'}; "
+                f"culprit {each.culprit or '-'} (wanted {each.case.get('culprit_any')})"
+            )
+    for name in ("established", "likely", "all"):
+        part = figures[name]
+        print(
+            f"{name:<12} {part['cases']:>4} cases  top-1 {part['top_1']:.1%}  top-3 {part['top_3']:.1%}  "
+            f"culprit {part['culprit']:.1%} of {part['culprit_cases']}"
+        )
+    print(f"false blames: {', '.join(figures['false_blames']) or 'none'}")
+    return int(bool(figures["false_blames"]))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

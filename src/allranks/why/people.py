@@ -1,0 +1,188 @@
+"""Who is who in the logs: which address is which node, which process is which rank, how many ranks there are. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from allranks.causes.sign import CULPRIT_GROUPS, Blames
+from allranks.report.text import fold_ranks
+from allranks.why.events import Event, Logs
+from allranks.why.line import Line
+
+MAX_RANKS = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """Whom a conclusion blames, as far as the logs tell."""
+
+    nodes: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+    interface: str | None = None
+    things: tuple[str, ...] = ()
+    """Anything else, in words: `GPU 0000:10:1c`, `address 127.0.1.1`, `local rank 3`, `process 4711`."""
+
+    def __or__(self, other: Culprit) -> Culprit:
+        return Culprit(
+            nodes=tuple(dict.fromkeys(self.nodes + other.nodes)),
+            ranks=tuple(sorted({*self.ranks, *other.ranks})),
+            interface=self.interface or other.interface,
+            things=tuple(dict.fromkeys(self.things + other.things)),
+        )
+
+    def __bool__(self) -> bool:
+        return bool(self.nodes or self.ranks or self.interface or self.things)
+
+    def words(self) -> str:
+        """Return all of it in one line, each rank by itself: `node03 rank 1 rank 2 GPU 0`."""
+        ranks = [f"rank {rank}" for rank in self.ranks]
+        return " ".join([*self.nodes, *filter(None, [self.interface]), *ranks, *self.things])
+
+
+@dataclass(frozen=True, slots=True)
+class People:
+    """What the logs tell of the job's ranks and nodes."""
+
+    world: int | None
+    """World size, where a line says so."""
+    ranks: frozenset[int]
+    """All that say something, or are named."""
+    node_of_address: dict[str, str]
+    rank_of_process: dict[tuple[str, int], int]
+    """(node, pid) -> rank."""
+    nodes: tuple[str, ...] = ()
+    """All that say something."""
+    scopes: tuple[tuple[str, int, Culprit], ...] = ()
+    """(source, line, who): from that line on somebody else speaks, as mp.spawn and Ray announce a worker's error."""
+
+    def know(self, line: Line) -> Line:
+        """Return the line with the rank that its process has, where only other lines tell."""
+        if line.rank is not None or line.node is None or line.pid is None:
+            return line
+        rank = self.rank_of_process.get((line.node, line.pid))
+        return line if rank is None else replace(line, rank=rank)
+
+
+def meet(logs: Logs) -> People:
+    """Find out who is who."""
+    addresses: dict[str, str] = {}
+    processes: dict[tuple[str, int], int] = {}
+    worlds: defaultdict[int, int] = defaultdict(int)
+    ranks: set[int] = set()
+    nodes: dict[str, None] = {}
+    scopes: list[tuple[str, int, Culprit]] = []
+    for event in logs.events:
+        line, rank, world = event.line, event.number("rank"), event.number("world")
+        if line.node:
+            nodes[line.node] = None
+        if event.kind == "scope":
+            scopes.append((line.source.shown, line.number, _scope(event)))
+        if line.rank is not None:
+            ranks.add(line.rank)
+        if event.kind == "bootstrap" and line.node:
+            addresses[event.values["address"]] = line.node
+        if event.kind == "comm" and rank is not None and line.node and line.pid is not None:
+            processes.setdefault((line.node, line.pid), rank)
+        if event.kind in {"comm", "world"} and world:
+            worlds[world] += 1
+        if event.kind == "AR401" and (wanted := event.number("wanted")):
+            worlds[wanted] += 1
+    world = max(worlds, default=None)  # groups within the job are smaller
+    return People(world if world and world <= MAX_RANKS else None, frozenset(ranks), addresses, processes, tuple(nodes), tuple(scopes))
+
+
+def _scope(event: Event) -> Culprit:
+    things = []
+    if local_rank := event.values.get("local_rank"):
+        things.append(f"local rank {local_rank}")
+    if pid := event.values.get("pid"):
+        things.append(f"process {pid}")
+    if address := event.values.get("address"):
+        things.append(f"address {address}")
+    return Culprit(things=tuple(things))
+
+
+def blame(event: Event, people: People) -> Culprit:
+    """Return whom the event's line means, as its sign says."""
+    assert event.sign is not None
+    who = event.sign.blames
+    found = Culprit()
+    if who is Blames.SPEAKER:
+        found = speaker(people.know(event.line))
+    if who is Blames.PEER and (peer := event.values.get("peer")):
+        found = name_peer(peer, people)
+    if who is Blames.NOBODY:
+        return Culprit()
+    return named(event) | found
+
+
+def speaker(line: Line) -> Culprit:
+    """Return who wrote a line; the local rank only where the rank is not known."""
+    things = []
+    if line.rank is None and line.local_rank is not None:
+        things.append(f"local rank {line.local_rank}")
+    return Culprit(
+        nodes=(line.node,) if line.node else (),
+        ranks=() if line.rank is None else (line.rank,),
+        things=tuple(things),
+    )
+
+
+def name_peer(peer: str, people: People) -> Culprit:
+    """Return who an address or a rank is; the address itself is named, too."""
+    host = peer.strip("[]<>")
+    if host.isdecimal():
+        return Culprit(ranks=(int(host),))
+    node = people.node_of_address.get(host)
+    return Culprit(nodes=(node,) if node else (), things=(f"address {host}",))
+
+
+_WORDS = {"gpu": "GPU", "hca": "HCA", "pid": "process", "port": "port", "address": "address"}
+
+
+def named(event: Event) -> Culprit:
+    """Return the culprit that a line names."""
+    found = Culprit()
+    for group in sorted(CULPRIT_GROUPS & event.values.keys()):
+        text = event.values[group].strip()
+        if group in {"rank", "ranks"}:
+            found |= Culprit(ranks=parse_ranks(text))
+        elif group == "node":
+            found |= Culprit(nodes=(text.rstrip(".,"),))
+        elif group == "interface":
+            found |= Culprit(interface=text)
+        else:
+            found |= Culprit(things=(f"{_WORDS[group]} {text}" if group in _WORDS else text,))
+    if "local_rank" in event.values and not found.ranks and event.line.rank is None:
+        found |= Culprit(things=(f"local rank {event.values['local_rank']}",))
+    return found
+
+
+def parse_ranks(text: str, *, limit: int = 4096) -> tuple[int, ...]:
+    """Read `4, 5, 6` and `[0-3]`; what is no number is left out.
+
+    >>> parse_ranks("[0-2],5")
+    (0, 1, 2, 5)
+    """
+    found: list[int] = []
+    for part in text.replace("[", " ").replace("]", " ").replace(",", " ").replace("and", " ").split():
+        first, dash, last = part.partition("-")
+        if first.isdecimal() and (not dash or last.isdecimal()) and len(first) < 8 and len(last) < 8:
+            end = int(last) if dash else int(first)
+            found += range(int(first), min(end, int(first) + limit) + 1)
+    return tuple(dict.fromkeys(found))
+
+
+def tell_ranks(ranks: Iterable[int]) -> str:
+    """`rank 3`, `ranks 0-2,5`."""
+    return fold_ranks(ranks)
+
+
+def missing_of(present: Sequence[int] | frozenset[int] | set[int], world: int | None) -> tuple[int, ...]:
+    """Return the ranks that are not there; without a world size, of 0 to the largest that is."""
+    if not present:
+        return ()
+    end = world if world is not None else max(present) + 1
+    return tuple(rank for rank in range(min(end, MAX_RANKS)) if rank not in present)
