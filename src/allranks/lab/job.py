@@ -200,7 +200,7 @@ def run_baseline(lab: Lab, injected: Sequence[Injected], run_dir: Path, *, say: 
     network = ip_interface(first.data_address).network
     nic = f"$(ip -oneline address show to {network} | awk '{{print $2; exit}}')"
     names = f'export GLOO_SOCKET_IFNAME="${{GLOO_SOCKET_IFNAME:-{nic}}}"'
-    command = ["srun", *tasks, *start.prefix, "sh", "-c", f'{names}; exec "$@"', "sh", *torchrun]
+    command = ["srun", "--label", *tasks, *start.prefix, "sh", "-c", f'{names}; exec "$@"', "sh", *torchrun]
     label = ", ".join(each.fault.name for each in injected)
     say(f"{label}: plain torchrun meets it, cut off after {BASELINE_S:.0f} s")
     log = run_dir / "torchrun.txt"
@@ -217,7 +217,7 @@ def run_baseline(lab: Lab, injected: Sequence[Injected], run_dir: Path, *, say: 
 
 _WORDS = re.compile(r"Error|error:|Exception|[Tt]imed? ?out|refused|unreachable|[Ff]ailed|aborted|No route", re.ASCII)
 _NOISE = re.compile(
-    r"srun: |slurmstepd|^\[W\d|hostname of the client socket|OMP_NUM_THREADS|^\*+$|Traceback \(most recent"
+    r"srun: |slurmstepd|^(?:\d+: )?\[W\d|hostname of the client socket|OMP_NUM_THREADS|^\*+$|Traceback \(most recent"
 )
 
 
@@ -239,8 +239,13 @@ class _FirstWords:
             self._read = file.tell()
         for line in text.splitlines():
             if _WORDS.search(line) and not _NOISE.search(line):
-                self.first_s, self.said = time.monotonic(), " ".join(line.split())[:160]
+                self.first_s, self.said = time.monotonic(), _said(line)
                 return
+
+
+def _said(line: str) -> str:
+    """The words of a line without the task that srun --label puts before it."""
+    return re.sub(r"^\d+: ", "", " ".join(line.split()))[:160]
 
 
 def _execute_watched(lab: Lab, node: str, command: Sequence[str], log: Path, watch: _FirstWords) -> int | None:

@@ -366,6 +366,7 @@ class Healthy(Cause, id="AR599"):
     signs = (
         Sign(r"worker group successfully finished", Role.CONTEXT, Blames.NOBODY),
         Sign(r"Training completed\. Do not forget to share your model", Role.CONTEXT, Blames.NOBODY),
+        Sign(r"\[exiting program (?:after|at)", Role.CONTEXT, Blames.NOBODY),
         Sign(r"`Trainer\.fit` stopped: `max_(?:epochs|steps)=[0-9]+` reached", Role.CONTEXT, Blames.NOBODY),
     )
     hits = (
@@ -373,6 +374,7 @@ class Healthy(Cause, id="AR599"):
         "seconds "
         "for other agents to finish.",
         "Training completed. Do not forget to share your model on huggingface.co/models =)",
+        "[exiting program after 1190.0357275923093 minutes] datetime: 2021-08-08 01:00:51",
         "`Trainer.fit` stopped: `max_epochs=10` reached.",
     )
     misses = ("[default] Worker group FAILED. 2/3 attempts left; will restart worker group",)

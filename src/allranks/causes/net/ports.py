@@ -209,6 +209,14 @@ class PortInUse(Cause, id="AR207"):
         Sign(
             r"Tried to launch distributed communication on port `(?P<port>[0-9]+)`, but another process is utilizing it"
         ),
+        # Somebody listens there, and does not speak as a store does.
+        Sign(
+            r"TCP client failed to connect/validate to host (?P<node>[^ :]{1,120}):(?P<port>[0-9]+) - retrying "
+            r"\(.{1,80}: (?:Connection reset by peer|Broken pipe)",
+            Role.LIKELY,
+            Blames.NAMED,
+            Confidence.LIKELY,
+        ),
         Sign(r"Call to bind failed ?: Address already in use"),
         Sign(r" vs -1\. ?bind: Address already in use"),
         # Of any server: tensorboard's too.
@@ -225,6 +233,8 @@ class PortInUse(Cause, id="AR207"):
         "[W socket.cpp:426] [c10d] The server socket has failed to bind to [::]:29500 (errno: 98 - Address already in "
         "use).",
         "The server socket has failed to bind to (errno: 98 - Address already in use)",
+        "[W1121 11:07:23.060430033 TCPStore.cpp:340] [c10d] TCP client failed to connect/validate to host "
+        "master-node:29500 - retrying (try=1, timeout=60000ms, delay=1041ms): Connection reset by peer",
         "RuntimeError: Address already in use",
         "ConnectionError: Tried to launch distributed communication on port `29500`, but another process is utilizing "
         "it. Please specify a different port (such as using the `--main_process_port` flag or specifying a different "

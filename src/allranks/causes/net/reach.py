@@ -54,7 +54,10 @@ class MasterUnreachable(Cause, id="AR201"):
     fix = "leave the address away under SLURM, else name one of {node} that all nodes reach: ip -br addr"
     exit_code = Exit.SETUP
     also = ("AR202", "AR203", "AR206", "AR209", "AR210", "AR401", "AR402", "AR414")
-    told = "the ranks were told to meet at an address that does not answer"
+    told = (
+        "nothing answers where the ranks were told to meet: a wrong address, a filtered port, or a host that is not up; "
+        "these logs cannot tell which"
+    )
     signs = (
         Sign(
             r"client socket has timed out after [0-9]+m?s while trying to connect to " + ENDPOINT,
