@@ -57,8 +57,8 @@ def test_what_enters_a_worker_imports_the_standard_library_and_torch_only(path: 
 
 def test_the_verbs_are_these() -> None:
     assert list(VERBS) == [
-        "run", "check", "init", "render", "submit", "status", "logs", "cancel", "list", "stack", "env", "explain",
-        "config", "lab", "completion",
+        "run", "check", "init", "render", "submit", "status", "logs", "cancel", "list", "stack", "why", "env",
+        "explain", "config", "lab", "completion",
     ]  # fmt: skip
 
 
@@ -144,7 +144,7 @@ def test_links_in_documents_lead_somewhere(path: Path) -> None:
 
 def test_files_named_in_the_architecture_exist() -> None:
     text = (ROOT / "docs/explanation/architecture.md").read_text()
-    for name in re.findall(r"`((?:launch|join|wire|model|host|report|cli)/[a-z_/]+\.py)`", text):
+    for name in re.findall(r"`((?:launch|join|wire|model|host|report|cli|why)/[a-z_/]+\.py)`", text):
         assert (ROOT / "src/allranks" / name).exists(), name
 
 
@@ -156,5 +156,5 @@ def test_pinned_torch_is_the_tested_one() -> None:
 def test_direct_dependencies_are_these() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert {re.split(r"[>=<]", name)[0] for name in project["dependencies"]} == {
-        "click", "jinja2", "msgspec", "psutil", "py-spy",
+        "click", "hyperscan", "jinja2", "msgspec", "psutil", "py-spy", "zstandard",
     }  # fmt: skip

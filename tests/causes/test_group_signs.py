@@ -122,7 +122,7 @@ def test_a_watchdog_s_timeout_says_who_waited_in_which_collective(line: str, sai
             "Detected mismatch between collectives on ranks. Rank 7 is running collective: "
             "CollectiveFingerPrint(SequenceNumber=18, OpType=BROADCAST), but Rank 0 is running",
             Role.PRIMARY,
-            {"rank": "7", "seq": "18", "op": "BROADCAST", "peer": "0"},
+            {"rank": "7", "seq": "18", "op": "BROADCAST", "ranks": "0"},
         ),
         ("AR412", "Parameters which did not receive grad for rank 3: net2.weight, net2.bias", Role.PRIMARY,
          {"rank": "3", "thing": "net2.weight"}),

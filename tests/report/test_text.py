@@ -215,3 +215,48 @@ def test_our_own_lines_are_on_standard_error(capsys):
     say("all 6 ranks are up")
     captured = capsys.readouterr()
     assert (captured.out, captured.err) == ("", "allranks: all 6 ranks are up\n")
+
+
+def test_a_note_is_one_calm_line():
+    finding = Finding(
+        cause="AR599 healthy",
+        severity=Severity.NOTE,
+        confidence=Confidence.LIKELY,
+        message="nothing speaks of a failure",
+        evidence=(Evidence(seen="step 9", source="a.log:1"),),
+    )
+    assert render_finding(finding, ASCII).split() == [
+        "+",
+        "AR599",
+        "healthy",
+        "nothing",
+        "speaks",
+        "of",
+        "a",
+        "failure",
+        "likely",
+    ]
+    assert render_finding(finding, COLOUR).startswith("\x1b[32;1m\u2713 AR599 healthy")
+
+
+@pytest.mark.parametrize(
+    ("node", "ranks", "confidence"),
+    [
+        ("n1 or n2", (), "undecided between n1 and n2"),
+        (None, (3, 5), "undecided between rank 3 and rank 5"),
+        ("n1 or n2 or n3", (), "undecided"),
+        ("n1", (3,), "undecided"),
+    ],
+)
+def test_of_two_culprits_both_are_named(node, ranks, confidence):
+    finding = Finding(
+        cause="X", severity=Severity.FAIL, confidence=Confidence.UNDECIDED, node=node, ranks=ranks, message="m"
+    )
+    assert render_finding(finding, UTF8).splitlines()[0].endswith(f"   {confidence}")
+
+
+def test_what_would_tell_more_comes_after_the_fix():
+    finding = Finding(
+        cause="X", severity=Severity.WARN, confidence=Confidence.LIKELY, message="m", fix="this", ask="dmesg of n1"
+    )
+    assert render_finding(finding, UTF8).splitlines()[2:4] == ["  fix  this", "  next dmesg of n1"]

@@ -24,7 +24,8 @@ HARDWARE_ERRORS = frozenset(
 """Counters that stand for a bad link or for packets lost on it; VL15_dropped and the like grow on healthy fabrics."""
 
 _COMPLETION = (
-    r"Got completion (?:from peer (?:(?P<peer>[0-9A-Za-z.:%_-]{2,80})<[0-9]+> )?)?with (?:status=|error )"
+    r"Got completion (?:from peer (?:(?P<peer>[0-9A-Za-z.:%_*-]{2,80}|<[^>]{1,40}>)<[0-9A-Za-z_*]{1,12}> )?)?"
+    r"with (?:status=|error )"
     r"(?:IBV_WC_[A-Z_]{4,20}\()?"
 )
 """How NCCL says that an operation failed, before the number of ibv_wc_status: `Got completion with error 12, opcode 1`
@@ -113,6 +114,23 @@ class IbConfig(Cause, id="AR301"):
         Sign(_EVENT + r"GID table change", Role.CONTEXT),
         Sign(_SAID + r"Error: network (?P<thing>[A-Za-z0-9_ -]{0,40}) not found", confidence=Confidence.LIKELY),
         Sign(r"ACS is enabled, which breaks the GPU Direct RDMA protocol", Role.CONTEXT, Blames.NOBODY),
+        # NVSHMEM's transports.
+        Sign(
+            r"transport/(?:ibgda|ibrc|ibdevx|libfabric)/[a-z_]{3,20}\.cpp:[0-9]+: (?:NULL value|non-zero status)",
+            Role.LIKELY,
+            confidence=Confidence.LIKELY,
+        ),
+        # EFA: aws-ofi-nccl, and what libfabric says below it.
+        Sign(r"NET/OFI (?:OFI )?fi_getinfo\(\) call failed", confidence=Confidence.LIKELY),
+        Sign(r"NET/OFI Couldn't (?:open|set|create|enable|bind) ", confidence=Confidence.LIKELY),
+        Sign(r"NET/OFI Creating new endpoint for domain [^ ]{1,20} failed", confidence=Confidence.LIKELY),
+        Sign(r"fi_getinfo: provider efa output empty list", Role.CONTEXT),
+        # NCCL hands a system error up from its RDMA transport, and the line that says which is not there.
+        Sign(
+            r"NCCL INFO (?:transport/net_ib(?:/[a-z_]{2,20})?\.c[cu]|ib_plugin\.c|p2p_plugin\.c):[0-9]+ -> 2\b",
+            Role.LIKELY,
+            confidence=Confidence.UNDECIDED,
+        ),
         Sign(r"UCX  ERROR .{0,120}ibv_create_ah\(.{0,200} failed: ", confidence=Confidence.LIKELY),
         Sign(
             r"ib_mlx5_log\.c:[0-9]+ +(?:Local protection|Local QP operation|Remote access|Remote operation) on "
@@ -121,6 +139,15 @@ class IbConfig(Cause, id="AR301"):
         ),
     )
     hits = (
+        "/opt/nvshmem/nvshmem/src/modules/transport/ibgda/ibgda.cpp:1889: NULL value cannot allocate mlx5dv_devx_uar",
+        "ip-10-0-3-90:1929:1937 [0] nccl_net_ofi_rdma_init:7978 NCCL WARN NET/OFI OFI fi_getinfo() call failed: No "
+        "data available",
+        "configure_sendrecv_inorder:213 NCCL WARN NET/OFI Couldn't set FI_OPT_EFA_SENDRECV_IN_ORDER_ALIGNED_128_BYTES",
+        "nccl_net_ofi_domain_get_ep:969 NCCL WARN NET/OFI Creating new endpoint for domain 0x7f9befa99380 failed: "
+        "Invalid argument",
+        "libfabric:85:1747438790::core:core:fi_getinfo_():1392<warn> fi_getinfo: provider efa output empty list",
+        "busybox2-ntvlv:11537:11571 [3] NCCL INFO transport/net_ib.cc:282 -> 2",
+        "a100-node-3:3778851:3779883 [4] NCCL INFO ib_plugin.c:196 -> 2",
         "NCCL WARN NET/IB : Unable to open device erdma_1",
         "misc/ibvwrap.cc:284 NCCL WARN Call to ibv_modify_qp failed with error Invalid argument",
         "ibvwrap.c:174 NCCL WARN Call to ibv_modify_qp failed with error No such device errno 19",

@@ -23,6 +23,7 @@ VERBS = {
     "cancel": ("allranks.cli.jobs", "cancel", "End jobs, or take them out of the queue."),
     "list": ("allranks.cli.jobs", "list_own", "List your jobs that wait or run."),
     "stack": ("allranks.cli.stack", "stack", "Show where every rank of a running job is right now."),
+    "why": ("allranks.cli.why", "why", "Say what happened to a job and who caused it, from any job's logs."),
     "env": ("allranks.cli.show", "show_env", "Print what a worker would get in its environment, and why."),
     "explain": ("allranks.cli.explain", "explain", "Say what a cause means, why it breaks the job, how to fix it."),
     "config": ("allranks.cli.show", "config", "Print what cluster.toml says."),

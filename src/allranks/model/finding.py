@@ -14,6 +14,8 @@ class Severity(StrEnum):
     """The job cannot run so."""
     WARN = "warn"
     """The job runs, and this may cost it time or its life."""
+    NOTE = "note"
+    """All is well, and somebody asked."""
 
 
 class Status(StrEnum):
@@ -65,6 +67,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """One line: what happened."""
     evidence: tuple[Evidence, ...] = ()
     fix: str | None = None
+    ask: str | None = None
+    """What would tell more, where this is not certain: what to run, where to look."""
     victims: tuple[int, ...] = ()
     """Ranks that merely failed or were ended because of it."""
     waiting: str | None = None

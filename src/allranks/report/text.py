@@ -47,28 +47,37 @@ def render_findings(findings: Sequence[Finding], style: Style) -> str:
 
 
 def render_finding(finding: Finding, style: Style) -> str:
-    """Return one finding: the culprit's line, what happened, what was seen, what to do, who waited."""
+    """Return one finding: the culprit's line, what happened, what was seen, what to do, who waited.
+
+    A note is its first line alone, with what happened in it.
+    """
     separator = style.mark(" · ", " - ")
-    parts = [_one_line(finding.node or ""), _one_line(finding.interface or ""), fold_ranks(finding.ranks)]
-    parts.append(_one_line(finding.subject or ""))
+    parts = [one_line(finding.node or ""), one_line(finding.interface or ""), fold_ranks(finding.ranks)]
+    parts.append(one_line(finding.subject or ""))
     who = separator.join(filter(None, parts))
-    is_warning = finding.severity is Severity.WARN
-    mark = style.mark("⚠", "!") if is_warning else style.mark("✗", "x")
-    head = f"{mark} {_one_line(finding.cause)}   {who}"
-    confidence = str(finding.confidence)
+    mark, colour = _MARKS[finding.severity]
+    if finding.confidence is Confidence.UNDECIDED and finding.severity is Severity.FAIL:
+        colour = _MARKS[Severity.WARN][1]
+    is_note = finding.severity is Severity.NOTE
+    head = f"{style.mark(*mark)} {one_line(finding.cause)}   {one_line(finding.message) if is_note else who}".rstrip()
+    confidence = _confidence(finding)
     gap = max(3, min(style.width, 100) - len(head) - len(confidence))
-    colour = "33;1" if is_warning or finding.confidence is Confidence.UNDECIDED else "31;1"
-    lines = [style.paint(head, colour) + " " * gap + style.paint(confidence, "2"), f"  {_one_line(finding.message)}"]
+    first = style.paint(head, colour) + " " * gap + style.paint(confidence, "2")
+    if is_note:
+        return first
+    lines = [first, f"  {one_line(finding.message)}"]
     for evidence in finding.evidence:
         seen = [line for line in printable(evidence.seen).splitlines() if line.strip(" ^~")]
         lines += _hang("seen", _cut(seen, style), style)
         if evidence.source:
-            lines += _hang("log", [_one_line(evidence.source)], style)
+            lines += _hang("log", [one_line(evidence.source)], style)
     if finding.fix:
-        lines += _hang("fix", [_one_line(finding.fix)], style)
-    lines += _hang("more", [f"allranks explain {_one_line(finding.cause).partition(' ')[0]}"], style)
+        lines += _hang("fix", [one_line(finding.fix)], style)
+    if finding.ask:
+        lines += _hang("next", [one_line(finding.ask)], style)
+    lines += _hang("more", [f"allranks explain {one_line(finding.cause).partition(' ')[0]}"], style)
     if finding.waiting:
-        lines.append(f"  waited for it: {_one_line(finding.waiting)}")
+        lines.append(f"  waited for it: {one_line(finding.waiting)}")
     if finding.victims:
         lines.append(f"  others waited for it or were ended: {fold_ranks(finding.victims)}")
     return "\n".join(lines)
@@ -87,7 +96,7 @@ def render_settings(settings: Sequence[Setting], style: Style) -> str:
 
 def say(text: str) -> None:
     """Write one line of allranks' own to standard error."""
-    print(f"allranks: {_one_line(text)}", file=sys.stderr, flush=True)
+    print(f"allranks: {one_line(text)}", file=sys.stderr, flush=True)
 
 
 def fold_ranks(ranks: Iterable[int]) -> str:
@@ -103,7 +112,25 @@ def fold_ranks(ranks: Iterable[int]) -> str:
     return f"rank{'s' if is_many else ''} {text}" if text else ""
 
 
-def _one_line(text: str) -> str:
+_MARKS = {
+    Severity.FAIL: (("✗", "x"), "31;1"),
+    Severity.WARN: (("⚠", "!"), "33;1"),
+    Severity.NOTE: (("✓", "+"), "32;1"),
+}
+"""Of each severity its mark, also without UTF-8, and its colour."""
+
+
+def _confidence(finding: Finding) -> str:
+    """How sure we are; of two culprits that cannot be told apart, between whom."""
+    if finding.confidence is Confidence.UNDECIDED:
+        between = [f"rank {rank}" for rank in finding.ranks] or one_line(finding.node or "").split(" or ")
+        if len(between) == 2:
+            return f"undecided between {between[0]} and {between[1]}"
+    return str(finding.confidence)
+
+
+def one_line(text: str) -> str:
+    """Return the text on one line, printable, with single blanks."""
     return " ".join(printable(text).split())
 
 

@@ -11,55 +11,120 @@ collective-timeout at most; nothing at all is healthy, or a hang that left no wo
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import re
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
+from operator import or_
 
 from allranks.causes.cause import Cause
 from allranks.causes.sign import Blames, Role
 from allranks.model.finding import Confidence
 from allranks.why.arrivals import conclude_arrivals
+from allranks.why.calls import Dump
+from allranks.why.clocks import clock_of, estimate_offsets
 from allranks.why.collectives import conclude_collectives
 from allranks.why.conclusion import Conclusion
-from allranks.why.ends import conclude_ends, read_ends
+from allranks.why.dials import conclude_dials
+from allranks.why.ends import conclude_ends, find_first, read_ends
 from allranks.why.events import Event, Logs
 from allranks.why.line import Line
+from allranks.why.opcounts import conclude_opcounts
+from allranks.why.overcome import tell_overcome
 from allranks.why.people import Culprit, People, blame, meet, missing_of
+from allranks.why.progress import conclude_progress, find_laggard
+from allranks.why.recorder import conclude_dumps
+from allranks.why.restarts import conclude_restarts
 from allranks.why.silence import conclude_silence
 from allranks.why.stacks import conclude_stacks
+from allranks.why.stalls import conclude_stalls
 from allranks.why.tracebacks import conclude_tracebacks
 
 READINGS: tuple[Callable[[Logs, People], Iterable[Conclusion]], ...] = (
     conclude_stacks,
     conclude_arrivals,
     conclude_collectives,
+    conclude_dials,
     conclude_tracebacks,
     conclude_ends,
+    conclude_stalls,
+    conclude_opcounts,
+    conclude_restarts,
+    conclude_progress,
 )
 """What looks at more than one line."""
 
-MAX_EVIDENCE = 4
+_OF_MEETING = frozenset(("master-unreachable", "master-dns", "rendezvous-timeout", "store-lost"))
+"""Causes that are about the place where all ranks meet."""
+MAX_EVIDENCE = 3
+MAX_LINES = 400
+"""Of one cause that are asked whom they name."""
+SCOPE_LINES = 4
+"""Of one announcement: Ray writes a dead actor's process and address on lines of their own."""
+MAX_THINGS = 6
+"""Addresses, ports, processes that are named."""
 
 
-def conclude(logs: Logs) -> list[Conclusion]:
-    """Return what happened, the most probable cause first; each cause once."""
+def conclude(logs: Logs, dumps: Sequence[Dump] = ()) -> list[Conclusion]:
+    """Return what happened, the most probable cause first; each cause once.
+
+    Args:
+        logs: what the lines say.
+        dumps: of the ranks' flight recorders, where some lie beside the logs (recorder.py).
+    """
     people = meet(logs)
     found = [*conclude_signs(logs, people), *(each for reading in READINGS for each in reading(logs, people))]
-    found = [each if each.culprit else replace(each, culprit=someone(each, people)) for each in _merge(found)]
-    before = _order(found)
-    found.sort(key=lambda each: (_bucket(each), -each.weight, before(each), each.cause.id))
+    found += conclude_dumps(dumps)
+    nodes = _nodes_of_ranks(logs)
+    found = [_add_nodes(_name_somebody(each, logs, people), nodes) for each in _merge(found)]
+    before = _order(found, estimate_offsets(logs))
+    found.sort(key=lambda each: (_bucket(each), -each.weight, before(each), not each.has_context, each.cause.id))
     found += conclude_silence(logs, people, found)
     return found
 
 
-def someone(conclusion: Conclusion, people: People) -> Culprit:
+def _nodes_of_ranks(logs: Logs) -> dict[int, str]:
+    """Return where ranks ran, as lines that know both tell."""
+    nodes = {event.line.rank: event.line.node for event in logs.events if event.line.rank is not None and event.line.node}
+    nodes |= {end.rank: end.node for end in read_ends(logs) if end.rank is not None and end.node}
+    return nodes
+
+
+def _add_nodes(conclusion: Conclusion, nodes: Mapping[int, str]) -> Conclusion:
+    culprit = conclusion.culprit
+    if culprit.nodes or not culprit.ranks or len(culprit.ranks) > MAX_THINGS:
+        return conclusion
+    named = Culprit(nodes=tuple(dict.fromkeys(nodes[rank] for rank in culprit.ranks if rank in nodes)))
+    return replace(conclusion, culprit=named | culprit)
+
+
+def _name_somebody(conclusion: Conclusion, logs: Logs, people: People) -> Conclusion:
+    if conclusion.cause.name == "user-code-error" and not conclusion.culprit.ranks:
+        first = find_first(logs)
+        if first is not None and first.code is not None and first.code > 0 and first.culprit():
+            return replace(conclusion, culprit=first.culprit() | conclusion.culprit)
+    if conclusion.cause.name in {"dead-rank", "host-oom-kill"} and not conclusion.culprit:
+        first = find_first(logs)
+        if first is not None and first.is_killed and first.culprit():
+            return replace(conclusion, culprit=first.culprit())
+    return conclusion if conclusion.culprit else replace(conclusion, culprit=someone(conclusion, logs, people))
+
+
+def someone(conclusion: Conclusion, logs: Logs, people: People) -> Culprit:
     """Return who may be meant where no line of a cause names anybody: who reports it, or what else is near."""
     if conclusion.cause.name == "straggler-rank":
         return Culprit(ranks=missing_of(conclusion.victims, people.world))
+    if conclusion.cause.name in {"user-code-error", "dead-rank"} and (laggard := find_laggard(logs, people)):
+        return laggard.culprit
     line = conclusion.first
-    near = [who for source, number, who in people.scopes if source == line.source.shown and number <= line.number]
+    near = [
+        (number, who) for source, number, who in people.scopes if source == line.source.shown and number <= line.number
+    ]
     if near:
-        return near[-1]
+        return reduce(or_, (who for number, who in near if near[-1][0] - number <= SCOPE_LINES))
+    if people.endpoint and conclusion.cause.name in _OF_MEETING:
+        return Culprit(things=(people.endpoint,))
     if conclusion.role is not Role.VICTIM and 1 <= len(people.nodes) <= 2 and not _is_nobodys(conclusion.cause):
         return Culprit(nodes=people.nodes)
     return Culprit()
@@ -71,9 +136,14 @@ def conclude_signs(logs: Logs, people: People) -> Iterator[Conclusion]:
     for event in logs.events:
         if event.cause is not None:
             by_cause[event.cause].append(event)
+    is_overcome = tell_overcome(logs)
+    cancels: dict[str, int] = {}
+    for event in logs.of("AR506", "AR507", "AR508"):
+        cancels.setdefault(event.line.source.shown, event.line.number)
     ends = {end.pid: end.culprit() for end in read_ends(logs) if end.pid is not None}
     for cause, events in by_cause.items():
         proofs = [event for event in events if event.sign and event.sign.role is not Role.CONTEXT]
+        proofs = [event for event in proofs if not _is_aftermath(event, cancels) and not is_overcome(event)]
         if not proofs:
             continue
         context = [event for event in events if event.sign and event.sign.role is Role.CONTEXT]
@@ -89,27 +159,42 @@ def conclude_signs(logs: Logs, people: People) -> Iterator[Conclusion]:
             confidence=best.sign.confidence,
             culprit=culprit,
             message=_tell(cause, best),
-            evidence=tuple(event.line for event in [*same, *context])[:MAX_EVIDENCE],
+            evidence=_unlike([*same, *context]),
             victims=frozenset(
                 rank for event in proofs if (rank := event.line.rank) is not None and rank not in culprit.ranks
             ),
-            weight=1 if context else 0,
+            has_context=bool(context),
         )
 
 
-def _culprit(
-    same: Sequence[Event], context: Sequence[Event], people: People, ends: dict[int, Culprit]
-) -> Culprit:
-    """Who is named by these lines."""
-    culprit = Culprit()
-    for event in same[:64]:
-        culprit |= blame(event, people)
-        pid = event.number("pid")
-        if pid is not None and pid in ends:
-            culprit |= ends[pid]
-    for event in context[:8]:
-        culprit |= blame(event, people)
-    return culprit
+def _unlike(events: Sequence[Event]) -> tuple[Line, ...]:
+    """Return the first line, and of the others those that say something else."""
+    lines: dict[str, Line] = {}
+    for event in events:
+        lines.setdefault(re.sub(r"[0-9a-f]*[0-9][0-9a-f]*", "", event.line.text), event.line)
+    return tuple(lines.values())[:MAX_EVIDENCE]
+
+
+def _is_aftermath(event: Event, cancels: dict[str, int]) -> bool:
+    """Whether srun only tells of tasks that it, or the scheduler, was ending."""
+    since = cancels.get(event.line.source.shown)
+    return since is not None and event.line.number > since and "srun: error: " in event.line.text
+
+
+def _culprit(same: Sequence[Event], context: Sequence[Event], people: People, ends: dict[int, Culprit]) -> Culprit:
+    """Who is named by these lines: of many different ones, those that are named most often."""
+    culprits = [blame(event, people) | _ended(event, ends) for event in same[:MAX_LINES]]
+    culprits += [blame(event, people) for event in context[:8]]
+    counts = Counter(thing for culprit in culprits for thing in culprit.things)
+    most = max(counts.values(), default=0)
+    usual = [thing for thing, count in counts.most_common(MAX_THINGS) if 3 * count >= most]
+    culprit = reduce(or_, culprits, Culprit())
+    return replace(culprit, things=tuple(thing for thing in culprit.things if thing in usual))
+
+
+def _ended(event: Event, ends: dict[int, Culprit]) -> Culprit:
+    pid = event.number("pid")
+    return Culprit() if pid is None else ends.get(pid, Culprit())
 
 
 def _is_nobodys(cause: type[Cause]) -> bool:
@@ -152,14 +237,21 @@ def _merge(found: Iterable[Conclusion]) -> list[Conclusion]:
     return list(best.values())
 
 
-def _order(found: Sequence[Conclusion]) -> Callable[[Conclusion], tuple[float, int]]:
-    """Return what is compared where it is asked what came first."""
+def _order(found: Sequence[Conclusion], offsets: Mapping[str, float]) -> Callable[[Conclusion], tuple[float, int]]:
+    """Return what is compared where it is asked what came first.
+
+    Args:
+        offsets: what to take off the times of each clock (clocks.py).
+    """
     lines = [each.first for each in found]
     sources = {line.source.shown: index for index, line in enumerate(lines)}
     if len(sources) <= 1:
         return lambda each: (0.0, each.first.number)
     if all(line.time is not None for line in lines) and len({(line.has_year, line.has_date) for line in lines}) == 1:
-        return lambda each: (each.first.time or 0.0, each.first.number)
+        return lambda each: (
+            (each.first.time or 0.0) - offsets.get(clock_of(each.first), 0.0),
+            each.first.number,
+        )
     return lambda each: (float(sources[each.first.source.shown]), each.first.number)
 
 
@@ -176,18 +268,3 @@ def _tell(cause: type[Cause], event: Event) -> str:
         return text.format_map(_Values(event.values))
     except (KeyError, IndexError, ValueError):
         return text
-
-
-def tell_fix(cause: type[Cause], culprit: Culprit) -> str | None:
-    """Return the cause's fix with what is known of the culprit in it."""
-    values = _Values()
-    if culprit.nodes:
-        values["node"] = ", ".join(culprit.nodes[:4])
-    if culprit.interface:
-        values["interface"] = culprit.interface
-    return cause.fix.format_map(values) or None
-
-
-def first_lines(conclusions: Iterable[Conclusion]) -> list[Line]:
-    """Return the first line of each."""
-    return [each.first for each in conclusions if each.evidence]

@@ -16,6 +16,7 @@ from allranks.why.line import read_line, segments
 from allranks.why.match import Matcher
 from allranks.why.read import Chunk, ReadError, ReadProblem, read_chunks
 from allranks.why.sources import Source
+from allranks.why.unwrap import MAX_BYTES, unwrap
 
 KEEP_FIRST = 400
 KEEP_LAST = 200
@@ -60,10 +61,26 @@ def collect(
         except ReadError as exc:
             if problems is not None:
                 problems.append(ReadProblem(source, str(exc)))
+        if (small := end.whole()) is not None:
+            for event in _unwrapped(small, source, patterns, matcher):
+                kept.improve(event)
         events += kept.in_order()
         dropped += kept.dropped
         tails.append(end.tail())
     return Logs(tuple(events), tuple(tails), dropped)
+
+
+def _unwrapped(data: bytes, source: Source, patterns: Sequence[Pattern], matcher: Matcher) -> list[Event]:
+    """Return what a small log says when the lines that a terminal cut are joined."""
+    found = unwrap(data)
+    if found is None:
+        return []
+    joined, numbers = found
+    events = []
+    for hit in matcher.scan(Chunk(b"\n".join(joined), 1, 0)):
+        line = read_line(hit.raw, source, numbers[hit.number - 1])
+        events += read_events(line, [patterns[index] for index in hit.patterns])
+    return events
 
 
 class _Kept:
@@ -75,6 +92,7 @@ class _Kept:
         self._first: list[tuple[int, Event]] = []
         self._latest: dict[str, deque[tuple[int, Event]]] = {}
         self._count = 0
+        self._joined: set[str] = set()
         self.dropped = 0
 
     def add(self, event: Event) -> None:
@@ -87,9 +105,22 @@ class _Kept:
         self.dropped += len(latest) == self._last
         latest.append((self._count, event))
 
+    def improve(self, joined: Event) -> None:
+        """Take what a line says when its parts are joined: all where none of its kind is known, else what is more."""
+        if joined.kind not in self._joined and joined.kind not in self._counts:
+            self._joined.add(joined.kind)
+        if joined.kind in self._joined:
+            self.add(joined)
+            return
+        for index, (count, event) in enumerate(self._first):
+            if event.kind == joined.kind and event.line.number == joined.line.number:
+                if len(event.values) < len(joined.values):
+                    self._first[index] = (count, joined)
+                return
+
     def in_order(self) -> list[Event]:
         pairs = [*self._first, *(pair for latest in self._latest.values() for pair in latest)]
-        return [event for _, event in sorted(pairs, key=lambda pair: pair[0])]
+        return [event for _, event in sorted(pairs, key=lambda pair: (pair[1].line.number, pair[0]))]
 
 
 class _End:
@@ -99,8 +130,16 @@ class _End:
         self._source = source
         self._data = b""
         self._first_line = 1
+        self._start: bytes | None = b""
+
+    def whole(self) -> bytes | None:
+        """Return all of it, where it is short."""
+        return self._start
 
     def add(self, chunk: Chunk) -> None:
+        if self._start is not None:
+            is_short = len(self._start) + len(chunk.data) <= MAX_BYTES
+            self._start = self._start + chunk.data if is_short else None
         if len(chunk.data) >= TAIL_BYTES or not self._data:
             self._data, self._first_line = chunk.data, chunk.first_line
         else:

@@ -6,6 +6,7 @@ never enqueued the collective has no timeout of its own.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,6 +20,10 @@ from allranks.why.line import Line
 from allranks.why.people import Culprit, People, missing_of, tell_ranks
 
 DEFAULT_GROUP = "0"
+_BAR = re.compile(r"\d%\|.{0,120}? (?:\d+(?:\.\d+)?[kMG]?/\d+(?:\.\d+)?[kMG]? )?\[(?:(\d+):)?(\d\d):(\d\d)<")
+"""tqdm's: `85%|####  | 35595/41999 [29:57<08:39, 12.34it/s]`."""
+_LEAST_SHARE, _MOST_SHARE = 0.9, 1.2
+"""Of the timeout."""
 _ASK = "allranks stack JOB while it hangs, or TORCH_FR_BUFFER_SIZE=2000 and the flight recorder's dumps of all ranks"
 
 
@@ -49,14 +54,13 @@ def read_groups(logs: Logs, people: People) -> Mapping[str, Group]:
     group_of: dict[int, str] = {}
     named_groups: set[str] = set()
     for event in logs.of("AR490"):
-        if rank := _rank(event, people):
-            if named := event.values.get("group"):
-                group_of.setdefault(rank[0], named)
-                named_groups.add(named)
+        if (who := _rank(event, people)) and (named := event.values.get("group")):
+            group_of.setdefault(who[0], named)
+            named_groups.add(named)
     usual = named_groups.pop() if len(named_groups) == 1 else DEFAULT_GROUP
     for event in logs.of("AR490"):
         found = _rank(event, people)
-        if found is None or event.number("seq") is None and "op" not in event.values:
+        if found is None or (event.number("seq") is None and "op" not in event.values):
             continue
         rank = found[0]
         group = groups[event.values.get("group") or group_of.get(rank, usual)]
@@ -77,6 +81,7 @@ def conclude_collectives(logs: Logs, people: People) -> Iterator[Conclusion]:
         yield from _different(stuck)
         yield from _silent(stuck, people)
     yield from _slow(logs)
+    yield from _busy(logs, people)
 
 
 def _slow(logs: Logs) -> Iterator[Conclusion]:
@@ -85,7 +90,9 @@ def _slow(logs: Logs) -> Iterator[Conclusion]:
     if not timeouts:
         return
     limit_s = min(timeouts) / 1000
-    slow = [event for event in logs.of("took") if event.line.rank is not None and float(event.values["seconds"]) > limit_s]
+    slow = [
+        event for event in logs.of("took") if event.line.rank is not None and float(event.values["seconds"]) > limit_s
+    ]
     if slow:
         ranks = {event.line.rank for event in slow if event.line.rank is not None}
         yield Conclusion(
@@ -154,7 +161,7 @@ def _different(stuck: list[Stuck]) -> Iterator[Conclusion]:
 
 def _silent(stuck: list[Stuck], people: People) -> Iterator[Conclusion]:
     """Ranks that report no timeout while most others do."""
-    if len(stuck) < 2 or stuck[0].seq is None:
+    if len(stuck) < 2 or (stuck[0].seq is None and len({each.op for each in stuck}) > 1):  # no number before 1.10
         return
     reporting = {each.rank for each in stuck}
     missing = missing_of(reporting, people.world)
@@ -165,12 +172,41 @@ def _silent(stuck: list[Stuck], people: People) -> Iterator[Conclusion]:
         role=Role.LIKELY,
         confidence=Confidence.LIKELY,
         culprit=Culprit(ranks=missing),
-        message=f"{tell_ranks(missing)} did not come to collective {stuck[0].seq}{_op(stuck[0])}; "
+        message=f"{tell_ranks(missing)} did not come to {_name(stuck[0])}; "
         f"{tell_ranks(reporting)} waited there until the timeout",
         evidence=tuple(each.line for each in stuck[:2]),
         victims=frozenset(reporting),
         ask=_ASK,
     )
+
+
+def _busy(logs: Logs, people: People) -> Iterator[Conclusion]:
+    """A progress bar that ran for as long as the others' timeout: only one rank shows it, and is at something else."""
+    timeouts = [event for event in logs.of("AR490") if event.number("ms") and _rank(event, people) is not None]
+    if not timeouts:
+        return
+    waiting = {who[0] for event in timeouts if (who := _rank(event, people)) is not None}
+    limit_s = min(event.number("ms") or 0 for event in timeouts) / 1000
+    bars = [(line, match) for tail in logs.tails for line in tail.lines() if (match := _BAR.search(line.text))]
+    for line, match in bars[-1:]:
+        hours, minutes, seconds = (int(part or 0) for part in match.groups())
+        took_s = hours * 3600 + minutes * 60 + seconds
+        rank = 0 if line.rank is None or line.rank in waiting else line.rank  # by habit it is the first that shows one
+        if _LEAST_SHARE * limit_s <= took_s <= _MOST_SHARE * limit_s and rank not in waiting:
+            yield Conclusion(
+                cause=find_cause("straggler-rank"),
+                role=Role.LIKELY,
+                confidence=Confidence.LIKELY,
+                culprit=Culprit(ranks=(rank,)),
+                message=f"rank {rank} was at something else for {took_s} s while {tell_ranks(waiting)} waited for it",
+                evidence=(line, timeouts[0].line),
+                victims=frozenset(waiting),
+                ask=_ASK,
+            )
+
+
+def _name(stuck: Stuck) -> str:
+    return f"the {stuck.op}" if stuck.seq is None else f"collective {stuck.seq}{_op(stuck)}"
 
 
 def _rank(event: Event, people: People) -> tuple[int] | None:

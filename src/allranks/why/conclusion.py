@@ -26,6 +26,8 @@ class Conclusion:
     victims: frozenset[int] = frozenset()
     ask: str = ""
     """What would tell more: what to run, where to look."""
+    has_context: bool = False
+    """Lines that prove nothing alone support it: of two that begin with the same line it comes first."""
     weight: int = 0
     """Of two conclusions with the same role the one with more comes first, before the earlier one."""
 

@@ -10,7 +10,7 @@ from allranks.causes.catalogue import find_cause
 from allranks.causes.sign import Role
 from allranks.model.finding import Confidence
 from allranks.why.conclusion import Conclusion
-from allranks.why.events import Logs
+from allranks.why.events import Event, Logs
 from allranks.why.line import Line
 from allranks.why.people import Culprit, People
 
@@ -31,12 +31,19 @@ class End:
     is_first: bool = False
     """torchrun saw it before the others of its node."""
 
+    @property
+    def is_killed(self) -> bool:
+        """By a signal, as torchrun (-9) and shells (137) say it."""
+        return self.code is not None and (self.code < 0 or self.code > 128)
+
     def culprit(self) -> Culprit:
         """Return who it was."""
         things = [] if self.pid is None else [f"process {self.pid}"]
         if self.rank is None and self.local_rank is not None:
             things.insert(0, f"local rank {self.local_rank}")
-        return Culprit((self.node,) if self.node else (), () if self.rank is None else (self.rank,), None, tuple(things))
+        return Culprit(
+            (self.node,) if self.node else (), () if self.rank is None else (self.rank,), None, tuple(things)
+        )
 
 
 def read_ends(logs: Logs) -> list[End]:
@@ -62,11 +69,47 @@ def read_ends(logs: Logs) -> list[End]:
     return [end for end in ends if end.code is not None]
 
 
+def find_first(logs: Logs) -> End | None:
+    """Return the worker that ended first, as torchrun's summary or its agent tells."""
+    ends = read_ends(logs)
+    if ends:
+        return next((end for end in ends if end.is_first), ends[0])
+    for event in logs.of("agent-failed"):
+        line = event.line
+        local_rank, code, pid = event.number("local_rank"), event.number("code"), event.number("pid")
+        return End(line, line.rank, local_rank, line.node, code, pid)
+    return _told_by_launcher(logs)
+
+
+def _told_by_launcher(logs: Logs) -> End | None:
+    """Return the worker that another launcher than torchrun says failed first; each says it in words of its own."""
+    killed = {event.number("pid") for event in logs.of("launcher-kills")}
+    named: Event | None = None
+    for event in logs.of("launcher-names", "launcher-failed"):
+        if event.kind == "launcher-names":
+            named = event
+            continue
+        line, code = event.line, event.number("code")
+        if code == 0:
+            continue
+        who = named if named is not None and named.line.source == line.source else event
+        rank = who.number("rank") if "rank" in who.values else event.number("ranks")
+        pid = event.number("pid") if "pid" in event.values or len(killed) != 1 else killed.pop()
+        return End(
+            line,
+            line.rank if rank is None else rank,
+            who.number("local_rank"),
+            who.values.get("node") or line.node,
+            1 if code is None else code,
+            pid,
+        )
+    return None
+
+
 def conclude_ends(logs: Logs, people: People) -> Iterator[Conclusion]:
     """Return what the ends of processes come to where nothing says why they ended."""
-    ends = read_ends(logs)
-    first = next((end for end in ends if end.is_first), None) or (ends[0] if ends else None)
-    if first is not None and first.code is not None and first.code > 0:
+    first = find_first(logs)
+    if first is not None and first.code is not None and not first.is_killed:
         yield Conclusion(
             cause=find_cause("user-code-error"),
             role=Role.VICTIM,
@@ -77,7 +120,26 @@ def conclude_ends(logs: Logs, people: People) -> Iterator[Conclusion]:
             ask="the .err file of that rank; torchrun --log-dir DIR -r 3 keeps one for each",
             weight=1,
         )
-    yield from _not_ended(logs)
+    if first is None:
+        yield from _not_ended(logs)
+    yield from _store_gone(logs)
+
+
+def _store_gone(logs: Logs) -> Iterator[Conclusion]:
+    """An agent whose workers run had reached the store before: it is gone, not unreachable."""
+    refused = [event for event in logs.of("AR201") if "RendezvousConnectionError" in event.line.text]
+    if not refused or next(logs.of("agent-runs"), None) is None:
+        return
+    yield Conclusion(
+        cause=find_cause("store-lost"),
+        role=Role.LIKELY,
+        confidence=Confidence.LIKELY,
+        culprit=Culprit(),
+        message="the agent lost the rendezvous store while its workers ran: the host of the endpoint, or its agent, ended",
+        evidence=(refused[0].line,),
+        ask="the log of the agent on the host that --rdzv-endpoint names",
+        weight=1,
+    )
 
 
 def _not_ended(logs: Logs) -> Iterator[Conclusion]:

@@ -29,6 +29,8 @@ from allranks.why.sources import find_sources
 
 SAME = {"oom-host": "host-oom-kill"}
 """Labels of the corpus -> names of the catalogue, where they differ."""
+FINER = {"straggler-rank": ("stuck-rank",)}
+"""Labels that the catalogue splits: each of these counts, too."""
 INNOCENT = frozenset(("healthy", "user-code-error"))
 """Where the network or the hardware must not be blamed."""
 _HARDWARE = ("AR1", "AR2", "AR3")
@@ -50,7 +52,7 @@ class Judged:
     def wanted(self) -> frozenset[str]:
         """Names that count as right."""
         labels = [self.case["label"], *(self.case.get("also") or [])]
-        return frozenset(SAME.get(label, label) for label in labels)
+        return frozenset(name for label in labels for name in (SAME.get(label, label), *FINER.get(label, ())))
 
     @property
     def is_right(self) -> bool:
@@ -99,7 +101,9 @@ def _has_words(text: str, token: str) -> bool:
 def score(judged: Iterable[Judged]) -> dict[str, Any]:
     """Return the figures of the cases that count, established and likely ones apart and together."""
     counted = [each for each in judged if each.case["score"]]
-    confusions = Counter((each.case["label"], each.found[0] if each.found else "-") for each in counted if not each.is_right)
+    confusions = Counter(
+        (each.case["label"], each.found[0] if each.found else "-") for each in counted if not each.is_right
+    )
     result: dict[str, Any] = {}
     for name in ("established", "likely", "all"):
         part = [each for each in counted if name in {"all", each.case["label_confidence"]}]

@@ -87,7 +87,9 @@ class Pattern:
 def list_patterns(causes: Iterable[type[Cause]]) -> tuple[Pattern, ...]:
     """Return what is looked for in logs: the signs of these causes, and all marks."""
     signs = [
-        Pattern(sign.pattern, re.compile(sign.pattern), cause.id, cause, sign) for cause in causes for sign in cause.signs
+        Pattern(sign.pattern, re.compile(sign.pattern), cause.id, cause, sign)
+        for cause in causes
+        for sign in cause.signs
     ]
     return (*signs, *(_pattern(mark) for mark in MARKS))
 

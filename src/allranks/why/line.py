@@ -26,6 +26,7 @@ _MAX_RAW = 1 << 15
 _HEAD = 240
 """Characters in which a header is looked for."""
 _MAX_PREFIXES = 8
+_MAX_DEVICE = 127
 _MAX_PID = 1 << 22
 """Linux's limit; torch before 2.5 prints the thread's address where later ones print the process."""
 
@@ -138,6 +139,7 @@ _PREFIX = re.compile(
         (
             r"(?P<colour>(?:\[\d{0,2}(?:;\d{1,3})*m ?)+)",  # whose ESC was lost in a copy
             r"(?P<blank>\s+(?=[\[(]))",
+            r"(?P<grep>[\w./-]{1,120}\.(?:txt|log|out|err):(?:\d+:)? ?(?=\S))",  # grep over several files
             r"(?P<torch>\[rank(?P<torch_rank>\d{1,6})\]:[ ]?)",  # torch >= 2.2
             r"(?P<tee>\[(?:default|trainer|worker|train|learner|actor|local_rank|local)(?P<tee_rank>\d{1,4})\]:)",
             # TorchX: role and number of the node's agent, then torchrun's tee without a role
@@ -156,7 +158,7 @@ _PREFIX = re.compile(
             rf"(?P<host>(?P<host_node>{_ADDRESS}|{_HOST_LABEL}): (?=\S))",
             # Any other name with a number, where a program's header follows.
             r"(?P<name>(?P<name_node>[a-z][a-z0-9-]*\d[a-z0-9.-]*): (?=\[\d{4}-|\[rank\d|[\w.-]+:\d+:\d+ \[))",
-            r"(?P<when>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3,9}(?:Z|[+-]\d\d:\d\d) )",  # docker, kubectl --timestamps
+            r"(?P<when>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3,9}(?:Z|[+-]\d\d:\d\d):? )",  # docker, kubectl --timestamps
         )
     )
 )
@@ -182,7 +184,7 @@ def _read_prefixes(text: str, said: _Said, *, is_one: bool) -> int:
         if kind in ("blank", "when"):  # the program's own, unless a launcher's prefix follows
             continue
         end = at
-        if kind == "colour":
+        if kind in ("colour", "grep"):
             continue
         if kind == "torch":
             said.rank = int(match["torch_rank"])
@@ -219,9 +221,17 @@ def _may_be_rank(task: int, said: _Said) -> bool:
 # --- What the program itself says -------------------------------------------------------------------------------------
 
 _NCCL = re.compile(
-    r"(?<![\w.:/-])(?P<node>[A-Za-z0-9][\w.-]*):(?P<pid>\d{1,7}):\d{1,7} \[(?P<device>-?\d{1,3})\] "
+    r"(?<![\w.:/-])-?(?P<node>[A-Za-z0-9][\w.-]*):(?P<pid>\d{1,7}):\d{1,7} \[(?P<device>-?\d{1,10})\] "
     r"(?:[\w./+-]+:\d+ )?NCCL "
 )
+# NCCL before 2.4 does not name itself; a time of day (10:34:07 [0] INFO) is no node.
+_OLD_NCCL = re.compile(
+    r"(?<![\w.:/-])(?P<node>(?=[\w.-]*[A-Za-z])[A-Za-z0-9][\w.-]*):(?P<pid>\d{1,7}):\d{1,7} \[(?P<device>-?\d{1,10})\] "
+    r"(?:[\w./+-]+:\d+ )?(?:INFO|WARN) "
+)
+_NCCL_TESTS = re.compile(r"(?P<node>[A-Za-z0-9][\w.-]*): Test (?:CUDA|NCCL) failure ")
+# UCX's: [1668693503.473099] [node01:1188443:0]  ib_log.c:246  UCX  ERROR
+_UCX = re.compile(r"\[\d{9,10}\.\d{6}\] \[(?P<node>[A-Za-z0-9][\w.-]*):(?P<pid>\d{1,7}) ?:\d{1,7}(?::\d{1,7})?\] ")
 _SYSLOG = re.compile(
     r"(?:[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\S*(?= \S+ (?:kernel|slurm|systemd)))"
     r" (?!(?:INFO|WARN|WARNING|ERROR|DEBUG|CRITICAL|FATAL)\b)(?P<node>[A-Za-z0-9][\w.-]*) "
@@ -238,9 +248,15 @@ _IS_DEFAULT_GROUP = re.compile(r"PG (?:ID )?0\b|.*default_pg")
 
 
 def _read_header(head: str, said: _Said) -> None:
-    if "NCCL " in head and (match := _NCCL.search(head)):
+    if match := _NCCL.search(head) if "NCCL " in head else _OLD_NCCL.search(head):
         said.pid = int(match["pid"])
-        said.device = int(match["device"]) if match["device"][0] != "-" else None
+        device = int(match["device"])  # -1 and garbage: not known yet
+        said.device = device if 0 <= device <= _MAX_DEVICE else None
+        _note_host(match["node"], said)
+    elif head.startswith("[") and (match := _UCX.match(head)):
+        said.pid = int(match["pid"])
+        _note_host(match["node"], said)
+    elif ": Test " in head and (match := _NCCL_TESTS.match(head)):
         _note_host(match["node"], said)
     elif match := _SYSLOG.match(head):
         said.node = match["node"]

@@ -56,18 +56,69 @@ MARKS = (
         r"failed \(exitcode: -?[0-9]+\) local_rank: [0-9]",
         r"failed \(exitcode: (?P<code>-?[0-9]+)\) local_rank: (?P<local_rank>[0-9]+) \(pid: (?P<pid>[0-9]+)\)",
     ),
+    # DeepSpeed, which names the command of the last worker whoever failed; torch.multiprocessing; Lightning.
+    Mark("launcher-kills", r"Killing subprocess [0-9]", r"Killing subprocess (?P<pid>[0-9]+)"),
+    Mark("launcher-failed", r"exits with return code = -?[0-9]", r"exits with return code = (?P<code>-?[0-9]+)"),
+    # mpirun and horovodrun name it on the line before its code.
+    Mark("launcher-names", r"Process name: \[\[[0-9]+,", r"Process name: \[\[[0-9]+,[0-9]+\],(?P<rank>[0-9]+)\]"),
+    Mark(
+        "launcher-names",
+        r"Process name: [A-Za-z0-9]",
+        r"Process name: (?P<node>[A-Za-z0-9_.-]+)\[(?P<local_rank>[0-9]+)\]",
+    ),
+    Mark("launcher-failed", r"Exit (?:code|status): +[0-9]", r"Exit (?:code|status): +(?P<code>[0-9]+)"),
+    Mark("launcher-failed", r"returned non-zero exit status [0-9]", r"returned non-zero exit status (?P<code>[0-9]+)"),
+    Mark(
+        "launcher-failed",
+        r"Process [0-9]+ exit with status code [0-9]",
+        r"Process (?P<rank>[0-9]+) exit with status code (?P<code>[0-9]+)",
+    ),
+    Mark("launcher-failed", r"terminated with exit code [0-9]", r"command terminated with exit code (?P<code>[0-9]+)"),
+    Mark(
+        "launcher-failed",
+        r"srun: error: .{1,200}Exited with exit code [0-9]",
+        r"srun: error: (?P<node>[^\s:]+): tasks? (?P<ranks>[0-9,\-\[\]]+): Exited with exit code (?P<code>[0-9]+)",
+    ),
+    Mark("launcher-failed", r"Unhandled exception <class '", r"Unhandled exception <class '(?P<type>\w+)"),
+    Mark(
+        "launcher-failed",
+        r"process [0-9]+ terminated with exit code [0-9]",
+        r"process (?P<local_rank>[0-9]+) terminated with exit code (?P<code>[0-9]+)",
+    ),
+    Mark(
+        "launcher-failed",
+        r"Child process with PID [0-9]+ terminated with code -?[0-9]",
+        r"Child process with PID (?P<pid>[0-9]+) terminated with code (?P<code>-?[0-9]+)",
+    ),
     Mark("closing", r"Sending process [0-9]+ closing signal", r"Sending process (?P<pid>[0-9]+) closing signal (?P<signal>\w+)"),
+    # Of a torchrun agent's own traceback: what it only does while its workers run.
+    Mark("agent-runs", r"num_nodes_waiting|_keep_alive_weak"),
     # SLURM and MPI about their tasks.
     Mark(
         "task-end",
         r"srun: error: .{1,200}tasks? [0-9]",
         r"srun: error: (?P<node>[^\s:]+): tasks? (?P<ranks>[0-9,\-\[\]]+): (?P<how>.+)",
     ),
+    # What NCCL is asked to do (NCCL_DEBUG_SUBSYS=COLL; src/enqueue.cc, 2.4 to 2.30).
+    Mark(
+        "collective",
+        r"NCCL INFO [A-Z][A-Za-z]{3,14}: opCount [0-9a-f]",
+        r"NCCL INFO (?P<op>[A-Z][A-Za-z]+): opCount (?P<number>[0-9a-f]+) .*count (?P<count>[0-9]+) "
+        r"datatype (?P<datatype>[0-9]+) .*comm (?P<comm>\w+) \[nranks=(?P<size>[0-9]+)\]",
+    ),
     # How many there are, and which process is which.
     Mark(
         "comm",
         r"NCCL INFO comm 0x.{1,200}rank [0-9]+ n[rR]anks [0-9]",
         r"NCCL INFO comm 0x\w+ rank (?P<rank>[0-9]+) n[rR]anks (?P<world>[0-9]+)",
+    ),
+    # Where the job was to meet: torchrun's launch configuration, its options, the variables.
+    Mark(
+        "endpoint",
+        r"rdzv_endpoint +: [A-Za-z0-9<]|--(?:rdzv[_-]endpoint|master[_-]addr|main_process_ip)[ =][A-Za-z0-9<]"
+        r"|MASTER_ADDR[:=] ?[A-Za-z0-9<]|master_addr[:=] ?[A-Za-z0-9<]",
+        r"(?:rdzv_endpoint +: |--(?:rdzv[_-]endpoint|master[_-]addr|main_process_ip)[ =]|MASTER_ADDR[:=] ?"
+        r"|master_addr[:=] ?)(?P<endpoint>[A-Za-z0-9<][A-Za-z0-9_.:<>-]{0,120})",
     ),
     Mark(
         "bootstrap",
@@ -76,6 +127,8 @@ MARKS = (
     ),
     Mark("world", r"world_size[=:] ?[0-9]", r"world_size[=:] ?(?P<world>[0-9]+)"),
     Mark("scope", r"-- Process [0-9]+ terminated with the following error", r"-- Process (?P<local_rank>[0-9]+) terminated"),
+    Mark("scope", r"(?:\tpid: |    pid: )[0-9]", r"^\s+pid: (?P<pid>[0-9]+)$"),
+    Mark("scope", r"(?:    ip: |\tip: [0-9])[0-9]", r"^\s+ip: (?P<address>[0-9.]{7,15})$"),
     Mark("scope", r"RayTaskError\(.{1,200}pid=[0-9]", r"\(pid=(?P<pid>[0-9]+)(?:, ip=(?P<address>[0-9.]+))?"),
     Mark(
         "scope",
@@ -88,6 +141,13 @@ MARKS = (
         r"(?:after|took|elapsed|waited) (?P<seconds>[0-9]{3,}(?:\.[0-9]+)?) ?s",
     ),
     Mark("srun", r"srun -{1,2}[a-zA-Z]|SLURM_[A-Z]|slurmstepd: "),
+    # Gloo's connections (gloo/transport/tcp/debug_logger.cc).
+    Mark(
+        "dial",
+        r"failed to connect, willRetry=",
+        r"rank=(?P<dialler>[0-9]+), size=(?P<world>[0-9]+), local=\[(?P<local>[0-9a-fA-F.:]+)\][^ ]*, "
+        r"remote=\[(?P<remote>[0-9a-fA-F.:]+)\](?:[^ ]*, error=(?:SO_ERROR: )?(?P<error>[A-Za-z ]+))?",
+    ),
     # py-spy, and ps.
     Mark("thread", r"Thread (?:0x[0-9A-Fa-f]+|[0-9]+) \((?:active|idle)", r"Thread (?P<thread>0x[0-9A-Fa-f]+|[0-9]+) \((?P<state>[a-z+]+)\)(?:: \"(?P<name>[^\"]*)\")?"),
     Mark(

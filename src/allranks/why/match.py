@@ -40,8 +40,9 @@ FLOOD = 50_000
 4,096 ranks have to say about one failure."""
 LAST_BLOCK = 1024
 """Bytes of a chunk's last block, when floods are sampled: a few lines."""
-REACH = 8192
-"""Bytes before and after the end of a match that belong to its hit, in a segment that is longer."""
+REACH = 2000
+"""Bytes before and after the end of a match that belong to its hit, in a segment that is longer: less than a line of
+`line.py` holds."""
 
 CACHED_FROM_S = 0.1
 """A database that took so long to compile is kept."""
@@ -296,7 +297,6 @@ def _blocks(text: bytes) -> Iterator[tuple[int, int]]:
 def _to_hits(chunk: Chunk, text: bytes, ends: Sequence[int]) -> Iterator[Hit]:
     """Join the ends of matches that lie in one segment; `text` is the chunk's data with newlines only."""
     data = chunk.data
-    number, counted = chunk.first_line, 0
     index = 0
     while index < len(ends):
         last = (ends[index] >> _ID_BITS) - 1  # the match's last byte
@@ -309,6 +309,4 @@ def _to_hits(chunk: Chunk, text: bytes, ends: Sequence[int]) -> Iterator[Hit]:
         while index < len(ends) and (ends[index] >> _ID_BITS) - 1 <= max(last, stop - 1):
             patterns.add(ends[index] & (1 << _ID_BITS) - 1)
             index += 1
-        number += data.count(b"\n", counted, begin)
-        counted = begin
-        yield Hit(number, data[begin:stop], tuple(sorted(patterns)))
+        yield Hit(chunk.number_at(begin), data[begin:stop], tuple(sorted(patterns)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from ipaddress import ip_address
 
 from allranks.causes.sign import CULPRIT_GROUPS, Blames
 from allranks.report.text import fold_ranks
@@ -12,6 +13,8 @@ from allranks.why.events import Event, Logs
 from allranks.why.line import Line
 
 MAX_RANKS = 1 << 20
+FEW = 4
+"""Sources whose ends are read for names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +57,8 @@ class People:
     """(node, pid) -> rank."""
     nodes: tuple[str, ...] = ()
     """All that say something."""
+    endpoint: str | None = None
+    """Where the ranks were told to meet, as written: `node01:29500`."""
     scopes: tuple[tuple[str, int, Culprit], ...] = ()
     """(source, line, who): from that line on somebody else speaks, as mp.spawn and Ray announce a worker's error."""
 
@@ -73,10 +78,13 @@ def meet(logs: Logs) -> People:
     ranks: set[int] = set()
     nodes: dict[str, None] = {}
     scopes: list[tuple[str, int, Culprit]] = []
+    endpoint = None
     for event in logs.events:
         line, rank, world = event.line, event.number("rank"), event.number("world")
         if line.node:
             nodes[line.node] = None
+        if event.kind == "endpoint" and endpoint is None:
+            endpoint = event.values["endpoint"].rstrip(".,:")
         if event.kind == "scope":
             scopes.append((line.source.shown, line.number, _scope(event)))
         if line.rank is not None:
@@ -89,8 +97,18 @@ def meet(logs: Logs) -> People:
             worlds[world] += 1
         if event.kind == "AR401" and (wanted := event.number("wanted")):
             worlds[wanted] += 1
+    if not nodes and len(logs.tails) <= FEW:  # a fragment: lines that say nothing else may tell where it ran
+        nodes.update(dict.fromkeys(line.node for tail in logs.tails for line in tail.lines() if line.node))
     world = max(worlds, default=None)  # groups within the job are smaller
-    return People(world if world and world <= MAX_RANKS else None, frozenset(ranks), addresses, processes, tuple(nodes), tuple(scopes))
+    return People(
+        world if world and world <= MAX_RANKS else None,
+        frozenset(ranks),
+        addresses,
+        processes,
+        tuple(nodes),
+        endpoint,
+        tuple(scopes),
+    )
 
 
 def _scope(event: Event) -> Culprit:
@@ -145,7 +163,10 @@ _WORDS = {"gpu": "GPU", "hca": "HCA", "pid": "process", "port": "port", "address
 def named(event: Event) -> Culprit:
     """Return the culprit that a line names."""
     found = Culprit()
-    for group in sorted(CULPRIT_GROUPS & event.values.keys()):
+    groups = CULPRIT_GROUPS & event.values.keys()
+    if _is_garbage(event.values.get("address")):
+        groups -= {"address", "port"}
+    for group in sorted(groups):
         text = event.values[group].strip()
         if group in {"rank", "ranks"}:
             found |= Culprit(ranks=parse_ranks(text))
@@ -158,6 +179,15 @@ def named(event: Event) -> Culprit:
     if "local_rank" in event.values and not found.ranks and event.line.rank is None:
         found |= Culprit(things=(f"local rank {event.values['local_rank']}",))
     return found
+
+
+def _is_garbage(address: str | None) -> bool:
+    """Whether this is what torch 2.13 prints of a socket that it has closed: memory, read as an address."""
+    try:
+        found = ip_address((address or "").partition("%")[0])
+    except ValueError:
+        return False
+    return found.is_reserved or (found.version == 4 and str(found).endswith(".0.0"))
 
 
 def parse_ranks(text: str, *, limit: int = 4096) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ import select
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import zstandard
 
@@ -26,6 +27,8 @@ from allranks.why.sources import GZIP_MAGIC, UTF16_MARKS, ZSTD_MAGIC, Source
 
 CHUNK_BYTES = 4 << 20
 OVERLAP_BYTES = 4 << 10
+COUNT_BYTES = 1 << 16
+"""Newlines are counted once for so many bytes."""
 _BLOCK_BYTES = 1 << 18
 """Read and unpacked at a time."""
 _ZSTD_FEED_BYTES = 1 << 10
@@ -51,7 +54,7 @@ class ReadProblem:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Chunk:
     """Whole lines of a source; a part of one where it is longer than a chunk."""
 
@@ -61,6 +64,22 @@ class Chunk:
     """Number of its first line, from 1. Only a newline ends a line."""
     offset: int
     """Of data[0] in the stream, unpacked and in UTF-8."""
+
+    @cached_property
+    def _counts(self) -> tuple[int, ...]:
+        """Newlines before each block of COUNT_BYTES, and in all; counting costs a third of what matching does."""
+        blocks = (self.data.count(b"\n", at, at + COUNT_BYTES) for at in range(0, len(self.data), COUNT_BYTES))
+        return (0, *itertools.accumulate(blocks))
+
+    @property
+    def num_newlines(self) -> int:
+        """How many there are in it."""
+        return self._counts[-1]
+
+    def number_at(self, position: int) -> int:
+        """Return the number of the line in which data[position] stands."""
+        block = min(position, len(self.data)) // COUNT_BYTES
+        return self.first_line + self._counts[block] + self.data.count(b"\n", block * COUNT_BYTES, position)
 
 
 def read_chunks(source: Source, *, problems: list[ReadProblem] | None = None) -> Iterator[Chunk]:
@@ -110,7 +129,7 @@ def _cut(fill: _Fill) -> Iterator[Chunk]:
         with memoryview(buffer) as view:
             chunk = Chunk(bytes(view[:end]), line, offset)
         yield chunk
-        line += chunk.data.count(b"\n")
+        line += chunk.num_newlines
         offset += end - overlap
         kept = size - end + overlap
         buffer[:kept] = buffer[size - kept : size]

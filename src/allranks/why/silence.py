@@ -21,7 +21,9 @@ _GOES_ON = re.compile(
     r"|\bloss\b\W{0,4}\d|Init COMPLETE|\b100%\||completed|finished|successfully|training (?:done|complete)"
     r"|out-of-place|# Avg bus bandwidth"
 )
-_STUCK = re.compile(r"(?i)\b(?:hangs?|hung|stuck|freezes|frozen) (?:here|there|forever|at this|for (?:hours|minutes))\b")
+_STUCK = re.compile(
+    r"(?i)\b(?:hangs?|hung|stuck|freezes|frozen) (?:here|there|forever|at this|for (?:hours|minutes))\b"
+)
 
 
 def conclude_silence(logs: Logs, people: People, found: Sequence[Conclusion]) -> Iterator[Conclusion]:
@@ -62,5 +64,7 @@ def _silence_s(everything: Sequence[Line], goes: Sequence[Line]) -> float:
     if not goes:
         return 0.0
     last = everything.index(goes[-1])
-    times = [line.time for line in everything[last + 1 :] if line.time is not None and line.has_date]
+    dated = [line for line in everything[last + 1 :] if line.time is not None and line.has_date]
+    # A time without a year is in another year than one with.
+    times = [line.time or 0.0 for line in dated if line.has_year == dated[0].has_year]
     return max(times) - min(times) if times else 0.0

@@ -1,7 +1,7 @@
 """Python's tracebacks in the logs: which exception, raised where in the user's own files? Pure.
 
-Ranks write into each other's lines, so a traceback is collected from the frames of one speaker up to his next exception.
-An exception that a sign explains (out of memory, a lost connection) is that cause's; the others are the user's code.
+Ranks write into each other's lines, so a traceback is collected from the frames of one speaker up to the next exception
+of the same one. An exception that a sign explains (out of memory, a lost connection) is that cause's; the others are the user's code.
 """
 
 from __future__ import annotations
@@ -21,16 +21,19 @@ from allranks.why.people import Culprit, People, speaker
 
 _LIBRARY = re.compile(
     r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib(?:64)?[/\\]python3(?:\.\d+)?[/\\]|[/\\]allranks[/\\]join[/\\]|^<|^torch/"
-    r"|[/\\]bin[/\\](?:torchrun|accelerate|deepspeed|horovodrun)$|[/\\]torch[/\\](?:distributed|nn|utils|autograd)[/\\]"
+    r"|[/\\]bin[/\\][^/\\]+$|^(?:torchrun|<frozen)|[/\\]torch[/\\](?:distributed|nn|utils|autograd)[/\\]"
 )
 _CONSEQUENCES = frozenset((
-    "ChildFailedError", "SignalException", "CalledProcessError", "KeyboardInterrupt", "SystemExit", "ProcessRaisedException",
-    "ProcessExitedException", "RendezvousConnectionError", "RendezvousClosedError", "RendezvousTimeoutError",
-    "ConnectionResetError", "ConnectionRefusedError", "BrokenPipeError", "EOFError", "DistBackendError", "DistNetworkError",
-    "DistStoreError", "TimeoutError", "GeneratorExit", "RayTaskError", "ActorDiedError", "RayActorError", "WorkerCrashedError",
-    "SignalInterrupt", "TimeoutExpired", "BdbQuit",
+    "ActorDiedError", "BdbQuit", "BrokenPipeError", "CalledProcessError", "ChildFailedError",
+    "ConnectionRefusedError", "ConnectionResetError", "DistBackendError", "DistNetworkError", "DistStoreError",
+    "EOFError", "GeneratorExit", "KeyboardInterrupt", "LustreError", "ProcessExitedException",
+    "ProcessRaisedException", "RayActorError", "RayTaskError", "RendezvousClosedError", "RendezvousConnectionError",
+    "RendezvousTimeoutError", "SignalException", "SignalInterrupt", "SystemExit", "TimeoutError", "TimeoutExpired",
+    "WorkerCrashedError",
 ))  # fmt: skip
 """Exceptions that others have because of the culprit, or that are no error."""
+_WATCHERS = frozenset(("AR407", "AR008", "AR590", "AR506", "AR507", "AR508", "AR509", "AR012", "AR602"))
+"""Causes that others tell of a process: they stand below an exception, and do not say what it is."""
 _REACH = 10
 """Lines after an exception's first one that belong to its text."""
 
@@ -91,6 +94,9 @@ def conclude_tracebacks(logs: Logs, people: People) -> Iterator[Conclusion]:
     if not own:
         return
     # Exceptions with a frame in the user's files first: a logger may print a library's.
+    own = [each for each in own if each.kind or each.user_frame]  # a launcher's own that is cut says nothing
+    if not own:
+        return
     own.sort(key=lambda each: not each.kind)
     first = next((each for each in own if each.user_frame and each.kind), None) or own[0]
     same = [each for each in own if (each.kind, each.text) == (first.kind, first.text)]
@@ -115,15 +121,23 @@ def conclude_tracebacks(logs: Logs, people: People) -> Iterator[Conclusion]:
     )
 
 
-def _explained_lines(logs: Logs) -> dict[str, list[int]]:
-    lines: dict[str, list[int]] = {}
+def _explained_lines(logs: Logs) -> dict[str, list[tuple[int, bool]]]:
+    """Return the lines that say what an exception is, by source; True: also of one whose first line is above it."""
+    lines: dict[str, list[tuple[int, bool]]] = {}
     for event in logs.events:
-        if event.sign is not None and event.sign.role not in {Role.CONTEXT, Role.GENERIC}:
-            lines.setdefault(event.line.source.shown, []).append(event.line.number)
+        if event.sign is None or event.kind in _WATCHERS or event.sign.role in {Role.CONTEXT, Role.GENERIC}:
+            continue
+        # What has a logger's header of its own is no part of an exception's text.
+        goes_on = event.sign.role < Role.GENERIC and event.line.time is None
+        lines.setdefault(event.line.source.shown, []).append((event.line.number, goes_on))
     return lines
 
 
-def _is_explained(line: Line, explained: dict[str, list[int]]) -> bool:
-    numbers = explained.get(line.source.shown, [])
-    index = bisect_left(numbers, line.number)
-    return index < len(numbers) and numbers[index] - line.number <= _REACH
+def _is_explained(line: Line, explained: dict[str, list[tuple[int, bool]]]) -> bool:
+    lines = explained.get(line.source.shown, [])
+    for number, goes_on in lines[bisect_left(lines, (line.number, False)) :]:
+        if number > line.number + _REACH:
+            return False
+        if number == line.number or goes_on:
+            return True
+    return False

@@ -206,8 +206,18 @@ class GpuBinding(Cause, id="AR108"):
     no_fault_yet = "the lab's nodes have one pretended GPU each"
     never_on_hardware = True
     told = "SLURM binds a task to GPUs that its job does not have"
-    signs = (Sign(r"does not specify any devices within the allocation"),)
+    signs = (
+        Sign(r"does not specify any devices within the allocation"),
+        # NCCL before 2.10 opens a GPU's memory only where both processes see both GPUs.
+        Sign(
+            r"failed to open CUDA IPC handle : (?:[0-9]+ )?(?:peer access is not supported|invalid device)",
+            Role.LIKELY,
+            confidence=Confidence.UNDECIDED,
+        ),
+    )
     hits = (
+        "z-pc:909608:910337 [0] transport/p2p.cc:238 NCCL WARN failed to open CUDA IPC handle : 217 peer access is not "
+        "supported between these two devices",
         "slurmstepd: error: Bind request 3 (0x8) does not specify any devices within the allocation. Binding to the "
         "first device in the allocation instead.",
     )

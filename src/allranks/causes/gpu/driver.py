@@ -252,6 +252,8 @@ class GpuMissing(Cause, id="AR103"):
         Sign(r"CUDA_ERROR_NO_DEVICE", confidence=Confidence.LIKELY),
         Sign(r"Failed to initialize NVML: (?:Unknown Error|Driver Not Loaded)", confidence=Confidence.LIKELY),
         Sign(r"nvml error: driver not loaded"),
+        # NCCL was told of a GPU that this container does not have.
+        Sign(r"nvmlDeviceGetHandleBy[A-Za-z]{3,20}\(\) failed: Not Found", Role.LIKELY, confidence=Confidence.LIKELY),
         Sign(r"No devices were found", Role.LIKELY, confidence=Confidence.LIKELY),
         Sign(r"The NVIDIA Driver was not detected", Role.LIKELY, confidence=Confidence.LIKELY),
         Sign(
@@ -263,6 +265,7 @@ class GpuMissing(Cause, id="AR103"):
         Sign(r"No supported gpu backend found", Role.LIKELY, confidence=Confidence.LIKELY),
     )
     hits = (
+        "n1:6896:7103 [1] misc/nvmlwrap.cc:187 NCCL WARN nvmlDeviceGetHandleByPciBusId() failed: Not Found",
         "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the "
         "latest NVIDIA driver is installed and running.",
         "Reason=gres/gpu count reported lower than configured (7 < 8) [slurm@2026-07-28T17:13:24]",

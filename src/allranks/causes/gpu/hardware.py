@@ -71,6 +71,12 @@ class GpuHardware(Cause, id="AR105"):
         Sign(xid_pattern(LINK_XIDS | {74}) + r".{0,160}(?P<thing>[Ll]ink [0-9]+(?: on GPU ?[0-9]+)?)"),
         Sign(xid_pattern(_ASKING_XIDS), Role.LIKELY, confidence=Confidence.LIKELY),
         Sign(xid_pattern({45}), Role.CONTEXT, Blames.NOBODY),
+        Sign(
+            r"NVRM: Xid \(PCI:(?P<gpu>[0-9a-fA-F:.]{3,20})\): 45,.{1,120} caused by previous Xid "
+            r"(?:48|74|79|92|94|95|109|119|120|14[0-9]|15[0-9])\b",
+            Role.LIKELY,
+        ),
+        Sign(r"NVRM: The NVIDIA GPU (?P<gpu>[0-9a-fA-F]{4,8}:[0-9a-fA-F:.]{4,8})\s*$", Role.CONTEXT, Blames.NAMED),
         Sign(r"nvidia-nvswitch[0-9]+: SXid \(PCI:[0-9a-fA-F:.]{3,20}\): [0-9]+, Fatal(?:, (?P<thing>Link [0-9]+))?"),
         Sign(
             r"nvidia-nvswitch[0-9]+: SXid \(PCI:[0-9a-fA-F:.]{3,20}\): [0-9]+, Non-fatal(?:, (?P<thing>Link [0-9]+))?",
@@ -110,6 +116,8 @@ class GpuHardware(Cause, id="AR105"):
         "NVRM: Xid (PCI:0000:04:00): 145, RLW_CTRL Nonfatal XC0 i0 Link 00 (0x00000003 0x80000000 0x00000000 "
         "0x00000000)",
         "NVRM: Xid (PCI:0000:4e:00): 45, pid=21044, name=python3, Ch 00000008",
+        "kernel: NVRM: Xid (PCI:0000:dc:00): 45, pid=1818990, name=python3, Ch 00000001 caused by previous Xid 149",
+        "[ 1843.308145] NVRM: The NVIDIA GPU 0000:b3:00.0",
         "kernel: nvidia-nvswitch0: SXid (PCI:0000:59:00.0): 23001, Fatal, Link 12 Always Fatal",
         "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error (First)",
         "NVRM: GPU 0000:c1:00.0: GPU has fallen off the bus.",

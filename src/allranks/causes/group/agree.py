@@ -53,12 +53,12 @@ class CollectiveMismatch(Cause, id="AR410"):
         Sign(
             r"Detected mismatch between collectives on ranks(?:\. Rank (?P<rank>[0-9]+) is running (?:inconsistent )?"
             r"collective: CollectiveFingerPrint\((?:SequenceNumber=(?P<seq>[0-9]+)(?:, )?)?OpType=(?P<op>[A-Z_]+)"
-            r"(?:.*but Rank (?P<peer>[0-9]+) is running)?)?",
+            r"(?:.*but Rank (?P<ranks>[0-9]+) is running)?)?",
             blames=_NAMED,
         ),
         Sign(
             r"DDP expects same model across all ranks, but Rank (?P<rank>[0-9]+) has [0-9]+ params, while rank "
-            r"(?P<peer>[0-9]+) has inconsistent [1-9]",
+            r"(?P<ranks>[0-9]+) has inconsistent [1-9]",
             blames=_NAMED,
         ),
         Sign(

@@ -151,9 +151,18 @@ class RendezvousTimeout(Cause, id="AR402"):
     no_fault_yet = "it is torchrun's own; allranks has no such rendezvous"
     also = ("AR201", "AR401")
     signs = (
-        Sign(r'"message": "RendezvousTimeoutError', blames=_NOBODY),
+        Sign(r"message.{1,3}: .RendezvousTimeoutError", blames=_NOBODY),
         Sign(r"rendezvous\.api\.RendezvousTimeoutE(?:rror|xception)", blames=_NOBODY),
         Sign(r"raise RendezvousTimeoutError\(", blames=_NOBODY),
+        Sign(r"(?:^|[:\])|>] |  |\t)RendezvousTimeoutError(?:$|: ?$|\(\))", blames=_NOBODY),
+        # It meets at --rdzv-endpoint only: without one, each node at itself.
+        Sign(
+            r"rdzv[_-]backend[= ]c10d(?: --?[a-z_-]{1,30}(?:[= ][^ -][^ ]{0,120})?){0,8}? "
+            r"--(?P<thing>master[_-]addr)[= ]",
+            Role.LIKELY,
+            _NAMED,
+            Confidence.UNDECIDED,
+        ),
         # A warning of healthy runs, too; where the rendezvous timed out, it is why: every node waits at itself.
         Sign(
             r"(?P<thing>master_addr) is only used for static rdzv_backend and when rdzv_endpoint is not specified",
@@ -163,6 +172,8 @@ class RendezvousTimeout(Cause, id="AR402"):
         ),
     )
     hits = (
+        "torchrun --nproc_per_node=3 --nnodes=2 --node_rank=1 --rdzv_backend=c10d --master_addr GPU03 train_sft.py",
+        "RendezvousTimeoutError",
         '    "message": "RendezvousTimeoutError: ",',
         "torch.distributed.elastic.rendezvous.api.RendezvousTimeoutError",
         "torchelastic.rendezvous.api.RendezvousTimeoutException",

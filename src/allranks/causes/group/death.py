@@ -37,6 +37,7 @@ def _forms(code: str, number: str, name: str, words: str) -> Iterator[str]:
         rf"(?P<signal>{number})\b"
     )
     yield rf"KILLED BY SIGNAL: (?P<signal>{number})\b"  # MPICH
+    yield rf"Process (?P<rank>[0-9]+) exit with status code (?P<code>{code})\b"  # horovodrun
     yield rf"error: (?P<node>{_NAME}): (?P<thing>tasks? [0-9,-]+): {words}"  # srun
 
 
@@ -91,18 +92,48 @@ class DeadRank(Cause, id="AR407"):
         # A crash is its own doing.
         *(Sign(form, blames=_NAMED) for form in _forms(*_CRASHED)),
         # SIGKILL is somebody else's: the kernel out of memory, an admin, a scheduler.
-        *(Sign(form, Role.LIKELY, _NAMED, Confidence.LIKELY) for form in _forms(*_KILLED)),
+        *(Sign(form, Role.LIKELY, _NAMED, Confidence.UNDECIDED) for form in _forms(*_KILLED)),
         # SIGABRT is how a watchdog and an uncaught exception end a process; SIGTERM is how the others are ended.
         *(Sign(form, Role.VICTIM, _NAMED, Confidence.UNDECIDED) for form in _forms(*_ENDED)),
         Sign(rf"Fatal Python error: {_CRASH_WORDS}"),
         Sign(rf"\[(?P<node>{_NAME}):(?P<pid>[0-9]+)\] Signal: {_CRASH_WORDS} \(", blames=_NAMED),
-        Sign(rf"\[(?P<node>{_NAME}):(?P<pid>[0-9]+)(?::[0-9]+){{1,2}}\] Caught signal (?:4|7|8|11) \(", blames=_NAMED),
+        Sign(
+            rf"\[(?P<node>{_NAME}):(?P<pid>[0-9]+) ?(?::[0-9]+){{1,2}}\] Caught signal (?:4|7|8|11) \(", blames=_NAMED
+        ),
         Sign(r"\[(?P<pid>[0-9]+)\]: segfault at [0-9a-f]+ ip ", blames=_NAMED),
         Sign(r"line [0-9]+: +(?P<pid>[0-9]+) Segmentation fault", blames=_NAMED),
         Sign(r"line [0-9]+: +(?P<pid>[0-9]+) Bus error ", blames=_NAMED),
-        Sign(r"line [0-9]+: +(?P<pid>[0-9]+) Killed +", Role.LIKELY, _NAMED, Confidence.LIKELY),
+        Sign(r"line [0-9]+: +(?P<pid>[0-9]+) Killed +", Role.LIKELY, _NAMED, Confidence.UNDECIDED),
         Sign(r"Segmentation fault \(core dumped\)", Role.LIKELY, confidence=Confidence.LIKELY),
+        Sign(r"Aborted +\(core dumped\)", Role.VICTIM, confidence=Confidence.UNDECIDED),
+        Sign(r"terminate called (?:after throwing|without an active)", Role.VICTIM, confidence=Confidence.UNDECIDED),
+        Sign(
+            r"(?:Worker IP address: (?P<address>[0-9.]+) Worker port: [0-9]+ )?Worker PID: (?P<pid>[0-9]+) "
+            r"Worker exit type: (?:SYSTEM_ERROR|NODE_DIED)",
+            Role.LIKELY,
+            _NAMED,
+            Confidence.LIKELY,
+        ),
         Sign(r"Worker exit type: SYSTEM_ERROR", Role.LIKELY, _NOBODY, Confidence.LIKELY),
+        # vLLM's executors about their workers.
+        Sign(
+            r"Worker (?P<thing>[A-Za-z][\w-]*) pid (?P<pid>[0-9]+) died, exit code: (?P<code>-(?:4|5|7|8|9|11))\b",
+            Role.LIKELY,
+            _NAMED,
+            Confidence.LIKELY,
+        ),
+        Sign(
+            r"Worker (?P<thing>[A-Za-z][\w-]*) pid (?P<pid>[0-9]+) died, exit code: ",
+            Role.VICTIM,
+            _NAMED,
+            Confidence.UNDECIDED,
+        ),
+        Sign(
+            r"Worker proc (?P<thing>[A-Za-z][\w-]*) died unexpectedly, shutting down executor",
+            Role.LIKELY,
+            _NAMED,
+            Confidence.LIKELY,
+        ),
         # Who is sent a signal still lives: the one that is missing among them died first.
         Sign(r"Sending process (?P<pid>[0-9]+) closing signal SIGTERM", Role.VICTIM, _NOBODY, Confidence.UNDECIDED),
         Sign(
@@ -152,6 +183,11 @@ class DeadRank(Cause, id="AR407"):
         "srun: error: n07: tasks 0-3: Killed",
         "srun: error: n07: tasks 0,2: Aborted (core dumped)",
         "=   KILLED BY SIGNAL: 11 (Segmentation fault)",
+        "Process 3 exit with status code 139.",
+        "Process 0 exit with status code 137.",
+        "Process 2 exit with status code 134.",
+        "Aborted (core dumped)",
+        "terminate called after throwing an instance of 'std::runtime_error'",
         "=   KILLED BY SIGNAL: 9 (Killed)",
         "=   KILLED BY SIGNAL: 6 (Aborted)",
         "=   RANK 0 PID 5490 RUNNING AT gn59",
@@ -163,9 +199,15 @@ class DeadRank(Cause, id="AR407"):
         "train.sh: line 12:  4123 Bus error               (core dumped) python train.py",
         "train.sh: line 12:  4123 Killed                  python train.py",
         "(raylet) Worker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits with a connection error",
+        "Worker IP address: 10.0.7.57 Worker port: 10046 Worker PID: 89513 Worker exit type: SYSTEM_ERROR Worker exit "
+        "detail: Worker unexpectedly exits with a connection error code 2. End of file.",
         "WARNING:torch.distributed.elastic.multiprocessing.api:Sending process 812914 closing signal SIGTERM",
         "AbortedError (see above for traceback): Horovod has been shut down. This was caused by an exception on one of "
         "the ranks or an attempt to allreduce, allgather or broadcast a tensor after one of the ranks finished",
+        "ERROR 07-26 14:50:35 multiproc_worker_utils.py:120] Worker VllmWorkerProcess pid 214281 died, exit code: -11",
+        "ERROR 07-26 14:50:35 multiproc_worker_utils.py:120] Worker VllmWorkerProcess pid 214281 died, exit code: -15",
+        "ERROR 07-04 17:35:16 [multiproc_executor.py:140] Worker proc VllmWorker-1 died unexpectedly, shutting down "
+        "executor.",
         "  rank      : 7 (local_rank: 7)",
         "  host      : f5735d9ffd4f",
     )

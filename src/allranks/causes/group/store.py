@@ -141,6 +141,8 @@ class StoreLost(Cause, id="AR414"):
             _NOBODY,
             Confidence.UNDECIDED,
         ),
+        # The agent had its store, and asks it for the state again.
+        Sign(r'self\._call_store\("(?:get|compare_set)", ', Role.LIKELY, _NOBODY, Confidence.LIKELY),
         Sign(r"has failed to shutdown the rendezvous '", Role.VICTIM, _NOBODY, Confidence.UNDECIDED),
         Sign(r"rendezvous\.api\.RendezvousClosedError", Role.VICTIM, _NOBODY, Confidence.UNDECIDED),
         # Who wants NCCL's id from the first rank, and finds its store closed.
@@ -173,6 +175,7 @@ class StoreLost(Cause, id="AR414"):
         ),
     )
     hits = (
+        '    base64_state: bytes = self._call_store("get", self._key)',
         "WARNING:torch.distributed.elastic.rendezvous.dynamic_rendezvous:The node 'node.b_3427_0' has failed to send a "
         "keep-alive heartbeat to the rendezvous 'test' due to an error of type RendezvousConnectionError.",
         "W0813 22:23:32.979031 140204091807488 torch/distributed/elastic/rendezvous/dynamic_rendezvous.py:1267] The "

@@ -184,6 +184,7 @@ class Cancelled(Cause, id="AR508"):
             _NOBODY,
             Confidence.UNDECIDED,
         ),
+        Sign(r"CANCELLED AT [0-9T:-]+ DUE to SIGNAL ", Role.LIKELY, _NOBODY, Confidence.LIKELY),
         Sign(r"CANCELLED by (?P<uid>[0-9]+)", blames=_NOBODY),
         Sign(r"JobState=CANCELLED", blames=_NOBODY),
         Sign(r"srun: sending Ctrl-C to ", blames=_NOBODY),
@@ -216,6 +217,7 @@ class Cancelled(Cause, id="AR508"):
     )
     hits = (
         "slurmstepd: error: *** JOB 524547 ON ault43 CANCELLED AT 2024-10-09T23:20:53 ***",
+        "slurmstepd: error: *** STEP 12.0 ON n1 CANCELLED AT 2023-01-05T07:00:11 DUE to SIGNAL Terminated ***",
         "slurmd[n3]: error: *** JOB 9 CANCELLED AT 2013-10-09T23:20:53 ***",
         "slurmstepd: error: *** STEP 524547.1 ON ault43 CANCELLED AT 2024-10-09T23:20:53 ***",
         "712854             train        gpu CANCELLED by 1001  00:10:02",

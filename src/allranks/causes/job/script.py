@@ -69,6 +69,10 @@ class SlurmEnv(Cause, id="AR501"):
         Sign(r"invalid literal for int\(\) with base 10: '(?P<thing>[0-9]+\(x[0-9]+\)[^']{0,80})'"),
         # Ranks and sizes that contradict each other.
         Sign(r"Invalid rank requested : (?P<rank>-?[0-9]+)/(?P<wanted>[0-9]+)"),
+        Sign(
+            r"MPI (?:world size|rank) (?P<wanted>[0-9]+) does not match torch (?:world size|rank) (?P<present>[0-9]+)",
+            blames=Blames.NOBODY,
+        ),
         Sign(r"Invalid rank (?P<rank>-?[0-9]+), rank should be in the interval \[0, ", Role.LIKELY),
         Sign(
             r"world size \((?P<present>[0-9]+)\) is not divisible by (?:tensor|pipeline|context|data|expert)",
@@ -92,11 +96,19 @@ class SlurmEnv(Cause, id="AR501"):
         Sign(
             r"SLURM_MEM_PER_CPU, SLURM_MEM_PER_GPU, and SLURM_MEM_PER_NODE are mutually exclusive", blames=Blames.NOBODY
         ),
+        Sign(
+            r"srun: error: Unable to (?:create step|allocate resources)[^:]{0,40}: (?P<error>[A-Z].{4,120})",
+            Role.LIKELY,
+            Blames.NOBODY,
+            Confidence.LIKELY,
+        ),
         # MPI below srun.
         Sign(r"OMPI was not built with SLURM"),
         Sign(r"There are not enough slots available in the system to satisfy", Role.LIKELY, Blames.NOBODY),
     )
     hits = (
+        "srun: error: Unable to create step for job 4711: Invalid generic resource (gres) specification",
+        "AssertionError: MPI world size 16 does not match torch world size 8",
         "RuntimeError: You set `--ntasks=8` in your SLURM bash script, but this variable is not supported. HINT: Use "
         "`--ntasks-per-node=8` instead.",
         "ValueError: You set `devices=2` in Lightning, but the number of tasks per node configured in SLURM "
@@ -298,6 +310,7 @@ class UserCodeError(Cause, id="AR590"):
         Sign(r"error: unrecognized arguments: (?P<thing>.{1,200})"),
         Sign(r"error: the following arguments are required: (?P<thing>.{1,200})"),
         Sign(r"error: argument (?P<thing>[^:]{1,80}): (?:invalid|expected|not allowed)"),
+        Sign(r"slurmstepd: error: execve\(\): (?P<thing>[^:]{1,200}): (?:No such file|Permission denied)"),
         Sign(r"can't open file '(?P<thing>[^']{1,300})': \[Errno 2\]"),
         Sign(r"ModuleNotFoundError: No module named '(?P<thing>[^']{1,200})'", Role.LIKELY),
         Sign(r"ImportError: cannot import name '(?P<thing>[^']{1,200})'", Role.LIKELY),
@@ -318,6 +331,7 @@ class UserCodeError(Cause, id="AR590"):
         ),
     )
     hits = (
+        "slurmstepd: error: execve(): torchrun: No such file or directory",
         "train.py: error: unrecognized arguments: --local-rank=3",
         "train.py: error: the following arguments are required: --data",
         "train.py: error: argument --lr: invalid float value: '1e-4x'",

@@ -92,13 +92,19 @@ class WrongNic(Cause, id="AR203"):
     told = "a rank announced an address that the other nodes do not reach: that of a bridge, a veth or a loopback"
     signs = (
         Sign(
-            r"[Cc]onnect to " + OF_ONE_MACHINE + r"<[0-9]+> (?:failed : |returned )(?:[0-9]+\()?" + NOT_REACHED,
+            r"[Cc]onnect to "
+            + OF_ONE_MACHINE
+            + r"<[0-9A-Za-z_*]{1,12}> (?:failed : |returned )(?:[0-9]+\()?"
+            + NOT_REACHED,
             Role.PRIMARY,
             Blames.NAMED,
             Confidence.LIKELY,
         ),
         Sign(
-            r"connect \[" + OF_ONE_MACHINE + r"\]:[0-9]+: " + NOT_REACHED, Role.PRIMARY, Blames.NAMED, Confidence.LIKELY
+            r"connect \[" + OF_ONE_MACHINE + r"\]:[^ ]{1,12}: " + NOT_REACHED,
+            Role.PRIMARY,
+            Blames.NAMED,
+            Confidence.LIKELY,
         ),
         Sign(
             r"SO_ERROR: " + NOT_REACHED + r", remote=\[" + OF_ONE_MACHINE + r"\]",
@@ -110,13 +116,16 @@ class WrongNic(Cause, id="AR203"):
             r"connect\(\) to " + OF_ONE_MACHINE + r"(?::[0-9]+)? failed", Role.PRIMARY, Blames.NAMED, Confidence.LIKELY
         ),
         Sign(
-            r"[Cc]onnect to " + OF_A_CONTAINER + r"<[0-9]+> (?:failed : |returned )(?:[0-9]+\()?" + NOT_REACHED,
+            r"[Cc]onnect to "
+            + OF_A_CONTAINER
+            + r"<[0-9A-Za-z_*]{1,12}> (?:failed : |returned )(?:[0-9]+\()?"
+            + NOT_REACHED,
             Role.LIKELY,
             Blames.NAMED,
             Confidence.UNDECIDED,
         ),
         Sign(
-            r"connect \[" + OF_A_CONTAINER + r"\]:[0-9]+: " + NOT_REACHED,
+            r"connect \[" + OF_A_CONTAINER + r"\]:[^ ]{1,12}: " + NOT_REACHED,
             Role.LIKELY,
             Blames.NAMED,
             Confidence.UNDECIDED,
@@ -136,6 +145,9 @@ class WrongNic(Cause, id="AR203"):
         Sign(
             r"Call to connect returned Connection timed out, retrying", Role.LIKELY, Blames.NOBODY, Confidence.UNDECIDED
         ),
+        # NCCL 2.2 and 2.3; a rank that ended leaves the same line.
+        Sign(r"Call to connect (?:timeout|failed) ?: Connection refused", Role.LIKELY, confidence=Confidence.UNDECIDED),
+        Sign(r"NET : Using interface (?:(?P<loopback>lo):127\.|" + NIC_OF_ONE_MACHINE + r":)", Role.CONTEXT),
         Sign(
             r"nable to find a set of common task-to-task communication interfaces",
             Role.LIKELY,
@@ -153,6 +165,9 @@ class WrongNic(Cause, id="AR203"):
         Sign(r"(?:send|receive)\] via NET/Socket/[1-9]", Role.CONTEXT),
     )
     hits = (
+        "51ca79e04561:4880:5140 [1] include/socket.h:361 NCCL WARN Call to connect timeout : Connection refused",
+        "51ca79e04561:4880:5140 [1] NCCL INFO NET : Using interface lo:127.0.0.1<0>",
+        "ml3:32632:32662 [0] NCCL INFO NET : Using interface br-4e5f60905511:172.18.0.1<0>",
         "node-a:31:99 [0] include/socket.h:403 NCCL WARN Connect to fe80::380d:bfff:fe5b:54d2%veth25f2e72<40123> "
         "failed : "
         "No route to host",
@@ -251,7 +266,7 @@ class NicNotFound(Cause, id="AR208"):
     also = ("AR202", "AR203", "AR214")
     told = "a network interface that was asked for by name is not there, or has no address"
     signs = (
-        Sign(r"ifa != nullptr\. Unable to find address for: (?P<interface>[A-Za-z0-9_.:@-]{1,30})"),
+        Sign(r"ifa != nullptr\. Unable to find address for: (?P<interface>[^\s,]{1,60})"),
         Sign(r"Unable to find interface for: (?P<address>\[?[0-9A-Fa-f.:]{3,45})"),
         # A host name, and nothing of the machine has an address that it stands for.
         Sign(
@@ -266,6 +281,8 @@ class NicNotFound(Cause, id="AR208"):
         ),
         Sign(r"Bootstrap ?: no socket interface found"),
         Sign(r"Bootstrap ?: no NCCL_SOCKET_IFNAME interface found"),
+        # What NCCL says of an address that was never filled in, before it knew better.
+        Sign(r"Socket creation failed : Address family not supported by protocol", confidence=Confidence.LIKELY),
         Sign(r"NET/(?:Socket|IB|ND) ?: [Nn]o (?:IP |socket )?interface found", confidence=Confidence.LIKELY),
         Sign(
             r"No interface found in the same subnet as remote address (?P<peer>[0-9A-Za-z.:%_-]{2,120})",
@@ -280,8 +297,18 @@ class NicNotFound(Cause, id="AR208"):
             Role.LIKELY,
             confidence=Confidence.LIKELY,
         ),
+        # What was asked for; a line of healthy runs, too.
+        Sign(
+            r"NCCL_SOCKET_IFNAME set (?:by environment )?to =?(?P<interface>[A-Za-z0-9_.-]{1,15})(?:$|[ ,])",
+            Role.CONTEXT,
+            Blames.NAMED,
+        ),
     )
     hits = (
+        "e66aa18dc444:3171:3171 [0] include/socket.h:311 WARN Socket creation failed : Address family not supported by "
+        "protocol",
+        "[enforce fail at .../gloo/transport/tcp/device.cc:84] ifa != nullptr. Unable to find address for: ^lo",
+        "trainer3:1958:1958 [3] NCCL INFO NCCL_SOCKET_IFNAME set by environment to eth2",
         "[enforce fail at /__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/device.cc:84] ifa != nullptr. "
         "Unable to find address for: eth99",
         "RuntimeError: [enforce fail at ../third_party/gloo/gloo/transport/tcp/device.cc:208] ifa != nullptr. "
@@ -301,7 +328,6 @@ class NicNotFound(Cause, id="AR208"):
         "WARNING: An invalid value was given for btl_tcp_if_include.  This",
     )
     misses = (
-        "trainer3:1958:1958 [3] NCCL INFO NCCL_SOCKET_IFNAME set by environment to eth2",
         "node05:44753:44753 [7] NCCL INFO NET/IB : No device found.",
         "n7:71:71 [0] NCCL INFO NET/OFI No eligible providers were found",
     )

@@ -10,21 +10,27 @@ IPV4 = r"(?:[0-9]{1,3}\.){3}[0-9]{1,3}"
 IPV6 = r"[0-9a-fA-F]{0,4}:[0-9a-fA-F:.]{1,45}"
 NAME = r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,120}"
 """A host name; digits alone are one, too (`05`)."""
+MASKED = r"<[A-Za-z0-9_. -]{1,40}>|[0-9*]{1,4}(?:\.[0-9*]{1,4}){1,3}|\*{2,40}"
+"""What people put in place of a name or an address before they show a log; `xx.xx.xx.xx` and `IP1` are names."""
+PORT = r"(?P<port>[0-9]+|<?[A-Za-z_*]{1,12}>?)"
+"""A port, or what stands in its place."""
+ANY_PORT = r"[0-9A-Za-z_*<>]{1,14}"
 
-_ADDRESS_OR_NODE = rf"(?:(?P<address>{IPV4}|{IPV6})|(?P<node>{NAME}))"
+_ADDRESS_OR_NODE = rf"(?:(?P<address>{IPV4}|{IPV6})|(?P<node>{NAME}|{MASKED}))"
 
-ENDPOINT = rf"\(?{_ADDRESS_OR_NODE}(?:, |:)(?P<port>[0-9]+)"
+ENDPOINT = rf"\(?{_ADDRESS_OR_NODE}(?:, |:){PORT}"
 """`(node01, 29500)` as torch.distributed writes what it was told to connect to; older ones wrote `node01:29500`."""
-TRIED = rf"\[?(?:::ffff:)?{_ADDRESS_OR_NODE}\]?:(?P<port>[0-9]+)"
+TRIED = rf"\[?(?:::ffff:)?{_ADDRESS_OR_NODE}\]?:{PORT}"
 """`[::ffff:10.0.0.1]:29500`, `[node01]:29500`: one of the addresses that torch.distributed tried for it."""
-NCCL_PEER = r"(?P<peer>[0-9A-Za-z_.:%-]{1,120})<(?P<port>[0-9]+)>"
+NCCL_PEER = rf"(?P<peer>[0-9A-Za-z_.:%*-]{{1,120}}|{MASKED})<{PORT}>"
 """`10.0.0.1<45763>`, `node1<57557>`, `fe80::1%eth0<40123>`."""
-GLOO_PEER = r"\[(?P<peer>[0-9A-Za-z_.:%-]{1,120})\]:(?P<port>[0-9]+)"
+GLOO_PEER = rf"\[(?P<peer>[0-9A-Za-z_.:%*-]{{1,120}}|{MASKED})\]:{PORT}"
 
 FAR_PEER = (
     r"(?P<peer>(?:(?:[0-9]{1,2}|10[0-9]|1[1-5][0-9]|16[0-8]|17[013-9]|1[89][0-9]|2[0-9]{2})\.[0-9]{1,3}"
     r"|172\.(?:[02-9]|1[0-689]|[2-9][0-9]|[12][0-9]{2}))\.[0-9]{1,3}\.[0-9]{1,3}"
-    r"|(?:2|f[cd])[0-9a-f]{1,3}:[0-9a-f:]{1,40}|[A-Za-z_][0-9A-Za-z_.-]{1,120})"
+    r"|(?:2|f[cd])[0-9a-f]{1,3}:[0-9a-f:]{1,40}|[A-Za-z_][0-9A-Za-z_.-]{1,120}"
+    r"|<[A-Za-z0-9_. -]{1,40}>|(?:[0-9]{1,3}\.){0,3}[*xX]{1,3}(?:\.[0-9*xX]{1,3}){0,3})"
 )
 """A peer whose address may well be another machine's: none of 169.254, 172.17 and fe80."""
 OF_ONE_MACHINE = (

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from allranks.causes.cause import PASSED, Cause, Outcome, failed, skipped, unknown, warned
 from allranks.causes.net.cards import data_interface, data_network, parse_address, subnet_of, with_facts
-from allranks.causes.net.lines import NCCL_PEER
-from allranks.causes.sign import Blames, Role, Sign
+from allranks.causes.net.lines import ANY_PORT, NCCL_PEER
+from allranks.causes.sign import Role, Sign
 from allranks.model.card import Card, Interface
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence, Status
@@ -50,7 +50,7 @@ class LoopbackHostname(Cause, id="AR209"):
     told = "a rank announced its loopback address, at which the other nodes find themselves only"
     signs = (
         Sign(
-            r"connect \[(?P<address>127\.0\.(?:1\.1|0\.[2-9]))\]:[0-9]+: (?P<error>[A-Z][a-z ]{4,50})",
+            r"connect \[(?P<address>127\.0\.(?:1\.1|0\.[2-9]))\]:" + ANY_PORT + r": (?P<error>[A-Z][a-z ]{4,50})",
             confidence=Confidence.LIKELY,
         ),
         Sign(
@@ -59,17 +59,17 @@ class LoopbackHostname(Cause, id="AR209"):
         ),
         # On one machine a rank that died leaves the same line.
         Sign(
-            r"connect \[(?P<address>127\.0\.0\.1|::1)\]:[0-9]+: (?P<error>[A-Z][a-z ]{4,50})",
+            r"connect \[(?P<address>127\.0\.0\.1|::1)\]:" + ANY_PORT + r": (?P<error>[A-Z][a-z ]{4,50})",
             Role.LIKELY,
             confidence=Confidence.UNDECIDED,
         ),
         Sign(
-            r"SO_ERROR: (?P<error>[A-Z][a-z ]{4,50}), remote=\[(?P<address>127\.0\.0\.1|::1)\]",
+            r"(?:SO_ERROR: (?P<error>[A-Z][a-z ]{4,50}), )?remote=\[(?P<address>127\.0\.0\.1|::1)\]:[0-9A-Za-z*<]",
             Role.LIKELY,
             confidence=Confidence.UNDECIDED,
         ),
         Sign(
-            r"[Cc]onnect to (?P<address>127\.0\.[01]\.1)<[0-9]+> (?:failed : |returned )(?:[0-9]+\()?"
+            r"[Cc]onnect to (?P<address>127\.0\.[01]\.1)<[0-9A-Za-z_*]{1,12}> (?:failed : |returned )(?:[0-9]+\()?"
             r"(?P<error>[A-Z][a-z ]{4,50})",
             Role.LIKELY,
             confidence=Confidence.UNDECIDED,
@@ -164,7 +164,7 @@ class IpFamilyMismatch(Cause, id="AR214"):
             r"[Cc]onnect to " + NCCL_PEER + r" failed : Address family not supported by protocol",
             confidence=Confidence.LIKELY,
         ),
-        Sign(r"ss1\.ss_family == ss2\.ss_family\. [0-9]+ vs [0-9]+", Role.PRIMARY, Blames.NOBODY),
+        Sign(r"ss1\.ss_family == ss2\.ss_family\. [0-9]+ vs [0-9]+"),
         Sign(r"useIpv6: [a-z0-9]{1,5}, code: -97, name: EAFNOSUPPORT"),
         # What a machine without IPv6 says of an IPv4 address, and goes on.
         Sign(r"cannot be retrieved \(gai error: -9 - Address family for hostname not supported\)", Role.CONTEXT),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from allranks.causes.cause import PASSED, Cause, Outcome, Symptom, warned
-from allranks.causes.net.lines import FAR_PEER, GLOO_PEER, IPV4, NCCL_PEER
+from allranks.causes.net.lines import FAR_PEER, GLOO_PEER, IPV4, MASKED, NCCL_PEER, PORT
 from allranks.causes.sign import Blames, Role, Sign
 from allranks.model.card import Card
 from allranks.model.errors import Exit
@@ -55,25 +55,24 @@ class FirewallPort(Cause, id="AR206"):
     told = "a node is there, and a port of it does not answer"
     signs = (
         Sign(
-            r"[Cc]onnect to " + FAR_PEER + r"<(?P<port>[0-9]+)> (?:failed : |returned (?:113\()?)No route to host",
+            r"[Cc]onnect to " + FAR_PEER + rf"<{PORT}> (?:failed : |returned (?:113\()?)No route to host",
             Role.PRIMARY,
             Blames.PEER,
             Confidence.LIKELY,
         ),
         Sign(
-            r"socketPollConnect: connect returned No route to host, retrying",
+            r"ocket(?:Start|Poll)Connect: connect returned No route to host, retrying",
             Role.PRIMARY,
-            Blames.NOBODY,
-            Confidence.LIKELY,
+            confidence=Confidence.LIKELY,
         ),
         Sign(
-            r"connect \[" + FAR_PEER + r"\]:(?P<port>[0-9]+): No route to host",
+            r"connect \[" + FAR_PEER + rf"\]:{PORT}: No route to host",
             Role.PRIMARY,
             Blames.PEER,
             Confidence.LIKELY,
         ),
         Sign(
-            r"SO_ERROR: No route to host, remote=\[" + FAR_PEER + r"\]:(?P<port>[0-9]+)",
+            r"SO_ERROR: No route to host, remote=\[" + FAR_PEER + rf"\]:{PORT}",
             Role.PRIMARY,
             Blames.PEER,
             Confidence.LIKELY,
@@ -86,7 +85,14 @@ class FirewallPort(Cause, id="AR206"):
         ),
         # NCCL 2.4 to 2.17: to whom, it does not say.
         Sign(
-            r"Call to connect returned Connection timed out, retrying", Role.LIKELY, Blames.NOBODY, Confidence.UNDECIDED
+            r"Call to connect (?:returned Connection timed out, retrying|failed ?: Connection timed out)",
+            Role.LIKELY,
+            confidence=Confidence.UNDECIDED,
+        ),
+        Sign(
+            r"Call to connect (?:returned No route to host, retrying|failed ?: No route to host)",
+            Role.LIKELY,
+            confidence=Confidence.LIKELY,
         ),
         Sign(
             r"socket(?:Start|Poll)Connect: (?:connect returned Connection timed out|exceeded timeouts \()",
@@ -102,7 +108,7 @@ class FirewallPort(Cause, id="AR206"):
             Confidence.UNDECIDED,
         ),
         Sign(
-            r"connect \[(?P<peer>[0-9A-Fa-f.:]{3,45})\]:(?P<port>[0-9]+): Connection timed out",
+            r"connect " + GLOO_PEER + ": Connection timed out",
             Role.LIKELY,
             Blames.PEER,
             Confidence.LIKELY,
@@ -114,14 +120,19 @@ class FirewallPort(Cause, id="AR206"):
             Blames.NOBODY,
             Confidence.LIKELY,
         ),
+        # The lines below Open MPI's words.
+        Sign(r"Remote host: +(?P<node>[A-Za-z0-9][A-Za-z0-9_.-]{0,120})$", Role.CONTEXT, Blames.NAMED),
         Sign(
-            rf"connect\(\) to (?P<peer>{IPV4})(?::(?P<port>[0-9]+))? failed",
+            rf"connect\(\) to (?P<peer>{IPV4}|{MASKED}|[A-Za-z][A-Za-z0-9_.-]{{1,120}})(?::{PORT})? failed",
             Role.LIKELY,
             Blames.PEER,
             Confidence.UNDECIDED,
         ),
     )
     hits = (
+        "  Remote host:   psfwnezg3",
+        "gpu-103:18553:18611 [0] include/socket.h:360 WARN Call to connect failed : Connection timed out",
+        "node1:71:80 [0] NCCL INFO Call to connect returned No route to host, retrying",
         "node5:240:240 [6] misc/socket.cc:533 NCCL WARN socketPollConnect: Connect to 10.0.0.4<56849> returned 113(No "
         "route to host) errno 115(Operation now in progress)",
         "node5:240:240 [6] misc/socket.cc:452 NCCL WARN Net : Connect to 10.0.0.4<56849> failed : No route to host",
@@ -189,7 +200,7 @@ class PortInUse(Cause, id="AR207"):
     message = "port {port} is held by {holder}; the leader took another one"
     fix = "on {node}: ss -ltnp 'sport = :{port}'; end what was left behind, or set another [network] port"
     exit_code = Exit.SETUP
-    also = ("AR405", "AR501", "AR502")
+    also = ("AR201", "AR405", "AR501", "AR502")
     told = "another process holds the port that this one was told to listen at"
     signs = (
         Sign(
@@ -219,10 +230,12 @@ class PortInUse(Cause, id="AR207"):
         ),
         Sign(r"Call to bind failed ?: Address already in use"),
         Sign(r" vs -1\. ?bind: Address already in use"),
+        Sign(r"tcp/[a-z_]{3,12}\.cc:[0-9]+\] bind: Address already in use"),
         # Of any server: tensorboard's too.
         Sign(r"OSError: \[Errno 98\] Address already in use", Role.LIKELY, confidence=Confidence.UNDECIDED),
     )
     hits = (
+        "RuntimeError: [/work/third_party/gloo/gloo/transport/tcp/pair.cc:176] bind: Address already in use",
         "RuntimeError: The server socket has failed to listen on any local network address. port: 29500, useIpv6: 0, "
         "code: -98, name: EADDRINUSE, message: address already in use",
         "[rank0]: torch.distributed.DistNetworkError: The server socket has failed to listen on any local network "

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from allranks.causes.cause import Cause, Outcome, failed
 from allranks.causes.net.cards import parse_address, with_facts
-from allranks.causes.net.lines import ENDPOINT, TRIED
+from allranks.causes.net.lines import ENDPOINT, PORT, TRIED
 from allranks.causes.sign import Blames, Role, Sign
 from allranks.model.card import Card
 from allranks.model.errors import Exit
@@ -118,10 +118,11 @@ class MasterUnreachable(Cause, id="AR201"):
             Confidence.LIKELY,
         ),
         Sign(
-            r"orovod(?:run)? was unable to connect to (?P<service>[a-z ]{3,30}(?:#[0-9]+ )?)on any of the "
-            r"following addresses",
+            r"orovod(?:run)? was unable to connect to (?:the )?(?P<service>[a-z ]{3,30}(?:#[0-9]+ )?)on any of the "
+            r"following addresses(?:: \{(?:'lo': \[[^\]]{0,80}\], )?'(?P<interface>[^']{1,30})': "
+            r"\[\('(?P<address>[0-9a-fA-F.:]{3,45})', (?P<port>[0-9]+)\))?",
             Role.LIKELY,
-            Blames.NOBODY,
+            Blames.NAMED,
             Confidence.UNDECIDED,
         ),
         Sign(
@@ -136,9 +137,37 @@ class MasterUnreachable(Cause, id="AR201"):
         Sign(
             r"ORTE was unable to reliably start one or more daemons", Role.LIKELY, Blames.NOBODY, Confidence.UNDECIDED
         ),
+        Sign(
+            r"ORTE does not know how to route a message to the specified daemon",
+            Role.LIKELY,
+            Blames.NOBODY,
+            Confidence.UNDECIDED,
+        ),
+        Sign(r"target node: +(?P<node>[A-Za-z0-9][A-Za-z0-9_.-]{0,120})$", Role.CONTEXT, Blames.NAMED),
+        Sign(r"Host key verification failed\.", Role.LIKELY, Blames.NOBODY, Confidence.UNDECIDED),
+        Sign(
+            r"CalledProcessError: Command '(?:\[')?ssh (?:-[a-zA-Z] [^ ]{1,60} ){0,4}"
+            r"(?P<node>[A-Za-z0-9<][^ ']{0,120}) hostname",
+            Role.LIKELY,
+            Blames.NAMED,
+            Confidence.LIKELY,
+        ),
+        Sign(
+            r"Using hostfile at [^ ]{1,200} but host=(?P<node>[^ ]{1,120}) was not reachable via ssh",
+            Role.LIKELY,
+            Blames.NAMED,
+            Confidence.LIKELY,
+        ),
         Sign(r"EtcdConnectionFailed: Connection to etcd failed", Role.LIKELY, Blames.NOBODY, Confidence.LIKELY),
     )
     hits = (
+        "subprocess.CalledProcessError: Command 'ssh -o PasswordAuthentication=no 192.168.3.100 hostname' returned "
+        "non-zero exit status 255.",
+        "ORTE does not know how to route a message to the specified daemon",
+        "  target node:  mxnet-worker-1",
+        "Host key verification failed.",
+        "RuntimeError: Using hostfile at /etc/hostfile but host=node-1.train was not reachable via ssh. If you are "
+        "running with",
         "[E socket.cpp:793] [c10d] The client socket has timed out after 60s while trying to connect to (IP1, 2222).",
         "[E socket.cpp:860] [c10d] The client socket has timed out after 60s while trying to connect to 192.0.0.1:1234",
         "torch.distributed.DistNetworkError: The client socket has timed out after 600000ms while trying to connect to "
@@ -252,13 +281,13 @@ class MasterDns(Cause, id="AR202"):
     told = "a host name does not resolve, or resolves to an address that is not the host's"
     signs = (
         Sign(
-            r"The (?:IPv4 )?network addresses of \((?P<node>[^,)]{1,120}), (?P<port>[0-9]+)\) cannot be retrieved "
+            r"The (?:IPv4 )?network addresses of \((?P<node>[^,)]{1,120}), " + PORT + r"\) cannot be retrieved "
             r"\(gai error: (?:-(?:2|3|4|5|11)|8|1100[1-4]) - (?P<error>[^)]{4,60})\)",
             confidence=Confidence.LIKELY,
         ),
         # Also where a name has an IPv4 address only, in torch before 2.4; a later one gives the job up over it.
         Sign(
-            r"The IPv6 network addresses of \((?P<node>[^,)]{1,120}), (?P<port>[0-9]+)\) cannot be retrieved "
+            r"The IPv6 network addresses of \((?P<node>[^,)]{1,120}), " + PORT + r"\) cannot be retrieved "
             r"\(gai error: (?:-(?:2|3|4|5|11)|8|1100[1-4]) - (?P<error>[^)]{4,60})\)",
             Role.LIKELY,
             confidence=Confidence.LIKELY,
@@ -277,6 +306,7 @@ class MasterDns(Cause, id="AR202"):
             r"connect to) \((?P<node>[0-9]{1,12}), (?P<port>[0-9]+)\)",
             confidence=Confidence.LIKELY,
         ),
+        Sign(r"host not found: (?P<error>(?:Name or service|Temporary failure|No address|Non-recov)[A-Za-z -]{4,60})"),
         Sign(r"ValueError: host not found: (?P<error>[A-Z][a-z][A-Za-z ]{4,60})"),
         Sign(r"socket\.gaierror: \[Errno -(?:2|3|4|5)\] ", Role.LIKELY, confidence=Confidence.UNDECIDED),
         Sign(r"error encountered when getting address info : (?P<error>[A-Z][a-z][A-Za-z ]{4,60})"),

@@ -63,6 +63,18 @@ class ShmTooSmall(Cause, id="AR002"):
         Sign(r"Call to shm_open failed", Role.LIKELY, confidence=LIKELY),
         Sign(r"No space left on device: ['\"](?P<thing>/dev/shm)"),
         Sign(r"there is not enough space for (?P<thing>[^ ]{1,200}) \(the shared-memory backing", confidence=LIKELY),
+        # A page of a mapped file that could not be had: UCX's handler, Open MPI's (as it spells it).
+        Sign(
+            r"(?:\[(?P<node>[A-Za-z0-9][A-Za-z0-9_.-]{0,120}):(?P<pid>[0-9]+) ?(?::[0-9]+){1,2}\] Caught signal 7 )?"
+            r"\(Bus error: nonexistent physical address\)",
+            confidence=LIKELY,
+        ),
+        Sign(
+            r"(?:\[(?P<node>[A-Za-z0-9][A-Za-z0-9_.-]{0,120}):(?P<pid>[0-9]+)\] )?"
+            r"Signal code: Non-exist[ae]nt physical address \(2\)",
+            confidence=LIKELY,
+        ),
+        Sign(r"NCCL INFO transport/shm\.c[cu]:[0-9]+ -> 2\b", Role.LIKELY, confidence=Confidence.UNDECIDED),
     )
     hits = (
         "ubuntu:9621 [6] misc/shmutils.cc:71 NCCL WARN Error: failed to extend /dev/shm/nccl-fjwOOB to 5967876 bytes",
@@ -73,10 +85,13 @@ class ShmTooSmall(Cause, id="AR002"):
         "misc/shmutils.cc:132 NCCL WARN Error while attaching to shared memory segment /dev/shm/nccl-Ub (size 9637888)",
         "gpu2-ru7:2143:2561 [1] include/shm.h:24 NCCL WARN Call to shm_open failed : No space left on device",
         "OSError: [Errno 28] No space left on device: '/dev/shm/torch_2194_3017881412_12'",
+        "[8d6bf97c3bf4:3039 :0:3095] Caught signal 7 (Bus error: nonexistent physical address)",
+        "[gpu07:2216] Signal code: Non-existant physical address (2)",
+        "mt-1:202016:202235 [0] NCCL INFO transport/shm.cc:551 -> 2",
         "It appears as if there is not enough space for /dev/shm/vader_segment.node01.1001.1 (the shared-memory "
         "backing",
     )
-    also = ("AR607",)
+    also = ("AR407", "AR607")
     misses = ("OSError: [Errno 28] No space left on device: 'runs/12/events.jsonl'",)
 
     @classmethod
@@ -135,7 +150,15 @@ class IbMemlock(Cause, id="AR003"):
     fix = "on {node}: LimitMEMLOCK=infinity for slurmd, PropagateResourceLimitsExcept=MEMLOCK in slurm.conf"
     exit_code = Exit.NODE_FAULT
     signs = (
-        Sign(r"Call to ibv_(?:reg_mr(?:_iova2)?|create_cq|create_qp) failed with error Cannot allocate memory"),
+        Sign(
+            r"Call to ibv_(?:reg_mr(?:_iova2)?|create_cq|create_qp) failed with (?:error )?(?:[0-9]+ )?"
+            r"Cannot allocate memory"
+        ),
+        # UCX names the port before it, where it knows it.
+        Sign(
+            r"(?:UCX  ERROR (?P<hca>[a-z0-9_]{2,30}(?::[0-9]+)?): )?ibv_(?:exp_)?(?:create_[a-z_]{2,12}|reg_mr)"
+            r"\([^)]{0,120}\) failed: Cannot allocate memory"
+        ),
         Sign(r"Please set max locked memory \(ulimit -l\) to 'unlimited'"),
         # NCCL before 2.12 did not say why
         Sign(
@@ -156,6 +179,8 @@ class IbMemlock(Cause, id="AR003"):
         "indicate that the memlock limits are set too low.  For most HPC installations, the memlock limits should be "
         "set",
         "libibverbs: Warning: RLIMIT_MEMLOCK is 65536 bytes.",
+        "ib_iface.c:1029 UCX  ERROR ibv_create_cq(cqe=4096) failed: Cannot allocate memory",
+        "ibvwrap.cc:262 NCCL WARN Call to ibv_create_qp failed with 12 Cannot allocate memory, on dev mlx5_0:1",
         "[1668693503.473099] [ampere:1188443:0]  ib_log.c:246  UCX  ERROR mlx5_0: ibv_create_cq() failed: Cannot "
         "allocate memory. Please set max locked memory (ulimit -l) to 'unlimited' (current: 64 kbytes)",
     )

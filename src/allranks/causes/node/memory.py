@@ -70,6 +70,8 @@ class HostOomKill(Cause, id="AR008"):
         Sign(r"has been killed by the OOM killer"),
         Sign(r"OOMKilled(?:$|[^A-Za-z\"])"),
         Sign(r"\"OOMKilled\": ?true"),
+        Sign(r"The node was low on resource: memory"),  # Kubernetes evicts
+        Sign(r"Pod The node had condition: \[MemoryPressure\]"),
         # Who lost it knows
         Sign(
             r"[1-9][0-9]* Workers \(tasks / actors\) killed due to memory pressure \(OOM\)"
@@ -77,6 +79,13 @@ class HostOomKill(Cause, id="AR008"):
             blames=Blames.NAMED,
         ),
         Sign(r"Task was killed due to the node running low on memory"),
+        Sign(r"The worker may have exceeded K8s pod memory limits", confidence=Confidence.LIKELY),
+        Sign(
+            r"The process is killed by SIGKILL by OOM killer due to high memory usage",
+            Role.VICTIM,
+            Blames.NOBODY,
+            Confidence.UNDECIDED,
+        ),
         Sign(
             r"DataLoader worker \(pid(?:\(s\))? (?P<pid>[0-9]+)\) (?:is|was) killed by signal: Killed",
             confidence=Confidence.LIKELY,
@@ -116,9 +125,16 @@ class HostOomKill(Cause, id="AR008"):
             Confidence.UNDECIDED,
         ),
         Sign(r"line [0-9]+: +(?P<pid>[0-9]+) Killed ", Role.LIKELY, confidence=Confidence.LIKELY),
-        Sign(r"status code 137\b", Role.LIKELY, confidence=Confidence.LIKELY),
+        Sign(
+            r"(?:Process (?P<rank>[0-9]+) exit with )?status code 137\b",
+            Role.LIKELY,
+            Blames.NAMED,
+            Confidence.LIKELY,
+        ),
         Sign(r"exit code:? 137\b", Role.LIKELY, confidence=Confidence.LIKELY),
         Sign(r"Exit Code: +137\b", Role.LIKELY, confidence=Confidence.LIKELY),
+        Sign(r"Exit code: +137\b", Role.LIKELY, confidence=Confidence.LIKELY),
+        Sign(r"(?:^|>:)Killed\s*$", Role.LIKELY, confidence=Confidence.LIKELY),  # the shell, of what it waited for
         Sign(r"exited with code 137\b", Role.LIKELY, confidence=Confidence.LIKELY),
     )
     hits = (
@@ -140,10 +156,16 @@ class HostOomKill(Cause, id="AR008"):
         "user@1001.service: A process of this unit has been killed by the OOM killer.",
         "      Reason:       OOMKilled",
         '            "OOMKilled": true,',
+        "Warning  Evicted  2m  kubelet  The node was low on resource: memory. Container pytorch was using 61Gi",
+        "Message:  Pod The node had condition: [MemoryPressure].",
         "(raylet) node_manager.cc:3040: 1 Workers (tasks / actors) killed due to memory pressure (OOM), 0 Workers "
         "crashed "
         "due to other reasons at node (ID: 2c82620270df6b9dd7ae, IP: 172.31.183.172) over the last time period.",
         "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.",
+        "Worker exits unexpectedly. Worker exits with an exit code None. The worker may have exceeded K8s pod memory "
+        "limits.",
+        "There are some potential root causes. (1) The process is killed by SIGKILL by OOM killer due to high memory "
+        "usage. (2) ray stop --force is called.",
         "RuntimeError: DataLoader worker (pid 3867) is killed by signal: Killed. ",
         "RuntimeError: [enforce fail at alloc_cpu.cpp:66] . DefaultCPUAllocator: can't allocate memory: you tried to "
         "allocate 68719476736 bytes. Error code 12 (Cannot allocate memory)",
@@ -165,6 +187,8 @@ class HostOomKill(Cause, id="AR008"):
         "Process 0 exit with status code 137.",
         "command terminated with exit code 137",
         "      Exit Code:    137",
+        "Exit code: 137",
+        "Killed",
         "worker-0 exited with code 137",
     )
     misses = (

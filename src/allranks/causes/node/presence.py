@@ -259,6 +259,8 @@ class NodeFailure(Cause, id="AR012"):
         Sign(r"Killing (?:JobId=|job )[0-9]+ on failed node (?P<node>[A-Za-z0-9_.-]+)", blames=Blames.NAMED),
         Sign(r"Node (?P<node>[A-Za-z0-9_.-]+) unexpectedly rebooted", blames=Blames.NAMED),
         Sign(r"[ |=:(]NODE_FAIL\b", blames=Blames.NOBODY),
+        Sign(r"job preempted \(node failure\)", blames=Blames.NOBODY),  # Moab
+        Sign(r"Exec host:  (?P<node>[A-Za-z0-9_.-]+)/", Role.CONTEXT, Blames.NAMED),
         Sign(r"missing from batch node (?P<node>[A-Za-z0-9_.-]+)", blames=Blames.NAMED),
         Sign(
             r"Task launch for (?:StepId=)?[0-9.+_a-z]{1,40} failed on node (?P<node>[A-Za-z0-9_.-]+): ",
@@ -281,9 +283,13 @@ class NodeFailure(Cause, id="AR012"):
             Confidence.LIKELY,
         ),
         Sign(
-            r"The node with node id: ?[0-9a-f]{8,64}(?: and address: (?P<node>[0-9.]+))?.{0,80} has been marked dead",
+            r"The node with (?:node id|client ID):? ?[0-9a-f]{8,64}(?: and (?:address|ip): (?P<node>[0-9.]+))?.{0,80} "
+            r"has been marked dead",
             blames=Blames.NAMED,
         ),
+        # The node itself, when it hears of it ("beem" up to Ray 1.13).
+        Sign(r"This node has bee[nm] (?:been )?marked as dead"),
+        Sign(r"this node manager has mistakenly been marked (?:as )?dead"),
         Sign(r"node failure on (?P<node>[A-Za-z0-9_.-]+) \(shell rank", blames=Blames.NAMED),
         Sign(r"Node (?P<node>[A-Za-z0-9_.-]+) status is now: NodeNotReady", blames=Blames.NAMED),
         Sign(r"NodeNotReady", Role.LIKELY, confidence=Confidence.LIKELY),
@@ -298,6 +304,8 @@ class NodeFailure(Cause, id="AR012"):
     )
     hits = (
         "srun: error: Node failure on jean-zay-iam37",
+        "job preempted (node failure)",
+        "Exec host:  gpu-2-17/5",
         "salloc: error: Node failure on worker-1",
         "slurmctld: error: Nodes node[03,07] not responding, setting DOWN",
         "slurmctld: Killing JobId=48 on failed node node03",
@@ -313,6 +321,13 @@ class NodeFailure(Cause, id="AR012"):
         "  Remote daemon: [prterun-master-0-34@0,1] on node worker-1",
         "The node with node id: 5f1c2a7b9e8d and address: 10.0.0.7 and node name: 10.0.0.7 has been marked dead "
         "because the detector has missed too many heartbeats from it.",
+        "The node with client ID 581656f84659be9bba58da993729644cfb554836 has been marked dead because the monitor has "
+        "missed too many heartbeats from it.",
+        "The node with node id: 75b2eec8a61cdafd and ip: 10.4.4.107 has been marked dead because the detector has "
+        "missed too many heartbeats from it.",
+        "[2022-02-16 12:46:52,789 C 149 149] node_manager.cc:170: This node has beem marked as dead.",
+        "Exiting because this node manager has mistakenly been marked as dead by the GCS: GCS didn't receive "
+        "heartbeats within timeout",
         "job.exception type=node-failure severity=0 node failure on host7 (shell rank 7)",
         "Normal   NodeNotReady   node/ip-10-0-0-7   Node ip-10-0-0-7 status is now: NodeNotReady",
         "Status: Failed, Message: Pod was terminated in response to imminent node shutdown.",

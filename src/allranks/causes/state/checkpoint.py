@@ -156,6 +156,12 @@ class WorldSizeChanged(Cause, id="AR603"):
             r"(?:tensor_model|pipeline_model|context|expert_model)_parallel_size value from checkpoint",
             blames=Blames.NOBODY,
         ),
+        Sign(
+            r"Missing key in checkpoint state_dict: .{0,200}\bdp_rank_(?P<rank>[0-9]+)\b",
+            Role.LIKELY,
+            Blames.NAMED,
+            Confidence.LIKELY,
+        ),
         Sign(r"mismatch after resume \(.{1,120} from checkpoint\)", Role.LIKELY, Blames.NOBODY, Confidence.LIKELY),
         Sign(
             r"The size of tensor a \([0-9]{7,}\) must match the size of tensor b \([0-9]{7,}\) at non-singleton "
@@ -172,6 +178,7 @@ class WorldSizeChanged(Cause, id="AR603"):
         ),
     )
     hits = (
+        "RuntimeError: Missing key in checkpoint state_dict: dataloader.dp_rank_15.",
         "deepspeed.runtime.zero.utils.ZeRORuntimeException: The checkpoint being loaded used a DP world size of 256 "
         "but the "
         "current world size is 2. Automatic adjustment of ZeRO's optimizer state partitioning with a new world size "

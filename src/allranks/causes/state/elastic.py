@@ -51,6 +51,7 @@ class ElasticNoResume(Cause, id="AR602"):
         Sign(r"new nodes from group_rank=[0-9]+; {1,2}will restart worker group", Role.CONTEXT, _NOBODY),
         Sign(r"\brestart_count=[1-9]", Role.CONTEXT, _NOBODY),
         Sign(r"will not load any checkpoints and will start from", Role.CONTEXT, _NOBODY),
+        Sign(r"no checkpoint found at '?(?P<thing>[^ ']{1,300})", Role.CONTEXT, _NOBODY),
         Sign(r"Unable to find latest file at (?P<thing>[^ ,]{1,300})", Role.CONTEXT),
         Sign(r"No valid checkpoint found in output directory \((?P<thing>[^)]{1,300})\)", Role.LIKELY),
     )
@@ -63,6 +64,7 @@ class ElasticNoResume(Cause, id="AR602"):
         "worker group",
         "  restart_count=1",
         "    will not load any checkpoints and will start from random",
+        "=> no checkpoint found at '/tmp/checkpoint.pth.tar'",
         "[WARNING] [engine.py:2706:load_checkpoint] Unable to find latest file at /ckpt/latest, if trying to load "
         "latest "
         "checkpoint please ensure this file exists or pass an explicit checkpoint tag when loading a checkpoint.",

@@ -68,7 +68,7 @@ class NanLoss(Cause, id="AR604"):
             blames=Blames.NAMED,
         ),
         Sign(r"found (?:NaN|Inf) in local (?:grad norm|forward loss)"),
-        Sign(r"number of nan iterations: {1,6}[1-9]", Role.LIKELY, Blames.NOBODY),
+        Sign(r"number of nan iterations:   [1-9] ", Role.LIKELY, Blames.NOBODY),
         Sign(r"Current loss scale already at minimum - cannot decrease scale"),
         Sign(r"Minimum loss scale reached \("),
         Sign(r"Loss is (?:nan|inf|-inf), stopping training"),
@@ -82,6 +82,13 @@ class NanLoss(Cause, id="AR604"):
         Sign(r"reducing loss scale to (?:0\.0\b|[0-9.]+e-[0-9])", Role.LIKELY, confidence=Confidence.LIKELY),
         *(Sign(pattern, Role.LIKELY, Blames.NOBODY, Confidence.LIKELY) for pattern in _NAN_LINES),
         Sign(r"[Gg]radient overflow\. {1,2}Skipping step", Role.CONTEXT, Blames.NOBODY),
+        # Halved down to nothing: no scale helps any more.
+        Sign(
+            r"Attempted loss scale: (?:1|1\.0|0\.[0-9]+), reducing to (?:1|1\.0|0\.[0-9]+)\b",
+            Role.LIKELY,
+            Blames.NOBODY,
+            Confidence.LIKELY,
+        ),
         Sign(r"Skipping step\. Attempted loss scale", Role.CONTEXT, Blames.NOBODY),
     )
     hits = (
@@ -93,6 +100,7 @@ class NanLoss(Cause, id="AR604"):
         "ValueError: Rank 4: found NaN in local forward loss calculation. Device: 4, node: n3",
         " iteration 29060/ 311541 | lm loss: NAN | number of skipped iterations:   0 | number of nan iterations:   1 |",
         "Exception: Current loss scale already at minimum - cannot decrease scale anymore. Exiting run.",
+        "[deepscale] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 1, reducing to 1",
         "FloatingPointError: Minimum loss scale reached (0.0001). Your loss is probably exploding. Try lowering the "
         "learning "
         "rate, using gradient clipping or increasing the batch size.",

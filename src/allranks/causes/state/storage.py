@@ -128,7 +128,11 @@ class FilesystemHang(Cause, id="AR606"):
         Sign(r"Lost membership in cluster", Role.LIKELY),
         Sign(r"rpc_wait_bit_killable", Role.LIKELY, confidence=Confidence.LIKELY),
         Sign(r"\[Errno 107\] Transport endpoint is not connected: b?'(?P<thing>[^']{1,300})'"),
-        Sign(r"\[Errno 5\] Input/output error: b?'(?P<thing>[^']{1,300})'", Role.LIKELY, confidence=Confidence.LIKELY),
+        Sign(
+            r"\[Errno 5\] Input/output error(?:: b?'(?P<thing>[^']{1,300})')?",
+            Role.LIKELY,
+            confidence=Confidence.LIKELY,
+        ),
         # ps aux: USER PID %CPU %MEM VSZ RSS TTY STAT START TIME COMMAND. Two signs: each needs a literal that is rare.
         Sign(_PS_LINE + r" python", confidence=Confidence.LIKELY),
         Sign(_PS_LINE + r" [^ ]{0,200}/bin/python", confidence=Confidence.LIKELY),
@@ -153,6 +157,7 @@ class FilesystemHang(Cause, id="AR606"):
         "[<0>] rpc_wait_bit_killable+0x1e/0xb0 [sunrpc]",
         "OSError: [Errno 107] Transport endpoint is not connected: '/gpfs/run/ckpt'",
         "OSError: [Errno 5] Input/output error: '/lustre/data/shard-001.tar'",
+        "ERROR: filesystem_async: Local process 0 encountered an error: [Errno 5] Input/output error",
         "user001   280058  117  4.6 17517200480 24494736 ? Dl  00:36 291:14 python",
         "root      31337  0.0  0.1 1234567 24736 pts/0 D+  Dec01 1:14 /opt/venv/bin/python train.py",
         "Error: Failed to suspend process",

@@ -1,0 +1,336 @@
+"""`allranks why`: what happened to a job, and who caused it, from its logs alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+import msgspec
+
+from allranks.cli.show import json_option
+from allranks.model.errors import Exit, SetupError, UsageError
+from allranks.model.finding import Finding, Severity
+from allranks.report.text import Style, one_line, render_findings, say
+
+if TYPE_CHECKING:
+    from allranks.why.calls import Dump
+    from allranks.why.events import Logs
+    from allranks.why.read import ReadProblem
+    from allranks.why.sources import Source
+    from allranks.why.timeline import Row
+
+LATEST = Path("runs", "latest")
+SHOW_PROGRESS_AFTER_S = 2.0
+PROGRESS_EVERY_S = 0.2
+MAX_PROBLEMS = 8
+
+
+@click.command("why")
+@click.option("--timeline", "with_timeline", is_flag=True, help="Also what happened when, on all ranks.")
+@click.option(
+    "--all", "is_all", is_flag=True, help="Also the findings that are no more than consequences, or unlikely."
+)
+@click.option("--since", metavar="TIME", help="Leave out what was before: 2026-03-25T10:00, 10:00, or 30m, 2h.")
+@click.option("--until", metavar="TIME", help="Leave out what was after.")
+@json_option
+@click.argument("targets", nargs=-1, metavar="[JOB | DIR | FILE... | -]")
+def why(
+    targets: tuple[str, ...], with_timeline: bool, is_all: bool, since: str | None, until: str | None, as_json: bool
+) -> int:
+    """Say what happened to a job, and which rank on which node caused it, from its logs: of any launcher.
+
+    \b
+    allranks why 4711                            a SLURM job: its output files, those of its steps, its run directory
+    allranks why logs/                           everything below a directory, also .gz and .zst
+    allranks why 'out/rank_*.err' dmesg.txt
+    kubectl logs job/train --prefix | allranks why -
+    allranks why                                 the newest run here: runs/latest
+    allranks why --timeline --since 30m logs/    what happened when, in the last 30 minutes of the logs
+
+    2h and 30m count back from the last time in the logs; lines without a time stay.
+
+    Exit codes: 0 nothing speaks of a failure, 1 something failed, 2 usage, 3 could not tell.
+    """
+    from allranks.why.recorder import read_dumps
+    from allranks.why.window import narrow, read_bound
+
+    first, last = (read_bound(text) if text else None for text in (since, until))
+    sources = find_logs(targets)
+    recordings = find_recordings(targets, sources)
+    progress = _Progress(sum(source.size for source in sources), is_packed=any(_is_packed(each) for each in sources))
+    problems: list[ReadProblem] = []
+    logs = narrow(read_logs(sources, problems, progress), first, last)
+    answer = make_answer(logs, read_dumps(recordings, problems), problems, is_all=is_all, with_timeline=with_timeline)
+    document = answer.document(sources, num_bytes=progress.done)
+    if as_json:
+        click.echo(json.dumps(msgspec.to_builtins(document), indent=2))
+    else:
+        style = Style.of(sys.stdout)
+        bounds = [word for flag, text in (("--since", since), ("--until", until)) if text for word in (flag, text)]
+        text = render_answer(answer, style, command=["allranks", "why", "--all", *bounds, *targets])
+        click.echo(text if style.is_unicode else text.encode("ascii", "backslashreplace").decode())
+    return document.exit_code
+
+
+def find_logs(targets: Sequence[str]) -> tuple[Source, ...]:
+    """Return what to read; nothing where all that was named are dumps of the flight recorder.
+
+    Raises:
+        UsageError: nothing was named and there is no run here, or what was named is not there.
+    """
+    from allranks.why.recorder import is_dump
+    from allranks.why.sources import find_job_sources, find_sources, is_job_id
+
+    if not targets:
+        if not LATEST.exists():
+            raise UsageError("why: expected a job id, a directory, files, or - for standard input: no runs/latest here")
+        say(f"reading {LATEST.resolve().name}, the newest run in {LATEST.parent}")
+        return tuple(replace(each, shown=str(LATEST / each.shown)) for each in find_sources([str(LATEST)]))
+    targets = [target for target in targets if target == "-" or not is_dump(Path(target))]
+    if not targets:
+        return ()
+    # What is there under this name is meant, also where it looks like a job.
+    jobs = [target for target in targets if is_job_id(target) and not os.path.lexists(target)]
+    if not jobs:
+        try:
+            return find_sources(targets)
+        except UsageError:
+            if find_recordings(targets, ()):  # dumps alone are something to read, too
+                return ()
+            raise
+    if len(targets) > 1:
+        raise UsageError(f"why {' '.join(targets)}: expected one job alone; or name the files of all")
+    try:
+        return find_job_sources(jobs[0])
+    except SetupError as exc:  # that SLURM is not here is a wrong use of this command, and no finding
+        raise UsageError(f"job {jobs[0]}: {exc}; name its files or directory instead") from exc
+
+
+def find_recordings(targets: Sequence[str], sources: Sequence[Source]) -> tuple[Source, ...]:
+    """Return the flight recorder's dumps among what was named, or beside what was found instead."""
+    from allranks.why.recorder import find_dumps
+
+    named = [target for target in targets if os.path.lexists(target)]
+    return find_dumps(named or sorted({str(each.path.parent) for each in sources if each.path is not None}))
+
+
+def read_logs(sources: Sequence[Source], problems: list[ReadProblem], progress: _Progress) -> Logs:
+    """Read all sources; Ctrl-C ends the process at once."""
+    from allranks.causes.catalogue import all_causes
+    from allranks.why.collect import collect
+    from allranks.why.events import list_patterns
+
+    def end(signum: int, frame: object) -> NoReturn:
+        progress.clear()
+        os._exit(128 + signum)  # a file system may hang; nothing is left to clean up
+
+    is_main = threading.current_thread() is threading.main_thread()
+    before = signal.signal(signal.SIGINT, end) if is_main else None
+    try:
+        return collect(sources, list_patterns(all_causes()), on_progress=progress.add, problems=problems)
+    finally:
+        progress.clear()
+        if is_main:
+            signal.signal(signal.SIGINT, before)
+
+
+class Spoken(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the timeline."""
+
+    time: str
+    who: str
+    text: str
+    cause: str | None
+    source: str
+    lines: int
+    is_culprit: bool
+
+
+class Read(msgspec.Struct, frozen=True, kw_only=True):
+    """One log that was read."""
+
+    path: str
+    size_bytes: int
+    node: str | None
+    rank: int | None
+
+
+class Document(msgspec.Struct, frozen=True, kw_only=True):
+    """The answer for programs. Fields are added, none is changed or taken away while `version` stays."""
+
+    version: int = 1
+    exit_code: int
+    findings: tuple[Finding, ...]
+    """The answer, the culprit's first; with --all all of them."""
+    others: int
+    """Findings that are left out."""
+    last_words: tuple[str, ...]
+    """Where no cause is known: last lines, and whose."""
+    problems: tuple[str, ...]
+    """What could not be read."""
+    sources: tuple[Read, ...]
+    lines: int
+    bytes: int
+    dropped: int
+    """Lines that matched and were too many to keep."""
+    timeline: tuple[Spoken, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What is said, before it is rendered."""
+
+    logs: Logs
+    findings: tuple[Finding, ...]
+    others: int
+    last: tuple[str, ...]
+    """Where there are no findings."""
+    problems: tuple[str, ...]
+    rows: tuple[Row, ...] | None
+
+    @property
+    def exit_code(self) -> int:
+        """1 for a failure; 0 where all is well and was read; 3 where nobody can tell, as of a hang without a word."""
+        severities = {finding.severity for finding in self.findings}
+        if Severity.FAIL in severities:
+            return Exit.USER_CODE
+        return Exit.OK if Severity.NOTE in severities and not self.problems else Exit.UNKNOWN
+
+    def document(self, sources: Sequence[Source], *, num_bytes: int) -> Document:
+        """Return it for programs."""
+        from allranks.why.timeline import tell_times
+
+        rows = self.rows
+        return Document(
+            exit_code=self.exit_code,
+            findings=self.findings,
+            others=self.others,
+            last_words=self.last,
+            problems=self.problems,
+            sources=tuple(
+                Read(path=each.shown, size_bytes=each.size, node=each.node, rank=each.rank) for each in sources
+            ),
+            lines=sum(tail.first_line - 1 + len(tail.data.splitlines()) for tail in self.logs.tails),
+            bytes=num_bytes,
+            dropped=self.logs.dropped,
+            timeline=None
+            if rows is None
+            else tuple(
+                Spoken(
+                    time=when,
+                    who=row.who(),
+                    text=row.text,
+                    cause=row.cause,
+                    source=row.place,
+                    lines=row.lines,
+                    is_culprit=row.is_culprit,
+                )
+                for row, when in zip(rows, tell_times(rows), strict=True)
+            ),
+        )
+
+
+def make_answer(
+    logs: Logs, dumps: Sequence[Dump], problems: Sequence[ReadProblem], *, is_all: bool, with_timeline: bool
+) -> Answer:
+    """Find out what happened."""
+    from allranks.why.blame import conclude
+    from allranks.why.findings import count_first, is_answer, to_finding
+    from allranks.why.last import last_words, tell_line
+    from allranks.why.timeline import make_timeline
+
+    conclusions = conclude(logs, dumps)
+    findings = [to_finding(each) for each in conclusions]
+    last: tuple[str, ...] = ()
+    if not is_answer(findings):
+        findings = []
+        clause, lines = last_words(logs)
+        last = (clause, *map(tell_line, lines)) if lines else ("there is nothing in these logs",)
+    count = len(findings) if is_all else count_first(findings)
+    return Answer(
+        logs=logs,
+        findings=tuple(findings[:count]),
+        others=len(findings) - count,
+        last=last,
+        problems=tuple(map(_tell_problem, problems)),
+        rows=tuple(make_timeline(logs, conclusions[0] if conclusions else None)) if with_timeline else None,
+    )
+
+
+def render_answer(answer: Answer, style: Style, *, command: Sequence[str]) -> str:
+    """Return the answer as people read it.
+
+    Args:
+        answer: what is said.
+        style: what the terminal can show.
+        command: what shows the other findings.
+    """
+    from allranks.why.timeline import render_timeline, tell_clocks
+
+    blocks = [render_findings(answer.findings, style)] if answer.findings else []
+    if answer.last:
+        clause, *lines = map(one_line, answer.last)
+        blocks.append("\n".join([f"no known cause; {clause}", *(f"  {line}" for line in lines)]))
+    if answer.others:
+        noun = "finding" if answer.others == 1 else "findings"
+        blocks.append(f"{answer.others} more {noun}: {one_line(shlex.join(command))}")
+    if answer.rows is not None and not answer.rows:
+        blocks.append("nothing in these logs belongs in a timeline")
+    if answer.rows:
+        text = render_timeline(answer.rows, mark=style.mark("▸", ">"), dots=style.mark("…", "..."))
+        blocks.append("\n".join([text, *tell_clocks(answer.logs)]))
+    if answer.problems:
+        shown = [f"not read to its end: {one_line(text)}" for text in answer.problems[:MAX_PROBLEMS]]
+        if more := len(answer.problems) - len(shown):
+            shown.append(f"nor were {more} more: --json names them")
+        blocks.append("\n".join(shown))
+    return "\n\n".join(blocks)
+
+
+def _tell_problem(problem: ReadProblem) -> str:
+    name = f"{problem.source.shown}: "
+    return name + problem.message.removeprefix(name)
+
+
+def _is_packed(source: Source) -> bool:
+    return source.shown.endswith((".gz", ".zst"))
+
+
+class _Progress:
+    """How much was read, on standard error where that is a terminal, once it takes longer."""
+
+    def __init__(self, total: int, *, is_packed: bool, clock: Callable[[], float] = time.monotonic) -> None:
+        self.done = 0
+        self._total = 0 if is_packed else total  # sizes on disk say little of what comes out
+        self._clock = clock
+        self._is_terminal = sys.stderr.isatty()
+        self._next_s = clock() + SHOW_PROGRESS_AFTER_S
+        self._width = 0
+
+    def add(self, count: int) -> None:
+        self.done += count
+        if not self._is_terminal or (now := self._clock()) < self._next_s:
+            return
+        self._next_s = now + PROGRESS_EVERY_S
+        text = f"allranks: {self.done / 1e9:.1f} GB read"
+        if self.done <= self._total:
+            text = f"allranks: {self.done / 1e9:.1f} of {self._total / 1e9:.1f} GB, {100 * self.done // self._total} %"
+        self._write(text)
+
+    def clear(self) -> None:
+        if self._width:
+            self._write("")
+
+    def _write(self, text: str) -> None:
+        print("\r" + text.ljust(self._width), end="" if text else "\r", file=sys.stderr, flush=True)
+        self._width = len(text)

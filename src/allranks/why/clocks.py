@@ -1,0 +1,159 @@
+"""How far is each node's clock off? Estimated from what all nodes saw at the same moment. Pure.
+
+    offsets = estimate_offsets(logs)
+    line.time - offsets.get(clock_of(line), 0.0)        comparable between nodes
+
+A collective that times out does so on all its ranks within moments; a communicator is complete on all of them at once.
+Each such moment gives one difference between two clocks, a node's offset is the median of its differences. One clock is
+that of a node, or of a file where no node is known. Offsets are relative to the clock that most of the job agrees with;
+what could be the moments' own spread is no offset.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from statistics import median, median_low
+
+from allranks.why.events import Event, Logs
+from allranks.why.line import Line
+
+LEAST_OFFSET_S = 2.0
+"""Below, moments may differ so much by themselves: a watchdog looks once in some 100 ms, and a log is written late."""
+_SPREADS = 3.0
+_MAX_LINES = 500
+"""Lines of one clock that are asked for moments, of each kind of event: a median needs no more."""
+_ROUNDS = 3
+
+_COMM = re.compile(r"commId (0x[0-9a-f]+).{0,80}Init (START|COMPLETE)")
+_KINDS = frozenset(("AR490", "AR599", "comm"))
+
+_Moment = tuple[object, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Offset:
+    """How far one clock is off."""
+
+    seconds: float
+    """Positive: it shows later times than the others."""
+    spread_s: float
+    """Half of its moments differ from it by no more."""
+    moments: int
+    """That it shares with others."""
+
+    @property
+    def is_real(self) -> bool:
+        """Whether it is more than what moments differ by."""
+        return abs(self.seconds) > max(LEAST_OFFSET_S, _SPREADS * self.spread_s)
+
+
+def clock_of(line: Line) -> str:
+    """Return whose clock a line's time is from."""
+    return line.node or line.source.shown
+
+
+def estimate_offsets(logs: Logs) -> dict[str, float]:
+    """Return the seconds to take off the times of each clock that is off."""
+    return {clock: offset.seconds for clock, offset in measure_clocks(read_moments(logs)).items() if offset.is_real}
+
+
+def read_moments(logs: Logs) -> dict[_Moment, dict[str, float]]:
+    """Return what happened everywhere at once: when, by the clock of each node, the first line of each."""
+    counts: defaultdict[tuple[str, str], int] = defaultdict(int)
+    moments: defaultdict[_Moment, dict[str, float]] = defaultdict(dict)
+    for event in logs.of(*_KINDS):
+        line = event.line
+        if line.time is None:
+            continue
+        clock = clock_of(line)
+        counts[event.kind, clock] += 1
+        if counts[event.kind, clock] > _MAX_LINES:
+            continue
+        for name in _name(event):
+            # Times with and without a year or a date are not compared.
+            seen = moments[(*name, line.has_year, line.has_date)]
+            seen[clock] = min(seen.get(clock, line.time), line.time)
+    return {name: seen for name, seen in moments.items() if len(seen) > 1}
+
+
+def _name(event: Event) -> Iterator[_Moment]:
+    if event.kind == "AR490" and (seq := event.number("seq")) is not None:
+        yield "timeout", event.values.get("group", "0"), seq, event.values.get("op")
+    elif event.kind == "comm" and (match := _COMM.search(event.line.text)):
+        yield "comm", match[1], match[2]
+    elif event.kind == "AR599" and "successfully finished" in event.line.text:
+        yield ("finished",)
+
+
+def measure_clocks(moments: Mapping[_Moment, Mapping[str, float]]) -> dict[str, Offset]:
+    """Return the offset of each clock that shares a moment with another one.
+
+    Clocks that share no moment, not even through others, are not comparable: each part of such clocks has its own zero.
+
+    Args:
+        moments: name -> clock -> time.
+    """
+    of_clock: defaultdict[str, list[_Moment]] = defaultdict(list)
+    for name, seen in moments.items():
+        for clock in seen:
+            of_clock[clock].append(name)
+    offsets: dict[str, float] = {}
+    for start in sorted(of_clock, key=lambda clock: (-len(of_clock[clock]), clock)):
+        if start not in offsets:
+            part = _spread_from(start, moments, of_clock)
+            for _ in range(_ROUNDS):
+                part = _refine(part, moments, of_clock)
+            zero = median_low(part.values())
+            offsets |= {clock: offset - zero for clock, offset in part.items()}
+    true_s = _true_times(moments, moments, offsets)
+    return {
+        clock: Offset(
+            offset,
+            median(abs(moments[name][clock] - offset - true_s[name]) for name in of_clock[clock]),
+            len(of_clock[clock]),
+        )
+        for clock, offset in offsets.items()
+    }
+
+
+def _spread_from(
+    start: str, moments: Mapping[_Moment, Mapping[str, float]], of_clock: Mapping[str, list[_Moment]]
+) -> dict[str, float]:
+    """Walk from one clock over shared moments to all that can be reached; each moment is looked at once."""
+    offsets = {start: 0.0}
+    seen: set[_Moment] = set()
+    layer: Iterable[str] = [start]
+    while layer:
+        guesses: defaultdict[str, list[float]] = defaultdict(list)
+        for name in dict.fromkeys(name for clock in layer for name in of_clock[clock] if name not in seen):
+            seen.add(name)
+            times = moments[name]
+            true_s = median(time - offsets[clock] for clock, time in times.items() if clock in offsets)
+            for clock, time in times.items():
+                if clock not in offsets:
+                    guesses[clock].append(time - true_s)
+        offsets |= {clock: median(found) for clock, found in guesses.items()}
+        layer = list(guesses)
+    return offsets
+
+
+def _refine(
+    offsets: Mapping[str, float],
+    moments: Mapping[_Moment, Mapping[str, float]],
+    of_clock: Mapping[str, list[_Moment]],
+) -> dict[str, float]:
+    """Hold each clock against all that share its moments, not only against the first."""
+    true_s = _true_times((name for clock in offsets for name in of_clock[clock]), moments, offsets)
+    return {clock: median(moments[name][clock] - true_s[name] for name in of_clock[clock]) for clock in offsets}
+
+
+def _true_times(
+    names: Iterable[_Moment], moments: Mapping[_Moment, Mapping[str, float]], offsets: Mapping[str, float]
+) -> dict[_Moment, float]:
+    """When each moment was, by all clocks that saw it."""
+    return {
+        name: median(time - offsets[clock] for clock, time in moments[name].items()) for name in dict.fromkeys(names)
+    }

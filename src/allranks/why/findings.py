@@ -1,0 +1,104 @@
+"""From what the logs came to, to findings as people and programs read them. Pure.
+
+    findings = [to_finding(each) for each in conclude(logs)]
+
+Nothing that a log says leaves here unmasked: its lines may hold passwords (report/mask.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from allranks.causes.cause import Cause
+from allranks.model.finding import Confidence, Evidence, Finding, Severity
+from allranks.model.hostlist import fold_hosts
+from allranks.report.mask import mask_secrets
+from allranks.why.conclusion import Conclusion
+from allranks.why.line import Line
+from allranks.why.people import Culprit
+from allranks.why.sources import natural_key
+
+MAX_TEXT = 300
+"""Characters of a line that are shown: the file has the rest."""
+HEALTHY = "healthy"
+_SEVERITY = {HEALTHY: Severity.NOTE, "silent-hang": Severity.WARN}
+"""Outcomes that are no failure. Of a job that hangs without a word nobody can say whether it would have gone on."""
+
+
+def to_finding(conclusion: Conclusion) -> Finding:
+    """Return the finding that a conclusion stands for."""
+    cause, culprit = conclusion.cause, conclusion.culprit
+    is_certain = conclusion.confidence is Confidence.CERTAIN
+    return Finding(
+        cause=cause.label(),
+        severity=_SEVERITY.get(cause.name, Severity.FAIL),
+        confidence=conclusion.confidence,
+        node=tell_nodes(culprit.nodes, is_undecided=conclusion.confidence is Confidence.UNDECIDED),
+        interface=_shown(culprit.interface) if culprit.interface else None,
+        ranks=culprit.ranks,
+        subject=", ".join(map(_shown, culprit.things)) or None,
+        message=_shown(conclusion.message),
+        evidence=tell_evidence(conclusion.evidence),
+        fix=tell_fix(cause, culprit),
+        ask=None if is_certain else _shown(conclusion.ask) or None,
+        victims=tuple(sorted(conclusion.victims)),
+    )
+
+
+def is_answer(findings: Sequence[Finding]) -> bool:
+    """Whether these say what happened; that nothing speaks of a failure, nor of progress, is no answer."""
+    return any(not (each.severity is Severity.NOTE and each.confidence is Confidence.UNDECIDED) for each in findings)
+
+
+def count_first(findings: Sequence[Finding]) -> int:
+    """How many of them are the answer: the first, and where that is undecided the next one, too."""
+    is_open = bool(findings) and findings[0].confidence is Confidence.UNDECIDED
+    return min(len(findings), 2 if is_open else 1)
+
+
+def tell_nodes(nodes: Sequence[str], *, is_undecided: bool = False) -> str | None:
+    """Return nodes as one text: folded, or `node01 or node02` where it is one of two."""
+    names = sorted(map(_shown, dict.fromkeys(nodes)), key=natural_key)
+    if is_undecided and len(names) == 2:
+        return " or ".join(names)
+    return fold_hosts(names) or None
+
+
+def tell_evidence(lines: Sequence[Line]) -> tuple[Evidence, ...]:
+    """Return lines as evidence; what several say alike once, with all places."""
+    places: dict[str, list[str]] = {}
+    for line in lines:
+        places.setdefault(show_line(line), []).append(tell_place(line))
+    return tuple(Evidence(seen=seen, source=", ".join(dict.fromkeys(where))) for seen, where in places.items())
+
+
+def tell_place(line: Line) -> str:
+    """Return where a line stands: `logs/rank_3.err:4711`."""
+    return f"{line.source.shown}:{line.number}"
+
+
+def show_line(line: Line) -> str:
+    """Return a line as it may be shown: secrets masked, then cut."""
+    return _shown(line.text.expandtabs(2).strip())
+
+
+def tell_fix(cause: type[Cause], culprit: Culprit) -> str | None:
+    """Return the cause's fix with what is known of the culprit in it; `<mtu>` stands for what logs do not tell."""
+    values = _Values()
+    if nodes := tell_nodes(culprit.nodes):
+        values["node"] = values["culprit"] = values["where"] = nodes
+    if culprit.interface:
+        values["interface"] = culprit.interface
+    return cause.fix.format_map(values) or None
+
+
+class _Values(dict[str, str]):
+    def __missing__(self, key: str) -> str:
+        return {"node": "that node", "culprit": "that node", "where": "that node"}.get(
+            key, f"<{key.replace('_', ' ')}>"
+        )
+
+
+def _shown(text: str) -> str:
+    masked = mask_secrets(text)
+    return masked if len(masked) <= MAX_TEXT else masked[: MAX_TEXT - 4].rstrip() + " ..."

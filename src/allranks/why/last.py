@@ -1,0 +1,47 @@
+"""Where no cause is known: which log stops first, and what are its last words? Pure."""
+
+from __future__ import annotations
+
+from allranks.report.text import fold_ranks
+from allranks.why.events import Logs
+from allranks.why.findings import show_line, tell_place
+from allranks.why.line import Line
+
+LAST_LINES = 8
+
+
+def last_words(logs: Logs) -> tuple[str, tuple[Line, ...]]:
+    """Return whose last words they are, as a clause, and the words; no words where the logs are empty.
+
+    A rank stopped first when all logs end with a time of one kind, and its time is the earliest.
+    """
+    ends = [lines for tail in logs.tails if (lines := tail.lines())]
+    if not ends:
+        return "", ()
+    if len(ends) == 1:
+        return f"the last lines of {_name(ends[0])} are", tuple(ends[0][-LAST_LINES:])
+    last = [next((line for line in reversed(lines) if line.time is not None), None) for lines in ends]
+    times = [line.time for line in last if line is not None and line.time is not None]
+    kinds = {(line.has_year, line.has_date) for line in last if line is not None}
+    if len(times) == len(ends) and len(kinds) == 1:
+        first = ends[times.index(min(times))]
+        return f"the last lines of {_name(first)}, which stopped first, are", tuple(first[-LAST_LINES:])
+    shortest = min(ends, key=lambda lines: lines[-1].number)
+    return (
+        f"without times nobody can say which of {len(ends)} logs stopped first; the last lines of the shortest, "
+        f"{_name(shortest)}, are",
+        tuple(shortest[-LAST_LINES:]),
+    )
+
+
+def tell_line(line: Line) -> str:
+    """`rank_3.err:812: loss 0.1`."""
+    return f"{tell_place(line)}: {show_line(line)}"
+
+
+def _name(lines: list[Line]) -> str:
+    ranks = {line.rank for line in lines}
+    rank = next(iter(ranks)) if len(ranks) == 1 else None
+    source = lines[-1].source.shown
+    name = "standard input" if source == "-" else source
+    return name if rank is None else f"{fold_ranks([rank])} ({name})"

@@ -1,0 +1,266 @@
+"""What happened when, on all ranks: events in order, victims folded, the culprit's marked. Pure.
+
+    > 14:03:09  rank 3         AR590 user-code-error: ValueError: no label [rank_3.err:812]
+      14:03:11  ranks 0-2,4-7  AR490 collective-timeout: Watchdog caught ... (7 lines) [rank_0.err:91]
+
+Lines of one source are in their order; those of different sources by their times, where they have comparable ones, less
+what a clock is off (clocks.py). A line without a time happened no earlier than the one before it in its source. Sources
+without any comparable time come last.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import lru_cache
+
+from allranks.causes.sign import Role
+from allranks.report.text import fold_ranks, one_line
+from allranks.why.clocks import clock_of, estimate_offsets
+from allranks.why.conclusion import Conclusion
+from allranks.why.events import Event, Logs
+from allranks.why.findings import show_line, tell_nodes, tell_place
+from allranks.why.line import Line
+
+MAX_ROWS = 60
+MAX_CLOCKS = 4
+_DAY_S = 86400.0
+_MARKS_SHOWN = frozenset(("exception", "failure-code", "closing", "task-end"))
+"""Marks that are events of the job; the others are parts of them."""
+_MAX_TEXT = 110
+
+_HEADERS = re.compile(r"^(?:\[[^\]]{0,120}\]:? *)+(?=.)")
+"""[E325 14:03:11.48 ProcessGroupNCCL.cpp:616] [Rank 0]"""
+_NUMBERS = re.compile(r"(?:0x)?[0-9][0-9a-fA-F]*")
+
+_Kind = tuple[bool, bool]
+"""(has_year, has_date): times of one kind can be compared."""
+
+
+@dataclass(slots=True)
+class Row:
+    """One line of the timeline: something that one or more ranks said."""
+
+    time_s: float | None
+    """Of the first of them, as Line.time, less what its clock is off; None where it cannot be told."""
+    has_date: bool
+    text: str
+    cause: str | None
+    """Id and name; None for what shows none by itself."""
+    place: str
+    """`path:line` of the first of them."""
+    is_culprit: bool = False
+    ranks: set[int] = field(default_factory=set)
+    nodes: dict[str, None] = field(default_factory=dict)
+    local_ranks: set[int] = field(default_factory=set)
+    """Of lines whose rank is not known."""
+    lines: int = 0
+
+    def who(self) -> str:
+        """Return who said it: the ranks; the nodes where there are no ranks, or with a single rank."""
+        nodes = tell_nodes(tuple(self.nodes)) or ""
+        if len(self.ranks) > 1 and len(self.nodes) != 1:
+            return fold_ranks(self.ranks)
+        ranks = fold_ranks(self.ranks) or (self.local_ranks and f"local {fold_ranks(self.local_ranks)}") or ""
+        return f"{nodes} {ranks}".strip()
+
+
+def make_timeline(logs: Logs, conclusion: Conclusion | None = None) -> list[Row]:
+    """Return what happened, in order.
+
+    Args:
+        logs: all that was read.
+        conclusion: whose culprit and evidence are marked.
+    """
+    rows: dict[tuple[object, ...], Row] = {}
+    kind = _usual_kind(logs)
+    for event, time_s in _in_order(_choose(logs, conclusion), kind, estimate_offsets(logs)):
+        is_culprit = conclusion is not None and _is_of(event.line, conclusion)
+        key = (is_culprit, time_s is None, *_sameness(event))
+        row = rows.get(key)
+        if row is None:
+            row = rows[key] = Row(
+                time_s=time_s,
+                has_date=kind is not None and kind[1],
+                text=_text(event),
+                cause=event.cause.label() if event.cause else None,
+                place=tell_place(event.line),
+                is_culprit=is_culprit,
+            )
+        row.lines += 1
+        if event.line.rank is not None:
+            row.ranks.add(event.line.rank)
+        elif event.line.local_rank is not None:
+            row.local_ranks.add(event.line.local_rank)
+        if event.line.node:
+            row.nodes[event.line.node] = None
+    return list(rows.values())
+
+
+def cut_middle(rows: Sequence[Row], limit: int = MAX_ROWS) -> tuple[Sequence[Row], int, Sequence[Row]]:
+    """Return the first rows, how many are left out, the last rows."""
+    if len(rows) <= limit:
+        return rows, 0, ()
+    return rows[: limit - limit // 2], len(rows) - limit, rows[len(rows) - limit // 2 :]
+
+
+def tell_times(rows: Iterable[Row]) -> list[str]:
+    """Return times of rows as they are shown: with the day where there are several, relative where there are none."""
+    rows = list(rows)
+    known = [row.time_s for row in rows if row.time_s is not None]
+    days = {int(row.time_s // _DAY_S) for row in rows if row.time_s is not None and row.has_date}
+    return [_time(row, min(known, default=0.0), has_days=len(days) > 1) for row in rows]
+
+
+def tell_clocks(logs: Logs) -> list[str]:
+    """Return a line for each clock that is off: the timeline's times are the others'."""
+    offsets = sorted(estimate_offsets(logs).items(), key=lambda each: (-abs(each[1]), each[0]))
+    lines = [
+        one_line(f"the clock of {clock} is {abs(off_s):.1f} s {'ahead' if off_s > 0 else 'behind'}: set right above")
+        for clock, off_s in offsets[:MAX_CLOCKS]
+    ]
+    return [*lines, f"so are those of {len(offsets) - MAX_CLOCKS} more"] if len(offsets) > MAX_CLOCKS else lines
+
+
+def _time(row: Row, start_s: float, *, has_days: bool) -> str:
+    if row.time_s is None:
+        return ""
+    if not row.has_date:
+        return f"+{row.time_s - start_s:.1f} s"
+    return datetime.fromtimestamp(row.time_s, UTC).strftime("%m-%d %H:%M:%S" if has_days else "%H:%M:%S")
+
+
+def _choose(logs: Logs, conclusion: Conclusion | None) -> Iterable[Event]:
+    """Return the events that are shown: of each line the one that says most, as the conclusion reads it."""
+    wanted = conclusion.cause if conclusion else None
+    evidence = {_key(line) for line in conclusion.evidence} if conclusion else set()
+
+    def rank(event: Event) -> tuple[bool, int]:
+        return event.cause is not wanted or wanted is None, event.sign.role if event.sign else len(Role) + 1
+
+    best: dict[tuple[str, int], Event] = {}
+    for event in logs.events:
+        key = _key(event.line)
+        if event.cause is None:
+            is_shown = event.kind in _MARKS_SHOWN
+        else:
+            is_shown = key in evidence or (event.sign is not None and event.sign.role is not Role.CONTEXT)
+        if is_shown and (key not in best or rank(event) < rank(best[key])):
+            best[key] = event
+    return best.values()
+
+
+def _key(line: Line) -> tuple[str, int]:
+    return line.source.shown, line.number
+
+
+def _in_order(
+    chosen: Iterable[Event], kind: _Kind | None, offsets: Mapping[str, float]
+) -> Iterator[tuple[Event, float | None]]:
+    """Yield events in order, each with the time of this kind at which it happened at the earliest."""
+
+    def true_time(line: Line) -> float | None:
+        if line.time is None or (line.has_year, line.has_date) != kind:
+            return None
+        return line.time - offsets.get(clock_of(line), 0.0)
+
+    by_source: defaultdict[str, list[Event]] = defaultdict(list)
+    for event in chosen:
+        by_source[event.line.source.shown].append(event)
+    timed: list[tuple[float, int, int, Event]] = []
+    untimed: list[Event] = []
+    for index, events in enumerate(by_source.values()):
+        times = [true_time(event.line) for event in events]
+        first = next((time for time in times if time is not None), None)
+        if first is None:
+            untimed += events
+            continue
+        now = first
+        for place, (event, time) in enumerate(zip(events, times, strict=True)):
+            now = max(now, time) if time is not None else now
+            timed.append((now, index, place, event))
+    timed.sort(key=lambda each: each[:3])
+    yield from ((event, time) for time, _, _, event in timed)
+    yield from ((event, None) for event in untimed)
+
+
+def _usual_kind(logs: Logs) -> _Kind | None:
+    """Which kind of time most lines have."""
+    kinds = Counter((event.line.has_year, event.line.has_date) for event in logs.events if event.line.time is not None)
+    return kinds.most_common(1)[0][0] if kinds else None
+
+
+def _is_of(line: Line, conclusion: Conclusion) -> bool:
+    culprit = conclusion.culprit
+    if any(_key(line) == _key(each) for each in conclusion.evidence):
+        return True
+    if culprit.ranks:
+        return line.rank in culprit.ranks
+    return line.node is not None and line.node in culprit.nodes
+
+
+def _sameness(event: Event) -> tuple[object, ...]:
+    """What two events have in common that are folded into one row."""
+    words = _NUMBERS.sub("0", event.line.text[_start(event) :][:_MAX_TEXT])
+    if event.sign is None:
+        return event.kind, words
+    collective = (event.values.get("seq"), event.values.get("op"))
+    if event.sign.role is Role.VICTIM:  # of one collective in any words
+        words = "" if any(collective) else event.sign.pattern
+    return event.kind, words, *collective
+
+
+def _start(event: Event) -> int:
+    """Return where the words begin that the event's sign is about."""
+    match = _compiled(event.sign.pattern).search(event.line.text) if event.sign else None
+    return match.start() if match else 0
+
+
+@lru_cache(maxsize=4096)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern)
+
+
+def _text(event: Event) -> str:
+    """Return the words of the line that tell, without the headers before them."""
+    text = _HEADERS.sub("", " ".join(show_line(event.line).split()), count=1)
+    if event.sign is not None:
+        match = _compiled(event.sign.pattern).search(text)
+        text = text[match.start() :] if match and match.start() > _MAX_TEXT // 2 else text
+    return text if len(text) <= _MAX_TEXT else text[: _MAX_TEXT - 4].rstrip() + " ..."
+
+
+def render_timeline(rows: Sequence[Row], *, mark: str = ">", dots: str = "...") -> str:
+    """Return the timeline as text, at most MAX_ROWS lines and what is left out; without a final newline.
+
+    Args:
+        rows: of make_timeline.
+        mark: stands before the culprit's.
+        dots: stand for what is left out.
+    """
+    first, left_out, last = cut_middle(rows)
+    shown = [*first, *last]
+    paths = {row.place.rpartition(":")[0] for row in shown}
+    columns = [
+        [mark if row.is_culprit else "" for row in shown],
+        tell_times(shown),
+        [one_line(row.who()) for row in shown],
+    ]
+    widths = [min(24, max(map(len, column), default=0)) for column in columns]
+    lines = []
+    for row, *cells in zip(shown, *columns, strict=True):
+        parts = [f"{cell:<{width}}" for cell, width in zip(cells, widths, strict=True) if width]
+        lines.append("  ".join([*parts, _said(row, is_only_source=len(paths) == 1)]))
+    if left_out:
+        lines.insert(len(first), f"{dots} {left_out} more {dots}")
+    return "\n".join(lines)
+
+
+def _said(row: Row, *, is_only_source: bool) -> str:
+    cause = f"{row.cause}: " if row.cause else ""
+    count = f" ({row.lines} lines)" if row.lines > 1 else ""
+    place = f"line {row.place.rpartition(':')[2]}" if is_only_source else row.place
+    return one_line(f"{cause}{row.text}{count} [{place}]")

@@ -1,0 +1,116 @@
+"""Only what happened between two times: `--since`, `--until`. Pure.
+
+    narrow(logs, read_bound("2026-03-25T10:00"), None)
+    narrow(logs, read_bound("30m"), None)                  the last half hour of the logs
+
+A bound is a time of a calendar, or relative to the last time that the logs have: jobs are dead when they are asked
+about, and clocks of logs are not the clock of who reads them. Times without a zone are compared as they stand. Lines
+whose time cannot be compared with a bound stay.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime, time
+
+from allranks.model.errors import UsageError
+from allranks.why.events import Logs, Tail
+from allranks.why.line import Line, read_line, segments
+
+_RELATIVE = re.compile(r"-?(\d{1,9}(?:\.\d{1,3})?)(s|m|min|h|d)", re.IGNORECASE)
+_SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_Kind = tuple[bool, bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """One end of a span of time."""
+
+    at: datetime | None = None
+    """A time with its date; in UTC, or as the lines have it."""
+    of_day: time | None = None
+    """A time of any day."""
+    before_end_s: float | None = None
+    """Relative to the last time of the logs."""
+
+
+def read_bound(text: str) -> Bound:
+    """Read `2026-03-25T10:00`, `2026-03-25`, `10:00`, `30m`, `2h`.
+
+    Raises:
+        UsageError: it is none of these.
+    """
+    if match := _RELATIVE.fullmatch(text.strip()):
+        return Bound(before_end_s=float(match[1]) * _SECONDS[match[2].lower()])
+    try:
+        return Bound(of_day=time.fromisoformat(text.strip()).replace(tzinfo=None))
+    except ValueError:
+        pass
+    try:
+        at = datetime.fromisoformat(text.strip())
+        return Bound(at=at.replace(tzinfo=UTC) if at.tzinfo is None else at.astimezone(UTC))
+    except (ValueError, OverflowError):
+        raise UsageError(
+            f"{text!r}: expected a time, for example 2026-03-25T10:00, 10:00, or 30m for the last 30 minutes"
+        ) from None
+
+
+def narrow(logs: Logs, since: Bound | None, until: Bound | None) -> Logs:
+    """Return the logs without what was said before or after."""
+    if since is None and until is None:
+        return logs
+    last: dict[_Kind, float] = {}
+    lines = [event.line for event in logs.events] + [line for tail in logs.tails for line in tail.lines()]
+    for line in lines:
+        if line.time is not None:
+            kind = (line.has_year, line.has_date)
+            last[kind] = max(last.get(kind, line.time), line.time)
+
+    def is_within(line: Line) -> bool:
+        if line.time is None:
+            return True
+        end_s = last.get((line.has_year, line.has_date), line.time)
+        first_s = _seconds(since, line, end_s)
+        last_s = _seconds(until, line, end_s)
+        return (first_s is None or line.time >= first_s) and (last_s is None or line.time <= last_s)
+
+    return replace(
+        logs,
+        events=tuple(event for event in logs.events if is_within(event.line)),
+        tails=tuple(_cut(tail, is_within) for tail in logs.tails),
+    )
+
+
+def _seconds(bound: Bound | None, line: Line, end_s: float) -> float | None:
+    """Return a bound as a time of the line's kind; None where the two cannot be compared."""
+    if bound is None:
+        return None
+    if bound.before_end_s is not None:
+        return end_s - bound.before_end_s
+    if bound.of_day is not None:
+        of_day_s = _of_day_s(bound.of_day)
+        assert line.time is not None
+        return line.time // 86400 * 86400 + of_day_s
+    assert bound.at is not None
+    if line.has_year:
+        return bound.at.timestamp()
+    if line.has_date:  # such lines are of 1972
+        day = date(1972, bound.at.month, bound.at.day).toordinal() - date(1970, 1, 1).toordinal()
+        return day * 86400 + _of_day_s(bound.at.time())
+    return None
+
+
+def _of_day_s(at: time) -> float:
+    return at.hour * 3600 + at.minute * 60 + at.second + at.microsecond / 1e6
+
+
+def _cut(tail: Tail, is_within: Callable[[Line], bool]) -> Tail:
+    """Return a tail with the lines that are out of the span emptied: the others keep their numbers."""
+    rows = tail.data.split(b"\n")
+    for index, raw in enumerate(rows):
+        states = list(segments(raw))
+        if states and not is_within(read_line(states[-1], tail.source, tail.first_line + index)):
+            rows[index] = b""
+    return replace(tail, data=b"\n".join(rows))

@@ -1,0 +1,367 @@
+"""`allranks why` through the command line: what it answers, how it ends, and what never reaches a terminal."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from allranks.cli.main import cli
+from allranks.cli.why import _Progress
+from conftest import Allranks, allranks_command, clean_env
+from fake_slurm import FakeSlurm, assert_one_line, fake_slurm, show_job  # noqa: F401  (a fixture)
+
+UTF8 = {"PYTHONIOENCODING": "utf-8", "COLUMNS": "100"}
+OOM = (
+    "[rank3]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total capacity of "
+    "79.15 GiB of which 1.2 GiB is free.\n"
+)
+WATCHDOG = (
+    "[rank{rank}]:[E325 14:03:11.000000000 ProcessGroupNCCL.cpp:616] [Rank {rank}] Watchdog caught collective "
+    "operation timeout: WorkNCCL(SeqNum=80078, OpType=BROADCAST, NumelIn=1, NumelOut=1, Timeout(ms)=600000) ran for "
+    "600042 milliseconds before timing out.\n"
+)
+GOES_ON = "2026-03-25 10:00:01 step 10 loss 0.4\n2026-03-25 10:00:02 step 20 loss 0.3\n"
+FINISHED = GOES_ON + "`Trainer.fit` stopped: `max_epochs=10` reached.\n"
+
+
+@pytest.fixture
+def logs(tmp_path: Path) -> Path:
+    """A job of four ranks, of which rank 3 ran out of memory."""
+    folder = tmp_path / "logs"
+    folder.mkdir()
+    for rank in range(3):
+        (folder / f"rank_{rank}.err").write_text(GOES_ON + WATCHDOG.format(rank=rank))
+    (folder / "rank_3.err").write_text(GOES_ON + OOM)
+    return folder
+
+
+def test_the_culprit_is_named_with_evidence_fix_and_victims(allranks: Allranks, logs: Path) -> None:
+    result = allranks("why", "logs", env=UTF8)
+    lines = result.stdout.splitlines()
+    assert result.returncode == 1, result.stderr
+    assert result.stderr == ""
+    assert lines[0].startswith("\u2717 AR109 cuda-oom   rank 3")
+    assert lines[0].endswith(" certain")
+    assert "  log  rank_3.err:3" in lines
+    assert any(line.startswith("  fix  ") for line in lines)
+    assert "  more allranks explain AR109" in lines
+    assert lines[-2:] == ["", "1 more finding: allranks why --all logs"]
+    assert "AR490" not in result.stdout
+
+
+def test_all_shows_the_others_too(allranks: Allranks, logs: Path) -> None:
+    result = allranks("why", "--all", "logs", env=UTF8)
+    assert [line[2:7] for line in result.stdout.splitlines() if line[:1] == "\u2717"] == ["AR109", "AR490"]
+    assert "more finding" not in result.stdout
+
+
+def test_the_timeline_folds_victims_and_marks_the_culprit(allranks: Allranks, logs: Path) -> None:
+    lines = allranks("why", "--timeline", "logs", env=UTF8).stdout.splitlines()
+    assert any(line.startswith("\u25b8") and "rank 3" in line and "AR109 cuda-oom" in line for line in lines)
+    (folded,) = [line for line in lines if "ranks 0-2" in line]
+    assert "14:03:11" in folded
+    assert folded.endswith("(3 lines) [rank_0.err:3]")
+
+
+def test_json_is_a_document(allranks: Allranks, logs: Path) -> None:
+    result = allranks("why", "--json", "--timeline", "logs", env=UTF8)
+    document = json.loads(result.stdout)
+    assert list(document) == [
+        "version", "exit_code", "findings", "others", "last_words", "problems", "sources", "lines", "bytes", "dropped",
+        "timeline",
+    ]  # fmt: skip
+    assert (document["version"], document["exit_code"], document["others"]) == (1, 1, 1)
+    (finding,) = document["findings"]
+    assert (finding["cause"], finding["ranks"], finding["severity"]) == ("AR109 cuda-oom", [3], "fail")
+    assert finding["evidence"][0]["source"] == "rank_3.err:3"
+    assert document["sources"][3] == {
+        "path": "rank_3.err",
+        "size_bytes": (logs / "rank_3.err").stat().st_size,
+        "node": None,
+        "rank": 3,
+    }
+    assert document["lines"] == 12
+    assert document["bytes"] == sum(path.stat().st_size for path in logs.iterdir())
+    assert {row["who"] for row in document["timeline"]} == {"rank 3", "ranks 0-2"}
+    assert json.loads(allranks("why", "--json", "logs").stdout)["timeline"] is None
+
+
+@pytest.mark.parametrize(
+    ("text", "code", "first"),
+    [
+        (FINISHED, 0, "\u2713 AR599 healthy   "),
+        (GOES_ON, 0, "\u2713 AR599 healthy   "),
+        ("hello\n", 3, "no known cause; the last lines of a.log are"),
+        ("", 3, "no known cause; there is nothing in these logs"),
+        (GOES_ON + "it hangs here for hours, stuck here forever\n", 3, "\u26a0 AR491 silent-hang"),
+        (OOM, 1, "\u2717 AR109 cuda-oom   "),
+        (WATCHDOG.format(rank=1), 1, "\u2717 AR490 collective-timeout   "),
+    ],
+    ids=["finished", "goes on", "nothing", "empty", "hangs", "oom", "timeout"],
+)
+def test_exit_codes(allranks: Allranks, tmp_path: Path, text: str, code: int, first: str) -> None:
+    (tmp_path / "a.log").write_text(text)
+    result = allranks("why", "a.log", env=UTF8)
+    assert result.stdout.startswith(first), result.stdout + result.stderr
+    assert result.returncode == code
+
+
+def test_healthy_is_one_calm_line(allranks: Allranks, tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text(FINISHED)
+    assert len(allranks("why", "a.log", env=UTF8).stdout.splitlines()) == 1
+
+
+def test_nothing_found_shows_the_last_lines_of_who_stopped_first(allranks: Allranks, tmp_path: Path) -> None:
+    for rank in range(3):
+        (tmp_path / f"rank_{rank}.log").write_text(f"2026-03-25 10:00:0{9 - rank} hello {rank}\n")
+    result = allranks("why", *(f"rank_{rank}.log" for rank in range(3)))
+    assert result.returncode == 3
+    assert result.stdout == (
+        "no known cause; the last lines of rank 2 (rank_2.log), which stopped first, are\n"
+        "  rank_2.log:1: 2026-03-25 10:00:07 hello 2\n"
+    )
+
+
+def test_standard_input(tmp_path: Path) -> None:
+    result = subprocess.run(
+        allranks_command("why", "-", "-"),
+        input=OOM.encode(),
+        capture_output=True,
+        cwd=tmp_path,
+        env=clean_env(os.environ, **UTF8),
+        timeout=30,
+        check=False,
+    )
+    assert result.returncode == 1, result.stderr
+    assert result.stdout.decode().startswith("\u2717 AR109 cuda-oom   rank 3")
+    assert "  log  -:1" in result.stdout.decode()
+
+
+def test_packed_logs_and_what_is_wrong_with_them(allranks: Allranks, tmp_path: Path) -> None:
+    packed = gzip.compress((GOES_ON + OOM).encode() * 50)
+    (tmp_path / "whole.log.gz").write_bytes(packed)
+    (tmp_path / "cut.log.gz").write_bytes(packed[:-20])
+    result = allranks("why", "whole.log.gz", "cut.log.gz", env=UTF8)
+    assert result.returncode == 1
+    assert "whole.log.gz:3" in result.stdout
+    last = result.stdout.splitlines()[-1]
+    assert last.startswith("not read to its end: cut.log.gz: its gzip data ends too early")
+    assert json.loads(allranks("why", "--json", "cut.log.gz").stdout)["problems"] == [
+        last.removeprefix("not read to its end: ")
+    ]
+
+
+def test_what_was_not_read_is_not_well(allranks: Allranks, tmp_path: Path) -> None:
+    (tmp_path / "cut.log.gz").write_bytes(gzip.compress(FINISHED.encode() * 90)[:-20])
+    result = allranks("why", "cut.log.gz", env=UTF8)
+    assert result.stdout.startswith("\u2713 AR599 healthy")
+    assert result.returncode == 3
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["nix.log"], [], ["*.log"], ["--since", "yesterday", "a.txt"], ["12", "a.txt"], ["--unknown", "a.txt"]],
+    ids=["missing file", "no argument", "no match", "no time", "job and file", "flag"],
+)
+def test_wrong_usage_is_one_line(allranks: Allranks, tmp_path: Path, arguments: list[str]) -> None:
+    (tmp_path / "a.txt").write_text("x\n")
+    result = allranks("why", *arguments)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert_one_line(result.stderr)
+
+
+def test_a_job_of_slurm(slurm: FakeSlurm, allranks: Allranks, tmp_path: Path) -> None:
+    slurm.answer("scontrol", "show job 12", out=show_job(work=tmp_path))
+    (tmp_path / "slurm-12.out").write_text(OOM)
+    result = allranks("why", "12", env=UTF8)
+    assert result.stdout.startswith("\u2717 AR109 cuda-oom   rank 3"), result.stderr
+    assert "  log  slurm-12.out:1" in result.stdout
+
+
+def test_a_file_that_is_called_like_a_job_is_meant(slurm: FakeSlurm, allranks: Allranks, tmp_path: Path) -> None:
+    (tmp_path / "12").write_text(OOM)
+    assert allranks("why", "12").returncode == 1
+    assert not slurm.calls()
+
+
+def test_a_job_that_nobody_knows_is_one_line(slurm: FakeSlurm, allranks: Allranks) -> None:
+    result = allranks("why", "4711")
+    assert result.returncode == 2
+    assert_one_line(result.stderr)
+
+
+def test_since_and_until_leave_out_what_was_before_and_after(allranks: Allranks, tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text(
+        "2026-03-25 10:00:01 OSError: [Errno 28] No space left on device\n"
+        "2026-03-25 11:00:01 torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n"
+    )
+    result = allranks("why", "--since", "30m", "--all", "a.log")
+    assert "AR109" in result.stdout
+    assert "AR005" not in result.stdout
+    result = allranks("why", "--until", "2026-03-25T10:30", "--all", "a.log")
+    assert "AR109" not in result.stdout
+    assert "AR005" in result.stdout
+
+
+def test_the_newest_run_is_meant_where_nothing_is_named(allranks: Allranks, tmp_path: Path) -> None:
+    """Also the whole way: a script fails under `allranks run`, and its logs alone tell who and where."""
+    script = """
+    import os, time
+
+    def load_batch(rank):
+        if rank == 1:
+            raise ValueError("expected 4 columns, got 3")
+        time.sleep(30)
+
+    load_batch(int(os.environ["RANK"]))
+    """
+    (tmp_path / "train.py").write_text(textwrap.dedent(script).lstrip())
+    node = {"SLURMD_NODENAME": "node07"}
+    ran = allranks("run", "--ignore", "AR011", "--nproc-per-node", "3", "train.py", env=node, timeout_s=30)
+    assert ran.returncode == 1, ran.stderr
+    for arguments in ([], [str((tmp_path / "runs/latest").readlink())], ["runs/latest"]):
+        named = [f"runs/{each}" if each[:4] != "runs" else each for each in arguments]
+        result = allranks("why", "--json", *named)
+        assert result.returncode == 1, result.stderr
+        finding = json.loads(result.stdout)["findings"][0]
+        assert (finding["cause"], finding["node"], finding["ranks"]) == ("AR590 user-code-error", "node07", [1])
+        assert "train.py:5" in json.dumps(finding)
+        assert "expected 4 columns" in finding["message"]
+        assert finding["evidence"][0]["source"].endswith("attempt_0/node07/rank_1.err:6")
+    assert "allranks: reading " in allranks("why").stderr
+
+
+NASTY = (
+    b"\x1b[2J\x1b]0;owned\x07[rank3]: ValueError: \x9b31m\xe2\x80\xae HF_TOKEN=geheim\x1b[0m\x00\r\n"
+    b'  File "t\x1b[31m.py", line 7, in \xff\nValueError: password=geheim\x85 \xc2\x9b1m\n'
+)
+FILLER = b"step\n" * 1000
+"""Only the first 4 KiB tell whether a file is text."""
+
+
+def assert_harmless(text: str) -> None:
+    assert all(line.isprintable() for line in text.split("\n")), text
+
+
+@pytest.mark.parametrize("flags", [[], ["--all", "--timeline"], ["--json", "--timeline"]])
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii", "latin-1"])
+def test_neither_control_characters_nor_secrets_come_out(
+    allranks: Allranks, tmp_path: Path, flags: list[str], encoding: str
+) -> None:
+    traceback = b'Traceback (most recent call last):\n  File "t.py", line 7\n'
+    (tmp_path / "rank_3\x1b[2J\n.log").write_bytes(FILLER + traceback + NASTY)
+    result = subprocess.run(
+        allranks_command("why", *flags, "."),
+        cwd=tmp_path,
+        env=clean_env(os.environ, PYTHONIOENCODING=encoding),
+        capture_output=True,
+        timeout=30,
+        check=False,
+    )
+    assert result.returncode in (1, 3), result.stderr
+    assert result.stderr == b""
+    assert_harmless(result.stdout.decode(encoding))
+    assert b"geheim" not in result.stdout
+
+
+PIECES = st.sampled_from([
+    OOM.encode(), WATCHDOG.encode(), NASTY, b"Traceback (most recent call last):\n", b'  File "a.py", line 7, in f\n',
+    b"ValueError: x\n", b"\r", b"\n", b"[rank3]: ", b"3: ", b"\x1f\x8b", b"\x00", b"\xff\xfe", FILLER,
+    b"srun: error: n1: task 3: ",
+    b"Connection closed by peer [10.0.0.3]:4711", b"WorkNCCL(SeqNum=99999999999999999999, OpType=", b"12:61:99 ",
+])  # fmt: skip
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.lists(st.one_of(PIECES, st.binary(max_size=60)), max_size=12).map(b"".join), is_json=st.booleans())
+@example(data=b"", is_json=False)
+@example(data=FILLER + NASTY * 3, is_json=False)
+def test_any_bytes_are_a_log(tmp_path: Path, data: bytes, is_json: bool) -> None:
+    path = tmp_path / "any.log"
+    path.write_bytes(data)
+    result = CliRunner().invoke(
+        cli, ["why", "--all", "--timeline", *(["--json"] if is_json else []), str(path)], standalone_mode=False
+    )
+    if type(result.exception).__name__ == "UsageError":  # it holds no text
+        return
+    assert result.exception is None, result.exception
+    assert result.return_value in (0, 1, 3)
+    assert_harmless(result.stdout)
+    assert "geheim" not in result.stdout
+    if is_json:
+        assert json.loads(result.stdout)["exit_code"] == result.return_value
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["why", "--help"]])
+def test_help_needs_neither_hyperscan_nor_torch(arguments: list[str]) -> None:
+    code = f"import sys; sys.argv[1:] = {arguments!r}\nfrom allranks.cli.main import main\n"
+    code += "try: main()\nexcept SystemExit: pass\nprint({'hyperscan', 'zstandard', 'torch'} & set(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    assert result.stdout.endswith("\nset()\n")
+
+
+def test_an_answer_needs_no_torch(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text(OOM)
+    code = "import sys; sys.argv[1:] = ['why', 'a.log']\nfrom allranks.cli.main import main\n"
+    code += "try: main()\nexcept SystemExit: pass\nprint({'numpy', 'torch', 'psutil'} & set(sys.modules))"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30, cwd=tmp_path
+    )
+    assert result.stdout.endswith("\nset()\n")
+
+
+def test_ctrl_c_ends_it_at_once(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        allranks_command("why", "-"),
+        cwd=tmp_path,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdin is not None
+    process.stdin.write(OOM.encode())
+    process.stdin.flush()
+    time.sleep(1.5)  # it reads, and waits for more
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=2) == 130
+    out, err = process.communicate(timeout=2)
+    assert (out, err) == (b"", b"")
+
+
+def test_how_much_was_read_is_said_on_a_terminal_after_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        now = iter([0.0, 1.9, 2.1, 2.2, 2.5])
+        progress = _Progress(4_000_000_000, is_packed=False, clock=lambda: next(now))
+        for _ in range(4):
+            progress.add(500_000_000)
+        progress.clear()
+        said = ""
+        while said.count("\r") < 4:
+            said += os.read(ours, 4096).decode()
+    os.close(ours)
+    assert said.split("\r") == [
+        "", "allranks: 1.0 of 4.0 GB, 25 %", "allranks: 2.0 of 4.0 GB, 50 %", " " * 29, "",
+    ]  # fmt: skip
+
+
+def test_nothing_is_said_where_there_is_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    now = iter([0.0, 9.0, 10.0])
+    progress = _Progress(1, is_packed=True, clock=lambda: next(now))
+    progress.add(5)
+    progress.clear()
+    assert capsys.readouterr().err == ""

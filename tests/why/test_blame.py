@@ -1,0 +1,239 @@
+"""Is it the culprit that is named, and not who reports it? Whole logs, small and made of the programs' own formats."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from allranks.causes.sign import Role
+from allranks.model.finding import Confidence
+from allranks.why.conclusion import Conclusion
+
+Why = Callable[[str | Mapping[str, str]], list[Conclusion]]
+
+
+def timeout(rank: int, seq: int, op: str = "ALLREDUCE", numel: int = 4096, at: str = "20:27:21.426415540") -> str:
+    """What the NCCL watchdog of a rank prints (PyTorch 2.6)."""
+    return (
+        f"[rank{rank}]:[E1218 {at} ProcessGroupNCCL.cpp:629] [Rank {rank}] Watchdog caught collective operation timeout: "
+        f"WorkNCCL(SeqNum={seq}, OpType={op}, NumelIn={numel}, NumelOut={numel}, Timeout(ms)=600000) ran for 600081 "
+        "milliseconds before timing out."
+    )
+
+
+def traceback(error: str, *frames: str, prefix: str = "") -> str:
+    lines = ["Traceback (most recent call last):", *(f'  File "{frame}", line 7, in main' for frame in frames), error]
+    return "\n".join(prefix + line for line in lines)
+
+
+SUMMARY = """\
+Root Cause (first observed failure):
+[0]:
+  time      : 2024-09-09_09:36:56
+  host      : {node}
+  rank      : {rank} (local_rank: {rank})
+  exitcode  : {code} (pid: 3309)
+  error_file: <N/A>
+  traceback : {text}"""
+
+CASES = [
+    pytest.param(
+        "\n".join(timeout(rank, 100) for rank in (0, 1, 3)),
+        "straggler-rank",
+        "rank 2",
+        id="the rank that reports no timeout",
+    ),
+    pytest.param(
+        "\n".join([*(timeout(rank, 101) for rank in (0, 1, 3)), timeout(2, 100)]),
+        "straggler-rank",
+        "rank 2",
+        id="the rank that is a collective behind",
+    ),
+    pytest.param(
+        "\n".join([*(timeout(rank, 100) for rank in (0, 1, 3)), timeout(2, 100, "BROADCAST", 1)]),
+        "collective-mismatch",
+        "rank 2",
+        id="the rank that is in another collective",
+    ),
+    pytest.param(
+        "\n".join([*(timeout(rank, 100) for rank in (0, 1, 3)), timeout(2, 100, numel=4095)]),
+        "collective-mismatch",
+        "rank 2",
+        id="the rank whose tensor has another size",
+    ),
+    pytest.param(timeout(5, 9), "collective-timeout", "rank 5", id="one victim alone"),
+    pytest.param(
+        "\n".join(timeout(rank, 9) for rank in range(4)) + "\nworld_size=4",
+        "collective-timeout",
+        "rank 0",
+        id="all are in the same collective",
+    ),
+    pytest.param(
+        timeout(0, 100) + "\n" + traceback("KeyError: 'label'", "/home/me/train.py", prefix="[rank2]: "),
+        "user-code-error",
+        "rank 2",
+        id="the exception of one rank, the timeout of another",
+    ),
+    pytest.param(
+        traceback("KeyError: 'label'", "/home/me/data.py", "/opt/lib/python3.11/site-packages/torch/x.py"),
+        "user-code-error",
+        "data.py:7",
+        id="the last frame in the user's files",
+    ),
+    pytest.param(
+        traceback(
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total capacity of "
+            "79.15 GiB of which 1.2 GiB is free.",
+            "/home/me/train.py",
+            prefix="[rank3]: ",
+        ),
+        "cuda-oom",
+        "rank 3",
+        id="an exception that a sign explains is no user error",
+    ),
+    pytest.param(
+        traceback(
+            "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:534] Connection closed by peer "
+            "[10.0.0.7]:43185",
+            "/home/me/train.py",
+            prefix="[rank0]: ",
+        ),
+        "peer-connection-lost",
+        "address 10.0.0.7",
+        id="a victim names its peer",
+    ),
+    pytest.param(
+        SUMMARY.format(node="node03", rank=7, code=-9, text="Signal 9 (SIGKILL) received by PID 3309"),
+        "host-oom-kill",
+        "node03",
+        id="SIGKILL without a word is most often memory",
+    ),
+    pytest.param(
+        SUMMARY.format(node="node03", rank=7, code=-11, text="Signal 11 (SIGSEGV) received by PID 3309"),
+        "dead-rank",
+        "rank 7",
+        id="a crash in native code",
+    ),
+    pytest.param(
+        "\n".join(
+            f"W0303 09:17:03.837000 140066 torch/distributed/elastic/multiprocessing/api.py:858] Sending process {pid} "
+            "closing signal SIGTERM"
+            for pid in (4000, 4001, 4003)
+        ),
+        "dead-rank",
+        "process 4002",
+        id="the worker that the agent had no need to end",
+    ),
+    pytest.param(
+        "slurmstepd: error: *** STEP 11.0 ON node01 CANCELLED AT 2026-03-25T10:34:07 DUE TO PREEMPTION ***\n"
+        + traceback("SignalException: Process 3045566 got signal: 15", "/home/me/train.py"),
+        "preempted",
+        "",
+        id="the scheduler's word before the signals it causes",
+    ),
+    pytest.param(
+        "\n".join(
+            "INFO:root:Waiting in store based barrier to initialize process group for rank: "
+            f"{rank}, key: store_based_barrier_key:1 (world_size=4, worker_count=3, timeout=0:30:00)"
+            for rank in (0, 1, 3)
+        ),
+        "missing-rank",
+        "rank 2",
+        id="the rank that never waits at the barrier",
+    ),
+    pytest.param(
+        "\n".join(f"initializing ddp: GLOBAL_RANK: {rank}, MEMBER: {rank + 1}/4" for rank in (0, 0, 1, 1)),
+        "slurm-env",
+        "rank 2",
+        id="ranks that were started twice",
+    ),
+    pytest.param(
+        'Thread 11 (active): "MainThread"\nThread 12 (active): "MainThread"\nThread 13 (active): "MainThread"\n'
+        "    all_reduce (torch/distributed/distributed_c10d.py:1191)\n    step (train.py:9)\n"
+        'Thread 14 (idle): "MainThread"\n    get (queue.py:179)\n    load (train.py:5)\n',
+        "straggler-rank",
+        "process 14",
+        id="the stack that is elsewhere",
+    ),
+    pytest.param(
+        "{'loss': 0.8533, 'grad_norm': 4.86, 'learning_rate': 1.4e-05, 'epoch': 0.16}\n"
+        "Training completed. Do not forget to share your model on huggingface.co/models =)\n",
+        "healthy",
+        "",
+        id="a run that came to its end",
+    ),
+]
+
+
+@pytest.mark.parametrize(("log", "cause", "culprit"), CASES)
+def test_the_cause_and_its_culprit_are_named_first(why: Why, log: str, cause: str, culprit: str) -> None:
+    first = why(log)[0]
+    assert first.cause.name == cause
+    assert culprit in first.culprit.words()
+    assert first.evidence
+
+
+def test_victims_are_no_culprits(why: Why) -> None:
+    first = why("\n".join(timeout(rank, 100) for rank in (0, 1, 3)))[0]
+    assert first.victims == {0, 1, 3}
+    assert first.confidence is Confidence.LIKELY
+    assert first.ask
+
+
+def test_a_primary_line_comes_before_what_only_usually_means_something(why: Why) -> None:
+    found = why(
+        "RuntimeError: CUDA error: unknown error\n"
+        "srun: error: Node failure on node07\n"
+        "srun: Job step aborted: Waiting up to 62 seconds for job step to finish.\n"
+    )
+    assert [each.cause.name for each in found][:2] == ["node-failure", "gpu-hardware"]
+    assert found[0].culprit.nodes == ("node07",)
+
+
+def test_of_two_primary_lines_the_earlier_one_comes_first(why: Why) -> None:
+    ecc = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
+    full = "OSError: [Errno 28] No space left on device"
+    assert why(f"{ecc}\n{full}\n")[0].cause.name == "gpu-hardware"
+    assert why(f"{full}\n{ecc}\n")[0].cause.name == "disk-full"
+
+
+def test_times_tell_what_came_first_in_several_files(why: Why) -> None:
+    found = why(
+        {
+            "rank_0.err": "2024-05-01 10:00:09 OSError: [Errno 28] No space left on device\n",
+            "rank_1.err": "2024-05-01 10:00:05 CUDA error: uncorrectable ECC error encountered\n",
+        }
+    )
+    assert found[0].cause.name == "gpu-hardware"
+    assert found[0].culprit.ranks == (1,)
+
+
+def test_what_srun_says_while_it_ends_tasks_is_no_death(why: Why) -> None:
+    found = why(
+        "slurmstepd: error: *** STEP 7.0 ON node01 CANCELLED AT 2026-03-25T10:34:07 DUE TO TIME LIMIT ***\n"
+        "srun: error: node02: task 1: Killed\n"
+    )
+    assert [each.cause.name for each in found] == ["time-limit"]
+
+
+def test_a_cut_traceback_is_still_the_users_code(why: Why) -> None:
+    first = why('Traceback (most recent call last):\n  File "/home/me/train.py", line 74, in <module>\n')[0]
+    assert (first.cause.name, first.confidence) == ("user-code-error", Confidence.UNDECIDED)
+
+
+def test_a_cut_traceback_of_the_launcher_says_nothing(why: Why) -> None:
+    first = why('Traceback (most recent call last):\n  File "/opt/bin/torchrun", line 8, in <module>\n')[0]
+    assert first.role is Role.CONTEXT
+
+
+def test_lines_that_a_terminal_cut_are_joined(why: Why) -> None:
+    whole = (
+        "[rank6]:[E513 04:55:49.384372190 ProcessGroupNCCL.cpp:1743] [PG ID 0 PG GUID 0(default_pg) Rank 6] "
+        "ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress in monitoring enqueued "
+        "collectives. This typically indicates a NCCL/CUDA API (e.g., CudaEventDestroy) hang blocking the watchdog, and "
+        "could be triggered by another thread holding the GIL inside a CUDA api"
+    )
+    cut = "\n".join(whole[at : at + 90] for at in range(0, len(whole), 90))
+    assert "watchdog got stuck for" not in cut.replace("\n", "|").split("|")[1][:20]
+    assert why(cut)[0].cause.name == "heartbeat-stuck"

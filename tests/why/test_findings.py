@@ -1,0 +1,139 @@
+"""From conclusions to findings: folded, masked, with what is known in the fix."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allranks.causes.catalogue import all_causes, find_cause
+from allranks.causes.cause import Cause
+from allranks.causes.sign import Role
+from allranks.model.finding import Confidence, Evidence, Finding, Severity
+from allranks.why.conclusion import Conclusion
+from allranks.why.findings import MAX_TEXT, count_first, is_answer, show_line, tell_fix, tell_nodes, to_finding
+from allranks.why.line import Line, read_line
+from allranks.why.people import Culprit
+from allranks.why.sources import Source
+
+
+def line(text: str, number: int = 1, *, path: str = "a.log") -> Line:
+    return read_line(text.encode(), Source(path, Path(path), None, None, None, None, len(text)), number)
+
+
+def conclusion(cause: str = "dead-rank", **fields: Any) -> Conclusion:
+    values: dict[str, Any] = {
+        "cause": find_cause(cause),
+        "role": Role.PRIMARY,
+        "confidence": Confidence.LIKELY,
+        "culprit": Culprit(),
+        "message": "it died",
+        "evidence": (line("boom", 7),),
+    }
+    return Conclusion(**values | fields)
+
+
+def test_a_conclusion_becomes_a_finding() -> None:
+    culprit = Culprit(("node02", "node10", "node01", "node03"), (4, 5), "eth0", ("GPU 0", "process 12"))
+    assert to_finding(
+        conclusion(culprit=culprit, victims=frozenset({3, 1}), ask="dmesg -T", evidence=(line("boom", 7, path="x y"),))
+    ) == Finding(
+        cause="AR407 dead-rank",
+        severity=Severity.FAIL,
+        confidence=Confidence.LIKELY,
+        node="node[01-03,10]",
+        interface="eth0",
+        ranks=(4, 5),
+        subject="GPU 0, process 12",
+        message="it died",
+        evidence=(Evidence(seen="boom", source="x y:7"),),
+        fix=tell_fix(find_cause("dead-rank"), culprit),
+        ask="dmesg -T",
+        victims=(1, 3),
+    )
+
+
+@pytest.mark.parametrize(
+    ("cause", "severity"),
+    [
+        ("healthy", Severity.NOTE),
+        ("silent-hang", Severity.WARN),
+        ("user-code-error", Severity.FAIL),
+        ("collective-timeout", Severity.FAIL),
+        ("preempted", Severity.FAIL),
+    ],
+)
+def test_only_what_is_no_failure_is_less_than_one(cause: str, severity: Severity) -> None:
+    assert to_finding(conclusion(cause)).severity is severity
+
+
+def test_what_is_certain_asks_for_nothing() -> None:
+    assert to_finding(conclusion(confidence=Confidence.CERTAIN, ask="dmesg")).ask is None
+
+
+def test_two_nodes_that_cannot_be_told_apart_are_one_or_the_other() -> None:
+    two = Culprit(("b", "a"))
+    assert to_finding(conclusion(confidence=Confidence.UNDECIDED, culprit=two)).node == "a or b"
+    assert to_finding(conclusion(confidence=Confidence.LIKELY, culprit=two)).node == "a,b"
+
+
+def test_secrets_of_a_log_do_not_come_out() -> None:
+    found = to_finding(
+        conclusion(
+            message="ValueError: HF_TOKEN=geheim",
+            culprit=Culprit(things=("password=geheim",)),
+            evidence=(line("login failed: api_key=geheim1"),),
+            ask="https://me:geheim@host",
+        )
+    )
+    assert "geheim" not in repr(found)
+
+
+def test_a_long_line_is_cut_after_it_is_masked() -> None:
+    text = "x" * (MAX_TEXT - 10) + " TOKEN=abcdefghijklmnop " + "y" * 500
+    shown = show_line(line(text))
+    assert len(shown) <= MAX_TEXT
+    assert shown.endswith(" ...")
+    assert "abc" not in shown
+
+
+def test_what_several_lines_say_alike_is_shown_once() -> None:
+    lines = (line("boom", 7), line("other", 8), line("boom", 9), line("boom", 2, path="b.log"))
+    assert to_finding(conclusion(evidence=lines)).evidence == (
+        Evidence(seen="boom", source="a.log:7, a.log:9, b.log:2"),
+        Evidence(seen="other", source="a.log:8"),
+    )
+
+
+def test_a_fix_has_the_culprit_and_says_what_it_does_not_know() -> None:
+    assert "node03" in str(tell_fix(find_cause("gpu-hardware"), Culprit(("node03",))))
+    assert "that node" in str(tell_fix(find_cause("gpu-hardware"), Culprit()))
+    assert "MTU <mtu>" in str(tell_fix(find_cause("mtu-blackhole"), Culprit(("node03",))))
+    assert tell_fix(find_cause("healthy"), Culprit()) is None
+
+
+def test_any_name_of_a_node_can_be_told() -> None:
+    assert tell_nodes(()) is None
+    assert tell_nodes(("worker/0", "[::1]", "n1", "n2", "n1")) == "[::1],n[1-2],worker/0"
+
+
+@pytest.mark.parametrize("cause", all_causes(), ids=lambda cause: cause.name)
+def test_no_fix_needs_more_than_the_logs_have(cause: type[Cause]) -> None:
+    assert "{" not in str(tell_fix(cause, Culprit()))
+
+
+def test_the_answer_is_the_first_and_where_that_is_undecided_the_next() -> None:
+    sure, open_ = to_finding(conclusion()), to_finding(conclusion(confidence=Confidence.UNDECIDED))
+    assert [count_first(each) for each in ([], [open_], [sure, sure], [open_, sure, sure])] == [0, 1, 1, 2]
+
+
+def test_that_nothing_speaks_of_anything_is_no_answer() -> None:
+    nothing = to_finding(conclusion("healthy", confidence=Confidence.UNDECIDED))
+    well = to_finding(conclusion("healthy", confidence=Confidence.LIKELY))
+    assert [is_answer(each) for each in ([], [nothing], [well], [to_finding(conclusion())])] == [
+        False,
+        False,
+        True,
+        True,
+    ]

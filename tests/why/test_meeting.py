@@ -1,0 +1,67 @@
+"""Who is meant where the line that proves a cause names nobody: the place to meet, a fragment's only machine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from allranks.why.conclusion import Conclusion
+
+Why = Callable[[str | Mapping[str, str]], list[Conclusion]]
+
+LOST = "RendezvousConnectionError: The connection to the C10d store has failed. See inner exception for details."
+
+
+@pytest.mark.parametrize(
+    ("line", "endpoint"),
+    [
+        ("  rdzv_endpoint    : 10.28.1.16:29400", "10.28.1.16:29400"),
+        ("+ torchrun --nnodes=2 --rdzv-endpoint=node01:29500 train.py", "node01:29500"),
+        ("accelerate launch --main_process_ip 10.0.0.7 train.py", "10.0.0.7"),
+        ("export MASTER_ADDR=<node-0>", "<node-0>"),
+        ("  master_addr=worker-0.train", "worker-0.train"),
+    ],
+)
+def test_the_place_to_meet_is_named_where_nothing_else_is(why: Why, line: str, endpoint: str) -> None:
+    found = why(f"{line}\ntorch.distributed.elastic.rendezvous.api.{LOST}\n")[0]
+    assert found.cause.name == "master-unreachable"
+    assert endpoint in found.culprit.things
+
+
+def test_a_line_that_names_an_address_is_better_than_the_place_to_meet(why: Why) -> None:
+    found = why(
+        "MASTER_ADDR=node01\nThe client socket has timed out after 60s while trying to connect to (10.0.0.9, 29500).\n"
+    )[0]
+    assert "node01" not in found.culprit.words()
+    assert "10.0.0.9" in found.culprit.words()
+
+
+def test_a_fragment_names_the_only_machine_that_speaks_in_it(why: Why) -> None:
+    found = why(
+        "dgx-3:2152:2299 [0] NCCL INFO Using network IB\n"
+        "misc/ibvwrap.cc:187 NCCL WARN Call to ibv_modify_qp failed with error Network is unreachable\n"
+    )[0]
+    assert (found.cause.name, found.culprit.nodes) == ("ib-config", ("dgx-3",))
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("n1:7:7 [0] misc/socket.cc:533 NCCL WARN socketPollConnect: Connect to {ip}<{port}> returned 113(No route to "
+         "host)", "firewall-port"),
+        ("The client socket has timed out after 60s while trying to connect to ({ip}, {port}).", "master-unreachable"),
+        ("[W socket.cpp:601] [c10d] The client socket has failed to connect to [{ip}]:{port} (errno: 113 - No route to "
+         "host).", "master-unreachable"),
+        ("NCCL WARN NET/IB : Got completion from peer {ip}<{port}> with error 12, opcode 0, len 0, vendor err 129",
+         "ib-link-error"),
+        ("RuntimeError: [../gloo/transport/tcp/pair.cc:799] connect [127.0.1.1]:{port}: Connection refused",
+         "loopback-hostname"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("masked", ["xx.xx.xx.xx", "<ip>", "IP1", "***.***.***.***", "10.0.x.x"])
+@pytest.mark.parametrize("port", ["29500", "PORT", "<port>", "xxxx"])
+def test_what_people_mask_does_not_hide_the_cause(why: Why, line: str, name: str, masked: str, port: str) -> None:
+    bare = port.strip("<>") if "<{port}>" in line else port
+    text = line.replace("{ip}", masked).replace("{port}", bare)
+    assert why(text)[0].cause.name == name

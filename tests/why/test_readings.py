@@ -1,0 +1,181 @@
+"""What several lines come to together: other launchers' words, Horovod's stalls, NCCL's list of calls, restarts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+
+from allranks.why.conclusion import Conclusion
+
+Why = Callable[[str | Mapping[str, str]], list[Conclusion]]
+
+
+def call(pid: int, op: str, count: int, number: str = "28c", comm: str = "0x55bef0201370") -> str:
+    """A collective as NCCL_DEBUG_SUBSYS=COLL shows it (NCCL 2.10)."""
+    return (
+        f"node1:{pid}:{pid} [{pid - 100}] NCCL INFO {op}: opCount {number} sendbuff 0x7f5d recvbuff 0x7f5d "
+        f"count {count} datatype 7 op 0 root 0 comm {comm} [nranks=4] stream 0x55be"
+    )
+
+
+STALLED = (
+    "WARNING: One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks and are "
+    "waiting for remainder of ranks for more than 60 seconds. Stalled ops: "
+)
+RAY = """\
+ray.exceptions.ActorDiedError: The actor died unexpectedly before finishing this task.
+\tclass_name: WorkerDict
+\tpid: 278219
+\tip: 10.0.0.7
+The actor is dead because its worker process has died. Worker exit type: SYSTEM_ERROR Worker exit detail: Worker \
+unexpectedly exits with a connection error code 2. End of file."""
+RESTART = "[default] Worker group FAILED. 3/3 attempts left; will restart worker group"
+ANEW = "    will not load any checkpoints and will start from random"
+WRAPPED = """\
+[rank{rank}]:[E424 01:11:21.160832730 ProcessGroupNCCL.cpp:629] [Rank {rank}] Watchdog caught collective operation \
+timeout: WorkNCCL(SeqNum=4, OpTy
+pe=BROADCAST, NumelIn=112, NumelOut=112, Timeout(ms)=1800000) ran for 1800010 milliseconds before timing out."""
+
+CASES = [
+    pytest.param("srun: error: n03: task 5: Exited with exit code 1", "user-code-error", "n03 rank 5", id="srun"),
+    pytest.param(
+        "  Process name: [[12345,1],3]\n  Exit code:    1",
+        "user-code-error",
+        "rank 3",
+        id="mpirun names it a line before",
+    ),
+    pytest.param(
+        "Process name: worker-1[0]\nExit code: 137", "host-oom-kill", "worker-1 local rank 0", id="horovodrun, a signal"
+    ),
+    pytest.param("Process 2 exit with status code 1.", "user-code-error", "rank 2", id="horovodrun"),
+    pytest.param(
+        "torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with exit code 17",
+        "user-code-error",
+        "local rank 1",
+        id="torch.multiprocessing",
+    ),
+    pytest.param(
+        "[INFO] [launch.py:428:sigkill_handler] Killing subprocess 13266\n"
+        "[ERROR] [launch.py:434:sigkill_handler] ['python3', 'main.py', '--local_rank=0'] exits with return code = -9",
+        "host-oom-kill",
+        "process 13266",
+        id="DeepSpeed's only worker",
+    ),
+    pytest.param(
+        "[INFO] [launch.py:428:sigkill_handler] Killing subprocess 1201\n"
+        "[INFO] [launch.py:428:sigkill_handler] Killing subprocess 1202\n"
+        "[ERROR] [launch.py:434:sigkill_handler] ['python3', 'main.py', '--local_rank=1'] exits with return code = 1",
+        "user-code-error",
+        "",
+        id="DeepSpeed names the last worker whoever failed",
+    ),
+    pytest.param(
+        "Sending process 185003 closing signal SIGTERM\nSending process 185005 closing signal SIGTERM\n"
+        "failed (exitcode: 1) local_rank: 0 (pid: 185002) of binary: /usr/bin/python",
+        "user-code-error",
+        "local rank 0 process 185002",
+        id="the agent says who it was: the pid that is missing is not",
+    ),
+    pytest.param(RAY, "dead-rank", "process 278219 address 10.0.0.7", id="Ray's dead actor"),
+    pytest.param(
+        STALLED + "grad_1 [ready ranks: 5, 1, 4, 7, 2, 3], grad_2 [ready ranks: 5, 1, 4, 7, 2, 3]",
+        "straggler-rank",
+        "rank 0 rank 6",
+        id="Horovod: ready for nothing",
+    ),
+    pytest.param(
+        STALLED + "loss [ready ranks: 3], grad_1 [ready ranks: 2, 0, 1], grad_2 [ready ranks: 2, 0, 1]",
+        "collective-mismatch",
+        "rank 3",
+        id="Horovod: ready for something else",
+    ),
+    pytest.param(
+        "\n".join([*(call(pid, "AllReduce", 9984) for pid in (100, 101, 103)), call(102, "AllGather", 592)]),
+        "collective-mismatch",
+        "node1 local rank 2 process 102",
+        id="NCCL: another call at the same number",
+    ),
+    pytest.param(f"{ANEW}\n{RESTART}\n{ANEW}", "elastic-no-resume", "", id="anew after a restart"),
+    pytest.param(
+        "\n".join(WRAPPED.format(rank=rank) for rank in (1, 2, 3, 4)),
+        "straggler-rank",
+        "rank 0",
+        id="the rest of a line that a terminal cut",
+    ),
+    pytest.param(
+        "\n".join(
+            f"[E ProcessGroupNCCL.cpp:566] [Rank {rank}] Watchdog caught collective operation timeout: "
+            "WorkNCCL(OpType=BROADCAST, Timeout(ms)=60000) ran for 66853 milliseconds before timing out."
+            for rank in (1, 2, 3)
+        ),
+        "straggler-rank",
+        "rank 0",
+        id="torch 1.8, which numbers no collective",
+    ),
+    pytest.param(
+        "train: Caching images (31.3GB ram):  85%|####  | 35595/41999 [29:57<08:39, 12.34it/s]\n"
+        "[E ProcessGroupNCCL.cpp:587] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=1, "
+        "OpType=ALLREDUCE, Timeout(ms)=1800000) ran for 1800115 milliseconds before timing out.",
+        "straggler-rank",
+        "rank 0",
+        id="a progress bar as long as the timeout",
+    ),
+    pytest.param(
+        "Worker VllmWorkerProcess pid 214281 died, exit code: -11",
+        "dead-rank",
+        "process 214281 VllmWorkerProcess",
+        id="vLLM's worker",
+    ),
+    pytest.param(
+        "CollectiveX: Detected mismatch between collectives on ranks. Rank 1 is running collective: "
+        "CollectiveFingerPrint(SequenceNumber=101, OpType=ALLGATHER), but Rank 7 is running collective: "
+        "CollectiveFingerPrint(SequenceNumber=0OpType=REDUCE).",
+        "collective-mismatch",
+        "rank 1 rank 7",
+        id="both ranks of a pair that differs",
+    ),
+]
+
+
+@pytest.mark.parametrize(("log", "cause", "culprit"), CASES)
+def test_the_lines_together_name_cause_and_culprit(why: Why, log: str, cause: str, culprit: str) -> None:
+    first = why(log)[0]
+    assert (first.cause.name, first.culprit.words()) == (cause, culprit)
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        pytest.param(f"{ANEW}\niteration 1/ 10 | lm loss: 9.1", id="the first start finds no checkpoint"),
+        pytest.param("\n".join(call(pid, "AllReduce", 9984) for pid in (100, 101, 102)), id="all the same"),
+        pytest.param(
+            "\n".join(
+                [
+                    *(call(pid, "AllReduce", 9984) for pid in (100, 101, 103)),
+                    call(102, "AllGather", 592, comm="0x1"),
+                    call(102, "AllReduce", 9984, number="28d", comm="0x2"),
+                ]
+            ),
+            id="several communicators of one size",
+        ),
+        pytest.param(
+            "18:00:31.711 [INFO] Epoch 2 done\n2026-02-05 18:00:31 end of main\n"
+            "[rank0]:[W205 18:00:34.953145631 ProcessGroupNCCL.cpp:1538] Warning: bye",
+            id="a time without a year is not 54 years before one with",
+        ),
+        pytest.param("Process 2 exit with status code 0.", id="a good end"),
+        pytest.param(
+            "[W socket.cpp:601] [c10d] The client socket has failed to connect to [n1]:29500 (errno: 111 - Connection "
+            "refused).\nepoch 1 step 10 loss 0.3",
+            id="it was connected in the end",
+        ),
+        pytest.param(
+            "[W socket.cpp:663] [c10d] The IPv6 network addresses of (localhost, 29500) cannot be retrieved (gai "
+            "error: -2 - Name or service not known).\n{'loss': 2.1, 'epoch': 0.1}",
+            id="a name was found in the end",
+        ),
+    ],
+)
+def test_what_proves_nothing_is_no_failure(why: Why, log: str) -> None:
+    assert why(log)[0].cause.name == "healthy"
