@@ -237,3 +237,21 @@ def test_lines_that_a_terminal_cut_are_joined(why: Why) -> None:
     cut = "\n".join(whole[at : at + 90] for at in range(0, len(whole), 90))
     assert "watchdog got stuck for" not in cut.replace("\n", "|").split("|")[1][:20]
     assert why(cut)[0].cause.name == "heartbeat-stuck"
+
+
+CANCELLED = "slurmstepd: error: *** STEP 7.0 ON node01 CANCELLED AT 2026-03-25T10:34:07 ***\n"
+
+
+def test_a_step_that_was_ended_without_a_word_hung(why: Why) -> None:
+    found = why("Initializing distributed\n" + CANCELLED)
+    assert [each.cause.name for each in found] == ["silent-hang", "cancelled"]
+    assert found[0].ask
+
+
+def test_a_step_that_was_ended_while_it_went_on_was_cancelled(why: Why) -> None:
+    assert [each.cause.name for each in why("iteration 70 loss: 0.2\n" + CANCELLED)] == ["cancelled"]
+
+
+def test_an_exception_beside_a_watchdogs_line_is_still_the_users(why: Why) -> None:
+    log = traceback("RuntimeError: no such thing", "/home/me/train.py", prefix="[rank3]: ") + "\n" + timeout(3, 9)
+    assert why(log)[0].cause.name == "user-code-error"

@@ -80,8 +80,7 @@ def conclude(logs: Logs, dumps: Sequence[Dump] = ()) -> list[Conclusion]:
     found = [_add_nodes(_name_somebody(each, logs, people), nodes) for each in _merge(found)]
     before = _order(found, estimate_offsets(logs))
     found.sort(key=lambda each: (_bucket(each), -each.weight, before(each), not each.has_context, each.cause.id))
-    found += conclude_silence(logs, people, found)
-    return found
+    return [*conclude_silence(logs, people, found), *found]
 
 
 def _nodes_of_ranks(logs: Logs) -> dict[int, str]:

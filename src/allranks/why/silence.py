@@ -16,11 +16,13 @@ from allranks.why.people import Culprit, People
 LAST_LINES = 5
 LONG_S = 1200.0
 """Without progress while other lines go on: a checkpoint or an evaluation takes minutes."""
+_ASK = "allranks stack JOB while it hangs; NCCL_DEBUG=INFO and TORCH_DISTRIBUTED_DEBUG=DETAIL for the next run"
 _GOES_ON = re.compile(
     r"(?i)\b(?:it(?:eration)?|steps?|epochs?|batch)\b\W{0,12}\d+|\d+(?:\.\d+)?\s?(?:it/s|s/it|examples/s|tokens?/s|samples/s)"
     r"|\bloss\b\W{0,4}\d|Init COMPLETE|\b100%\||completed|finished|successfully|training (?:done|complete)"
     r"|out-of-place|# Avg bus bandwidth"
 )
+_SLURM = re.compile(r"slurmstepd|slurmd\[|srun: |StepId=")
 _STUCK = re.compile(
     r"(?i)\b(?:hangs?|hung|stuck|freezes|frozen) (?:here|there|forever|at this|for (?:hours|minutes))\b"
 )
@@ -28,14 +30,19 @@ _STUCK = re.compile(
 
 def conclude_silence(logs: Logs, people: People, found: Sequence[Conclusion]) -> Iterator[Conclusion]:
     """Return healthy or silent-hang where no reading has found a failure."""
-    if any(each.role <= Role.VICTIM for each in found):
+    failures = [each for each in found if each.role <= Role.VICTIM]
+    if failures and all(each.cause.name == "cancelled" and each.role is Role.VICTIM for each in failures):
+        if not any(_goes_on(line) for tail in logs.tails for line in tail.lines()):
+            yield _ended_from_outside(failures[0])
+        return
+    if failures:
         return
     last = [line for tail in logs.tails for line in tail.lines()[-LAST_LINES:]]
     if not last:
         return
     finished = list(logs.of("AR599"))
     everything = [line for tail in logs.tails for line in tail.lines()]
-    goes = [line for line in everything if _GOES_ON.search(line.text)]
+    goes = [line for line in everything if _goes_on(line)]
     silent_s = _silence_s(everything, goes)
     if not finished and (silent_s >= LONG_S or any(_STUCK.search(line.text) for line in everything)):
         yield Conclusion(
@@ -46,7 +53,7 @@ def conclude_silence(logs: Logs, people: People, found: Sequence[Conclusion]) ->
             message="the job's own lines stop, and nothing in them says why"
             + (f"; others go on for {silent_s / 60:.0f} minutes" if silent_s >= LONG_S else ""),
             evidence=tuple(goes[-1:]) + tuple(last[-1:]),
-            ask="allranks stack JOB while it hangs; NCCL_DEBUG=INFO and TORCH_DISTRIBUTED_DEBUG=DETAIL for the next run",
+            ask=_ASK,
         )
         return
     yield Conclusion(
@@ -56,6 +63,24 @@ def conclude_silence(logs: Logs, people: People, found: Sequence[Conclusion]) ->
         culprit=Culprit(),
         message="nothing in these logs speaks of a failure",
         evidence=tuple(event.line for event in finished[:1]) or tuple(goes[-1:]) or tuple(last[-1:]),
+    )
+
+
+def _goes_on(line: Line) -> bool:
+    """Whether it speaks of progress; SLURM's steps are no steps of the training."""
+    return bool(_GOES_ON.search(line.text)) and not _SLURM.search(line.text)
+
+
+def _ended_from_outside(cancelled: Conclusion) -> Conclusion:
+    """A step that was ended, and had said nothing of a failure: somebody lost patience with a job that hung."""
+    return Conclusion(
+        cause=find_cause("silent-hang"),
+        role=Role.CONTEXT,
+        confidence=Confidence.LIKELY,
+        culprit=Culprit(),
+        message="until it was ended from outside nothing spoke of a failure; these logs cannot tell what it waited for",
+        evidence=cancelled.evidence,
+        ask=_ASK,
     )
 
 
