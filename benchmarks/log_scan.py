@@ -28,6 +28,7 @@ from pathlib import Path
 from synthetic_logs import HIT_EVERY, write_log
 
 from allranks.causes.catalogue import all_causes
+from allranks.why.events import list_patterns
 from allranks.why.match import Matcher
 from allranks.why.read import Chunk, read_chunks
 from allranks.why.sources import find_sources
@@ -50,7 +51,7 @@ def main() -> None:
     parser.add_argument("--slowest", type=int, metavar="N", help="only print the signs that cost the most")
     options = parser.parse_args()
     os.sched_setaffinity(0, {options.core})
-    patterns = [sign.pattern for cause in all_causes() for sign in cause.signs]
+    patterns = [pattern.scan for pattern in list_patterns(all_causes())]  # all signs, and the marks
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         os.environ["XDG_CACHE_HOME"] = folder
         first_s, second_s = timed(lambda: Matcher(patterns)), timed(lambda: Matcher(patterns))

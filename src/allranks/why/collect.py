@@ -24,6 +24,10 @@ KEEP_LAST = 200
 KEEP_ALL = 200_000
 """Events that are kept of all sources: some 200 MB."""
 TAIL_BYTES = 8192
+"""What is kept of a source's end, where there are few of them."""
+ALL_TAILS_BYTES = 4 << 20
+"""Of thousands of sources each keeps less, but a line or two at least: reading a line again costs 10 us."""
+LEAST_TAIL_BYTES = 1024
 
 
 def collect(
@@ -47,9 +51,10 @@ def collect(
     events: list[Event] = []
     tails: list[Tail] = []
     dropped = 0
+    tail_bytes = max(LEAST_TAIL_BYTES, min(TAIL_BYTES, ALL_TAILS_BYTES // max(1, len(sources))))
     for source in sources:
         kept = _Kept(KEEP_FIRST, KEEP_LAST if len(events) < KEEP_ALL else 0)
-        end = _End(source)
+        end = _End(source, tail_bytes)
         try:
             for chunk in read_chunks(source, problems=problems):
                 on_progress(len(chunk.data))
@@ -126,8 +131,9 @@ class _Kept:
 class _End:
     """The last bytes of a source."""
 
-    def __init__(self, source: Source) -> None:
+    def __init__(self, source: Source, size: int) -> None:
         self._source = source
+        self._size = size
         self._data = b""
         self._first_line = 1
         self._start: bytes | None = b""
@@ -140,14 +146,14 @@ class _End:
         if self._start is not None:
             is_short = len(self._start) + len(chunk.data) <= MAX_BYTES
             self._start = self._start + chunk.data if is_short else None
-        if len(chunk.data) >= TAIL_BYTES or not self._data:
-            self._data, self._first_line = chunk.data, chunk.first_line
-        else:
-            self._data += chunk.data
-        if len(self._data) > TAIL_BYTES:
-            cut = len(self._data) - TAIL_BYTES
-            self._first_line += self._data.count(b"\n", 0, cut)
-            self._data = self._data[cut:]
+        cut = len(chunk.data) - self._size
+        if cut >= 0 or not self._data:
+            self._data, self._first_line = chunk.data[max(0, cut) :], chunk.number_at(max(0, cut))
+            return
+        self._data += chunk.data
+        cut = max(0, len(self._data) - self._size)
+        self._first_line += self._data.count(b"\n", 0, cut)
+        self._data = self._data[cut:]
 
     def tail(self) -> Tail:
         return Tail(self._source, self._data, self._first_line)

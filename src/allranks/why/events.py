@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from allranks.causes.cause import Cause
 from allranks.causes.sign import Sign
@@ -38,7 +39,7 @@ class Event:
         return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else None
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Tail:
     """How one source ends."""
 
@@ -50,6 +51,10 @@ class Tail:
 
     def lines(self) -> list[Line]:
         """Return its last lines that are not empty; of a progress bar the last state."""
+        return self._lines
+
+    @cached_property
+    def _lines(self) -> list[Line]:
         lines = []
         for number, raw in enumerate(self.data.split(b"\n"), start=self.first_line):
             states = list(segments(raw))

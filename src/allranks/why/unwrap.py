@@ -7,7 +7,7 @@ A text looks wrapped where several lines have exactly the length of the longest 
 
 from __future__ import annotations
 
-MAX_BYTES = 1 << 18
+MAX_BYTES = 1 << 16
 """Larger logs come from files, not from screens."""
 _WIDTHS = range(60, 400)
 _LEAST = 3
