@@ -9,6 +9,11 @@ import pytest
 from allranks.model.finding import Confidence
 from allranks.why.conclusion import Conclusion
 
+UNREACHABLE = (
+    "2: RuntimeError: [enforce fail at /pytorch/third_party/gloo/gloo/transport/tcp/socket.cc:142] rv != -1. -1 vs -1. "
+    "connect: Network is unreachable\n"
+)
+LEFT = "2: RuntimeError: it did not come up\n"
 Why = Callable[[str | Mapping[str, str]], list[Conclusion]]
 
 
@@ -25,8 +30,10 @@ def dials(ranks: Iterable[int], remote: str, *, local: str = "192.168.20.{}", er
 @pytest.mark.parametrize(
     ("log", "cause", "ranks"),
     [
-        (dials([3, 4, 5], "192.168.20.17"), "link-down", (2,)),
-        (dials([3, 4, 5], "192.168.20.17", error="Connection timed out"), "firewall-port", (2,)),
+        (dials([3, 4, 5], "192.168.20.17") + UNREACHABLE, "link-down", (2,)),
+        (dials([0, 5], "192.168.20.19") + dials([4], "192.168.20.15"), "link-down", (4,)),
+        (dials([3, 4, 5], "192.168.20.17", error="Connection timed out") + LEFT, "firewall-port", (2,)),
+        (dials([4], "192.168.20.15"), "partition", (0, 4)),
         (dials([3, 4, 5], "192.168.20.15"), "partition", (3, 4, 5)),
         (dials([0, 2, 3, 4, 5], "172.17.0.1", local="172.17.0.1", error="Connection refused"), "wrong-nic", (1,)),
     ],

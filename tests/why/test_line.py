@@ -26,6 +26,11 @@ def source(node: str | None = None, rank: int | None = None, local_rank: int | N
 SPEAKERS = [
     # raw, node, rank, local rank, pid
     ("[rank3]: RuntimeError: x", None, 3, None, None),
+    ("[2025-01-29 08:52:52 DP1 TP3] Scheduler hit an exception: Traceback", None, None, 3, None),
+    ("GPUCA6E: OSError: [Errno 24] Too many open files", "GPUCA6E", None, None, None),
+    ("RANK0: RuntimeError: x", None, 0, None, None),
+    ("1: [allreduce.c_d1.bias, allreduce.c_d1.weight ...]", None, None, None, None),
+    ("rank_604.n7.4711.log:[E1218 20:27:21.48 A.cpp:1] x", None, 604, None, None),
     ("3: [rank3]:[W303 09:17:03.29 ProcessGroupNCCL.cpp:1168] Warning", None, 3, None, None),
     ("\x1b[36m3: \x1b[0m\x1b[31m[rank5]:\x1b[0m boom", None, 5, None, None),
     ("3:[rank3]: x", None, 3, None, None),

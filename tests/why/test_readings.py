@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 
 import pytest
 
+from allranks.model.finding import Confidence
 from allranks.why.conclusion import Conclusion
 
 Why = Callable[[str | Mapping[str, str]], list[Conclusion]]
@@ -179,3 +180,91 @@ def test_the_lines_together_name_cause_and_culprit(why: Why, log: str, cause: st
 )
 def test_what_proves_nothing_is_no_failure(why: Why, log: str) -> None:
     assert why(log)[0].cause.name == "healthy"
+
+
+@pytest.mark.parametrize(
+    ("log", "cause", "culprit"),
+    [
+        pytest.param(
+            "epoch 1 step 10 loss 0.3\nnode1:21:99 [3] misc/new.cc:586 NCCL WARN the frobnicator is bent",
+            "nccl-pair-failed",
+            "node1 local rank 3",
+            id="NCCL",
+        ),
+        pytest.param(
+            "node1:21:99 [3] NCCL INFO misc/socket.cc:564 -> 2",
+            "nccl-pair-failed",
+            "node1 local rank 3",
+            id="its trace",
+        ),
+        pytest.param(
+            "[rank2]: step 10 loss 0.3\n[rank2]: fatal: out of cheese", "user-code-error", "rank 2", id="fatal"
+        ),
+    ],
+)
+def test_words_of_a_failure_that_no_sign_knows_are_not_well(why: Why, log: str, cause: str, culprit: str) -> None:
+    first = why(log)[0]
+    assert (first.cause.name, first.culprit.words()) == (cause, culprit)
+    assert first.confidence is Confidence.UNDECIDED
+    assert first.evidence[0].number == log.count("\n") + 1
+
+
+@pytest.mark.parametrize(
+    "log",
+    [
+        "node1:21:99 [3] misc/new.cc:586 NCCL WARN the frobnicator is bent\nepoch 1 step 10 loss 0.3",
+        "node1:21:99 [3] NCCL INFO NET/Plugin: Failed to find ncclCollNetPlugin_v8 symbol.",
+        "loss 0.3\nWARNING: failed to import apex, going on without",
+    ],
+)
+def test_runs_that_go_on_after_such_words_are_well(why: Why, log: str) -> None:
+    assert why(log)[0].cause.name == "healthy"
+
+
+def test_who_interrupts_a_job_that_says_nothing_lost_patience(why: Why) -> None:
+    first, *_ = why(
+        "node1:21:99 [0] NCCL INFO Launch mode Parallel\n^CTraceback (most recent call last):\nKeyboardInterrupt"
+    )
+    assert (first.cause.name, first.confidence) == ("silent-hang", Confidence.LIKELY)
+
+
+def test_what_the_same_lines_may_come_of_stands_behind(why: Why) -> None:
+    lost = "RuntimeError: [gloo/transport/tcp/pair.cc:575] Connection closed by peer [10.0.0.4]:16062"
+    found = why(lost)
+    assert [each.cause.name for each in found][:2] == ["peer-connection-lost", "dead-rank"]
+    assert all(each.confidence is Confidence.UNDECIDED for each in found[1:])
+    certain = why("RuntimeError: CUDA error: invalid device ordinal")
+    assert len(certain) == 1
+
+
+def test_the_worker_whose_error_is_passed_on_is_named_beside_its_file(why: Why) -> None:
+    first = why(
+        '-- Process 6 terminated with the following error:\nTraceback (most recent call last):\n  File "/a/waymo.py", '
+        "line 171, in get\n    assert boxes\nAssertionError\n"
+    )[0]
+    assert first.culprit.words() == "local rank 6 waymo.py:171"
+
+
+def test_the_file_that_was_read_last_is_the_damaged_one(why: Why) -> None:
+    first = why(
+        "load checkpoint from local path: work/iter_1.pth\nload checkpoint from local path: work/iter_2.pth\n"
+        "RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory\n"
+    )[0]
+    assert "work/iter_2.pth" in first.culprit.words()
+    assert "iter_1" not in first.culprit.words()
+
+
+@pytest.mark.parametrize(
+    ("log", "culprit"),
+    [
+        ("Child process 17057 (local_rank 0) FAILED (exitcode 1)", "local rank 0 process 17057"),
+        (
+            '{"name": "torchelastic.worker.status.FAILED", "source": "WORKER", "metadata": {"global_rank": 3, '
+            '"group_rank": 0, "worker_id": "11376", "role": "default", "hostname": "n7", "state": "FAILED"}}',
+            "n7 rank 3 process 11376",
+        ),
+    ],
+)
+def test_older_agents_name_the_worker_that_failed(why: Why, log: str, culprit: str) -> None:
+    first = why(log)[0]
+    assert (first.cause.name, first.culprit.words()) == ("user-code-error", culprit)

@@ -92,7 +92,7 @@ class IbConfig(Cause, id="AR301"):
     exit_code = Exit.NODE_FAULT
     no_fault_yet = NO_LAB
     never_on_hardware = True
-    also = ("AR205", "AR303", "AR305", "AR306")
+    also = ("AR302", "AR303", "AR205", "AR305", "AR306")
     signs = (
         Sign(r"NET/IB ?: Unable to open device (?P<hca>[A-Za-z0-9_]{2,30})"),
         Sign(
@@ -266,7 +266,7 @@ class IbLinkError(Cause, id="AR302"):
     exit_code = Exit.NODE_FAULT
     no_fault_yet = NO_LAB
     never_on_hardware = True
-    also = ("AR205", "AR210")
+    also = ("AR301", "AR210", "AR205")
     signs = (
         Sign(_COMPLETION + r"(?P<status>12)\b", blames=Blames.PEER, confidence=Confidence.LIKELY),
         Sign(_COMPLETION + r"(?P<status>13)\b", Role.LIKELY, Blames.PEER, Confidence.LIKELY),

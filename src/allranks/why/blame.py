@@ -18,6 +18,7 @@ from dataclasses import replace
 from functools import reduce
 from operator import or_
 
+from allranks.causes.catalogue import find_cause
 from allranks.causes.cause import Cause
 from allranks.causes.sign import Blames, Role
 from allranks.model.finding import Confidence
@@ -32,7 +33,8 @@ from allranks.why.events import Event, Logs
 from allranks.why.line import Line
 from allranks.why.opcounts import conclude_opcounts
 from allranks.why.overcome import tell_overcome
-from allranks.why.people import Culprit, People, blame, meet, missing_of
+from allranks.why.overheard import overhear
+from allranks.why.people import Culprit, People, blame, meet, missing_of, named
 from allranks.why.progress import conclude_progress, find_laggard
 from allranks.why.recorder import conclude_dumps
 from allranks.why.restarts import conclude_restarts
@@ -57,6 +59,8 @@ READINGS: tuple[Callable[[Logs, People], Iterable[Conclusion]], ...] = (
 
 _OF_MEETING = frozenset(("master-unreachable", "master-dns", "rendezvous-timeout", "store-lost"))
 """Causes that are about the place where all ranks meet."""
+MAX_ANSWERS = 3
+"""Conclusions up to which those are added that the same lines allow."""
 MAX_EVIDENCE = 3
 MAX_LINES = 400
 """Of one cause that are asked whom they name."""
@@ -80,12 +84,36 @@ def conclude(logs: Logs, dumps: Sequence[Dump] = ()) -> list[Conclusion]:
     found = [_add_nodes(_name_somebody(each, logs, people), nodes) for each in _merge(found)]
     before = _order(found, estimate_offsets(logs))
     found.sort(key=lambda each: (_bucket(each), -each.weight, before(each), not each.has_context, each.cause.id))
-    return [*conclude_silence(logs, people, found), *found]
+    found = [*conclude_silence(logs, people, found), *found]
+    return [*found, *_alternatives(found)]
+
+
+def _alternatives(found: Sequence[Conclusion]) -> Iterator[Conclusion]:
+    """Return what the lines of the first conclusion may come from, too, where they do not prove it."""
+    first = found[0] if found else None
+    if first is None or first.role is Role.GENERIC:
+        return
+    if first.role is Role.PRIMARY and first.confidence is Confidence.CERTAIN:
+        return
+    known = {each.cause.id for each in found}
+    others = [find_cause(other) for other in first.cause.also if other not in known]
+    for cause in others[: MAX_ANSWERS - len(found)] if len(found) < MAX_ANSWERS else ():
+        yield Conclusion(
+            cause=cause,
+            role=Role.CONTEXT,
+            confidence=Confidence.UNDECIDED,
+            culprit=first.culprit,
+            message=f"the same lines may come of this: {cause.title()[:1].lower()}{cause.title()[1:].rstrip('.')}",
+            evidence=first.evidence,
+            victims=first.victims,
+        )
 
 
 def _nodes_of_ranks(logs: Logs) -> dict[int, str]:
     """Return where ranks ran, as lines that know both tell."""
-    nodes = {event.line.rank: event.line.node for event in logs.events if event.line.rank is not None and event.line.node}
+    nodes = {
+        event.line.rank: event.line.node for event in logs.events if event.line.rank is not None and event.line.node
+    }
     nodes |= {end.rank: end.node for end in read_ends(logs) if end.rank is not None and end.node}
     return nodes
 
@@ -103,11 +131,29 @@ def _name_somebody(conclusion: Conclusion, logs: Logs, people: People) -> Conclu
         first = find_first(logs)
         if first is not None and first.code is not None and first.code > 0 and first.culprit():
             return replace(conclusion, culprit=first.culprit() | conclusion.culprit)
+        if announced := _announced(conclusion, people):
+            return replace(conclusion, culprit=announced | conclusion.culprit)
     if conclusion.cause.name in {"dead-rank", "host-oom-kill"} and not conclusion.culprit:
         first = find_first(logs)
         if first is not None and first.is_killed and first.culprit():
             return replace(conclusion, culprit=first.culprit())
+    if not conclusion.culprit.things and (before := _named_before(conclusion, logs)):
+        conclusion = replace(conclusion, culprit=conclusion.culprit | before)
     return conclusion if conclusion.culprit else replace(conclusion, culprit=someone(conclusion, logs, people))
+
+
+def _named_before(conclusion: Conclusion, logs: Logs) -> Culprit:
+    """Return what the last line of context before it names, where such lines blame nobody: the file that is read."""
+    line = conclusion.first
+    near = [
+        event
+        for event in logs.of(conclusion.cause.id)
+        if event.sign is not None
+        and (event.sign.role, event.sign.blames) == (Role.CONTEXT, Blames.NOBODY)
+        and event.line.source == line.source
+        and event.line.number <= line.number
+    ]
+    return named(near[-1]) if near else Culprit()
 
 
 def someone(conclusion: Conclusion, logs: Logs, people: People) -> Culprit:
@@ -116,17 +162,23 @@ def someone(conclusion: Conclusion, logs: Logs, people: People) -> Culprit:
         return Culprit(ranks=missing_of(conclusion.victims, people.world))
     if conclusion.cause.name in {"user-code-error", "dead-rank"} and (laggard := find_laggard(logs, people)):
         return laggard.culprit
+    if announced := _announced(conclusion, people):
+        return announced
+    if people.endpoint and conclusion.cause.name in _OF_MEETING:
+        return Culprit(things=(people.endpoint,))
+    if conclusion.role is Role.VICTIM or _is_nobodys(conclusion.cause):
+        return Culprit()
+    nodes = people.nodes if len(people.nodes) <= 2 else ()
+    return Culprit(nodes=nodes) | overhear(conclusion, logs)
+
+
+def _announced(conclusion: Conclusion, people: People) -> Culprit:
+    """Return whose words these are, as who passed them on says: mp.spawn, Ray, torchrun's summary."""
     line = conclusion.first
     near = [
         (number, who) for source, number, who in people.scopes if source == line.source.shown and number <= line.number
     ]
-    if near:
-        return reduce(or_, (who for number, who in near if near[-1][0] - number <= SCOPE_LINES))
-    if people.endpoint and conclusion.cause.name in _OF_MEETING:
-        return Culprit(things=(people.endpoint,))
-    if conclusion.role is not Role.VICTIM and 1 <= len(people.nodes) <= 2 and not _is_nobodys(conclusion.cause):
-        return Culprit(nodes=people.nodes)
-    return Culprit()
+    return reduce(or_, (who for number, who in near if near[-1][0] - number <= SCOPE_LINES), Culprit())
 
 
 def conclude_signs(logs: Logs, people: People) -> Iterator[Conclusion]:

@@ -18,8 +18,8 @@ from allranks.why.read import Chunk, ReadError, ReadProblem, read_chunks
 from allranks.why.sources import Source
 from allranks.why.unwrap import MAX_BYTES, unwrap
 
-KEEP_FIRST = 400
-KEEP_LAST = 200
+KEEP_FIRST = 4000
+KEEP_LAST = 400
 """Events of one kind that are kept of one source: a traceback's frames are some 30, and each rank may have one."""
 KEEP_ALL = 200_000
 """Events that are kept of all sources: some 200 MB."""

@@ -77,7 +77,8 @@ def find_first(logs: Logs) -> End | None:
     for event in logs.of("agent-failed"):
         line = event.line
         local_rank, code, pid = event.number("local_rank"), event.number("code"), event.number("pid")
-        return End(line, line.rank, local_rank, line.node, code, pid)
+        rank = line.rank if "rank" not in event.values else event.number("rank")
+        return End(line, rank, local_rank, event.values.get("node") or line.node, 1 if code is None else code, pid)
     return _told_by_launcher(logs)
 
 

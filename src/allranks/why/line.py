@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from datetime import date
 from functools import lru_cache
 
-from allranks.why.place import HOST, MAX_RANK
+from allranks.why.place import HOST, MAX_RANK, read_path
 from allranks.why.sources import Source
 
 MAX_TEXT = 4000
@@ -157,12 +157,19 @@ _PREFIX = re.compile(
             # pdsh (DeepSpeed), clush
             rf"(?P<host>(?P<host_node>{_ADDRESS}|{_HOST_LABEL}): (?=\S))",
             # Any other name with a number, where a program's header follows.
-            r"(?P<name>(?P<name_node>[a-z][a-z0-9-]*\d[a-z0-9.-]*): (?=\[\d{4}-|\[rank\d|[\w.-]+:\d+:\d+ \[))",
+            r"(?P<name>(?P<name_node>(?!(?i:rank|gpu|cuda)\d{1,4}:)(?:[a-z][a-z0-9-]*|[A-Z][A-Z0-9-]*)\d[A-Za-z0-9.-]*)"
+            r": (?=\[\d{4}-|\[rank\d|[\w.-]+:\d+:\d+ \[|Traceback \(|  {1,8}File \""
+            r"|(?:\w+\.)*[A-Z]\w+(?:Error|Exception)\b))",
             r"(?P<when>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3,9}(?:Z|[+-]\d\d:\d\d):? )",  # docker, kubectl --timestamps
         )
     )
 )
-_TASK = re.compile(r" {0,4}(?P<task>\d{1,6}):(?: (?=\S)|(?= *\[(?:rank|default)\d))")
+# Not Horovod's list of who is missing: `1: [allreduce.grad_0, ...]`.
+_TASK = re.compile(
+    r" {0,4}(?P<task>\d{1,6}):(?: (?=\S|  (?:File \"|(?:time|host|rank|exitcode|error_file|traceback) {1,6}: ))"
+    r"|(?= *\[(?:rank|default)\d))"
+    r"(?!\[[^\]\s]{0,200}(?:Horovod|[Aa]llreduce|[Bb]roadcast|[Aa]llgather)[._A-Z])"
+)
 
 
 def _read_prefixes(text: str, said: _Said, *, is_one: bool) -> int:
@@ -184,6 +191,8 @@ def _read_prefixes(text: str, said: _Said, *, is_one: bool) -> int:
         if kind in ("blank", "when"):  # the program's own, unless a launcher's prefix follows
             continue
         end = at
+        if kind == "grep":
+            said.node, said.rank, said.local_rank, _ = read_path(match["grep"].rstrip(": 0123456789"))
         if kind in ("colour", "grep"):
             continue
         if kind == "torch":
@@ -243,6 +252,7 @@ _ELASTIC_PID = re.compile(r"[EWIDFC]\d{3,4} \d\d:\d\d:\d\d\.\d{3,9}\s+(?P<pid>\d
 # Which rank a message gives as its own: by what stands before it, and after.
 _MESSAGE_RANK = re.compile(r"[Rr](?:ank|ANK)[ :=]{0,2}(\d{1,6})(?=(\])|( ?[:|]| - )|\D|$)")
 _GIVEN_TO_SPEAKER = ("GLOBAL_", "process group for ", "to store for ")
+_TENSOR_RANK = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?: (?:DP|PP)\d+)* TP(\d{1,4})\b")  # SGLang
 _LOCAL = re.compile(r"^LOCAL_RANK: (\d{1,4})\b")
 _IS_DEFAULT_GROUP = re.compile(r"PG (?:ID )?0\b|.*default_pg")
 
@@ -265,7 +275,7 @@ def _read_header(head: str, said: _Said) -> None:
         said.pid = int(match["pid"])
     if "ank" in head or "RANK" in head:
         _read_message_rank(head, said)
-    if said.device is None and (match := _LOCAL.match(head)):
+    if said.device is None and (match := _LOCAL.match(head) or _TENSOR_RANK.match(head)):
         said.device = int(match[1])
 
 

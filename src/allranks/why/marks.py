@@ -90,6 +90,17 @@ MARKS = (
         r"Child process with PID [0-9]+ terminated with code -?[0-9]",
         r"Child process with PID (?P<pid>[0-9]+) terminated with code (?P<code>-?[0-9]+)",
     ),
+    Mark(
+        "agent-failed",
+        r"Child process [0-9]+ \(local_rank [0-9]",
+        r"Child process (?P<pid>[0-9]+) \(local_rank (?P<local_rank>[0-9]+)\) FAILED \(exitcode (?P<code>-?[0-9]+)\)",
+    ),
+    Mark(
+        "agent-failed",
+        r"torchelastic\.worker\.status\.FAILED",
+        r"\"global_rank\": (?P<rank>[0-9]+), .{1,40}\"worker_id\": \"(?P<pid>[0-9]+)\", .{1,60}"
+        r"\"hostname\": \"(?P<node>[^\"]{1,200})\"",
+    ),
     Mark("closing", r"Sending process [0-9]+ closing signal", r"Sending process (?P<pid>[0-9]+) closing signal (?P<signal>\w+)"),
     # Of a torchrun agent's own traceback: what it only does while its workers run.
     Mark("agent-runs", r"num_nodes_waiting|_keep_alive_weak"),
@@ -127,6 +138,7 @@ MARKS = (
     ),
     Mark("world", r"world_size[=:] ?[0-9]", r"world_size[=:] ?(?P<world>[0-9]+)"),
     Mark("scope", r"-- Process [0-9]+ terminated with the following error", r"-- Process (?P<local_rank>[0-9]+) terminated"),
+    Mark("scope", r"TP[0-9]+\] Scheduler hit an exception", r"\bTP(?P<local_rank>[0-9]+)\] Scheduler hit an exception"),
     Mark("scope", r"(?:\tpid: |    pid: )[0-9]", r"^\s+pid: (?P<pid>[0-9]+)$"),
     Mark("scope", r"(?:    ip: |\tip: [0-9])[0-9]", r"^\s+ip: (?P<address>[0-9.]{7,15})$"),
     Mark("scope", r"RayTaskError\(.{1,200}pid=[0-9]", r"\(pid=(?P<pid>[0-9]+)(?:, ip=(?P<address>[0-9.]+))?"),

@@ -1,4 +1,4 @@
-"""Trouble at the start that the job got over: retries, warnings about names, and then it trains. Pure."""
+"""Trouble that is none: retries at the start, after which it trains, and a store that leaves when all is done. Pure."""
 
 from __future__ import annotations
 
@@ -12,18 +12,26 @@ STARTING = frozenset((
     "ip-family-mismatch", "loopback-hostname", "nic-not-found",
 ))  # fmt: skip
 """Causes without which no rank comes as far as its first step."""
+AT_THE_END = frozenset(("store-lost", "peer-connection-lost", "master-unreachable"))
+"""What torchrun's agents also say when they are done and the first of them, which has the store, has left already."""
 _TRAINS = re.compile(r"(?i)\bloss\b['\":=\s]{1,4}-?\d")
 
 
 def tell_overcome(logs: Logs) -> Callable[[Event], bool]:
-    """Return whether a line is such trouble: one of the same source tells of a step of training later on."""
+    """Return what tells whether a line is such trouble."""
     steps: dict[str, int] = {}
     for tail in logs.tails:
         for line in tail.lines():
             if _TRAINS.search(line.text):
                 steps[tail.source.shown] = line.number
-    return lambda event: (
-        event.cause is not None
-        and event.cause.name in STARTING
-        and event.line.number < steps.get(event.line.source.shown, 0)
-    )
+    done = {event.line.source.shown for event in logs.of("AR599") if "exit barrier" in event.line.text}
+
+    def is_overcome(event: Event) -> bool:
+        if event.cause is None:
+            return False
+        source = event.line.source.shown
+        if event.cause.name in AT_THE_END and source in done:
+            return True
+        return event.cause.name in STARTING and event.line.number < steps.get(source, 0)
+
+    return is_overcome

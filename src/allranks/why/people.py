@@ -137,10 +137,12 @@ def blame(event: Event, people: People) -> Culprit:
 
 
 def speaker(line: Line) -> Culprit:
-    """Return who wrote a line; the local rank only where the rank is not known."""
+    """Return who wrote a line; the local rank only where the rank is not known, the process where neither is."""
     things = []
     if line.rank is None and line.local_rank is not None:
         things.append(f"local rank {line.local_rank}")
+    if line.rank is None and line.local_rank is None and line.pid:
+        things.append(f"process {line.pid}")
     return Culprit(
         nodes=(line.node,) if line.node else (),
         ranks=() if line.rank is None else (line.rank,),

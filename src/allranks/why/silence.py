@@ -11,7 +11,7 @@ from allranks.model.finding import Confidence
 from allranks.why.conclusion import Conclusion
 from allranks.why.events import Logs
 from allranks.why.line import Line
-from allranks.why.people import Culprit, People
+from allranks.why.people import Culprit, People, speaker
 
 LAST_LINES = 5
 LONG_S = 1200.0
@@ -23,6 +23,18 @@ _GOES_ON = re.compile(
     r"|out-of-place|# Avg bus bandwidth"
 )
 _SLURM = re.compile(r"slurmstepd|slurmd\[|srun: |StepId=")
+_INTERRUPTED = re.compile(r"(?:^|\^C)KeyboardInterrupt\b|^\^C")
+_NCCL = re.compile(r"NCCL WARN |NCCL INFO [\w./+-]+:\d+ -> [1-9]")
+"""NCCL's complaint, or the places in its source that an error passed."""
+_STEPS = re.compile(r"(?i)\d(?:it/s|s/it)|\bloss\b\W{0,4}\d|\b(?:iter(?:ation)?|step)s?\b\W{0,3}\d")
+_ALARM = re.compile(
+    r"\b(?:ERROR|FATAL|CRITICAL|FAILED)\b|\b[A-Z]\w*(?:Error|Exception)\b(?!s|\()|\[E \w|\b[EF]\d{3,4} \d\d:\d\d"
+    r"|(?i:(?:^|[\s:\]])(?:fatal|error)(?::| [0-9]| in\b)|core dumped|unhandled|\bfailed (?:to|with)\b"
+    r"|(?:: |with )failed\b)"
+)
+"""Words of a failure. Runs that go well have them, too: what counts is that nothing goes on after them."""
+_HARMLESS = re.compile(r"\b(?:INFO|DEBUG|WARNING|[a-zA-Z]*Warning)\b|NCCL TRACE|\[W\d{3,4} |\[W \w|^[IW]\d{4} ")
+"""What says itself that it is no failure."""
 _STUCK = re.compile(
     r"(?i)\b(?:hangs?|hung|stuck|freezes|frozen) (?:here|there|forever|at this|for (?:hours|minutes))\b"
 )
@@ -33,7 +45,7 @@ def conclude_silence(logs: Logs, people: People, found: Sequence[Conclusion]) ->
     failures = [each for each in found if each.role <= Role.VICTIM]
     if failures and all(each.cause.name == "cancelled" and each.role is Role.VICTIM for each in failures):
         if not any(_goes_on(line) for tail in logs.tails for line in tail.lines()):
-            yield _ended_from_outside(failures[0])
+            yield _ended_from_outside(*failures[0].evidence)
         return
     if failures:
         return
@@ -56,6 +68,12 @@ def conclude_silence(logs: Logs, people: People, found: Sequence[Conclusion]) ->
             ask=_ASK,
         )
         return
+    if not finished and (stopped := [line for line in everything if _INTERRUPTED.search(line.text)]):
+        yield _ended_from_outside(stopped[-1], is_sure=not any(_STEPS.search(line.text) for line in everything))
+        return
+    if not finished and (alarms := _alarms(everything, goes)):
+        yield _unknown(alarms, people)
+        return
     yield Conclusion(
         cause=find_cause("healthy"),
         role=Role.CONTEXT,
@@ -71,15 +89,41 @@ def _goes_on(line: Line) -> bool:
     return bool(_GOES_ON.search(line.text)) and not _SLURM.search(line.text)
 
 
-def _ended_from_outside(cancelled: Conclusion) -> Conclusion:
+def _alarms(everything: Sequence[Line], goes: Sequence[Line]) -> list[Line]:
+    """Return the lines with words of a failure after which no line of the same source tells of progress."""
+    last = {line.source.shown: line.number for line in goes}
+    return [
+        line
+        for line in everything
+        if line.number > last.get(line.source.shown, 0)
+        and (_NCCL.search(line.text) or (_ALARM.search(line.text) and not _HARMLESS.search(line.text)))
+        and not _GOES_ON.search(line.text)
+    ]
+
+
+def _unknown(alarms: Sequence[Line], people: People) -> Conclusion:
+    """Something failed, and no sign knows what: NCCL's complaints are about a pair of ranks, others the program's own."""
+    nccl = [line for line in alarms if _NCCL.search(line.text)]
+    return Conclusion(
+        cause=find_cause("nccl-pair-failed" if nccl else "user-code-error"),
+        role=Role.CONTEXT,
+        confidence=Confidence.UNDECIDED,
+        culprit=speaker(people.know((nccl or alarms)[0])),
+        message="these lines speak of a failure, and allranks does not know them",
+        evidence=tuple((nccl or alarms)[:3]),
+        ask="what came before these lines, and the logs of the other ranks",
+    )
+
+
+def _ended_from_outside(*evidence: Line, is_sure: bool = True) -> Conclusion:
     """A step that was ended, and had said nothing of a failure: somebody lost patience with a job that hung."""
     return Conclusion(
         cause=find_cause("silent-hang"),
         role=Role.CONTEXT,
-        confidence=Confidence.LIKELY,
+        confidence=Confidence.LIKELY if is_sure else Confidence.UNDECIDED,
         culprit=Culprit(),
         message="until it was ended from outside nothing spoke of a failure; these logs cannot tell what it waited for",
-        evidence=cancelled.evidence,
+        evidence=evidence,
         ask=_ASK,
     )
 

@@ -23,6 +23,7 @@ _LIBRARY = re.compile(
     r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib(?:64)?[/\\]python3(?:\.\d+)?[/\\]|[/\\]allranks[/\\]join[/\\]|^<|^torch/"
     r"|[/\\]bin[/\\][^/\\]+$|^(?:torchrun|<frozen)|[/\\]torch[/\\](?:distributed|nn|utils|autograd)[/\\]"
 )
+_AGENT = re.compile(r"torch[/\\]distributed[/\\](?:elastic|launcher)[/\\]")
 _CONSEQUENCES = frozenset((
     "ActorDiedError", "BdbQuit", "BrokenPipeError", "CalledProcessError", "ChildFailedError",
     "ConnectionRefusedError", "ConnectionResetError", "DistBackendError", "DistNetworkError", "DistStoreError",
@@ -50,6 +51,11 @@ class Traceback:
     """Of the exception itself."""
     is_explained: bool
     """A sign of the catalogue says what it is."""
+
+    @property
+    def is_launchers(self) -> bool:
+        """Whether it was raised in torchrun's agent."""
+        return bool(self.frames) and bool(_AGENT.search(self.frames[-1].values["file"]))
 
     @property
     def user_frame(self) -> Event | None:
@@ -94,7 +100,8 @@ def conclude_tracebacks(logs: Logs, people: People) -> Iterator[Conclusion]:
     if not own:
         return
     # Exceptions with a frame in the user's files first: a logger may print a library's.
-    own = [each for each in own if each.kind or each.user_frame]  # a launcher's own that is cut says nothing
+    # A launcher's own exception is no error of the user's, and one of which the words are cut says nothing.
+    own = [each for each in own if not each.is_launchers and (each.kind or each.user_frame)]
     if not own:
         return
     own.sort(key=lambda each: not each.kind)

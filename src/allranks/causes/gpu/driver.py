@@ -243,6 +243,7 @@ class GpuMissing(Cause, id="AR103"):
     told = "a process sees no GPU, or fewer than there should be"
     fix = "on {node}: nvidia-smi -L; dmesg -T | grep -i xid; reboot it, or leave it out: --exclude={node}"
     exit_code = Exit.NODE_FAULT
+    also = ("AR106", "AR105")
     signs = (
         Sign(r"NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver"),
         Sign(r"count reported lower than configured \((?P<present>[0-9]+) < (?P<wanted>[0-9]+)\)"),

@@ -6,7 +6,7 @@ import re
 
 from allranks.causes.cause import PASSED, Cause, Outcome, failed, skipped, warned
 from allranks.causes.gpu.seen import name_of, not_judged, visible_gpus
-from allranks.causes.gpu.xids import FATAL_XIDS, LINK_XIDS, PROGRAM_XIDS, XIDS, xid_pattern
+from allranks.causes.gpu.xids import FATAL_XIDS, LINK_XIDS, PROGRAM_XIDS, XIDS, told_xid_patterns, xid_pattern
 from allranks.causes.sign import Blames, Role, Sign
 from allranks.model.card import Card, Facts, Gpu
 from allranks.model.errors import Exit
@@ -70,6 +70,8 @@ class GpuHardware(Cause, id="AR105"):
         Sign(xid_pattern(_BROKEN_XIDS)),
         Sign(xid_pattern(LINK_XIDS | {74}) + r".{0,160}(?P<thing>[Ll]ink [0-9]+(?: on GPU ?[0-9]+)?)"),
         Sign(xid_pattern(_ASKING_XIDS), Role.LIKELY, confidence=Confidence.LIKELY),
+        *(Sign(told) for told in told_xid_patterns(_BROKEN_XIDS)),
+        *(Sign(told, Role.LIKELY, confidence=Confidence.LIKELY) for told in told_xid_patterns(_ASKING_XIDS)),
         Sign(xid_pattern({45}), Role.CONTEXT, Blames.NOBODY),
         Sign(
             r"NVRM: Xid \(PCI:(?P<gpu>[0-9a-fA-F:.]{3,20})\): 45,.{1,120} caused by previous Xid "
@@ -96,6 +98,7 @@ class GpuHardware(Cause, id="AR105"):
         Sign(r"severity=Uncorrected \(Fatal\)", Role.LIKELY, confidence=Confidence.UNDECIDED),
         # CUDA
         Sign(r"uncorrectable ECC error encountered"),
+        Sign(r"device ordinal (?P<gpu>[0-9]+): .{1,200}CUDA_ERROR_ECC_UNCORRECTABLE"),
         Sign(r"cudaErrorECCUncorrectable"),
         Sign(r"CUDA_ERROR_ECC_UNCORRECTABLE"),
         Sign(r"uncorrectable NVLink error"),
@@ -111,6 +114,12 @@ class GpuHardware(Cause, id="AR105"):
     )
     hits = (
         "NVRM: Xid (PCI:0000:44:00): 79, GPU has fallen off the bus",
+        "I1025 02:19:08.048185 1 health.go:186] XidCriticalError: Xid=79 on Device=GPU-8dfc3a6a; marking device as "
+        "unhealthy.",
+        "I1025 02:19:08.048185 1 health.go:186] XidCriticalError: Xid=63 on Device=GPU-8dfc3a6a; marking device as "
+        "unhealthy.",
+        "Detected XID 79 for GPU 4 Please consult the documentation for details of this XID.",
+        "Detected XID 63 for GPU 4 Please consult the documentation for details of this XID.",
         "kernel: [680111.646286] NVRM: Xid (PCI:0000:10:1c): 63, pid=1850, Row Remapper: New row marked for remapping, "
         "reset gpu to activate",
         "NVRM: Xid (PCI:0000:04:00): 145, RLW_CTRL Nonfatal XC0 i0 Link 00 (0x00000003 0x80000000 0x00000000 "
@@ -135,6 +144,8 @@ class GpuHardware(Cause, id="AR105"):
         "RuntimeError: transform: failed to synchronize: cudaErrorECCUncorrectable: uncorrectable ECC error "
         "encountered",
         "CUDA_ERROR_ECC_UNCORRECTABLE: uncorrectable ECC error encountered",
+        "Internal: failed initializing StreamExecutor for CUDA device ordinal 0: Internal: failed call to "
+        "cuDevicePrimaryCtxRetain: CUDA_ERROR_ECC_UNCORRECTABLE: uncorrectable ECC error encountered",
         "RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution",
         "RuntimeError: CUDA error: Invalid access of peer GPU memory over nvlink or a hardware error",
         "RuntimeError: CUDA error: hardware stack error",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from allranks.causes.cause import Cause
-from allranks.causes.gpu.xids import PROGRAM_XIDS, xid_pattern
+from allranks.causes.gpu.xids import PROGRAM_XIDS, told_xid_patterns, xid_pattern
 from allranks.causes.sign import Role, Sign
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence
@@ -225,6 +225,7 @@ class CudaIllegalAccess(Cause, id="AR110"):
     told = "a kernel on a GPU failed (illegal access, assertion or launch failure)"
     exit_code = Exit.USER_CODE
     no_fault_yet = "the lab has no GPU"
+    also = ("AR105",)
     signs = (
         Sign(r"an illegal memory access was encountered"),
         Sign(r"device-side assert triggered"),
@@ -253,6 +254,7 @@ class CudaIllegalAccess(Cause, id="AR110"):
             Role.LIKELY,
             confidence=Confidence.LIKELY,
         ),
+        *(Sign(told, Role.LIKELY, confidence=Confidence.LIKELY) for told in told_xid_patterns(PROGRAM_XIDS)),
     )
     hits = (
         "[rank0]:[E520 10:44:08.389636235 ProcessGroupNCCL.cpp:1896] [PG ID 0 PG GUID 0(default_pg) Rank 0] Process "
@@ -280,6 +282,8 @@ class CudaIllegalAccess(Cause, id="AR110"):
         "NVRM: Xid (PCI:0000:c1:00): 31, pid=21044, name=python3, Ch 00000008, intr 00000000. MMU Fault: ENGINE "
         "GRAPHICS GPCCLIENT_T1_0 faulted @ 0x7f10_c0de4000. Fault is of type FAULT_PDE ACCESS_TYPE_VIRT_READ",
         "NVRM: Xid (0000:03:00): 43, Ch 00000010, engmask 00000101",
+        "Detected XID 31 for GPU 4 Please consult the documentation for details of this XID.",
+        "XidCriticalError: Xid=31 on Device=GPU-8dfc3a6a; marking device as unhealthy.",
     )
     misses = (
         "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace below might be "

@@ -99,3 +99,12 @@ def xid_pattern(codes: Iterable[int]) -> str:
     """The kernel's line of one of these Xids: `NVRM: Xid (PCI:0000:44:00): 79, ...`, before 2014 without `PCI:`."""
     numbers = "|".join(map(str, sorted(codes)))
     return rf"NVRM: Xid \((?:PCI:)?(?P<gpu>[0-9a-fA-F:.]{{3,20}})\): (?P<code>{numbers})\b"
+
+
+def told_xid_patterns(codes: Iterable[int]) -> tuple[str, ...]:
+    """What watchers of the driver say of one of these Xids: DCGM, and Kubernetes' device plugin."""
+    numbers = "|".join(map(str, sorted(codes)))
+    return (
+        rf"Detected XID (?P<code>{numbers}) for GPU (?P<gpu>[0-9]+)\b",
+        rf"XidCriticalError: Xid=(?P<code>{numbers}) on Device=(?P<gpu>[A-Za-z0-9-]+)",
+    )

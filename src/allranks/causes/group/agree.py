@@ -50,6 +50,18 @@ class CollectiveMismatch(Cause, id="AR410"):
     no_fault_yet = "it takes a script with such a branch; nothing of the cluster is in it"
     also = ("AR408", "AR503", "AR504")
     signs = (
+        # NCCL's RAS names those that are elsewhere on the lines after it.
+        Sign(
+            r"Communicator ranks have different (?P<op>[A-Za-z]{3,20}) operation counts",
+            Role.LIKELY,
+            _NOBODY,
+            Confidence.LIKELY,
+        ),
+        Sign(
+            r"Rank (?P<rank>[0-9]+) -- GPU [0-9,]+ managed by process (?P<pid>[0-9]+) on node (?P<node>[^ ]{1,200})",
+            Role.CONTEXT,
+            _NAMED,
+        ),
         Sign(
             r"Detected mismatch between collectives on ranks(?:\. Rank (?P<rank>[0-9]+) is running (?:inconsistent )?"
             r"collective: CollectiveFingerPrint\((?:SequenceNumber=(?P<seq>[0-9]+)(?:, )?)?OpType=(?P<op>[A-Z_]+)"
@@ -109,6 +121,8 @@ class CollectiveMismatch(Cause, id="AR410"):
         Sign(r"MPI_ERR_TRUNCATE: message truncated", Role.LIKELY, confidence=Confidence.LIKELY),
     )
     hits = (
+        "  Communicator ranks have different AllGather operation counts",
+        "  Rank 12 -- GPU 4 managed by process 323032 on node 10.137.190.124",
         "RuntimeError: Detected mismatch between collectives on ranks. Rank 1 is running collective: "
         "CollectiveFingerPrint(SequenceNumber=485, OpType=ALLREDUCE, TensorShape=[25], TensorDtypes=Float, "
         "TensorDeviceTypes=TensorOptions(dtype=float (default), device=cuda)), but Rank 0 is running collective: "

@@ -70,6 +70,14 @@ class MissingRank(Cause, id="AR401"):
             Role.LIKELY,
             _NOBODY,
         ),
+        # JAX names the tasks that did not come on the lines after it.
+        Sign(
+            r"Barrier timed out\. (?:Barrier_id|Id): (?:PjRT_Client_Connect|\[Init\]Wait_for_all_tasks)",
+            Role.LIKELY,
+            _NOBODY,
+            Confidence.LIKELY,
+        ),
+        Sign(r"/job:[a-z_]{1,40}/replica:[0-9]+/task:(?P<rank>[0-9]+)$", Role.CONTEXT, _NAMED),
         # Gloo's key of a rank ends with its number; NCCL's does not, and is written another way.
         Sign(
             r"wait timeout after (?P<ms>[0-9]+)ms, keys: (?:/[^ ]{0,80})?/default_pg/[0-9]+//cpu//(?:[0-9]+/)+"
@@ -99,6 +107,9 @@ class MissingRank(Cause, id="AR401"):
         "torch.distributed.DistStoreError: Timed out after 1801 seconds waiting for clients. 1/3 clients joined.",
         "torch.distributed.DistStoreError: Timed out after 4 seconds waiting for clients. 1/2 clients joined.",
         "torch.distributed.DistStoreError: wait timeout after 15000ms, keys: /default_pg/0//cpu//0/1",
+        "jaxlib.xla_extension.XlaRuntimeError: DEADLINE_EXCEEDED: Barrier timed out. Barrier_id: PjRT_Client_Connect. "
+        "Timed out task names:",
+        "/job:jax_worker/replica:0/task:6",
         "RuntimeError: Timed out initializing process group in store based barrier on rank: 0, for key: "
         "store_based_barrier_key:1 (world_size=8, worker_count=1, timeout=0:30:00)",
         "torch.distributed.DistStoreError: Timed out initializing process group in store based barrier on rank 3, for "

@@ -52,7 +52,7 @@ class StuckRank(Cause, id="AR408"):
     fix = "look at what it waits for: allranks stack JOB while it hangs, and the last lines of its log"
     exit_code = Exit.HANG
     no_fault_yet = "a log alone names it only where a monitored barrier or Horovod's stall inspector spoke"
-    also = ("AR401", "AR409", "AR410")
+    also = ("AR410", "AR409", "AR401", "AR411")
     signs = (
         Sign(rf"Ranks? {_RANKS} failed to pass monitoredBarrier in (?P<ms>[0-9]+) ms", blames=_NAMED),
         Sign(
@@ -84,6 +84,13 @@ class StuckRank(Cause, id="AR408"):
             Role.LIKELY,
             _NOBODY,
             Confidence.LIKELY,
+        ),
+        # XLA
+        Sign(
+            r"threads to join the rendezvous, but not all of them arrived on time",
+            Role.VICTIM,
+            _NOBODY,
+            Confidence.UNDECIDED,
         ),
         # Horovod writes who is missing, line by line: `3: [allreduce.grad_0, ...]`, `3!: [...]` before it gives up.
         Sign(
@@ -117,6 +124,9 @@ class StuckRank(Cause, id="AR408"):
         "\t     [1, 4] finished collective #25, but didn't join collective #26 (count from 1)",
         "\t   - [0] joined but didn't finish collective #12 (count from 1)",
         "missing ranks: {1}",
+        "E external/xla/xla/service/rendezvous.cc:38] This thread has been waiting for `initialize clique for rank 6; "
+        "stream=0` for 10 seconds and may be stuck. Expected 8 threads to join the rendezvous, but not all of them "
+        "arrived on time.",
         "Not all ranks joining collective, sequence number: 5",
         "[0]<stderr>:[2020-12-29 16:50:57.724380: W /tmp/pip-install-uk4q7bn5/horovod/horovod/common/stall_inspector.cc"
         ":105] One or more tensors were submitted to be reduced, gathered or broadcasted by subset of ranks and are "

@@ -33,10 +33,12 @@ def _forms(code: str, number: str, name: str, words: str) -> Iterator[str]:
     yield rf"Child process with PID (?P<pid>[0-9]+) terminated with code (?P<code>{code})\b"  # Lightning
     yield rf"process (?P<rank>[0-9]+) terminated with signal SIG(?P<signal>{name})\b"  # torch.multiprocessing
     yield (
-        rf"noticed that process rank (?P<rank>[0-9]+) with PID [0-9]+ on node (?P<node>{_NAME}) exited on signal "
+        rf"noticed that process rank (?P<rank>[0-9]+) with PID (?:(?P<pid>[1-9][0-9]*)|[^ ]{{1,20}}) "
+        rf"on node (?P<node>{_NAME}) exited on signal "
         rf"(?P<signal>{number})\b"
     )
-    yield rf"KILLED BY SIGNAL: (?P<signal>{number})\b"  # MPICH
+    yield rf"KILLED BY SIGNAL: (?P<signal>{number})\b"  # Intel MPI
+    yield rf"THE EXIT STRING: [A-Za-z ]{{4,40}} \(signal (?P<signal>{number})\)"  # MPICH
     yield rf"Process (?P<rank>[0-9]+) exit with status code (?P<code>{code})\b"  # horovodrun
     yield rf"error: (?P<node>{_NAME}): (?P<thing>tasks? [0-9,-]+): {words}"  # srun
 
@@ -115,6 +117,13 @@ class DeadRank(Cause, id="AR407"):
             Confidence.LIKELY,
         ),
         Sign(r"Worker exit type: SYSTEM_ERROR", Role.LIKELY, _NOBODY, Confidence.LIKELY),
+        # JAX's coordination service.
+        Sign(
+            r"Task /job:[a-z_]{1,40}/replica:[0-9]+/task:(?P<rank>[0-9]+) heartbeat timeout",
+            Role.LIKELY,
+            _NAMED,
+            Confidence.LIKELY,
+        ),
         # vLLM's executors about their workers.
         Sign(
             r"Worker (?P<thing>[A-Za-z][\w-]*) pid (?P<pid>[0-9]+) died, exit code: (?P<code>-(?:4|5|7|8|9|11))\b",
@@ -130,6 +139,12 @@ class DeadRank(Cause, id="AR407"):
         ),
         Sign(
             r"Worker proc (?P<thing>[A-Za-z][\w-]*) died unexpectedly, shutting down executor",
+            Role.LIKELY,
+            _NAMED,
+            Confidence.LIKELY,
+        ),
+        Sign(
+            r"Worker ?[Pp]roc rank=?\[?(?P<ranks>[0-9, ]+)\]? died unexpectedly",
             Role.LIKELY,
             _NAMED,
             Confidence.LIKELY,
@@ -151,13 +166,16 @@ class DeadRank(Cause, id="AR407"):
         ),
         Sign(rf"host      : (?P<node>{_NAME})", Role.CONTEXT, _NAMED, Confidence.UNDECIDED),
         Sign(
-            rf"RANK (?P<rank>[0-9]+) PID (?P<pid>[0-9]+) RUNNING AT (?P<node>{_NAME})",
+            rf"(?:RANK (?P<rank>[0-9]+) )?PID (?P<pid>[0-9]+) RUNNING AT (?:[a-z_][a-z0-9_-]*@)?(?P<node>{_NAME})",
             Role.CONTEXT,
             _NAMED,
             Confidence.UNDECIDED,
         ),
     )
     hits = (
+        "coordination_service.cc:954] /job:jax_worker/replica:0/task:37 has been set to ERROR in coordination service: "
+        "UNAVAILABLE: Task /job:jax_worker/replica:0/task:37 heartbeat timeout. This indicates that the remote task "
+        "has failed, got preempted, or crashed unexpectedly.",
         "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -9) local_rank: 3 (pid: 812917) of "
         "binary: /data/chenhao/anaconda3/envs/ColossalAI-Chat/bin/python",
         "E1223 05:18:02.971000 3304089 site-packages/torch/distributed/elastic/multiprocessing/api.py:882] failed "
@@ -191,6 +209,10 @@ class DeadRank(Cause, id="AR407"):
         "=   KILLED BY SIGNAL: 9 (Killed)",
         "=   KILLED BY SIGNAL: 6 (Aborted)",
         "=   RANK 0 PID 5490 RUNNING AT gn59",
+        "=   PID 2671 RUNNING AT master-node00",
+        "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Segmentation fault (signal 11)",
+        "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)",
+        "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Aborted (signal 6)",
         "Fatal Python error: Segmentation fault",
         "[1,12]<stderr>:[n-profile-16:17086] Signal: Segmentation fault (11)",
         "[nmyjs-202-75:40360:0] Caught signal 11 (Segmentation fault: address not mapped to object at address 0x56539)",
@@ -206,6 +228,7 @@ class DeadRank(Cause, id="AR407"):
         "the ranks or an attempt to allreduce, allgather or broadcast a tensor after one of the ranks finished",
         "ERROR 07-26 14:50:35 multiproc_worker_utils.py:120] Worker VllmWorkerProcess pid 214281 died, exit code: -11",
         "ERROR 07-26 14:50:35 multiproc_worker_utils.py:120] Worker VllmWorkerProcess pid 214281 died, exit code: -15",
+        "RayWorkerProc rank=[0] died unexpectedly, shutting down executor.",
         "ERROR 07-04 17:35:16 [multiproc_executor.py:140] Worker proc VllmWorker-1 died unexpectedly, shutting down "
         "executor.",
         "  rank      : 7 (local_rank: 7)",

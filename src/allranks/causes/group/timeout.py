@@ -51,7 +51,7 @@ class GlooTimeout(Cause, id="AR403"):
     fix = "see on {node} that GLOO_SOCKET_IFNAME is the data interface and that no firewall filters its ephemeral ports"
     exit_code = Exit.NODE_FAULT
     no_fault_yet = "found by check --deep only; the roll call names what the lab can break before"
-    also = ("AR490",)
+    also = ("AR409", "AR490")
     signs = (
         Sign(
             r"Timed out waiting (?P<ms>[0-9]+)ms for (?:recv|send) operation to complete",
@@ -102,6 +102,7 @@ class NcclPairFailed(Cause, id="AR416"):
     """  # noqa: E501  (a real line)
 
     message = "{what}"
+    also = ("AR215", "AR206", "AR203")
     fix = "leave {node} out, or run it with NCCL_DEBUG=INFO, and with NCCL_IB_DISABLE=1 to see whether it is the fabric"
     exit_code = Exit.NODE_FAULT
     no_fault_yet = "found by check --deep on nodes with GPUs only"
@@ -175,7 +176,7 @@ class CollectiveTimeout(Cause, id="AR490"):
     told = "ranks waited in a collective until it timed out; the logs do not say for whom"
     exit_code = Exit.HANG
     is_outcome = True
-    also = ("AR403",)
+    also = ("AR409", "AR407", "AR410", "AR411", "AR403")
     signs = (
         Sign(
             r"(?:\[[Rr]ank ?(?P<rank>[0-9]+)\] )?(?:Watchdog c|C)aught collective operation timeout"

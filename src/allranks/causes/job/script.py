@@ -305,6 +305,7 @@ class UserCodeError(Cause, id="AR590"):
     message = "{what}"
     told = "the script itself failed, and nothing points to the cluster"
     exit_code = Exit.USER_CODE
+    also = ("AR407",)
     signs = (
         # argparse and Python itself, before the first line of training.
         Sign(r"error: unrecognized arguments: (?P<thing>.{1,200})"),
@@ -380,6 +381,8 @@ class Healthy(Cause, id="AR599"):
     signs = (
         Sign(r"worker group successfully finished", Role.CONTEXT, Blames.NOBODY),
         Sign(r"Training completed\. Do not forget to share your model", Role.CONTEXT, Blames.NOBODY),
+        # An agent comes to it when its own workers have finished well.
+        Sign(r"Error waiting on exit barrier", Role.CONTEXT, Blames.NOBODY),
         Sign(r"\[exiting program (?:after|at)", Role.CONTEXT, Blames.NOBODY),
         Sign(r"`Trainer\.fit` stopped: `max_(?:epochs|steps)=[0-9]+` reached", Role.CONTEXT, Blames.NOBODY),
     )
@@ -388,6 +391,8 @@ class Healthy(Cause, id="AR599"):
         "seconds "
         "for other agents to finish.",
         "Training completed. Do not forget to share your model on huggingface.co/models =)",
+        "E1121 14:03:24.123000 909 torch/distributed/elastic/agent/server/api.py:1008] Error waiting on exit barrier. "
+        "Elapsed: 0.027895450592041016 seconds",
         "[exiting program after 1190.0357275923093 minutes] datetime: 2021-08-08 01:00:51",
         "`Trainer.fit` stopped: `max_epochs=10` reached.",
     )

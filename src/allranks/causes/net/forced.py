@@ -88,7 +88,7 @@ class WrongNic(Cause, id="AR203"):
     message = "{variable}={spelled} makes it announce {address} on {nic}, {why}"
     fix = "on {node}: unset {variable} (allranks sets the data interface), or set it to the one in {network}"
     exit_code = Exit.NODE_FAULT
-    also = ("AR201", "AR206", "AR208", "AR209", "AR210", "AR214", "AR215")
+    also = ("AR206", "AR201", "AR209", "AR208", "AR215", "AR210", "AR214")
     told = "a rank announced an address that the other nodes do not reach: that of a bridge, a veth or a loopback"
     signs = (
         Sign(
@@ -263,7 +263,7 @@ class NicNotFound(Cause, id="AR208"):
     message = "{what}"
     fix = "ip -br addr on {node} shows what there is; correct cluster.toml, or unset the variable that names it"
     exit_code = Exit.NODE_FAULT
-    also = ("AR202", "AR203", "AR214")
+    also = ("AR203", "AR202", "AR214")
     told = "a network interface that was asked for by name is not there, or has no address"
     signs = (
         Sign(r"ifa != nullptr\. Unable to find address for: (?P<interface>[^\s,]{1,60})"),

@@ -223,7 +223,7 @@ class PeerConnectionLost(Cause, id="AR215"):
     fix = "see who died first: allranks why JOB; all alive: dmesg | grep -i 'link is' on {node} and its neighbours"
     exit_code = Exit.NODE_FAULT
     no_fault_yet = "it is looked for in a running job, by the guard, which is not built yet"
-    also = ("AR203", "AR206", "AR210", "AR211", "AR407", "AR414")
+    also = ("AR407", "AR203", "AR206", "AR210", "AR211", "AR414")
     told = "a connection between two ranks broke off, and nothing says why"
     signs = (
         Sign(r"Connection closed by peer " + GLOO_PEER, Role.VICTIM, Blames.PEER, Confidence.LIKELY),
@@ -292,6 +292,7 @@ class PeerConnectionLost(Cause, id="AR215"):
             Blames.NOBODY,
             Confidence.LIKELY,
         ),
+        Sign(r"Peer host: {1,4}(?P<node>[A-Za-z0-9_.-]+)", Role.VICTIM, Blames.NAMED, Confidence.LIKELY),  # Open MPI's
         Sign(r"mca_btl_tcp_frag_recv: readv failed: ", Role.VICTIM, Blames.NOBODY, Confidence.LIKELY),
     )
     hits = (
@@ -326,6 +327,7 @@ class PeerConnectionLost(Cause, id="AR215"):
         "NCCL error in: ProcessGroupNCCL.cpp:1970, remote process exited or there was a network error, NCCL version "
         "2.18.1",
         "An MPI communication peer process has unexpectedly disconnected.  This",
+        "  Peer host:  node07",
         "[n1][[5412,1],1][btl_tcp_frag.c:242:mca_btl_tcp_frag_recv] mca_btl_tcp_frag_recv: readv failed: Connection "
         "reset by peer (104)",
     )

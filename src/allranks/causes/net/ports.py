@@ -208,7 +208,11 @@ class PortInUse(Cause, id="AR207"):
             r"[a-z0-9]{1,5}, "
             r"code: -98"
         ),
-        Sign(r"server socket has failed to listen on any local network address\..{1,300}[Aa]ddress already in use"),
+        Sign(
+            r"server socket has failed to listen on any local network address\."
+            r"(?: The server socket has failed to bind to [^ ]{1,80}:(?P<port>[0-9]+))?.{1,300}"
+            r"[Aa]ddress already in use"
+        ),
         # torchrun's agents try to listen, and the ones that come too late connect instead: a warning there.
         Sign(
             r"server socket has failed to bind to (?:[^ ]{1,80}:(?P<port>[0-9]+) )?\(errno: 98 - Address already "

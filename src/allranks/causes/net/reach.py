@@ -53,7 +53,7 @@ class MasterUnreachable(Cause, id="AR201"):
     message = "{what}"
     fix = "leave the address away under SLURM, else name one of {node} that all nodes reach: ip -br addr"
     exit_code = Exit.SETUP
-    also = ("AR202", "AR203", "AR206", "AR209", "AR210", "AR401", "AR402", "AR414")
+    also = ("AR206", "AR203", "AR209", "AR202", "AR401", "AR402", "AR210", "AR414")
     told = (
         "nothing answers where the ranks were told to meet: a wrong address, a filtered port, or a host that is not up; "
         "these logs cannot tell which"

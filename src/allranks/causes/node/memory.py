@@ -111,13 +111,19 @@ class HostOomKill(Cause, id="AR008"):
         Sign(r"exits with return code = -9\b", Role.LIKELY, confidence=Confidence.LIKELY),
         Sign(r"died with <Signals\.SIGKILL: 9>", Role.LIKELY, confidence=Confidence.LIKELY),
         Sign(
-            r"process rank (?P<rank>[0-9]+) with PID (?P<pid>[0-9]+) on node (?P<node>[A-Za-z0-9_.-]+) "
+            r"process rank (?P<rank>[0-9]+) with PID (?:(?P<pid>[1-9][0-9]*)|[^ ]{1,20}) on node (?P<node>[^ ]{1,120}) "
             r"exited on signal 9 ",
             Role.LIKELY,
             Blames.NAMED,
             Confidence.LIKELY,
         ),
         Sign(r"KILLED BY SIGNAL: 9 \(Killed\)", Role.LIKELY, Blames.NOBODY, Confidence.LIKELY),
+        Sign(r"THE EXIT STRING: Killed \(signal 9\)", Role.LIKELY, Blames.NOBODY, Confidence.LIKELY),
+        Sign(
+            r"PID (?P<pid>[0-9]+) RUNNING AT (?:[a-z_][a-z0-9_-]*@)?(?P<node>[A-Za-z0-9_][A-Za-z0-9_.-]*)",
+            Role.CONTEXT,
+            Blames.NAMED,
+        ),
         Sign(
             r"srun: error: (?P<node>[A-Za-z0-9_.,\[\]-]+): (?P<thing>tasks? [0-9,\[\]-]+): Killed",
             Role.LIKELY,
@@ -134,12 +140,13 @@ class HostOomKill(Cause, id="AR008"):
         Sign(r"exit code:? 137\b", Role.LIKELY, confidence=Confidence.LIKELY),
         Sign(r"Exit Code: +137\b", Role.LIKELY, confidence=Confidence.LIKELY),
         Sign(r"Exit code: +137\b", Role.LIKELY, confidence=Confidence.LIKELY),
-        Sign(r"(?:^|>:)Killed\s*$", Role.LIKELY, confidence=Confidence.LIKELY),  # the shell, of what it waited for
+        Sign(r"(?:^|>:|(?:it/s|s/it).{0,200}\])Killed\s*$", Role.LIKELY, confidence=Confidence.LIKELY),  # the shell, of what it waited for
         Sign(r"exited with code 137\b", Role.LIKELY, confidence=Confidence.LIKELY),
     )
     hits = (
         "slurmstepd: error: Detected 1 oom_kill event in StepId=8538204.0. Some of the step tasks have been OOM "
         "Killed.",
+        "  6%|###  | 3787/62565 [04:47<1:10:53, 13.82it/s]Killed",
         "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=7.batch. Some of your processes may have been "
         "killed by the cgroup out-of-memory handler.",
         "srun: error: nid006024: task 0: Out Of Memory",
@@ -182,6 +189,8 @@ class HostOomKill(Cause, id="AR008"):
         "subprocess.CalledProcessError: Command '['python3', 'train.py']' died with <Signals.SIGKILL: 9>.",
         "mpirun noticed that process rank 3 with PID 2144 on node gpu-node-2 exited on signal 9 (Killed).",
         "=   KILLED BY SIGNAL: 9 (Killed)",
+        "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)",
+        "=   PID 2671 RUNNING AT master-node00",
         "srun: error: node03: task 3: Killed",
         "/var/spool/slurmd/job18835145/slurm_script: line 46: 2113061 Killed                  python3 train.py",
         "Process 0 exit with status code 137.",

@@ -291,6 +291,7 @@ class NodeFailure(Cause, id="AR012"):
         Sign(r"This node has bee[nm] (?:been )?marked as dead"),
         Sign(r"this node manager has mistakenly been marked (?:as )?dead"),
         Sign(r"node failure on (?P<node>[A-Za-z0-9_.-]+) \(shell rank", blames=Blames.NAMED),
+        Sign(r"Prolog (?:failure|hung) on node (?P<node>[A-Za-z0-9_.-]+)", blames=Blames.NAMED),
         Sign(r"Node (?P<node>[A-Za-z0-9_.-]+) status is now: NodeNotReady", blames=Blames.NAMED),
         Sign(r"NodeNotReady", Role.LIKELY, confidence=Confidence.LIKELY),
         Sign(r"Pod was terminated in response to imminent node shutdown"),
@@ -303,6 +304,7 @@ class NodeFailure(Cause, id="AR012"):
         ),
     )
     hits = (
+        "salloc: Prolog failure on node k003-006",
         "srun: error: Node failure on jean-zay-iam37",
         "job preempted (node failure)",
         "Exec host:  gpu-2-17/5",

@@ -61,6 +61,13 @@ class CheckpointCorrupt(Cause, id="AR601"):
         Sign(r"No such file or directory: '(?P<thing>[^']{1,300}/\.metadata)'", Role.LIKELY),
         Sign(r"Data loss: (?:Unable to open table file|not an sstable|file is too short)"),
         Sign(r"Client provided checkpoint load paths?: .{1,400} does not exist", Role.LIKELY),
+        # Which one it was, as the line before tells: MMEngine, Megatron, DeepSpeed, Lightning.
+        Sign(
+            r"(?:[Ll]oad(?:ing)?|Restoring) (?:[a-z]{1,12} )?(?:checkpoint|states) from (?:the checkpoint path at "
+            r"|local path: ?|checkpoint )?(?P<thing>[\w.~-]{0,200}/[\w./-]{1,300}\w)",
+            Role.CONTEXT,
+            Blames.NOBODY,
+        ),
     )
     hits = (
         "RuntimeError: [enforce fail at inline_container.cc:144] . PytorchStreamReader failed reading zip archive: "
@@ -87,6 +94,8 @@ class CheckpointCorrupt(Cause, id="AR601"):
         "OSError: Unable to open file (truncated file: eof = 96, sblock->base_addr = 0, stored_eof = 2048)",
         "FileNotFoundError: [Errno 2] No such file or directory: '/ckpt/step-1000/.metadata'",
         "tensorflow.python.framework.errors_impl.DataLossError: Data loss: not an sstable (bad magic number)",
+        "load checkpoint from local path: work_dirs/basicvsr/iter_90000.pth",
+        "Restoring states from the checkpoint path at /ckpt/last.ckpt",
         "[WARNING] Client provided checkpoint load path: /ckpt/mp_rank_00_model_states.pt does not exist ... skip "
         "checkpoint load",
     )

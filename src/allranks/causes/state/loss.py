@@ -72,6 +72,7 @@ class NanLoss(Cause, id="AR604"):
         Sign(r"Current loss scale already at minimum - cannot decrease scale"),
         Sign(r"Minimum loss scale reached \("),
         Sign(r"Loss is (?:nan|inf|-inf), stopping training"),
+        Sign(r"NaN loss during training"),
         Sign(r"Loss became infinite or NaN at iteration"),
         Sign(r"The loss returned in `training_step` is (?:nan|inf|tensor\((?:nan|inf))"),
         Sign(r"Detected nan and/or inf values in `(?P<thing>[^`]{1,200})`"),
@@ -105,6 +106,7 @@ class NanLoss(Cause, id="AR604"):
         "learning "
         "rate, using gradient clipping or increasing the batch size.",
         "Loss is nan, stopping training",
+        "tensorflow.python.training.basic_session_run_hooks.NanLossDuringTrainingError: NaN loss during training.",
         "FloatingPointError: Loss became infinite or NaN at iteration=412!",
         "ValueError: The loss returned in `training_step` is nan.",
         "ValueError: Detected nan and/or inf values in `layer.weight`. Check your forward pass for numerically "

@@ -110,6 +110,12 @@ class FilesystemHang(Cause, id="AR606"):
             r"INFO: task (?P<command>.{1,40}):(?P<pid>[0-9]+) blocked for more than (?P<seconds>[0-9]+) seconds",
             confidence=Confidence.LIKELY,
         ),
+        # slurmstepd: SIGKILL did not end them, so they wait in the kernel.
+        Sign(
+            r"STEPD TERMINATED ON (?P<node>[A-Za-z0-9_.-]+) AT .{1,40} DUE TO JOB NOT ENDING WITH SIGNALS",
+            blames=Blames.NAMED,
+            confidence=Confidence.LIKELY,
+        ),
         Sign(r"nfs: server (?P<thing>[^ ]{1,200}) not responding"),
         Sign(r"nfs: server (?P<thing>[^ ]{1,200}) OK", Role.CONTEXT),
         Sign(r"Connection to (?P<thing>[^ ]{1,120}) \(at (?P<server>[^ )]{1,80})\) was lost; in progress operations"),
@@ -139,6 +145,8 @@ class FilesystemHang(Cause, id="AR606"):
         Sign(r"Failed to suspend process", Role.LIKELY, Blames.NOBODY, Confidence.UNDECIDED),
     )
     hits = (
+        "error: *** STEP 63532.0 STEPD TERMINATED ON cn106 AT 2020-12-14T09:44:56 DUE TO JOB NOT ENDING WITH "
+        "SIGNALS ***",
         "[680111.646286] INFO: task python:280058 blocked for more than 120 seconds.",
         "[  207.955868] nfs: server 10.100.0.60 not responding, still trying",
         "nfs: server store01 not responding, timed out",
@@ -204,7 +212,7 @@ class DataloaderShm(Cause, id="AR607"):
     told = "data loader workers run out of shared memory (/dev/shm)"
     fix = "docker run --shm-size=16g or --ipc=host; Kubernetes: emptyDir with medium: Memory at /dev/shm"
     exit_code = Exit.SETUP
-    also = ("AR002", "AR005")
+    also = ("AR002", "AR008", "AR005")
     signs = (
         Sign(r"DataLoader worker \(pid (?P<pid>[0-9]+)\) is killed by signal: (?P<signal>Bus error)"),
         Sign(r"might be caused by insufficient shared memory \(shm\)"),

@@ -1,0 +1,101 @@
+"""Whom a log names in passing, for a cause whose own signs name nobody. Pure.
+
+    RuntimeError: ... [177/train (pid 28936)] ... No space left on device      -> process 28936
+    XID 79(GPU has fallen off the bus) detected on PCI:0000:ae:00              -> GPU 0000:ae:00
+
+First the words of the lines that show the cause, then who alone speaks in the whole log. Both are weaker than any sign,
+and neither is asked about victims.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from allranks.why.conclusion import Conclusion
+from allranks.why.events import Logs
+from allranks.why.line import Line
+from allranks.why.people import FEW, Culprit
+
+_PROCESS = re.compile(r"\b(?:[Pp]id|PID|[Pp]rocess)(?: ?[=:] ?| )([1-9][0-9]{1,6})\b")
+_RANK = re.compile(r"\b(?:global_|global )?[Rr](?:ank|ANK)(?: ?[=:] ?| )([0-9]{1,6})\b(?![.:/][0-9])")
+_LOCAL_RANK = re.compile(r"\blocal_rank(?: ?[=:] ?| )([0-9]{1,4})\b")
+_PLACES = (
+    re.compile(r"\b(?:ip|IP)(?: address)?(?: ?[=:] ?| )([0-9]{1,3}(?:\.[0-9]{1,3}){3})\b"),
+    re.compile(r"\b(?:[Nn]ode (?:id|ID)|client ID)(?: ?[=:] ?| )([0-9a-f]{16,64})\b"),
+)
+_NODE = re.compile(r"\b(?:on (?:node|host)|hostname|host ?name ?[=:]|host ?[=:]) ?['\"]?([A-Za-z][\w-]*[0-9][\w.-]*)")
+_GPUS = (
+    re.compile(r"\b([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-9])?)\b"),
+    re.compile(r"\b(GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\b"),
+    re.compile(r"\b(?:GPU|gpu|cuda:|device(?: ordinal)?(?=[ =:]))[ #=:_]{0,2}([0-9]{1,2})\b(?![.:][0-9])"),
+)
+_GOES_ON_LINES = 2
+_OF_GPUS = ".causes.gpu."
+"""Where the causes live that a GPU's name belongs to; an exception of the user's names devices for other reasons."""
+
+
+def overhear(conclusion: Conclusion, logs: Logs) -> Culprit:
+    """Return whom the lines of a conclusion name in passing; else the one rank, process or GPU that the log knows."""
+    is_gpu = _OF_GPUS in conclusion.cause.__module__
+    found = Culprit()
+    for line in conclusion.evidence:
+        found |= _words(line, is_gpu=is_gpu)
+    if found:
+        return found
+    if len(logs.tails) > FEW:
+        return Culprit()
+    lines = [line for tail in logs.tails for line in tail.lines()]
+    return _after(conclusion, lines, is_gpu=is_gpu) or _only(lines, is_gpu=is_gpu)
+
+
+def _after(conclusion: Conclusion, lines: Sequence[Line], *, is_gpu: bool) -> Culprit:
+    """Who is named where a sentence goes on: a terminal cut it, or its writer broke it."""
+    first = conclusion.first
+    found = Culprit()
+    for line in lines:
+        if line.source == first.source and first.number < line.number <= first.number + _GOES_ON_LINES:
+            found |= Culprit(things=_words(line, is_gpu=is_gpu).things)
+    return found
+
+
+def _words(line: Line, *, is_gpu: bool) -> Culprit:
+    things = [f"process {pid}" for pid in _PROCESS.findall(line.text)]
+    if line.pid:
+        things.append(f"process {line.pid}")
+    things += [f"address {word}" for pattern in _PLACES for word in pattern.findall(line.text)]
+    if is_gpu:
+        things += _gpus(line)
+    return Culprit(
+        nodes=tuple(_NODE.findall(line.text)),
+        ranks=() if line.rank is None else (line.rank,),
+        things=tuple(dict.fromkeys(things)),
+    )
+
+
+def _gpus(line: Line) -> Iterator[str]:
+    for pattern in _GPUS:
+        for word in pattern.findall(line.text):
+            yield word if word.startswith("GPU-") else f"GPU {word}"
+
+
+def _only(lines: Sequence[Line], *, is_gpu: bool) -> Culprit:
+    """Who speaks alone; of several nobody is named."""
+    found = Culprit()
+    ranks = {line.rank for line in lines if line.rank is not None}
+    if len(ranks) == 1:
+        found |= Culprit(ranks=tuple(ranks))
+    local_ranks = {line.local_rank for line in lines if line.local_rank is not None}
+    if not ranks and not local_ranks:
+        said = {int(word) for line in lines for word in _RANK.findall(line.text)}
+        found |= Culprit(ranks=tuple(said) if len(said) == 1 else ())
+        local_ranks = {int(word) for line in lines for word in _LOCAL_RANK.findall(line.text)}
+    if not ranks and len(local_ranks) == 1:
+        found |= Culprit(things=(f"local rank {local_ranks.pop()}",))
+    gpus = {word for line in lines for word in _gpus(line)} if is_gpu else set()
+    if len(gpus) == 1:
+        found |= Culprit(things=tuple(gpus))
+    pids = {pid for line in lines for pid in (*map(int, _PROCESS.findall(line.text)), line.pid) if pid}
+    if not found and len(pids) == 1:
+        found |= Culprit(things=(f"process {pids.pop()}",))
+    return found
