@@ -28,10 +28,10 @@ from pathlib import Path
 from synthetic_logs import HIT_EVERY, write_log
 
 from allranks.causes.catalogue import all_causes
-from allranks.why.events import list_patterns
-from allranks.why.match import Matcher
-from allranks.why.read import Chunk, read_chunks
-from allranks.why.sources import find_sources
+from allranks.why.logs.events import list_patterns
+from allranks.why.logs.match import Matcher
+from allranks.why.logs.read import Chunk, read_chunks
+from allranks.why.logs.sources import find_sources
 
 KINDS = {
     "training": f"ordinary training log, a hit about every {HIT_EVERY} lines",

@@ -9,7 +9,8 @@ import pytest
 from allranks.causes.catalogue import all_causes
 from allranks.causes.cause import Cause, Outcome
 from allranks.causes.gpu.binding import DuplicateGpu, GpuBinding, GpuBusy
-from allranks.causes.gpu.driver import DriverCudaMismatch, FabricManager, GpuMissing, GpuSoftwareDiffers
+from allranks.causes.gpu.driver import DriverCudaMismatch, GpuMissing, GpuSoftwareDiffers
+from allranks.causes.gpu.fabric_manager import FabricManager
 from allranks.causes.gpu.hardware import GpuHardware, GpuThrottled, NvlinkDegraded, PcieDegraded
 from allranks.model.card import Card, Facts, Gpu, Interface
 from allranks.model.finding import Severity, Status

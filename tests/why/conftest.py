@@ -10,11 +10,11 @@ import pytest
 
 from allranks.causes.catalogue import all_causes
 from allranks.why.blame import conclude
-from allranks.why.collect import collect
 from allranks.why.conclusion import Conclusion
-from allranks.why.events import Logs, Pattern, list_patterns
-from allranks.why.match import Matcher
-from allranks.why.sources import find_sources
+from allranks.why.logs.collect import collect
+from allranks.why.logs.events import Logs, Pattern, list_patterns
+from allranks.why.logs.match import Matcher
+from allranks.why.logs.sources import find_sources
 
 
 @pytest.fixture(scope="session")
@@ -36,9 +36,7 @@ def matcher(patterns: tuple[Pattern, ...], tmp_path_factory: pytest.TempPathFact
 
 
 @pytest.fixture
-def read(
-    tmp_path: Path, patterns: tuple[Pattern, ...], matcher: Matcher
-) -> Callable[[str | Mapping[str, str]], Logs]:
+def read(tmp_path: Path, patterns: tuple[Pattern, ...], matcher: Matcher) -> Callable[[str | Mapping[str, str]], Logs]:
     """Return the logs that a text is, or several texts by their file names."""
 
     def read(text: str | Mapping[str, str]) -> Logs:

@@ -16,9 +16,9 @@ Why = Callable[[str | Mapping[str, str]], list[Conclusion]]
 def timeout(rank: int, seq: int, op: str = "ALLREDUCE", numel: int = 4096, at: str = "20:27:21.426415540") -> str:
     """What the NCCL watchdog of a rank prints (PyTorch 2.6)."""
     return (
-        f"[rank{rank}]:[E1218 {at} ProcessGroupNCCL.cpp:629] [Rank {rank}] Watchdog caught collective operation timeout: "
-        f"WorkNCCL(SeqNum={seq}, OpType={op}, NumelIn={numel}, NumelOut={numel}, Timeout(ms)=600000) ran for 600081 "
-        "milliseconds before timing out."
+        f"[rank{rank}]:[E1218 {at} ProcessGroupNCCL.cpp:629] [Rank {rank}] Watchdog caught collective operation "
+        f"timeout: WorkNCCL(SeqNum={seq}, OpType={op}, NumelIn={numel}, NumelOut={numel}, Timeout(ms)=600000) ran for "
+        "600081 milliseconds before timing out."
     )
 
 
@@ -231,8 +231,8 @@ def test_lines_that_a_terminal_cut_are_joined(why: Why) -> None:
     whole = (
         "[rank6]:[E513 04:55:49.384372190 ProcessGroupNCCL.cpp:1743] [PG ID 0 PG GUID 0(default_pg) Rank 6] "
         "ProcessGroupNCCL's watchdog got stuck for 480 seconds without making progress in monitoring enqueued "
-        "collectives. This typically indicates a NCCL/CUDA API (e.g., CudaEventDestroy) hang blocking the watchdog, and "
-        "could be triggered by another thread holding the GIL inside a CUDA api"
+        "collectives. This typically indicates a NCCL/CUDA API (e.g., CudaEventDestroy) hang blocking the watchdog, "
+        "and could be triggered by another thread holding the GIL inside a CUDA api"
     )
     cut = "\n".join(whole[at : at + 90] for at in range(0, len(whole), 90))
     assert "watchdog got stuck for" not in cut.replace("\n", "|").split("|")[1][:20]

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from allranks.causes.catalogue import all_causes
 from allranks.why.blame import conclude
 from allranks.why.clocks import clock_of, estimate_offsets, measure_clocks, read_moments
-from allranks.why.events import Logs, list_patterns, read_events
-from allranks.why.line import read_line
-from allranks.why.sources import Source
+from allranks.why.logs.events import Logs, list_patterns, read_events
+from allranks.why.logs.line import read_line
+from allranks.why.logs.sources import Source
 
 PATTERNS = list_patterns(all_causes())
 START_S = 1_790_000_000.0

@@ -13,9 +13,9 @@ from allranks.causes.sign import Role
 from allranks.model.finding import Confidence, Evidence, Finding, Severity
 from allranks.why.conclusion import Conclusion
 from allranks.why.findings import MAX_TEXT, count_first, is_answer, show_line, tell_fix, tell_nodes, to_finding
-from allranks.why.line import Line, read_line
+from allranks.why.logs.line import Line, read_line
+from allranks.why.logs.sources import Source
 from allranks.why.people import Culprit
-from allranks.why.sources import Source
 
 
 def line(text: str, number: int = 1, *, path: str = "a.log") -> Line:

@@ -9,8 +9,8 @@ import pytest
 
 from allranks.model.errors import UsageError
 from allranks.why.blame import conclude
-from allranks.why.events import Logs
 from allranks.why.last import last_words
+from allranks.why.logs.events import Logs
 from allranks.why.timeline import MAX_ROWS, Row, cut_middle, make_timeline, render_timeline, tell_clocks
 from allranks.why.window import Bound, narrow, read_bound
 

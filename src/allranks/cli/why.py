@@ -23,10 +23,10 @@ from allranks.model.finding import Finding, Severity
 from allranks.report.text import Style, one_line, render_findings, say
 
 if TYPE_CHECKING:
-    from allranks.why.calls import Dump
-    from allranks.why.events import Logs
-    from allranks.why.read import ReadProblem
-    from allranks.why.sources import Source
+    from allranks.why.logs.events import Logs
+    from allranks.why.logs.read import ReadProblem
+    from allranks.why.logs.sources import Source
+    from allranks.why.recorder.calls import Dump
     from allranks.why.timeline import Row
 
 LATEST = Path("runs", "latest")
@@ -61,7 +61,7 @@ def why(
 
     Exit codes: 0 nothing speaks of a failure, 1 something failed, 2 usage, 3 could not tell.
     """
-    from allranks.why.recorder import read_dumps
+    from allranks.why.recorder.dumps import read_dumps
     from allranks.why.window import narrow, read_bound
 
     first, last = (read_bound(text) if text else None for text in (since, until))
@@ -88,8 +88,8 @@ def find_logs(targets: Sequence[str]) -> tuple[Source, ...]:
     Raises:
         UsageError: nothing was named and there is no run here, or what was named is not there.
     """
-    from allranks.why.recorder import is_dump
-    from allranks.why.sources import find_job_sources, find_sources, is_job_id
+    from allranks.why.logs.sources import find_job_sources, find_sources, is_job_id
+    from allranks.why.recorder.dumps import is_dump
 
     if not targets:
         if not LATEST.exists():
@@ -118,7 +118,7 @@ def find_logs(targets: Sequence[str]) -> tuple[Source, ...]:
 
 def find_recordings(targets: Sequence[str], sources: Sequence[Source]) -> tuple[Source, ...]:
     """Return the flight recorder's dumps among what was named, or beside what was found instead."""
-    from allranks.why.recorder import find_dumps
+    from allranks.why.recorder.dumps import find_dumps
 
     named = [target for target in targets if os.path.lexists(target)]
     return find_dumps(named or sorted({str(each.path.parent) for each in sources if each.path is not None}))
@@ -127,8 +127,8 @@ def find_recordings(targets: Sequence[str], sources: Sequence[Source]) -> tuple[
 def read_logs(sources: Sequence[Source], problems: list[ReadProblem], progress: _Progress) -> Logs:
     """Read all sources; Ctrl-C ends the process at once."""
     from allranks.causes.catalogue import all_causes
-    from allranks.why.collect import collect
-    from allranks.why.events import list_patterns
+    from allranks.why.logs.collect import collect
+    from allranks.why.logs.events import list_patterns
 
     def end(signum: int, frame: object) -> NoReturn:
         progress.clear()

@@ -22,26 +22,26 @@ from allranks.causes.catalogue import find_cause
 from allranks.causes.cause import Cause
 from allranks.causes.sign import Blames, Role
 from allranks.model.finding import Confidence
-from allranks.why.arrivals import conclude_arrivals
-from allranks.why.calls import Dump
 from allranks.why.clocks import clock_of, estimate_offsets
-from allranks.why.collectives import conclude_collectives
 from allranks.why.conclusion import Conclusion
-from allranks.why.dials import conclude_dials
-from allranks.why.ends import conclude_ends, find_first, read_ends
-from allranks.why.events import Event, Logs
-from allranks.why.line import Line
-from allranks.why.opcounts import conclude_opcounts
+from allranks.why.logs.events import Event, Logs
+from allranks.why.logs.line import Line
 from allranks.why.overcome import tell_overcome
 from allranks.why.overheard import overhear
 from allranks.why.people import Culprit, People, blame, meet, missing_of, named
-from allranks.why.progress import conclude_progress, find_laggard
-from allranks.why.recorder import conclude_dumps
-from allranks.why.restarts import conclude_restarts
-from allranks.why.silence import conclude_silence
-from allranks.why.stacks import conclude_stacks
-from allranks.why.stalls import conclude_stalls
-from allranks.why.tracebacks import conclude_tracebacks
+from allranks.why.readings.arrivals import conclude_arrivals
+from allranks.why.readings.collectives import conclude_collectives
+from allranks.why.readings.dials import conclude_dials
+from allranks.why.readings.ends import conclude_ends, find_first, read_ends
+from allranks.why.readings.opcounts import conclude_opcounts
+from allranks.why.readings.progress import conclude_progress, find_laggard
+from allranks.why.readings.restarts import conclude_restarts
+from allranks.why.readings.silence import conclude_silence
+from allranks.why.readings.stacks import conclude_stacks
+from allranks.why.readings.stalls import conclude_stalls
+from allranks.why.readings.tracebacks import conclude_tracebacks
+from allranks.why.recorder.calls import Dump
+from allranks.why.recorder.dumps import conclude_dumps
 
 READINGS: tuple[Callable[[Logs, People], Iterable[Conclusion]], ...] = (
     conclude_stacks,

@@ -17,8 +17,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import median, median_low
 
-from allranks.why.events import Event, Logs
-from allranks.why.line import Line
+from allranks.why.logs.events import Event, Logs
+from allranks.why.logs.line import Line
 
 LEAST_OFFSET_S = 2.0
 """Below, moments may differ so much by themselves: a watchdog looks once in some 100 ms, and a log is written late."""

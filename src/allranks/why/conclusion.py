@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from allranks.causes.cause import Cause
 from allranks.causes.sign import Role
 from allranks.model.finding import Confidence
-from allranks.why.line import Line
+from allranks.why.logs.line import Line
 from allranks.why.people import Culprit
 
 

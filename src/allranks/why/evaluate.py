@@ -21,11 +21,11 @@ from typing import Any
 
 from allranks.causes.catalogue import all_causes
 from allranks.why.blame import conclude
-from allranks.why.collect import collect
 from allranks.why.conclusion import Conclusion
-from allranks.why.events import Pattern, list_patterns
-from allranks.why.match import Matcher
-from allranks.why.sources import find_sources
+from allranks.why.logs.collect import collect
+from allranks.why.logs.events import Pattern, list_patterns
+from allranks.why.logs.match import Matcher
+from allranks.why.logs.sources import find_sources
 
 SAME = {"oom-host": "host-oom-kill"}
 """Labels of the corpus -> names of the catalogue, where they differ."""

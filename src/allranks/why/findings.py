@@ -14,9 +14,9 @@ from allranks.model.finding import Confidence, Evidence, Finding, Severity
 from allranks.model.hostlist import fold_hosts
 from allranks.report.mask import mask_secrets
 from allranks.why.conclusion import Conclusion
-from allranks.why.line import Line
+from allranks.why.logs.line import Line
+from allranks.why.logs.sources import natural_key
 from allranks.why.people import Culprit
-from allranks.why.sources import natural_key
 
 MAX_TEXT = 300
 """Characters of a line that are shown: the file has the rest."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from allranks.report.text import fold_ranks
-from allranks.why.events import Logs
 from allranks.why.findings import show_line, tell_place
-from allranks.why.line import Line
+from allranks.why.logs.events import Logs
+from allranks.why.logs.line import Line
 
 LAST_LINES = 8
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from allranks.why.events import Event, Logs
+from allranks.why.logs.events import Event, Logs
 
 STARTING = frozenset((
     "master-unreachable", "master-dns", "rendezvous-timeout", "missing-rank", "port-in-use", "firewall-port",

@@ -13,8 +13,8 @@ import re
 from collections.abc import Iterator, Sequence
 
 from allranks.why.conclusion import Conclusion
-from allranks.why.events import Logs
-from allranks.why.line import Line
+from allranks.why.logs.events import Logs
+from allranks.why.logs.line import Line
 from allranks.why.people import FEW, Culprit
 
 _PROCESS = re.compile(r"\b(?:[Pp]id|PID|[Pp]rocess)(?: ?[=:] ?| )([1-9][0-9]{1,6})\b")

@@ -9,8 +9,8 @@ from ipaddress import ip_address
 
 from allranks.causes.sign import CULPRIT_GROUPS, Blames
 from allranks.report.text import fold_ranks
-from allranks.why.events import Event, Logs
-from allranks.why.line import Line
+from allranks.why.logs.events import Event, Logs
+from allranks.why.logs.line import Line
 
 MAX_RANKS = 1 << 20
 FEW = 4

@@ -21,9 +21,9 @@ from allranks.causes.sign import Role
 from allranks.report.text import fold_ranks, one_line
 from allranks.why.clocks import clock_of, estimate_offsets
 from allranks.why.conclusion import Conclusion
-from allranks.why.events import Event, Logs
 from allranks.why.findings import show_line, tell_nodes, tell_place
-from allranks.why.line import Line
+from allranks.why.logs.events import Event, Logs
+from allranks.why.logs.line import Line
 
 MAX_ROWS = 60
 MAX_CLOCKS = 4

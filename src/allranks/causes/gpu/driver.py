@@ -1,113 +1,19 @@
-"""Does CUDA start on the node: fabric manager, driver, and is every GPU there?"""
+"""Does the driver fit, and is every GPU there, and of the same make?"""
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from allranks.causes.cause import PASSED, Cause, Outcome, failed, skipped, unknown
-from allranks.causes.gpu.seen import not_judged
+from allranks.causes.gpu.seen import not_judged, read_state, read_version
 from allranks.causes.sign import Role, Sign
-from allranks.model.card import Card, Facts, Gpu
+from allranks.model.card import Card, Facts
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence, Severity
 
-_NVSWITCH = re.compile(r"SXM|HGX|HBM3|\bH200\b|\bH800\b|\b[GB]B[23]00\b|\bB[23]00\b")
-"""Names of GPUs that sit behind NVSwitch on most boards; PCIe and NVL cards do not."""
-
 _OLDEST_DRIVER = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580, 65, 6)}
 """CUDA major version -> oldest Linux driver that runs programs built for it. Source: CUDA 13.1 release notes."""
-
-
-class FabricManager(Cause, id="AR101"):
-    """The fabric manager does not run, or does not fit the driver.
-
-    ## What it means
-    On boards with NVSwitch a service, `nvidia-fabricmanager`, sets the switches up so that the GPUs reach each other.
-    It is down here, failed, has another version than the driver, or has not finished.
-
-    ## Why it breaks the job
-    Until it has finished, CUDA refuses to start: error 802, "system not yet initialized". `nvidia-smi` lists all GPUs
-    as if nothing were wrong, which is why nodes in this state stay in service for weeks. PyTorch says that there are no
-    GPUs and the other nodes wait for the missing ranks. When one GPU of a multi-node NVLink domain is not ready, NCCL
-    silently does without NVLink between nodes, and everything is slow.
-
-    ## Example
-    From huggingface/huggingface_hub#4134:
-
-        RuntimeError: Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before calling NumCudaDevices() that might have already set an error? Error 802: system not yet initialized
-
-    ## Fix
-    As root on the node:
-
-        systemctl status nvidia-fabricmanager
-        systemctl restart nvidia-fabricmanager
-        nvidia-smi -q | grep -A4 Fabric          # State: Completed, Status: Success
-
-    Does it say that its version is not the driver's? Install the package of exactly the driver's version
-    (`nvidia-smi --query-gpu=driver_version --format=csv,noheader`) and keep both from being updated alone. Does it stay
-    "In Progress"? See its log, /var/log/fabricmanager.log, and reboot the node.
-
-    ## Source
-    NVIDIA Fabric Manager user guide: https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/index.html
-    (r580). cudaErrorSystemNotReady = 802: CUDA Runtime API, error types (13.1).
-    """  # noqa: E501  (a real line)
-
-    aliases = ("MN1",)
-    message = "{what}"
-    told = "CUDA does not start: the fabric manager does not run, or does not fit the driver"
-    fix = "as root on {node}: systemctl restart nvidia-fabricmanager (its version must be the driver's)"
-    exit_code = Exit.NODE_FAULT
-    signs = (
-        Sign(r"system not yet initialized"),
-        Sign(r"cudaErrorSystemNotReady"),
-        Sign(r"CUDA_ERROR_SYSTEM_NOT_READY"),
-        Sign(r"don't match with driver version"),
-        Sign(r"nvidia-fabricmanager\.service: (?:Failed with result|Control process exited)"),
-        Sign(r"configuration error in the Fabric Manager"),
-        Sign(r"transport/nvls\.cc:[0-9]+ NCCL WARN Cuda failure", Role.LIKELY, confidence=Confidence.UNDECIDED),
-    )
-    hits = (
-        "RuntimeError: Unexpected error from cudaGetDeviceCount(). Did you run some cuda functions before calling "
-        "NumCudaDevices() that might have already set an error? Error 802: system not yet initialized",
-        "cuInit failed: CUDA_ERROR_SYSTEM_NOT_READY",
-        "nv-fabricmanager[104230]: fabric manager NVIDIA GPU driver interface version 550.127.05 don't match with "
-        "driver version 550.120. Please update with matching NVIDIA driver package.",
-        "systemd[1]: nvidia-fabricmanager.service: Control process exited, code=exited, status=1/FAILURE",
-        "node01:4123:4190 [0] transport/nvls.cc:244 NCCL WARN Cuda failure 401 'the operation cannot be performed'",
-        "This is usually caused by a system or configuration error in the Fabric Manager or NVSwitches.",
-        "gpu-a: Test CUDA failure common.cu:1030 'system not yet initialized'",
-        'CUDA error at bandwidthTest.cu:256 code=802(cudaErrorSystemNotReady) "cudaSetDevice(currentDevice)"',
-    )
-    misses = ("RuntimeError: CUDA error: initialization error",)
-    never_on_hardware = True
-
-    @classmethod
-    def probe(cls, card: Card) -> Outcome:
-        """Fails on cuInit 802, on a service that is down or not the driver's version, on a fabric that is not ready."""
-        facts = card.facts
-        if facts and facts.cuda_init == 802:
-            return failed(*_fabric_evidence(facts), what="CUDA does not start: system not yet initialized (802)")
-        if (why := not_judged(card)) is not None:
-            return why
-        assert facts is not None
-        registered = [gpu for gpu in facts.gpus if _state(gpu.fabric_state)]
-        has_switches = bool(registered) or any(_NVSWITCH.search(gpu.name) for gpu in facts.gpus)
-        # CUDA that starts on a board whose GPUs register nowhere needs no service, installed or not.
-        needs_service = bool(registered) or (has_switches and facts.cuda_init != 0)
-        if needs_service and facts.fabric_manager not in (None, "active", "activating"):
-            return failed(*_fabric_evidence(facts), what=f"nvidia-fabricmanager is {facts.fabric_manager}")
-        for gpu in registered:
-            state, status = _state(gpu.fabric_state), _state(gpu.fabric_status)
-            if state != "Completed" or status not in (None, "Success"):
-                said = f"{state} / {status}" if status else state
-                return failed(*_fabric_evidence(facts), what=f"the fabric of GPU {gpu.index} is not ready: {said}")
-        theirs, ours = _version(facts.fabric_manager_version), _version(facts.driver_version)
-        if has_switches and theirs and ours and theirs != ours:
-            what = f"fabric manager {facts.fabric_manager_version} does not fit driver {facts.driver_version}"
-            return failed(*_fabric_evidence(facts), what=what)
-        return PASSED if has_switches else skipped("no NVSwitch")
 
 
 class DriverCudaMismatch(Cause, id="AR102"):
@@ -199,7 +105,7 @@ class DriverCudaMismatch(Cause, id="AR102"):
             return failed(what=f"CUDA does not start ({facts.cuda_init}): libcuda does not fit driver {driver}")
         if (why := not_judged(card)) is not None:
             return why
-        built_for, ours = _version(facts.torch_cuda), _version(facts.driver_version)
+        built_for, ours = read_version(facts.torch_cuda), read_version(facts.driver_version)
         oldest = _OLDEST_DRIVER.get(built_for[0]) if built_for else None
         # With NVIDIA's compatibility package in front, an older driver may do.
         if oldest and ours and ours < oldest and "compat" not in facts.environment.get("LD_LIBRARY_PATH", ""):
@@ -369,17 +275,6 @@ class GpuSoftwareDiffers(Cause, id="AR115"):
         return Severity.WARN if key in {"compute mode", "VBIOS"} else Severity.FAIL
 
 
-def _state(text: str | None) -> str | None:
-    """What nvidia-smi says, or None where it says that there is nothing to say."""
-    return None if text is None or text.strip("[] ").upper() in {"", "N/A", "NOT SUPPORTED"} else text.strip()
-
-
-def _version(text: str | None) -> tuple[int, ...] | None:
-    """`580.65.06-1` -> (580, 65, 6)."""
-    found = re.match(r"\s*([0-9]+(?:\.[0-9]+)*)", text or "")
-    return tuple(map(int, found[1].split("."))) if found else None
-
-
 def _all_of(values: Iterable[str]) -> str:
     return ", ".join(sorted(set(values)))
 
@@ -390,7 +285,7 @@ def _list(facts: Facts) -> str:
 
 def _not_counted(card: Card) -> Outcome | None:
     """Why the GPUs of this node are not counted, or None."""
-    if card.facts and any(_state(gpu.mig_mode) == "Enabled" for gpu in card.facts.gpus):
+    if card.facts and any(read_state(gpu.mig_mode) == "Enabled" for gpu in card.facts.gpus):
         return skipped("GPUs in slices (MIG)")
     if card.facts and not card.facts.gpus and "No devices" in card.facts.unread.get("gpus", ""):
         return None  # nvidia-smi works, and says that there is none
@@ -400,23 +295,3 @@ def _not_counted(card: Card) -> Outcome | None:
 def _is_as_promised(card: Card, number: int) -> bool:
     """Whether the node shows exactly what SLURM gave; fewer than that is what `probe` finds."""
     return card.num_promised_gpus is not None and number <= card.num_promised_gpus
-
-
-def _fabric_evidence(facts: Facts) -> tuple[str, ...]:
-    seen = []
-    if facts.cuda_init not in (None, 0):
-        seen.append(f"cuInit(0) returned {facts.cuda_init}")
-    if facts.fabric_manager is not None:
-        version = f", version {facts.fabric_manager_version}" if facts.fabric_manager_version else ""
-        seen.append(
-            f"nvidia-fabricmanager: {facts.fabric_manager}{version}; driver {facts.driver_version or 'unknown'}"
-        )
-    seen += [_fabric_of(gpu) for gpu in facts.gpus if _state(gpu.fabric_state)][:2]
-    return tuple(seen)
-
-
-def _fabric_of(gpu: Gpu) -> str:
-    more = [
-        f"{name} {value}" for name, value in (("clique", gpu.fabric_clique), ("cluster", gpu.fabric_cluster)) if value
-    ]
-    return f"GPU {gpu.index}: fabric {' / '.join(filter(None, [gpu.fabric_state, gpu.fabric_status, *more]))}"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from allranks.causes.cause import Outcome, skipped, unknown
 from allranks.model.card import Card, Facts, Gpu
 
@@ -42,3 +44,14 @@ def _gpu_named(entry: str, gpus: tuple[Gpu, ...]) -> Gpu | None:
 def name_of(gpu: Gpu) -> str:
     """`GPU 3 (00000000:3B:00.0)`."""
     return f"GPU {gpu.index} ({gpu.pci_bus})" if gpu.pci_bus else f"GPU {gpu.index}"
+
+
+def read_state(text: str | None) -> str | None:
+    """What nvidia-smi says, or None where it says that there is nothing to say."""
+    return None if text is None or text.strip("[] ").upper() in {"", "N/A", "NOT SUPPORTED"} else text.strip()
+
+
+def read_version(text: str | None) -> tuple[int, ...] | None:
+    """`580.65.06-1` -> (580, 65, 6)."""
+    found = re.match(r"\s*([0-9]+(?:\.[0-9]+)*)", text or "")
+    return tuple(map(int, found[1].split("."))) if found else None

@@ -5,51 +5,16 @@ Where the user sets nothing, allranks sets the data interface, and there is noth
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-
-import msgspec
+from collections.abc import Sequence
 
 from allranks.causes.cause import Cause, Outcome
-from allranks.causes.net.cards import data_interface, data_network, most_common, parse_address, subnet_of, with_facts
+from allranks.causes.net.cards import data_network, most_common, with_facts
+from allranks.causes.net.choices import GLOO, NCCL, Choice, find_astray, list_choices
 from allranks.causes.net.lines import NIC_OF_ONE_MACHINE, NOT_REACHED, OF_A_CONTAINER, OF_ONE_MACHINE
 from allranks.causes.sign import Blames, Role, Sign
-from allranks.model.card import Card, Facts, Interface
-from allranks.model.choice import gloo_address, nccl_address, nccl_candidates
+from allranks.model.card import Card
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence, Status
-
-NCCL, GLOO = "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"
-
-_OF_ONE_MACHINE = re.compile(r"docker\d*|br-[0-9a-f]{12}|virbr\d+(?:-nic)?|podman\d+|cni\d+|lxcbr\d+|lxdbr\d+")
-"""Bridges that container runtimes and libvirt make: the same subnet on every node, and no network between them."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Choice:
-    """What a variable leads to on one node."""
-
-    host: str
-    variable: str
-    spelled: str
-    status: Status
-    interface: Interface | None = None
-    address: str | None = None
-    problem: str = ""
-    """Why nothing can be used."""
-
-    @property
-    def is_of_one_machine(self) -> bool:
-        address = parse_address(self.address)
-        nic = self.interface
-        return (address is not None and address.is_loopback) or (
-            nic is not None and (nic.kind == "loopback" or _OF_ONE_MACHINE.fullmatch(nic.name) is not None)
-        )
-
-    @property
-    def subnet(self) -> str | None:
-        return subnet_of(self.interface, self.address) if self.interface and self.address else None
 
 
 class WrongNic(Cause, id="AR203"):
@@ -210,13 +175,13 @@ class WrongNic(Cause, id="AR203"):
             return []
         own = {card.host: data_network(card) for card, _ in with_facts(cards)}
         shared = most_common(network for network in own.values() if network is not None)
-        off: dict[tuple[str, str | None], list[_Choice]] = {}
+        off: dict[tuple[str, str | None], list[Choice]] = {}
         for variable in (NCCL, GLOO):
-            picked = [choice for choice in _choices(cards, variable) if choice.interface and not choice.problem]
-            for choice in _astray(picked, own, shared):
+            picked = [choice for choice in list_choices(cards, variable) if choice.interface and not choice.problem]
+            for choice in find_astray(picked, own, shared):
                 assert choice.interface is not None
                 off.setdefault((choice.host, choice.interface.name), []).append(choice)
-        groups: dict[tuple[object, ...], list[tuple[str, list[_Choice]]]] = {}
+        groups: dict[tuple[object, ...], list[tuple[str, list[Choice]]]] = {}
         for (host, _), choices in off.items():
             first = choices[0]
             # docker0 and lo look alike on all nodes: one finding names all of them.
@@ -339,7 +304,7 @@ class NicNotFound(Cause, id="AR208"):
             return []
         found: dict[tuple[Status, str, str | None], list[str]] = {}
         for variable in (NCCL, GLOO):
-            for choice in _choices(cards, variable):
+            for choice in list_choices(cards, variable):
                 if choice.problem:
                     what = f"{variable}={choice.spelled}: {choice.problem}"
                     name = choice.interface.name if choice.interface else None
@@ -350,76 +315,8 @@ class NicNotFound(Cause, id="AR208"):
         ]
 
 
-def _choices(cards: Sequence[Card], variable: str) -> Iterator[_Choice]:
-    """What the variable leads to on each node where the user set it and the job's backend looks at it."""
-    uses_nccl = all(card.wanted_backend != "gloo" and card.num_gpus > 0 for card in cards)
-    if variable == NCCL and not uses_nccl:
-        return
-    # With NCCL, only a group that the script makes on the side would use Gloo.
-    status = Status.WARN if variable == GLOO and uses_nccl else Status.FAIL
-    for card, facts in with_facts(cards):
-        spelled = facts.environment.get(variable, "")
-        if facts.interfaces and (len(spelled) > 1 or (spelled and variable == GLOO)):
-            choose = _nccl_choices if variable == NCCL else _gloo_choices
-            for nic, address, problem in choose(facts, spelled):
-                is_known = bool(problem) and nic is not None and nic == data_interface(card)  # AR210 says it
-                if not is_known:
-                    yield _Choice(card.host, variable, spelled, status, nic, address, problem)
-
-
-def _nccl_choices(facts: Facts, spelled: str) -> Iterator[tuple[Interface | None, str | None, str]]:
-    """The interface of NCCL's bootstrap: the first that matches."""
-    for nic in nccl_candidates(facts.interfaces, facts.environment)[:1]:
-        yield nic, nccl_address(nic, facts.environment), ""
-        return
-    all_up = [msgspec.structs.replace(nic, is_up=True) for nic in facts.interfaces]
-    down = {nic.name for nic in nccl_candidates(all_up, facts.environment)}
-    named = next((nic for nic in facts.interfaces if nic.name in down), None)
-    if named is not None:
-        yield named, None, f"{named.name} is down"
-    else:
-        yield None, None, f"no interface of this node fits; there are {_names(facts)}"
-
-
-def _gloo_choices(facts: Facts, spelled: str) -> Iterator[tuple[Interface | None, str | None, str]]:
-    """Each of the interfaces that Gloo is given."""
-    for name in spelled.split(","):
-        nic, address, _ = gloo_address(facts.interfaces, {GLOO: name}, {}, "")
-        if nic is None or not name:
-            yield None, None, f"this node has no interface {name!r}; there are {_names(facts)}"
-        elif address is None:
-            yield nic, None, f"{name} has no address"
-        else:
-            yield nic, address, "" if nic.is_up else f"{name} is down"
-
-
-def _names(facts: Facts) -> str:
-    return ", ".join(nic.name for nic in facts.interfaces[:8]) + (", ..." if len(facts.interfaces) > 8 else "")
-
-
-def _astray(picked: Sequence[_Choice], own: Mapping[str, str | None], shared: str | None) -> Iterator[_Choice]:
-    """Those that do not lead to where the others are.
-
-    Args:
-        picked: what the variable picks, on the nodes where the user set it; several for a node that has a list.
-        own: by node, the subnet of its data address.
-        shared: the subnet that most of those are in; None where there is none, as where each node has one of its own.
-    """
-    first: dict[str, _Choice] = {}
-    for choice in picked:
-        if choice.is_of_one_machine:
-            yield choice
-        elif choice.subnet is not None:
-            first.setdefault(choice.host, choice)  # further ones are rails, which may be in networks of their own
-    expected = shared
-    if {choice.host for choice in picked} == set(own):  # all are set: where most of them are is the user's own choice
-        subnets = [choice.subnet for choice in first.values()]
-        expected = most_common(subnets) or (shared if shared in subnets else None)
-    if expected is not None:
-        yield from (choice for host, choice in first.items() if choice.subnet not in (expected, own.get(host)))
-
-
-def _outcome(choices: Sequence[_Choice], network: str | None) -> Outcome:
+def _outcome(choices: Sequence[Choice], network: str | None) -> Outcome:
+    """Return what the choices that lead astray come to; `network`: the one that the nodes share."""
     first = choices[0]
     assert first.interface is not None
     why = f"and the other nodes are in {network}" if network else "and no other node is reached over it"

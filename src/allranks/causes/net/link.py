@@ -105,8 +105,8 @@ class LinkDown(Cause, id="AR210"):
         Sign(r"vs -1\. ?connect: Network is unreachable", Role.LIKELY, confidence=Confidence.LIKELY),
     )
     hits = (
-        "RuntimeError: [enforce fail at /pytorch/third_party/gloo/gloo/transport/tcp/socket.cc:142] rv != -1. -1 vs -1. "
-        "connect: Network is unreachable",
+        "RuntimeError: [enforce fail at /pytorch/third_party/gloo/gloo/transport/tcp/socket.cc:142] rv != -1. -1 vs "
+        "-1. connect: Network is unreachable",
         "[1234.5] ixgbe 0000:03:00.0 eth0: NIC Link is Down",
         "[1234.5] igb: eno1 NIC Link is Down",
         "[88123.412345] mlx5_core 0000:3b:00.0 ens1f0np0: Link down",

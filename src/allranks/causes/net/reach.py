@@ -55,8 +55,8 @@ class MasterUnreachable(Cause, id="AR201"):
     exit_code = Exit.SETUP
     also = ("AR206", "AR203", "AR209", "AR202", "AR401", "AR402", "AR210", "AR414")
     told = (
-        "nothing answers where the ranks were told to meet: a wrong address, a filtered port, or a host that is not up; "
-        "these logs cannot tell which"
+        "nothing answers where the ranks were told to meet: a wrong address, a filtered port, or a host that is not "
+        "up; these logs cannot tell which"
     )
     signs = (
         Sign(

@@ -140,7 +140,9 @@ class HostOomKill(Cause, id="AR008"):
         Sign(r"exit code:? 137\b", Role.LIKELY, confidence=Confidence.LIKELY),
         Sign(r"Exit Code: +137\b", Role.LIKELY, confidence=Confidence.LIKELY),
         Sign(r"Exit code: +137\b", Role.LIKELY, confidence=Confidence.LIKELY),
-        Sign(r"(?:^|>:|(?:it/s|s/it).{0,200}\])Killed\s*$", Role.LIKELY, confidence=Confidence.LIKELY),  # the shell, of what it waited for
+        Sign(
+            r"(?:^|>:|(?:it/s|s/it).{0,200}\])Killed\s*$", Role.LIKELY, confidence=Confidence.LIKELY
+        ),  # the shell, of what it waited for
         Sign(r"exited with code 137\b", Role.LIKELY, confidence=Confidence.LIKELY),
     )
     hits = (

@@ -1,0 +1,116 @@
+"""What NCCL's and Gloo's variables lead to on each node, and which of them lead astray."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from allranks.causes.net.cards import data_interface, most_common, parse_address, subnet_of, with_facts
+from allranks.model.card import Card, Facts, Interface
+from allranks.model.choice import gloo_address, nccl_address, nccl_candidates
+from allranks.model.finding import Status
+
+NCCL, GLOO = "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"
+
+_OF_ONE_MACHINE = re.compile(r"docker\d*|br-[0-9a-f]{12}|virbr\d+(?:-nic)?|podman\d+|cni\d+|lxcbr\d+|lxdbr\d+")
+"""Bridges that container runtimes and libvirt make: the same subnet on every node, and no network between them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What a variable leads to on one node."""
+
+    host: str
+    variable: str
+    spelled: str
+    status: Status
+    interface: Interface | None = None
+    address: str | None = None
+    problem: str = ""
+    """Why nothing can be used."""
+
+    @property
+    def is_of_one_machine(self) -> bool:
+        """Whether no other node can be reached over it: a loopback, a container's bridge."""
+        address = parse_address(self.address)
+        nic = self.interface
+        return (address is not None and address.is_loopback) or (
+            nic is not None and (nic.kind == "loopback" or _OF_ONE_MACHINE.fullmatch(nic.name) is not None)
+        )
+
+    @property
+    def subnet(self) -> str | None:
+        """The network that its address is in."""
+        return subnet_of(self.interface, self.address) if self.interface and self.address else None
+
+
+def list_choices(cards: Sequence[Card], variable: str) -> Iterator[Choice]:
+    """What the variable leads to on each node where the user set it and the job's backend looks at it."""
+    uses_nccl = all(card.wanted_backend != "gloo" and card.num_gpus > 0 for card in cards)
+    if variable == NCCL and not uses_nccl:
+        return
+    # With NCCL, only a group that the script makes on the side would use Gloo.
+    status = Status.WARN if variable == GLOO and uses_nccl else Status.FAIL
+    for card, facts in with_facts(cards):
+        spelled = facts.environment.get(variable, "")
+        if facts.interfaces and (len(spelled) > 1 or (spelled and variable == GLOO)):
+            choose = _nccl_choices if variable == NCCL else _gloo_choices
+            for nic, address, problem in choose(facts, spelled):
+                is_known = bool(problem) and nic is not None and nic == data_interface(card)  # AR210 says it
+                if not is_known:
+                    yield Choice(card.host, variable, spelled, status, nic, address, problem)
+
+
+def _nccl_choices(facts: Facts, spelled: str) -> Iterator[tuple[Interface | None, str | None, str]]:
+    """The interface of NCCL's bootstrap: the first that matches."""
+    for nic in nccl_candidates(facts.interfaces, facts.environment)[:1]:
+        yield nic, nccl_address(nic, facts.environment), ""
+        return
+    all_up = [msgspec.structs.replace(nic, is_up=True) for nic in facts.interfaces]
+    down = {nic.name for nic in nccl_candidates(all_up, facts.environment)}
+    named = next((nic for nic in facts.interfaces if nic.name in down), None)
+    if named is not None:
+        yield named, None, f"{named.name} is down"
+    else:
+        yield None, None, f"no interface of this node fits; there are {_names(facts)}"
+
+
+def _gloo_choices(facts: Facts, spelled: str) -> Iterator[tuple[Interface | None, str | None, str]]:
+    """Each of the interfaces that Gloo is given."""
+    for name in spelled.split(","):
+        nic, address, _ = gloo_address(facts.interfaces, {GLOO: name}, {}, "")
+        if nic is None or not name:
+            yield None, None, f"this node has no interface {name!r}; there are {_names(facts)}"
+        elif address is None:
+            yield nic, None, f"{name} has no address"
+        else:
+            yield nic, address, "" if nic.is_up else f"{name} is down"
+
+
+def _names(facts: Facts) -> str:
+    return ", ".join(nic.name for nic in facts.interfaces[:8]) + (", ..." if len(facts.interfaces) > 8 else "")
+
+
+def find_astray(picked: Sequence[Choice], own: Mapping[str, str | None], shared: str | None) -> Iterator[Choice]:
+    """Those that do not lead to where the others are.
+
+    Args:
+        picked: what the variable picks, on the nodes where the user set it; several for a node that has a list.
+        own: by node, the subnet of its data address.
+        shared: the subnet that most of those are in; None where there is none, as where each node has one of its own.
+    """
+    first: dict[str, Choice] = {}
+    for choice in picked:
+        if choice.is_of_one_machine:
+            yield choice
+        elif choice.subnet is not None:
+            first.setdefault(choice.host, choice)  # further ones are rails, which may be in networks of their own
+    expected = shared
+    if {choice.host for choice in picked} == set(own):  # all are set: where most of them are is the user's own choice
+        subnets = [choice.subnet for choice in first.values()]
+        expected = most_common(subnets) or (shared if shared in subnets else None)
+    if expected is not None:
+        yield from (choice for host, choice in first.items() if choice.subnet not in (expected, own.get(host)))

@@ -1,0 +1,122 @@
+"""What the lines that matter say: who, when, what. Pure.
+
+    event.kind == "AR407"            a line that shows a cause; its sign says how much it proves
+    event.kind == "frame"            a mark: a line that the readings of whole logs are made of
+
+Clocks of nodes differ, and many lines have no time at all: events of one source are in the order of their lines, events
+of different sources are compared by their times only where both have one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from allranks.causes.cause import Cause
+from allranks.causes.sign import Sign
+from allranks.why.logs.line import Line, read_line, segments
+from allranks.why.logs.marks import MARKS, Mark
+from allranks.why.logs.sources import Source
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """One line that says something."""
+
+    kind: str
+    """The id of a cause, or the name of a mark."""
+    line: Line
+    values: Mapping[str, str] = field(default_factory=dict)
+    """The named groups of its pattern that matched."""
+    cause: type[Cause] | None = None
+    sign: Sign | None = None
+
+    def number(self, group: str) -> int | None:
+        """Return a group as a number; None where it is not there or is none."""
+        text = self.values.get(group, "")
+        return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else None
+
+
+@dataclass(frozen=True)
+class Tail:
+    """How one source ends."""
+
+    source: Source
+    data: bytes
+    """Its last bytes; the first line of them may be cut."""
+    first_line: int
+    """Number of the first line in them."""
+
+    def lines(self) -> list[Line]:
+        """Return its last lines that are not empty; of a progress bar the last state."""
+        return self._lines
+
+    @cached_property
+    def _lines(self) -> list[Line]:
+        lines = []
+        for number, raw in enumerate(self.data.split(b"\n"), start=self.first_line):
+            states = list(segments(raw))
+            if states and states[-1].strip():
+                lines.append(read_line(states[-1], self.source, number))
+        return lines
+
+
+@dataclass(frozen=True, slots=True)
+class Logs:
+    """All that was read of a job's logs."""
+
+    events: tuple[Event, ...]
+    """By source, then by line."""
+    tails: tuple[Tail, ...]
+    dropped: int = 0
+    """Lines that hit and were too many to keep."""
+
+    def of(self, *kinds: str) -> Iterator[Event]:
+        """Return the events of these kinds, in their order."""
+        return (event for event in self.events if event.kind in kinds)
+
+
+@dataclass(frozen=True, slots=True)
+class Pattern:
+    """What is looked for: a sign of a cause, or a mark."""
+
+    scan: str
+    exact: re.Pattern[str]
+    kind: str
+    cause: type[Cause] | None = None
+    sign: Sign | None = None
+
+
+def list_patterns(causes: Iterable[type[Cause]]) -> tuple[Pattern, ...]:
+    """Return what is looked for in logs: the signs of these causes, and all marks."""
+    signs = [
+        Pattern(sign.pattern, re.compile(sign.pattern), cause.id, cause, sign)
+        for cause in causes
+        for sign in cause.signs
+    ]
+    return (*signs, *(_pattern(mark) for mark in MARKS))
+
+
+def read_events(line: Line, patterns: Sequence[Pattern]) -> list[Event]:
+    """Return what a line says, for the patterns that may match it; one event a cause at most, the strongest sign's."""
+    events: dict[str, Event] = {}
+    for pattern in patterns:
+        match = pattern.exact.search(line.text)
+        if match is None:
+            continue
+        values = {name: text for name, text in match.groupdict().items() if text}
+        event = Event(pattern.kind, line, values, pattern.cause, pattern.sign)
+        before = events.get(pattern.kind)
+        if before is None or _strength(event) < _strength(before):
+            events[pattern.kind] = event
+    return list(events.values())
+
+
+def _strength(event: Event) -> tuple[int, int]:
+    return (event.sign.role if event.sign else 0, -len(event.values))
+
+
+def _pattern(mark: Mark) -> Pattern:
+    return Pattern(mark.scan, re.compile(mark.pattern), mark.name)

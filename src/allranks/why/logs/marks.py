@@ -1,0 +1,185 @@
+"""Lines that name no cause by themselves, and that the readings of a whole log are made of.
+
+A mark is a pattern as a sign is (causes/sign.py), without a cause: a frame of a traceback, a line of torchrun's
+summary, how many ranks there are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """One kind of line."""
+
+    name: str
+    scan: str
+    """What hyperscan looks for: as a sign's pattern, it has a literal of six bytes or more."""
+    exact: str = ""
+    """What the cleaned line must match; empty: the same."""
+
+    @property
+    def pattern(self) -> str:
+        """The exact pattern."""
+        return self.exact or self.scan
+
+
+MARKS = (
+    # Tracebacks of Python; the exception is at the line's beginning, or an interleaved writer broke it.
+    Mark("traceback", r"Traceback \(most recent call last\)"),
+    Mark(
+        "frame",
+        r'File "[^"]{1,400}", line [0-9]',
+        r'File "(?P<file>[^"]{1,400})", line (?P<line>[0-9]+)(?:, in (?P<function>.{1,200}))?',
+    ),
+    Mark(
+        "exception",
+        r"(?:Error|Exception|Interrupt|Iteration|SystemExit|Exit)(?::|$|\r)",
+        r"^(?:E\s+)?(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Iteration))"
+        r"(?:: ?(?P<text>.*))?$",
+    ),
+    Mark("chained", r"(?:During handling of|The) (?:the )?above exception"),
+    # torchrun's summary of who failed (torch/distributed/elastic/multiprocessing/errors/__init__.py, 1.9 to 2.13).
+    Mark("failures", r"Root Cause \(first observed failure\):"),
+    Mark("failure-time", r"time      : [0-9]{4}-", r"time      : (?P<when>\S+)"),
+    Mark("failure-host", r"host      : [A-Za-z0-9]", r"host      : (?P<node>\S+)"),
+    Mark(
+        "failure-rank",
+        r"rank      : [0-9]",
+        r"rank      : (?P<rank>[0-9]+) \(local_rank: (?P<local_rank>[0-9]+)\)",
+    ),
+    Mark("failure-code", r"exitcode  : -?[0-9]", r"exitcode  : (?P<code>-?[0-9]+) \(pid: (?P<pid>[0-9]+)\)"),
+    Mark("failure-text", r"traceback : [^ ]", r"traceback : (?P<text>.+)"),
+    # The agent (torch/distributed/elastic/multiprocessing/api.py).
+    Mark(
+        "agent-failed",
+        r"failed \(exitcode: -?[0-9]+\) local_rank: [0-9]",
+        r"failed \(exitcode: (?P<code>-?[0-9]+)\) local_rank: (?P<local_rank>[0-9]+) \(pid: (?P<pid>[0-9]+)\)",
+    ),
+    # DeepSpeed, which names the command of the last worker whoever failed; torch.multiprocessing; Lightning.
+    Mark("launcher-kills", r"Killing subprocess [0-9]", r"Killing subprocess (?P<pid>[0-9]+)"),
+    Mark("launcher-failed", r"exits with return code = -?[0-9]", r"exits with return code = (?P<code>-?[0-9]+)"),
+    # mpirun and horovodrun name it on the line before its code.
+    Mark("launcher-names", r"Process name: \[\[[0-9]+,", r"Process name: \[\[[0-9]+,[0-9]+\],(?P<rank>[0-9]+)\]"),
+    Mark(
+        "launcher-names",
+        r"Process name: [A-Za-z0-9]",
+        r"Process name: (?P<node>[A-Za-z0-9_.-]+)\[(?P<local_rank>[0-9]+)\]",
+    ),
+    Mark("launcher-failed", r"Exit (?:code|status): +[0-9]", r"Exit (?:code|status): +(?P<code>[0-9]+)"),
+    Mark("launcher-failed", r"returned non-zero exit status [0-9]", r"returned non-zero exit status (?P<code>[0-9]+)"),
+    Mark(
+        "launcher-failed",
+        r"Process [0-9]+ exit with status code [0-9]",
+        r"Process (?P<rank>[0-9]+) exit with status code (?P<code>[0-9]+)",
+    ),
+    Mark("launcher-failed", r"terminated with exit code [0-9]", r"command terminated with exit code (?P<code>[0-9]+)"),
+    Mark(
+        "launcher-failed",
+        r"srun: error: .{1,200}Exited with exit code [0-9]",
+        r"srun: error: (?P<node>[^\s:]+): tasks? (?P<ranks>[0-9,\-\[\]]+): Exited with exit code (?P<code>[0-9]+)",
+    ),
+    Mark("launcher-failed", r"Unhandled exception <class '", r"Unhandled exception <class '(?P<type>\w+)"),
+    Mark(
+        "launcher-failed",
+        r"process [0-9]+ terminated with exit code [0-9]",
+        r"process (?P<local_rank>[0-9]+) terminated with exit code (?P<code>[0-9]+)",
+    ),
+    Mark(
+        "launcher-failed",
+        r"Child process with PID [0-9]+ terminated with code -?[0-9]",
+        r"Child process with PID (?P<pid>[0-9]+) terminated with code (?P<code>-?[0-9]+)",
+    ),
+    Mark(
+        "agent-failed",
+        r"Child process [0-9]+ \(local_rank [0-9]",
+        r"Child process (?P<pid>[0-9]+) \(local_rank (?P<local_rank>[0-9]+)\) FAILED \(exitcode (?P<code>-?[0-9]+)\)",
+    ),
+    Mark(
+        "agent-failed",
+        r"torchelastic\.worker\.status\.FAILED",
+        r"\"global_rank\": (?P<rank>[0-9]+), .{1,40}\"worker_id\": \"(?P<pid>[0-9]+)\", .{1,60}"
+        r"\"hostname\": \"(?P<node>[^\"]{1,200})\"",
+    ),
+    Mark(
+        "closing",
+        r"Sending process [0-9]+ closing signal",
+        r"Sending process (?P<pid>[0-9]+) closing signal (?P<signal>\w+)",
+    ),
+    # Of a torchrun agent's own traceback: what it only does while its workers run.
+    Mark("agent-runs", r"num_nodes_waiting|_keep_alive_weak"),
+    # SLURM and MPI about their tasks.
+    Mark(
+        "task-end",
+        r"srun: error: .{1,200}tasks? [0-9]",
+        r"srun: error: (?P<node>[^\s:]+): tasks? (?P<ranks>[0-9,\-\[\]]+): (?P<how>.+)",
+    ),
+    # What NCCL is asked to do (NCCL_DEBUG_SUBSYS=COLL; src/enqueue.cc, 2.4 to 2.30).
+    Mark(
+        "collective",
+        r"NCCL INFO [A-Z][A-Za-z]{3,14}: opCount [0-9a-f]",
+        r"NCCL INFO (?P<op>[A-Z][A-Za-z]+): opCount (?P<number>[0-9a-f]+) .*count (?P<count>[0-9]+) "
+        r"datatype (?P<datatype>[0-9]+) .*comm (?P<comm>\w+) \[nranks=(?P<size>[0-9]+)\]",
+    ),
+    # How many there are, and which process is which.
+    Mark(
+        "comm",
+        r"NCCL INFO comm 0x.{1,200}rank [0-9]+ n[rR]anks [0-9]",
+        r"NCCL INFO comm 0x\w+ rank (?P<rank>[0-9]+) n[rR]anks (?P<world>[0-9]+)",
+    ),
+    # Where the job was to meet: torchrun's launch configuration, its options, the variables.
+    Mark(
+        "endpoint",
+        r"rdzv_endpoint +: [A-Za-z0-9<]|--(?:rdzv[_-]endpoint|master[_-]addr|main_process_ip)[ =][A-Za-z0-9<]"
+        r"|MASTER_ADDR[:=] ?[A-Za-z0-9<]|master_addr[:=] ?[A-Za-z0-9<]",
+        r"(?:rdzv_endpoint +: |--(?:rdzv[_-]endpoint|master[_-]addr|main_process_ip)[ =]|MASTER_ADDR[:=] ?"
+        r"|master_addr[:=] ?)(?P<endpoint>[A-Za-z0-9<][A-Za-z0-9_.:<>-]{0,120})",
+    ),
+    Mark(
+        "bootstrap",
+        r"NCCL INFO Bootstrap : Using ",
+        r"NCCL INFO Bootstrap : Using (?:\[0\])?(?P<interface>[^\s:]+):(?P<address>[0-9a-fA-F.:]+)",
+    ),
+    Mark("world", r"world_size[=:] ?[0-9]", r"world_size[=:] ?(?P<world>[0-9]+)"),
+    Mark(
+        "scope",
+        r"-- Process [0-9]+ terminated with the following error",
+        r"-- Process (?P<local_rank>[0-9]+) terminated",
+    ),
+    Mark("scope", r"TP[0-9]+\] Scheduler hit an exception", r"\bTP(?P<local_rank>[0-9]+)\] Scheduler hit an exception"),
+    Mark("scope", r"(?:\tpid: |    pid: )[0-9]", r"^\s+pid: (?P<pid>[0-9]+)$"),
+    Mark("scope", r"(?:    ip: |\tip: [0-9])[0-9]", r"^\s+ip: (?P<address>[0-9.]{7,15})$"),
+    Mark("scope", r"RayTaskError\(.{1,200}pid=[0-9]", r"\(pid=(?P<pid>[0-9]+)(?:, ip=(?P<address>[0-9.]+))?"),
+    Mark(
+        "scope",
+        r"failed \(exitcode: [0-9-]+\) local_rank: [0-9]",
+        r"local_rank: (?P<local_rank>[0-9]+) \(pid: (?P<pid>[0-9]+)\)",
+    ),
+    Mark(
+        "took",
+        r"(?:after|took|elapsed|waited) [0-9]{3,}(?:\.[0-9]+)? ?s",
+        r"(?:after|took|elapsed|waited) (?P<seconds>[0-9]{3,}(?:\.[0-9]+)?) ?s",
+    ),
+    Mark("srun", r"srun -{1,2}[a-zA-Z]|SLURM_[A-Z]|slurmstepd: "),
+    # Gloo's connections (gloo/transport/tcp/debug_logger.cc).
+    Mark(
+        "dial",
+        r"failed to connect, willRetry=",
+        r"rank=(?P<dialler>[0-9]+), size=(?P<world>[0-9]+), local=\[(?P<local>[0-9a-fA-F.:]+)\][^ ]*, "
+        r"remote=\[(?P<remote>[0-9a-fA-F.:]+)\](?:[^ ]*, error=(?:SO_ERROR: )?(?P<error>[A-Za-z ]+))?",
+    ),
+    # py-spy, and ps.
+    Mark(
+        "thread",
+        r"Thread (?:0x[0-9A-Fa-f]+|[0-9]+) \((?:active|idle)",
+        r"Thread (?P<thread>0x[0-9A-Fa-f]+|[0-9]+) \((?P<state>[a-z+]+)\)(?:: \"(?P<name>[^\"]*)\")?",
+    ),
+    Mark(
+        "stack",
+        r"\.py:[0-9]{1,6}\)$",
+        r"^\s+(?P<function>[\w<>.\[\] ]{1,200}) \((?P<file>[^()]{1,300}\.py):(?P<line>[0-9]+)\)$",
+    ),
+    Mark("process", r"Process [0-9]+: ", r"^Process (?P<pid>[0-9]+): (?P<command>.*)"),
+)  # fmt: skip
+"""All marks; names are what the readings ask for."""

@@ -1,0 +1,312 @@
+"""Which lines of a log may match which patterns: one pass of hyperscan over a whole chunk.
+
+    matcher = Matcher([r"fallen off the bus", r"NVRM: Xid .{3,60}: (?P<code>[0-9]+),"])
+    for chunk in read_chunks(source):
+        for hit in matcher.scan(chunk):
+            hit.number, hit.raw, hit.patterns        # 4711, b"[rank3]: ... has fallen off the bus", (0,)
+
+Every pattern that `re` finds in a segment (what lies between newlines and carriage returns) is reported for it. The
+other way round it may be too many, so the caller asks `re` about the few lines that come out. Bytes count, not
+characters: `.{0,80}` ends after 80 bytes of UTF-8.
+
+Floods: of a pattern that has hit `FLOOD` lines, counted over all that a matcher scans, one hit a block is kept from
+then on. Blocks are the halves of a chunk: its first half, half of the rest, and so on down to `LAST_BLOCK`; so each
+source still gives its first hit, and the samples lie the closer the nearer its end. All other patterns are reported as
+before, and nothing has to be known of where a source ends. Memory stays bounded by one chunk.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import platform
+import re
+import time
+from array import array
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import hyperscan
+
+if TYPE_CHECKING:
+    from allranks.why.logs.read import Chunk
+
+FLOOD = 50_000
+"""Lines that one pattern may hit before it is only sampled: some 0.5 s of what is done for a hit, and more lines than
+4,096 ranks have to say about one failure."""
+LAST_BLOCK = 1024
+"""Bytes of a chunk's last block, when floods are sampled: a few lines."""
+REACH = 2000
+"""Bytes before and after the end of a match that belong to its hit, in a segment that is longer: less than a line of
+`line.py` holds."""
+
+CACHED_FROM_S = 0.1
+"""A database that took so long to compile is kept."""
+CACHED_DATABASES = 8
+"""Kept at most, the newest: the causes of some versions, 1 MB each."""
+
+LITERAL = 6
+"""Bytes of a literal that is rare enough to look for alone; the catalogue's signs all have one."""
+
+_ID_BITS = 16
+"""An end of a match and the pattern's index are one integer: half the time of a tuple, an eighth of its memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """One segment of a line, and what may match in it."""
+
+    number: int
+    """Of the physical line in its source, from 1."""
+    raw: bytes
+    """The segment, at most `REACH` before and after the match: a longer one gives a hit for each such part."""
+    patterns: tuple[int, ...]
+    """Indexes into the matcher's patterns, ascending."""
+
+
+class Matcher:
+    """Patterns, compiled for hyperscan. Not for two threads at a time.
+
+    Compiling takes 1.4 ms a pattern, so many of them are kept below `XDG_CACHE_HOME/allranks` and loaded in 1 ms.
+
+    Args:
+        patterns: regular expressions as `re` has them, but without look-around and back-references.
+    Raises:
+        ValueError: hyperscan refuses a pattern; it says which and why.
+    """
+
+    def __init__(self, patterns: Sequence[str]) -> None:
+        assert len(patterns) < 1 << _ID_BITS
+        self._expressions = [to_hyperscan(pattern).encode() for pattern in patterns]
+        self._counts: Counter[int] = Counter()
+        self._flooding: frozenset[int] = frozenset()
+        try:
+            self._database = _load_or_compile(self._expressions)
+        except hyperscan.error as exc:
+            for pattern in patterns:  # the error does not say which
+                _compile_alone(pattern)
+            raise ValueError(f"hyperscan refuses these {len(patterns)} patterns together: {exc}") from exc
+
+    @property
+    def flooding(self) -> frozenset[int]:
+        """Indexes of the patterns of which only samples are kept by now."""
+        return self._flooding
+
+    def scan(self, chunk: Chunk) -> list[Hit]:
+        """Return the segments that hit, in the order of lines, each once."""
+        # Hyperscan knows no line end but the newline. Same length, and the same object where there is nothing to do.
+        text = chunk.data.replace(b"\r", b"\n")
+        hits = list(_to_hits(chunk, text, sorted(self._find_ends(text))))
+        if hits:
+            for hit in hits:
+                self._counts.update(hit.patterns)
+            flooding = frozenset(pattern for pattern, count in self._counts.items() if count >= FLOOD)
+            if flooding != self._flooding:
+                self._flooding = flooding
+                self._database = _compile(self._expressions, flooding)
+        return hits
+
+    def _find_ends(self, text: bytes) -> array[int]:
+        """Return end << _ID_BITS | pattern for all matches, in no order."""
+        ends = array("Q")
+        add = ends.append
+        base = 0
+
+        def note(pattern: int, start: int, end: int, flags: int, context: object) -> None:
+            add((base + end) << _ID_BITS | pattern)  # 0.2 us a match: nothing else is done here
+
+        # Where hyperscan fails here, our own arguments are wrong: its errors need no translation.
+        if not self._flooding:
+            self._database.scan(text, match_event_handler=note)
+            return ends
+        for begin, end in _blocks(text):
+            base = begin
+            self._database.scan(text[begin:end], match_event_handler=note)
+        return ends
+
+
+def to_hyperscan(pattern: str) -> str:
+    """Rewrite an expression of `re` so that hyperscan, on many lines at once, finds what `re` finds on one.
+
+    No class crosses a newline, and what Python writes in its own way is written as PCRE has it. Two things may let it
+    find more: a repetition at the end is as short as may be (hyperscan calls back for every end that a match can have,
+    so `error: (.+)` would do so for each character), and a beginning without a bound is left out where a literal
+    follows (`: +[0-9]+ Bus error` would run on every byte, and two of its kind halve the rate of all).
+
+    >>> print(to_hyperscan(r"error:\\s(?P<what>[^;]+)"))
+    error:[ \\t\\x0b\\f](?P<what>[^\\n;])
+    """
+    parts = [_rewrite(part) for part in _PART.findall(pattern)]
+    parts = parts[_unbounded_beginning(parts) :]
+    closing = 0
+    while len(parts) > closing + 1:
+        if parts[-1 - closing] == ")":
+            closing += 1
+            continue
+        place = len(parts) - 1 - closing
+        if not _QUANTIFIER.fullmatch(parts[place]) or not _is_class(parts[place - 1]):
+            break
+        least = _least(parts[place])
+        parts[place - (least == 0) : place + 1] = [f"{{{least}}}"] if least > 1 else []
+        if least:
+            break
+    return "".join(parts)
+
+
+_QUANTIFIER = re.compile(r"(?:[*+?]|\{[0-9]+(?:,[0-9]*)?\}|\{,[0-9]*\})[?+]?")
+_PART = re.compile(rf"(?s)\\.|\[\^?\]?(?:\\.|[^]\\])*\]|{_QUANTIFIER.pattern}|.")
+_IN_PCRE = {
+    r"\s": r"[ \t\x0b\f]",
+    r"\D": r"[^\d\n]",
+    r"\W": r"[^\w\n]",
+    r"\A": "^",
+    r"\Z": "$",
+    r"\v": r"\x0b",
+}
+_IN_PCRE_CLASS = {r"\s": r" \t\x0b\f", r"\v": r"\x0b"}
+
+
+def _rewrite(part: str) -> str:
+    if part.startswith("{,"):
+        return "{0" + part[1:]
+    if not part.startswith("["):
+        return _IN_PCRE.get(part, part)
+    inside = re.sub(r"(?s)\\.", lambda escape: _IN_PCRE_CLASS.get(escape[0], escape[0]), part[1:-1])
+    if not inside.startswith("^"):
+        return f"[{inside}]"
+    # A bracket or dash that comes first stands for itself, and does no more behind a newline.
+    escaped = re.sub(r"^[]-]", lambda first: "\\" + first[0], inside[1:])
+    return rf"[^\n{escaped}]"
+
+
+def _unbounded_beginning(parts: Sequence[str]) -> int:
+    """Return how many parts stand before the first literal, if they may match any length; else 0."""
+    if re.match(r"\(\?[a-zA-Z]+\)", "".join(parts)):  # flags, which are for all of it
+        return 0
+    depth = run = start = 0
+    for index, part in enumerate(parts):
+        depth += (part == "(") - (part == ")")
+        if depth == 0 and part == "|":
+            return 0
+        is_last = index + 1 == len(parts)
+        is_repeated = not is_last and _QUANTIFIER.fullmatch(parts[index + 1])
+        is_plain = re.fullmatch(r"[^\\()|.^$*+?]|\\[^A-Za-z0-9]", part)
+        run = run + 1 if depth == 0 and is_plain and not is_repeated else 0
+        if run == LITERAL and not start:
+            start = index + 1 - LITERAL
+            if not any(before[0] in "*+" or re.match(r"\{[0-9]+,\}", before) for before in parts[:start]):
+                return 0
+    return start
+
+
+def _is_class(part: str) -> bool:
+    return part == "." or len(part) > 2 or part in {r"\S", r"\w", r"\d"}
+
+
+def _least(quantifier: str) -> int:
+    """How often at least: 0 for `*?`, 1 for `+`, 3 for `{3,80}`."""
+    if quantifier[0] == "{":
+        return int(re.split("[{,}]", quantifier)[1] or 0)
+    return int(quantifier[0] == "+")
+
+
+def _compile(expressions: Sequence[bytes], flooding: frozenset[int]) -> hyperscan.Database:
+    flags = [
+        hyperscan.HS_FLAG_MULTILINE | (hyperscan.HS_FLAG_SINGLEMATCH if index in flooding else 0)
+        for index in range(len(expressions))
+    ]
+    database = hyperscan.Database(mode=hyperscan.HS_MODE_BLOCK)
+    database.compile(expressions, ids=list(range(len(expressions))), flags=flags)
+    return database
+
+
+def _load_or_compile(expressions: Sequence[bytes]) -> hyperscan.Database:
+    """Compile, or load what an earlier run compiled. A cache that cannot be used is no error: it only costs time."""
+    version = hyperscan.__version__  # type: ignore[attr-defined]
+    key = repr((expressions, version, platform.machine()))
+    name = f"signs-{hashlib.sha256(key.encode()).hexdigest()[:32]}.hs"
+    folder = _cache_folder()
+    if folder:
+        try:
+            # Hyperscan finds out damage and other processors: it checks a sum, and what the database was made for.
+            database = hyperscan.loadb((folder / name).read_bytes(), hyperscan.HS_MODE_BLOCK)
+            database.scratch = hyperscan.Scratch(database)
+            return database
+        except (OSError, hyperscan.error):
+            pass
+    began_s = time.perf_counter()
+    database = _compile(expressions, frozenset())
+    if folder and time.perf_counter() - began_s >= CACHED_FROM_S:
+        with contextlib.suppress(OSError):
+            _keep(folder, name, hyperscan.dumpb(database))
+    return database
+
+
+def _cache_folder() -> Path | None:
+    """Where the user's caches are, as the XDG base directory specification has it; None: nowhere."""
+    base = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if base.is_absolute():  # a relative one is to be ignored
+        return base / "allranks"
+    try:
+        return Path.home() / ".cache" / "allranks"
+    except RuntimeError:
+        return None
+
+
+def _keep(folder: Path, name: str, data: bytes) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    # Many ranks may start at once on one file system: whoever comes last wins, and all write the same.
+    draft = folder / f"{name}.{platform.node()}.{os.getpid()}"
+    try:
+        draft.write_bytes(data)
+        draft.replace(folder / name)
+    finally:
+        draft.unlink(missing_ok=True)
+    kept = sorted(folder.glob("signs-*.hs"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in kept[CACHED_DATABASES:]:
+        path.unlink(missing_ok=True)
+
+
+def _compile_alone(pattern: str) -> None:
+    try:
+        _compile([to_hyperscan(pattern).encode()], frozenset())
+    except hyperscan.error as exc:
+        reason = str(exc).rstrip(".")
+        raise ValueError(
+            f"hyperscan refuses the pattern {pattern!r}: {reason}; "
+            "expected an expression that needs a character, without look-around and back-references"
+        ) from exc
+
+
+def _blocks(text: bytes) -> Iterator[tuple[int, int]]:
+    """Cut in half, and the rest in half again: whole lines, which a cut through a match must not lose."""
+    begin = 0
+    while len(text) - begin > LAST_BLOCK:
+        end = text.find(b"\n", (begin + len(text)) // 2) + 1
+        if not end or end == len(text):
+            break
+        yield begin, end
+        begin = end
+    yield begin, len(text)
+
+
+def _to_hits(chunk: Chunk, text: bytes, ends: Sequence[int]) -> Iterator[Hit]:
+    """Join the ends of matches that lie in one segment; `text` is the chunk's data with newlines only."""
+    data = chunk.data
+    index = 0
+    while index < len(ends):
+        last = (ends[index] >> _ID_BITS) - 1  # the match's last byte
+        lowest = max(0, last - REACH)
+        begin = text.rfind(b"\n", lowest, last) + 1 or lowest
+        stop = text.find(b"\n", last, last + REACH)
+        if stop < 0:
+            stop = min(len(text), last + REACH)
+        patterns = set()
+        while index < len(ends) and (ends[index] >> _ID_BITS) - 1 <= max(last, stop - 1):
+            patterns.add(ends[index] & (1 << _ID_BITS) - 1)
+            index += 1
+        yield Hit(chunk.number_at(begin), data[begin:stop], tuple(sorted(patterns)))

@@ -1,0 +1,260 @@
+"""The bytes of a log, in chunks of whole lines, whatever it is packed in and however long it is.
+
+    for chunk in read_chunks(source):
+        chunk.data, chunk.first_line, chunk.offset
+
+Plain text, gzip and zstd (told by their first bytes, not by their names), UTF-16 with its mark, standard input, pipes.
+Memory is some chunks, whatever the size; zstd's window may add 128 MiB. What is damaged or ends too early gives what
+can be read of it, and a word about the rest in `problems`.
+"""
+
+from __future__ import annotations
+
+import codecs
+import contextlib
+import io
+import itertools
+import select
+import zlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+
+import zstandard
+
+from allranks.model.errors import AllranksError
+from allranks.why.logs.sources import GZIP_MAGIC, UTF16_MARKS, ZSTD_MAGIC, Source
+
+CHUNK_BYTES = 4 << 20
+OVERLAP_BYTES = 4 << 10
+COUNT_BYTES = 1 << 16
+"""Newlines are counted once for so many bytes."""
+_BLOCK_BYTES = 1 << 18
+"""Read and unpacked at a time."""
+_ZSTD_FEED_BYTES = 1 << 10
+"""Fed at a time: 32 MiB of zeros come out of it at most, and 128 KiB of a usual log."""
+_ZSTD_WINDOW_BYTES = 1 << 27
+_GZIP = 31
+"""zlib: a gzip header, and the largest window."""
+
+
+class ReadError(AllranksError):
+    """A source cannot be read, or no longer."""
+
+    def __init__(self, source: Source, why: str) -> None:
+        super().__init__(f"{source.shown}: {why}")
+        self.source = source
+
+
+@dataclass(frozen=True, slots=True)
+class ReadProblem:
+    """Why a source was not read to its end."""
+
+    source: Source
+    message: str
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Whole lines of a source; a part of one where it is longer than a chunk."""
+
+    data: bytes
+    """At most CHUNK_BYTES. The rest of a line that was cut begins with the last OVERLAP_BYTES before the cut."""
+    first_line: int
+    """Number of its first line, from 1. Only a newline ends a line."""
+    offset: int
+    """Of data[0] in the stream, unpacked and in UTF-8."""
+
+    @cached_property
+    def _counts(self) -> tuple[int, ...]:
+        """Newlines before each block of COUNT_BYTES, and in all; counting costs a third of what matching does."""
+        blocks = (self.data.count(b"\n", at, at + COUNT_BYTES) for at in range(0, len(self.data), COUNT_BYTES))
+        return (0, *itertools.accumulate(blocks))
+
+    @property
+    def num_newlines(self) -> int:
+        """How many there are in it."""
+        return self._counts[-1]
+
+    def number_at(self, position: int) -> int:
+        """Return the number of the line in which data[position] stands."""
+        block = min(position, len(self.data)) // COUNT_BYTES
+        return self.first_line + self._counts[block] + self.data.count(b"\n", block * COUNT_BYTES, position)
+
+
+def read_chunks(source: Source, *, problems: list[ReadProblem] | None = None) -> Iterator[Chunk]:
+    """Yield a source's bytes, each once but for the overlaps within lines that are longer than a chunk.
+
+    Args:
+        problems: what cannot be read of a damaged file is said here.
+    Raises:
+        ReadError: it cannot be opened, has gone, or the file system fails, also after some chunks.
+    """
+
+    def note(message: str) -> None:
+        if problems is not None:
+            problems.append(ReadProblem(source, message))
+
+    try:
+        with io.FileIO(0, closefd=False) if source.path is None else io.FileIO(source.path) as file:
+            yield from _cut(_open_stream(file, note))
+    except IsADirectoryError as exc:
+        raise ReadError(source, "this directory cannot be listed") from exc
+    except OSError as exc:
+        raise ReadError(source, f"cannot be read: {exc.strerror or exc}") from exc
+
+
+def _cut(fill: _Fill) -> Iterator[Chunk]:
+    """Cut what `fill` writes into a buffer into chunks."""
+    buffer = bytearray(min(_BLOCK_BYTES, CHUNK_BYTES))
+    kept = overlap = offset = 0
+    line = 1
+    is_more = True
+    while is_more:
+        size = kept
+        while is_more and size < CHUNK_BYTES:
+            if size == len(buffer):  # grows as needed: a job may have thousands of small files
+                buffer += bytes(min(3 * size, CHUNK_BYTES - size))
+            with memoryview(buffer) as view, view[size:] as rest:
+                count = fill(rest)
+            size += count
+            is_more = bool(count)
+        if size == overlap:  # nothing but what was seen
+            return
+        end, overlap = size, 0
+        if is_more:
+            end = buffer.rfind(b"\n", 0, size) + 1
+            if not end:
+                end, overlap = size, OVERLAP_BYTES
+        with memoryview(buffer) as view:
+            chunk = Chunk(bytes(view[:end]), line, offset)
+        yield chunk
+        line += chunk.num_newlines
+        offset += end - overlap
+        kept = size - end + overlap
+        buffer[:kept] = buffer[size - kept : size]
+
+
+# --- What it is packed in ---------------------------------------------------------------------------------------------
+
+_Fill = Callable[[memoryview], int]
+"""Writes into a buffer what comes next and returns how much; 0 at the end."""
+_Note = Callable[[str], None]
+
+
+def _open_stream(file: io.FileIO, note: _Note) -> _Fill:
+    """Return what gives the text of a file, unpacked and in UTF-8."""
+    head = bytearray(len(ZSTD_MAGIC))
+    size = 0
+    while size < len(head) and (count := _read_into(file, memoryview(head)[size:])):
+        size += count
+    blocks = _read_blocks(file, bytes(head[:size]))
+    if head.startswith(GZIP_MAGIC):
+        blocks = _unpack_gzip(blocks, note)
+    elif head.startswith(ZSTD_MAGIC):
+        blocks = _unpack_zstd(blocks, note)
+    elif not head.startswith(UTF16_MARKS):
+        next(blocks)  # the head: the rest goes straight into the buffer
+        return _join([bytes(head[:size])], lambda view: _read_into(file, view))
+    return _join(_to_utf8(block for block in blocks if block))
+
+
+def _read_into(file: io.FileIO, view: memoryview) -> int:
+    while (count := file.readinto(view)) is None:  # standard input that somebody made non-blocking
+        select.select([file], [], [])
+    return count
+
+
+def _read_blocks(file: io.FileIO, head: bytes) -> Iterator[bytes]:
+    yield head
+    buffer = bytearray(_BLOCK_BYTES)
+    while count := _read_into(file, memoryview(buffer)):
+        yield bytes(buffer[:count])
+
+
+def _join(blocks: Iterable[bytes], then: _Fill = lambda view: 0) -> _Fill:
+    """Give blocks, none of them empty, into buffers of any size, and then what `then` gives."""
+    left = iter(blocks)
+    rest = memoryview(b"")
+
+    def fill(view: memoryview) -> int:
+        nonlocal rest
+        rest = rest or memoryview(next(left, b""))
+        if not rest:
+            return then(view)
+        count = min(len(rest), len(view))
+        view[:count] = rest[:count]
+        rest = rest[count:]
+        return count
+
+    return fill
+
+
+def _to_utf8(blocks: Iterator[bytes]) -> Iterator[bytes]:
+    """Give text as it is, and UTF-16 that says so as UTF-8."""
+    first = next(blocks, b"")
+    while len(first) < len(UTF16_MARKS[0]) and (more := next(blocks, b"")):
+        first += more
+    if not first.startswith(UTF16_MARKS):
+        yield from filter(None, (first,))
+        yield from blocks
+        return
+    decoder = codecs.getincrementaldecoder("utf-16")(errors="replace")
+    for block in itertools.chain((first,), blocks):
+        if text := decoder.decode(block):
+            yield text.encode()
+    if text := decoder.decode(b"", final=True):
+        yield text.encode()
+
+
+def _unpack_gzip(blocks: Iterator[bytes], note: _Note) -> Iterator[bytes]:
+    inflate = zlib.decompressobj(_GZIP)
+    is_open = True  # within a member: files may be joined
+    for block in blocks:
+        while block:
+            if not is_open:
+                block = block.lstrip(b"\0")  # tapes and some file systems pad
+                if not block:
+                    break
+                inflate, is_open = zlib.decompressobj(_GZIP), True
+            before = inflate.copy()
+            try:
+                yield inflate.decompress(block, _BLOCK_BYTES)
+            except zlib.error as exc:
+                yield _unpack_until_error(before, block)
+                note(f"its gzip data is damaged, what comes after was not read: {exc}")
+                return
+            is_open = not inflate.eof
+            block = inflate.unconsumed_tail if is_open else inflate.unused_data
+    if is_open:
+        yield inflate.flush()
+        note("its gzip data ends too early: it was cut, or is still written")
+
+
+def _unpack_until_error(inflate: zlib._Decompress, block: bytes) -> bytes:
+    """What an error took with it: zlib gives nothing of a call that fails."""
+    found = bytearray()
+    with contextlib.suppress(zlib.error):
+        for i in range(len(block)):
+            found += inflate.decompress(block[i : i + 1])
+    return bytes(found)
+
+
+def _unpack_zstd(blocks: Iterator[bytes], note: _Note) -> Iterator[bytes]:
+    decompressor = zstandard.ZstdDecompressor(max_window_size=_ZSTD_WINDOW_BYTES)
+    frame, is_open = decompressor.decompressobj(), True
+    for block in blocks:
+        begin = 0
+        while begin < len(block):
+            if not is_open:
+                frame, is_open = decompressor.decompressobj(), True
+            piece = block[begin : begin + _ZSTD_FEED_BYTES]
+            try:
+                yield frame.decompress(piece)
+            except zstandard.ZstdError as exc:
+                note(f"its zstd data is damaged, what comes after was not read: {exc}")
+                return
+            is_open = not frame.eof
+            begin += len(piece) - len(frame.unused_data)
+    if is_open:
+        note("its zstd data ends too early: it was cut, or is still written")

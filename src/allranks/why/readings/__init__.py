@@ -1,0 +1,1 @@
+"""What many lines say together; each is pure and looks at all logs."""

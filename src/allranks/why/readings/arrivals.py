@@ -1,0 +1,87 @@
+"""Who came to the group, and who did not? Pure.
+
+Ranks that wait say so, each for itself; the one that is missing says nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+from allranks.causes.catalogue import find_cause
+from allranks.causes.sign import Role
+from allranks.model.finding import Confidence
+from allranks.why.conclusion import Conclusion
+from allranks.why.logs.events import Logs
+from allranks.why.people import MAX_RANKS, Culprit, People, missing_of, tell_ranks
+
+
+def conclude_arrivals(logs: Logs, people: People) -> Iterator[Conclusion]:
+    """Return who is missing at the store's barrier, and which ranks were started twice."""
+    waiting = [event for event in logs.of("AR401") if event.number("rank") is not None and event.number("wanted")]
+    barrier = [event for event in waiting if (event.number("present") or 0) < (event.number("wanted") or 0)]
+    if barrier:
+        wanted = max(event.number("wanted") or 0 for event in barrier)
+        here = {rank for event in waiting if (rank := event.number("rank")) is not None}
+        present = max(event.number("present") or 0 for event in barrier)
+        missing = missing_of(here, wanted) if wanted <= MAX_RANKS else ()
+        if missing and len(missing) <= max(wanted - present, 1):
+            yield Conclusion(
+                cause=find_cause("missing-rank"),
+                role=Role.LIKELY,
+                confidence=Confidence.LIKELY,
+                culprit=Culprit(ranks=missing),
+                message=f"{tell_ranks(missing)} never came to init_process_group; {present} of {wanted} were there",
+                evidence=(barrier[0].line, barrier[-1].line),
+                victims=frozenset(here),
+                ask=f"the log and, while it hangs, the stack of {tell_ranks(missing)}",
+                weight=1,
+            )
+    many = [event for event in waiting if (event.number("present") or 0) > (event.number("wanted") or 0)]
+    if many and any("multiprocessing/spawn.py" in frame.values["file"] for frame in logs.of("frame")):
+        has_srun = next(logs.of("srun"), None) is not None
+        yield Conclusion(
+            cause=find_cause("spawn-inside-srun" if has_srun else "slurm-env"),
+            role=Role.PRIMARY,
+            confidence=Confidence.LIKELY,
+            culprit=Culprit(
+                ranks=tuple(sorted({event.number("rank") or 0 for event in many})),
+                things=("mp.spawn inside srun",) if has_srun else (),
+            ),
+            message=f"{many[0].values['present']} processes came to a group of {many[0].values['wanted']}: "
+            "each of several tasks spawned all ranks",
+            evidence=tuple(event.line for event in many[:2]),
+            weight=2,
+        )
+    members = [event for event in logs.of("AR501") if "rank" in event.values and "wanted" in event.values]
+    yield from _twice(members, people)
+
+
+def _twice(members: list, people: People) -> Iterator[Conclusion]:  # type: ignore[type-arg]
+    counts = Counter(event.number("rank") for event in members)
+    wanted = max((event.number("wanted") or 0 for event in members), default=0)
+    twice = sorted(rank for rank, count in counts.items() if rank is not None and count > 1)
+    missing = missing_of({rank for rank in counts if rank is not None}, min(wanted, MAX_RANKS))
+    if not missing or len(counts) < 2:
+        return
+    if not twice:
+        yield Conclusion(
+            cause=find_cause("missing-rank"),
+            role=Role.LIKELY,
+            confidence=Confidence.UNDECIDED,
+            culprit=Culprit(ranks=missing),
+            message=f"{tell_ranks(missing)} did not say that they started; {len(counts)} of {wanted} did",
+            evidence=tuple(event.line for event in members[:2]),
+            ask="were they started at all? srun with one task a rank; the logs of the other nodes",
+        )
+        return
+    yield Conclusion(
+        cause=find_cause("slurm-env"),
+        role=Role.LIKELY,
+        confidence=Confidence.LIKELY,
+        culprit=Culprit(ranks=tuple(twice) + missing),
+        message=f"{tell_ranks(twice)} started {max(counts.values())} times and {tell_ranks(missing)} not at all: "
+        f"tasks do not know their places",
+        evidence=tuple(event.line for event in members[:2]),
+        weight=1,
+    )

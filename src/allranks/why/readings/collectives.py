@@ -1,0 +1,224 @@
+"""What the watchdogs of all ranks say together: who is behind, who says nothing, who is in another collective? Pure.
+
+A watchdog's timeout names its own rank, which waited. The culprit is the one that does not speak: with NCCL a rank that
+never enqueued the collective has no timeout of its own.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from allranks.causes.catalogue import find_cause
+from allranks.causes.sign import Role
+from allranks.model.finding import Confidence
+from allranks.why.conclusion import Conclusion
+from allranks.why.logs.events import Event, Logs
+from allranks.why.logs.line import Line
+from allranks.why.people import Culprit, People, missing_of, tell_ranks
+
+DEFAULT_GROUP = "0"
+_BAR = re.compile(r"\d%\|.{0,120}? (?:\d+(?:\.\d+)?[kMG]?/\d+(?:\.\d+)?[kMG]? )?\[(?:(\d+):)?(\d\d):(\d\d)<")
+"""tqdm's: `85%|####  | 35595/41999 [29:57<08:39, 12.34it/s]`."""
+_LEAST_SHARE, _MOST_SHARE = 0.9, 1.2
+"""Of the timeout."""
+_ASK = "allranks stack JOB while it hangs, or TORCH_FR_BUFFER_SIZE=2000 and the flight recorder's dumps of all ranks"
+
+
+@dataclass(slots=True)
+class Stuck:
+    """How far one rank had come in one group when its watchdog spoke."""
+
+    rank: int
+    line: Line
+    seq: int | None = None
+    """Number of the collective that timed out."""
+    op: str | None = None
+    numel: int | None = None
+    enqueued: int | None = None
+    completed: int | None = None
+
+
+@dataclass(slots=True)
+class Group:
+    """One process group, as its ranks' watchdogs tell."""
+
+    ranks: dict[int, Stuck] = field(default_factory=dict)
+
+
+def read_groups(logs: Logs, people: People) -> Mapping[str, Group]:
+    """Return what the watchdogs say, by process group; the default group where they name none."""
+    groups: defaultdict[str, Group] = defaultdict(Group)
+    group_of: dict[int, str] = {}
+    named_groups: set[str] = set()
+    for event in logs.of("AR490"):
+        if (who := _rank(event, people)) and (named := event.values.get("group")):
+            group_of.setdefault(who[0], named)
+            named_groups.add(named)
+    usual = named_groups.pop() if len(named_groups) == 1 else DEFAULT_GROUP
+    for event in logs.of("AR490"):
+        found = _rank(event, people)
+        if found is None or (event.number("seq") is None and "op" not in event.values):
+            continue
+        rank = found[0]
+        group = groups[event.values.get("group") or group_of.get(rank, usual)]
+        stuck = group.ranks.setdefault(rank, Stuck(rank, event.line))
+        stuck.seq = stuck.seq if stuck.seq is not None else event.number("seq")
+        stuck.op = stuck.op or event.values.get("op")
+        stuck.numel = stuck.numel if stuck.numel is not None else event.number("numel")
+        stuck.enqueued = stuck.enqueued if stuck.enqueued is not None else event.number("enqueued")
+        stuck.completed = stuck.completed if stuck.completed is not None else event.number("completed")
+    return groups
+
+
+def conclude_collectives(logs: Logs, people: People) -> Iterator[Conclusion]:
+    """Return who is behind in each group, or that it cannot be told."""
+    for group in read_groups(logs, people).values():
+        stuck = sorted(group.ranks.values(), key=lambda each: each.rank)
+        yield from _behind(stuck)
+        yield from _different(stuck)
+        yield from _silent(stuck, people)
+    yield from _slow(logs)
+    yield from _busy(logs, people)
+
+
+def _slow(logs: Logs) -> Iterator[Conclusion]:
+    """Ranks that say themselves that something took longer than the others' timeout."""
+    timeouts = [ms for event in logs.of("AR490") if (ms := event.number("ms"))]
+    if not timeouts:
+        return
+    limit_s = min(timeouts) / 1000
+    slow = [
+        event for event in logs.of("took") if event.line.rank is not None and float(event.values["seconds"]) > limit_s
+    ]
+    if slow:
+        ranks = {event.line.rank for event in slow if event.line.rank is not None}
+        yield Conclusion(
+            cause=find_cause("straggler-rank"),
+            role=Role.LIKELY,
+            confidence=Confidence.CERTAIN,
+            culprit=Culprit(ranks=tuple(sorted(ranks))),
+            message=f"{tell_ranks(ranks)} took {slow[0].values['seconds']} s, more than the timeout of {limit_s:g} s",
+            evidence=tuple(event.line for event in slow[:3]),
+            ask=_ASK,
+            weight=1,
+        )
+
+
+def _behind(stuck: list[Stuck]) -> Iterator[Conclusion]:
+    """Ranks whose collective has a lower number than that of the others."""
+    numbered = [each for each in stuck if each.seq is not None]
+    seqs = Counter(each.seq for each in numbered)
+    if len(seqs) < 2:
+        return
+    lowest = min(seq for seq in seqs if seq is not None)
+    late = [each for each in numbered if each.seq == lowest]
+    others = [each for each in numbered if each.seq != lowest]
+    if len(late) > len(others):
+        return
+    ahead = Counter(each.seq for each in others).most_common(1)[0][0]
+    is_mixed = late[0].op != others[0].op and None not in {late[0].op, others[0].op}
+    yield Conclusion(
+        cause=find_cause("collective-mismatch" if is_mixed else "straggler-rank"),
+        role=Role.LIKELY,
+        confidence=Confidence.LIKELY,
+        culprit=Culprit(ranks=tuple(each.rank for each in late)),
+        message=f"{tell_ranks(each.rank for each in late)} waited in collective {lowest}"
+        f"{_op(late[0])}, the others in {ahead}{_op(others[0])}",
+        evidence=tuple(each.line for each in (*late[:2], *others[:1])),
+        victims=frozenset(each.rank for each in others),
+        ask=_ASK,
+    )
+
+
+def _different(stuck: list[Stuck]) -> Iterator[Conclusion]:
+    """Ranks that are at the same number in another operation, or with another size."""
+    by_seq: defaultdict[int, list[Stuck]] = defaultdict(list)
+    for each in stuck:
+        if each.seq is not None and each.op is not None:
+            by_seq[each.seq].append(each)
+    for seq, members in by_seq.items():
+        ops = Counter((each.op, None if "GATHER" in (each.op or "") else each.numel) for each in members)
+        if len(ops) < 2:
+            continue
+        (usual, count), *rest = ops.most_common()
+        odd = [each for each in members if (each.op, None if "GATHER" in (each.op or "") else each.numel) != usual]
+        is_tie = bool(rest) and rest[0][1] == count
+        culprits = members if is_tie else odd
+        yield Conclusion(
+            cause=find_cause("collective-mismatch"),
+            role=Role.PRIMARY,
+            confidence=Confidence.UNDECIDED if is_tie else Confidence.CERTAIN,
+            culprit=Culprit(ranks=tuple(each.rank for each in culprits)),
+            message=f"at collective {seq} {tell_ranks(each.rank for each in odd)} called {_call(odd[0])}, "
+            f"the others {usual[0]} of {usual[1]} elements",
+            evidence=tuple(each.line for each in (*odd[:2], *[m for m in members if m not in odd][:1])),
+            victims=frozenset(each.rank for each in members if each not in culprits),
+        )
+
+
+def _silent(stuck: list[Stuck], people: People) -> Iterator[Conclusion]:
+    """Ranks that report no timeout while most others do."""
+    if len(stuck) < 2 or (stuck[0].seq is None and len({each.op for each in stuck}) > 1):  # no number before 1.10
+        return
+    reporting = {each.rank for each in stuck}
+    missing = missing_of(reporting, people.world)
+    if not missing or len(missing) >= len(reporting):
+        return
+    yield Conclusion(
+        cause=find_cause("straggler-rank"),
+        role=Role.LIKELY,
+        confidence=Confidence.LIKELY,
+        culprit=Culprit(ranks=missing),
+        message=f"{tell_ranks(missing)} did not come to {_name(stuck[0])}; "
+        f"{tell_ranks(reporting)} waited there until the timeout",
+        evidence=tuple(each.line for each in stuck[:2]),
+        victims=frozenset(reporting),
+        ask=_ASK,
+    )
+
+
+def _busy(logs: Logs, people: People) -> Iterator[Conclusion]:
+    """A progress bar that ran for as long as the others' timeout: only one rank shows it, and is at something else."""
+    timeouts = [event for event in logs.of("AR490") if event.number("ms") and _rank(event, people) is not None]
+    if not timeouts:
+        return
+    waiting = {who[0] for event in timeouts if (who := _rank(event, people)) is not None}
+    limit_s = min(event.number("ms") or 0 for event in timeouts) / 1000
+    bars = [(line, match) for tail in logs.tails for line in tail.lines() if (match := _BAR.search(line.text))]
+    for line, match in bars[-1:]:
+        hours, minutes, seconds = (int(part or 0) for part in match.groups())
+        took_s = hours * 3600 + minutes * 60 + seconds
+        rank = 0 if line.rank is None or line.rank in waiting else line.rank  # by habit it is the first that shows one
+        if _LEAST_SHARE * limit_s <= took_s <= _MOST_SHARE * limit_s and rank not in waiting:
+            yield Conclusion(
+                cause=find_cause("straggler-rank"),
+                role=Role.LIKELY,
+                confidence=Confidence.LIKELY,
+                culprit=Culprit(ranks=(rank,)),
+                message=f"rank {rank} was at something else for {took_s} s while {tell_ranks(waiting)} waited for it",
+                evidence=(line, timeouts[0].line),
+                victims=frozenset(waiting),
+                ask=_ASK,
+            )
+
+
+def _name(stuck: Stuck) -> str:
+    return f"the {stuck.op}" if stuck.seq is None else f"collective {stuck.seq}{_op(stuck)}"
+
+
+def _rank(event: Event, people: People) -> tuple[int] | None:
+    """Return the rank that speaks; in a tuple, since 0 is a rank."""
+    line = people.know(event.line)
+    rank = line.rank if line.rank is not None else event.number("rank")
+    return None if rank is None else (rank,)
+
+
+def _op(stuck: Stuck) -> str:
+    return f" ({stuck.op})" if stuck.op else ""
+
+
+def _call(stuck: Stuck) -> str:
+    return f"{stuck.op} of {stuck.numel} elements" if stuck.numel is not None else str(stuck.op)

@@ -1,0 +1,177 @@
+"""Gloo's full mesh, where it says who could not dial whom: one node, two sides, or an address nobody reaches? Pure.
+
+Of each pair the side with the larger address dials (gloo/transport/tcp/pair.cc, as in PyTorch 2.13), and a rank reports
+the first one that it does not reach. So the ranks that should have dialled and say nothing did get through.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from ipaddress import IPv4Address, ip_address
+
+from allranks.causes.catalogue import find_cause
+from allranks.causes.sign import Role
+from allranks.model.finding import Confidence
+from allranks.why.conclusion import Conclusion
+from allranks.why.logs.events import Logs
+from allranks.why.logs.line import Line
+from allranks.why.people import Culprit, People, tell_ranks
+
+MAX_WORLD = 4096
+"""Ranks of a group of Gloo: pairs are counted."""
+
+
+@dataclass(slots=True)
+class Dials:
+    """What ranks say of the connections that they could not make."""
+
+    world: int = 0
+    lines: dict[int, Line] = field(default_factory=dict)
+    """By rank, the first that it said."""
+    locals: dict[int, str] = field(default_factory=dict)
+    """The address from which it dialled."""
+    remotes: dict[int, str] = field(default_factory=dict)
+    """The one that did not answer."""
+    errors: dict[int, str] = field(default_factory=dict)
+
+
+def conclude_dials(logs: Logs, people: People) -> Iterator[Conclusion]:
+    """Return whose connections fail."""
+    dials = _read(logs)
+    if not dials.remotes or not 2 <= dials.world <= MAX_WORLD:
+        return
+    address = Counter(dials.remotes.values()).most_common(1)[0][0]
+    plan = _plan(dials, address)
+    owners = {own: rank for rank, own in plan.items()}
+    silent = [rank for rank in range(dials.world) if rank not in dials.remotes]
+    if address not in owners:
+        if len(silent) == 1:
+            yield _conclude(
+                dials,
+                "wrong-nic",
+                silent,
+                f"{tell_ranks(silent)} announced {address}, which {tell_ranks(dials.remotes)} cannot reach",
+                address,
+            )
+        return
+    failed = {frozenset((rank, owners[remote])) for rank, remote in dials.remotes.items() if remote in owners}
+    passed = _passed(dials, plan, owners, hurt=_hurt(logs))
+    yield from _judge(dials, failed, passed, plan)
+
+
+def _judge(
+    dials: Dials, failed: set[frozenset[int]], passed: set[frozenset[int]], plan: Mapping[int, str]
+) -> Iterator[Conclusion]:
+    """Blame the one rank that is at all failed ends and at no passed one; else the sides that do not reach another."""
+    at_all = frozenset.intersection(*failed)
+    culprits = sorted(rank for rank in at_all if not any(rank in pair for pair in passed))
+    error = next(iter(dials.errors.values()), "no answer")
+    if len(culprits) == 1:
+        is_down = "No route to host" in error or "unreachable" in error
+        others = sorted({rank for pair in failed for rank in pair} - set(culprits))
+        yield _conclude(
+            dials,
+            "link-down" if is_down else "firewall-port",
+            culprits,
+            f"{tell_ranks(others)} and {tell_ranks(culprits)} do not reach each other: {error}",
+            plan[culprits[0]],
+        )
+    elif len(failed) == 1 and culprits:
+        pair = sorted(next(iter(failed)))
+        message = f"{tell_ranks(pair)} do not reach each other: {error}; no other pair says which of them it is"
+        yield _conclude(dials, "firewall-port", pair, message, plan[pair[0]], confidence=Confidence.UNDECIDED)
+    elif failed:
+        diallers = sorted(dials.remotes)
+        others = [rank for rank in range(dials.world) if rank not in dials.remotes]
+        side = diallers if len(failed) > 1 else sorted(next(iter(failed)))
+        how = (
+            f"the network is parted between {tell_ranks(others)} and {tell_ranks(diallers)}"
+            if len(failed) > 1
+            else "both reach others: it is the way between them"
+        )
+        yield _conclude(dials, "partition", side, f"{tell_ranks(side)}: {error}; {how}", "")
+
+
+def _read(logs: Logs) -> Dials:
+    dials = Dials()
+    for event in logs.of("dial"):
+        rank = event.number("dialler")
+        if rank is None or rank in dials.remotes:
+            continue
+        dials.world = max(dials.world, event.number("world") or 0, rank + 1)
+        dials.lines[rank] = event.line
+        dials.locals[rank] = event.values["local"]
+        dials.remotes[rank] = event.values["remote"]
+        if error := event.values.get("error"):
+            dials.errors[rank] = error.strip()
+    return dials
+
+
+def _hurt(logs: Logs) -> frozenset[int]:
+    """Ranks that failed by another word: of their connections nothing is known."""
+    return frozenset(
+        event.line.rank
+        for event in logs.events
+        if event.line.rank is not None and (event.kind == "exception" or (event.sign and event.sign.role < Role.VICTIM))
+    )
+
+
+def _passed(
+    dials: Dials, plan: Mapping[int, str], owners: Mapping[str, int], *, hurt: frozenset[int]
+) -> set[frozenset[int]]:
+    """Return the pairs that were connected: a rank dials in the order of ranks, and stops at the first that fails."""
+    passed = set()
+    for rank, own in plan.items():
+        end = owners.get(dials.remotes.get(rank, ""), None if rank in hurt or rank in dials.remotes else dials.world)
+        if end is None:
+            continue
+        for peer, address in plan.items():
+            if peer < end and peer != rank and int(ip_address(own)) > int(ip_address(address)):
+                passed.add(frozenset((rank, peer)))
+    return passed
+
+
+def _conclude(
+    dials: Dials,
+    cause: str,
+    ranks: Sequence[int],
+    message: str,
+    address: str,
+    *,
+    confidence: Confidence = Confidence.LIKELY,
+) -> Conclusion:
+    return Conclusion(
+        cause=find_cause(cause),
+        role=Role.PRIMARY,
+        confidence=confidence,
+        culprit=Culprit(ranks=tuple(ranks), things=(f"address {address}",) if address else ()),
+        message=message,
+        evidence=tuple(dials.lines.values())[:3],
+        victims=frozenset(dials.remotes) - frozenset(ranks),
+        ask="allranks check on the same nodes tries every pair and names the link",
+        weight=1,
+    )
+
+
+def _plan(dials: Dials, address: str) -> dict[int, str]:
+    """Return the address of each rank: as they say, and where these count up with the rank, of the others, too."""
+    # On docker0 all nodes have one and the same.
+    known = {rank: own for rank, own in dials.locals.items() if own != address and _is_v4(own)}
+    if len(known) == 1 and len(set(dials.remotes.values())) == 1 and _is_v4(address):
+        (rank, own), *_ = known.items()
+        first = int(IPv4Address(own)) - rank
+        if first <= int(IPv4Address(address)) < first + dials.world:  # its own alone: a guess, that the other fits
+            return {each: str(IPv4Address(first + each)) for each in range(dials.world)}
+    firsts = {int(IPv4Address(own)) - rank for rank, own in known.items()}
+    if len(known) >= 2 and len(firsts) == 1:
+        return {rank: str(IPv4Address(firsts.copy().pop() + rank)) for rank in range(dials.world)}
+    return known
+
+
+def _is_v4(address: str) -> bool:
+    try:
+        return ip_address(address).version == 4
+    except ValueError:
+        return False

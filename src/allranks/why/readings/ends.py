@@ -1,0 +1,175 @@
+"""How processes ended, as those tell who watched them: torchrun's summary, its agent's SIGTERMs, SLURM. Pure."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from allranks.causes.catalogue import find_cause
+from allranks.causes.sign import Role
+from allranks.model.finding import Confidence
+from allranks.why.conclusion import Conclusion
+from allranks.why.logs.events import Event, Logs
+from allranks.why.logs.line import Line
+from allranks.why.people import Culprit, People
+
+MAX_GAP = 64
+"""Of the pids of one agent's workers: they are started one after the other."""
+
+
+@dataclass(slots=True)
+class End:
+    """One worker of torchrun's summary."""
+
+    line: Line
+    rank: int | None = None
+    local_rank: int | None = None
+    node: str | None = None
+    code: int | None = None
+    pid: int | None = None
+    is_first: bool = False
+    """torchrun saw it before the others of its node."""
+
+    @property
+    def is_killed(self) -> bool:
+        """By a signal, as torchrun (-9) and shells (137) say it."""
+        return self.code is not None and (self.code < 0 or self.code > 128)
+
+    def culprit(self) -> Culprit:
+        """Return who it was."""
+        things = [] if self.pid is None else [f"process {self.pid}"]
+        if self.rank is None and self.local_rank is not None:
+            things.insert(0, f"local rank {self.local_rank}")
+        return Culprit(
+            (self.node,) if self.node else (), () if self.rank is None else (self.rank,), None, tuple(things)
+        )
+
+
+def read_ends(logs: Logs) -> list[End]:
+    """Return the workers of torchrun's summaries, in their order."""
+    ends: list[End] = []
+    current: End | None = None
+    is_first = False
+    for event in logs.of("failures", "failure-time", "failure-host", "failure-rank", "failure-code"):
+        if event.kind == "failures":
+            is_first = True
+            continue
+        if event.kind == "failure-time" or current is None or current.line.source != event.line.source:
+            current = End(event.line, is_first=is_first)
+            is_first = False
+            ends.append(current)
+        if event.kind == "failure-host":
+            current.node = event.values["node"]
+        elif event.kind == "failure-rank":
+            current.rank, current.local_rank = event.number("rank"), event.number("local_rank")
+        elif event.kind == "failure-code":
+            current.code, current.pid = event.number("code"), event.number("pid")
+            current.line = event.line
+    return [end for end in ends if end.code is not None]
+
+
+def find_first(logs: Logs) -> End | None:
+    """Return the worker that ended first, as torchrun's summary or its agent tells."""
+    ends = read_ends(logs)
+    if ends:
+        return next((end for end in ends if end.is_first), ends[0])
+    for event in logs.of("agent-failed"):
+        line = event.line
+        local_rank, code, pid = event.number("local_rank"), event.number("code"), event.number("pid")
+        rank = line.rank if "rank" not in event.values else event.number("rank")
+        return End(line, rank, local_rank, event.values.get("node") or line.node, 1 if code is None else code, pid)
+    return _told_by_launcher(logs)
+
+
+def _told_by_launcher(logs: Logs) -> End | None:
+    """Return the worker that another launcher than torchrun says failed first; each says it in words of its own."""
+    killed = {event.number("pid") for event in logs.of("launcher-kills")}
+    named: Event | None = None
+    for event in logs.of("launcher-names", "launcher-failed"):
+        if event.kind == "launcher-names":
+            named = event
+            continue
+        line, code = event.line, event.number("code")
+        if code == 0:
+            continue
+        who = named if named is not None and named.line.source == line.source else event
+        rank = who.number("rank") if "rank" in who.values else event.number("ranks")
+        pid = event.number("pid") if "pid" in event.values or len(killed) != 1 else killed.pop()
+        return End(
+            line,
+            line.rank if rank is None else rank,
+            who.number("local_rank"),
+            who.values.get("node") or line.node,
+            1 if code is None else code,
+            pid,
+        )
+    return None
+
+
+def conclude_ends(logs: Logs, people: People) -> Iterator[Conclusion]:
+    """Return what the ends of processes come to where nothing says why they ended."""
+    first = find_first(logs)
+    if first is not None and first.code is not None and not first.is_killed:
+        yield Conclusion(
+            cause=find_cause("user-code-error"),
+            role=Role.VICTIM,
+            confidence=Confidence.UNDECIDED,
+            culprit=first.culprit(),
+            message=f"a worker ended with exit code {first.code}, and its own words are not in these logs",
+            evidence=(first.line,),
+            ask="the .err file of that rank; torchrun --log-dir DIR -r 3 keeps one for each",
+            weight=1,
+        )
+    if first is None:
+        yield from _not_ended(logs)
+    yield from _store_gone(logs)
+
+
+def _store_gone(logs: Logs) -> Iterator[Conclusion]:
+    """An agent whose workers run had reached the store before: it is gone, not unreachable."""
+    refused = [event for event in logs.of("AR201") if "RendezvousConnectionError" in event.line.text]
+    if not refused or next(logs.of("agent-runs"), None) is None:
+        return
+    yield Conclusion(
+        cause=find_cause("store-lost"),
+        role=Role.LIKELY,
+        confidence=Confidence.LIKELY,
+        culprit=Culprit(),
+        message="the agent lost the rendezvous store while its workers ran: its host, or the agent there, ended",
+        evidence=(refused[0].line,),
+        ask="the log of the agent on the host that --rdzv-endpoint names",
+        weight=1,
+    )
+
+
+def _not_ended(logs: Logs) -> Iterator[Conclusion]:
+    """The agent ends all workers but the one that has ended already."""
+    closed = [event for event in logs.of("closing") if event.values["signal"] == "SIGTERM"]
+    pids = sorted({int(event.values["pid"]) for event in closed})
+    if len(pids) < 2 or pids[-1] - pids[0] > MAX_GAP:
+        return
+    gone = [pid for pid in range(pids[0], pids[-1]) if pid not in pids]
+    if not gone or len(gone) >= len(pids):
+        return
+    things = [word for pid in gone for word in (f"local rank {pid - pids[0]}", f"process {pid}")]
+    yield Conclusion(
+        cause=find_cause("dead-rank"),
+        role=Role.VICTIM,
+        confidence=Confidence.LIKELY,
+        culprit=Culprit(things=tuple(things)),
+        message=f"the agent ended all workers but process {', '.join(map(str, gone))}: that one had ended before",
+        evidence=(closed[0].line,),
+        ask="the .err file of that worker, dmesg -T of its node",
+        weight=2,
+    )
+
+
+def tell_signal(code: int) -> str:
+    """`killed by SIGKILL` for -9, `exit code 1` for 1."""
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"

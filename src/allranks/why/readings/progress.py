@@ -1,0 +1,103 @@
+"""How far did each rank come? The one whose steps, or lines, end before the others' is who they wait for. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from allranks.causes.catalogue import find_cause
+from allranks.causes.sign import Role
+from allranks.model.finding import Confidence
+from allranks.why.conclusion import Conclusion
+from allranks.why.logs.events import Logs
+from allranks.why.logs.line import Line
+from allranks.why.people import Culprit, People, tell_ranks
+
+STOPPED_S = 30.0
+"""A rank's last line is so much older than all others': writers buffer some seconds."""
+_STEP = re.compile(r"(?i)\b(?:global[_ ]?step|step|iteration|iter|batch)s?\b[^\w\n]{1,12}(\d{1,12})")
+_DEVICE = re.compile(r"\b(cuda:\d{1,3})\b")
+_LEAST = 3
+"""Ranks that must say how far they are: of two one is always behind."""
+
+
+@dataclass(frozen=True, slots=True)
+class Laggard:
+    """Who stopped before the others."""
+
+    culprit: Culprit
+    message: str
+    line: Line
+
+
+def find_laggard(logs: Logs, people: People) -> Laggard | None:
+    """Return the one rank, or device, that stopped before all others; None where there is none."""
+    lines = [people.know(line) for tail in logs.tails for line in tail.lines()]
+    by_rank: defaultdict[str, list[Line]] = defaultdict(list)
+    for line in lines:
+        if line.rank is not None:
+            by_rank[f"rank {line.rank}"].append(line)
+    if len(by_rank) < _LEAST:
+        by_rank.clear()
+        for line in lines:
+            if device := _DEVICE.search(line.text):
+                by_rank[device[1]].append(line)
+    return _behind(by_rank) or _silent(by_rank)
+
+
+def conclude_progress(logs: Logs, people: People) -> Iterator[Conclusion]:
+    """Return who stopped first, where others timed out or lost a connection."""
+    if next((event for event in logs.events if event.sign and event.sign.role is Role.VICTIM), None) is None:
+        return
+    laggard = find_laggard(logs, people)
+    if laggard is not None:
+        yield Conclusion(
+            cause=find_cause("straggler-rank"),
+            role=Role.LIKELY,
+            confidence=Confidence.LIKELY,
+            culprit=laggard.culprit,
+            message=laggard.message,
+            evidence=(laggard.line,),
+            ask=f"the stack of {laggard.culprit.words()} while it hangs: allranks stack JOB",
+        )
+
+
+def _behind(by_rank: Mapping[str, list[Line]]) -> Laggard | None:
+    """The one whose last step is lower than everybody else's."""
+    steps: dict[str, tuple[int, Line]] = {}
+    for who, lines in by_rank.items():
+        said = [(int(match[1]), line) for line in lines for match in _STEP.finditer(line.text)]
+        if said:
+            steps[who] = said[-1]
+    if len(steps) < _LEAST:
+        return None
+    (who, (step, line)), (_, (following, _)), *_ = sorted(steps.items(), key=lambda item: item[1][0])
+    if step >= following:
+        return None
+    return Laggard(_name(who), f"{_tell(who)} stopped at step {step}; all others came to {following} at least", line)
+
+
+def _silent(by_rank: Mapping[str, list[Line]]) -> Laggard | None:
+    """The one whose last line is older than everybody else's."""
+    last = {
+        who: max((line for line in lines if line.time is not None), key=lambda line: line.time or 0.0)
+        for who, lines in by_rank.items()
+        if any(line.time is not None for line in lines)
+    }
+    if len(last) < _LEAST or len({(line.has_year, line.has_date) for line in last.values()}) > 1:
+        return None
+    (who, line), (_, following), *_ = sorted(last.items(), key=lambda item: item[1].time or 0.0)
+    gap_s = (following.time or 0.0) - (line.time or 0.0)
+    if gap_s < STOPPED_S:
+        return None
+    return Laggard(_name(who), f"{_tell(who)} said nothing more {gap_s:.0f} s before all others", line)
+
+
+def _name(who: str) -> Culprit:
+    return Culprit(ranks=(int(who.split()[1]),)) if who.startswith("rank ") else Culprit(things=(who,))
+
+
+def _tell(who: str) -> str:
+    return tell_ranks([int(who.split()[1])]) if who.startswith("rank ") else who

@@ -1,0 +1,39 @@
+"""Did the workers begin anew after a restart? A launcher says the one, the script the other. Pure.
+
+Neither line alone proves anything: torchrun restarts workers that do resume, and the first start finds no checkpoint.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from allranks.causes.catalogue import find_cause
+from allranks.causes.sign import Role
+from allranks.model.finding import Confidence
+from allranks.why.conclusion import Conclusion
+from allranks.why.logs.events import Logs
+from allranks.why.logs.line import Line
+from allranks.why.people import Culprit, People
+
+_RESTART = re.compile(r"will restart worker group|restart_count=[1-9]")
+
+
+def conclude_restarts(logs: Logs, people: People) -> Iterator[Conclusion]:
+    """Return that the workers began from the beginning, where a log says both in this order."""
+    restarts: dict[str, Line] = {}
+    for event in logs.of("AR602"):
+        source = event.line.source.shown
+        if _RESTART.search(event.line.text):
+            restarts.setdefault(source, event.line)
+        elif event.sign is not None and event.sign.role is Role.CONTEXT and source in restarts:
+            yield Conclusion(
+                cause=find_cause("elastic-no-resume"),
+                role=Role.LIKELY,
+                confidence=Confidence.LIKELY,
+                culprit=Culprit(),
+                message="the workers were started anew and found no checkpoint to go on from",
+                evidence=(event.line, restarts[source]),
+                ask="what the script loads at its start, and from where",
+            )
+            return

@@ -1,0 +1,139 @@
+"""When nothing in the logs says what is wrong: did the job go well, or does it hang without a word? Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+
+from allranks.causes.catalogue import find_cause
+from allranks.causes.sign import Role
+from allranks.model.finding import Confidence
+from allranks.why.conclusion import Conclusion
+from allranks.why.logs.events import Logs
+from allranks.why.logs.line import Line
+from allranks.why.people import Culprit, People, speaker
+
+LAST_LINES = 5
+LONG_S = 1200.0
+"""Without progress while other lines go on: a checkpoint or an evaluation takes minutes."""
+_ASK = "allranks stack JOB while it hangs; NCCL_DEBUG=INFO and TORCH_DISTRIBUTED_DEBUG=DETAIL for the next run"
+_GOES_ON = re.compile(
+    r"(?i)\b(?:it(?:eration)?|steps?|epochs?|batch)\b\W{0,12}\d+|\d+(?:\.\d+)?\s?(?:it/s|s/it|examples/s|tokens?/s|samples/s)"
+    r"|\bloss\b\W{0,4}\d|Init COMPLETE|\b100%\||completed|finished|successfully|training (?:done|complete)"
+    r"|out-of-place|# Avg bus bandwidth"
+)
+_SLURM = re.compile(r"slurmstepd|slurmd\[|srun: |StepId=")
+_INTERRUPTED = re.compile(r"(?:^|\^C)KeyboardInterrupt\b|^\^C")
+_NCCL = re.compile(r"NCCL WARN |NCCL INFO [\w./+-]+:\d+ -> [1-9]")
+"""NCCL's complaint, or the places in its source that an error passed."""
+_STEPS = re.compile(r"(?i)\d(?:it/s|s/it)|\bloss\b\W{0,4}\d|\b(?:iter(?:ation)?|step)s?\b\W{0,3}\d")
+_ALARM = re.compile(
+    r"\b(?:ERROR|FATAL|CRITICAL|FAILED)\b|\b[A-Z]\w*(?:Error|Exception)\b(?!s|\()|\[E \w|\b[EF]\d{3,4} \d\d:\d\d"
+    r"|(?i:(?:^|[\s:\]])(?:fatal|error)(?::| [0-9]| in\b)|core dumped|unhandled|\bfailed (?:to|with)\b"
+    r"|(?:: |with )failed\b)"
+)
+"""Words of a failure. Runs that go well have them, too: what counts is that nothing goes on after them."""
+_HARMLESS = re.compile(r"\b(?:INFO|DEBUG|WARNING|[a-zA-Z]*Warning)\b|NCCL TRACE|\[W\d{3,4} |\[W \w|^[IW]\d{4} ")
+"""What says itself that it is no failure."""
+_STUCK = re.compile(
+    r"(?i)\b(?:hangs?|hung|stuck|freezes|frozen) (?:here|there|forever|at this|for (?:hours|minutes))\b"
+)
+
+
+def conclude_silence(logs: Logs, people: People, found: Sequence[Conclusion]) -> Iterator[Conclusion]:
+    """Return healthy or silent-hang where no reading has found a failure."""
+    failures = [each for each in found if each.role <= Role.VICTIM]
+    if failures and all(each.cause.name == "cancelled" and each.role is Role.VICTIM for each in failures):
+        if not any(_goes_on(line) for tail in logs.tails for line in tail.lines()):
+            yield _ended_from_outside(*failures[0].evidence)
+        return
+    if failures:
+        return
+    last = [line for tail in logs.tails for line in tail.lines()[-LAST_LINES:]]
+    if not last:
+        return
+    finished = list(logs.of("AR599"))
+    everything = [line for tail in logs.tails for line in tail.lines()]
+    goes = [line for line in everything if _goes_on(line)]
+    silent_s = _silence_s(everything, goes)
+    if not finished and (silent_s >= LONG_S or any(_STUCK.search(line.text) for line in everything)):
+        yield Conclusion(
+            cause=find_cause("silent-hang"),
+            role=Role.CONTEXT,
+            confidence=Confidence.LIKELY,
+            culprit=Culprit(),
+            message="the job's own lines stop, and nothing in them says why"
+            + (f"; others go on for {silent_s / 60:.0f} minutes" if silent_s >= LONG_S else ""),
+            evidence=tuple(goes[-1:]) + tuple(last[-1:]),
+            ask=_ASK,
+        )
+        return
+    if not finished and (stopped := [line for line in everything if _INTERRUPTED.search(line.text)]):
+        yield _ended_from_outside(stopped[-1], is_sure=not any(_STEPS.search(line.text) for line in everything))
+        return
+    if not finished and (alarms := _alarms(everything, goes)):
+        yield _unknown(alarms, people)
+        return
+    yield Conclusion(
+        cause=find_cause("healthy"),
+        role=Role.CONTEXT,
+        confidence=Confidence.CERTAIN if finished else Confidence.LIKELY if goes else Confidence.UNDECIDED,
+        culprit=Culprit(),
+        message="nothing in these logs speaks of a failure",
+        evidence=tuple(event.line for event in finished[:1]) or tuple(goes[-1:]) or tuple(last[-1:]),
+    )
+
+
+def _goes_on(line: Line) -> bool:
+    """Whether it speaks of progress; SLURM's steps are no steps of the training."""
+    return bool(_GOES_ON.search(line.text)) and not _SLURM.search(line.text)
+
+
+def _alarms(everything: Sequence[Line], goes: Sequence[Line]) -> list[Line]:
+    """Return the lines with words of a failure after which no line of the same source tells of progress."""
+    last = {line.source.shown: line.number for line in goes}
+    return [
+        line
+        for line in everything
+        if line.number > last.get(line.source.shown, 0)
+        and (_NCCL.search(line.text) or (_ALARM.search(line.text) and not _HARMLESS.search(line.text)))
+        and not _GOES_ON.search(line.text)
+    ]
+
+
+def _unknown(alarms: Sequence[Line], people: People) -> Conclusion:
+    """Something failed, and no sign knows what: NCCL complains about a pair of ranks, the others about themselves."""
+    nccl = [line for line in alarms if _NCCL.search(line.text)]
+    return Conclusion(
+        cause=find_cause("nccl-pair-failed" if nccl else "user-code-error"),
+        role=Role.CONTEXT,
+        confidence=Confidence.UNDECIDED,
+        culprit=speaker(people.know((nccl or alarms)[0])),
+        message="these lines speak of a failure, and allranks does not know them",
+        evidence=tuple((nccl or alarms)[:3]),
+        ask="what came before these lines, and the logs of the other ranks",
+    )
+
+
+def _ended_from_outside(*evidence: Line, is_sure: bool = True) -> Conclusion:
+    """A step that was ended, and had said nothing of a failure: somebody lost patience with a job that hung."""
+    return Conclusion(
+        cause=find_cause("silent-hang"),
+        role=Role.CONTEXT,
+        confidence=Confidence.LIKELY if is_sure else Confidence.UNDECIDED,
+        culprit=Culprit(),
+        message="until it was ended from outside nothing spoke of a failure; these logs cannot tell what it waited for",
+        evidence=evidence,
+        ask=_ASK,
+    )
+
+
+def _silence_s(everything: Sequence[Line], goes: Sequence[Line]) -> float:
+    """Return how long the logs went on after the last sign of progress, in seconds."""
+    if not goes:
+        return 0.0
+    last = everything.index(goes[-1])
+    dated = [line for line in everything[last + 1 :] if line.time is not None and line.has_date]
+    # A time without a year is in another year than one with.
+    times = [line.time or 0.0 for line in dated if line.has_year == dated[0].has_year]
+    return max(times) - min(times) if times else 0.0

@@ -1,0 +1,52 @@
+"""Who keeps the others waiting in Horovod, as its stall inspector lists it: ranks that are ready, or missing. Pure.
+
+Up to 0.17 an operation names its ranks, `grad_1 [ready ranks: 0, 2]` or `[missing ranks: 1]`, several in one line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from allranks.causes.catalogue import find_cause
+from allranks.causes.sign import Role
+from allranks.model.finding import Confidence
+from allranks.why.conclusion import Conclusion
+from allranks.why.logs.events import Logs
+from allranks.why.people import Culprit, People, missing_of, parse_ranks, tell_ranks
+
+_READY = re.compile(r"\[ready ranks: ?([0-9]+(?:, ?[0-9]+)*)\]")
+
+
+def conclude_stalls(logs: Logs, people: People) -> Iterator[Conclusion]:
+    """Return which ranks are ready for nothing, or for other operations than most."""
+    lines = [event.line for event in logs.of("AR408") if "ready ranks:" in event.line.text]
+    sets = {frozenset(parse_ranks(ready)) for line in lines for ready in _READY.findall(line.text)}
+    if not sets:
+        return
+    ready = frozenset[int]().union(*sets)
+    if missing := missing_of(ready, people.world):
+        yield Conclusion(
+            cause=find_cause("straggler-rank"),
+            role=Role.LIKELY,
+            confidence=Confidence.LIKELY,
+            culprit=Culprit(ranks=missing),
+            message=f"{tell_ranks(missing)} did not come to a collective for which {tell_ranks(ready)} were ready",
+            evidence=tuple(lines[:2]),
+            victims=ready,
+            weight=1,
+        )
+        return
+    fewest = min(sets, key=len)
+    others = [each for each in sets if not each & fewest]
+    most = max(others, key=lambda each: len(each), default=fewest)
+    if len(fewest) < len(most):
+        yield Conclusion(
+            cause=find_cause("collective-mismatch"),
+            role=Role.LIKELY,
+            confidence=Confidence.LIKELY,
+            culprit=Culprit(ranks=tuple(sorted(fewest))),
+            message=f"{tell_ranks(fewest)} wait in another collective than {tell_ranks(most)}",
+            evidence=tuple(lines[:2]),
+            weight=1,
+        )

@@ -1,0 +1,151 @@
+"""Python's tracebacks in the logs: which exception, raised where in the user's own files? Pure.
+
+Ranks write into each other's lines, so a traceback is collected from the frames of one speaker up to the next exception
+of the same one. An exception that a sign explains (out of memory, a lost connection) is that cause's; the others are
+the user's code.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from allranks.causes.catalogue import find_cause
+from allranks.causes.sign import Role
+from allranks.model.finding import Confidence
+from allranks.why.conclusion import Conclusion
+from allranks.why.logs.events import Event, Logs
+from allranks.why.logs.line import Line
+from allranks.why.people import Culprit, People, speaker
+
+_LIBRARY = re.compile(
+    r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib(?:64)?[/\\]python3(?:\.\d+)?[/\\]|[/\\]allranks[/\\]join[/\\]|^<|^torch/"
+    r"|[/\\]bin[/\\][^/\\]+$|^(?:torchrun|<frozen)|[/\\]torch[/\\](?:distributed|nn|utils|autograd)[/\\]"
+)
+_AGENT = re.compile(r"torch[/\\]distributed[/\\](?:elastic|launcher)[/\\]")
+_CONSEQUENCES = frozenset((
+    "ActorDiedError", "BdbQuit", "BrokenPipeError", "CalledProcessError", "ChildFailedError",
+    "ConnectionRefusedError", "ConnectionResetError", "DistBackendError", "DistNetworkError", "DistStoreError",
+    "EOFError", "GeneratorExit", "KeyboardInterrupt", "LustreError", "ProcessExitedException",
+    "ProcessRaisedException", "RayActorError", "RayTaskError", "RendezvousClosedError", "RendezvousConnectionError",
+    "RendezvousTimeoutError", "SignalException", "SignalInterrupt", "SystemExit", "TimeoutError", "TimeoutExpired",
+    "WorkerCrashedError",
+))  # fmt: skip
+"""Exceptions that others have because of the culprit, or that are no error."""
+_WATCHERS = frozenset(("AR407", "AR008", "AR590", "AR506", "AR507", "AR508", "AR509", "AR012", "AR602"))
+"""Causes that others tell of a process: they stand below an exception, and do not say what it is."""
+_REACH = 10
+"""Lines after an exception's first one that belong to its text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Traceback:
+    """One exception that was not caught."""
+
+    kind: str
+    """Its class without the module."""
+    text: str
+    frames: tuple[Event, ...]
+    line: Line
+    """Of the exception itself."""
+    is_explained: bool
+    """A sign of the catalogue says what it is."""
+
+    @property
+    def is_launchers(self) -> bool:
+        """Whether it was raised in torchrun's agent."""
+        return bool(self.frames) and bool(_AGENT.search(self.frames[-1].values["file"]))
+
+    @property
+    def user_frame(self) -> Event | None:
+        """The last frame in a file of the user's."""
+        mine = [frame for frame in self.frames if not _LIBRARY.search(frame.values["file"])]
+        return mine[-1] if mine else None
+
+
+def read_tracebacks(logs: Logs) -> list[Traceback]:
+    """Return all exceptions, in their order."""
+    found: list[Traceback] = []
+    frames: dict[object, list[Event]] = {}
+    chains: dict[object, bool] = {}
+    explained = _explained_lines(logs)
+    for event in logs.events:
+        who = (event.line.source.shown, event.line.rank, event.line.local_rank, event.line.node)
+        if event.kind == "traceback":
+            frames[who] = []
+        elif event.kind == "chained":
+            chains[who] = True
+        elif event.kind == "frame":
+            frames.setdefault(who, []).append(event)
+        elif event.kind == "exception":
+            is_explained = _is_explained(event.line, explained)
+            own = frames.pop(who, [])
+            if chains.pop(who, False) and found:
+                # Python prints the first exception first: it is the reason, whatever the last one says.
+                last = found[-1]
+                if last.is_explained or not is_explained:
+                    continue
+            kind = event.values["type"].rpartition(".")[2]
+            found.append(Traceback(kind, event.values.get("text", ""), tuple(own), event.line, is_explained))
+    for left in frames.values():
+        if left:  # the log ends before the exception
+            found.append(Traceback("", "", tuple(left), left[-1].line, _is_explained(left[-1].line, explained)))
+    return found
+
+
+def conclude_tracebacks(logs: Logs, people: People) -> Iterator[Conclusion]:
+    """Return what the exceptions of the user's code come to: the first one, and who else had the same."""
+    own = [each for each in read_tracebacks(logs) if not each.is_explained and each.kind not in _CONSEQUENCES]
+    if not own:
+        return
+    # Exceptions with a frame in the user's files first: a logger may print a library's.
+    # A launcher's own exception is no error of the user's, and one of which the words are cut says nothing.
+    own = [each for each in own if not each.is_launchers and (each.kind or each.user_frame)]
+    if not own:
+        return
+    own.sort(key=lambda each: not each.kind)
+    first = next((each for each in own if each.user_frame and each.kind), None) or own[0]
+    same = [each for each in own if (each.kind, each.text) == (first.kind, first.text)]
+    culprit = speaker(people.know(first.line))
+    frame = first.user_frame or (first.frames[-1] if first.frames else None)
+    where = ""
+    if frame is not None:
+        where = f"{frame.values['file'].rpartition('/')[2]}:{frame.values['line']}"
+        culprit |= Culprit(things=(where,))
+    text = f"{first.kind}: {first.text}" if first.text else first.kind or "an exception whose text is not in the log"
+    ranks = {rank for each in same if (rank := people.know(each.line).rank) is not None}
+    many = f" (the same on {len(ranks)} ranks)" if len(ranks) > 1 else ""
+    yield Conclusion(
+        cause=find_cause("user-code-error"),
+        role=Role.GENERIC,
+        confidence=(
+            Confidence.UNDECIDED if not first.kind else Confidence.CERTAIN if first.user_frame else Confidence.LIKELY
+        ),
+        culprit=culprit,
+        message=(f"{where}: " if where else "") + text[:300] + many,
+        evidence=(first.line, *([frame.line] if frame else [])),
+    )
+
+
+def _explained_lines(logs: Logs) -> dict[str, list[tuple[int, bool]]]:
+    """Return the lines that say what an exception is, by source; True: also of one whose first line is above it."""
+    lines: dict[str, list[tuple[int, bool]]] = {}
+    for event in logs.events:
+        if event.sign is None or event.kind in _WATCHERS or event.sign.role in {Role.CONTEXT, Role.GENERIC}:
+            continue
+        # What has a logger's header of its own is no part of an exception's text.
+        goes_on = event.sign.role < Role.GENERIC and event.line.time is None
+        lines.setdefault(event.line.source.shown, []).append((event.line.number, goes_on))
+    return lines
+
+
+def _is_explained(line: Line, explained: dict[str, list[tuple[int, bool]]]) -> bool:
+    lines = explained.get(line.source.shown, [])
+    for number, goes_on in lines[bisect_left(lines, (line.number, False)) :]:
+        if number > line.number + _REACH:
+            return False
+        if number == line.number or goes_on:
+            return True
+    return False

@@ -1,0 +1,1 @@
+"""The flight recorder's dumps: which collective each rank was in."""

@@ -1,0 +1,388 @@
+"""Flight recorder dumps that lie beside the logs: found, read without executing anything, and what they come to.
+
+    problems: list[ReadProblem] = []
+    dumps = read_dumps(find_dumps(["logs/"]), problems)
+    conclude_dumps(dumps)
+
+torch writes them as pickles (TORCH_FR_DUMP_TEMP_FILE, before 2.9 TORCH_NCCL_DEBUG_INFO_TEMP_FILE: nccl_trace_rank_3,
+comm_lib_trace_rank_3), its worker server also as JSON. A pickle is a program; unpickle.py runs only what builds plain
+data. Formats 1.0 (torch 2.2) to 2.10 (2.13) are known; what a version lacks is left open. The rank stands only in the
+file's name. Who keeps whom waiting is decided in waits.py, which knows no files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from allranks.causes.catalogue import find_cause
+from allranks.causes.sign import Role
+from allranks.model.finding import Confidence
+from allranks.why.conclusion import Conclusion
+from allranks.why.logs.line import MAX_TEXT, Line, strip_control
+from allranks.why.logs.place import MAX_RANK, read_path
+from allranks.why.logs.read import ReadProblem
+from allranks.why.logs.sources import SNIFF_BYTES, Source, natural_key
+from allranks.why.people import Culprit
+from allranks.why.recorder.calls import Call, Dump, Status
+from allranks.why.recorder.unpickle import PickleError, load_plain
+from allranks.why.recorder.waits import Stop, StopKind, find_stops
+
+MAX_BYTES = 32 << 20
+"""Of one dump: 2,000 calls are 0.4 MB, 20,000 with the C++ stacks some 10."""
+KEEP_CALLS = 100_000
+"""Calls that are kept of all dumps together, the newest of each: some 100 MB."""
+LEAST_WAIT_S = 5.0
+"""Who has waited less may be in a job that runs: a recorder can be asked at any time."""
+
+_NAMED = re.compile(r"\d+(?:\.(?:json|pickle|pkl|bin|dump|txt))?")
+"""How a dump's name ends: the prefix is the user's, the rank is appended."""
+_KEYS = re.compile(rb"collective_seq_id|profiling_name|nccl_version|comm_lib_version|pg_config|pg_status")
+_CODE = frozenset(("__pycache__", "node_modules", "site-packages", "wandb"))
+
+
+class DumpError(ValueError):
+    """A file is no dump of a flight recorder, or no longer a whole one."""
+
+
+# --- Finding ----------------------------------------------------------------------------------------------------------
+
+
+def find_dumps(targets: Sequence[str]) -> tuple[Source, ...]:
+    """Return the dumps that files and directories hold, each once; other targets (`-`, a job id) hold none."""
+    found: dict[str, Source] = {}
+    for target in targets:
+        path = Path(target)
+        is_folder = path.is_dir()
+        for file in _walk(path) if is_folder else [path]:
+            if not is_dump(file):
+                continue
+            shown = str(file.relative_to(path)) if is_folder and len(targets) == 1 else str(file)
+            node, rank, local_rank, attempt = read_path(os.path.abspath(file))  # noqa: PTH100  (links stay as they are)
+            if match := re.search(r"(\d{1,6})(?:\.[a-z]+)?$", file.name):
+                rank = int(match[1]) if int(match[1]) <= MAX_RANK else rank
+            with contextlib.suppress(OSError):
+                size = file.stat().st_size
+                found.setdefault(os.path.realpath(file), Source(shown, file, node, rank, local_rank, attempt, size))
+    return tuple(found.values())
+
+
+def _walk(top: Path) -> Iterator[Path]:
+    for folder, folders, names in os.walk(top):
+        folders[:] = sorted((name for name in folders if name[0] != "." and name not in _CODE), key=natural_key)
+        for name in sorted(names, key=natural_key):
+            if name[0] != "." and re.search(rf"{_NAMED.pattern}$", name):
+                yield Path(folder) / name
+
+
+def is_dump(path: Path) -> bool:
+    """Whether a file begins as a dump does."""
+    try:
+        if not path.is_file():
+            return False
+        with path.open("rb") as file:
+            head = file.read(SNIFF_BYTES)
+    except (OSError, ValueError):
+        return False
+    return bool(re.match(rb"\x80[\x02-\x05]|\s*[{\[]", head) and _KEYS.search(head))
+
+
+# --- Reading ----------------------------------------------------------------------------------------------------------
+
+
+class _Frame(msgspec.Struct):
+    name: str = ""
+    filename: str = ""
+    line: int = 0
+
+
+class _Entry(msgspec.Struct):
+    """One call as torch writes it."""
+
+    profiling_name: str = ""
+    process_group: list[str] | str | None = None
+    """(name, description) since format 2.0."""
+    pg_id: int | None = None
+    """A number of this process; up to 1.x all there is."""
+    record_id: int = 0
+    collective_seq_id: int | None = None
+    p2p_seq_id: int | None = None
+    seq_id: int | None = None
+    """Before format 2.2, of both."""
+    is_p2p: bool | None = None
+    input_sizes: list[list[int]] | None = None
+    output_sizes: list[list[int]] | None = None
+    input_dtypes: list[str] | None = None
+    output_dtypes: list[str] | None = None
+    state: str | None = None
+    retired: bool | None = None
+    time_created_ns: int | None = None
+    frames: list[_Frame] | None = None
+
+
+class _Config(msgspec.Struct):
+    desc: str = ""
+    ranks: str = ""
+    """Global ones, in the group's order: `[0, 1, 2]`."""
+
+
+class _Status(msgspec.Struct):
+    last_enqueued_collective: int = -1
+    last_started_collective: int = -1
+    last_completed_collective: int = -1
+
+
+class _File(msgspec.Struct):
+    entries: list[_Entry] = []
+    pg_config: dict[str, _Config] = {}
+    pg_status: dict[str, _Status] = {}
+
+
+def read_dumps(sources: Sequence[Source], problems: list[ReadProblem]) -> list[Dump]:
+    """Read dumps, of each rank the newest.
+
+    Args:
+        sources: as find_dumps returns them.
+        problems: gets a line for each that cannot be used.
+    """
+    newest: dict[int, tuple[tuple[int, float], Dump]] = {}
+    keep = max(64, KEEP_CALLS // max(len(sources), 1))
+    for source in sources:
+        if source.path is None or source.rank is None:
+            problems.append(ReadProblem(source, "a flight recorder's dump whose name does not end with its rank"))
+            continue
+        try:
+            with source.path.open("rb") as file:
+                taken_s = os.fstat(file.fileno()).st_mtime
+                data = file.read(MAX_BYTES + 1)
+            dump = parse_dump(data, rank=source.rank, source=source.shown, node=source.node, taken_s=taken_s, keep=keep)
+        except OSError as exc:
+            problems.append(ReadProblem(source, f"cannot be read: {exc.strerror or exc}"))
+        except DumpError as exc:
+            problems.append(ReadProblem(source, str(exc)))
+        else:
+            key = (source.attempt or 0, taken_s)
+            if source.rank not in newest or newest[source.rank][0] < key:
+                newest[source.rank] = (key, dump)
+    return [newest[rank][1] for rank in sorted(newest)]
+
+
+def parse_dump(
+    data: bytes,
+    *,
+    rank: int,
+    source: str = "",
+    node: str | None = None,
+    taken_s: float | None = None,
+    keep: int = KEEP_CALLS,
+) -> Dump:
+    """Read one dump, pickle or JSON.
+
+    Args:
+        data: all of it.
+        rank: the global rank that wrote it.
+        source: how its file is called.
+        node: where it ran, if that is known.
+        taken_s: when it was taken.
+        keep: so many calls at most, the newest, and of each group the first that is not done and the last.
+    Raises:
+        DumpError: it is none, is damaged, or larger than MAX_BYTES.
+    """
+    if len(data) > MAX_BYTES:
+        raise DumpError(f"a flight recorder's dump of more than {MAX_BYTES >> 20} MiB was not read")
+    try:
+        if data.startswith(b"\x80"):
+            plain: Any = load_plain(data)
+            file = msgspec.convert({"entries": plain} if isinstance(plain, list) else plain, _File, strict=False)
+        elif data.lstrip().startswith(b"["):
+            file = _File(entries=msgspec.json.decode(data, type=list[_Entry], strict=False))
+        else:
+            file = msgspec.json.decode(data, type=_File, strict=False)
+    except (PickleError, msgspec.MsgspecError, RecursionError, UnicodeError, ValueError) as exc:
+        why = strip_control(str(exc)).replace("\n", " ")[:200]
+        raise DumpError(f"a flight recorder's dump that cannot be read: {why}") from exc
+    names: dict[str, str] = {}
+    descs: dict[str, str] = {}
+    for entry in file.entries:
+        name, desc = _group_of(entry)
+        descs.setdefault(name, desc)
+        names.setdefault(str(entry.pg_id), name)
+    names.setdefault("0", "0")  # the default group is each process's first; other numbers are a process's own
+    members = {name: ranks for name, config in file.pg_config.items() if rank in (ranks := _ranks(config.ranks))}
+    descs |= {name: config.desc for name, config in file.pg_config.items() if name in members}
+    return Dump(
+        rank=rank,
+        calls=tuple(_call(entry, number) for number, entry in _newest(file.entries, keep)),
+        status={
+            names[uid]: Status(
+                each.last_enqueued_collective, each.last_started_collective, each.last_completed_collective
+            )
+            for uid, each in file.pg_status.items()
+            if uid in names
+        },
+        members=members,
+        descs=descs,
+        is_whole=not file.entries or file.entries[0].record_id == 0,
+        taken_s=taken_s,
+        source=source,
+        node=node,
+    )
+
+
+@lru_cache(maxsize=4096)
+def _ranks(text: str) -> tuple[int, ...]:
+    """Read `[0, 1, 2]`."""
+    return tuple(dict.fromkeys(map(int, re.findall(r"\d{1,7}", text))))
+
+
+def _group_of(entry: _Entry) -> tuple[str, str]:
+    group = entry.process_group
+    if isinstance(group, list) and group:
+        return group[0], group[1] if len(group) > 1 else ""
+    return group if isinstance(group, str) and group else str(entry.pg_id or 0), ""
+
+
+_MAX_NAME = 200
+"""Characters of a name or a path that are looked at."""
+_LIBRARY = re.compile(r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib(?:64)?[/\\]python3|^<|(?:^|[/\\])torch[/\\]")
+_PAIR = re.compile(r"(send|recv)\w* (\d{1,7})(?:->|<-)(\d{1,7})")
+
+
+def _call(entry: _Entry, number: int) -> Call:
+    _, _, op = entry.profiling_name[:_MAX_NAME].rpartition(":")
+    pair = _PAIR.match(op)
+    is_p2p = entry.is_p2p if entry.is_p2p is not None else pair is not None
+    seqs = (entry.p2p_seq_id if is_p2p else entry.collective_seq_id, entry.seq_id)
+    return Call(
+        group=_group_of(entry)[0],
+        seq=next((seq for seq in seqs if seq is not None), 0),
+        op=strip_control(op),
+        input_sizes=tuple(map(tuple, entry.input_sizes or ())),
+        output_sizes=tuple(map(tuple, entry.output_sizes or ())),
+        input_dtypes=tuple(entry.input_dtypes or ()),
+        output_dtypes=tuple(entry.output_dtypes or ()),
+        is_done=_is_done(entry),
+        peer=int(pair[3]) if pair else None,
+        is_p2p=is_p2p,
+        place=_place(entry.frames or ()),
+        created_s=entry.time_created_ns / 1e9 if entry.time_created_ns else None,
+        number=number,
+    )
+
+
+def _is_done(entry: _Entry) -> bool:
+    """Gloo never says that a call is completed: it retires what is over. NCCL also retires what timed out."""
+    return entry.state == "completed" or (bool(entry.retired) and entry.profiling_name.startswith("gloo:"))
+
+
+def _place(frames: Iterable[_Frame]) -> str:
+    """The innermost frame in a file of the user's; the innermost comes first."""
+    for frame in frames:
+        if _is_users(frame.filename):
+            where = f" in {frame.name[:_MAX_NAME]}" if frame.name and frame.name != "<module>" else ""
+            return strip_control(f"{frame.filename[-_MAX_NAME:]}:{frame.line}{where}")
+    return ""
+
+
+@lru_cache(maxsize=4096)
+def _is_users(path: str) -> bool:
+    return path.endswith(".py") and not _LIBRARY.search(path[:_MAX_NAME])
+
+
+def _newest(entries: Sequence[_Entry], keep: int) -> list[tuple[int, _Entry]]:
+    """Return entries with their numbers: making a call of each costs more than reading the file."""
+    numbered = list(enumerate(entries, start=1))
+    if len(numbered) <= keep:
+        return numbered
+    first_open: dict[str, tuple[int, _Entry]] = {}
+    last: dict[str, tuple[int, _Entry]] = {}
+    for each in numbered:
+        name = _group_of(each[1])[0]
+        last[name] = each
+        if not _is_done(each[1]):
+            first_open.setdefault(name, each)
+    return sorted(dict([*first_open.values(), *last.values(), *numbered[-keep:]]).items())
+
+
+# --- What they come to ------------------------------------------------------------------------------------------------
+
+_CAUSES = {
+    StopKind.MISMATCH: ("collective-mismatch", Role.PRIMARY),
+    StopKind.MISSING: ("straggler-rank", Role.LIKELY),
+    StopKind.NO_DUMP: ("straggler-rank", Role.LIKELY),
+    StopKind.CIRCLE: ("collective-mismatch", Role.LIKELY),
+    StopKind.ALL_THERE: ("collective-timeout", Role.VICTIM),
+    StopKind.BEHIND: ("straggler-rank", Role.LIKELY),
+}
+_ASKS = {
+    StopKind.MISSING: "the log and, while it hangs, the stack of {ranks}: allranks stack JOB",
+    StopKind.NO_DUMP: "the log of {ranks}, and the end of its process: dmesg, sacct",
+    StopKind.ALL_THERE: "NCCL_DEBUG=INFO, and the links and GPUs of these ranks: allranks check",
+    StopKind.BEHIND: "dumps that are taken while the job hangs",
+}
+
+
+def conclude_dumps(dumps: Sequence[Dump]) -> Iterator[Conclusion]:
+    """Return what the recorders of all ranks come to.
+
+    Args:
+        dumps: at most one of each rank.
+    """
+    if not dumps:
+        return
+    by_rank = {dump.rank: dump for dump in dumps}
+    for stop in find_stops(dumps):
+        name, role = _CAUSES[stop.kind]
+        is_short = stop.waited_s is not None and stop.waited_s < LEAST_WAIT_S and stop.kind is not StopKind.MISMATCH
+        if is_short and stop.kind is StopKind.ALL_THERE:
+            continue
+        yield Conclusion(
+            cause=find_cause(name),
+            role=role,
+            confidence=_confidence(stop, is_short=is_short),
+            culprit=Culprit(ranks=stop.ranks),
+            message=stop.message,
+            evidence=tuple(_line(by_rank[rank], call) for rank, call in stop.calls) or (_no_calls(dumps[0]),),
+            victims=frozenset(stop.victims),
+            ask=_ASKS.get(stop.kind, "").format(ranks=", ".join(f"rank {rank}" for rank in stop.ranks[:4])),
+            weight=2,
+        )
+
+
+def _confidence(stop: Stop, *, is_short: bool) -> Confidence:
+    if not stop.is_decided or is_short:
+        return Confidence.UNDECIDED
+    return Confidence.LIKELY if stop.kind is StopKind.NO_DUMP else Confidence.CERTAIN
+
+
+def _line(dump: Dump, call: Call) -> Line:
+    """Show one call as a line of the dump's file."""
+    state = "done" if call.is_done else "not done"
+    text = f"{'p2p' if call.is_p2p else 'collective'} {call.seq} of group {call.group}: {call}, {state}"
+    return _as_line(dump, call.number, text + (f", at {call.place}" if call.place else ""), call.created_s)
+
+
+def _no_calls(dump: Dump) -> Line:
+    return _as_line(dump, 1, f"the flight recorder's dump of rank {dump.rank}", dump.taken_s)
+
+
+def _as_line(dump: Dump, number: int, text: str, time_s: float | None) -> Line:
+    return Line(
+        source=Source(dump.source, Path(dump.source), dump.node, dump.rank, None, None, 0),
+        number=number,
+        text=strip_control(text)[:MAX_TEXT],
+        node=dump.node,
+        rank=dump.rank,
+        local_rank=None,
+        pid=None,
+        time=time_s,
+        has_year=True,
+        has_date=True,
+    )
