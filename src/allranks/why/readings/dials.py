@@ -82,16 +82,19 @@ def _judge(
         pair = sorted(next(iter(failed)))
         message = f"{tell_ranks(pair)} do not reach each other: {error}; no other pair says which of them it is"
         yield _conclude(dials, "firewall-port", pair, message, plan[pair[0]], confidence=Confidence.UNDECIDED)
+    elif len(failed) == 1:
+        pair = sorted(at_all)
+        message = f"{tell_ranks(pair)} do not reach each other, and both reach others: {error} on the way between them"
+        yield _conclude(dials, "partition", pair, message, "")
     elif failed:
         diallers = sorted(dials.remotes)
         others = [rank for rank in range(dials.world) if rank not in dials.remotes]
-        side = diallers if len(failed) > 1 else sorted(next(iter(failed)))
-        how = (
+        targets = {rank for pair in failed for rank in pair} - set(diallers)
+        message = (
+            f"{tell_ranks(diallers)} do not reach {tell_ranks(targets)}: {error}; "
             f"the network is parted between {tell_ranks(others)} and {tell_ranks(diallers)}"
-            if len(failed) > 1
-            else "both reach others: it is the way between them"
         )
-        yield _conclude(dials, "partition", side, f"{tell_ranks(side)}: {error}; {how}", "")
+        yield _conclude(dials, "partition", diallers, message, "")
 
 
 def _read(logs: Logs) -> Dials:
