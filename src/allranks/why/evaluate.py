@@ -1,8 +1,8 @@
 """How often is `allranks why` right? Over a folder of labelled cases, as the corpus has them.
 
-    python -m allranks.why.evaluate DIR [--json] [--case ID]
+    python -m allranks.why.evaluate DIR [--json] [--case ID]        # or FILE.jsonl, a case in each line
 
-A case is a JSON file with `log`, `label`, `also`, `culprit_any`, `label_confidence` and `score`; only those with
+A case is a JSON object with `log`, `label`, `also`, `culprit_any`, `label_confidence` and `score`; only those with
 `score: true` count. Top-1: the first cause is the label or one of `also`; top-3: one of the first three is. The culprit
 is right when any of `culprit_any` occurs in it as whole words.
 """
@@ -25,7 +25,7 @@ from allranks.why.conclusion import Conclusion
 from allranks.why.logs.collect import collect
 from allranks.why.logs.events import Pattern, list_patterns
 from allranks.why.logs.match import Matcher
-from allranks.why.logs.sources import find_sources
+from allranks.why.logs.sources import Source
 
 SAME = {"oom-host": "host-oom-kill"}
 """Labels of the corpus -> names of the catalogue, where they differ."""
@@ -75,8 +75,9 @@ def judge(case: dict[str, Any], patterns: Sequence[Pattern], matcher: Matcher) -
     """Read one case's log and hold the conclusions against its label."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "case.log"
-        path.write_text(case["log"])
-        logs = collect(find_sources([str(path)]), patterns, matcher=matcher)
+        path.write_text(case["log"], encoding="utf-8", errors="replace")
+        source = Source(path.name, path, None, None, None, None, path.stat().st_size)
+        logs = collect([source], patterns, matcher=matcher)
     found = conclude(logs)
     return Judged(
         case=case,
@@ -126,6 +127,17 @@ def _share(rights: Sequence[bool]) -> float:
     return round(sum(rights) / len(rights), 3) if rights else 0.0
 
 
+def read_cases(place: Path) -> list[dict[str, Any]]:
+    """Return the cases of a folder, one JSON file each, or of one file that has a case in each line.
+
+    Raises:
+        OSError, ValueError: it cannot be read, or is no JSON.
+    """
+    if place.is_dir():
+        return [json.loads(path.read_text()) for path in sorted(place.glob("*.json"))]
+    return [json.loads(line) for line in place.read_text().splitlines() if line.strip()]
+
+
 def evaluate(folder: Path, only: Sequence[str] = ()) -> list[Judged]:
     """Judge all cases of a folder.
 
@@ -134,7 +146,7 @@ def evaluate(folder: Path, only: Sequence[str] = ()) -> list[Judged]:
     """
     patterns = list_patterns(all_causes())
     matcher = Matcher([pattern.scan for pattern in patterns])
-    cases = [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))]
+    cases = read_cases(folder)
     return [judge(case, patterns, matcher) for case in cases if not only or case["id"] in only]
 
 
@@ -143,13 +155,17 @@ def main(arguments: Sequence[str]) -> int:
     import argparse
 
     parser = argparse.ArgumentParser(prog="python -m allranks.why.evaluate", description=__doc__.partition("\n")[0])
-    parser.add_argument("folder", type=Path)
+    parser.add_argument("folder", type=Path, help="folder of cases, or a file with one in each line")
     parser.add_argument("--json", action="store_true", help="for programs")
     parser.add_argument("--case", action="append", default=[], metavar="ID", help="only this one")
     options = parser.parse_args(arguments)
-    judged = evaluate(options.folder, options.case)
+    try:
+        judged = evaluate(options.folder, options.case)
+    except (OSError, ValueError, KeyError, TypeError) as exc:
+        print(f"{options.folder}: {exc!r}; expected cases in JSON, as the corpus has them", file=sys.stderr)
+        return 2
     if not judged:
-        print(f"{options.folder}: no case there; expected files named *.json", file=sys.stderr)
+        print(f"{options.folder}: no case there; expected files named *.json, or a case in each line", file=sys.stderr)
         return 2
     figures = score(judged)
     if options.json:
