@@ -48,6 +48,8 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/start_up.py
 	$(BIN)/python benchmarks/roll_call.py
 	$(BIN)/python benchmarks/six_nodes.py
+	$(BIN)/python benchmarks/log_scan.py
+	$(BIN)/python benchmarks/many_files.py
 
 drills: $(VENV)/.dev
 	$(BIN)/allranks lab up --name drills --cluster examples/six-node/cluster.toml

@@ -204,6 +204,8 @@ def conclude_signs(logs: Logs, people: People) -> Iterator[Conclusion]:
         if not culprit:  # a weaker line may know
             culprit = _culprit(sorted(proofs, key=_strength)[len(same) :], context, people, ends)
         assert best.sign is not None
+        if cause.is_outcome and best.sign.role is Role.VICTIM:
+            culprit = Culprit()  # who waited, and says so
         yield Conclusion(
             cause=cause,
             role=best.sign.role,
