@@ -102,6 +102,9 @@ def _index() -> str:
         "cause, however it was found, and is never given to another one. `allranks explain ID` prints a page in the",
         "terminal. These pages are written by `python -m allranks.causes.pages`, from the code.",
         "",
+        "Under Source, `read DATE` means that the text named was opened on that day. It does not mean that every",
+        "version of it was. What is said to be from public logs was seen there only.",
+        "",
     ]
     for digit, family in FAMILIES.items():
         members = [cause for cause in all_causes() if cause.id[2] == digit]

@@ -80,7 +80,7 @@ class IbConfig(Cause, id="AR301"):
 
     ## Source
     Linux, Documentation/ABI/stable/sysfs-class-infiniband: state, sm_lid (6.18).
-    NCCL 2.30, src/transport/net_ib/init.cc, ncclIbInitDevices; src/misc/ibvwrap.cc, 2.4 to 2.30 (read 2026-11-21).
+    NCCL 2.30, src/transport/net_ib/init.cc, ncclIbInitDevices; src/misc/ibvwrap.cc, several versions (read 2026-11-21).
     NCCL user guide, "Troubleshooting", GPU Direct and ACS:
     https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting.html.
     https://github.com/NVIDIA/nccl/issues/2428 (read 2026-11-21).
@@ -100,6 +100,7 @@ class IbConfig(Cause, id="AR301"):
             r"(?:.{0,20}on dev (?P<hca>[A-Za-z0-9_]{2,30}:-?[0-9]+))?"
         ),
         Sign(_SAID + r"Call to ibv_modify_qp failed(?:$|[^ ])"),
+        Sign(r"ibv_modify_qp failed \(errno [0-9]+\)"),  # MSCCL++
         Sign(
             r"Call to ibv_(?:open_device|query_device|query_port|query_gid|alloc_pd) failed",
             confidence=Confidence.LIKELY,
@@ -154,6 +155,7 @@ class IbConfig(Cause, id="AR301"):
         "misc/ibvwrap.cc:301 NCCL WARN Call to ibv_modify_qp failed with 110 Connection timed out, on dev mlx5_0:1, "
         "curr state INIT, next state RTR, local GID index 3, local GID ::ffff:10.0.0.1, remote GID ::ffff:10.0.0.2",
         "misc/ibvwrap.cc:201 NCCL WARN Call to ibv_modify_qp failed",
+        "mscclpp::IbError: ibv_modify_qp failed (errno 19) (Ib failure: No such device)",
         "Call to ibv_modify_qp failed with 110 Connection timed out, on dev mlx5_0:1, curr state INIT, next state RTR",
         "[rank3]: Call to ibv_modify_qp failed with error Invalid argument errno 22",
         "misc/ibvwrap.cc:112 NCCL WARN Call to ibv_query_gid failed with error Invalid argument errno 22",
@@ -256,8 +258,10 @@ class IbLinkError(Cause, id="AR302"):
     ## Source
     Linux, Documentation/ABI/stable/sysfs-class-infiniband, counters, hw_counters (6.18).
     NCCL user guide, NCCL_IB_TIMEOUT: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html (2.30).
-    NCCL, src/transport/net_ib.cc (2.4 to 2.26), src/transport/net_ib/p2p.cc (2.28 to 2.30); rdma-core, ibv_wc_status,
-    ibv_event_type_str(3). https://github.com/NVIDIA/nccl/issues/1405 (all read 2026-11-21).
+    NCCL, src/transport/net_ib.cc, later src/transport/net_ib; Open MPI, opal/mca/btl/openib, its component
+    and help-mpi-btl-openib.txt; Linux, mlx5's events and health (read 2026-11-21). UCX's words are from its
+    ib_mlx5_log.c, NET/OFI's were not checked against the source. rdma-core, ibv_wc_status, ibv_event_type_str(3).
+    https://github.com/NVIDIA/nccl/issues/1405 (read 2026-11-21).
     """  # noqa: E501  (a real line, a command)
 
     message = "{ports} counted errors since the last reset: {counters}"

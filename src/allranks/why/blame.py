@@ -12,36 +12,37 @@ collective-timeout at most; nothing at all is healthy, or a hang that left no wo
 from __future__ import annotations
 
 import re
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import reduce
-from operator import or_
 
 from allranks.causes.catalogue import find_cause
 from allranks.causes.cause import Cause
-from allranks.causes.sign import Blames, Role
+from allranks.causes.sign import Role
 from allranks.model.finding import Confidence
 from allranks.why.clocks import clock_of, estimate_offsets
 from allranks.why.conclusion import Conclusion
 from allranks.why.logs.events import Event, Logs
 from allranks.why.logs.line import Line
+from allranks.why.naming import add_nodes, find_culprit, find_nodes, name_somebody
 from allranks.why.overcome import tell_overcome
-from allranks.why.overheard import overhear
-from allranks.why.people import Culprit, People, blame, meet, missing_of, named
+from allranks.why.people import Culprit, People, meet
 from allranks.why.readings.arrivals import conclude_arrivals
 from allranks.why.readings.collectives import conclude_collectives
 from allranks.why.readings.dials import conclude_dials
-from allranks.why.readings.ends import conclude_ends, find_first, read_ends
+from allranks.why.readings.ends import conclude_ends, read_ends
+from allranks.why.readings.innermost import conclude_innermost
 from allranks.why.readings.opcounts import conclude_opcounts
-from allranks.why.readings.progress import conclude_progress, find_laggard
+from allranks.why.readings.progress import conclude_progress
 from allranks.why.readings.restarts import conclude_restarts
+from allranks.why.readings.rounds import conclude_rounds
 from allranks.why.readings.silence import conclude_silence
 from allranks.why.readings.stacks import conclude_stacks
 from allranks.why.readings.stalls import conclude_stalls
 from allranks.why.readings.tracebacks import conclude_tracebacks
 from allranks.why.recorder.calls import Dump
 from allranks.why.recorder.dumps import conclude_dumps
+from allranks.why.resemblance import resembling
 
 READINGS: tuple[Callable[[Logs, People], Iterable[Conclusion]], ...] = (
     conclude_stacks,
@@ -54,20 +55,21 @@ READINGS: tuple[Callable[[Logs, People], Iterable[Conclusion]], ...] = (
     conclude_opcounts,
     conclude_restarts,
     conclude_progress,
+    conclude_innermost,
+    conclude_rounds,
 )
 """What looks at more than one line."""
 
-_OF_MEETING = frozenset(("master-unreachable", "master-dns", "rendezvous-timeout", "store-lost"))
-"""Causes that are about the place where all ranks meet."""
 MAX_ANSWERS = 3
 """Conclusions up to which those are added that the same lines allow."""
+MAX_ALARMS = 40
+"""Lines whose words are held against the catalogue's samples."""
+_ALARM = re.compile(r"(?i)error|fail|fatal|abort|warn|timed? ?out|refused|exception|unable|cannot|invalid|not found")
+_PLAIN_ERROR = re.compile(
+    r"\b(?:Key|Value|Type|Attribute|Index|Name|Assertion|Import|ModuleNotFound|NotImplemented|ZeroDivision|Syntax|Lookup)Error\b"
+)
+"""Of Python itself: nothing of a cluster is behind them."""
 MAX_EVIDENCE = 3
-MAX_LINES = 400
-"""Of one cause that are asked whom they name."""
-SCOPE_LINES = 4
-"""Of one announcement: Ray writes a dead actor's process and address on lines of their own."""
-MAX_THINGS = 6
-"""Addresses, ports, processes that are named."""
 
 
 def conclude(logs: Logs, dumps: Sequence[Dump] = ()) -> list[Conclusion]:
@@ -80,105 +82,53 @@ def conclude(logs: Logs, dumps: Sequence[Dump] = ()) -> list[Conclusion]:
     people = meet(logs)
     found = [*conclude_signs(logs, people), *(each for reading in READINGS for each in reading(logs, people))]
     found += conclude_dumps(dumps)
-    nodes = _nodes_of_ranks(logs)
-    found = [_add_nodes(_name_somebody(each, logs, people), nodes) for each in _merge(found)]
+    nodes = find_nodes(logs)
+    found = [add_nodes(name_somebody(each, logs, people), nodes) for each in _merge(found)]
     before = _order(found, estimate_offsets(logs))
     found.sort(key=lambda each: (_bucket(each), -each.weight, before(each), not each.has_context, each.cause.id))
     found = [*conclude_silence(logs, people, found), *found]
-    return [*found, *_alternatives(found)]
+    return [*found, *_alternatives(found, logs)]
 
 
-def _alternatives(found: Sequence[Conclusion]) -> Iterator[Conclusion]:
-    """Return what the lines of the first conclusion may come from, too, where they do not prove it."""
+def _alternatives(found: Sequence[Conclusion], logs: Logs) -> Iterator[Conclusion]:
+    """Return what the first conclusion's lines may come from, too, and whose words they use, where none is proven."""
     first = found[0] if found else None
-    if first is None or first.role is Role.GENERIC:
-        return
-    if first.role is Role.PRIMARY and first.confidence is Confidence.CERTAIN:
+    if first is None or len(found) >= MAX_ANSWERS or not _is_open(first):
         return
     known = {each.cause.id for each in found}
-    others = [find_cause(other) for other in first.cause.also if other not in known]
-    for cause in others[: MAX_ANSWERS - len(found)] if len(found) < MAX_ANSWERS else ():
+    alike = resembling([line.text for line in first.evidence] + _alarms(logs))
+    others = [
+        *((find_cause(other), "the same lines may come of this") for other in first.cause.also),
+        *((cause, "nothing proves it, but these lines use its words") for cause in alike),
+    ]
+    for cause, why in others:
+        if cause.id in known or len(known) >= MAX_ANSWERS:
+            continue
+        known.add(cause.id)
         yield Conclusion(
             cause=cause,
             role=Role.CONTEXT,
             confidence=Confidence.UNDECIDED,
             culprit=first.culprit,
-            message=f"the same lines may come of this: {cause.title()[:1].lower()}{cause.title()[1:].rstrip('.')}",
+            message=f"{why}: {cause.title()[:1].lower()}{cause.title()[1:].rstrip('.')}",
             evidence=first.evidence,
             victims=first.victims,
         )
 
 
-def _nodes_of_ranks(logs: Logs) -> dict[int, str]:
-    """Return where ranks ran, as lines that know both tell."""
-    nodes = {
-        event.line.rank: event.line.node for event in logs.events if event.line.rank is not None and event.line.node
-    }
-    nodes |= {end.rank: end.node for end in read_ends(logs) if end.rank is not None and end.node}
-    return nodes
+def _is_open(first: Conclusion) -> bool:
+    """Whether something else may be behind it: not where the fault itself was said, nor where all is well."""
+    is_certain = first.confidence is Confidence.CERTAIN
+    if first.role is Role.GENERIC:
+        return not is_certain or not _PLAIN_ERROR.search(first.message)
+    return not (is_certain and first.role is Role.PRIMARY) and first.cause.name not in {"healthy", "silent-hang"}
 
 
-def _add_nodes(conclusion: Conclusion, nodes: Mapping[int, str]) -> Conclusion:
-    culprit = conclusion.culprit
-    if culprit.nodes or not culprit.ranks or len(culprit.ranks) > MAX_THINGS:
-        return conclusion
-    named = Culprit(nodes=tuple(dict.fromkeys(nodes[rank] for rank in culprit.ranks if rank in nodes)))
-    return replace(conclusion, culprit=named | culprit)
-
-
-def _name_somebody(conclusion: Conclusion, logs: Logs, people: People) -> Conclusion:
-    if conclusion.cause.name == "user-code-error" and not conclusion.culprit.ranks:
-        first = find_first(logs)
-        if first is not None and first.code is not None and first.code > 0 and first.culprit():
-            return replace(conclusion, culprit=first.culprit() | conclusion.culprit)
-        if announced := _announced(conclusion, people):
-            return replace(conclusion, culprit=announced | conclusion.culprit)
-    if conclusion.cause.name in {"dead-rank", "host-oom-kill"} and not conclusion.culprit:
-        first = find_first(logs)
-        if first is not None and first.is_killed and first.culprit():
-            return replace(conclusion, culprit=first.culprit())
-    if not conclusion.culprit.things and (before := _named_before(conclusion, logs)):
-        conclusion = replace(conclusion, culprit=conclusion.culprit | before)
-    return conclusion if conclusion.culprit else replace(conclusion, culprit=someone(conclusion, logs, people))
-
-
-def _named_before(conclusion: Conclusion, logs: Logs) -> Culprit:
-    """Return what the last line of context before it names, where such lines blame nobody: the file that is read."""
-    line = conclusion.first
-    near = [
-        event
-        for event in logs.of(conclusion.cause.id)
-        if event.sign is not None
-        and (event.sign.role, event.sign.blames) == (Role.CONTEXT, Blames.NOBODY)
-        and event.line.source == line.source
-        and event.line.number <= line.number
-    ]
-    return named(near[-1]) if near else Culprit()
-
-
-def someone(conclusion: Conclusion, logs: Logs, people: People) -> Culprit:
-    """Return who may be meant where no line of a cause names anybody: who reports it, or what else is near."""
-    if conclusion.cause.name == "straggler-rank":
-        return Culprit(ranks=missing_of(conclusion.victims, people.world))
-    if conclusion.cause.name in {"user-code-error", "dead-rank"} and (laggard := find_laggard(logs, people)):
-        return laggard.culprit
-    if announced := _announced(conclusion, people):
-        return announced
-    if people.endpoint and conclusion.cause.name in _OF_MEETING:
-        return Culprit(things=(people.endpoint,))
-    if conclusion.role is Role.VICTIM or _is_nobodys(conclusion.cause):
-        return Culprit()
-    nodes = people.nodes if len(people.nodes) <= 2 else ()
-    return Culprit(nodes=nodes) | overhear(conclusion, logs)
-
-
-def _announced(conclusion: Conclusion, people: People) -> Culprit:
-    """Return whose words these are, as who passed them on says: mp.spawn, Ray, torchrun's summary."""
-    line = conclusion.first
-    near = [
-        (number, who) for source, number, who in people.scopes if source == line.source.shown and number <= line.number
-    ]
-    return reduce(or_, (who for number, who in near if near[-1][0] - number <= SCOPE_LINES), Culprit())
+def _alarms(logs: Logs) -> list[str]:
+    """Return the words of exceptions, and of the ends of logs what sounds like a failure."""
+    said = [event.line.text for event in logs.of("exception")][:MAX_ALARMS]
+    ends = (line.text for tail in logs.tails[:MAX_ALARMS] for line in tail.lines())
+    return said + [text for text in ends if _ALARM.search(text)][:MAX_ALARMS]
 
 
 def conclude_signs(logs: Logs, people: People) -> Iterator[Conclusion]:
@@ -200,9 +150,9 @@ def conclude_signs(logs: Logs, people: People) -> Iterator[Conclusion]:
         context = [event for event in events if event.sign and event.sign.role is Role.CONTEXT]
         best = min(proofs, key=_strength)
         same = [event for event in proofs if _strength(event) == _strength(best)]
-        culprit = _culprit(same, context, people, ends)
+        culprit = find_culprit(same, context, people, ends)
         if not culprit:  # a weaker line may know
-            culprit = _culprit(sorted(proofs, key=_strength)[len(same) :], context, people, ends)
+            culprit = find_culprit(sorted(proofs, key=_strength)[len(same) :], context, people, ends)
         assert best.sign is not None
         if cause.is_outcome and best.sign.role is Role.VICTIM:
             culprit = Culprit()  # who waited, and says so
@@ -232,27 +182,6 @@ def _is_aftermath(event: Event, cancels: dict[str, int]) -> bool:
     """Whether srun only tells of tasks that it, or the scheduler, was ending."""
     since = cancels.get(event.line.source.shown)
     return since is not None and event.line.number > since and "srun: error: " in event.line.text
-
-
-def _culprit(same: Sequence[Event], context: Sequence[Event], people: People, ends: dict[int, Culprit]) -> Culprit:
-    """Who is named by these lines: of many different ones, those that are named most often."""
-    culprits = [blame(event, people) | _ended(event, ends) for event in same[:MAX_LINES]]
-    culprits += [blame(event, people) for event in context[:8]]
-    counts = Counter(thing for culprit in culprits for thing in culprit.things)
-    most = max(counts.values(), default=0)
-    usual = [thing for thing, count in counts.most_common(MAX_THINGS) if 3 * count >= most]
-    culprit = reduce(or_, culprits, Culprit())
-    return replace(culprit, things=tuple(thing for thing in culprit.things if thing in usual))
-
-
-def _ended(event: Event, ends: dict[int, Culprit]) -> Culprit:
-    pid = event.number("pid")
-    return Culprit() if pid is None else ends.get(pid, Culprit())
-
-
-def _is_nobodys(cause: type[Cause]) -> bool:
-    """Whether none of its signs names anybody."""
-    return all(sign.blames is Blames.NOBODY for sign in cause.signs)
 
 
 def _strength(event: Event) -> tuple[int, int]:

@@ -51,6 +51,36 @@ CASES = [
     ),
     pytest.param("Process 2 exit with status code 1.", "user-code-error", "rank 2", id="horovodrun"),
     pytest.param(
+        "Container rank 3 status failed cmd ['python', '-u', 'train.py'] code 1 log log/workerlog.3",
+        "user-code-error",
+        "rank 3",
+        id="Paddle's launcher",
+    ),
+    pytest.param(
+        "Container rank 3 status failed cmd ['python', '-u', 'train.py'] code -9 log log/workerlog.3",
+        "host-oom-kill",
+        "rank 3",
+        id="Paddle's launcher, a signal",
+    ),
+    pytest.param(
+        "ERROR:composer.cli.launcher:Rank 2 crashed with exit code 1.", "user-code-error", "rank 2", id="Composer"
+    ),
+    pytest.param(
+        "ERROR:composer.cli.launcher:Global rank 2 (PID 812) exited with code -11",
+        "dead-rank",
+        "rank 2 process 812",
+        id="Composer, a signal",
+    ),
+    pytest.param(
+        "[rank9]:[W ProcessGroupGloo.cpp:721] Warning: Unable to resolve hostname to a (local) address. Using the "
+        "loopback address as fallback. Manually set the network interface to bind to with GLOO_SOCKET_IFNAME.\n"
+        "[rank8]:[E ProcessGroupGloo.cpp:144] Gloo connectFullMesh failed with "
+        "[../third_party/gloo/gloo/transport/tcp/pair.cc:144] no error",
+        "loopback-hostname",
+        "rank 9",
+        id="who fell back to the loopback address, where Gloo lost its own message",
+    ),
+    pytest.param(
         "torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with exit code 17",
         "user-code-error",
         "local rank 1",

@@ -49,7 +49,7 @@ class GpuBusy(Cause, id="AR104"):
     fix = "on {node}: nvidia-smi shows the process; end it, or leave the node out: --exclude={node}"
     exit_code = Exit.NODE_FAULT
     signs = (
-        Sign(r"CUDA-capable device\(s\) is/are busy or unavailable"),
+        Sign(r"CUDA-capable device\(s\) is/are busy or unavailable", Role.LIKELY),  # or the GPU is broken
         Sign(r"all CUDA-capable devices are busy or unavailable"),
         Sign(r"cudaErrorDevicesUnavailable"),
         Sign(r"CUDA_ERROR_DEVICE_UNAVAILABLE"),

@@ -92,6 +92,7 @@ class GpuHardware(Cause, id="AR105"):
         Sign(r"GPU is lost"),
         Sign(r"determine the device handle for (?:GPU|gpu) ?(?P<gpu>[0-9a-fA-F:.]{1,20}): "),
         Sign(r"NVML_ERROR_(?:GPU_IS_LOST|RESET_REQUIRED)"),
+        Sign(r"Reset required \[NV_ERR_RESET_REQUIRED\]"),
         Sign(r"RmInitAdapter failed!", Role.LIKELY, confidence=Confidence.LIKELY),
         Sign(r"ERR! / +[0-9]+W", confidence=Confidence.LIKELY),
         Sign(r"Remapping Failure Occurred {1,20}: Yes"),
@@ -134,6 +135,8 @@ class GpuHardware(Cause, id="AR105"):
         "GPU",
         "Unable to determine the device handle for gpu 0000:4E:00.0: Unknown Error",
         "pynvml.nvml.NVMLError_GpuIsLost: NVML_ERROR_GPU_IS_LOST",
+        "NVRM: nvAssertOkFailedNoLog: Assertion failed: Reset required [NV_ERR_RESET_REQUIRED] (0x00000062) returned "
+        "from status @ kernel_channel.c:2874",
         "NVRM: GPU 0000:18:00.0: RmInitAdapter failed! (0x26:0xffff:1290)",
         "| N/A   ERR!  P0   ERR! / 400W |  40536MiB / 81920MiB |     ERR!      Default |",
         "        Remapping Failure Occurred        : Yes",

@@ -36,7 +36,7 @@ class InvalidDevice(Cause, id="AR106"):
 
     ## Source
     cudaErrorInvalidDevice = 101 (10 before CUDA 10.1), texts of the CUDA Runtime API 8 to 13.
-    PyTorch, torch/serialization.py, c10/cuda/CUDAException.cpp (1.8 to 2.13, read 2026-11-21).
+    PyTorch, torch/serialization.py, c10/cuda/CUDAException.cpp (2.13 and older, read 2026-11-21).
     """
 
     message = "a rank asks for a GPU that it does not see"
@@ -113,8 +113,8 @@ class CudaOom(Cause, id="AR109"):
     It grows from step to step: something keeps the graph, often `loss` summed without `.item()`.
 
     ## Source
-    PyTorch, c10/cuda/CUDACachingAllocator.cpp (1.8 to 2.13); "CUDA semantics", memory management:
-    https://docs.pytorch.org/docs/stable/notes/cuda.html. NCCL, src/include/alloc.h (2.4 to 2.30). Read 2026-11-21.
+    PyTorch, c10/cuda/CUDACachingAllocator.cpp (2.13 and older); "CUDA semantics", memory management:
+    https://docs.pytorch.org/docs/stable/notes/cuda.html. NCCL, src/include/alloc.h (several versions). Read 2026-11-21.
     """  # noqa: E501  (real lines)
 
     message = "a rank ran out of GPU memory"
@@ -148,8 +148,14 @@ class CudaOom(Cause, id="AR109"):
             confidence=Confidence.UNDECIDED,
         ),
         Sign(r"OOM when allocating tensor"),
-        Sign(r"RESOURCE_EXHAUSTED: Out of memory"),
-        Sign(r"ran out of memory trying to allocate", Role.CONTEXT),
+        *(
+            Sign(
+                rf"{word}: (?:Out of memory|Failed to allocate request for [0-9.]{{1,8}}[KMG]?i?B \([0-9]+B\) on "
+                r"device ordinal (?P<gpu>[0-9]+))"
+            )
+            for word in ("RESOURCE_EXHAUSTED", "Resource exhausted")
+        ),
+        Sign(r"Allocator \(GPU_(?P<gpu>[0-9]+)_bfc\) ran out of memory trying to allocate", Role.CONTEXT),
     )
     hits = (
         "RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB (GPU 3; 39.59 GiB total capacity; 35.51 GiB "
@@ -176,6 +182,7 @@ class CudaOom(Cause, id="AR109"):
         "/job:localhost/GPU:0",
         "jaxlib.xla_extension.XlaRuntimeError: RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8589934592 "
         "bytes.",
+        "RuntimeError: Resource exhausted: Failed to allocate request for 32.00MiB (33554432B) on device ordinal 0",
         "W tensorflow/core/common_runtime/bfc_allocator.cc:479] Allocator (GPU_0_bfc) ran out of memory trying to "
         "allocate 2.00GiB (rounded to 2147483648)requested by op Conv2D",
     )
@@ -232,6 +239,7 @@ class CudaIllegalAccess(Cause, id="AR110"):
         Sign(r"block: \[[0-9]+,[0-9]+,[0-9]+\], thread: \[[0-9]+,[0-9]+,[0-9]+\] Assertion "),
         Sign(r"unspecified launch failure"),
         Sign(r"misaligned address"),
+        Sign(r"Memory access fault by GPU (?P<gpu>node-[0-9]+) \(Agent handle: "),  # ROCm
         Sign(r"an illegal instruction was encountered"),
         Sign(r"operation not supported on global/shared address space"),
         Sign(r"invalid program counter"),
@@ -270,6 +278,8 @@ class CudaIllegalAccess(Cause, id="AR110"):
         "[3,0,0] Assertion `t >= 0 && t < n_classes` failed.",
         "RuntimeError: CUDA error: unspecified launch failure",
         "torch.AcceleratorError: CUDA error: misaligned address",
+        "Memory access fault by GPU node-2 (Agent handle: 0x5640a8bb1980) on address 0x7feea09c5000. Reason: Page not "
+        "present or supervisor privilege.",
         "RuntimeError: CUDA error: an illegal instruction was encountered",
         "RuntimeError: CUDA error: operation not supported on global/shared address space",
         "RuntimeError: CUDA error: invalid program counter",

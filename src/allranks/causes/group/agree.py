@@ -37,9 +37,9 @@ class CollectiveMismatch(Cause, id="AR410"):
     `state_dict()` of FSDP and ZeRO-3, a forward pass through DDP with buffers.
 
     ## Source
-    PyTorch, torch/csrc/distributed/c10d/ProcessGroupWrapper.cpp (1.10 to 2.13), reducer.cpp and utils.hpp (1.9 to 2.13).
-    NCCL, src/init.cc (2.4 to 2.6), transport/net_ib.cc, net_socket.cc and bootstrap.cc (2.4 to 2.29). Horovod,
-    horovod/common/controller.cc (0.12 to 0.28). Gloo, transport/tcp/pair.cc (as in 1.8 to 2.13). DeepSpeed,
+    PyTorch, torch/csrc/distributed/c10d/ProcessGroupWrapper.cpp, reducer.cpp and utils.hpp (2.13 and older). NCCL,
+    src/init.cc (several versions), transport/net_ib.cc, net_socket.cc and bootstrap.cc (several versions). Horovod,
+    horovod/common/controller.cc (several versions). Gloo, transport/tcp/pair.cc (as in 2.13 and older). DeepSpeed,
     runtime/zero/utils.py (0.18). All read 2026-11-21. https://github.com/pytorch/gloo/issues/334.
     """  # noqa: E501  (real lines)
 
@@ -194,7 +194,7 @@ class UnevenInputs(Cause, id="AR411"):
     For an IterableDataset count the batches of each rank first and stop all at the smallest.
 
     ## Source
-    PyTorch, torch/distributed/algorithms/join.py (1.10 to 2.13), torch/nn/parallel/distributed.py (1.7 to 1.9),
+    PyTorch, torch/distributed/algorithms/join.py (2.13 and older), torch/nn/parallel/distributed.py (old versions),
     torch/utils/data/dataloader.py (2.13). All read 2026-11-21.
     https://github.com/Lightning-AI/pytorch-lightning/issues/9851 and
     https://github.com/pytorch/pytorch/issues/38174 (read 2026-11-21).
@@ -262,7 +262,7 @@ class UnusedParameters(Cause, id="AR412"):
     `marked as ready twice`: `torch.utils.checkpoint.checkpoint(..., use_reentrant=False)`, or `static_graph=True`.
 
     ## Source
-    PyTorch, torch/csrc/distributed/c10d/reducer.cpp (1.8 to 2.13). Lightning, strategies/ddp.py (2.5). DeepSpeed,
+    PyTorch, torch/csrc/distributed/c10d/reducer.cpp (2.13 and older). Lightning, strategies/ddp.py (2.5). DeepSpeed,
     runtime/zero/stage_1_and_2.py (0.18). All read 2026-11-21.
     https://github.com/buxiangzhiren/DDCap/issues/35 (read 2026-11-21).
     """  # noqa: E501  (a real line)

@@ -232,8 +232,8 @@ class StaleStore(Cause, id="AR404"):
 
     ## Source
     SLURM, slurm.conf(5), ProctrackType: https://slurm.schedmd.com/slurm.conf.html.
-    PyTorch, torch/distributed/distributed_c10d.py, _store_based_barrier (1.8 to 2.13). NCCL, src/bootstrap.cc
-    (bootstrapRoot, 2.4 to 2.29, read 2026-11-21).
+    PyTorch, torch/distributed/distributed_c10d.py, _store_based_barrier (2.13 and older). NCCL, src/bootstrap.cc
+    (bootstrapRoot, several versions, read 2026-11-21).
     """  # noqa: E501  (a real line)
 
     message = "{what}"
@@ -300,7 +300,7 @@ class DuplicateRank(Cause, id="AR405"):
 
     ## Source
     PyTorch, torchrun, --node-rank: https://docs.pytorch.org/docs/stable/elastic/run.html (2.13).
-    NCCL, src/bootstrap.cc, bootstrapRoot (2.4 to 2.29, read 2026-11-21).
+    NCCL, src/bootstrap.cc, bootstrapRoot (several versions, read 2026-11-21).
     """
 
     message = "{what}"

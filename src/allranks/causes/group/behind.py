@@ -41,9 +41,9 @@ class StuckRank(Cause, id="AR408"):
     In PyTorch TORCH_DISTRIBUTED_DEBUG=DETAIL puts a monitored barrier before every collective: it names the rank.
 
     ## Source
-    PyTorch, torch/csrc/distributed/c10d/ProcessGroupGloo.cpp, monitoredBarrier (1.8 to 2.13), TraceUtils.h (1.11 to
-    2.13) and torch/distributed/flight_recorder/components (2.13). Horovod, horovod/common/stall_inspector.cc (0.18 to
-    0.28) and operations.cc (0.12 to 0.17). All read 2026-11-21.
+    PyTorch, torch/csrc/distributed/c10d/ProcessGroupGloo.cpp, monitoredBarrier (2.13 and older), TraceUtils.h (2.13 and
+    older) and torch/distributed/flight_recorder/components (2.13). Horovod, horovod/common/stall_inspector.cc, before
+    that operations.cc (several versions). All read 2026-11-21.
     https://github.com/Lightning-AI/pytorch-lightning/pull/5155, https://github.com/horovod/horovod/issues/1012.
     """
 
@@ -101,7 +101,7 @@ class StuckRank(Cause, id="AR408"):
             Confidence.LIKELY,
         ),
         Sign(r"(?P<rank>[0-9]+)!?: \[[^\]]*Horovod[A-Z]", Role.LIKELY, _NAMED, Confidence.LIKELY),
-        Sign(r"(?P<rank>[0-9]+)!?: \[allreduce\.", Role.LIKELY, _NAMED, Confidence.LIKELY),
+        Sign(r"(?P<rank>[0-9]+)!?: \[(?:horovod_)?allreduce\.", Role.LIKELY, _NAMED, Confidence.LIKELY),
         Sign(r"(?P<rank>[0-9]+)!?: \[broadcast[._]", Role.LIKELY, _NAMED, Confidence.LIKELY),
         Sign(r"(?P<rank>[0-9]+)!?: \[allgather[._]", Role.LIKELY, _NAMED, Confidence.LIKELY),
         Sign(rf"\[missing ranks: ?{_RANKS}\]", Role.LIKELY, _NAMED, Confidence.LIKELY),
@@ -135,6 +135,7 @@ class StuckRank(Cause, id="AR408"):
         "[0]<stderr>:0: [broadcast.bool.sz]",
         "1: [allreduce.c_d1.bias, allreduce.c_d1.weight, allreduce.c_d1_bn.bias ...]",
         "3!: [allgather.noname.1]",
+        "4: [horovod_allreduce.0, horovod_allreduce.1, horovod_allreduce.10 ...]",
         "0: [cond_1/then/_10/cond_1/SGD/PartitionedCall/DistributedSGD_Allreduce/cond/then/HorovodAllreduce_grads_0]",
         "[2019-04-13 13:53:31.851588: W horovod/common/operations.cc:588] HorovodBroadcast_conv2d_1_kernel_0 [missing "
         "ranks: 1]",
@@ -176,7 +177,7 @@ class StragglerRank(Cause, id="AR409"):
     `allranks check --deep`.
 
     ## Source
-    PyTorch, torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, broadcastUniqueNCCLID (1.8 to 2.13), socket.cpp and
+    PyTorch, torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, broadcastUniqueNCCLID (2.13 and older), socket.cpp and
     TCPStore.cpp (2.13). nvidia-resiliency-ext, attribution of stragglers (0.4). All read 2026-11-21.
     https://github.com/huggingface/transformers/issues/15618 (read 2026-11-21).
     """  # noqa: E501  (real lines)

@@ -41,6 +41,12 @@ def _forms(code: str, number: str, name: str, words: str) -> Iterator[str]:
     yield rf"THE EXIT STRING: [A-Za-z ]{{4,40}} \(signal (?P<signal>{number})\)"  # MPICH
     yield rf"Process (?P<rank>[0-9]+) exit with status code (?P<code>{code})\b"  # horovodrun
     yield rf"error: (?P<node>{_NAME}): (?P<thing>tasks? [0-9,-]+): {words}"  # srun
+    yield rf"Container rank (?P<rank>[0-9]+) status failed cmd .+ code (?P<code>{code}) log "  # Paddle
+    # Composer, older and newer.
+    yield rf"Rank (?P<rank>[0-9]+) crashed with exit code (?P<code>{code})\b"
+    yield rf"Global rank (?P<rank>[0-9]+) \(PID (?P<pid>[0-9]+)\) exited with code (?P<code>{code})\b"
+    # glog, in the process itself: Paddle, wav2letter.
+    yield rf"\*\*\* SIG(?P<signal>{name}) \(@0x[0-9a-f]+\) received by PID (?P<pid>[0-9]+)"
 
 
 class DeadRank(Cause, id="AR407"):
@@ -76,9 +82,9 @@ class DeadRank(Cause, id="AR407"):
 
     ## Source
     signal(7). PyTorch, torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp, kProcessGroupNCCLDefaultTimeout (2.13);
-    torch/distributed/elastic/multiprocessing, errors and api.py (1.9 to 2.13), torch/multiprocessing/spawn.py. Lightning,
-    strategies/launchers (2.5). DeepSpeed, launcher/launch.py (0.18). Open MPI, the help texts of mpirun (1.8 to 5.0).
-    SLURM, src/srun/launch.c (17.02 to 24.11). All read 2026-11-21.
+    torch/distributed/elastic/multiprocessing, errors and api.py (2.13), torch/multiprocessing/spawn.py. Lightning,
+    strategies/launchers (2.5). DeepSpeed, launcher/launch.py (0.18). Open MPI, mpirun's help texts.
+    SLURM, srun's launch.c, once launch_slurm.c. All read 2026-11-21.
     https://github.com/openai/glow/issues/18, https://github.com/horovod/horovod/issues/585 (read 2026-11-21).
     https://github.com/hpcaitech/ColossalAI/issues/3514 (read 2026-11-21).
     """  # noqa: E501  (a real line)
@@ -181,6 +187,18 @@ class DeadRank(Cause, id="AR407"):
         "E1223 05:18:02.971000 3304089 site-packages/torch/distributed/elastic/multiprocessing/api.py:882] failed "
         "(exitcode: -11) local_rank: 0 (pid: 3304209) of binary: /root/miniconda3/envs/qat-env/bin/python3.12",
         "  exitcode  : -6 (pid: 3309)",
+        *(
+            line.format(code)
+            for code in (-6, -9, -11)
+            for line in (
+                "Container rank 0 status failed cmd ['python', '-u', 'train.py'] code {} log ./log/workerlog.0",
+                "ERROR:composer.cli.launcher:Rank 2 crashed with exit code {}.",
+                "ERROR:composer.cli.launcher:Global rank 0 (PID 208865) exited with code {}",
+            )
+        ),
+        "  [SignalInfo: *** SIGSEGV (@0x7ffff0) received by PID 12415 (TID 0x7f1e317fa700) from PID 8388592 ***]",
+        "*** SIGKILL (@0x3e8) received by PID 12415 (TID 0x7f1e317fa700) from PID 1000; stack trace: ***",
+        "*** SIGABRT (@0x3e800000a1f) received by PID 12415 (TID 0x7f1e317fa700) from PID 1000; stack trace: ***",
         "  traceback : Signal 9 (SIGKILL) received by PID 3309",
         '  msg: "Signal 11 (SIGSEGV) received by PID 1234"',
         "  traceback : Signal 6 (SIGABRT) received by PID 77",

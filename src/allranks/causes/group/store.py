@@ -35,7 +35,7 @@ class HeartbeatStuck(Cause, id="AR413"):
     held, or a broken GPU. Only a wait that is honestly long is cured by a larger TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC.
 
     ## Source
-    PyTorch, torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, HeartbeatMonitor::runLoop (2.2 to 2.13, read 2026-11-21).
+    PyTorch, torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, HeartbeatMonitor::runLoop (read 2026-11-21).
     https://github.com/Intellindust-AI-Lab/DEIM/issues/105 (read 2026-11-21).
     """  # noqa: E501  (a real line)
 
@@ -115,7 +115,7 @@ class StoreLost(Cause, id="AR414"):
 
     ## Source
     PyTorch, torch/csrc/distributed/c10d/TCPStore.cpp, Utils.hpp, ProcessGroupNCCL.cpp, and
-    torch/distributed/elastic/rendezvous/dynamic_rendezvous.py (1.9 to 2.13, read 2026-11-21).
+    torch/distributed/elastic/rendezvous/dynamic_rendezvous.py (2.13 and older, read 2026-11-21).
     https://github.com/tdrussell/diffusion-pipe/issues/333, https://github.com/hpcaitech/ColossalAI/issues/2748, and
     https://github.com/pytorch/pytorch/pull/153586 (read 2026-11-21).
     """  # noqa: E501  (real lines)

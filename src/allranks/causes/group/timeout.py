@@ -168,8 +168,8 @@ class CollectiveTimeout(Cause, id="AR490"):
         [rank1]:[E1218 20:27:21.484903450 ProcessGroupNCCL.cpp:2168] [PG ID 1 PG GUID 1 Rank 1]  failure detected by watchdog at work sequence id: 1 PG status: last enqueued work: 547, last completed work: -1
 
     ## Source
-    PyTorch, torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp (1.8, 1.13, 2.3 to 2.13, read 2026-11-21). https://github.com/NVIDIA/nccl/issues/1409 and
-    https://github.com/meta-pytorch/torchtune/issues/2676 (read 2026-11-21).
+    PyTorch, torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp (1.8, 1.13, 2.13 and some between, read 2026-11-21).
+    https://github.com/NVIDIA/nccl/issues/1409 and https://github.com/meta-pytorch/torchtune/issues/2676 (read 2026-11-21).
     """  # noqa: E501  (real lines)
 
     message = "{what}"

@@ -70,8 +70,13 @@ class EnvDrift(Cause, id="AR503"):
             Blames.NOBODY,
             Confidence.UNDECIDED,
         ),
+        # Ray, check_version_info: "Version mismatch: The cluster was started with: ..." over several lines.
+        Sign(r"This process on node (?P<node>[^ ]{1,200}) was started with:", blames=Blames.NAMED),
+        Sign(r"Version mismatch: The cluster was started with:", blames=Blames.NOBODY),
     )
     hits = (
+        "This process on node 10.0.0.7 was started with:",
+        "RuntimeError: Version mismatch: The cluster was started with:",
         "node-a:39964:40075 [0] transport/net_socket.cc:600 NCCL WARN NET/Socket : peer 10.81.11.2<45763> message "
         "truncated "
         ": receiving 1048576 bytes instead of 524288. If you believe your socket network is in healthy state, there "

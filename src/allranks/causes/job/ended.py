@@ -22,7 +22,7 @@ class Preempted(Cause, id="AR506"):
     torchrun, broken connections, a CUDA driver that shuts down) follows from that.
 
     ## Example
-    From SLURM 20.11 to 24.11; older ones write `JOB 11509447 CANCELLED AT ...`:
+    From SLURM; older ones write `JOB 11509447 CANCELLED AT ... DUE TO PREEMPTION on nodeau01`:
 
         slurmstepd: error: *** JOB 11509447 ON nodeau01 CANCELLED AT 2026-03-25T10:34:07 DUE TO PREEMPTION ***
 
@@ -36,8 +36,9 @@ class Preempted(Cause, id="AR506"):
 
     ## Source
     SLURM, "Preemption": https://slurm.schedmd.com/preempt.html; its words: src/slurmd/slurmstepd/req.c,
-    _handle_signal_container, 17.02 to 24.11 (read 2026-11-21). Kubernetes, "API-initiated eviction":
-    https://kubernetes.io/docs/concepts/scheduling-eviction/api-eviction/.
+    _handle_signal_container, with `ON NODE` and without (read 2026-11-21). Kubernetes, the preemption of the scheduler
+    and pkg/kubelet/preemption (read 2026-11-21). EC2's event: https://docs.aws.amazon.com/AWSEC2/latest/UserGuide/
+    spot-instance-termination-notices.html (read 2026-11-21); Compute Engine's is from public code that handles it.
     """
 
     message = "the scheduler preempted the job"
@@ -50,9 +51,9 @@ class Preempted(Cause, id="AR506"):
         Sign(r"this job is preempted", blames=_NOBODY),
         Sign(r"JobState=PREEMPTED", blames=_NOBODY),
         Sign(r"\bPREEMPTED\b", Role.LIKELY, _NOBODY, Confidence.LIKELY),
-        # Kubernetes: pkg/scheduler/framework/preemption, pkg/kubelet/preemption.
+        # Kubernetes: the scheduler, pkg/kubelet/preemption.
         Sign(r"[Pp]reempted (?:by|in order to admit) ", Role.LIKELY, _NOBODY, Confidence.LIKELY),
-        Sign(r"preempting to accommodate a higher priority pod", blames=_NOBODY),
+        Sign(r"preempting to accommodate a higher priority (?:pod|workload)", blames=_NOBODY),
         Sign(r"[Ii]nstance (?:was|has been|is being|got) preempted", blames=_NOBODY),
         Sign(r"(?i:spot instance interruption (?:warning|notice))", blames=_NOBODY),
         Sign(r"compute\.instances\.preempted", blames=_NOBODY),
@@ -66,6 +67,7 @@ class Preempted(Cause, id="AR506"):
         "636782       train    gpu   PREEMPTED      0:0",
         "Warning  Preempted  3m  default-scheduler  Preempted by ml/big-0 on node gpu-pool-1",
         "default-scheduler: preempting to accommodate a higher priority pod",
+        "default-scheduler: preempting to accommodate a higher priority workload",
         "Instance was preempted.",
         '"detail-type": "EC2 Spot Instance Interruption Warning",',
         'protoPayload.methodName="compute.instances.preempted"',
@@ -100,8 +102,8 @@ class TimeLimit(Cause, id="AR507"):
     Did the last lines come long before the end? Then it hung, and the time limit only ended it: look for the hang.
 
     ## Source
-    SLURM, src/slurmd/slurmstepd/req.c and src/srun, 14.11 to 24.11 (read 2026-11-21); sbatch(1), --time, --signal:
-    https://slurm.schedmd.com/sbatch.html.
+    SLURM, src/slurmd/slurmstepd/req.c, and salloc's "has exceeded its time limit" (read 2026-11-21). sbatch(1), --time,
+    --signal: https://slurm.schedmd.com/sbatch.html. What PBS, LSF and Kubernetes say is from public logs.
     """
 
     message = "the job reached its time limit"
@@ -165,9 +167,9 @@ class Cancelled(Cause, id="AR508"):
     which answers to SIGHUP itself.
 
     ## Source
-    SLURM, src/slurmd/slurmstepd/req.c, 14.11 to 24.11; src/api/step_launch.c; sacct(1), "Job state codes":
-    https://slurm.schedmd.com/sacct.html. PyTorch, torch/distributed/elastic/agent/server/api.py, 1.9 to 2.13. All read
-    2026-11-21.
+    SLURM, src/slurmd/slurmstepd/req.c, src/srun and src/salloc; PyTorch 2.13,
+    torch/distributed/elastic/agent/server/api.py (read 2026-11-21). `DUE to SIGNAL`, and what LSF and mpirun say, is
+    from public logs. sacct(1), "Job state codes": https://slurm.schedmd.com/sacct.html (not checked again).
     """
 
     message = "somebody ended the job"
@@ -272,9 +274,9 @@ class CrashLoop(Cause, id="AR509"):
     A job that SLURM holds: `scontrol show job JOB` says JobHoldMaxRequeue; `scontrol release JOB` when it is cured.
 
     ## Source
-    PyTorch, torch/distributed/elastic/agent/server/api.py, _invoke_run, 1.9 to 2.13. SLURM, MaxBatchRequeue:
-    https://slurm.schedmd.com/slurm.conf.html. Kubernetes, "Pod lifecycle", CrashLoopBackOff:
-    https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/. All read 2026-11-21.
+    PyTorch 2.13, torch/distributed/elastic/agent/server/api.py, _invoke_run; SLURM, the names of a job's reasons (read
+    2026-11-21). MaxBatchRequeue: https://slurm.schedmd.com/slurm.conf.html. Kubernetes, "Pod lifecycle":
+    https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/. These two pages were not checked again.
     """  # noqa: E501  (a real line)
 
     message = "it was started again until no attempt was left"

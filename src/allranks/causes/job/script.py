@@ -104,6 +104,12 @@ class SlurmEnv(Cause, id="AR501"):
         ),
         # MPI below srun.
         Sign(r"OMPI was not built with SLURM"),
+        # Where: Open MPI says so once for each process, before the reason.
+        Sign(
+            r"^\[(?P<node>[A-Za-z0-9_.-]+):[0-9]+\] (?:OPAL|PMIX) ERROR: .{1,60} in file (?:pmix|ext|ptl)",
+            Role.CONTEXT,
+            Blames.NAMED,
+        ),
         Sign(r"There are not enough slots available in the system to satisfy", Role.LIKELY, Blames.NOBODY),
     )
     hits = (
@@ -140,6 +146,7 @@ class SlurmEnv(Cause, id="AR501"):
         "srun: error: Unable to create step for job 77: More processors requested than permitted",
         "srun: fatal: SLURM_MEM_PER_CPU, SLURM_MEM_PER_GPU, and SLURM_MEM_PER_NODE are mutually exclusive.",
         "but OMPI was not built with SLURM's PMI support and therefore cannot",
+        "[node001:94018] OPAL ERROR: Unreachable in file pmix3x_client.c at line 112",
         "There are not enough slots available in the system to satisfy the 16",
     )
     misses = (

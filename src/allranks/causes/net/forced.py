@@ -232,6 +232,7 @@ class NicNotFound(Cause, id="AR208"):
     told = "a network interface that was asked for by name is not there, or has no address"
     signs = (
         Sign(r"ifa != nullptr\. Unable to find address for: (?P<interface>[^\s,]{1,60})"),
+        Sign(r"(?:Error|\]): Unable to find address for: (?P<interface>[^\s,]{1,60})", confidence=Confidence.LIKELY),
         Sign(r"Unable to find interface for: (?P<address>\[?[0-9A-Fa-f.:]{3,45})"),
         # A host name, and nothing of the machine has an address that it stands for.
         Sign(
@@ -273,6 +274,7 @@ class NicNotFound(Cause, id="AR208"):
         "e66aa18dc444:3171:3171 [0] include/socket.h:311 WARN Socket creation failed : Address family not supported by "
         "protocol",
         "[enforce fail at .../gloo/transport/tcp/device.cc:84] ifa != nullptr. Unable to find address for: ^lo",
+        "RuntimeError: Unable to find address for: eth0",
         "trainer3:1958:1958 [3] NCCL INFO NCCL_SOCKET_IFNAME set by environment to eth2",
         "[enforce fail at /__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/device.cc:84] ifa != nullptr. "
         "Unable to find address for: eth99",

@@ -39,8 +39,9 @@ class LinkDown(Cause, id="AR210"):
     `--exclude=NODE`.
 
     ## Source
-    Linux, Documentation/ABI/testing/sysfs-class-net: carrier, operstate; drivers/net: ethernet/intel, mellanox/mlx5,
-    broadcom/tg3.c, bonding/bond_main.c, phy/phy.c: what they print when a link goes (6.18). ip-link(8), ethtool(8).
+    Linux, what drivers print when a link goes: ethernet/broadcom/tg3.c, ethernet/mellanox/mlx5/core, intel/e1000e,
+    phy/phy.c below drivers/net (read 2026-11-21). Bonding's, bnx2's and NetworkManager's words are from public logs.
+    The words of the other drivers were not checked against the source. ip-link(8), ethtool(8).
     """
 
     message = "{what}"
@@ -54,7 +55,7 @@ class LinkDown(Cause, id="AR210"):
     told = "a network interface lost its link, or there is no way to the network"
     signs = (
         Sign(
-            r"[ :](?P<interface>[A-Za-z][A-Za-z0-9_.-]{1,15}):? NIC (?:Copper )?Link is [Dd]own",
+            r"[ :](?P<interface>[A-Za-z][A-Za-z0-9_.-]{1,15}):?(?: e1000_watchdog:)? NIC (?:Copper )?Link is [Dd]own",
             confidence=Confidence.LIKELY,
         ),
         Sign(
@@ -80,7 +81,7 @@ class LinkDown(Cause, id="AR210"):
         ),
         Sign(r"systemd-networkd\[[0-9]+\]: (?P<interface>[A-Za-z][A-Za-z0-9_.-]{1,15}): Lost carrier"),
         Sign(
-            r"device \((?P<interface>[A-Za-z][A-Za-z0-9_.-]{1,15})\): state change: activated -> unavailable "
+            r"\((?P<interface>[A-Za-z][A-Za-z0-9_.-]{1,15})\): (?:device )?state change: activated -> unavailable "
             r"\(reason 'carrier-changed'"
         ),
         Sign(
@@ -109,6 +110,10 @@ class LinkDown(Cause, id="AR210"):
         "-1. connect: Network is unreachable",
         "[1234.5] ixgbe 0000:03:00.0 eth0: NIC Link is Down",
         "[1234.5] igb: eno1 NIC Link is Down",
+        "e1000: eth0: e1000_watchdog: NIC Link is Down",
+        "bnx2 0000:01:00.0: eth1: NIC Copper Link is Down",
+        "NetworkManager[732]: <info> (eth0): device state change: activated -> unavailable (reason 'carrier-changed') "
+        "[100 20 40]",
         "[88123.412345] mlx5_core 0000:3b:00.0 ens1f0np0: Link down",
         "[88123.412345] tg3 0000:02:00.0 eno1: Link is down",
         "kernel: bonding: bond0: link status definitely down for interface eth1, disabling it",
@@ -178,7 +183,8 @@ class Partition(Cause, id="AR211"):
     run within one group: `--nodelist=...`, or `#SBATCH --switches=1`.
 
     ## Source
-    https://github.com/NVIDIA/nccl/issues/1634. SLURM, sbatch(1), --switches: https://slurm.schedmd.com/sbatch.html.
+    https://github.com/NVIDIA/nccl/issues/1634 (read 2026-11-21). SLURM, sbatch(1), --switches:
+    https://slurm.schedmd.com/sbatch.html.
     """
 
     message = "{what}"
@@ -214,9 +220,9 @@ class PeerConnectionLost(Cause, id="AR215"):
     and at firewalls that forget idle connections.
 
     ## Source
-    Gloo, gloo/transport/tcp/pair.cc (in PyTorch 2.13). NCCL, src/misc/socket.cc (2.10 to 2.28), src/os/linux.cc.
-    https://github.com/NVIDIA/nccl/issues/795, /963, /1920; https://github.com/horovod/horovod/issues/147.
-    https://github.com/NVIDIA/nccl/issues/1232 (read 2026-11-21).
+    Gloo, gloo/transport/tcp/pair.cc (in PyTorch 2.13). NCCL, src/misc/socket.cc (several versions), src/os/linux.cc.
+    Open MPI, opal/mca/btl/tcp/help-mpi-btl-tcp.txt (read 2026-11-21). https://github.com/NVIDIA/nccl/issues/795, /963,
+    /1920; https://github.com/horovod/horovod/issues/147. https://github.com/NVIDIA/nccl/issues/1232 (read 2026-11-21).
     """
 
     message = "{what}"

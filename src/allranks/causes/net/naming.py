@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from allranks.causes.cause import PASSED, Cause, Outcome, failed, skipped, unknown, warned
 from allranks.causes.net.cards import data_interface, data_network, parse_address, subnet_of, with_facts
 from allranks.causes.net.lines import ANY_PORT, NCCL_PEER
-from allranks.causes.sign import Role, Sign
+from allranks.causes.sign import Blames, Role, Sign
 from allranks.model.card import Card, Interface
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence, Status
@@ -83,6 +83,10 @@ class LoopbackHostname(Cause, id="AR209"):
             r"IP address (?P<address>127\.0\.[01]\.[0-9]{1,3}) not found in cluster IPs", confidence=Confidence.LIKELY
         ),
         Sign(r"Unable to resolve hostname to a \(local\) address\. Using the loopback address", Role.CONTEXT),
+        # With that line above it; Gloo of torch 2.2 to 2.6 does not say which address it was.
+        Sign(
+            r"Gloo connectFullMesh failed with \[.{3,200}\] no error", Role.LIKELY, Blames.NOBODY, Confidence.UNDECIDED
+        ),
         Sign(r"master_addr=(?P<address>127\.0\.1\.1)", Role.CONTEXT),
     )
     hits = (
@@ -102,6 +106,7 @@ class LoopbackHostname(Cause, id="AR209"):
         "[W ProcessGroupGloo.cpp:558] Warning: Unable to resolve hostname to a (local) address. Using the loopback "
         "address as fallback. Manually set the network interface to bind to with GLOO_SOCKET_IFNAME. (function "
         "operator())",
+        "RuntimeError: Gloo connectFullMesh failed with [../third_party/gloo/gloo/transport/tcp/pair.cc:144] no error",
         "[2023-05-01 10:00:00,123] [INFO] [comm.py:656:mpi_discovery] Discovered MPI settings of world_rank=0, "
         "local_rank=0, world_size=4, master_addr=127.0.1.1, master_port=29500",
     )
@@ -165,6 +170,7 @@ class IpFamilyMismatch(Cause, id="AR214"):
             confidence=Confidence.LIKELY,
         ),
         Sign(r"ss1\.ss_family == ss2\.ss_family\. [0-9]+ vs [0-9]+"),
+        Sign(r"transport/tcp/[a-z_]{3,20}\.cc:[0-9]+\] address family mismatch"),
         Sign(r"useIpv6: [a-z0-9]{1,5}, code: -97, name: EAFNOSUPPORT"),
         # What a machine without IPv6 says of an IPv4 address, and goes on.
         Sign(r"cannot be retrieved \(gai error: -9 - Address family for hostname not supported\)", Role.CONTEXT),
@@ -174,6 +180,7 @@ class IpFamilyMismatch(Cause, id="AR214"):
         "n1:71:80 [0] misc/socket.cc:797 NCCL WARN Call to socket failed: Address family not supported by protocol",
         "n1:71:80 [0] misc/socket.cc:456 NCCL WARN Net : Connect to 2001:db8::7<40537> failed : Address family not "
         "supported by protocol",
+        "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:210] address family mismatch",
         "RuntimeError: [enforce fail at ../third_party/gloo/gloo/transport/tcp/device.cc:276] ss1.ss_family == "
         "ss2.ss_family. 2 vs 10",
         "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network "

@@ -43,7 +43,7 @@ class FirewallPort(Cause, id="AR206"):
     NCCL user guide, "Networking Troubleshooting", IP ports:
     https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/troubleshooting/networking_troubleshooting.html (read
     2026-11-21). https://github.com/sgl-project/sglang/issues/3820, https://github.com/NVIDIA/nccl/issues/1956.
-    NCCL, src/include/socket.h (2.7), src/misc/socket.cc (2.10 to 2.28), src/os/linux.cc (2.29): what connect says.
+    NCCL, src/include/socket.h (2.7), src/misc/socket.cc (several versions), src/os/linux.cc (2.29): what connect says.
     Gloo, gloo/transport/tcp/helpers.cc. https://github.com/NVIDIA/nccl-tests/issues/166 (all read 2026-11-21).
     """  # noqa: E501  (a real line)
 

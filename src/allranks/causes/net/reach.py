@@ -90,6 +90,8 @@ class MasterUnreachable(Cause, id="AR201"):
         Sign(
             r"TCP client failed to connect/validate to host " + ENDPOINT + r" - retrying \(", Role.CONTEXT, Blames.NAMED
         ),
+        # Dask, of its scheduler above all.
+        Sign(r"Timed out trying to connect to '?tcp://" + ENDPOINT, Role.LIKELY, Blames.NAMED, Confidence.UNDECIDED),
         # Said of a store that was never reached and of one that was lost.
         Sign(
             r"RendezvousConnectionError: The connection to the C10d store has failed",
@@ -161,6 +163,7 @@ class MasterUnreachable(Cause, id="AR201"):
         Sign(r"EtcdConnectionFailed: Connection to etcd failed", Role.LIKELY, Blames.NOBODY, Confidence.LIKELY),
     )
     hits = (
+        "OSError: Timed out trying to connect to 'tcp://10.0.0.1:8786' after 10 s: connect() didn't finish in time",
         "subprocess.CalledProcessError: Command 'ssh -o PasswordAuthentication=no 192.168.3.100 hostname' returned "
         "non-zero exit status 255.",
         "ORTE does not know how to route a message to the specified daemon",

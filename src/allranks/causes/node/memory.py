@@ -22,7 +22,7 @@ class HostOomKill(Cause, id="AR008"):
     signal.
 
     ## Example
-    From a job on an HPE cluster; the texts are SLURM's (slurmstepd, srun) and the kernel's (mm/oom_kill.c):
+    From a job on an HPE cluster; the texts are slurmstepd's, srun's and the kernel's:
 
         slurmstepd: error: Detected 1 oom_kill event in StepId=8538204.0. Some of the step tasks have been OOM Killed.
         srun: error: nid006024: task 0: Out Of Memory
@@ -39,10 +39,10 @@ class HostOomKill(Cause, id="AR008"):
     mapped instead of read.
 
     ## Source
-    Linux, mm/oom_kill.c (6.18). SLURM, src/slurmd/slurmstepd/req.c and src/srun/libsrun (21.08 to 25.05).
-    PyTorch, torch/distributed/elastic/multiprocessing/errors, torch/utils/data/_utils/signal_handling.py (2.13).
-    Ray, "Out-Of-Memory Prevention": https://docs.ray.io/en/latest/ray-core/scheduling/ray-oom-prevention.html.
-    All read 2026-11-21.
+    Linux, mm/oom_kill.c; SLURM, its cgroup plugin, its accounting of memory, and srun's launch of tasks; Kubernetes,
+    pkg/kubelet/eviction; MPICH, mpiexec of Hydra; PyTorch 2.13, torch/distributed/elastic/multiprocessing (read
+    2026-11-21). What LSF, systemd, Intel MPI and Ray say is from public logs. Ray, "Out-Of-Memory Prevention":
+    https://docs.ray.io/en/latest/ray-core/scheduling/ray-oom-prevention.html.
     """
 
     message = "a process was killed: the node, or the job's share of it, ran out of memory"
@@ -79,6 +79,11 @@ class HostOomKill(Cause, id="AR008"):
             blames=Blames.NAMED,
         ),
         Sign(r"Task was killed due to the node running low on memory"),
+        Sign(
+            r"Memory on the node \(IP: (?P<node>[0-9a-f.:]{3,45}), .{1,300}pid=(?P<pid>[0-9]+), memory used=.{1,200} "
+            r"exceeds the memory usage threshold",
+            blames=Blames.NAMED,
+        ),
         Sign(r"The worker may have exceeded K8s pod memory limits", confidence=Confidence.LIKELY),
         Sign(
             r"The process is killed by SIGKILL by OOM killer due to high memory usage",
@@ -97,6 +102,16 @@ class HostOomKill(Cause, id="AR008"):
         Sign(r"Signal 9 \(SIGKILL\) received by PID (?P<pid>[0-9]+)", Role.LIKELY, confidence=Confidence.LIKELY),
         Sign(
             r"exitcode {0,4}: -9\b(?: \(pid: (?P<pid>[0-9]+)\))?",
+            Role.LIKELY,
+            confidence=Confidence.LIKELY,
+        ),
+        Sign(
+            r"Container rank (?P<rank>[0-9]+) status failed cmd .+ code -9 log ",  # Paddle
+            Role.LIKELY,
+            confidence=Confidence.LIKELY,
+        ),
+        Sign(
+            r"lobal rank (?P<rank>[0-9]+) \(PID (?P<pid>[0-9]+)\) exited with code -9\b",  # Composer
             Role.LIKELY,
             confidence=Confidence.LIKELY,
         ),
@@ -171,6 +186,9 @@ class HostOomKill(Cause, id="AR008"):
         "crashed "
         "due to other reasons at node (ID: 2c82620270df6b9dd7ae, IP: 172.31.183.172) over the last time period.",
         "ray.exceptions.OutOfMemoryError: Task was killed due to the node running low on memory.",
+        "Memory on the node (IP: 10.0.0.7, ID: 2c0ca846c8a9) where the task (task ID: 76b2551f1683, name=fit, pid=812, "
+        "memory used=0.05GB) was running was 219.41GB / 230.40GB (0.952289), which exceeds the memory usage threshold "
+        "of 0.95. Ray killed this worker (ID: ba8468428945)",
         "Worker exits unexpectedly. Worker exits with an exit code None. The worker may have exceeded K8s pod memory "
         "limits.",
         "There are some potential root causes. (1) The process is killed by SIGKILL by OOM killer due to high memory "
@@ -182,6 +200,8 @@ class HostOomKill(Cause, id="AR008"):
         "OSError: [Errno 12] Cannot allocate memory",
         "  traceback : Signal 9 (SIGKILL) received by PID 79468",
         "  exitcode  : -9 (pid: 79468)",
+        "Container rank 0 status failed cmd ['/usr/bin/python3', '-u', 'train.py'] code -9 log ./log/workerlog.0",
+        "ERROR:composer.cli.launcher:Global rank 0 (PID 208865) exited with code -9",
         "exitcode: -9",
         "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -9) local_rank: 0 (pid: 79468) of "
         "binary: /usr/bin/python3",

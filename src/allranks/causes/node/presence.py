@@ -226,7 +226,7 @@ class NodeFailure(Cause, id="AR012"):
     Its ranks are gone, too. The ranks of the other nodes wait for them in the next collective.
 
     ## Example
-    From a public training log on that cluster; the text is SLURM's, src/slurmd/slurmstepd:
+    From a public training log; the first line is srun's, the second slurmstepd's:
 
         srun: error: Node failure on jean-zay-iam37
         slurmstepd: error: *** STEP 1943824.0 ON jean-zay-iam17 CANCELLED AT 2023-03-06T03:17:51 DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***
@@ -241,9 +241,11 @@ class NodeFailure(Cause, id="AR012"):
     without the node (`--exclude=NODE`); from a checkpoint the job goes on where it was.
 
     ## Source
-    slurm.conf(5), SlurmdTimeout: https://slurm.schedmd.com/slurm.conf.html. SLURM, src/slurmctld/ping_nodes.c,
-    src/slurmctld/node_mgr.c, src/api/step_launch.c (19.05 to 25.05, read 2026-11-21).
-    Open MPI, help-errmgr-base.txt; Ray, gcs_node_manager.cc (read 2026-11-21).
+    SLURM, ping_nodes.c, node_mgr.c and job_mgr.c in src/slurmctld, src/api/step_launch.c, src/slurmd/slurmstepd/req.c;
+    Ray, its raylet and GCS; Flux's shell; Kubernetes, the kubelet's node shutdown; Open MPI, the older words of
+    orte/mca/errmgr/base/help-errmgr-base.txt (read 2026-11-21). Open MPI's newer words and NodeNotReady are from public
+    logs. Moab's, Torque's and the kernel's words were not checked against
+    the source. slurm.conf(5), SlurmdTimeout: https://slurm.schedmd.com/slurm.conf.html.
     """  # noqa: E501  (real lines)
 
     message = "{what}"
@@ -254,11 +256,19 @@ class NodeFailure(Cause, id="AR012"):
     signs = (
         Sign(r"error: Node failure on (?P<node>[A-Za-z0-9_.,\[\]-]+)", blames=Blames.NAMED),
         # `ON node` is where the batch script ran, not the node that was lost.
-        Sign(r"DUE TO NODE FAILURE", blames=Blames.NOBODY),
+        Sign(r"DUE TO NODE (?:[A-Za-z0-9_.-]+ )?FAILURE", blames=Blames.NOBODY),
         Sign(r"Nodes? (?P<node>[A-Za-z0-9_.,\[\]-]+) not responding", blames=Blames.NAMED),
-        Sign(r"Killing (?:JobId=|job )[0-9]+ on failed node (?P<node>[A-Za-z0-9_.-]+)", blames=Blames.NAMED),
+        Sign(r"Killing (?:JobId=|job_id |job )[0-9_()]+ on failed node (?P<node>[A-Za-z0-9_.-]+)", blames=Blames.NAMED),
         Sign(r"Node (?P<node>[A-Za-z0-9_.-]+) unexpectedly rebooted", blames=Blames.NAMED),
         Sign(r"[ |=:(]NODE_FAIL\b", blames=Blames.NOBODY),
+        # slurmctld, of a node that a health check or somebody takes out; a reason of maintenance is no failure.
+        Sign(
+            r"update_node: node (?P<node>[A-Za-z0-9_.,\[\]-]+) reason set to: "
+            r".{0,120}(?i:fail|not respond|unexpected|hung)",
+            Role.LIKELY,
+            Blames.NAMED,
+            Confidence.LIKELY,
+        ),
         Sign(r"job preempted \(node failure\)", blames=Blames.NOBODY),  # Moab
         Sign(r"Exec host:  (?P<node>[A-Za-z0-9_.-]+)/", Role.CONTEXT, Blames.NAMED),
         Sign(r"missing from batch node (?P<node>[A-Za-z0-9_.-]+)", blames=Blames.NAMED),
@@ -275,7 +285,12 @@ class NodeFailure(Cause, id="AR012"):
             confidence=Confidence.UNDECIDED,
         ),
         # Other launchers
-        Sign(r"lost communication with a remote daemon", Role.LIKELY, Blames.NOBODY, Confidence.LIKELY),
+        Sign(
+            r"lost communication with (?:a remote daemon|its daemon located on node)",
+            Role.LIKELY,
+            Blames.NOBODY,
+            Confidence.LIKELY,
+        ),
         Sign(
             r"Remote daemon: \[[^ ]{1,120}\] on node (?P<node>[A-Za-z0-9_.-]+)",
             Role.LIKELY,
@@ -307,10 +322,14 @@ class NodeFailure(Cause, id="AR012"):
         "salloc: Prolog failure on node k003-006",
         "srun: error: Node failure on jean-zay-iam37",
         "job preempted (node failure)",
+        "[2025-07-04T00:54:23.932] update_node: node od-16-gb-8 reason set to: Scheduler health check failed",
         "Exec host:  gpu-2-17/5",
         "salloc: error: Node failure on worker-1",
         "slurmctld: error: Nodes node[03,07] not responding, setting DOWN",
         "slurmctld: Killing JobId=48 on failed node node03",
+        "slurmctld: Killing JobId=12210_17(12308) on failed node node03",
+        "slurmctld: Killing job_id 48 on failed node node03",
+        "slurmd[n12]: error: *** JOB 77 CANCELLED AT 2013-06-30T04:08:07 DUE TO NODE n12 FAILURE ***",
         "slurmctld: error: Node node03 unexpectedly rebooted boot_time=1690000000 last response=1689990000",
         "48             nodefail    NODE_FAIL   00:06:51          node03",
         "slurmctld: Batch JobId=48 missing from batch node node03 (not found BatchStartTime after startup), Requeuing "
@@ -319,6 +338,7 @@ class NodeFailure(Cause, id="AR012"):
         "srun: error: Aborting, io error and missing step on node 3",
         "srun: error: slurm_receive_msgs: [[node03]:6818] failed: Transport endpoint is not connected",
         "PRTE has lost communication with a remote daemon.",
+        "ORTE has lost communication with its daemon located on node:",
         "  Remote daemon: [[16919,0],3] on node anode127",
         "  Remote daemon: [prterun-master-0-34@0,1] on node worker-1",
         "The node with node id: 5f1c2a7b9e8d and address: 10.0.0.7 and node name: 10.0.0.7 has been marked dead "

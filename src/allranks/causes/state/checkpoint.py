@@ -35,7 +35,7 @@ class CheckpointCorrupt(Cause, id="AR601"):
 
     ## Source
     PyTorch, caffe2/serialize/inline_container.cc and third_party/miniz (the zip's words; "high likelihood" since
-    pytorch/pytorch#170244), torch/serialization.py and libtorch's strings, 1.6 to 2.13. safetensors 0.3 to 0.8,
+    pytorch/pytorch#170244), torch/serialization.py and libtorch's strings, 2.13 and older. safetensors, several versions,
     bindings/python/src/lib.rs. All read 2026-11-21.
     """  # noqa: E501  (a real line)
 
@@ -132,7 +132,7 @@ class WorldSizeChanged(Cause, id="AR603"):
 
     ## Source
     DeepSpeed, deepspeed/runtime/engine.py, runtime/state_dict_factory.py, runtime/config.py, elasticity/elasticity.py,
-    0.3 to 0.18. PyTorch, torch/distributed/_shard/sharded_tensor/api.py, 1.11 to 2.13. Megatron-LM,
+    several versions. PyTorch, torch/distributed/_shard/sharded_tensor/api.py, 2.13 and older. Megatron-LM,
     megatron/training/checkpointing.py. All read 2026-11-21.
     """  # noqa: E501  (a real line)
 

@@ -35,9 +35,9 @@ class ElasticNoResume(Cause, id="AR602"):
     whose name does not contain the time or the attempt.
 
     ## Source
-    PyTorch, "Train script": https://docs.pytorch.org/docs/stable/elastic/train_script.html; its words:
-    torch/distributed/elastic/agent/server/api.py, 1.9 to 2.13. Megatron-LM, megatron/training/checkpointing.py.
-    DeepSpeed, deepspeed/runtime/engine.py. transformers, trainer.py. All read 2026-11-21.
+    PyTorch, "Train script": https://docs.pytorch.org/docs/stable/elastic/train_script.html; its words: 2.13,
+    torch/distributed/elastic/agent/server/api.py. The lines of Megatron-LM, DeepSpeed and transformers as their code and
+    copies of it have them (read 2026-11-21).
     """  # noqa: E501  (a real line)
 
     message = "the workers were started anew, and began from the beginning"
@@ -140,7 +140,7 @@ class HorovodElasticTimeout(Cause, id="AR609"):
     little.
 
     ## Example
-    From horovod/runner/elastic/driver.py, 0.20 to 0.28, with `--min-np 4`:
+    From horovod/runner/elastic/driver.py, with `--min-np 4`:
 
         Timed out waiting for minimum number of slots to become available. Please check that you have enough resources to run at least 4 Horovod processes.
 
@@ -154,8 +154,8 @@ class HorovodElasticTimeout(Cause, id="AR609"):
 
     ## Source
     Horovod, "Elastic Horovod": https://horovod.readthedocs.io/en/stable/elastic_include.html;
-    horovod/runner/elastic/driver.py, registration.py, discovery.py, 0.20 to 0.28 (read 2026-11-21). The deadlock after
-    a pause: horovod/horovod#3494.
+    horovod/runner/elastic/driver.py, registration.py, discovery.py, a newer and an older version each (read
+    2026-11-21). The deadlock after a pause: horovod/horovod#3494 (read 2026-11-21).
     """  # noqa: E501  (a real line, a command)
 
     message = "elastic Horovod waited in vain for enough slots"
@@ -174,6 +174,7 @@ class HorovodElasticTimeout(Cause, id="AR609"):
         Sign(r"failed to activate new hosts -> stop running", Role.LIKELY, _NOBODY),
         Sign(r"blacklisted slots count == (?P<present>[0-9]+) -> stop running", Role.LIKELY, _NOBODY),
         Sign(r"blacklist failing host: (?P<node>[^ ]{1,200})", Role.VICTIM, Blames.NAMED, Confidence.LIKELY),
+        Sign(r"host (?P<node>[^ ]{1,200}) has been blacklisted", Role.VICTIM, Blames.NAMED, Confidence.LIKELY),
         Sign(r"failure count == (?P<present>[0-9]+) -> stop running", Role.VICTIM, _NOBODY),
         Sign(r"wait for available slots: (?P<wanted>[0-9]+)", Role.CONTEXT, _NOBODY),
     )
@@ -185,6 +186,7 @@ class HorovodElasticTimeout(Cause, id="AR609"):
         "ERROR:root:failed to activate new hosts -> stop running",
         "ERROR:root:blacklisted slots count == 4 -> stop running",
         "WARNING:root:blacklist failing host: ip-10-0-1-7",
+        "INFO:root:host ip-10-0-1-7 has been blacklisted, ignoring exit from local_rank=0",
         "ERROR:root:failure count == 2 -> stop running",
         "INFO:root:wait for available slots: 4",
     )

@@ -73,6 +73,7 @@ class NanLoss(Cause, id="AR604"):
         Sign(r"Minimum loss scale reached \("),
         Sign(r"Loss is (?:nan|inf|-inf), stopping training"),
         Sign(r"NaN loss during training"),
+        Sign(r"(?i:(?:nan|inf) grad norm occurs)", Role.LIKELY, Blames.NOBODY),  # InternEvo
         Sign(r"Loss became infinite or NaN at iteration"),
         Sign(r"The loss returned in `training_step` is (?:nan|inf|tensor\((?:nan|inf))"),
         Sign(r"Detected nan and/or inf values in `(?P<thing>[^`]{1,200})`"),
@@ -106,6 +107,7 @@ class NanLoss(Cause, id="AR604"):
         "learning "
         "rate, using gradient clipping or increasing the batch size.",
         "Loss is nan, stopping training",
+        "WARNING hybrid_zero_optim.py:748 in _step -- Nan grad norm occurs, please check it.",
         "tensorflow.python.training.basic_session_run_hooks.NanLossDuringTrainingError: NaN loss during training.",
         "FloatingPointError: Loss became infinite or NaN at iteration=412!",
         "ValueError: The loss returned in `training_step` is nan.",

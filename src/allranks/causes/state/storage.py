@@ -39,8 +39,8 @@ class NfsStale(Cause, id="AR605"):
     Let one rank write and rotate checkpoints, with unique names; do not rebuild the environment of a running job.
 
     ## Source
-    Linux, errno(3), ESTALE; glibc's text is "Stale file handle", before 2.16 "Stale NFS file handle". Linux NFS FAQ,
-    A10: https://nfs.sourceforge.net/ (read 2026-11-21).
+    Linux, errno(3), ESTALE; glibc's text is "Stale file handle", once "Stale NFS file handle". Linux NFS FAQ, A10:
+    https://nfs.sourceforge.net/. Neither was checked again.
     """  # noqa: E501  (a real line)
 
     message = "a file on the shared file system went away under an open handle"
@@ -48,7 +48,11 @@ class NfsStale(Cause, id="AR605"):
     fix = "restart on a fresh mount; let one rank write and rotate files, with unique names"
     exit_code = Exit.NODE_FAULT
     signs = (
-        Sign(r"\[Errno 116\] Stale (?:NFS )?file handle: b?'(?P<thing>[^']{1,300})'"),
+        Sign(r"\[Errno 116\] Stale (?:NFS )?file handle: b?'(?P<thing>[^']{1,300})(?:'|$)"),
+        Sign(
+            r"cannot [a-z]{3,12}(?: [a-z]{2,12}){0,2} ['`]?(?P<thing>[./~][^':`]{0,300})['`]?: "
+            r"Stale (?:NFS )?file handle"
+        ),
         Sign(r"Stale (?:NFS )?file handle"),
         Sign(r"\[Errno 116\]"),
         Sign(r"errno = 116\b"),
@@ -60,6 +64,9 @@ class NfsStale(Cause, id="AR605"):
         "OSError: [Errno 116] Unable to synchronously create file (unable to fstat file, errno = 116, error message = "
         "'Stale file handle')",
         "rm: cannot remove '/home/user/run/.nfs0001': Stale file handle",
+        "OSError: [Errno 116] Stale file handle: '/home/user/.cache/huggingface/datasets/",
+        "ls: cannot access /mnt/dataset/: Stale file handle",
+        "ls: cannot open directory '/mnt/dataset': Stale file handle",
         "Error: ESTALE: stale file handle, read",
     )
     misses = (
@@ -97,8 +104,9 @@ class FilesystemHang(Cause, id="AR606"):
     copied from there. The processes end when the server answers, or with the node.
 
     ## Source
-    Linux, kernel/hung_task.c; net/sunrpc (rpc_wait_bit_killable), fs/nfs. Lustre, lustre/ptlrpc/import.c, 2.x: console
-    messages 0x166 and 0x167. ps(1), "Process state codes". py-spy, "Failed to suspend process". All read 2026-11-21.
+    Linux, kernel/hung_task.c, net/sunrpc/sched.c (rpc_wait_bit_killable), fs/ceph/mds_client.c; Lustre, ptlrpc/import.c:
+    console messages 0x166 and 0x167; SLURM, slurmstepd; py-spy, "Failed to suspend process" (read 2026-11-21). The
+    NFS client's words are from public logs, GPFS's from one public log. ps(1), "Process state codes".
     """  # noqa: E501  (a real line)
 
     message = "a file system does not answer, and a process waits for it in the kernel"
@@ -130,7 +138,8 @@ class FilesystemHang(Cause, id="AR606"):
             Role.LIKELY,
             confidence=Confidence.LIKELY,
         ),
-        Sign(r"\bceph: mds[0-9]+ (?:hung|caps stale|reconnect start)", Role.LIKELY),
+        # Newer kernels name the cluster and the client first.
+        Sign(r"\bceph: (?:\[[^\]]{1,80}\]: )?mds[0-9]+ (?:hung|caps stale|reconnect start)", Role.LIKELY),
         Sign(r"Lost membership in cluster", Role.LIKELY),
         Sign(r"rpc_wait_bit_killable", Role.LIKELY, confidence=Confidence.LIKELY),
         Sign(r"\[Errno 107\] Transport endpoint is not connected: b?'(?P<thing>[^']{1,300})'"),
@@ -161,6 +170,7 @@ class FilesystemHang(Cause, id="AR606"):
         "service will fail.",
         "LustreError: 11-0: fs-OST0002-osc-ffff8: operation ost_read to node 10.0.1.5@tcp failed: rc = -107",
         "kernel: ceph: mds0 hung",
+        "kernel: ceph: [5a1e6c1c-7f0e-4c0b-9d57-0c4a8b6f2d11 4242]: mds0 caps stale",
         "mmfs: [E] Lost membership in cluster gpfs.site. Unmounting file systems.",
         "[<0>] rpc_wait_bit_killable+0x1e/0xb0 [sunrpc]",
         "OSError: [Errno 107] Transport endpoint is not connected: '/gpfs/run/ckpt'",
@@ -204,8 +214,8 @@ class DataloaderShm(Cause, id="AR607"):
     `dmesg` for the out-of-memory killer.
 
     ## Source
-    PyTorch, torch/csrc/DataLoader.cpp, torch/utils/data/dataloader.py, aten/src/ATen/MapAllocator.cpp, 1.0 to 2.13
-    (read 2026-11-21).
+    PyTorch 2.13, torch/utils/data/dataloader.py, and the strings of its libraries (torch/csrc/DataLoader.cpp,
+    aten/src/ATen/MapAllocator.cpp; read 2026-11-21). Older wording is from public logs.
     """  # noqa: E501  (a real line)
 
     message = "data loader workers run out of shared memory"

@@ -51,6 +51,12 @@ MARKS = (
     ),
     Mark("failure-code", r"exitcode  : -?[0-9]", r"exitcode  : (?P<code>-?[0-9]+) \(pid: (?P<pid>[0-9]+)\)"),
     Mark("failure-text", r"traceback : [^ ]", r"traceback : (?P<text>.+)"),
+    # Who came to the store's barrier (torch/distributed/distributed_c10d.py, 1.9 to 2.0).
+    Mark(
+        "added-key",
+        r"Added key: store_based_barrier_key:[0-9]",
+        r"Added key: (?P<key>store_based_barrier_key:[0-9]+) to store for rank: (?P<rank>[0-9]+)",
+    ),
     # The agent (torch/distributed/elastic/multiprocessing/api.py).
     Mark(
         "agent-failed",
@@ -101,6 +107,23 @@ MARKS = (
         r"torchelastic\.worker\.status\.FAILED",
         r"\"global_rank\": (?P<rank>[0-9]+), .{1,40}\"worker_id\": \"(?P<pid>[0-9]+)\", .{1,60}"
         r"\"hostname\": \"(?P<node>[^\"]{1,200})\"",
+    ),
+    # Paddle's launcher: Container.__str__.
+    Mark(
+        "agent-failed",
+        r"Container rank [0-9]+ status failed cmd ",
+        r"Container rank (?P<rank>[0-9]+) status failed cmd .+ code (?P<code>-?[0-9]+) log ",
+    ),
+    # Composer's launcher, older and newer.
+    Mark(
+        "agent-failed",
+        r"Rank [0-9]+ crashed with exit code ",
+        r"Rank (?P<rank>[0-9]+) crashed with exit code (?P<code>-?[0-9]+)",
+    ),
+    Mark(
+        "agent-failed",
+        r"Global rank [0-9]+ \(PID [0-9]+\) exited with code -?[1-9]",
+        r"Global rank (?P<rank>[0-9]+) \(PID (?P<pid>[0-9]+)\) exited with code (?P<code>-?[0-9]+)",
     ),
     Mark(
         "closing",

@@ -22,7 +22,9 @@ def conclude_arrivals(logs: Logs, people: People) -> Iterator[Conclusion]:
     barrier = [event for event in waiting if (event.number("present") or 0) < (event.number("wanted") or 0)]
     if barrier:
         wanted = max(event.number("wanted") or 0 for event in barrier)
-        here = {rank for event in waiting if (rank := event.number("rank")) is not None}
+        keys = {event.values.get("key") for event in barrier}
+        came = [*waiting, *(event for event in logs.of("added-key") if event.values["key"] in keys)]
+        here = {rank for event in came if (rank := event.number("rank")) is not None}
         present = max(event.number("present") or 0 for event in barrier)
         missing = missing_of(here, wanted) if wanted <= MAX_RANKS else ()
         if missing and len(missing) <= max(wanted - present, 1):

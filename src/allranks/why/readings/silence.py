@@ -68,6 +68,18 @@ def conclude_silence(logs: Logs, people: People, found: Sequence[Conclusion]) ->
             ask=_ASK,
         )
         return
+    if not finished and (members := _all_announced(logs, last[-1])):
+        yield Conclusion(
+            cause=find_cause("silent-hang"),
+            role=Role.CONTEXT,
+            confidence=Confidence.UNDECIDED,
+            culprit=Culprit(),
+            message=f"all {members} ranks said that they started, and nothing came after: they wait for each other "
+            "as the group is made, or the log was taken too early",
+            evidence=(last[-1],),
+            ask=_ASK,
+        )
+        return
     if not finished and (stopped := [line for line in everything if _INTERRUPTED.search(line.text)]):
         yield _ended_from_outside(stopped[-1], is_sure=not any(_STEPS.search(line.text) for line in everything))
         return
@@ -82,6 +94,14 @@ def conclude_silence(logs: Logs, people: People, found: Sequence[Conclusion]) ->
         message="nothing in these logs speaks of a failure",
         evidence=tuple(event.line for event in finished[:1]) or tuple(goes[-1:]) or tuple(last[-1:]),
     )
+
+
+def _all_announced(logs: Logs, last: Line) -> int:
+    """Return how many ranks announced themselves, where all did and the log ends with that; else 0."""
+    members = [event for event in logs.of("AR501") if "rank" in event.values and "wanted" in event.values]
+    wanted = max((event.number("wanted") or 0 for event in members), default=0)
+    ends = any((event.line.source, event.line.number) == (last.source, last.number) for event in members)
+    return wanted if ends and len({event.values["rank"] for event in members}) == wanted > 1 else 0
 
 
 def _goes_on(line: Line) -> bool:

@@ -1,0 +1,129 @@
+"""Who is meant: by the lines of a cause, by lines near them, or by all that is left. Pure.
+
+From the surest to the weakest: what the lines name; torchrun's summary of who failed; who passed an error on (mp.spawn,
+Ray); what was named just before; who stopped first; the place where all meet; the only one that speaks at all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+from operator import or_
+
+from allranks.causes.cause import Cause
+from allranks.causes.sign import Blames, Role
+from allranks.why.conclusion import Conclusion
+from allranks.why.logs.events import Event, Logs
+from allranks.why.overheard import overhear
+from allranks.why.people import Culprit, People, blame, missing_of, named
+from allranks.why.readings.ends import find_first, read_ends
+from allranks.why.readings.progress import find_laggard
+
+_OF_MEETING = frozenset(("master-unreachable", "master-dns", "rendezvous-timeout", "store-lost"))
+"""Causes that are about the place where all ranks meet."""
+
+MAX_LINES = 400
+"""Of one cause that are asked whom they name."""
+
+SCOPE_LINES = 4
+"""Of one announcement: Ray writes a dead actor's process and address on lines of their own."""
+
+MAX_THINGS = 6
+"""Addresses, ports, processes that are named."""
+
+
+def find_nodes(logs: Logs) -> dict[int, str]:
+    """Return where ranks ran, as lines that know both tell."""
+    nodes = {
+        event.line.rank: event.line.node for event in logs.events if event.line.rank is not None and event.line.node
+    }
+    nodes |= {end.rank: end.node for end in read_ends(logs) if end.rank is not None and end.node}
+    return nodes
+
+
+def add_nodes(conclusion: Conclusion, nodes: Mapping[int, str]) -> Conclusion:
+    """Return it with the nodes of the ranks that it blames, where it names none."""
+    culprit = conclusion.culprit
+    if culprit.nodes or not culprit.ranks or len(culprit.ranks) > MAX_THINGS:
+        return conclusion
+    named = Culprit(nodes=tuple(dict.fromkeys(nodes[rank] for rank in culprit.ranks if rank in nodes)))
+    return replace(conclusion, culprit=named | culprit)
+
+
+def name_somebody(conclusion: Conclusion, logs: Logs, people: People) -> Conclusion:
+    """Return it with a culprit, where its own lines name none or only a part."""
+    if conclusion.cause.name == "user-code-error" and not conclusion.culprit.ranks:
+        first = find_first(logs)
+        if first is not None and first.code is not None and first.code > 0 and first.culprit():
+            return replace(conclusion, culprit=first.culprit() | conclusion.culprit)
+        if announced := _announced(conclusion, people):
+            return replace(conclusion, culprit=announced | conclusion.culprit)
+    if conclusion.cause.name in {"dead-rank", "host-oom-kill"} and not conclusion.culprit:
+        first = find_first(logs)
+        if first is not None and first.is_killed and first.culprit():
+            return replace(conclusion, culprit=first.culprit())
+    if not conclusion.culprit.things and (before := _named_before(conclusion, logs)):
+        conclusion = replace(conclusion, culprit=conclusion.culprit | before)
+    return conclusion if conclusion.culprit else replace(conclusion, culprit=someone(conclusion, logs, people))
+
+
+def _named_before(conclusion: Conclusion, logs: Logs) -> Culprit:
+    """Return what the last line of context before it names, where such lines blame nobody: the file that is read."""
+    line = conclusion.first
+    near = [
+        event
+        for event in logs.of(conclusion.cause.id)
+        if event.sign is not None
+        and (event.sign.role, event.sign.blames) == (Role.CONTEXT, Blames.NOBODY)
+        and event.line.source == line.source
+        and event.line.number <= line.number
+    ]
+    return named(near[-1]) if near else Culprit()
+
+
+def someone(conclusion: Conclusion, logs: Logs, people: People) -> Culprit:
+    """Return who may be meant where no line of a cause names anybody: who reports it, or what else is near."""
+    if conclusion.cause.name == "straggler-rank":
+        return Culprit(ranks=missing_of(conclusion.victims, people.world))
+    if conclusion.cause.name in {"user-code-error", "dead-rank"} and (laggard := find_laggard(logs, people)):
+        return laggard.culprit
+    if announced := _announced(conclusion, people):
+        return announced
+    if people.endpoint and conclusion.cause.name in _OF_MEETING:
+        return Culprit(things=(people.endpoint,))
+    if conclusion.role is Role.VICTIM or _is_nobodys(conclusion.cause):
+        return Culprit()
+    nodes = people.nodes if len(people.nodes) <= 2 else ()
+    return Culprit(nodes=nodes) | overhear(conclusion, logs)
+
+
+def _announced(conclusion: Conclusion, people: People) -> Culprit:
+    """Return whose words these are, as who passed them on says: mp.spawn, Ray, torchrun's summary."""
+    line = conclusion.first
+    near = [
+        (number, who) for source, number, who in people.scopes if source == line.source.shown and number <= line.number
+    ]
+    return reduce(or_, (who for number, who in near if near[-1][0] - number <= SCOPE_LINES), Culprit())
+
+
+def find_culprit(same: Sequence[Event], context: Sequence[Event], people: People, ends: dict[int, Culprit]) -> Culprit:
+    """Who is named by these lines: of many different ones, those that are named most often."""
+    culprits = [blame(event, people) | _ended(event, ends) for event in same[:MAX_LINES]]
+    culprits += [blame(event, people) for event in context[:8]]
+    counts = Counter(thing for culprit in culprits for thing in culprit.things)
+    most = max(counts.values(), default=0)
+    usual = [thing for thing, count in counts.most_common(MAX_THINGS) if 3 * count >= most]
+    culprit = reduce(or_, culprits, Culprit())
+    return replace(culprit, things=tuple(thing for thing in culprit.things if thing in usual))
+
+
+def _ended(event: Event, ends: dict[int, Culprit]) -> Culprit:
+    pid = event.number("pid")
+    return Culprit() if pid is None else ends.get(pid, Culprit())
+
+
+def _is_nobodys(cause: type[Cause]) -> bool:
+    """Whether none of its signs names anybody."""
+    return all(sign.blames is Blames.NOBODY for sign in cause.signs)

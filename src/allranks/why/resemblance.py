@@ -1,0 +1,63 @@
+"""Whose sample lines are most like the words of a failure that no sign knows? A guess, and never more. Pure.
+
+Words are weighed by how few causes use them (inverse document frequency), and causes compared by the cosine of the
+angle between their words' weights and the line's: Manning, Raghavan, Schuetze, Introduction to Information Retrieval,
+2008, chapter 6.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+
+from allranks.causes.catalogue import all_causes
+from allranks.causes.cause import Cause
+
+LEAST = 0.08
+"""Below, a line is like nothing that is known."""
+_WORD = re.compile(r"[A-Za-z][A-Za-z]{2,}")
+_CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
+_EVERYWHERE = frozenset((
+    "the", "and", "for", "was", "with", "from", "this", "that", "has", "not", "are", "error", "warn", "info", "line",
+    "file", "runtime",
+))  # fmt: skip
+
+
+def resembling(texts: Iterable[str], *, most: int = 3) -> Iterator[type[Cause]]:
+    """Return the causes whose sample lines use the words of these texts, the most alike first."""
+    weights, samples = _samples()
+    words = Counter(word for text in texts for word in _words(text) if word in weights)
+    asked = _unit({word: (1 + math.log(count)) * weights[word] for word, count in words.items()})
+    scored = [
+        (sum(value * asked.get(word, 0.0) for word, value in vector.items()), cause.id, cause)
+        for cause, vector in samples
+    ]
+    for score, _, cause in sorted(scored, key=lambda each: (-each[0], each[1]))[:most]:
+        if score >= LEAST:
+            yield cause
+
+
+@functools.cache
+def _samples() -> tuple[Mapping[str, float], tuple[tuple[type[Cause], Mapping[str, float]], ...]]:
+    causes = [cause for cause in all_causes() if cause.hits and not cause.is_outcome]
+    counts = {cause: Counter(word for hit in (*cause.hits, cause.title()) for word in _words(hit)) for cause in causes}
+    users = Counter(word for words in counts.values() for word in words)
+    weights = {word: math.log(len(causes) / count) for word, count in users.items()}
+    vectors = tuple(
+        (cause, _unit({word: (1 + math.log(count)) * weights[word] for word, count in words.items()}))
+        for cause, words in counts.items()
+    )
+    return weights, vectors
+
+
+def _words(text: str) -> list[str]:
+    found = [word.lower() for part in _CAMEL.sub(" ", text).split() for word in _WORD.findall(part)]
+    return [word for word in found if word not in _EVERYWHERE]
+
+
+def _unit(vector: Mapping[str, float]) -> dict[str, float]:
+    length = math.sqrt(sum(value * value for value in vector.values()))
+    return {word: value / length for word, value in vector.items()} if length else {}
