@@ -19,7 +19,7 @@ import msgspec
 
 from allranks.cli.show import json_option
 from allranks.model.errors import Exit, SetupError, UsageError
-from allranks.model.finding import Finding, Severity
+from allranks.model.finding import Finding, Severity, Verdict
 from allranks.report.text import Style, one_line, render_findings, say
 
 if TYPE_CHECKING:
@@ -62,15 +62,17 @@ def why(
     Exit codes: 0 nothing speaks of a failure, 1 something failed, 2 usage, 3 could not tell.
     """
     from allranks.why.recorder.dumps import read_dumps
+    from allranks.why.verdicts import take_verdict
     from allranks.why.window import narrow, read_bound
 
     first, last = (read_bound(text) if text else None for text in (since, until))
-    sources = find_logs(targets)
+    sources, verdict = take_verdict(find_logs(targets))
     recordings = find_recordings(targets, sources)
     progress = _Progress(sum(source.size for source in sources), is_packed=any(_is_packed(each) for each in sources))
     problems: list[ReadProblem] = []
     logs = narrow(read_logs(sources, problems, progress), first, last)
-    answer = make_answer(logs, read_dumps(recordings, problems), problems, is_all=is_all, with_timeline=with_timeline)
+    dumps = read_dumps(recordings, problems)
+    answer = make_answer(logs, dumps, problems, verdict=verdict, is_all=is_all, with_timeline=with_timeline)
     document = answer.document(sources, num_bytes=progress.done)
     if as_json:
         click.echo(json.dumps(msgspec.to_builtins(document), indent=2))
@@ -241,16 +243,23 @@ class Answer:
 
 
 def make_answer(
-    logs: Logs, dumps: Sequence[Dump], problems: Sequence[ReadProblem], *, is_all: bool, with_timeline: bool
+    logs: Logs,
+    dumps: Sequence[Dump],
+    problems: Sequence[ReadProblem],
+    *,
+    verdict: Verdict | None = None,
+    is_all: bool,
+    with_timeline: bool,
 ) -> Answer:
     """Find out what happened."""
     from allranks.why.blame import conclude
     from allranks.why.findings import count_first, is_answer, to_finding
     from allranks.why.last import last_words, tell_line
     from allranks.why.timeline import make_timeline
+    from allranks.why.verdicts import join_verdict
 
     conclusions = conclude(logs, dumps)
-    findings = [to_finding(each) for each in conclusions]
+    findings = join_verdict(verdict, [to_finding(each) for each in conclusions])
     last: tuple[str, ...] = ()
     if not is_answer(findings):
         findings = []

@@ -1,0 +1,57 @@
+"""What allranks itself said of a job: the verdict in its run directory, which knew more than any log."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from allranks.causes.catalogue import find_cause
+from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
+from allranks.report.mask import mask_secrets
+from allranks.why.logs.sources import Source
+
+NAME = "verdict.json"
+
+
+def take_verdict(sources: Sequence[Source]) -> tuple[tuple[Source, ...], Verdict | None]:
+    """Return the logs without the verdicts among them, and the verdict of the last attempt, or None."""
+    found = [source for source in sources if source.path is not None and source.path.name == NAME]
+    # Each node writes what it heard; the leader's own stands above them.
+    for source in sorted(found, key=lambda each: (-(each.attempt or 0), len(each.shown))):
+        assert source.path is not None
+        try:
+            verdict = Verdict.from_json(source.path.read_bytes())
+        except (OSError, msgspec.DecodeError):  # cut, or another program's: it is read as any log
+            continue
+        return tuple(each for each in sources if each not in found), verdict
+    return tuple(sources), None
+
+
+def join_verdict(verdict: Verdict | None, own: Sequence[Finding]) -> list[Finding]:
+    """Return the findings of a verdict, masked, and behind them those that the logs add."""
+    if verdict is None:
+        return list(own)
+    # Of the same cause the logs know the lines.
+    lines = {each.cause: each.evidence for each in own if each.evidence}
+    said = [_mask(finding, lines.get(finding.cause, finding.evidence)) for finding in verdict.findings]
+    has_failed = any(finding.severity is Severity.FAIL for finding in said)
+    if verdict.exit_code == 0 and not has_failed:
+        healthy = Finding(
+            cause=find_cause("healthy").label(),
+            severity=Severity.NOTE,
+            confidence=Confidence.CERTAIN,
+            message="all ranks came to their end, says the job's own verdict",
+        )
+        return [healthy, *said]
+    known = {finding.cause for finding in said}
+    more = [each for each in own if each.severity is Severity.FAIL and each.cause not in known]
+    return [*said, *more] if has_failed else [*more, *said]
+
+
+def _mask(finding: Finding, evidence: Sequence[Evidence]) -> Finding:
+    return msgspec.structs.replace(
+        finding,
+        message=mask_secrets(finding.message),
+        evidence=tuple(Evidence(seen=mask_secrets(each.seen), source=each.source) for each in evidence),
+    )
