@@ -140,6 +140,7 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
     ),
     Tested: st.builds(
         Tested,
+        round=NUMBERS,
         results=st.lists(
             st.builds(
                 PairResult,
