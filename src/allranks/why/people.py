@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from ipaddress import ip_address
 
 from allranks.causes.sign import CULPRIT_GROUPS, Blames
-from allranks.report.text import fold_ranks
 from allranks.why.logs.events import Event, Logs
 from allranks.why.logs.line import Line
 
@@ -50,8 +49,6 @@ class People:
 
     world: int | None
     """World size, where a line says so."""
-    ranks: frozenset[int]
-    """All that say something, or are named."""
     node_of_address: dict[str, str]
     rank_of_process: dict[tuple[str, int], int]
     """(node, pid) -> rank."""
@@ -75,7 +72,6 @@ def meet(logs: Logs) -> People:
     addresses: dict[str, str] = {}
     processes: dict[tuple[str, int], int] = {}
     worlds: defaultdict[int, int] = defaultdict(int)
-    ranks: set[int] = set()
     nodes: dict[str, None] = {}
     scopes: list[tuple[str, int, Culprit]] = []
     endpoint = None
@@ -87,8 +83,6 @@ def meet(logs: Logs) -> People:
             endpoint = event.values["endpoint"].rstrip(".,:")
         if event.kind == "scope":
             scopes.append((line.source.shown, line.number, _scope(event)))
-        if line.rank is not None:
-            ranks.add(line.rank)
         if event.kind == "bootstrap" and line.node:
             addresses[event.values["address"]] = line.node
         if event.kind == "comm" and rank is not None and line.node and line.pid is not None:
@@ -102,7 +96,6 @@ def meet(logs: Logs) -> People:
     world = max(worlds, default=None)  # groups within the job are smaller
     return People(
         world if world and world <= MAX_RANKS else None,
-        frozenset(ranks),
         addresses,
         processes,
         tuple(nodes),
@@ -205,11 +198,6 @@ def parse_ranks(text: str, *, limit: int = 4096) -> tuple[int, ...]:
             end = int(last) if dash else int(first)
             found += range(int(first), min(end, int(first) + limit) + 1)
     return tuple(dict.fromkeys(found))
-
-
-def tell_ranks(ranks: Iterable[int]) -> str:
-    """`rank 3`, `ranks 0-2,5`."""
-    return fold_ranks(ranks)
 
 
 def missing_of(present: Sequence[int] | frozenset[int] | set[int], world: int | None) -> tuple[int, ...]:

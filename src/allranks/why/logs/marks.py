@@ -50,7 +50,6 @@ MARKS = (
         r"rank      : (?P<rank>[0-9]+) \(local_rank: (?P<local_rank>[0-9]+)\)",
     ),
     Mark("failure-code", r"exitcode  : -?[0-9]", r"exitcode  : (?P<code>-?[0-9]+) \(pid: (?P<pid>[0-9]+)\)"),
-    Mark("failure-text", r"traceback : [^ ]", r"traceback : (?P<text>.+)"),
     # Who came to the store's barrier (torch/distributed/distributed_c10d.py, 1.9 to 2.0).
     Mark(
         "added-key",

@@ -6,14 +6,15 @@ Ranks that wait say so, each for itself; the one that is missing says nothing.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from allranks.causes.catalogue import find_cause
 from allranks.causes.sign import Role
 from allranks.model.finding import Confidence
+from allranks.report.text import fold_ranks
 from allranks.why.conclusion import Conclusion
-from allranks.why.logs.events import Logs
-from allranks.why.people import MAX_RANKS, Culprit, People, missing_of, tell_ranks
+from allranks.why.logs.events import Event, Logs
+from allranks.why.people import MAX_RANKS, Culprit, People, missing_of
 
 
 def conclude_arrivals(logs: Logs, people: People) -> Iterator[Conclusion]:
@@ -33,10 +34,10 @@ def conclude_arrivals(logs: Logs, people: People) -> Iterator[Conclusion]:
                 role=Role.LIKELY,
                 confidence=Confidence.LIKELY,
                 culprit=Culprit(ranks=missing),
-                message=f"{tell_ranks(missing)} never came to init_process_group; {present} of {wanted} were there",
+                message=f"{fold_ranks(missing)} never came to init_process_group; {present} of {wanted} were there",
                 evidence=(barrier[0].line, barrier[-1].line),
                 victims=frozenset(here),
-                ask=f"the log and, while it hangs, the stack of {tell_ranks(missing)}",
+                ask=f"the log and, while it hangs, the stack of {fold_ranks(missing)}",
                 weight=1,
             )
     many = [event for event in waiting if (event.number("present") or 0) > (event.number("wanted") or 0)]
@@ -56,10 +57,11 @@ def conclude_arrivals(logs: Logs, people: People) -> Iterator[Conclusion]:
             weight=2,
         )
     members = [event for event in logs.of("AR501") if "rank" in event.values and "wanted" in event.values]
-    yield from _twice(members, people)
+    yield from _twice(members)
 
 
-def _twice(members: list, people: People) -> Iterator[Conclusion]:  # type: ignore[type-arg]
+def _twice(members: Sequence[Event]) -> Iterator[Conclusion]:
+    """Ranks that announced themselves more than once while others did not, or that did not at all."""
     counts = Counter(event.number("rank") for event in members)
     wanted = max((event.number("wanted") or 0 for event in members), default=0)
     twice = sorted(rank for rank, count in counts.items() if rank is not None and count > 1)
@@ -72,7 +74,7 @@ def _twice(members: list, people: People) -> Iterator[Conclusion]:  # type: igno
             role=Role.LIKELY,
             confidence=Confidence.UNDECIDED,
             culprit=Culprit(ranks=missing),
-            message=f"{tell_ranks(missing)} did not say that they started; {len(counts)} of {wanted} did",
+            message=f"{fold_ranks(missing)} did not say that they started; {len(counts)} of {wanted} did",
             evidence=tuple(event.line for event in members[:2]),
             ask="were they started at all? srun with one task a rank; the logs of the other nodes",
         )
@@ -82,7 +84,7 @@ def _twice(members: list, people: People) -> Iterator[Conclusion]:  # type: igno
         role=Role.LIKELY,
         confidence=Confidence.LIKELY,
         culprit=Culprit(ranks=tuple(twice) + missing),
-        message=f"{tell_ranks(twice)} started {max(counts.values())} times and {tell_ranks(missing)} not at all: "
+        message=f"{fold_ranks(twice)} started {max(counts.values())} times and {fold_ranks(missing)} not at all: "
         f"tasks do not know their places",
         evidence=tuple(event.line for event in members[:2]),
         weight=1,

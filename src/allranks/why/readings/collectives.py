@@ -9,15 +9,16 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from allranks.causes.catalogue import find_cause
 from allranks.causes.sign import Role
 from allranks.model.finding import Confidence
+from allranks.report.text import fold_ranks
 from allranks.why.conclusion import Conclusion
 from allranks.why.logs.events import Event, Logs
 from allranks.why.logs.line import Line
-from allranks.why.people import Culprit, People, missing_of, tell_ranks
+from allranks.why.people import Culprit, People, missing_of
 
 DEFAULT_GROUP = "0"
 _BAR = re.compile(r"\d%\|.{0,120}? (?:\d+(?:\.\d+)?[kMG]?/\d+(?:\.\d+)?[kMG]? )?\[(?:(\d+):)?(\d\d):(\d\d)<")
@@ -37,20 +38,11 @@ class Stuck:
     """Number of the collective that timed out."""
     op: str | None = None
     numel: int | None = None
-    enqueued: int | None = None
-    completed: int | None = None
 
 
-@dataclass(slots=True)
-class Group:
-    """One process group, as its ranks' watchdogs tell."""
-
-    ranks: dict[int, Stuck] = field(default_factory=dict)
-
-
-def read_groups(logs: Logs, people: People) -> Mapping[str, Group]:
-    """Return what the watchdogs say, by process group; the default group where they name none."""
-    groups: defaultdict[str, Group] = defaultdict(Group)
+def read_groups(logs: Logs, people: People) -> Mapping[str, Mapping[int, Stuck]]:
+    """Return what the watchdogs say, by process group and rank; the default group where they name none."""
+    groups: defaultdict[str, dict[int, Stuck]] = defaultdict(dict)
     group_of: dict[int, str] = {}
     named_groups: set[str] = set()
     for event in logs.of("AR490"):
@@ -64,19 +56,17 @@ def read_groups(logs: Logs, people: People) -> Mapping[str, Group]:
             continue
         rank = found[0]
         group = groups[event.values.get("group") or group_of.get(rank, usual)]
-        stuck = group.ranks.setdefault(rank, Stuck(rank, event.line))
+        stuck = group.setdefault(rank, Stuck(rank, event.line))
         stuck.seq = stuck.seq if stuck.seq is not None else event.number("seq")
         stuck.op = stuck.op or event.values.get("op")
         stuck.numel = stuck.numel if stuck.numel is not None else event.number("numel")
-        stuck.enqueued = stuck.enqueued if stuck.enqueued is not None else event.number("enqueued")
-        stuck.completed = stuck.completed if stuck.completed is not None else event.number("completed")
     return groups
 
 
 def conclude_collectives(logs: Logs, people: People) -> Iterator[Conclusion]:
     """Return who is behind in each group, or that it cannot be told."""
     for group in read_groups(logs, people).values():
-        stuck = sorted(group.ranks.values(), key=lambda each: each.rank)
+        stuck = sorted(group.values(), key=lambda each: each.rank)
         yield from _behind(stuck)
         yield from _different(stuck)
         yield from _silent(stuck, people)
@@ -100,7 +90,7 @@ def _slow(logs: Logs) -> Iterator[Conclusion]:
             role=Role.LIKELY,
             confidence=Confidence.CERTAIN,
             culprit=Culprit(ranks=tuple(sorted(ranks))),
-            message=f"{tell_ranks(ranks)} took {slow[0].values['seconds']} s, more than the timeout of {limit_s:g} s",
+            message=f"{fold_ranks(ranks)} took {slow[0].values['seconds']} s, more than the timeout of {limit_s:g} s",
             evidence=tuple(event.line for event in slow[:3]),
             ask=_ASK,
             weight=1,
@@ -125,7 +115,7 @@ def _behind(stuck: list[Stuck]) -> Iterator[Conclusion]:
         role=Role.LIKELY,
         confidence=Confidence.LIKELY,
         culprit=Culprit(ranks=tuple(each.rank for each in late)),
-        message=f"{tell_ranks(each.rank for each in late)} waited in collective {lowest}"
+        message=f"{fold_ranks(each.rank for each in late)} waited in collective {lowest}"
         f"{_op(late[0])}, the others in {ahead}{_op(others[0])}",
         evidence=tuple(each.line for each in (*late[:2], *others[:1])),
         victims=frozenset(each.rank for each in others),
@@ -152,7 +142,7 @@ def _different(stuck: list[Stuck]) -> Iterator[Conclusion]:
             role=Role.PRIMARY,
             confidence=Confidence.UNDECIDED if is_tie else Confidence.CERTAIN,
             culprit=Culprit(ranks=tuple(each.rank for each in culprits)),
-            message=f"at collective {seq} {tell_ranks(each.rank for each in odd)} called {_call(odd[0])}, "
+            message=f"at collective {seq} {fold_ranks(each.rank for each in odd)} called {_call(odd[0])}, "
             f"the others {usual[0]} of {usual[1]} elements",
             evidence=tuple(each.line for each in (*odd[:2], *[m for m in members if m not in odd][:1])),
             victims=frozenset(each.rank for each in members if each not in culprits),
@@ -172,8 +162,8 @@ def _silent(stuck: list[Stuck], people: People) -> Iterator[Conclusion]:
         role=Role.LIKELY,
         confidence=Confidence.LIKELY,
         culprit=Culprit(ranks=missing),
-        message=f"{tell_ranks(missing)} did not come to {_name(stuck[0])}; "
-        f"{tell_ranks(reporting)} waited there until the timeout",
+        message=f"{fold_ranks(missing)} did not come to {_name(stuck[0])}; "
+        f"{fold_ranks(reporting)} waited there until the timeout",
         evidence=tuple(each.line for each in stuck[:2]),
         victims=frozenset(reporting),
         ask=_ASK,
@@ -198,7 +188,7 @@ def _busy(logs: Logs, people: People) -> Iterator[Conclusion]:
                 role=Role.LIKELY,
                 confidence=Confidence.LIKELY,
                 culprit=Culprit(ranks=(rank,)),
-                message=f"rank {rank} was at something else for {took_s} s while {tell_ranks(waiting)} waited for it",
+                message=f"rank {rank} was at something else for {took_s} s while {fold_ranks(waiting)} waited for it",
                 evidence=(line, timeouts[0].line),
                 victims=frozenset(waiting),
                 ask=_ASK,

@@ -14,10 +14,11 @@ from ipaddress import IPv4Address, ip_address
 from allranks.causes.catalogue import find_cause
 from allranks.causes.sign import Role
 from allranks.model.finding import Confidence
+from allranks.report.text import fold_ranks
 from allranks.why.conclusion import Conclusion
 from allranks.why.logs.events import Logs
 from allranks.why.logs.line import Line
-from allranks.why.people import Culprit, People, tell_ranks
+from allranks.why.people import Culprit, People
 
 MAX_WORLD = 4096
 """Ranks of a group of Gloo: pairs are counted."""
@@ -52,7 +53,7 @@ def conclude_dials(logs: Logs, people: People) -> Iterator[Conclusion]:
                 dials,
                 "wrong-nic",
                 silent,
-                f"{tell_ranks(silent)} announced {address}, which {tell_ranks(dials.remotes)} cannot reach",
+                f"{fold_ranks(silent)} announced {address}, which {fold_ranks(dials.remotes)} cannot reach",
                 address,
             )
         return
@@ -75,24 +76,24 @@ def _judge(
             dials,
             "link-down" if is_down else "firewall-port",
             culprits,
-            f"{tell_ranks(others)} and {tell_ranks(culprits)} do not reach each other: {error}",
+            f"{fold_ranks(others)} and {fold_ranks(culprits)} do not reach each other: {error}",
             plan[culprits[0]],
         )
     elif len(failed) == 1 and culprits:
         pair = sorted(next(iter(failed)))
-        message = f"{tell_ranks(pair)} do not reach each other: {error}; no other pair says which of them it is"
+        message = f"{fold_ranks(pair)} do not reach each other: {error}; no other pair says which of them it is"
         yield _conclude(dials, "firewall-port", pair, message, plan[pair[0]], confidence=Confidence.UNDECIDED)
     elif len(failed) == 1:
         pair = sorted(at_all)
-        message = f"{tell_ranks(pair)} do not reach each other, and both reach others: {error} on the way between them"
+        message = f"{fold_ranks(pair)} do not reach each other, and both reach others: {error} on the way between them"
         yield _conclude(dials, "partition", pair, message, "")
     elif failed:
         diallers = sorted(dials.remotes)
         others = [rank for rank in range(dials.world) if rank not in dials.remotes]
         targets = {rank for pair in failed for rank in pair} - set(diallers)
         message = (
-            f"{tell_ranks(diallers)} do not reach {tell_ranks(targets)}: {error}; "
-            f"the network is parted between {tell_ranks(others)} and {tell_ranks(diallers)}"
+            f"{fold_ranks(diallers)} do not reach {fold_ranks(targets)}: {error}; "
+            f"the network is parted between {fold_ranks(others)} and {fold_ranks(diallers)}"
         )
         yield _conclude(dials, "partition", diallers, message, "")
 

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from allranks.causes.catalogue import find_cause
 from allranks.causes.sign import Role
 from allranks.model.finding import Confidence
+from allranks.report.text import fold_ranks
 from allranks.why.conclusion import Conclusion
 from allranks.why.logs.events import Logs
 from allranks.why.logs.line import Line
-from allranks.why.people import Culprit, People, tell_ranks
+from allranks.why.people import Culprit, People
 
 STOPPED_S = 30.0
 """A rank's last line is so much older than all others': writers buffer some seconds."""
@@ -100,4 +101,4 @@ def _name(who: str) -> Culprit:
 
 
 def _tell(who: str) -> str:
-    return tell_ranks([int(who.split()[1])]) if who.startswith("rank ") else who
+    return fold_ranks([int(who.split()[1])]) if who.startswith("rank ") else who

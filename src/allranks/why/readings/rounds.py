@@ -17,10 +17,11 @@ from collections.abc import Iterator
 from allranks.causes.catalogue import find_cause
 from allranks.causes.sign import Role
 from allranks.model.finding import Confidence
+from allranks.report.text import fold_ranks
 from allranks.why.conclusion import Conclusion
 from allranks.why.logs.events import Logs
 from allranks.why.logs.line import Line
-from allranks.why.people import Culprit, People, tell_ranks
+from allranks.why.people import Culprit, People
 
 _STAGE = re.compile(
     r"(?i)\b(?:(?:start|begin|run)\w* (?:of |the )?(?:validation|evaluation|eval|testing)|validating)\b"
@@ -59,8 +60,8 @@ def conclude_rounds(logs: Logs, people: People) -> Iterator[Conclusion]:
                 role=Role.LIKELY,
                 confidence=Confidence.UNDECIDED,
                 culprit=Culprit(ranks=more),
-                message=f"{tell_ranks(more)} had {most} batches before the next stage, "
-                f"{tell_ranks([fewest])} {by_rank[fewest]}, and nothing came after",
+                message=f"{fold_ranks(more)} had {most} batches before the next stage, "
+                f"{fold_ranks([fewest])} {by_rank[fewest]}, and nothing came after",
                 evidence=(last[print_, more[0]], last[print_, fewest], lines[stage]),
                 ask="how many batches each rank has: len(dataloader), or a count at the epoch's end",
             )

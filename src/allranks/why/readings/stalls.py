@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from allranks.causes.catalogue import find_cause
 from allranks.causes.sign import Role
 from allranks.model.finding import Confidence
+from allranks.report.text import fold_ranks
 from allranks.why.conclusion import Conclusion
 from allranks.why.logs.events import Logs
-from allranks.why.people import Culprit, People, missing_of, parse_ranks, tell_ranks
+from allranks.why.people import Culprit, People, missing_of, parse_ranks
 
 _READY = re.compile(r"\[ready ranks: ?([0-9]+(?:, ?[0-9]+)*)\]")
 
@@ -31,7 +32,7 @@ def conclude_stalls(logs: Logs, people: People) -> Iterator[Conclusion]:
             role=Role.LIKELY,
             confidence=Confidence.LIKELY,
             culprit=Culprit(ranks=missing),
-            message=f"{tell_ranks(missing)} did not come to a collective for which {tell_ranks(ready)} were ready",
+            message=f"{fold_ranks(missing)} did not come to a collective for which {fold_ranks(ready)} were ready",
             evidence=tuple(lines[:2]),
             victims=ready,
             weight=1,
@@ -46,7 +47,7 @@ def conclude_stalls(logs: Logs, people: People) -> Iterator[Conclusion]:
             role=Role.LIKELY,
             confidence=Confidence.LIKELY,
             culprit=Culprit(ranks=tuple(sorted(fewest))),
-            message=f"{tell_ranks(fewest)} wait in another collective than {tell_ranks(most)}",
+            message=f"{fold_ranks(fewest)} wait in another collective than {fold_ranks(most)}",
             evidence=tuple(lines[:2]),
             weight=1,
         )
