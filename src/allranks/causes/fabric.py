@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from allranks.causes.cause import Cause, Outcome, skipped
+from allranks.causes.cause import Cause, Outcome, skipped, unknown
 from allranks.causes.sign import Blames, Role, Sign
 from allranks.model.card import Card, Facts, RdmaPort
 from allranks.model.errors import Exit
@@ -158,6 +158,14 @@ class GdrDiffers(Cause, id="AR304"):
 def why_skipped(card: Card, facts: Facts) -> str:
     """Return why RDMA is nothing to look at on this node: there is none, or NCCL does not use it; else empty."""
     return _NO_DEVICE if not facts.rdma_ports else why_no_rdma(card)
+
+
+def not_judged(card: Card) -> Outcome | None:
+    """Return why the RDMA ports of this node cannot be judged; None where they can, and its facts are there."""
+    if card.facts is None or "rdma_ports" in card.facts.unread:
+        return unknown("its RDMA devices could not be read")
+    reason = why_skipped(card, card.facts)
+    return skipped(reason) if reason else None
 
 
 def active_ports(facts: Facts) -> list[RdmaPort]:
