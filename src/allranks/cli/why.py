@@ -90,7 +90,8 @@ def find_logs(targets: Sequence[str]) -> tuple[Source, ...]:
     Raises:
         UsageError: nothing was named and there is no run here, or what was named is not there.
     """
-    from allranks.why.logs.sources import find_job_sources, find_sources, is_job_id
+    from allranks.why.logs.job import find_job_sources, is_job_id
+    from allranks.why.logs.sources import find_sources
     from allranks.why.recorder.dumps import is_dump
 
     if not targets:

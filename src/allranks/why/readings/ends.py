@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -163,13 +162,3 @@ def _not_ended(logs: Logs) -> Iterator[Conclusion]:
         ask="the .err file of that worker, dmesg -T of its node",
         weight=2,
     )
-
-
-def tell_signal(code: int) -> str:
-    """`killed by SIGKILL` for -9, `exit code 1` for 1."""
-    if code >= 0:
-        return f"exit code {code}"
-    try:
-        return f"killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"killed by signal {-code}"
