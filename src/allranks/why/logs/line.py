@@ -14,11 +14,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import date
-from functools import lru_cache
 
 from allranks.why.logs.place import HOST, MAX_RANK, read_path
 from allranks.why.logs.sources import Source
+from allranks.why.logs.when import find_time
 
 MAX_TEXT = 4000
 _MAX_RAW = 1 << 15
@@ -76,7 +75,7 @@ def read_line(raw: bytes, source: Source, number: int) -> Line:
     start = _read_prefixes(text, said, is_one=source.rank is not None or source.local_rank is not None)
     head = text[start : start + _HEAD]
     _read_header(head, said)
-    time, has_year, has_date = _find_time(text[: start + _HEAD], start)
+    time, has_year, has_date = find_time(text[: start + _HEAD], start)
     if said.task is not None and _may_be_rank(said.task, said):
         said.rank = said.task
     rank = said.rank if said.rank is not None else source.rank
@@ -302,101 +301,3 @@ def _note_host(name: str, said: _Said) -> None:
         said.container = name
     else:
         said.node = name
-
-
-# --- When -------------------------------------------------------------------------------------------------------------
-
-_CLOCK = re.compile(
-    r"(?<!\d)(\d\d):([0-5]\d):([0-5]\d|60)(?:[.,](\d{1,9}))?(?: ?(Z|[+-](?:0\d|1[0-4]):?[0-5]\d)(?!\d))?(?!\d|:\d)"
-)
-_MONTHS = {
-    "Jan": 1, "Feb": 2, "Mar": 3, "Apr": 4, "May": 5, "Jun": 6,
-    "Jul": 7, "Aug": 8, "Sep": 9, "Oct": 10, "Nov": 11, "Dec": 12,
-}  # fmt: skip
-_MONTH = r"(?P<name>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
-# What stands before the time of day, by its width. Order matters: a date with a year before one without.
-_DATES = [
-    (width, re.compile(pattern))
-    for width, pattern in (
-        (11, r"(?<!\d)(?P<year>\d{4})[-/.](?P<month>\d\d)[-/.](?P<day>\d\d)[T_ ]"),  # 2026-03-25T
-        (11, r"(?<!\d)(?P<month>\d\d)/(?P<day>\d\d)/(?P<year>\d{4}) "),  # 07/25/2023
-        (12, r"(?<!\d)(?P<year>\d{4})[-/.](?P<month>\d\d)[-/.](?P<day>\d\d)(?:, |  )"),
-        (7, rf"{_MONTH} (?P<day>[ \d]\d) "),  # May 19, Fri Sep 25
-        (6, rf"{_MONTH} (?P<day>\d) "),
-        (6, r"\b[EWIFDCV](?P<month>\d\d)(?P<day>\d\d) "),  # glog: E1218
-        (5, r"\b[EWIFDCV](?P<month>\d)(?P<day>\d\d) "),  # torch before it pads: W303
-        (6, r"(?<![\d/-])(?P<month>\d\d)[-/](?P<day>\d\d) "),  # vLLM: 07-25
-    )
-]
-_YEAR_AFTER = re.compile(r" (?:[A-Z]{3,4} )?(\d{4})\b")
-_YEARLESS = 1972
-_MAX_CLOCKS = 3
-
-
-def _find_time(head: str, start: int) -> tuple[float | None, bool, bool]:
-    """Return the first time that has a year; else the first without, else a time of day that begins the words.
-
-    Args:
-        head: launchers' prefixes and a program's header.
-        start: where the prefixes end.
-    """
-    best: tuple[float | None, bool, bool] = (None, False, False)
-    for count, clock in enumerate(_CLOCK.finditer(head)):
-        if count == _MAX_CLOCKS:
-            break
-        hours, minutes, seconds, fraction, zone = clock.groups()
-        if hours > "23":
-            continue
-        at = clock.start()
-        of_day = int(hours) * 3600 + int(minutes) * 60 + int(seconds)
-        of_day_s = of_day + float(f"0.{fraction}") if fraction else float(of_day)
-        before = _find_date(head, at)
-        if before is None:
-            if best[0] is None and at >= start and not head[start:at].strip(" [("):
-                best = (of_day_s, False, False)
-            continue
-        year, month, day = _date_of(before, head, clock.end())
-        if (first := _day_number(year or _YEARLESS, month, day)) is None:
-            continue
-        time_s = first * 86400 + of_day_s - (_offset_s(zone) if zone else 0)
-        if year:
-            return time_s, True, True
-        if not best[2]:
-            best = (time_s, False, True)
-    return best
-
-
-def _find_date(head: str, at: int) -> re.Match[str] | None:
-    """Return the date that ends where a time of day begins."""
-    for width, pattern in _DATES:
-        if at >= width and (match := pattern.fullmatch(head, at - width, at)):
-            return match
-    return None
-
-
-def _date_of(found: re.Match[str], head: str, end: int) -> tuple[int, int, int]:
-    """Year (0 where there is none), month and day."""
-    parts = found.groupdict()
-    if name := parts.get("name"):
-        year = _YEAR_AFTER.match(head, end)
-        return int(year[1]) if year else 0, _MONTHS[name], int(parts["day"])
-    return int(parts.get("year") or 0), int(parts["month"]), int(parts["day"])
-
-
-@lru_cache(maxsize=1024)
-def _day_number(year: int, month: int, day: int) -> int | None:
-    """Days since 1970-01-01; None for what is no date, or none of a log."""
-    try:
-        return date(year, month, day).toordinal() - _EPOCH if 1970 <= year <= 2100 else None
-    except ValueError:
-        return None
-
-
-_EPOCH = date(1970, 1, 1).toordinal()
-
-
-def _offset_s(zone: str) -> int:
-    if zone == "Z":
-        return 0
-    digits = zone[1:].replace(":", "")
-    return (int(digits[:2]) * 3600 + int(digits[2:]) * 60) * (-1 if zone[0] == "-" else 1)
