@@ -200,6 +200,10 @@ _KEYS: dict[str, dict[str, _Key]] = {
     "guard": {
         "join_s": _Key(_seconds, _SECONDS + "60", "deadline of the roll call"),
         "gone_s": _Key(_seconds, _SECONDS + "10", "silence on two paths before a node is called gone"),
+        "beat_s": _Key(_seconds, _SECONDS + "0.5", "between two words of an agent about its workers"),
+        "stopped_s": _Key(_seconds, _SECONDS + "5", "how long a worker may be stopped before that is a fault"),
+        "stalled_s": _Key(_seconds, _SECONDS + "5", "without an acknowledgement before a link is tried and blamed"),
+        "slow_s": _Key(_seconds, _SECONDS + "30", "of waiting before a late rank is named"),
         "hang_s": _Key(_seconds, _SECONDS + "600", "when a merely slow rank is ended"),
     },
     "slurm": {

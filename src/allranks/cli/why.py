@@ -23,10 +23,10 @@ from allranks.model.finding import Finding, Severity, Verdict
 from allranks.report.text import Style, one_line, render_findings, say
 
 if TYPE_CHECKING:
+    from allranks.recorder.calls import Dump
     from allranks.why.logs.events import Logs
     from allranks.why.logs.read import ReadProblem
     from allranks.why.logs.sources import Source
-    from allranks.why.recorder.calls import Dump
     from allranks.why.timeline import Row
 
 LATEST = Path("runs", "latest")
@@ -61,7 +61,7 @@ def why(
 
     Exit codes: 0 nothing speaks of a failure, 1 something failed, 2 usage, 3 could not tell.
     """
-    from allranks.why.recorder.dumps import read_dumps
+    from allranks.why.dumps import read_dumps
     from allranks.why.verdicts import take_verdict
     from allranks.why.window import narrow, read_bound
 
@@ -90,9 +90,9 @@ def find_logs(targets: Sequence[str]) -> tuple[Source, ...]:
     Raises:
         UsageError: nothing was named and there is no run here, or what was named is not there.
     """
+    from allranks.why.dumps import is_dump
     from allranks.why.logs.job import find_job_sources, is_job_id
     from allranks.why.logs.sources import find_sources
-    from allranks.why.recorder.dumps import is_dump
 
     if not targets:
         if not LATEST.exists():
@@ -121,7 +121,7 @@ def find_logs(targets: Sequence[str]) -> tuple[Source, ...]:
 
 def find_recordings(targets: Sequence[str], sources: Sequence[Source]) -> tuple[Source, ...]:
     """Return the flight recorder's dumps among what was named, or beside what was found instead."""
-    from allranks.why.recorder.dumps import find_dumps
+    from allranks.why.dumps import find_dumps
 
     named = [target for target in targets if os.path.lexists(target)]
     return find_dumps(named or sorted({str(each.path.parent) for each in sources if each.path is not None}))

@@ -71,6 +71,17 @@ class GuardTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     gone_s: float = 10.0
     """Seconds of silence on two paths before a node is called gone. The default outlasts a short network outage; too
     short ends jobs over a hiccup, too long holds up recovery."""
+    beat_s: float = 0.5
+    """Seconds between two words of an agent about its workers. The default costs a thousand-node leader a few percent of
+    a core; longer ones make every verdict about a hang that much later."""
+    stopped_s: float = 5.0
+    """Seconds that a worker may be stopped (SIGSTOP, a frozen cgroup) before that is a fault. The default lets a
+    suspended laptop job and a short look with a debugger pass; too long holds up recovery."""
+    stalled_s: float = 5.0
+    """Seconds without an acknowledgement from another machine, while bytes for it wait, before the link is tried and
+    blamed. The default outlasts a switch that fails over; too short blames hiccups, too long holds up recovery."""
+    slow_s: float = 30.0
+    """Seconds that ranks wait for one that is merely late before it is named on the terminal. Nothing is ended."""
     hang_s: float = 600.0
     """Seconds without progress before a merely slow rank is ended. The default leaves room for a long evaluation or
     checkpoint; too short ends honest work, too long burns the GPU hours of all the others."""

@@ -20,8 +20,10 @@ from allranks.causes.catalogue import find_cause
 from allranks.causes.cause import Cause
 from allranks.causes.sign import Role
 from allranks.model.finding import Confidence
+from allranks.recorder.calls import Dump
 from allranks.why.clocks import clock_of, estimate_offsets
 from allranks.why.conclusion import Conclusion
+from allranks.why.dumps import conclude_dumps
 from allranks.why.logs.events import Event, Logs
 from allranks.why.logs.line import Line
 from allranks.why.naming import add_nodes, find_culprit, find_nodes, name_somebody
@@ -40,8 +42,6 @@ from allranks.why.readings.silence import conclude_silence
 from allranks.why.readings.stacks import conclude_stacks
 from allranks.why.readings.stalls import conclude_stalls
 from allranks.why.readings.tracebacks import conclude_tracebacks
-from allranks.why.recorder.calls import Dump
-from allranks.why.recorder.dumps import conclude_dumps
 from allranks.why.resemblance import resembling
 
 READINGS: tuple[Callable[[Logs, People], Iterable[Conclusion]], ...] = (

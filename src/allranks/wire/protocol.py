@@ -11,12 +11,20 @@ each. A frame longer than MAX_FRAME_BYTES ends the connection. Who speaks when:
     Test    whom to try, and how hard    -->
                                          <--   Tested   what came out                       (again for follow-ups)
     Plan    who is which rank, the store -->            (agents start their workers)
+                                         <--   Beat     how my workers are                  (every beat_s)
+    Ping    how late it is here          -->            (every beat_s; the next Beat says it back)
+    Try     whom to reach, and where     -->            (what came of it is in the next Beats)
+    Order   at which step to save        -->            (agents hand it to their workers)
                                          <--   Failed   a worker of mine ended badly        (any number)
                                          <--   Exited   a worker of mine ended well         (any number)
-                                         <--   Interrupted  somebody told me to stop
+                                         <--   Interrupted  somebody told me to stop, or to save
     Stop                                 -->            (agents end their workers)
                                          <--   Stopped  they have ended
+    Plan    the next generation          -->            (again from there, after a fault that others outlive)
     Goodbye the exit code, the verdict   -->            (instead of a Plan, too, when it cannot begin)
+
+An agent that comes while the job runs (a node that is back) finds the leader at the side port, says Join as ever, and
+hears nothing but Pings until the next generation's Plan.
 
 Whoever only wants to know whether the leader's port answers (a pair test, a drill) reads the Hello, says Knock and is
 let go without a word.
@@ -38,12 +46,13 @@ from pathlib import Path
 
 import msgspec
 
+from allranks.model.beat import NodeBeat
 from allranks.model.card import Card, Place
 from allranks.model.errors import WireError
 from allranks.model.finding import Verdict
 from allranks.model.pair import Effort, PairResult, Target
 
-PROTOCOL = 3
+PROTOCOL = 4
 MAX_FRAME_BYTES = 4 << 20
 HANDSHAKE_S = 2.0
 
@@ -163,6 +172,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
     store_port: int
     backend: str
     backend_reason: str
+    generation: int = 0
+    """Which start of the workers this is within the attempt: 0, and one more after each restart."""
+    max_restarts: int = 0
+    """How many there may be; what agents need to know for standbys."""
 
     @property
     def world_size(self) -> int:
@@ -190,11 +203,60 @@ class Interrupted(msgspec.Struct, frozen=True, kw_only=True, tag="interrupted"):
     signum: int
 
 
+class Beat(msgspec.Struct, frozen=True, kw_only=True, tag="beat"):
+    """How one node's workers are."""
+
+    node: NodeBeat
+    ping_ns: int = 0
+    """The last Ping's own time, said back; 0: none came yet."""
+    held_ns: int = 0
+    """How long ago that Ping came, by the node's monotonic clock."""
+
+
+class Ping(msgspec.Struct, frozen=True, kw_only=True, tag="ping"):
+    """The leader lives."""
+
+    sent_ns: int
+    """Its wall clock: with the Beat that says it back, the node's clock can be compared (RFC 5905, on-wire protocol)."""
+
+
+class TryTarget(msgspec.Struct, frozen=True, kw_only=True):
+    """A machine to be reached."""
+
+    node_index: int
+    network: str
+    """`data` or `control`."""
+    address: str
+    port: int
+
+
+class Try(msgspec.Struct, frozen=True, kw_only=True, tag="try"):
+    """Try to reach these machines now, all at the same time; what came of it is told in the next Beats."""
+
+    targets: tuple[TryTarget, ...]
+    within_s: float
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True, tag="order"):
+    """What all workers are to do at the same step boundary."""
+
+    at_step: int
+    """The first boundary at which the step counted is this or a later one."""
+    why: str
+    """For people: `SIGUSR1: the time limit is near`."""
+    leaves: bool = True
+    """Save and end with 0; else save and go on."""
+
+
 class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
     """End your workers now."""
 
     signum: int
     """The signal to begin with."""
+    at_once: tuple[int, ...] = ()
+    """Ranks that are blocked, and get SIGKILL without further ado."""
+    grace_s: float | None = None
+    """Between the signal and SIGKILL; None: the usual."""
 
 
 class Stopped(msgspec.Struct, frozen=True, kw_only=True, tag="stopped"):
@@ -220,6 +282,10 @@ Message = (
     | Test
     | Tested
     | Plan
+    | Beat
+    | Ping
+    | Try
+    | Order
     | Failed
     | Exited
     | Interrupted

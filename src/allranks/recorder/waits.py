@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
 
+from allranks.recorder.calls import Call, Dump
 from allranks.report.text import fold_ranks
-from allranks.why.recorder.calls import Call, Dump
 
 DEFAULT_GROUP = "0"
 DEFAULT_DESC = "default_pg"

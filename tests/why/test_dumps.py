@@ -18,12 +18,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.model.finding import Confidence
+from allranks.recorder.calls import Call, Dump, Status
+from allranks.recorder.unpickle import PickleError, load_plain
+from allranks.recorder.waits import StopKind, find_stops
 from allranks.why.blame import conclude
+from allranks.why.dumps import DumpError, conclude_dumps, find_dumps, is_dump, parse_dump, read_dumps
 from allranks.why.logs.events import Logs
-from allranks.why.recorder.calls import Call, Dump, Status
-from allranks.why.recorder.dumps import DumpError, conclude_dumps, find_dumps, is_dump, parse_dump, read_dumps
-from allranks.why.recorder.unpickle import PickleError, load_plain
-from allranks.why.recorder.waits import StopKind, find_stops
 
 # --- Tables -----------------------------------------------------------------------------------------------------------
 

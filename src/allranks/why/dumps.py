@@ -25,15 +25,15 @@ import msgspec
 from allranks.causes.catalogue import find_cause
 from allranks.causes.sign import Role
 from allranks.model.finding import Confidence
+from allranks.recorder.calls import Call, Dump, Status
+from allranks.recorder.unpickle import PickleError, load_plain
+from allranks.recorder.waits import Stop, StopKind, find_stops
 from allranks.why.conclusion import Conclusion
 from allranks.why.logs.line import MAX_TEXT, Line, strip_control
 from allranks.why.logs.place import MAX_RANK, read_path
 from allranks.why.logs.read import ReadProblem
 from allranks.why.logs.sources import SNIFF_BYTES, Source, natural_key
 from allranks.why.people import Culprit
-from allranks.why.recorder.calls import Call, Dump, Status
-from allranks.why.recorder.unpickle import PickleError, load_plain
-from allranks.why.recorder.waits import Stop, StopKind, find_stops
 
 MAX_BYTES = 32 << 20
 """Of one dump: 2,000 calls are 0.4 MB, 20,000 with the C++ stacks some 10."""

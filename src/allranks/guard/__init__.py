@@ -1,0 +1,1 @@
+"""The guard: what is told of running workers, and what it means."""

@@ -1,0 +1,144 @@
+"""What is told of running workers: by each worker to its agent, by the agent to the leader. Frozen data, no behaviour.
+
+    worker --cell (shared memory)--> agent --NodeBeat, one message a node--> leader --> guard
+
+A worker tells what only it knows: its step, its place in the code, the calls of its process groups. The agent adds what
+is seen from outside: the state of the process, the kernel's view of its connections. Ages are seconds by the sender's
+monotonic clock, since clocks of nodes differ; times since the epoch are the sender's wall clock and marked as such.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+
+class ProcessState(StrEnum):
+    """What the kernel says a process is doing, from /proc/PID/stat."""
+
+    RUNNING = "running"
+    """On a core, or waiting for one (R)."""
+    SLEEPING = "sleeping"
+    """Waiting for something that a signal interrupts (S, I)."""
+    BLOCKED = "blocked"
+    """In uninterruptible sleep: a disk, a file server (D)."""
+    STOPPED = "stopped"
+    """By SIGSTOP, SIGTSTP, or a frozen cgroup (T)."""
+    TRACED = "traced"
+    """Held by a debugger (t)."""
+    GONE = "gone"
+    """Dead, or not there (Z, X, no such process)."""
+
+
+class CallSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """One collective of one process group, as one rank called it."""
+
+    group: str
+    """Name of the process group; the same on all its ranks."""
+    seq: int
+    """Its number in the group; the same collective has the same one on all ranks, 1 is the first."""
+    op: str
+    """`all_reduce`, without the backend."""
+    sizes: tuple[tuple[int, ...], ...] = ()
+    dtypes: tuple[str, ...] = ()
+    """As torch's recorder writes them: `Float`."""
+    is_done: bool = False
+    created_ns: int = 0
+    """When it was called: since the epoch, by the worker's wall clock."""
+    place: str = ""
+    """Where the user's code called it: `train.py:12 in step`; empty: not known."""
+
+
+class GroupSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """How far one rank is in one process group."""
+
+    name: str
+    ranks: tuple[int, ...] = ()
+    """Global ranks of its members; empty: not known, all for the default group."""
+    enqueued: int = -1
+    """Number of the last collective that it called; -1: not known."""
+    completed: int = -1
+    """Number of the last one that is done."""
+    waiting_s: float = 0.0
+    """How long the first open one has been open; 0: none is."""
+
+
+class RankBeat(msgspec.Struct, frozen=True, kw_only=True):
+    """One worker, as its agent knows it now."""
+
+    rank: int
+    pid: int = 0
+    state: ProcessState = ProcessState.RUNNING
+    state_for_s: float = 0.0
+    """How long it has been in that state, as seen from outside."""
+    cpu_s: float = 0.0
+    """Processor time that it has used, all threads."""
+    silent_s: float | None = None
+    """Since its beat thread last told anything; None: it never did (no torch, no hook)."""
+    main_at: str = ""
+    """Where its main thread is in the user's code: `evaluate.py:88 in run`; empty: not known."""
+    main_at_for_s: float = 0.0
+    step: int | None = None
+    """Where the script says it."""
+    step_age_s: float = 0.0
+    checkpoint: int | None = None
+    """Step of its last complete checkpoint."""
+    phase: str = ""
+    """`init` until its first group is formed, `training` after, `saving` inside a checkpoint, `leaving` at the end."""
+    groups: tuple[GroupSeen, ...] = ()
+    calls: tuple[CallSeen, ...] = ()
+    """The last ones of each group, oldest first: always the open ones; many where it waits or has failed."""
+    lags: tuple[tuple[str, int, int], ...] = ()
+    """(group, seq, created_ns) of some calls, chosen by their number, so that all ranks tell of the same ones."""
+    blind: tuple[str, ...] = ()
+    """What cannot be seen, and why: `no flight recorder in torch 2.8`."""
+
+
+class LinkSeen(msgspec.Struct, frozen=True, kw_only=True):
+    """One connection of a worker on the data network that does not get its bytes across, as the kernel has it."""
+
+    own_address: str
+    peer_address: str
+    unacked_bytes: int
+    stalled_s: float
+    """Since the other machine last acknowledged anything."""
+    retransmits: int
+    """Timeouts in a row without an acknowledgement."""
+    mss: int = 0
+
+
+class TrySeen(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of one agent's try to reach another one's machine: only what two kernels do, whatever runs there."""
+
+    target: int
+    """Node index."""
+    network: str
+    """`data` or `control`."""
+    connects: bool
+    """A SYN was answered, also by a refusal."""
+    refused: bool = False
+    """The machine answered that nobody listens: it lives, its agent does not."""
+    carries: bool | None = None
+    """Full-sized packets were acknowledged; None: not tried, since it did not connect."""
+    error: str = ""
+    age_s: float = 0.0
+
+
+class NodeBeat(msgspec.Struct, frozen=True, kw_only=True):
+    """One node, as its agent knows it now."""
+
+    node_index: int
+    generation: int
+    """Which start of the workers it tells of."""
+    ranks: tuple[RankBeat, ...] = ()
+    links: tuple[LinkSeen, ...] = ()
+    tries: tuple[TrySeen, ...] = ()
+    addresses: tuple[str, ...] = ()
+    """Of this node on the data network, as its workers' connections use them."""
+    try_ports: tuple[int, int] = (0, 0)
+    """Where its agent listens for tries: on the data network, on the control network; 0: nowhere."""
+    oom_kills: int = 0
+    """Of the job's cgroup and the kernel, since the agent began."""
+    time_ns: int = 0
+    """The node's wall clock when this was sent."""

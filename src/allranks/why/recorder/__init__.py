@@ -1,1 +1,0 @@
-"""The flight recorder's dumps: which collective each rank was in."""
