@@ -126,9 +126,7 @@ def run_with(
 ) -> tuple:
     world = World(
         programs or [training(rank, seed=seed + 17) for rank in range(num)],
-        settings=settings,
         seed=seed,
-        **more,
     )
     world.run(after_s)
     assert world.judged is None

@@ -172,6 +172,7 @@ class Scene:
             now_s: the guard's clock.
             told_s: when the node sent it, by the same clock, where that can be told.
         """
+        told_s = now_s if told_s is None else told_s
         if not 0 <= beat.node_index < len(self.nodes) or beat.generation != self.generation:
             return False
         node = self.nodes[beat.node_index]
