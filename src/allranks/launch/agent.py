@@ -20,8 +20,8 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 
+from allranks.guard.ends import Ledger
 from allranks.launch.console import Console
-from allranks.launch.verdict import Ledger
 from allranks.launch.workers import Worker, end_left_behind, kill_descendants, reap_orphans
 from allranks.model.errors import Exit, StoppedBySignal, WireError, exit_for_signal
 from allranks.model.finding import Verdict

@@ -217,7 +217,8 @@ class Ping(msgspec.Struct, frozen=True, kw_only=True, tag="ping"):
     """The leader lives."""
 
     sent_ns: int
-    """Its wall clock: with the Beat that says it back, the node's clock can be compared (RFC 5905, on-wire protocol)."""
+    """Its monotonic clock: with the Beat that says it back, the nodes' clocks can be compared (RFC 5905, on-wire
+    protocol)."""
 
 
 class TryTarget(msgspec.Struct, frozen=True, kw_only=True):
