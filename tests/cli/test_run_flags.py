@@ -210,7 +210,7 @@ TORCHRUN_SWITCHES = {
     "--virtual_local_rank",
 }  # fmt: skip
 OUR_FLAGS = {
-    "--backend", "--cluster", "--container", "--container-runtime", "--plan", "--ignore", "--standby", "--no-standby",
+    "--backend", "--cluster", "--container", "--container-runtime", "--plan", "--ignore", "--standby",
     "--capacity-timeout", "--hang-timeout", "--checkpoint-dir", "--checkpoint-every",
 }  # fmt: skip
 
