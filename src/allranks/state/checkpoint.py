@@ -46,8 +46,6 @@ from allranks.state.tidy import KEEP_AT_LEAST
 
 __all__ = ["CheckpointError", "Checkpointer", "Loaded", "Skipped", "Stall", "StateError"]
 
-SKIP_AFTER_S = 120.0
-"""How long a save waits for the one before it to be on disk. A file system that takes longer hangs: it is left out."""
 _numbers = itertools.count()
 """Of the checkpointers in this process: every rank makes its own in the same order."""
 
@@ -110,6 +108,7 @@ class Checkpointer:
         world_size: int = 1,
         store: Store | None = None,
         keep: int = 3,
+        skip_after_s: float = 120.0,
         say: Callable[[str], None] | None = None,
     ) -> None:
         """Touches nothing yet but the store: all ranks agree on a name for this run there.
@@ -120,6 +119,8 @@ class Checkpointer:
             world_size: how many ranks save and load together.
             store: what the ranks agree over in `load`; None for a single rank.
             keep: how many whole checkpoints stay, at least 2.
+            skip_after_s: how long a save waits for the one before it to be on disk, before it is left out: training
+                goes on beside a file system that hangs.
             say: takes the one-line messages; else they go to stderr.
         """
         if world_size > 1 and store is None:
@@ -128,6 +129,7 @@ class Checkpointer:
             raise UsageError(f"keep={keep}: the newest {KEEP_AT_LEAST} checkpoints always stay")
         self._root = Path(directory).absolute()
         self._keep = keep
+        self._skip_after_s = skip_after_s
         self._say = say or say_to_stderr
         self._ranks = Agreement(store, rank, world_size, prefix=f"allranks/checkpoints/{next(_numbers)}", say=self._say)
         self._run = self._ranks.tell_all("the name of this run", uuid.uuid4().hex[:12])
@@ -224,8 +226,8 @@ class Checkpointer:
         attempt = {"step": step, "name": f"{self._run}-{self._number}"}
         self._steps[f"{self._run}-{self._number}"] = step
         began_s = time.perf_counter()
-        if self._link is not None and not self._link.is_gone and not self._link.wait_written(SKIP_AFTER_S):
-            self._fail(step, f"the one before is not on disk after {SKIP_AFTER_S:.0f} s: does {self._root} hang?")
+        if self._link is not None and not self._link.is_gone and not self._link.wait_written(self._skip_after_s):
+            self._fail(step, f"the one before is not on disk after {self._skip_after_s:g} s: does {self._root} hang?")
             return Stall(0.0, time.perf_counter() - began_s)
         waited_s = time.perf_counter() - began_s
         try:

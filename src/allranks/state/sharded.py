@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner, LoadPlan, LoadPlanner, StorageReader
+from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
@@ -22,14 +21,16 @@ from torch.distributed.checkpoint.metadata import (
     TensorProperties,
     TensorStorageMetadata,
 )
+from torch.distributed.checkpoint.planner import ReadItem
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
-from torch.futures import Future
 
 from allranks.state.manifest import Damaged
 from allranks.state.pack import Packer, StateError, dtype_of, read_tensor
 from allranks.state.parts import PartReader
+
+_OTHER = -1
 
 
 def describe_tensors(tensors: Mapping[str, DTensor]) -> list[Any]:
@@ -76,12 +77,12 @@ def _is_first_copy(tensor: DTensor) -> bool:
 
 
 def _describe_placement(placement: Placement, path: str) -> int | None:
-    """The dimension that is cut, None for copies."""
-    if type(placement) is Shard:
-        return int(placement.dim)
+    """The dimension that is cut, None for copies, _OTHER for what only a live tensor can tell."""
+    if placement.is_partial():
+        raise StateError(f"{path} is a DTensor placed as {placement}: it has not been summed up yet")
     if isinstance(placement, Replicate):
         return None
-    raise StateError(f"{path} is a DTensor placed as {placement}; a checkpoint holds Shard and Replicate")
+    return int(placement.dim) if type(placement) is Shard else _OTHER
 
 
 def _names_of(mesh: DeviceMesh) -> list[str]:
@@ -139,24 +140,35 @@ class ShardedTensors:
         targets = {path: self._target(path, meshes, like.get(path)) for path in self.tensors}
         if targets:
             planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-            try:
-                dcp.load(targets, storage_reader=_Reader(self), planner=planner, no_dist=True)
-            except dcp.CheckpointException as exc:
-                raise next((e for e in exc.failures.values() if isinstance(e, Damaged)), exc) from exc
+            planner.set_up_planner(targets, self._describe())
+            plan = planner.finish_plan(planner.create_global_plan([planner.create_local_plan()])[0])
+            for item in plan.items:
+                target = planner.resolve_tensor(item)
+                target.detach().copy_(self._read(item))
+                planner.commit_tensor(item, target)
         return targets
 
     def _target(self, path: str, meshes: Mapping[tuple[str, ...], DeviceMesh], like: DTensor | None) -> torch.Tensor:
         _, dtype, shape, dimensions, names = self.tensors[path]
         if like is not None and list(like.shape) == shape:
             mesh, placements = like.device_mesh, tuple(like.placements)
-        elif found := meshes.get(tuple(names)):
+        elif _OTHER not in dimensions and (found := meshes.get(tuple(names))):
             mesh = found
             placements = tuple(Replicate() if dim is None else Shard(dim) for dim in dimensions)
         else:
             return torch.empty(shape, dtype=dtype_of(dtype))
         return torch.distributed.tensor.empty(*shape, dtype=dtype_of(dtype), device_mesh=mesh, placements=placements)
 
-    def describe(self) -> Metadata:
+    def _read(self, item: ReadItem) -> torch.Tensor:
+        """The slice of a saved shard that DCP asks for."""
+        chunk = self.chunks[MetadataIndex(item.storage_index.fqn, item.storage_index.offset)]
+        saved = torch.empty(chunk.sizes, dtype=dtype_of(self.tensors[item.storage_index.fqn][1]))
+        read_tensor(chunk.reader, chunk.offset, saved)
+        for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+            saved = saved.narrow(dim, start, length)
+        return saved
+
+    def _describe(self) -> Metadata:
         """As DCP wants to know it."""
         chunks: dict[str, list[ChunkStorageMetadata]] = {path: [] for path in self.tensors}
         for index, chunk in self.chunks.items():
@@ -168,46 +180,6 @@ class ShardedTensors:
                 for path, (_, dtype, shape, _, _) in self.tensors.items()
             }
         )
-
-
-class _Reader(StorageReader):  # type: ignore[misc]
-    """What DCP's load planner asks for comes out of our parts, verified."""
-
-    def __init__(self, sharded: ShardedTensors) -> None:
-        self._sharded = sharded
-
-    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
-        return self._sharded.describe()
-
-    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
-        for item in plan.items:
-            chunk = self._sharded.chunks[MetadataIndex(item.storage_index.fqn, item.storage_index.offset)]
-            target = planner.resolve_tensor(item)
-            saved = torch.empty(chunk.sizes, dtype=target.dtype)
-            read_tensor(chunk.reader, chunk.offset, saved)
-            for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
-                saved = saved.narrow(dim, start, length)
-            target.detach().copy_(saved)
-            planner.commit_tensor(item, target)
-        done: Future[None] = Future()
-        done.set_result(None)
-        return done
-
-    def reset(self, checkpoint_id: object = None) -> None:
-        pass
-
-    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        pass
-
-    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
-        return plan
-
-    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        return plans
-
-    @classmethod
-    def validate_checkpoint_id(cls, checkpoint_id: object) -> bool:
-        return True
 
 
 def find_meshes(like: Mapping[str, DTensor]) -> dict[tuple[str, ...], DeviceMesh]:
