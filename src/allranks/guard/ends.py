@@ -1,4 +1,4 @@
-"""Who failed first: from the ends of all workers of a job to one verdict. Pure; the agent feeds it and obeys it.
+"""Who failed first: from the ends of all workers to one verdict, as far as ends alone can tell. Pure.
 
 A group fails all at once: one rank breaks, and the others die of the lost connection, sometimes sooner than the one
 that broke (its `finally` closes the group, and its interpreter takes its time to leave). So the ends are divided in
@@ -96,9 +96,14 @@ class Ledger:
         """Whether every worker ended with 0."""
         return len(self._exited) == self._world_size
 
+    @property
+    def are_all_ended(self) -> bool:
+        """Whether nobody runs any more."""
+        return self._num_ended == self._world_size
+
     def should_stop(self, now_s: float) -> bool:
         """Whether the rest is to be ended now. One failed worker ends the job; a worker that ends with 0 does not."""
-        if self._lost_nodes or self.is_all_well or self._num_ended == self._world_size:
+        if self._lost_nodes or self.is_all_well or self.are_all_ended:
             return True
         if self._first_failure_s is None:
             return False
