@@ -20,6 +20,7 @@ SAVED_S = 60.0
 """How long the next checkpoint may take to come."""
 WINDOW_S = 0.15
 """A save takes about as long: the kill comes at any instant of it."""
+EVERY_STEPS = 60
 DISK_BYTES = 96 << 20
 
 
@@ -28,7 +29,7 @@ class CheckpointStrike(Strike):
 
     place = Place.ANY
     verdict_s, next_step_s = DEAD_S, NEXT_STEP_S
-    run_flags: ClassVar = ("--checkpoint-every", "4")
+    run_flags: ClassVar = ("--checkpoint-every", str(EVERY_STEPS))
 
     @classmethod
     def strike(cls, scene: Scene, target: Target) -> float:
@@ -106,7 +107,7 @@ class KilledWhileSaving(Strike, name="killed-while-saving", cause="AR407"):
 
     place = Place.ANY
     verdict_s, next_step_s = DEAD_S, NEXT_STEP_S
-    run_flags: ClassVar = ("--checkpoint-every", "4")
+    run_flags: ClassVar = ("--checkpoint-every", str(EVERY_STEPS))
 
     @classmethod
     def strike(cls, scene: Scene, target: Target) -> float:
@@ -126,7 +127,7 @@ class DiskStrike(Strike):
 
     severity = Expected.SURVIVED
     place = Place.ANY
-    run_flags: ClassVar = ("--checkpoint-every", "4")
+    run_flags: ClassVar = ("--checkpoint-every", str(EVERY_STEPS))
     watch_s = 20.0
     has_ranks = False
 
