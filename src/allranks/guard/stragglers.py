@@ -8,6 +8,7 @@ last nearly always, and by more than clocks may be wrong. Never more than a warn
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -146,7 +147,7 @@ def _share(window: list[_Lag], rank: int) -> float:
     counts, since the others are late from the same one.
     """
     waited_s = passed_s = 0.0
-    for before, lag in zip(window, window[1:], strict=False):
+    for before, lag in itertools.pairwise(window):
         passed_s += max(0.0, lag.called_s - before.called_s)
         if lag.rank == rank:
             waited_s += min(lag.lag_s, max(0.0, lag.called_s - before.called_s))

@@ -153,8 +153,6 @@ class Agent:
                 self._turn()
                 if leader is not None:
                     leader.turn(time.monotonic())
-            if leader is not None:
-                leader.finish()
             assert self._goodbye is not None
             return self._goodbye
         finally:

@@ -31,7 +31,7 @@ from allranks.host.slurm import cancel_job
 from allranks.launch import container
 from allranks.launch.agent import Agent, SignalInbox
 from allranks.launch.crew import Crew, Output
-from allranks.launch.leader import Leader, Seat, Terms
+from allranks.launch.leader import Leader, Terms
 from allranks.launch.membership import Membership, apply, find_membership
 from allranks.launch.newcomers import Newcomers
 from allranks.launch.plan import LOOPBACK, JobPlan, Request, count_of
@@ -242,42 +242,38 @@ def _run_workers(
 
 def _make_leader(plan: JobPlan, membership: Membership, own: Connection, run_dir: RunDir) -> Leader:
     guard, request = plan.guard, plan.request
-    seats = {0: Seat(card=membership.cards[0], line=own, name=membership.group.members[0].name)}
-    for index, peer in membership.peers.items():
-        seats[index] = Seat(card=membership.cards[index], line=peer, name=membership.cards[index].host)
-    newcomers = None
-    if membership.door is not None and request.max_restarts:
-        newcomers = Newcomers(
-            door=membership.door,
-            num_seats=plan.num_nodes,
-            taken=lambda: set(seats),
-            say=say,
-            gone_s=guard.gone_s,
-            beat_s=guard.beat_s,
-        )
-    elif membership.door is not None:
-        membership.door.shut()
     leader = Leader(
-        terms=Terms(
+        Terms(
             job=plan.job,
             attempt=membership.group.attempt,
             wanted_backend=plan.wanted_backend,
             store_address=membership.store_address,
             store_port=membership.group.store_port,
-            num_nodes=plan.num_nodes,
             min_nodes=plan.min_nodes,
             max_restarts=request.max_restarts,
             capacity_s=request.capacity_s,
             beat_s=guard.beat_s,
         ),
         guard=Guard(guard),
-        seats=seats,
-        newcomers=newcomers,
         history=History(restarts_left=request.max_restarts),
         say=say,
         show=_print_findings,
         on_event=run_dir.add_event,
     )
+    for index, peer in {0: own, **membership.peers}.items():
+        leader.seats.take(index, membership.cards[index], peer, name=membership.cards[index].host)
+    door = membership.door
+    if door is not None and request.max_restarts:
+        leader.newcomers = Newcomers(
+            door=door,
+            num_seats=plan.num_nodes,
+            taken=lambda: set(leader.seats),
+            say=say,
+            gone_s=guard.gone_s,
+            beat_s=guard.beat_s,
+        )
+    elif door is not None:
+        door.shut()
     leader.begin(membership.plans, time.monotonic())
     return leader
 

@@ -53,11 +53,6 @@ class Newcomers:
     _selector: selectors.BaseSelector | None = None
     _next_ping_s: float = 0.0
 
-    @property
-    def ready(self) -> bool:
-        """Whether somebody waits."""
-        return bool(self.cards)
-
     def attach(self, selector: selectors.BaseSelector) -> None:
         """Have the agent's selector watch the door."""
         self._selector = selector

@@ -70,7 +70,8 @@ class PythonCall(NamedTuple):
     dtypes: str
     """`Float`, several with commas."""
     place: str
-    is_p2p: bool
+    peer: int
+    """Of a send or a receive: the other side's rank in the group; -1: it is none, or from anybody."""
     is_done: bool
     """The Python call has come back."""
     created_ns: int
@@ -186,7 +187,7 @@ class Cell:
         return self.is_mine and self._records["words"].write(blob)
 
     def enter_call(
-        self, group: str, seq: int, op: str, sizes: str = "[]", dtypes: str = "", place: str = "", is_p2p: bool = False
+        self, group: str, seq: int, op: str, sizes: str = "[]", dtypes: str = "", place: str = "", peer: int = -1
     ) -> int:
         """Write which collective comes now; return its number for `leave_call`, 0 where it could not be written.
 
@@ -197,22 +198,21 @@ class Cell:
             sizes: of its inputs, as JSON.
             dtypes: of its inputs.
             place: where the user's code is.
-            is_p2p: a send or a receive.
+            peer: of a send or a receive, the other side's rank in the group.
         """
         # Never waits: a signal handler may come here while its own thread holds the lock.
         if not self.is_mine or not self._call_lock.acquire(blocking=False):
             return 0
         try:
             record = self._records["call"]
-            text = _UNIT.join((group, str(seq), op, sizes, dtypes, place, "1" * is_p2p, str(time.time_ns())))
-            data = text.encode(errors="replace")
-            return record.number if record.write(data[: record.room]) else 0
+            text = _UNIT.join((group, str(seq), op, sizes, dtypes, place, str(peer), str(time.time_ns())))
+            return record.number if record.write(text.encode(errors="replace")) else 0
         finally:
             self._call_lock.release()
 
     def leave_call(self, number: int) -> None:
         """Say that the call of this number has come back."""
-        if number and self.is_mine:
+        if self.is_mine and number > self._numbers[_DONE]:
             self._numbers[_DONE] = number
 
     def step(self, number: int) -> None:
@@ -229,6 +229,10 @@ class Cell:
         """Say what the worker does: `init`, `training`, `saving`, `leaving`."""
         if self.is_mine:
             self._records["phase"].write(name.encode()[:64])
+
+    def marks(self) -> tuple[int, int, int]:
+        """Return numbers that change when a call begins or ends and when a step is told."""
+        return self._records["call"].number, int(self._numbers[_DONE]), self._records["step"].number
 
     def order(self) -> CellOrder | None:
         """Return the agent's last order. Costs one load where nothing is new."""
@@ -265,10 +269,10 @@ class Cell:
         fields = written.data.decode(errors="replace").split(_UNIT) if written else []
         if written is None or len(fields) != 8:
             return None
-        group, seq, op, sizes, dtypes, place, p2p, created = fields
+        group, seq, op, sizes, dtypes, place, peer, created = fields
         is_done = done >= written.number
         return PythonCall(
-            group, int(seq), op, sizes, dtypes, place, bool(p2p), is_done, int(created), written.written_ns
+            group, int(seq), op, sizes, dtypes, place, int(peer), is_done, int(created), written.written_ns
         )
 
 
