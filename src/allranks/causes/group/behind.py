@@ -62,9 +62,10 @@ class StuckRank(Cause, id="AR408"):
             Confidence.LIKELY,
         ),
         Sign(
-            r"successfully reached monitoredBarrier, but received errors while waiting ?for send/recv from rank 0",
+            r"successfully reached monitoredBarrier, but received errors while waiting ?for send/recv from rank "
+            r"(?P<rank>0)",
             Role.VICTIM,
-            _NOBODY,
+            _NAMED,
             Confidence.UNDECIDED,
         ),
         Sign(

@@ -233,6 +233,7 @@ class PeerConnectionLost(Cause, id="AR215"):
     told = "a connection between two ranks broke off, and nothing says why"
     signs = (
         Sign(r"Connection closed by peer " + GLOO_PEER, Role.VICTIM, Blames.PEER, Confidence.LIKELY),
+        Sign(r"tcp/pair\.cc:[0-9]+\] Connection closed by peer$", Role.VICTIM, Blames.NOBODY, Confidence.LIKELY),
         Sign(
             r"Read error " + GLOO_PEER + r": (?P<error>[A-Z][a-z]{2,12} [a-z ]{3,30})",
             Role.VICTIM,
@@ -284,6 +285,12 @@ class PeerConnectionLost(Cause, id="AR215"):
             Blames.PEER,
             Confidence.LIKELY,
         ),
+        # NCCL 2.4 to 2.12, in the log of who dials; nobody listens (any more) where it was told to.
+        Sign(
+            r"Call to connect returned (?P<error>Connection refused), retrying",
+            Role.VICTIM,
+            confidence=Confidence.UNDECIDED,
+        ),
         Sign(r"socket(?:Start|Poll)Connect: exceeded retries \(", Role.VICTIM, Blames.NOBODY, Confidence.LIKELY),
         Sign(
             r"possibly due to a network error or a remote process exiting",
@@ -302,6 +309,8 @@ class PeerConnectionLost(Cause, id="AR215"):
         Sign(r"mca_btl_tcp_frag_recv: readv failed: ", Role.VICTIM, Blames.NOBODY, Confidence.LIKELY),
     )
     hits = (
+        "pytorch-worker-0:16:63 [0] NCCL INFO Call to connect returned Connection refused, retrying",
+        "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer",
         "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer "
         "[127.0.0.1]:31661. This is typically caused by a remote worker crashing.",
         "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:535] Read error [10.1.3.122]:42916: "

@@ -298,6 +298,11 @@ class NodeFailure(Cause, id="AR012"):
             Confidence.LIKELY,
         ),
         Sign(
+            r"[Tt]he actor (?:died|is dead) because its node has died(?:\. Node Id: (?P<thing>[0-9a-f]{8,64}))?",
+            blames=Blames.NAMED,
+            confidence=Confidence.LIKELY,
+        ),
+        Sign(
             r"The node with (?:node id|client ID):? ?[0-9a-f]{8,64}(?: and (?:address|ip): (?P<node>[0-9.]+))?.{0,80} "
             r"has been marked dead",
             blames=Blames.NAMED,
@@ -341,6 +346,7 @@ class NodeFailure(Cause, id="AR012"):
         "ORTE has lost communication with its daemon located on node:",
         "  Remote daemon: [[16919,0],3] on node anode127",
         "  Remote daemon: [prterun-master-0-34@0,1] on node worker-1",
+        "ray.exceptions.ActorDiedError: The actor died because its node has died.",
         "The node with node id: 5f1c2a7b9e8d and address: 10.0.0.7 and node name: 10.0.0.7 has been marked dead "
         "because the detector has missed too many heartbeats from it.",
         "The node with client ID 581656f84659be9bba58da993729644cfb554836 has been marked dead because the monitor has "

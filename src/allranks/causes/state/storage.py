@@ -151,11 +151,18 @@ class FilesystemHang(Cause, id="AR606"):
         # ps aux: USER PID %CPU %MEM VSZ RSS TTY STAT START TIME COMMAND. Two signs: each needs a literal that is rare.
         Sign(_PS_LINE + r" python", confidence=Confidence.LIKELY),
         Sign(_PS_LINE + r" [^ ]{0,200}/bin/python", confidence=Confidence.LIKELY),
+        # ps -o pid,stat,wchan: where in the kernel it waits.
+        Sign(
+            r"(?P<pid>[0-9]{2,8}) {1,4}D[<NLsl+]{0,4} {1,4}(?P<where>nfs_(?:start|wait|lock|file|update)|rpc_wait_bit|"
+            r"ll_file|cl_lock|cl_sync|ptlrpc|ceph_mdsc|fuse_(?:wait|request)|request_wait_answer|do_truncate)",
+            confidence=Confidence.LIKELY,
+        ),
         Sign(r"Failed to suspend process", Role.LIKELY, Blames.NOBODY, Confidence.UNDECIDED),
     )
     hits = (
         "error: *** STEP 63532.0 STEPD TERMINATED ON cn106 AT 2020-12-14T09:44:56 DUE TO JOB NOT ENDING WITH "
         "SIGNALS ***",
+        " 1533  DNl  nfs_start_io_read      1-22:05:51     ray::PolicyWorker.save_checkpoint",
         "[680111.646286] INFO: task python:280058 blocked for more than 120 seconds.",
         "[  207.955868] nfs: server 10.100.0.60 not responding, still trying",
         "nfs: server store01 not responding, timed out",

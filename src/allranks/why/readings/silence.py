@@ -23,7 +23,7 @@ _GOES_ON = re.compile(
     r"|out-of-place|# Avg bus bandwidth"
 )
 _SLURM = re.compile(r"slurmstepd|slurmd\[|srun: |StepId=")
-_INTERRUPTED = re.compile(r"(?:^|\^C)KeyboardInterrupt\b|^\^C")
+_INTERRUPTED = re.compile(r"(?:^|\^C)KeyboardInterrupt\b|^\^C|\^C\s*$")
 _NCCL = re.compile(r"NCCL WARN |NCCL INFO [\w./+-]+:\d+ -> [1-9]")
 """NCCL's complaint, or the places in its source that an error passed."""
 _STEPS = re.compile(r"(?i)\d(?:it/s|s/it)|\bloss\b\W{0,4}\d|\b(?:iter(?:ation)?|step)s?\b\W{0,3}\d")
