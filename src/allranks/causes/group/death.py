@@ -46,6 +46,7 @@ def _forms(code: str, number: str, name: str, words: str) -> Iterator[str]:
     yield rf"Rank (?P<rank>[0-9]+) crashed with exit code (?P<code>{code})\b"
     yield rf"Global rank (?P<rank>[0-9]+) \(PID (?P<pid>[0-9]+)\) exited with code (?P<code>{code})\b"
     yield rf"(?P<node>{_NAME}): rank (?P<rank>[0-9]+) died from signal (?P<signal>{number})\b"  # PALS, HPE's
+    yield rf"get_exit_code task (?P<rank>[0-9]+) died by signal:? (?P<signal>{number})\b"  # slurmstepd
     # SGLang's watcher of its children.
     yield rf"Child process unexpectedly failed with exitcode=(?P<code>{code})\b\. pid=(?P<pid>[0-9]+)"
     # glog, in the process itself: Paddle, wav2letter.
@@ -224,6 +225,9 @@ class DeadRank(Cause, id="AR407"):
         "x3001c0s1b0n0: rank 7 died from signal 11",
         "x3001c0s1b0n0: rank 7 died from signal 9",
         "x3001c0s1b0n0: rank 7 died from signal 15",
+        "slurmstepd: error: get_exit_code task 0 died by signal: 11",
+        "slurmstepd: error: get_exit_code task 0 died by signal: 9",
+        "slurmstepd: error: get_exit_code task 0 died by signal: 6",
         "x3001c0s1b0n0: shepherd died from signal 9",
         "mpirun noticed that process rank 1 with PID 0 on node fv-az1542-52 exited on signal 6 (Aborted).",
         "prterun noticed that process rank 2 with PID 4123 on node n3 exited on signal 9 (Killed).",

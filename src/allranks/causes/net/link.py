@@ -104,8 +104,15 @@ class LinkDown(Cause, id="AR210"):
         ),
         Sign(r"SO_ERROR: Network is unreachable, remote=" + GLOO_PEER, Role.LIKELY, confidence=Confidence.LIKELY),
         Sign(r"vs -1\. ?connect: Network is unreachable", Role.LIKELY, confidence=Confidence.LIKELY),
+        Sign(
+            r"NETDEV WATCHDOG: (?P<interface>[\w.@-]{1,16}) \([^)]{1,40}\): (?:CPU: [0-9]+: )?transmit queue [0-9]+ "
+            r"timed out",
+            Role.LIKELY,
+            confidence=Confidence.LIKELY,
+        ),
     )
     hits = (
+        "NETDEV WATCHDOG: eth0 (ixgbe): transmit queue 3 timed out",
         "RuntimeError: [enforce fail at /pytorch/third_party/gloo/gloo/transport/tcp/socket.cc:142] rv != -1. -1 vs "
         "-1. connect: Network is unreachable",
         "[1234.5] ixgbe 0000:03:00.0 eth0: NIC Link is Down",
@@ -285,12 +292,6 @@ class PeerConnectionLost(Cause, id="AR215"):
             Blames.PEER,
             Confidence.LIKELY,
         ),
-        # NCCL 2.4 to 2.12, in the log of who dials; nobody listens (any more) where it was told to.
-        Sign(
-            r"Call to connect returned (?P<error>Connection refused), retrying",
-            Role.VICTIM,
-            confidence=Confidence.UNDECIDED,
-        ),
         Sign(r"socket(?:Start|Poll)Connect: exceeded retries \(", Role.VICTIM, Blames.NOBODY, Confidence.LIKELY),
         Sign(
             r"possibly due to a network error or a remote process exiting",
@@ -307,9 +308,16 @@ class PeerConnectionLost(Cause, id="AR215"):
         ),
         Sign(r"Peer host: {1,4}(?P<node>[A-Za-z0-9_.-]+)", Role.VICTIM, Blames.NAMED, Confidence.LIKELY),  # Open MPI's
         Sign(r"mca_btl_tcp_frag_recv: readv failed: ", Role.VICTIM, Blames.NOBODY, Confidence.LIKELY),
+        Sign(
+            r"Could not receive type from localRank (?P<local_rank>[0-9]+), res=",
+            Role.VICTIM,
+            Blames.NOBODY,
+            Confidence.LIKELY,
+        ),
     )
     hits = (
-        "pytorch-worker-0:16:63 [0] NCCL INFO Call to connect returned Connection refused, retrying",
+        "node01:1:1 [0] proxy.cc:1458 NCCL WARN [Service thread] Could not receive type from localRank 3, res=3, "
+        "closed=0",
         "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer",
         "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer "
         "[127.0.0.1]:31661. This is typically caused by a remote worker crashing.",

@@ -160,8 +160,10 @@ class HostOomKill(Cause, id="AR008"):
             r"(?:^|>:|(?:it/s|s/it).{0,200}\])Killed\s*$", Role.LIKELY, confidence=Confidence.LIKELY
         ),  # the shell, of what it waited for
         Sign(r"exited with code 137\b", Role.LIKELY, confidence=Confidence.LIKELY),
+        Sign(r"(?:^|[^A-Za-z.])MemoryError$", role=Role.LIKELY, confidence=Confidence.LIKELY),
     )
     hits = (
+        "MemoryError",
         "slurmstepd: error: Detected 1 oom_kill event in StepId=8538204.0. Some of the step tasks have been OOM "
         "Killed.",
         "  6%|###  | 3787/62565 [04:47<1:10:53, 13.82it/s]Killed",

@@ -322,8 +322,31 @@ class NodeFailure(Cause, id="AR012"):
         Sign(
             r"\[Hardware Error\]: .{0,80}(?:Fatal|fatal|Uncorrected|panic)", Role.LIKELY, confidence=Confidence.LIKELY
         ),
+        Sign(
+            r"error: task (?P<rank>[0-9]+) launch failed: (?P<why>[A-Z][A-Za-z ]{3,80})",
+            Role.LIKELY,
+            Blames.NAMED,
+            Confidence.LIKELY,
+        ),
+        Sign(
+            r"timeout waiting for task launch, started (?P<present>[0-9]+) of (?P<wanted>[0-9]+) tasks",
+            Role.LIKELY,
+            Blames.NOBODY,
+            Confidence.LIKELY,
+        ),
+        Sign(
+            r"slurm_receive_msgs: \[\[(?P<node>[^\]]{1,80})\]:[0-9]+\] failed: Socket timed out",
+            Role.LIKELY,
+            Blames.NAMED,
+            Confidence.LIKELY,
+        ),
+        Sign(r"mce: \[Hardware Error\]: ", Role.LIKELY, confidence=Confidence.LIKELY),
     )
     hits = (
+        "node07 kernel: mce: [Hardware Error]: Machine check events logged",
+        "srun: error: slurm_receive_msgs: [[node07]:6818] failed: Socket timed out on send/recv operation",
+        "srun: error: timeout waiting for task launch, started 7 of 8 tasks",
+        "srun: error: task 3 launch failed: Slurmd could not execve job",
         "salloc: Prolog failure on node k003-006",
         "srun: error: Node failure on jean-zay-iam37",
         "job preempted (node failure)",
