@@ -30,16 +30,14 @@ import signal
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-import msgspec
-
 from allranks.guard import links, mismatch, presence, waits
 from allranks.guard.clocks import NodeClock
-from allranks.guard.ends import Ledger, is_abort_for_size, is_failure, is_secondary
+from allranks.guard.ends import Ledger, is_abort_for_size, is_failure
 from allranks.guard.judged import Judged, name_fault
-from allranks.guard.scene import HELD_STATES, LEADER, Scene
+from allranks.guard.scene import HELD_STATES, Scene
 from allranks.guard.stragglers import Straggler, Stragglers
 from allranks.model.cluster import GuardTable
-from allranks.model.errors import Exit, exit_for_signal
+from allranks.model.errors import exit_for_signal
 from allranks.model.finding import Confidence, Finding, Severity
 from allranks.wire.protocol import Beat, Plan, Try, TryTarget, WorkerEnd
 
@@ -366,7 +364,7 @@ class Guard:
         scene = self._scene
         within_s = min(max(self._settings.gone_s / 3, 0.5), 2.0)
         suspects = presence.find_suspects(scene, now)
-        due = [node for node in suspects if now >= self._ordered_s.get(node.index, now) ]
+        due = [node for node in suspects if now >= self._ordered_s.get(node.index, now)]
         for node in due:
             self._ordered_s[node.index] = now + within_s + 2 * self._settings.beat_s
         targets = tuple(target for node in due for target in presence.targets_of(node))
