@@ -44,7 +44,7 @@ _SPELLINGS = {
     "all_to_all_base": "all_to_all",
 }
 """torch's own names of the same thing, in Python and in the recorder."""
-_POINT_TO_POINT = ("send", "recv", "isend", "irecv")
+POINT_TO_POINT = ("send", "recv", "isend", "irecv")
 """Counted apart, and different on the two sides by nature."""
 _SAME_SIZE = frozenset({"all_reduce", "broadcast", "reduce"})
 """All ranks hand in as many elements; elsewhere sizes may differ, or backends allow it."""
@@ -75,7 +75,7 @@ def find_mismatch(scene: Scene) -> Mismatch | None:
     twice: set[tuple[str, int]] = set()
     for rank, view in scene.ranks.items():
         for call in view.beat.calls:
-            if call.seq <= 0 or canonical(call.op) in _POINT_TO_POINT:
+            if call.seq <= 0 or canonical(call.op) in POINT_TO_POINT:
                 continue
             if rank in by_number[call.group, call.seq]:
                 twice.add((call.group, call.seq))  # coalesced: parts of it may still be to come

@@ -2,23 +2,26 @@
 
 A collective makes all ranks equally slow, so step times show nothing; who called it last does. All ranks tell when
 they called the same ones (chosen by number), and their nodes' clocks are put on one (clocks.py). In a window of them
-each rank has a lag behind the one before last; a rank is named after three windows in a row in each of which it was
-last nearly always, and by more than clocks may be wrong. Never more than a warning: slow is not broken.
+the last one has a lag behind the one before it. Where collectives were late by more than clocks may be wrong, and nearly
+always by the same rank, in three windows in a row, it is named. Never more than a warning: slow is not broken. A rank
+that evaluates now and then is late in few of them, and a blocking call right after a late one is not late at all.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
 from statistics import median
 
 WINDOW_SAMPLES = 12
 WINDOW_S = 4.0
 NUM_WINDOWS = 3
+MIN_LATE = 0.3
+"""Of the collectives of a window: so many are late."""
 MIN_TIMES_LAST = 0.8
-"""Of the collectives of a window."""
+"""Of those that are late: so many because of one rank."""
 MIN_LAG_S = 0.02
 MIN_SHARE = 0.05
 """Of everybody's time: less is not worth a word."""
@@ -36,13 +39,15 @@ class Straggler:
     lag_s: float
     """By how much it is later than all others, in the middle."""
     share: float
-    """Of everybody's time."""
+    """Of everybody's time, at most: of several collectives that it holds up at once each is counted, unless all were
+    told."""
     num_collectives: int
     since_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class _Lag:
+    seq: int
     called_s: float
     """When the last rank came, by the leader's clock."""
     rank: int
@@ -95,7 +100,7 @@ class Stragglers:
         state.newest = seq
         order = sorted((each[0], who) for who, each in told.items())
         (before, _), (last, who) = order[-2], order[-1]
-        state.window.append(_Lag(last, who, last - before, max(each[1] for each in told.values()) * 2))
+        state.window.append(_Lag(seq, last, who, last - before, max(each[1] for each in told.values()) * 2))
         self._close_window(state)
 
     def forget(self) -> None:
@@ -116,12 +121,15 @@ class Stragglers:
                 window.clear()
             return
         state.window = []
-        rank, times = Counter(lag.rank for lag in window).most_common(1)[0]
-        lags = [lag.lag_s if lag.rank == rank else 0.0 for lag in window]
-        lag_s = median(lags)
         least_s = max(MIN_LAG_S, ERROR_FACTOR * median(lag.error_s for lag in window))
+        late = [lag for lag in window if lag.lag_s >= least_s]
+        if len(late) < MIN_LATE * len(window):
+            state.said.clear()
+            return
+        rank, times = Counter(lag.rank for lag in late).most_common(1)[0]
+        lag_s = median(lag.lag_s for lag in late if lag.rank == rank)
         share = _share(window, rank)
-        is_late = times >= MIN_TIMES_LAST * len(window) and lag_s >= least_s and share >= MIN_SHARE
+        is_late = times >= MIN_TIMES_LAST * len(late) and share >= MIN_SHARE
         if not is_late:
             state.said.clear()
             return
@@ -143,12 +151,12 @@ class Stragglers:
 def _share(window: list[_Lag], rank: int) -> float:
     """Of the time between two collectives of the window, how much everybody waited for this rank.
 
-    Where only some collectives are told, each stands for those until the next: of a step with several only one wait
-    counts, since the others are late from the same one.
+    Where only some collectives are told, each stands for those until the next.
     """
     waited_s = passed_s = 0.0
-    for before, lag in itertools.pairwise(window):
-        passed_s += max(0.0, lag.called_s - before.called_s)
+    for before, lag in pairwise(window):
+        gap_s = max(0.0, lag.called_s - before.called_s)
+        passed_s += gap_s
         if lag.rank == rank:
-            waited_s += min(lag.lag_s, max(0.0, lag.called_s - before.called_s))
+            waited_s += min(lag.lag_s * (lag.seq - before.seq), gap_s)
     return waited_s / passed_s if passed_s else 0.0

@@ -1,7 +1,7 @@
 """What is wrong with the running job, and whose fault is it? Pure: the leader feeds it, asks it, and obeys it.
 
     guard = Guard(cluster.guard)
-    guard.begin(plan, now_s)                 each generation of workers
+    guard.begin(plan, now_s, addresses=...)  each generation of workers
     guard.hear(beat, now_s)                  each node's Beat, the leader's own node too
     guard.ended(end, now_s)                  a worker's end, whichever
     guard.lost(node_index, reason, now_s)    an agent's connection is gone
@@ -10,18 +10,51 @@
     guard.judge(now_s)                       a proven fault, or None
 
 `now_s` is one clock of the leader's, which never steps back (time.monotonic()). `Ping.sent_ns` must be of that clock,
-too, and `WorkerEnd.time_s` be translated to it: the end's age counts back from now.
+too, and `WorkerEnd.time_s` be translated to it: the end's age counts back from now. Ask at least once a second: a
+longer gap is taken for the leader's own sleep, and nobody else is blamed for it.
+
+What is proven is judged at once, the surest first:
+
+    ends.py        a worker broke by itself: an exception, an exit code, a signal
+    presence.py    a node is gone, by two signs; a process is stopped
+    mismatch.py    ranks called different collectives
+    links.py       a way between nodes carries nothing
+    waits.py       nothing has moved for hang_s; who keeps the others waiting
+
+Where workers only say that they lost others (`Connection closed by peer`), what was known before they broke explains it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 
-from allranks.guard.ends import Ledger
-from allranks.guard.judged import Judged
+from allranks.guard import links, mismatch, presence, waits
+from allranks.guard.clocks import NodeClock
+from allranks.guard.ends import Ledger, is_abort_for_size, is_failure
+from allranks.guard.judged import Judged, name_fault
+from allranks.guard.scene import HELD_STATES, Scene
+from allranks.guard.stragglers import Straggler, Stragglers
 from allranks.model.cluster import GuardTable
-from allranks.model.errors import Exit
-from allranks.wire.protocol import Beat, Plan, Try, WorkerEnd
+from allranks.model.errors import exit_for_signal
+from allranks.model.finding import Confidence, Finding, Severity
+from allranks.wire.protocol import Beat, Plan, Try, TryTarget, WorkerEnd
+
+ASLEEP_S = 2.0
+"""Nobody asked for so long: the leader itself did not run."""
+OOM_S = 10.0
+"""A kill that the kernel counted so shortly before a SIGKILL is that SIGKILL."""
+AFTER_KILL_S = 0.6
+"""How long a SIGKILL waits for the next word of its node: did the kernel run out of memory, or is the node gone?"""
+SETTLED_S = 0.8
+"""How long a mismatch must stay the same where nobody has died of it."""
+LOOK_EVERY_S = 0.25
+EXPLAIN_S = 3.0
+"""How long victims' failures may wait, beyond SETTLE_S, for a node that is suspected to be proven gone."""
+FIRST_LINE_FACTOR = 2.0
+"""Each line on one matter comes so many times later than the one before."""
+STRAGGLER_AGAIN_S = 300.0
 
 
 class Guard:
@@ -33,35 +66,92 @@ class Guard:
 
     def __init__(self, settings: GuardTable) -> None:
         self._settings = settings
-        self._plan: Plan | None = None
-        self._ledger = Ledger(())
-        self._judged: Judged | None = None
+        self._asked_s: float | None = None
+        self._slept_s = 0.0
+        self._start(Scene(settings, (), 0, {}, 0.0), Ledger(()))
 
-    def begin(self, plan: Plan, now_s: float) -> None:
+    def begin(self, plan: Plan, now_s: float, *, addresses: Mapping[int, Mapping[str, str]] | None = None) -> None:
         """New workers start; what was known of the last generation's is forgotten.
 
         Args:
             plan: of any node; who is which rank.
             now_s: the leader's clock.
+            addresses: of each node, by its index and `data` or `control`: where others can try it.
         """
-        self._plan = plan
-        self._ledger = Ledger(plan.members)
-        self._judged = None
+        scene = Scene(self._settings, plan.members, plan.generation, addresses or {}, self._now(now_s))
+        self._start(scene, Ledger(plan.members))
+
+    def _start(self, scene: Scene, ledger: Ledger) -> None:
+        self._scene = scene
+        self._ledger = ledger
+        self._judged: Judged | None = None
+        self._clocks = [NodeClock() for _ in scene.nodes]
+        self._stragglers = Stragglers()
+        self._lines: list[str] = []
+        self._warnings: dict[int, Finding] = {}
+        self._say_at_s: dict[object, float] = {}
+        self._ordered_s: dict[int, float] = {}
+        self._episode: links.Episode | None = None
+        self._mismatch: tuple[object, float] = (None, 0.0)
+        self._hold_until_s: float | None = None
+        self._looked: dict[str, float] = {}
+        self._explained: Judged | None = None
+        self._last_waiting: tuple[object, float] = (None, 0.0)
+
+    # What is told
 
     def hear(self, beat: Beat, now_s: float) -> None:
         """A node told of its workers. A beat of another generation, or one that makes no sense, is not believed."""
+        now = self._now(now_s)
+        scene = self._scene
+        if self._explained is None and self._judged is None and self._ledger.first_failure_s is not None:
+            self._explained = self._explain(now)  # while what it follows from can still be seen
+        if not scene.hear(beat.node, now):
+            return
+        node = scene.nodes[beat.node.node_index]
+        clock = self._clocks[node.index]
+        if beat.ping_ns > 0 and clock.hear(
+            sent_s=beat.ping_ns / 1e9, held_s=beat.held_ns / 1e9, node_s=beat.node.time_ns / 1e9, now_s=now_s
+        ):
+            self._stragglers.forget()
+        offset_s = clock.offset_s
+        if offset_s is None or node.beat is None:
+            return
+        for rank in node.beat.ranks:
+            if not rank.lags:
+                continue
+            members = {group.name: group.ranks for group in rank.groups}
+            for group, seq, created_ns in rank.lags:
+                known = members.get(group, ())
+                if len(known) > 1 and len(known) <= scene.world_size:
+                    self._stragglers.hear(group, known, rank.rank, seq, created_ns / 1e9 - offset_s, clock.error_s)
 
     def ended(self, end: WorkerEnd, now_s: float) -> None:
         """A worker ended, well or badly; `end.time_s` is on the same clock as `now_s`."""
+        now = self._now(now_s)
+        if not self._scene.has_rank(end.rank):
+            return
         if end.exit_code == 0:
             self._ledger.add_exit(end.rank, now_s)
-        else:
-            self._ledger.add_failure(end, now_s)
+            self._scene.left[end.rank] = now
+            return
+        self._ledger.add_failure(end, now_s)
+        if is_failure(end):
+            self._scene.ends.setdefault(end.rank, (end, now))
 
     def lost(self, node_index: int, reason: str, now_s: float) -> None:
         """The connection to a node's agent is gone: the first of the two signs that a node is."""
-        assert self._plan is not None
-        self._ledger.add_lost_node(self._plan.members[node_index].name, reason)
+        now = self._now(now_s)
+        node = self._scene.nodes[node_index]
+        if node.lost_s is None:
+            node.lost_reason, node.lost_s = reason, now
+
+    def down(self, node_index: int, reason: str, now_s: float) -> None:
+        """SLURM calls a node down: a second sign."""
+        self._now(now_s)
+        self._scene.nodes[node_index].down_reason = reason
+
+    # What follows
 
     @property
     def is_all_well(self) -> bool:
@@ -73,32 +163,312 @@ class Guard:
         """Whether nobody runs any more, however it ended."""
         return self._ledger.are_all_ended
 
+    @property
+    def warnings(self) -> tuple[Finding, ...]:
+        """What was found and did not end the job: stragglers. For the verdict, after the culprit."""
+        return tuple(self._warnings.values())
+
     def judge(self, now_s: float) -> Judged | None:
         """Return the proven fault, None while there is none.
 
-        Once there is one it stays, and may only get better: where it is not `is_final`, the end of a worker that came
-        late can still name the culprit.
+        Once there is one it stays; where it is not `is_final`, the end of a worker that came late can still name a
+        better culprit, so ask again when all have ended.
         """
-        if self._ledger.is_all_well or not self._ledger.should_stop(now_s):
+        now = self._now(now_s)
+        if self._judged is not None and self._judged.is_final:
             return self._judged
-        verdict = self._ledger.verdict("", 0)
-        self._judged = Judged(
-            findings=verdict.findings,
-            exit_code=verdict.exit_code,
-            ranks=verdict.findings[0].ranks if verdict.findings else (),
-            is_retryable=verdict.exit_code not in (Exit.USER_CODE, Exit.SETUP),
-            is_final=False,
-        )
+        found = self._judge_ends(now_s, now) if self._judged is not None else self._find(now_s, now)
+        if found is not None:
+            blocked = self._judged.blocked if self._judged is not None else self._blocked(now)
+            self._judged = replace(found, blocked=blocked)
         return self._judged
 
     def lines(self, now_s: float) -> list[str]:
         """Return what to say aloud now; each line once."""
-        return []
+        now = self._now(now_s)
+        if self._judged is None and not self._ledger.is_all_well:
+            self._say_slow(now)
+            self._say_mute(now)
+            self._name_stragglers(now)
+        said, self._lines = self._lines, []
+        return said
 
     def wants(self, now_s: float) -> Mapping[int, Try]:
         """Return the tries to order now, by the index of the node that is to make them; each once."""
-        return {}
+        now = self._now(now_s)
+        if self._judged is not None or self._ledger.is_all_well:
+            return {}
+        wanted: dict[int, tuple[TryTarget, ...]] = {}
+        within_s = self._want_presence(now, wanted)
+        within_s = max(within_s, self._want_links(now, wanted))
+        return {index: Try(targets=targets, within_s=within_s) for index, targets in wanted.items()}
 
-    def next_s(self, now_s: float) -> float | None:
-        """Return when `judge`, `lines` or `wants` may change without a word from anybody; None: they do not."""
-        return self._ledger.settles_at_s()
+    def next_s(self, now_s: float) -> float:
+        """Return when to ask again at the latest, though nobody says a word."""
+        settles_at_s = self._ledger.settles_at_s()
+        next_s = now_s + (LOOK_EVERY_S if self._is_tense(self._now(now_s)) else 4 * LOOK_EVERY_S)
+        return next_s if settles_at_s is None or settles_at_s < now_s else min(next_s, settles_at_s)
+
+    # Judging
+
+    def _find(self, now_s: float, now: float) -> Judged | None:
+        rules: tuple[Callable[[], Judged | None], ...] = (
+            lambda: self._judge_ends(now_s, now),
+            lambda: self._judge_gone(now),
+            lambda: presence.judge_stopped(self._scene),
+            lambda: self._judge_mismatch(now),
+            lambda: self._judge_links(now),
+            lambda: self._judge_waits(now),
+        )
+        return next((found for rule in rules if (found := rule()) is not None), None)
+
+    def _judge_ends(self, now_s: float, now: float) -> Judged | None:
+        if self._ledger.is_all_well or not self._ledger.should_stop(now_s):
+            return None
+        primary = self._ledger.primary
+        if primary is not None:
+            return self._judge_primary(primary, now)
+        if self._ledger.first_failure_s is None:
+            return self._from_ledger(now_s)  # all were ended by us
+        explained = self._explained or self._explain(now)
+        if explained is not None:
+            return explained
+        waited_s = now_s - self._ledger.first_failure_s
+        if presence.find_suspects(self._scene, now) and waited_s < EXPLAIN_S + self._settings.gone_s:
+            return None
+        if (aborted := self._ledger.first_aborted) is not None:
+            return replace(mismatch.explain_abort(self._scene, aborted.rank), is_final=False)
+        return self._from_ledger(now_s)
+
+    def _judge_primary(self, end: WorkerEnd, now: float) -> Judged | None:
+        """A worker broke by itself; of SIGKILL the node's next word says whose it is."""
+        if end.exit_code == -signal.SIGKILL and end.rank in self._scene.ends:
+            _, heard_s = self._scene.ends[end.rank]
+            node = self._scene.node_of(end.rank)
+            if node.lost_s is not None or node.down_reason:
+                patience_s = EXPLAIN_S + self._settings.gone_s
+                return self._judge_gone(now) if now < heard_s + patience_s else self._from_ledger(now)
+            has_spoken = node.heard_s is not None and node.heard_s > heard_s
+            if not has_spoken and now < heard_s + max(AFTER_KILL_S, 2 * self._settings.beat_s):
+                return None
+            if node.oom_s is not None and node.oom_s >= heard_s - OOM_S:
+                return self._judge_oom(end)
+        return self._from_ledger(now)
+
+    def _judge_oom(self, end: WorkerEnd) -> Judged:
+        node = self._scene.node_of(end.rank)
+        finding = name_fault(
+            "AR008",
+            "it was killed: the node, or the job's share of its memory, was full",
+            node=node.name,
+            ranks=(end.rank,),
+            evidence=["killed by SIGKILL (signal 9)", f"the kernel counted {node.oom_kills} kills out of memory"],
+            victims=self._scene.others(end.rank),
+        )
+        return Judged(findings=(finding,), exit_code=exit_for_signal(signal.SIGKILL), ranks=(end.rank,))
+
+    def _from_ledger(self, now_s: float) -> Judged:
+        verdict = self._ledger.verdict("", 0)
+        ranks = verdict.findings[0].ranks if verdict.findings else ()
+        primary = self._ledger.primary
+        is_own_doing = primary is not None and (primary.exit_code > 0 or primary.could_not_start)
+        return Judged(
+            findings=verdict.findings,
+            exit_code=verdict.exit_code,
+            ranks=ranks,
+            is_retryable=not is_own_doing,
+            is_final=primary is not None,
+        )
+
+    def _explain(self, now: float) -> Judged | None:
+        """Say why workers lost others, from what was known before and since."""
+        if (found := mismatch.find_mismatch(self._scene)) is not None and self._has_size_abort():
+            return mismatch.judge_mismatch(self._scene, found)
+        if (gone := self._judge_gone(now)) is not None:
+            return gone
+        if (stopped := presence.judge_stopped(self._scene)) is not None:
+            return stopped
+        if found is not None:
+            return mismatch.judge_mismatch(self._scene, found)
+        return self._judge_links(now) or self._explain_timeout(now)
+
+    def _explain_timeout(self, now: float) -> Judged | None:
+        """Collectives that timed out by torch's own deadline: who had not come?"""
+        ends = [end for end, _ in self._scene.ends.values()]
+        if not any("imed out" in (end.message or end.stderr_tail or "") for end in ends):
+            return None
+        waiting = waits.find_waiting(self._scene, now)
+        if waiting is None or not waiting.sinks or not set(waiting.sinks).isdisjoint(self._scene.ends):
+            return None
+        return waits.judge_hang(self._scene, waiting, now)
+
+    def _has_size_abort(self) -> bool:
+        return any(is_abort_for_size(end) for end, _ in self._scene.ends.values())
+
+    def _judge_gone(self, now: float) -> Judged | None:
+        found, may_grow = presence.judge_gone(self._scene, now)
+        if found is None:
+            return None
+        if self._hold_until_s is None:
+            self._hold_until_s = now + presence.HOLD_S
+        return None if may_grow and now < self._hold_until_s else found
+
+    def _judge_mismatch(self, now: float) -> Judged | None:
+        longest_s = waits.longest_wait_s(self._scene, now)
+        if longest_s < SETTLED_S or not self._may_look("mismatch", now, LOOK_EVERY_S):
+            return None
+        found = mismatch.find_mismatch(self._scene)
+        key = found.key if found else None
+        if key != self._mismatch[0]:
+            self._mismatch = key, now
+        if found is None or now < self._mismatch[1] + SETTLED_S:
+            return None
+        return mismatch.judge_mismatch(self._scene, found)
+
+    def _judge_links(self, now: float) -> Judged | None:
+        episode = self._episode
+        if episode is None or not episode.rounds or presence.find_suspects(self._scene, now):
+            return None
+        stalled = links.find_stalled(self._scene, now)
+        return links.judge_links(self._scene, episode, stalled) if stalled else None
+
+    def _judge_waits(self, now: float) -> Judged | None:
+        if not self._may_look("waits", now, 1.0):
+            return None
+        if (blocked := waits.judge_blocked(self._scene)) is not None:
+            return blocked
+        longest_s = waits.longest_wait_s(self._scene, now)
+        if longest_s < (waits.LEFT_S if self._scene.left else self._settings.hang_s):
+            return None
+        waiting = waits.find_waiting(self._scene, now)
+        if waiting is None:
+            return None
+        if (left := waits.judge_left(self._scene, waiting)) is not None:
+            return left
+        if min(waiting.waited_s, waiting.stuck_s) < self._settings.hang_s:
+            return None
+        return waits.judge_hang(self._scene, waiting, now)
+
+    def _blocked(self, now: float) -> tuple[int, ...]:
+        return tuple(
+            sorted(
+                view.beat.rank
+                for view in self._scene.running()
+                if view.waits_s(now) > 0 or view.beat.state in HELD_STATES or view.is_deaf
+            )
+        )
+
+    # Tries
+
+    def _want_presence(self, now: float, wanted: dict[int, tuple[TryTarget, ...]]) -> float:
+        scene = self._scene
+        within_s = min(max(self._settings.gone_s / 3, 0.5), 2.0)
+        suspects = presence.find_suspects(scene, now)
+        due = [node for node in suspects if now >= self._ordered_s.get(node.index, now)]
+        for node in due:
+            self._ordered_s[node.index] = now + within_s + 2 * self._settings.beat_s
+        targets = tuple(target for node in due for target in presence.targets_of(node))
+        if targets:
+            for trier in presence.pick_triers(scene, suspects):
+                wanted[trier.index] = targets
+        for index in self._ordered_s.keys() - {node.index for node in suspects}:
+            del self._ordered_s[index]
+        return within_s if wanted else 0.0
+
+    def _want_links(self, now: float, wanted: dict[int, tuple[TryTarget, ...]]) -> float:
+        """Open, go on with, or close the rounds of tries around connections that are stuck."""
+        scene = self._scene
+        stalled = links.find_stalled(scene, now)
+        episode = self._episode
+        if episode is not None and links.is_round_over(scene, episode, now):
+            episode.rounds.append(links.collect_round(scene, episode))
+            del episode.rounds[: -links.MAX_ROUNDS]
+            episode.until_s = float("inf")
+            if not stalled:
+                self._episode = None
+                return 0.0
+        if not stalled or (episode is not None and episode.until_s != float("inf")):
+            return 0.0
+        if episode is None:
+            episode = self._episode = links.Episode(now, set())
+        episode.suspects |= {index for each in stalled for index in (each.own, each.peer)}
+        within_s = links.round_s(scene, len(episode.rounds))
+        for index, targets in links.plan_round(scene, episode.suspects).items():
+            wanted[index] = (*wanted.get(index, ()), *targets)
+        episode.ordered_s = now
+        episode.until_s = now + within_s + links.ROUND_SLACK_S + 2 * self._settings.beat_s
+        return within_s
+
+    # Lines
+
+    def _say_slow(self, now: float) -> None:
+        longest_s = waits.longest_wait_s(self._scene, now)
+        if longest_s < self._settings.slow_s:
+            self._say_at_s = {key: at_s for key, at_s in self._say_at_s.items() if key[0] != "slow"}  # type: ignore[index]
+            return
+        if not self._may_look("slow", now, 1.0):
+            return
+        waiting = waits.find_waiting(self._scene, now)
+        if waiting is None or waiting.waited_s < self._settings.slow_s:
+            return
+        key = ("slow", waiting.sinks or waiting.waiting)
+        if self._last_waiting[0] != key:
+            self._last_waiting = key, now  # said once it is the same for two looks: beats of nodes cross
+            return
+        if waiting.waited_s >= self._say_at_s.get(key, self._settings.slow_s):
+            self._say_at_s[key] = FIRST_LINE_FACTOR * max(waiting.waited_s, self._settings.slow_s)
+            self._lines.append(waits.say_slow(self._scene, waiting, now))
+
+    def _say_mute(self, now: float) -> None:
+        for node in presence.find_suspects(self._scene, now):
+            silent_s = node.silent_s(now)
+            key = ("mute", node.index)
+            if silent_s >= self._say_at_s.get(key, self._settings.gone_s):
+                self._say_at_s[key] = FIRST_LINE_FACTOR * silent_s
+                self._lines.append(f"no word from {node.name} for {silent_s:.0f} s; others are trying to reach it")
+
+    def _name_stragglers(self, now: float) -> None:
+        for each in self._stragglers.named():
+            key = ("straggler", each.rank)
+            finding = self._warn(each)
+            self._warnings[each.rank] = finding
+            if now >= self._say_at_s.get(key, now):
+                before_s = self._say_at_s.get((*key, "gap"), STRAGGLER_AGAIN_S)
+                self._say_at_s[key] = now + before_s
+                self._say_at_s[(*key, "gap")] = FIRST_LINE_FACTOR * before_s
+                self._lines.append(f"straggler: rank {each.rank} on {finding.node} {finding.message}")
+
+    def _warn(self, each: Straggler) -> Finding:
+        return name_fault(
+            "AR409",
+            f"comes {each.lag_s * 1e3:.0f} ms after all others to most collectives: {each.share:.0%} of everybody's time",
+            node=self._scene.node_of(each.rank).name,
+            ranks=(each.rank,),
+            evidence=[f"last of all ranks, by {each.lag_s * 1e3:.0f} ms, over {each.num_collectives} collectives"],
+            confidence=Confidence.LIKELY,
+            severity=Severity.WARN,
+        )
+
+    # Time
+
+    def _now(self, now_s: float) -> float:
+        """The guard's own clock: it stands still while the leader did not run."""
+        if self._asked_s is not None and now_s - self._asked_s > ASLEEP_S:
+            self._slept_s += now_s - self._asked_s
+        self._asked_s = now_s if self._asked_s is None else max(now_s, self._asked_s)
+        return self._asked_s - self._slept_s
+
+    def _may_look(self, what: str, now: float, every_s: float) -> bool:
+        """Whether it is time for a costly look; it is after `every_s`."""
+        if now < self._looked.get(what, now):
+            return False
+        self._looked[what] = now + every_s
+        return True
+
+    def _is_tense(self, now: float) -> bool:
+        return (
+            self._ledger.first_failure_s is not None
+            or self._episode is not None
+            or waits.longest_wait_s(self._scene, now) >= SETTLED_S
+            or bool(presence.find_suspects(self._scene, now))
+        )

@@ -7,24 +7,22 @@ checkpoint), so it is only named, aloud and ever more rarely, and ended when not
 
 from __future__ import annotations
 
-from collections import defaultdict
 from dataclasses import dataclass
 
 from allranks.guard.judged import Judged, name_fault
-from allranks.guard.mismatch import canonical, describe
+from allranks.guard.mismatch import POINT_TO_POINT, canonical, describe
 from allranks.guard.scene import SILENT_S, RankView, Scene
 from allranks.model.beat import CallSeen, GroupSeen, ProcessState, RankBeat
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence
 from allranks.model.hostlist import fold_hosts
 from allranks.recorder.calls import Call, Dump, Status
-from allranks.recorder.waits import DEFAULT_GROUP, Stop, StopKind, find_stops
+from allranks.recorder.waits import Stop, StopKind, find_stops
 from allranks.report.text import fold_ranks
 
 LEFT_S = 3.0
 """How long others must have waited for a rank that has left with 0: beats of a healthy end may cross."""
 MAX_NAMED = 4
-_POINT_TO_POINT = ("send", "recv", "isend", "irecv")
 _UNKNOWN_OP = "collective"
 _FILE_CALLS = ("fsync", "torch/serialization", "write_bytes", "shutil")
 
@@ -117,7 +115,7 @@ def judge_left(scene: Scene, waiting: Waiting) -> Judged | None:
     finding = name_fault(
         "AR407",
         f"it left with exit code 0, and {fold_ranks(waiting.waiting)} waited for it in {_shown(waiting.stop)}",
-        node=fold_hosts(dict.fromkeys(scene.node_of(rank).name for rank in gone)),
+        node=fold_hosts(list(dict.fromkeys(scene.node_of(rank).name for rank in gone))),
         ranks=gone,
         evidence=[waiting.stop.message],
         confidence=Confidence.LIKELY,
@@ -180,31 +178,34 @@ def _is_behind(group: GroupSeen, views: dict[int, RankView]) -> bool:
 
 
 def _as_dump(beat: RankBeat) -> Dump:
-    known: defaultdict[str, list[CallSeen]] = defaultdict(list)
-    for call in beat.calls:
-        if canonical(call.op) not in _POINT_TO_POINT:
-            known[call.group].append(call)
-    calls = [_as_call(call) for each in known.values() for call in each]
+    calls = [_as_call(call) for call in beat.calls]
     for group in beat.groups:
-        is_told = any(not call.is_done for call in known[group.name])
-        if group.enqueued > group.completed >= 0 and not is_told:
+        # What the recorder counted and did not describe: where it is, though not what.
+        told = [call for call in calls if call.group == group.name and not call.is_p2p]
+        if group.enqueued > group.completed >= 0 and all(call.is_done for call in told):
             calls.append(Call(group=group.name, seq=group.completed + 1, op=_UNKNOWN_OP))
+        if group.enqueued > max((call.seq for call in told), default=0):
+            is_done = group.completed >= group.enqueued
+            calls.append(Call(group=group.name, seq=group.enqueued, op=_UNKNOWN_OP, is_done=is_done))
     return Dump(
         rank=beat.rank,
         calls=tuple(calls),
         status={group.name: Status(group.enqueued, -1, group.completed) for group in beat.groups},
-        members={group.name: group.ranks for group in beat.groups if group.ranks and group.name != DEFAULT_GROUP},
+        members={group.name: group.ranks for group in beat.groups if group.ranks},
         is_whole=False,
     )
 
 
 def _as_call(call: CallSeen) -> Call:
     # Sizes are mismatch.py's to compare: the walk only asks who is where.
+    is_p2p = canonical(call.op) in POINT_TO_POINT
     return Call(
         group=call.group,
         seq=call.seq,
-        op=_UNKNOWN_OP,
+        op=call.op if is_p2p else _UNKNOWN_OP,
         is_done=call.is_done,
+        is_p2p=is_p2p,
+        peer=call.peer,
         place=call.place,
         created_s=call.created_ns / 1e9,
     )

@@ -120,8 +120,10 @@ class TimeLimit(Cause, id="AR507"):
         Sign(r"PBS: job killed: walltime [0-9]+ exceeded limit (?P<seconds>[0-9]+)", blames=_NOBODY),
         Sign(r"TERM_RUNLIMIT: job killed", blames=_NOBODY),
         Sign(r"Job was active longer than specified deadline", blames=_NOBODY),
+        Sign(r"[Hh]andling auto-requeue signal: ", Role.LIKELY, _NOBODY, Confidence.UNDECIDED),
     )
     hits = (
+        "[rank: 0] Handling auto-requeue signal: 10",
         "slurmstepd: error: *** JOB 42221 ON clr1247 CANCELLED AT 2022-04-14T16:20:46 DUE TO TIME LIMIT ***",
         "slurmstepd: error: *** JOB 14309850 CANCELLED AT 2015-06-30T04:08:07 DUE TO TIME LIMIT on compute-b1-051 ***",
         "slurmd[n12]: error: *** STEP 4.0 CANCELLED AT 2014-06-30T04:08:07 DUE TO TIME LIMIT ***",
