@@ -247,6 +247,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, tag="order"):
     """For people: `SIGUSR1: the time limit is near`."""
     leaves: bool = True
     """Save and end with 0; else save and go on."""
+    signum: int = 0
+    """Also for workers that read no orders but have a handler of their own for this signal; 0: none."""
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
