@@ -137,7 +137,8 @@ class Watch:
         return written
 
     def close(self) -> None:
-        """Close the sockets of tries."""
+        """Close the sockets of tries, and let go of the kernel's log."""
+        self._oom_watch.close()
         self._tries.close()
         for door in self._doors:
             if door is not None:
