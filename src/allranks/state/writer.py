@@ -7,7 +7,7 @@ It gets a number of bytes in shared memory and a name, and knows nothing of what
 - has a session of its own and ignores SIGTERM, SIGINT and SIGHUP: what ends a job must not tear its last checkpoint;
 - ends by itself: at once when its trainer is gone and nothing is to be written, else when that is written. A write that
   waits for other ranks' parts ends ORPHANED_PATIENCE_S after the last of them came on (state/commit.py);
-- is called `allranks-ckpt` in /proc/PID/comm, so that whoever cleans up after a job knows what to wait for.
+- has `allranks.state.writer` in its command line, so that whoever cleans up after a job knows what to wait for.
 
 It starts in a few hundredths of a second, since it imports the standard library only, without site-packages.
 """
@@ -40,7 +40,6 @@ from allranks.state.commit import (
 from allranks.state.manifest import Damaged
 from allranks.state.tidy import Keeper, sweep
 
-COMM = "allranks-ckpt"
 LARGEST_MESSAGE_BYTES = 1 << 16
 NICENESS = 5
 """The training comes first; on a busy machine a save takes longer instead."""
@@ -126,8 +125,11 @@ class Writer:
         return bool(select.select([self._trainer_process], [], [], 0)[0])
 
     def _has_news(self) -> bool:
-        """Whether the trainer is gone, or wants something else."""
-        return self._is_orphaned() or bool(select.select([self._trainer], [], [], 0)[0])
+        """Whether the trainer is gone, or wants something else; one that has closed the connection wants nothing."""
+        if self._is_orphaned():
+            return True
+        is_ready = select.select([self._trainer], [], [], 0)[0]
+        return bool(is_ready and self._trainer.recv(1, socket.MSG_PEEK))
 
     def _tell(self, message: dict[str, object]) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -138,7 +140,6 @@ def main() -> None:
     """Serve the process that started this one."""
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
-    Path("/proc/self/comm").write_text(COMM)
     os.nice(NICENESS)
     options = json.loads(sys.argv[1])
     with socket.socket(fileno=options.pop("connection")) as trainer:
