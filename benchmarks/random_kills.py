@@ -214,6 +214,7 @@ def compare(course: Course, reference: Course, told: Told) -> None:
     told.largest_difference = max(told.largest_difference, difference)
     is_identical = all(torch.equal(mine[name], its[name]) for name in its)
     told.identical += is_identical
+    show(f"{course.out.name} is done: weights {'bit-identical' if is_identical else f'differ by {difference:.3g}'}")
     if not is_identical and len(set(course.sizes)) == 1:
         told.wrong.append(f"{course.out}: weights differ by {difference:.3g}")
     if difference > 1e-5:
