@@ -64,11 +64,7 @@ class Writer:
         while request := self._next_request():
             asked = request["attempt"]
             attempt = Attempt(root=self._root, rank=self._rank, world_size=self._world_size, **asked)
-            try:
-                outcome = self._save(attempt, request)
-            except Exception as exc:  # nobody sees this process's terminal
-                outcome = {"is_whole": False, "why": f"the writer failed: {exc!r}"}
-            self._tell({"attempt": attempt.name, **outcome})
+            self._tell({"attempt": attempt.name, **self._save(attempt, request)})
             if self._rank == 0 and not self._is_orphaned():
                 self._tidy(attempt.name)
 
@@ -77,20 +73,22 @@ class Writer:
         try:
             if "why" in request:
                 refuse_part(attempt, request["why"])
-            size_bytes = request["size_bytes"]
-            with mmap.mmap(self._memory, size_bytes, prot=mmap.PROT_READ) as memory, memoryview(memory) as content:
-                write_part(attempt, content)
+            write_part(attempt, memoryview(mmap.mmap(self._memory, request["size_bytes"], prot=mmap.PROT_READ)))
             if self._rank != 0:
                 return {"is_whole": None if self._is_orphaned() else self._watch(attempt)}
             self._tell({"attempt": attempt.name, "is_written": True})
             parts = gather_parts(attempt, is_orphaned=self._is_orphaned)
             directory = seal(attempt, parts, torch=self._torch)
-        except (OSError, Damaged, AttemptFailedError) as exc:
-            why = explain(exc, self._root) if isinstance(exc, OSError) else str(exc)
+        except Exception as exc:  # also what nobody thought of: this process has no terminal to die on
             if self._rank == 0:
                 give_up(attempt)
-            return {"is_whole": False, "why": why}
+            return {"is_whole": False, "why": self._explain(exc)}
         return {"is_whole": True, "directory": str(directory), "write_s": time.monotonic() - began_s}
+
+    def _explain(self, exc: Exception) -> str:
+        if isinstance(exc, OSError):
+            return explain(exc, self._root)
+        return str(exc) if isinstance(exc, AttemptFailedError | Damaged) else f"the writer failed: {exc!r}"
 
     def _watch(self, attempt: Attempt) -> bool | None:
         self._tell({"attempt": attempt.name, "is_written": True})
