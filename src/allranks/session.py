@@ -131,9 +131,11 @@ class Session:
         Raises:
             UsageError: something has no state_dict, or the newest checkpoint holds other parts.
         """
+        from allranks.state.pace import pace_from_env
         from allranks.state.track import track
 
         every = checkpoint_every or int(os.environ.get("ALLRANKS_CHECKPOINT_EVERY") or 0) or None
+        num_nodes = -(-self.world_size // self.local_world_size)
         default = RUN_ROOT / self.job / "checkpoints" if self.job else Path("checkpoints")
         return track(
             parts,
@@ -145,6 +147,7 @@ class Session:
             device=self.device,
             on_exit=self._on_exit,
             on_loss=_say_last_words,
+            pace=pace_from_env(os.environ, num_nodes=num_nodes, say=say) if self.is_leader and not every else None,
         )
 
 

@@ -37,6 +37,7 @@ from allranks.state import rng
 from allranks.state.agree import Agreement, Wish
 from allranks.state.checkpoint import Checkpointer, Loaded
 from allranks.state.feed import Feed
+from allranks.state.pace import Pace
 from allranks.state.sampler import Share, mix
 from allranks.state.scaling import GradientWeight, gradient_factor
 from allranks.state.steps import Progress, Step, StepLost, first_words, is_collective_failure
@@ -85,6 +86,7 @@ def track(
     device: torch.device,
     on_exit: contextlib.ExitStack,
     on_loss: Callable[[], None],
+    pace: Pace | None = None,
 ) -> Tracked:
     """Return the state of this training, as the newest whole checkpoint has it; all ranks call it together.
 
@@ -98,6 +100,7 @@ def track(
         device: of this rank.
         on_exit: of the session; what is being written is waited for there.
         on_loss: called before this process ends because another rank was lost.
+        pace: when a checkpoint is due, on rank 0 where there is no `every`.
     """
     store = _get_default_store() if world_size > 1 else None
     checkpoints = Checkpointer(directory, rank=rank, world_size=world_size, store=store)
@@ -110,6 +113,7 @@ def track(
         cell=cell,
         device=torch.device("cpu") if "gloo" in dist.get_backend_config() else device,
         on_loss=on_loss,
+        pace=pace,
     )
 
     def close(kind: type[BaseException] | None, *_: object) -> None:
@@ -133,6 +137,7 @@ class Tracked:
         cell: how to speak with the agent; None: there is none.
         device: where the default process group takes tensors from.
         on_loss: called before this process ends because another rank was lost.
+        pace: when a checkpoint is due; None: this rank does not say.
     Raises:
         UsageError: a part has no state.
     """
@@ -148,6 +153,7 @@ class Tracked:
         cell: Cell | None = None,
         device: torch.device | None = None,
         on_loss: Callable[[], None] | None = None,
+        pace: Pace | None = None,
     ) -> None:
         for name, part in parts.items():
             if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
@@ -162,6 +168,7 @@ class Tracked:
         self._cell = cell
         self._agreement = Agreement(is_leader=rank == 0, device=device or torch.device("cpu"))
         self._on_loss = on_loss
+        self._pace = pace
         modules = {name: part for name, part in parts.items() if isinstance(part, torch.nn.Module)}
         self._ddp = [module for module in modules.values() if isinstance(module, DistributedDataParallel)]
         self._not_weighed = [name for name, module in modules.items() if world_size > 1 and module not in self._ddp]
@@ -288,8 +295,9 @@ class Tracked:
             self._tell_saved()
             order = self._cell.order()
         is_order_due = order is not None and order is not self._order_done and order.at_step <= self.step
+        is_checkpoint_due = self._pace is not None and self._pace.is_due()
         wish = Wish(
-            saves=self._is_save_wanted or is_order_due or self._is_checkpoint_due(),
+            saves=self._is_save_wanted or is_order_due or is_checkpoint_due,
             leaves=is_order_due and order is not None and order.leaves,
         )
         agreed = self._agreement.reach(self.step, wish)
@@ -302,13 +310,12 @@ class Tracked:
         if agreed.leaves:
             self._leave(order.why if order is not None else "another rank was told to")
 
-    def _is_checkpoint_due(self) -> bool:
-        return False
-
     def _save(self) -> None:
         self._tell_phase("saving")
         per_rank = {"rng": rng.capture(), "feed": self._feed.state_dict() if self._feed else None}
-        self.checkpoints.save(self.step, self._common(), per_rank)
+        stall = self.checkpoints.save(self.step, self._common(), per_rank)
+        if self._pace is not None:
+            self._pace.save_done(stall, self.checkpoints.write_s)
         self._saved_step = self.step
         self._tell_phase("training")
 
