@@ -140,7 +140,8 @@ def live_below_launcher(course: Course, told: Told, kills: int, chance: random.R
         life, began_s = 0, time.monotonic()
         while job.poll() is None and time.monotonic() - began_s < LIFE_S:
             pids = [course.out / str(life) / f"{rank}.pid" for rank in range(course.size(0))]
-            if told.kills < kills and all(pid.exists() for pid in pids):
+            steps = course.out / str(life) / "0.steps"
+            if told.kills < kills and all(path.exists() and path.stat().st_size for path in [*pids, steps]):
                 time.sleep(chance.uniform(0, lead_s))
                 with contextlib.suppress(ProcessLookupError, ValueError):
                     os.kill(int(chance.choice(pids).read_text()), signal.SIGKILL)

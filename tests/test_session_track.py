@@ -121,6 +121,17 @@ def test_a_lost_rank_ends_the_others_in_one_line_and_nothing_of_the_step_counts(
         ), line
 
 
+def test_the_example_of_the_guide_runs_and_has_nothing_to_do_when_it_is_run_again(tmp_path: Path):
+    guide = (Path(__file__).parents[1] / "docs" / "how-to" / "session.md").read_text()
+    example = next(
+        block for block in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "allranks.session" in block
+    )
+    first = run_ranks(tmp_path, 2, example)
+    assert re.fullmatch(r"loss 0\.0\d{3}\ncodes \[0, 0\]\n", first.stdout), first.stdout + first.stderr
+    again = run_ranks(tmp_path, 2, example.replace("loss.item():.4f", "state.step"))
+    assert again.stdout == "loss 200\ncodes [0, 0]\n", again.stderr
+
+
 @pytest.mark.parametrize("ranks", ["3", "3,2"], ids=["the same size", "another size"])
 def test_random_kills_leave_no_trace_in_weights_and_samples(tmp_path: Path, ranks: str):
     result = run(tmp_path, RANDOM_KILLS, "--ranks", ranks, "--kills", 3, "--total", 150, "--lead-s", 0.6, within_s=110)
