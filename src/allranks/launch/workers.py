@@ -15,10 +15,11 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from allranks.guard.inside.cell import Cell
 from allranks.wire.protocol import WorkerEnd, as_utf8
 
 PR_SET_PDEATHSIG = 1
@@ -46,6 +47,8 @@ class Worker:
     out_path: Path
     err_path: Path
     error_file: Path
+    cell: Cell | None = None
+    """What it tells its agent through."""
     process: subprocess.Popen[bytes] | None = None
     pidfd: int = -1
     end: WorkerEnd | None = None
@@ -70,6 +73,8 @@ class Worker:
 
         def die_with_agent() -> None:
             _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            # SLURM may send its warning to every process of the step; a script that has a handler sets its own.
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
             if os.getppid() != agent_pid:  # the agent died between fork and prctl
                 os._exit(128 + signal.SIGKILL)
 
@@ -94,6 +99,12 @@ class Worker:
                 return
         self.pidfd = os.pidfd_open(self.process.pid)
 
+    def close(self) -> None:
+        """Give the cell's memory back."""
+        if self.cell is not None:
+            self.cell.close()
+            self.cell = None
+
     def reap(self) -> WorkerEnd:
         """Collect a worker whose pidfd became readable: how it ended, and what it left about why."""
         assert self.process is not None
@@ -112,6 +123,12 @@ class Worker:
         self.told_to_end = True
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signum)
+
+    def send(self, signum: int) -> None:
+        """Send a signal to the worker alone, which is not meant to end it."""
+        if self.process is not None and self.end is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(self.process.pid, signum)
 
     def _as_end(
         self,
@@ -156,15 +173,18 @@ def kill_descendants() -> None:
                 process.kill()
 
 
-def end_left_behind(grace_s: float) -> list[str]:
+def end_left_behind(grace_s: float, *, spared: Collection[int] = ()) -> list[str]:
     """End descendants that outlived their worker: SIGTERM, and SIGKILL after the grace.
 
+    Args:
+        grace_s: between the two.
+        spared: pids of descendants that are meant to live.
     Returns:
         Their names and pids, `wandb-service (pid 812)`, empty when there were none.
     """
     import psutil
 
-    orphans = psutil.Process().children(recursive=True)
+    orphans = [each for each in psutil.Process().children(recursive=True) if each.pid not in spared]
     names = []
     for process in orphans:
         with contextlib.suppress(psutil.Error):

@@ -1,0 +1,80 @@
+"""How do all ranks come to the same answer?  Rank 0 collects words, decides, and tells all, over torch's store.
+
+No collective: a rank that fails to read would leave the others in it. Every wait has a deadline and says for whom.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+from torch.distributed import Store
+
+from allranks.model.errors import NodeFaultError
+
+DEADLINE_S = 1800.0
+"""Reading a large state from a slow file server takes its time."""
+_NOTICE_S = 10.0
+
+
+class Agreement:
+    """The ranks of one run; with one rank, all is agreed."""
+
+    def __init__(
+        self, store: Store | None, rank: int, world_size: int, *, prefix: str, say: Callable[[str], None]
+    ) -> None:
+        self._store = store
+        self.rank = rank
+        self.world_size = world_size
+        self._prefix = prefix
+        self._say = say
+
+    def tell_all(self, key: str, word: str | None = None) -> str:
+        """Rank 0 gives its word, the others wait for it; all return it.
+
+        Args:
+            key: what it is about; new each time.
+            word: rank 0's.
+        Raises:
+            NodeFaultError: rank 0 does not say it.
+        """
+        if self._store is None:
+            return word or ""
+        if self.rank == 0:
+            self._store.set(f"{self._prefix}/{key}", word or "")
+            return word or ""
+        return self._hear([0], key, [f"{self._prefix}/{key}"])[0]
+
+    def collect(self, key: str, word: str) -> Sequence[str]:
+        """Give this rank's word; rank 0 returns all of them by rank, the others nothing.
+
+        Args:
+            key: what it is about; new each time.
+            word: this rank's.
+        Raises:
+            NodeFaultError: a rank does not say it.
+        """
+        if self._store is None:
+            return [word]
+        keys = [f"{self._prefix}/{key}/{rank}" for rank in range(self.world_size)]
+        self._store.set(keys[self.rank], word)
+        return self._hear(range(self.world_size), key, keys) if self.rank == 0 else ()
+
+    def _hear(self, ranks: Sequence[int], key: str, keys: list[str]) -> list[str]:
+        assert self._store is not None
+        began_s = time.monotonic()
+        while True:
+            try:
+                self._store.wait(keys, timedelta(seconds=_NOTICE_S))
+                break
+            except RuntimeError:
+                missing = [rank for rank, name in zip(ranks, keys, strict=True) if not self._store.check([name])]
+                waited_s = time.monotonic() - began_s
+                if waited_s > DEADLINE_S:
+                    raise NodeFaultError(
+                        f"checkpoint: rank {missing} said nothing of {key} in {waited_s:.0f} s; is it stuck in the "
+                        f"file system?"
+                    ) from None
+                self._say(f"checkpoint: waiting {waited_s:.0f} s for {key} of rank {', '.join(map(str, missing[:8]))}")
+        return [self._store.get(name).decode() for name in keys]

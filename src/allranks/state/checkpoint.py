@@ -1,0 +1,341 @@
+"""Where did the training stand, and does every rank agree?  Saves and loads the state of a run.
+
+    with Checkpointer("runs/17/checkpoints", rank=rank, world_size=world_size, store=store) as checkpoints:
+        if loaded := checkpoints.load():                     # all ranks together, the same one on all
+            model.load_state_dict(loaded.common["model"])
+            ...
+        for step in ...:
+            checkpoints.save(step, {"model": model.state_dict(), "step": step}, {"rng": torch.get_rng_state()})
+
+All ranks call `load` and `save` at the same steps, in the same order. None of them is a collective.
+
+A save, on every rank:
+    1  pack.py      lays the values out: of `common` rank 0 everything, the others only their shards (sharded.py)
+    2  snapshot.py  copies them to shared memory; all that holds up the training
+    3  link.py      hands them to writer.py, a process of its own that outlives this one until they are written
+    4  commit.py    makes all ranks' parts one checkpoint, in one rename; tidy.py deletes old ones
+A load: reader.py on every rank, rank 0 decides (agreement.py).
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import time
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch.distributed import Store
+
+from allranks.model.errors import SetupError, UsageError
+from allranks.report.text import say as say_to_stderr
+from allranks.state.agreement import Agreement
+from allranks.state.commit import PATIENCE_S
+from allranks.state.link import WriterGoneError, WriterLink
+from allranks.state.manifest import Damaged
+from allranks.state.pack import Packer, StateError, finish
+from allranks.state.parts import list_checkpoints
+from allranks.state.reader import await_writers, read_checkpoint
+from allranks.state.snapshot import Snapshot
+from allranks.state.tidy import KEEP_AT_LEAST
+
+__all__ = ["CheckpointError", "Checkpointer", "Loaded", "Skipped", "Stall", "StateError"]
+
+_numbers = itertools.count()
+"""Of the checkpointers in this process: every rank makes its own in the same order."""
+
+
+class CheckpointError(SetupError):
+    """There are checkpoints, and none of them can be read: beginning anew in silence would be worse."""
+
+
+@dataclass(frozen=True, slots=True)
+class Skipped:
+    """A checkpoint that was passed over."""
+
+    directory: Path
+    why: str
+    """One line, in words: `rank_00001.state: 4096 bytes are there, the manifest says 8192`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The newest checkpoint that is whole, the same on all ranks."""
+
+    step: int
+    directory: Path
+    common: Any
+    """As it was given to `save`, tensors on the CPU. Sharded tensors: see `Checkpointer.load`."""
+    per_rank: Any
+    """This rank's own; None where another number of ranks wrote it."""
+    world_size: int
+    """How many ranks wrote it."""
+    skipped: tuple[Skipped, ...] = ()
+    """Newer ones, newest first, and what is wrong with each. They have been said aloud already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """How long one `save` held up the training thread."""
+
+    copy_s: float
+    """Walking the state and copying it to shared memory: what an interval between checkpoints is reckoned with."""
+    waited_s: float
+    """Waiting for the save before it, where that was still being written; and for this one with `wait=True`."""
+
+    @property
+    def seconds(self) -> float:
+        """Both together."""
+        return self.copy_s + self.waited_s
+
+
+class Checkpointer:
+    """Saves and loads the state of one run in one directory, which all ranks see.
+
+    A failed save never stops the training: it is said in one line, and the older checkpoints stay as they are.
+    """
+
+    def __init__(
+        self,
+        directory: Path | str,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        store: Store | None = None,
+        keep: int = 3,
+        skip_after_s: float = 120.0,
+        say: Callable[[str], None] | None = None,
+    ) -> None:
+        """Touches nothing yet but the store: all ranks agree on a name for this run there.
+
+        Args:
+            directory: made when it is not there; on a file system that all nodes share.
+            rank: of this process.
+            world_size: how many ranks save and load together.
+            store: what the ranks agree over in `load`; None for a single rank.
+            keep: how many whole checkpoints stay, at least 2.
+            skip_after_s: how long a save waits for the one before it to be on disk, before it is left out: training
+                goes on beside a file system that hangs.
+            say: takes the one-line messages; else they go to stderr.
+        """
+        if world_size > 1 and store is None:
+            raise UsageError(f"a checkpointer for {world_size} ranks needs the store of their process group")
+        if keep < KEEP_AT_LEAST:
+            raise UsageError(f"keep={keep}: the newest {KEEP_AT_LEAST} checkpoints always stay")
+        self._root = Path(directory).absolute()
+        self._keep = keep
+        self._skip_after_s = skip_after_s
+        self._say = say or say_to_stderr
+        self._ranks = Agreement(store, rank, world_size, prefix=f"allranks/checkpoints/{next(_numbers)}", say=self._say)
+        self._run = self._ranks.tell_all("the name of this run", uuid.uuid4().hex[:12])
+        self._snapshot: Snapshot | None = None
+        self._link: WriterLink | None = None
+        self._loads = itertools.count()
+        self._number = 0
+        self._steps: dict[str, int] = {}
+        self._is_whole = True
+        self._last_complete: int | None = None
+        self._write_s: float | None = None
+
+    @property
+    def last_complete(self) -> int | None:
+        """Step of the newest checkpoint that this run has written whole or loaded; costs nothing to ask."""
+        return self._last_complete
+
+    @property
+    def write_s(self) -> float | None:
+        """How long the last complete save took from the copy to the rename; None: there was none yet. On rank 0."""
+        return self._write_s
+
+    # Loading
+
+    def load(self, like: object = None) -> Loaded | None:
+        """Return the newest checkpoint that is whole, or None where there is none.
+
+        All ranks call it together and get the same one. What is torn or altered is passed over and said aloud.
+
+        Args:
+            like: the live state, as `save` would get it. Sharded tensors (DTensor) come back as DTensors on the meshes
+                found in it; without it they come back whole.
+        Raises:
+            CheckpointError: there are checkpoints, and every one is damaged.
+        """
+        key = f"load {next(self._loads)}"
+        names: list[str] = []
+        skipped: list[Skipped] = []
+        if self._ranks.rank == 0:
+            skipped = [Skipped(path, why) for path, why in await_writers(self._root, self._say)]
+            names = [path.name for path in list_checkpoints(self._root)]
+        names = json.loads(self._ranks.tell_all(f"{key}: the checkpoints there are", json.dumps(names)))
+        for index, name in enumerate(names):
+            directory = self._root / name
+            loaded, why = self._try(directory, like)
+            words = self._ranks.collect(f"{key}: what is read of {name} ({index})", why)
+            faults = [f"rank {rank} reads {word}" for rank, word in enumerate(words) if word]
+            why = self._ranks.tell_all(f"{key}: whether {name} is whole ({index})", next(iter(faults), ""))
+            if not why and loaded is not None:
+                self._last_complete = loaded.step
+                self._tell_skipped(skipped, f"going on from {name}")
+                return replace(loaded, skipped=tuple(skipped))
+            skipped.append(Skipped(directory, why))
+        self._tell_skipped(skipped, "there is no other")
+        if names:
+            raise CheckpointError(
+                f"none of the {len(names)} checkpoints in {self._root} is whole, the newest: "
+                f"{skipped[-len(names)].why}; move them away to begin anew"
+            )
+        return None
+
+    def _try(self, directory: Path, like: object) -> tuple[Loaded | None, str]:
+        """Read one checkpoint, or say what is wrong with it."""
+        rank, world_size = self._ranks.rank, self._ranks.world_size
+        try:
+            manifest, common, own = read_checkpoint(directory, rank=rank, world_size=world_size, like=like)
+        except (Damaged, OSError) as exc:
+            return None, str(exc)
+        return Loaded(manifest.step, directory, common, own, manifest.world_size), ""
+
+    def _tell_skipped(self, skipped: list[Skipped], instead: str) -> None:
+        if self._ranks.rank == 0:
+            for passed in skipped:
+                self._say(f"checkpoint {passed.directory} is passed over: {passed.why}; {instead}")
+
+    # Saving
+
+    def save(self, step: int, common: object, per_rank: object = None, *, wait: bool = False) -> Stall:
+        """Copy the state now and have it written meanwhile; all ranks call it at the same steps.
+
+        Both parts are nested dicts, lists and tuples of tensors, numbers, str, bytes, None, NumPy arrays and scalars,
+        torch dtypes.
+
+        Args:
+            step: how many steps are done.
+            common: what is the same on all ranks: rank 0 writes it. Of DTensors every rank writes its shards.
+            per_rank: what only this rank has: its random generators, its place in the data.
+            wait: return only when it is written, or has failed.
+        Raises:
+            StateError: there is something in it that cannot be saved; the message names its path. Raised before
+                anything is written.
+        """
+        self._number += 1
+        attempt = {"step": step, "name": f"{self._run}-{self._number}"}
+        self._steps[f"{self._run}-{self._number}"] = step
+        began_s = time.perf_counter()
+        if self._link is not None and not self._link.is_gone and not self._link.wait_written(self._skip_after_s):
+            self._fail(step, f"the one before is not on disk after {self._skip_after_s:g} s: does {self._root} hang?")
+            return Stall(0.0, time.perf_counter() - began_s)
+        waited_s = time.perf_counter() - began_s
+        try:
+            request: dict[str, object] = {"attempt": attempt, "size_bytes": self._copy(common, per_rank)}
+        except StateError as exc:
+            self._ask({"attempt": attempt, "why": str(exc)})
+            raise
+        except (OSError, MemoryError) as exc:
+            request = {"attempt": attempt, "why": f"no shared memory for the copy ({exc})"}
+        self._ask(request)
+        copy_s = time.perf_counter() - began_s - waited_s
+        if wait:
+            self.wait()
+        return Stall(copy_s, time.perf_counter() - began_s - copy_s)
+
+    def wait(self, timeout_s: float = PATIENCE_S) -> bool:
+        """Wait for the last save to be written; True: it is complete (or there was none)."""
+        if self._link is None:
+            return True
+        return self._link.wait_settled(timeout_s) and self._is_whole
+
+    def close(self) -> None:
+        """Wait for the last save and end the writer."""
+        self.wait()
+        if self._link is not None:
+            self._link.close()
+            self._link = None
+        if self._snapshot is not None:
+            self._snapshot.close()
+            self._snapshot = None
+
+    def _copy(self, common: object, per_rank: object) -> int:
+        """Lay out this rank's part and copy it to shared memory; returns its size."""
+        own, whole = Packer(), Packer()
+        own_tree = own.pack(per_rank, "per_rank")
+        if own.sharded:
+            raise StateError(f"{next(iter(own.sharded))} is a DTensor, which several ranks have: it belongs to common")
+        is_first = self._ranks.rank == 0
+        common_tree = (own if is_first else whole).pack(common, "common")
+        own.sharded.update(whole.sharded)
+        tensors: list[Any] = []
+        shards: list[Any] = []
+        if own.sharded:
+            from allranks.state.sharded import describe_tensors, pack_shards
+
+            tensors, shards = describe_tensors(own.sharded), pack_shards(own)
+        tree = {"own": own_tree, "shards": shards}
+        if is_first:
+            tree |= {"common": common_tree, "tensors": tensors}
+        tail, size_bytes = finish(own, tree)
+        if self._snapshot is None:
+            self._snapshot = Snapshot()
+        self._snapshot.fill(own.pieces, tail, own.end)
+        return size_bytes
+
+    def _ask(self, request: dict[str, object]) -> None:
+        """Hand the copy to the writer; one that has been killed is replaced."""
+        for _ in range(2):
+            if self._link is not None and self._link.is_gone:
+                self._say(f"the writer of rank {self._ranks.rank}'s checkpoints (pid {self._link.pid}) has been killed")
+                self._link.close()
+                self._link = None
+            try:
+                if self._link is None:
+                    self._link = self._start_writer()
+                self._is_whole = False
+                self._link.ask(self._number, request)
+                return
+            except WriterGoneError:
+                continue
+            except OSError as exc:
+                self._fail(self._steps[f"{self._run}-{self._number}"], f"no writer can be started ({exc})")
+                return
+
+    def _start_writer(self) -> WriterLink:
+        if self._snapshot is None:
+            self._snapshot = Snapshot()
+        return WriterLink(
+            self._snapshot.descriptor,
+            self._hear,
+            root=str(self._root),
+            rank=self._ranks.rank,
+            world_size=self._ranks.world_size,
+            keep=self._keep,
+            run=self._run,
+            torch=torch.__version__,
+        )
+
+    def _hear(self, message: dict[str, Any]) -> None:
+        """What the writer says, in the thread that listens."""
+        if message.get("is_written"):
+            return
+        step = self._steps.pop(message["attempt"])
+        self._is_whole = bool(message["is_whole"])
+        if message["is_whole"]:
+            self._last_complete = step
+            self._write_s = message.get("write_s", self._write_s)
+        elif why := message.get("why"):
+            self._fail(step, why)
+
+    def _fail(self, step: int, why: str) -> None:
+        newest = "there is no other yet" if self._last_complete is None else f"the newest is step {self._last_complete}"
+        self._say(f"the checkpoint of step {step} is not written: {why}; training goes on, {newest}")
+
+    def __enter__(self) -> Checkpointer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,341 @@
+"""How do parts that many processes write become one checkpoint, or none?  The protocol on the directory.
+
+All ranks' writers, on any node, and nothing but the shared directory between them:
+
+    Phase 1  every writer makes `step_N.tmp.<attempt>` (the first one does), puts `rank_k.json` there (who is writing),
+             writes its part, fsyncs it, replaces `rank_k.json` by one with size and checksums, fsyncs the directory.
+    Phase 2  rank 0's writer, the coordinator, waits until every rank's `rank_k.json` is there and its part is as
+             large as it says. One that failed, or none that comes on for PATIENCE_S, ends the attempt.
+    Phase 3  the coordinator removes `rank_*.json`, writes MANIFEST.json, fsyncs it and the directory.
+    Phase 4  it renames the directory to `step_N`, or `step_N.2` where that is taken, and fsyncs the parent.
+
+Only what has been renamed is a checkpoint, so there is no instant at which a kill, a full disk or a lost node leaves
+half of one under the name of a whole one; checksums are for what happens to it afterwards. The other writers learn the
+outcome by the directory's end: it is renamed, or removed.
+
+Why not torch's store: it lives in rank 0's training process, and a checkpoint must be finished when that is dead.
+
+Standard library only: it runs in the writer's process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import json
+import os
+import shutil
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from allranks.state.manifest import (
+    BLOCK_BYTES,
+    MANIFEST,
+    Damaged,
+    Manifest,
+    Part,
+    final_name,
+    parse_final,
+    part_from_json,
+    part_name,
+    part_to_json,
+    report_name,
+    temp_name,
+)
+from allranks.state.parts import read_manifest
+
+PATIENCE_S = 600.0
+"""How long the coordinator waits without any other part coming on: a rank may be evaluating before it saves."""
+ORPHANED_PATIENCE_S = 15.0
+"""The same once its trainer is dead: who has not begun by then never will."""
+_POLL_S = (0.01, 0.2)
+"""First and longest pause between two looks at the directory."""
+
+
+class AttemptFailedError(Exception):
+    """This save comes to nothing; the message says on whose part and why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One save, as one rank's writer sees it."""
+
+    root: Path
+    step: int
+    name: str
+    """Of the run and of this save in it: `<hex>-<n>`, the same on all ranks."""
+    rank: int
+    world_size: int
+
+    @property
+    def directory(self) -> Path:
+        """Where it is being written."""
+        return self.root / temp_name(self.step, self.name)
+
+
+# Phase 1
+
+
+def write_part(attempt: Attempt, content: memoryview) -> Part:
+    """Write this rank's part and report it; what it has made is gone again if that fails.
+
+    Args:
+        attempt: what is being saved.
+        content: the bytes of the part.
+    Raises:
+        OSError: the file system would not take it.
+        AttemptFailedError: the coordinator has removed the directory meanwhile.
+    """
+    attempt.root.mkdir(parents=True, exist_ok=True)
+    attempt.directory.mkdir(exist_ok=True)
+    path = attempt.directory / part_name(attempt.rank)
+    try:
+        _report(attempt, {"state": "writing"})
+        blocks = []
+        with path.open("xb", buffering=0) as file:
+            for start in range(0, len(content), BLOCK_BYTES):
+                block = content[start : start + BLOCK_BYTES]
+                blocks.append(zlib.crc32(block))
+                _write_all(file.fileno(), block)
+            os.fsync(file.fileno())
+        part = Part(path.name, len(content), tuple(blocks))
+        _report(attempt, {"state": "done", **part_to_json(part)})
+        sync_directory(attempt.directory)
+    except OSError as exc:
+        if exc.errno == errno.ENOENT and not attempt.directory.exists():
+            raise AttemptFailedError("") from exc  # it says why itself
+        with contextlib.suppress(OSError):
+            path.unlink()  # makes room, also for the report
+        with contextlib.suppress(OSError):
+            _report(attempt, {"state": "failed", "why": explain(exc, attempt.root)})
+        raise
+    return part
+
+
+def refuse_part(attempt: Attempt, why: str) -> NoReturn:
+    """Tell the coordinator that there will be no part of this rank.
+
+    Raises:
+        AttemptFailedError: always; its message is `why`.
+    """
+    with contextlib.suppress(OSError):
+        attempt.root.mkdir(parents=True, exist_ok=True)
+        attempt.directory.mkdir(exist_ok=True)
+        _report(attempt, {"state": "failed", "why": why})
+    raise AttemptFailedError(why)
+
+
+# Phase 2
+
+
+def gather_parts(attempt: Attempt, *, is_orphaned: Callable[[], bool]) -> tuple[Part, ...]:
+    """Wait for all parts of the checkpoint.
+
+    Args:
+        attempt: what is being saved.
+        is_orphaned: whether the coordinator's trainer is dead.
+    Raises:
+        AttemptFailedError: a rank failed, or has not come on for too long.
+        OSError: the directory cannot be read any more.
+    """
+    parts: dict[int, Part] = {}
+    seen: object = None
+    came_on_s, pause_s = time.monotonic(), _POLL_S[0]
+    while True:
+        for rank in range(attempt.world_size):
+            if rank not in parts and (part := _look_for(attempt, rank)):
+                parts[rank] = part
+        if len(parts) == attempt.world_size:
+            return tuple(parts[rank] for rank in range(attempt.world_size))
+        if seen != (seen := _progress(attempt.directory)):
+            came_on_s, pause_s = time.monotonic(), _POLL_S[0]
+        waited_s = time.monotonic() - came_on_s
+        if waited_s > (ORPHANED_PATIENCE_S if is_orphaned() else PATIENCE_S):
+            missing = [rank for rank in range(attempt.world_size) if rank not in parts]
+            raise AttemptFailedError(
+                f"no part of {_ranks(missing)} has come to {attempt.root} in {waited_s:.0f} s: dead, stuck, or it does "
+                f"not see this directory"
+            )
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 2, _POLL_S[1])
+
+
+def _look_for(attempt: Attempt, rank: int) -> Part | None:
+    """The part of a rank, once its report and all of its bytes are seen from here."""
+    report = read_report(attempt.directory / report_name(rank))
+    if report.get("state") == "failed":
+        raise AttemptFailedError(f"rank {rank}: {report.get('why')}")
+    if report.get("state") != "done":
+        return None
+    part = part_from_json(report)
+    try:  # a file server may show the report before the last bytes
+        size_bytes = (attempt.directory / part.name).stat().st_size
+    except FileNotFoundError:
+        return None
+    return part if size_bytes == part.size_bytes else None
+
+
+def _progress(directory: Path) -> object:
+    sizes = []
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            with contextlib.suppress(FileNotFoundError):
+                sizes.append((entry.name, entry.stat().st_size))
+    return sorted(sizes)
+
+
+# Phases 3 and 4
+
+
+def seal(attempt: Attempt, parts: tuple[Part, ...], *, torch: str) -> Path:
+    """Make the checkpoint of its parts, and return its directory.
+
+    Args:
+        attempt: what is being saved.
+        parts: of all ranks, in order.
+        torch: version that the state is from.
+    Raises:
+        OSError: the file system would not.
+    """
+    for rank in range(attempt.world_size):
+        (attempt.directory / report_name(rank)).unlink(missing_ok=True)
+    manifest = Manifest(
+        step=attempt.step,
+        world_size=attempt.world_size,
+        attempt=attempt.name,
+        torch=torch,
+        saved_s=time.time(),
+        parts=parts,
+    )
+    with (attempt.directory / MANIFEST).open("xb", buffering=0) as file:
+        _write_all(file.fileno(), memoryview(manifest.to_bytes()))
+        os.fsync(file.fileno())
+    sync_directory(attempt.directory)
+    final = _rename(attempt)
+    sync_directory(attempt.root)
+    return final
+
+
+def _rename(attempt: Attempt) -> Path:
+    """The step may have been saved before: by a run that went on from an older checkpoint, or one that was altered."""
+    take = 1
+    while True:
+        final = attempt.root / final_name(attempt.step, take)
+        try:
+            attempt.directory.rename(final)
+            return final
+        except OSError as exc:
+            if exc.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                raise
+            take += 1
+
+
+def give_up(attempt: Attempt) -> None:
+    """Remove all that there is of an attempt that failed; what cannot be removed is swept later."""
+    shutil.rmtree(attempt.directory, ignore_errors=True)
+
+
+# The other writers
+
+
+def watch_outcome(attempt: Attempt, should_stop: Callable[[], bool]) -> bool | None:
+    """Wait for what the coordinator makes of it: whole or not; None: told to stop, or it takes too long."""
+    pause_s, deadline_s = _POLL_S[0], time.monotonic() + 2 * PATIENCE_S
+    while attempt.directory.exists():
+        if should_stop() or time.monotonic() > deadline_s:
+            return None
+        time.sleep(pause_s)
+        pause_s = min(pause_s * 2, _POLL_S[1])
+    for path in attempt.root.iterdir():
+        place = parse_final(path.name)
+        if place and place[0] == attempt.step:
+            with contextlib.suppress(Damaged):
+                if read_manifest(path).attempt == attempt.name:
+                    return True
+    return False
+
+
+# Reports
+
+
+def identify_process() -> dict[str, object]:
+    """Who this process is, so that others on this machine can tell whether it still lives."""
+    return {
+        "host": os.uname().nodename,
+        "boot": _read("/proc/sys/kernel/random/boot_id"),
+        "pid_namespace": str(Path("/proc/self/ns/pid").readlink()),
+        "pid": os.getpid(),
+        "started": started_ticks(os.getpid()),
+    }
+
+
+def started_ticks(pid: int) -> int | None:
+    """When a process was started, in the kernel's ticks since boot; None: there is none, or it is a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return None if fields[0] in "ZX" else int(fields[19])
+
+
+def read_report(path: Path) -> dict[str, Any]:
+    """What a writer says of itself; empty while there is nothing to be read."""
+    try:
+        report = json.loads(path.read_bytes())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return report if isinstance(report, dict) else {}
+
+
+def _report(attempt: Attempt, report: dict[str, object]) -> None:
+    path = attempt.directory / report_name(attempt.rank)
+    fresh = path.with_suffix(".new")
+    fresh.write_text(json.dumps({**report, "owner": identify_process()}))
+    fresh.rename(path)
+
+
+# The file system
+
+
+def sync_directory(path: Path) -> None:
+    """Have the names in a directory on disk."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    except OSError as exc:
+        if exc.errno != errno.EINVAL:  # some network file systems do not know this; they write names through
+            raise
+    finally:
+        os.close(descriptor)
+
+
+def explain(exc: OSError, root: Path) -> str:
+    """One line: what the file system said, where, and how much room there is.
+
+    Args:
+        exc: what it said.
+        root: directory of the checkpoints.
+    """
+    why = f"{exc.strerror or exc} ({root})"
+    if exc.errno in (errno.ENOSPC, errno.EDQUOT):
+        with contextlib.suppress(OSError):
+            why += f", {shutil.disk_usage(root).free / 1e6:.0f} MB are free"
+    return why
+
+
+def _write_all(descriptor: int, data: memoryview) -> None:
+    while data:
+        data = data[os.write(descriptor, data) :]
+
+
+def _ranks(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
+    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
+
+
+def _read(path: str) -> str:
+    return Path(path).read_text().strip()

@@ -1,0 +1,134 @@
+"""How does a rank speak with its writer?  Starts it, hands over what is to be written, hears what became of it.
+
+Messages are JSON over a socket pair that keeps their bounds, so none can be torn: a request that was sent before the
+trainer died is served, and there is no half one. A thread listens, so that a failure is said when it happens.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import allranks
+from allranks.state.writer import LARGEST_MESSAGE_BYTES
+
+_LEAVE_S = 5.0
+
+
+class WriterGoneError(Exception):
+    """The writer's process has ended; nobody should have ended it."""
+
+
+class WriterLink:
+    """One writer, and what it has said."""
+
+    def __init__(self, memory: int, hear: Callable[[dict[str, Any]], None], **options: object) -> None:
+        """Start the writer.
+
+        Args:
+            memory: descriptor of the memory that it reads.
+            hear: called with each message, in a thread.
+            options: what `writer.Writer` wants to know.
+        """
+        self._hear = hear
+        self._changed = threading.Condition()
+        self._asked, self._written, self._settled = 0, 0, 0  # numbers of saves
+        self._is_gone = False
+        self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            told = {**options, "memory": memory, "connection": theirs.fileno(), "trainer": os.getpid()}
+            self._process = subprocess.Popen(
+                [sys.executable, "-S", "-P", "-m", "allranks.state.writer", json.dumps(told)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(memory, theirs.fileno()),
+                env={**os.environ, "PYTHONPATH": str(Path(allranks.__file__).parent.parent)},
+                cwd="/",
+                start_new_session=True,
+            )
+        self._listener = threading.Thread(target=self._listen, name="allranks-checkpoint", daemon=True)
+        self._listener.start()
+
+    @property
+    def pid(self) -> int:
+        """Of the writer."""
+        return self._process.pid
+
+    def ask(self, number: int, request: dict[str, object]) -> None:
+        """Hand over a save.
+
+        Args:
+            number: of the save in this run; its name ends with it.
+            request: what `writer.Writer` takes.
+        Raises:
+            WriterGoneError: there is nobody to take it.
+        """
+        with self._changed:
+            self._asked = number
+        try:
+            self._connection.send(json.dumps(request).encode())
+        except OSError as exc:
+            raise WriterGoneError(str(exc)) from exc
+
+    def wait_written(self, timeout_s: float) -> bool:
+        """Wait until this rank's part of the last save is written or given up: the memory is free again."""
+        return self._wait(lambda: self._written >= self._asked, timeout_s)
+
+    def wait_settled(self, timeout_s: float) -> bool:
+        """Wait until it is known what became of the last save."""
+        return self._wait(lambda: self._settled >= self._asked, timeout_s)
+
+    @property
+    def is_gone(self) -> bool:
+        """Whether the writer has ended."""
+        return self._is_gone
+
+    def close(self) -> None:
+        """Let the writer go when it is done; it is waited for briefly, and ends by itself later."""
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_WR)
+        try:
+            self._process.wait(_LEAVE_S)
+        except subprocess.TimeoutExpired:
+            self._process.returncode = 0  # not ours to wait for any more; it holds nothing that we need
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)
+        self._listener.join(_LEAVE_S)
+        self._connection.close()
+
+    def _wait(self, is_so: Callable[[], bool], timeout_s: float) -> bool:
+        deadline_s = time.monotonic() + timeout_s
+        with self._changed:
+            self._changed.wait_for(lambda: is_so() or self._is_gone, deadline_s - time.monotonic())
+            return is_so()
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                data = self._connection.recv(LARGEST_MESSAGE_BYTES)
+            except OSError:
+                data = b""
+            message = json.loads(data) if data else {}
+            if message:
+                self._hear(message)
+            with self._changed:
+                if not message:
+                    self._is_gone = True
+                else:
+                    number = int(message["attempt"].rpartition("-")[2])
+                    self._written = max(self._written, number)
+                    if not message.get("is_written"):
+                        self._settled = max(self._settled, number)
+                self._changed.notify_all()
+            if not message:
+                return

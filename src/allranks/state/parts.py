@@ -1,0 +1,141 @@
+"""Is this file what its writer wrote?  Reads manifests and parts, and believes only what matches its checksum.
+
+Standard library only: the writer's process imports it, too.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+from allranks.state.manifest import BLOCK_BYTES, MANIFEST, Damaged, Manifest, Part, parse_final
+
+LARGEST_MANIFEST_BYTES = 256 << 20
+
+
+def list_checkpoints(root: Path) -> list[Path]:
+    """Directories that are checkpoints by their name, newest first; none where `root` is not there."""
+    try:
+        names = [path.name for path in root.iterdir()]
+    except FileNotFoundError:
+        return []
+    named = [(place, name) for name in names if (place := parse_final(name))]
+    return [root / name for _, name in sorted(named, reverse=True)]
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Read the manifest, which says what else must be there.
+
+    Raises:
+        Damaged: it is missing, altered, or another directory's.
+    """
+    path = directory / MANIFEST
+    try:
+        with path.open("rb") as file:
+            manifest = Manifest.from_bytes(file.read(LARGEST_MANIFEST_BYTES))
+    except FileNotFoundError:
+        raise Damaged(f"{MANIFEST}: is not there") from None
+    except OSError as exc:
+        raise Damaged(f"{MANIFEST}: {exc.strerror}") from exc
+    place = parse_final(directory.name)
+    if place is None or place[0] != manifest.step:
+        raise Damaged(f"{MANIFEST}: is of step {manifest.step}, the directory is {directory.name}")
+    return manifest
+
+
+class PartReader:
+    """Reads slices of one part; every block is verified before a byte of it is given out."""
+
+    def __init__(self, directory: Path, part: Part) -> None:
+        """Open it.
+
+        Args:
+            directory: of the checkpoint.
+            part: what the manifest says of it.
+        Raises:
+            Damaged: it is not there, or of another size.
+        """
+        self._part = part
+        self._seen = bytearray(len(part.blocks))
+        self._cached: tuple[int, bytes] = (-1, b"")
+        try:
+            self._file = (directory / part.name).open("rb", buffering=0)
+        except FileNotFoundError:
+            raise Damaged(f"{part.name}: is not there") from None
+        except OSError as exc:
+            raise Damaged(f"{part.name}: {exc.strerror}") from exc
+        size_bytes = os.fstat(self._file.fileno()).st_size
+        if size_bytes != part.size_bytes:
+            self._file.close()
+            raise Damaged(f"{part.name}: {size_bytes} bytes are there, {part.size_bytes} were written")
+
+    @property
+    def size_bytes(self) -> int:
+        """Of the whole part."""
+        return self._part.size_bytes
+
+    def read_into(self, offset: int, target: memoryview) -> None:
+        """Fill `target`, plain bytes, from `offset` on.
+
+        Raises:
+            Damaged: a block of it does not match its checksum, or it is outside of the part.
+        """
+        if offset < 0 or offset + len(target) > self._part.size_bytes:
+            raise Damaged(f"{self._part.name}: {len(target)} bytes at {offset} are not in it")
+        filled = 0
+        while filled < len(target):
+            index, start = divmod(offset + filled, BLOCK_BYTES)
+            piece = memoryview(self._block(index))[start : start + len(target) - filled]
+            target[filled : filled + len(piece)] = piece
+            filled += len(piece)
+
+    def read(self, offset: int, size_bytes: int) -> bytearray:
+        """Return `size_bytes` from `offset` on.
+
+        Raises:
+            Damaged: as `read_into`.
+        """
+        if size_bytes > self._part.size_bytes:
+            raise Damaged(f"{self._part.name}: {size_bytes} bytes at {offset} are not in it")
+        data = bytearray(size_bytes)
+        self.read_into(offset, memoryview(data))
+        return data
+
+    def verify_rest(self, should_stop: Callable[[], bool] = lambda: False) -> bool:
+        """Verify what has not been read yet; False: it was told to stop before the end.
+
+        Raises:
+            Damaged: a block does not match its checksum.
+        """
+        for index, is_seen in enumerate(self._seen):
+            if should_stop():
+                return False
+            if not is_seen:
+                self._block(index)
+        return True
+
+    def _block(self, index: int) -> bytes:
+        if self._cached[0] == index:
+            return self._cached[1]
+        name, expected = self._part.name, self._part.blocks[index]
+        place = f"{name}: block {index + 1} of {len(self._part.blocks)}"
+        try:
+            data = os.pread(self._file.fileno(), BLOCK_BYTES, index * BLOCK_BYTES)
+        except OSError as exc:
+            raise Damaged(f"{place}: {exc.strerror}") from exc
+        if zlib.crc32(data) != expected:
+            raise Damaged(f"{place} does not match its checksum")
+        self._seen[index] = 1
+        self._cached = (index, data)
+        return data
+
+    def __enter__(self) -> PartReader:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()

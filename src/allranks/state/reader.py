@@ -1,0 +1,114 @@
+"""What is in a checkpoint for this rank?  Reads it, believes nothing that does not match its checksum, runs nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from allranks.state.manifest import Damaged, Manifest, parse_temp
+from allranks.state.pack import read_tree, unpack
+from allranks.state.parts import PartReader, list_checkpoints, read_manifest
+from allranks.state.tidy import look_at_writers
+
+WRITERS_S = 30.0
+"""How long a load waits for a writer that outlived its trainer and is about to finish a newer checkpoint."""
+UNSEEN_WRITERS_S = 5.0
+"""The same where the writer is on another machine, and may be dead."""
+
+
+def read_checkpoint(directory: Path, *, rank: int, world_size: int, like: object) -> tuple[Manifest, Any, Any]:
+    """Return manifest, common state and this rank's own; all ranks together verify all of its bytes.
+
+    Args:
+        directory: of the checkpoint.
+        rank: of this process.
+        world_size: of this run, which may be another than the one that wrote it.
+        like: the live common state, whose DTensors say how sharded ones are placed now.
+    Raises:
+        Damaged: something is not what was written.
+    """
+    manifest = read_manifest(directory)
+    with ExitStack() as stack:
+        readers: dict[int, PartReader] = {}
+        trees: dict[int, dict[str, Any]] = {}
+
+        def open_part(index: int) -> PartReader:
+            if index not in readers:
+                readers[index] = stack.enter_context(PartReader(directory, manifest.parts[index]))
+            return readers[index]
+
+        def tree_of(index: int) -> dict[str, Any]:
+            if index not in trees:
+                trees[index] = read_tree(open_part(index), manifest.parts[index].name)
+            return trees[index]
+
+        sharded: dict[str, torch.Tensor] = {}
+        if tree_of(0)["tensors"]:
+            sharded = _load_sharded(manifest, tree_of, open_part, like)
+        common = unpack(tree_of(0)["common"], open_part(0), sharded.__getitem__)
+        own = None
+        if manifest.world_size == world_size:
+            own = unpack(tree_of(rank)["own"], open_part(rank), sharded.__getitem__)
+        for index in range(rank, manifest.world_size, world_size):
+            open_part(index).verify_rest()
+    return manifest, common, own
+
+
+def _load_sharded(
+    manifest: Manifest,
+    tree_of: Callable[[int], dict[str, Any]],
+    open_part: Callable[[int], PartReader],
+    like: object,
+) -> dict[str, torch.Tensor]:
+    from allranks.state.sharded import ShardedTensors, find_meshes, find_sharded
+
+    tensors = ShardedTensors({described[0]: described for described in tree_of(0)["tensors"]})
+    for index in range(manifest.world_size):
+        tensors.add_part(tree_of(index)["shards"], open_part(index))
+    live = dict(find_sharded(like, "common"))
+    return tensors.load(find_meshes(live), live)
+
+
+def await_writers(root: Path, say: Callable[[str], None]) -> list[tuple[Path, str]]:
+    """Wait for living writers that are about to finish a newer checkpoint; return what stays unfinished, and why.
+
+    Args:
+        root: directory of the checkpoints.
+        say: takes a line, once.
+    """
+    began_s = time.monotonic()
+    while True:
+        newest_step = max((_step_of(directory) for directory in list_checkpoints(root)), default=-1)
+        temps = [(temp[0], path) for path in _entries(root) if (temp := parse_temp(path.name))]
+        unfinished = [path for step, path in sorted(temps, reverse=True) if step > newest_step]
+        lives = {path: look_at_writers(path)[0] for path in unfinished}
+        waited_s = time.monotonic() - began_s
+        busy = [
+            path
+            for path, is_alive in lives.items()
+            if is_alive is not False and waited_s < (WRITERS_S if is_alive else UNSEEN_WRITERS_S)
+        ]
+        if not busy:
+            return [
+                (path, "its writer is still at it" if is_alive else "it was never finished")
+                for path, is_alive in lives.items()
+            ]
+        if not waited_s // 0.1:
+            say(f"waiting for the writer of {busy[0].name}, which outlived its run, up to {WRITERS_S:.0f} s")
+        time.sleep(0.1)
+
+
+def _entries(root: Path) -> list[Path]:
+    return list(root.iterdir()) if root.exists() else []
+
+
+def _step_of(directory: Path) -> int:
+    try:
+        return read_manifest(directory).step
+    except Damaged:
+        return -1

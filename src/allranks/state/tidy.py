@@ -1,0 +1,138 @@
+"""Which checkpoints can go?  Old ones, and what dead writers left behind; never the newest two that are whole.
+
+Whole means verified: each of those that stay has been read back and held against its checksums, once, and again when
+its files look touched. Deleting on the word of names alone could delete the last one that can be read.
+
+Standard library only: it runs in the writer's process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from allranks.state.commit import identify_process, read_report, started_ticks
+from allranks.state.manifest import MANIFEST, Damaged, parse_temp
+from allranks.state.parts import PartReader, list_checkpoints, read_manifest
+
+KEEP_AT_LEAST = 2
+LEFT_AFTER_S = 3600.0
+"""When a temporary directory that nobody has touched is left over, where its writers cannot be seen from here."""
+
+
+class Keeper:
+    """Deletes what is too old; remembers what it has verified."""
+
+    def __init__(self, root: Path, keep: int) -> None:
+        """Nothing is done yet.
+
+        Args:
+            root: directory of the checkpoints.
+            keep: how many whole ones stay.
+        """
+        self._root = root
+        self._keep = max(keep, KEEP_AT_LEAST)
+        self._verified: dict[Path, object] = {}
+
+    def retain(self, should_stop: Callable[[], bool]) -> None:
+        """Delete checkpoints beyond the newest `keep` whole ones.
+
+        Args:
+            should_stop: asked between two blocks: there is something better to do.
+        Raises:
+            OSError: the directory cannot be read.
+        """
+        whole = 0
+        for directory in list_checkpoints(self._root):
+            if whole >= self._keep:
+                _remove(directory)
+                self._verified.pop(directory, None)
+                continue
+            is_whole = self._is_whole(directory, should_stop)
+            if is_whole is None:
+                return
+            whole += is_whole
+
+    def _is_whole(self, directory: Path, should_stop: Callable[[], bool]) -> bool | None:
+        """None: told to stop."""
+        try:
+            manifest = read_manifest(directory)
+            looks = [_look(directory / name) for name in (MANIFEST, *(part.name for part in manifest.parts))]
+            if self._verified.get(directory) == looks:
+                return True
+            for part in manifest.parts:
+                with PartReader(directory, part) as reader:
+                    if not reader.verify_rest(should_stop):
+                        return None
+        except (Damaged, FileNotFoundError):
+            return False
+        self._verified[directory] = looks
+        return True
+
+
+def sweep(root: Path, *, run: str, below: int) -> None:
+    """Remove temporary directories whose writers are dead.
+
+    Args:
+        root: directory of the checkpoints.
+        run: name of the run that sweeps.
+        below: saves of this run before this one have been given up.
+    Raises:
+        OSError: the directory cannot be read.
+    """
+    for path in list(root.iterdir()):
+        temp = parse_temp(path.name)
+        if temp is None:
+            continue
+        of_run, _, number = temp[1].rpartition("-")
+        is_given_up = of_run == run and int(number) < below
+        if is_given_up or not is_being_written(path):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def is_being_written(directory: Path) -> bool:
+    """Whether a writer of this temporary directory may still live."""
+    is_alive, touched_s = look_at_writers(directory)
+    return is_alive if is_alive is not None else time.time() - touched_s < LEFT_AFTER_S
+
+
+def look_at_writers(directory: Path) -> tuple[bool | None, float]:
+    """Whether one of its writers lives, None where that cannot be seen from here; and when it was last touched.
+
+    Those of this machine are looked at. Of others is only known when they last wrote, in seconds since the epoch.
+    """
+    me = identify_process()
+    owners: list[dict[str, Any]] = []
+    touched_s = 0.0
+    try:
+        touched_s = directory.stat().st_mtime
+        for path in directory.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                touched_s = max(touched_s, path.stat().st_mtime)
+            if path.suffix == ".json" and isinstance(owner := read_report(path).get("owner"), dict):
+                owners.append(owner)
+    except FileNotFoundError:
+        return False, touched_s
+    if not owners or any(owner.get("host") != me["host"] for owner in owners):
+        return None, touched_s
+    here = [owner for owner in owners if owner.get("boot") == me["boot"]]  # the rest died with an earlier boot
+    if any(owner.get("pid_namespace") != me["pid_namespace"] for owner in here):
+        return None, touched_s
+    return any(started_ticks(int(owner["pid"])) == owner["started"] for owner in here), touched_s
+
+
+def _look(path: Path) -> tuple[int, int, int, int]:
+    """What changes when a file is written to."""
+    stat = path.stat()
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
+
+
+def _remove(directory: Path) -> None:
+    """The manifest goes first: from then on nobody takes the rest for a checkpoint."""
+    with contextlib.suppress(OSError):
+        (directory / MANIFEST).unlink(missing_ok=True)
+        shutil.rmtree(directory)

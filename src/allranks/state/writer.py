@@ -1,0 +1,149 @@
+"""The process beside each rank that writes its checkpoints, and finishes the one at hand if the rank dies.
+
+    python -S -m allranks.state.writer JSON        started by `allranks.state.link`, never by hand
+
+It gets a number of bytes in shared memory and a name, and knows nothing of what is in them. It
+
+- has a session of its own and ignores SIGTERM, SIGINT and SIGHUP: what ends a job must not tear its last checkpoint;
+- ends by itself: at once when its trainer is gone and nothing is to be written, else when that is written. A write that
+  waits for other ranks' parts ends ORPHANED_PATIENCE_S after the last of them came on (state/commit.py);
+- is called `allranks-ckpt` in /proc/PID/comm, so that whoever cleans up after a job knows what to wait for.
+
+It starts in a few hundredths of a second, since it imports the standard library only, without site-packages.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from allranks.state.commit import (
+    Attempt,
+    AttemptFailedError,
+    explain,
+    gather_parts,
+    give_up,
+    refuse_part,
+    seal,
+    watch_outcome,
+    write_part,
+)
+from allranks.state.manifest import Damaged
+from allranks.state.tidy import Keeper, sweep
+
+COMM = "allranks-ckpt"
+LARGEST_MESSAGE_BYTES = 1 << 16
+NICENESS = 5
+"""The training comes first; on a busy machine a save takes longer instead."""
+
+
+class Writer:
+    """Serves one rank until that is gone."""
+
+    def __init__(self, trainer: socket.socket, trainer_pid: int, **options: Any) -> None:
+        self._trainer = trainer
+        self._root = Path(options["root"])
+        self._rank, self._world_size = int(options["rank"]), int(options["world_size"])
+        self._torch, self._run = str(options["torch"]), str(options["run"])
+        self._memory = int(options["memory"])
+        self._keeper = Keeper(self._root, int(options["keep"]))
+        self._trainer_process: int | None = None
+        with contextlib.suppress(ProcessLookupError):  # it is dead already
+            self._trainer_process = os.pidfd_open(trainer_pid)
+
+    def serve(self) -> None:
+        """Write what the trainer asks for, until it closes the connection or is gone."""
+        while request := self._next_request():
+            asked = request["attempt"]
+            attempt = Attempt(root=self._root, rank=self._rank, world_size=self._world_size, **asked)
+            try:
+                outcome = self._save(attempt, request)
+            except Exception as exc:  # nobody sees this process's terminal
+                outcome = {"is_whole": False, "why": f"the writer failed: {exc!r}"}
+            self._tell({"attempt": attempt.name, **outcome})
+            if self._rank == 0 and not self._is_orphaned():
+                self._tidy(attempt.name)
+
+    def _save(self, attempt: Attempt, request: dict[str, Any]) -> dict[str, object]:
+        began_s = time.monotonic()
+        try:
+            if "why" in request:
+                refuse_part(attempt, request["why"])
+            size_bytes = request["size_bytes"]
+            with mmap.mmap(self._memory, size_bytes, prot=mmap.PROT_READ) as memory, memoryview(memory) as content:
+                write_part(attempt, content)
+            if self._rank != 0:
+                return {"is_whole": None if self._is_orphaned() else self._watch(attempt)}
+            self._tell({"attempt": attempt.name, "is_written": True})
+            parts = gather_parts(attempt, is_orphaned=self._is_orphaned)
+            directory = seal(attempt, parts, torch=self._torch)
+        except (OSError, Damaged, AttemptFailedError) as exc:
+            why = explain(exc, self._root) if isinstance(exc, OSError) else str(exc)
+            if self._rank == 0:
+                give_up(attempt)
+            return {"is_whole": False, "why": why}
+        return {"is_whole": True, "directory": str(directory), "write_s": time.monotonic() - began_s}
+
+    def _watch(self, attempt: Attempt) -> bool | None:
+        self._tell({"attempt": attempt.name, "is_written": True})
+        return watch_outcome(attempt, self._has_news)
+
+    def _tidy(self, attempt: str) -> None:
+        """After each save, whatever became of it; what fails here is tried again after the next one."""
+        run, _, number = attempt.rpartition("-")
+        with contextlib.suppress(OSError):
+            sweep(self._root, run=run, below=int(number))
+            self._keeper.retain(self._has_news)
+
+    # The trainer
+
+    def _next_request(self) -> dict[str, Any] | None:
+        """None: there will be no more. What a trainer has asked for before its death still counts."""
+        while True:
+            watched = [self._trainer] + ([self._trainer_process] if self._trainer_process is not None else [])
+            ready, _, _ = select.select(watched, [], [])
+            if self._trainer in ready:
+                try:
+                    data = self._trainer.recv(LARGEST_MESSAGE_BYTES)
+                except ConnectionResetError:
+                    continue  # it died with words of ours unread; its own may still be here
+                return json.loads(data) if data else None
+            if ready:
+                return None  # a child that it forked may hold the connection open
+
+    def _is_orphaned(self) -> bool:
+        if self._trainer_process is None:
+            return True
+        return bool(select.select([self._trainer_process], [], [], 0)[0])
+
+    def _has_news(self) -> bool:
+        """Whether the trainer is gone, or wants something else."""
+        return self._is_orphaned() or bool(select.select([self._trainer], [], [], 0)[0])
+
+    def _tell(self, message: dict[str, object]) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            self._trainer.send(json.dumps(message).encode())
+
+
+def main() -> None:
+    """Serve the process that started this one."""
+    for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)
+    Path("/proc/self/comm").write_text(COMM)
+    os.nice(NICENESS)
+    options = json.loads(sys.argv[1])
+    with socket.socket(fileno=options.pop("connection")) as trainer:
+        Writer(trainer, options.pop("trainer"), **options).serve()
+
+
+if __name__ == "__main__":
+    main()
