@@ -11,7 +11,8 @@ import psutil
 import pytest
 
 from allranks.host.slurm_job import OwnJob
-from allranks.launch.revival import Revival, Stage, clean_env, srun_command
+from allranks.launch.revival import Revival, Revivals, Stage, clean_env, own_command, srun_command
+from allranks.model.identity import world_from_env
 
 JOB = OwnJob("12_4", 0, 6, is_heterogeneous=False)
 Srun = Callable[[str], None]
@@ -99,3 +100,46 @@ def test_a_machine_without_srun_gives_up_at_once(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("PATH", str(tmp_path))
     assert revive(tmp_path).step(0.0) is Stage.GIVEN_UP
     assert (tmp_path / "agent.out").read_text() == "srun: No such file or directory\n"
+
+
+def test_the_new_agent_takes_the_lost_one_s_place(srun: Srun, tmp_path: Path) -> None:
+    srun('echo "$@"; exec sleep 60')
+    step = {
+        "SLURM_JOB_ID": "13", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_LOCALID": "0",
+        "SLURM_STEP_NUM_NODES": "6", "SLURM_STEP_NUM_TASKS": "6", "SLURM_STEP_TASKS_PER_NODE": "1(x6)",
+        "SLURM_STEP_NODELIST": "node[00-05]", "SLURM_JOB_NUM_NODES": "6", "SLURMD_NODENAME": "node00",
+    }  # fmt: skip
+    log = tmp_path / "node03.out"
+    revivals = Revivals(
+        ["allranks", "run", "t.py"],
+        job=JOB,
+        env=os.environ | step,
+        log=lambda node: tmp_path / f"{node}.out",
+        patience_s=9,
+    )
+    revivals.expect("node03", seat=3)
+    revivals.expect("node03", seat=3)
+    assert revivals.turn(0.0) == [f"node03: its agent is started again as soon as the node is back; see {log}"]
+    end_s = time.monotonic() + 10
+    while not log.exists() or not log.read_text().endswith("t.py\n"):
+        assert time.monotonic() < end_s
+        assert revivals.turn(0.0) == []
+        time.sleep(0.02)
+    words = log.read_text().split()
+    variables = dict(word.split("=", 1) for word in words[words.index("env") + 1 : words.index("allranks")])
+    world = world_from_env({"SLURM_JOB_ID": "13", "SLURM_STEP_ID": "7"} | variables)
+    assert (world.node_index, world.num_nodes, world.step_id, world.node_name) == (3, 6, "7", "node03")
+    revivals.close()
+
+
+def test_a_node_that_is_gone_for_good_is_said_once(srun: Srun, tmp_path: Path) -> None:
+    srun('echo "srun: error: Unable to create step: Requested node configuration is not available" >&2; exit 1')
+    revivals = Revivals(own_command(), job=JOB, env=os.environ, log=lambda _: tmp_path / "out", patience_s=9)
+    revivals.expect("node03", seat=3)
+    lines: list[str] = []
+    end_s = time.monotonic() + 10
+    while len(lines) < 2 and time.monotonic() < end_s:
+        lines += revivals.turn(0.0)
+        time.sleep(0.02)
+    assert lines[1] == "node03: SLURM has taken it out of the job; it can take part again in the job's next run"
+    assert revivals.turn(0.0) == []

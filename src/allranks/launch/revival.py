@@ -1,8 +1,12 @@
 """How does a lost node's agent come back into a running job? The leader starts it again there, with `srun --overlap`.
 
-    revival = Revival("node03", command, job=job, env=env, log=path, now_s=now_s, patience_s=600)
-    while revival.step(now_s) is Stage.TRYING: ...       # in the agent's own loop; asks nobody and waits for nothing
-    revival.close()                                      # the agent there is ended with its srun
+    revivals = Revivals(own_command(), job=job, env=os.environ, log=lambda node: path, patience_s=600)
+    revivals.expect("node03", seat=3)
+    for line in revivals.turn(now_s): ...       # in the agent's own loop; asks nobody and waits for nothing
+    revivals.close()                            # agents there are ended with their srun
+
+The new agent is a step of its own, and takes the place of the lost one all the same: it is told what the lost one's step
+was, so that it computes the same job, node index and size, and joins as whoever comes while the job runs does.
 
 Measured with SLURM 22.05, a node whose every process was killed and that comes up again:
 
@@ -19,7 +23,8 @@ from __future__ import annotations
 import contextlib
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 
@@ -27,12 +32,18 @@ from allranks.host.signals import die_with_parent
 from allranks.host.slurm_job import OwnJob
 
 AGAIN_S = 2.0
-"""Between two tries."""
+"""Before the second try; twice as long before each further one."""
+LONGEST_PAUSE_S = 30.0
 END_S = 5.0
 """For an srun that is told to end: it waits for the step's end itself."""
 TAKEN_AWAY = ("Requested node configuration is not available", "not in this job", "Invalid node name", "Invalid job id")
 """What srun says where trying again is no use."""
 _KEPT = frozenset({"SLURM_JOB_ID", "SLURM_CONF", "SLURM_RESTART_COUNT", "SLURM_CLUSTER_NAME", "SLURM_JOB_NAME"})
+_OF_THE_STEP = (
+    "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NODELIST",
+    "SLURM_JOB_NUM_NODES", "SLURM_JOB_NODELIST", "SLURM_NNODES", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NODELIST",
+    "SLURM_TASKS_PER_NODE", "SLURM_DISTRIBUTION",
+)  # fmt: skip
 
 
 class Stage(Enum):
@@ -45,6 +56,64 @@ class Stage(Enum):
     GIVEN_UP = "given_up"
     """It did not come back in time."""
     CLOSED = "closed"
+
+
+class Revivals:
+    """All nodes that are expected back, for launch.newcomers.
+
+    Args:
+        command: the agent's command line, from `own_command`.
+        job: this job.
+        env: this agent's environment.
+        log: which file gets what a node's srun and agent print.
+        patience_s: how long each node is tried.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        job: OwnJob,
+        env: Mapping[str, str],
+        log: Callable[[str], Path],
+        patience_s: float,
+    ) -> None:
+        self._command, self._job, self._env, self._log = command, job, dict(env), log
+        self._patience_s = patience_s
+        self._new: dict[str, int] = {}
+        self._revivals: dict[str, Revival] = {}
+
+    def expect(self, node: str, seat: int) -> None:
+        """The node's agent is gone: look for the node from now on."""
+        if node not in self._revivals:
+            self._new[node] = seat
+
+    def turn(self, now_s: float) -> list[str]:
+        """Do what is due without waiting; return lines for people."""
+        lines = []
+        for node, seat in self._new.items():
+            self._revivals[node] = Revival(
+                node,
+                [*place_of(node, seat, self._env), *self._command],
+                job=self._job,
+                env=self._env,
+                log=self._log(node),
+                now_s=now_s,
+                patience_s=self._patience_s,
+            )
+            lines.append(self._revivals[node].line)
+        self._new.clear()
+        for node, revival in list(self._revivals.items()):
+            if revival.step(now_s) is not Stage.TRYING:
+                lines.append(revival.line)
+                del self._revivals[node]
+        return lines
+
+    def close(self) -> None:
+        """End every srun, and with it the agent that it started."""
+        for revival in self._revivals.values():
+            revival.close()
+        self._revivals.clear()
 
 
 class Revival:
@@ -77,7 +146,7 @@ class Revival:
         self._env = clean_env(env)
         self._log = log
         self._end_s = now_s + patience_s
-        self._next_s = now_s
+        self._next_s, self._pause_s = now_s, AGAIN_S
         self._log_start = 0
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -89,7 +158,7 @@ class Revival:
             if self._process.poll() is None:
                 return self.stage
             self._process = None
-            self._next_s = now_s + AGAIN_S
+            self._next_s, self._pause_s = now_s + self._pause_s, min(2 * self._pause_s, LONGEST_PAUSE_S)
             if any(words in self._said() for words in TAKEN_AWAY):
                 self.stage = Stage.TAKEN_AWAY
         elif now_s >= self._end_s:
@@ -162,6 +231,26 @@ def srun_command(node: str, command: Sequence[str], *, job_id: str) -> list[str]
         *("--ntasks-per-node=1", "--no-kill", "--kill-on-bad-exit=0", "--export=ALL", "--input=none"),
         *command,
     ]
+
+
+def own_command() -> list[str]:
+    """Return the command line that started this process."""
+    return [sys.executable, *sys.orig_argv[1:]]
+
+
+def place_of(node: str, seat: int, env: Mapping[str, str]) -> list[str]:
+    """Return what goes before the agent's command, so that it takes the lost one's place in the first step.
+
+    SLURM_STEP_ID stays that of its own step: whoever ends it by that name must not end all others.
+
+    Args:
+        node: SLURM's name of it.
+        seat: its node index.
+        env: the leader's, a task of the first step.
+    """
+    step = {name: env[name] for name in _OF_THE_STEP if name in env}
+    own = {"SLURM_PROCID": seat, "SLURM_NODEID": seat, "SLURM_GTIDS": seat, "SLURM_LOCALID": 0, "SLURMD_NODENAME": node}
+    return ["env", *(f"{name}={value}" for name, value in {**step, **own}.items())]
 
 
 def clean_env(env: Mapping[str, str]) -> dict[str, str]:
