@@ -5,8 +5,8 @@
     for line in revivals.turn(now_s): ...       # in the agent's own loop; asks nobody and waits for nothing
     revivals.close()                            # agents there are ended with their srun
 
-The new agent is a step of its own, and takes the place of the lost one all the same: it is told what the lost one's step
-was, so that it computes the same job, node index and size, and joins as whoever comes while the job runs does.
+The new agent is a step of its own, and takes the place of the lost one all the same: it is told what the lost one's
+step was, so that it finds the same job, node index and size, and joins as whoever comes while the job runs does.
 
 Measured with SLURM 22.05, a node whose every process was killed and that comes up again:
 
