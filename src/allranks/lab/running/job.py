@@ -35,6 +35,8 @@ GUARD: Mapping[str, float] = {
 }
 """The lab's fast profile: what would be called a hiccup in production is what is drilled here."""
 MAX_RESTARTS = 3
+EVERY_STEPS = 50
+"""Between checkpoints: some 3 s."""
 TIME_MINUTES = 10
 _ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "OUT_OF_MEMORY")
 
@@ -71,6 +73,7 @@ class Running:
             *("--cluster", str(cluster), "--log-dir", str(self.directory / "runs"), "--nproc-per-node", "1"),
             *("--nnodes", self._nodes(), "--max-restarts", str(MAX_RESTARTS)),
             *("--checkpoint-dir", str(self.target.checkpoints)),
+            *(("--checkpoint-every", str(EVERY_STEPS)) if program is PROGRAM else ()),
             *(*self._strike.run_flags, *self._start.run_flags),
         ]
         script = [str(program), "--dir", str(self.directory), *arguments]
