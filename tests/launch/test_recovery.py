@@ -74,16 +74,27 @@ def test_the_same_crash_at_the_same_step_ends_the_job(second: int | None, expect
     assert (decision.move, decision.is_crash_loop) == expected
 
 
-def test_the_same_culprit_the_third_time_ends_the_job_as_a_set_up_that_needs_people():
+def test_the_same_rank_the_third_time_without_progress_ends_the_job():
     history = History(restarts_left=9)
     moves = [move(judged(), history=history, at=step) for step in (10, 20, 30)]
     assert [each.move for each in moves] == [Move.RESTART, Move.RESTART, Move.END]
-    assert (moves[-1].exit_code, moves[-1].note) == (
-        Exit.SETUP,
-        "n2 was the culprit 3 times; another start does not cure it",
-    )
+    assert moves[-1].exit_code == Exit.SETUP
+    assert moves[-1].note == "rank 2 broke 3 times without a checkpoint between; a restart does not cure it"
 
 
-def test_faults_of_earlier_attempts_count():
-    decision = move(judged(), history=History(restarts_left=9, faults={"n2": 2}))
-    assert (decision.move, decision.exit_code) == (Move.END, Exit.SETUP)
+def test_a_checkpoint_between_two_faults_is_progress():
+    history = History(restarts_left=9)
+    decisions = [
+        decide(
+            judged(),
+            crash(step),
+            history=history,
+            seats=SEATS,
+            culprits=(2,),
+            leader_seat=0,
+            min_nodes=3,
+            checkpoint=step - 5,
+        )
+        for step in (10, 20, 30, 40)
+    ]
+    assert {each.move for each in decisions} == {Move.RESTART}

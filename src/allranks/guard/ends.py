@@ -37,8 +37,8 @@ _SECONDARY = re.compile(
 torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp 2.13."""
 
 _SIZE = re.compile(r"EnforceNotMet|Received data size doesn't match expected size")
-"""Gloo's words when more bytes came than were asked for, before it aborts: whoever sent or asked wrongly, this rank only
-noticed. Source: gloo/transport/tcp/pair.cc as in torch 2.13; measured."""
+"""Gloo's words when more bytes came than were asked for, before it aborts: whoever was wrong, this rank only noticed.
+Source: gloo/transport/tcp/pair.cc as in torch 2.13; measured."""
 
 _NAMED = re.compile(r"allranks: (AR\d{3} [a-z0-9-]+): (.+)", re.DOTALL)
 """What join.group says of a cause of the catalogue."""

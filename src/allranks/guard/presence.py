@@ -50,7 +50,9 @@ def targets_of(node: NodeView) -> tuple[TryTarget, ...]:
     return tuple(
         TryTarget(node_index=node.index, network=network, address=node.address(network), port=node.port(network))
         for network in NETWORKS
-        if node.address(network) and node.port(network)
+        if node.address(network)
+        and node.port(network)
+        and (network == "data" or node.address(network) != node.address("data"))
     )
 
 

@@ -2,9 +2,11 @@
 
 A collective makes all ranks equally slow, so step times show nothing; who called it last does. All ranks tell when
 they called the same ones (chosen by number), and their nodes' clocks are put on one (clocks.py). In a window of them
-the last one has a lag behind the one before it. Where collectives were late by more than clocks may be wrong, and nearly
-always by the same rank, in three windows in a row, it is named. Never more than a warning: slow is not broken. A rank
-that evaluates now and then is late in few of them, and a blocking call right after a late one is not late at all.
+the last one has a lag behind the one before it. Where collectives were late by more than clocks may be wrong, and
+nearly always by the same rank, in three windows in a row, it is named. Never more than a warning: slow is not broken.
+
+A rank that evaluates now and then is late in few of them, and a blocking call right after a late one is not late at
+all.
 """
 
 from __future__ import annotations

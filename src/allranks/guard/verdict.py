@@ -21,7 +21,7 @@ What is proven is judged at once, the surest first:
     links.py       a way between nodes carries nothing
     waits.py       nothing has moved for hang_s; who keeps the others waiting
 
-Where workers only say that they lost others (`Connection closed by peer`), what was known before they broke explains it.
+Where workers only say that they lost others (`Connection closed by peer`), what was known before explains it.
 """
 
 from __future__ import annotations
@@ -34,12 +34,14 @@ from allranks.guard import links, mismatch, presence, waits
 from allranks.guard.clocks import NodeClock
 from allranks.guard.ends import Ledger, is_abort_for_size, is_failure
 from allranks.guard.judged import Judged, name_fault
+from allranks.guard.orders import Orders
 from allranks.guard.scene import HELD_STATES, Scene
-from allranks.guard.stragglers import Straggler, Stragglers
+from allranks.guard.speech import Speech
+from allranks.guard.stragglers import Stragglers
 from allranks.model.cluster import GuardTable
 from allranks.model.errors import exit_for_signal
-from allranks.model.finding import Confidence, Finding, Severity
-from allranks.wire.protocol import Beat, Plan, Try, TryTarget, WorkerEnd
+from allranks.model.finding import Finding
+from allranks.wire.protocol import Beat, Plan, Try, WorkerEnd
 
 ASLEEP_S = 2.0
 """Nobody asked for so long: the leader itself did not run."""
@@ -52,9 +54,6 @@ SETTLED_S = 0.8
 LOOK_EVERY_S = 0.25
 EXPLAIN_S = 3.0
 """How long victims' failures may wait, beyond SETTLE_S, for a node that is suspected to be proven gone."""
-FIRST_LINE_FACTOR = 2.0
-"""Each line on one matter comes so many times later than the one before."""
-STRAGGLER_AGAIN_S = 300.0
 
 
 class Guard:
@@ -87,16 +86,12 @@ class Guard:
         self._judged: Judged | None = None
         self._clocks = [NodeClock() for _ in scene.nodes]
         self._stragglers = Stragglers()
-        self._lines: list[str] = []
-        self._warnings: dict[int, Finding] = {}
-        self._say_at_s: dict[object, float] = {}
-        self._ordered_s: dict[int, float] = {}
-        self._episode: links.Episode | None = None
+        self._speech = Speech(scene)
+        self._orders = Orders(scene)
         self._mismatch: tuple[object, float] = (None, 0.0)
         self._hold_until_s: float | None = None
         self._looked: dict[str, float] = {}
         self._explained: Judged | None = None
-        self._last_waiting: tuple[object, float] = (None, 0.0)
 
     # What is told
 
@@ -166,7 +161,7 @@ class Guard:
     @property
     def warnings(self) -> tuple[Finding, ...]:
         """What was found and did not end the job: stragglers. For the verdict, after the culprit."""
-        return tuple(self._warnings.values())
+        return self._speech.warnings
 
     def judge(self, now_s: float) -> Judged | None:
         """Return the proven fault, None while there is none.
@@ -186,22 +181,16 @@ class Guard:
     def lines(self, now_s: float) -> list[str]:
         """Return what to say aloud now; each line once."""
         now = self._now(now_s)
-        if self._judged is None and not self._ledger.is_all_well:
-            self._say_slow(now)
-            self._say_mute(now)
-            self._name_stragglers(now)
-        said, self._lines = self._lines, []
-        return said
+        if self._judged is not None or self._ledger.is_all_well:
+            return []
+        return self._speech.say(now, self._stragglers.named())
 
     def wants(self, now_s: float) -> Mapping[int, Try]:
         """Return the tries to order now, by the index of the node that is to make them; each once."""
         now = self._now(now_s)
         if self._judged is not None or self._ledger.is_all_well:
             return {}
-        wanted: dict[int, tuple[TryTarget, ...]] = {}
-        within_s = self._want_presence(now, wanted)
-        within_s = max(within_s, self._want_links(now, wanted))
-        return {index: Try(targets=targets, within_s=within_s) for index, targets in wanted.items()}
+        return self._orders.wants(now)
 
     def next_s(self, now_s: float) -> float:
         """Return when to ask again at the latest, though nobody says a word."""
@@ -326,7 +315,7 @@ class Guard:
         return mismatch.judge_mismatch(self._scene, found)
 
     def _judge_links(self, now: float) -> Judged | None:
-        episode = self._episode
+        episode = self._orders.episode
         if episode is None or not episode.rounds or presence.find_suspects(self._scene, now):
             return None
         stalled = links.find_stalled(self._scene, now)
@@ -358,97 +347,6 @@ class Guard:
             )
         )
 
-    # Tries
-
-    def _want_presence(self, now: float, wanted: dict[int, tuple[TryTarget, ...]]) -> float:
-        scene = self._scene
-        within_s = min(max(self._settings.gone_s / 3, 0.5), 2.0)
-        suspects = presence.find_suspects(scene, now)
-        due = [node for node in suspects if now >= self._ordered_s.get(node.index, now)]
-        for node in due:
-            self._ordered_s[node.index] = now + within_s + 2 * self._settings.beat_s
-        targets = tuple(target for node in due for target in presence.targets_of(node))
-        if targets:
-            for trier in presence.pick_triers(scene, suspects):
-                wanted[trier.index] = targets
-        for index in self._ordered_s.keys() - {node.index for node in suspects}:
-            del self._ordered_s[index]
-        return within_s if wanted else 0.0
-
-    def _want_links(self, now: float, wanted: dict[int, tuple[TryTarget, ...]]) -> float:
-        """Open, go on with, or close the rounds of tries around connections that are stuck."""
-        scene = self._scene
-        stalled = links.find_stalled(scene, now)
-        episode = self._episode
-        if episode is not None and links.is_round_over(scene, episode, now):
-            episode.rounds.append(links.collect_round(scene, episode))
-            del episode.rounds[: -links.MAX_ROUNDS]
-            episode.until_s = float("inf")
-            if not stalled:
-                self._episode = None
-                return 0.0
-        if not stalled or (episode is not None and episode.until_s != float("inf")):
-            return 0.0
-        if episode is None:
-            episode = self._episode = links.Episode(now, set())
-        episode.suspects |= {index for each in stalled for index in (each.own, each.peer)}
-        within_s = links.round_s(scene, len(episode.rounds))
-        for index, targets in links.plan_round(scene, episode.suspects).items():
-            wanted[index] = (*wanted.get(index, ()), *targets)
-        episode.ordered_s = now
-        episode.until_s = now + within_s + links.ROUND_SLACK_S + 2 * self._settings.beat_s
-        return within_s
-
-    # Lines
-
-    def _say_slow(self, now: float) -> None:
-        longest_s = waits.longest_wait_s(self._scene, now)
-        if longest_s < self._settings.slow_s:
-            self._say_at_s = {key: at_s for key, at_s in self._say_at_s.items() if key[0] != "slow"}  # type: ignore[index]
-            return
-        if not self._may_look("slow", now, 1.0):
-            return
-        waiting = waits.find_waiting(self._scene, now)
-        if waiting is None or waiting.waited_s < self._settings.slow_s:
-            return
-        key = ("slow", waiting.sinks or waiting.waiting)
-        if self._last_waiting[0] != key:
-            self._last_waiting = key, now  # said once it is the same for two looks: beats of nodes cross
-            return
-        if waiting.waited_s >= self._say_at_s.get(key, self._settings.slow_s):
-            self._say_at_s[key] = FIRST_LINE_FACTOR * max(waiting.waited_s, self._settings.slow_s)
-            self._lines.append(waits.say_slow(self._scene, waiting, now))
-
-    def _say_mute(self, now: float) -> None:
-        for node in presence.find_suspects(self._scene, now):
-            silent_s = node.silent_s(now)
-            key = ("mute", node.index)
-            if silent_s >= self._say_at_s.get(key, self._settings.gone_s):
-                self._say_at_s[key] = FIRST_LINE_FACTOR * silent_s
-                self._lines.append(f"no word from {node.name} for {silent_s:.0f} s; others are trying to reach it")
-
-    def _name_stragglers(self, now: float) -> None:
-        for each in self._stragglers.named():
-            key = ("straggler", each.rank)
-            finding = self._warn(each)
-            self._warnings[each.rank] = finding
-            if now >= self._say_at_s.get(key, now):
-                before_s = self._say_at_s.get((*key, "gap"), STRAGGLER_AGAIN_S)
-                self._say_at_s[key] = now + before_s
-                self._say_at_s[(*key, "gap")] = FIRST_LINE_FACTOR * before_s
-                self._lines.append(f"straggler: rank {each.rank} on {finding.node} {finding.message}")
-
-    def _warn(self, each: Straggler) -> Finding:
-        return name_fault(
-            "AR409",
-            f"comes {each.lag_s * 1e3:.0f} ms after all others to most collectives: {each.share:.0%} of everybody's time",
-            node=self._scene.node_of(each.rank).name,
-            ranks=(each.rank,),
-            evidence=[f"last of all ranks, by {each.lag_s * 1e3:.0f} ms, over {each.num_collectives} collectives"],
-            confidence=Confidence.LIKELY,
-            severity=Severity.WARN,
-        )
-
     # Time
 
     def _now(self, now_s: float) -> float:
@@ -468,7 +366,7 @@ class Guard:
     def _is_tense(self, now: float) -> bool:
         return (
             self._ledger.first_failure_s is not None
-            or self._episode is not None
+            or self._orders.episode is not None
             or waits.longest_wait_s(self._scene, now) >= SETTLED_S
             or bool(presence.find_suspects(self._scene, now))
         )

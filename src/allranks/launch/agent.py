@@ -126,6 +126,7 @@ class Agent:
         self._selector = selectors.DefaultSelector()
         self._plan: Plan | None = None
         self._goodbye: Goodbye | None = None
+        self.is_leader_lost = False
         self._interrupted_by: int | None = None
         self._has_asked_to_save = False
         self._stopped_at_s: float | None = None
@@ -290,6 +291,7 @@ class Agent:
         self._goodbye = self._goodbye or Goodbye(
             exit_code=Exit.NODE_FAULT, summary=f"the leader's agent on {name} is gone ({reason})"
         )
+        self.is_leader_lost = True
         self._crew.end(signal.SIGTERM, grace_s=GRACE_S)
 
     @property

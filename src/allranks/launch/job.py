@@ -28,7 +28,7 @@ from allranks.guard.watch import Watch
 from allranks.host.net import find_interface_of
 from allranks.host.node import begin_card_facts
 from allranks.host.slurm import cancel_job
-from allranks.launch import container
+from allranks.launch import container, ending
 from allranks.launch.agent import Agent, SignalInbox
 from allranks.launch.crew import Crew, Output
 from allranks.launch.leader import Leader, Terms
@@ -36,8 +36,9 @@ from allranks.launch.membership import Membership, apply, find_membership
 from allranks.launch.newcomers import Newcomers
 from allranks.launch.plan import LOOPBACK, JobPlan, Request, count_of
 from allranks.launch.recovery import History
+from allranks.launch.scheduler import Scheduler
 from allranks.launch.workers import become_subreaper
-from allranks.model.errors import AllranksError, UsageError
+from allranks.model.errors import AllranksError, Exit, UsageError
 from allranks.model.finding import Finding, Verdict
 from allranks.model.hostlist import fold_hosts
 from allranks.model.identity import Launcher
@@ -214,16 +215,20 @@ def _run_workers(
         say=say,
         has_standbys=plan.request.has_standbys,
     )
+    scheduler = None
+    if plan.world.launcher is Launcher.SLURM:
+        scheduler = Scheduler.of(env, run_dir=run_dir.path, attempt=group.attempt, min_nodes=plan.min_nodes, say=say)
     line = membership.leader
     data_address = plan.data_path.address if plan.data_path else _own_address(membership)
     leader = None
     if line is None:
         here, there = socket.socketpair()
         line = Connection(here, peer=me.name)
-        leader = _make_leader(plan, membership, Connection(there, peer=me.name), run_dir)
+        leader = _make_leader(plan, membership, Connection(there, peer=me.name), run_dir, scheduler)
     watch = Watch(plan.guard, data_address=data_address, control_address=_own_address(membership))
     started_s = time.monotonic()
-    goodbye = Agent(crew, line, inbox=inbox, watch=watch).run(group, leader)
+    agent = Agent(crew, line, inbox=inbox, watch=watch)
+    goodbye = agent.run(group, leader)
     if leader is not None and leader.verdict is not None:
         verdict = leader.verdict
         whole = msgspec.structs.replace(verdict, findings=(*verdict.findings, *membership.warnings))
@@ -237,10 +242,34 @@ def _run_workers(
         say(f"{name} after {waited_s:.0f} s: all workers here have ended; output in {run_dir.node_path(me.name)}")
     elif goodbye.summary and leader is None and plan.world.launcher is not Launcher.SLURM:
         say(f"ended: {goodbye.summary}; the whole report is on {group.members[0].name}")
+    if scheduler is None:
+        return goodbye.exit_code
+    if agent.is_leader_lost and plan.request.max_restarts:
+        say(f"ended: {goodbye.summary}")
+        return scheduler.requeue([group.members[0].name], cause="AR012 node-failure")
+    return goodbye.exit_code if leader is None else _queue_again(goodbye, leader, scheduler, plan)
+
+
+def _queue_again(goodbye: Goodbye, leader: Leader, scheduler: Scheduler, plan: JobPlan) -> int:
+    """Have SLURM start the job again, where that is what it came to; return the exit code."""
+    if leader.is_to_requeue:
+        return scheduler.requeue()
+    if leader.interrupted_by == signal.SIGTERM:
+        scheduler.outlast_preemption()
+    elif goodbye.exit_code == Exit.NODE_FAULT and plan.request.max_restarts:
+        findings = leader.verdict.findings if leader.verdict else ()
+        return scheduler.requeue(leader.culprits, cause=findings[0].cause if findings else "")
     return goodbye.exit_code
 
 
-def _make_leader(plan: JobPlan, membership: Membership, own: Connection, run_dir: RunDir) -> Leader:
+def _make_leader(
+    plan: JobPlan, membership: Membership, own: Connection, run_dir: RunDir, scheduler: Scheduler | None
+) -> Leader:
+    def on_signal(signum: int, save_s: float | None) -> ending.Decision:
+        if scheduler is None:
+            return ending.decide(signum, job=None, save_s=save_s)
+        return scheduler.decide(signum, save_s=save_s)
+
     guard, request = plan.guard, plan.request
     leader = Leader(
         Terms(
@@ -259,7 +288,9 @@ def _make_leader(plan: JobPlan, membership: Membership, own: Connection, run_dir
         say=say,
         show=_print_findings,
         on_event=run_dir.add_event,
+        on_signal=on_signal,
     )
+    leader.seats.own_address = _own_address(membership)
     for index, peer in {0: own, **membership.peers}.items():
         leader.seats.take(index, membership.cards[index], peer, name=membership.cards[index].host)
     door = membership.door

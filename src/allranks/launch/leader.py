@@ -21,6 +21,7 @@ import msgspec
 
 from allranks.guard.judged import Judged
 from allranks.guard.verdict import Guard
+from allranks.launch import ending
 from allranks.launch.group import make_group
 from allranks.launch.newcomers import Newcomers
 from allranks.launch.outcome import (
@@ -59,8 +60,8 @@ RESTART_GRACE_S = 5.0
 """The same before a restart; ranks that no SIGTERM reaches get SIGKILL at once."""
 STOPPED_S = 3.0
 """After the grace: how long an agent may take to say that its workers have ended."""
-SAVE_S = 20.0
-"""How long a checkpoint may take after SIGTERM: SLURM's KillWait is 30 s by default."""
+SPARE_S = 4.0
+"""Of the time that is left after a signal: to end, and to say so."""
 NOTICE_S = 10.0
 """How often a paused job says so."""
 _LEFT_OUT = Goodbye(exit_code=Exit.NODE_FAULT, summary="the job goes on without this node")
@@ -78,10 +79,10 @@ class Phase(StrEnum):
 class Reason(StrEnum):
     """Why workers were asked to save and leave."""
 
-    SAVE = "save"
-    """The time limit is near: save, come again."""
+    REQUEUE = "requeue"
+    """The time limit is near: save, and come again."""
     LEAVE = "leave"
-    """SIGTERM: save, end."""
+    """The job is to end."""
     GROW = "grow"
     """A node has come: save, start again with it."""
 
@@ -112,7 +113,8 @@ class Leader:
         say: one line for people.
         show: prints findings.
         on_event: for events.jsonl.
-        on_save: has SLURM start the job again after a save before its time limit; returns a line about it.
+        on_signal: says what a signal means for the job, given how long a checkpoint takes (0: there is nothing to
+            save; None: not known).
     """
 
     def __init__(
@@ -124,7 +126,7 @@ class Leader:
         say: Callable[[str], None],
         show: Callable[[Sequence[Finding]], None],
         on_event: Callable[..., None],
-        on_save: Callable[[], str] = lambda: "",
+        on_signal: Callable[[int, float | None], ending.Decision],
     ) -> None:
         self.seats = Seats(on_message=self._hear, on_lost=self._on_lost)
         self.newcomers: Newcomers | None = None
@@ -133,10 +135,14 @@ class Leader:
         self.is_said = False
         """Its findings have been printed."""
         self.interrupted_by: int | None = None
+        self.culprits: tuple[str, ...] = ()
+        """Nodes that were at fault in the end."""
+        self.is_to_requeue = False
+        """All ranks have saved before the time limit."""
         self._terms = terms
         self._guard = guard
         self._history = history
-        self._say, self._show, self._on_event, self._on_save = say, show, on_event, on_save
+        self._say, self._show, self._on_event, self._on_signal = say, show, on_event, on_signal
         self._phase = Phase.RUNNING
         self._members: list[tuple[int, str]] = []
         """Seat and name of each node of this generation, in the order of the Plan."""
@@ -147,8 +153,9 @@ class Leader:
         self._next_ping_s = 0.0
         self._next_notice_s = 0.0
         self._asked: Reason | None = None
-        self._asked_at_s = 0.0
+        self._asked_until_s: float | None = None
         self._progress = Progress()
+        self._signals: set[int] = set()
         self._survived: list[Finding] = []
 
     def attach(self, selector: selectors.BaseSelector) -> None:
@@ -171,7 +178,8 @@ class Leader:
         for seat, name in self._members:
             self.seats[seat].name = name
             self.seats[seat].has_stopped = False
-        self._guard.begin(plan, now_s)
+        addresses = {position: self.seats.addresses(seat) for position, seat in enumerate(order)}
+        self._guard.begin(plan, now_s, addresses=addresses)
         self._phase = Phase.RUNNING
         self._judged = self._decision = self._asked = None
         self._progress.steps.clear()
@@ -237,17 +245,22 @@ class Leader:
             self.newcomers.expect(index, seat.name)
 
     def _interrupt(self, signum: int, now_s: float) -> None:
-        is_running = self._phase is Phase.RUNNING
-        if signum == signal.SIGUSR1:
-            if is_running:
-                self._ask(Reason.SAVE, "SIGUSR1: the time limit is near", now_s, signum=signum)
+        if self._phase is not Phase.RUNNING:
+            self.interrupted_by = self.interrupted_by or signum
             return
-        self.interrupted_by = self.interrupted_by or signum
-        if signum == signal.SIGTERM and self._progress.steps and is_running:
-            if self._asked is not Reason.LEAVE:
-                self._ask(Reason.LEAVE, "SIGTERM: the job is to end", now_s)
-        elif self._asked is not Reason.LEAVE:
+        if signum in self._signals:
+            return  # SLURM sends it to all agents
+        self._signals.add(signum)
+        meant = self._on_signal(signum, None if self._progress.steps else 0.0)
+        is_warning = signum == signal.SIGUSR1
+        if not is_warning:
+            self.interrupted_by = self.interrupted_by or signum
+        if meant.ending is ending.Ending.STOP:
             self._asked = None
+            return
+        reason = Reason.REQUEUE if meant.ending is ending.Ending.SAVE_AND_REQUEUE else Reason.LEAVE
+        until_s = None if meant.grace_s is None else now_s + max(1.0, meant.grace_s - SPARE_S)
+        self._ask(reason, meant.line, now_s, signum=signum if is_warning else 0, until_s=until_s)
 
     # Running
 
@@ -256,8 +269,8 @@ class Leader:
             self._stop(Decision(move=Move.END), now_s, signum=self.interrupted_by)
         elif self._guard.is_all_well:
             self._all_ended_well(now_s)
-        elif self._asked is Reason.LEAVE and now_s - self._asked_at_s > SAVE_S:
-            self._say(f"no checkpoint within {SAVE_S:.0f} s of SIGTERM; ending all ranks")
+        elif self.interrupted_by is not None and self._asked_until_s is not None and now_s > self._asked_until_s:
+            self._say("the checkpoint was not done in time; ending all ranks")
             self._stop(Decision(move=Move.END), now_s)
         else:
             self._consult(now_s)
@@ -291,8 +304,10 @@ class Leader:
             culprits=[seat for seat, _ in culprits],
             leader_seat=0,
             min_nodes=self._terms.min_nodes,
+            checkpoint=self._progress.checkpoint,
         )
         self._judged = judged
+        self.culprits = tuple(name for _, name in culprits)
         if judged.is_final:
             self._pronounce(judged.findings)
         grace_s = GRACE_S if decision.move is Move.END else RESTART_GRACE_S
@@ -305,17 +320,16 @@ class Leader:
         self._show(findings)
         self.is_said = True
 
-    def _ask(self, reason: Reason, why: str, now_s: float, *, signum: int = 0) -> None:
+    def _ask(self, reason: Reason, why: str, now_s: float, *, signum: int = 0, until_s: float | None = None) -> None:
         """Have all ranks save at the same step boundary, and leave."""
-        self._asked, self._asked_at_s = reason, now_s
+        self._asked, self._asked_until_s = reason, until_s
         step = self._progress.step
         self._on_event("save_asked", why=why, step=step)
-        self._say(f"{why}; " + ("the workers do not tell of steps" if step is None else "saving a checkpoint"))
+        self._say(why)
         self.seats.send_all(Order(at_step=(step or 0) + 1, why=why, signum=signum))
 
     def _all_ended_well(self, now_s: float) -> None:
-        if self._asked is Reason.SAVE and (line := self._on_save()):
-            self._say(line)
+        self.is_to_requeue = self._asked is Reason.REQUEUE
         self._stop(Decision(move=Move.RESTART if self._asked is Reason.GROW else Move.END), now_s)
 
     # Stopping, and what comes after

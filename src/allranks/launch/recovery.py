@@ -1,7 +1,8 @@
 """What becomes of the job after a fault: end, start again, or wait for nodes? Pure.
 
 A fault that comes back is not cured by another start: an error of the user's code is not tried again, a crash at the
-same place ends the job the second time, and the same culprit the third time. What leaving a node out cures goes on
+same place ends the job the second time, and the same rank the third time, where no checkpoint was reached between
+(nodes at fault are left out; how often over all runs of the job: launch.exclusion). What leaving a node out cures goes on
 without it, where enough nodes are left; the leader's own node cannot be left out, since the store and the verdict are
 there: then the job ends with the exit code that asks for a requeue.
 """
@@ -16,7 +17,7 @@ from allranks.guard.judged import Judged
 from allranks.model.errors import Exit
 
 MOST_FAULTS_OF_ONE = 3
-"""The third fault of the same node ends the job: two may be bad luck."""
+"""The third fault of the same rank without progress ends the job: two may be bad luck."""
 
 
 class Move(StrEnum):
@@ -45,8 +46,10 @@ class History:
 
     restarts_left: int
     crashes: list[Crash] = field(default_factory=list)
-    faults: dict[str, int] = field(default_factory=dict)
-    """How often each node was the culprit, earlier attempts included."""
+    faults: dict[int, int] = field(default_factory=dict)
+    """How often each rank was the culprit since the last checkpoint."""
+    checkpoint: int | None = None
+    """Step of the newest one at the last fault."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +74,7 @@ def decide(
     culprits: Collection[int],
     leader_seat: int,
     min_nodes: int,
+    checkpoint: int | None = None,
 ) -> Decision:
     """Return the next move, and write the fault into the history.
 
@@ -82,21 +86,26 @@ def decide(
         culprits: seats of the nodes at fault, where nodes are.
         leader_seat: the leader's own.
         min_nodes: fewer cannot train.
+        checkpoint: step of the newest one.
     """
     is_again = crash in history.crashes
     history.crashes.append(crash)
-    for seat in culprits:
-        name = seats.get(seat, str(seat))
-        history.faults[name] = history.faults.get(name, 0) + 1
+    if checkpoint != history.checkpoint:
+        history.faults.clear()
+        history.checkpoint = checkpoint
+    for rank in judged.ranks:
+        history.faults[rank] = history.faults.get(rank, 0) + 1
     if not judged.is_retryable:
         return Decision(move=Move.END, exit_code=judged.exit_code)
     if is_again and crash.step is not None:
         return Decision(move=Move.END, exit_code=judged.exit_code, is_crash_loop=True)
     if history.restarts_left <= 0:
         return Decision(move=Move.END, exit_code=judged.exit_code)
-    often = [seats.get(seat, str(seat)) for seat in culprits]
-    if worn := next((name for name in often if history.faults[name] >= MOST_FAULTS_OF_ONE), None):
-        note = f"{worn} was the culprit {history.faults[worn]} times; another start does not cure it"
+    worn = next((rank for rank in judged.ranks if history.faults[rank] >= MOST_FAULTS_OF_ONE), None)
+    if worn is not None and not judged.cures:
+        note = (
+            f"rank {worn} broke {history.faults[worn]} times without a checkpoint between; a restart does not cure it"
+        )
         return Decision(move=Move.END, exit_code=Exit.SETUP, note=note)
     without = frozenset(culprits) if judged.cures else frozenset()
     if leader_seat in without:

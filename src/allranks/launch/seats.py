@@ -39,6 +39,8 @@ class Seats:
     on_message: Callable[[int, Seat, Message], None]
     on_lost: Callable[[int, Seat, str], None]
     """Told the seat, who sat there, and why it is empty."""
+    own_address: str = "127.0.0.1"
+    """The leader's own node, as the other agents see it."""
     _taken: dict[int, Seat] = field(default_factory=dict)
     _selector: selectors.BaseSelector | None = None
 
@@ -63,6 +65,12 @@ class Seats:
     def cards(self) -> dict[int, Card]:
         """Card of each node by its seat."""
         return {index: seat.card for index, seat in self._taken.items()}
+
+    def addresses(self, index: int) -> dict[str, str]:
+        """Where a node can be tried: on the data network, and on the one that its agent speaks over."""
+        seat = self._taken[index]
+        control = seat.line.peer_address or self.own_address
+        return {"data": seat.card.data_address or control, "control": control}
 
     @property
     def running(self) -> list[int]:

@@ -73,6 +73,8 @@ class Worker:
 
         def die_with_agent() -> None:
             _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            # SLURM may send its warning to every process of the step; a script that has a handler sets its own.
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
             if os.getppid() != agent_pid:  # the agent died between fork and prctl
                 os._exit(128 + signal.SIGKILL)
 

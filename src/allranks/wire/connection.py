@@ -33,7 +33,9 @@ class Connection:
 
     @property
     def peer_address(self) -> str:
-        """The other side's address."""
+        """The other side's address; empty for an agent and its leader in one process."""
+        if self.sock.family == socket.AF_UNIX:
+            return ""
         return plain_address(str(self.sock.getpeername()[0]))
 
     @property
