@@ -23,7 +23,7 @@ import msgspec
 from allranks.guard.tries import Door, Tries
 from allranks.host import stacks
 from allranks.host.net import read_interfaces
-from allranks.host.oom import count_oom_kills
+from allranks.host.oom import OomWatch
 from allranks.host.sockets import SocketWatch, Stuck
 from allranks.model.beat import CallSeen, LinkSeen, NodeBeat, ProcessState, RankBeat
 from allranks.model.cluster import GuardTable
@@ -70,7 +70,7 @@ class Watch:
         self._doors = [_open_door(data), _open_door(control) if control != data else None]
         self._tries = Tries(own_data_address=data)
         self._sockets = SocketWatch(root=root)
-        self._ooms_before = count_oom_kills(root=root)
+        self._oom_watch = OomWatch(root=root)
         self._ooms = 0
         self._ooms_at_s = 0.0
         self._last: dict[int, RankBeat] = {}
@@ -137,7 +137,8 @@ class Watch:
         return written
 
     def close(self) -> None:
-        """Close the sockets of tries."""
+        """Close the sockets of tries, and let go of the kernel's log."""
+        self._oom_watch.close()
         self._tries.close()
         for door in self._doors:
             if door is not None:
@@ -161,7 +162,7 @@ class Watch:
     def _count_ooms(self, now_s: float, *, is_urgent: bool) -> int:
         if is_urgent or now_s >= self._ooms_at_s:
             self._ooms_at_s = now_s + OOM_EVERY_S
-            self._ooms = max(0, count_oom_kills(root=self._root) - self._ooms_before)
+            self._ooms = self._oom_watch.num_kills()
         return self._ooms
 
 

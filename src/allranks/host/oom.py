@@ -4,9 +4,9 @@
     ...
     watch.num_kills(), watch.killed_pids()
 
-Counted in the job's cgroups (version 1: memory.oom_control, version 2: memory.events, both also above this process: a
-SLURM job's limit lies on the step or the job), and read from the kernel's log where that is allowed. Only what came
-since the watch began counts.
+Counted on the machine (/proc/vmstat) and in the job's cgroups (version 1: memory.oom_control, version 2: memory.events,
+both also above this process: a SLURM job's limit lies on the step or the job), and read from the kernel's log where
+that is allowed. Only what came since the watch began counts.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class OomWatch:
 
 def _counters(root: Path) -> list[Path]:
     base = root / "sys/fs/cgroup"
-    found = []
+    found = [root / "proc/vmstat"]
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
-        return []
+        return found
     for line in lines:
         number, controllers, path = line.split(":", 2)
         if number == "0":

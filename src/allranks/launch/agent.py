@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 
 from allranks.launch.crew import Crew
 from allranks.launch.workers import Worker, reap_orphans
+from allranks.model.beat import NodeBeat
 from allranks.model.errors import Exit, StoppedBySignal, WireError, exit_for_signal
 from allranks.wire.connection import Connection
 from allranks.wire.protocol import (
@@ -197,16 +198,21 @@ class Agent:
         if self._crew.is_ending and not self._has_stopped and self._crew.advance(now_s):
             self._settle()
         if not self._has_stopped and (node := self._watch.turn(now_s)) is not None:
-            ping_ns, came_s = self._ping
-            held_ns = round((time.monotonic() - came_s) * 1e9) if ping_ns else 0
-            self._send(Beat(node=node, ping_ns=ping_ns, held_ns=held_ns))
+            self._tell(node)
         if self._standbys_at_s is not None and now_s >= self._standbys_at_s and not self._crew.is_ending:
             self._standbys_at_s = now_s + STANDBYS_AFTER_S
             self._crew.prepare_standbys()
         if now_s - self._heard_s > LEADER_SILENT_S:
             self._lose(f"it has said nothing for {LEADER_SILENT_S:.0f} s, although its machine answers")
 
+    def _tell(self, node: NodeBeat) -> None:
+        ping_ns, came_s = self._ping
+        held_ns = round((time.monotonic() - came_s) * 1e9) if ping_ns else 0
+        self._send(Beat(node=node, ping_ns=ping_ns, held_ns=held_ns))
+
     def _report(self, end: WorkerEnd) -> None:
+        if end.exit_code and not end.ended_by_us:  # its last calls, before they are overtaken by its end
+            self._tell(self._watch.beat(time.monotonic()))
         age_s = max(0.0, time.time() - end.time_s)
         self._send(Failed(end=end, age_s=age_s) if end.exit_code else Exited(rank=end.rank))
 

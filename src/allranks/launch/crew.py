@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from allranks.guard.inside.cell import Cell
-from allranks.guard.watch import Watched
+from allranks.guard.worker import WatchedWorker
 from allranks.host.signals import catches
 from allranks.launch import container
 from allranks.launch.console import Console
@@ -179,9 +179,13 @@ class Crew:
         return self._ending is not None
 
     @property
-    def watched(self) -> list[Watched]:
+    def watched(self) -> list[WatchedWorker]:
         """This generation's workers, for the watch."""
-        return []
+        return [
+            WatchedWorker(rank=worker.rank, pid=worker.pid, cell=worker.cell)
+            for worker in self.workers
+            if worker.cell is not None and worker.pid is not None
+        ]
 
     @property
     def can_save(self) -> bool:
