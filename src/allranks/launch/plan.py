@@ -269,7 +269,8 @@ def _num_nodes(request: Request, world: World) -> tuple[int, int, str]:
                 f"--nnodes {asked}, but {world.launcher} started this on {world.num_nodes} nodes; leave the flag out, "
                 "or ask the scheduler for as many"
             )
-        return world.num_nodes, world.num_nodes, str(world.launcher)
+        at_least = world.num_nodes if request.min_nodes is None else min(request.min_nodes, world.num_nodes)
+        return at_least, world.num_nodes, str(world.launcher)
     if asked is None:
         return 1, 1, "default"
     return request.min_nodes or asked, asked, "--nnodes"
