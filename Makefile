@@ -20,7 +20,7 @@ help:
 	@echo "make test    all checks and tests (about 11 minutes on 2 cores)"
 	@echo "make lint    formatting, types, import contracts"
 	@echo "make bench   the measurements behind the README's claims"
-	@echo "make drills  every fault of the lab against allranks and plain torchrun: docs/drills.md (root; 25 minutes)"
+	@echo "make drills  every fault of the lab against allranks and plain torchrun: docs/drills*.md (root; 75 minutes)"
 	@echo "make pages   the catalogue's pages: docs/reference/causes"
 	@echo "make clean   remove .venv and caches"
 
@@ -53,8 +53,9 @@ bench: $(VENV)/.dev
 
 drills: $(VENV)/.dev
 	$(BIN)/allranks lab up --name drills --cluster examples/six-node/cluster.toml
-	$(BIN)/allranks lab drill --name drills --all --healthy 100 --baseline --seed 1 --table docs/drills.md; \
-	    code=$$?; $(BIN)/allranks lab down --name drills; exit $$code
+	$(BIN)/allranks lab drill --name drills --all --healthy 100 --baseline --seed 1 --table docs/drills.md; code=$$?; \
+	    $(BIN)/allranks lab drill --name drills --running --all --baseline --seed 1 --table docs/drills-running.md \
+	    || code=$$?; $(BIN)/allranks lab down --name drills; exit $$code
 
 pages: $(VENV)/.torch
 	$(BIN)/python -m allranks.causes.pages docs/reference/causes

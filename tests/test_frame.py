@@ -70,6 +70,7 @@ def test_the_flags_of_run_are_these() -> None:
         "--nproc-per-node", "--nnodes", "--node-rank", "--rdzv-endpoint", "--rdzv-id", "--master-addr",
         "--master-port", "--local-addr", "--standalone", "--backend", "-m", "--no-python", "--log-dir", "-r", "-t",
         "--local-ranks-filter", "--cluster", "--plan", "--container", "--container-runtime", "--ignore",
+        "--max-restarts", "--standby", "--capacity-timeout", "--hang-timeout", "--checkpoint-dir", "--checkpoint-every",
     }  # fmt: skip
 
 

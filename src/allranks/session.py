@@ -1,14 +1,17 @@
 """The in-process way through: who am I, is everybody here, form the group, run the block, leave the group.
 
     with allranks.session() as s:
-        model = DistributedDataParallel(Net().to(s.device))
-        print(f"rank {s.rank} of {s.world_size} on {s.node}")
+        model = s.ddp(Net().to(s.device))
+        state = s.track(model=model, optimizer=optimizer, sampler=sampler)      # resumes where it stopped
+        for step in state.steps(loader, total=10_000):
+            with step as batch:
+                ...
 
 Phase 1  who am I        the environment; what contradicts itself is refused before torch is imported  (model.identity)
 Phase 2  roll call       `allranks run`: its agents have held it. srun, MPI: the ranks hold it themselves.
                          torchrun: there is none. Nobody launched this: a world of one.               (preflight.place)
 Phase 3  form the group  init_process_group, given the environment that an agent would give            (join.group)
-Phase 4  the block
+Phase 4  the block       its steps, and checkpoints between them                                      (state.track)
 Phase 5  leave           destroy_process_group, after an exception, too
 
 What stops it before phase 4 is said once on the terminal and raised as SessionError. Uncaught, it ends the process with
@@ -19,14 +22,11 @@ are. Limits: the roll call uses `runs/` in the working directory; torch is impor
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import multiprocessing
 import os
-import socket
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sized
+from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -34,38 +34,30 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from allranks.config import LoadedCluster, find_cluster_file, read_cluster
+from allranks.guard.inside.cell import Cell
 from allranks.host.node import read_facts
 from allranks.model.cluster import Backend
 from allranks.model.contradiction import check_no_launcher_inside, check_not_spawned, finding_of_refusals
 from allranks.model.errors import AllranksError, IdentityError, SetupError, UsageError
-from allranks.model.finding import Finding, Verdict
 from allranks.model.identity import Launcher, World, world_from_env
-from allranks.preflight.place import apply_rank, take_place
-from allranks.preflight.ranks import describe_group, job_name, own_gpu, settings_of
-from allranks.report.rundir import RunDir
-from allranks.report.text import Style, render_findings, say
-from allranks.wire.protocol import Goodbye
+from allranks.preflight.ground import Ground, hold_roll_call, no_torch
+from allranks.preflight.ranks import job_name, own_gpu
+from allranks.report.refusal import SessionError as SessionError
+from allranks.report.refusal import refuse
+from allranks.report.text import say
 
 if TYPE_CHECKING:
     import torch
 
+    from allranks.state.buckets import PinnedBuckets
+    from allranks.state.sampler import Sampler
+    from allranks.state.track import Tracked
+
 RUN_ROOT = Path("runs")
+_grounds: dict[int, Ground] = {}
+"""By process id, since a fork inherits it: the roll call is held once."""
 _SCHEDULERS = ("SLURM", "OMPI_", "MV2_", "PMI", "MPI_")
 """Prefixes of what `allranks run` has judged already when it started this process."""
-
-
-class SessionError(AllranksError, SystemExit):
-    """The session could not begin; what is wrong has been printed. Uncaught, it ends the process with `exit_code`.
-
-    75: a node is at fault, leaving it out cures it. 78: cluster or set-up. 2: the environment or the call.
-    """
-
-    def __init__(self, message: str, *, exit_code: int, findings: tuple[Finding, ...] = ()) -> None:
-        super().__init__(message, finding=findings[0] if findings else None)
-        self.exit_code = exit_code
-        self.code = exit_code  # what the interpreter ends with
-        self.findings = findings
-        """Culprit first; the same on all ranks that the roll call reached."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +75,9 @@ class Session:
     """nccl or gloo. With nccl that nobody asked for, tensors on the CPU go over gloo."""
     device: torch.device
     """This rank's GPU, already the current one, where the backend is nccl; else the CPU."""
+    job: str = ""
+    """Name of the job, the same in all its attempts; empty where nobody gave it one."""
+    _on_exit: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, repr=False, compare=False)
 
     @property
     def is_leader(self) -> bool:
@@ -98,6 +93,62 @@ class Session:
         import torch.distributed as dist
 
         dist.barrier(device_ids=[self.device.index] if self.device.type == "cuda" else None)
+
+    def ddp(self, module: torch.nn.Module, **arguments: Any) -> PinnedBuckets:
+        """Wrap a module in DistributedDataParallel whose sums come out the same after a restart.
+
+        Args:
+            module: on `device` already.
+            arguments: of DistributedDataParallel.
+        """
+        from allranks.state.buckets import PinnedBuckets
+
+        own = {"device_ids": [self.device.index]} if self.device.type == "cuda" else {}
+        return PinnedBuckets(module, **own | arguments)
+
+    def sampler(self, dataset: int | Sized, *, global_batch_size: int, **arguments: Any) -> Sampler:
+        """Return a batch sampler for this rank, with the same global batches at any number of ranks.
+
+        Args:
+            dataset: or its length.
+            global_batch_size: samples of a step over all ranks.
+            arguments: seed, shuffle, drop_last, micro_batch_size; see state.sampler.
+        """
+        from allranks.state.sampler import Sampler
+
+        own = {"rank": self.rank, "world_size": self.world_size}
+        return Sampler(dataset, global_batch_size=global_batch_size, **own | arguments)
+
+    def track(
+        self, *, checkpoint_dir: str | Path | None = None, checkpoint_every: int | None = None, **parts: Any
+    ) -> Tracked:
+        """Say what a checkpoint holds, and put it back where there is one; all ranks call it together.
+
+        Args:
+            checkpoint_dir: seen by all nodes. None: what `allranks run` says, else checkpoints/ of this job.
+            checkpoint_every: steps. None: what `allranks run --checkpoint-every` says, else the cadence decides.
+            parts: model, optimizer, scheduler, sampler, scaler: anything with state_dict, the same on all ranks.
+        Raises:
+            UsageError: something has no state_dict, or the newest checkpoint holds other parts.
+        """
+        from allranks.state.pace import pace_from_env
+        from allranks.state.track import track
+
+        every = checkpoint_every or int(os.environ.get("ALLRANKS_CHECKPOINT_EVERY") or 0) or None
+        num_nodes = -(-self.world_size // self.local_world_size)
+        default = RUN_ROOT / self.job / "checkpoints" if self.job else Path("checkpoints")
+        return track(
+            parts,
+            directory=Path(checkpoint_dir or os.environ.get("ALLRANKS_CHECKPOINT_DIR") or default),
+            every=every,
+            rank=self.rank,
+            world_size=self.world_size,
+            cell=_own_cell(),
+            device=self.device,
+            on_exit=self._on_exit,
+            on_loss=_say_last_words,
+            pace=pace_from_env(os.environ, num_nodes=num_nodes, say=say) if self.is_leader and not every else None,
+        )
 
 
 @contextlib.contextmanager
@@ -121,7 +172,7 @@ def session(
         except SessionError:
             raise
         except AllranksError as exc:
-            raise _refuse(exc) from exc
+            raise refuse(exc) from exc
         yield made
 
 
@@ -144,9 +195,9 @@ def _enter(
     wanted = backend or str(loaded.cluster.train.backend)
 
     # Phase 2: roll call
-    ground: _Ground | None = None
+    ground: Ground | None = None
     if not is_below_agent and world.launcher in (Launcher.SLURM, Launcher.MPI):
-        ground = _grounds.get(os.getpid()) or _hold_roll_call(world, loaded, wanted=wanted)
+        ground = _grounds.get(os.getpid()) or hold_roll_call(world, loaded, wanted=wanted, run_root=RUN_ROOT)
         _grounds[os.getpid()] = ground
         on_exit.enter_context(_environment(ground.values))
         on_exit.callback(ground.release_port)
@@ -179,7 +230,21 @@ def _enter(
         node=node,
         backend=chosen,
         device=device,
+        job=job_name(world) if ground is not None else "",
+        _on_exit=on_exit,
     )
+
+
+def _own_cell() -> Cell | None:
+    """What this process shares with its agent; None where no agent started it."""
+    cell = Cell.inherited()
+    return cell if cell is not None and cell.claim() else None
+
+
+def _say_last_words() -> None:
+    """Have the agent learn what this rank last called: a SystemExit passes by the hook that does so otherwise."""
+    if entry := sys.modules.get("_allranks_inside.entry"):
+        entry.last_words()
 
 
 def _leave(dist: ModuleType, kind: type[BaseException] | None, *_: object) -> None:
@@ -219,72 +284,6 @@ def _load_cluster(explicit: str | Path | None) -> LoadedCluster:
     return LoadedCluster() if path is None else read_cluster(path)
 
 
-# Phase 2
-
-
-@dataclass(slots=True)
-class _Ground:
-    """What the roll call came to: all that init_process_group needs."""
-
-    values: dict[str, str]
-    listener: socket.socket | None
-
-    def release_port(self) -> None:
-        """Let go of the socket that rank 0's store has been given; safe to call twice."""
-        if self.listener is not None:
-            self.listener.close()
-            self.listener = None
-        self.values.pop(_STORE_FD, None)
-        os.environ.pop(_STORE_FD, None)
-
-
-_STORE_FD = "ALLRANKS_STORE_FD"
-_grounds: dict[int, _Ground] = {}
-"""By process id, since a fork inherits it: the roll call is held once."""
-
-
-def _hold_roll_call(world: World, loaded: LoadedCluster, *, wanted: str) -> _Ground:
-    started_s, env = time.time(), dict(os.environ)
-    run_dir = RunDir(RUN_ROOT, job_name(world))
-    facts = read_facts(env)
-    problem = None if importlib.util.find_spec("torch") else _no_torch("it is not installed")
-    applicant = apply_rank(
-        world,
-        loaded,
-        facts,
-        wanted_backend=wanted,
-        run_dir=run_dir,
-        env=env,
-        problem=problem,
-    )
-    try:
-        answer = take_place(applicant)
-    except AllranksError as exc:
-        if exc.finding is None:
-            raise
-        verdict = Verdict(job=applicant.job, attempt=run_dir.attempt, exit_code=exc.exit_code, findings=(exc.finding,))
-        is_speaker = world.local_rank == 0 or world.rank == 1  # one a node; where rank 0 is missing, its neighbour
-        raise _pronounce(verdict, run_dir, world, node=facts.host, is_speaker=is_speaker) from exc
-    if isinstance(answer, Goodbye):
-        if answer.verdict is None or not answer.verdict.findings:
-            say(answer.summary)
-            raise SessionError(answer.summary, exit_code=answer.exit_code)
-        raise _pronounce(answer.verdict, run_dir, world, node=facts.host, is_speaker=world.rank == 0)
-    if answer.warnings:
-        _print_findings(answer.warnings)
-    settings = settings_of(world, answer.group, loaded, interface=answer.interface, env=env)
-    if world.rank == 0:
-        group = describe_group(world, answer.group, loaded, interface=answer.interface)
-        say(f"{group}; roll call {time.time() - started_s:.1f} s; verdicts in {run_dir.attempt_path}")
-    if world.local_rank == 0:
-        run_dir.create_node(facts.host)
-        run_dir.write_settings(facts.host, settings)
-    values = {setting.name: setting.value for setting in settings} | {"ALLRANKS_STARTED_S": str(started_s)}
-    if answer.listener is not None:
-        values[_STORE_FD] = str(answer.listener.fileno())
-    return _Ground(values, answer.listener)
-
-
 # Phase 3
 
 
@@ -298,12 +297,8 @@ def _import_torch() -> tuple[ModuleType, Any]:
 
             return dist, distributed_c10d
     except (ImportError, OSError) as exc:  # OSError: a shared library of its is missing
-        raise _no_torch(str(exc)) from exc
-    raise _no_torch("this build has no torch.distributed")
-
-
-def _no_torch(why: str) -> SetupError:
-    return SetupError(f"session() needs PyTorch in {sys.executable}: {why}; pip install 'torch>=2.11'")
+        raise no_torch(str(exc)) from exc
+    raise no_torch("this build has no torch.distributed")
 
 
 def _watch(c10d: Any) -> bool:
@@ -354,41 +349,6 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
-
-
-# What is wrong
-
-
-def _pronounce(verdict: Verdict, run_dir: RunDir, world: World, *, node: str, is_speaker: bool) -> SessionError:
-    """Write the verdict down, say it where nobody else on this terminal does, and return it as the error."""
-    run_dir.attempt = verdict.attempt
-    if is_speaker or world.local_rank == 0:
-        run_dir.write_verdict(verdict, node=node)
-    if is_speaker:
-        run_dir.add_event("ended", exit_code=verdict.exit_code)
-        _print_findings(verdict.findings)
-    culprit = verdict.findings[0]
-    return SessionError(
-        f"{culprit.cause}: {culprit.node + ': ' if culprit.node else ''}{culprit.message}",
-        exit_code=verdict.exit_code,
-        findings=verdict.findings,
-    )
-
-
-def _refuse(exc: AllranksError) -> SessionError:
-    """Say why this process cannot begin, at length in one process of a node, and return it as the error."""
-    is_first = all(os.environ.get(name, "0") == "0" for name in ("SLURM_LOCALID", "LOCAL_RANK"))
-    if exc.finding is not None and is_first:
-        _print_findings((exc.finding,))
-    else:
-        cause = f"{exc.finding.cause}: " if exc.finding else ""
-        print(f"error: {cause}{exc}", file=sys.stderr, flush=True)
-    findings = (exc.finding,) if exc.finding else ()
-    return SessionError(str(exc), exit_code=exc.exit_code, findings=findings)
-
-
-def _print_findings(findings: Sequence[Finding]) -> None:
-    print("\n" + render_findings(findings, Style.of(sys.stderr)) + "\n", file=sys.stderr, flush=True)
 
 
 class _CallableModule(ModuleType):

@@ -209,7 +209,10 @@ TORCHRUN_SWITCHES = {
     "--standalone", "-m", "--module", "--no-python", "--no_python", "--run-path", "--run_path", "--virtual-local-rank",
     "--virtual_local_rank",
 }  # fmt: skip
-OUR_FLAGS = {"--backend", "--cluster", "--container", "--container-runtime", "--plan", "--ignore"}
+OUR_FLAGS = {
+    "--backend", "--cluster", "--container", "--container-runtime", "--plan", "--ignore", "--standby",
+    "--capacity-timeout", "--hang-timeout", "--checkpoint-dir", "--checkpoint-every",
+}  # fmt: skip
 
 
 def our_options() -> dict[str, bool]:
@@ -228,7 +231,7 @@ def test_every_flag_of_torchrun_is_taken_and_few_more():
 
 def test_a_flag_takes_a_value_where_torchruns_does():
     switches = {flag for flag, is_switch in our_options().items() if is_switch}
-    assert switches == TORCHRUN_SWITCHES | {"--plan"}
+    assert switches == TORCHRUN_SWITCHES | {"--plan", "--standby"}
 
 
 def test_every_unused_flag_says_why():

@@ -56,11 +56,12 @@ def test_slurm_conf_has_partitions_and_gpus() -> None:
     )
     hosts = plan_hosts(cluster)
     lines = render_slurm_conf("demo", hosts, cluster, Path("/run/x"), cpus=4).splitlines()
-    assert lines[-4:] == [
+    assert lines[-5:] == [
         "NodeName=n1 NodeAddr=10.77.0.1 NodeHostname=n1 CPUs=4 State=UNKNOWN Gres=gpu:2",
         "NodeName=n2 NodeAddr=10.77.0.2 NodeHostname=n2 CPUs=4 State=UNKNOWN",
-        "PartitionName=a Nodes=ALL State=UP Default=YES DefaultTime=90",
-        "PartitionName=b Nodes=ALL State=UP DefaultTime=90",
+        "PartitionName=a Nodes=ALL State=UP Default=YES GraceTime=10 DefaultTime=90",
+        "PartitionName=b Nodes=ALL State=UP GraceTime=10 DefaultTime=90",
+        "PartitionName=urgent Nodes=ALL State=UP PriorityTier=10 PreemptMode=OFF Hidden=YES",
     ]
     assert render_gres_conf(hosts, Path("/run/x")) == "NodeName=n1 Name=gpu File=/run/x/gpus/gpu[0-1]\n"
 

@@ -39,8 +39,8 @@ TORCHRUN = {
 }  # fmt: skip
 OURS = {
     "NODE_RANK", "PYTHONUNBUFFERED", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "ALLRANKS_BACKEND",
-    "ALLRANKS_TIMEOUT_S", "ALLRANKS_NODE", "ALLRANKS_NODE_GPUS", "ALLRANKS_MEMBERS", "ALLRANKS_STORE_PORT",
-    "PYTHONPATH",
+    "ALLRANKS_TIMEOUT_S", "ALLRANKS_BEAT_S", "ALLRANKS_NODE", "ALLRANKS_NODE_GPUS", "ALLRANKS_MEMBERS",
+    "ALLRANKS_STORE_PORT",     "PYTHONPATH",
 }  # fmt: skip
 
 
@@ -106,6 +106,7 @@ def test_the_values_of_the_sixth_rank_on_two_nodes():
         "NCCL_SOCKET_IFNAME": "=ens1f1",
         "ALLRANKS_BACKEND": "nccl",
         "ALLRANKS_TIMEOUT_S": "600.0",
+        "ALLRANKS_BEAT_S": "0.5",
         "ALLRANKS_NODE": "node02",
         "ALLRANKS_NODE_GPUS": "4",
         "ALLRANKS_MEMBERS": "node01=0+2,node02=2+4",

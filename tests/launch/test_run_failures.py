@@ -92,7 +92,9 @@ def test_verdict_and_events_agree_with_the_report(allranks: Allranks, tmp_path: 
     assert finding["message"] in result.stderr
     assert finding["victims"] == [0, 1]
     assert finding["evidence"][0]["seen"].splitlines()[-1] == "ZeroDivisionError: division by zero"
-    assert [event["event"] for event in events] == ["started", *["worker_ended"] * 3, "ended"]
+    assert [event["event"] for event in events] == [
+        *("started", "worker_ended", "verdict", "worker_ended", "worker_ended", "ended")
+    ]
     assert {event["rank"]: (event["exit_code"], event["told"]) for event in events if "rank" in event} == {
         2: (1, False),
         0: (-15, True),

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -68,6 +70,7 @@ def test_the_script_as_a_whole() -> None:
         "#SBATCH --ntasks-per-node=1\n"
         "#SBATCH --cpus-per-task=8\n"
         "#SBATCH --exclusive\n"
+        "#SBATCH --signal=USR1@120\n"
         "#SBATCH --no-requeue\n"
         "#SBATCH --output=slurm-%j.out\n"
         "#SBATCH --open-mode=append\n"
@@ -76,7 +79,9 @@ def test_the_script_as_a_whole() -> None:
         "\n"
         "# One agent on each node starts the ranks there and watches them all. "
         "With --no-kill, the loss of a node does\n"
-        "# not end the job before allranks has said which node it was.\n"
+        "# not end the job before allranks has said which node it was. "
+        "Whether the job goes back into the queue, and\n"
+        "# without which node, is decided by the agents, also where this script is lost with its node.\n"
         "exec srun --no-kill --kill-on-bad-exit=0 --export=ALL \\\n"
         '    --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \\\n'
         '    ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} \\\n'
@@ -271,3 +276,36 @@ def test_the_job_gets_a_short_environment() -> None:
         "SLURM_CONF",
     ]  # fmt: skip
     assert withheld == ["AWS_SECRET_ACCESS_KEY", "HF_TOKEN"]
+
+
+SRUN_THAT_LIVES = """\
+#!/bin/bash
+trap 'echo srun got USR1; exit 7' USR1
+echo $$ > srun.pid
+for _ in $(seq 100); do sleep 0.1; done
+"""
+
+
+def test_a_warning_for_the_script_alone_is_handed_on_and_srun_s_own_exit_code_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "srun").write_text(SRUN_THAT_LIVES)
+    (tmp_path / "srun").chmod(0o755)
+    (tmp_path / "job.sh").write_text(render_sbatch(SbatchOptions(signal="B:USR1@60"), COMMAND))
+    process = subprocess.Popen(
+        ["bash", "job.sh"],
+        cwd=tmp_path,
+        env={"PATH": f"{tmp_path}:/usr/bin:/bin", "SLURM_JOB_NUM_NODES": "2"},
+        stdout=subprocess.PIPE,
+    )
+    while not (tmp_path / "srun.pid").exists():
+        time.sleep(0.05)
+    process.send_signal(signal.SIGUSR1)
+    assert process.communicate(timeout=20)[0] == b"srun got USR1\n"
+    assert process.returncode == 7
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [("USR1@120", ""), ("B:USR1@120", "USR1"), ("RB:12", "12"), ("R:USR2", ""), ("B:SIGTERM", "SIGTERM")],
+)
+def test_only_what_the_script_alone_gets_is_handed_on(given: str, expected: str) -> None:
+    assert SbatchOptions(signal=given).handed_on == expected

@@ -83,6 +83,8 @@ class Node(threading.Thread):
             self.verdict = self.came.verdict(self.mine)
             stop(self.came.peers, self.verdict)
             self.came.listener.close()
+            if self.came.door is not None:
+                self.came.door.shut()
         else:
             assert isinstance(self.came.answer, Goodbye)
             self.verdict = self.came.answer.verdict

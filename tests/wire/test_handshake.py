@@ -624,7 +624,7 @@ def test_a_version_with_other_fields_is_named():
         guest.sock.sendall(len(payload).to_bytes(4, "big") + payload)
         answer = guest.read()
     assert isinstance(answer, Refused)
-    assert "words of allranks 9.9 (protocol 7, here 3)" in answer.reason
+    assert "words of allranks 9.9 (protocol 7, here 4)" in answer.reason
 
 
 def test_without_any_hint_the_search_ends_at_its_deadline():

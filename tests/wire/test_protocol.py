@@ -14,12 +14,14 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from allranks.model.beat import CallSeen, GroupSeen, LinkSeen, NodeBeat, ProcessState, RankBeat, TrySeen
 from allranks.model.card import Card, Facts, Gpu, Interface, Place, RdmaPort, TestPorts
 from allranks.model.errors import WireError
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
 from allranks.model.pair import Effort, PairResult, Target
 from allranks.wire.connection import Connection
 from allranks.wire.protocol import (
+    Beat,
     Exited,
     Failed,
     Goodbye,
@@ -29,12 +31,16 @@ from allranks.wire.protocol import (
     Knock,
     Member,
     Message,
+    Order,
+    Ping,
     Plan,
     Refused,
     Stop,
     Stopped,
     Test,
     Tested,
+    Try,
+    TryTarget,
     Welcome,
     WorkerEnd,
     as_one_line,
@@ -109,6 +115,33 @@ ENDS = st.builds(
     stderr_path=MAYBE_TEXT,
     could_not_start=st.booleans(),
 )
+CALLS = st.builds(
+    CallSeen, group=TEXTS, seq=NUMBERS, op=TEXTS, sizes=st.lists(st.tuples(NUMBERS), max_size=2).map(tuple)
+)
+RANK_BEATS = st.builds(
+    RankBeat,
+    rank=NUMBERS,
+    state=st.sampled_from(ProcessState),
+    silent_s=st.none() | FLOATS,
+    step=st.none() | NUMBERS,
+    groups=st.lists(st.builds(GroupSeen, name=TEXTS, enqueued=NUMBERS), max_size=2).map(tuple),
+    calls=st.lists(CALLS, max_size=2).map(tuple),
+    lags=st.lists(st.tuples(TEXTS, NUMBERS, NUMBERS), max_size=2).map(tuple),
+)
+LINKS = st.builds(
+    LinkSeen, own_address=TEXTS, peer_address=TEXTS, unacked_bytes=NUMBERS, stalled_s=FLOATS, retransmits=NUMBERS
+)
+TRIES = st.builds(TrySeen, target=NUMBERS, network=TEXTS, connects=st.booleans(), carries=st.none() | st.booleans())
+NODE_BEATS = st.builds(
+    NodeBeat,
+    node_index=NUMBERS,
+    generation=NUMBERS,
+    ranks=st.lists(RANK_BEATS, max_size=2).map(tuple),
+    links=st.lists(LINKS, max_size=2).map(tuple),
+    tries=st.lists(TRIES, max_size=2).map(tuple),
+    try_ports=st.tuples(NUMBERS, NUMBERS),
+)
+TRY_TARGETS = st.builds(TryTarget, node_index=NUMBERS, network=TEXTS, address=TEXTS, port=NUMBERS)
 MESSAGES: dict[type, st.SearchStrategy[Message]] = {
     Hello: st.builds(Hello, protocol=NUMBERS, version=TEXTS, job=TEXTS, nonce=BYTES),
     Join: st.builds(
@@ -167,11 +200,17 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
         store_port=NUMBERS,
         backend=TEXTS,
         backend_reason=TEXTS,
+        generation=NUMBERS,
+        max_restarts=NUMBERS,
     ),
+    Beat: st.builds(Beat, node=NODE_BEATS, ping_ns=NUMBERS, held_ns=NUMBERS),
+    Ping: st.builds(Ping, sent_ns=NUMBERS),
+    Try: st.builds(Try, targets=st.lists(TRY_TARGETS, max_size=2).map(tuple), within_s=FLOATS),
+    Order: st.builds(Order, at_step=NUMBERS, why=TEXTS, leaves=st.booleans()),
     Failed: st.builds(Failed, end=ENDS, age_s=FLOATS),
     Exited: st.builds(Exited, rank=NUMBERS),
     Interrupted: st.builds(Interrupted, signum=NUMBERS),
-    Stop: st.builds(Stop, signum=NUMBERS),
+    Stop: st.builds(Stop, signum=NUMBERS, at_once=st.lists(NUMBERS, max_size=3).map(tuple), grace_s=st.none() | FLOATS),
     Stopped: st.just(Stopped()),
     Goodbye: st.builds(
         Goodbye,

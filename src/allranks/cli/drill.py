@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 @click.argument("faults", nargs=-1)
 @click.option("--all", "is_all", is_flag=True, help="Every fault there is, one after the other.")
 @click.option("--healthy", type=click.IntRange(min=0), default=0, metavar="N", help="N starts without any fault, too.")
+@click.option("--running", is_flag=True, help="Strike a job while it trains; the names are of strikes, or `healthy`.")
+@click.option("--plain", is_flag=True, help="With --running: a script that knows nothing of allranks.")
+@click.option("--minutes", type=float, default=2.0, show_default=True, help="With --running healthy: how long.")
 @click.option("--on", "node", metavar="NODE", help="[default: drawn by the seed]")
 @click.option("--seed", type=int, metavar="N", help="What is left to chance follows from it. [default: drawn]")
 @click.option("--baseline", is_flag=True, help="Let plain torchrun meet one fault of each class, too.")
@@ -40,6 +43,9 @@ def drill(
     faults: tuple[str, ...],
     is_all: bool,
     healthy: int,
+    running: bool,
+    plain: bool,
+    minutes: float,
     node: str | None,
     seed: int | None,
     baseline: bool,
@@ -54,15 +60,35 @@ def drill(
     allranks lab drill mtu-blackhole
     allranks lab drill cable-pulled+env-drift-nccl-algo       two at a time
     allranks lab drill --all --healthy 10 --json drills.json
+    allranks lab drill --running node-killed mtu-lowered      at a job that trains
+    allranks lab drill --running healthy --minutes 30
 
     Ends with 1 where a verdict was wrong.
     """
+    seed = random.randrange(10_000) if seed is None else seed
+    if running:
+        from allranks.cli.drill_running import drill_running
+
+        say(f"seed {seed}")
+        return drill_running(
+            faults,
+            lab_name=name,
+            node=node,
+            seed=seed,
+            has_baseline=baseline,
+            is_plain=plain,
+            is_all=is_all,
+            minutes=minutes,
+            work_dir=work_dir,
+            json_path=json_path,
+            table_path=table_path,
+        )
     import msgspec
 
     from allranks.lab.drill import BASELINES, render_table
     from allranks.lab.drill import drill as run_drill
     from allranks.lab.faults.catalogue import FAULTS
-    from allranks.lab.faults.injected import find_fault
+    from allranks.lab.faults.injected import find_fault, refuse_strikes
     from allranks.lab.lab import Lab
 
     rounds = [*([] for _ in range(healthy)), *(words.split("+") for words in (FAULTS if is_all else faults))]
@@ -70,8 +96,7 @@ def drill(
         raise UsageError("lab drill: which fault? allranks lab inject --list prints them; or --all, or --healthy N")
     for words in rounds:
         for word in words:
-            find_fault(word)
-    seed = random.randrange(10_000) if seed is None else seed
+            refuse_strikes(find_fault(word))
     say(f"seed {seed}")
     done: list[Drilled] = []
     began_s = time.monotonic()

@@ -28,27 +28,34 @@ from allranks.launch.batch.script import (
     render_sbatch,
     submission_env,
 )
-from allranks.model.errors import Exit, UsageError
+from allranks.model.errors import AllranksError, Exit, UsageError
 from allranks.report.rundir import as_file_name
 from allranks.report.text import Style, render_findings, say
 
 # Flags of `run` that go into the script as they are.
 RUN_FLAGS = (
     "nproc_per_node", "backend", "master_port", "module", "no_python", "redirects", "tee", "local_ranks_filter",
-    "log_dir", "cluster_file",
+    "log_dir", "cluster_file", "max_restarts", "standby", "capacity_timeout", "hang_timeout", "checkpoint_every",
+    "checkpoint_dir",
 )  # fmt: skip
+MAX_RESTARTS = "3"
+"""What a submitted job gets, where torchrun's default is none: nobody watches it."""
 _BOTH_SPELLINGS = {"token_normalize_func": lambda name: name.replace("_", "-")}
 _SCRIPT = {"allow_interspersed_args": False, **_BOTH_SPELLINGS}
 
 
 def _run_flags(command: click.Command) -> click.Command:
     """Add the flags of `run`, without its letters: `-t` is the time limit to who knows sbatch."""
-    for param in run_command.params:
-        if param.name in RUN_FLAGS:
-            mine = copy.copy(param)
-            mine.opts = [flag for flag in param.opts if flag.startswith("--") or flag == "-m"]
-            command.params.append(mine)
+    for param in _taken_from_run():
+        mine = copy.copy(param)
+        mine.opts = [flag for flag in param.opts if flag.startswith("--") or flag == "-m"]
+        command.params.append(mine)
     return command
+
+
+def _taken_from_run() -> list[click.Parameter]:
+    """Those of RUN_FLAGS that `run` has; what it only accepts and ignores is none."""
+    return [each for each in run_command.params if each.name in RUN_FLAGS and not getattr(each, "hidden", False)]
 
 
 def _job_options(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -127,6 +134,7 @@ def submit(dry_run: bool, as_json: bool, **flags: Any) -> None:
         say(f"the job's environment: {' '.join(sorted(env))}")
         _note_withheld(withheld)
         _try(text, env)
+        _note_limits(options, env)
         return
     submission = submit_job(text, options, env=env, log_dir=flags["log_dir"])
     if as_json:
@@ -143,6 +151,7 @@ def submit(dry_run: bool, as_json: bool, **flags: Any) -> None:
         say(f"job {submission.job} waits: {submission.waits_for}")
     if submission.problem:
         say(submission.problem)
+    _note_limits(options, env)
 
 
 @click.command("status", context_settings=_BOTH_SPELLINGS)
@@ -263,12 +272,15 @@ def _render(flags: dict[str, Any]) -> tuple[str, SbatchOptions, JobEnvironment]:
 
 
 def _flags_for_run(flags: dict[str, Any]) -> list[str]:
-    words = []
+    words: list[str] = []
     if flags["chdir"]:  # the agents would look for it there
         found = find_cluster_file(flags["cluster_file"], os.environ, Path())
         words += ["--cluster", str(found.resolve())] if found else []
-    for param in run_command.params:
-        if param.name not in RUN_FLAGS or not _is_said(param.name) or (words and param.name == "cluster_file"):
+    has_cluster = bool(words)
+    for param in _taken_from_run():
+        if param.name == "max_restarts" and not _is_said(param.name):
+            words += ["--max-restarts", MAX_RESTARTS]
+        if param.name is None or not _is_said(param.name) or (has_cluster and param.name == "cluster_file"):
             continue
         flag = next(flag for flag in param.opts if flag.startswith("--"))
         words += [flag] if flags[param.name] is True else [flag, str(flags[param.name])]
@@ -289,6 +301,20 @@ def _check_there(flags: dict[str, Any], options: SbatchOptions) -> None:
 def _note_withheld(names: list[str]) -> None:
     if names:
         say(f"not handed to the job: {', '.join(names)}; --env NAME hands one in")
+
+
+def _note_limits(options: SbatchOptions, env: dict[str, str]) -> None:
+    """Say what this site does not let a job do that wants to come back; a site that does not answer says nothing."""
+    from allranks.host.slurm_site import read_partition, read_site
+    from allranks.launch.batch.site import limits
+
+    try:
+        rules = read_partition(options.partition.partition(",")[0], env=env) if options.partition else None
+        lines = limits(read_site(env=env), rules, options)
+    except AllranksError:
+        return
+    for line in lines:
+        say(f"note: {line}")
 
 
 def _try(text: str, env: dict[str, str]) -> None:

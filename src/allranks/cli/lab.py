@@ -8,6 +8,7 @@ import random
 import shlex
 import sys
 import time
+from collections.abc import Collection
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -147,19 +148,22 @@ def inject(
     """
     from allranks.lab.faults.catalogue import FAULTS
     from allranks.lab.faults.fault import Start
+    from allranks.lab.faults.injected import find_fault, refuse_strikes
     from allranks.lab.faults.injected import inject as put
+    from allranks.lab.faults.running.catalogue import STRIKES
     from allranks.lab.lab import Lab
 
     if is_list:
         if as_json:
-            click.echo(json.dumps([_describe(each) for each in FAULTS.values()], indent=2))
+            click.echo(json.dumps([_describe(each) for each in (*FAULTS.values(), *STRIKES.values())], indent=2))
             return
-        width = max(map(len, FAULTS))
-        for each in FAULTS.values():
-            click.echo(f"{each.name:<{width}}  {'|'.join(each.cause) or '-':<11} {each.severity:<8} {each.title()}")
+        _list(FAULTS.values())
+        click.echo("\nstrikes at a running job: allranks lab drill --running NAME")
+        _list(STRIKES.values())
         return
     if fault is None:
         raise UsageError("lab inject: which fault? allranks lab inject --list prints them")
+    refuse_strikes(find_fault(fault))
     there = put(Lab(name), fault, seed=random.randrange(10_000) if seed is None else seed, on=node, run_dir=run_dir)
     if as_json:
         click.echo(json.dumps(_describe(there.fault, there.scene), indent=2))
@@ -209,6 +213,12 @@ def down(name: str) -> None:
 
     if not Lab(name).down():
         say(f"lab {name}: was not up")
+
+
+def _list(faults: Collection[type[Fault]]) -> None:
+    width = max(len(each.name) for each in faults)
+    for each in faults:
+        click.echo(f"{each.name:<{width}}  {'|'.join(each.cause) or '-':<11} {each.severity:<8} {each.title()}")
 
 
 def _describe(fault: type[Fault], scene: Scene | None = None) -> dict[str, Any]:

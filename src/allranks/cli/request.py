@@ -28,6 +28,12 @@ REQUEST_FLAGS = (
     "container",
     "ignore",
     "container_runtime",
+    "max_restarts",
+    "standby",
+    "capacity_timeout",
+    "hang_timeout",
+    "checkpoint_dir",
+    "checkpoint_every",
 )
 
 
@@ -50,6 +56,12 @@ def make_request(
     container: str | None = None,
     container_runtime: str | None = None,
     ignore: Sequence[str] = (),
+    max_restarts: int = 0,
+    standby: bool = True,
+    capacity_timeout: float = 600.0,
+    hang_timeout: float | None = None,
+    checkpoint_dir: str | None = None,
+    checkpoint_every: int | None = None,
 ) -> Request:
     """Read the flags, as torchrun spells them, into one request.
 
@@ -86,6 +98,12 @@ def make_request(
         role=role,
         local_address=local_addr,
         ignored=_ids_of(ignore),
+        max_restarts=max_restarts,
+        has_standbys=standby and max_restarts > 0 and not no_python and container is None,
+        capacity_s=capacity_timeout,
+        hang_s=hang_timeout,
+        checkpoint_dir=checkpoint_dir,
+        checkpoint_every=checkpoint_every,
     )
 
 

@@ -18,7 +18,6 @@ from allranks.launch.plan import refuse_world_of_one
 UNUSED_WITH_VALUE = {
     "--rdzv-backend": "the leader's own roll call is used",
     "--rdzv-conf": "the figures are in cluster.toml, [guard]",
-    "--max-restarts": "workers are not restarted yet",
     "--monitor-interval": "workers are watched without polling",
     "--start-method": "workers are processes of their own",
     "--event-log-handler": "events are in events.jsonl of the run directory",
@@ -93,6 +92,43 @@ def unused_options(function: Any) -> Any:
     type=click.Choice(["auto", "nccl", "gloo"]),
     help="[default: auto, nccl where every rank has a GPU]",
 )
+@torchrun_option(
+    "--max-restarts",
+    type=click.IntRange(min=0),
+    default=0,
+    metavar="N",
+    help="Start the workers again after faults that this cures, so often at most. [default: 0]",
+)
+@click.option(
+    "--standby/--no-standby",
+    "standby",
+    default=True,
+    help="Keep a process with torch imported ready for each worker's restart. [default: where it may restart]",
+)
+@click.option(
+    "--capacity-timeout",
+    type=click.FloatRange(min=0),
+    default=600.0,
+    metavar="SECONDS",
+    help="How long a job with fewer nodes than MIN waits for more. [default: 600]",
+)
+@click.option(
+    "--hang-timeout",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="When a rank that is merely slow is ended, with all stacks kept. [default: cluster.toml, else 600]",
+)
+@click.option(
+    "--checkpoint-dir",
+    metavar="DIR",
+    help="Where allranks.session() saves; all nodes see it. [default: checkpoints/ in the run directory]",
+)
+@click.option(
+    "--checkpoint-every",
+    type=click.IntRange(min=1),
+    metavar="STEPS",
+    help="[default: found from what a checkpoint costs and how often something fails]",
+)
 @torchrun_option("--role", default="default", help="Value of ROLE_NAME.", hidden=True)
 @torchrun_option("--module", "-m", is_flag=True, help="SCRIPT is a module, as with python -m.")
 @torchrun_option("--no-python", is_flag=True, help="SCRIPT is a program of its own.")
@@ -156,7 +192,8 @@ def run(script: str, arguments: tuple[str, ...], **flags: Any) -> int:
     request = make_request((script, *arguments), **{name: flags[name] for name in REQUEST_FLAGS})
     plan = plan_here(request, cluster_file=flags["cluster_file"], job=f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
     refuse_world_of_one(plan)
-    from allranks.launch.job import Output, run_job, worker_command
+    from allranks.launch.crew import Output
+    from allranks.launch.job import run_job, worker_command
 
     if flags["show_plan"]:
         from allranks.cli.show import print_plan

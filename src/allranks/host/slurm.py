@@ -1,4 +1,4 @@
-"""What does SLURM say and do? The only place that runs its commands; every parser stands beside its runner.
+"""What does SLURM say of jobs and nodes, and take from us? Every parser stands beside its runner.
 
     >>> parse_job_id("this site greets you\\n4711;north\\n")
     '4711'
@@ -10,17 +10,13 @@ own local ones. Every call has a deadline, and what SLURM itself said is in ever
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from allranks.model.errors import SetupError, UsageError
-
-DEADLINE_S = 60.0
-"""A busy controller answers late; its clients give up themselves after some tries of MessageTimeout (10 s) each."""
+from allranks.host.slurm_command import DEADLINE_S, refusal_of, run_slurm, words_of
+from allranks.model.errors import SetupError
 
 ACTIVE = frozenset({
     "PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "RESIZING", "REQUEUED", "REQUEUE_FED",
@@ -32,12 +28,6 @@ FINISHED = frozenset({
 })  # fmt: skip
 _NOTHING = frozenset(("", "(null)", "None", "none", "N/A", "Unknown", "None assigned"))
 _FIELD = "\x1f"  # names, comments and reasons hold any printable character
-_WORDS_OF_USAGE = (
-    "invalid partition", "invalid account", "invalid qos", "invalid node name", "invalid feature", "invalid wckey",
-    "invalid job array", "invalid constraint", "invalid generic resource", "invalid trackable resource",
-    "reservation is invalid", "requested time limit is invalid", "unrecognized option", "ambiguous option",
-    "requires an argument", "doesn't allow an argument", "dependency problem", "specification", "bad value",
-)  # fmt: skip
 _NOT_NOW = ("configuration is not available", "nodes are busy", "not available (down")
 
 
@@ -69,6 +59,12 @@ class JobState:
     exit_code: int | None = None
     signal: int | None = None
     restarts: int = 0
+    excluded_nodes: str = ""
+    is_batch: bool = False
+    """Whether it has a batch script: nothing else can be put back into the queue."""
+    may_requeue: bool = False
+    preempted_at: str = ""
+    """When SLURM told it to make room; it is put back, or ended, when its grace is over."""
 
     @property
     def is_finished(self) -> bool:
@@ -122,20 +118,20 @@ def try_script(script: str, arguments: Sequence[str] = (), *, env: Mapping[str, 
         UsageError: an option has a wrong value.
         SetupError: SLURM is not there, does not answer, or refuses.
     """
-    answer = _run("sbatch", "--test-only", *arguments, env=env, stdin=script)
+    answer = run_slurm("sbatch", "--test-only", *arguments, env=env, stdin=script)
     if answer.returncode == 0:
         return parse_trial(answer.stderr)
-    words = _words(answer)
+    words = words_of(answer)
     if any(part in words.lower() for part in _NOT_NOW):
         return Trial(not_now=words)
-    raise _refusal("sbatch", words)
+    raise refusal_of("sbatch", words)
 
 
 def submit_script(script: str, arguments: Sequence[str] = (), *, env: Mapping[str, str]) -> str:
     """Submit a script and return the job's id; the arguments and errors are those of `try_script`."""
-    answer = _run("sbatch", "--parsable", *arguments, env=env, stdin=script)
+    answer = run_slurm("sbatch", "--parsable", *arguments, env=env, stdin=script)
     if answer.returncode != 0:
-        raise _refusal("sbatch", _words(answer))
+        raise refusal_of("sbatch", words_of(answer))
     return parse_job_id(answer.stdout)
 
 
@@ -160,26 +156,29 @@ def parse_job_id(text: str) -> str:
 # --- Jobs -------------------------------------------------------------------------------------------------------------
 
 
-def find_jobs(job_id: str) -> tuple[JobState, ...]:
+def find_jobs(job_id: str, *, deadline_s: float = DEADLINE_S) -> tuple[JobState, ...]:
     """Return what the controller knows of a job: one entry, one a task of an array, none after MinJobAge (300 s).
 
+    Args:
+        job_id: `12`, `12_4`.
+        deadline_s: how long to wait for the controller.
     Raises:
         SetupError: SLURM is not there, or does not answer.
     """
-    answer = _run("scontrol", "show", "job", job_id)
+    answer = run_slurm("scontrol", "--all", "show", "job", job_id, deadline_s=deadline_s)
     if answer.returncode == 0:
         return parse_show_job(answer.stdout)
-    words = _words(answer)
+    words = words_of(answer)
     if "invalid job id" in words.lower() or "no job" in words.lower():
         return ()
-    raise _refusal("scontrol", words)
+    raise refusal_of("scontrol", words)
 
 
 def find_old_jobs(job_id: str) -> tuple[JobState, ...]:
     """Return what accounting knows of a job; none where it is off, late or unreachable."""
     fields = ",".join(_SACCT)
     try:
-        answer = _run("sacct", "-X", "-n", "-P", f"--delimiter={_FIELD}", "-o", fields, "-j", job_id)
+        answer = run_slurm("sacct", "-X", "-n", "-P", f"--delimiter={_FIELD}", "-o", fields, "-j", job_id)
     except SetupError:
         return ()
     return parse_sacct(answer.stdout) if answer.returncode == 0 else ()
@@ -191,9 +190,9 @@ def list_jobs(user: str) -> tuple[JobState, ...]:
     Raises:
         SetupError: SLURM is not there, or does not answer.
     """
-    answer = _run("squeue", "-h", "-u", user, "-o", _FIELD.join(_SQUEUE.values()))
+    answer = run_slurm("squeue", "-h", "-u", user, "-o", _FIELD.join(_SQUEUE.values()))
     if answer.returncode != 0:
-        raise _refusal("squeue", _words(answer))
+        raise refusal_of("squeue", words_of(answer))
     return parse_squeue(answer.stdout)
 
 
@@ -203,9 +202,9 @@ def cancel_job(job_id: str) -> None:
     Raises:
         SetupError: SLURM is not there, or refuses.
     """
-    answer = _run("scancel", job_id)
+    answer = run_slurm("scancel", job_id)
     if answer.returncode != 0 or "error:" in answer.stderr:  # 22.05 returns 0 for a job it does not know
-        raise _refusal("scancel", _words(answer))
+        raise refusal_of("scancel", words_of(answer))
 
 
 def list_nodes(*, nodes: str = "", partition: str = "") -> tuple[NodeState, ...]:
@@ -215,9 +214,9 @@ def list_nodes(*, nodes: str = "", partition: str = "") -> tuple[NodeState, ...]
         SetupError: SLURM is not there, or does not answer.
     """
     which = ("-n", nodes) if nodes else ("-p", partition) if partition else ()
-    answer = _run("sinfo", "-h", "-N", "-o", f"%N{_FIELD}%T{_FIELD}%E", *which)
+    answer = run_slurm("sinfo", "-h", "-N", "-o", f"%N{_FIELD}%T{_FIELD}%E", *which)
     if answer.returncode != 0:
-        raise _refusal("sinfo", _words(answer))
+        raise refusal_of("sinfo", words_of(answer))
     return parse_sinfo(answer.stdout)
 
 
@@ -293,6 +292,10 @@ def parse_show_job(text: str) -> tuple[JobState, ...]:
                     "err": fields.get("StdErr", ""),
                     "exit": fields.get("ExitCode", ""),
                     "restarts": fields.get("Restarts", ""),
+                    "excluded_nodes": fields.get("ExcNodeList", ""),
+                    "is_batch": fields.get("BatchFlag", ""),
+                    "may_requeue": fields.get("Requeue", ""),
+                    "preempted_at": fields.get("PreemptTime", ""),
                 }
             )
         )
@@ -315,12 +318,15 @@ def _full_id(fields: Mapping[str, str]) -> str:
 
 
 def _job(fields: Mapping[str, str]) -> JobState:
-    texts = {name: _said(value) for name, value in fields.items() if name not in ("num_nodes", "exit", "restarts")}
+    others = ("num_nodes", "exit", "restarts", "is_batch", "may_requeue")
+    texts = {name: _said(value) for name, value in fields.items() if name not in others}
     code = re.fullmatch(r"(\d+):(\d+)", fields.get("exit", ""))
     return JobState(
         **texts,
         num_nodes=_number(fields.get("num_nodes", "")),
         restarts=_number(fields.get("restarts", "")),
+        is_batch=_number(fields.get("is_batch", "")) > 0,
+        may_requeue=_number(fields.get("may_requeue", "")) > 0,
         exit_code=int(code[1]) if code else None,
         signal=int(code[2]) or None if code else None,
     )
@@ -345,54 +351,6 @@ def _said(value: str) -> str:
 def _number(text: str) -> int:
     match = re.match(r"\d+", text)  # `6-6` nodes while it waits
     return int(match[0]) if match else 0
-
-
-# --- Running ----------------------------------------------------------------------------------------------------------
-
-
-def _run(
-    tool: str, *arguments: str, env: Mapping[str, str] | None = None, stdin: str = ""
-) -> subprocess.CompletedProcess[str]:
-    if env is None:
-        # What the user set for their own view (SQUEUE_STATES, SLURM_TIME_FORMAT=relative) must not filter ours.
-        own = ("SQUEUE_", "SACCT_", "SCONTROL_", "SINFO_", "SCANCEL_", "SLURM_TIME_FORMAT")
-        env = {name: value for name, value in os.environ.items() if not name.startswith(own)}
-    try:
-        return subprocess.run(
-            [tool, *arguments],
-            env=dict(env),
-            input=stdin,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=DEADLINE_S,
-            check=False,
-        )
-    except FileNotFoundError as exc:
-        raise SetupError(
-            f"{tool}: no such program here; SLURM's commands are needed: load the slurm module, or log in to a login "
-            "node of the cluster"
-        ) from exc
-    except OSError as exc:
-        raise SetupError(f"{tool}: {exc.strerror}") from exc
-    except subprocess.TimeoutExpired as exc:
-        raise SetupError(f"{tool}: no answer from SLURM within {DEADLINE_S:.0f} s; is its controller up?") from exc
-
-
-def _words(answer: subprocess.CompletedProcess[str]) -> str:
-    """SLURM's own words, on one line."""
-    lines = [
-        re.sub(r"^(?:\w+: )?(?:error: |fatal: )?", "", line.strip()).rstrip(".")
-        for line in (answer.stderr or answer.stdout).splitlines()
-        if line.strip() and not line.startswith('Try "')
-    ]
-    said = "; ".join(dict.fromkeys(lines)) or f"exit code {answer.returncode} without a word"
-    return "".join(c if c.isprintable() else " " for c in said)[:500]
-
-
-def _refusal(tool: str, words: str) -> SetupError | UsageError:
-    is_usage = any(part in words.lower() for part in _WORDS_OF_USAGE)
-    return (UsageError if is_usage else SetupError)(f"{tool}: {words}")
 
 
 def read_munge_socket(env: Mapping[str, str]) -> str | None:

@@ -147,7 +147,7 @@ def is_library(file: str) -> bool:
 
 
 _LIBRARY = re.compile(
-    r"/(site|dist)-packages/|/lib(64)?/(python|pypy)3[.\d]*t?/|^<|/allranks/join/|/torch/(distributed|nn|utils|autograd)/"
+    r"/(site|dist)-packages/|/lib(64)?/(python|pypy)3[.\d]*t?/|^<|/allranks/(join|guard/inside)/|/torch/(distributed|nn|utils|autograd)/"
 )
 
 

@@ -8,6 +8,7 @@ library only; torch is never imported here, only waited for.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -49,6 +50,11 @@ class _GroupFinder(importlib.abc.MetaPathFinder):
                 _load_group().wrap(module)
             except Exception as exc:  # a torch whose inside we do not know: the worker goes on as it is
                 print(f"allranks: init_process_group is not watched: {exc!r}", file=sys.stderr)
+            if "ALLRANKS_CELL_FD" in os.environ or "ALLRANKS_STANDBY" in os.environ:
+                try:
+                    load_inside().arm(module)
+                except Exception as exc:
+                    print(f"allranks: the guard does not see this process from inside: {exc!r}", file=sys.stderr)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec
@@ -65,6 +71,17 @@ def _load_group() -> ModuleType:
     return module
 
 
+def load_inside() -> ModuleType:
+    """Return guard/inside/entry.py, as part of a package of its own that is found by path."""
+    own = "_allranks_inside"
+    if own not in sys.modules:
+        package = ModuleType(own)
+        here = os.path.dirname(os.path.abspath(__file__))
+        package.__path__ = [os.path.join(os.path.dirname(here), "guard", "inside")]
+        sys.modules[own] = package
+    return importlib.import_module(f"{own}.entry")
+
+
 def _record_uncaught_exceptions() -> None:
     """Have an uncaught exception leave the file that torch's `@record` would, for scripts that do not use it."""
     previous = sys.excepthook
@@ -74,6 +91,8 @@ def _record_uncaught_exceptions() -> None:
         if path and not issubclass(kind, KeyboardInterrupt) and not os.path.exists(path):
             with contextlib.suppress(OSError):
                 _write_error_file(path, kind, value, trace)
+        if "_allranks_inside.entry" in sys.modules:
+            load_inside().last_words()
         previous(kind, value, trace)
 
     sys.excepthook = excepthook

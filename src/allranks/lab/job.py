@@ -13,7 +13,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from ipaddress import ip_interface
 from pathlib import Path
 from threading import Event, Thread
@@ -67,7 +67,7 @@ def run_job(lab: Lab, injected: Sequence[Injected], run_dir: Path) -> Job:
     """Start the job on all nodes under `allranks run`, and return what it left."""
     start = _merge([each.fault.start(each.scene) for each in injected])
     hosts = lab.planned_hosts()
-    cluster = _write_cluster(lab, run_dir.parent)
+    cluster = write_cluster(lab, run_dir.parent / f"{lab.name}.toml", guard={"join_s": JOIN_S})
     command = [
         "srun",
         *(start.srun_flags or (f"--nodes={len(hosts)}", "--ntasks-per-node=1")),
@@ -90,40 +90,49 @@ def _merge(starts: Sequence[Start]) -> Start:
     )
 
 
-def _write_cluster(lab: Lab, directory: Path) -> Path:
-    """The lab's own cluster.toml, with the drill's deadline."""
+def write_cluster(lab: Lab, path: Path, *, guard: Mapping[str, float]) -> Path:
+    """Write the lab's own cluster.toml with a drill's figures of [guard], and return its path."""
     cluster = json.loads((lab.dir / "lab.json").read_text())["cluster"]
-    lines = ["[network]", f'data = "{cluster["network"]["data"]}"', "[guard]", f"join_s = {JOIN_S}"]
+    lines = ["[network]", f'data = "{cluster["network"]["data"]}"', "[guard]"]
+    lines += [f"{name} = {value}" for name, value in guard.items()]
     for node in cluster["node"]:
         lines += ["[[node]]", *(f'{key} = "{node[key]}"' for key in ("name", "address", "interface") if node.get(key))]
-    path = directory / f"{lab.name}.toml"
     path.write_text("\n".join(lines) + "\n")
     return path
 
 
-def _execute(lab: Lab, node: str, command: Sequence[str], log: Path, deadline_s: float) -> tuple[int | None, str]:
-    """Run a command on a node; None for the exit code where it was cut off."""
+def start_on(lab: Lab, node: str, command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
+    """Start a command on a node, in a session of its own, with what it prints in a file."""
     outer = [sys.executable, "-m", "allranks", "lab", "exec", "--name", lab.name, node, "--", *command]
     env = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "ALLRANKS_"))}
     env |= {"ALLRANKS_LAB_DIR": str(lab.dir.parent), "SLURM_CONF": str(conf_path(lab.dir))}
     with log.open("wb") as file:
-        process = subprocess.Popen(
+        return subprocess.Popen(
             outer, stdin=subprocess.DEVNULL, stdout=file, stderr=subprocess.STDOUT, env=env, start_new_session=True
         )
-        try:
-            exit_code: int | None = process.wait(deadline_s)
-        except subprocess.TimeoutExpired:
-            exit_code = None
-            os.killpg(process.pid, signal.SIGTERM)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(5)
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-        except BaseException:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            raise
+
+
+def cut_off(process: subprocess.Popen[bytes]) -> None:
+    """End what `start_on` started, where it still runs."""
+    if process.poll() is not None:
+        return
+    os.killpg(process.pid, signal.SIGTERM)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(5)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _execute(lab: Lab, node: str, command: Sequence[str], log: Path, deadline_s: float) -> tuple[int | None, str]:
+    """Run a command on a node; None for the exit code where it was cut off."""
+    process = start_on(lab, node, command, log)
+    try:
+        exit_code: int | None = process.wait(deadline_s)
+    except subprocess.TimeoutExpired:
+        exit_code = None
+    finally:
+        cut_off(process)
     return exit_code, log.read_text(errors="replace")
 
 
@@ -238,12 +247,17 @@ class _FirstWords:
             text = file.read()
             self._read = file.tell()
         for line in text.splitlines():
-            if _WORDS.search(line) and not _NOISE.search(line):
-                self.first_s, self.said = time.monotonic(), _said(line)
+            if complains(line):
+                self.first_s, self.said = time.monotonic(), words_of(line)
                 return
 
 
-def _said(line: str) -> str:
+def complains(line: str) -> bool:
+    """Whether a line says that something failed."""
+    return bool(_WORDS.search(line)) and not _NOISE.search(line)
+
+
+def words_of(line: str) -> str:
     """The words of a line without the task that srun --label puts before it."""
     return re.sub(r"^\d+: ", "", " ".join(line.split()))[:160]
 

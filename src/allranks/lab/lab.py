@@ -119,6 +119,18 @@ class Lab:
             slurm.wait_until_idle(planned, inits, self.dir, progress=progress)
         return planned
 
+    def mend(self, *, say: Callable[[str], None] = lambda _: None) -> None:
+        """Make what died of a lab that is up anew, and bring it back into service.
+
+        Raises:
+            UsageError: the lab is not up.
+            SetupError: a node does not come up.
+        """
+        if not self._planned_names():
+            self.find_init("")
+        plan = json.loads((self.dir / "lab.json").read_text())
+        self.up(msgspec.convert(plan["cluster"], Cluster), tasks_per_node=plan["tasks_per_node"], say=say)
+
     def down(self) -> bool:
         """Remove everything that `up` made and nothing else, also what a killed one left.
 

@@ -22,6 +22,10 @@ READY_S = 30.0
 LOOK_AGAIN_S = 1.0
 """A daemon of an `up` that was killed may look alive and be gone a moment later: who is missing is started again."""
 DEFAULT_PARTITION = "main"
+URGENT_PARTITION = "urgent"
+"""Its jobs put those of the others back into the queue. Hidden, so that what lists partitions shows the user's own."""
+GRACE_S = 10
+"""Between SIGTERM and the end of a job that is put back."""
 TASK_PROLOG = """\
 #!/bin/sh
 # What the faults of this node let into the tasks: a late start, and variables.
@@ -74,7 +78,7 @@ def render_slurm_conf(name: str, hosts: Sequence[Host], cluster: Cluster, lab_di
     Args:
         name: of the lab; SLURM refuses its saved state under another one.
         hosts: in order; slurmctld runs on the first.
-        cluster: says the partition, the only one; several with commas are all made, the first is the default.
+        cluster: says the partition; several with commas are all made, the first is the default.
         lab_dir: where keys, logs and state lie.
         cpus: what each node claims to have, whatever the machine has.
     """
@@ -104,6 +108,8 @@ def render_slurm_conf(name: str, hosts: Sequence[Host], cluster: Cluster, lab_di
         "JobCompType=jobcomp/none",
         "ReturnToService=2",
         "JobRequeue=1",
+        "PreemptType=preempt/partition_prio",
+        "PreemptMode=REQUEUE",
         # A dead node is noticed in seconds, not in the five minutes of the default.
         "SlurmdTimeout=15",
         "SlurmctldTimeout=15",
@@ -122,7 +128,8 @@ def render_slurm_conf(name: str, hosts: Sequence[Host], cluster: Cluster, lab_di
     limit = f" DefaultTime={cluster.slurm.time}" if cluster.slurm.time else ""
     for number, one in enumerate((cluster.slurm.partition or DEFAULT_PARTITION).split(",")):
         is_default = " Default=YES" if number == 0 else ""
-        lines.append(f"PartitionName={one.strip()} Nodes=ALL State=UP{is_default}{limit}")
+        lines.append(f"PartitionName={one.strip()} Nodes=ALL State=UP{is_default} GraceTime={GRACE_S}{limit}")
+    lines.append(f"PartitionName={URGENT_PARTITION} Nodes=ALL State=UP PriorityTier=10 PreemptMode=OFF Hidden=YES")
     return "\n".join(lines) + "\n"
 
 

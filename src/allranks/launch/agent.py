@@ -1,12 +1,13 @@
-"""The agent: one process on each node that starts this node's workers, watches them, and ends them.
+"""The agent: one process on each node that starts this node's workers, tells of them, and obeys the leader.
 
-One thread, one selector: pidfds of the workers, connections to the other agents, signals; the workers' output is shown
-between two waits. What a failure means for the others is decided in one place, by the leader's `Ledger`; every agent,
-the leader's own included, only reports ends to it and obeys its Stop.
+One thread, one selector: pidfds of the workers, the line to the leader, signals; the workers' output is shown between
+two waits. What a failure means for the others is decided in one place, by launch.leader; every agent, the leader's own
+included, only tells (Beat, Failed, Exited, Interrupted) and obeys (Order, Try, Stop, Plan, Goodbye).
 
-    gathering -> starting -> watching -> ending -> gone     (a Goodbye or a lost leader: ending, from anywhere)
+    starting -> watching -> ending -> waiting -> starting ...     a Plan begins the next generation
+                                         `-----> gone            a Goodbye, or a leader that is lost: from anywhere
 
-Ending: the signal (SIGTERM, or what the user sent) goes to every worker's process group, SIGKILL after GRACE_S, and
+Ending: the signal (SIGTERM, or what the user sent) goes to every worker's process group, SIGKILL after the grace, and
 whatever they left behind is ended with them. A second Ctrl-C kills at once.
 """
 
@@ -18,33 +19,52 @@ import selectors
 import signal
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from allranks.launch.console import Console
-from allranks.launch.verdict import Ledger
-from allranks.launch.workers import Worker, end_left_behind, kill_descendants, reap_orphans
+from allranks.launch.crew import Crew
+from allranks.launch.workers import Worker, reap_orphans
+from allranks.model.beat import NodeBeat
 from allranks.model.errors import Exit, StoppedBySignal, WireError, exit_for_signal
-from allranks.model.finding import Verdict
 from allranks.wire.connection import Connection
 from allranks.wire.protocol import (
+    Beat,
     Exited,
     Failed,
     Goodbye,
     Interrupted,
     Message,
+    Order,
+    Ping,
     Plan,
     Stop,
     Stopped,
+    Try,
     WorkerEnd,
 )
+
+if TYPE_CHECKING:
+    from allranks.guard.watch import Watch
+    from allranks.launch.leader import Leader
 
 GRACE_S = 3.0
 """Between the first signal and SIGKILL: with the time to reap, everything is gone within 5 s."""
 PEERS_GRACE_S = GRACE_S + 2.0
-"""How long the leader waits for the other agents' Stopped, and an agent for its leader's Goodbye."""
+"""How long the leader waits for the other agents' Stopped, and an interrupted agent for its leader's Goodbye."""
 PUMP_S = 0.05
 """How often new output is shown."""
+LEADER_SILENT_S = 60.0
+"""A leader that says nothing for so long, and whose kernel keeps the connection, is stopped or hangs: it is left. Long,
+since what it does between two words may wait for a file server."""
+STANDBYS_AFTER_S = 3.0
+"""After the workers began: until then, the cores are theirs."""
+WRITERS_S = 60.0
+"""For checkpoints that are still being written when all is over."""
+KEEP_S = 1.0
+"""For the last calls and stacks of this node's workers, before they are ended."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+SAVE_SIGNAL = signal.SIGUSR1
+"""What `sbatch --signal` sends before the time limit: save, and come again."""
 
 
 class SignalInbox:
@@ -55,13 +75,18 @@ class SignalInbox:
         self._reader.setblocking(False)
         self._writer.setblocking(False)
         self.received: list[int] = []
+        """Stop signals, in their order."""
+        self.has_to_save = False
         self.kill_now: Callable[[], None] = lambda: None
         signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        for signum in STOP_SIGNALS:
+        for signum in (*STOP_SIGNALS, SAVE_SIGNAL):
             if signum != signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:  # nohup stays nohup
                 signal.signal(signum, self._handle)
 
     def _handle(self, signum: int, frame: object) -> None:
+        if signum == SAVE_SIGNAL:
+            self.has_to_save = True
+            return
         if signum == signal.SIGINT and signal.SIGINT in self.received:
             self.kill_now()
             os._exit(exit_for_signal(signum))
@@ -87,257 +112,208 @@ class SignalInbox:
 
 
 class Agent:
-    """Watches one node's workers until the job is over.
+    """Starts and watches one node's workers, generation after generation, until the job is over.
 
     Args:
-        group: who is which rank.
-        workers: this node's, already started.
-        console: follows their output.
+        crew: starts and ends them.
+        line: the connection to the leader; on the leader's own node it is a socket pair.
         inbox: signals.
-        say: one line for people.
-        on_event: for events.jsonl; the leader writes it, elsewhere it does nothing.
-        leader: the connection to the leader's agent; None on the leader.
-        peers: on the leader, the connections to the others by node index.
+        watch: makes what this node tells of its workers.
     """
 
-    def __init__(
-        self,
-        group: Plan,
-        workers: Sequence[Worker],
-        *,
-        console: Console,
-        inbox: SignalInbox,
-        say: Callable[[str], None],
-        on_event: Callable[..., None],
-        leader: Connection | None,
-        peers: dict[int, Connection],
-    ) -> None:
-        self._group = group
-        self._workers = workers
-        self._console = console
+    def __init__(self, crew: Crew, line: Connection, *, inbox: SignalInbox, watch: Watch) -> None:
+        self._crew = crew
+        self._line = line
         self._inbox = inbox
-        self._say = say
-        self._on_event = on_event
-        self._leader = leader
-        self._peers = peers
-        self._ledger = Ledger(group.members)
+        self._watch = watch
         self._selector = selectors.DefaultSelector()
+        self._plan: Plan | None = None
         self._goodbye: Goodbye | None = None
+        self.is_leader_lost = False
         self._interrupted_by: int | None = None
-        self._stop_signal: int | None = None
-        self._running_peers = set(peers)
-        inbox.kill_now = self._kill_all
+        self._has_asked_to_save = False
+        self._stopped_at_s: float | None = None
+        self._ping = (0, 0.0)
+        self._heard_s = time.monotonic()
+        self._standbys_at_s: float | None = None
+        inbox.kill_now = crew.kill
 
-    def run(self, *, job: str) -> tuple[int, Verdict | None, str]:
-        """Watch until all is over.
+    def run(self, group: Plan, leader: Leader | None) -> Goodbye:
+        """Go through all generations of the job and return the leader's last word.
 
-        Returns:
-            The exit code, the verdict (on the leader only), and the leader's one line about it (elsewhere).
+        Args:
+            group: the first generation's plan.
+            leader: on the leader's node, the other half of this process.
         """
-        self._selector.register(self._inbox, selectors.EVENT_READ)
-        for connection in (*self._peers.values(), *([self._leader] if self._leader else [])):
-            self._selector.register(connection, selectors.EVENT_READ)
-        if self._leader:
-            self._receive(self._leader)  # what came together with the Plan
-        for worker in self._workers:
-            if worker.end is None:
-                self._selector.register(worker.pidfd, selectors.EVENT_READ, worker)
-            else:
-                self._report(worker.end)
+        selector = self._selector
+        selector.register(self._inbox, selectors.EVENT_READ, lambda _: self._inbox.clear())
+        selector.register(self._line, selectors.EVENT_READ, lambda _: self._listen())
         try:
-            self._watch()
-            self._end_workers()
-            return self._conclude(job)
+            if leader is not None:
+                leader.attach(selector)
+            self._begin(group)
+            self._listen()  # what came together with the Plan
+            while not self._is_over():
+                self._turn()
+                if leader is not None:
+                    leader.turn(time.monotonic())
+            self._crew.wait_for_writers(WRITERS_S if self._interrupted_by is None else GRACE_S)
+            assert self._goodbye is not None
+            return self._goodbye
         finally:
-            self._kill_all()
-            self._console.close()
-            for connection in self._peers.values():
-                connection.close()
-            if self._leader is not None:
-                self._leader.close()
-            self._selector.close()
+            self._crew.close()
+            self._watch.close()
+            if leader is not None:
+                leader.close()
+            self._line.close()
+            selector.close()
 
     # Watching
 
-    def _watch(self) -> None:
-        while self._stop_signal is None:
-            settles_at_s = self._ledger.settles_at_s()
-            self._turn(PUMP_S if settles_at_s is None else max(0.0, min(PUMP_S, settles_at_s - time.time())))
-            if self._leader is None and self._stop_signal is None and self._ledger.should_stop(time.time()):
-                self._stop_signal = signal.SIGTERM
+    def _begin(self, group: Plan) -> None:
+        self._plan = group
+        self._stopped_at_s = None
+        self._crew.start(group)
+        now_s = time.monotonic()
+        self._watch.begin(group.generation, self._crew.watched, now_s, node_index=group.node_index)
+        self._standbys_at_s = now_s + STANDBYS_AFTER_S if group.generation < group.max_restarts else None
+        for worker in self._crew.workers:
+            if worker.end is None:
+                self._selector.register(worker.pidfd, selectors.EVENT_READ, self._reaper_of(worker))
+            else:
+                self._report(worker.end)
 
-    def _turn(self, timeout_s: float) -> None:
-        """Wait for something to happen, handle it, show new output."""
-        for key, _ in self._selector.select(timeout_s):
-            if isinstance(key.data, Worker):
-                self._selector.unregister(key.fd)
-                self._report(key.data.reap())
-            elif key.fileobj is self._inbox:
-                self._inbox.clear()
-            elif isinstance(key.fileobj, Connection):
-                self._receive(key.fileobj)
-        if self._inbox.received and self._interrupted_by is None:
-            self._interrupt(self._inbox.received[0])
-        self._console.pump()
-        reap_orphans(self._workers)
+    def _reaper_of(self, worker: Worker) -> Callable[[object], None]:
+        def reap(fd: object) -> None:
+            self._selector.unregister(fd)  # type: ignore[arg-type]
+            self._report(worker.reap())
+
+        return reap
+
+    def _turn(self) -> None:
+        """Wait for something to happen, handle it, show new output, do what is due."""
+        for key, _ in self._selector.select(PUMP_S):
+            key.data(key.fileobj)
+        now_s = time.monotonic()
+        self._read_inbox()
+        self._crew.console.pump()
+        reap_orphans(self._crew.workers)
+        if self._crew.is_ending and not self._has_stopped and self._crew.advance(now_s):
+            self._settle()
+        if not self._has_stopped and (node := self._watch.turn(now_s)) is not None:
+            self._tell(node)
+        if self._standbys_at_s is not None and now_s >= self._standbys_at_s and not self._crew.is_ending:
+            self._standbys_at_s = now_s + STANDBYS_AFTER_S
+            self._crew.prepare_standbys()
+        if now_s - self._heard_s > LEADER_SILENT_S:
+            self._lose(f"it has said nothing for {LEADER_SILENT_S:.0f} s, although its machine answers")
+
+    def _tell(self, node: NodeBeat) -> None:
+        ping_ns, came_s = self._ping
+        held_ns = round((time.monotonic() - came_s) * 1e9) if ping_ns else 0
+        self._send(Beat(node=node, ping_ns=ping_ns, held_ns=held_ns))
 
     def _report(self, end: WorkerEnd) -> None:
-        if self._leader is None:
-            self._record(end)
-            return
+        if end.exit_code and not end.ended_by_us:  # its last calls, before they are overtaken by its end
+            self._tell(self._watch.beat(time.monotonic()))
         age_s = max(0.0, time.time() - end.time_s)
-        self._send(self._leader, Failed(end=end, age_s=age_s) if end.exit_code else Exited(rank=end.rank))
+        self._send(Failed(end=end, age_s=age_s) if end.exit_code else Exited(rank=end.rank))
 
-    def _record(self, end: WorkerEnd) -> None:
-        now_s = time.time()
-        self._on_event("worker_ended", rank=end.rank, node=end.node, exit_code=end.exit_code, told=end.ended_by_us)
-        if end.exit_code:
-            self._ledger.add_failure(end, now_s)
-        else:
-            self._ledger.add_exit(end.rank, now_s)
+    def _read_inbox(self) -> None:
+        """Tell the leader of signals; whatever is no request to save ends the workers here at once."""
+        if self._inbox.has_to_save and not self._has_asked_to_save:
+            self._has_asked_to_save = True
+            self._send(Interrupted(signum=SAVE_SIGNAL))
+        if not self._inbox.received:
+            return
+        if self._interrupted_by is None:
+            self._interrupted_by = self._inbox.received[0]
+            self._send(Interrupted(signum=self._interrupted_by))
+        is_patient = set(self._inbox.received) == {signal.SIGTERM} and len(self._inbox.received) == 1
+        if not self._crew.is_ending and not (is_patient and self._crew.can_save):  # else the leader says when
+            self._crew.console.mute("err")  # of a hundred KeyboardInterrupts none tells anything
+            self._crew.end(self._interrupted_by, grace_s=GRACE_S)
 
-    def _interrupt(self, signum: int) -> None:
-        self._interrupted_by = signum
-        self._stop_signal = self._stop_signal or signum
-        self._console.mute("err")  # of a hundred KeyboardInterrupts none tells anything
-        self._on_event("interrupted", signum=signum)
-        if self._leader is not None:
-            self._send(self._leader, Interrupted(signum=signum))
+    def _settle(self) -> None:
+        """All workers have ended: sweep up behind them, and say so."""
+        self._stopped_at_s = time.monotonic()
+        left = self._crew.sweep(grace_s=0.5)
+        if left and self._interrupted_by is None and all(w.end and w.end.exit_code == 0 for w in self._crew.workers):
+            self._crew.say(f"ended what the workers left running: {', '.join(left)}")
+        self._send(Stopped())
 
     # Talking
 
-    def _receive(self, connection: Connection) -> None:
+    def _listen(self) -> None:
+        if self._line.fileno() < 0:
+            return
         try:
-            messages = connection.receive()
+            messages = self._line.receive()
+            self._line.flush()
         except (ConnectionError, WireError) as exc:
-            self._lose(connection, str(exc))
+            self._lose(str(exc))
             return
         for message in messages:
-            self._obey(message) if connection is self._leader else self._hear(connection, message)
-
-    def _hear(self, peer: Connection, message: Message) -> None:
-        """On the leader: what another agent reports."""
-        index = self._index_of(peer)
-        match message:
-            case Failed(end=end, age_s=age_s):
-                self._record(_at(end, time.time() - age_s))
-            case Exited(rank=rank):
-                self._ledger.add_exit(rank, time.time())
-            case Interrupted(signum=signum):
-                self._interrupted_by = self._interrupted_by or signum
-                self._stop_signal = self._stop_signal or signum
-                self._on_event("interrupted", signum=signum, node=self._group.members[index].name)
-            case Stopped():
-                self._running_peers.discard(index)
-            case _:
-                self._lose(peer, f"it said {type(message).__name__}, which an agent never does")
+            self._heard_s = time.monotonic()
+            self._obey(message)
 
     def _obey(self, message: Message) -> None:
-        """On the other agents: what the leader orders."""
         match message:
-            case Stop(signum=signum):
-                self._stop_signal = self._stop_signal or signum
+            case Ping(sent_ns=sent_ns):
+                self._ping = (sent_ns, time.monotonic())
+            case Try():
+                self._watch.order(message, time.monotonic())
+            case Order():
+                self._crew.order(message)
+            case Stop(signum=signum, at_once=at_once, grace_s=grace_s):
+                if at_once or grace_s is not None:  # there was a fault: whoever comes later wants to know
+                    self._keep_evidence()
+                self._crew.end(signum, grace_s=GRACE_S if grace_s is None else grace_s, at_once=at_once)
+            case Plan() if self._has_stopped:
+                self._begin(message)
             case Goodbye():
                 self._goodbye = message
-                self._stop_signal = self._stop_signal or signal.SIGTERM
-            case _ if self._leader is not None:
-                self._lose(self._leader, f"it said {type(message).__name__}, which a leader never does now")
+                self._crew.end(signal.SIGTERM, grace_s=GRACE_S)
+            case _:
+                self._lose(f"it said {type(message).__name__}, which a leader never does now")
 
-    def _send(self, connection: Connection, message: Message) -> None:
-        try:
-            connection.send(message)
-        except ConnectionError as exc:
-            self._lose(connection, str(exc))
+    def _keep_evidence(self) -> None:
+        assert self._plan is not None
+        me = self._plan.members[self._plan.node_index]
+        self._watch.keep(self._crew.run_dir.node_path(me.name), within_s=KEEP_S)
 
-    def _lose(self, connection: Connection, reason: str) -> None:
-        if connection.fileno() < 0:
-            return  # lost already, while its messages were handled
-        self._selector.unregister(connection)
-        connection.close()
-        if connection is self._leader:
-            name = self._group.members[0].name
-            self._goodbye = self._goodbye or Goodbye(
-                exit_code=Exit.NODE_FAULT, summary=f"the leader's agent on {name} is gone ({reason})"
-            )
-            self._stop_signal = self._stop_signal or signal.SIGTERM
+    def _send(self, message: Message) -> None:
+        if self._line.fileno() < 0:
             return
-        index = self._index_of(connection)
-        del self._peers[index]
-        if index in self._running_peers:
-            self._running_peers.discard(index)
-            self._ledger.add_lost_node(self._group.members[index].name, reason)
-            self._on_event("node_lost", node=self._group.members[index].name, reason=reason)
+        try:
+            self._line.send(message)
+        except ConnectionError as exc:
+            self._lose(str(exc))
 
-    def _index_of(self, peer: Connection) -> int:
-        return next(index for index, known in self._peers.items() if known is peer)
+    def _lose(self, reason: str) -> None:
+        """The leader is gone: end the workers, and leave."""
+        if self._line.fileno() < 0:
+            return  # lost already, while its messages were handled
+        self._selector.unregister(self._line)
+        self._line.close()
+        name = self._plan.members[0].name if self._plan else "the first node"
+        self._goodbye = self._goodbye or Goodbye(
+            exit_code=Exit.NODE_FAULT, summary=f"the leader's agent on {name} is gone ({reason})"
+        )
+        self.is_leader_lost = True
+        self._crew.end(signal.SIGTERM, grace_s=GRACE_S)
 
-    # Ending
+    @property
+    def _has_stopped(self) -> bool:
+        """Whether all workers of this generation have ended, and the leader was told."""
+        return self._stopped_at_s is not None
 
-    def _end_workers(self) -> None:
-        """Signal, wait, kill; on the leader the same on all nodes at once."""
-        assert self._stop_signal is not None
-        for peer in list(self._peers.values()):
-            self._send(peer, Stop(signum=self._stop_signal))
-        for worker in self._workers:
-            worker.signal_tree(self._stop_signal)
-        kill_at_s = time.monotonic() + GRACE_S
-        notice_at_s: float | None = time.monotonic() + 1.0
-        while (stubborn := self._still_running()) and time.monotonic() < kill_at_s:
-            self._turn(PUMP_S)
-            if notice_at_s is not None and time.monotonic() >= notice_at_s:
-                notice_at_s = None
-                name = signal.Signals(self._stop_signal).name
-                ranks = ", ".join(str(worker.rank) for worker in stubborn)
-                self._say(f"rank {ranks} did not end on {name}; SIGKILL in {kill_at_s - time.monotonic():.0f} s")
-        for worker in stubborn:
-            worker.signal_tree(signal.SIGKILL)
-        give_up_at_s = time.monotonic() + 1.0
-        while self._still_running() and time.monotonic() < give_up_at_s:
-            self._turn(PUMP_S)
-        for worker in self._still_running():
-            self._say(f"rank {worker.rank} (pid {worker.pid}) cannot be ended: the kernel holds it (state D in ps)")
-        left = end_left_behind(grace_s=0.5)
-        if left and self._interrupted_by is None and self._ledger.is_all_well:
-            self._say(f"ended what the workers left running: {', '.join(left)}")
-
-    def _conclude(self, job: str) -> tuple[int, Verdict | None, str]:
-        if self._leader is not None:
-            self._send(self._leader, Stopped())
-            self._turn_until(lambda: self._goodbye is not None, PEERS_GRACE_S)
-            goodbye = self._goodbye or Goodbye(
-                exit_code=Exit.NODE_FAULT, summary="the leader's agent did not say how it ended"
-            )
-            return goodbye.exit_code, None, goodbye.summary
-        self._turn_until(lambda: not self._running_peers, PEERS_GRACE_S)
-        verdict = self._ledger.verdict(job, self._group.attempt)
-        if self._interrupted_by is not None:
-            verdict = Verdict(job=job, attempt=verdict.attempt, exit_code=exit_for_signal(self._interrupted_by))
-        for peer in list(self._peers.values()):
-            self._send(peer, Goodbye(exit_code=verdict.exit_code, summary=_summary(verdict)))
-        return verdict.exit_code, verdict, ""
-
-    def _turn_until(self, is_done: Callable[[], bool], patience_s: float) -> None:
-        deadline_s = time.monotonic() + patience_s
-        while not is_done() and time.monotonic() < deadline_s:
-            self._turn(PUMP_S)
-
-    def _still_running(self) -> list[Worker]:
-        return [worker for worker in self._workers if worker.end is None]
-
-    def _kill_all(self) -> None:
-        if self._still_running():
-            kill_descendants()
-
-
-def _at(end: WorkerEnd, time_s: float) -> WorkerEnd:
-    import msgspec
-
-    return msgspec.structs.replace(end, time_s=time_s)
-
-
-def _summary(verdict: Verdict) -> str:
-    if not verdict.findings:
-        return ""
-    culprit = verdict.findings[0]
-    ranks = ",".join(map(str, culprit.ranks))
-    return f"{culprit.cause}: rank {ranks} on {culprit.node}: {culprit.message}"
+    def _is_over(self) -> bool:
+        if self._goodbye is not None:
+            return self._has_stopped
+        # The leader has a deadline for everybody's end; a Ctrl-C waits no longer than that.
+        has_waited = self._stopped_at_s is not None and time.monotonic() - self._stopped_at_s > PEERS_GRACE_S
+        if self._interrupted_by is not None and has_waited:
+            summary = "the leader's agent did not say how it ended"
+            self._goodbye = Goodbye(exit_code=Exit.NODE_FAULT, summary=summary)
+        return self._goodbye is not None

@@ -15,7 +15,14 @@ HOOK_PATH = Path(__file__).parent.parent / "join" / "site"
 
 
 def node_settings(
-    plan: JobPlan, group: Plan, *, interface: str | None, store_fd: int | None, env: Mapping[str, str], hook_path: Path
+    plan: JobPlan,
+    group: Plan,
+    *,
+    interface: str | None,
+    store_fd: int | None,
+    env: Mapping[str, str],
+    hook_path: Path,
+    checkpoints: Path | None = None,
 ) -> list[Setting]:
     """Return what all workers of this node get, beyond what they inherit.
 
@@ -26,6 +33,7 @@ def node_settings(
         store_fd: the leader's socket for rank 0; None on other nodes and without the hook.
         env: the agent's environment; what the user set there is kept.
         hook_path: directory of the `sitecustomize` that enters the workers.
+        checkpoints: where `allranks.session()` puts the job's checkpoints.
     """
     me = group.members[group.node_index]
     has_hook = env.get("ALLRANKS_HOOK") != "0"
@@ -53,8 +61,8 @@ def node_settings(
     fixed("MASTER_ADDR", group.store_address, "the leader announced it" if len(group.members) > 1 else "one machine")
     fixed("MASTER_PORT", group.store_port, "the leader holds this port for the store")
     fixed("TORCHELASTIC_RUN_ID", plan.job, torchrun)
-    fixed("TORCHELASTIC_RESTART_COUNT", 0, torchrun)
-    fixed("TORCHELASTIC_MAX_RESTARTS", 0, torchrun)
+    fixed("TORCHELASTIC_RESTART_COUNT", group.generation, torchrun)
+    fixed("TORCHELASTIC_MAX_RESTARTS", group.max_restarts, torchrun)
     fixed("TORCHELASTIC_USE_AGENT_STORE", False, "rank 0 hosts the store, on the socket that its agent holds")
     unless_set("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT", torchrun)
     unless_set("TORCH_NCCL_ASYNC_ERROR_HANDLING", 1, "a failed collective ends the worker instead of hanging it")
@@ -82,6 +90,11 @@ def node_settings(
         "collective timeout where the script gives none, instead of torch's 600 s (nccl) and 1800 s (gloo)",
         "train.timeout_s",
     )
+    fixed("ALLRANKS_BEAT_S", plan.guard.beat_s, "how often a worker tells how it is", "guard.beat_s")
+    if checkpoints is not None:
+        unless_set("ALLRANKS_CHECKPOINT_DIR", checkpoints, "the same for all attempts and restarts", "run dir")
+    if plan.request.checkpoint_every is not None:
+        fixed("ALLRANKS_CHECKPOINT_EVERY", plan.request.checkpoint_every, "steps, as asked for", "--checkpoint-every")
     fixed("ALLRANKS_NODE", me.name, "name of this node in the job")
     fixed("ALLRANKS_NODE_GPUS", plan.facts.num_gpus, "GPUs that the driver shows")
     fixed("ALLRANKS_MEMBERS", _encode_members(group.members), "node=first rank+number of ranks")

@@ -15,7 +15,14 @@ from allranks.wire.protocol import Member, Plan
 
 
 def make_group(
-    cards: Mapping[int, Card], *, wanted_backend: str, attempt: int, store_address: str, store_port: int
+    cards: Mapping[int, Card],
+    *,
+    wanted_backend: str,
+    attempt: int,
+    store_address: str,
+    store_port: int,
+    generation: int = 0,
+    max_restarts: int = 0,
 ) -> dict[int, Plan]:
     """Return everybody's Plan by the node index of its card; gaps close where fewer nodes came than could.
 
@@ -25,6 +32,8 @@ def make_group(
         attempt: which start of the job this is.
         store_address: where rank 0's store is, on the data network.
         store_port: its port.
+        generation: which start of the workers within the attempt.
+        max_restarts: how many there may be.
     Raises:
         SetupError: the backend cannot work on these nodes.
     """
@@ -46,6 +55,8 @@ def make_group(
             store_port=store_port,
             backend=backend,
             backend_reason=reason,
+            generation=generation,
+            max_restarts=max_restarts,
         )
         for position, index in enumerate(indices)
     }

@@ -3,58 +3,53 @@
 Phase 1  who am I            identity, this machine, cluster.toml -> JobPlan             (launch.plan)
 Phase 2  roll call           the leader binds the port, the others look for it; all are  (launch.membership)
                              here, alike and reachable, or one verdict says who is not   (preflight.rollcall)
-Phase 3  start               environment of every worker, with reasons                   (launch.environment)
-Phase 4  watch, end          until all ended well, or the first failure                  (launch.agent)
+Phase 3  start               environment of every worker, with reasons                   (launch.crew, .environment)
+Phase 4  watch               agents tell, the leader asks the guard, and starts again    (launch.agent, .leader)
+                             what a restart cures
 Phase 5  say                 one verdict on the leader's terminal, the same exit code everywhere
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import signal
+import socket
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from importlib.machinery import PathFinder
 from pathlib import Path
 
 import msgspec
 
+from allranks.guard.verdict import Guard
+from allranks.guard.watch import Watch
 from allranks.host.net import find_interface_of
 from allranks.host.node import begin_card_facts
 from allranks.host.slurm import cancel_job
-from allranks.launch import container
+from allranks.launch import container, ending
 from allranks.launch.agent import Agent, SignalInbox
-from allranks.launch.console import Console
-from allranks.launch.environment import HOOK_PATH, node_settings, rank_settings
+from allranks.launch.crew import Crew, Output
+from allranks.launch.leader import Leader, Terms
 from allranks.launch.membership import Membership, apply, find_membership
-from allranks.launch.plan import JobPlan, Request, count_of
-from allranks.launch.workers import Worker, become_subreaper
-from allranks.model.errors import AllranksError, UsageError
+from allranks.launch.newcomers import Newcomers
+from allranks.launch.plan import LOOPBACK, JobPlan, Request, count_of
+from allranks.launch.recovery import History
+from allranks.launch.revival import Revivals, own_command
+from allranks.launch.scheduler import Scheduler
+from allranks.launch.workers import become_subreaper
+from allranks.model.errors import AllranksError, Exit, UsageError
 from allranks.model.finding import Finding, Verdict
 from allranks.model.hostlist import fold_hosts
 from allranks.model.identity import Launcher
 from allranks.report.rundir import RunDir, describe_command
 from allranks.report.text import Style, render_findings, say
+from allranks.wire.connection import Connection
 from allranks.wire.protocol import Goodbye, Plan
-from allranks.wire.secret import SECRET_VARIABLE
 
 SILENT_GRACE_S = 1.0
 """Between a verdict that names a silent node and the end of the step."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Output:
-    """Where the workers' output goes; the files of the run directory get it in any case.
-
-    `hidden` names local ranks and streams (`out`, `err`) that the terminal does not show.
-    """
-
-    log_dir: Path
-    hidden: frozenset[tuple[int, str]] = frozenset()
 
 
 def worker_command(request: Request) -> list[str]:
@@ -105,7 +100,7 @@ def run_job(plan: JobPlan, output: Output, env: Mapping[str, str]) -> int:
         check_signals=inbox.check,
     )
     try:
-        membership = find_membership(applicant)
+        membership = find_membership(applicant, max_restarts=plan.request.max_restarts)
     except AllranksError as exc:
         if exc.finding is None:
             raise
@@ -193,99 +188,146 @@ def _run_workers(
     group = membership.group
     me = group.members[group.node_index]
     is_leader = membership.leader is None
-    node_path = run_dir.create_node(me.name)
     interface = plan.data_path.interface if plan.data_path else _interface_to_leader(plan, membership)
     is_port_held = env.get("ALLRANKS_HOOK") != "0" and plan.request.container is None
     listener = membership.listener
-    store_fd = listener.fileno() if listener is not None and is_port_held else None
-    settings = node_settings(plan, group, interface=interface, store_fd=store_fd, env=env, hook_path=HOOK_PATH)
-    run_dir.write_settings(me.name, settings)
     command = worker_command(plan.request)
     if is_leader:
         run_dir.add_event(
-            "started", job=plan.job, command=describe_command(command, env), members=[m.name for m in group.members]
+            "started",
+            generation=0,
+            job=plan.job,
+            command=describe_command(command, env),
+            members=[m.name for m in group.members],
         )
         for note in plan.world.notes:
             say(f"note: {note}")
         say(_headline(group, interface, plan, run_dir, roll_call_s))
     if listener is not None and not is_port_held:
         listener.close()  # rank 0 binds the port itself; between here and there it is free for anybody
-
-    base = {name: value for name, value in env.items() if name != SECRET_VARIABLE}
-    base |= {setting.name: setting.value for setting in settings} | {
-        "ALLRANKS_AGENT_PID": str(os.getpid()),
-        "ALLRANKS_STARTED_S": str(time.time()),
-    }
-    console = Console()
-    workers = []
-    for local_rank in range(me.num_workers):
-        rank = me.first_rank + local_rank
-        worker = Worker(
-            rank=rank,
-            local_rank=local_rank,
-            node=me.name,
-            out_path=node_path / f"rank_{rank}.out",
-            err_path=node_path / f"rank_{rank}.err",
-            error_file=node_path / f"rank_{rank}.error.json",
-        )
-        own = rank_settings(group, local_rank, error_file=worker.error_file.absolute())
-        values = base | {setting.name: setting.value for setting in own}
-        local_command = [word.replace("${local_rank}", str(local_rank)) for word in command]
-        if plan.request.container:
-            handed = [setting.name for setting in (*settings, *own)]
-            local_command, values = _in_container(plan, local_command, values, handed)
-        worker.start(
-            local_command,
-            values,
-            pass_fds=(store_fd,) if store_fd is not None and rank == 0 else (),
-        )
-        prefix = f"[{me.name} r{rank}] " if group.world_size > 1 else ""
-        for stream, path, start in (
-            ("err", worker.err_path, worker.err_start),
-            ("out", worker.out_path, worker.out_start),
-        ):
-            if (local_rank, stream) not in output.hidden:
-                console.follow(path, start=start, stream=stream, prefix=prefix)
-        workers.append(worker)
-
-    agent = Agent(
-        group,
-        workers,
-        console=console,
-        inbox=inbox,
+    crew = Crew(
+        job=plan,
+        command=command,
+        run_dir=run_dir,
+        output=output,
+        env=env,
+        interface=interface,
+        store_fd=listener.fileno() if listener is not None and is_port_held else None,
         say=say,
-        on_event=run_dir.add_event if is_leader else lambda *_, **__: None,
-        leader=membership.leader,
-        peers=membership.peers,
+        has_standbys=plan.request.has_standbys,
     )
+    scheduler = None
+    if plan.world.launcher is Launcher.SLURM:
+        scheduler = Scheduler.of(env, run_dir=run_dir.path, attempt=group.attempt, min_nodes=plan.min_nodes, say=say)
+    line = membership.leader
+    data_address = plan.data_path.address if plan.data_path else _own_address(membership)
+    leader = None
+    if line is None:
+        here, there = socket.socketpair()
+        line = Connection(here, peer=me.name)
+        leader = _make_leader(plan, membership, Connection(there, peer=me.name), run_dir, scheduler)
+        if leader.newcomers is not None and scheduler is not None:
+            reviver = leader.newcomers.reviver = _expect_nodes_back(plan, run_dir, scheduler, env)
+            crew.spared = lambda: reviver.pids
+    watch = Watch(plan.guard, data_address=data_address, control_address=_own_address(membership))
     started_s = time.monotonic()
-    exit_code, verdict, summary = agent.run(job=plan.job)
-    if verdict is not None:
+    agent = Agent(crew, line, inbox=inbox, watch=watch)
+    goodbye = agent.run(group, leader)
+    if leader is not None and leader.verdict is not None:
+        verdict = leader.verdict
         whole = msgspec.structs.replace(verdict, findings=(*verdict.findings, *membership.warnings))
-        _pronounce(whole, run_dir, node=me.name, already_said=len(membership.warnings))
+        is_quiet = leader.is_said or leader.interrupted_by is not None
+        _pronounce(
+            whole, run_dir, node=me.name, already_said=len(whole.findings) if is_quiet else len(membership.warnings)
+        )
     if inbox.received:
         name = signal.Signals(inbox.received[0]).name
-        say(f"{name} after {time.monotonic() - started_s:.0f} s: all workers here have ended; output in {node_path}")
-    elif summary and plan.world.launcher is not Launcher.SLURM:
-        say(f"ended: {summary}; the whole report is on {group.members[0].name}")
-    return exit_code
+        waited_s = time.monotonic() - started_s
+        say(f"{name} after {waited_s:.0f} s: all workers here have ended; output in {run_dir.node_path(me.name)}")
+    elif goodbye.summary and leader is None and plan.world.launcher is not Launcher.SLURM:
+        say(f"ended: {goodbye.summary}; the whole report is on {group.members[0].name}")
+    if scheduler is None:
+        return goodbye.exit_code
+    if agent.is_leader_lost and plan.request.max_restarts:
+        say(f"ended: {goodbye.summary}")
+        return scheduler.requeue([group.members[0].name], cause="AR012 node-failure")
+    return goodbye.exit_code if leader is None else _queue_again(goodbye, leader, scheduler, plan)
 
 
-def _in_container(
-    plan: JobPlan, command: list[str], values: dict[str, str], names: list[str]
-) -> tuple[list[str], dict[str, str]]:
-    assert plan.request.container is not None
-    runtime = container.find_runtime(plan.request.container_runtime)
-    wrapped = container.wrap_command(
-        runtime,
-        plan.request.container,
-        command,
-        names=names,
-        hook_root=HOOK_PATH.parent,
-        cwd=Path.cwd(),
-        has_gpus=plan.facts.num_gpus > 0,
+def _queue_again(goodbye: Goodbye, leader: Leader, scheduler: Scheduler, plan: JobPlan) -> int:
+    """Have SLURM start the job again, where that is what it came to; return the exit code."""
+    if leader.is_to_requeue:
+        return scheduler.requeue()
+    if leader.interrupted_by == signal.SIGTERM:
+        scheduler.outlast_preemption()
+    elif goodbye.exit_code == Exit.NODE_FAULT and plan.request.max_restarts:
+        findings = leader.verdict.findings if leader.verdict else ()
+        return scheduler.requeue(leader.culprits, cause=findings[0].cause if findings else "")
+    return goodbye.exit_code
+
+
+def _make_leader(
+    plan: JobPlan, membership: Membership, own: Connection, run_dir: RunDir, scheduler: Scheduler | None
+) -> Leader:
+    def on_signal(signum: int, save_s: float | None) -> ending.Decision:
+        if scheduler is None:
+            return ending.decide(signum, job=None, save_s=save_s)
+        return scheduler.decide(signum, save_s=save_s)
+
+    guard, request = plan.guard, plan.request
+    leader = Leader(
+        Terms(
+            job=plan.job,
+            attempt=membership.group.attempt,
+            wanted_backend=plan.wanted_backend,
+            store_address=membership.store_address,
+            store_port=membership.group.store_port,
+            min_nodes=plan.min_nodes,
+            max_restarts=request.max_restarts,
+            capacity_s=request.capacity_s,
+            beat_s=guard.beat_s,
+        ),
+        guard=Guard(guard),
+        history=History(restarts_left=request.max_restarts),
+        say=say,
+        show=_print_findings,
+        on_event=run_dir.add_event,
+        on_signal=on_signal,
     )
-    return wrapped, values | container.handed_in(runtime, {name: values[name] for name in names})
+    leader.seats.own_address = _own_address(membership)
+    for index, peer in {0: own, **membership.peers}.items():
+        leader.seats.take(index, membership.cards[index], peer, name=membership.cards[index].host)
+    door = membership.door
+    if door is not None and request.max_restarts:
+        leader.newcomers = Newcomers(
+            door=door,
+            num_seats=plan.num_nodes,
+            node_names=plan.node_names,
+            taken=lambda: set(leader.seats),
+            say=say,
+            gone_s=guard.gone_s,
+            beat_s=guard.beat_s,
+        )
+    elif door is not None:
+        door.shut()
+    leader.begin(membership.plans, time.monotonic())
+    return leader
+
+
+def _expect_nodes_back(plan: JobPlan, run_dir: RunDir, scheduler: Scheduler, env: Mapping[str, str]) -> Revivals:
+    return Revivals(
+        own_command(),
+        job=scheduler.job,
+        env=env,
+        log=lambda node: run_dir.create_node(node) / "back.log",
+        patience_s=plan.request.capacity_s,
+    )
+
+
+def _own_address(membership: Membership) -> str:
+    """Of this node, on the network on which the agents found each other."""
+    line = membership.leader or next(iter(membership.peers.values()), None)
+    return line.own_address if line is not None else LOOPBACK
 
 
 def _pronounce(verdict: Verdict, run_dir: RunDir, *, node: str, is_spoken: bool = True, already_said: int = 0) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from allranks.launch.group import make_group
 from allranks.launch.plan import JobPlan
-from allranks.model.card import Facts
+from allranks.model.card import Card, Facts
 from allranks.model.errors import AllranksError, NodeFaultError
 from allranks.model.finding import Finding, Verdict
 from allranks.model.identity import Launcher
@@ -17,6 +17,7 @@ from allranks.preflight.entry import Called, Entry
 from allranks.preflight.rollcall import stop
 from allranks.report.rundir import RunDir
 from allranks.wire.connection import Connection
+from allranks.wire.door import Door
 from allranks.wire.protocol import Goodbye, Plan
 
 
@@ -28,23 +29,33 @@ class Membership:
     listener: socket.socket | None = None
     """The leader's: rank 0's store listens on it."""
     peers: dict[int, Connection] = field(default_factory=dict)
-    """On the leader, the other agents by node index."""
+    """On the leader, the other agents by seat."""
     leader: Connection | None = None
     """On the others."""
     warnings: tuple[Finding, ...] = ()
     """On the leader: what the roll call found that stops nobody."""
+    cards: Mapping[int, Card] = field(default_factory=dict)
+    """On the leader, by seat: the node's place in the job, which it keeps."""
+    plans: Mapping[int, Plan] = field(default_factory=dict)
+    """On the leader, by seat."""
+    door: Door | None = None
+    """On the leader of several nodes: where agents come in while the job runs."""
+    store_address: str = ""
 
 
-def find_membership(applicant: Applicant) -> Membership | Goodbye:
+def find_membership(applicant: Applicant, *, max_restarts: int = 0) -> Membership | Goodbye:
     """Take part in the roll call; return this agent's place in the group, or the verdict why it does not begin.
 
+    Args:
+        applicant: this node.
+        max_restarts: how often the leader starts workers again.
     Raises:
         AllranksError: it could not begin.
     """
     with Entry(applicant) as entry:
         called = entry.take_part()
     if isinstance(called, Called):
-        return _give_out_plans(called, applicant)
+        return _give_out_plans(called, applicant, max_restarts)
     if isinstance(called.answer, Goodbye):
         called.leader.close()
         return called.answer
@@ -101,7 +112,7 @@ def apply(
     )
 
 
-def _give_out_plans(called: Called, applicant: Applicant) -> Membership | Goodbye:
+def _give_out_plans(called: Called, applicant: Applicant, max_restarts: int) -> Membership | Goodbye:
     """Tell everybody who is which rank, or the verdict."""
     verdict, plans = called.verdict(applicant), {}
     try:
@@ -112,6 +123,7 @@ def _give_out_plans(called: Called, applicant: Applicant) -> Membership | Goodby
                 attempt=applicant.run_dir.attempt,
                 store_address=called.store_address,
                 store_port=called.port,
+                max_restarts=max_restarts,
             )
             for index, peer in called.peers.items():
                 peer.send(plans[index])
@@ -119,16 +131,30 @@ def _give_out_plans(called: Called, applicant: Applicant) -> Membership | Goodby
         verdict = _stopped(applicant, NodeFaultError(f"an agent came and left again: {exc}"))
     except AllranksError as exc:
         if applicant.is_alone:
-            called.listener.close()
+            _close(called)
             raise
         verdict = _stopped(applicant, exc)
     if verdict.exit_code:
         stop(called.peers, verdict)
-        called.listener.close()
+        _close(called)
         summary = "" if verdict.findings else "it does not begin"
         return Goodbye(exit_code=verdict.exit_code, summary=summary, verdict=verdict)
-    peers = {plans[index].node_index: peer for index, peer in called.peers.items()}
-    return Membership(group=plans[0], listener=called.listener, peers=peers, warnings=called.judgement.findings)
+    return Membership(
+        group=plans[0],
+        listener=called.listener,
+        peers=called.peers,
+        warnings=called.judgement.findings,
+        cards=called.cards,
+        plans=plans,
+        door=called.door,
+        store_address=called.store_address,
+    )
+
+
+def _close(called: Called) -> None:
+    called.listener.close()
+    if called.door is not None:
+        called.door.shut()
 
 
 def _stopped(applicant: Applicant, why: AllranksError) -> Verdict:

@@ -12,9 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 
+import msgspec
+
 from allranks.host.net import find_interface_of
 from allranks.host.node import NodeFacts
-from allranks.model.cluster import Backend, Cluster
+from allranks.model.cluster import Backend, Cluster, GuardTable
 from allranks.model.errors import AllranksError, ConfigError, IdentityError, SetupError, UsageError
 from allranks.model.identity import Launcher, World
 from allranks.model.setting import Setting
@@ -53,6 +55,17 @@ class Request:
     local_address: str | None = None
     ignored: tuple[str, ...] = ()
     """Ids of causes that stop nobody (`--ignore`)."""
+    max_restarts: int = 0
+    """How often workers are started again after a fault that this can cure."""
+    has_standbys: bool = False
+    """A process with torch imported waits for each worker's next start."""
+    capacity_s: float = 600.0
+    """How long a job below its minimum of nodes waits for more."""
+    hang_s: float | None = None
+    """When a merely slow rank is ended; None: what cluster.toml says."""
+    checkpoint_dir: str | None = None
+    checkpoint_every: int | None = None
+    """Steps between two checkpoints; None: found from their cost and the rate of faults."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +96,12 @@ class JobPlan:
     def wanted_backend(self) -> str:
         """What flag or cluster.toml ask for: auto, nccl or gloo."""
         return _wanted_backend(self.request, self.cluster)
+
+    @property
+    def guard(self) -> GuardTable:
+        """How long to wait before what is called a fault."""
+        own = self.cluster.guard
+        return own if self.request.hang_s is None else msgspec.structs.replace(own, hang_s=self.request.hang_s)
 
     @property
     def is_one_machine(self) -> bool:
@@ -250,7 +269,8 @@ def _num_nodes(request: Request, world: World) -> tuple[int, int, str]:
                 f"--nnodes {asked}, but {world.launcher} started this on {world.num_nodes} nodes; leave the flag out, "
                 "or ask the scheduler for as many"
             )
-        return world.num_nodes, world.num_nodes, str(world.launcher)
+        at_least = world.num_nodes if request.min_nodes is None else min(request.min_nodes, world.num_nodes)
+        return at_least, world.num_nodes, str(world.launcher)
     if asked is None:
         return 1, 1, "default"
     return request.min_nodes or asked, asked, "--nnodes"

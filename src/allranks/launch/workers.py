@@ -15,16 +15,20 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
+from allranks.guard.inside.cell import Cell
 from allranks.wire.protocol import WorkerEnd, as_utf8
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 """Source: linux/prctl.h."""
 
+WRITER = "allranks.state.writer"
+"""A word of the command line of processes that write checkpoints (state.writer)."""
 STDERR_TAIL_BYTES = 4096
 TRACEBACK_LIMIT = 32_000
 
@@ -46,6 +50,8 @@ class Worker:
     out_path: Path
     err_path: Path
     error_file: Path
+    cell: Cell | None = None
+    """What it tells its agent through."""
     process: subprocess.Popen[bytes] | None = None
     pidfd: int = -1
     end: WorkerEnd | None = None
@@ -70,6 +76,8 @@ class Worker:
 
         def die_with_agent() -> None:
             _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            # SLURM may send its warning to every process of the step; a script that has a handler sets its own.
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
             if os.getppid() != agent_pid:  # the agent died between fork and prctl
                 os._exit(128 + signal.SIGKILL)
 
@@ -94,6 +102,12 @@ class Worker:
                 return
         self.pidfd = os.pidfd_open(self.process.pid)
 
+    def close(self) -> None:
+        """Give the cell's memory back."""
+        if self.cell is not None:
+            self.cell.close()
+            self.cell = None
+
     def reap(self) -> WorkerEnd:
         """Collect a worker whose pidfd became readable: how it ended, and what it left about why."""
         assert self.process is not None
@@ -112,6 +126,12 @@ class Worker:
         self.told_to_end = True
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signum)
+
+    def send(self, signum: int) -> None:
+        """Send a signal to the worker alone, which is not meant to end it."""
+        if self.process is not None and self.end is None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(self.process.pid, signum)
 
     def _as_end(
         self,
@@ -156,15 +176,23 @@ def kill_descendants() -> None:
                 process.kill()
 
 
-def end_left_behind(grace_s: float) -> list[str]:
-    """End descendants that outlived their worker: SIGTERM, and SIGKILL after the grace.
+def find_writers() -> list[int]:
+    """Return descendants that are writing a checkpoint; they end by themselves, also when their worker is gone."""
+    return [each.pid for each in _descendants() if _is_writer(each)]
 
+
+def end_left_behind(grace_s: float, *, spared: Collection[int] = ()) -> list[str]:
+    """End descendants that outlived their worker: SIGTERM, and SIGKILL after the grace. Writers of checkpoints stay.
+
+    Args:
+        grace_s: between the two.
+        spared: pids of descendants that are meant to live.
     Returns:
         Their names and pids, `wandb-service (pid 812)`, empty when there were none.
     """
     import psutil
 
-    orphans = psutil.Process().children(recursive=True)
+    orphans = [each for each in _descendants() if each.pid not in spared and not _is_writer(each)]
     names = []
     for process in orphans:
         with contextlib.suppress(psutil.Error):
@@ -176,6 +204,20 @@ def end_left_behind(grace_s: float) -> list[str]:
             process.kill()
     psutil.wait_procs(orphans, timeout=1)
     return names
+
+
+def _descendants() -> list[Any]:
+    import psutil
+
+    return list(psutil.Process().children(recursive=True))
+
+
+def _is_writer(process: Any) -> bool:
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        return process.status() != psutil.STATUS_ZOMBIE and WRITER in process.cmdline()
+    return False
 
 
 def _read_error_file(path: Path) -> tuple[str | None, str | None, float | None]:

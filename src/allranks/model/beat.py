@@ -48,6 +48,8 @@ class CallSeen(msgspec.Struct, frozen=True, kw_only=True):
     """When it was called: since the epoch, by the worker's wall clock."""
     place: str = ""
     """Where the user's code called it: `train.py:12 in step`; empty: not known."""
+    peer: int | None = None
+    """Of a send or a receive: the other side's rank in the group. Their `seq` counts the group's sends and receives."""
 
 
 class GroupSeen(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +81,7 @@ class RankBeat(msgspec.Struct, frozen=True, kw_only=True):
     main_at: str = ""
     """Where its main thread is in the user's code: `evaluate.py:88 in run`; empty: not known."""
     main_at_for_s: float = 0.0
+    """Since anything last went on: a call that began or ended, a step. The place may have moved meanwhile."""
     step: int | None = None
     """Where the script says it."""
     step_age_s: float = 0.0

@@ -72,8 +72,8 @@ class GuardTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Seconds of silence on two paths before a node is called gone. The default outlasts a short network outage; too
     short ends jobs over a hiccup, too long holds up recovery."""
     beat_s: float = 0.5
-    """Seconds between two words of an agent about its workers. The default costs a thousand-node leader a few percent of
-    a core; longer ones make every verdict about a hang that much later."""
+    """Seconds between two words of an agent about its workers. The default costs a thousand-node leader a few percent
+    of a core; longer ones make every verdict about a hang that much later."""
     stopped_s: float = 5.0
     """Seconds that a worker may be stopped (SIGSTOP, a frozen cgroup) before that is a fault. The default lets a
     suspended laptop job and a short look with a debugger pass; too long holds up recovery."""

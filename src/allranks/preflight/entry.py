@@ -82,6 +82,8 @@ class Called:
     listener: socket.socket
     store_address: str
     """Where the other nodes find this one on the data network."""
+    door: Door | None = None
+    """Where agents come in while the job runs: the side port; None for one machine. The caller's, with its listener."""
 
     @property
     def port(self) -> int:
@@ -244,12 +246,14 @@ class Entry:
         if secret is OPEN_GROUP:
             say(f"anybody who reaches port {port} can join this group; close it with --rdzv-id or ${SECRET_VARIABLE}")
         secret = replace(secret, munge_socket=read_munge_socket(mine.env) if mine.is_slurm else None)
-        with bind_port(0) as side:
+        with contextlib.ExitStack() as on_failure:
+            side = on_failure.enter_context(bind_port(0))
             self._announce(port, side_port=int(side.getsockname()[1]))
+            doors = [Door(each, job=terms.job, attempt=terms.attempt, secret=secret) for each in (listener, side)]
             call = RollCall(
                 terms,
                 card,
-                doors=[Door(each, job=terms.job, attempt=terms.attempt, secret=secret) for each in (listener, side)],
+                doors=doors,
                 mesh=self._mesh,
                 say=say,
                 on_event=mine.run_dir.add_event,
@@ -259,6 +263,7 @@ class Entry:
                 judgement = call.hold()
             finally:
                 mine.run_dir.write_roll_call(call.observations)
+            on_failure.pop_all()
         peers = call.roster.peers
         any_peer = next(iter(peers.values()), None)
         return Called(
@@ -268,6 +273,7 @@ class Entry:
             peers=peers,
             listener=listener,
             store_address=mine.data_address or (any_peer.own_address if any_peer else LOOPBACK),
+            door=doors[1],
         )
 
     def _make_run_dir(self) -> AllranksError | None:

@@ -15,7 +15,8 @@ class Connection:
 
     def __init__(self, sock: socket.socket, *, peer: str, received: bytes = b"") -> None:
         sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if sock.family != socket.AF_UNIX:  # an agent and its leader in one process
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock = sock
         self.peer = peer
         self._received = bytearray(received)
@@ -32,7 +33,9 @@ class Connection:
 
     @property
     def peer_address(self) -> str:
-        """The other side's address."""
+        """The other side's address; empty for an agent and its leader in one process."""
+        if self.sock.family == socket.AF_UNIX:
+            return ""
         return plain_address(str(self.sock.getpeername()[0]))
 
     @property

@@ -156,6 +156,11 @@ class Door:
             self.dismiss(guest)
         return guests
 
+    def shut(self) -> None:
+        """Send all guests away and close the listener."""
+        self.close()
+        self._listener.close()
+
     def _objection(self, join: Message, nonce: bytes) -> tuple[Intrusion, str] | None:
         # Order matters: a newer protocol may differ in everything but its first fields.
         if not isinstance(join, Join):

@@ -217,7 +217,8 @@ class Ping(msgspec.Struct, frozen=True, kw_only=True, tag="ping"):
     """The leader lives."""
 
     sent_ns: int
-    """Its wall clock: with the Beat that says it back, the node's clock can be compared (RFC 5905, on-wire protocol)."""
+    """Its monotonic clock: with the Beat that says it back, the nodes' clocks can be compared (RFC 5905, on-wire
+    protocol)."""
 
 
 class TryTarget(msgspec.Struct, frozen=True, kw_only=True):
@@ -246,6 +247,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, tag="order"):
     """For people: `SIGUSR1: the time limit is near`."""
     leaves: bool = True
     """Save and end with 0; else save and go on."""
+    signum: int = 0
+    """Also for workers that read no orders but have a handler of their own for this signal; 0: none."""
 
 
 class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):

@@ -112,8 +112,15 @@ class GpuHardware(Cause, id="AR105"):
         Sign(r"CUDA error: unknown error", Role.LIKELY, confidence=Confidence.UNDECIDED),
         Sign(r"cuda runtime error \((?:30|999)\) : unknown error", Role.LIKELY, confidence=Confidence.UNDECIDED),
         Sign(r"Cuda failure (?:[0-9]+ )?'unknown error'", Role.LIKELY, confidence=Confidence.UNDECIDED),
+        Sign(
+            r"AER: (?:Multiple )?Uncorrect(?:ed|able) \((?:Fatal|Non-Fatal)\) error (?:message )?received: "
+            r"(?P<gpu>[0-9a-f]{4}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-9])",
+            Role.LIKELY,
+            confidence=Confidence.UNDECIDED,
+        ),
     )
     hits = (
+        "pcieport 0000:00:03.0: AER: Uncorrected (Fatal) error received: 0000:3b:00.0",
         "NVRM: Xid (PCI:0000:44:00): 79, GPU has fallen off the bus",
         "I1025 02:19:08.048185 1 health.go:186] XidCriticalError: Xid=79 on Device=GPU-8dfc3a6a; marking device as "
         "unhealthy.",

@@ -119,8 +119,12 @@ class CollectiveMismatch(Cause, id="AR410"):
             confidence=Confidence.UNDECIDED,
         ),
         Sign(r"MPI_ERR_TRUNCATE: message truncated", Role.LIKELY, confidence=Confidence.LIKELY),
+        Sign(r"Cannot apply desired operation due to shape mismatches\."),
+        Sign(r"Mismatched [a-z]{4,16} tensor (?:shapes|sizes|ranks):"),
     )
     hits = (
+        "FailedPreconditionError: Mismatched allreduce tensor shapes: One or more rank",
+        "DistributedOperationException: Cannot apply desired operation due to shape mismatches. All shapes across",
         "  Communicator ranks have different AllGather operation counts",
         "  Rank 12 -- GPU 4 managed by process 323032 on node 10.137.190.124",
         "RuntimeError: Detected mismatch between collectives on ranks. Rank 1 is running collective: "

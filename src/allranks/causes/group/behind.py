@@ -62,9 +62,10 @@ class StuckRank(Cause, id="AR408"):
             Confidence.LIKELY,
         ),
         Sign(
-            r"successfully reached monitoredBarrier, but received errors while waiting ?for send/recv from rank 0",
+            r"successfully reached monitoredBarrier, but received errors while waiting ?for send/recv from rank "
+            r"(?P<rank>0)",
             Role.VICTIM,
-            _NOBODY,
+            _NAMED,
             Confidence.UNDECIDED,
         ),
         Sign(
@@ -227,8 +228,10 @@ class StragglerRank(Cause, id="AR409"):
             _NOBODY,
             Confidence.UNDECIDED,
         ),
+        Sign(r"DataLoader timed out after (?P<seconds>[0-9.]+) seconds", Role.LIKELY, confidence=Confidence.LIKELY),
     )
     hits = (
+        "RuntimeError: DataLoader timed out after 120 seconds",
         "STRAGGLER DETECTION WARNING: Some GPUs have worse relative performance. Affected ranks: [76, 13, 45]",
         "STRAGGLER DETECTION WARNING: Some GPUs performance dropped. Affected ranks: "
         "{StragglerId(rank=3, node='h100-1')}",

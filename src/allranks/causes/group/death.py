@@ -45,6 +45,10 @@ def _forms(code: str, number: str, name: str, words: str) -> Iterator[str]:
     # Composer, older and newer.
     yield rf"Rank (?P<rank>[0-9]+) crashed with exit code (?P<code>{code})\b"
     yield rf"Global rank (?P<rank>[0-9]+) \(PID (?P<pid>[0-9]+)\) exited with code (?P<code>{code})\b"
+    yield rf"(?P<node>{_NAME}): rank (?P<rank>[0-9]+) died from signal (?P<signal>{number})\b"  # PALS, HPE's
+    yield rf"get_exit_code task (?P<rank>[0-9]+) died by signal:? (?P<signal>{number})\b"  # slurmstepd
+    # SGLang's watcher of its children.
+    yield rf"Child process unexpectedly failed with exitcode=(?P<code>{code})\b\. pid=(?P<pid>[0-9]+)"
     # glog, in the process itself: Paddle, wav2letter.
     yield rf"\*\*\* SIG(?P<signal>{name}) \(@0x[0-9a-f]+\) received by PID (?P<pid>[0-9]+)"
 
@@ -103,6 +107,15 @@ class DeadRank(Cause, id="AR407"):
         *(Sign(form, Role.LIKELY, _NAMED, Confidence.UNDECIDED) for form in _forms(*_KILLED)),
         # SIGABRT is how a watchdog and an uncaught exception end a process; SIGTERM is how the others are ended.
         *(Sign(form, Role.VICTIM, _NAMED, Confidence.UNDECIDED) for form in _forms(*_ENDED)),
+        # The signal stands on the next line, where a mail or a terminal has cut it.
+        Sign(
+            rf"noticed that process rank (?P<rank>[0-9]+) with PID (?P<pid>[0-9]+) on node (?P<node>{_NAME})"
+            r"(?: exited(?: +on)?)?$",
+            Role.LIKELY,
+            _NAMED,
+            Confidence.UNDECIDED,
+        ),
+        Sign(rf"(?P<node>{_NAME}): shepherd died from signal [0-9]", Role.LIKELY, _NAMED, Confidence.UNDECIDED),
         Sign(rf"Fatal Python error: {_CRASH_WORDS}"),
         Sign(rf"\[(?P<node>{_NAME}):(?P<pid>[0-9]+)\] Signal: {_CRASH_WORDS} \(", blames=_NAMED),
         Sign(
@@ -194,6 +207,7 @@ class DeadRank(Cause, id="AR407"):
                 "Container rank 0 status failed cmd ['python', '-u', 'train.py'] code {} log ./log/workerlog.0",
                 "ERROR:composer.cli.launcher:Rank 2 crashed with exit code {}.",
                 "ERROR:composer.cli.launcher:Global rank 0 (PID 208865) exited with code {}",
+                "[2025-07-28 11:07:56] Child process unexpectedly failed with exitcode={}. pid=1926765",
             )
         ),
         "  [SignalInfo: *** SIGSEGV (@0x7ffff0) received by PID 12415 (TID 0x7f1e317fa700) from PID 8388592 ***]",
@@ -207,6 +221,14 @@ class DeadRank(Cause, id="AR407"):
         "[2023-07-20 15:45:13,982] [ERROR] [launch.py:321:sigkill_handler] ['python3'] exits with return code = -7",
         "[2023-07-20 15:45:13,982] [ERROR] [launch.py:321:sigkill_handler] ['python3'] exits with return code = -6",
         "mpiexec noticed that process rank 0 with PID 19474 on node lhx-910 exited on signal 11 (Segmentation fault).",
+        "mpirun noticed that process rank 0 with PID 77967 on node n342 exited on",
+        "x3001c0s1b0n0: rank 7 died from signal 11",
+        "x3001c0s1b0n0: rank 7 died from signal 9",
+        "x3001c0s1b0n0: rank 7 died from signal 15",
+        "slurmstepd: error: get_exit_code task 0 died by signal: 11",
+        "slurmstepd: error: get_exit_code task 0 died by signal: 9",
+        "slurmstepd: error: get_exit_code task 0 died by signal: 6",
+        "x3001c0s1b0n0: shepherd died from signal 9",
         "mpirun noticed that process rank 1 with PID 0 on node fv-az1542-52 exited on signal 6 (Aborted).",
         "prterun noticed that process rank 2 with PID 4123 on node n3 exited on signal 9 (Killed).",
         "torch.multiprocessing.spawn.ProcessExitedException: process 1 terminated with signal SIGKILL",

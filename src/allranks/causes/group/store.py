@@ -173,8 +173,10 @@ class StoreLost(Cause, id="AR414"):
             _NOBODY,
             Confidence.UNDECIDED,
         ),
+        Sign(r"Stop_waiting response is expected", Role.LIKELY, _NOBODY, Confidence.LIKELY),
     )
     hits = (
+        "RuntimeError: Stop_waiting response is expected",
         '    base64_state: bytes = self._call_store("get", self._key)',
         "WARNING:torch.distributed.elastic.rendezvous.dynamic_rendezvous:The node 'node.b_3427_0' has failed to send a "
         "keep-alive heartbeat to the rendezvous 'test' due to an error of type RendezvousConnectionError.",

@@ -64,8 +64,10 @@ class GlooTimeout(Cause, id="AR403"):
             Blames.PEER,
             Confidence.UNDECIDED,
         ),
+        Sign(r"Application timeout caused pair closure", Role.VICTIM, confidence=Confidence.LIKELY),
     )
     hits = (
+        "RuntimeError: Application timeout caused pair closure",
         "[rank2]: RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting "
         "1800000ms for recv operation to complete",
         "[/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 5000ms for "

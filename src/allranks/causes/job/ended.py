@@ -120,8 +120,10 @@ class TimeLimit(Cause, id="AR507"):
         Sign(r"PBS: job killed: walltime [0-9]+ exceeded limit (?P<seconds>[0-9]+)", blames=_NOBODY),
         Sign(r"TERM_RUNLIMIT: job killed", blames=_NOBODY),
         Sign(r"Job was active longer than specified deadline", blames=_NOBODY),
+        Sign(r"[Hh]andling auto-requeue signal: ", Role.LIKELY, _NOBODY, Confidence.UNDECIDED),
     )
     hits = (
+        "[rank: 0] Handling auto-requeue signal: 10",
         "slurmstepd: error: *** JOB 42221 ON clr1247 CANCELLED AT 2022-04-14T16:20:46 DUE TO TIME LIMIT ***",
         "slurmstepd: error: *** JOB 14309850 CANCELLED AT 2015-06-30T04:08:07 DUE TO TIME LIMIT on compute-b1-051 ***",
         "slurmd[n12]: error: *** STEP 4.0 CANCELLED AT 2014-06-30T04:08:07 DUE TO TIME LIMIT ***",
@@ -279,9 +281,9 @@ class CrashLoop(Cause, id="AR509"):
     https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/. These two pages were not checked again.
     """  # noqa: E501  (a real line)
 
-    message = "it was started again until no attempt was left"
+    message = "{what}"
     told = "it was started again until no attempt was left; the first attempt's error is the one to read"
-    fix = "read the error of the first attempt; torchrun --max-restarts=0 until it is cured"
+    fix = "read the error of the first attempt, and run without restarts until it is cured: --max-restarts=0"
     also = ("AR602",)
     exit_code = Exit.SETUP
     signs = (

@@ -104,8 +104,15 @@ class LinkDown(Cause, id="AR210"):
         ),
         Sign(r"SO_ERROR: Network is unreachable, remote=" + GLOO_PEER, Role.LIKELY, confidence=Confidence.LIKELY),
         Sign(r"vs -1\. ?connect: Network is unreachable", Role.LIKELY, confidence=Confidence.LIKELY),
+        Sign(
+            r"NETDEV WATCHDOG: (?P<interface>[\w.@-]{1,16}) \([^)]{1,40}\): (?:CPU: [0-9]+: )?transmit queue [0-9]+ "
+            r"timed out",
+            Role.LIKELY,
+            confidence=Confidence.LIKELY,
+        ),
     )
     hits = (
+        "NETDEV WATCHDOG: eth0 (ixgbe): transmit queue 3 timed out",
         "RuntimeError: [enforce fail at /pytorch/third_party/gloo/gloo/transport/tcp/socket.cc:142] rv != -1. -1 vs "
         "-1. connect: Network is unreachable",
         "[1234.5] ixgbe 0000:03:00.0 eth0: NIC Link is Down",
@@ -233,6 +240,7 @@ class PeerConnectionLost(Cause, id="AR215"):
     told = "a connection between two ranks broke off, and nothing says why"
     signs = (
         Sign(r"Connection closed by peer " + GLOO_PEER, Role.VICTIM, Blames.PEER, Confidence.LIKELY),
+        Sign(r"tcp/pair\.cc:[0-9]+\] Connection closed by peer$", Role.VICTIM, Blames.NOBODY, Confidence.LIKELY),
         Sign(
             r"Read error " + GLOO_PEER + r": (?P<error>[A-Z][a-z]{2,12} [a-z ]{3,30})",
             Role.VICTIM,
@@ -300,8 +308,17 @@ class PeerConnectionLost(Cause, id="AR215"):
         ),
         Sign(r"Peer host: {1,4}(?P<node>[A-Za-z0-9_.-]+)", Role.VICTIM, Blames.NAMED, Confidence.LIKELY),  # Open MPI's
         Sign(r"mca_btl_tcp_frag_recv: readv failed: ", Role.VICTIM, Blames.NOBODY, Confidence.LIKELY),
+        Sign(
+            r"Could not receive type from localRank (?P<local_rank>[0-9]+), res=",
+            Role.VICTIM,
+            Blames.NOBODY,
+            Confidence.LIKELY,
+        ),
     )
     hits = (
+        "node01:1:1 [0] proxy.cc:1458 NCCL WARN [Service thread] Could not receive type from localRank 3, res=3, "
+        "closed=0",
+        "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer",
         "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer "
         "[127.0.0.1]:31661. This is typically caused by a remote worker crashing.",
         "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:535] Read error [10.1.3.122]:42916: "

@@ -234,7 +234,7 @@ class PortInUse(Cause, id="AR207"):
         ),
         Sign(r"Call to bind failed ?: Address already in use"),
         Sign(r" vs -1\. ?bind: Address already in use"),
-        Sign(r"tcp/[a-z_]{3,12}\.cc:[0-9]+\] bind: Address already in use"),
+        Sign(r"tcp/[a-z_]{3,12}\.cc:[0-9]+\] (?:bind|listen): Address already in use"),
         # Of any server: tensorboard's too.
         Sign(r"OSError: \[Errno 98\] Address already in use", Role.LIKELY, confidence=Confidence.UNDECIDED),
     )

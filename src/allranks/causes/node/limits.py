@@ -267,8 +267,16 @@ class TooManyOpenFiles(Cause, id="AR004"):
         Sign(r"Too many open files\. Communication with the workers is no longer possible"),
         Sign(r"received 0 items of ancdata", confidence=LIKELY),
         Sign(r"Too many open files \(os error 24\)"),
+        Sign(
+            r"pthread_create failed for thread [0-9]+ of [0-9]+: Resource temporarily unavailable",
+            Role.LIKELY,
+            confidence=Confidence.LIKELY,
+        ),
+        Sign(r"RuntimeError: can't start new thread", Role.LIKELY, confidence=Confidence.UNDECIDED),
     )
     hits = (
+        "RuntimeError: can't start new thread",
+        "OpenBLAS blas_thread_init: pthread_create failed for thread 3 of 64: Resource temporarily unavailable",
         "OSError: [Errno 24] Too many open files: '/dev/shm/torch_2194_3017881412_12'",
         "misc/socket.cc:484 NCCL WARN socketStartConnect: Call to socket failed : Too many open files",
         "[W socket.cpp:426] [c10d] The server socket has failed to accept a connection (errno: 24 - Too many open "

@@ -61,6 +61,7 @@ class HostOomKill(Cause, id="AR008"):
         Sign(r"exceeded memory limit \([0-9]+ > [0-9]+\)"),
         Sign(r"Exceeded (?:job|step) memory limit", role=Role.LIKELY, confidence=Confidence.LIKELY),
         Sign(r"[ |=:(]OUT_OF_ME(?:MORY|\+)", blames=Blames.NOBODY, confidence=Confidence.LIKELY),
+        Sign(r"PBS: job killed: [pv]{0,2}mem [0-9]+kb exceeded limit"),
         Sign(r"TERM_MEMLIMIT: job killed after reaching LSF memory usage limit"),
         # The kernel, systemd, Kubernetes
         Sign(r"ut of memory: Kill(?:ed)? process (?P<pid>[0-9]+) \("),
@@ -159,14 +160,17 @@ class HostOomKill(Cause, id="AR008"):
             r"(?:^|>:|(?:it/s|s/it).{0,200}\])Killed\s*$", Role.LIKELY, confidence=Confidence.LIKELY
         ),  # the shell, of what it waited for
         Sign(r"exited with code 137\b", Role.LIKELY, confidence=Confidence.LIKELY),
+        Sign(r"(?:^|[^A-Za-z.])MemoryError$", role=Role.LIKELY, confidence=Confidence.LIKELY),
     )
     hits = (
+        "MemoryError",
         "slurmstepd: error: Detected 1 oom_kill event in StepId=8538204.0. Some of the step tasks have been OOM "
         "Killed.",
         "  6%|###  | 3787/62565 [04:47<1:10:53, 13.82it/s]Killed",
         "slurmstepd: error: Detected 1 oom-kill event(s) in StepId=7.batch. Some of your processes may have been "
         "killed by the cgroup out-of-memory handler.",
         "srun: error: nid006024: task 0: Out Of Memory",
+        "=>> PBS: job killed: mem 2097152kb exceeded limit 1048576kb",
         "slurmstepd: error: StepId=7.batch exceeded memory limit (734003200 > 52428800), being killed",
         "slurmstepd: error: Exceeded step memory limit at some point.",
         "6959634.0    omp_mem_t+              rc_admin          2 OUT_OF_ME+    0:125 ",

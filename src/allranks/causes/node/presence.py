@@ -298,6 +298,11 @@ class NodeFailure(Cause, id="AR012"):
             Confidence.LIKELY,
         ),
         Sign(
+            r"[Tt]he actor (?:died|is dead) because its node has died(?:\. Node Id: (?P<thing>[0-9a-f]{8,64}))?",
+            blames=Blames.NAMED,
+            confidence=Confidence.LIKELY,
+        ),
+        Sign(
             r"The node with (?:node id|client ID):? ?[0-9a-f]{8,64}(?: and (?:address|ip): (?P<node>[0-9.]+))?.{0,80} "
             r"has been marked dead",
             blames=Blames.NAMED,
@@ -317,8 +322,31 @@ class NodeFailure(Cause, id="AR012"):
         Sign(
             r"\[Hardware Error\]: .{0,80}(?:Fatal|fatal|Uncorrected|panic)", Role.LIKELY, confidence=Confidence.LIKELY
         ),
+        Sign(
+            r"error: task (?P<rank>[0-9]+) launch failed: (?P<why>[A-Z][A-Za-z ]{3,80})",
+            Role.LIKELY,
+            Blames.NAMED,
+            Confidence.LIKELY,
+        ),
+        Sign(
+            r"timeout waiting for task launch, started (?P<present>[0-9]+) of (?P<wanted>[0-9]+) tasks",
+            Role.LIKELY,
+            Blames.NOBODY,
+            Confidence.LIKELY,
+        ),
+        Sign(
+            r"slurm_receive_msgs: \[\[(?P<node>[^\]]{1,80})\]:[0-9]+\] failed: Socket timed out",
+            Role.LIKELY,
+            Blames.NAMED,
+            Confidence.LIKELY,
+        ),
+        Sign(r"mce: \[Hardware Error\]: ", Role.LIKELY, confidence=Confidence.LIKELY),
     )
     hits = (
+        "node07 kernel: mce: [Hardware Error]: Machine check events logged",
+        "srun: error: slurm_receive_msgs: [[node07]:6818] failed: Socket timed out on send/recv operation",
+        "srun: error: timeout waiting for task launch, started 7 of 8 tasks",
+        "srun: error: task 3 launch failed: Slurmd could not execve job",
         "salloc: Prolog failure on node k003-006",
         "srun: error: Node failure on jean-zay-iam37",
         "job preempted (node failure)",
@@ -341,6 +369,7 @@ class NodeFailure(Cause, id="AR012"):
         "ORTE has lost communication with its daemon located on node:",
         "  Remote daemon: [[16919,0],3] on node anode127",
         "  Remote daemon: [prterun-master-0-34@0,1] on node worker-1",
+        "ray.exceptions.ActorDiedError: The actor died because its node has died.",
         "The node with node id: 5f1c2a7b9e8d and address: 10.0.0.7 and node name: 10.0.0.7 has been marked dead "
         "because the detector has missed too many heartbeats from it.",
         "The node with client ID 581656f84659be9bba58da993729644cfb554836 has been marked dead because the monitor has "

@@ -105,10 +105,10 @@ class BelowMinimum(Cause, id="AR608"):
     torch/distributed/elastic/ rendezvous/dynamic_rendezvous.py, _remove_participant_epilogue, 2.13 (read 2026-11-21).
     """
 
-    message = "fewer nodes are left than the job may run with"
+    message = "{what}"
     told = "fewer nodes are left than the elastic job may run with: it waits for more"
-    fix = "bring nodes back or allow fewer: torchrun --nnodes=MIN:MAX; find out why they left"
-    exit_code = Exit.SETUP
+    fix = "bring nodes back or allow fewer: --nnodes MIN:MAX; find out why they left"
+    exit_code = Exit.NODE_FAULT
     signs = (
         Sign(
             r"Number of participants (?P<present>[0-9]+) less than min_nodes (?P<wanted>[0-9]+), clearing deadline",

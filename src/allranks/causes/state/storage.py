@@ -12,6 +12,10 @@ _PS_LINE = (
     r"D[<NLsl+]{0,4} {1,4}[^ ]{4,6} {1,4}[0-9]{1,5}:[0-9]{2}"
 )
 """A line of `ps aux` up to its command: a process in state D."""
+_PS_WAITS = r"(?P<pid>[0-9]{2,8}) {1,4}D[<NLsl+]{0,4} {1,4}"
+"""A line of `ps -o pid,stat,wchan` up to where in the kernel the process waits."""
+_PLACES = ("nfs_start_io", "rpc_wait_bit", "do_truncate", "cl_sync_io", "request_wait_answer")
+"""Of NFS, SUNRPC, any file system, Lustre, FUSE."""
 
 
 class NfsStale(Cause, id="AR605"):
@@ -57,8 +61,10 @@ class NfsStale(Cause, id="AR605"):
         Sign(r"\[Errno 116\]"),
         Sign(r"errno = 116\b"),
         Sign(r"\bESTALE\b", Role.LIKELY),
+        Sign(r"NFS: server (?P<thing>[^ ]{1,200}) error: fileid changed", Role.LIKELY, confidence=Confidence.LIKELY),
     )
     hits = (
+        "NFS: server fs01 error: fileid changed",
         "OSError: [Errno 116] Stale file handle: '/mnt/nas/run/checkpoint-500'",
         "OSError: [Errno 116] Stale NFS file handle",
         "OSError: [Errno 116] Unable to synchronously create file (unable to fstat file, errno = 116, error message = "
@@ -151,11 +157,28 @@ class FilesystemHang(Cause, id="AR606"):
         # ps aux: USER PID %CPU %MEM VSZ RSS TTY STAT START TIME COMMAND. Two signs: each needs a literal that is rare.
         Sign(_PS_LINE + r" python", confidence=Confidence.LIKELY),
         Sign(_PS_LINE + r" [^ ]{0,200}/bin/python", confidence=Confidence.LIKELY),
+        *(Sign(_PS_WAITS + place, confidence=Confidence.LIKELY) for place in _PLACES),
         Sign(r"Failed to suspend process", Role.LIKELY, Blames.NOBODY, Confidence.UNDECIDED),
+        Sign(
+            r"\[Errno (?:108|112|121)\] [A-Z][A-Za-z/ ]{5,60}(?:: b?'(?P<thing>[^']{1,300})')?",
+            Role.LIKELY,
+            confidence=Confidence.LIKELY,
+        ),
+        Sign(
+            r"\[Errno 30\] Read-only file system(?:: b?'(?P<thing>[^']{1,300})')?",
+            Role.LIKELY,
+            confidence=Confidence.LIKELY,
+        ),
     )
     hits = (
+        "OSError: [Errno 30] Read-only file system: '/scratch/ckpt'",
+        "OSError: [Errno 121] Remote I/O error: '/lustre/x'",
+        "OSError: [Errno 108] Cannot send after transport endpoint shutdown",
+        "OSError: [Errno 112] Host is down: '/mnt/share/x'",
         "error: *** STEP 63532.0 STEPD TERMINATED ON cn106 AT 2020-12-14T09:44:56 DUE TO JOB NOT ENDING WITH "
         "SIGNALS ***",
+        " 1533  DNl  nfs_start_io_read      1-22:05:51     ray::PolicyWorker.save_checkpoint",
+        *(f" 1533  D  {place}      1-22:05:51     python" for place in _PLACES),
         "[680111.646286] INFO: task python:280058 blocked for more than 120 seconds.",
         "[  207.955868] nfs: server 10.100.0.60 not responding, still trying",
         "nfs: server store01 not responding, timed out",
@@ -241,8 +264,10 @@ class DataloaderShm(Cause, id="AR607"):
             confidence=Confidence.UNDECIDED,
         ),
         Sign(r"no response from torch_shm_manager", Role.LIKELY, confidence=Confidence.LIKELY),
+        Sign(r"Pin memory thread exited unexpectedly", Role.LIKELY, confidence=Confidence.UNDECIDED),
     )
     hits = (
+        "RuntimeError: Pin memory thread exited unexpectedly",
         "RuntimeError: DataLoader worker (pid 3867) is killed by signal: Bus error. It is possible that dataloader's "
         "workers "
         "are out of shared memory. Please try to raise your shared memory limit.",

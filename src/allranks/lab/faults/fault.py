@@ -44,6 +44,8 @@ class Expected(StrEnum):
     """It is stopped, with the cause as a finding of severity fail."""
     WARN = "warn"
     """It runs; the cause is a finding of severity warn."""
+    RESUMED = "resumed"
+    """A running job names the cause, starts again from its last checkpoint, and ends well."""
     SURVIVED = "survived"
     """It runs, and nobody is accused."""
 
@@ -105,17 +107,19 @@ class Start:
     program: Path | None = None
     """In place of the job's own."""
     extra_agents: tuple[ExtraAgent, ...] = ()
+    wrapper: tuple[str, ...] = ()
+    """A command that prepares each node and becomes the command behind it."""
 
     @property
     def prefix(self) -> tuple[str, ...]:
-        """The command before `allranks run` that starts the extra agents, in the environment of the job's own."""
+        """The command before `allranks run`: what prepares the node, what starts the extra agents."""
         starts = ""
         for extra in self.extra_agents:
             env = " ".join(f"{name}={shlex.quote(value)}" for name, value in extra.environment.items())
             # In parentheses: a child of nobody's, as a left-over is, and not of the agent that follows.
             starts += f'[ "$SLURMD_NODENAME" != {shlex.quote(extra.node)} ] || '
             starts += f'({{ sleep {EXTRA_LATE_S}; env {env} "$@" || :; }} &); '
-        return ("sh", "-c", f'{starts}exec "$@"', "sh") if starts else ()
+        return (*self.wrapper, *(("sh", "-c", f'{starts}exec "$@"', "sh") if starts else ()))
 
 
 @dataclass(kw_only=True)

@@ -22,6 +22,8 @@ import msgspec
 from allranks.lab import hosts as machines
 from allranks.lab.faults.catalogue import FAULTS
 from allranks.lab.faults.fault import Fault, Place, Scene, Where
+from allranks.lab.faults.running.catalogue import STRIKES
+from allranks.lab.faults.running.strike import Strike
 from allranks.lab.lab import Lab, check_root
 from allranks.lab.plan import Host
 from allranks.model.errors import AllranksError, SetupError, UsageError
@@ -66,11 +68,22 @@ def find_fault(name: str) -> type[Fault]:
     Raises:
         UsageError: there is none; the message has the one that was meant.
     """
-    if name not in FAULTS:
-        close = difflib.get_close_matches(name, FAULTS, n=1)
+    known: dict[str, type[Fault]] = {**FAULTS, **STRIKES}
+    if name not in known:
+        close = difflib.get_close_matches(name, known, n=1)
         hint = f"did you mean {close[0]}?" if close else "allranks lab inject --list prints them"
         raise UsageError(f"no fault {name!r}: {hint}")
-    return FAULTS[name]
+    return known[name]
+
+
+def refuse_strikes(fault: type[Fault]) -> None:
+    """Refuse what needs a running job.
+
+    Raises:
+        UsageError: it is such a one.
+    """
+    if issubclass(fault, Strike):
+        raise UsageError(f"{fault.name} strikes a running job: allranks lab drill --running {fault.name}")
 
 
 def choose_where(fault: type[Fault], planned: Sequence[Host], *, on: str | None, seed: int) -> Where:
@@ -229,4 +242,4 @@ def _open(lab: Lab, record: Record, there: Sequence[Record]) -> Injected:
         memory=record.memory,
         save=lambda: _write_records(lab, there),
     )
-    return Injected(FAULTS[record.fault], scene)
+    return Injected(find_fault(record.fault), scene)

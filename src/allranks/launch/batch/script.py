@@ -50,8 +50,12 @@ class SbatchOptions:
     array: str | None = _option("So many jobs of the same kind.", "0-9%2")
     dependency: str | None = _option("Start after others.", "afterok:ID")
     begin: str | None = _option("Not before.", "TIME")
-    signal: str | None = _option("Signal before the time limit.", "[B:]SIGNAL[@SECONDS]")
-    requeue: bool | None = _option("Whether SLURM may start it again.")
+    signal: str = _option(
+        "Signal before the time limit: save, and back into the queue. [default: USR1@120]",
+        "[B:]SIGNAL[@SECONDS]",
+        "USR1@120",
+    )
+    requeue: bool = _option("Whether SLURM may start it again. [default: yes]", None, True)
     comment: str | None = _option("A remark.", "TEXT")
     mail_type: str | None = _option("When to write a mail.", "BEGIN,END,FAIL")
     mail_user: str | None = _option("To whom.", "ADDRESS")
@@ -59,6 +63,12 @@ class SbatchOptions:
     output: str | None = _option("File of the job's output. [default: slurm-%j.out]", "FILE")
     error: str | None = _option("File of its standard error. [default: with the output]", "FILE")
     open_mode: str = _option("What a requeued job does to these files. [default: append]", "append|truncate", "append")
+
+    @property
+    def handed_on(self) -> str:
+        """The signal that only the batch script gets, `USR1` of `B:USR1@120`; empty where SLURM signals the ranks."""
+        match = re.fullmatch(r"([BR]+):(\w+)(?:@\d+)?", self.signal)
+        return match[2] if match and "B" in match[1] else ""
 
     @property
     def output_pattern(self) -> str:
@@ -106,7 +116,12 @@ def render_sbatch(
             chosen = environment.get_template("allranks/job.sh.j2")
         else:
             chosen = environment.from_string(template.read_text())
-        text = chosen.render(directives=directives(options, more), command=list(command), env=dict(env or {}))
+        text = chosen.render(
+            directives=directives(options, more),
+            command=list(command),
+            env=dict(env or {}),
+            handed_on=options.handed_on,
+        )
     except jinja2.TemplateSyntaxError as exc:
         raise UsageError(f"{template}:{exc.lineno}: {exc.message}") from exc
     except jinja2.TemplateNotFound as exc:  # an OSError, too

@@ -177,6 +177,8 @@ def take_part(
         called.leader.close()
         assert isinstance(called.answer, Goodbye)
         return called.answer
+    if called.door is not None:
+        called.door.shut()
     with called.listener:
         held = Held(
             seen=called.observations,

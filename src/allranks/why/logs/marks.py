@@ -72,6 +72,16 @@ MARKS = (
         r"Process name: [A-Za-z0-9]",
         r"Process name: (?P<node>[A-Za-z0-9_.-]+)\[(?P<local_rank>[0-9]+)\]",
     ),
+    Mark(
+        "launcher-failed",
+        r": rank [0-9]+ exited with code [0-9]",
+        r"(?P<node>[^\s:]+): rank (?P<rank>[0-9]+) exited with code (?P<code>[0-9]+)",
+    ),
+    Mark(
+        "launcher-failed",
+        r"MPI_ABORT was invoked on rank [0-9]",
+        r"MPI_ABORT was invoked on rank (?P<rank>[0-9]+) in communicator",
+    ),
     Mark("launcher-failed", r"Exit (?:code|status): +[0-9]", r"Exit (?:code|status): +(?P<code>[0-9]+)"),
     Mark("launcher-failed", r"returned non-zero exit status [0-9]", r"returned non-zero exit status (?P<code>[0-9]+)"),
     Mark(

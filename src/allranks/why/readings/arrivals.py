@@ -16,10 +16,14 @@ from allranks.why.conclusion import Conclusion
 from allranks.why.logs.events import Event, Logs
 from allranks.why.people import MAX_RANKS, Culprit, People, missing_of
 
+FEW_RANKS = 16
+"""Up to so many are named one by one."""
+
 
 def conclude_arrivals(logs: Logs, people: People) -> Iterator[Conclusion]:
     """Return who is missing at the store's barrier, and which ranks were started twice."""
     waiting = [event for event in logs.of("AR401") if event.number("rank") is not None and event.number("wanted")]
+    yield from _alone(logs)
     barrier = [event for event in waiting if (event.number("present") or 0) < (event.number("wanted") or 0)]
     if barrier:
         wanted = max(event.number("wanted") or 0 for event in barrier)
@@ -58,6 +62,25 @@ def conclude_arrivals(logs: Logs, people: People) -> Iterator[Conclusion]:
         )
     members = [event for event in logs.of("AR501") if "rank" in event.values and "wanted" in event.values]
     yield from _twice(members)
+
+
+def _alone(logs: Logs) -> Iterator[Conclusion]:
+    """Nobody but the store's host, which is rank 0, has come: all others are missing."""
+    for event in logs.of("AR401"):
+        wanted = event.number("wanted") or 0
+        if event.number("present") == 1 and "clients joined" in event.line.text and 1 < wanted <= FEW_RANKS:
+            others = tuple(range(1, wanted))
+            yield Conclusion(
+                cause=find_cause("missing-rank"),
+                role=Role.LIKELY,
+                confidence=Confidence.LIKELY,
+                culprit=Culprit(ranks=others),
+                message=f"{fold_ranks(others)} did not reach the store of rank 0",
+                evidence=(event.line,),
+                ask=f"the log of {fold_ranks(others)}",
+                weight=1,
+            )
+            return
 
 
 def _twice(members: Sequence[Event]) -> Iterator[Conclusion]:

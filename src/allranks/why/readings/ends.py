@@ -13,6 +13,8 @@ from allranks.why.logs.events import Event, Logs
 from allranks.why.logs.line import Line
 from allranks.why.people import Culprit, People
 
+MAX_SIGNAL = 64
+"""Linux's highest; a larger code is the program's own: exit(-1) is 255."""
 MAX_GAP = 64
 """Of the pids of one agent's workers: they are started one after the other."""
 
@@ -33,7 +35,7 @@ class End:
     @property
     def is_killed(self) -> bool:
         """By a signal, as torchrun (-9) and shells (137) say it."""
-        return self.code is not None and (self.code < 0 or self.code > 128)
+        return self.code is not None and (self.code < 0 or 128 < self.code <= 128 + MAX_SIGNAL)
 
     def culprit(self) -> Culprit:
         """Return who it was."""

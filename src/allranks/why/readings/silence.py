@@ -23,7 +23,7 @@ _GOES_ON = re.compile(
     r"|out-of-place|# Avg bus bandwidth"
 )
 _SLURM = re.compile(r"slurmstepd|slurmd\[|srun: |StepId=")
-_INTERRUPTED = re.compile(r"(?:^|\^C)KeyboardInterrupt\b|^\^C")
+_INTERRUPTED = re.compile(r"(?:^|\^C)KeyboardInterrupt\b|^\^C|\^C\s*$")
 _NCCL = re.compile(r"NCCL WARN |NCCL INFO [\w./+-]+:\d+ -> [1-9]")
 """NCCL's complaint, or the places in its source that an error passed."""
 _STEPS = re.compile(r"(?i)\d(?:it/s|s/it)|\bloss\b\W{0,4}\d|\b(?:iter(?:ation)?|step)s?\b\W{0,3}\d")
@@ -35,6 +35,8 @@ _ALARM = re.compile(
 """Words of a failure. Runs that go well have them, too: what counts is that nothing goes on after them."""
 _HARMLESS = re.compile(r"\b(?:INFO|DEBUG|WARNING|[a-zA-Z]*Warning)\b|NCCL TRACE|\[W\d{3,4} |\[W \w|^[IW]\d{4} ")
 """What says itself that it is no failure."""
+_DIALS = re.compile(r"returned Connection refused, retrying")
+"""Usual while others start, and overcome then."""
 _STUCK = re.compile(
     r"(?i)\b(?:hangs?|hung|stuck|freezes|frozen) (?:here|there|forever|at this|for (?:hours|minutes))\b"
 )
@@ -82,6 +84,17 @@ def conclude_silence(logs: Logs, people: People, found: Sequence[Conclusion]) ->
         return
     if not finished and (stopped := [line for line in everything if _INTERRUPTED.search(line.text)]):
         yield _ended_from_outside(stopped[-1], is_sure=not any(_STEPS.search(line.text) for line in everything))
+        return
+    if not finished and (dials := [line for line in last if _DIALS.search(line.text) and line not in goes]):
+        yield Conclusion(
+            cause=find_cause("peer-connection-lost"),
+            role=Role.CONTEXT,
+            confidence=Confidence.UNDECIDED,
+            culprit=speaker(people.know(dials[-1])),
+            message="the log ends while a rank still dials another one, where nobody listens",
+            evidence=(dials[-1],),
+            ask="the log of the rank that it dials: did it start, and on which address does it listen?",
+        )
         return
     if not finished and (alarms := _alarms(everything, goes)):
         yield _unknown(alarms, people)

@@ -7,7 +7,7 @@ import itertools
 import msgspec
 import pytest
 
-from allranks.launch.verdict import Ledger, is_failure, is_secondary
+from allranks.guard.ends import Ledger, is_failure, is_secondary
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
 from allranks.wire.protocol import Member, WorkerEnd
 

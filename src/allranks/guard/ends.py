@@ -1,4 +1,4 @@
-"""Who failed first: from the ends of all workers of a job to one verdict. Pure; the agent feeds it and obeys it.
+"""Who failed first: from the ends of all workers to one verdict, as far as ends alone can tell. Pure.
 
 A group fails all at once: one rank breaks, and the others die of the lost connection, sometimes sooner than the one
 that broke (its `finally` closes the group, and its interpreter takes its time to leave). So the ends are divided in
@@ -36,6 +36,10 @@ _SECONDARY = re.compile(
 """What torch says when another rank is the reason. Source: texts of torch 2.13 with Gloo, measured; NCCL's from
 torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp 2.13."""
 
+_SIZE = re.compile(r"EnforceNotMet|Received data size doesn't match expected size")
+"""Gloo's words when more bytes came than were asked for, before it aborts: whoever was wrong, this rank only noticed.
+Source: gloo/transport/tcp/pair.cc as in torch 2.13; measured."""
+
 _NAMED = re.compile(r"allranks: (AR\d{3} [a-z0-9-]+): (.+)", re.DOTALL)
 """What join.group says of a cause of the catalogue."""
 
@@ -55,7 +59,14 @@ def is_secondary(end: WorkerEnd) -> bool:
     # torch's NCCL watchdog ends a victim by abort(); any other signal is its own story.
     if end.could_not_start or (end.exit_code < 0 and end.exit_code != -signal.SIGABRT):
         return False
+    if is_abort_for_size(end):
+        return True
     return bool(_SECONDARY.search(end.message or end.stderr_tail or ""))
+
+
+def is_abort_for_size(end: WorkerEnd) -> bool:
+    """Whether Gloo aborted a worker because ranks are in different collectives; it may be an innocent one."""
+    return end.exit_code == -signal.SIGABRT and bool(_SIZE.search(end.stderr_tail or end.message or ""))
 
 
 class Ledger:
@@ -96,9 +107,30 @@ class Ledger:
         """Whether every worker ended with 0."""
         return len(self._exited) == self._world_size
 
+    @property
+    def are_all_ended(self) -> bool:
+        """Whether nobody runs any more."""
+        return self._num_ended == self._world_size
+
+    @property
+    def first_failure_s(self) -> float | None:
+        """When the first worker was heard to have ended badly."""
+        return self._first_failure_s
+
+    @property
+    def primary(self) -> WorkerEnd | None:
+        """The earliest worker that broke by itself."""
+        ends = (end for end in self._failures if not is_secondary(end))
+        return min(ends, key=lambda end: end.time_s, default=None)
+
+    @property
+    def first_aborted(self) -> WorkerEnd | None:
+        """The earliest worker that Gloo aborted for the size of what came."""
+        return min(filter(is_abort_for_size, self._failures), key=lambda end: end.time_s, default=None)
+
     def should_stop(self, now_s: float) -> bool:
         """Whether the rest is to be ended now. One failed worker ends the job; a worker that ends with 0 does not."""
-        if self._lost_nodes or self.is_all_well or self._num_ended == self._world_size:
+        if self._lost_nodes or self.is_all_well or self.are_all_ended:
             return True
         if self._first_failure_s is None:
             return False
@@ -112,9 +144,8 @@ class Ledger:
         """Return what it came to: one culprit, the others are its victims."""
         if self.is_all_well:
             return Verdict(job=job, attempt=attempt, exit_code=Exit.OK)
-        primary = sorted((end for end in self._failures if not is_secondary(end)), key=lambda end: end.time_s)
-        if primary:
-            finding, exit_code = self._finding_of(primary[0]), _exit_code_of(primary[0])
+        if (primary := self.primary) is not None:
+            finding, exit_code = self._finding_of(primary), _exit_code_of(primary)
         elif self._lost_nodes:
             finding, exit_code = self._finding_of_lost_node(*self._lost_nodes[0]), int(Exit.NODE_FAULT)
         elif self._failures:

@@ -1,0 +1,298 @@
+"""Does a training that is killed at random instants, again and again, come to the very same weights?
+
+python benchmarks/random_kills.py --ranks 3 --kills 200        bit-identical to the uninterrupted run
+python benchmarks/random_kills.py --ranks 6 --kills 30
+python benchmarks/random_kills.py --ranks 3,2,3 --kills 20     the size changes with every restart: same samples, 1e-5
+python benchmarks/random_kills.py --ranks 3 --kills 20 --launcher    restarts are those of `allranks run`
+
+A run goes through as many lives as it is killed; in each one a random rank gets SIGKILL at a random instant (start-up,
+steps and saves included), then the rest is ended, and the next life begins. When a run has reached its end its weights
+and samples are held against the uninterrupted run's, and another run begins, until there were enough kills. After every
+kill the newest checkpoint must load. Workers are forked from this process, which has torch imported already.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import random
+import runpy
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from allranks.state.checkpoint import Checkpointer
+
+SCRIPT = Path(__file__).parents[1] / "tests" / "scripts" / "exact_train.py"
+LIFE_S = 120.0
+"""Deadline of one life: a hang is a failure, too."""
+
+
+@dataclass
+class Told:
+    """What all runs came to."""
+
+    kills: int = 0
+    runs: int = 0
+    lives_without_step: int = 0
+    identical: int = 0
+    largest_difference: float = 0.0
+    wrong: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Course:
+    """One training: where, with which options, and how many ranks in which life."""
+
+    out: Path
+    sizes: Sequence[int]
+    options: Sequence[str]
+
+    def size(self, life: int) -> int:
+        return self.sizes[life % len(self.sizes)]
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.out / "checkpoints"
+
+    @property
+    def is_done(self) -> bool:
+        return (self.out / "final.pt").exists()
+
+
+def start_rank(course: Course, life: int, rank: int, port: int) -> int:
+    """Fork one worker, with the environment that torchrun would give."""
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        size = str(course.size(life))
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+        os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "TORCHELASTIC_RUN_ID": "kills"}
+        os.environ |= {"ALLRANKS_CHECKPOINT_DIR": str(course.checkpoints), "EXACT_LIFE": str(life)}
+        os.environ |= {"GLOO_SOCKET_IFNAME": "lo"}
+        log = os.open(course.out / f"life_{life}_rank_{rank}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(log, 1), os.dup2(log, 2)
+        sys.argv = [str(SCRIPT), str(course.out), *course.options]
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+    except SystemExit as exc:
+        os._exit(exc.code if isinstance(exc.code, int) else 1)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+        os._exit(1)
+    sys.stdout.flush(), sys.stderr.flush()
+    os._exit(0)
+
+
+def live(course: Course, life: int, *, kill_after_s: float | None, chance: random.Random) -> str:
+    """Run one life, and kill a rank so long after the first step, before it where negative; return how it ended."""
+    with socket.create_server(("127.0.0.1", 0)) as sock:
+        port = sock.getsockname()[1]
+    ranks = {start_rank(course, life, rank, port): rank for rank in range(course.size(life))}
+    steps = course.out / str(life) / "0.steps"
+    started_s, kill_at_s, end_at_s = time.monotonic(), None, None
+    if kill_after_s is not None and kill_after_s < 0:
+        kill_at_s = started_s - kill_after_s
+    end = ""
+    while ranks:
+        now_s = time.monotonic()
+        if kill_after_s is not None and kill_at_s is None and steps.exists() and steps.stat().st_size:
+            kill_at_s = now_s + kill_after_s
+        if kill_at_s is not None and now_s >= kill_at_s and not end:
+            victim = chance.choice(list(ranks))
+            os.kill(victim, signal.SIGKILL)
+            end, end_at_s = f"rank {ranks[victim]} killed", now_s + chance.choice([0.0, 0.05, 0.6])
+        if now_s - started_s > LIFE_S:
+            end, end_at_s = end or "hang", now_s
+        if end_at_s is not None and now_s >= end_at_s:
+            for pid in ranks:
+                os.kill(pid, signal.SIGKILL)
+        for pid in list(ranks):
+            done, status = os.waitpid(pid, os.WNOHANG)
+            if done:
+                rank, code = ranks.pop(pid), os.waitstatus_to_exitcode(status)
+                if code and not end:
+                    end, end_at_s = f"rank {rank} ended with {code} by itself", now_s + 1
+        time.sleep(0.002)
+    return end or "done"
+
+
+def live_below_launcher(course: Course, told: Told, kills: int, chance: random.Random, lead_s: float) -> None:
+    """Have `allranks run` restart what is killed from outside."""
+    command = [sys.executable, "-m", "allranks", "run", "--nproc-per-node", str(course.size(0)), "--max-restarts"]
+    command += ["1000", "--checkpoint-dir", str(course.checkpoints), str(SCRIPT), str(course.out), *course.options]
+    course.out.mkdir(parents=True)
+    with (course.out / "run.log").open("w") as log:
+        job = subprocess.Popen(command, cwd=course.out, stdout=log, stderr=log)
+        life, began_s = 0, time.monotonic()
+        while job.poll() is None and time.monotonic() - began_s < LIFE_S:
+            pids = [course.out / str(life) / f"{rank}.pid" for rank in range(course.size(0))]
+            steps = course.out / str(life) / "0.steps"
+            if told.kills < kills and all(path.exists() and path.stat().st_size for path in [*pids, steps]):
+                time.sleep(chance.uniform(0, lead_s))
+                with contextlib.suppress(ProcessLookupError, ValueError):
+                    os.kill(int(chance.choice(pids).read_text()), signal.SIGKILL)
+                    told.kills += 1
+                    show(f"life {life}: killed, {told.kills} of {kills}")
+                life, began_s = life + 1, time.monotonic()
+            time.sleep(0.01)
+        if job.poll() is None:
+            told.wrong.append(f"{course.out}: the job hangs in life {life}")
+            job.terminate()
+            job.wait(30)
+        elif job.returncode:
+            told.wrong.append(f"{course.out}: allranks run ended with {job.returncode}")
+
+
+def in_child(work: Callable[[], str]) -> str:
+    """What this returns in a process of its own, so that this one stays without threads."""
+    end, other = os.pipe()
+    if pid := os.fork():
+        os.close(other)
+        with os.fdopen(end) as answer:
+            said = answer.read()
+        os.waitpid(pid, 0)
+        return said
+    try:
+        os.write(other, work().encode())
+    finally:
+        os._exit(0)
+
+
+def newest_step(course: Course) -> int:
+    """Step of the newest checkpoint that loads; -1: there is none."""
+
+    def load() -> str:
+        with Checkpointer(course.checkpoints, say=lambda text: None) as checkpoints:
+            loaded = checkpoints.load()
+        return str(-1 if loaded is None else loaded.step)
+
+    return int(in_child(load) or -1)
+
+
+def samples_of(course: Course) -> list[dict[int, list[int]]]:
+    """Per life and step, the samples of all ranks in their order; steps that not all ranks wrote are left out."""
+    lives = []
+    folders = [path for path in course.out.iterdir() if path.name.isdecimal()]
+    for folder in sorted(folders, key=lambda path: int(path.name)):
+        steps: dict[int, list[int]] = defaultdict(list)
+        seen: dict[int, int] = defaultdict(int)
+        files = [folder / f"{rank}.steps" for rank in range(course.size(int(folder.name)))]
+        for path in files:
+            lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+            for line in lines:
+                if line.endswith("\n"):
+                    number, *samples = map(int, line.split())
+                    steps[number] += samples
+                    seen[number] += 1
+        lives.append({number: steps[number] for number in steps if seen[number] == len(files)})
+    return lives
+
+
+def compare(course: Course, reference: Course, told: Told) -> None:
+    """Hold weights and samples of a run that has reached its end against the uninterrupted one's."""
+    whole = samples_of(reference)[0]
+    for life, steps in enumerate(samples_of(course)):
+        told.lives_without_step += not steps
+        wrong = [number for number, samples in steps.items() if samples != whole[number]]
+        if wrong:
+            told.wrong.append(f"{course.out}: life {life} took other samples at step {wrong[0]}")
+    mine, its = torch.load(course.out / "final.pt"), torch.load(reference.out / "final.pt")
+    difference = max((mine[name] - its[name]).abs().max().item() for name in its)
+    told.largest_difference = max(told.largest_difference, difference)
+    is_identical = all(torch.equal(mine[name], its[name]) for name in its)
+    told.identical += is_identical
+    show(f"{course.out.name} is done: weights {'bit-identical' if is_identical else f'differ by {difference:.3g}'}")
+    if not is_identical and len(set(course.sizes)) == 1:
+        told.wrong.append(f"{course.out}: weights differ by {difference:.3g}")
+    if difference > 1e-5:
+        told.wrong.append(f"{course.out}: weights differ by {difference:.3g}, more than 1e-5")
+
+
+def show(text: str) -> None:
+    print(f"[{time.strftime('%H:%M:%S')}] {text}", flush=True)
+
+
+def kill_run(course: Course, told: Told, kills: int, chance: random.Random, lead_s: float) -> None:
+    """One run to its end, through as many lives as it takes."""
+    course.out.mkdir(parents=True)
+    life, best = 0, -1
+    while not course.is_done:
+        is_early = chance.random() < 0.1
+        after_s = -chance.uniform(0, 0.5) if is_early else chance.uniform(0, lead_s)
+        end = live(course, life, kill_after_s=after_s if told.kills < kills else None, chance=chance)
+        newest = newest_step(course)
+        if newest < best:
+            told.wrong.append(f"{course.out}: after life {life} step {newest} is the newest that loads, {best} was")
+        best = max(best, newest)
+        if end.endswith("killed"):
+            told.kills += 1
+        elif end != "done":
+            told.wrong.append(f"{course.out}: life {life}: {end}")
+            return
+        if end != "done":
+            when = f"{after_s:+.2f} s from the first step"
+            show(f"life {life}: {end} {when}; step {newest} loads; {told.kills} of {kills}")
+        life += 1
+    told.runs += 1
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--ranks", default="3", help="one number, or one for each life in turn: 3,2,3")
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--total", type=int, default=400, help="steps of a run")
+    parser.add_argument("--every", type=int, default=7, help="steps between checkpoints")
+    parser.add_argument("--lead-s", type=float, default=1.2, help="most seconds from a life's first step to its kill")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--workers", type=int, default=0, help="of the DataLoader")
+    parser.add_argument("--launcher", action="store_true", help="restarts are those of `allranks run`")
+    parser.add_argument("--unpinned", action="store_true", help="torch's own DDP, for comparison")
+    options = parser.parse_args()
+
+    sizes = [int(size) for size in options.ranks.split(",")]
+    flags = ["--total", str(options.total), "--every", str(options.every), "--workers", str(options.workers)]
+    flags += ["--noise"] * (len(set(sizes)) == 1) + ["--unpinned"] * options.unpinned
+    chance, told, root = random.Random(options.seed), Told(), Path(tempfile.mkdtemp(prefix="kills-"))
+    os.environ |= {"OMP_NUM_THREADS": "1"}
+    torch.set_num_threads(1)
+
+    reference = Course(root / "reference", sizes[:1], flags)
+    reference.out.mkdir()
+    started_s = time.monotonic()
+    if (end := live(reference, 0, kill_after_s=None, chance=chance)) != "done":
+        sys.exit(f"the uninterrupted run: {end}; see {reference.out}")
+    show(f"uninterrupted: {options.total} steps at {sizes[0]} ranks in {time.monotonic() - started_s:.1f} s")
+    while told.kills < options.kills and not told.wrong:
+        course = Course(root / f"run_{told.runs}", sizes, flags)
+        if options.launcher:
+            live_below_launcher(course, told, options.kills, chance, options.lead_s)
+            told.runs += course.is_done
+        else:
+            kill_run(course, told, options.kills, chance, options.lead_s)
+        if course.is_done:
+            compare(course, reference, told)
+    print(f"ranks {options.ranks}: {told.kills} kills in {told.runs} runs of {options.total} steps")
+    print(f"  bit-identical weights  {told.identical} of {told.runs}")
+    print(f"  largest difference     {told.largest_difference:.3g}")
+    print(f"  lives without a step   {told.lives_without_step}")
+    if told.wrong:
+        sys.exit("\n".join([f"WRONG (kept in {root}):", *told.wrong]))
+    shutil.rmtree(root)
+
+
+if __name__ == "__main__":
+    main()

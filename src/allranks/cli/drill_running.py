@@ -1,0 +1,109 @@
+"""`allranks lab drill --running`: strikes at a running job, one line each, and a table at the end."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from allranks.model.errors import AllranksError, Exit, UsageError
+from allranks.report.text import Style, say
+
+if TYPE_CHECKING:
+    from allranks.lab.running.drill import Drilled
+
+HEALTHY = "healthy"
+
+
+def drill_running(
+    names: Sequence[str],
+    *,
+    lab_name: str,
+    node: str | None,
+    seed: int,
+    has_baseline: bool,
+    is_plain: bool,
+    is_all: bool,
+    minutes: float,
+    work_dir: Path,
+    json_path: Path | None,
+    table_path: Path | None,
+) -> int:
+    """Go through the strikes and print what came; return the exit code."""
+    import msgspec
+
+    from allranks.lab.faults.running.catalogue import STRIKES
+    from allranks.lab.lab import Lab
+    from allranks.lab.running import drill, healthy
+    from allranks.lab.running.table import render_table
+
+    chosen = [*STRIKES] if is_all else list(names)
+    for name in chosen:
+        if name not in STRIKES and name != HEALTHY:
+            close = difflib.get_close_matches(name, [*STRIKES, HEALTHY], n=1)
+            hint = f"did you mean {close[0]}?" if close else "allranks lab inject --list prints them"
+            raise UsageError(f"no strike at a running job {name!r}: {hint}")
+    if not chosen:
+        raise UsageError("lab drill --running: which? allranks lab inject --list prints them; or --all, or healthy")
+    work_dir.mkdir(parents=True, exist_ok=True)
+    done: list[Drilled] = []
+    began_s = time.monotonic()
+    missed = unwell = 0
+    for name in chosen:
+        try:
+            if name == HEALTHY:
+                calm = healthy.train(Lab(lab_name), seed=seed, minutes=minutes, work_dir=work_dir, is_plain=is_plain)
+                click.echo("\n".join(calm.lines()))
+                unwell += bool(calm.wrong)
+                continue
+            result = drill.drill_running(
+                Lab(lab_name),
+                name,
+                seed=seed,
+                work_dir=work_dir,
+                on=node,
+                is_plain=is_plain,
+                has_baseline=has_baseline and (not is_all or STRIKES[name].has_baseline),
+                say=say,
+            )
+        except AllranksError as exc:
+            if len(chosen) == 1:
+                raise
+            missed += 1
+            say(f"{name}: could not be drilled: {exc}")
+            continue
+        done.append(result)
+        click.echo(_describe(result))
+    wrong = sum(bool(each.wrong) for each in done) + unwell
+    click.echo(
+        f"{len(chosen) - wrong - missed} of {len(chosen)} as they must be, {time.monotonic() - began_s:.0f} s"
+        + (f"; {missed} could not be drilled" if missed else "")
+    )
+    if json_path is not None:
+        json_path.write_bytes(msgspec.json.format(msgspec.json.encode(done)) + b"\n")
+    if table_path is not None:
+        table_path.write_text(render_table(done, seed=seed))
+    return Exit.USER_CODE if wrong or missed else Exit.OK
+
+
+def _describe(result: Drilled) -> str:
+    style = Style.of(sys.stdout)
+    mark = style.mark("✗", "x") if result.wrong else style.mark("✓", "+")
+    verdict_s, next_s = _seconds(result.verdict_s), _seconds(result.next_step_s)
+    lines = [f"{mark} {result.fault:<26} {verdict_s:>7} {next_s:>7}  {result.verdict}"]
+    if result.phases_s:
+        lines.append("    " + ", ".join(f"{name} {seconds:.1f} s" for name, seconds in result.phases_s.items()))
+    lines += [f"    {each}" for each in result.wrong]
+    if (baseline := result.baseline) is not None:
+        silent, next_s = _seconds(baseline.silent_s), _seconds(baseline.next_step_s)
+        lines.append(f"    torchrun: silent for {silent}, then: {baseline.said}; next step {next_s}")
+    return "\n".join(lines)
+
+
+def _seconds(seconds: float | None) -> str:
+    return "-" if seconds is None else f"{seconds:.1f} s"

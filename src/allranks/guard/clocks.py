@@ -1,0 +1,68 @@
+"""How far is each node's wall clock from the leader's clock? Pure; NTP's way (RFC 5905, on-wire protocol).
+
+A Ping carries the leader's time t1; the node says it back with how long it held it and its own wall clock t3; it
+arrives at t4. The smaller the way there and back, the better the guess: of the last ones the fastest counts.
+
+The leader's clock is its monotonic one, so the offsets are large numbers; only their differences mean anything.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+WINDOW_S = 60.0
+STEP_S = 0.005
+"""A clock that is this much off from what the last ways allow was set."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sample:
+    at_s: float
+    delay_s: float
+    offset_s: float
+
+
+@dataclass(slots=True)
+class NodeClock:
+    """One node's wall clock against the leader's."""
+
+    _samples: deque[_Sample] = field(default_factory=deque)
+    _best: _Sample | None = None
+
+    def hear(self, *, sent_s: float, held_s: float, node_s: float, now_s: float) -> bool:
+        """Take in one exchange; True: the node's clock was set since the last one, so what was measured is void.
+
+        Args:
+            sent_s: the leader's clock when it sent the Ping.
+            held_s: how long the node had it before it answered.
+            node_s: the node's wall clock when it answered.
+            now_s: the leader's clock now.
+        """
+        delay_s = now_s - sent_s - held_s
+        if not 0 <= delay_s < WINDOW_S:
+            return False
+        new = _Sample(now_s, delay_s, node_s - now_s + delay_s / 2)
+        was_set = False
+        if self._best is not None:
+            was_set = abs(new.offset_s - self._best.offset_s) > (new.delay_s + self._best.delay_s) / 2 + STEP_S
+            if was_set:
+                self._samples.clear()
+                self._best = None
+        self._samples.append(new)
+        if self._best is None or new.delay_s <= self._best.delay_s:
+            self._best = new
+        while self._samples[0].at_s < now_s - WINDOW_S:
+            if self._samples.popleft() is self._best:
+                self._best = min(self._samples, key=lambda sample: sample.delay_s)
+        return was_set
+
+    @property
+    def offset_s(self) -> float | None:
+        """What to take from the node's wall clock to have the leader's; None: not known yet."""
+        return None if self._best is None else self._best.offset_s
+
+    @property
+    def error_s(self) -> float:
+        """How wrong that may be."""
+        return 0.0 if self._best is None else self._best.delay_s / 2

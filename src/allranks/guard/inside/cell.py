@@ -1,0 +1,339 @@
+"""What does a worker tell its agent, also while it is blocked, stopped, or dead? The shared memory between the two.
+
+    agent:   cell = Cell.create(); start the worker with ALLRANKS_CELL_FD=<cell.fd>, cell.fd passed on
+    worker:  cell = Cell.inherited(); cell.claim(); cell.step(12)
+    agent:   cell.read().step
+
+One cell is for one start of one worker: a restarted one gets a fresh cell. The layout, all numbers u64 of the machine:
+
+       0  magic and version          16  pid of the process that writes
+       8  size of the whole          24  number of the call that is done (of its record)
+      64  the records, one after the other, of these rooms:
+            told 64 KiB, words 64 KiB, call 4 KiB, step, saved, phase 256 B          written by the worker
+            order 4 KiB                                                              written by the agent
+
+A record is a number n and two slots, each (n, time by CLOCK_MONOTONIC, length, CRC-32, bytes). The n-th writing fills
+slot n % 2 and only then sets the number, so the last whole one can always be read, whenever the writer dies or is
+stopped; a reader takes a slot only where its own n and CRC fit. No lock is shared, no side ever waits for the other.
+
+A process writes only after it has claimed the cell. The first one that asks gets it, and the next one only when that
+one is gone: so a shell may stand between agent and Python, and DataLoader workers and other children stay silent.
+Standard library only; runs in the worker's Python.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import mmap
+import os
+import struct
+import threading
+import time
+import zlib
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+ENV_FD = "ALLRANKS_CELL_FD"
+NAME = "allranks-cell"
+MAGIC = int.from_bytes(b"allrnk\x01\x00", "little")
+"""The last two bytes are the version of the layout."""
+
+_MAGIC, _SIZE, _PID, _DONE = range(4)
+_RECORDS_AT = 64
+_ROOMS = {"told": 65536, "words": 65536, "call": 4096, "step": 256, "saved": 256, "phase": 256, "order": 4096}
+_SLOT = struct.Struct("QQII")
+_NUMBER = struct.Struct("q")
+_ORDER = struct.Struct("q?")
+_UNIT = "\x1f"
+"""Between the fields of a call."""
+
+
+class Written(NamedTuple):
+    """One record as it was written."""
+
+    number: int
+    """1 is the first that was written into its room."""
+    written_ns: int
+    """By CLOCK_MONOTONIC, which all processes of a machine share."""
+    data: bytes
+
+
+class PythonCall(NamedTuple):
+    """The last collective that Python code called."""
+
+    group: str
+    seq: int
+    """Its number in the group; -1: not known."""
+    op: str
+    sizes: str
+    """`[[8, 4]]`, as JSON."""
+    dtypes: str
+    """`Float`, several with commas."""
+    place: str
+    peer: int
+    """Of a send or a receive: the other side's rank in the group; -1: it is none, or from anybody."""
+    is_done: bool
+    """The Python call has come back."""
+    created_ns: int
+    """Since the epoch, by the wall clock."""
+    called_ns: int
+    """By CLOCK_MONOTONIC."""
+
+
+class CellOrder(NamedTuple):
+    """What the agent wants from the worker's next step boundaries; see wire.protocol.Order."""
+
+    at_step: int
+    why: str
+    leaves: bool
+
+
+class CellRead(NamedTuple):
+    """All that stands in a cell; None: never written."""
+
+    pid: int
+    """0: nobody has claimed it."""
+    told: Written | None
+    """By the beat thread: JSON."""
+    words: Written | None
+    """Last words, at an exception: JSON."""
+    call: PythonCall | None
+    step: int | None
+    step_ns: int
+    """When the step was told, by CLOCK_MONOTONIC."""
+    saved: int | None
+    phase: str
+
+
+class Cell:
+    """One cell, in either process."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._map = mmap.mmap(fd, _TOTAL)
+        self._view = memoryview(self._map)
+        self._numbers = self._view[:_RECORDS_AT].cast("Q")
+        self._records = {name: _Record(self._view, at, room) for name, (at, room) in _PLACES.items()}
+        self._call_lock = threading.Lock()
+        self._owner = 0
+        self._order_seen: tuple[int, CellOrder | None] = (0, None)
+
+    @classmethod
+    def create(cls) -> Cell:
+        """Return a fresh one, in the agent. Its `fd` is for the worker's `pass_fds`.
+
+        Raises:
+            OSError: there is no memory, or no descriptor left.
+        """
+        fd = os.memfd_create(NAME)
+        try:
+            os.ftruncate(fd, _TOTAL)
+            cell = cls(fd)
+        except OSError:
+            os.close(fd)
+            raise
+        cell._numbers[_SIZE] = _TOTAL
+        cell._numbers[_MAGIC] = MAGIC
+        return cell
+
+    @classmethod
+    def inherited(cls, env: Mapping[str, str] | None = None) -> Cell | None:
+        """Return the one that this process got from its agent; None where there is none, or one of another version."""
+        number = (os.environ if env is None else env).get(ENV_FD, "")
+        if not number.isdecimal():
+            return None
+        fd = int(number)
+        try:  # in a child that did not inherit it, the number may be any other file's
+            if NAME not in os.readlink(f"/proc/self/fd/{fd}") or os.fstat(fd).st_size != _TOTAL:
+                return None
+            cell = cls(fd)
+        except (OSError, ValueError):
+            return None
+        return cell if cell._numbers[_MAGIC] == MAGIC and cell._numbers[_SIZE] == _TOTAL else None
+
+    def close(self) -> None:
+        """Give the memory and the descriptor back, in the agent."""
+        for record in self._records.values():
+            record.release()
+        self._numbers.release()
+        self._view.release()
+        self._map.close()
+        with contextlib.suppress(OSError):
+            os.close(self.fd)
+
+    # The worker's side
+
+    def claim(self) -> bool:
+        """Become the process that writes, unless another one is and lives; tell whether this one now is."""
+        pid, own = int(self._numbers[_PID]), os.getpid()
+        if pid != own:
+            if pid and _is_alive(pid):
+                return False
+            self._numbers[_PID] = own
+        self._owner = own
+        return True
+
+    @property
+    def is_mine(self) -> bool:
+        """Tell whether this process may write: not in a fork of the one that claimed it."""
+        return self._owner == os.getpid() == self._numbers[_PID]
+
+    def tell(self, blob: bytes) -> bool:
+        """Write what the beat thread has to tell; False where it did not fit or is not ours."""
+        return self.is_mine and self._records["told"].write(blob)
+
+    def last_words(self, blob: bytes) -> bool:
+        """Write what is known when an exception ends the worker; False where it did not fit or is not ours."""
+        return self.is_mine and self._records["words"].write(blob)
+
+    def enter_call(
+        self, group: str, seq: int, op: str, sizes: str = "[]", dtypes: str = "", place: str = "", peer: int = -1
+    ) -> int:
+        """Write which collective comes now; return its number for `leave_call`, 0 where it could not be written.
+
+        Args:
+            group: name of the process group, the same on all ranks.
+            seq: the call's number in the group, -1 where it is not known.
+            op: without the backend, as torch's recorder says it.
+            sizes: of its inputs, as JSON.
+            dtypes: of its inputs.
+            place: where the user's code is.
+            peer: of a send or a receive, the other side's rank in the group.
+        """
+        # Never waits: a signal handler may come here while its own thread holds the lock.
+        if not self.is_mine or not self._call_lock.acquire(blocking=False):
+            return 0
+        try:
+            record = self._records["call"]
+            text = _UNIT.join((group, str(seq), op, sizes, dtypes, place, str(peer), str(time.time_ns())))
+            return record.number if record.write(text.encode(errors="replace")) else 0
+        finally:
+            self._call_lock.release()
+
+    def leave_call(self, number: int) -> None:
+        """Say that the call of this number has come back."""
+        if self.is_mine and number > self._numbers[_DONE]:
+            self._numbers[_DONE] = number
+
+    def step(self, number: int) -> None:
+        """Say which optimizer step the script has reached."""
+        if self.is_mine:
+            self._records["step"].write(_NUMBER.pack(number))
+
+    def saved(self, step: int) -> None:
+        """Say that the checkpoint of this step is complete."""
+        if self.is_mine:
+            self._records["saved"].write(_NUMBER.pack(step))
+
+    def phase(self, name: str) -> None:
+        """Say what the worker does: `init`, `training`, `saving`, `leaving`."""
+        if self.is_mine:
+            self._records["phase"].write(name.encode()[:64])
+
+    def marks(self) -> tuple[int, int, int]:
+        """Return numbers that change when a call begins or ends and when a step is told."""
+        return self._records["call"].number, int(self._numbers[_DONE]), self._records["step"].number
+
+    def order(self) -> CellOrder | None:
+        """Return the agent's last order. Costs one load where nothing is new."""
+        record = self._records["order"]
+        if record.number != self._order_seen[0] and (written := record.read()):
+            at_step, leaves = _ORDER.unpack_from(written.data)
+            why = written.data[_ORDER.size :].decode(errors="replace")
+            self._order_seen = written.number, CellOrder(at_step, why, leaves)
+        return self._order_seen[1]
+
+    # The agent's side
+
+    def give_order(self, at_step: int, why: str, *, leaves: bool) -> None:
+        """Ask the worker for a checkpoint at the first boundary whose step is this or a later one."""
+        self._records["order"].write(_ORDER.pack(at_step, leaves) + why.encode(errors="replace")[:2048])
+
+    def read(self) -> CellRead:
+        """Return all that the worker wrote, whatever state it is in now."""
+        step, saved, phase = (self._records[name].read() for name in ("step", "saved", "phase"))
+        return CellRead(
+            pid=int(self._numbers[_PID]),
+            told=self._records["told"].read(),
+            words=self._records["words"].read(),
+            call=self._read_call(),
+            step=_NUMBER.unpack(step.data)[0] if step else None,
+            step_ns=step.written_ns if step else 0,
+            saved=_NUMBER.unpack(saved.data)[0] if saved else None,
+            phase=phase.data.decode(errors="replace") if phase else "",
+        )
+
+    def _read_call(self) -> PythonCall | None:
+        written = self._records["call"].read()
+        done = int(self._numbers[_DONE])
+        fields = written.data.decode(errors="replace").split(_UNIT) if written else []
+        if written is None or len(fields) != 8:
+            return None
+        group, seq, op, sizes, dtypes, place, peer, created = fields
+        is_done = done >= written.number
+        return PythonCall(
+            group, int(seq), op, sizes, dtypes, place, int(peer), is_done, int(created), written.written_ns
+        )
+
+
+class _Record:
+    """One room of the cell, with one process that writes and any number that read."""
+
+    def __init__(self, view: memoryview[Any], at: int, room: int) -> None:
+        self.room = room
+        self._counter = view[at : at + 8].cast("Q")
+        size = _SLOT.size + room
+        self._slots = tuple(view[at + 8 + i * size : at + 8 + (i + 1) * size] for i in range(2))
+
+    @property
+    def number(self) -> int:
+        return int(self._counter[0])
+
+    def write(self, data: bytes) -> bool:
+        if len(data) > self.room:
+            return False
+        number = self._counter[0] + 1
+        slot = self._slots[number % 2]
+        slot[_SLOT.size : _SLOT.size + len(data)] = data
+        _SLOT.pack_into(slot, 0, number, time.monotonic_ns(), len(data), zlib.crc32(data))
+        self._counter[0] = number
+        return True
+
+    def read(self) -> Written | None:
+        for _ in range(8):  # again only where the writer came round twice meanwhile
+            number = self._counter[0]
+            if not number:
+                return None
+            slot = self._slots[number % 2]
+            head = bytes(slot[: _SLOT.size])
+            own, written_ns, length, check = _SLOT.unpack(head)
+            if own == number and length <= self.room:
+                data = bytes(slot[_SLOT.size : _SLOT.size + length])
+                if zlib.crc32(data) == check and bytes(slot[: _SLOT.size]) == head:
+                    return Written(number, written_ns, data)
+        return None
+
+    def release(self) -> None:
+        for view in (self._counter, *self._slots):
+            view.release()
+
+
+def _place_records() -> tuple[dict[str, tuple[int, int]], int]:
+    places, at = {}, _RECORDS_AT
+    for name, room in _ROOMS.items():
+        places[name] = at, room
+        at += 8 + 2 * (_SLOT.size + room)
+    return places, at
+
+
+_PLACES, _TOTAL = _place_records()
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -1,0 +1,88 @@
+"""How the guard gets into a worker: `join/hook.py` calls `arm` when torch.distributed has just been imported.
+
+    arm(c10d)       the collectives tell before they do; nothing is told yet
+    begin()         this process is the worker: its cell is claimed and its beat started
+    last_words()    an exception ends it: what the recorder holds goes into the cell
+
+`begin` comes with the first `init_process_group`: before that there is no group to tell of, and a thread in a process
+that forks is a nuisance. Nothing here may raise, wait, or slow an exit. Runs in the worker's Python.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import json
+import sys
+import time
+from typing import Any
+
+from .beat import Beat
+from .calls import Teller, wrap
+from .cell import Cell
+from .flight import Flight
+
+_teller: Teller | None = None
+_c10d: Any = None
+_beat: Beat | None = None
+
+
+def arm(c10d: Any) -> None:
+    """Wrap what torch.distributed has just defined, once.
+
+    Args:
+        c10d: torch.distributed.distributed_c10d.
+    Raises:
+        AttributeError: this torch does not have what we hold on to.
+    """
+    global _teller, _c10d
+    if _teller is not None:
+        return
+    _c10d, _teller = c10d, Teller(c10d)
+    wrap(c10d, _teller)
+    init_process_group = c10d.init_process_group
+
+    @functools.wraps(init_process_group)
+    def init_and_beat(*args: Any, **kwargs: Any) -> Any:
+        begin()
+        formed = init_process_group(*args, **kwargs)
+        if _beat is not None:
+            _beat.enter("training")
+        return formed
+
+    c10d.init_process_group = init_and_beat
+
+
+def begin() -> None:
+    """Claim the cell and start the beat, where there is a cell and no other process has it."""
+    global _beat
+    if _teller is None or (_teller.cell is not None and _teller.cell.is_mine):
+        return
+    with contextlib.suppress(Exception):
+        cell = Cell.inherited()
+        if cell is None or not cell.claim():
+            return
+        _teller.flight = Flight(_c10d)
+        _teller.is_compiling = sys.modules["torch"].compiler.is_compiling
+        _teller.failed = last_words
+        _teller.cell = cell
+        _beat = Beat(cell, _teller.flight)
+        _beat.start()
+        atexit.register(_leave)
+
+
+def last_words() -> None:
+    """Write what this rank last called in every group, for the survivors' sake."""
+    with contextlib.suppress(Exception):
+        if _teller is None or _teller.cell is None or _teller.flight is None or not _teller.cell.is_mine:
+            return
+        calls = _teller.flight.last_calls()
+        words = {"time_ns": time.time_ns(), "states": _teller.flight.states(), "calls": calls}
+        _teller.cell.last_words(json.dumps(words, separators=(",", ":")).encode())
+
+
+def _leave() -> None:
+    if _beat is not None:
+        _beat.enter("leaving")
+        _beat.end()

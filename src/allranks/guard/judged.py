@@ -1,0 +1,74 @@
+"""What the guard comes to: a proven fault, whose it is, and what that means for the job."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from allranks.causes.catalogue import find_cause
+from allranks.model.finding import Confidence, Evidence, Finding, Severity
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """One verdict on a running job."""
+
+    findings: tuple[Finding, ...]
+    """The culprit's first."""
+    exit_code: int
+    """Of the job, where nobody starts it again."""
+    ranks: tuple[int, ...] = ()
+    """Culprits; none where a link or nobody is."""
+    nodes: tuple[int, ...] = ()
+    """Indices in the Plan of the nodes to go on without; where two cannot be told apart, the one that is easier to
+    miss (never the leader's). None where no node is at fault."""
+    cures: bool = False
+    """Leaving out `nodes` cures it: the node or its link is at fault, and not what runs there."""
+    is_retryable: bool = True
+    """Starting again from a checkpoint may help; False for an error of the user's code, which comes back."""
+    blocked: tuple[int, ...] = ()
+    """Ranks that no SIGTERM reaches in time: stopped, or deep in a collective. For `Stop.at_once`."""
+    is_final: bool = True
+    """Nothing that workers say while they are ended can change it; False: ask again when they have ended."""
+
+
+def name_fault(
+    cause_id: str,
+    message: str,
+    *,
+    node: str | None = None,
+    ranks: Sequence[int] = (),
+    evidence: Sequence[str] = (),
+    confidence: Confidence = Confidence.CERTAIN,
+    fix: str | None = None,
+    victims: Sequence[int] = (),
+    ask: str | None = None,
+    severity: Severity = Severity.FAIL,
+) -> Finding:
+    """Return a finding of a cause of the catalogue, in the guard's own words.
+
+    Args:
+        cause_id: `AR410`.
+        message: what happened, one line.
+        node: the culprit's name.
+        ranks: the culprits.
+        evidence: what was seen, one line each.
+        confidence: how sure it is.
+        fix: what to do; the cause's own where it says nothing else.
+        victims: who waited or failed because of it.
+        ask: what would tell more.
+        severity: a warning where the job goes on.
+    """
+    cause = find_cause(cause_id)
+    return Finding(
+        cause=cause.label(),
+        severity=severity,
+        confidence=confidence,
+        node=node,
+        ranks=tuple(ranks),
+        message=message,
+        evidence=tuple(Evidence(seen=seen) for seen in evidence),
+        fix=(cause.fix.format_map({"node": node or "the node"}) if fix is None else fix) or None,
+        ask=ask,
+        victims=tuple(victims),
+    )

@@ -1,0 +1,345 @@
+"""Is a way between nodes broken, and whose is it? Pure.
+
+It begins with a connection that does not get its bytes across: the other kernel acknowledges nothing for stalled_s,
+whatever the processes do. Then every node tries the machines at both ends of such connections, in rounds. Packets that
+come through join nodes; where the rest of the nodes is joined and one is apart, that one is it:
+
+    nothing of any size between it and anybody     AR210 link-down      its interface, cable or switch port
+    small packets pass, full-sized ones do not     AR204 mtu-blackhole
+    two nodes, or two groups; each has others      AR211 partition      between them; undecided which side
+    now it passes, now it does not                 AR212 packet-loss    where all bad pairs meet
+    all tries pass, and the bytes never do         AR206 firewall-port  something drops just that connection
+
+What one round shows counts at once where a node is cut off from three others or more; else a second round must show
+the same. Nobody is judged here while an agent involved is silent: that may be a lost node (presence.py).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from allranks.guard.judged import Judged, name_fault
+from allranks.guard.scene import LEADER, NodeView, Scene, Tried
+from allranks.model.beat import LinkSeen
+from allranks.model.errors import Exit
+from allranks.model.finding import Confidence, Finding
+from allranks.model.hostlist import fold_hosts
+from allranks.wire.protocol import TryTarget
+
+ROUND_SLACK_S = 0.6
+"""For the order to get there and the answer to come back in a beat, besides two beats."""
+TRIED_EARLY = 0.5
+"""Of stalled_s: to try does no harm, so it begins before anything would be judged."""
+MIN_APART = 3
+"""Nodes that all fail to reach one: enough for a verdict from a single round."""
+MAX_ROUNDS = 4
+"""Of tries that all pass: then only that connection can be at fault."""
+FILTERED_S = 10.0
+"""How long a connection must have been stalled, besides, before something is said to drop just it."""
+
+Pair = tuple[int, int]
+"""Of node indices, the smaller first."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stalled:
+    """One connection that is stuck, and between whom."""
+
+    own: int
+    peer: int
+    link: LinkSeen
+    since_s: float
+
+
+@dataclass(slots=True)
+class Episode:
+    """One time of trouble: what was tried, round by round."""
+
+    began_s: float
+    suspects: set[int]
+    ordered_s: float = 0.0
+    until_s: float = 0.0
+    rounds: list[dict[Pair, list[Tried]]] = field(default_factory=list)
+    """What came out, by pair; finished rounds only."""
+
+
+def find_stalled(scene: Scene, now_s: float, *, share: float = 1.0) -> list[Stalled]:
+    """Return the connections between nodes of ours that have got nothing across for (this share of) stalled_s."""
+    owner = {address: node.index for node in scene.nodes for address in _addresses(node)}
+    found = []
+    for node in scene.nodes:
+        if node.beat is None or node.heard_s is None or now_s - node.heard_s > scene.fresh_s:
+            continue
+        for link in node.beat.links:
+            peer = owner.get(link.peer_address)
+            if peer is not None and peer != node.index and link.stalled_s >= share * scene.settings.stalled_s:
+                found.append(Stalled(node.index, peer, link, node.heard_s - link.stalled_s))
+    return found
+
+
+def round_s(scene: Scene, num_rounds: int) -> float:
+    """How long the tries of the next round may take; in the first one a lost SYN is not sent again, which takes 1 s."""
+    longest_s = min(max(scene.settings.stalled_s * 0.8, 1.1), 3.0)
+    return longest_s if num_rounds else longest_s / 2
+
+
+def plan_round(scene: Scene, suspects: set[int]) -> dict[int, tuple[TryTarget, ...]]:
+    """Return whom each node is to try on the data network."""
+    return {
+        node.index: targets
+        for node in scene.nodes
+        if (
+            targets := tuple(
+                TryTarget(node_index=i, network="data", address=peer.address("data"), port=peer.port("data"))
+                for i in sorted(suspects)
+                if i != node.index and (peer := scene.nodes[i]).address("data") and peer.port("data")
+            )
+        )
+    }
+
+
+def is_round_over(scene: Scene, episode: Episode, now_s: float) -> bool:
+    """Whether all answers are there, or their time is up."""
+    if now_s >= episode.until_s:
+        return True
+    return all(
+        (tried := scene.nodes[index].tries.get((target.node_index, "data"))) and tried[-1].at_s >= episode.ordered_s
+        for index, targets in plan_round(scene, episode.suspects).items()
+        for target in targets
+    )
+
+
+def collect_round(scene: Scene, episode: Episode) -> dict[Pair, list[Tried]]:
+    """Return what the tries since the order showed, by pair."""
+    found: dict[Pair, list[Tried]] = {}
+    for node in scene.nodes:
+        for (target, network), tried in node.tries.items():
+            if network == "data" and tried[-1].at_s >= episode.ordered_s:
+                found.setdefault((min(node.index, target), max(node.index, target)), []).append(tried[-1])
+    return found
+
+
+def judge_links(scene: Scene, episode: Episode, stalled: Sequence[Stalled]) -> Judged | None:
+    """Return the verdict that the rounds so far allow, None where another round is needed.
+
+    Args:
+        scene: names and ranks.
+        episode: with at least one finished round.
+        stalled: the connections that are stuck now.
+    """
+    now = episode.rounds[-1]
+    bad = {pair for pair, tried in now.items() if not any(each.is_ok for each in tried)}
+    ok = now.keys() - bad
+    if not bad:
+        return _judge_filtered(scene, episode, stalled)
+    before = episode.rounds[-2] if len(episode.rounds) > 1 else None
+    apart = _apart(scene, ok, bad)
+    if apart and before is None:
+        is_plain = len(apart) == 1 and len(apart[0]) == 1 and _num_bad(bad, apart[0]) >= MIN_APART
+        return _judge_apart(scene, apart, bad, now, stalled) if is_plain else None
+    if before is None:
+        return None
+    bad_before = {pair for pair, tried in before.items() if not any(each.is_ok for each in tried)}
+    if bad_before != bad:
+        return _judge_lossy(scene, episode, bad | bad_before, stalled)
+    if apart:
+        return _judge_apart(scene, apart, bad, now, stalled)
+    return _judge_pairs(scene, bad, now, stalled)
+
+
+def _addresses(node: NodeView) -> set[str]:
+    return {*(node.beat.addresses if node.beat else ()), node.address("data")} - {""}
+
+
+def _apart(scene: Scene, ok: set[Pair], bad: set[Pair]) -> list[tuple[int, ...]]:
+    """Parts that packets do not join to the main one; the main one is the largest, of equal ones the leader's."""
+    part = {index: index for pair in ok | bad for index in pair}
+
+    def find(index: int) -> int:
+        while part[index] != index:
+            index = part[index]
+        return index
+
+    for one, two in ok:
+        part[find(one)] = find(two)
+    parts: dict[int, list[int]] = {}
+    for index in sorted(part):
+        parts.setdefault(find(index), []).append(index)
+    main = max(parts.values(), key=lambda members: (len(members), LEADER in members))
+    return [tuple(members) for members in parts.values() if members is not main]
+
+
+def _num_bad(bad: set[Pair], members: Sequence[int]) -> int:
+    return sum(1 for pair in bad if set(pair) & set(members))
+
+
+def _is_large_lost(tried: Sequence[Tried]) -> bool:
+    return any(each.seen.connects for each in tried)
+
+
+def _judge_apart(
+    scene: Scene,
+    apart: Sequence[tuple[int, ...]],
+    bad: set[Pair],
+    now: Mapping[Pair, Sequence[Tried]],
+    stalled: Sequence[Stalled],
+) -> Judged:
+    in_main = {index for pair in now for index in pair} - {index for part in apart for index in part}
+    findings = []
+    for part in apart:
+        mine = [pair for pair in sorted(bad) if set(pair) & set(part)]
+        is_alone = len(part) == 1
+        is_undecided = is_alone and len(in_main) < 2
+        large = sum(_is_large_lost(now[pair]) for pair in mine)
+        evidence = _evidence(scene, stalled, mine, now)
+        if is_alone:
+            findings.append(_of_node(scene, part[0], in_main, evidence, large == len(mine), is_undecided))
+        else:
+            findings.append(_of_parts(scene, part, in_main, evidence))
+    nodes = tuple(sorted(index for part in apart for index in part))
+    ranks = tuple(rank for index in nodes for rank in scene.nodes[index].ranks)
+    return Judged(findings=tuple(findings), exit_code=Exit.NODE_FAULT, ranks=ranks, nodes=nodes, cures=True)
+
+
+def _of_node(
+    scene: Scene, index: int, others: set[int], evidence: Sequence[str], is_mtu: bool, is_undecided: bool
+) -> Finding:
+    node = scene.nodes[index]
+    peers = fold_hosts([scene.nodes[other].name for other in sorted(others)])
+    name = f"{peers} or {node.name}" if is_undecided else node.name
+    confidence = Confidence.UNDECIDED if is_undecided else Confidence.CERTAIN
+    if is_mtu:
+        return name_fault(
+            "AR204",
+            f"small packets pass between {node.name} and {peers}, full-sized ones are lost",
+            node=name,
+            ranks=tuple(node.ranks),
+            evidence=evidence,
+            confidence=confidence,
+            fix=f"set the switch port, bridge or tunnel of {node.name} to the MTU of its data interface, or all data "
+            "interfaces to what passes: ip link set <name> mtu 1500",
+            victims=scene.others(*node.ranks),
+        )
+    return name_fault(
+        "AR210",
+        f"nothing comes through between it and {peers} on the data network; its agent still answers"
+        if not is_undecided
+        else f"nothing comes through between {peers} and {node.name} on the data network; both agents still answer",
+        node=name,
+        ranks=tuple(node.ranks),
+        evidence=evidence,
+        confidence=confidence,
+        victims=scene.others(*node.ranks),
+    )
+
+
+def _of_parts(scene: Scene, part: Sequence[int], others: set[int], evidence: Sequence[str]) -> Finding:
+    one, two = (fold_hosts([scene.nodes[i].name for i in sorted(side)]) for side in (others, part))
+    return name_fault(
+        "AR211",
+        f"nothing comes through between {one} and {two} on the data network; within each group all is well",
+        node=f"{one} or {two}",
+        evidence=evidence,
+        confidence=Confidence.UNDECIDED,
+        victims=scene.others(),
+    )
+
+
+def _judge_pairs(
+    scene: Scene, bad: set[Pair], now: Mapping[Pair, Sequence[Tried]], stalled: Sequence[Stalled]
+) -> Judged:
+    """Pairs that do not reach each other, while others reach both."""
+    pairs = sorted(bad)
+    is_mtu = all(_is_large_lost(now[pair]) for pair in pairs)
+    met = Counter(index for pair in pairs for index in pair)
+    leave = max(met, key=lambda index: (met[index], index != LEADER, index))
+    one, two = (scene.nodes[index].name for index in pairs[0])
+    more = f" (and {len(pairs) - 1} more pairs)" if len(pairs) > 1 else ""
+    what = "full-sized packets are lost, small ones pass," if is_mtu else "nothing comes through"
+    finding = name_fault(
+        "AR204" if is_mtu else "AR211",
+        f"{what} between {one} and {two} on the data network{more}; other nodes reach both",
+        node=f"{one} or {two}",
+        evidence=_evidence(scene, stalled, pairs, now),
+        confidence=Confidence.UNDECIDED,
+        fix=f"what lies between {one} and {two} is at fault: a filter, a route, a trunk, its MTU; until then leave "
+        "out one of them",
+        victims=scene.others(),
+    )
+    return Judged(findings=(finding,), exit_code=Exit.NODE_FAULT, nodes=(leave,), cures=True)
+
+
+def _judge_lossy(scene: Scene, episode: Episode, bad: set[Pair], stalled: Sequence[Stalled]) -> Judged | None:
+    """Now it passes, now it does not."""
+    met = Counter(index for pair in bad for index in pair)
+    most = max(met.values())
+    culprits = sorted((index for index in met if met[index] == most), key=lambda index: index != LEADER)
+    is_decided = len(culprits) == 1 and most >= 2
+    if not is_decided and len(episode.rounds) < MAX_ROUNDS:
+        return None
+    leave = culprits[-1]
+    names = [scene.nodes[index].name for index in sorted(culprits)]
+    tries = [each for one in episode.rounds for pair, tried in one.items() if leave in pair for each in tried]
+    lost = sum(not each.is_ok for each in tries)
+    node = scene.nodes[leave]
+    finding = name_fault(
+        "AR212",
+        f"packets to or from it are lost: {lost} of {len(tries)} tries between it and other nodes came to nothing, "
+        "the rest passed",
+        node=node.name if is_decided else " or ".join(names[:2]),
+        ranks=tuple(node.ranks) if is_decided else (),
+        evidence=_evidence(scene, stalled, sorted(bad), episode.rounds[-1]),
+        confidence=Confidence.LIKELY if is_decided else Confidence.UNDECIDED,
+        fix=f"ip -s link and ethtool -S on {node.name}: CRC errors: cable, transceiver; drops: congestion",
+        victims=scene.others(*node.ranks),
+    )
+    return Judged(findings=(finding,), exit_code=Exit.NODE_FAULT, ranks=finding.ranks, nodes=(leave,), cures=True)
+
+
+def _judge_filtered(scene: Scene, episode: Episode, stalled: Sequence[Stalled]) -> Judged | None:
+    """Every try passes, and a connection does not."""
+    old = [each for each in stalled if each.link.stalled_s >= max(FILTERED_S, 4 * scene.settings.stalled_s)]
+    was_bad = any(not each.is_ok for one in episode.rounds for tried in one.values() for each in tried)
+    if not old or len(episode.rounds) < MAX_ROUNDS:
+        return None
+    if was_bad:
+        bad = {pair for one in episode.rounds for pair, tried in one.items() if not any(each.is_ok for each in tried)}
+        return _judge_lossy(scene, episode, bad, stalled) if bad else None
+    worst = max(old, key=lambda each: each.link.stalled_s)
+    one, two = (scene.nodes[index].name for index in sorted((worst.own, worst.peer)))
+    finding = name_fault(
+        "AR206",
+        f"a connection between {one} and {two} gets nothing across, while new ones pass: something between them drops "
+        "just this one",
+        node=f"{one} or {two}",
+        evidence=_evidence(scene, stalled, [(min(worst.own, worst.peer), max(worst.own, worst.peer))], {}),
+        confidence=Confidence.UNDECIDED,
+        fix=f"on {one} and {two}: nft list ruleset; conntrack -S: a filter with state, or a full table, drops "
+        "connections that it has forgotten",
+        victims=scene.others(),
+    )
+    leave = max(worst.own, worst.peer)
+    return Judged(findings=(finding,), exit_code=Exit.NODE_FAULT, nodes=(leave,), cures=True)
+
+
+def _evidence(
+    scene: Scene, stalled: Sequence[Stalled], pairs: Sequence[Pair], now: Mapping[Pair, Sequence[Tried]]
+) -> list[str]:
+    lines = []
+    for stuck in sorted(stalled, key=lambda stuck: -stuck.link.stalled_s):
+        if (min(stuck.own, stuck.peer), max(stuck.own, stuck.peer)) in pairs:
+            lines.append(
+                f"{scene.nodes[stuck.own].name} -> {scene.nodes[stuck.peer].name}: {stuck.link.unacked_bytes} bytes "
+                f"unacknowledged for {stuck.link.stalled_s:.1f} s, {stuck.link.retransmits} retransmits"
+            )
+    del lines[4:]
+    for pair in pairs[:6]:
+        for each in now.get(pair, ())[:2]:
+            source = pair[0] if each.seen.target == pair[1] else pair[1]
+            what = each.seen.error or "no answer"
+            if each.seen.connects:
+                what = "connects, and nothing of full size is acknowledged" if not each.is_ok else "passes"
+            lines.append(f"tried {scene.nodes[source].name} -> {scene.nodes[each.seen.target].name}: {what}")
+    return lines[:10]

@@ -1,0 +1,219 @@
+"""Did ranks call different collectives under one number, or the same one with other shapes or dtypes? Pure.
+
+The same collective of a group has the same number on all its ranks. A rank that skips one calls every later one under
+a number too low, so the first number under which they differ is where to look. The majority is right. With two ranks,
+or as many on either side, nobody is: both are named, and it is undecided.
+
+Gloo does not look, and may abort an innocent rank (`EnforceNotMet`: it got more bytes than it asked for), while the
+guilty one only reads `Connection closed by peer`. What ended how is a symptom here; what was called is the evidence.
+Of an aborted rank whose last call nobody knows the others tell: where all of them agree, it is the odd one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+from allranks.guard.judged import Judged, name_fault
+from allranks.guard.scene import Scene
+from allranks.model.beat import CallSeen
+from allranks.model.errors import Exit
+from allranks.model.finding import Confidence, Finding
+from allranks.report.text import fold_ranks
+
+_SPELLINGS = {
+    "allreduce": "all_reduce",
+    "allreduce_coalesced": "all_reduce",
+    "all_reduce_coalesced": "all_reduce",
+    "allgather": "all_gather",
+    "all_gather_base": "all_gather",
+    "allgather_base": "all_gather",
+    "all_gather_into_tensor": "all_gather",
+    "allgather_into_tensor_coalesced": "all_gather",
+    "allgather_coalesced": "all_gather",
+    "all_gather_coalesced": "all_gather",
+    "all_gather_into_tensor_coalesced": "all_gather",
+    "reduce_scatter_base": "reduce_scatter",
+    "reduce_scatter_tensor": "reduce_scatter",
+    "reduce_scatter_tensor_coalesced": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "alltoall_base": "all_to_all",
+    "all_to_all_single": "all_to_all",
+    "all_to_all_base": "all_to_all",
+}
+"""torch's own names of the same thing, in Python and in the recorder."""
+POINT_TO_POINT = ("send", "recv", "isend", "irecv")
+"""Counted apart, and different on the two sides by nature."""
+_SAME_SIZE = frozenset({"all_reduce", "broadcast", "reduce"})
+"""All ranks hand in as many elements; elsewhere sizes may differ, or backends allow it."""
+_SAME_DTYPE = _SAME_SIZE | {"all_gather", "reduce_scatter"}
+
+
+@dataclass(frozen=True, slots=True)
+class Mismatch:
+    """The first number under which ranks differ."""
+
+    group: str
+    seq: int
+    odd: tuple[int, ...]
+    """The culprits; everybody where it is not decided."""
+    is_decided: bool
+    calls: Mapping[int, CallSeen]
+    """By rank."""
+
+    @property
+    def key(self) -> tuple[str, int, tuple[int, ...]]:
+        """What tells it from another one."""
+        return self.group, self.seq, self.odd
+
+
+def find_mismatch(scene: Scene) -> Mismatch | None:
+    """Return the first mismatch that somebody is stuck in, or died of."""
+    by_number: defaultdict[tuple[str, int], dict[int, CallSeen]] = defaultdict(dict)
+    twice: set[tuple[str, int]] = set()
+    for rank, view in scene.ranks.items():
+        for call in view.beat.calls:
+            if call.seq <= 0 or canonical(call.op) in POINT_TO_POINT:
+                continue
+            if rank in by_number[call.group, call.seq]:
+                twice.add((call.group, call.seq))  # coalesced: parts of it may still be to come
+            by_number[call.group, call.seq][rank] = call
+    for (group, seq), calls in sorted(by_number.items(), key=lambda item: item[0][1]):
+        if len(calls) < 2 or (group, seq) in twice:
+            continue
+        if all(call.is_done and rank not in scene.ends for rank, call in calls.items()):
+            continue
+        if (sides := _compare(calls)) is not None:
+            return _weigh(group, seq, calls, sides)
+    return None
+
+
+def judge_mismatch(scene: Scene, mismatch: Mismatch) -> Judged:
+    """Return the verdict on a mismatch; an error of the user's code, wherever it runs."""
+    calls = mismatch.calls
+    odd = set(mismatch.odd) if mismatch.is_decided else set(_smaller_side(calls))
+    usual = sorted(calls.keys() - odd)
+    parts = [_say(sorted(odd), calls), _say(usual, calls)]
+    finding = name_fault(
+        "AR410",
+        f"at collective {mismatch.seq} of group {mismatch.group} {parts[0]}, {parts[1]}",
+        node=_nodes_of(scene, mismatch.odd),
+        ranks=mismatch.odd,
+        evidence=[f"rank {rank}: {describe(calls[rank])}" for rank in [*sorted(odd)[:4], *usual[:4]]],
+        confidence=Confidence.CERTAIN if mismatch.is_decided else Confidence.UNDECIDED,
+        fix="every rank must call the same collectives in the same order, with the same shapes and dtypes: "
+        "compare the places named here, and what decides which of them a rank takes",
+        victims=scene.others(*mismatch.odd),
+    )
+    return _user_error(finding, mismatch.odd)
+
+
+def explain_abort(scene: Scene, aborted: int) -> Judged:
+    """Say what is known of a rank that Gloo aborted because it got too many bytes, where no calls differ."""
+    group, seq, calls = _newest_calls(scene)
+    unknown = sorted(rank for rank in range(scene.world_size) if rank not in calls and rank not in scene.left)
+    if len(unknown) == 1 and len(calls) >= 2 and _compare(calls) is None:
+        odd, agreed = unknown[0], sorted(calls)
+        finding = name_fault(
+            "AR410",
+            f"it was not in collective {seq} of group {group} as all others were: "
+            f"{fold_ranks(agreed)} agree, and what it called is not known",
+            node=scene.node_of(odd).name,
+            ranks=(odd,),
+            evidence=[
+                f"rank {aborted}: Gloo got data of another size than it asked for, and aborted the process",
+                *(f"rank {rank}: {describe(calls[rank])}" for rank in agreed[:4]),
+            ],
+            confidence=Confidence.LIKELY,
+            victims=scene.others(odd),
+        )
+        return _user_error(finding, (odd,))
+    finding = name_fault(
+        "AR410",
+        "Gloo got data of another size than it asked for, and aborted it: ranks are in different collectives, or in "
+        "one with other shapes or dtypes; which rank is the odd one is not known",
+        node=scene.node_of(aborted).name,
+        ranks=(aborted,),
+        evidence=[f"rank {rank}: {describe(call)}" for rank, call in sorted(calls.items())[:8]],
+        confidence=Confidence.UNDECIDED,
+        ask="run it again with TORCH_DISTRIBUTED_DEBUG=DETAIL: every collective is compared before it is run",
+        victims=scene.others(aborted),
+    )
+    return _user_error(finding, (aborted,))
+
+
+@lru_cache(maxsize=1024)
+def canonical(op: str) -> str:
+    """Return one name for the spellings of an operation.
+
+    >>> canonical("_allgather_base")
+    'all_gather'
+    """
+    plain = op.lower().lstrip("_").rpartition(":")[2]
+    return _SPELLINGS.get(plain, plain)
+
+
+def describe(call: CallSeen) -> str:
+    """Return a call as people read it: `all_reduce [8] Float at train.py:12 in step`."""
+    sizes = " ".join(str(list(size)) for size in call.sizes[:3]) + (" ..." if len(call.sizes) > 3 else "")
+    words = " ".join(filter(None, (call.op, sizes, " ".join(dict.fromkeys(call.dtypes)))))
+    return f"{words} at {call.place}" if call.place else words
+
+
+def _compare(calls: Mapping[int, CallSeen]) -> dict[int, Hashable] | None:
+    """What each rank said where they differ: first in the operation, then in dtypes, then in size; None: nowhere."""
+    aspects: tuple[Callable[[CallSeen], Hashable], ...] = (
+        lambda call: canonical(call.op),
+        lambda call: tuple(sorted(set(call.dtypes))) if canonical(call.op) in _SAME_DTYPE else (),
+        lambda call: sum(map(prod, call.sizes)) if call.sizes and canonical(call.op) in _SAME_SIZE else (),
+    )
+    for aspect in aspects:
+        told = {rank: said for rank, call in calls.items() if (said := aspect(call)) not in ((), "")}
+        if len(set(told.values())) > 1:
+            return told
+    return None
+
+
+def _weigh(group: str, seq: int, calls: Mapping[int, CallSeen], sides: Mapping[int, Hashable]) -> Mismatch:
+    counted = Counter(sides.values()).most_common()
+    is_decided = counted[0][1] > counted[1][1]
+    usual = counted[0][0]
+    odd = tuple(sorted(rank for rank, said in sides.items() if not is_decided or said != usual))
+    return Mismatch(group, seq, odd, is_decided, {rank: calls[rank] for rank in sides})
+
+
+def _smaller_side(calls: Mapping[int, CallSeen]) -> list[int]:
+    sides = _compare(calls) or {}
+    last = sides[max(sides)] if sides else None
+    return [rank for rank, said in sides.items() if said == last]
+
+
+def _say(ranks: list[int], calls: Mapping[int, CallSeen]) -> str:
+    kinds = {describe(calls[rank]) for rank in ranks}
+    shown = describe(calls[ranks[0]]) + (" and others" if len(kinds) > 1 else "")
+    return f"{fold_ranks(ranks)} called {shown}"
+
+
+def _newest_calls(scene: Scene) -> tuple[str, int, dict[int, CallSeen]]:
+    """The highest number that somebody is in, of the group with the most ranks, and who is in it."""
+    found: defaultdict[tuple[str, int], dict[int, CallSeen]] = defaultdict(dict)
+    for rank, view in scene.ranks.items():
+        for call in view.beat.calls:
+            if not call.is_done and call.seq > 0:
+                found[call.group, call.seq][rank] = call
+    if not found:
+        return "0", 0, {}
+    (group, seq), calls = max(found.items(), key=lambda item: (len(item[1]), item[0][1]))
+    return group, seq, calls
+
+
+def _nodes_of(scene: Scene, ranks: tuple[int, ...]) -> str | None:
+    names = dict.fromkeys(scene.node_of(rank).name for rank in ranks)
+    return next(iter(names)) if len(names) == 1 else None
+
+
+def _user_error(finding: Finding, ranks: tuple[int, ...]) -> Judged:
+    return Judged(findings=(finding,), exit_code=Exit.USER_CODE, ranks=ranks, is_retryable=False)

@@ -1,0 +1,245 @@
+"""Is a node gone, or a process stopped? Pure.
+
+One sign is none: a connection that breaks, or beats that fail to come, may be a hiccup of one network or a busy agent.
+A node is gone where a second way says the same:
+
+    sign                                  second sign                                      verdict
+    connection lost, or silent            its machine refuses tries: nobody listens        the agent is dead
+    connection lost, or silent gone_s     tries on every network come to nothing           the node is gone
+    connection lost, or silent            SLURM calls it down                              the node is gone
+    lost, or silent 3 x gone_s            its machine answers; ranks wait for its ranks    its processes are stopped
+
+Where every other node falls silent at once, it is the leader's own network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from allranks.guard.judged import Judged, name_fault
+from allranks.guard.scene import LEADER, NodeView, Scene, Tried
+from allranks.guard.waits import find_waiting
+from allranks.model.beat import ProcessState
+from allranks.model.errors import Exit
+from allranks.model.finding import Confidence, Finding
+from allranks.model.hostlist import fold_hosts
+from allranks.wire.protocol import TryTarget
+
+NETWORKS = ("data", "control")
+NUM_TRIERS = 4
+"""Nodes that try to reach a silent one; the leader's is one of them."""
+MUTE_FACTOR = 3
+"""So many times gone_s may an agent be silent whose machine answers: a busy machine is no lost one."""
+START_S = 15.0
+"""How long the first beat of a generation may take."""
+HOLD_S = 1.0
+"""How long the verdict on one node waits for that on another one that is silent, too."""
+
+
+def suspicion_s(scene: Scene) -> float:
+    """After how much silence a node is tried."""
+    return min(max(4 * scene.settings.beat_s, 0.8), scene.settings.gone_s / 2)
+
+
+def find_suspects(scene: Scene, now_s: float) -> list[NodeView]:
+    """Return the nodes that may be gone: connection lost, or longer silent than usual."""
+    return [node for node in scene.nodes if _suspected_since_s(scene, node, now_s) is not None]
+
+
+def targets_of(node: NodeView) -> tuple[TryTarget, ...]:
+    """Return where a node can be tried."""
+    return tuple(
+        TryTarget(node_index=node.index, network=network, address=node.address(network), port=node.port(network))
+        for network in NETWORKS
+        if node.address(network)
+        and node.port(network)
+        and (network == "data" or node.address(network) != node.address("data"))
+    )
+
+
+def pick_triers(scene: Scene, suspects: Sequence[NodeView]) -> list[NodeView]:
+    """Return who is to try a silent node: the leader's own, and some others that are heard."""
+    well = [node for node in scene.nodes if node not in suspects]
+    return well[:NUM_TRIERS]
+
+
+def judge_gone(scene: Scene, now_s: float) -> tuple[Judged | None, bool]:
+    """Return the verdict on nodes that are gone, and whether it can wait for others that may be gone with them."""
+    suspects = find_suspects(scene, now_s)
+    proven = {node.index: finding for node in suspects if (finding := _judge_node(scene, node, now_s)) is not None}
+    if not proven:
+        return None, False
+    is_open = len(proven) < len(suspects)
+    if len(proven) == len(scene.nodes) - 1 >= 2 and not any(_is_refused(scene, scene.nodes[i]) for i in proven):
+        return _blame_leader(scene, now_s), is_open
+    gone = tuple(sorted(proven))
+    ranks = tuple(rank for index in gone for rank in scene.nodes[index].ranks)
+    return Judged(
+        findings=tuple(proven[index] for index in gone),
+        exit_code=Exit.NODE_FAULT,
+        ranks=ranks,
+        nodes=gone,
+        cures=True,
+    ), is_open
+
+
+def judge_stopped(scene: Scene) -> Judged | None:
+    """Return the verdict on processes that are stopped for longer than a look with a debugger takes."""
+    held = [
+        view
+        for view in scene.running()
+        if view.beat.state in (ProcessState.STOPPED, ProcessState.TRACED)
+        and view.beat.state_for_s >= scene.settings.stopped_s
+    ]
+    if not held:
+        return None
+    ranks = tuple(sorted(view.beat.rank for view in held))
+    nodes = tuple(sorted({scene.node_of(rank).index for rank in ranks}))
+    first = min(held, key=lambda view: view.beat.rank).beat
+    is_traced = first.state is ProcessState.TRACED
+    what = "held by a debugger" if is_traced else "stopped (SIGSTOP, or a frozen cgroup)"
+    finding = name_fault(
+        "AR010",
+        f"its process is {what} for {first.state_for_s:.1f} s; it is there, and does not run",
+        node=fold_hosts([scene.nodes[index].name for index in nodes]),
+        ranks=ranks,
+        evidence=[
+            f"rank {view.beat.rank}, pid {view.beat.pid}: state {'t' if is_traced else 'T'} in /proc for "
+            f"{view.beat.state_for_s:.1f} s"
+            for view in held[:8]
+        ],
+        fix=f"on {scene.nodes[nodes[0]].name}: kill -CONT {first.pid or 'PID'}; see who stopped it: "
+        f"grep TracerPid /proc/{first.pid or 'PID'}/status, scontrol show job",
+        victims=scene.others(*ranks),
+    )
+    return Judged(findings=(finding,), exit_code=Exit.NODE_FAULT, ranks=ranks, nodes=nodes, cures=False)
+
+
+def _suspected_since_s(scene: Scene, node: NodeView, now_s: float) -> float | None:
+    if node.lost_s is not None:
+        return node.lost_s
+    if node.down_reason:
+        return node.heard_s if node.heard_s is not None else node.began_s
+    if node.index == LEADER or _has_finished(scene, node):
+        return None
+    patience_s = suspicion_s(scene) if node.heard_s is not None else max(START_S, MUTE_FACTOR * scene.settings.gone_s)
+    silent_s = node.silent_s(now_s)
+    return now_s - silent_s if silent_s > patience_s else None
+
+
+def _has_finished(scene: Scene, node: NodeView) -> bool:
+    return all(rank in scene.left for rank in node.ranks)
+
+
+def _judge_node(scene: Scene, node: NodeView, now_s: float) -> Finding | None:
+    since_s = _suspected_since_s(scene, node, now_s)
+    assert since_s is not None
+    gone_s = scene.settings.gone_s
+    silent_s = node.silent_s(now_s)
+    is_lost = node.lost_s is not None
+    first = node.lost_reason if is_lost else f"no word from its agent for {silent_s:.1f} s"
+    if node.down_reason and (is_lost or silent_s > gone_s / 2):
+        return _gone(scene, node, "the node is gone", [first, node.down_reason])
+    tried = _tries_of(scene, node, since_s)
+    told = [_say(scene, index, each) for index, each in tried]
+    if any(each.seen.refused for _, each in tried):
+        return _gone(
+            scene,
+            node,
+            "its agent is gone, and the machine lives: somebody ended the agent, or the kernel did, out of memory",
+            [first, *told],
+            fix=f"on {node.name}: dmesg -T | grep -i 'killed process', and the end of its SLURM log",
+        )
+    is_late = is_lost or silent_s >= gone_s
+    if tried and all(each.is_silent for _, each in tried):
+        tried_networks = {each.seen.network for _, each in tried}
+        wanted = {target.network for target in targets_of(node)}
+        if is_late and tried_networks >= wanted:
+            ways = "on no network" if len(tried_networks) > 1 else f"on the {next(iter(tried_networks))} network"
+            return _gone(scene, node, f"the node is gone: its machine answers {ways}", [first, *told])
+    patience_s = MUTE_FACTOR * gone_s if tried else 2 * gone_s
+    mute_s = max(silent_s, now_s - node.lost_s if node.lost_s is not None else 0.0)
+    if is_late and mute_s >= patience_s and (is_lost or _is_waited_for(scene, node, now_s)):
+        what = "its machine answers, and its agent does not speak: the processes there are stopped, or starved"
+        return _gone(
+            scene,
+            node,
+            what if tried else "its agent is gone, and nobody can try its machine",
+            [first, *told],
+            confidence=Confidence.LIKELY,
+        )
+    return None
+
+
+def _tries_of(scene: Scene, node: NodeView, since_s: float) -> list[tuple[int, Tried]]:
+    """The newest tries of each node to reach this one, made since it is suspected."""
+    return [
+        (other.index, tried[-1])
+        for other in scene.nodes
+        for (target, _), tried in other.tries.items()
+        if target == node.index and tried[-1].at_s >= since_s
+    ]
+
+
+def _is_refused(scene: Scene, node: NodeView) -> bool:
+    return any(each.seen.refused for _, each in _tries_of(scene, node, node.lost_s or 0.0))
+
+
+def _is_waited_for(scene: Scene, node: NodeView, now_s: float) -> bool:
+    """Whether others have waited long, and for nobody else."""
+    waiting = find_waiting(scene, now_s, names_unknown=True)
+    return (
+        waiting is not None
+        and bool(waiting.sinks)
+        and waiting.waited_s >= scene.settings.gone_s
+        and set(waiting.sinks) <= set(node.ranks)
+    )
+
+
+def _say(scene: Scene, index: int, each: Tried) -> str:
+    seen = each.seen
+    where = f"{scene.nodes[index].name} -> {scene.nodes[seen.target].name} on the {seen.network} network"
+    if seen.refused:
+        return f"{where}: refused, nobody listens"
+    if not seen.connects:
+        return f"{where}: {seen.error or 'no answer'}"
+    return f"{where}: answers" + ("" if seen.carries is not False else ", but acknowledges nothing of full size")
+
+
+def _gone(
+    scene: Scene,
+    node: NodeView,
+    what: str,
+    evidence: Sequence[str],
+    *,
+    confidence: Confidence = Confidence.CERTAIN,
+    fix: str | None = None,
+) -> Finding:
+    return name_fault(
+        "AR012",
+        what,
+        node=node.name,
+        ranks=tuple(node.ranks),
+        evidence=evidence,
+        confidence=confidence,
+        fix=fix,
+        victims=scene.others(*node.ranks),
+    )
+
+
+def _blame_leader(scene: Scene, now_s: float) -> Judged:
+    leader = scene.nodes[LEADER]
+    others = [node for node in scene.nodes if node.index != LEADER]
+    told = [_say(scene, LEADER, tried[-1]) for tried in leader.tries.values()]
+    finding = name_fault(
+        "AR210",
+        "it hears nobody any more: all other nodes fell silent at once, so the link is its own",
+        node=leader.name,
+        ranks=tuple(leader.ranks),
+        evidence=[f"no word from {fold_hosts([node.name for node in others])}", *told[:4]],
+        confidence=Confidence.LIKELY,
+        victims=scene.others(*leader.ranks),
+    )
+    return Judged(
+        findings=(finding,), exit_code=Exit.NODE_FAULT, ranks=tuple(leader.ranks), nodes=(LEADER,), cures=True
+    )

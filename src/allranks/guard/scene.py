@@ -1,0 +1,209 @@
+"""What the leader knows of all nodes and ranks now: the last word of each, and when it came. The rules look at this.
+
+Times are of the guard's clock, which stands still while the leader itself was asleep (a suspended job, a laptop lid).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from allranks.guard.vet import vet_beat
+from allranks.model.beat import NodeBeat, ProcessState, RankBeat, TrySeen
+from allranks.model.cluster import GuardTable
+from allranks.wire.protocol import Member, WorkerEnd
+
+LEADER = 0
+"""The leader is the agent of rank 0's node."""
+FRESH_S = 1.5
+"""Words that are no older than this, or than two beats and a half, speak of now."""
+HELD_STATES = (ProcessState.STOPPED, ProcessState.TRACED, ProcessState.BLOCKED)
+SILENT_S = 3.0
+"""A beat thread that has not spoken for so long cannot run: it does so several times a second."""
+_TRIES_KEPT = 6
+
+
+@dataclass(slots=True)
+class Tried:
+    """What came of one try, and when it ended."""
+
+    seen: TrySeen
+    at_s: float
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether packets of every size came through, or the machine answered that nobody listens."""
+        return self.seen.refused or (self.seen.connects and self.seen.carries is not False)
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether nothing came back."""
+        return not self.seen.connects and not self.seen.refused
+
+
+@dataclass(slots=True)
+class RankView:
+    """One rank, as its node told of it last."""
+
+    beat: RankBeat
+    told_s: float
+    """When its node said so."""
+    moved_s: float
+    """When any of its groups, or its step, was last seen to move on."""
+    marks: tuple[object, ...] = ()
+
+    def waits_s(self, now_s: float) -> float:
+        """How long its oldest open collective has been open; 0: none is."""
+        longest = max((group.waiting_s for group in self.beat.groups), default=0.0)
+        return longest + now_s - self.told_s if longest > 0 else 0.0
+
+    @property
+    def is_deaf(self) -> bool:
+        """Whether its beat thread cannot run, so that what it says of its groups may be old."""
+        return self.beat.silent_s is not None and self.beat.silent_s > SILENT_S
+
+
+@dataclass(slots=True)
+class NodeView:
+    """One node."""
+
+    index: int
+    member: Member
+    began_s: float
+    addresses: Mapping[str, str]
+    """By network, `data` and `control`, where they are known."""
+    beat: NodeBeat | None = None
+    heard_s: float | None = None
+    lost_reason: str = ""
+    lost_s: float | None = None
+    """Since when its connection is gone."""
+    down_reason: str = ""
+    """What SLURM says of it, where it calls it down."""
+    tries: dict[tuple[int, str], list[Tried]] = field(default_factory=dict)
+    """That this node made: by target and network, the newest last."""
+    oom_kills: int = 0
+    oom_s: float | None = None
+    """When that number was last seen to rise."""
+
+    @property
+    def name(self) -> str:
+        """As the Plan has it."""
+        return self.member.name
+
+    @property
+    def ranks(self) -> range:
+        """Of its workers."""
+        return range(self.member.first_rank, self.member.first_rank + self.member.num_workers)
+
+    def silent_s(self, now_s: float) -> float:
+        """Since its last beat, or since the generation began."""
+        return now_s - (self.began_s if self.heard_s is None else self.heard_s)
+
+    def address(self, network: str) -> str:
+        """Where it is tried; empty: not known."""
+        known = self.addresses.get(network, "")
+        return known or (self.beat.addresses[0] if network == "data" and self.beat and self.beat.addresses else "")
+
+    def port(self, network: str) -> int:
+        """Where its agent listens for tries; 0: nowhere."""
+        return self.beat.try_ports[network != "data"] if self.beat else 0
+
+
+class Scene:
+    """All nodes and ranks of one generation.
+
+    Args:
+        settings: how long to wait before what is called a fault.
+        members: the nodes and their ranks.
+        generation: whose beats count.
+        addresses: of the nodes, by index and network.
+        now_s: when the generation began.
+    """
+
+    def __init__(
+        self,
+        settings: GuardTable,
+        members: Sequence[Member],
+        generation: int,
+        addresses: Mapping[int, Mapping[str, str]],
+        now_s: float,
+    ) -> None:
+        self.settings = settings
+        self.generation = generation
+        self.nodes = [NodeView(i, member, now_s, addresses.get(i, {})) for i, member in enumerate(members)]
+        self.ranks: dict[int, RankView] = {}
+        self.ends: dict[int, tuple[WorkerEnd, float]] = {}
+        """Of workers that ended badly by themselves, and when that was heard."""
+        self.left: dict[int, float] = {}
+        """Workers that ended with 0, and when."""
+        self._node_of = {rank: node for node in self.nodes for rank in node.ranks}
+
+    @property
+    def world_size(self) -> int:
+        """Ranks on all nodes."""
+        return len(self._node_of)
+
+    @property
+    def fresh_s(self) -> float:
+        """How old words about now may be."""
+        return max(FRESH_S, 2.5 * self.settings.beat_s)
+
+    def node_of(self, rank: int) -> NodeView:
+        """The node that a rank runs on."""
+        return self._node_of[rank]
+
+    def has_rank(self, rank: int) -> bool:
+        """Whether there is such a rank."""
+        return rank in self._node_of
+
+    def running(self) -> Iterator[RankView]:
+        """Ranks that have told of themselves and have not ended."""
+        return (view for rank, view in self.ranks.items() if rank not in self.left and rank not in self.ends)
+
+    def others(self, *ranks: int) -> tuple[int, ...]:
+        """All ranks but these and those that have left well: the victims."""
+        return tuple(rank for rank in self._node_of if rank not in ranks and rank not in self.left)
+
+    def hear(self, beat: NodeBeat, now_s: float, *, told_s: float | None = None) -> bool:
+        """Take in a node's word; False: it is of no node of ours, or of another generation.
+
+        Args:
+            beat: as it came.
+            now_s: the guard's clock.
+            told_s: when the node sent it, by the same clock, where that can be told.
+        """
+        told_s = now_s if told_s is None else told_s
+        if not 0 <= beat.node_index < len(self.nodes) or beat.generation != self.generation:
+            return False
+        node = self.nodes[beat.node_index]
+        beat = vet_beat(beat, node.member, len(self.nodes))
+        node.beat, node.heard_s = beat, now_s
+        node.lost_reason, node.lost_s, node.down_reason = "", None, ""  # it speaks
+        if beat.oom_kills > node.oom_kills:
+            node.oom_s = now_s
+        node.oom_kills = max(node.oom_kills, beat.oom_kills)
+        for rank in beat.ranks:
+            self._hear_rank(rank, now_s if told_s is None else told_s)
+        for seen in beat.tries:
+            _remember(
+                node.tries.setdefault((seen.target, seen.network), []), Tried(seen, (told_s or now_s) - seen.age_s)
+            )
+        return True
+
+    def _hear_rank(self, beat: RankBeat, told_s: float) -> None:
+        marks = (beat.step, *((group.name, group.enqueued, group.completed) for group in beat.groups))
+        view = self.ranks.get(beat.rank)
+        if view is None:
+            self.ranks[beat.rank] = RankView(beat, told_s, told_s, marks)
+            return
+        if marks != view.marks:
+            view.marks, view.moved_s = marks, told_s
+        view.beat, view.told_s = beat, told_s
+
+
+def _remember(tried: list[Tried], new: Tried) -> None:
+    """A node tells the same try in several beats: its age says whether it is the one that we know."""
+    if tried and new.at_s < tried[-1].at_s + 0.3:
+        return
+    tried.append(new)
+    del tried[:-_TRIES_KEPT]

@@ -1,0 +1,117 @@
+"""What is worth a line on the terminal while the job goes on: slow ranks, silent nodes, stragglers? Pure.
+
+A matter is said again ever more rarely: at 30 s, 60 s, 120 s of the same wait.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from allranks.guard import presence, waits
+from allranks.guard.judged import name_fault
+from allranks.guard.scene import Scene
+from allranks.guard.stragglers import Straggler
+from allranks.model.finding import Confidence, Finding, Severity
+
+LATER_FACTOR = 2.0
+"""Each line on one matter comes so many times later than the one before."""
+LOOK_EVERY_S = 1.0
+"""The walk over all groups costs milliseconds with many ranks."""
+STRAGGLER_AGAIN_S = 300.0
+
+
+class Speech:
+    """What was said, and what comes next.
+
+    Args:
+        scene: all that is known.
+    """
+
+    def __init__(self, scene: Scene) -> None:
+        self._scene = scene
+        self._next_look_s = 0.0
+        self._seen: tuple[int, ...] = ()
+        """Who kept the others waiting at the last look."""
+        self._slow_at_s: dict[tuple[int, ...], float] = {}
+        self._mute_at_s: dict[int, float] = {}
+        self._straggler_at_s: dict[int, tuple[float, float]] = {}
+        """By rank: when it may be named again, and how long that pause is."""
+        self._warnings: dict[int, Finding] = {}
+
+    @property
+    def warnings(self) -> tuple[Finding, ...]:
+        """Stragglers that were named."""
+        return tuple(self._warnings.values())
+
+    def say(self, now: float, stragglers: Iterable[Straggler]) -> list[str]:
+        """Return the lines to say now.
+
+        Args:
+            now: the guard's clock.
+            stragglers: who was found to be late since the last time.
+        """
+        return [*self._say_slow(now), *self._say_mute(now), *self._say_stragglers(now, stragglers)]
+
+    def _say_slow(self, now: float) -> list[str]:
+        slow_s = self._scene.settings.slow_s
+        if waits.longest_wait_s(self._scene, now) < slow_s:
+            self._slow_at_s.clear()
+            self._seen = ()
+            return []
+        if now < self._next_look_s:
+            return []
+        self._next_look_s = now + LOOK_EVERY_S
+        waiting = waits.find_waiting(self._scene, now)
+        if waiting is None or waiting.waited_s < slow_s:
+            return []
+        fresh_s = now - self._scene.fresh_s
+        known = tuple(rank for rank in waiting.sinks if rank in self._scene.left or self._told_s(rank) >= fresh_s)
+        if waiting.sinks and not known:
+            return []  # of a node that is not heard: who knows where they are now
+        waiting = replace(waiting, sinks=known)
+        who = waiting.sinks or waiting.waiting
+        before, self._seen = self._seen, who
+        # Two looks must show the same: beats of different nodes cross.
+        if before != who or waiting.waited_s < self._slow_at_s.get(who, slow_s):
+            return []
+        self._slow_at_s[who] = LATER_FACTOR * waiting.waited_s
+        return [waits.say_slow(self._scene, waiting, now)]
+
+    def _told_s(self, rank: int) -> float:
+        view = self._scene.ranks.get(rank)
+        return view.told_s if view is not None else float("inf")  # never told anything: nothing is old
+
+    def _say_mute(self, now: float) -> list[str]:
+        suspects = presence.find_suspects(self._scene, now)
+        for index in self._mute_at_s.keys() - {node.index for node in suspects}:
+            del self._mute_at_s[index]
+        lines = []
+        for node in suspects:
+            silent_s = node.silent_s(now)
+            if silent_s >= self._mute_at_s.get(node.index, self._scene.settings.gone_s):
+                self._mute_at_s[node.index] = LATER_FACTOR * silent_s
+                lines.append(f"no word from {node.name} for {silent_s:.0f} s; others try to reach it")
+        return lines
+
+    def _say_stragglers(self, now: float, stragglers: Iterable[Straggler]) -> list[str]:
+        lines = []
+        for each in stragglers:
+            finding = self._warnings[each.rank] = self._warn(each)
+            at_s, pause_s = self._straggler_at_s.get(each.rank, (now, STRAGGLER_AGAIN_S))
+            if now >= at_s:
+                self._straggler_at_s[each.rank] = now + pause_s, LATER_FACTOR * pause_s
+                lines.append(f"straggler: rank {each.rank} on {finding.node} {finding.message}")
+        return lines
+
+    def _warn(self, each: Straggler) -> Finding:
+        late_ms = f"{each.lag_s * 1e3:.0f} ms"
+        return name_fault(
+            "AR409",
+            f"calls most collectives {late_ms} after all others: up to {each.share:.0%} of everybody's time",
+            node=self._scene.node_of(each.rank).name,
+            ranks=(each.rank,),
+            evidence=[f"the last of all ranks, by {late_ms}, over {each.num_collectives} collectives"],
+            confidence=Confidence.LIKELY,
+            severity=Severity.WARN,
+        )

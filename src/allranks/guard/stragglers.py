@@ -1,0 +1,164 @@
+"""Which rank comes late to nearly every collective, and what does that cost the others? Pure.
+
+A collective makes all ranks equally slow, so step times show nothing; who called it last does. All ranks tell when
+they called the same ones (chosen by number), and their nodes' clocks are put on one (clocks.py). In a window of them
+the last one has a lag behind the one before it. Where collectives were late by more than clocks may be wrong, and
+nearly always by the same rank, in three windows in a row, it is named. Never more than a warning: slow is not broken.
+
+A rank that evaluates now and then is late in few of them, and a blocking call right after a late one is not late at
+all.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+
+WINDOW_SAMPLES = 12
+WINDOW_S = 4.0
+NUM_WINDOWS = 3
+MIN_LATE = 0.3
+"""Of the collectives of a window: so many are late."""
+MIN_TIMES_LAST = 0.8
+"""Of those that are late: so many because of one rank."""
+MIN_LAG_S = 0.02
+MIN_SHARE = 0.05
+"""Of everybody's time: less is not worth a word."""
+ERROR_FACTOR = 3.0
+"""So many times the clocks' error must the lag be."""
+_MAX_OPEN = 512
+"""Collectives of which not all ranks have told yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Straggler:
+    """One rank that keeps the others waiting."""
+
+    rank: int
+    lag_s: float
+    """By how much it is later than all others, in the middle."""
+    share: float
+    """Of everybody's time, at most: of several collectives that it holds up at once each is counted, unless all were
+    told."""
+    num_collectives: int
+    since_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Lag:
+    seq: int
+    called_s: float
+    """When the last rank came, by the leader's clock."""
+    rank: int
+    """The last one."""
+    lag_s: float
+    """Behind the one before it."""
+    error_s: float
+
+
+@dataclass(slots=True)
+class _Group:
+    open: dict[int, dict[int, tuple[float, float]]] = field(default_factory=dict)
+    """By number: of each rank, when it called, and how wrong that may be."""
+    window: list[_Lag] = field(default_factory=list)
+    said: list[tuple[int, float, float, float]] = field(default_factory=list)
+    """Of each window in a row that blamed one and the same rank: it, its lag, its share, when the window began."""
+    newest: int = 0
+
+
+class Stragglers:
+    """Takes in when ranks called which collective, and names who is late."""
+
+    def __init__(self) -> None:
+        self._groups: defaultdict[tuple[str, tuple[int, ...]], _Group] = defaultdict(_Group)
+        self._named: dict[int, Straggler] = {}
+
+    def hear(self, group: str, members: tuple[int, ...], rank: int, seq: int, called_s: float, error_s: float) -> None:
+        """A rank called a collective.
+
+        Args:
+            group: its process group.
+            members: all its ranks.
+            rank: who called.
+            seq: the collective's number.
+            called_s: when, by the leader's clock.
+            error_s: how wrong that may be.
+        """
+        state = self._groups[group, members]
+        if rank not in members or seq <= state.newest - _MAX_OPEN:
+            return
+        told = state.open.setdefault(seq, {})
+        told.setdefault(rank, (called_s, error_s))
+        if len(told) < len(members):
+            if len(state.open) > _MAX_OPEN:
+                del state.open[min(state.open)]
+            return
+        del state.open[seq]
+        if seq <= state.newest:
+            return
+        state.newest = seq
+        order = sorted((each[0], who) for who, each in told.items())
+        (before, _), (last, who) = order[-2], order[-1]
+        state.window.append(_Lag(seq, last, who, last - before, max(each[1] for each in told.values()) * 2))
+        self._close_window(state)
+
+    def forget(self) -> None:
+        """A clock was set: what was measured before compares with nothing."""
+        self._groups.clear()
+
+    def named(self) -> Iterable[Straggler]:
+        """Return who was named since the last time this was asked."""
+        named = list(self._named.values())
+        self._named.clear()
+        return named
+
+    def _close_window(self, state: _Group) -> None:
+        window = state.window
+        span_s = window[-1].called_s - window[0].called_s
+        if len(window) < WINDOW_SAMPLES or span_s < WINDOW_S:
+            if len(window) > 64 * WINDOW_SAMPLES:
+                window.clear()
+            return
+        state.window = []
+        least_s = max(MIN_LAG_S, ERROR_FACTOR * median(lag.error_s for lag in window))
+        late = [lag for lag in window if lag.lag_s >= least_s]
+        if len(late) < MIN_LATE * len(window):
+            state.said.clear()
+            return
+        rank, times = Counter(lag.rank for lag in late).most_common(1)[0]
+        lag_s = median(lag.lag_s for lag in late if lag.rank == rank)
+        share = _share(window, rank)
+        is_late = times >= MIN_TIMES_LAST * len(late) and share >= MIN_SHARE
+        if not is_late:
+            state.said.clear()
+            return
+        if state.said and state.said[-1][0] != rank:
+            state.said.clear()
+        state.said.append((rank, lag_s, share, window[0].called_s))
+        if len(state.said) >= NUM_WINDOWS:
+            last = state.said[-NUM_WINDOWS:]
+            self._named[rank] = Straggler(
+                rank=rank,
+                lag_s=median(each[1] for each in last),
+                share=median(each[2] for each in last),
+                num_collectives=len(window) * NUM_WINDOWS,
+                since_s=state.said[0][3],
+            )
+            del state.said[:-NUM_WINDOWS]
+
+
+def _share(window: list[_Lag], rank: int) -> float:
+    """Of the time between two collectives of the window, how much everybody waited for this rank.
+
+    Where only some collectives are told, each stands for those until the next.
+    """
+    waited_s = passed_s = 0.0
+    for before, lag in pairwise(window):
+        gap_s = max(0.0, lag.called_s - before.called_s)
+        passed_s += gap_s
+        if lag.rank == rank:
+            waited_s += min(lag.lag_s * (lag.seq - before.seq), gap_s)
+    return waited_s / passed_s if passed_s else 0.0

@@ -1,0 +1,248 @@
+"""Can this machine reach another one: do small packets pass, do full-sized ones? Kernel to kernel.
+
+    door = Door("192.168.20.13")                     # what others try; nobody reads from it
+    tries = Tries(own_data_address="192.168.20.13")
+    tries.begin(order, now_s)                        # wire.protocol.Try
+    tries.turn(now_s)                                # often; never waits
+    tries.results(now_s)                             # TrySeen
+
+A try connects and pushes 64 KiB. The other kernel answers and acknowledges by itself, whatever its processes do, so a
+try tells of machines and the way between them, not of programs. The first acknowledged segments are of full size: they
+show that such packets pass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import socket
+from dataclasses import dataclass
+
+from allranks.host.tcpinfo import read_unacked_bytes
+from allranks.model.beat import TrySeen
+from allranks.wire.protocol import Try, TryTarget
+
+PUSHED_BYTES = 64 << 10
+PASSED_BYTES = 2 << 10
+"""Acknowledged so much, at least one packet of full size came through, on any MTU up to that of Ethernet."""
+BACKLOG = 1024
+"""Tries wait there while the agent is stopped or starved."""
+HELD_S = 10.0
+"""How long the door keeps a try's connection: longer than any try lasts."""
+TOLD_S = 30.0
+"""How long a result is told."""
+MAX_TRIES = 4096
+_UNREACHABLE = frozenset({errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ETIMEDOUT, errno.ENETDOWN, errno.EHOSTDOWN})
+
+
+class Door:
+    """A listening socket that others try; nothing that comes is read.
+
+    Args:
+        address: of this node, on one network.
+    Raises:
+        OSError: the address is not of this machine.
+    """
+
+    def __init__(self, address: str) -> None:
+        self._listener = socket.socket(_family(address), socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        try:
+            # Inherited by what is accepted: the kernel must be able to take all of a try without a reader.
+            self._listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 * PUSHED_BYTES)
+            self._listener.bind((address, 0))
+            self._listener.listen(BACKLOG)
+        except OSError:
+            self._listener.close()
+            raise
+        self._listener.setblocking(False)
+        self._held: list[tuple[float, socket.socket]] = []
+        self.port = int(self._listener.getsockname()[1])
+
+    def turn(self, now_s: float) -> None:
+        """Make room for the next ones: a full backlog would look like a lost machine."""
+        with contextlib.suppress(OSError):
+            while len(self._held) < MAX_TRIES:
+                self._held.append((now_s, self._listener.accept()[0]))
+        while self._held and self._held[0][0] < now_s - HELD_S:
+            self._held.pop(0)[1].close()
+
+    def close(self) -> None:
+        """Close it, and what came."""
+        self._listener.close()
+        for _, accepted in self._held:
+            accepted.close()
+        self._held.clear()
+
+
+@dataclass(slots=True)
+class _Running:
+    target: TryTarget
+    sock: socket.socket
+    until_s: float
+    within_s: float
+    pushed_bytes: int = 0
+    is_connected: bool = False
+
+
+class Tries:
+    """The tries that this agent makes.
+
+    Args:
+        own_data_address: what tries on the data network come from, so that they take that network's way.
+    """
+
+    def __init__(self, *, own_data_address: str = "") -> None:
+        self._own_address = own_data_address
+        self._running: list[_Running] = []
+        self._done: dict[tuple[int, str], tuple[float, TrySeen]] = {}
+
+    def begin(self, order: Try, now_s: float) -> None:
+        """Start what was ordered; a try of the same target that still runs is dropped."""
+        wanted = {(target.node_index, target.network) for target in order.targets}
+        for each in [each for each in self._running if (each.target.node_index, each.target.network) in wanted]:
+            self._drop(each)
+        for target in order.targets[: MAX_TRIES - len(self._running)]:
+            self._start(target, order.within_s, now_s)
+
+    def turn(self, now_s: float) -> None:
+        """Go on with what runs."""
+        for each in list(self._running):
+            if not each.is_connected:
+                self._look_for_answer(each, now_s)
+            if each.is_connected and each in self._running:
+                self._look_for_acknowledgement(each, now_s)
+
+    def results(self, now_s: float) -> tuple[TrySeen, ...]:
+        """Return what came out lately, with its age."""
+        self._done = {key: done for key, done in self._done.items() if done[0] > now_s - TOLD_S}
+        return tuple(_aged(seen, now_s - at_s) for at_s, seen in self._done.values())
+
+    def own_ports(self) -> frozenset[int]:
+        """Return the ports that tries come from: what is stuck there is no worker's."""
+        ports = set()
+        for each in self._running:
+            with contextlib.suppress(OSError):
+                ports.add(int(each.sock.getsockname()[1]))
+        return frozenset(ports)
+
+    def close(self) -> None:
+        """End all that runs."""
+        for each in list(self._running):
+            self._drop(each)
+
+    def _start(self, target: TryTarget, within_s: float, now_s: float) -> None:
+        try:
+            sock = socket.socket(_family(target.address), socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        except OSError as exc:
+            self._tell(target, now_s, error=_words(exc))
+            return
+        sock.setblocking(False)
+        running = _Running(target, sock, now_s + within_s, within_s)
+        self._running.append(running)
+        try:
+            if target.network == "data" and self._own_address and _family(self._own_address) == sock.family:
+                sock.bind((self._own_address, 0))
+            number = sock.connect_ex((target.address, target.port))
+        except (OSError, OverflowError) as exc:
+            self._end(running, now_s, error=str(exc))
+            return
+        if number not in (0, errno.EINPROGRESS):
+            self._fail(running, number, now_s)
+
+    def _look_for_answer(self, each: _Running, now_s: float) -> None:
+        poll = select.poll()
+        poll.register(each.sock, select.POLLOUT)
+        if not poll.poll(0):
+            if now_s >= each.until_s:
+                self._end(each, now_s, error=f"no answer within {each.within_s:.1f} s")
+            return
+        number = each.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if number:
+            self._fail(each, number, now_s)
+            return
+        each.is_connected = True
+        # Whoever notices late, because this machine is busy, gives the rest its time all the same.
+        each.until_s = max(each.until_s, now_s + each.within_s / 2)
+        with contextlib.suppress(BlockingIOError, ConnectionError):
+            each.pushed_bytes = each.sock.send(bytes(PUSHED_BYTES))
+
+    def _look_for_acknowledgement(self, each: _Running, now_s: float) -> None:
+        number = each.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if number and number not in _UNREACHABLE:
+            self._end(each, now_s, connects=True, error=_words(OSError(number, os.strerror(number))))
+            return
+        try:
+            acked = each.pushed_bytes - read_unacked_bytes(each.sock)
+        except OSError as exc:
+            self._end(each, now_s, connects=True, error=_words(exc))
+            return
+        if acked >= min(PASSED_BYTES, each.pushed_bytes) > 0:
+            self._end(each, now_s, connects=True, carries=True)
+        elif now_s >= each.until_s:
+            error = f"{each.pushed_bytes - acked} bytes unacknowledged after {each.within_s:.1f} s"
+            self._end(each, now_s, connects=True, carries=False, error=error)
+
+    def _fail(self, each: _Running, number: int, now_s: float) -> None:
+        is_refused = number == errno.ECONNREFUSED
+        self._end(each, now_s, connects=is_refused, refused=is_refused, error=os.strerror(number))
+
+    def _end(
+        self,
+        each: _Running,
+        now_s: float,
+        *,
+        connects: bool = False,
+        refused: bool = False,
+        carries: bool | None = None,
+        error: str = "",
+    ) -> None:
+        self._tell(each.target, now_s, connects=connects, refused=refused, carries=carries, error=error)
+        self._drop(each)
+
+    def _tell(
+        self,
+        target: TryTarget,
+        now_s: float,
+        *,
+        connects: bool = False,
+        refused: bool = False,
+        carries: bool | None = None,
+        error: str = "",
+    ) -> None:
+        seen = TrySeen(
+            target=target.node_index,
+            network=target.network,
+            connects=connects,
+            refused=refused,
+            carries=carries,
+            error=error,
+        )
+        self._done[target.node_index, target.network] = now_s, seen
+
+    def _drop(self, each: _Running) -> None:
+        self._running.remove(each)
+        with contextlib.suppress(OSError):  # what was pushed is nothing to wait for
+            each.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+        each.sock.close()
+
+
+def _family(address: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
+def _words(exc: OSError) -> str:
+    return exc.strerror or str(exc)
+
+
+def _aged(seen: TrySeen, age_s: float) -> TrySeen:
+    return TrySeen(
+        target=seen.target,
+        network=seen.network,
+        connects=seen.connects,
+        refused=seen.refused,
+        carries=seen.carries,
+        error=seen.error,
+        age_s=max(0.0, age_s),
+    )

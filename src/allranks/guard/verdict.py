@@ -1,0 +1,393 @@
+"""What is wrong with the running job, and whose fault is it? Pure: the leader feeds it, asks it, and obeys it.
+
+    guard = Guard(cluster.guard)
+    guard.begin(plan, now_s, addresses=...)  each generation of workers
+    guard.hear(beat, now_s)                  each node's Beat, the leader's own node too
+    guard.ended(end, now_s)                  a worker's end, whichever
+    guard.lost(node_index, reason, now_s)    an agent's connection is gone
+    guard.wants(now_s)                       which tries to order from which node
+    guard.lines(now_s)                       what to say aloud: slow ranks, stragglers
+    guard.judge(now_s)                       a proven fault, or None
+
+`now_s` is one clock of the leader's, which never steps back (time.monotonic()). `Ping.sent_ns` must be of that clock,
+too, and `WorkerEnd.time_s` be translated to it: the end's age counts back from now. Ask at least once a second: a
+longer gap is taken for the leader's own sleep, and nobody else is blamed for it.
+
+What is proven is judged at once, the surest first:
+
+    ends.py        a worker broke by itself: an exception, an exit code, a signal
+    presence.py    a node is gone, by two signs; a process is stopped
+    mismatch.py    ranks called different collectives
+    links.py       a way between nodes carries nothing
+    waits.py       nothing has moved for hang_s; who keeps the others waiting
+
+Where workers only say that they lost others (`Connection closed by peer`), what was known before explains it.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+from allranks.guard import links, mismatch, presence, waits
+from allranks.guard.clocks import NodeClock
+from allranks.guard.ends import Ledger, is_abort_for_size, is_failure
+from allranks.guard.judged import Judged, name_fault
+from allranks.guard.orders import Orders
+from allranks.guard.scene import HELD_STATES, Scene
+from allranks.guard.speech import Speech
+from allranks.guard.stragglers import Stragglers
+from allranks.model.cluster import GuardTable
+from allranks.model.errors import exit_for_signal
+from allranks.model.finding import Confidence, Finding
+from allranks.wire.protocol import Beat, Plan, Try, WorkerEnd
+
+ASLEEP_S = 2.0
+"""Nobody asked for so long: the leader itself did not run."""
+OOM_S = 10.0
+"""A kill that the kernel counted so shortly before a SIGKILL is that SIGKILL."""
+AFTER_KILL_S = 0.6
+"""How long a SIGKILL waits for the next word of its node: did the kernel run out of memory, or is the node gone?"""
+SETTLED_S = 0.8
+"""How long a mismatch must stay the same where nobody has died of it."""
+LOOK_EVERY_S = 0.25
+MAX_WAY_S = 60.0
+"""A beat is no older than this, whatever the clocks say."""
+EXPLAIN_S = 3.0
+"""How long victims' failures may wait, beyond SETTLE_S, for a node that is suspected to be proven gone."""
+
+
+class Guard:
+    """Everything that is known of the running workers, and the verdict that follows.
+
+    Args:
+        settings: how long to wait before what is called a fault.
+    """
+
+    def __init__(self, settings: GuardTable) -> None:
+        self._settings = settings
+        self._asked_s: float | None = None
+        self._slept_s = 0.0
+        self._start(Scene(settings, (), 0, {}, 0.0), Ledger(()))
+
+    def begin(self, plan: Plan, now_s: float, *, addresses: Mapping[int, Mapping[str, str]] | None = None) -> None:
+        """New workers start; what was known of the last generation's is forgotten.
+
+        Args:
+            plan: of any node; who is which rank.
+            now_s: the leader's clock.
+            addresses: of each node, by its index and `data` or `control`: where others can try it.
+        """
+        scene = Scene(self._settings, plan.members, plan.generation, addresses or {}, self._now(now_s))
+        self._start(scene, Ledger(plan.members))
+
+    def _start(self, scene: Scene, ledger: Ledger) -> None:
+        self._scene = scene
+        self._ledger = ledger
+        self._judged: Judged | None = None
+        self._clocks = [NodeClock() for _ in scene.nodes]
+        self._stragglers = Stragglers()
+        self._speech = Speech(scene)
+        self._orders = Orders(scene)
+        self._mismatch: tuple[object, float] = (None, 0.0)
+        self._hold_until_s: float | None = None
+        self._looked: dict[str, float] = {}
+        self._explained: Judged | None = None
+
+    # What is told
+
+    def hear(self, beat: Beat, now_s: float) -> None:
+        """A node told of its workers. A beat of another generation, or one that makes no sense, is not believed."""
+        now = self._now(now_s)
+        scene = self._scene
+        if self._explained is None and self._judged is None and self._ledger.first_failure_s is not None:
+            found = self._explain(now)  # while what it follows from can still be seen
+            if found is not None and found.findings[0].confidence is not Confidence.UNDECIDED:
+                self._explained = found
+        node_clock = self._hear_clock(beat, now_s)
+        offset_s = node_clock.offset_s if node_clock else None
+        told_s = now if offset_s is None else now - min(max(now_s - beat.node.time_ns / 1e9 + offset_s, 0.0), MAX_WAY_S)
+        if not scene.hear(beat.node, now, told_s=told_s):
+            return
+        node = scene.nodes[beat.node.node_index]
+        if node_clock is None or offset_s is None or node.beat is None:
+            return
+        for rank in node.beat.ranks:
+            if not rank.lags:
+                continue
+            members = {group.name: group.ranks for group in rank.groups}
+            for group, seq, created_ns in rank.lags:
+                known = members.get(group, ())
+                if len(known) > 1 and len(known) <= scene.world_size:
+                    self._stragglers.hear(group, known, rank.rank, seq, created_ns / 1e9 - offset_s, node_clock.error_s)
+
+    def _hear_clock(self, beat: Beat, now_s: float) -> NodeClock | None:
+        if not 0 <= beat.node.node_index < len(self._clocks) or beat.ping_ns <= 0:
+            return None
+        clock = self._clocks[beat.node.node_index]
+        if clock.hear(
+            sent_s=beat.ping_ns / 1e9, held_s=beat.held_ns / 1e9, node_s=beat.node.time_ns / 1e9, now_s=now_s
+        ):
+            self._stragglers.forget()
+        return clock
+
+    def ended(self, end: WorkerEnd, now_s: float) -> None:
+        """A worker ended, well or badly; `end.time_s` is on the same clock as `now_s`."""
+        now = self._now(now_s)
+        if not self._scene.has_rank(end.rank):
+            return
+        if end.exit_code == 0:
+            self._ledger.add_exit(end.rank, now_s)
+            self._scene.left[end.rank] = now
+            return
+        self._ledger.add_failure(end, now_s)
+        if is_failure(end):
+            self._scene.ends.setdefault(end.rank, (end, now))
+
+    def lost(self, node_index: int, reason: str, now_s: float) -> None:
+        """The connection to a node's agent is gone: the first of the two signs that a node is."""
+        now = self._now(now_s)
+        node = self._scene.nodes[node_index]
+        if node.lost_s is None:
+            node.lost_reason, node.lost_s = reason, now
+
+    def down(self, node_index: int, reason: str, now_s: float) -> None:
+        """SLURM calls a node down: a second sign."""
+        self._now(now_s)
+        self._scene.nodes[node_index].down_reason = reason
+
+    # What follows
+
+    @property
+    def is_all_well(self) -> bool:
+        """Whether every worker ended with 0."""
+        return self._ledger.is_all_well
+
+    @property
+    def are_all_ended(self) -> bool:
+        """Whether nobody runs any more, however it ended."""
+        return self._ledger.are_all_ended
+
+    @property
+    def warnings(self) -> tuple[Finding, ...]:
+        """What was found and did not end the job: stragglers. For the verdict, after the culprit."""
+        return self._speech.warnings
+
+    def judge(self, now_s: float) -> Judged | None:
+        """Return the proven fault, None while there is none.
+
+        Once there is one it stays; where it is not `is_final`, the end of a worker that came late can still name a
+        better culprit, so ask again when all have ended.
+        """
+        now = self._now(now_s)
+        if self._judged is not None and self._judged.is_final:
+            return self._judged
+        found = self._judge_ends(now_s, now) if self._judged is not None else self._find(now_s, now)
+        if found is not None:
+            blocked = self._judged.blocked if self._judged is not None else self._blocked(now)
+            self._judged = replace(found, blocked=blocked)
+        return self._judged
+
+    def lines(self, now_s: float) -> list[str]:
+        """Return what to say aloud now; each line once."""
+        now = self._now(now_s)
+        if self._judged is not None or self._ledger.is_all_well:
+            return []
+        return self._speech.say(now, self._stragglers.named())
+
+    def wants(self, now_s: float) -> Mapping[int, Try]:
+        """Return the tries to order now, by the index of the node that is to make them; each once."""
+        now = self._now(now_s)
+        if self._judged is not None or self._ledger.is_all_well:
+            return {}
+        return self._orders.wants(now)
+
+    def next_s(self, now_s: float) -> float:
+        """Return when to ask again at the latest, though nobody says a word."""
+        settles_at_s = self._ledger.settles_at_s()
+        next_s = now_s + (LOOK_EVERY_S if self._is_tense(self._now(now_s)) else 4 * LOOK_EVERY_S)
+        return next_s if settles_at_s is None or settles_at_s < now_s else min(next_s, settles_at_s)
+
+    # Judging
+
+    def _find(self, now_s: float, now: float) -> Judged | None:
+        rules: tuple[Callable[[], Judged | None], ...] = (
+            lambda: self._judge_ends(now_s, now),
+            lambda: self._judge_gone(now),
+            lambda: presence.judge_stopped(self._scene),
+            lambda: self._judge_mismatch(now),
+            lambda: self._judge_links(now),
+            lambda: self._judge_waits(now),
+        )
+        return next((found for rule in rules if (found := rule()) is not None), None)
+
+    def _judge_ends(self, now_s: float, now: float) -> Judged | None:
+        if self._ledger.is_all_well or not self._ledger.should_stop(now_s):
+            return None
+        primary = self._ledger.primary
+        if primary is not None:
+            return self._judge_primary(primary, now)
+        if self._ledger.first_failure_s is None:
+            return self._from_ledger(now_s)  # all were ended by us
+        if not self._has_heard_last_words(now):
+            return None
+        explained = self._explained or self._explain(now)
+        if explained is not None:
+            return explained
+        waited_s = now_s - self._ledger.first_failure_s
+        if presence.find_suspects(self._scene, now) and waited_s < EXPLAIN_S + self._settings.gone_s:
+            return None
+        if (aborted := self._ledger.first_aborted) is not None:
+            return replace(mismatch.explain_abort(self._scene, aborted.rank), is_final=False)
+        return self._from_ledger(now_s)
+
+    def _has_heard_last_words(self, now: float) -> bool:
+        """Whether the nodes of those that ended have told what they called last."""
+        patience_s = max(AFTER_KILL_S, 2 * self._settings.beat_s)
+        return all(
+            (heard_s := self._scene.node_of(rank).heard_s) is None or heard_s > ended_s or now > ended_s + patience_s
+            for rank, (_, ended_s) in self._scene.ends.items()
+        )
+
+    def _judge_primary(self, end: WorkerEnd, now: float) -> Judged | None:
+        """A worker broke by itself; of SIGKILL the node's next word says whose it is."""
+        if end.exit_code == -signal.SIGKILL and end.rank in self._scene.ends:
+            _, heard_s = self._scene.ends[end.rank]
+            node = self._scene.node_of(end.rank)
+            if node.lost_s is not None or node.down_reason:
+                patience_s = EXPLAIN_S + self._settings.gone_s
+                return self._judge_gone(now) if now < heard_s + patience_s else self._from_ledger(now)
+            has_spoken = node.heard_s is not None and node.heard_s > heard_s
+            if not has_spoken and now < heard_s + max(AFTER_KILL_S, 2 * self._settings.beat_s):
+                return None
+            if node.oom_s is not None and node.oom_s >= heard_s - OOM_S:
+                return self._judge_oom(end)
+        return self._from_ledger(now)
+
+    def _judge_oom(self, end: WorkerEnd) -> Judged:
+        node = self._scene.node_of(end.rank)
+        finding = name_fault(
+            "AR008",
+            "it was killed: the node, or the job's share of its memory, was full",
+            node=node.name,
+            ranks=(end.rank,),
+            evidence=["killed by SIGKILL (signal 9)", f"the kernel counted {node.oom_kills} kills out of memory"],
+            victims=self._scene.others(end.rank),
+        )
+        return Judged(findings=(finding,), exit_code=exit_for_signal(signal.SIGKILL), ranks=(end.rank,))
+
+    def _from_ledger(self, now_s: float) -> Judged:
+        verdict = self._ledger.verdict("", 0)
+        ranks = verdict.findings[0].ranks if verdict.findings else ()
+        primary = self._ledger.primary
+        is_own_doing = primary is not None and (primary.exit_code > 0 or primary.could_not_start)
+        return Judged(
+            findings=verdict.findings,
+            exit_code=verdict.exit_code,
+            ranks=ranks,
+            is_retryable=not is_own_doing,
+            is_final=primary is not None,
+        )
+
+    def _explain(self, now: float) -> Judged | None:
+        """Say why workers lost others, from what was known before and since."""
+        if (found := mismatch.find_mismatch(self._scene)) is not None and self._has_size_abort():
+            return mismatch.judge_mismatch(self._scene, found)
+        if (gone := self._judge_gone(now)) is not None:
+            return gone
+        if (stopped := presence.judge_stopped(self._scene)) is not None:
+            return stopped
+        if found is not None:
+            return mismatch.judge_mismatch(self._scene, found)
+        return self._judge_links(now) or self._explain_timeout(now)
+
+    def _explain_timeout(self, now: float) -> Judged | None:
+        """Collectives that timed out by torch's own deadline: who had not come?"""
+        ends = [end for end, _ in self._scene.ends.values()]
+        if not any("imed out" in (end.message or end.stderr_tail or "") for end in ends):
+            return None
+        waiting = waits.find_waiting(self._scene, now)
+        if waiting is None or not waiting.sinks or not set(waiting.sinks).isdisjoint(self._scene.ends):
+            return None
+        return waits.judge_hang(self._scene, waiting, now)
+
+    def _has_size_abort(self) -> bool:
+        return any(is_abort_for_size(end) for end, _ in self._scene.ends.values())
+
+    def _judge_gone(self, now: float) -> Judged | None:
+        found, may_grow = presence.judge_gone(self._scene, now)
+        if found is None:
+            return None
+        if self._hold_until_s is None:
+            self._hold_until_s = now + presence.HOLD_S
+        return None if may_grow and now < self._hold_until_s else found
+
+    def _judge_mismatch(self, now: float) -> Judged | None:
+        longest_s = waits.longest_wait_s(self._scene, now)
+        if longest_s < SETTLED_S or not self._may_look("mismatch", now, LOOK_EVERY_S):
+            return None
+        found = mismatch.find_mismatch(self._scene)
+        key = found.key if found else None
+        if key != self._mismatch[0]:
+            self._mismatch = key, now
+        if found is None or now < self._mismatch[1] + SETTLED_S:
+            return None
+        return mismatch.judge_mismatch(self._scene, found)
+
+    def _judge_links(self, now: float) -> Judged | None:
+        episode = self._orders.episode
+        if episode is None or not episode.rounds or presence.find_suspects(self._scene, now):
+            return None
+        stalled = links.find_stalled(self._scene, now)
+        return links.judge_links(self._scene, episode, stalled) if stalled else None
+
+    def _judge_waits(self, now: float) -> Judged | None:
+        if not self._may_look("waits", now, 1.0):
+            return None
+        if (blocked := waits.judge_blocked(self._scene)) is not None:
+            return blocked
+        longest_s = waits.longest_wait_s(self._scene, now)
+        if longest_s < (waits.LEFT_S if self._scene.left else self._settings.hang_s):
+            return None
+        waiting = waits.find_waiting(self._scene, now)
+        if waiting is None:
+            return None
+        if (left := waits.judge_left(self._scene, waiting)) is not None:
+            return left
+        if min(waiting.waited_s, waiting.stuck_s) < self._settings.hang_s:
+            return None
+        return waits.judge_hang(self._scene, waiting, now)
+
+    def _blocked(self, now: float) -> tuple[int, ...]:
+        return tuple(
+            sorted(
+                view.beat.rank
+                for view in self._scene.running()
+                if view.waits_s(now) > 0 or view.beat.state in HELD_STATES or view.is_deaf
+            )
+        )
+
+    # Time
+
+    def _now(self, now_s: float) -> float:
+        """The guard's own clock: it stands still while the leader did not run."""
+        if self._asked_s is not None and now_s - self._asked_s > ASLEEP_S:
+            self._slept_s += now_s - self._asked_s
+        self._asked_s = now_s if self._asked_s is None else max(now_s, self._asked_s)
+        return self._asked_s - self._slept_s
+
+    def _may_look(self, what: str, now: float, every_s: float) -> bool:
+        """Whether it is time for a costly look; it is after `every_s`."""
+        if now < self._looked.get(what, now):
+            return False
+        self._looked[what] = now + every_s
+        return True
+
+    def _is_tense(self, now: float) -> bool:
+        return (
+            self._ledger.first_failure_s is not None
+            or self._orders.episode is not None
+            or waits.longest_wait_s(self._scene, now) >= SETTLED_S
+            or bool(presence.find_suspects(self._scene, now))
+        )

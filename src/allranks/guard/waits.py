@@ -1,0 +1,294 @@
+"""Who waits for whom, over all process groups, and who keeps them all waiting? Pure; the walk is recorder.waits.
+
+Ranks that wait in a collective are nobody's fault, nor is a rank that waits in one group while others wait for it in
+another: the walk goes on to whoever waits for nobody. Such a rank may be honestly slow (it evaluates, it writes a
+checkpoint), so it is only named, aloud and ever more rarely, and ended when nothing has moved for hang_s.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from allranks.guard.judged import Judged, name_fault
+from allranks.guard.mismatch import POINT_TO_POINT, canonical, describe
+from allranks.guard.scene import SILENT_S, RankView, Scene
+from allranks.model.beat import CallSeen, GroupSeen, ProcessState, RankBeat
+from allranks.model.errors import Exit
+from allranks.model.finding import Confidence
+from allranks.model.hostlist import fold_hosts
+from allranks.recorder.calls import Call, Dump, Status
+from allranks.recorder.waits import Stop, StopKind, find_stops
+from allranks.report.text import fold_ranks
+
+CROSSING_S = 1.0
+"""Beats of two nodes about the same moment come no further apart."""
+LEFT_S = 3.0
+"""How long others must have waited for a rank that has left with 0: beats of a healthy end may cross."""
+MAX_NAMED = 4
+_UNKNOWN_OP = "collective"
+_FILE_CALLS = ("fsync", "torch/serialization", "write_bytes", "shutil")
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Why ranks wait now."""
+
+    stop: Stop
+    sinks: tuple[int, ...]
+    """Who keeps the others waiting; empty where nobody does, or nobody can tell."""
+    waiting: tuple[int, ...]
+    waited_s: float
+    """How long the one that waits longest has."""
+    stuck_s: float
+    """How long nothing has moved: neither of who waits, nor of the sinks."""
+
+
+def longest_wait_s(scene: Scene, now_s: float) -> float:
+    """Return how long the rank that waits longest has waited; 0: nobody waits."""
+    return max((view.waits_s(now_s) for view in scene.running()), default=0.0)
+
+
+def find_waiting(scene: Scene, now_s: float, *, names_unknown: bool = False) -> Waiting | None:
+    """Return why ranks wait and who is it; None: nobody waits, or the next beats must tell first.
+
+    Args:
+        scene: all that is known.
+        now_s: the guard's clock.
+        names_unknown: also ranks of which only older words are known may keep the others waiting.
+    """
+    views = {view.beat.rank: view for view in scene.running()}
+    dumps = [dump for view in views.values() if (dump := _dump_of(view, views)) is not None]
+    dumps += [_dump_of_left(scene, rank) for rank in scene.left if rank in scene.ranks]
+    stops = [stop for stop in find_stops(dumps) if stop.kind not in (StopKind.MISMATCH, StopKind.BEHIND)]
+    if not stops:
+        return None
+    stop = stops[0]
+    if stop.kind is StopKind.NO_DUMP and not names_unknown and not scene.ranks.keys().isdisjoint(stop.ranks):
+        return None  # they told of themselves, and have gone on since: the next beat says where
+    waiting = tuple(rank for rank in stop.victims if rank in views) or tuple(
+        rank for rank, view in views.items() if view.waits_s(now_s) > 0
+    )
+    if not waiting:
+        return None
+    sinks = stop.ranks if stop.kind in (StopKind.MISSING, StopKind.NO_DUMP) else ()
+    moved_s = [view.moved_s for rank in (*waiting, *sinks) if (view := views.get(rank))]
+    return Waiting(
+        stop=stop,
+        sinks=sinks,
+        waiting=waiting,
+        waited_s=max(views[rank].waits_s(now_s) for rank in waiting),
+        stuck_s=now_s - max(moved_s, default=now_s),
+    )
+
+
+def say_slow(scene: Scene, waiting: Waiting, now_s: float) -> str:
+    """Return the line for people: `slow: rank 3 has been in user code for 41 s: evaluate.py:88; 5 ranks wait`."""
+    count = len(waiting.waiting)
+    waits = f"{count} rank{'s' if count != 1 else ''} wait{'s' if count == 1 else ''}"
+    if not waiting.sinks:
+        what = "wait for each other" if waiting.stop.kind is StopKind.CIRCLE else "are in it and do not leave it"
+        call = waiting.stop.calls[0][1] if waiting.stop.calls else None
+        where = f": {call.op}{f' at {call.place}' if call and call.place else ''}" if call else ""
+        return f"slow: {fold_ranks(waiting.waiting)} {what} for {waiting.waited_s:.0f} s{where}"
+    parts = [_say_sink(scene, rank, waiting, now_s) for rank in waiting.sinks[:MAX_NAMED]]
+    more = f" and {len(waiting.sinks) - MAX_NAMED} more" if len(waiting.sinks) > MAX_NAMED else ""
+    return f"slow: {', '.join(parts)}{more}; {waits}"
+
+
+def judge_hang(scene: Scene, waiting: Waiting, now_s: float) -> Judged:
+    """Return the verdict on what has not moved for hang_s."""
+    if not waiting.sinks:
+        return _judge_nobody(scene, waiting)
+    ranks = waiting.sinks
+    nodes = tuple(sorted({scene.node_of(rank).index for rank in ranks}))
+    views = [scene.ranks[rank] for rank in ranks if rank in scene.ranks]
+    is_file = bool(views) and all(_is_in_file(view.beat) for view in views)
+    is_decided = waiting.stop.is_decided or len(ranks) == 1
+    what = ", ".join(_say_sink(scene, rank, waiting, now_s, is_short=True) for rank in ranks[:MAX_NAMED])
+    finding = name_fault(
+        "AR606" if is_file else "AR408",
+        f"{what}; {fold_ranks(waiting.waiting)} waited for it in {_shown(waiting.stop)}",
+        node=fold_hosts([scene.nodes[index].name for index in nodes]),
+        ranks=ranks,
+        evidence=_evidence(scene, waiting, now_s),
+        confidence=Confidence.LIKELY if is_decided else Confidence.UNDECIDED,
+        victims=scene.others(*ranks),
+    )
+    return Judged(findings=(finding,), exit_code=Exit.HANG, ranks=ranks, nodes=nodes if is_file else (), cures=is_file)
+
+
+def judge_left(scene: Scene, waiting: Waiting) -> Judged | None:
+    """Return the verdict where others wait for ranks that have ended with 0, and so can never come."""
+    gone = tuple(rank for rank in waiting.sinks if rank in scene.left)
+    if not gone or len(gone) < len(waiting.sinks) or min(waiting.waited_s, waiting.stuck_s) < LEFT_S:
+        return None
+    finding = name_fault(
+        "AR407",
+        f"it left with exit code 0, and {fold_ranks(waiting.waiting)} waited for it in {_shown(waiting.stop)}",
+        node=fold_hosts(list(dict.fromkeys(scene.node_of(rank).name for rank in gone))),
+        ranks=gone,
+        evidence=[waiting.stop.message],
+        confidence=Confidence.LIKELY,
+        fix="every rank must run the same number of steps: look at how the data is divided",
+        victims=scene.others(*gone),
+    )
+    return Judged(findings=(finding,), exit_code=Exit.USER_CODE, ranks=gone, is_retryable=False)
+
+
+def judge_blocked(scene: Scene) -> Judged | None:
+    """Return the verdict on processes that the kernel has held for hang_s, whoever waits for them."""
+    held = [
+        view.beat
+        for view in scene.running()
+        if view.beat.state is ProcessState.BLOCKED and view.beat.state_for_s >= scene.settings.hang_s
+    ]
+    if not held:
+        return None
+    ranks = tuple(sorted(beat.rank for beat in held))
+    nodes = tuple(sorted({scene.node_of(rank).index for rank in ranks}))
+    finding = name_fault(
+        "AR606",
+        f"{fold_ranks(ranks)} waited in the kernel for {held[0].state_for_s:.0f} s: a disk or a file server does not "
+        "answer",
+        node=fold_hosts([scene.nodes[index].name for index in nodes]),
+        ranks=ranks,
+        evidence=[f"rank {each.rank}, pid {each.pid}: state D in /proc{_at(each.main_at)}" for each in held[:8]],
+        victims=scene.others(*ranks),
+    )
+    return Judged(
+        findings=(finding,), exit_code=Exit.HANG, ranks=ranks, nodes=nodes, cures=len(nodes) < len(scene.nodes)
+    )
+
+
+# --- Beats as dumps ---------------------------------------------------------------------------------------------------
+
+
+def _dump_of(view: RankView, views: dict[int, RankView]) -> Dump | None:
+    """What the walk needs of one rank; None where others show that it has gone on since it said so."""
+    age_s = max(view.beat.silent_s or 0.0, CROSSING_S)
+    said_s = view.told_s - age_s
+    if any(_has_gone_on(group, said_s, views) for group in view.beat.groups):
+        return None
+    return _as_dump(view.beat)
+
+
+def _dump_of_left(scene: Scene, rank: int) -> Dump:
+    """Of a rank that has left: what it called is done, whatever its last beat said."""
+    dump = _as_dump(scene.ranks[rank].beat)
+    status = {name: Status(each.enqueued, -1, each.enqueued) for name, each in dump.status.items()}
+    return Dump(rank=rank, calls=(), status=status, members=dump.members, is_whole=False)
+
+
+def _has_gone_on(group: GroupSeen, said_s: float, views: dict[int, RankView]) -> bool:
+    """Whether others have since finished what this rank was in, or more than the next one: so it is not there now."""
+    first_open = group.completed + 1 if group.waiting_s > 0 else group.enqueued + 2
+    return any(
+        other.completed >= max(first_open, 1)
+        for view in views.values()
+        if view.moved_s >= said_s
+        for other in view.beat.groups
+        if other.name == group.name
+    )
+
+
+def _as_dump(beat: RankBeat) -> Dump:
+    calls = [_as_call(call) for call in beat.calls]
+    for group in beat.groups:
+        # What the recorder counted and did not describe: where it is, though not what.
+        told = [call for call in calls if call.group == group.name and not call.is_p2p]
+        if group.enqueued > group.completed >= 0 and all(call.is_done for call in told):
+            calls.append(Call(group=group.name, seq=group.completed + 1, op=_UNKNOWN_OP))
+        if group.enqueued > max((call.seq for call in told), default=0):
+            is_done = group.completed >= group.enqueued
+            calls.append(Call(group=group.name, seq=group.enqueued, op=_UNKNOWN_OP, is_done=is_done))
+    return Dump(
+        rank=beat.rank,
+        calls=tuple(calls),
+        status={group.name: Status(group.enqueued, -1, group.completed) for group in beat.groups},
+        members={group.name: group.ranks for group in beat.groups if group.ranks},
+        is_whole=False,
+    )
+
+
+def _as_call(call: CallSeen) -> Call:
+    # Sizes are mismatch.py's to compare: the walk only asks who is where.
+    is_p2p = canonical(call.op) in POINT_TO_POINT
+    return Call(
+        group=call.group,
+        seq=call.seq,
+        op=call.op if is_p2p else _UNKNOWN_OP,
+        is_done=call.is_done,
+        is_p2p=is_p2p,
+        peer=call.peer,
+        place=call.place,
+        created_s=call.created_ns / 1e9,
+    )
+
+
+# --- As people read it ------------------------------------------------------------------------------------------------
+
+
+def _say_sink(scene: Scene, rank: int, waiting: Waiting, now_s: float, *, is_short: bool = False) -> str:
+    who = "it" if is_short and len(waiting.sinks) == 1 else f"rank {rank}"
+    if rank in scene.left:
+        return f"{who} has left with exit code 0"
+    view = scene.ranks.get(rank)
+    if view is None:
+        return f"{who} has told nothing"
+    beat = view.beat
+    away_s = min(now_s - view.moved_s, max(waiting.waited_s, 0.0)) if now_s > view.moved_s else waiting.waited_s
+    place = f": {beat.main_at}" if beat.main_at else ""
+    if beat.state in (ProcessState.STOPPED, ProcessState.TRACED):
+        return f"{who} is stopped for {beat.state_for_s:.0f} s"
+    if beat.state is ProcessState.BLOCKED:
+        return f"{who} waits in the kernel for {beat.state_for_s:.0f} s (state D: a disk, a file server){place}"
+    if beat.silent_s is not None and beat.silent_s > SILENT_S:
+        return f"{who} has let no other thread run for {beat.silent_s:.0f} s (something holds the GIL){place}"
+    return f"{who} has been in user code for {away_s:.0f} s{place}"
+
+
+def _evidence(scene: Scene, waiting: Waiting, now_s: float) -> list[str]:
+    lines = [f"{fold_ranks(waiting.waiting)} waited for {waiting.waited_s:.0f} s in {_shown(waiting.stop)}"]
+    for rank in waiting.sinks[:MAX_NAMED]:
+        if (view := scene.ranks.get(rank)) is None:
+            continue
+        beat = view.beat
+        last = beat.calls[-1] if beat.calls else None
+        lines.append(
+            f"rank {rank}, pid {beat.pid}: {beat.state}, {beat.cpu_s:.0f} s of processor time, last moved "
+            f"{now_s - view.moved_s:.0f} s ago{_at(beat.main_at)}{f'; last call {describe(last)}' if last else ''}"
+        )
+    return lines
+
+
+def _judge_nobody(scene: Scene, waiting: Waiting) -> Judged:
+    is_circle = waiting.stop.kind is StopKind.CIRCLE
+    what = (
+        "ranks waited for each other in several groups"
+        if is_circle
+        else f"all ranks came to {_shown(waiting.stop)}, and it did not end: a link, a GPU, or a send without a receive"
+    )
+    finding = name_fault(
+        "AR490",
+        f"{what}; nothing moved for {waiting.stuck_s:.0f} s",
+        ranks=waiting.stop.ranks if is_circle else (),
+        evidence=[
+            f"rank {rank}: group {call.group}, number {call.seq}{_at(call.place)}" for rank, call in waiting.stop.calls
+        ],
+        confidence=Confidence.UNDECIDED,
+        fix="" if not is_circle else "every rank must call its groups' collectives in one order",
+        victims=waiting.waiting,
+    )
+    return Judged(findings=(finding,), exit_code=Exit.HANG)
+
+
+def _shown(stop: Stop) -> str:
+    return f"collective {stop.seq} of group {stop.group}"
+
+
+def _is_in_file(beat: RankBeat) -> bool:
+    return beat.state is ProcessState.BLOCKED or any(name in beat.main_at for name in _FILE_CALLS)
+
+
+def _at(place: str) -> str:
+    return f" at {place}" if place else ""

@@ -1,0 +1,268 @@
+"""How are this node's workers, and what does its kernel say of their connections? One NodeBeat when it is due.
+
+    watch = Watch(cluster.guard, data_address="192.168.20.13", control_address="10.0.0.13")
+    watch.begin(plan.generation, workers, now_s, node_index=plan.node_index)
+    while running:
+        if (beat := watch.turn(now_s)) is not None: ...      # every beat_s; never waits
+    watch.keep(directory, within_s=4.0)                      # at a verdict: last calls and stacks
+
+Everything is read from outside the workers, so that it answers when they cannot. `now_s` is time.monotonic().
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from allranks.guard.tries import Door, Tries
+from allranks.host import stacks
+from allranks.host.net import read_interfaces
+from allranks.host.oom import OomWatch
+from allranks.host.sockets import SocketWatch, Stuck
+from allranks.model.beat import CallSeen, LinkSeen, NodeBeat, ProcessState, RankBeat
+from allranks.model.cluster import GuardTable
+from allranks.wire.protocol import Try, plain_address
+
+TOLD_STALL_S = 0.5
+"""A connection is told of when nothing was acknowledged for so long."""
+MAX_LINKS = 64
+OOM_EVERY_S = 1.0
+
+
+class Watched(Protocol):
+    """One worker as the watch reads it: its cell and /proc (worker.WatchedWorker)."""
+
+    @property
+    def rank(self) -> int:
+        """Global."""
+
+    def look(self) -> RankBeat:
+        """Return how it is now; never waits, whatever the worker does."""
+
+
+class Watch:
+    """Watches one node's workers.
+
+    Args:
+        settings: how often to tell.
+        data_address: of this node on the network that carries gradients.
+        control_address: where the leader reaches this node's agent, or comes from; equal where there is one network.
+        root: where /proc and /sys are; tests feed a tree.
+    """
+
+    def __init__(
+        self, settings: GuardTable, *, data_address: str, control_address: str, root: Path = Path("/")
+    ) -> None:
+        self._settings = settings
+        self._root = root
+        self._node_index = 0
+        self._generation = 0
+        self._workers: Sequence[Watched] = ()
+        self._next_s = 0.0
+        data, control = plain_address(data_address), plain_address(control_address)
+        self._addresses = _all_of_interface(data)
+        self._doors = [_open_door(data), _open_door(control) if control != data else None]
+        self._tries = Tries(own_data_address=data)
+        self._sockets = SocketWatch(root=root)
+        self._oom_watch = OomWatch(root=root)
+        self._ooms = 0
+        self._ooms_at_s = 0.0
+        self._last: dict[int, RankBeat] = {}
+
+    def begin(self, generation: int, workers: Sequence[Watched], now_s: float, *, node_index: int) -> None:
+        """Watch these workers from now on; the node may have another index in each generation."""
+        self._generation, self._workers, self._node_index = generation, workers, node_index
+        self._next_s = now_s
+        self._last.clear()
+
+    def order(self, order: Try, now_s: float) -> None:
+        """Begin the tries that the leader asked for; what came of them is in the next beats."""
+        self._tries.begin(order, now_s)
+
+    def turn(self, now_s: float) -> NodeBeat | None:
+        """Return a beat when one is due. Call it often (every 50 ms): tries go on in it, too."""
+        for door in self._doors:
+            if door is not None:
+                door.turn(now_s)
+        self._tries.turn(now_s)
+        if now_s < self._next_s:
+            return None
+        self._next_s = now_s + self._settings.beat_s
+        return self.beat(now_s)
+
+    def beat(self, now_s: float) -> NodeBeat:
+        """Return how this node is now, due or not: after a worker's end, its last calls are in it."""
+        ranks = tuple(worker.look() for worker in self._workers)
+        self._last.update((rank.rank, rank) for rank in ranks)
+        ports = (self._port(0), self._port(1) or self._port(0))
+        return NodeBeat(
+            node_index=self._node_index,
+            generation=self._generation,
+            ranks=ranks,
+            links=self._links(now_s),
+            tries=self._tries.results(now_s),
+            addresses=self._addresses,
+            try_ports=ports,
+            oom_kills=self._count_ooms(now_s, is_urgent=any(rank.state is ProcessState.GONE for rank in ranks)),
+            time_ns=time.time_ns(),
+        )
+
+    def keep(self, directory: Path, *, within_s: float) -> list[Path]:
+        """Write what each rank did last into a directory: its calls (`recorder_rank_3.json`, which `allranks why`
+        reads) and its stack (`rank_3.stack.txt`).
+
+        Args:
+            directory: exists already.
+            within_s: what has not been read by then is left out.
+        Returns:
+            The files written.
+        """
+        written = []
+        for rank, beat in sorted(self._last.items()):
+            if beat.calls:
+                path = directory / f"recorder_rank_{rank}.json"
+                if _write(path, msgspec.json.format(msgspec.json.encode(_as_recorder(beat)), indent=1)):
+                    written.append(path)
+        pids = {beat.pid: rank for rank, beat in self._last.items() if beat.state is not ProcessState.GONE and beat.pid}
+        for process in _look_at(tuple(pids), within_s):
+            path = directory / f"rank_{pids.get(process.pid, process.rank)}.stack.txt"
+            if process.pid in pids and _write(path, _render_stack(process).encode()):
+                written.append(path)
+        return written
+
+    def close(self) -> None:
+        """Close the sockets of tries, and let go of the kernel's log."""
+        self._oom_watch.close()
+        self._tries.close()
+        for door in self._doors:
+            if door is not None:
+                door.close()
+
+    def _port(self, which: int) -> int:
+        door = self._doors[which]
+        return 0 if door is None else door.port
+
+    def _links(self, now_s: float) -> tuple[LinkSeen, ...]:
+        own_ports = self._tries.own_ports()
+        stuck = [
+            each
+            for each in self._sockets.look(now_s, addresses=self._addresses)
+            if each.stalled_s >= min(TOLD_STALL_S, self._settings.stalled_s)
+            and each.connection.own_port not in own_ports
+        ]
+        stuck.sort(key=lambda each: -each.stalled_s)
+        return tuple(map(_as_link, stuck[:MAX_LINKS]))
+
+    def _count_ooms(self, now_s: float, *, is_urgent: bool) -> int:
+        if is_urgent or now_s >= self._ooms_at_s:
+            self._ooms_at_s = now_s + OOM_EVERY_S
+            self._ooms = self._oom_watch.num_kills()
+        return self._ooms
+
+
+def _open_door(address: str) -> Door | None:
+    """None where the address is not this machine's: then nobody can try it there."""
+    try:
+        return Door(address)
+    except OSError:
+        return None
+
+
+def _all_of_interface(address: str) -> tuple[str, ...]:
+    """The address first, then the others of the same interface: a library may use any of them."""
+    for interface in read_interfaces():
+        addresses = [plain_address(each) for each in interface.addresses]
+        if address in addresses:
+            return (address, *(each for each in addresses if each != address and not each.startswith("fe80")))
+    return (address,)
+
+
+def _as_link(stuck: Stuck) -> LinkSeen:
+    each = stuck.connection
+    return LinkSeen(
+        own_address=each.own_address,
+        peer_address=each.peer_address,
+        unacked_bytes=each.unacked_bytes,
+        stalled_s=stuck.stalled_s,
+        retransmits=each.retransmits,
+        mss=each.mss,
+    )
+
+
+def _as_recorder(beat: RankBeat) -> dict[str, object]:
+    """A rank's calls in the shape of torch's recorder (format 2.10)."""
+    return {
+        "version": "2.10",
+        "pg_config": {
+            group.name: {"name": group.name, "desc": "", "ranks": str(list(group.ranks))} for group in beat.groups
+        },
+        "pg_status": {
+            group.name: {
+                "last_enqueued_collective": group.enqueued,
+                "last_started_collective": -1,
+                "last_completed_collective": group.completed,
+            }
+            for group in beat.groups
+        },
+        "entries": [_as_entry(number, call) for number, call in enumerate(beat.calls)],
+    }
+
+
+def _as_entry(number: int, call: CallSeen) -> dict[str, object]:
+    file, _, rest = call.place.partition(":")
+    line, _, function = rest.partition(" in ")
+    is_p2p = call.peer is not None
+    return {
+        "record_id": number,
+        "process_group": [call.group, ""],
+        "profiling_name": call.op,
+        "p2p_seq_id" if is_p2p else "collective_seq_id": call.seq,
+        "is_p2p": is_p2p,
+        "input_sizes": call.sizes,
+        "input_dtypes": call.dtypes,
+        "retired": call.is_done,
+        "state": "completed" if call.is_done else "scheduled",
+        "time_created_ns": call.created_ns,
+        "frames": [{"name": function, "filename": file, "line": int(line)}] if line.isdecimal() else [],
+    }
+
+
+def _look_at(pids: tuple[int, ...], within_s: float) -> list[stacks.Process]:
+    """Stacks of these processes; a look that does not come back is left alone."""
+    if not pids:
+        return []
+    found: list[stacks.Process] = []
+
+    def look() -> None:
+        with contextlib.suppress(OSError):
+            found.extend(stacks.look(stacks.Wanted(pids=pids), node="").processes)
+
+    looker = threading.Thread(target=look, name="allranks-keep", daemon=True)
+    looker.start()
+    looker.join(within_s)
+    return list(found)
+
+
+def _render_stack(process: stacks.Process) -> str:
+    """As py-spy prints it, so that whoever reads py-spy's dumps reads this."""
+    lines = [f"Process {process.pid}: state {process.state}, {process.cpu:.2f} cores"]
+    if process.problem:
+        lines.append(f"no stack: {process.problem}")
+    for number, thread in enumerate(process.threads):
+        lines += ["", f'Thread {process.pid if thread.is_main else number} (idle): "{thread.name}"']
+        lines += [f"    {frame.function} ({frame.file}:{frame.line})" for frame in thread.frames]
+    return "\n".join(lines) + "\n"
+
+
+def _write(path: Path, data: bytes) -> bool:
+    try:
+        path.write_bytes(data)
+    except OSError:
+        return False
+    return True

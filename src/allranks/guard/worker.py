@@ -1,0 +1,201 @@
+"""How is one worker, from outside and inside together? Agent side: a cell and /proc become a RankBeat.
+
+    watched = WatchedWorker(rank=3, pid=process.pid, cell=cell)
+    watched.look()    # several times a second; never waits for the worker
+
+The cell says what the worker told last; /proc says whether it can tell anything: stopped, in a disk wait, gone, or
+running with the GIL held (it uses its core and yet its beat is silent). Then the ages of what was told grow on, and
+py-spy is asked, in a thread and not often, where the main thread is now.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from allranks.guard.inside.cell import Cell, CellRead, PythonCall
+from allranks.host import stacks
+from allranks.host.process import Seen, is_below, read_process
+from allranks.model.beat import CallSeen, GroupSeen, ProcessState, RankBeat
+
+SILENT_S = 1.0
+"""Ten beats: whoever told nothing for so long is looked at from outside."""
+SPY_EVERY_S = 5.0
+STILL = (ProcessState.BLOCKED, ProcessState.STOPPED, ProcessState.TRACED)
+
+
+class _Told(msgspec.Struct):
+    """What the beat thread wrote; see guard/inside/beat.py."""
+
+    at: str = ""
+    since_ns: int = 0
+    phase: str = ""
+    groups: list[tuple[str, tuple[int, ...], int, int, int]] = []
+    calls: list[CallSeen] = []
+    lags: list[tuple[str, int, int]] = []
+    blind: list[str] = []
+
+
+class _Words(msgspec.Struct):
+    """What stands there after an exception; see guard/inside/entry.py."""
+
+    states: dict[str, tuple[int, int]] = {}
+    calls: list[CallSeen] = []
+
+
+class WatchedWorker:
+    """One worker of this node, in one start of it."""
+
+    def __init__(self, *, rank: int, pid: int, cell: Cell, root: Path = Path("/")) -> None:
+        self.rank = rank
+        self._started_pid = pid
+        self._cell = cell
+        self._root = root
+        self._seen: Seen | None = None
+        self._since_s = time.monotonic()
+        self._told: tuple[int, _Told] = (0, _Told())
+        self._told_lags: object = None
+        self._spy = _Spy()
+
+    def look(self) -> RankBeat:
+        """Return how it is now."""
+        now_ns = time.monotonic_ns()
+        read = self._cell.read()
+        told = self._decode(read)
+        seen = self._look_outside(read.pid)
+        silent_s = _age_s(read.told.written_ns, now_ns) if read.told else None
+        at, at_for_s = told.at, _age_s(told.since_ns, now_ns) if told.since_ns else 0.0
+        if silent_s is not None and silent_s > SILENT_S and seen.state is not ProcessState.GONE:
+            at = self._spy.place(seen.pid) or at
+        return RankBeat(
+            rank=self.rank,
+            pid=seen.pid,
+            state=seen.state,
+            state_for_s=time.monotonic() - self._since_s,
+            cpu_s=seen.cpu_s,
+            silent_s=silent_s,
+            main_at=at,
+            main_at_for_s=at_for_s,
+            step=read.step,
+            step_age_s=_age_s(read.step_ns, now_ns) if read.step is not None else 0.0,
+            checkpoint=read.saved,
+            phase=read.phase,
+            groups=_groups(told, read.call, now_ns),
+            calls=_calls(told, _decode_words(read), read.call),
+            lags=self._new_lags(told),
+            blind=tuple(told.blind),
+        )
+
+    def _look_outside(self, claimed_pid: int) -> Seen:
+        pid = self._started_pid
+        if claimed_pid not in (0, pid) and is_below(claimed_pid, pid, root=self._root):
+            pid = claimed_pid  # a shell or a wrapper stands between
+        before, seen = self._seen, read_process(pid, root=self._root)
+        is_same = before is not None and before.pid == pid and before.state is seen.state
+        if is_same and seen.state in STILL:  # a process that went in and out of it meanwhile moved
+            assert before is not None
+            is_same = (before.num_switches, before.cpu_s) == (seen.num_switches, seen.cpu_s)
+        if not is_same:
+            self._since_s = time.monotonic()
+        self._seen = seen
+        return seen
+
+    def _decode(self, read: CellRead) -> _Told:
+        if read.told is not None and read.told.number != self._told[0]:
+            with contextlib.suppress(msgspec.DecodeError):
+                self._told = read.told.number, msgspec.json.decode(read.told.data, type=_Told)
+        return self._told[1]
+
+    def _new_lags(self, told: _Told) -> tuple[tuple[str, int, int], ...]:
+        if told.lags == self._told_lags:
+            return ()
+        self._told_lags = told.lags
+        return tuple(told.lags)
+
+
+def _groups(told: _Told, call: PythonCall | None, now_ns: int) -> tuple[GroupSeen, ...]:
+    found = []
+    for name, ranks, enqueued, completed, open_since_ns in told.groups:
+        waiting_s = _age_s(open_since_ns, now_ns) if open_since_ns else 0.0
+        if call is not None and call.group == name and not call.is_done:
+            waiting_s = waiting_s or _age_s(call.called_ns, now_ns)
+            if not _is_p2p(call):
+                enqueued = max(enqueued, call.seq)
+        found.append(GroupSeen(name=name, ranks=ranks, enqueued=enqueued, completed=completed, waiting_s=waiting_s))
+    return tuple(found)
+
+
+def _calls(told: _Told, words: _Words, call: PythonCall | None) -> tuple[CallSeen, ...]:
+    """The recorder's calls, later words over earlier ones, and the one that Python made where no recorder has it."""
+    known = {(each.group, each.seq): each for each in (*told.calls, *words.calls)}
+    calls = sorted(known.values(), key=lambda each: each.created_ns)
+    if call is None:
+        return tuple(calls)
+    if _is_p2p(call) or (call.group, call.seq) not in known:
+        return (*calls, _as_call(call, told))
+    return tuple(
+        msgspec.structs.replace(each, place=call.place) if (each.group, each.seq) == (call.group, call.seq) else each
+        for each in calls
+    )
+
+
+def _as_call(call: PythonCall, told: _Told) -> CallSeen:
+    completed = {name: done for name, _, _, done, _ in told.groups}.get(call.group, -1)
+    return CallSeen(
+        group=call.group,
+        seq=call.seq,
+        op=call.op,
+        sizes=msgspec.json.decode(call.sizes, type=tuple[tuple[int, ...], ...]),
+        dtypes=tuple(filter(None, call.dtypes.split(","))),
+        is_done=call.is_done if _is_p2p(call) else call.is_done and completed >= call.seq,
+        created_ns=call.created_ns,
+        place=call.place,
+        peer=call.peer if call.peer >= 0 else None,
+    )
+
+
+def _is_p2p(call: PythonCall) -> bool:
+    return call.op in ("send", "recv", "isend", "irecv")
+
+
+def _decode_words(read: CellRead) -> _Words:
+    if read.words is not None:
+        with contextlib.suppress(msgspec.DecodeError):
+            return msgspec.json.decode(read.words.data, type=_Words)
+    return _Words()
+
+
+def _age_s(then_ns: int, now_ns: int) -> float:
+    return max(0.0, (now_ns - then_ns) / 1e9)
+
+
+class _Spy:
+    """py-spy, asked in a thread of its own about a process that cannot tell where it is."""
+
+    def __init__(self) -> None:
+        self._asked_s = 0.0
+        self._answer: dict[str, Any] = {}
+
+    def place(self, pid: int) -> str:
+        """Return the last answer about this process, and ask again where that is old; empty: none yet."""
+        now_s = time.monotonic()
+        if self._answer.get("pid") != pid:
+            self._answer, self._asked_s = {"pid": pid}, 0.0
+        if now_s - self._asked_s > SPY_EVERY_S:
+            self._asked_s = now_s
+            threading.Thread(target=self._ask, args=(pid, self._answer), name="allranks-spy", daemon=True).start()
+        return str(self._answer.get("place", ""))
+
+    @staticmethod
+    def _ask(pid: int, answer: dict[str, Any]) -> None:
+        with contextlib.suppress(Exception):
+            for process in stacks.look(stacks.Wanted(pids=(pid,)), node="").processes:
+                for thread in process.threads:
+                    frame = next((each for each in thread.frames if not stacks.is_library(each.file)), None)
+                    if thread.is_main and frame is not None:
+                        answer["place"] = f"{Path(frame.file).name}:{frame.line} in {frame.function}"

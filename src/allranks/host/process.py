@@ -1,0 +1,86 @@
+"""What is a process doing, as the kernel has it? Cheap enough to be asked several times a second.
+
+read_process(4711).state is ProcessState.STOPPED
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from allranks.model.beat import ProcessState
+
+_STATES = {
+    "R": ProcessState.RUNNING, "S": ProcessState.SLEEPING, "I": ProcessState.SLEEPING, "D": ProcessState.BLOCKED,
+    "T": ProcessState.STOPPED, "t": ProcessState.TRACED,
+}  # fmt: skip
+"""Letters of proc(5); all others (Z, X) are of the dead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One look at a process."""
+
+    pid: int
+    state: ProcessState
+    parent: int = 0
+    cpu_s: float = 0.0
+    """Of all its threads, user and system."""
+    num_switches: int = 0
+    """How often its main thread went to sleep: a process that still moves changes it."""
+
+
+def read_process(pid: int, *, root: Path = Path("/")) -> Seen:
+    """Look at a process; one that is not there is GONE.
+
+    Args:
+        pid: as this process's own namespace counts.
+        root: where /proc is; tests feed a tree.
+    """
+    head, _, rest = _read(root / f"proc/{pid}/stat").rpartition(")")
+    fields = rest.split()
+    if not head or len(fields) < 13:
+        return Seen(pid, ProcessState.GONE)
+    state = _STATES.get(fields[0], ProcessState.GONE)
+    if state in (ProcessState.SLEEPING, ProcessState.RUNNING) and _is_frozen(pid, root):
+        state = ProcessState.STOPPED
+    switches = re.search(r"^voluntary_ctxt_switches:\s*(\d+)", _read(root / f"proc/{pid}/status"), re.MULTILINE)
+    return Seen(
+        pid=pid,
+        state=state,
+        parent=int(fields[1]),
+        cpu_s=(int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"),
+        num_switches=int(switches[1]) if switches else 0,
+    )
+
+
+def is_below(pid: int, ancestor: int, *, root: Path = Path("/")) -> bool:
+    """Tell whether a process is the other one or one of its descendants."""
+    for _ in range(16):
+        if pid == ancestor:
+            return True
+        pid = read_process(pid, root=root).parent
+        if pid <= 1:
+            return False
+    return False
+
+
+def _is_frozen(pid: int, root: Path) -> bool:
+    """A frozen cgroup leaves its processes in S or R for the eye (version 2), or in D (version 1)."""
+    return any("frozen 1" in _read(path / "cgroup.events") for path in _cgroups(pid, root))
+
+
+def _cgroups(pid: int, root: Path) -> Iterator[Path]:
+    found = re.search(r"^0::/(.*)$", _read(root / f"proc/{pid}/cgroup"), re.MULTILINE)
+    if found and found[1] and ".." not in found[1]:
+        yield root / "sys/fs/cgroup" / found[1]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

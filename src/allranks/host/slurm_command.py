@@ -1,0 +1,100 @@
+"""How are SLURM's commands run? The one door to them: a deadline, an environment that filters nothing, its own words.
+
+Source: SQUEUE_STATES and its like, and SLURM_TIME_FORMAT, in squeue(1), scontrol(1), sinfo(1).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import subprocess
+from collections.abc import Iterator, Mapping
+
+from allranks.model.errors import SetupError, UsageError
+
+DEADLINE_S = 60.0
+"""A busy controller answers late; its clients give up themselves after some tries of MessageTimeout (10 s) each."""
+
+_WORDS_OF_USAGE = (
+    "invalid partition", "invalid account", "invalid qos", "invalid node name", "invalid feature", "invalid wckey",
+    "invalid job array", "invalid constraint", "invalid generic resource", "invalid trackable resource",
+    "reservation is invalid", "requested time limit is invalid", "unrecognized option", "ambiguous option",
+    "requires an argument", "doesn't allow an argument", "dependency problem", "specification", "bad value",
+)  # fmt: skip
+
+
+def run_slurm(
+    tool: str,
+    *arguments: str,
+    env: Mapping[str, str] | None = None,
+    stdin: str = "",
+    deadline_s: float = DEADLINE_S,
+) -> subprocess.CompletedProcess[str]:
+    """Run one of SLURM's commands and return what it said, whatever its exit code.
+
+    Args:
+        tool: its name, searched on PATH.
+        arguments: of the command.
+        env: its environment; None for the own one, without what would filter its answer.
+        stdin: what it reads.
+        deadline_s: seconds until it is killed.
+    Raises:
+        SetupError: it is not there, or does not answer.
+    """
+    if env is None:
+        # What the user set for their own view (SQUEUE_STATES, SLURM_TIME_FORMAT=relative) must not filter ours.
+        own = ("SQUEUE_", "SACCT_", "SCONTROL_", "SINFO_", "SCANCEL_", "SLURM_TIME_FORMAT")
+        env = {name: value for name, value in os.environ.items() if not name.startswith(own)}
+    try:
+        return subprocess.run(
+            [tool, *arguments],
+            env=dict(env),
+            input=stdin,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=deadline_s,
+            check=False,
+        )
+    except FileNotFoundError as exc:
+        raise SetupError(
+            f"{tool}: no such program here; SLURM's commands are needed: load the slurm module, or log in to a login "
+            "node of the cluster"
+        ) from exc
+    except OSError as exc:
+        raise SetupError(f"{tool}: {exc.strerror}") from exc
+    except subprocess.TimeoutExpired as exc:
+        raise SetupError(f"{tool}: no answer from SLURM within {deadline_s:.0f} s; is its controller up?") from exc
+
+
+@contextlib.contextmanager
+def shielded() -> Iterator[None]:
+    """Hold signals back, from this thread and from the commands that it runs meanwhile.
+
+    SLURM signals everything in a job that it ends: the command that asked for it would be ended by its own success,
+    and the next one with it.
+    """
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1, signal.SIGINT, signal.SIGHUP})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def words_of(answer: subprocess.CompletedProcess[str]) -> str:
+    """SLURM's own words, on one line."""
+    lines = [
+        re.sub(r"^(?:\w+: )?(?:error: |fatal: )?", "", line.strip()).rstrip(".")
+        for line in (answer.stderr or answer.stdout).splitlines()
+        if line.strip() and not line.startswith('Try "')
+    ]
+    said = "; ".join(dict.fromkeys(lines)) or f"exit code {answer.returncode} without a word"
+    return "".join(c if c.isprintable() else " " for c in said)[:500]
+
+
+def refusal_of(tool: str, words: str) -> SetupError | UsageError:
+    """Return the error for a command that SLURM refused: a wrong value, or a set-up that cannot do it."""
+    is_usage = any(part in words.lower() for part in _WORDS_OF_USAGE)
+    return (UsageError if is_usage else SetupError)(f"{tool}: {words}")

@@ -1,0 +1,239 @@
+"""Which TCP connections of this machine have bytes that the other kernel has not acknowledged, and for how long?
+
+    sockets = SocketWatch()
+    sockets.look(now_s, addresses={"192.168.20.13"})     # every now and then
+
+The kernel is asked over netlink (sock_diag(7), as `ss -tin` does), which needs no rights; where that is refused
+(gVisor, some containers), /proc/net/tcp says as much as is needed. A connection counts as stuck while bytes are
+unacknowledged and the number of acknowledged ones does not grow; a receiver that is merely stopped goes on
+acknowledging until its buffer is full, and then nothing is sent any more: it is never stuck here.
+
+Source: linux/inet_diag.h, linux/sock_diag.h, proc(5) on /proc/net/tcp; struct tcp_info in host.tcpinfo.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from ipaddress import IPv6Address, ip_address
+from pathlib import Path
+
+NETLINK_SOCK_DIAG = 4
+SOCK_DIAG_BY_FAMILY = 20
+ANSWER_S = 0.5
+"""The kernel answers at once; this is for a machine that does not."""
+_NLMSG_ERROR, _NLMSG_DONE = 2, 3
+_NLM_F_REQUEST_DUMP = 0x301
+_INET_DIAG_INFO = 2
+_STATES = {1: "ESTABLISHED", 4: "FIN_WAIT1", 8: "CLOSE_WAIT", 9: "LAST_ACK"}
+"""In which bytes can be on their way (linux/tcp_states.h)."""
+_HEADER = struct.Struct("=IHHII")
+_REQUEST = struct.Struct("=BBBxI48x")
+_MESSAGE = struct.Struct("=BBBB2s2s16s16sI8sIIIII")
+_ATTRIBUTE = struct.Struct("=HH")
+_RETRANSMITTING = 1
+"""Of the timer: it waits for an acknowledgement."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connection:
+    """One TCP connection, as the kernel has it."""
+
+    own_address: str
+    own_port: int
+    peer_address: str
+    peer_port: int
+    unacked_bytes: int
+    """Written to the socket and not acknowledged."""
+    is_unacked: bool
+    """Something is on its way: sent, and not acknowledged."""
+    retransmits: int
+    """Timeouts in a row without an acknowledgement."""
+    acked_bytes: int | None = None
+    """Since the connection began; None: this kernel, or this way of asking, does not say."""
+    mss: int = 0
+
+    @property
+    def key(self) -> tuple[str, int, str, int]:
+        """What tells it from others."""
+        return self.own_address, self.own_port, self.peer_address, self.peer_port
+
+
+@dataclass(frozen=True, slots=True)
+class Stuck:
+    """A connection that gets nothing across."""
+
+    connection: Connection
+    stalled_s: float
+
+
+class SocketWatch:
+    """Looks at all connections again and again, and remembers since when one is stuck.
+
+    Args:
+        root: where /proc is; tests feed a tree.
+        uses_netlink: ask the kernel directly; False: read /proc/net/tcp.
+    """
+
+    def __init__(self, *, root: Path = Path("/"), uses_netlink: bool = True) -> None:
+        self._root = root
+        self._uses_netlink = uses_netlink
+        self._since_s: dict[tuple[str, int, str, int], tuple[object, float]] = {}
+
+    def look(self, now_s: float, *, addresses: Collection[str]) -> list[Stuck]:
+        """Return the connections that have got nothing across since they were first seen so.
+
+        Args:
+            now_s: a monotonic clock.
+            addresses: own ones that count.
+        """
+        return self.weigh(self._read(), now_s, addresses=addresses)
+
+    def weigh(self, connections: Collection[Connection], now_s: float, *, addresses: Collection[str]) -> list[Stuck]:
+        """Return which of these are stuck, and since when."""
+        before, self._since_s = self._since_s, {}
+        stuck = []
+        for each in connections:
+            if not each.is_unacked or each.own_address not in addresses or each.peer_address in addresses:
+                continue
+            # Without a count of what was acknowledged, what is left and has timed out is the best there is.
+            mark = each.acked_bytes if each.acked_bytes is not None else (each.unacked_bytes, each.retransmits > 0)
+            known, since_s = before.get(each.key, (None, now_s))
+            if known != mark:
+                since_s = now_s
+            self._since_s[each.key] = mark, since_s
+            stuck.append(Stuck(each, now_s - since_s))
+        return stuck
+
+    def _read(self) -> list[Connection]:
+        if self._uses_netlink:
+            try:
+                return [each for family in (socket.AF_INET, socket.AF_INET6) for each in ask_kernel(family)]
+            except OSError:
+                self._uses_netlink = False
+        return read_proc(root=self._root)
+
+
+def ask_kernel(family: int) -> list[Connection]:
+    """Return the connections of one address family in which bytes can be on their way.
+
+    Raises:
+        OSError: this kernel does not answer such questions, or not to us.
+    """
+    states = sum(1 << state for state in _STATES)
+    request = _REQUEST.pack(family, socket.IPPROTO_TCP, 1 << (_INET_DIAG_INFO - 1), states)
+    head = _HEADER.pack(_HEADER.size + len(request), SOCK_DIAG_BY_FAMILY, _NLM_F_REQUEST_DUMP, 1, 0)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC, NETLINK_SOCK_DIAG) as sock:
+        sock.settimeout(ANSWER_S)
+        sock.sendto(head + request, (0, 0))
+        found: list[Connection] = []
+        while True:
+            is_done = parse_answer(sock.recv(1 << 18), found)
+            if is_done:
+                return found
+
+
+def parse_answer(data: bytes, found: list[Connection]) -> bool:
+    """Read one datagram of netlink; tell whether it was the last one.
+
+    Args:
+        data: whole messages.
+        found: gets the connections.
+    Raises:
+        OSError: the kernel refused.
+    """
+    at = 0
+    while at + _HEADER.size <= len(data):
+        length, kind, *_ = _HEADER.unpack_from(data, at)
+        if length < _HEADER.size or at + length > len(data):
+            break
+        body = data[at + _HEADER.size : at + length]
+        if kind == _NLMSG_DONE:
+            return True
+        if kind == _NLMSG_ERROR:
+            number = -struct.unpack_from("=i", body.ljust(4, b"\0"))[0]
+            raise OSError(number, "netlink refused to list connections")
+        if kind == SOCK_DIAG_BY_FAMILY and len(body) >= _MESSAGE.size:
+            found.append(_parse_message(body))
+        at += (length + 3) & ~3
+    return False
+
+
+def _parse_message(body: bytes) -> Connection:
+    family, _, timer, retransmits, own_port, peer_port, own, peer, *_ = _MESSAGE.unpack_from(body)
+    unacked_bytes = _MESSAGE.unpack_from(body)[12]
+    info = next((value for kind, value in _attributes(body[_MESSAGE.size :]) if kind == _INET_DIAG_INFO), b"")
+    info = info.ljust(192, b"\0") if info else b""
+    return Connection(
+        own_address=_address(family, own),
+        own_port=int.from_bytes(own_port, "big"),
+        peer_address=_address(family, peer),
+        peer_port=int.from_bytes(peer_port, "big"),
+        unacked_bytes=unacked_bytes,
+        is_unacked=bool(struct.unpack_from("=I", info, 24)[0]) if info else timer == _RETRANSMITTING,
+        retransmits=retransmits if timer == _RETRANSMITTING else 0,
+        acked_bytes=struct.unpack_from("=Q", info, 120)[0] if info else None,
+        mss=struct.unpack_from("=I", info, 16)[0] if info else 0,
+    )
+
+
+def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
+    at = 0
+    while at + _ATTRIBUTE.size <= len(data):
+        length, kind = _ATTRIBUTE.unpack_from(data, at)
+        if length < _ATTRIBUTE.size:
+            return
+        yield kind, data[at + _ATTRIBUTE.size : at + length]
+        at += (length + 3) & ~3
+
+
+def _address(family: int, raw: bytes) -> str:
+    """IPv4 as itself, also where an IPv6 socket carries it."""
+    if family == socket.AF_INET:
+        return str(ip_address(raw[:4]))
+    address = IPv6Address(raw)
+    return str(address.ipv4_mapped or address)
+
+
+def read_proc(*, root: Path = Path("/")) -> list[Connection]:
+    """Return the same from /proc/net/tcp and tcp6, which know of no acknowledged bytes."""
+    found = []
+    for name in ("tcp", "tcp6"):
+        try:
+            lines = (root / "proc/net" / name).read_text().splitlines()[1:]
+        except OSError:
+            continue
+        found += [each for line in lines if (each := parse_proc_line(line)) is not None]
+    return found
+
+
+def parse_proc_line(line: str) -> Connection | None:
+    """Read one line of /proc/net/tcp; None: it is in no state in which bytes can be on their way."""
+    words = line.split()
+    try:
+        state = int(words[3], 16)
+        waiting, timer = int(words[4].partition(":")[0], 16), int(words[5].partition(":")[0], 16)
+        (own, own_port), (peer, peer_port) = (word.split(":") for word in words[1:3])
+        retransmits = int(words[6], 16)
+        addresses = _proc_address(own), _proc_address(peer)
+    except (IndexError, ValueError):
+        return None
+    if state not in _STATES:
+        return None
+    return Connection(
+        own_address=addresses[0],
+        own_port=int(own_port, 16),
+        peer_address=addresses[1],
+        peer_port=int(peer_port, 16),
+        unacked_bytes=waiting,
+        is_unacked=timer == _RETRANSMITTING,
+        retransmits=retransmits if timer == _RETRANSMITTING else 0,
+    )
+
+
+def _proc_address(text: str) -> str:
+    """Each group of four bytes stands there as a number of the machine."""
+    raw = b"".join(struct.pack("=I", int(text[at : at + 8], 16)) for at in range(0, len(text), 8))
+    return _address(socket.AF_INET if len(raw) == 4 else socket.AF_INET6, raw)

@@ -1,0 +1,173 @@
+"""What is a rank of a drilled training told to do wrong, and when? Its orders, and the diary of its steps.
+
+    orders = Orders(Path("drill"), rank=3)
+    orders.obey(step)                   # before each step: does what it is told, or nothing
+    metrics = orders.reduce(loss)       # the collective in which ranks may go different ways
+    orders.write(step)                  # after each optimizer step
+    if orders.is_last(step): ...        # the same answer on all ranks
+
+`order.json` says which rank at which step does what. Whoever is told writes `struck_RANK.json` before it does it, so
+that the moment is known; what has been done once is not done again by a later start of the same rank, unless the order
+says `again`. torch and the standard library only.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import json
+import os
+import random
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+METRICS = 1000
+"""Numbers in the reduced tensor: enough that a wrong shape or dtype does not fit."""
+BALLAST_BYTES = 32 << 20
+BLOCKED_S = 3600.0
+PAUSE_S = 0.02
+"""What each step takes besides its mathematics: six ranks share two cores, and the drill is no benchmark."""
+
+
+class Orders:
+    """Orders and diary of one rank."""
+
+    def __init__(self, directory: Path, *, rank: int, seed: int | None = None) -> None:
+        self._directory = directory
+        self._rank = rank
+        self._diary = os.open(directory / f"steps_{rank}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        self._order: dict[str, Any] = {}
+        self._order_mtime_ns = 0
+        self._now = ""
+        self._mixed = None if seed is None else Mixture(seed, directory, rank)
+
+    def obey(self, step: int) -> None:
+        """Do what is ordered for this step; most orders are never come back from."""
+        time.sleep(PAUSE_S)
+        if self._mixed is not None:
+            self._mixed.live(step)
+        self._now = self._due(step)
+        if self._now:
+            self._do(self._now)
+
+    def reduce(self, loss: torch.Tensor) -> float:
+        """Return the mean of the loss over all ranks; an order may let this rank do something else."""
+        metrics = torch.full((METRICS,), float(loss.detach()))
+        match self._now:
+            case "skip":
+                return 0.0
+            case "other-collective":
+                dist.broadcast(metrics, src=0)
+            case "other-shape":
+                dist.all_reduce(torch.zeros(METRICS * 2))
+            case "other-dtype":
+                dist.all_reduce(metrics.double())
+            case _:
+                dist.all_reduce(metrics)
+        mean: float = metrics[0].item() / dist.get_world_size()
+        return mean
+
+    def write(self, step: int) -> None:
+        """Note that the step is done."""
+        line = {
+            "step": step,
+            "time_s": time.time(),
+            "attempt": int(os.environ.get("SLURM_RESTART_COUNT") or 0),
+            "generation": int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0),
+            "rank": self._rank,
+            "world": dist.get_world_size(),
+            "node": socket.gethostname(),
+            "pid": os.getpid(),
+        }
+        os.write(self._diary, json.dumps(line).encode() + b"\n")
+
+    def is_last(self, step: int) -> bool:
+        """Whether the program is told to end after this step."""
+        try:
+            return step >= int(json.loads((self._directory / "stop.json").read_text())["step"])
+        except FileNotFoundError:
+            return False
+
+    def _due(self, step: int) -> str:
+        path = self._directory / "order.json"
+        try:
+            changed_ns = path.stat().st_mtime_ns
+        except FileNotFoundError:
+            return ""
+        if changed_ns != self._order_mtime_ns:
+            self._order, self._order_mtime_ns = json.loads(path.read_text()), changed_ns
+        if self._order["rank"] != self._rank:
+            return ""
+        struck = self._directory / f"struck_{self._rank}.json"
+        if self._order.get("again"):
+            is_due = step >= self._order["step"]
+        else:
+            is_due = step == self._order["step"] and not struck.exists()
+        if not is_due:
+            return ""
+        if not struck.exists():
+            draft = struck.with_suffix(".draft")
+            draft.write_text(json.dumps({"time_s": time.time(), "step": step}))
+            draft.rename(struck)
+        return str(self._order["do"])
+
+    def _do(self, what: str) -> None:
+        seconds = float(self._order.get("seconds", BLOCKED_S))
+        match what:
+            case "exit":
+                os._exit(13)
+            case "raise":
+                raise ValueError("loss is not what it was")
+            case "segfault":
+                ctypes.string_at(0)
+            case "allocate":
+                ballast = []
+                while True:
+                    ballast.append(bytearray(os.urandom(1)) * BALLAST_BYTES)
+            case "hold-gil":
+                sum(itertools.repeat(0))
+            case "evaluate":
+                evaluate(seconds)
+            case "late":
+                time.sleep(seconds)
+
+
+def evaluate(seconds: float) -> None:
+    """Be at something else for long, as rank 0 is when it evaluates alone."""
+    end_s = time.monotonic() + seconds
+    while time.monotonic() < end_s:
+        time.sleep(0.2)
+
+
+class Mixture:
+    """What a healthy training does now and then: slow steps, pauses of one rank, long evaluations.
+
+    Drawn by the seed and the step, so that all ranks know it without speaking. Who is at something for long writes it
+    into `busy_RANK.jsonl`, against which the names that are said are held.
+    """
+
+    def __init__(self, seed: int, directory: Path, rank: int) -> None:
+        self._seed = seed
+        self._rank = rank
+        self._diary = os.open(directory / f"busy_{rank}.jsonl", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+
+    def live(self, step: int) -> None:
+        """Do what the mixture has for this step."""
+        chance = random.Random(f"{self._seed} {step}")
+        kind, whom = chance.random(), chance.randrange(dist.get_world_size())
+        long_s = chance.uniform(20.0, 50.0)
+        if kind < 0.02:  # one rank is late
+            if whom == self._rank:
+                time.sleep(chance.uniform(0.1, 2.0))
+        elif kind < 0.03:  # all are slow
+            time.sleep(chance.uniform(0.2, 1.0))
+        elif kind < 0.032 and whom == self._rank:  # one evaluates
+            began_s = time.time()
+            evaluate(long_s)
+            busy = {"rank": self._rank, "from_s": began_s, "to_s": time.time(), "step": step}
+            os.write(self._diary, json.dumps(busy).encode() + b"\n")

@@ -1,0 +1,51 @@
+"""The job of a drill, as a script that uses allranks: a small training which resumes where it stopped."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import torch
+from orders import Orders
+from torch.utils.data import DataLoader, TensorDataset
+
+import allranks
+
+WIDTH = 384
+"""Two layers of 0.6 MB each: an all-reduce is felt by the links, and small beside a step."""
+SAMPLES = 4096
+GLOBAL_BATCH = 96
+
+
+def main() -> None:
+    """Train until told otherwise."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--dir", type=Path, required=True)
+    parser.add_argument("--mix", type=int, metavar="SEED", help="mix slow steps and evaluations in")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    data = TensorDataset(torch.randn(SAMPLES, WIDTH))
+    with allranks.session() as s:
+        layers = (torch.nn.Linear(WIDTH, WIDTH), torch.nn.ReLU(), torch.nn.Linear(WIDTH, WIDTH))
+        model = s.ddp(torch.nn.Sequential(*layers))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+        sampler = s.sampler(data, global_batch_size=GLOBAL_BATCH, seed=0)
+        state = s.track(model=model, optimizer=optimizer, sampler=sampler)
+        orders = Orders(arguments.dir, rank=s.rank, seed=arguments.mix)
+        for step in state.steps(DataLoader(data, batch_sampler=sampler)):
+            number = step.number + 1
+            with step as (batch,):
+                orders.obey(number)
+                loss = (model(batch) - batch).square().mean()
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                orders.reduce(loss)
+            orders.write(number)
+            if orders.is_last(number):
+                break
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,52 @@
+"""All faults that strike a running job, by name, in the order in which a drill goes through them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from allranks.lab.faults.running import checkpoint, collective, network, node, process, scheduler
+from allranks.lab.faults.running.strike import Strike
+
+STRIKES: Mapping[str, type[Strike]] = {
+    strike.name: strike
+    for strike in (
+        process.WorkerKilled,
+        process.WorkerStopped,
+        process.WorkerExits,
+        process.WorkerRaises,
+        process.WorkerSegfaults,
+        process.WorkerOutOfMemory,
+        process.WorkerLoops,
+        collective.CollectiveSkipped,
+        collective.CollectivesDiffer,
+        collective.ShapesDiffer,
+        collective.DtypesDiffer,
+        collective.RankEvaluates,
+        collective.RankLate,
+        network.LinkCut,
+        network.PortSilent,
+        network.MtuLowered,
+        network.LostOneWay,
+        network.NodeSilent,
+        node.AgentKilled,
+        node.NodeEmptied,
+        node.NodeKilled,
+        node.TwoNodesKilled,
+        node.NodeBack,
+        node.BelowMinimumAndBack,
+        node.BelowMinimum,
+        node.LeaderNodeKilled,
+        scheduler.TimeLimit,
+        scheduler.Requeued,
+        scheduler.Cancelled,
+        scheduler.Warned,
+        scheduler.WarnedBatch,
+        scheduler.Preempted,
+        checkpoint.KilledWhileSaving,
+        checkpoint.BitFlipped,
+        checkpoint.FileTruncated,
+        checkpoint.ManifestMissing,
+        checkpoint.CheckpointDiskFull,
+        checkpoint.CheckpointReadOnly,
+    )
+}

@@ -1,0 +1,224 @@
+"""Strikes at checkpoints: while one is written, after one was written, and at the disk below."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import ClassVar
+
+from allranks.lab.faults.fault import Expected, Place, Scene
+from allranks.lab.faults.running.process import DEAD_S, NEXT_STEP_S
+from allranks.lab.faults.running.strike import Strike
+from allranks.lab.faults.running.target import Target
+from allranks.model.errors import SetupError
+from allranks.state.manifest import MANIFEST, parse_final, parse_temp
+from allranks.state.parts import list_checkpoints
+
+SAVED_S = 60.0
+"""How long the next checkpoint may take to come."""
+WINDOW_S = 0.15
+"""A save takes about as long: the kill comes at any instant of it."""
+DISK_BYTES = 96 << 20
+
+
+class CheckpointStrike(Strike):
+    """Something happens to a checkpoint, and a worker is killed, so that one must be loaded."""
+
+    place = Place.ANY
+    verdict_s, next_step_s = DEAD_S, NEXT_STEP_S
+
+    @classmethod
+    def strike(cls, scene: Scene, target: Target) -> float:
+        """Wait for a new checkpoint that is not the first, spoil it, kill a worker."""
+        known = list_checkpoints(target.checkpoints)[:1]
+        target.wait(
+            lambda: len(there := list_checkpoints(target.checkpoints)) >= 2 and there[:1] != known,
+            SAVED_S,
+            "a new checkpoint",
+        )
+        newest, before = list_checkpoints(target.checkpoints)[:2]
+        scene.remember("spoiled", step_of(newest))
+        scene.remember("before", step_of(before))
+        cls.spoil(newest)
+        pid = target.worker_pid(scene, scene.node.name)
+        struck_s = time.time()
+        os.kill(pid, signal.SIGKILL)
+        return struck_s
+
+    @classmethod
+    def spoil(cls, newest: Path) -> None:
+        """Do it to the newest complete checkpoint."""
+
+    @classmethod
+    def check(cls, scene: Scene, target: Target) -> list[str]:
+        """The spoiled one was not loaded, the one before was."""
+        began = min((each.step for each in target.steps() if each.start > (0, 0)), default=0)
+        spoiled, before = scene.memory["spoiled"], scene.memory["before"]
+        if began != before + 1:
+            return [f"resumed with step {began}; step {spoiled} was spoiled, that of step {before} was whole"]
+        return []
+
+
+class BitFlipped(CheckpointStrike, name="checkpoint-bit-flipped", cause="AR407"):
+    """One bit of the largest file of the newest checkpoint is flipped; then a worker is killed."""
+
+    also: ClassVar = ("AR601",)
+
+    @classmethod
+    def spoil(cls, newest: Path) -> None:
+        """Flip a bit in the middle."""
+        with _largest(newest).open("r+b") as file:
+            file.seek(_largest(newest).stat().st_size // 2)
+            byte = file.read(1)[0]
+            file.seek(-1, os.SEEK_CUR)
+            file.write(bytes([byte ^ 1]))
+
+
+class FileTruncated(CheckpointStrike, name="checkpoint-truncated", cause="AR407"):
+    """The largest file of the newest checkpoint loses its last half; then a worker is killed."""
+
+    also: ClassVar = ("AR601",)
+
+    @classmethod
+    def spoil(cls, newest: Path) -> None:
+        """Cut it."""
+        os.truncate(_largest(newest), _largest(newest).stat().st_size // 2)
+
+
+class ManifestMissing(CheckpointStrike, name="checkpoint-manifest-missing", cause="AR407"):
+    """The manifest of the newest checkpoint is gone; then a worker is killed."""
+
+    also: ClassVar = ("AR601",)
+
+    @classmethod
+    def spoil(cls, newest: Path) -> None:
+        """Remove it."""
+        (newest / MANIFEST).unlink()
+
+
+class KilledWhileSaving(Strike, name="killed-while-saving", cause="AR407"):
+    """SIGKILL to one worker at a random instant of a save."""
+
+    place = Place.ANY
+    verdict_s, next_step_s = DEAD_S, NEXT_STEP_S
+
+    @classmethod
+    def strike(cls, scene: Scene, target: Target) -> float:
+        """Wait until something new appears among the checkpoints, and a little longer."""
+        target.wait(lambda: bool(list_checkpoints(target.checkpoints)), SAVED_S, "the first checkpoint")
+        pid = target.worker_pid(scene, scene.node.name)
+        target.wait(lambda: _is_saving(target.checkpoints), SAVED_S, "a save to begin")
+        time.sleep(scene.make_chance().uniform(0.0, WINDOW_S))
+        struck_s = time.time()
+        os.kill(pid, signal.SIGKILL)
+        return struck_s
+
+
+class DiskStrike(Strike):
+    """The checkpoints lie on a small disk of their own, which all nodes share; training goes on without saving."""
+
+    severity = Expected.SURVIVED
+    place = Place.ANY
+    watch_s = 20.0
+    has_ranks = False
+
+    @classmethod
+    def inject(cls, scene: Scene) -> None:
+        """Make an ext4 in a file, and mount it on all nodes: one device, and so one file system."""
+        directory, image = scene.run_dir / "checkpoints", scene.lab_dir / "checkpoints.ext4"
+        directory.mkdir(exist_ok=True)
+        with image.open("wb") as file:
+            file.truncate(DISK_BYTES)
+        _call("mkfs.ext4", "-q", "-F", "-m", "0", str(image))
+        scene.remember("image", str(image))
+        device = _call("losetup", "--find", "--show", str(image))
+        scene.remember("device", device)
+        scene.remember("mounted", str(directory))
+        for node in scene.hosts:
+            scene.run(node, "mount", device, str(directory))
+
+    @classmethod
+    def heal(cls, scene: Scene) -> None:
+        """Unmount it, and free the device."""
+        if "mounted" in scene.memory:
+            script = 'mountpoint --quiet "$1" && umount --lazy "$1" || true'
+            for node in scene.hosts:
+                scene.run(node, "sh", "-c", script, "sh", scene.memory["mounted"])
+        if "device" in scene.memory:
+            with contextlib.suppress(SetupError):
+                _call("losetup", "--detach", scene.memory["device"])
+        if "image" in scene.memory:
+            Path(scene.memory["image"]).unlink(missing_ok=True)
+
+    @classmethod
+    def seen(cls, scene: Scene) -> Path:
+        """The directory with the disk in it: outside of the nodes, nothing is mounted there."""
+        root = Path(f"/proc/{scene.inits[scene.first.name]}/root")
+        return root / Path(scene.memory["mounted"]).relative_to("/")
+
+    @classmethod
+    def strike(cls, scene: Scene, target: Target) -> float:
+        """Wait for a first checkpoint, then take the disk away."""
+        target.checkpoints = cls.seen(scene)
+        target.wait(lambda: bool(list_checkpoints(target.checkpoints)), SAVED_S, "the first checkpoint")
+        scene.remember("whole", [path.name for path in list_checkpoints(target.checkpoints)])
+        struck_s = time.time()
+        cls.spoil(scene)
+        return struck_s
+
+    @classmethod
+    def spoil(cls, scene: Scene) -> None:
+        """Do it."""
+
+    @classmethod
+    def check(cls, scene: Scene, target: Target) -> list[str]:
+        """One of those that were whole is still there."""
+        there = {path.name for path in list_checkpoints(target.checkpoints)}
+        whole = scene.memory["whole"]
+        return [] if there & set(whole) else [f"{', '.join(whole)}: whole before, gone now"]
+
+
+class CheckpointDiskFull(DiskStrike, name="checkpoint-disk-full", cause="AR005"):
+    """The disk of the checkpoints is full."""
+
+    @classmethod
+    def spoil(cls, scene: Scene) -> None:
+        """Fill it to the last block."""
+        with contextlib.suppress(OSError), (cls.seen(scene) / "ballast").open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(1 << 16))
+
+
+class CheckpointReadOnly(DiskStrike, name="checkpoint-read-only", cause="AR606"):
+    """The file system of the checkpoints goes read-only, as after an error of its disk."""
+
+    @classmethod
+    def spoil(cls, scene: Scene) -> None:
+        """Remount it: one file system, so on all nodes at once."""
+        scene.run(scene.first.name, "mount", "-o", "remount,ro", scene.memory["mounted"])
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the step in a checkpoint's name."""
+    place = parse_final(checkpoint.name)
+    assert place is not None
+    return place[0]
+
+
+def _is_saving(directory: Path) -> bool:
+    return any(parse_temp(path.name) for path in directory.iterdir())
+
+
+def _largest(checkpoint: Path) -> Path:
+    return max((path for path in checkpoint.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+
+
+def _call(*command: str) -> str:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SetupError(f"lab: {' '.join(command)}: {' '.join(done.stderr.split())}")
+    return done.stdout.strip()

@@ -1,0 +1,58 @@
+"""Strikes at the order of collectives: one rank is in another one, in none, or late."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from allranks.lab.faults.fault import Expected
+from allranks.lab.faults.running.process import OrderStrike
+
+MISMATCH_S = 5.0
+EVALUATES_S = 60.0
+LATE_S = 0.15
+
+
+class Mismatch(OrderStrike):
+    """The same place in the order of the group, and not the same collective. Starting again does not cure a script."""
+
+    severity = Expected.FAIL
+    verdict_s = MISMATCH_S
+
+
+class CollectiveSkipped(Mismatch, name="collective-skipped", cause="AR410"):
+    """One rank leaves a collective out, and is one ahead from then on."""
+
+    order, has_baseline = "skip", True
+
+
+class CollectivesDiffer(Mismatch, name="collectives-differ", cause="AR410"):
+    """One rank broadcasts where the others reduce."""
+
+    order = "other-collective"
+
+
+class ShapesDiffer(Mismatch, name="shapes-differ", cause="AR410"):
+    """One rank reduces twice as many numbers as the others."""
+
+    order = "other-shape"
+
+
+class DtypesDiffer(Mismatch, name="dtypes-differ", cause="AR410"):
+    """One rank reduces doubles where the others reduce floats; Gloo aborts an innocent one."""
+
+    order = "other-dtype"
+
+
+class RankEvaluates(OrderStrike, name="rank-evaluates"):
+    """One rank evaluates for a minute while the others wait: honest, to be named as slow and not to be ended."""
+
+    severity = Expected.SURVIVED
+    order, seconds, watch_s, has_baseline = "evaluate", EVALUATES_S, EVALUATES_S + 30.0, True
+    guard: ClassVar = {"hang_s": 150.0}
+
+
+class RankLate(OrderStrike, name="rank-late", cause="AR409"):
+    """One rank is 150 ms late in every step: a straggler, to be named, never to be ended."""
+
+    severity = Expected.SURVIVED
+    order, seconds, does_it_again, watch_s = "late", LATE_S, True, 45.0

@@ -1,0 +1,130 @@
+"""Strikes at the network of a running job: what was established stays, and nothing comes through."""
+
+from __future__ import annotations
+
+import time
+
+from allranks.lab.faults.fault import Culprit, Scene, port_of
+from allranks.lab.faults.link import JUMBO, STANDARD, LinkFault
+from allranks.lab.faults.running.strike import Strike
+from allranks.lab.faults.running.target import Target
+from allranks.lab.hosts import SWITCH
+
+LINK_S = 5.0
+GONE_S = 5.0
+NEXT_STEP_S = 20.0
+
+
+class NetworkStrike(Strike):
+    """One node's data interface is it; the node itself lives."""
+
+    verdict_s, next_step_s = LINK_S, NEXT_STEP_S
+    has_ranks = False
+
+    @classmethod
+    def culprit(cls, scene: Scene) -> Culprit:
+        """The interface."""
+        return LinkFault.culprit(scene)
+
+
+class LinkCut(NetworkStrike, name="link-cut-running", cause="AR210"):
+    """The switch port of the node's data interface goes down."""
+
+    has_baseline = True
+
+    @classmethod
+    def strike(cls, scene: Scene, target: Target) -> float:
+        """Set the port down."""
+        struck_s = time.time()
+        scene.on_switch("ip", "link", "set", port_of(scene.node), "down")
+        return struck_s
+
+    @classmethod
+    def heal(cls, scene: Scene) -> None:
+        """Set it up again."""
+        scene.on_switch("ip", "link", "set", port_of(scene.node), "up")
+
+
+class PortSilent(NetworkStrike, name="port-silent-running", cause="AR210"):
+    """The switch no longer forwards anything from or to the node's data port; the carrier stays."""
+
+    @classmethod
+    def strike(cls, scene: Scene, target: Target) -> float:
+        """Detach the port from the bridge."""
+        struck_s = time.time()
+        scene.on_switch("ip", "link", "set", port_of(scene.node), "nomaster")
+        return struck_s
+
+    @classmethod
+    def heal(cls, scene: Scene) -> None:
+        """Attach it again."""
+        scene.on_switch("ip", "link", "set", port_of(scene.node), "master", "data")
+
+
+class MtuLowered(NetworkStrike, name="mtu-lowered", cause="AR204"):
+    """All of the data network has MTU 9000; then the node's switch port is set to 1500, and large packets vanish."""
+
+    @classmethod
+    def inject(cls, scene: Scene) -> None:
+        """Set all ends to 9000."""
+        _set_mtu(scene, JUMBO)
+
+    @classmethod
+    def strike(cls, scene: Scene, target: Target) -> float:
+        """Lower one port."""
+        struck_s = time.time()
+        scene.on_switch("ip", "link", "set", port_of(scene.node), "mtu", str(STANDARD))
+        return struck_s
+
+    @classmethod
+    def heal(cls, scene: Scene) -> None:
+        """Set all ends to 1500."""
+        _set_mtu(scene, STANDARD)
+
+
+class LostOneWay(NetworkStrike, name="lost-one-way", cause=("AR210", "AR211", "AR212")):
+    """Whatever the node sends on the data network is lost at its switch port; what is sent to it arrives."""
+
+    @classmethod
+    def strike(cls, scene: Scene, target: Target) -> float:
+        """Drop it where the switch forwards."""
+        struck_s = time.time()
+        scene.filter(SWITCH, [f'iifname "{port_of(scene.node)}" drop'], family="bridge", hook="forward")
+        return struck_s
+
+    @classmethod
+    def heal(cls, scene: Scene) -> None:
+        """Drop no more."""
+        scene.unfilter(SWITCH, family="bridge")
+
+
+class NodeSilent(Strike, name="node-silent-running", cause=("AR012", "AR001")):
+    """Both networks of the node are cut at once: it lives, and nobody can know."""
+
+    verdict_s, next_step_s = GONE_S, NEXT_STEP_S
+    has_ranks = False
+
+    @classmethod
+    def strike(cls, scene: Scene, target: Target) -> float:
+        """Set both ports down."""
+        struck_s = time.time()
+        for port in _ports(scene):
+            scene.on_switch("ip", "link", "set", port, "down")
+        return struck_s
+
+    @classmethod
+    def heal(cls, scene: Scene) -> None:
+        """Set both up again."""
+        for port in _ports(scene):
+            scene.on_switch("ip", "link", "set", port, "up")
+
+
+def _ports(scene: Scene) -> tuple[str, str]:
+    return port_of(scene.node), f"management{scene.node.index}"
+
+
+def _set_mtu(scene: Scene, mtu: int) -> None:
+    ports = [f"link set {port_of(host)} mtu {mtu}\n" for host in scene.hosts.values()]
+    scene.on_switch("ip", "-batch", "-", script="".join(ports))
+    for host in scene.hosts.values():
+        scene.run(host.name, "ip", "link", "set", host.data_interface, "mtu", str(mtu))

@@ -1,0 +1,161 @@
+"""Strikes at whole nodes: the agent, all that runs there, the machine itself, several at once, and their return."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from typing import ClassVar
+
+from allranks.lab import hosts as machines
+from allranks.lab.faults.fault import Culprit, Expected, Scene
+from allranks.lab.faults.running.network import GONE_S, NEXT_STEP_S
+from allranks.lab.faults.running.strike import Launch, Strike
+from allranks.lab.faults.running.target import Target
+from allranks.lab.lab import Lab
+
+DAEMONS = ("munged", "slurmctld", "slurmscriptd", "slurmd")
+BACK_S = 20.0
+CAPACITY_S = 20
+
+
+class NodeStrike(Strike):
+    """The node is it, and can be left out."""
+
+    verdict_s: ClassVar[float | None] = GONE_S
+    next_step_s: ClassVar[float | None] = NEXT_STEP_S
+    has_ranks = False
+
+
+class AgentKilled(NodeStrike, name="agent-killed", cause=("AR012", "AR407")):
+    """SIGKILL to the agent of one node; its workers go with it."""
+
+    @classmethod
+    def strike(cls, scene: Scene, target: Target) -> float:
+        """Kill it."""
+        pid = target.agent_pid(scene, scene.node.name)
+        struck_s = time.time()
+        os.kill(pid, signal.SIGKILL)
+        return struck_s
+
+
+class NodeEmptied(NodeStrike, name="node-emptied", cause=("AR012", "AR407")):
+    """SIGKILL to everything of the job on one node at once: agent, workers, SLURM's step; the node itself lives."""
+
+    @classmethod
+    def strike(cls, scene: Scene, target: Target) -> float:
+        """Kill all but process 1 and the daemons."""
+        init = scene.inits[scene.node.name]
+        running = machines.processes_in(init)
+        pids = [pid for name, pids in running.items() if name not in DAEMONS for pid in pids if pid != init]
+        struck_s = time.time()
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return struck_s
+
+
+class NodeKilled(NodeStrike, name="node-killed", cause="AR012"):
+    """The machine is gone from one moment to the next: all processes, SLURM's too, and its interfaces."""
+
+    has_baseline = True
+
+    @classmethod
+    def strike(cls, scene: Scene, target: Target) -> float:
+        """Kill process 1 of the node, and so everything."""
+        return _kill(scene, scene.node.name)
+
+
+class TwoNodesKilled(NodeStrike, name="two-nodes-killed", cause="AR012"):
+    """Two machines are gone at the same time."""
+
+    min_nodes = 4
+
+    @classmethod
+    def culprit(cls, scene: Scene) -> Culprit:
+        """Both."""
+        return Culprit(nodes=_two(scene))
+
+    @classmethod
+    def strike(cls, scene: Scene, target: Target) -> float:
+        """Kill both."""
+        return _kill(scene, *_two(scene))
+
+
+class NodeBack(NodeStrike, name="node-back", cause="AR012"):
+    """The machine is gone, and back after 20 s: it must be taken in again."""
+
+    is_needed_again: ClassVar = True
+    watch_s = 120.0
+
+    @classmethod
+    def strike(cls, scene: Scene, target: Target) -> float:
+        """Kill it."""
+        return _kill(scene, scene.node.name)
+
+    @classmethod
+    def follow_up(cls, scene: Scene, target: Target) -> None:
+        """Bring it back."""
+        time.sleep(BACK_S)
+        bring_back(scene)
+
+
+class BelowMinimumAndBack(NodeBack, name="below-minimum-and-back", cause=("AR012", "AR608")):
+    """As many nodes as the job needs at least; one is gone, the job pauses, the node comes back."""
+
+    nodes = "6:6"
+    next_step_s = None
+
+
+class BelowMinimum(NodeStrike, name="below-minimum", cause=("AR608", "AR012")):
+    """As many nodes as the job needs at least; one is gone and stays away until the capacity timeout."""
+
+    severity = Expected.FAIL
+    nodes, next_step_s, watch_s = "6:6", None, 75.0
+    exit_codes: ClassVar = (75,)
+    run_flags: ClassVar = ("--capacity-timeout", str(CAPACITY_S))
+
+    @classmethod
+    def strike(cls, scene: Scene, target: Target) -> float:
+        """Kill one."""
+        return _kill(scene, scene.node.name)
+
+
+class LeaderNodeKilled(NodeStrike, name="leader-node-killed", cause="AR012"):
+    """The machine of the batch script and the leader is gone: SLURM requeues the job, which resumes elsewhere."""
+
+    launch, verdict_s, next_step_s, watch_s = Launch.BATCH, None, None, 150.0
+    leaves_first_out: ClassVar = True
+
+    @classmethod
+    def strike(cls, scene: Scene, target: Target) -> float:
+        """Kill the node of rank 0."""
+        return _kill(scene, target.newest()[0].node)
+
+    @classmethod
+    def culprit(cls, scene: Scene) -> Culprit:
+        """The second node of the lab: the first is left out of the job, since SLURM's controller is there."""
+        return Culprit(nodes=(list(scene.hosts)[1],))
+
+
+def bring_back(scene: Scene) -> None:
+    """Make what is dead of the lab anew.
+
+    Raises:
+        SetupError: it does not come up.
+    """
+    Lab(scene.lab_dir.name, env={"ALLRANKS_LAB_DIR": str(scene.lab_dir.parent)}).mend()
+
+
+def _kill(scene: Scene, *names: str) -> float:
+    struck_s = time.time()
+    machines.kill_hosts(scene.lab_dir, names)
+    return struck_s
+
+
+def _two(scene: Scene) -> tuple[str, ...]:
+    """The node and another one, neither the first."""
+    others = [name for name in list(scene.hosts)[1:] if name != scene.node.name]
+    other = scene.make_chance().choice(others)
+    return tuple(name for name in scene.hosts if name in (scene.node.name, other))

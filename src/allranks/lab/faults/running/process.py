@@ -1,0 +1,160 @@
+"""Strikes at one worker process: it dies, stops, loops, or runs out of memory."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import time
+from pathlib import Path
+from typing import ClassVar
+
+from allranks.lab.faults.fault import Expected, Place, Scene, Start
+from allranks.lab.faults.running.strike import Strike
+from allranks.lab.faults.running.target import Target
+from allranks.model.errors import SetupError
+
+DEAD_S = 1.0
+STOPPED_S = 3.0
+NEXT_STEP_S = 12.0
+HEADROOM_BYTES = 96 << 20
+CGROUP_1, CGROUP_2 = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
+
+
+class SignalStrike(Strike):
+    """One signal to one worker, from outside."""
+
+    place = Place.ANY
+    next_step_s = NEXT_STEP_S
+    signum: ClassVar[signal.Signals]
+
+    @classmethod
+    def strike(cls, scene: Scene, target: Target) -> float:
+        """Send it."""
+        pid = target.worker_pid(scene, scene.node.name)
+        struck_s = time.time()
+        os.kill(pid, cls.signum)
+        return struck_s
+
+
+class WorkerKilled(SignalStrike, name="worker-killed", cause="AR407"):
+    """SIGKILL to one worker."""
+
+    signum, verdict_s, has_baseline = signal.SIGKILL, DEAD_S, True
+
+
+class WorkerStopped(SignalStrike, name="worker-stopped", cause="AR010"):
+    """SIGSTOP to one worker: its connections stay open, nothing of it runs."""
+
+    signum, verdict_s, has_baseline = signal.SIGSTOP, STOPPED_S, True
+
+
+class OrderStrike(Strike):
+    """Something that one rank of the program does to itself, at a step that is written down."""
+
+    place = Place.ANY
+    order: ClassVar[str]
+    seconds: ClassVar[float | None] = None
+    does_it_again: ClassVar[bool] = False
+
+    @classmethod
+    def strike(cls, scene: Scene, target: Target) -> float:
+        """Order it."""
+        details: dict[str, object] = {} if cls.seconds is None else {"seconds": cls.seconds}
+        if cls.does_it_again:
+            details["again"] = True
+        return target.order(target.rank_on(scene.node.name), cls.order, **details)
+
+
+class WorkerExits(OrderStrike, name="worker-exits", cause=("AR590", "AR407")):
+    """One rank calls os._exit(13) in the middle of a step: no traceback, no goodbye."""
+
+    severity = Expected.FAIL
+    order, verdict_s, exit_codes = "exit", DEAD_S, (1,)
+
+
+class WorkerRaises(OrderStrike, name="worker-raises", cause="AR590"):
+    """One rank raises an exception: an error of the script, which another start would meet again."""
+
+    severity = Expected.FAIL
+    order, verdict_s, exit_codes, has_baseline = "raise", DEAD_S, (1,), True
+
+
+class WorkerSegfaults(OrderStrike, name="worker-segfaults", cause="AR407"):
+    """One rank reads from address 0."""
+
+    order, verdict_s, next_step_s = "segfault", DEAD_S, NEXT_STEP_S
+
+
+class WorkerLoops(OrderStrike, name="worker-loops", cause=("AR408", "AR491")):
+    """One rank loops for ever and holds the GIL: none of its threads says anything any more."""
+
+    order, watch_s = "hold-gil", 150.0
+    guard: ClassVar = {"hang_s": 45.0}
+
+
+class WorkerOutOfMemory(Strike, name="worker-oom-killed", cause="AR008"):
+    """The memory of the job on one node is limited, and its worker allocates until the kernel kills it.
+
+    A memory cgroup as SLURM's task/cgroup makes it, version 1 or 2 as this machine has it: the agent and its workers
+    are in it from their start on.
+    """
+
+    place = Place.ANY
+    verdict_s, next_step_s = DEAD_S, NEXT_STEP_S
+
+    @classmethod
+    def inject(cls, scene: Scene) -> None:
+        """Make the cgroup."""
+        own = _cgroup_root() / f"allranks-{scene.lab_dir.name}-{scene.node.name}"
+        own.mkdir(exist_ok=True)
+        scene.remember("cgroup", str(own))
+
+    @classmethod
+    def start(cls, scene: Scene) -> Start:
+        """Let the node's agent enter it."""
+        procs = shlex.quote(str(Path(scene.memory["cgroup"]) / "cgroup.procs"))
+        enter = f'[ "$SLURMD_NODENAME" != {shlex.quote(scene.node.name)} ] || echo $$ >{procs}; exec "$@"'
+        return Start(wrapper=("sh", "-c", enter, "sh"))
+
+    @classmethod
+    def strike(cls, scene: Scene, target: Target) -> float:
+        """Limit it to little more than it has, and order the worker to take more."""
+        own = Path(scene.memory["cgroup"])
+        limit, usage = own / "memory.limit_in_bytes", own / "memory.usage_in_bytes"
+        if not limit.exists():
+            limit, usage = own / "memory.max", own / "memory.current"
+        limit.write_text(str(int(usage.read_text()) + HEADROOM_BYTES))
+        return target.order(target.rank_on(scene.node.name), "allocate")
+
+    @classmethod
+    def heal(cls, scene: Scene) -> None:
+        """Remove the cgroup, which is empty with the job's end."""
+        if "cgroup" in scene.memory:
+            deadline_s = time.monotonic() + 5.0
+            with contextlib.suppress(FileNotFoundError):
+                while True:
+                    try:
+                        Path(scene.memory["cgroup"]).rmdir()
+                    except OSError:
+                        if time.monotonic() > deadline_s or not Path(scene.memory["cgroup"]).exists():
+                            raise
+                        time.sleep(0.1)
+
+
+def _cgroup_root() -> Path:
+    """Where a cgroup with a memory limit can be made.
+
+    Raises:
+        SetupError: nowhere.
+    """
+    if (CGROUP_1 / "memory.limit_in_bytes").exists():
+        return CGROUP_1
+    controllers = CGROUP_2 / "cgroup.subtree_control"
+    if controllers.exists():
+        with contextlib.suppress(OSError):
+            controllers.write_text("+memory")
+        if "memory" in controllers.read_text().split():
+            return CGROUP_2
+    raise SetupError("lab: worker-oom-killed: no memory controller, neither in cgroup v1 nor v2, that can be limited")

@@ -1,0 +1,81 @@
+"""What SLURM itself does to running jobs: none of it is a fault, all of it must be survived or end well."""
+
+from __future__ import annotations
+
+import time
+from typing import ClassVar
+
+from allranks.lab.faults.fault import Culprit, Expected, Scene
+from allranks.lab.faults.running.strike import Launch, Strike
+from allranks.lab.faults.running.target import Target
+
+URGENT_PARTITION = "urgent"
+"""Its jobs take the nodes of the others' (lab/slurm.py)."""
+
+
+class SlurmStrike(Strike):
+    """A command of SLURM's."""
+
+    launch = Launch.BATCH
+    watch_s = 90.0
+    has_ranks = False
+    nodes = "6:6"
+    command: ClassVar[tuple[str, ...]]
+    """`JOB` stands for the job's id."""
+
+    @classmethod
+    def culprit(cls, scene: Scene) -> Culprit:
+        """Nobody: somebody wanted it so."""
+        return Culprit()
+
+    @classmethod
+    def strike(cls, scene: Scene, target: Target) -> float:
+        """Give the command, on the first node."""
+        struck_s = time.time()
+        scene.run(scene.first.name, *(word.replace("JOB", target.job_id) for word in cls.command))
+        return struck_s
+
+
+class TimeLimit(SlurmStrike, name="time-limit", cause="AR507"):
+    """The job's time limit is set to the next full minute; nothing warned it before."""
+
+    severity = Expected.FAIL
+    command = ("scontrol", "update", "JobId=JOB", "TimeLimit=1")
+    watch_s = 150.0
+    submit_flags: ClassVar = ("--sbatch-option", "--signal=USR1@1")
+
+
+class Requeued(SlurmStrike, name="requeued"):
+    """`scontrol requeue`: somebody puts the job back into the queue."""
+
+    command = ("scontrol", "requeue", "JOB")
+
+
+class Cancelled(SlurmStrike, name="cancelled", cause="AR508"):
+    """`scancel`: somebody ends the job, which must not come back."""
+
+    severity = Expected.FAIL
+    command = ("scancel", "JOB")
+
+
+class Warned(SlurmStrike, name="warned"):
+    """`scancel --signal=USR1`: the warning before a time limit. A checkpoint, requeue, resume."""
+
+    command = ("scancel", "--signal=USR1", "JOB")
+
+
+class WarnedBatch(SlurmStrike, name="warned-batch"):
+    """`scancel --batch --signal=USR1`: the same warning, to the batch script alone."""
+
+    command = ("scancel", "--batch", "--signal=USR1", "JOB")
+
+
+class Preempted(SlurmStrike, name="preempted", cause="AR506"):
+    """A job of a partition with precedence needs two of the nodes: SLURM takes them, and requeues the job."""
+
+    command = (
+        *("sbatch", "--partition", URGENT_PARTITION, "--nodes=2", "--exclusive", "--output=/dev/null"),
+        *("--wrap", "sleep 3"),
+    )
+    submit_flags: ClassVar = ("--exclusive",)
+    watch_s = 150.0

@@ -1,0 +1,198 @@
+"""What does a fault see of the job that it strikes? Its steps, processes and checkpoints, and where to leave orders.
+
+The training program (`programs/train.py`) writes a line for every step, and reads its orders before each (`Orders` in
+`programs/orders.py`): so whoever is struck in the middle of the program is struck at a known step, and has written
+down when, before it happens. All nodes of the lab have one clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from allranks.lab import hosts as machines
+from allranks.lab.faults.fault import Scene
+from allranks.model.errors import SetupError
+from allranks.state.manifest import Damaged
+from allranks.state.parts import PartReader, list_checkpoints, read_manifest
+
+STRUCK_S = 20.0
+"""How long an order may take to be obeyed: a few steps."""
+AHEAD_STEPS = 4
+"""Orders are for a step that no rank has begun."""
+POLL_S = 0.01
+
+
+class StepDone(msgspec.Struct, frozen=True):
+    """One optimizer step of one rank."""
+
+    step: int
+    time_s: float
+    attempt: int
+    """How often SLURM started the job before."""
+    generation: int
+    """How often the workers were started before, in this attempt."""
+    rank: int
+    world: int
+    node: str
+    pid: int
+    """In its node."""
+
+    @property
+    def start(self) -> tuple[int, int]:
+        """Which start of the workers it belongs to."""
+        return self.attempt, self.generation
+
+
+class Target:
+    """A running job under drill.
+
+    Args:
+        directory: of the drill: steps and orders lie there, the run directory is `runs` in it.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.job_id = ""
+        """SLURM's; empty: not known."""
+        self.checkpoints = directory / "checkpoints"
+        self._read: dict[Path, int] = {}
+        self._steps: list[StepDone] = []
+
+    def steps(self) -> list[StepDone]:
+        """Return all steps that were made, in the order in which they were read."""
+        for path in sorted(self.directory.glob("steps_*.jsonl")):
+            with path.open("rb") as file:
+                file.seek(self._read.get(path, 0))
+                text = file.read()
+            whole = text[: text.rfind(b"\n") + 1]
+            self._read[path] = self._read.get(path, 0) + len(whole)
+            self._steps += msgspec.json.Decoder(StepDone).decode_lines(whole)
+        return self._steps
+
+    def newest(self) -> dict[int, StepDone]:
+        """Return the last step of each rank of the newest start."""
+        steps = self.steps()
+        start = max((each.start for each in steps), default=(0, 0))
+        return {each.rank: each for each in steps if each.start == start}
+
+    def is_stepping(self, num_ranks: int, *, after: tuple[int, int] | None = None, num_steps: int = 3) -> bool:
+        """Whether all ranks of the newest start have made some steps.
+
+        Args:
+            num_ranks: how many there must be.
+            after: the start must be newer than this one.
+            num_steps: that each must have made.
+        """
+        newest = self.newest()
+        if len(newest) != num_ranks or (after is not None and next(iter(newest.values())).start <= after):
+            return False
+        start = next(iter(newest.values())).start
+        made = [sum(each.rank == rank and each.start == start for each in self._steps) for rank in newest]
+        return min(made) >= num_steps
+
+    def ranks_on(self, node: str) -> tuple[int, ...]:
+        """Return the ranks of a node, in the newest start."""
+        return tuple(sorted(rank for rank, step in self.newest().items() if step.node == node))
+
+    def rank_on(self, node: str) -> int:
+        """Return the first rank of a node.
+
+        Raises:
+            SetupError: it has none.
+        """
+        if not (ranks := self.ranks_on(node)):
+            raise SetupError(f"lab: {node} has no rank of the job")
+        return ranks[0]
+
+    def worker_pid(self, scene: Scene, node: str) -> int:
+        """Return the pid of a node's first worker, as this machine has it.
+
+        Raises:
+            SetupError: it is gone.
+        """
+        there = self.newest()[self.rank_on(node)].pid
+        return _pid_here(scene.inits[node], there, f"rank {self.rank_on(node)} on {node}")
+
+    def agent_pid(self, scene: Scene, node: str) -> int:
+        """Return the pid of the agent that started a node's first worker: of `allranks run`, or of torchrun.
+
+        Raises:
+            SetupError: it is gone.
+        """
+        worker = self.worker_pid(scene, node)
+        environment = Path(f"/proc/{worker}/environ").read_bytes().split(b"\0")
+        named = next((each for each in environment if each.startswith(b"ALLRANKS_AGENT_PID=")), None)
+        if named is not None:
+            return _pid_here(scene.inits[node], int(named.partition(b"=")[2]), f"the agent on {node}")
+        return int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1])
+
+    def whole_checkpoint(self) -> int | None:
+        """Return the step of the newest checkpoint that is as it was written; None: there is none."""
+        for directory in list_checkpoints(self.checkpoints):
+            with contextlib.suppress(Damaged):
+                manifest = read_manifest(directory)
+                for part in manifest.parts:
+                    with PartReader(directory, part) as reader:
+                        reader.verify_rest()
+                return manifest.step
+        return None
+
+    def order(self, rank: int, do: str, **details: Any) -> float:
+        """Tell one rank of the program what to do at a step soon; wait until it has begun to.
+
+        Args:
+            rank: whom.
+            do: one of the orders of `programs/orders.py`.
+            details: what else the order says.
+        Returns:
+            When it began, seconds since the epoch.
+        Raises:
+            SetupError: it does not.
+        """
+        at = max(step.step for step in self.newest().values()) + AHEAD_STEPS
+        struck = self.directory / f"struck_{rank}.json"
+        self._write("order.json", {"rank": rank, "step": at, "do": do, **details})
+        self.wait(struck.exists, STRUCK_S, f"rank {rank} to obey the order {do!r}")
+        return float(json.loads(struck.read_text())["time_s"])
+
+    def stop(self) -> None:
+        """Tell the program to end, all ranks after the same step, and to be no longer disturbed."""
+        (self.directory / "order.json").unlink(missing_ok=True)
+        at = max((step.step for step in self.newest().values()), default=0) + AHEAD_STEPS
+        self._write("stop.json", {"step": at})
+
+    def wait(self, is_there: Callable[[], bool], deadline_s: float, what: str) -> None:
+        """Wait for something.
+
+        Raises:
+            SetupError: it does not come in time.
+        """
+        give_up_s = time.monotonic() + deadline_s
+        while not is_there():
+            if time.monotonic() > give_up_s:
+                raise SetupError(f"lab: waited {deadline_s:.0f} s for {what}")
+            time.sleep(POLL_S)
+
+    def _write(self, name: str, content: Mapping[str, Any]) -> None:
+        draft = self.directory / f".{name}"
+        draft.write_text(json.dumps(content))
+        draft.rename(self.directory / name)
+
+
+def _pid_here(init_pid: int, there: int, whom: str) -> int:
+    """Return this machine's pid of a process that has another one in its node."""
+    for pids in machines.processes_in(init_pid).values():
+        for pid in pids:
+            with contextlib.suppress(OSError):
+                status = Path(f"/proc/{pid}/status").read_text()
+                line = next(line for line in status.splitlines() if line.startswith("NSpid:"))
+                if int(line.split()[-1]) == there:
+                    return pid
+    raise SetupError(f"lab: {whom} (pid {there} there) is gone")

@@ -1,0 +1,248 @@
+"""Does a running job stay up? Start a real training, strike it, and hold what becomes of it against what must.
+
+    drill_running(Lab("demo"), "node-killed", seed=7, work_dir=Path("drills"))      # -> Drilled
+
+Phase 1  what the strike needs is put into the lab      (Strike.inject; the seed says where)
+Phase 2  a training comes up through SLURM on all nodes; all ranks make some steps
+Phase 3  the strike; whoever is struck writes down when
+Phase 4  what must become of it is waited for: the next step of new workers, the end, or nothing
+Phase 5  the training is told to end, and what came is held against the truth     (seen.judge)
+Phase 6  the lab is healed and mended, whatever happened
+
+With a baseline, plain torchrun meets the same strike with the same training, unmodified: how long is it silent, what
+does it say, does it ever make another step?
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from allranks.lab.faults.fault import Culprit, Expected
+from allranks.lab.faults.injected import Injected, heal, inject
+from allranks.lab.faults.running.catalogue import STRIKES
+from allranks.lab.faults.running.strike import Launch, Strike
+from allranks.lab.job import complains, wait_until_gone, words_of
+from allranks.lab.lab import Lab
+from allranks.lab.running.job import PLAIN, PROGRAM, Running
+from allranks.lab.running.seen import Baseline, Seen, judge
+from allranks.lab.running.terminal import Terminal
+
+UP_S = 90.0
+"""Until all ranks train: six imports of torch on two cores, and whatever else the machine does."""
+SETTLE_S = 1.0
+SAVED_S = 30.0
+END_S = 30.0
+BASELINE_S = 100.0
+POLL_S = 0.05
+
+
+class Drilled(msgspec.Struct, frozen=True, kw_only=True):
+    """One drill of a running job, and what came of it."""
+
+    fault: str
+    seed: int
+    program: str
+    truth: str
+    expected: str
+    verdict: str
+    verdict_s: float | None
+    """From the strike to the first printed word of the verdict."""
+    next_step_s: float | None
+    phases_s: dict[str, float]
+    """From the strike to each event on the way to the next step."""
+    resumed_at: int | None
+    """Number of that step."""
+    exit_code: int | None
+    wrong: tuple[str, ...]
+    """What was not as it must be; empty: all is well."""
+    baseline: Baseline | None = None
+
+
+def drill_running(
+    lab: Lab,
+    name: str,
+    *,
+    seed: int,
+    work_dir: Path,
+    on: str | None = None,
+    is_plain: bool = False,
+    has_baseline: bool = False,
+    say: Callable[[str], None] = lambda _: None,
+) -> Drilled:
+    """Strike one running job, and heal the lab.
+
+    Args:
+        lab: which must be up.
+        name: of the strike.
+        seed: what is left to chance follows from it.
+        work_dir: where run directories and logs go; the nodes must see it.
+        on: the node; by default drawn.
+        is_plain: train with the script that knows nothing of allranks.
+        has_baseline: whether plain torchrun meets the same afterwards.
+        say: gets a line about whatever takes long.
+    Raises:
+        UsageError: the lab is not up, there is no such strike or node.
+        SetupError: the job does not come up, the strike cannot be done or healed.
+    """
+    program = PLAIN if is_plain else PROGRAM
+    directory = _make_anew(work_dir / f"running-{name}-{seed}")
+    injected = inject(lab, name, seed=seed, on=on, run_dir=directory)
+    strike = STRIKES[name]
+    truth = strike.culprit(injected.scene)
+    try:
+        seen, ranks = _strike_job(lab, strike, injected, directory, program)
+    finally:
+        _heal(lab)
+    baseline = None
+    if has_baseline and strike.launch is Launch.STEP:
+        say(f"{name}: plain torchrun meets it, cut off {BASELINE_S:.0f} s after the strike")
+        baseline = _drill_torchrun(lab, strike, seed=seed, on=on, directory=_make_anew(directory / "torchrun"))
+    return _conclude(strike, seen, truth, ranks, seed=seed, program=program.name, baseline=baseline)
+
+
+def _strike_job(
+    lab: Lab, strike: type[Strike], injected: Injected, directory: Path, program: Path
+) -> tuple[Seen, tuple[int, ...]]:
+    job = Running(lab, directory, strike, strike.start(injected.scene))
+    with Terminal(job.output) as terminal:
+        try:
+            job.begin(program)
+            job.wait_until_stepping(UP_S)
+            time.sleep(SETTLE_S)
+            if program is PROGRAM:
+                job.target.wait(lambda: job.target.whole_checkpoint() is not None, SAVED_S, "the first checkpoint")
+            start = next(iter(job.target.newest().values())).start
+            truth = strike.culprit(injected.scene)
+            ranks = (
+                tuple(rank for node in truth.nodes for rank in job.target.ranks_on(node)) if strike.has_ranks else ()
+            )
+            checkpoint = job.target.whole_checkpoint()
+            struck_s = strike.strike(injected.scene, job.target)
+            strike.follow_up(injected.scene, job.target)
+            _wait_for_outcome(job, strike, start)
+            more = strike.check(injected.scene, job.target)
+            if program is PROGRAM and job.target.whole_checkpoint() is None:
+                more.append("no checkpoint is left that can be loaded")
+            has_ended = job.has_ended()
+            exit_code = job.exit_code()
+        finally:
+            job.cut_off()
+            left = wait_until_gone(lab)
+    return Seen(
+        struck_s=struck_s,
+        printed=tuple(terminal.causes(since_s=struck_s)),
+        events=tuple(job.events()),
+        steps=tuple(job.target.steps()),
+        start=start,
+        checkpoint=checkpoint,
+        has_ended=has_ended,
+        exit_code=exit_code,
+        left=tuple(left),
+        more=tuple(more),
+    ), ranks
+
+
+def _wait_for_outcome(job: Running, strike: type[Strike], start: tuple[int, int]) -> None:
+    """Wait until the job is what it must become, or can no longer be; then until it has ended."""
+    if strike.severity is Expected.FAIL:
+        _wait(job.has_ended, strike.watch_s)
+        return
+
+    def has_resumed() -> bool:
+        newest = job.target.newest()
+        num_ranks = next((each.world for each in newest.values()), 0)
+        if strike.is_needed_again and num_ranks < len(job.hosts):
+            return False
+        return job.target.is_stepping(num_ranks, after=start)
+
+    is_survived = strike.severity is Expected.SURVIVED
+    _wait(lambda: job.has_ended() or (not is_survived and has_resumed()), strike.watch_s)
+    job.target.stop()
+    _wait(job.has_ended, END_S)
+
+
+def _drill_torchrun(lab: Lab, strike: type[Strike], *, seed: int, on: str | None, directory: Path) -> Baseline:
+    injected = inject(lab, strike.name, seed=seed, on=on, run_dir=directory)
+    job = Running(lab, directory, strike, strike.start(injected.scene))
+    try:
+        with Terminal(job.output) as terminal:
+            try:
+                job.begin_torchrun()
+                job.wait_until_stepping(UP_S + 30.0)
+                time.sleep(SETTLE_S)
+                start = next(iter(job.target.newest().values())).start
+                struck_s = strike.strike(injected.scene, job.target)
+                _wait(lambda: job.has_ended() or job.target.is_stepping(1, after=start, num_steps=1), BASELINE_S)
+                exit_code = job.exit_code()
+            finally:
+                job.cut_off()
+                wait_until_gone(lab)
+    finally:
+        _heal(lab)
+    first = next(((time_s, line) for time_s, line in terminal.lines if time_s >= struck_s and complains(line)), None)
+    # What is printed while it is cut off is no word of its own.
+    is_own = first is not None and first[0] < struck_s + BASELINE_S - 0.5
+    later = [each.time_s for each in job.target.steps() if each.start > start]
+    return Baseline(
+        silent_s=round(first[0] - struck_s, 1) if first and is_own else None,
+        said=words_of(first[1]) if first and is_own else "nothing",
+        next_step_s=round(min(later) - struck_s, 1) if later else None,
+        exit_code=exit_code,
+    )
+
+
+def _conclude(
+    strike: type[Strike],
+    seen: Seen,
+    truth: Culprit,
+    ranks: tuple[int, ...],
+    *,
+    seed: int,
+    program: str,
+    baseline: Baseline | None,
+) -> Drilled:
+    verdict_s, next_step_s, next_step = seen.verdict_s(), seen.next_step_s(), seen.next_step()
+    said = [f"{each['cause']} {each.get('node') or ''}".strip() for each in seen.verdicts()]
+    shown = f"{truth} (rank {', '.join(map(str, ranks))})" if ranks else str(truth)
+    return Drilled(
+        fault=strike.name,
+        seed=seed,
+        program=program,
+        truth=f"{' or '.join(strike.cause)} {shown}".strip() or "nobody",
+        expected=str(strike.severity),
+        verdict="; ".join(dict.fromkeys(said)) or "none",
+        verdict_s=None if verdict_s is None else round(verdict_s, 2),
+        next_step_s=None if next_step_s is None else round(next_step_s, 2),
+        phases_s=seen.phases_s(),
+        resumed_at=next_step.step if next_step else None,
+        exit_code=seen.exit_code,
+        wrong=tuple(judge(strike, seen, truth, ranks)),
+        baseline=baseline,
+    )
+
+
+def _wait(is_there: Callable[[], bool], deadline_s: float) -> bool:
+    give_up_s = time.monotonic() + deadline_s
+    while not is_there():
+        if time.monotonic() > give_up_s:
+            return False
+        time.sleep(POLL_S)
+    return True
+
+
+def _heal(lab: Lab) -> None:
+    """Heal and mend; first the nodes, since what is healed may be on them."""
+    lab.mend()
+    heal(lab)
+
+
+def _make_anew(directory: Path) -> Path:
+    """Return an empty directory, in place of what an earlier drill of the same name and seed left."""
+    shutil.rmtree(directory, ignore_errors=True)
+    directory.mkdir(parents=True)
+    return directory.absolute()

@@ -1,0 +1,211 @@
+"""How does a training come up in the lab, and how does it end? Under `allranks run`, `allranks submit`, torchrun."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from ipaddress import ip_interface
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from allranks.lab import hosts as machines
+from allranks.lab.faults.fault import PROGRAMS, Start
+from allranks.lab.faults.running.strike import Launch, Strike
+from allranks.lab.faults.running.target import Target
+from allranks.lab.job import cut_off, start_on, write_cluster
+from allranks.lab.lab import Lab
+from allranks.model.errors import SetupError
+from allranks.model.finding import Verdict
+
+PROGRAM, PLAIN = PROGRAMS / "train.py", PROGRAMS / "train_plain.py"
+GUARD: Mapping[str, float] = {
+    "join_s": 25.0,
+    "gone_s": 3.0,
+    "beat_s": 0.2,
+    "stopped_s": 1.5,
+    "stalled_s": 1.5,
+    "slow_s": 30.0,
+    "hang_s": 60.0,
+}
+"""The lab's fast profile: what would be called a hiccup in production is what is drilled here."""
+MAX_RESTARTS = 3
+EVERY_STEPS = 50
+"""Between checkpoints: some 3 s."""
+TIME_MINUTES = 10
+_ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "OUT_OF_MEMORY")
+
+
+class Running:
+    """One job of a drill, from its start to its end.
+
+    Args:
+        lab: where it runs.
+        directory: of the drill.
+        strike: what will be done to it: it says how the job is started. None: nothing.
+        start: what `inject` asks for besides.
+    """
+
+    def __init__(self, lab: Lab, directory: Path, strike: type[Strike] | None, start: Start) -> None:
+        self._lab = lab
+        self._strike = strike or Strike
+        self._start = start
+        self.directory = directory
+        self.output = directory / "output.txt"
+        self.target = Target(directory)
+        self.hosts = lab.planned_hosts()[1 if self._strike.leaves_first_out else 0 :]
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def begin(self, program: Path, arguments: Sequence[str] = ()) -> None:
+        """Start it under allranks.
+
+        Raises:
+            SetupError: SLURM does not take it.
+        """
+        guard = {**GUARD, **self._strike.guard}
+        cluster = write_cluster(self._lab, self.directory / "cluster.toml", guard=guard)
+        flags = [
+            *("--cluster", str(cluster), "--log-dir", str(self.directory / "runs"), "--nproc-per-node", "1"),
+            *("--max-restarts", str(MAX_RESTARTS)),
+            *("--checkpoint-dir", str(self.target.checkpoints)),
+            *(("--checkpoint-every", str(EVERY_STEPS)) if program is PROGRAM else ()),
+            *(*self._strike.run_flags, *self._start.run_flags),
+        ]
+        script = [str(program), "--dir", str(self.directory), *arguments]
+        if self._strike.launch is Launch.STEP:
+            self._srun([*self._start.prefix, "allranks", "run", "--nnodes", self._nodes(), *flags, *script])
+        else:
+            self._submit([*flags, *script])
+
+    def begin_torchrun(self) -> None:
+        """Start the plain program under torchrun, with the same number of restarts."""
+        first = self.hosts[0]
+        # What a careful user sets: each node's own data interface.
+        nic = f"$(ip -oneline address show to {ip_interface(first.data_address).network} | awk '{{print $2; exit}}')"
+        torchrun = [
+            *("torchrun", f"--nnodes={self._nodes()}", "--nproc-per-node=1", f"--max-restarts={MAX_RESTARTS}"),
+            *("--rdzv-backend=c10d", "--rdzv-id=drill", f"--rdzv-endpoint={first.name}:29500"),
+            *(str(PLAIN), "--dir", str(self.directory)),
+        ]
+        self._srun([*self._start.prefix, "sh", "-c", f'export GLOO_SOCKET_IFNAME="{nic}"; exec "$@"', "sh", *torchrun])
+
+    def wait_until_stepping(self, deadline_s: float) -> None:
+        """Wait until all ranks have made some steps.
+
+        Raises:
+            SetupError: they do not, or the job has ended.
+        """
+
+        def is_there() -> bool:
+            if self.has_ended():
+                raise SetupError(f"lab: the job ended before it trained: {_last_line(self.output)}")
+            return self.target.is_stepping(len(self.hosts))
+
+        self.target.wait(is_there, deadline_s, f"{len(self.hosts)} ranks to train; see {self.output}")
+        if not self.target.job_id:
+            self.target.job_id = self._ask("squeue", "--noheader", "--format=%i").split()[0]
+
+    def has_ended(self) -> bool:
+        """Whether it is over. A requeued job that SLURM holds back is let go at once."""
+        if self._process is not None:
+            return self._process.poll() is not None
+        shown = self._ask("scontrol", "show", "job", "--oneliner", self.target.job_id)
+        state = _field(shown, "JobState")
+        if state == "PENDING" and _field(shown, "Reason") == "BeginTime":
+            self._ask("scontrol", "update", f"JobId={self.target.job_id}", "StartTime=now")
+        return state in _ENDED
+
+    def exit_code(self) -> int | None:
+        """Return the job's exit code as the leader gave it, else SLURM's; None where it did not end by itself."""
+        if not self.has_ended():
+            return None
+        for verdict in (self.verdict(), self._ended_event()):
+            if verdict is not None:
+                return verdict
+        if self._process is not None:
+            return self._process.returncode
+        shown = self._ask("scontrol", "show", "job", "--oneliner", self.target.job_id)
+        code, _, signum = _field(shown, "ExitCode").partition(":")
+        return 128 + int(signum) if int(signum or 0) else int(code or 0)
+
+    def verdict(self) -> int | None:
+        """Return the exit code in the newest verdict.json."""
+        paths = sorted((self.directory / "runs").glob("[0-9]*/attempt_*/verdict.json"), key=_modified)
+        with contextlib.suppress(OSError, msgspec.DecodeError, IndexError):
+            return Verdict.from_json(paths[-1].read_bytes()).exit_code
+        return None
+
+    def events(self) -> list[dict[str, Any]]:
+        """Return what the leaders of all attempts wrote, in the order of time."""
+        found: list[dict[str, Any]] = []
+        for path in (self.directory / "runs").glob("[0-9]*/attempt_*/events.jsonl"):
+            for line in path.read_text(errors="replace").splitlines():
+                with contextlib.suppress(json.JSONDecodeError):
+                    found.append(json.loads(line))
+        return sorted(found, key=lambda event: float(event["time_s"]))
+
+    def cut_off(self) -> None:
+        """End it, however it is."""
+        if self._process is not None:
+            cut_off(self._process)
+        for _ in range(50):
+            if not (jobs := self._ask("squeue", "--noheader", "--format=%i").split()):
+                return
+            self._ask("scancel", *jobs)
+            time.sleep(0.2)
+
+    def _ended_event(self) -> int | None:
+        ended = [event for event in self.events() if event["event"] == "ended" and "exit_code" in event]
+        return int(ended[-1]["exit_code"]) if ended else None
+
+    def _nodes(self) -> str:
+        low, _, high = self._strike.nodes.partition(":")
+        most = min(int(high), len(self.hosts))
+        return f"{min(int(low), most)}:{most}"
+
+    def _srun(self, command: Sequence[str]) -> None:
+        srun = [
+            *("srun", f"--nodes={len(self.hosts)}", "--ntasks-per-node=1", "--no-kill", "--kill-on-bad-exit=0"),
+            *(f"--time={TIME_MINUTES}", "--label"),
+        ]
+        self._process = start_on(self._lab, self.hosts[0].name, [*srun, *command], self.output)
+
+    def _submit(self, words: Sequence[str]) -> None:
+        first = self._lab.planned_hosts()[0].name
+        flags = [
+            *("--nodes", str(len(self.hosts)), "--output", str(self.output), "--time", str(TIME_MINUTES)),
+            *self._strike.submit_flags,
+            *(("--exclude", first) if self._strike.leaves_first_out else ()),
+        ]
+        said = self.directory / "submitted.txt"
+        process = start_on(self._lab, first, ["allranks", "submit", "--json", *flags, *words], said)
+        process.wait(30)
+        found = re.search(r'"job": ?"?(\d+)', said.read_text())
+        if process.returncode or found is None:
+            raise SetupError(f"lab: allranks submit: {' '.join(said.read_text().split())}")
+        self.target.job_id = found[1]
+
+    def _ask(self, *command: str) -> str:
+        """What a command of SLURM says, on the first node."""
+        first = machines.find_inits(self._lab.dir)[self._lab.planned_hosts()[0].name]
+        return machines.run_in(first, command, must_work=False).stdout
+
+
+def _field(shown: str, name: str) -> str:
+    """Return a field of `scontrol show --oneliner`."""
+    found = re.search(rf"\b{name}=(\S+)", shown)
+    return found[1] if found else ""
+
+
+def _last_line(path: Path) -> str:
+    lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()] if path.exists() else []
+    return lines[-1] if lines else "it said nothing"
+
+
+def _modified(path: Path) -> float:
+    return path.stat().st_mtime

@@ -1,0 +1,155 @@
+"""What did a strike do to a job, and was that right? Pure: from times and events to what is wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from allranks.lab.drill import is_named
+from allranks.lab.faults.fault import Culprit, Expected
+from allranks.lab.faults.running.strike import Strike
+from allranks.lab.faults.running.target import StepDone
+from allranks.model.finding import Confidence, Finding, Severity
+
+EARLY_S = 0.2
+"""An order is written down a moment before it is done, a signal after it was sent."""
+
+
+class Baseline(msgspec.Struct, frozen=True, kw_only=True):
+    """What plain torchrun made of the same strike."""
+
+    silent_s: float | None
+    """From the strike to its first word of a failure; None: it said none."""
+    said: str
+    next_step_s: float | None
+    """From the strike to the next optimizer step; None: it made none."""
+    exit_code: int | None
+    """None: it was cut off."""
+
+
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """What was measured of one job."""
+
+    struck_s: float
+    printed: tuple[tuple[float, str], ...] = ()
+    """(when, id) of the causes on the terminal, since the strike."""
+    events: tuple[Mapping[str, Any], ...] = ()
+    steps: tuple[StepDone, ...] = ()
+    start: tuple[int, int] = (0, 0)
+    """Of the workers that were struck."""
+    checkpoint: int | None = None
+    """Step of the newest whole checkpoint when it happened."""
+    has_ended: bool = False
+    exit_code: int | None = None
+    left: tuple[str, ...] = ()
+    """Processes that outlived the job."""
+    more: tuple[str, ...] = ()
+    """What the strike's own check found."""
+
+    def verdicts(self) -> list[Mapping[str, Any]]:
+        """Return what the leader called the cause, since the strike."""
+        return [each for each in self.events if each["event"] == "verdict" and self._is_after(each)]
+
+    def verdict_s(self) -> float | None:
+        """Seconds from the strike to the first verdict as it was printed, or written where nothing was."""
+        times = [time_s for time_s, _ in self.printed] or [float(each["time_s"]) for each in self.verdicts()]
+        return max(0.0, min(times) - self.struck_s) if times else None
+
+    def next_step(self) -> StepDone | None:
+        """Return the first optimizer step of the next start of the workers."""
+        return min((each for each in self.steps if each.start > self.start), key=lambda each: each.time_s, default=None)
+
+    def next_step_s(self) -> float | None:
+        """Seconds from the strike to that step."""
+        step = self.next_step()
+        return step.time_s - self.struck_s if step else None
+
+    def phases_s(self) -> dict[str, float]:
+        """Seconds from the strike to each event on the way to that step."""
+        after = [each for each in self.events if self._is_after(each)]
+        names = ("verdict", "restarting", "started")
+        found = {name: next((each for each in after if each["event"] == name), None) for name in names}
+        return {name: round(float(each["time_s"]) - self.struck_s, 2) for name, each in found.items() if each}
+
+    def _is_after(self, event: Mapping[str, Any]) -> bool:
+        return float(event["time_s"]) >= self.struck_s - EARLY_S
+
+
+def judge(strike: type[Strike], seen: Seen, truth: Culprit, ranks: Sequence[int]) -> list[str]:
+    """Return what is not as it must be; nothing: all is well.
+
+    Args:
+        strike: what was done.
+        seen: what came of it.
+        truth: whose it was.
+        ranks: which ranks' it was; none where a verdict need not name them.
+    """
+    wrong = [f"false alarm before: {each['cause']}" for each in seen.events if _is_early(each, seen)]
+    if strike.severity is Expected.SURVIVED:
+        allowed = {*strike.cause, *strike.also}
+        accused = [each for each in seen.verdicts() if str(each["cause"])[:5] not in allowed]
+        wrong += [f"accused: {each['cause']} {each.get('node') or ''}".rstrip() for each in accused]
+        if seen.next_step() is not None:
+            wrong.append("it was started again")
+    elif strike.cause:
+        wrong += _judge_verdict(strike, seen, truth, ranks)
+    if strike.severity is Expected.RESUMED:
+        wrong += _judge_next_step(strike, seen)
+    wrong += _judge_end(strike, seen)
+    return [*wrong, *seen.more, *(f"left running: {process}" for process in seen.left)]
+
+
+def _judge_verdict(strike: type[Strike], seen: Seen, truth: Culprit, ranks: Sequence[int]) -> list[str]:
+    if not (verdicts := seen.verdicts()):
+        return [f"no verdict; the truth is {' or '.join(strike.cause)} {truth}".rstrip()]
+    wrong = []
+    first = verdicts[0]
+    named = f"{first['cause']} {first.get('node') or ''} {tuple(first.get('ranks') or ())}"
+    if str(first["cause"])[:5] not in strike.cause:
+        wrong.append(f"verdict {named}; the truth is {' or '.join(strike.cause)} {truth}".rstrip())
+    elif truth.nodes and not is_named(_as_finding(first), truth):
+        wrong.append(f"verdict {named}; the truth is {truth}")
+    elif ranks and sorted(first.get("ranks") or ()) != sorted(ranks):
+        wrong.append(f"verdict {named}; the truth is rank {', '.join(map(str, ranks))}")
+    taken_s = seen.verdict_s()
+    if strike.verdict_s is not None and taken_s is not None and taken_s > strike.verdict_s:
+        wrong.append(f"the verdict took {taken_s:.1f} s, at most {strike.verdict_s:.0f} s")
+    return wrong
+
+
+def _judge_next_step(strike: type[Strike], seen: Seen) -> list[str]:
+    taken_s, next_step = seen.next_step_s(), seen.next_step()
+    if taken_s is None or next_step is None:
+        return ["no further step"]
+    if seen.checkpoint is not None and next_step.step == 1:
+        return [f"it began anew; there was a checkpoint of step {seen.checkpoint}"]
+    if strike.next_step_s is not None and taken_s > strike.next_step_s:
+        return [f"the next step took {taken_s:.1f} s, at most {strike.next_step_s:.0f} s"]
+    return []
+
+
+def _judge_end(strike: type[Strike], seen: Seen) -> list[str]:
+    if not seen.has_ended:
+        return ["it did not end"]
+    if strike.severity is not Expected.FAIL:
+        return [] if seen.exit_code == 0 else [f"exit code {seen.exit_code}, expected 0"]
+    if seen.exit_code == 0 or (strike.exit_codes and seen.exit_code not in strike.exit_codes):
+        return [f"exit code {seen.exit_code}, expected {' or '.join(map(str, strike.exit_codes)) or 'another'}"]
+    return []
+
+
+def _is_early(event: Mapping[str, Any], seen: Seen) -> bool:
+    return event["event"] == "verdict" and float(event["time_s"]) < seen.struck_s - EARLY_S
+
+
+def _as_finding(verdict: Mapping[str, Any]) -> Finding:
+    return Finding(
+        cause=str(verdict["cause"]),
+        severity=Severity.FAIL,
+        confidence=Confidence.CERTAIN,
+        node=verdict.get("node"),
+        interface=verdict.get("interface"),
+        message=str(verdict.get("message", "")),
+    )

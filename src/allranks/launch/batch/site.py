@@ -1,0 +1,108 @@
+"""What does this site's SLURM make impossible for a job that wants to come back? Said at submission; pure.
+
+    >>> limits(Site(kill_wait_s=5.0), PartitionRules(), SbatchOptions(time="60"))
+    ['KillWait is 5 s: after SIGTERM a checkpoint has no longer; --signal=USR1@120 warns before the time limit']
+
+One line each, with what to do. A site with SLURM's defaults and proctrack/cgroup gets none.
+"""
+
+from __future__ import annotations
+
+import re
+
+from allranks.host.slurm_site import PartitionRules, Site
+from allranks.launch.batch.script import SbatchOptions
+
+SHORT_KILL_WAIT_S = 20.0
+EARLY_S = 60
+"""SLURM may send the warning so many seconds before its time. Source: sbatch(1), --signal."""
+FEW_REQUEUES = 3
+
+
+def limits(site: Site, rules: PartitionRules | None, options: SbatchOptions) -> list[str]:
+    """Return a line for everything that is not as a resuming job would like it.
+
+    Args:
+        site: what the controller says of itself.
+        rules: of the job's partition; None where nobody named one.
+        options: what the job asks for.
+    """
+    lines = [*_about_warning(options), *_about_requeue(site, options), *_about_preemption(site, rules)]
+    if site.kill_wait_s is not None and site.kill_wait_s < SHORT_KILL_WAIT_S:
+        lines.append(
+            f"KillWait is {site.kill_wait_s:.0f} s: after SIGTERM a checkpoint has no longer; "
+            f"--signal={options.signal} warns before the time limit"
+        )
+    if site.signals_children:
+        lines.append(
+            "SLURM signals every process of a job here (SignalChildrenProcesses, or proctrack/linuxproc): at SIGTERM a "
+            "script without a handler of its own, or allranks.session, saves nothing"
+        )
+    return lines
+
+
+def parse_time_limit_s(text: str) -> int | None:
+    """Read a time limit as sbatch does; None for none, or what it would refuse.
+
+    >>> parse_time_limit_s("90"), parse_time_limit_s("1:30"), parse_time_limit_s("02:00:00"), parse_time_limit_s("1-12")
+    (5400, 90, 7200, 129600)
+
+    Source: sbatch(1), --time.
+    """
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", text)
+    if match is None:
+        return None
+    days, *given = [None if part is None else int(part) for part in match.groups()]
+    first, second, third = (part or 0 for part in given)
+    if days is not None:  # D-HH[:MM[:SS]]
+        return ((days * 24 + first) * 60 + second) * 60 + third
+    if given[2] is not None:  # HH:MM:SS
+        return (first * 60 + second) * 60 + third
+    return first * 60 + second  # MM[:SS]
+
+
+def _about_warning(options: SbatchOptions) -> list[str]:
+    limit_s = parse_time_limit_s(options.time) if options.time else None
+    warned = re.fullmatch(r"(?:[BR]+:)?\w+(?:@(\d+))?", options.signal)
+    before_s = int(warned[1] or EARLY_S) if warned else 0
+    if limit_s and before_s and limit_s <= before_s + EARLY_S:
+        expected = f"expected a limit above {before_s + EARLY_S} s, or fewer seconds behind @"
+        return [
+            f"--time {options.time}: the warning {options.signal} may come as soon as the job begins: SLURM sends it "
+            f"up to {EARLY_S} s early; {expected}"
+        ]
+    return []
+
+
+def _about_requeue(site: Site, options: SbatchOptions) -> list[str]:
+    if not options.requeue:
+        return ["--no-requeue: after the time limit, a preemption or a node fault, submit it again; it resumes"]
+    lines = []
+    if site.requeues is False:
+        lines.append(
+            "JobRequeue=0 here: jobs are put back only where they ask for it, as this one does (--requeue); "
+            "scontrol show job says Requeue=1 where that was granted"
+        )
+    if site.max_batch_requeue is not None and site.max_batch_requeue < FEW_REQUEUES:
+        lines.append(
+            f"MaxBatchRequeue is {site.max_batch_requeue}: SLURM holds a job that it has put back so often by itself; "
+            "scontrol release JOB lets it go on"
+        )
+    return lines
+
+
+def _about_preemption(site: Site, rules: PartitionRules | None) -> list[str]:
+    if site.preempt_type in ("", "none"):
+        return []
+    mode = ((rules.preempt_mode if rules else "") or site.preempt_mode).upper()
+    if "CANCEL" in mode:
+        return ["a preempted job is cancelled here, not put back (PreemptMode=CANCEL); submit it again, it resumes"]
+    if "SUSPEND" in mode or "GANG" in mode:
+        return [
+            f"a preempted job is stopped here and goes on later (PreemptMode={mode}); all ranks stand still together, "
+            "and connections may time out meanwhile"
+        ]
+    if "REQUEUE" in mode and rules is not None and not rules.grace_s:
+        wait = f"{site.kill_wait_s:.0f} s (KillWait)" if site.kill_wait_s is not None else "KillWait"
+        return [f"preemption comes without GraceTime here: a checkpoint has {wait}; --checkpoint-every bounds the loss"]
+    return []

@@ -1,0 +1,268 @@
+"""This node's workers, one generation after the other: how they start, how they are ended, and what they leave.
+
+    crew.start(plan)                        generation 0, with everything that the plan says
+    crew.end(signal.SIGTERM, grace_s=3)     the signal to each worker's process group; at_once: SIGKILL
+    crew.advance(now_s)                     SIGKILL for whoever outlives the grace; called while the agent waits
+    crew.start(next_plan)                   generation 1, with the standbys that were ready
+
+The agent (launch.agent) decides when; what a worker's environment holds is launch.environment's business.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from allranks.guard.inside.cell import Cell
+from allranks.guard.worker import WatchedWorker
+from allranks.host.signals import catches
+from allranks.launch import container
+from allranks.launch.console import Console
+from allranks.launch.environment import HOOK_PATH, node_settings, rank_settings
+from allranks.launch.plan import JobPlan
+from allranks.launch.workers import Worker, end_left_behind, find_writers, kill_descendants
+from allranks.model.setting import Setting
+from allranks.report.rundir import RunDir
+from allranks.wire.protocol import Order, Plan
+from allranks.wire.secret import SECRET_VARIABLE
+
+REAP_S = 1.0
+"""After SIGKILL: whoever is still there then is held by the kernel."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Output:
+    """Where the workers' output goes; the files of the run directory get it in any case.
+
+    `hidden` names local ranks and streams (`out`, `err`) that the terminal does not show.
+    """
+
+    log_dir: Path
+    hidden: frozenset[tuple[int, str]] = frozenset()
+
+
+@dataclass(slots=True, kw_only=True)
+class _Ending:
+    """Workers are being ended."""
+
+    signum: int
+    grace_s: float
+    began_s: float
+    at_once: frozenset[int]
+    has_told: bool = False
+    has_killed: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class Crew:
+    """Owns the worker processes of one node; `close` ends whatever is left of them."""
+
+    job: JobPlan
+    command: Sequence[str]
+    run_dir: RunDir
+    output: Output
+    env: Mapping[str, str]
+    """The agent's."""
+    interface: str | None
+    """The data interface."""
+    store_fd: int | None
+    """The leader's socket for rank 0."""
+    say: Callable[[str], None]
+    has_standbys: bool = False
+    spared: Callable[[], list[int]] = list
+    """Pids of descendants that are no workers' left-overs."""
+    console: Console = field(default_factory=Console)
+    workers: list[Worker] = field(default_factory=list)
+    settings: list[Setting] = field(default_factory=list)
+    _ending: _Ending | None = None
+
+    # Starting
+
+    def start(self, group: Plan) -> None:
+        """Start this node's workers; one that cannot be started has an `end` that says why.
+
+        Raises:
+            OSError: their output files cannot be written.
+        """
+        me = group.members[group.node_index]
+        node_path = self.run_dir.create_node(me.name)
+        self.settings = node_settings(
+            self.job,
+            group,
+            interface=self.interface,
+            store_fd=self.store_fd,
+            env=self.env,
+            hook_path=HOOK_PATH,
+            checkpoints=Path(self.job.request.checkpoint_dir or self.run_dir.path / "checkpoints").absolute(),
+        )
+        self.run_dir.write_settings(me.name, self.settings)
+        self._ending = None
+        self.console.close()
+        self.workers = []
+        for local_rank in range(me.num_workers):
+            worker = self._start_one(group, local_rank, node_path)
+            prefix = f"[{me.name} r{worker.rank}] " if group.world_size > 1 else ""
+            for stream, path, start in (
+                ("err", worker.err_path, worker.err_start),
+                ("out", worker.out_path, worker.out_start),
+            ):
+                if (local_rank, stream) not in self.output.hidden:
+                    self.console.follow(path, start=start, stream=stream, prefix=prefix)
+            self.workers.append(worker)
+
+    def _start_one(self, group: Plan, local_rank: int, node_path: Path) -> Worker:
+        me = group.members[group.node_index]
+        rank = me.first_rank + local_rank
+        worker = Worker(
+            rank=rank,
+            local_rank=local_rank,
+            node=me.name,
+            out_path=node_path / f"rank_{rank}.out",
+            err_path=node_path / f"rank_{rank}.err",
+            error_file=node_path / f"rank_{rank}.error.json",
+            cell=Cell.create(),
+        )
+        own = rank_settings(group, local_rank, error_file=worker.error_file.absolute())
+        values = self._base_env() | {setting.name: setting.value for setting in own}
+        values["ALLRANKS_STARTED_S"] = str(time.time())
+        command = [word.replace("${local_rank}", str(local_rank)) for word in self.command]
+        fds = [worker.cell.fd] if worker.cell else []
+        if worker.cell:
+            values["ALLRANKS_CELL_FD"] = str(worker.cell.fd)
+        if self.store_fd is not None and rank == 0:
+            fds.append(self.store_fd)
+        if self.job.request.container:
+            handed = [setting.name for setting in (*self.settings, *own)]
+            command, values = self._in_container(command, values, handed)
+        worker.start(command, values, pass_fds=fds)
+        return worker
+
+    def _base_env(self) -> dict[str, str]:
+        kept = {name: value for name, value in self.env.items() if name != SECRET_VARIABLE}
+        ours = {setting.name: setting.value for setting in self.settings}
+        return kept | ours | {"ALLRANKS_AGENT_PID": str(os.getpid())}
+
+    def _in_container(
+        self, command: list[str], values: dict[str, str], names: list[str]
+    ) -> tuple[list[str], dict[str, str]]:
+        image = self.job.request.container
+        assert image is not None
+        runtime = container.find_runtime(self.job.request.container_runtime)
+        wrapped = container.wrap_command(
+            runtime,
+            image,
+            command,
+            names=names,
+            hook_root=HOOK_PATH.parent,
+            cwd=Path.cwd(),
+            has_gpus=self.job.facts.num_gpus > 0,
+        )
+        return wrapped, values | container.handed_in(runtime, {name: values[name] for name in names})
+
+    def prepare_standbys(self) -> None:
+        """Have a process with torch imported ready for each worker, so that a restart does not wait for imports."""
+        if not self.has_standbys:
+            return
+
+    # Ending
+
+    @property
+    def still_running(self) -> list[Worker]:
+        """Workers that have not ended."""
+        return [worker for worker in self.workers if worker.end is None]
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether they have been told to end."""
+        return self._ending is not None
+
+    @property
+    def watched(self) -> list[WatchedWorker]:
+        """This generation's workers, for the watch."""
+        return [
+            WatchedWorker(rank=worker.rank, pid=worker.pid, cell=worker.cell)
+            for worker in self.workers
+            if worker.cell is not None and worker.pid is not None
+        ]
+
+    @property
+    def can_save(self) -> bool:
+        """Whether a worker tells of steps, and so reads orders."""
+        return any(worker.cell is not None and worker.cell.read().step is not None for worker in self.still_running)
+
+    def order(self, order: Order) -> None:
+        """Hand an order to the workers; those with a handler of their own get the signal."""
+        for worker in self.still_running:
+            if worker.cell is not None:
+                worker.cell.give_order(order.at_step, order.why, leaves=order.leaves)
+            if order.signum and worker.pid is not None and catches(worker.pid, order.signum):
+                worker.send(order.signum)
+
+    def end(self, signum: int, *, grace_s: float, at_once: Sequence[int] = ()) -> None:
+        """Tell all workers to end; a second call changes nothing but who is killed at once."""
+        if self._ending is None:
+            self._ending = _Ending(signum=signum, grace_s=grace_s, began_s=time.monotonic(), at_once=frozenset(at_once))
+            for worker in self.workers:
+                worker.signal_tree(signal.SIGKILL if worker.rank in at_once else signum)
+            return
+        for worker in self.workers:
+            if worker.rank in at_once:
+                worker.signal_tree(signal.SIGKILL)
+
+    def advance(self, now_s: float) -> bool:
+        """Do what is due while they end.
+
+        Args:
+            now_s: monotonic.
+        Returns:
+            Whether all have ended, or will not: the kernel holds them.
+        """
+        ending = self._ending
+        stubborn = self.still_running
+        if ending is None or not stubborn:
+            return not stubborn
+        waited_s = now_s - ending.began_s
+        if waited_s >= 1.0 and not ending.has_told and not ending.has_killed:
+            ending.has_told = True
+            name = signal.Signals(ending.signum).name
+            ranks = ", ".join(str(worker.rank) for worker in stubborn)
+            left_s = max(0.0, ending.grace_s - waited_s)
+            self.say(f"rank {ranks} did not end on {name}; SIGKILL in {left_s:.0f} s")
+        if waited_s >= ending.grace_s and not ending.has_killed:
+            ending.has_killed = True
+            for worker in stubborn:
+                worker.signal_tree(signal.SIGKILL)
+        if waited_s < ending.grace_s + REAP_S:
+            return False
+        for worker in stubborn:
+            self.say(f"rank {worker.rank} (pid {worker.pid}) cannot be ended: the kernel holds it (state D in ps)")
+        return True
+
+    def sweep(self, grace_s: float) -> list[str]:
+        """End what the workers left running; returns names and pids."""
+        return end_left_behind(grace_s, spared=self.spared())
+
+    def wait_for_writers(self, patience_s: float) -> None:
+        """Let checkpoints be written to their end: after this process, SLURM ends whatever is left of the step."""
+        deadline_s, notice_at_s = time.monotonic() + patience_s, time.monotonic() + 2.0
+        while (writers := find_writers()) and time.monotonic() < deadline_s:
+            if time.monotonic() >= notice_at_s:
+                notice_at_s = deadline_s
+                self.say(f"waiting for a checkpoint to be written, {patience_s:.0f} s at most (pid {writers[0]})")
+            time.sleep(0.05)
+
+    def kill(self) -> None:
+        """Kill everything below this process at once."""
+        kill_descendants()
+
+    def close(self) -> None:
+        """End whatever is left, and show the last output."""
+        if self.still_running:
+            kill_descendants()
+        self.console.close()
+        for worker in self.workers:
+            worker.close()

@@ -1,0 +1,448 @@
+"""The leader's half of the first node's process: hears all agents, asks the guard, and says what happens next.
+
+    running --fault--> stopping --all have stopped--> running        the next generation, without the faulty node
+       |                  |      `--too few nodes---> paused --enough are here--> running
+       `--all ended-------+-----------------------------------------> over        a Goodbye to everybody
+
+All nodes are treated alike, its own included. What is wrong is decided by guard.verdict, what to do about it by
+launch.recovery, who is which rank by launch.group, how it is said by launch.outcome: all pure.
+"""
+
+from __future__ import annotations
+
+import selectors
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+import msgspec
+
+from allranks.guard.judged import Judged
+from allranks.guard.verdict import Guard
+from allranks.launch import ending
+from allranks.launch.group import make_group
+from allranks.launch.newcomers import Newcomers
+from allranks.launch.outcome import (
+    as_event,
+    as_survived,
+    below_minimum,
+    crash_loop,
+    describe_pause,
+    describe_restart,
+    summarize,
+)
+from allranks.launch.progress import Progress
+from allranks.launch.recovery import Crash, Decision, History, Move, decide
+from allranks.launch.seats import Seat, Seats
+from allranks.model.errors import AllranksError, Exit, exit_for_signal
+from allranks.model.finding import Finding, Verdict
+from allranks.model.hostlist import fold_hosts
+from allranks.wire.protocol import (
+    Beat,
+    Exited,
+    Failed,
+    Goodbye,
+    Interrupted,
+    Message,
+    Order,
+    Ping,
+    Plan,
+    Stop,
+    Stopped,
+    WorkerEnd,
+)
+
+GRACE_S = 3.0
+"""Between SIGTERM and SIGKILL where the job ends."""
+RESTART_GRACE_S = 5.0
+"""The same before a restart; ranks that no SIGTERM reaches get SIGKILL at once."""
+STOPPED_S = 3.0
+"""After the grace: how long an agent may take to say that its workers have ended."""
+SPARE_S = 4.0
+"""Of the time that is left after a signal: to end, and to say so."""
+NOTICE_S = 10.0
+"""How often a paused job says so."""
+_LEFT_OUT = Goodbye(exit_code=Exit.NODE_FAULT, summary="the job goes on without this node")
+
+
+class Phase(StrEnum):
+    """Where the job is."""
+
+    RUNNING = "running"
+    STOPPING = "stopping"
+    PAUSED = "paused"
+    OVER = "over"
+
+
+class Reason(StrEnum):
+    """Why workers were asked to save and leave."""
+
+    REQUEUE = "requeue"
+    """The time limit is near: save, and come again."""
+    LEAVE = "leave"
+    """The job is to end."""
+    GROW = "grow"
+    """A node has come: save, start again with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What the job is about, beyond the plan of one generation."""
+
+    job: str
+    attempt: int
+    wanted_backend: str
+    store_address: str
+    store_port: int
+    min_nodes: int
+    max_restarts: int
+    capacity_s: float
+    """How long to wait for nodes below the minimum."""
+    beat_s: float
+
+
+class Leader:
+    """Leads the job from the first Plan to the last Goodbye. Owns the lines to all agents.
+
+    Args:
+        terms: what the job is about.
+        guard: says what is wrong.
+        history: of faults, earlier attempts included, and how many restarts there may be.
+        say: one line for people.
+        show: prints findings.
+        on_event: for events.jsonl.
+        on_signal: says what a signal means for the job, given how long a checkpoint takes (0: there is nothing to
+            save; None: not known).
+    """
+
+    def __init__(
+        self,
+        terms: Terms,
+        *,
+        guard: Guard,
+        history: History,
+        say: Callable[[str], None],
+        show: Callable[[Sequence[Finding]], None],
+        on_event: Callable[..., None],
+        on_signal: Callable[[int, float | None], ending.Decision],
+    ) -> None:
+        self.seats = Seats(on_message=self._hear, on_lost=self._on_lost)
+        self.newcomers: Newcomers | None = None
+        self.verdict: Verdict | None = None
+        """Once it is over."""
+        self.is_said = False
+        """Its findings have been printed."""
+        self.interrupted_by: int | None = None
+        self.culprits: tuple[str, ...] = ()
+        """Nodes that were at fault in the end."""
+        self.is_to_requeue = False
+        """All ranks have saved before the time limit."""
+        self._terms = terms
+        self._guard = guard
+        self._history = history
+        self._say, self._show, self._on_event, self._on_signal = say, show, on_event, on_signal
+        self._phase = Phase.RUNNING
+        self._members: list[tuple[int, str]] = []
+        """Seat and name of each node of this generation, in the order of the Plan."""
+        self._generation = 0
+        self._judged: Judged | None = None
+        self._decision: Decision | None = None
+        self._deadline_s = 0.0
+        self._next_ping_s = 0.0
+        self._next_notice_s = 0.0
+        self._asked: Reason | None = None
+        self._asked_until_s: float | None = None
+        self._progress = Progress()
+        self._signals: set[int] = set()
+        self._survived: list[Finding] = []
+
+    def attach(self, selector: selectors.BaseSelector) -> None:
+        """Have the agent's selector watch all lines; it calls `key.data(fileobj)`."""
+        self.seats.attach(selector)
+        if self.newcomers is not None:
+            self.newcomers.attach(selector)
+
+    def begin(self, plans: Mapping[int, Plan], now_s: float) -> None:
+        """A generation starts; everybody has its Plan, or gets it now.
+
+        Args:
+            plans: by seat.
+            now_s: monotonic, as everywhere here.
+        """
+        order = sorted(plans, key=lambda seat: plans[seat].node_index)
+        plan = plans[order[0]]
+        self._members = [(seat, member.name) for seat, member in zip(order, plan.members, strict=True)]
+        self._generation = plan.generation
+        for seat, name in self._members:
+            self.seats[seat].name = name
+            self.seats[seat].has_stopped = False
+        addresses = {position: self.seats.addresses(seat) for position, seat in enumerate(order)}
+        self._guard.begin(plan, now_s, addresses=addresses)
+        self._phase = Phase.RUNNING
+        self._judged = self._decision = self._asked = None
+        self._progress.steps.clear()
+
+    def turn(self, now_s: float) -> None:
+        """Do what is due; called between two waits of the agent's loop."""
+        if self._phase is Phase.OVER:
+            return
+        if now_s >= self._next_ping_s:
+            self._next_ping_s = now_s + self._terms.beat_s
+            self.seats.send_all(Ping(sent_ns=round(now_s * 1e9)))
+        if self.newcomers is not None:
+            self.newcomers.turn(now_s)
+        match self._phase:
+            case Phase.RUNNING:
+                self._judge(now_s)
+            case Phase.STOPPING:
+                self._await_stopped(now_s)
+            case Phase.PAUSED:
+                self._await_capacity(now_s)
+
+    def close(self) -> None:
+        """Give slow agents a moment to take their last word, and close all lines."""
+        self.seats.flush()
+        self.seats.close()
+        if self.newcomers is not None:
+            self.newcomers.close()
+
+    # Hearing
+
+    def _hear(self, index: int, seat: Seat, message: Message) -> None:
+        now_s = time.monotonic()
+        match message:
+            case Beat():
+                if message.node.generation == self._generation:
+                    self._guard.hear(message, now_s)
+                    self._progress.hear(message)
+            case Failed(end=end, age_s=age_s):
+                self._record(msgspec.structs.replace(end, time_s=now_s - age_s), now_s)
+            case Exited(rank=rank):
+                self._record(WorkerEnd(rank=rank, local_rank=0, node=seat.name, exit_code=0, time_s=now_s), now_s)
+            case Interrupted(signum=signum):
+                self._on_event("interrupted", signum=signum, node=seat.name)
+                self._interrupt(signum, now_s)
+            case Stopped():
+                seat.has_stopped = True
+            case _:
+                self.seats.lose(index, f"it said {type(message).__name__}, which an agent never does")
+
+    def _record(self, end: WorkerEnd, now_s: float) -> None:
+        told = end.ended_by_us
+        self._on_event("worker_ended", rank=end.rank, node=end.node, exit_code=end.exit_code, told=told)
+        self._guard.ended(end, now_s)
+
+    def _on_lost(self, index: int, seat: Seat, reason: str) -> None:
+        if self._phase is Phase.OVER:
+            return
+        self._on_event("node_lost", node=seat.name, reason=reason)
+        position = next((i for i, (member, _) in enumerate(self._members) if member == index), None)
+        if self._phase is Phase.RUNNING and position is not None and not seat.has_stopped:
+            self._guard.lost(position, reason, time.monotonic())
+        if self.newcomers is not None:
+            self.newcomers.expect(index, seat.name)
+
+    def _interrupt(self, signum: int, now_s: float) -> None:
+        if self._phase is not Phase.RUNNING:
+            self.interrupted_by = self.interrupted_by or signum
+            return
+        if signum in self._signals:
+            return  # SLURM sends it to all agents
+        self._signals.add(signum)
+        meant = self._on_signal(signum, None if self._progress.steps else 0.0)
+        is_warning = signum == signal.SIGUSR1
+        if not is_warning:
+            self.interrupted_by = self.interrupted_by or signum
+        if meant.ending is ending.Ending.STOP:
+            self._asked = None
+            return
+        reason = Reason.REQUEUE if meant.ending is ending.Ending.SAVE_AND_REQUEUE else Reason.LEAVE
+        until_s = None if meant.grace_s is None else now_s + max(1.0, meant.grace_s - SPARE_S)
+        self._ask(reason, meant.line, now_s, signum=signum if is_warning else 0, until_s=until_s)
+
+    # Running
+
+    def _judge(self, now_s: float) -> None:
+        if self.interrupted_by is not None and self._asked is None:
+            self._stop(Decision(move=Move.END), now_s, signum=self.interrupted_by)
+        elif self._guard.is_all_well:
+            self._all_ended_well(now_s)
+        elif self.interrupted_by is not None and self._asked_until_s is not None and now_s > self._asked_until_s:
+            self._say("the checkpoint was not done in time; ending all ranks")
+            self._stop(Decision(move=Move.END), now_s)
+        else:
+            self._consult(now_s)
+
+    def _consult(self, now_s: float) -> None:
+        """Ask the guard."""
+        for line in self._guard.lines(now_s):
+            self._say(line)
+        for position, order in self._guard.wants(now_s).items():
+            self.seats.send(self._members[position][0], order)
+        judged = self._guard.judge(now_s)
+        if judged is not None:
+            self._decide(judged, now_s)
+        elif self._asked is None and self.newcomers is not None and self.newcomers.cards and self._progress.steps:
+            names = fold_hosts([card.host for card in self.newcomers.cards.values()])
+            self._ask(Reason.GROW, f"{names} is taken in after a checkpoint", now_s)
+
+    def _decide(self, judged: Judged, now_s: float) -> None:
+        culprits = [self._members[position] for position in judged.nodes]
+        crash = Crash(
+            cause=judged.findings[0].cause if judged.findings else "",
+            ranks=judged.ranks,
+            step=min((self._progress.steps[r] for r in judged.ranks if r in self._progress.steps), default=None),
+            what=judged.findings[0].message if judged.findings else "",
+        )
+        decision = decide(
+            judged,
+            crash,
+            history=self._history,
+            seats=self.seats.names | dict(culprits),
+            culprits=[seat for seat, _ in culprits],
+            leader_seat=0,
+            min_nodes=self._terms.min_nodes,
+            checkpoint=self._progress.checkpoint,
+        )
+        self._judged = judged
+        self.culprits = tuple(name for _, name in culprits)
+        if judged.is_final:
+            self._pronounce(judged.findings)
+        grace_s = GRACE_S if decision.move is Move.END else RESTART_GRACE_S
+        self._stop(decision, now_s, at_once=judged.blocked, grace_s=grace_s)
+
+    def _pronounce(self, findings: Sequence[Finding]) -> None:
+        """Say it now, and write it down."""
+        for finding in findings:
+            self._on_event("verdict", generation=self._generation, **as_event(finding))
+        self._show(findings)
+        self.is_said = True
+
+    def _ask(self, reason: Reason, why: str, now_s: float, *, signum: int = 0, until_s: float | None = None) -> None:
+        """Have all ranks save at the same step boundary, and leave."""
+        self._asked, self._asked_until_s = reason, until_s
+        step = self._progress.step
+        self._on_event("save_asked", why=why, step=step)
+        self._say(why)
+        self.seats.send_all(Order(at_step=(step or 0) + 1, why=why, signum=signum))
+
+    def _all_ended_well(self, now_s: float) -> None:
+        self.is_to_requeue = self._asked is Reason.REQUEUE
+        self._stop(Decision(move=Move.RESTART if self._asked is Reason.GROW else Move.END), now_s)
+
+    # Stopping, and what comes after
+
+    def _stop(
+        self,
+        decision: Decision,
+        now_s: float,
+        *,
+        signum: int = signal.SIGTERM,
+        at_once: Sequence[int] = (),
+        grace_s: float | None = None,
+    ) -> None:
+        self._phase, self._decision = Phase.STOPPING, decision
+        self._deadline_s = now_s + (grace_s or GRACE_S) + STOPPED_S
+        self.seats.send_all(Stop(signum=signum, at_once=tuple(at_once), grace_s=grace_s))
+
+    def _await_stopped(self, now_s: float) -> None:
+        if self.seats.running and now_s < self._deadline_s:
+            return
+        for index in self.seats.running:
+            self.seats.lose(index, f"its workers had not ended {STOPPED_S:.0f} s after the grace")
+        assert self._decision is not None
+        if self._judged is not None and not self._judged.is_final:
+            self._judged = self._guard.judge(now_s) or self._judged  # ends that came late may name the culprit
+            self._pronounce(self._judged.findings)
+        if self._decision.note:
+            self._say(self._decision.note)
+        if self.interrupted_by is not None or self._decision.move is Move.END:
+            self._conclude()
+            return
+        self._survived += self._judged.findings if self._judged else ()
+        for index in self._decision.without:
+            self.seats.send(index, _LEFT_OUT)
+            self.seats.dismiss(index)
+            if self.newcomers is not None:
+                self.newcomers.bar(index)
+        self._go_on(now_s)
+
+    def _go_on(self, now_s: float) -> None:
+        """Start the next generation with everybody who is here, or wait for more."""
+        if self.newcomers is not None:
+            for index, (card, line) in self.newcomers.take().items():
+                self.seats.take(index, card, line, name=card.host)
+        terms = self._terms
+        if len(self.seats) < terms.min_nodes:
+            self._phase, self._deadline_s, self._next_notice_s = Phase.PAUSED, now_s + terms.capacity_s, now_s
+            self._on_event("paused", nodes=len(self.seats), at_least=terms.min_nodes)
+            return
+        try:
+            plans = make_group(
+                self.seats.cards,
+                wanted_backend=terms.wanted_backend,
+                attempt=terms.attempt,
+                store_address=terms.store_address,
+                store_port=terms.store_port,
+                generation=self._generation + 1,
+                max_restarts=terms.max_restarts,
+            )
+        except AllranksError as exc:
+            self._say(str(exc))
+            self._give_up((exc.finding,) if exc.finding else (), exc.exit_code)
+            return
+        self._announce(plans)
+        self.begin(plans, now_s)
+        for index, plan in plans.items():
+            self.seats.send(index, plan)
+
+    def _announce(self, plans: Mapping[int, Plan]) -> None:
+        plan = next(iter(plans.values()))
+        names = [member.name for member in plan.members]
+        gone = [name for seat, name in self._members if seat not in plans]
+        left, checkpoint = self._history.restarts_left, self._progress.checkpoint
+        self._on_event("restarting", generation=plan.generation, members=names, checkpoint=checkpoint)
+        self._say(describe_restart(plan.generation, names, gone, checkpoint, num_left=left))
+
+    def _await_capacity(self, now_s: float) -> None:
+        terms, num_nodes = self._terms, len(self.seats)
+        if self.interrupted_by is not None:
+            self._conclude()
+        elif num_nodes + (len(self.newcomers.cards) if self.newcomers else 0) >= terms.min_nodes:
+            self._go_on(now_s)
+        elif now_s >= self._deadline_s:
+            below = below_minimum(num_nodes, terms.min_nodes, terms.capacity_s, self._progress.checkpoint)
+            self._give_up((below,), Exit.NODE_FAULT)
+        elif now_s >= self._next_notice_s:
+            self._next_notice_s = now_s + NOTICE_S
+            self._say(describe_pause(num_nodes, terms.min_nodes, self._deadline_s - now_s, terms.capacity_s))
+
+    def _give_up(self, findings: tuple[Finding, ...], exit_code: int) -> None:
+        self._pronounce(findings)
+        self._judged, self._decision = Judged(findings=findings, exit_code=exit_code), None
+        self._conclude()
+
+    def _conclude(self) -> None:
+        self._phase = Phase.OVER
+        self.verdict = self._make_verdict()
+        goodbye = Goodbye(exit_code=self.verdict.exit_code, summary=summarize(self.verdict))
+        self.seats.send_all(goodbye)
+        if self.newcomers is not None:
+            self.newcomers.dismiss(goodbye)
+
+    def _make_verdict(self) -> Verdict:
+        judged, decision = self._judged, self._decision
+        findings: tuple[Finding, ...] = ()
+        exit_code = int(Exit.OK if self._guard.is_all_well else Exit.UNKNOWN)
+        if self.interrupted_by is not None:
+            exit_code = exit_for_signal(self.interrupted_by)
+        elif judged is not None:
+            findings, exit_code = judged.findings, decision.exit_code if decision else judged.exit_code
+            if decision is not None and decision.is_crash_loop:
+                loop = crash_loop(findings[0], self._history.crashes[-1].step)
+                self._pronounce((loop,))
+                findings = (loop, *findings)
+        findings += as_survived(self._survived)
+        return Verdict(job=self._terms.job, attempt=self._terms.attempt, exit_code=exit_code, findings=findings)

@@ -1,0 +1,170 @@
+"""Agents that come while the job runs: nodes that are back, and nodes that were late. The leader takes them in later.
+
+The port of the roll call belongs to rank 0's store by now, so they come in by the side port that the announcement in
+the run directory names, prove themselves as in the roll call, and wait for the Plan of the next generation. Meanwhile
+they hear the leader's Pings.
+"""
+
+from __future__ import annotations
+
+import selectors
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from allranks.model.card import Card
+from allranks.model.errors import WireError
+from allranks.model.hostlist import fold_hosts
+from allranks.wire.connection import Connection
+from allranks.wire.door import Door, StrangerError
+from allranks.wire.protocol import Goodbye, Ping
+
+
+class Reviver(Protocol):
+    """Has SLURM start an agent again on a node that is back."""
+
+    def expect(self, node: str, seat: int) -> None:
+        """The node's agent is gone: look for the node from now on."""
+
+    def turn(self, now_s: float) -> list[str]:
+        """Do what is due without waiting; return lines for people."""
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes that it has started."""
+
+    def close(self) -> None:
+        """End what it started."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Newcomers:
+    """Who waits at the door. Owns the door's connections until `take`."""
+
+    door: Door
+    num_seats: int
+    node_names: Sequence[str] = ()
+    """By seat, as the scheduler calls them."""
+    taken: Callable[[], set[int]]
+    """Seats whose agents are here."""
+    say: Callable[[str], None]
+    gone_s: float
+    beat_s: float
+    reviver: Reviver | None = None
+    cards: dict[int, Card] = field(default_factory=dict)
+    """By seat."""
+    _lines: dict[int, Connection] = field(default_factory=dict)
+    _barred: set[int] = field(default_factory=set)
+    _selector: selectors.BaseSelector | None = None
+    _next_ping_s: float = 0.0
+
+    def attach(self, selector: selectors.BaseSelector) -> None:
+        """Have the agent's selector watch the door."""
+        self._selector = selector
+        selector.register(self.door, selectors.EVENT_READ, lambda _: self._greet())
+
+    def expect(self, seat: int, node: str) -> None:
+        """A seat is empty: its node may come back."""
+        if self.reviver is not None and seat not in self._barred:
+            self.reviver.expect(self.node_names[seat] if self.node_names else node, seat)
+
+    def bar(self, seat: int) -> None:
+        """A node was left out for the rest of the job."""
+        self._barred.add(seat)
+
+    def turn(self, now_s: float) -> None:
+        """Do what is due."""
+        for guest in self.door.overdue(now_s):
+            self._drop(guest)
+            self.door.dismiss(guest)
+        if now_s >= self._next_ping_s:
+            self._next_ping_s = now_s + self.beat_s
+            for seat, line in list(self._lines.items()):
+                try:
+                    line.send(Ping(sent_ns=round(now_s * 1e9)))
+                except ConnectionError:
+                    self._lose(seat)
+        if self.reviver is not None:
+            for text in self.reviver.turn(now_s):
+                self.say(text)
+
+    def take(self) -> dict[int, tuple[Card, Connection]]:
+        """Hand over everybody who waits; their lines are the caller's from now on."""
+        taken = {seat: (card, self._lines[seat]) for seat, card in self.cards.items()}
+        for line in self._lines.values():
+            self._drop(line)
+        self.cards.clear()
+        self._lines.clear()
+        return taken
+
+    def dismiss(self, goodbye: Goodbye) -> None:
+        """The job is over."""
+        for line in self._lines.values():
+            try:
+                line.send(goodbye)
+            except ConnectionError:
+                continue
+
+    def close(self) -> None:
+        """Send everybody away."""
+        for line in self._lines.values():
+            line.close()
+        self.door.shut()
+        if self.reviver is not None:
+            self.reviver.close()
+
+    def _greet(self) -> None:
+        guest = self.door.greet(time.monotonic())
+        if guest is not None and self._selector is not None:
+            self._selector.register(guest, selectors.EVENT_READ, lambda _: self._hear(guest))
+
+    def _hear(self, guest: Connection) -> None:
+        try:
+            card = self.door.hear(guest)
+        except StrangerError as exc:
+            self._drop(guest)
+            self.say(str(exc))
+            return
+        if card is None:
+            if guest.fileno() < 0:  # it only knocked
+                self._drop(guest)
+            return
+        self._drop(guest)
+        free = set(range(self.num_seats)) - self.taken() - self.cards.keys() - self._barred
+        seat = card.node_index if card.node_index is not None else min(free, default=-1)
+        if seat not in free:
+            self.door.refuse(guest, self._objection(seat))
+            return
+        guest.expect_alive_within(self.gone_s)
+        self.cards[seat] = card
+        self._lines[seat] = guest
+        assert self._selector is not None
+        self._selector.register(guest, selectors.EVENT_READ, lambda _: self._listen(seat))
+        self.say(f"{card.host} is here; {fold_hosts([each.host for each in self.cards.values()])} wait to be taken in")
+
+    def _objection(self, seat: int) -> str:
+        if seat in self._barred:
+            return f"node rank {seat} was at fault and is left out for the rest of this job"
+        return f"node rank {seat} is here already, or all {self.num_seats} nodes are"
+
+    def _listen(self, seat: int) -> None:
+        """Whoever waits has nothing to say: this is its end."""
+        try:
+            self._lines[seat].receive()
+        except (ConnectionError, WireError):
+            self._lose(seat)
+
+    def _lose(self, seat: int) -> None:
+        line = self._lines.pop(seat)
+        card = self.cards.pop(seat)
+        self._drop(line)
+        line.close()
+        self.say(f"{card.host} came and left again")
+
+    def _drop(self, line: Connection) -> None:
+        if self._selector is not None:
+            try:
+                self._selector.unregister(line)
+            except (KeyError, ValueError):
+                return

@@ -1,0 +1,208 @@
+"""How does a job go back into the queue, once, and without its faulty nodes?
+
+    requeue_once(job, run_dir=run_dir.path, attempt=2, nodes=["node03"], cause="AR012 node-failure", say=say)
+
+The agents do it, not the batch script: they know the culprit, they do it for scripts that people wrote themselves too,
+and when the batch host is what is lost, the script is gone and the job would go on without it until its time limit. The
+leader's agent speaks; where the leader is lost, any other may, and the first one does.
+
+Phase 1  claim      `requeue.json` in the attempt's directory is made by one agent alone
+Phase 2  remember   the culprit goes into the job's memory; the third time is the last        (launch.exclusion)
+Phase 3  plan       who is left out, how many nodes are asked for                              (`plan_requeue`, pure)
+Phase 4  requeue    everything in the job ends, this process as well: SIGTERM, SIGKILL after KillWait
+Phase 5  change     what the waiting job asks for; SLURM takes that only now
+
+Signals are held back in phases 4 and 5. Whatever fails is said, with the command that does it by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from allranks.host.slurm import JobState, list_nodes
+from allranks.host.slurm_command import shielded
+from allranks.host.slurm_job import OwnJob, change_waiting, find_job, requeue
+from allranks.host.slurm_site import read_partition, read_site
+from allranks.launch.ending import why_no_requeue
+from allranks.launch.exclusion import (
+    MOST_TIMES,
+    Culprit,
+    choose_excluded,
+    is_hopeless,
+    read_culprits,
+    remember,
+    write_culprits,
+)
+from allranks.model.errors import AllranksError, Exit
+from allranks.model.hostlist import expand_hosts, fold_hosts
+
+CLAIM = "requeue.json"
+LONGEST_GRACE_S = 900.0
+"""How long a preempted job is kept alive at most; sites give minutes."""
+LOOK_S = 2.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QueuePlan:
+    """What the waiting job asks for."""
+
+    values: dict[str, str]
+    """Under scontrol's names; empty where nothing changes."""
+    line: str
+    """What people are told."""
+
+
+def plan_requeue(
+    state: JobState, *, job: OwnJob, culprits: Sequence[Culprit], partition: Sequence[str], min_nodes: int
+) -> QueuePlan:
+    """Decide what a job asks for when it waits again.
+
+    Nodes that the user named stay the only ones. A culprit that the job cannot do without stays in: SLURM would let it
+    wait for ever otherwise.
+
+    Args:
+        state: the job, as SLURM has it.
+        job: the same from inside.
+        culprits: everybody who has ever been at fault.
+        partition: nodes of its partition.
+        min_nodes: how many it can do with, MIN of --nnodes MIN:MAX.
+    """
+    asked = expand_hosts(state.asked_nodes) if state.asked_nodes else []
+    pool = list(dict.fromkeys(asked if len(asked) >= job.num_nodes else partition))
+    chosen, stay = choose_excluded(culprits, nodes=pool, needed=min_nodes)
+    out = [name for name in pool if name in chosen]
+    values = {}
+    own = expand_hosts(state.excluded_nodes) if state.excluded_nodes else []
+    if set(out) - set(own):
+        values["ExcNodeList"] = fold_hosts(list(dict.fromkeys([*own, *out])))
+    if set(out) & set(asked):
+        values["ReqNodeList"] = fold_hosts([name for name in asked if name not in out])
+    num_nodes = min(job.num_nodes, len(pool) - len(out))
+    if num_nodes != state.num_nodes:
+        values["NumNodes"] = str(num_nodes)
+    parts = []
+    if out:
+        parts.append(f"without {fold_hosts(out)}")
+    if num_nodes != job.num_nodes:
+        parts.append(f"on {num_nodes} nodes instead of {job.num_nodes}")
+    if stay:
+        parts.append(f"{fold_hosts(list(stay))} stays in, since it needs {min_nodes} nodes and has {len(pool)}")
+    return QueuePlan(values=values, line=", ".join(parts))
+
+
+def requeue_once(
+    job: OwnJob,
+    *,
+    run_dir: Path,
+    attempt: int,
+    say: Callable[[str], None],
+    nodes: Sequence[str] = (),
+    cause: str = "",
+    min_nodes: int | None = None,
+) -> int:
+    """Put the job back into the queue, unless another agent has; returns what this process exits with.
+
+    On success SLURM ends this process soon after.
+
+    Args:
+        job: this job.
+        run_dir: the job's directory, above its attempts.
+        attempt: which run of the job this is.
+        say: one line for people.
+        nodes: culprits; none where the job goes back for another reason, its time limit for one.
+        cause: theirs, `AR012 node-failure`.
+        min_nodes: how many nodes it can do with; None for as many as it has.
+    Returns:
+        75 where it went back because of a node, 0 without one; 78 where the same culprit came for the third time; what
+        it would have been without SLURM where the job cannot go back.
+    """
+    exit_code = Exit.NODE_FAULT if nodes else Exit.OK
+    if not _claim(run_dir / f"attempt_{attempt}", job):
+        return exit_code
+    culprits = remember(read_culprits(run_dir), nodes, cause=cause, attempt=attempt)
+    write_culprits(run_dir, culprits)
+    if is_hopeless(culprits, nodes):
+        names = fold_hosts(list(nodes))
+        say(f"job {job.id} ends: {names} was at fault in {MOST_TIMES} runs, and it cannot do without; {cause}")
+        return Exit.SETUP
+    by_hand = f"scontrol requeue {job.id}"
+    try:
+        state = find_job(job.id)
+        if state is None:
+            raise AllranksError("SLURM does not know it")
+        if state.is_pending:
+            return exit_code  # somebody else has put it back
+        if no := why_no_requeue(job, is_batch=state.is_batch, may_requeue=state.may_requeue):
+            say(f"job {job.id} does not go back into the queue: {no}")
+            return exit_code
+        partition = [node.name for node in list_nodes(partition=state.partition.partition(",")[0])]
+        plan = plan_requeue(
+            state, job=job, culprits=culprits, partition=partition, min_nodes=min_nodes or job.num_nodes
+        )
+        with shielded():
+            how = f", {plan.line}" if plan.line else ""
+            say(f"job {job.id} goes back into the queue{how}; it resumes in its next run")
+            requeue(job.id)
+            if plan.values:
+                by_hand = f"scontrol update JobId={job.id} " + " ".join(f"{k}={v}" for k, v in plan.values.items())
+                change_waiting(job.id, **plan.values)
+    except AllranksError as exc:
+        say(f"job {job.id}: {exc}; by hand: {by_hand}")
+    return exit_code
+
+
+def outlast_preemption(job: OwnJob, *, say: Callable[[str], None]) -> bool:
+    """Wait for SLURM to end a job that it preempts with a grace period; returns whether it is being preempted.
+
+    SLURM puts it back only if it still runs then. For the leader's agent, after SIGTERM, when its workers have ended.
+
+    Args:
+        job: this job.
+        say: one line for people.
+    """
+    try:
+        state = find_job(job.id)
+        if state is None or not state.preempted_at or state.state != "RUNNING":
+            return False
+        rules = read_partition(state.partition)
+    except AllranksError:
+        return False
+    grace = f"{rules.grace_s:.0f} s of grace since {state.preempted_at}"
+    say(f"preempted: waiting for SLURM to end this run of job {job.id}, {grace}")
+    end_s = time.monotonic() + min(rules.grace_s + 60.0, LONGEST_GRACE_S)
+    while time.monotonic() < end_s:
+        time.sleep(LOOK_S)
+        try:
+            state = find_job(job.id)
+        except AllranksError:
+            continue
+        if state is None or state.state != "RUNNING":
+            break
+    return True
+
+
+def read_grace_s(job: OwnJob) -> float | None:
+    """Return how long after SIGTERM the workers of this job live; None where SLURM does not say."""
+    try:
+        state = find_job(job.id)
+        if state is not None and state.preempted_at and state.state == "RUNNING":
+            return read_partition(state.partition).grace_s
+        return read_site().kill_wait_s
+    except AllranksError:
+        return None
+
+
+def _claim(attempt_path: Path, job: OwnJob) -> bool:
+    """Whether this agent is the one that acts. A directory that cannot be written stops nobody from acting."""
+    try:
+        with (attempt_path / CLAIM).open("x") as file:
+            json.dump({"job": job.id, "time_s": round(time.time(), 3)}, file)
+    except FileExistsError:
+        return False
+    except OSError:
+        return True
+    return True

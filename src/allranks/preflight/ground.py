@@ -1,0 +1,98 @@
+"""What does the roll call come to for a rank that no agent started: srun's, or MPI's? It holds the call itself."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from allranks.config import LoadedCluster
+from allranks.host.node import read_facts
+from allranks.model.errors import AllranksError, SetupError
+from allranks.model.finding import Verdict
+from allranks.model.identity import World
+from allranks.preflight.place import apply_rank, take_place
+from allranks.preflight.ranks import describe_group, job_name, settings_of
+from allranks.report.refusal import SessionError, print_findings, pronounce
+from allranks.report.rundir import RunDir
+from allranks.report.text import say
+from allranks.wire.protocol import Goodbye
+
+_STORE_FD = "ALLRANKS_STORE_FD"
+
+
+@dataclass(slots=True)
+class Ground:
+    """What the roll call came to: all that init_process_group needs."""
+
+    values: dict[str, str]
+    listener: socket.socket | None
+
+    def release_port(self) -> None:
+        """Let go of the socket that rank 0's store has been given; safe to call twice."""
+        if self.listener is not None:
+            self.listener.close()
+            self.listener = None
+        self.values.pop(_STORE_FD, None)
+        os.environ.pop(_STORE_FD, None)
+
+
+def hold_roll_call(world: World, loaded: LoadedCluster, *, wanted: str, run_root: Path) -> Ground:
+    """Hold the roll call with the other ranks, and return what this one needs to form the group.
+
+    Args:
+        world: who this rank is.
+        loaded: cluster.toml.
+        wanted: the backend that was asked for, or auto.
+        run_root: where run directories are made.
+    Raises:
+        SessionError: it ended with a verdict, which has been said.
+    """
+    started_s, env = time.time(), dict(os.environ)
+    run_dir = RunDir(run_root, job_name(world))
+    facts = read_facts(env)
+    problem = None if importlib.util.find_spec("torch") else no_torch("it is not installed")
+    applicant = apply_rank(
+        world,
+        loaded,
+        facts,
+        wanted_backend=wanted,
+        run_dir=run_dir,
+        env=env,
+        problem=problem,
+    )
+    try:
+        answer = take_place(applicant)
+    except AllranksError as exc:
+        if exc.finding is None:
+            raise
+        verdict = Verdict(job=applicant.job, attempt=run_dir.attempt, exit_code=exc.exit_code, findings=(exc.finding,))
+        is_speaker = world.local_rank == 0 or world.rank == 1  # one a node; where rank 0 is missing, its neighbour
+        raise pronounce(verdict, run_dir, world, node=facts.host, is_speaker=is_speaker) from exc
+    if isinstance(answer, Goodbye):
+        if answer.verdict is None or not answer.verdict.findings:
+            say(answer.summary)
+            raise SessionError(answer.summary, exit_code=answer.exit_code)
+        raise pronounce(answer.verdict, run_dir, world, node=facts.host, is_speaker=world.rank == 0)
+    if answer.warnings:
+        print_findings(answer.warnings)
+    settings = settings_of(world, answer.group, loaded, interface=answer.interface, env=env)
+    if world.rank == 0:
+        group = describe_group(world, answer.group, loaded, interface=answer.interface)
+        say(f"{group}; roll call {time.time() - started_s:.1f} s; verdicts in {run_dir.attempt_path}")
+    if world.local_rank == 0:
+        run_dir.create_node(facts.host)
+        run_dir.write_settings(facts.host, settings)
+    values = {setting.name: setting.value for setting in settings} | {"ALLRANKS_STARTED_S": str(started_s)}
+    if answer.listener is not None:
+        values[_STORE_FD] = str(answer.listener.fileno())
+    return Ground(values, answer.listener)
+
+
+def no_torch(why: str) -> SetupError:
+    """The error of a Python that cannot take part."""
+    return SetupError(f"session() needs PyTorch in {sys.executable}: {why}; pip install 'torch>=2.11'")

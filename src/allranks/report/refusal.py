@@ -1,0 +1,60 @@
+"""How does a process that cannot begin say so: once a node, at length, and as one error with the right exit code?"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+
+from allranks.model.errors import AllranksError
+from allranks.model.finding import Finding, Verdict
+from allranks.model.identity import World
+from allranks.report.rundir import RunDir
+from allranks.report.text import Style, render_findings
+
+
+class SessionError(AllranksError, SystemExit):
+    """The session could not begin; what is wrong has been printed. Uncaught, it ends the process with `exit_code`.
+
+    75: a node is at fault, leaving it out cures it. 78: cluster or set-up. 2: the environment or the call.
+    """
+
+    def __init__(self, message: str, *, exit_code: int, findings: tuple[Finding, ...] = ()) -> None:
+        super().__init__(message, finding=findings[0] if findings else None)
+        self.exit_code = exit_code
+        self.code = exit_code  # what the interpreter ends with
+        self.findings = findings
+        """Culprit first; the same on all ranks that the roll call reached."""
+
+
+def pronounce(verdict: Verdict, run_dir: RunDir, world: World, *, node: str, is_speaker: bool) -> SessionError:
+    """Write the verdict down, say it where nobody else on this terminal does, and return it as the error."""
+    run_dir.attempt = verdict.attempt
+    if is_speaker or world.local_rank == 0:
+        run_dir.write_verdict(verdict, node=node)
+    if is_speaker:
+        run_dir.add_event("ended", exit_code=verdict.exit_code)
+        print_findings(verdict.findings)
+    culprit = verdict.findings[0]
+    return SessionError(
+        f"{culprit.cause}: {culprit.node + ': ' if culprit.node else ''}{culprit.message}",
+        exit_code=verdict.exit_code,
+        findings=verdict.findings,
+    )
+
+
+def refuse(exc: AllranksError) -> SessionError:
+    """Say why this process cannot begin, at length in one process of a node, and return it as the error."""
+    is_first = all(os.environ.get(name, "0") == "0" for name in ("SLURM_LOCALID", "LOCAL_RANK"))
+    if exc.finding is not None and is_first:
+        print_findings((exc.finding,))
+    else:
+        cause = f"{exc.finding.cause}: " if exc.finding else ""
+        print(f"error: {cause}{exc}", file=sys.stderr, flush=True)
+    findings = (exc.finding,) if exc.finding else ()
+    return SessionError(str(exc), exit_code=exc.exit_code, findings=findings)
+
+
+def print_findings(findings: Sequence[Finding]) -> None:
+    """Show them on standard error."""
+    print("\n" + render_findings(findings, Style.of(sys.stderr)) + "\n", file=sys.stderr, flush=True)

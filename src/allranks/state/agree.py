@@ -1,0 +1,75 @@
+"""At which step boundary do all ranks do the same thing: save, or save and leave?
+
+An order (time limit, preemption, somebody's `save_now`) reaches the ranks at different moments, and the next checkpoint
+that the cadence asks for is known to rank 0 alone. A rank that acted on what it sees would wait at a step where no
+other comes. A step number sent around is no cure: with steps of 5 ms it is past before it arrives.
+
+So the ranks talk, at boundaries that all of them know in advance: one collective on a handful of numbers, the largest
+wins. Each talk also says when the next one is: after as many steps as take a quarter of a second by rank 0's clock, at
+most 16. A run of slow steps talks at every boundary, one of fast steps pays a small collective in 16. Nothing is lost
+between two talks, since orders and wishes stay until they are carried out; all ranks act at the same boundary by
+construction, whichever of them saw the order, and also where only one did.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+TALK_EVERY_S = 0.25
+MOST_STEPS = 16
+"""Between two talks: how much slower than the last ones steps may become before an order waits long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What one rank would do at this boundary; after the talk, what all of them do."""
+
+    saves: bool = False
+    leaves: bool = False
+
+
+class Agreement:
+    """One rank's side of the talks.
+
+    Args:
+        is_leader: rank 0, whose clock says when the next talk is.
+        device: where the default process group takes tensors from.
+    """
+
+    def __init__(self, *, is_leader: bool, device: torch.device) -> None:
+        self._is_leader = is_leader
+        self._device = device
+        self._next_step: int | None = None
+        self._last_step = 0
+        self._last_s = 0.0
+
+    def reach(self, step: int, wish: Wish) -> Wish:
+        """Return what all ranks do at this boundary, nothing where it is no talk's; all ranks come here at every one.
+
+        Args:
+            step: how many steps are done.
+            wish: this rank's.
+        """
+        if not dist.is_initialized() or dist.get_world_size() == 1:
+            return wish
+        if self._next_step is not None and step < self._next_step:
+            return Wish()
+        steps = self._steps_until_next(step) if self._is_leader else 0
+        said = torch.tensor([wish.saves, wish.leaves, steps], dtype=torch.int64, device=self._device)
+        dist.all_reduce(said, dist.ReduceOp.MAX)
+        saves, leaves, steps = said.tolist()
+        self._next_step = step + steps
+        return Wish(bool(saves), bool(leaves))
+
+    def _steps_until_next(self, step: int) -> int:
+        now_s = time.monotonic()
+        done, took_s = step - self._last_step, now_s - self._last_s
+        is_first = self._next_step is None
+        self._last_step, self._last_s = step, now_s
+        if is_first or done < 1:
+            return 1
+        return max(1, min(MOST_STEPS, int(TALK_EVERY_S * done / max(took_s, 1e-9))))

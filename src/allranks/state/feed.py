@@ -1,0 +1,102 @@
+"""Which batches come next, whatever the loader is, and what must be remembered to go on there?
+
+A DataLoader over our own `Sampler` needs nothing: the sampler has the position. A loader with a state of its own
+(torchdata's StatefulDataLoader, recognised by its `state_dict`) is asked for it at the step boundary, where nothing
+is fetched ahead of the steps but by its own workers, which it reckons with. Of any other iterable the batches that
+were used are counted, drawn again and passed over: right where its order is fixed, and slow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from allranks.model.errors import UsageError
+from allranks.state import rng
+from allranks.state.sampler import Sampler, Share, mix
+
+
+class Feed:
+    """The loader, and how far it has been used on this rank.
+
+    Args:
+        loader: DataLoader, StatefulDataLoader, or any iterable that can be begun again.
+    """
+
+    def __init__(self, loader: Any) -> None:
+        self.loader = loader
+        batch_sampler = getattr(loader, "batch_sampler", None)
+        self.sampler = batch_sampler if isinstance(batch_sampler, Sampler) else None
+        self._has_state = self.sampler is None and hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+        self._batches: Iterator[Any] | None = None
+        self._epoch = 0
+        self._used = 0
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the next step."""
+        return self.sampler.epoch if self.sampler else self._epoch
+
+    def open(self, step: int) -> None:
+        """Begin to draw, at the place where the state says; the generators of this process stay where they are.
+
+        Args:
+            step: part of the seed that DataLoader gives to its workers.
+        """
+        inner: Any = getattr(self.loader, "sampler", None)
+        if hasattr(inner, "set_epoch"):
+            inner.set_epoch(self.epoch)
+        with rng.seeded(mix(torch.initial_seed(), step)):  # iter() draws from torch's generator
+            self._batches = iter(self.loader)
+            for _ in range(0 if self.sampler or self._has_state else self._used):
+                next(self._batches, None)
+
+    def fetch(self, step: int, *, epochs: int | None) -> list[Any] | None:
+        """Return the micro batches of the next step, None where the last epoch is over.
+
+        Raises:
+            UsageError: the loader has nothing, even when it is begun again.
+        """
+        share = self.share()
+        for _ in range(2):
+            if epochs is not None and self.epoch >= epochs:
+                return None
+            if self._batches is None:
+                self.open(step)
+            assert self._batches is not None
+            try:
+                return [next(self._batches) for _ in (share.parts if share else (1,))]
+            except StopIteration:
+                self._batches = None
+                if not self.sampler:
+                    self._epoch, self._used = self._epoch + 1, 0
+        raise UsageError(f"the loader gave no batch for step {step}, not even when it was begun again")
+
+    def share(self) -> Share | None:
+        """What the next step means for this rank, where it is known."""
+        return self.sampler.share() if self.sampler else None
+
+    def consume(self) -> None:
+        """Say that the step has been made."""
+        if self.sampler:
+            epoch = self.sampler.epoch
+            self.sampler.advance()
+            if self.sampler.epoch != epoch:
+                self._batches = None
+        else:
+            self._used += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank must remember."""
+        state: dict[str, Any] = {"epoch": self._epoch, "used": self._used}
+        if self._has_state and self._batches is not None:
+            state["loader"] = self.loader.state_dict()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on there, with the next `open`."""
+        self._epoch, self._used, self._batches = state["epoch"], state["used"], None
+        if self._has_state and "loader" in state:
+            self.loader.load_state_dict(state["loader"])

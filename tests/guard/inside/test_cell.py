@@ -1,0 +1,215 @@
+"""Does a reader of a cell always see whole records, whoever writes, dies or forks meanwhile?"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from allranks.guard.inside import cell as cell_module
+from allranks.guard.inside.cell import Cell, CellOrder
+
+PREAMBLE = f"""
+import importlib.util, os, sys, time
+spec = importlib.util.spec_from_file_location("cell", {str(Path(cell_module.__file__))!r})
+module = importlib.util.module_from_spec(spec)
+sys.modules["cell"] = module
+spec.loader.exec_module(module)
+cell = module.Cell.inherited()
+"""
+
+
+@pytest.fixture
+def cell() -> Iterator[Cell]:
+    made = Cell.create()
+    yield made
+    made.close()
+
+
+def start(cell: Cell, text: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-S", "-c", PREAMBLE + textwrap.dedent(text)],
+        env={**os.environ, "ALLRANKS_CELL_FD": str(cell.fd)},
+        pass_fds=(cell.fd,),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def run(cell: Cell, text: str) -> str:
+    with start(cell, text) as child:
+        out, _ = child.communicate(timeout=30)
+    assert child.returncode == 0
+    return out
+
+
+def test_what_a_worker_wrote_is_there_after_its_death(cell: Cell):
+    child = start(
+        cell,
+        """
+        cell.claim()
+        cell.tell(b"a beat")
+        cell.last_words(b"words")
+        cell.phase("training")
+        cell.step(12)
+        cell.saved(10)
+        cell.enter_call("0", 7, "all_reduce", "[[8]]", "Float", "train.py:3 in step")
+        os.kill(os.getpid(), 9)
+        """,
+    )
+    child.communicate(timeout=30)
+    seen = cell.read()
+    assert seen.pid == child.pid
+    assert seen.told is not None
+    assert seen.told.data == b"a beat"
+    assert seen.words is not None
+    assert seen.words.data == b"words"
+    assert (seen.step, seen.saved, seen.phase) == (12, 10, "training")
+    assert seen.call is not None
+    assert seen.call[:8] == ("0", 7, "all_reduce", "[[8]]", "Float", "train.py:3 in step", -1, False)
+    assert abs(seen.call.created_ns - time.time_ns()) < 30e9
+    assert abs(seen.step_ns - time.monotonic_ns()) < 30e9
+
+
+def test_a_fresh_cell_says_nothing(cell: Cell):
+    assert cell.read() == (0, None, None, None, None, 0, None, "")
+    assert cell.order() is None
+
+
+def test_a_call_that_came_back_is_done_and_the_next_one_is_not(cell: Cell):
+    cell.claim()
+    number = cell.enter_call("0", 1, "broadcast")
+    cell.leave_call(number)
+    first = cell.read().call
+    cell.enter_call("0", 2, "broadcast")
+    second = cell.read().call
+    assert first is not None
+    assert second is not None
+    assert (first.is_done, second.is_done) == (True, False)
+
+
+def test_a_reader_never_sees_a_torn_record_while_one_is_written_all_the_time(cell: Cell):
+    with start(
+        cell,
+        """
+        cell.claim()
+        for n in range(10**9):
+            cell.tell(bytes([n % 251]) * (1 + n % 60000))
+        """,
+    ) as child:
+        numbers = set()
+        deadline_s = time.monotonic() + 30
+        while len(numbers) < 30 and time.monotonic() < deadline_s:
+            told = cell.read().told
+            if told is not None:
+                assert told.data == told.data[:1] * len(told.data)
+                assert (told.number - 1) % 251 == told.data[0]
+                numbers.add(told.number)
+        child.kill()
+    assert len(numbers) >= 30
+
+
+def test_a_writer_that_dies_in_the_middle_leaves_the_record_before(cell: Cell):
+    cell.claim()
+    cell.tell(b"whole")
+    record = cell._records["told"]
+    slot = record._slots[(record.number + 1) % 2]
+    slot[24:28] = b"torn"  # the bytes are there, the number is not
+    told = cell.read().told
+    assert told is not None
+    assert told.data == b"whole"
+
+
+def test_a_forked_child_does_not_write(cell: Cell):
+    out = run(
+        cell,
+        """
+        cell.claim()
+        cell.step(1)
+        if os.fork() == 0:
+            cell.step(99); cell.tell(b"child"); print(cell.enter_call("0", 1, "x"), cell.claim(), flush=True)
+            os._exit(0)
+        os.wait()
+        """,
+    )
+    assert out == "0 False\n"
+    assert cell.read().step == 1
+    assert cell.read().told is None
+
+
+def test_the_next_process_may_claim_it_when_the_first_is_gone(cell: Cell):
+    run(cell, "assert cell.claim(); cell.step(1)")
+    run(cell, "assert cell.claim(); cell.step(2)")
+    assert cell.read().step == 2
+
+
+def test_a_descriptor_that_is_something_else_is_no_cell(tmp_path: Path):
+    with (tmp_path / "file").open("wb") as file:
+        assert Cell.inherited({"ALLRANKS_CELL_FD": str(file.fileno())}) is None
+    assert Cell.inherited({"ALLRANKS_CELL_FD": "987"}) is None
+    assert Cell.inherited({"ALLRANKS_CELL_FD": "x"}) is None
+    assert Cell.inherited({}) is None
+
+
+def test_a_cell_of_another_version_is_none(cell: Cell):
+    cell._numbers[0] += 1 << 48
+    assert Cell.inherited({"ALLRANKS_CELL_FD": str(cell.fd)}) is None
+
+
+def test_an_order_reaches_the_worker_and_a_later_one_takes_its_place(cell: Cell):
+    with start(
+        cell,
+        """
+        cell.claim()
+        seen = []
+        while len(seen) < 2:
+            order = cell.order()
+            if order and order not in seen:
+                seen.append(order)
+                cell.step(len(seen))
+        print([tuple(order) for order in seen])
+        """,
+    ) as child:
+        cell.give_order(17, "SIGUSR1: the time limit is near", leaves=True)
+        deadline_s = time.monotonic() + 10
+        while cell.read().step != 1 and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        cell.give_order(20, "the node is back", leaves=False)
+        out, _ = child.communicate(timeout=10)
+    assert out == "[(17, 'SIGUSR1: the time limit is near', True), (20, 'the node is back', False)]\n"
+    assert cell.order() == CellOrder(20, "the node is back", False)
+
+
+def test_a_stopped_worker_can_be_read(cell: Cell):
+    with start(cell, "cell.claim(); cell.step(3); print('x', flush=True); time.sleep(60)") as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        child.send_signal(signal.SIGSTOP)
+        assert cell.read().step == 3
+        child.kill()
+
+
+def test_what_does_not_fit_is_refused_and_what_was_there_stays(cell: Cell):
+    cell.claim()
+    assert cell.tell(b"x" * 65536)
+    assert not cell.tell(b"x" * 65537)
+    told = cell.read().told
+    assert told is not None
+    assert len(told.data) == 65536
+
+
+def test_entering_a_call_costs_microseconds(cell: Cell):
+    cell.claim()
+    times = []
+    for n in range(2000):
+        began_ns = time.perf_counter_ns()
+        cell.leave_call(cell.enter_call("0", n, "all_reduce", "[[1000, 1000]]", "Float", "train.py:3 in step"))
+        times.append(time.perf_counter_ns() - began_ns)
+    assert sorted(times)[1000] < 30_000

@@ -1,0 +1,267 @@
+"""Does the agent know how far a real worker is while it trains, waits, is stopped, holds its GIL, or is dead?"""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from harness import Started, wait_until, workers
+
+from allranks.guard.worker import WatchedWorker
+from allranks.model.beat import CallSeen, GroupSeen, ProcessState, RankBeat
+
+pytestmark = pytest.mark.torch
+
+
+def watch(started: Started, rank: int = 0) -> WatchedWorker:
+    return WatchedWorker(rank=rank, pid=started.pid, cell=started.cell)
+
+
+def group(beat: RankBeat, name: str = "0") -> GroupSeen:
+    (found,) = (each for each in beat.groups if each.name == name)
+    return found
+
+
+def last_call(beat: RankBeat) -> CallSeen:
+    return beat.calls[-1]
+
+
+def test_who_waits_in_a_collective_and_who_never_came_are_told_apart(tmp_path: Path):
+    text = """
+        dist.init_process_group("gloo")
+        only_0 = dist.new_group([0])
+        both = dist.new_group([0, 1])
+        for _ in range(3):
+            dist.all_reduce(torch.ones(4))
+        dist.all_reduce(torch.ones(2, 3), group=both)
+        if RANK == 0:
+            dist.send(torch.ones(1), 1)
+        else:
+            dist.recv(torch.ones(1), 0)
+
+        def evaluate():
+            if RANK == 1:
+                time.sleep(60)
+
+        evaluate()
+        dist.broadcast(torch.ones(5, dtype=torch.float64), 0)
+        """
+    with workers(tmp_path, text) as (waiting, late):
+        views = watch(waiting, 0), watch(late, 1)
+        first = wait_until(lambda: (beat := views[0].look()).calls[1:] and beat, "rank 0 to wait for long")
+        second = views[1].look()
+    assert [each.name for each in first.groups] == ["0", "1", "2"]
+    assert [each.name for each in second.groups] == ["0", "2"]
+    assert group(first).ranks == (0, 1)
+    assert group(first, "1").ranks == (0,)
+    assert (group(first).enqueued, group(first).completed) == (4, 3)  # the send is not counted
+    assert (group(second).enqueued, group(second).completed) == (3, 3)
+    assert (group(first, "2").completed, group(second, "2").completed) == (1, 1)
+    assert group(first).waiting_s > 0.3
+    assert group(second).waiting_s == 0
+    assert first.main_at == "train.py:23 in <module>"
+    assert second.main_at == "train.py:20 in evaluate"
+    assert second.main_at_for_s > 0.2
+    call = last_call(first)
+    assert (call.group, call.seq, call.op, call.sizes, call.dtypes, call.is_done, call.place) == (
+        "0", 4, "broadcast", ((5,),), ("Double",), False, "train.py:23 in <module>",
+    )  # fmt: skip
+    call = last_call(second)
+    assert (call.op, call.seq, call.peer, call.is_done) == ("recv", 1, 0, True)
+    assert (first.phase, first.state, first.blind) == ("training", ProcessState.SLEEPING, ())
+    assert first.silent_s is not None
+    assert first.silent_s < 1
+
+
+def test_a_stopped_worker_is_seen_stopped_and_its_ages_go_on(tmp_path: Path):
+    with workers(tmp_path, "dist.init_process_group('gloo')\ntime.sleep(60)\n", num=1) as (worker,):
+        view = watch(worker)
+        wait_until(worker.told, "the first beat")
+        worker.process.send_signal(signal.SIGSTOP)
+        beat = wait_until(lambda: (b := view.look()).state_for_s > 1.2 and b.main_at_for_s > 1.2 and b, "the ages")
+        assert beat.state is ProcessState.STOPPED
+        assert beat.silent_s > 1.0
+        worker.process.send_signal(signal.SIGCONT)
+        wait_until(lambda: view.look().silent_s < 0.5, "the beat to go on")
+        beat = view.look()
+    assert beat.state is not ProcessState.STOPPED
+    assert beat.state_for_s < 1.5
+
+
+def test_a_worker_that_holds_its_gil_is_silent_and_runs_and_its_place_is_known(tmp_path: Path):
+    text = r"""
+        import re
+        dist.init_process_group("gloo")
+        time.sleep(1)
+
+        def parse():
+            re.match(r"(a+)+$", "a" * 40 + "b")  # exponential, and never lets go of the GIL
+
+        parse()
+        """
+    with workers(tmp_path, text, num=1) as (worker,):
+        view = watch(worker)
+        wait_until(worker.told, "the first beat")
+        before = wait_until(lambda: (b := view.look()).silent_s > 1.1 and b, "silence")
+        beat = wait_until(lambda: "parse" in (b := view.look()).main_at and b, "py-spy")
+    assert before.state is ProcessState.RUNNING
+    assert beat.cpu_s > before.cpu_s
+    assert beat.main_at == "train.py:12 in parse"
+
+
+def test_a_rank_that_gloo_aborts_has_left_what_it_called(tmp_path: Path):
+    text = """
+        dist.init_process_group("gloo")
+        time.sleep(0.5)
+        dist.all_reduce(torch.ones(4))
+
+        def step():
+            dist.all_reduce(torch.ones(1000000 if RANK == 0 else 10))
+
+        step()
+        """
+    with workers(tmp_path, text) as started:
+        views = [watch(each, rank) for rank, each in enumerate(started)]
+        codes = [each.process.wait(40) for each in started]
+        beats = [view.look() for view in views]
+    assert -signal.SIGABRT in codes
+    assert [beat.state for beat in beats] == [ProcessState.GONE] * 2
+    calls = [last_call(beat) for beat in beats]
+    assert [(call.seq, call.op, call.sizes) for call in calls] == [
+        (2, "all_reduce", ((1000000,),)),
+        (2, "all_reduce", ((10,),)),
+    ]
+    assert [call.place for call in calls] == ["train.py:12 in step"] * 2
+    assert [group(beat).enqueued for beat in beats] == [2, 2]
+
+
+def test_an_exception_in_a_backward_pass_leaves_the_recorders_last_calls(tmp_path: Path):
+    text = """
+        from torch.nn.parallel import DistributedDataParallel
+        dist.init_process_group("gloo")
+        model = DistributedDataParallel(torch.nn.Linear(3, 2))
+        for step in range(20):
+            if RANK == 1 and step == 15:
+                os._exit(3)
+            model(torch.ones(1, 3)).sum().backward()
+        """
+    with workers(tmp_path, text) as started:
+        views = [watch(each, rank) for rank, each in enumerate(started)]
+        codes = [each.process.wait(40) for each in started]
+        survivor = views[0].look()
+        words = started[0].cell.read().words
+    assert codes == [1, 3]
+    assert words is not None
+    assert [call.op for call in survivor.calls[-3:]] == ["all_reduce"] * 3
+    assert last_call(survivor).sizes == ((8,),)  # weights and biases of the model, in one bucket
+    assert survivor.phase == "leaving"
+
+
+def test_lags_are_of_the_same_calls_on_all_ranks(tmp_path: Path):
+    text = """
+        dist.init_process_group("gloo")
+        for step in range(150):
+            if RANK == 1:
+                time.sleep(0.02)
+            dist.all_reduce(torch.ones(4))
+        time.sleep(60)
+        """
+    lags: list[dict[int, int]] = [{}, {}]
+    with workers(tmp_path, text) as started:
+        views = [watch(each, rank) for rank, each in enumerate(started)]
+
+        def collect() -> bool:
+            for own, view in zip(lags, views, strict=True):
+                new = view.look().lags
+                assert len(new) <= 16
+                own.update({seq: created_ns for _, seq, created_ns in new})
+            return all(own and max(own) > 100 for own in lags)
+
+        wait_until(collect, "lags of the last calls")
+    common = sorted(set(lags[0]) & set(lags[1]))
+    assert len(common) >= 5
+    late_ns = [lags[1][seq] - lags[0][seq] for seq in common]
+    assert sorted(late_ns)[len(late_ns) // 2] > 10e6
+
+
+def test_children_of_a_worker_stay_silent_and_it_beats_on(tmp_path: Path):
+    text = """
+        from torch.utils.data import DataLoader
+        class Data:
+            def __len__(self): return 8
+            def __getitem__(self, index):
+                module = sys.modules.get("_allranks_inside.cell")
+                cell = module and module.Cell.inherited()
+                return int(cell is not None and cell.claim())
+        if __name__ == "__main__":
+            dist.init_process_group("gloo")
+            for context in ("fork", "spawn"):
+                loader = DataLoader(Data(), num_workers=1, multiprocessing_context=context)
+                print("claimed", sum(int(batch.sum()) for batch in loader), flush=True)
+            time.sleep(60)
+        """
+    with workers(tmp_path, text, num=1) as (worker,):
+        wait_until(lambda: worker.out.read_text().count("claimed 0") == 2, "both kinds of DataLoader workers")
+        read = worker.cell.read()
+        assert read.pid == worker.pid
+        before = read.told
+        wait_until(lambda: worker.cell.read().told != before, "another beat")
+
+
+def test_without_the_hook_and_without_torch_nothing_is_told(tmp_path: Path):
+    text = "dist.init_process_group('gloo')\ndist.barrier()\nprint(sorted(n for n in sys.modules if 'allranks' in n))\n"
+    with workers(tmp_path, text, num=1, ALLRANKS_HOOK="0") as (worker,):
+        assert worker.process.wait(40) == 0
+        assert worker.cell.read() == (0, None, None, None, None, 0, None, "")
+        assert worker.out.read_text() == "[]\n"
+    plain = tmp_path / "plain"
+    (plain / "torch").mkdir(parents=True)
+    for name in ("__init__.py", "distributed.py"):  # so that it never imports the real one
+        (plain / "torch" / name).write_text("")
+    with workers(plain, "time.sleep(60)\n", num=1) as (worker,):
+        view = watch(worker)
+        wait_until(lambda: view.look().cpu_s > 0, "the process")
+        time.sleep(0.3)
+        beat = view.look()
+    assert beat.silent_s is None
+    assert (beat.groups, beat.calls, beat.phase, beat.blind) == ((), (), "", ())
+
+
+def test_the_functions_are_what_they_were(tmp_path: Path):
+    text = """
+        import inspect, pickle, warnings
+        from torch.distributed import all_reduce
+        from torch.distributed.distributed_c10d import all_reduce as same
+        assert dist.all_reduce is all_reduce is same
+        print(inspect.signature(dist.all_reduce), dist.all_reduce.__name__, dist.all_reduce.__module__)
+        dist.init_process_group("gloo")
+        assert pickle.loads(pickle.dumps(dist.broadcast)) is dist.broadcast
+        work = dist.all_reduce(torch.ones(2), async_op=True)
+        work.wait()
+        try:
+            dist.all_reduce("no tensor")
+        except TypeError as exc:
+            print(exc)
+        print(dist.all_reduce(torch.ones(1), group=dist.GroupMember.NON_GROUP_MEMBER))
+
+        @torch.compile(fullgraph=True, backend="eager")
+        def compiled(x):
+            y = x * 2
+            dist.all_reduce(y)
+            return y + 1
+
+        print(compiled(torch.ones(2)).tolist())
+        """
+    with workers(tmp_path, text, num=1) as (with_us,):
+        assert with_us.process.wait(100) == 0, with_us.out.read_text()
+        call = with_us.cell.read().call
+        ours = with_us.out.read_text()
+    with workers(tmp_path, text, num=1, ALLRANKS_HOOK="0") as (without,):
+        assert without.process.wait(100) == 0
+        theirs = without.out.read_text()
+    assert [line for line in ours.splitlines() if not line.startswith("allranks: all")] == theirs.splitlines()
+    assert theirs.splitlines()[-1] == "[3.0, 3.0]"
+    assert call is not None
+    assert call.op == "all_reduce"

@@ -1,0 +1,127 @@
+"""Do a cell and /proc together become the right beat?"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from allranks.guard.inside.cell import Cell
+from allranks.guard.worker import WatchedWorker
+from allranks.model.beat import CallSeen, ProcessState
+
+SECOND_NS = 10**9
+
+
+@pytest.fixture
+def cell() -> Iterator[Cell]:
+    made = Cell.create()
+    made.claim()
+    yield made
+    made.close()
+
+
+def proc(root: Path, pid: int, letter: str, *, parent: int = 1, switches: int = 1, ticks: int = 10) -> None:
+    own = root / f"proc/{pid}"
+    own.mkdir(parents=True, exist_ok=True)
+    fields = [letter, str(parent), *["0"] * 9, str(ticks), "0", *["0"] * 30]
+    (own / "stat").write_text(f"{pid} (python) {' '.join(fields)}\n")
+    (own / "status").write_text(f"voluntary_ctxt_switches:\t{switches}\n")
+
+
+def watched(cell: Cell, root: Path, pid: int = 70) -> WatchedWorker:
+    return WatchedWorker(rank=3, pid=pid, cell=cell, root=root)
+
+
+def tell(cell: Cell, **what: object) -> None:
+    told = {"at": "train.py:7 in step", "since_ns": time.monotonic_ns() - 2 * SECOND_NS, "groups": [], **what}
+    assert cell.tell(json.dumps(told).encode())
+
+
+def test_ages_are_by_the_clock_and_not_by_when_they_were_told(cell: Cell, tmp_path: Path):
+    proc(tmp_path, 70, "S")
+    tell(cell, groups=[["0", [0, 1], 8, 7, time.monotonic_ns() - 5 * SECOND_NS]])
+    cell.step(12)
+    cell.saved(10)
+    cell.phase("training")
+    beat = watched(cell, tmp_path).look()
+    assert (beat.rank, beat.pid, beat.state, beat.step, beat.checkpoint) == (3, 70, ProcessState.SLEEPING, 12, 10)
+    assert (beat.main_at, beat.phase) == ("train.py:7 in step", "training")
+    assert 2 <= beat.main_at_for_s < 3
+    (group,) = beat.groups
+    assert (group.ranks, group.enqueued, group.completed) == ((0, 1), 8, 7)
+    assert 5 <= group.waiting_s < 6
+
+
+def test_still_states_last_only_while_nothing_moves(cell: Cell, tmp_path: Path):
+    view = watched(cell, tmp_path)
+    proc(tmp_path, 70, "D", switches=1)
+    view.look()
+    time.sleep(0.1)
+    assert view.look().state_for_s >= 0.1
+    proc(tmp_path, 70, "D", switches=2)  # it got its bytes, and waits for the next ones
+    assert view.look().state_for_s < 0.1
+
+
+def test_the_process_that_claimed_the_cell_is_looked_at_where_it_is_below_the_worker(cell: Cell, tmp_path: Path):
+    own = cell.read().pid
+    proc(tmp_path, 70, "S")
+    assert watched(cell, tmp_path).look().pid == 70
+    proc(tmp_path, own, "R", parent=70)
+    beat = watched(cell, tmp_path).look()
+    assert (beat.pid, beat.state) == (own, ProcessState.RUNNING)
+
+
+def test_a_python_call_that_no_recorder_has_is_added_and_counts_as_called(cell: Cell, tmp_path: Path):
+    tell(cell, groups=[["0", [0, 1], 4, 4, 0]])
+    cell.enter_call("0", 5, "all_reduce", "[[2, 3]]", "Float", "train.py:9 in step")
+    beat = watched(cell, tmp_path).look()
+    assert beat.groups[0].enqueued == 5
+    assert beat.groups[0].waiting_s > 0
+    (call,) = beat.calls
+    assert (call.group, call.seq, call.op, call.sizes, call.dtypes, call.is_done, call.place) == (
+        "0", 5, "all_reduce", ((2, 3),), ("Float",), False, "train.py:9 in step",
+    )  # fmt: skip
+
+
+def test_a_receive_that_waits_is_no_collective_of_the_group(cell: Cell, tmp_path: Path):
+    tell(cell, groups=[["0", [0, 1], 4, 4, 0]])
+    cell.enter_call("0", 9, "recv", "[[1]]", "Float", "train.py:9 in step", peer=1)
+    beat = watched(cell, tmp_path).look()
+    assert beat.groups[0].enqueued == 4
+    assert beat.groups[0].waiting_s > 0
+    assert (beat.calls[0].op, beat.calls[0].peer, beat.calls[0].is_done) == ("recv", 1, False)
+
+
+def test_last_words_go_before_what_was_told_earlier(cell: Cell, tmp_path: Path):
+    call = {"group": "0", "seq": 1, "op": "broadcast", "sizes": [[1]], "dtypes": ["Long"], "created_ns": 100}
+    tell(cell, calls=[{**call, "is_done": False}])
+    words = {"states": {"0": [2, 1]}, "calls": [{**call, "is_done": True}, {**call, "seq": 2, "created_ns": 200}]}
+    cell.last_words(json.dumps(words).encode())
+    beat = watched(cell, tmp_path).look()
+    assert beat.state is ProcessState.GONE
+    assert [(each.seq, each.is_done) for each in beat.calls] == [(1, True), (2, False)]
+    assert beat.calls[0] == CallSeen(
+        group="0", seq=1, op="broadcast", sizes=((1,),), dtypes=("Long",), is_done=True, created_ns=100
+    )
+
+
+def test_lags_are_handed_on_once(cell: Cell, tmp_path: Path):
+    view = watched(cell, tmp_path)
+    tell(cell, lags=[["0", 4, 111]])
+    assert view.look().lags == (("0", 4, 111),)
+    tell(cell, lags=[["0", 4, 111]])
+    assert view.look().lags == ()
+    tell(cell, lags=[["0", 8, 222]])
+    assert view.look().lags == (("0", 8, 222),)
+
+
+def test_what_cannot_be_read_is_as_if_it_were_not_there(cell: Cell, tmp_path: Path):
+    cell.tell(b"{no json")
+    cell.last_words(b"\xff")
+    beat = watched(cell, tmp_path).look()
+    assert (beat.groups, beat.calls, beat.main_at) == ((), (), "")
+    assert beat.silent_s is not None

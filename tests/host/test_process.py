@@ -1,0 +1,95 @@
+"""Are the kernel's states of a process read as what they mean?"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from allranks.host.process import is_below, read_process
+from allranks.model.beat import ProcessState
+
+
+def wait_for(pid: int, state: ProcessState) -> None:
+    deadline_s = time.monotonic() + 10
+    while read_process(pid).state is not state:
+        assert time.monotonic() < deadline_s, f"{pid} is {read_process(pid).state}, expected {state}"
+        time.sleep(0.01)
+
+
+def test_a_process_is_followed_from_running_to_gone():
+    text = "import sys\nsys.stdin.readline()\nwhile True: pass"
+    with subprocess.Popen([sys.executable, "-c", text], stdin=subprocess.PIPE) as child:
+        assert child.stdin is not None
+        wait_for(child.pid, ProcessState.SLEEPING)
+        child.stdin.write(b"go\n")
+        child.stdin.flush()
+        wait_for(child.pid, ProcessState.RUNNING)
+        deadline_s = time.monotonic() + 10
+        while read_process(child.pid).cpu_s < 0.1:
+            assert time.monotonic() < deadline_s
+        child.send_signal(signal.SIGSTOP)
+        wait_for(child.pid, ProcessState.STOPPED)
+        child.kill()
+        wait_for(child.pid, ProcessState.GONE)  # a zombie, until it is collected
+    assert read_process(child.pid).state is ProcessState.GONE
+
+
+def proc(root: Path, pid: int, letter: str, *, name: str = "python", switches: int = 7) -> Path:
+    own = root / f"proc/{pid}"
+    own.mkdir(parents=True)
+    fields = [letter, "41", *["0"] * 9, "150", "50", *["0"] * 30]
+    (own / "stat").write_text(f"{pid} ({name}) {' '.join(fields)}\n")
+    (own / "status").write_text(
+        f"Name:\t{name}\nvoluntary_ctxt_switches:\t{switches}\nnonvoluntary_ctxt_switches:\t3\n"
+    )
+    return own
+
+
+@pytest.mark.parametrize(
+    ("letter", "state"),
+    [
+        ("R", ProcessState.RUNNING),
+        ("S", ProcessState.SLEEPING),
+        ("I", ProcessState.SLEEPING),
+        ("D", ProcessState.BLOCKED),
+        ("T", ProcessState.STOPPED),
+        ("t", ProcessState.TRACED),
+        ("Z", ProcessState.GONE),
+        ("X", ProcessState.GONE),
+    ],
+)
+def test_each_letter_has_its_state(tmp_path: Path, letter: str, state: ProcessState):
+    proc(tmp_path, 42, letter, name="a (nasty) name) R 1")
+    seen = read_process(42, root=tmp_path)
+    assert (seen.state, seen.parent, seen.num_switches) == (state, 41, 7)
+    assert seen.cpu_s == 200 / os.sysconf("SC_CLK_TCK")
+
+
+def test_a_process_in_a_frozen_cgroup_is_stopped(tmp_path: Path):
+    own = proc(tmp_path, 42, "S")
+    (own / "cgroup").write_text("0::/job_7/step_0\n")
+    group = tmp_path / "sys/fs/cgroup/job_7/step_0"
+    group.mkdir(parents=True)
+    (group / "cgroup.events").write_text("populated 1\nfrozen 0\n")
+    assert read_process(42, root=tmp_path).state is ProcessState.SLEEPING
+    (group / "cgroup.events").write_text("populated 1\nfrozen 1\n")
+    assert read_process(42, root=tmp_path).state is ProcessState.STOPPED
+
+
+def test_one_that_is_not_there_is_gone(tmp_path: Path):
+    assert read_process(42, root=tmp_path).state is ProcessState.GONE
+    (tmp_path / "proc/42").mkdir(parents=True)
+    (tmp_path / "proc/42/stat").write_text("42 (py")
+    assert read_process(42, root=tmp_path).state is ProcessState.GONE
+
+
+def test_descendants_are_below_and_others_are_not():
+    assert is_below(os.getpid(), os.getppid())
+    assert is_below(os.getpid(), os.getpid())
+    assert not is_below(os.getppid(), os.getpid())

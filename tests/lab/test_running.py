@@ -1,0 +1,236 @@
+"""Does a running job stay up in a real SLURM? One strike of each class; and how drills of running jobs are judged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allranks.causes.catalogue import all_causes
+from allranks.lab.faults.catalogue import FAULTS
+from allranks.lab.faults.fault import Culprit, Expected
+from allranks.lab.faults.running.catalogue import STRIKES
+from allranks.lab.faults.running.strike import Strike
+from allranks.lab.faults.running.target import StepDone, Target
+from allranks.lab.running.drill import Drilled
+from allranks.lab.running.healthy import Busy, judge_slow
+from allranks.lab.running.seen import Baseline, Seen, judge
+from allranks.lab.running.table import render_table
+from allranks.lab.running.terminal import Terminal
+
+from .conftest import TestLab
+
+DRILLS = ["worker-killed", "worker-stopped", "node-killed", "link-cut-running", "shapes-differ"]
+
+
+@pytest.mark.lab
+@pytest.mark.timeout(300)
+def test_a_running_job_names_who_was_struck_and_goes_on(six_nodes: TestLab, tmp_path: Path) -> None:
+    results = tmp_path / "drills.json"
+    done = six_nodes.run(
+        "drill", "--running", *DRILLS, "--plain", "--seed", "7", "--work-dir", tmp_path, "--json", results,
+        must_work=False, timeout_s=280,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [(each["fault"], each["wrong"]) for each in json.loads(results.read_text())] == [
+        (name, []) for name in DRILLS
+    ]
+
+
+@pytest.mark.lab
+def test_what_strikes_a_running_job_is_not_put_in_before_it(six_nodes: TestLab) -> None:
+    done = six_nodes.run("inject", "node-killed", must_work=False)
+    assert done.returncode == 2
+    assert done.stderr == "error: node-killed strikes a running job: allranks lab drill --running node-killed\n"
+
+
+@pytest.mark.lab
+def test_an_unknown_strike_is_one_line(six_nodes: TestLab) -> None:
+    done = six_nodes.run("drill", "--running", "node-kiled", must_work=False)
+    assert done.returncode == 2
+    assert done.stderr.splitlines()[-1] == "error: no strike at a running job 'node-kiled': did you mean node-killed?"
+
+
+def test_no_strike_has_the_name_of_a_fault() -> None:
+    assert STRIKES.keys() & FAULTS.keys() == set()
+
+
+def test_every_strike_names_causes_of_the_catalogue() -> None:
+    ids = {cause.id for cause in all_causes()}
+    assert {cause for strike in STRIKES.values() for cause in (*strike.cause, *strike.also)} <= ids
+
+
+# How a drill is judged
+
+
+class Killed(Strike, name="killed", cause="AR407"):
+    """One worker dies."""
+
+    verdict_s, next_step_s = 1.0, 12.0
+
+
+class Late(Strike, name="late", cause="AR409"):
+    """One rank is late."""
+
+    severity = Expected.SURVIVED
+
+
+class Raised(Strike, name="raised", cause="AR590"):
+    """One rank raises."""
+
+    severity = Expected.FAIL
+    exit_codes = (1,)
+
+
+STRUCK_S = 1000.0
+
+
+def verdict(time_s: float = 1000.5, **fields: Any) -> Mapping[str, Any]:
+    return {
+        "time_s": time_s, "event": "verdict", "cause": "AR407 dead-rank", "node": "node03", "ranks": [3]
+    } | fields  # fmt: skip
+
+
+def step(time_s: float, *, generation: int = 1, number: int = 8) -> StepDone:
+    return StepDone(
+        step=number, time_s=time_s, attempt=0, generation=generation, rank=0, world=6, node="n", pid=7
+    )  # fmt: skip
+
+
+def seen(**changes: Any) -> Seen:
+    whole = {
+        "struck_s": STRUCK_S,
+        "printed": ((1000.6, "AR407"),),
+        "events": (verdict(),),
+        "steps": (step(999.9, generation=0), step(1006.0)),
+        "has_ended": True,
+        "exit_code": 0,
+    }
+    return Seen(**(whole | changes))
+
+
+def wrong(strike: type[Strike] = Killed, **changes: Any) -> list[str]:
+    return judge(strike, seen(**changes), Culprit(nodes=("node03",)), (3,))
+
+
+def test_a_drill_that_went_as_it_must_has_nothing_against_it() -> None:
+    assert wrong() == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"events": (), "printed": ()}, "no verdict; the truth is AR407 node03"),
+        ({"events": (verdict(node="node04"),)}, "verdict AR407 dead-rank node04 (3,); the truth is node03"),
+        ({"events": (verdict(ranks=[4]),)}, "verdict AR407 dead-rank node03 (4,); the truth is rank 3"),
+        (
+            {"events": (verdict(cause="AR215 peer-connection-lost"),)},
+            "verdict AR215 peer-connection-lost node03 (3,); the truth is AR407 node03",
+        ),
+        ({"events": (verdict(990.0), verdict())}, "false alarm before: AR407 dead-rank"),
+        ({"printed": ((1002.0, "AR407"),)}, "the verdict took 2.0 s, at most 1 s"),
+        ({"steps": (step(999.9, generation=0),)}, "no further step"),
+        ({"checkpoint": 5, "steps": (step(1006.0, number=1),)}, "it began anew; there was a checkpoint of step 5"),
+        ({"steps": (step(1013.0),)}, "the next step took 13.0 s, at most 12 s"),
+        ({"has_ended": False, "exit_code": None}, "it did not end"),
+        ({"exit_code": 75}, "exit code 75, expected 0"),
+        ({"left": ("node03: python (pid 7)",)}, "left running: node03: python (pid 7)"),
+        ({"more": ("resumed at step 1",)}, "resumed at step 1"),
+    ],
+)
+def test_what_is_not_as_it_must_be_is_said(changes: dict[str, Any], said: str) -> None:
+    assert wrong(**changes) == [said]
+
+
+def test_who_is_honest_and_slow_must_neither_be_accused_nor_started_again() -> None:
+    calm = {"events": (), "printed": (), "steps": (step(999.9, generation=0), step(1001.0, generation=0))}
+    assert wrong(Late, **calm) == []
+    assert wrong(Late, **calm | {"events": (verdict(),)}) == ["accused: AR407 dead-rank node03"]
+    assert wrong(Late, **calm | {"steps": (step(1001.0),)}) == ["it was started again"]
+
+
+def test_a_job_that_must_end_ends_with_its_code() -> None:
+    raised = {"events": (verdict(cause="AR590 user-code-error"),), "exit_code": 1, "steps": ()}
+    assert wrong(Raised, **raised) == []
+    assert wrong(Raised, **raised | {"exit_code": 0}) == ["exit code 0, expected 1"]
+
+
+def test_seconds_count_from_the_strike() -> None:
+    whole = seen(events=(verdict(), {"time_s": 1001.0, "event": "restarting", "generation": 1}))
+    assert (whole.verdict_s(), whole.next_step_s()) == (pytest.approx(0.6), pytest.approx(6.0))
+    assert whole.phases_s() == {"verdict": 0.5, "restarting": 1.0}
+
+
+def test_who_is_called_slow_must_have_been_at_something() -> None:
+    busy = [Busy(rank=3, from_s=100.0, to_s=140.0, step=7)]
+    assert judge_slow([(131.0, 3), (141.0, 3)], busy) == []
+    assert judge_slow([(131.0, 2), (99.0, 3)], busy) == [
+        "rank 2 was called slow and was not",
+        "rank 3 was called slow and was not",
+    ]
+
+
+# What is read of a job
+
+
+def write_steps(directory: Path, rank: int, numbers: range, *, generation: int = 0, torn: str = "") -> None:
+    lines = [
+        json.dumps(
+            {
+                "step": number, "time_s": float(number), "attempt": 0, "generation": generation,
+                "rank": rank, "world": 2, "node": f"node0{rank}", "pid": 40 + rank,
+            }
+        )
+        + "\n"
+        for number in numbers
+    ]  # fmt: skip
+    with (directory / f"steps_{rank}.jsonl").open("a") as file:
+        file.write("".join(lines) + torn)
+
+
+def test_steps_are_read_as_they_are_written_and_half_lines_later(tmp_path: Path) -> None:
+    target = Target(tmp_path)
+    assert target.newest() == {}
+    write_steps(tmp_path, 0, range(1, 4), torn='{"step"')
+    assert {rank: done.step for rank, done in target.newest().items()} == {0: 3}
+    assert not target.is_stepping(2)
+    (tmp_path / "steps_0.jsonl").write_text((tmp_path / "steps_0.jsonl").read_text().removesuffix('{"step"'))
+    write_steps(tmp_path, 0, range(4, 5))
+    write_steps(tmp_path, 1, range(1, 5))
+    assert target.is_stepping(2)
+    assert (target.ranks_on("node01"), target.rank_on("node00")) == ((1,), 0)
+
+
+def test_only_the_newest_start_counts(tmp_path: Path) -> None:
+    target = Target(tmp_path)
+    for rank in (0, 1):
+        write_steps(tmp_path, rank, range(1, 9))
+    write_steps(tmp_path, 0, range(5, 6), generation=1)
+    assert {rank: done.step for rank, done in target.newest().items()} == {0: 5}
+    assert not target.is_stepping(2, after=(0, 0))
+
+
+def test_lines_of_the_terminal_have_the_time_at_which_they_came(tmp_path: Path) -> None:
+    path = tmp_path / "output.txt"
+    with Terminal(path) as terminal:
+        path.write_text("0: allranks: 6 ranks\n0: x AR407 dead-rank   node03\nhalf")
+    assert [line for _, line in terminal.lines] == ["0: allranks: 6 ranks", "0: x AR407 dead-rank   node03"]
+    (said,) = terminal.causes(since_s=0.0)
+    assert said[1] == "AR407"
+    assert terminal.causes(since_s=said[0] + 1.0) == []
+
+
+def test_the_table_has_a_row_for_each_drill() -> None:
+    done = Drilled(
+        fault="worker-killed", seed=1, program="train.py", truth="AR407 node03 (rank 3)", expected="resumed",
+        verdict="AR407 dead-rank node03", verdict_s=0.21, next_step_s=6.04, phases_s={}, resumed_at=41, exit_code=0,
+        wrong=(),
+        baseline=Baseline(silent_s=0.1, said="`[rank0]` | closed", next_step_s=None, exit_code=None),
+    )  # fmt: skip
+    assert render_table([done], seed=1).splitlines()[-1] == (
+        "| worker-killed | AR407 node03 (rank 3) | AR407 dead-rank node03 | 0.2 s | 6.0 s | 0 | yes "
+        "| after 0.1 s ` [rank0]  \\| closed`; no further step; cut off |"
+    )

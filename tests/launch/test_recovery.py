@@ -1,0 +1,100 @@
+"""What becomes of the job after a fault: every rule of launch.recovery as a case."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from allranks.guard.judged import Judged
+from allranks.launch.recovery import Crash, History, Move, decide
+from allranks.model.errors import Exit
+from allranks.model.finding import Confidence, Finding, Severity
+
+SEATS = {0: "n0", 1: "n1", 2: "n2", 3: "n3"}
+FINDING = Finding(
+    cause="AR407 dead-rank", severity=Severity.FAIL, confidence=Confidence.CERTAIN, node="n2", message="killed"
+)
+
+
+def judged(**more: Any) -> Judged:
+    return Judged(**{"findings": (FINDING,), "exit_code": 137, "ranks": (2,), "nodes": (2,), **more})
+
+
+def crash(step: int | None = 40, what: str = "killed") -> Crash:
+    return Crash(cause="AR407 dead-rank", ranks=(2,), step=step, what=what)
+
+
+def move(fault: Judged, *, history: History, culprits: tuple[int, ...] = (2,), min_nodes: int = 3, at: int | None = 40):
+    return decide(fault, crash(at), history=history, seats=SEATS, culprits=culprits, leader_seat=0, min_nodes=min_nodes)
+
+
+def test_a_dead_rank_is_started_again_on_the_same_nodes():
+    history = History(restarts_left=2)
+    decision = move(judged(), history=history)
+    assert (decision.move, decision.without, history.restarts_left) == (Move.RESTART, frozenset(), 1)
+
+
+def test_without_restarts_the_job_ends_with_the_faults_own_code():
+    decision = move(judged(), history=History(restarts_left=0))
+    assert (decision.move, decision.exit_code) == (Move.END, 137)
+
+
+def test_a_node_fault_goes_on_without_the_node():
+    decision = move(judged(cures=True, exit_code=75), history=History(restarts_left=1))
+    assert (decision.move, decision.without) == (Move.RESTART, frozenset({2}))
+
+
+def test_below_the_minimum_it_waits_for_nodes():
+    decision = move(judged(cures=True, exit_code=75), history=History(restarts_left=1), min_nodes=4)
+    assert (decision.move, decision.without) == (Move.PAUSE, frozenset({2}))
+
+
+def test_the_leaders_node_cannot_be_left_out():
+    decision = move(judged(cures=True, exit_code=75, nodes=(0,)), history=History(restarts_left=3), culprits=(0,))
+    assert (decision.move, decision.exit_code) == (Move.END, Exit.NODE_FAULT)
+    assert decision.note == "n0 leads the job and cannot be left out of it: it must be started again elsewhere"
+
+
+def test_an_error_of_the_users_code_is_not_tried_again():
+    history = History(restarts_left=3)
+    decision = move(judged(is_retryable=False, exit_code=1), history=history)
+    assert (decision.move, decision.exit_code, history.restarts_left) == (Move.END, 1, 3)
+
+
+@pytest.mark.parametrize(
+    ("second", "expected"),
+    [(40, (Move.END, True)), (41, (Move.RESTART, False)), (None, (Move.RESTART, False))],
+    ids=["same-step", "other-step", "no-step-known"],
+)
+def test_the_same_crash_at_the_same_step_ends_the_job(second: int | None, expected: tuple[Move, bool]):
+    history = History(restarts_left=9)
+    move(judged(), history=history)
+    decision = move(judged(), history=history, at=second)
+    assert (decision.move, decision.is_crash_loop) == expected
+
+
+def test_the_same_rank_the_third_time_without_progress_ends_the_job():
+    history = History(restarts_left=9)
+    moves = [move(judged(), history=history, at=step) for step in (10, 20, 30)]
+    assert [each.move for each in moves] == [Move.RESTART, Move.RESTART, Move.END]
+    assert moves[-1].exit_code == Exit.SETUP
+    assert moves[-1].note == "rank 2 broke 3 times without a checkpoint between; a restart does not cure it"
+
+
+def test_a_checkpoint_between_two_faults_is_progress():
+    history = History(restarts_left=9)
+    decisions = [
+        decide(
+            judged(),
+            crash(step),
+            history=history,
+            seats=SEATS,
+            culprits=(2,),
+            leader_seat=0,
+            min_nodes=3,
+            checkpoint=step - 5,
+        )
+        for step in (10, 20, 30, 40)
+    ]
+    assert {each.move for each in decisions} == {Move.RESTART}
