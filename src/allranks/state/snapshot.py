@@ -19,8 +19,8 @@ import torch
 from allranks.state.pack import HEADER, Piece
 
 NUM_THREADS = 4
-"""Copying frees the interpreter. More do not make memory faster; fewer, or torch's own, of which each has its fixed half,
-wait for the one that shares its core with something else."""
+"""Copying frees the interpreter. More do not make memory faster; fewer, or torch's own with a fixed share each, wait
+for the one that has to share its core."""
 SLICE_BYTES = 8 << 20
 SMALL_BYTES = 1 << 20
 """What is smaller is copied before a thread has heard of it."""
