@@ -5,6 +5,7 @@ fork_ranks.py NUM[,NUM...] SCRIPT [ARGUMENT...]     several numbers: again and a
 Prints the exit codes of the ranks after each start.
 """
 
+import importlib
 import os
 import runpy
 import socket
@@ -29,6 +30,8 @@ def run_rank(rank: int, num_ranks: int, port: int) -> int:
     return 0
 
 
+for name in ("torch._dynamo", "allranks.session", "allranks.state.track"):
+    importlib.import_module(name)  # once, for all ranks: DDP alone imports 800 modules when it is made
 torch.set_num_threads(1)
 for life, size in enumerate(map(int, sys.argv[1].split(","))):
     with socket.create_server(("127.0.0.1", 0)) as sock:
