@@ -133,6 +133,7 @@ def test_a_drill_that_went_as_it_must_has_nothing_against_it() -> None:
         ({"events": (verdict(990.0), verdict())}, "false alarm before: AR407 dead-rank"),
         ({"printed": ((1002.0, "AR407"),)}, "the verdict took 2.0 s, at most 1 s"),
         ({"steps": (step(999.9, generation=0),)}, "no further step"),
+        ({"checkpoint": 5, "steps": (step(1006.0, number=1),)}, "it began anew; there was a checkpoint of step 5"),
         ({"steps": (step(1013.0),)}, "the next step took 13.0 s, at most 12 s"),
         ({"has_ended": False, "exit_code": None}, "it did not end"),
         ({"exit_code": 75}, "exit code 75, expected 0"),

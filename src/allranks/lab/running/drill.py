@@ -35,6 +35,7 @@ from allranks.lab.running.terminal import Terminal
 UP_S = 90.0
 """Until all ranks train: six imports of torch on two cores, and whatever else the machine does."""
 SETTLE_S = 1.0
+SAVED_S = 30.0
 END_S = 30.0
 BASELINE_S = 100.0
 POLL_S = 0.05
@@ -113,15 +114,20 @@ def _strike_job(
             job.begin(program)
             job.wait_until_stepping(UP_S)
             time.sleep(SETTLE_S)
+            if program is PROGRAM:
+                job.target.wait(lambda: job.target.whole_checkpoint() is not None, SAVED_S, "the first checkpoint")
             start = next(iter(job.target.newest().values())).start
             truth = strike.culprit(injected.scene)
             ranks = (
                 tuple(rank for node in truth.nodes for rank in job.target.ranks_on(node)) if strike.has_ranks else ()
             )
+            checkpoint = job.target.whole_checkpoint()
             struck_s = strike.strike(injected.scene, job.target)
             strike.follow_up(injected.scene, job.target)
             _wait_for_outcome(job, strike, start)
             more = strike.check(injected.scene, job.target)
+            if program is PROGRAM and job.target.whole_checkpoint() is None:
+                more.append("no checkpoint is left that can be loaded")
             has_ended = job.has_ended()
             exit_code = job.exit_code()
         finally:
@@ -133,6 +139,7 @@ def _strike_job(
         events=tuple(job.events()),
         steps=tuple(job.target.steps()),
         start=start,
+        checkpoint=checkpoint,
         has_ended=has_ended,
         exit_code=exit_code,
         left=tuple(left),
