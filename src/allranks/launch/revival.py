@@ -109,6 +109,11 @@ class Revivals:
                 del self._revivals[node]
         return lines
 
+    @property
+    def pids(self) -> list[int]:
+        """Of every srun that runs."""
+        return [revival.pid for revival in self._revivals.values() if revival.pid is not None]
+
     def close(self) -> None:
         """End every srun, and with it the agent that it started."""
         for revival in self._revivals.values():
@@ -180,6 +185,11 @@ class Revival:
         process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(1.0)
+
+    @property
+    def pid(self) -> int | None:
+        """Of its srun, while one runs."""
+        return self._process.pid if self._process is not None else None
 
     @property
     def line(self) -> str:
