@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 
+from allranks.lab import hosts as machines
 from allranks.lab.faults.fault import Culprit, Scene, port_of
 from allranks.lab.faults.link import JUMBO, STANDARD, LinkFault
 from allranks.lab.faults.running.strike import Strike
@@ -115,9 +118,12 @@ class NodeSilent(Strike, name="node-silent-running", cause=("AR012", "AR001")):
 
     @classmethod
     def heal(cls, scene: Scene) -> None:
-        """Set both up again."""
+        """Set both up again, and end slurmd: SLURM has given the node up, and believes only one that starts anew."""
         for port in ports_of(scene.node):
             scene.on_switch("ip", "link", "set", port, "up")
+        if scene.is_same_life(scene.node.name):
+            for pid in machines.processes_in(scene.inits[scene.node.name]).get("slurmd", []):
+                os.kill(pid, signal.SIGTERM)
 
 
 def ports_of(host: Host) -> tuple[str, str]:
