@@ -140,7 +140,8 @@ def live_below_launcher(course: Course, told: Told, kills: int, chance: random.R
         life, began_s = 0, time.monotonic()
         while job.poll() is None and time.monotonic() - began_s < LIFE_S:
             pids = [course.out / str(life) / f"{rank}.pid" for rank in range(course.size(0))]
-            if told.kills < kills and all(pid.exists() for pid in pids):
+            steps = course.out / str(life) / "0.steps"
+            if told.kills < kills and all(path.exists() and path.stat().st_size for path in [*pids, steps]):
                 time.sleep(chance.uniform(0, lead_s))
                 with contextlib.suppress(ProcessLookupError, ValueError):
                     os.kill(int(chance.choice(pids).read_text()), signal.SIGKILL)
@@ -214,6 +215,7 @@ def compare(course: Course, reference: Course, told: Told) -> None:
     told.largest_difference = max(told.largest_difference, difference)
     is_identical = all(torch.equal(mine[name], its[name]) for name in its)
     told.identical += is_identical
+    show(f"{course.out.name} is done: weights {'bit-identical' if is_identical else f'differ by {difference:.3g}'}")
     if not is_identical and len(set(course.sizes)) == 1:
         told.wrong.append(f"{course.out}: weights differ by {difference:.3g}")
     if difference > 1e-5:

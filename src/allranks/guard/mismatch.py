@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 from allranks.guard.judged import Judged, name_fault
@@ -144,6 +145,7 @@ def explain_abort(scene: Scene, aborted: int) -> Judged:
     return _user_error(finding, (aborted,))
 
 
+@lru_cache(maxsize=1024)
 def canonical(op: str) -> str:
     """Return one name for the spellings of an operation.
 

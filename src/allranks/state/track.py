@@ -21,7 +21,8 @@ included; the generators begin anew from the script's own seed and the step.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -36,9 +37,10 @@ from allranks.state import rng
 from allranks.state.agree import Agreement, Wish
 from allranks.state.checkpoint import Checkpointer, Loaded
 from allranks.state.feed import Feed
+from allranks.state.pace import Pace
 from allranks.state.sampler import Share, mix
 from allranks.state.scaling import GradientWeight, gradient_factor
-from allranks.state.steps import Progress, Step, StepLost
+from allranks.state.steps import Progress, Step, StepLost, first_words, is_collective_failure
 
 
 class Order(Protocol):
@@ -83,6 +85,8 @@ def track(
     cell: Cell | None,
     device: torch.device,
     on_exit: contextlib.ExitStack,
+    on_loss: Callable[[], None],
+    pace: Pace | None = None,
 ) -> Tracked:
     """Return the state of this training, as the newest whole checkpoint has it; all ranks call it together.
 
@@ -95,6 +99,8 @@ def track(
         cell: how to speak with the agent; None: there is none.
         device: of this rank.
         on_exit: of the session; what is being written is waited for there.
+        on_loss: called before this process ends because another rank was lost.
+        pace: when a checkpoint is due, on rank 0 where there is no `every`.
     """
     store = _get_default_store() if world_size > 1 else None
     checkpoints = Checkpointer(directory, rank=rank, world_size=world_size, store=store)
@@ -106,6 +112,8 @@ def track(
         every=every,
         cell=cell,
         device=torch.device("cpu") if "gloo" in dist.get_backend_config() else device,
+        on_loss=on_loss,
+        pace=pace,
     )
 
     def close(kind: type[BaseException] | None, *_: object) -> None:
@@ -128,6 +136,8 @@ class Tracked:
         every: steps between checkpoints; None: the cadence decides.
         cell: how to speak with the agent; None: there is none.
         device: where the default process group takes tensors from.
+        on_loss: called before this process ends because another rank was lost.
+        pace: when a checkpoint is due; None: this rank does not say.
     Raises:
         UsageError: a part has no state.
     """
@@ -142,6 +152,8 @@ class Tracked:
         every: int | None = None,
         cell: Cell | None = None,
         device: torch.device | None = None,
+        on_loss: Callable[[], None] | None = None,
+        pace: Pace | None = None,
     ) -> None:
         for name, part in parts.items():
             if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
@@ -155,8 +167,13 @@ class Tracked:
         self._every = every
         self._cell = cell
         self._agreement = Agreement(is_leader=rank == 0, device=device or torch.device("cpu"))
-        self._ddp = [part for part in parts.values() if isinstance(part, DistributedDataParallel)]
-        self._weight = GradientWeight(parameter for module in self._ddp for parameter in module.parameters())
+        self._on_loss = on_loss
+        self._pace = pace
+        modules = {name: part for name, part in parts.items() if isinstance(part, torch.nn.Module)}
+        self._ddp = [module for module in modules.values() if isinstance(module, DistributedDataParallel)]
+        self._not_weighed = [name for name, module in modules.items() if world_size > 1 and module not in self._ddp]
+        weighed = [module for name, module in modules.items() if name not in self._not_weighed]
+        self._weight = GradientWeight(parameter for module in weighed for parameter in module.parameters())
         self._saved_step: int | None = None
         self._told_step: int | None = None
         self._is_save_wanted = False
@@ -210,12 +227,21 @@ class Tracked:
             raise UsageError("the loader's sampler is not tracked, so its position would be lost: track(sampler=...)")
         if total is not None and self.step >= total:
             return
+        if feed.sampler is not None and self._not_weighed and feed.sampler.global_batch_size % self._world_size:
+            raise UsageError(
+                f"{', '.join(self._not_weighed)} is not in DDP, so only even slices can be averaged: global_batch_size "
+                f"is {feed.sampler.global_batch_size} at {self._world_size} ranks; take a multiple, or s.ddp()"
+            )
         self._resume(feed)
         self._feed = feed
         progress = Progress(is_shown=self._rank == 0, total=total)
         self._tell_phase("training")
         while True:
-            self._boundary()
+            try:
+                self._boundary()
+            except Exception as exc:
+                self._lose(exc)
+                raise
             progress.reach(self.step)
             if total is not None and self.step >= total:
                 break
@@ -231,7 +257,7 @@ class Tracked:
                 is_micro=feed.sampler is not None and feed.sampler.micro_batch_size is not None,
                 weigh=self._weigh,
                 progress=progress,
-                after_loss=self._describe_loss,
+                lose=self._lose,
             )
             yield step
             if not step.is_done:
@@ -269,8 +295,9 @@ class Tracked:
             self._tell_saved()
             order = self._cell.order()
         is_order_due = order is not None and order is not self._order_done and order.at_step <= self.step
+        is_checkpoint_due = self._pace is not None and self._pace.is_due()
         wish = Wish(
-            saves=self._is_save_wanted or is_order_due or self._is_checkpoint_due(),
+            saves=self._is_save_wanted or is_order_due or is_checkpoint_due,
             leaves=is_order_due and order is not None and order.leaves,
         )
         agreed = self._agreement.reach(self.step, wish)
@@ -283,13 +310,12 @@ class Tracked:
         if agreed.leaves:
             self._leave(order.why if order is not None else "another rank was told to")
 
-    def _is_checkpoint_due(self) -> bool:
-        return False
-
     def _save(self) -> None:
         self._tell_phase("saving")
         per_rank = {"rng": rng.capture(), "feed": self._feed.state_dict() if self._feed else None}
-        self.checkpoints.save(self.step, self._common(), per_rank)
+        stall = self.checkpoints.save(self.step, self._common(), per_rank)
+        if self._pace is not None:
+            self._pace.save_done(stall, self.checkpoints.write_s)
         self._saved_step = self.step
         self._tell_phase("training")
 
@@ -330,10 +356,17 @@ class Tracked:
         for module in self._ddp:
             module.require_backward_grad_sync = is_last
 
-    def _describe_loss(self, error: str) -> str:
+    def _lose(self, error: BaseException) -> None:
+        """Where this is a failed collective, say once what becomes of the step and raise StepLost."""
+        if not is_collective_failure(error):
+            return
+        if self._on_loss is not None:
+            self._on_loss()
         at = self.checkpoints.last_complete
-        resumes = f"the run resumes from step {at}" if at is not None else "there is no checkpoint yet"
-        return f"rank {self._rank}: step {self.step} does not count, a collective failed in it; {resumes}: {error}"
+        kept = f"the checkpoint of step {at} is complete" if at is not None else "no checkpoint is complete"
+        said = f"rank {self._rank}: step {self.step} does not count, a collective failed; {kept}: {first_words(error)}"
+        print(f"error: {said}", file=sys.stderr, flush=True)
+        raise StepLost(said) from error
 
 
 def _inner(part: Any) -> Any:

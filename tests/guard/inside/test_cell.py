@@ -104,18 +104,16 @@ def test_a_reader_never_sees_a_torn_record_while_one_is_written_all_the_time(cel
             cell.tell(bytes([n % 251]) * (1 + n % 60000))
         """,
     ) as child:
-        read, lengths = 0, set()
-        deadline_s = time.monotonic() + 20
-        while read < 3000 and time.monotonic() < deadline_s:
+        numbers = set()
+        deadline_s = time.monotonic() + 30
+        while len(numbers) < 30 and time.monotonic() < deadline_s:
             told = cell.read().told
             if told is not None:
                 assert told.data == told.data[:1] * len(told.data)
                 assert (told.number - 1) % 251 == told.data[0]
-                lengths.add(len(told.data))
-                read += 1
+                numbers.add(told.number)
         child.kill()
-    assert read == 3000
-    assert len(lengths) > 10
+    assert len(numbers) >= 30
 
 
 def test_a_writer_that_dies_in_the_middle_leaves_the_record_before(cell: Cell):
