@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import os
 import random
 import runpy
@@ -35,6 +36,8 @@ import torch
 from allranks.state.checkpoint import Checkpointer
 
 SCRIPT = Path(__file__).parents[1] / "tests" / "scripts" / "exact_train.py"
+for _module in ("torch._dynamo", "allranks.session", "allranks.state.track"):
+    importlib.import_module(_module)  # once, for all workers: DDP alone imports 800 modules when it is made
 LIFE_S = 120.0
 """Deadline of one life: a hang is a failure, too."""
 
@@ -140,7 +143,8 @@ def live_below_launcher(course: Course, told: Told, kills: int, chance: random.R
         life, began_s = 0, time.monotonic()
         while job.poll() is None and time.monotonic() - began_s < LIFE_S:
             pids = [course.out / str(life) / f"{rank}.pid" for rank in range(course.size(0))]
-            if told.kills < kills and all(pid.exists() for pid in pids):
+            steps = course.out / str(life) / "0.steps"
+            if told.kills < kills and all(path.exists() and path.stat().st_size for path in [*pids, steps]):
                 time.sleep(chance.uniform(0, lead_s))
                 with contextlib.suppress(ProcessLookupError, ValueError):
                     os.kill(int(chance.choice(pids).read_text()), signal.SIGKILL)
@@ -214,6 +218,7 @@ def compare(course: Course, reference: Course, told: Told) -> None:
     told.largest_difference = max(told.largest_difference, difference)
     is_identical = all(torch.equal(mine[name], its[name]) for name in its)
     told.identical += is_identical
+    show(f"{course.out.name} is done: weights {'bit-identical' if is_identical else f'differ by {difference:.3g}'}")
     if not is_identical and len(set(course.sizes)) == 1:
         told.wrong.append(f"{course.out}: weights differ by {difference:.3g}")
     if difference > 1e-5:

@@ -19,8 +19,12 @@ if call["tool"] == "sbatch":
     call["stdin"] = sys.stdin.read()
 with open(folder + "/calls.jsonl", "a") as file:
     file.write(json.dumps(call) + "\\n")
-for tool, pattern, code, out, err in json.load(open(folder + "/answers.json")):
+for number, (tool, pattern, code, out, err, once) in enumerate(json.load(open(folder + "/answers.json"))):
     if tool == call["tool"] and re.search(pattern, " ".join(call["argv"])):
+        if once:
+            if os.path.exists(f"{{folder}}/{{once}}"):
+                continue
+            open(f"{{folder}}/{{once}}", "w").close()
         sys.stdout.write(out)
         sys.stderr.write(err)
         sys.exit(code)
@@ -76,7 +80,7 @@ class FakeSlurm:
         self.folder = folder
         self.bin = folder / "bin"
         self.bin.mkdir(parents=True)
-        self._answers: list[tuple[str, str, int, str, str]] = []
+        self._answers: list[tuple[str, str, int, str, str, str]] = []
         for tool in TOOLS:
             path = self.bin / tool
             path.write_text(PROGRAM.format(python=sys.executable, folder=str(folder)))
@@ -94,10 +98,16 @@ class FakeSlurm:
             "on nodes node[01-02] in partition x\n",
         )
 
-    def answer(self, tool: str, pattern: str = "", *, out: str = "", err: str = "", code: int = 0) -> None:
+    def answer(
+        self, tool: str, pattern: str = "", *, out: str = "", err: str = "", code: int = 0, once: str = ""
+    ) -> None:
         """From now on, calls that fit get this."""
-        self._answers.insert(0, (tool, pattern, code, out, err))
+        self._answers.insert(0, (tool, pattern, code, out, err, once))
         (self.folder / "answers.json").write_text(json.dumps(self._answers))
+
+    def answer_once(self, tool: str, pattern: str = "", *, out: str = "", err: str = "", code: int = 0) -> None:
+        """The next call that fits gets this, later ones what was said before."""
+        self.answer(tool, pattern, out=out, err=err, code=code, once=f"said-{len(self._answers)}")
 
     def calls(self, tool: str = "") -> list[dict[str, object]]:
         path = self.folder / "calls.jsonl"

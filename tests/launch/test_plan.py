@@ -163,7 +163,7 @@ def test_gpu_on_a_node_without_one_is_refused_by_name():
         (Request(min_nodes=2, max_nodes=4, endpoint=ENDPOINT), {}, (2, 4), "--nnodes"),
         (Request(), slurm_env(num_nodes=6), (6, 6), "slurm"),
         (Request(min_nodes=6, max_nodes=6), slurm_env(num_nodes=6), (6, 6), "slurm"),
-        (Request(min_nodes=4, max_nodes=8), slurm_env(num_nodes=6), (6, 6), "slurm"),
+        (Request(min_nodes=4, max_nodes=8), slurm_env(num_nodes=6), (4, 6), "slurm"),
         (Request(), slurm_env(num_nodes=1, rank=0), (1, 1), "slurm"),
         (Request(endpoint=ENDPOINT), MPI_ENV, (3, 3), "mpi"),
         (Request(standalone=True), {}, (1, 1), "--standalone"),

@@ -37,7 +37,7 @@ def test_a_job_is_checked_submitted_recorded_and_told(slurm: FakeSlurm, allranks
     assert trial["argv"] == ["--test-only", "--export=ALL"]
     assert real["argv"] == ["--parsable", "--export=ALL"]
     assert trial["stdin"] == real["stdin"] == (tmp_path / "runs/12/submission.sh").read_text()
-    assert "-m allranks run train.py --epochs 3\n" in str(real["stdin"])
+    assert "-m allranks run --max-restarts 3 train.py --epochs 3\n" in str(real["stdin"])
 
 
 def test_the_job_s_key_is_handed_in_and_never_shown(slurm: FakeSlurm, allranks: Allranks, tmp_path: Path) -> None:
@@ -160,14 +160,15 @@ def test_partition_and_time_come_from_the_cluster_file(slurm: FakeSlurm, allrank
 def test_an_other_working_directory_keeps_the_cluster_file(allranks: Allranks, tmp_path: Path) -> None:
     (tmp_path / "cluster.toml").write_text("[slurm]\n")
     text = allranks("render", "--chdir", "/data", "train.py").stdout
-    assert f"allranks run --cluster {tmp_path}/cluster.toml train.py\n" in text
+    assert f"allranks run --cluster {tmp_path}/cluster.toml --max-restarts 3 train.py\n" in text
 
 
 def test_flags_of_run_go_through_in_any_spelling(allranks: Allranks) -> None:
     result = allranks(
         "render", "--gpus_per_node", "4", "--nproc_per_node=4", "--backend", "nccl", "-m", "pkg.train", "-m"
     )
-    assert result.stdout.endswith("allranks run --nproc-per-node 4 --backend nccl --module pkg.train -m\n")
+    flags = "--nproc-per-node 4 --backend nccl --max-restarts 3"
+    assert result.stdout.endswith(f"allranks run {flags} --module pkg.train -m\n")
 
 
 def test_a_script_that_is_not_there_is_said_before_anything_is_submitted(slurm: FakeSlurm, allranks: Allranks) -> None:
@@ -204,3 +205,14 @@ def test_nodes_out_of_service_are_folded_by_reason() -> None:
     nodes = [NodeState(f"n{i:02}", "down*", "Not responding") for i in (1, 2, 3)]
     nodes += [NodeState("n04", "drained", "disk"), NodeState("n05", "idle", "")]
     assert fold_unavailable(nodes) == "n[01-03] down: Not responding; n04 drained: disk"
+
+
+def test_restarts_may_be_said_otherwise(allranks: Allranks) -> None:
+    assert "allranks run --max-restarts 0 train.py" in allranks("render", "--max-restarts", "0", "train.py").stdout
+
+
+def test_the_cluster_file_goes_through_beside_restarts(allranks: Allranks, tmp_path: Path) -> None:
+    (tmp_path / "cluster.toml").write_text("[slurm]\n")
+    text = allranks("render", "--cluster", "cluster.toml", "train.py").stdout
+    assert "--max-restarts 3" in text
+    assert "--cluster cluster.toml" in text

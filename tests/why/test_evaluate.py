@@ -13,6 +13,8 @@ CORPUS = Path(__file__).parents[3] / "shared/corpus/dev"
 REPORTS = Path(__file__).parent / "reports.jsonl"
 """Excerpts of logs from public reports, with their source; some shortened, or completed from the thread's words; users'
 names taken out. The signs were mended with them, so what is measured here is that nothing gets lost."""
+LATER_REPORTS = REPORTS.with_name("later_reports.jsonl")
+"""The same of a later day, when fewer were left that nobody had seen."""
 CASES = [
     {
         "id": "a-001",
@@ -72,6 +74,14 @@ def test_a_folder_without_cases_is_said(tmp_path: Path, capsys: pytest.CaptureFi
 def test_a_place_that_is_not_there_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path / "no.jsonl")]) == 2
     assert "no.jsonl" in capsys.readouterr().err
+
+
+def test_reports_that_came_later_are_read_right() -> None:
+    figures = score(evaluate(LATER_REPORTS))
+    assert figures["all"]["cases"] > 100
+    assert figures["false_blames"] == []
+    assert figures["all"]["top_1"] >= 0.97
+    assert figures["all"]["culprit"] >= 0.93
 
 
 def test_reports_of_many_places_are_read_right() -> None:

@@ -288,8 +288,16 @@ class IbLinkError(Cause, id="AR302"):
         Sign(r"mlx[45]_core [0-9a-f:.]{7,14}:? .{0,40}Port module event\[error\]"),
         Sign(r"mlx[45]_core [0-9a-f:.]{7,14}:? .{0,60}(?:Cable unplugged|Link down)", Role.LIKELY),
         Sign(r"mlx[45]_core [0-9a-f:.]{7,14}:? .{0,60}device's health compromised"),
+        Sign(
+            r"NET/OFI Request .{0,60}completed with error.{1,400}Peer EFA addr: fi_addr_efa://\[(?P<peer>[0-9a-f:.]{4,60})\]",
+            Role.LIKELY,
+            Blames.PEER,
+            Confidence.LIKELY,
+        ),
     )
     hits = (
+        "NET/OFI Request 0x7f completed with error. RC: 103. Error: 4126 (Unresponsive receiver) Peer EFA addr: "
+        "fi_addr_efa://[fe80::454]:0:82",
         "kp-ddp-worker-0:3468:3905 [4] ib_plugin.c:1615 NCCL WARN NET/IB : Got completion from peer "
         "10.216.210.236<54862> with status=12 opcode=0 len=0 vendor err 129 (Recv) localGid "
         "fd00:1148:9000:5000:4:200:3:ff22 remoteGidsfd00:1148:9000:5000:4:200:3:ff1f",

@@ -30,6 +30,8 @@ from allranks.wire.protocol import TryTarget
 
 ROUND_SLACK_S = 0.6
 """For the order to get there and the answer to come back in a beat, besides two beats."""
+TRIED_EARLY = 0.5
+"""Of stalled_s: to try does no harm, so it begins before anything would be judged."""
 MIN_APART = 3
 """Nodes that all fail to reach one: enough for a verdict from a single round."""
 MAX_ROUNDS = 4
@@ -63,8 +65,8 @@ class Episode:
     """What came out, by pair; finished rounds only."""
 
 
-def find_stalled(scene: Scene, now_s: float) -> list[Stalled]:
-    """Return the connections between nodes of ours that have got nothing across for stalled_s."""
+def find_stalled(scene: Scene, now_s: float, *, share: float = 1.0) -> list[Stalled]:
+    """Return the connections between nodes of ours that have got nothing across for (this share of) stalled_s."""
     owner = {address: node.index for node in scene.nodes for address in _addresses(node)}
     found = []
     for node in scene.nodes:
@@ -72,7 +74,7 @@ def find_stalled(scene: Scene, now_s: float) -> list[Stalled]:
             continue
         for link in node.beat.links:
             peer = owner.get(link.peer_address)
-            if peer is not None and peer != node.index and link.stalled_s >= scene.settings.stalled_s:
+            if peer is not None and peer != node.index and link.stalled_s >= share * scene.settings.stalled_s:
                 found.append(Stalled(node.index, peer, link, node.heard_s - link.stalled_s))
     return found
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from math import prod
 
 from allranks.guard.judged import Judged, name_fault
@@ -144,13 +145,14 @@ def explain_abort(scene: Scene, aborted: int) -> Judged:
     return _user_error(finding, (aborted,))
 
 
+@lru_cache(maxsize=1024)
 def canonical(op: str) -> str:
     """Return one name for the spellings of an operation.
 
     >>> canonical("_allgather_base")
     'all_gather'
     """
-    plain = op.lower().lstrip("_").rpartition(":")[2]
+    plain = op.lower().rpartition(":")[2].lstrip("_")
     return _SPELLINGS.get(plain, plain)
 
 

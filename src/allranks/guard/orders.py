@@ -55,7 +55,7 @@ class Orders:
     def _want_stuck(self, now: float) -> tuple[Mapping[int, tuple[TryTarget, ...]], float]:
         """Open, go on with, or close the rounds."""
         scene, episode = self._scene, self.episode
-        stalled = links.find_stalled(scene, now)
+        stalled = links.find_stalled(scene, now, share=links.TRIED_EARLY)
         if episode is not None and links.is_round_over(scene, episode, now):
             episode.rounds.append(links.collect_round(scene, episode))
             del episode.rounds[: -links.MAX_ROUNDS]

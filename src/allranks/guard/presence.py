@@ -18,6 +18,7 @@ from collections.abc import Sequence
 
 from allranks.guard.judged import Judged, name_fault
 from allranks.guard.scene import LEADER, NodeView, Scene, Tried
+from allranks.guard.waits import find_waiting
 from allranks.model.beat import ProcessState
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence, Finding
@@ -185,11 +186,13 @@ def _is_refused(scene: Scene, node: NodeView) -> bool:
 
 
 def _is_waited_for(scene: Scene, node: NodeView, now_s: float) -> bool:
-    mine = set(node.ranks)
-    return any(
-        view.waits_s(now_s) >= scene.settings.gone_s
-        for view in scene.running()
-        if view.beat.rank not in mine and now_s - view.heard_s < scene.fresh_s
+    """Whether others have waited long, and for nobody else."""
+    waiting = find_waiting(scene, now_s, names_unknown=True)
+    return (
+        waiting is not None
+        and bool(waiting.sinks)
+        and waiting.waited_s >= scene.settings.gone_s
+        and set(waiting.sinks) <= set(node.ranks)
     )
 
 

@@ -16,7 +16,7 @@ from allranks.wire.protocol import Member, WorkerEnd
 LEADER = 0
 """The leader is the agent of rank 0's node."""
 FRESH_S = 1.5
-"""Words of a node that came no longer ago than this, or than four beats, speak of now."""
+"""Words that are no older than this, or than two beats and a half, speak of now."""
 HELD_STATES = (ProcessState.STOPPED, ProcessState.TRACED, ProcessState.BLOCKED)
 SILENT_S = 3.0
 """A beat thread that has not spoken for so long cannot run: it does so several times a second."""
@@ -46,7 +46,8 @@ class RankView:
     """One rank, as its node told of it last."""
 
     beat: RankBeat
-    heard_s: float
+    told_s: float
+    """When its node said so."""
     moved_s: float
     """When any of its groups, or its step, was last seen to move on."""
     marks: tuple[object, ...] = ()
@@ -54,7 +55,7 @@ class RankView:
     def waits_s(self, now_s: float) -> float:
         """How long its oldest open collective has been open; 0: none is."""
         longest = max((group.waiting_s for group in self.beat.groups), default=0.0)
-        return longest + now_s - self.heard_s if longest > 0 else 0.0
+        return longest + now_s - self.told_s if longest > 0 else 0.0
 
     @property
     def is_deaf(self) -> bool:
@@ -145,7 +146,7 @@ class Scene:
     @property
     def fresh_s(self) -> float:
         """How old words about now may be."""
-        return max(FRESH_S, 4 * self.settings.beat_s)
+        return max(FRESH_S, 2.5 * self.settings.beat_s)
 
     def node_of(self, rank: int) -> NodeView:
         """The node that a rank runs on."""
@@ -163,8 +164,15 @@ class Scene:
         """All ranks but these and those that have left well: the victims."""
         return tuple(rank for rank in self._node_of if rank not in ranks and rank not in self.left)
 
-    def hear(self, beat: NodeBeat, now_s: float) -> bool:
-        """Take in a node's word; False: it is of no node of ours, or of another generation."""
+    def hear(self, beat: NodeBeat, now_s: float, *, told_s: float | None = None) -> bool:
+        """Take in a node's word; False: it is of no node of ours, or of another generation.
+
+        Args:
+            beat: as it came.
+            now_s: the guard's clock.
+            told_s: when the node sent it, by the same clock, where that can be told.
+        """
+        told_s = now_s if told_s is None else told_s
         if not 0 <= beat.node_index < len(self.nodes) or beat.generation != self.generation:
             return False
         node = self.nodes[beat.node_index]
@@ -175,20 +183,22 @@ class Scene:
             node.oom_s = now_s
         node.oom_kills = max(node.oom_kills, beat.oom_kills)
         for rank in beat.ranks:
-            self._hear_rank(rank, now_s)
+            self._hear_rank(rank, now_s if told_s is None else told_s)
         for seen in beat.tries:
-            _remember(node.tries.setdefault((seen.target, seen.network), []), Tried(seen, now_s - seen.age_s))
+            _remember(
+                node.tries.setdefault((seen.target, seen.network), []), Tried(seen, (told_s or now_s) - seen.age_s)
+            )
         return True
 
-    def _hear_rank(self, beat: RankBeat, now_s: float) -> None:
+    def _hear_rank(self, beat: RankBeat, told_s: float) -> None:
         marks = (beat.step, *((group.name, group.enqueued, group.completed) for group in beat.groups))
         view = self.ranks.get(beat.rank)
         if view is None:
-            self.ranks[beat.rank] = RankView(beat, now_s, now_s, marks)
+            self.ranks[beat.rank] = RankView(beat, told_s, told_s, marks)
             return
         if marks != view.marks:
-            view.marks, view.moved_s = marks, now_s
-        view.beat, view.heard_s = beat, now_s
+            view.marks, view.moved_s = marks, told_s
+        view.beat, view.told_s = beat, told_s
 
 
 def _remember(tried: list[Tried], new: Tried) -> None:

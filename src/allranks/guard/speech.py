@@ -6,6 +6,7 @@ A matter is said again ever more rarely: at 30 s, 60 s, 120 s of the same wait.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 
 from allranks.guard import presence, waits
 from allranks.guard.judged import name_fault
@@ -64,6 +65,11 @@ class Speech:
         waiting = waits.find_waiting(self._scene, now)
         if waiting is None or waiting.waited_s < slow_s:
             return []
+        fresh_s = now - self._scene.fresh_s
+        known = tuple(rank for rank in waiting.sinks if rank in self._scene.left or self._told_s(rank) >= fresh_s)
+        if waiting.sinks and not known:
+            return []  # of a node that is not heard: who knows where they are now
+        waiting = replace(waiting, sinks=known)
         who = waiting.sinks or waiting.waiting
         before, self._seen = self._seen, who
         # Two looks must show the same: beats of different nodes cross.
@@ -71,6 +77,10 @@ class Speech:
             return []
         self._slow_at_s[who] = LATER_FACTOR * waiting.waited_s
         return [waits.say_slow(self._scene, waiting, now)]
+
+    def _told_s(self, rank: int) -> float:
+        view = self._scene.ranks.get(rank)
+        return view.told_s if view is not None else float("inf")  # never told anything: nothing is old
 
     def _say_mute(self, now: float) -> list[str]:
         suspects = presence.find_suspects(self._scene, now)

@@ -38,9 +38,10 @@ from allranks.guard.orders import Orders
 from allranks.guard.scene import HELD_STATES, Scene
 from allranks.guard.speech import Speech
 from allranks.guard.stragglers import Stragglers
+from allranks.model.beat import ProcessState
 from allranks.model.cluster import GuardTable
 from allranks.model.errors import exit_for_signal
-from allranks.model.finding import Finding
+from allranks.model.finding import Confidence, Finding
 from allranks.wire.protocol import Beat, Plan, Try, WorkerEnd
 
 ASLEEP_S = 2.0
@@ -52,6 +53,8 @@ AFTER_KILL_S = 0.6
 SETTLED_S = 0.8
 """How long a mismatch must stay the same where nobody has died of it."""
 LOOK_EVERY_S = 0.25
+MAX_WAY_S = 60.0
+"""A beat is no older than this, whatever the clocks say."""
 EXPLAIN_S = 3.0
 """How long victims' failures may wait, beyond SETTLE_S, for a node that is suspected to be proven gone."""
 
@@ -100,17 +103,16 @@ class Guard:
         now = self._now(now_s)
         scene = self._scene
         if self._explained is None and self._judged is None and self._ledger.first_failure_s is not None:
-            self._explained = self._explain(now)  # while what it follows from can still be seen
-        if not scene.hear(beat.node, now):
+            found = self._explain(now)  # while what it follows from can still be seen
+            if found is not None and found.findings[0].confidence is not Confidence.UNDECIDED:
+                self._explained = found
+        node_clock = self._hear_clock(beat, now_s)
+        offset_s = node_clock.offset_s if node_clock else None
+        told_s = now if offset_s is None else now - min(max(now_s - beat.node.time_ns / 1e9 + offset_s, 0.0), MAX_WAY_S)
+        if not scene.hear(beat.node, now, told_s=told_s):
             return
         node = scene.nodes[beat.node.node_index]
-        clock = self._clocks[node.index]
-        if beat.ping_ns > 0 and clock.hear(
-            sent_s=beat.ping_ns / 1e9, held_s=beat.held_ns / 1e9, node_s=beat.node.time_ns / 1e9, now_s=now_s
-        ):
-            self._stragglers.forget()
-        offset_s = clock.offset_s
-        if offset_s is None or node.beat is None:
+        if node_clock is None or offset_s is None or node.beat is None:
             return
         for rank in node.beat.ranks:
             if not rank.lags:
@@ -119,7 +121,17 @@ class Guard:
             for group, seq, created_ns in rank.lags:
                 known = members.get(group, ())
                 if len(known) > 1 and len(known) <= scene.world_size:
-                    self._stragglers.hear(group, known, rank.rank, seq, created_ns / 1e9 - offset_s, clock.error_s)
+                    self._stragglers.hear(group, known, rank.rank, seq, created_ns / 1e9 - offset_s, node_clock.error_s)
+
+    def _hear_clock(self, beat: Beat, now_s: float) -> NodeClock | None:
+        if not 0 <= beat.node.node_index < len(self._clocks) or beat.ping_ns <= 0:
+            return None
+        clock = self._clocks[beat.node.node_index]
+        if clock.hear(
+            sent_s=beat.ping_ns / 1e9, held_s=beat.held_ns / 1e9, node_s=beat.node.time_ns / 1e9, now_s=now_s
+        ):
+            self._stragglers.forget()
+        return clock
 
     def ended(self, end: WorkerEnd, now_s: float) -> None:
         """A worker ended, well or badly; `end.time_s` is on the same clock as `now_s`."""
@@ -219,6 +231,8 @@ class Guard:
             return self._judge_primary(primary, now)
         if self._ledger.first_failure_s is None:
             return self._from_ledger(now_s)  # all were ended by us
+        if not self._has_heard_last_words(now):
+            return None
         explained = self._explained or self._explain(now)
         if explained is not None:
             return explained
@@ -228,6 +242,17 @@ class Guard:
         if (aborted := self._ledger.first_aborted) is not None:
             return replace(mismatch.explain_abort(self._scene, aborted.rank), is_final=False)
         return self._from_ledger(now_s)
+
+    def _has_heard_last_words(self, now: float) -> bool:
+        """Whether the nodes of those that ended have told what they called last."""
+        patience_s = max(AFTER_KILL_S, 2 * self._settings.beat_s)
+        return all(
+            (view := self._scene.ranks.get(rank)) is None
+            or view.beat.state is ProcessState.GONE
+            or view.told_s > ended_s
+            or now > ended_s + patience_s
+            for rank, (_, ended_s) in self._scene.ends.items()
+        )
 
     def _judge_primary(self, end: WorkerEnd, now: float) -> Judged | None:
         """A worker broke by itself; of SIGKILL the node's next word says whose it is."""

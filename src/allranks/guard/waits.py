@@ -20,6 +20,8 @@ from allranks.recorder.calls import Call, Dump, Status
 from allranks.recorder.waits import Stop, StopKind, find_stops
 from allranks.report.text import fold_ranks
 
+CROSSING_S = 1.0
+"""Beats of two nodes about the same moment come no further apart."""
 LEFT_S = 3.0
 """How long others must have waited for a rank that has left with 0: beats of a healthy end may cross."""
 MAX_NAMED = 4
@@ -46,15 +48,23 @@ def longest_wait_s(scene: Scene, now_s: float) -> float:
     return max((view.waits_s(now_s) for view in scene.running()), default=0.0)
 
 
-def find_waiting(scene: Scene, now_s: float) -> Waiting | None:
-    """Return why ranks wait and who is it; None: nobody waits."""
+def find_waiting(scene: Scene, now_s: float, *, names_unknown: bool = False) -> Waiting | None:
+    """Return why ranks wait and who is it; None: nobody waits, or the next beats must tell first.
+
+    Args:
+        scene: all that is known.
+        now_s: the guard's clock.
+        names_unknown: also ranks of which only older words are known may keep the others waiting.
+    """
     views = {view.beat.rank: view for view in scene.running()}
-    dumps = [dump for view in views.values() if (dump := _dump_of(scene, view, views, now_s)) is not None]
+    dumps = [dump for view in views.values() if (dump := _dump_of(view, views)) is not None]
     dumps += [_dump_of_left(scene, rank) for rank in scene.left if rank in scene.ranks]
     stops = [stop for stop in find_stops(dumps) if stop.kind not in (StopKind.MISMATCH, StopKind.BEHIND)]
     if not stops:
         return None
     stop = stops[0]
+    if stop.kind is StopKind.NO_DUMP and not names_unknown and not scene.ranks.keys().isdisjoint(stop.ranks):
+        return None  # they told of themselves, and have gone on since: the next beat says where
     waiting = tuple(rank for rank in stop.victims if rank in views) or tuple(
         rank for rank, view in views.items() if view.waits_s(now_s) > 0
     )
@@ -153,10 +163,11 @@ def judge_blocked(scene: Scene) -> Judged | None:
 # --- Beats as dumps ---------------------------------------------------------------------------------------------------
 
 
-def _dump_of(scene: Scene, view: RankView, views: dict[int, RankView], now_s: float) -> Dump | None:
-    """What the walk needs of one rank; None where its own word is old, and others show that it has gone on since."""
-    is_old = view.is_deaf or now_s - view.heard_s > scene.fresh_s
-    if is_old and any(_is_behind(group, views) for group in view.beat.groups):
+def _dump_of(view: RankView, views: dict[int, RankView]) -> Dump | None:
+    """What the walk needs of one rank; None where others show that it has gone on since it said so."""
+    age_s = max(view.beat.silent_s or 0.0, CROSSING_S)
+    said_s = view.told_s - age_s
+    if any(_has_gone_on(group, said_s, views) for group in view.beat.groups):
         return None
     return _as_dump(view.beat)
 
@@ -168,12 +179,15 @@ def _dump_of_left(scene: Scene, rank: int) -> Dump:
     return Dump(rank=rank, calls=(), status=status, members=dump.members, is_whole=False)
 
 
-def _is_behind(group: GroupSeen, views: dict[int, RankView]) -> bool:
-    """Whether others have finished a later collective than the next one of this rank: it was in it, then."""
+def _has_gone_on(group: GroupSeen, said_s: float, views: dict[int, RankView]) -> bool:
+    """Whether others have since finished what this rank was in, or more than the next one: so it is not there now."""
+    first_open = group.completed + 1 if group.waiting_s > 0 else group.enqueued + 2
     return any(
-        other.name == group.name and other.completed > max(group.enqueued, 0)
+        other.completed >= max(first_open, 1)
         for view in views.values()
+        if view.moved_s >= said_s
         for other in view.beat.groups
+        if other.name == group.name
     )
 
 

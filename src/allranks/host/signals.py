@@ -1,15 +1,22 @@
-"""What would a signal do to a process? Read from /proc, so it is known before the signal is sent.
+"""What would a signal do to a process, and how does a child get one when its parent dies?
 
     catches(worker_pid, signal.SIGUSR1)      # has the script a handler of its own?
+    subprocess.Popen(command, preexec_fn=die_with_parent(signal.SIGTERM))
 
-A signal without a handler ends a process, SIGUSR1 as well as SIGTERM.
+A signal without a handler ends a process, SIGUSR1 as well as SIGTERM; /proc tells it before the signal is sent.
 """
 
 from __future__ import annotations
 
+import ctypes
+import os
 import re
+from collections.abc import Callable
 from pathlib import Path
 
+PR_SET_PDEATHSIG = 1
+"""Source: linux/prctl.h."""
+_libc = ctypes.CDLL(None, use_errno=True)
 _MASKS = {"caught": "SigCgt", "ignored": "SigIgn"}
 
 
@@ -27,6 +34,21 @@ def catches(pid: int, signum: int, *, proc: Path = Path("/proc")) -> bool:
 def ignores(pid: int, signum: int, *, proc: Path = Path("/proc")) -> bool:
     """Whether a signal would do nothing to a process; the arguments are those of `catches`."""
     return _has(pid, signum, "ignored", proc)
+
+
+def die_with_parent(signum: int) -> Callable[[], None]:
+    """Return what a child runs before its program, for `preexec_fn`: it gets a signal when this process is gone.
+
+    The kernel means the thread that forks, so that has to be the main thread.
+    """
+    parent = os.getpid()
+
+    def before_exec() -> None:
+        _libc.prctl(PR_SET_PDEATHSIG, signum, 0, 0, 0)
+        if os.getppid() != parent:  # it died between fork and prctl
+            os._exit(128 + signum)
+
+    return before_exec
 
 
 def has_in_mask(status: str, signum: int, what: str) -> bool:

@@ -58,6 +58,8 @@ LEADER_SILENT_S = 60.0
 since what it does between two words may wait for a file server."""
 STANDBYS_AFTER_S = 3.0
 """After the workers began: until then, the cores are theirs."""
+WRITERS_S = 60.0
+"""For checkpoints that are still being written when all is over."""
 KEEP_S = 1.0
 """For the last calls and stacks of this node's workers, before they are ended."""
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -155,6 +157,7 @@ class Agent:
                 self._turn()
                 if leader is not None:
                     leader.turn(time.monotonic())
+            self._crew.wait_for_writers(WRITERS_S if self._interrupted_by is None else GRACE_S)
             assert self._goodbye is not None
             return self._goodbye
         finally:

@@ -24,7 +24,7 @@ from allranks.launch import container
 from allranks.launch.console import Console
 from allranks.launch.environment import HOOK_PATH, node_settings, rank_settings
 from allranks.launch.plan import JobPlan
-from allranks.launch.workers import Worker, end_left_behind, kill_descendants
+from allranks.launch.workers import Worker, end_left_behind, find_writers, kill_descendants
 from allranks.model.setting import Setting
 from allranks.report.rundir import RunDir
 from allranks.wire.protocol import Order, Plan
@@ -73,6 +73,8 @@ class Crew:
     """The leader's socket for rank 0."""
     say: Callable[[str], None]
     has_standbys: bool = False
+    spared: Callable[[], list[int]] = list
+    """Pids of descendants that are no workers' left-overs."""
     console: Console = field(default_factory=Console)
     workers: list[Worker] = field(default_factory=list)
     settings: list[Setting] = field(default_factory=list)
@@ -242,7 +244,16 @@ class Crew:
 
     def sweep(self, grace_s: float) -> list[str]:
         """End what the workers left running; returns names and pids."""
-        return end_left_behind(grace_s)
+        return end_left_behind(grace_s, spared=self.spared())
+
+    def wait_for_writers(self, patience_s: float) -> None:
+        """Let checkpoints be written to their end: after this process, SLURM ends whatever is left of the step."""
+        deadline_s, notice_at_s = time.monotonic() + patience_s, time.monotonic() + 2.0
+        while (writers := find_writers()) and time.monotonic() < deadline_s:
+            if time.monotonic() >= notice_at_s:
+                notice_at_s = deadline_s
+                self.say(f"waiting for a checkpoint to be written, {patience_s:.0f} s at most (pid {writers[0]})")
+            time.sleep(0.05)
 
     def kill(self) -> None:
         """Kill everything below this process at once."""

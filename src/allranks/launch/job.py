@@ -36,6 +36,7 @@ from allranks.launch.membership import Membership, apply, find_membership
 from allranks.launch.newcomers import Newcomers
 from allranks.launch.plan import LOOPBACK, JobPlan, Request, count_of
 from allranks.launch.recovery import History
+from allranks.launch.revival import Revivals, own_command
 from allranks.launch.scheduler import Scheduler
 from allranks.launch.workers import become_subreaper
 from allranks.model.errors import AllranksError, Exit, UsageError
@@ -225,6 +226,9 @@ def _run_workers(
         here, there = socket.socketpair()
         line = Connection(here, peer=me.name)
         leader = _make_leader(plan, membership, Connection(there, peer=me.name), run_dir, scheduler)
+        if leader.newcomers is not None and scheduler is not None:
+            reviver = leader.newcomers.reviver = _expect_nodes_back(plan, run_dir, scheduler, env)
+            crew.spared = lambda: reviver.pids
     watch = Watch(plan.guard, data_address=data_address, control_address=_own_address(membership))
     started_s = time.monotonic()
     agent = Agent(crew, line, inbox=inbox, watch=watch)
@@ -298,6 +302,7 @@ def _make_leader(
         leader.newcomers = Newcomers(
             door=door,
             num_seats=plan.num_nodes,
+            node_names=plan.node_names,
             taken=lambda: set(leader.seats),
             say=say,
             gone_s=guard.gone_s,
@@ -307,6 +312,16 @@ def _make_leader(
         door.shut()
     leader.begin(membership.plans, time.monotonic())
     return leader
+
+
+def _expect_nodes_back(plan: JobPlan, run_dir: RunDir, scheduler: Scheduler, env: Mapping[str, str]) -> Revivals:
+    return Revivals(
+        own_command(),
+        job=scheduler.job,
+        env=env,
+        log=lambda node: run_dir.create_node(node) / "back.log",
+        patience_s=plan.request.capacity_s,
+    )
 
 
 def _own_address(membership: Membership) -> str:

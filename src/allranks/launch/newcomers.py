@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import selectors
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -30,6 +30,10 @@ class Reviver(Protocol):
     def turn(self, now_s: float) -> list[str]:
         """Do what is due without waiting; return lines for people."""
 
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes that it has started."""
+
     def close(self) -> None:
         """End what it started."""
 
@@ -40,6 +44,8 @@ class Newcomers:
 
     door: Door
     num_seats: int
+    node_names: Sequence[str] = ()
+    """By seat, as the scheduler calls them."""
     taken: Callable[[], set[int]]
     """Seats whose agents are here."""
     say: Callable[[str], None]
@@ -61,7 +67,7 @@ class Newcomers:
     def expect(self, seat: int, node: str) -> None:
         """A seat is empty: its node may come back."""
         if self.reviver is not None and seat not in self._barred:
-            self.reviver.expect(node, seat)
+            self.reviver.expect(self.node_names[seat] if self.node_names else node, seat)
 
     def bar(self, seat: int) -> None:
         """A node was left out for the rest of the job."""

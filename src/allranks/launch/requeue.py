@@ -73,7 +73,8 @@ def plan_requeue(
     """
     asked = expand_hosts(state.asked_nodes) if state.asked_nodes else []
     pool = list(dict.fromkeys(asked if len(asked) >= job.num_nodes else partition))
-    out, stay = choose_excluded(culprits, nodes=pool, needed=min_nodes)
+    chosen, stay = choose_excluded(culprits, nodes=pool, needed=min_nodes)
+    out = [name for name in pool if name in chosen]
     values = {}
     own = expand_hosts(state.excluded_nodes) if state.excluded_nodes else []
     if set(out) - set(own):
@@ -85,7 +86,7 @@ def plan_requeue(
         values["NumNodes"] = str(num_nodes)
     parts = []
     if out:
-        parts.append(f"without {fold_hosts(list(out))}")
+        parts.append(f"without {fold_hosts(out)}")
     if num_nodes != job.num_nodes:
         parts.append(f"on {num_nodes} nodes instead of {job.num_nodes}")
     if stay:
@@ -135,6 +136,9 @@ def requeue_once(
             raise AllranksError("SLURM does not know it")
         if state.is_pending:
             return exit_code  # somebody else has put it back
+        if state.preempted_at:  # SLURM decides whether it comes back, also where its warning was the user's own signal
+            outlast_preemption(job, say=say)
+            return exit_code
         if no := why_no_requeue(job, is_batch=state.is_batch, may_requeue=state.may_requeue):
             say(f"job {job.id} does not go back into the queue: {no}")
             return exit_code

@@ -18,6 +18,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from allranks.guard.inside.cell import Cell
 from allranks.wire.protocol import WorkerEnd, as_utf8
@@ -26,6 +27,8 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 """Source: linux/prctl.h."""
 
+WRITER = "allranks.state.writer"
+"""A word of the command line of processes that write checkpoints (state.writer)."""
 STDERR_TAIL_BYTES = 4096
 TRACEBACK_LIMIT = 32_000
 
@@ -174,8 +177,13 @@ def kill_descendants() -> None:
                 process.kill()
 
 
+def find_writers() -> list[int]:
+    """Return descendants that are writing a checkpoint; they end by themselves, also when their worker is gone."""
+    return [each.pid for each in _descendants() if _is_writer(each)]
+
+
 def end_left_behind(grace_s: float, *, spared: Collection[int] = ()) -> list[str]:
-    """End descendants that outlived their worker: SIGTERM, and SIGKILL after the grace.
+    """End descendants that outlived their worker: SIGTERM, and SIGKILL after the grace. Writers of checkpoints stay.
 
     Args:
         grace_s: between the two.
@@ -185,7 +193,7 @@ def end_left_behind(grace_s: float, *, spared: Collection[int] = ()) -> list[str
     """
     import psutil
 
-    orphans = [each for each in psutil.Process().children(recursive=True) if each.pid not in spared]
+    orphans = [each for each in _descendants() if each.pid not in spared and not _is_writer(each)]
     names = []
     for process in orphans:
         with contextlib.suppress(psutil.Error):
@@ -197,6 +205,20 @@ def end_left_behind(grace_s: float, *, spared: Collection[int] = ()) -> list[str
             process.kill()
     psutil.wait_procs(orphans, timeout=1)
     return names
+
+
+def _descendants() -> list[Any]:
+    import psutil
+
+    return list(psutil.Process().children(recursive=True))
+
+
+def _is_writer(process: Any) -> bool:
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        return process.status() != psutil.STATUS_ZOMBIE and WRITER in process.cmdline()
+    return False
 
 
 def _read_error_file(path: Path) -> tuple[str | None, str | None, float | None]:

@@ -6,8 +6,9 @@ All ranks' writers, on any node, and nothing but the shared directory between th
              writes its part, fsyncs it, replaces `rank_k.json` by one with size and checksums, fsyncs the directory.
     Phase 2  rank 0's writer, the coordinator, waits until every rank's `rank_k.json` is there and its part is as
              large as it says. One that failed, or none that comes on for PATIENCE_S, ends the attempt.
-    Phase 3  the coordinator removes `rank_*.json`, writes MANIFEST.json, fsyncs it and the directory.
-    Phase 4  it renames the directory to `step_N`, or `step_N.2` where that is taken, and fsyncs the parent.
+    Phase 3  the coordinator writes MANIFEST.json, fsyncs it and the directory.
+    Phase 4  it renames the directory to `step_N`, or `step_N.2` where that is taken, fsyncs the parent, and removes
+             `rank_*.json`, by which a living writer could be told from a dead one until then.
 
 Only what has been renamed is a checkpoint, so there is no instant at which a kill, a full disk or a lost node leaves
 half of one under the name of a whole one; checksums are for what happens to it afterwards. The other writers learn the
@@ -201,8 +202,6 @@ def seal(attempt: Attempt, parts: tuple[Part, ...], *, torch: str) -> Path:
     Raises:
         OSError: the file system would not.
     """
-    for rank in range(attempt.world_size):
-        (attempt.directory / report_name(rank)).unlink(missing_ok=True)
     manifest = Manifest(
         step=attempt.step,
         world_size=attempt.world_size,
@@ -217,6 +216,9 @@ def seal(attempt: Attempt, parts: tuple[Part, ...], *, torch: str) -> Path:
     sync_directory(attempt.directory)
     final = _rename(attempt)
     sync_directory(attempt.root)
+    for rank in range(attempt.world_size):
+        with contextlib.suppress(OSError):
+            (final / report_name(rank)).unlink()
     return final
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from allranks.model.errors import UsageError
 from allranks.state import rng
 from allranks.state.sampler import Sampler, Share, mix
 
@@ -56,7 +57,7 @@ class Feed:
         """Return the micro batches of the next step, None where the last epoch is over.
 
         Raises:
-            RuntimeError: the loader has nothing, even when it is begun again.
+            UsageError: the loader has nothing, even when it is begun again.
         """
         share = self.share()
         for _ in range(2):
@@ -71,7 +72,7 @@ class Feed:
                 self._batches = None
                 if not self.sampler:
                     self._epoch, self._used = self._epoch + 1, 0
-        raise RuntimeError(f"the loader gave no batch for step {step}, twice in a row")
+        raise UsageError(f"the loader gave no batch for step {step}, not even when it was begun again")
 
     def share(self) -> Share | None:
         """What the next step means for this rank, where it is known."""

@@ -19,6 +19,8 @@ WRITERS_S = 30.0
 """How long a load waits for a writer that outlived its trainer and is about to finish a newer checkpoint."""
 UNSEEN_WRITERS_S = 5.0
 """The same where the writer is on another machine, and may be dead."""
+NEW_WRITERS_S = 0.5
+"""The same where the directory is so new, or so old, that nobody has written into it."""
 
 
 def read_checkpoint(directory: Path, *, rank: int, world_size: int, like: object) -> tuple[Manifest, Any, Any]:
@@ -88,11 +90,7 @@ def await_writers(root: Path, say: Callable[[str], None]) -> list[tuple[Path, st
         unfinished = [path for step, path in sorted(temps, reverse=True) if step > newest_step]
         lives = {path: look_at_writers(path)[0] for path in unfinished}
         waited_s = time.monotonic() - began_s
-        busy = [
-            path
-            for path, is_alive in lives.items()
-            if is_alive is not False and waited_s < (WRITERS_S if is_alive else UNSEEN_WRITERS_S)
-        ]
+        busy = [path for path, is_alive in lives.items() if waited_s < _patience_s(path, is_alive=is_alive)]
         if not busy:
             return [
                 (path, "its writer is still at it" if is_alive else "it was never finished")
@@ -101,6 +99,12 @@ def await_writers(root: Path, say: Callable[[str], None]) -> list[tuple[Path, st
         if not waited_s // 0.1:
             say(f"waiting for the writer of {busy[0].name}, which outlived its run, up to {WRITERS_S:.0f} s")
         time.sleep(0.1)
+
+
+def _patience_s(directory: Path, *, is_alive: bool | None) -> float:
+    if is_alive is None:
+        return UNSEEN_WRITERS_S if any(directory.glob("*.state")) else NEW_WRITERS_S
+    return WRITERS_S if is_alive else 0.0
 
 
 def _entries(root: Path) -> list[Path]:

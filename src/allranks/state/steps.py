@@ -21,7 +21,6 @@ SystemExit, so no `except Exception` goes on with half a step), and the run resu
 from __future__ import annotations
 
 import re
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
@@ -56,6 +55,11 @@ def is_collective_failure(error: BaseException) -> bool:
     return isinstance(error, dist.DistError) or (isinstance(error, RuntimeError) and bool(_LOST.search(str(error))))
 
 
+def first_words(error: BaseException) -> str:
+    """What a failed collective says, without Gloo's advice."""
+    return one_line(str(error)).partition(". This is typically caused by")[0]
+
+
 class Step:
     """One step of the training, on this rank.
 
@@ -67,7 +71,7 @@ class Step:
         is_micro: the sampler has a `micro_batch_size`.
         weigh: told before each batch over how many samples it is, and whether it is the step's last.
         progress: what `log` goes to.
-        after_loss: what to do when a collective fails inside, with the error in words.
+        lose: what to do with an error inside; it raises StepLost where that is a failed collective.
     """
 
     def __init__(
@@ -80,7 +84,7 @@ class Step:
         is_micro: bool,
         weigh: Callable[[Share | None, int, bool], None],
         progress: Progress,
-        after_loss: Callable[[str], str],
+        lose: Callable[[BaseException], None],
     ) -> None:
         self.number = number
         self.epoch = epoch
@@ -91,7 +95,7 @@ class Step:
         self._is_micro = is_micro
         self._weigh = weigh
         self._progress = progress
-        self._after_loss = after_loss
+        self._lose = lose
 
     def log(self, **values: Any) -> None:
         """Show these on rank 0's terminal with the next line of progress, every ten seconds.
@@ -117,10 +121,8 @@ class Step:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.is_done = error is None
-        if error is not None and is_collective_failure(error):
-            said = self._after_loss(one_line(str(error)))
-            print(f"error: {said}", file=sys.stderr, flush=True)
-            raise StepLost(said) from error
+        if error is not None:
+            self._lose(error)
 
 
 class Progress:

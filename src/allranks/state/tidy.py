@@ -20,6 +20,8 @@ from allranks.state.manifest import MANIFEST, Damaged, parse_temp
 from allranks.state.parts import PartReader, list_checkpoints, read_manifest
 
 KEEP_AT_LEAST = 2
+MOST_OVERDUE = 3
+"""So many more than wanted may lie there before tidying no longer gives way to the next save."""
 LEFT_AFTER_S = 3600.0
 """When a temporary directory that nobody has touched is left over, where its writers cannot be seen from here."""
 
@@ -46,8 +48,10 @@ class Keeper:
         Raises:
             OSError: the directory cannot be read.
         """
-        whole = 0
-        for directory in list_checkpoints(self._root):
+        whole, found = 0, list_checkpoints(self._root)
+        if len(found) > self._keep + MOST_OVERDUE:
+            should_stop = _never
+        for directory in found:
             if whole >= self._keep:
                 _remove(directory)
                 self._verified.pop(directory, None)
@@ -89,8 +93,9 @@ def sweep(root: Path, *, run: str, below: int) -> None:
         if temp is None:
             continue
         of_run, _, number = temp[1].rpartition("-")
-        is_given_up = of_run == run and int(number) < below
-        if is_given_up or not is_being_written(path):
+        # A rank that is ahead may have written its part of a later save, and be gone.
+        is_left = int(number) < below if of_run == run else not is_being_written(path)
+        if is_left:
             shutil.rmtree(path, ignore_errors=True)
 
 
@@ -123,6 +128,10 @@ def look_at_writers(directory: Path) -> tuple[bool | None, float]:
     if any(owner.get("pid_namespace") != me["pid_namespace"] for owner in here):
         return None, touched_s
     return any(started_ticks(int(owner["pid"])) == owner["started"] for owner in here), touched_s
+
+
+def _never() -> bool:
+    return False
 
 
 def _look(path: Path) -> tuple[int, int, int, int]:

@@ -21,24 +21,28 @@ included; the generators begin anew from the script's own seed and the step.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+import sys
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.distributed_c10d import _get_default_store
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from allranks.model.errors import UsageError
 from allranks.report.text import say
 from allranks.state import rng
 from allranks.state.agree import Agreement, Wish
-from allranks.state.checkpoint import Checkpointer, Loaded
+from allranks.state.checkpoint import Checkpointer, Loaded, Stall
 from allranks.state.feed import Feed
+from allranks.state.pace import Pace
 from allranks.state.sampler import Share, mix
 from allranks.state.scaling import GradientWeight, gradient_factor
-from allranks.state.steps import Progress, Step, StepLost
+from allranks.state.steps import Progress, Step, StepLost, first_words, is_collective_failure
 
 
 class Order(Protocol):
@@ -83,6 +87,8 @@ def track(
     cell: Cell | None,
     device: torch.device,
     on_exit: contextlib.ExitStack,
+    on_loss: Callable[[], None],
+    pace: Pace | None = None,
 ) -> Tracked:
     """Return the state of this training, as the newest whole checkpoint has it; all ranks call it together.
 
@@ -95,6 +101,8 @@ def track(
         cell: how to speak with the agent; None: there is none.
         device: of this rank.
         on_exit: of the session; what is being written is waited for there.
+        on_loss: called before this process ends because another rank was lost.
+        pace: when a checkpoint is due, on rank 0 where there is no `every`.
     """
     store = _get_default_store() if world_size > 1 else None
     checkpoints = Checkpointer(directory, rank=rank, world_size=world_size, store=store)
@@ -106,6 +114,8 @@ def track(
         every=every,
         cell=cell,
         device=torch.device("cpu") if "gloo" in dist.get_backend_config() else device,
+        on_loss=on_loss,
+        pace=pace,
     )
 
     def close(kind: type[BaseException] | None, *_: object) -> None:
@@ -128,6 +138,8 @@ class Tracked:
         every: steps between checkpoints; None: the cadence decides.
         cell: how to speak with the agent; None: there is none.
         device: where the default process group takes tensors from.
+        on_loss: called before this process ends because another rank was lost.
+        pace: when a checkpoint is due; None: this rank does not say.
     Raises:
         UsageError: a part has no state.
     """
@@ -142,6 +154,8 @@ class Tracked:
         every: int | None = None,
         cell: Cell | None = None,
         device: torch.device | None = None,
+        on_loss: Callable[[], None] | None = None,
+        pace: Pace | None = None,
     ) -> None:
         for name, part in parts.items():
             if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
@@ -155,8 +169,13 @@ class Tracked:
         self._every = every
         self._cell = cell
         self._agreement = Agreement(is_leader=rank == 0, device=device or torch.device("cpu"))
-        self._ddp = [part for part in parts.values() if isinstance(part, DistributedDataParallel)]
-        self._weight = GradientWeight(parameter for module in self._ddp for parameter in module.parameters())
+        self._on_loss = on_loss
+        self._pace = pace
+        modules = {name: part for name, part in parts.items() if isinstance(part, torch.nn.Module)}
+        self._ddp = [module for module in modules.values() if isinstance(module, DistributedDataParallel)]
+        self._not_weighed = [name for name, module in modules.items() if world_size > 1 and module not in self._ddp]
+        weighed = [module for name, module in modules.items() if name not in self._not_weighed]
+        self._weight = GradientWeight(parameter for module in weighed for parameter in module.parameters())
         self._saved_step: int | None = None
         self._told_step: int | None = None
         self._is_save_wanted = False
@@ -170,8 +189,11 @@ class Tracked:
         Raises:
             UsageError: it holds other parts than are tracked.
         """
+        shaped = self._shape_sharded_optimizers()
         loaded = self.checkpoints.load(self._common())
         if loaded is None:
+            for optimizer in shaped:
+                optimizer.state.clear()
             return
         kept = loaded.common["parts"]
         if kept.keys() != self._parts.keys():
@@ -189,6 +211,16 @@ class Tracked:
         if self._rank == 0:
             sizes = "" if is_same_size else f"; {loaded.world_size} ranks wrote it, {self._world_size} go on"
             say(f"resumed at step {self.step} from {loaded.directory}{sizes}")
+
+    def _shape_sharded_optimizers(self) -> list[torch.optim.Optimizer]:
+        """Give optimizers of sharded parameters (FSDP2) the state that a step makes, for the shards to go into."""
+        modules = [part for part in self._parts.values() if isinstance(part, torch.nn.Module)]
+        shaped = []
+        for part in self._parts.values():
+            if isinstance(part, torch.optim.Optimizer) and not part.state and _has_shards(part):
+                get_optimizer_state_dict(torch.nn.ModuleList(modules), part)
+                shaped.append(part)
+        return shaped
 
     def save_now(self) -> None:
         """Ask for a checkpoint: all ranks save at their next common boundary, whoever of them asked."""
@@ -210,12 +242,21 @@ class Tracked:
             raise UsageError("the loader's sampler is not tracked, so its position would be lost: track(sampler=...)")
         if total is not None and self.step >= total:
             return
+        if feed.sampler is not None and self._not_weighed and feed.sampler.global_batch_size % self._world_size:
+            raise UsageError(
+                f"{', '.join(self._not_weighed)} is not in DDP, so only even slices can be averaged: global_batch_size "
+                f"is {feed.sampler.global_batch_size} at {self._world_size} ranks; take a multiple, or s.ddp()"
+            )
         self._resume(feed)
         self._feed = feed
         progress = Progress(is_shown=self._rank == 0, total=total)
         self._tell_phase("training")
         while True:
-            self._boundary()
+            try:
+                self._boundary()
+            except Exception as exc:
+                self._lose(exc)
+                raise
             progress.reach(self.step)
             if total is not None and self.step >= total:
                 break
@@ -231,7 +272,7 @@ class Tracked:
                 is_micro=feed.sampler is not None and feed.sampler.micro_batch_size is not None,
                 weigh=self._weigh,
                 progress=progress,
-                after_loss=self._describe_loss,
+                lose=self._lose,
             )
             yield step
             if not step.is_done:
@@ -269,29 +310,30 @@ class Tracked:
             self._tell_saved()
             order = self._cell.order()
         is_order_due = order is not None and order is not self._order_done and order.at_step <= self.step
+        is_checkpoint_due = self._pace is not None and self._pace.is_due()
         wish = Wish(
-            saves=self._is_save_wanted or is_order_due or self._is_checkpoint_due(),
+            saves=self._is_save_wanted or is_order_due or is_checkpoint_due,
             leaves=is_order_due and order is not None and order.leaves,
         )
         agreed = self._agreement.reach(self.step, wish)
         is_in_turn = self._every is not None and self.step > 0 and self.step % self._every == 0
         if (agreed.saves or agreed.leaves or is_in_turn) and self._saved_step != self.step:
-            self._save()
+            stall = self._save()
+            if self._pace is not None and not agreed.leaves:
+                self._pace.save_done(stall, self.checkpoints.write_s)
         if agreed.saves:
             self._is_save_wanted = False
             self._order_done = order if is_order_due else self._order_done
         if agreed.leaves:
             self._leave(order.why if order is not None else "another rank was told to")
 
-    def _is_checkpoint_due(self) -> bool:
-        return False
-
-    def _save(self) -> None:
+    def _save(self) -> Stall:
         self._tell_phase("saving")
         per_rank = {"rng": rng.capture(), "feed": self._feed.state_dict() if self._feed else None}
-        self.checkpoints.save(self.step, self._common(), per_rank)
+        stall = self.checkpoints.save(self.step, self._common(), per_rank)
         self._saved_step = self.step
         self._tell_phase("training")
+        return stall
 
     def _common(self) -> dict[str, Any]:
         return {
@@ -330,10 +372,21 @@ class Tracked:
         for module in self._ddp:
             module.require_backward_grad_sync = is_last
 
-    def _describe_loss(self, error: str) -> str:
+    def _lose(self, error: BaseException) -> None:
+        """Where this is a failed collective, say once what becomes of the step and raise StepLost."""
+        if not is_collective_failure(error):
+            return
+        if self._on_loss is not None:
+            self._on_loss()
         at = self.checkpoints.last_complete
-        resumes = f"the run resumes from step {at}" if at is not None else "there is no checkpoint yet"
-        return f"rank {self._rank}: step {self.step} does not count, a collective failed in it; {resumes}: {error}"
+        kept = f"the checkpoint of step {at} is complete" if at is not None else "no checkpoint is complete"
+        said = f"rank {self._rank}: step {self.step} does not count, a collective failed; {kept}: {first_words(error)}"
+        print(f"error: {said}", file=sys.stderr, flush=True)
+        raise StepLost(said) from error
+
+
+def _has_shards(optimizer: torch.optim.Optimizer) -> bool:
+    return any(isinstance(parameter, DTensor) for group in optimizer.param_groups for parameter in group["params"])
 
 
 def _inner(part: Any) -> Any:

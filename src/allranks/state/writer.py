@@ -7,7 +7,7 @@ It gets a number of bytes in shared memory and a name, and knows nothing of what
 - has a session of its own and ignores SIGTERM, SIGINT and SIGHUP: what ends a job must not tear its last checkpoint;
 - ends by itself: at once when its trainer is gone and nothing is to be written, else when that is written. A write that
   waits for other ranks' parts ends ORPHANED_PATIENCE_S after the last of them came on (state/commit.py);
-- is called `allranks-ckpt` in /proc/PID/comm, so that whoever cleans up after a job knows what to wait for.
+- has `allranks.state.writer` in its command line, so that whoever cleans up after a job knows what to wait for.
 
 It starts in a few hundredths of a second, since it imports the standard library only, without site-packages.
 """
@@ -40,7 +40,6 @@ from allranks.state.commit import (
 from allranks.state.manifest import Damaged
 from allranks.state.tidy import Keeper, sweep
 
-COMM = "allranks-ckpt"
 LARGEST_MESSAGE_BYTES = 1 << 16
 NICENESS = 5
 """The training comes first; on a busy machine a save takes longer instead."""
@@ -65,11 +64,7 @@ class Writer:
         while request := self._next_request():
             asked = request["attempt"]
             attempt = Attempt(root=self._root, rank=self._rank, world_size=self._world_size, **asked)
-            try:
-                outcome = self._save(attempt, request)
-            except Exception as exc:  # nobody sees this process's terminal
-                outcome = {"is_whole": False, "why": f"the writer failed: {exc!r}"}
-            self._tell({"attempt": attempt.name, **outcome})
+            self._tell({"attempt": attempt.name, **self._save(attempt, request)})
             if self._rank == 0 and not self._is_orphaned():
                 self._tidy(attempt.name)
 
@@ -78,20 +73,22 @@ class Writer:
         try:
             if "why" in request:
                 refuse_part(attempt, request["why"])
-            size_bytes = request["size_bytes"]
-            with mmap.mmap(self._memory, size_bytes, prot=mmap.PROT_READ) as memory, memoryview(memory) as content:
-                write_part(attempt, content)
+            write_part(attempt, memoryview(mmap.mmap(self._memory, request["size_bytes"], prot=mmap.PROT_READ)))
             if self._rank != 0:
                 return {"is_whole": None if self._is_orphaned() else self._watch(attempt)}
             self._tell({"attempt": attempt.name, "is_written": True})
             parts = gather_parts(attempt, is_orphaned=self._is_orphaned)
             directory = seal(attempt, parts, torch=self._torch)
-        except (OSError, Damaged, AttemptFailedError) as exc:
-            why = explain(exc, self._root) if isinstance(exc, OSError) else str(exc)
+        except Exception as exc:  # also what nobody thought of: this process has no terminal to die on
             if self._rank == 0:
                 give_up(attempt)
-            return {"is_whole": False, "why": why}
+            return {"is_whole": False, "why": self._explain(exc)}
         return {"is_whole": True, "directory": str(directory), "write_s": time.monotonic() - began_s}
+
+    def _explain(self, exc: Exception) -> str:
+        if isinstance(exc, OSError):
+            return explain(exc, self._root)
+        return str(exc) if isinstance(exc, AttemptFailedError | Damaged) else f"the writer failed: {exc!r}"
 
     def _watch(self, attempt: Attempt) -> bool | None:
         self._tell({"attempt": attempt.name, "is_written": True})
@@ -102,7 +99,7 @@ class Writer:
         run, _, number = attempt.rpartition("-")
         with contextlib.suppress(OSError):
             sweep(self._root, run=run, below=int(number))
-            self._keeper.retain(self._has_news)
+            self._keeper.retain(self._has_request)
 
     # The trainer
 
@@ -126,8 +123,12 @@ class Writer:
         return bool(select.select([self._trainer_process], [], [], 0)[0])
 
     def _has_news(self) -> bool:
-        """Whether the trainer is gone, or wants something else."""
+        """Whether the trainer is gone, has closed the connection, or wants something else."""
         return self._is_orphaned() or bool(select.select([self._trainer], [], [], 0)[0])
+
+    def _has_request(self) -> bool:
+        """The same, but one that has closed the connection can wait until all is tidy."""
+        return self._has_news() and bool(self._is_orphaned() or self._trainer.recv(1, socket.MSG_PEEK))
 
     def _tell(self, message: dict[str, object]) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
@@ -138,7 +139,6 @@ def main() -> None:
     """Serve the process that started this one."""
     for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(signum, signal.SIG_IGN)
-    Path("/proc/self/comm").write_text(COMM)
     os.nice(NICENESS)
     options = json.loads(sys.argv[1])
     with socket.socket(fileno=options.pop("connection")) as trainer:

@@ -70,6 +70,8 @@ _PLAIN_ERROR = re.compile(
 )
 """Of Python itself: nothing of a cluster is behind them."""
 MAX_EVIDENCE = 3
+GOES_ON = frozenset(("nan-loss",))
+"""Trouble with which a job goes on: of two findings that are as sure the other one ended it."""
 
 
 def conclude(logs: Logs, dumps: Sequence[Dump] = ()) -> list[Conclusion]:
@@ -96,7 +98,8 @@ def _alternatives(found: Sequence[Conclusion], logs: Logs) -> Iterator[Conclusio
     if first is None or len(found) >= MAX_ANSWERS or not _is_open(first):
         return
     known = {each.cause.id for each in found}
-    alike = resembling([line.text for line in first.evidence] + _alarms(logs))
+    alarms = _alarms(logs)
+    alike = resembling([line.text for line in first.evidence] + alarms) if alarms or first.role < Role.CONTEXT else ()
     others = [
         *((find_cause(other), "the same lines may come of this") for other in first.cause.also),
         *((cause, "nothing proves it, but these lines use its words") for cause in alike),
@@ -121,7 +124,9 @@ def _is_open(first: Conclusion) -> bool:
     is_certain = first.confidence is Confidence.CERTAIN
     if first.role is Role.GENERIC:
         return not is_certain or not _PLAIN_ERROR.search(first.message)
-    return not (is_certain and first.role is Role.PRIMARY) and first.cause.name not in {"healthy", "silent-hang"}
+    if first.cause.name in {"healthy", "silent-hang"}:  # without a sign of progress, or of an end
+        return first.confidence is Confidence.UNDECIDED
+    return not (is_certain and first.role is Role.PRIMARY)
 
 
 def _alarms(logs: Logs) -> list[str]:
@@ -167,6 +172,7 @@ def conclude_signs(logs: Logs, people: People) -> Iterator[Conclusion]:
                 rank for event in proofs if (rank := event.line.rank) is not None and rank not in culprit.ranks
             ),
             has_context=bool(context),
+            weight=-1 if cause.name in GOES_ON else 0,
         )
 
 

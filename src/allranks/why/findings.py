@@ -47,7 +47,8 @@ def to_finding(conclusion: Conclusion) -> Finding:
 
 def is_answer(findings: Sequence[Finding]) -> bool:
     """Whether these say what happened; that nothing speaks of a failure, nor of progress, is no answer."""
-    return any(not (each.severity is Severity.NOTE and each.confidence is Confidence.UNDECIDED) for each in findings)
+    first = findings[0] if findings else None
+    return first is not None and not (first.severity is Severity.NOTE and first.confidence is Confidence.UNDECIDED)
 
 
 def count_first(findings: Sequence[Finding]) -> int:

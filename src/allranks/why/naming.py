@@ -92,9 +92,9 @@ def someone(conclusion: Conclusion, logs: Logs, people: People) -> Culprit:
     if announced := _announced(conclusion, people):
         return announced
     first = find_first(logs)
-    if conclusion.role is Role.PRIMARY and first is not None and first.code is not None and first.code > 0:
-        if not first.is_killed and conclusion.cause.name not in _OF_MEETING and first.culprit():
-            return first.culprit()
+    is_own = conclusion.role is Role.PRIMARY and conclusion.cause.name not in _OF_MEETING
+    if is_own and first is not None and first.code is not None and first.code > 0 and not first.is_killed:
+        return first.culprit()
     if people.endpoint and conclusion.cause.name in _OF_MEETING:
         return Culprit(things=(people.endpoint,))
     if conclusion.role is Role.VICTIM or _is_nobodys(conclusion.cause):

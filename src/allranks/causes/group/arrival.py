@@ -187,8 +187,15 @@ class RendezvousTimeout(Cause, id="AR402"):
             Role.LIKELY,
             confidence=Confidence.LIKELY,
         ),
+        Sign(
+            r"imed out initializing process group in store based ?barrier on rank$",
+            Role.LIKELY,
+            _NOBODY,
+            Confidence.UNDECIDED,
+        ),
     )
     hits = (
+        "timed out initializing process group in store based barrier on rank",
         "Launcher: Timed out waiting for processes to start. Please check connectivity between servers.",
         "torchrun --nproc_per_node=3 --nnodes=2 --node_rank=1 --rdzv_backend=c10d --master_addr GPU03 train_sft.py",
         "RendezvousTimeoutError",

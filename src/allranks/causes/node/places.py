@@ -65,8 +65,10 @@ class DiskFull(Cause, id="AR005"):
         Sign(r"unexpected pos [0-9]+ vs [0-9]+", Role.LIKELY, confidence=Confidence.LIKELY),
         Sign(r"basic_ios::clear: iostream error", Role.LIKELY, confidence=Confidence.UNDECIDED),
         Sign(r"LustreError: .{0,200}\brc = -(?:28|122)\b", Role.LIKELY),
+        Sign(r"write error: wrote [0-9]+ blocks instead of [0-9]+", Role.LIKELY, confidence=Confidence.LIKELY),
     )
     hits = (
+        "File.lua:210: write error: wrote 39776036 blocks instead of 41251350 at THDiskFile.c:340",
         "OSError: [Errno 28] No space left on device",
         "OSError: [Errno 122] Disk quota exceeded: '/home/alice/.cache/torch'",
         "OSError: [Errno 28] No space left on device: '/scratch/run7/checkpoint-600/optimizer.pt'",

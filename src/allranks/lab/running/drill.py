@@ -35,6 +35,7 @@ from allranks.lab.running.terminal import Terminal
 UP_S = 90.0
 """Until all ranks train: six imports of torch on two cores, and whatever else the machine does."""
 SETTLE_S = 1.0
+SAVED_S = 30.0
 END_S = 30.0
 BASELINE_S = 100.0
 POLL_S = 0.05
@@ -112,16 +113,21 @@ def _strike_job(
         try:
             job.begin(program)
             job.wait_until_stepping(UP_S)
+            if program is PROGRAM:
+                job.target.wait(lambda: job.target.whole_checkpoint() is not None, SAVED_S, "the first checkpoint")
             time.sleep(SETTLE_S)
             start = next(iter(job.target.newest().values())).start
             truth = strike.culprit(injected.scene)
             ranks = (
                 tuple(rank for node in truth.nodes for rank in job.target.ranks_on(node)) if strike.has_ranks else ()
             )
+            checkpoint = job.target.whole_checkpoint()
             struck_s = strike.strike(injected.scene, job.target)
             strike.follow_up(injected.scene, job.target)
             _wait_for_outcome(job, strike, start)
             more = strike.check(injected.scene, job.target)
+            if program is PROGRAM and job.target.whole_checkpoint() is None:
+                more.append("no checkpoint is left that can be loaded")
             has_ended = job.has_ended()
             exit_code = job.exit_code()
         finally:
@@ -133,6 +139,7 @@ def _strike_job(
         events=tuple(job.events()),
         steps=tuple(job.target.steps()),
         start=start,
+        checkpoint=checkpoint,
         has_ended=has_ended,
         exit_code=exit_code,
         left=tuple(left),
@@ -229,9 +236,9 @@ def _wait(is_there: Callable[[], bool], deadline_s: float) -> bool:
 
 
 def _heal(lab: Lab) -> None:
-    """Heal and mend; first the nodes, since what is healed may be on them."""
-    lab.mend()
+    """Heal, and make anew what died: a node that is cut off cannot come into service."""
     heal(lab)
+    lab.mend()
 
 
 def _make_anew(directory: Path) -> Path:

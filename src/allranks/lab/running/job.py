@@ -35,6 +35,8 @@ GUARD: Mapping[str, float] = {
 }
 """The lab's fast profile: what would be called a hiccup in production is what is drilled here."""
 MAX_RESTARTS = 3
+EVERY_STEPS = 50
+"""Between checkpoints: some 3 s."""
 TIME_MINUTES = 10
 _ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "OUT_OF_MEMORY")
 
@@ -69,13 +71,14 @@ class Running:
         cluster = write_cluster(self._lab, self.directory / "cluster.toml", guard=guard)
         flags = [
             *("--cluster", str(cluster), "--log-dir", str(self.directory / "runs"), "--nproc-per-node", "1"),
-            *("--nnodes", self._nodes(), "--max-restarts", str(MAX_RESTARTS)),
+            *("--max-restarts", str(MAX_RESTARTS)),
             *("--checkpoint-dir", str(self.target.checkpoints)),
+            *(("--checkpoint-every", str(EVERY_STEPS)) if program is PROGRAM else ()),
             *(*self._strike.run_flags, *self._start.run_flags),
         ]
         script = [str(program), "--dir", str(self.directory), *arguments]
         if self._strike.launch is Launch.STEP:
-            self._srun([*self._start.prefix, "allranks", "run", *flags, *script])
+            self._srun([*self._start.prefix, "allranks", "run", "--nnodes", self._nodes(), *flags, *script])
         else:
             self._submit([*flags, *script])
 
@@ -180,12 +183,12 @@ class Running:
             *(("--exclude", first) if self._strike.leaves_first_out else ()),
         ]
         said = self.directory / "submitted.txt"
-        process = start_on(self._lab, first, ["allranks", "submit", *flags, *words], said)
+        process = start_on(self._lab, first, ["allranks", "submit", "--json", *flags, *words], said)
         process.wait(30)
-        found = re.search(r"\bjob (\d+)|\b(\d+)\b", said.read_text())
+        found = re.search(r'"job": ?"?(\d+)', said.read_text())
         if process.returncode or found is None:
             raise SetupError(f"lab: allranks submit: {' '.join(said.read_text().split())}")
-        self.target.job_id = found[1] or found[2]
+        self.target.job_id = found[1]
 
     def _ask(self, *command: str) -> str:
         """What a command of SLURM says, on the first node."""

@@ -39,6 +39,8 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     steps: tuple[StepDone, ...] = ()
     start: tuple[int, int] = (0, 0)
     """Of the workers that were struck."""
+    checkpoint: int | None = None
+    """Step of the newest whole checkpoint when it happened."""
     has_ended: bool = False
     exit_code: int | None = None
     left: tuple[str, ...] = ()
@@ -118,9 +120,11 @@ def _judge_verdict(strike: type[Strike], seen: Seen, truth: Culprit, ranks: Sequ
 
 
 def _judge_next_step(strike: type[Strike], seen: Seen) -> list[str]:
-    taken_s = seen.next_step_s()
-    if taken_s is None:
+    taken_s, next_step = seen.next_step_s(), seen.next_step()
+    if taken_s is None or next_step is None:
         return ["no further step"]
+    if seen.checkpoint is not None and next_step.step == 1:
+        return [f"it began anew; there was a checkpoint of step {seen.checkpoint}"]
     if strike.next_step_s is not None and taken_s > strike.next_step_s:
         return [f"the next step took {taken_s:.1f} s, at most {strike.next_step_s:.0f} s"]
     return []

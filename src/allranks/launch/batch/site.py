@@ -66,9 +66,10 @@ def _about_warning(options: SbatchOptions) -> list[str]:
     warned = re.fullmatch(r"(?:[BR]+:)?\w+(?:@(\d+))?", options.signal)
     before_s = int(warned[1] or EARLY_S) if warned else 0
     if limit_s and before_s and limit_s <= before_s + EARLY_S:
+        expected = f"expected a limit above {before_s + EARLY_S} s, or fewer seconds behind @"
         return [
-            f"--time {options.time}: the warning {options.signal} may come as soon as the job begins, SLURM sends it up to "
-            f"{EARLY_S} s early; expected a limit above {before_s + EARLY_S} s, or fewer seconds behind @"
+            f"--time {options.time}: the warning {options.signal} may come as soon as the job begins: SLURM sends it "
+            f"up to {EARLY_S} s early; {expected}"
         ]
     return []
 

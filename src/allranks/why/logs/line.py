@@ -241,7 +241,8 @@ _NCCL_TESTS = re.compile(r"(?P<node>[A-Za-z0-9][\w.-]*): Test (?:CUDA|NCCL) fail
 # UCX's: [1668693503.473099] [node01:1188443:0]  ib_log.c:246  UCX  ERROR
 _UCX = re.compile(r"\[\d{9,10}\.\d{6}\] \[(?P<node>[A-Za-z0-9][\w.-]*):(?P<pid>\d{1,7}) ?:\d{1,7}(?::\d{1,7})?\] ")
 _SYSLOG = re.compile(
-    r"(?:(?:[^\W\d_]{3,5}\.?|\d{1,2}[^\W\d_]) [ \d]?\d \d\d:\d\d:\d\d|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\S*(?= \S+ (?:kernel|slurm|systemd)))"
+    r"(?:(?:[^\W\d_]{3,5}\.?|\d{1,2}[^\W\d_]) [ \d]?\d \d\d:\d\d:\d\d"
+    r"|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\S*(?= \S+ (?:kernel|slurm|systemd)))"
     r" (?!(?:INFO|WARN|WARNING|ERROR|DEBUG|CRITICAL|FATAL)\b)(?P<node>[A-Za-z0-9][\w.-]*) "
     r"[\w./@-]+(?:\[(?P<pid>\d{1,7})\])?: "
 )

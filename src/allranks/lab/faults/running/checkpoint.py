@@ -15,12 +15,13 @@ from allranks.lab.faults.running.process import DEAD_S, NEXT_STEP_S
 from allranks.lab.faults.running.strike import Strike
 from allranks.lab.faults.running.target import Target
 from allranks.model.errors import SetupError
+from allranks.state.manifest import MANIFEST, parse_final, parse_temp
+from allranks.state.parts import list_checkpoints
 
 SAVED_S = 60.0
 """How long the next checkpoint may take to come."""
 WINDOW_S = 0.15
 """A save takes about as long: the kill comes at any instant of it."""
-EVERY_STEPS = 60
 DISK_BYTES = 96 << 20
 
 
@@ -29,24 +30,23 @@ class CheckpointStrike(Strike):
 
     place = Place.ANY
     verdict_s, next_step_s = DEAD_S, NEXT_STEP_S
-    run_flags: ClassVar = ("--checkpoint-every", str(EVERY_STEPS))
 
     @classmethod
     def strike(cls, scene: Scene, target: Target) -> float:
-        """Wait for a new checkpoint, spoil it, kill a worker."""
-        known = complete(target.checkpoints)
+        """Wait for a new checkpoint that is not the first, spoil it, kill a worker."""
+        known = list_checkpoints(target.checkpoints)[:1]
         target.wait(
-            lambda: (len(known) >= 1 and complete(target.checkpoints)[-1:] not in ([], known[-1:]))
-            or (not known and len(complete(target.checkpoints)) >= 2),
-            SAVED_S, "a new checkpoint",
-        )  # fmt: skip
-        newest, before = complete(target.checkpoints)[-1], complete(target.checkpoints)[-2]
+            lambda: len(there := list_checkpoints(target.checkpoints)) >= 2 and there[:1] != known,
+            SAVED_S,
+            "a new checkpoint",
+        )
+        newest, before = list_checkpoints(target.checkpoints)[:2]
+        scene.remember("spoiled", step_of(newest))
+        scene.remember("before", step_of(before))
         cls.spoil(newest)
         pid = target.worker_pid(scene, scene.node.name)
         struck_s = time.time()
         os.kill(pid, signal.SIGKILL)
-        scene.remember("spoiled", step_of(newest))
-        scene.remember("before", step_of(before))
         return struck_s
 
     @classmethod
@@ -56,12 +56,10 @@ class CheckpointStrike(Strike):
     @classmethod
     def check(cls, scene: Scene, target: Target) -> list[str]:
         """The spoiled one was not loaded, the one before was."""
-        first = min((each.step for each in target.newest().values()), default=0)
-        steps = [each for each in target.steps() if each.start > (0, 0)]
-        began = min((each.step for each in steps), default=first)
-        if began != scene.memory["before"] + 1:
-            spoiled, before = scene.memory["spoiled"], scene.memory["before"]
-            return [f"resumed at step {began}; step {spoiled} was spoiled, that of step {before} was whole"]
+        began = min((each.step for each in target.steps() if each.start > (0, 0)), default=0)
+        spoiled, before = scene.memory["spoiled"], scene.memory["before"]
+        if began != before + 1:
+            return [f"resumed with step {began}; step {spoiled} was spoiled, that of step {before} was whole"]
         return []
 
 
@@ -99,7 +97,7 @@ class ManifestMissing(CheckpointStrike, name="checkpoint-manifest-missing", caus
     @classmethod
     def spoil(cls, newest: Path) -> None:
         """Remove it."""
-        _manifest(newest).unlink()
+        (newest / MANIFEST).unlink()
 
 
 class KilledWhileSaving(Strike, name="killed-while-saving", cause="AR407"):
@@ -107,15 +105,13 @@ class KilledWhileSaving(Strike, name="killed-while-saving", cause="AR407"):
 
     place = Place.ANY
     verdict_s, next_step_s = DEAD_S, NEXT_STEP_S
-    run_flags: ClassVar = ("--checkpoint-every", str(EVERY_STEPS))
 
     @classmethod
     def strike(cls, scene: Scene, target: Target) -> float:
         """Wait until something new appears among the checkpoints, and a little longer."""
-        target.wait(lambda: bool(complete(target.checkpoints)), SAVED_S, "the first checkpoint")
-        known = set(target.checkpoints.iterdir())
+        target.wait(lambda: bool(list_checkpoints(target.checkpoints)), SAVED_S, "the first checkpoint")
         pid = target.worker_pid(scene, scene.node.name)
-        target.wait(lambda: bool(set(target.checkpoints.iterdir()) - known), SAVED_S, "a save to begin")
+        target.wait(lambda: _is_saving(target.checkpoints), SAVED_S, "a save to begin")
         time.sleep(scene.make_chance().uniform(0.0, WINDOW_S))
         struck_s = time.time()
         os.kill(pid, signal.SIGKILL)
@@ -127,7 +123,6 @@ class DiskStrike(Strike):
 
     severity = Expected.SURVIVED
     place = Place.ANY
-    run_flags: ClassVar = ("--checkpoint-every", str(EVERY_STEPS))
     watch_s = 20.0
     has_ranks = False
 
@@ -160,16 +155,17 @@ class DiskStrike(Strike):
             Path(scene.memory["image"]).unlink(missing_ok=True)
 
     @classmethod
-    def see(cls, scene: Scene, script: str) -> str:
-        """Run a line of shell in the directory, as the first node sees it."""
-        return scene.run(scene.first.name, "sh", "-c", f'cd "$1" && {script}', "sh", scene.memory["mounted"])
+    def seen(cls, scene: Scene) -> Path:
+        """The directory with the disk in it: outside of the nodes, nothing is mounted there."""
+        root = Path(f"/proc/{scene.inits[scene.first.name]}/root")
+        return root / Path(scene.memory["mounted"]).relative_to("/")
 
     @classmethod
     def strike(cls, scene: Scene, target: Target) -> float:
         """Wait for a first checkpoint, then take the disk away."""
-        target.wait(lambda: bool(cls.see(scene, "ls").split()), SAVED_S, "the first checkpoint")
-        time.sleep(1.0)
-        scene.remember("whole", cls.see(scene, "ls").split())
+        target.checkpoints = cls.seen(scene)
+        target.wait(lambda: bool(list_checkpoints(target.checkpoints)), SAVED_S, "the first checkpoint")
+        scene.remember("whole", [path.name for path in list_checkpoints(target.checkpoints)])
         struck_s = time.time()
         cls.spoil(scene)
         return struck_s
@@ -180,9 +176,10 @@ class DiskStrike(Strike):
 
     @classmethod
     def check(cls, scene: Scene, target: Target) -> list[str]:
-        """What was whole is still there."""
-        there = cls.see(scene, "ls").split()
-        return [f"{name} is gone" for name in scene.memory["whole"] if not name.startswith(".") and name not in there]
+        """One of those that were whole is still there."""
+        there = {path.name for path in list_checkpoints(target.checkpoints)}
+        whole = scene.memory["whole"]
+        return [] if there & set(whole) else [f"{', '.join(whole)}: whole before, gone now"]
 
 
 class CheckpointDiskFull(DiskStrike, name="checkpoint-disk-full", cause="AR005"):
@@ -191,7 +188,9 @@ class CheckpointDiskFull(DiskStrike, name="checkpoint-disk-full", cause="AR005")
     @classmethod
     def spoil(cls, scene: Scene) -> None:
         """Fill it to the last block."""
-        cls.see(scene, "{ dd if=/dev/zero of=ballast bs=64k 2>/dev/null || true; }; test -s ballast")
+        with contextlib.suppress(OSError), (cls.seen(scene) / "ballast").open("wb", buffering=0) as file:
+            while True:
+                file.write(bytes(1 << 16))
 
 
 class CheckpointReadOnly(DiskStrike, name="checkpoint-read-only", cause="AR606"):
@@ -203,24 +202,15 @@ class CheckpointReadOnly(DiskStrike, name="checkpoint-read-only", cause="AR606")
         scene.run(scene.first.name, "mount", "-o", "remount,ro", scene.memory["mounted"])
 
 
-def complete(directory: Path) -> list[Path]:
-    """Return the checkpoints that have their manifest, the oldest first."""
-    with contextlib.suppress(FileNotFoundError):
-        return sorted((path for path in directory.iterdir() if _has_manifest(path)), key=step_of)
-    return []
-
-
 def step_of(checkpoint: Path) -> int:
     """Return the step in a checkpoint's name."""
-    return int("".join(each for each in checkpoint.name if each.isdigit()) or 0)
+    place = parse_final(checkpoint.name)
+    assert place is not None
+    return place[0]
 
 
-def _has_manifest(path: Path) -> bool:
-    return path.is_dir() and not path.name.startswith(".") and any(path.glob("manifest*"))
-
-
-def _manifest(checkpoint: Path) -> Path:
-    return next(checkpoint.glob("manifest*"))
+def _is_saving(directory: Path) -> bool:
+    return any(parse_temp(path.name) for path in directory.iterdir())
 
 
 def _largest(checkpoint: Path) -> Path:

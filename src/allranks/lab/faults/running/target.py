@@ -19,6 +19,8 @@ import msgspec
 from allranks.lab import hosts as machines
 from allranks.lab.faults.fault import Scene
 from allranks.model.errors import SetupError
+from allranks.state.manifest import Damaged
+from allranks.state.parts import PartReader, list_checkpoints, read_manifest
 
 STRUCK_S = 20.0
 """How long an order may take to be obeyed: a few steps."""
@@ -130,6 +132,17 @@ class Target:
         if named is not None:
             return _pid_here(scene.inits[node], int(named.partition(b"=")[2]), f"the agent on {node}")
         return int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1])
+
+    def whole_checkpoint(self) -> int | None:
+        """Return the step of the newest checkpoint that is as it was written; None: there is none."""
+        for directory in list_checkpoints(self.checkpoints):
+            with contextlib.suppress(Damaged):
+                manifest = read_manifest(directory)
+                for part in manifest.parts:
+                    with PartReader(directory, part) as reader:
+                        reader.verify_rest()
+                return manifest.step
+        return None
 
     def order(self, rank: int, do: str, **details: Any) -> float:
         """Tell one rank of the program what to do at a step soon; wait until it has begun to.

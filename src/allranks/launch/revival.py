@@ -1,0 +1,268 @@
+"""How does a lost node's agent come back into a running job? The leader starts it again there, with `srun --overlap`.
+
+    revivals = Revivals(own_command(), job=job, env=os.environ, log=lambda node: path, patience_s=600)
+    revivals.expect("node03", seat=3)
+    for line in revivals.turn(now_s): ...       # in the agent's own loop; asks nobody and waits for nothing
+    revivals.close()                            # agents there are ended with their srun
+
+The new agent is a step of its own, and takes the place of the lost one all the same: it is told what the lost one's
+step was, so that it finds the same job, node index and size, and joins as whoever comes while the job runs does.
+
+Measured with SLURM 22.05, a node whose every process was killed and that comes up again:
+
+- While SLURM has not given it up (SlurmdTimeout, 300 s by default; in the lab 15 s, in truth up to 28), it stays in the
+  job, and `srun --overlap -w NODE` starts there. An srun that is started while the node is still dead waits and gets
+  through within a second of its return.
+- Afterwards the node is no longer in the job (--no-kill keeps the job, not the node), also when it is back in service:
+  `Requested node configuration is not available`. It comes back with the job's next run.
+- Ending the srun with SIGTERM kills the agent there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from enum import Enum
+from pathlib import Path
+
+from allranks.host.signals import die_with_parent
+from allranks.host.slurm_job import OwnJob
+
+AGAIN_S = 2.0
+"""Before the second try; twice as long before each further one."""
+LONGEST_PAUSE_S = 30.0
+END_S = 5.0
+"""For an srun that is told to end: it waits for the step's end itself."""
+TAKEN_AWAY = ("Requested node configuration is not available", "not in this job", "Invalid node name", "Invalid job id")
+"""What srun says where trying again is no use."""
+_KEPT = frozenset({"SLURM_JOB_ID", "SLURM_CONF", "SLURM_RESTART_COUNT", "SLURM_CLUSTER_NAME", "SLURM_JOB_NAME"})
+_OF_THE_STEP = (
+    "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NODELIST",
+    "SLURM_JOB_NUM_NODES", "SLURM_JOB_NODELIST", "SLURM_NNODES", "SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NODELIST",
+    "SLURM_TASKS_PER_NODE", "SLURM_DISTRIBUTION",
+)  # fmt: skip
+
+
+class Stage(Enum):
+    """How far it has come."""
+
+    TRYING = "trying"
+    """srun runs, or will in a moment: the node is dead, or its agent is there."""
+    TAKEN_AWAY = "taken_away"
+    """The node is no longer in the job."""
+    GIVEN_UP = "given_up"
+    """It did not come back in time."""
+    CLOSED = "closed"
+
+
+class Revivals:
+    """All nodes that are expected back, for launch.newcomers.
+
+    Args:
+        command: the agent's command line, from `own_command`.
+        job: this job.
+        env: this agent's environment.
+        log: which file gets what a node's srun and agent print.
+        patience_s: how long each node is tried.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        job: OwnJob,
+        env: Mapping[str, str],
+        log: Callable[[str], Path],
+        patience_s: float,
+    ) -> None:
+        self._command, self._job, self._env, self._log = command, job, dict(env), log
+        self._patience_s = patience_s
+        self._new: dict[str, int] = {}
+        self._revivals: dict[str, Revival] = {}
+
+    def expect(self, node: str, seat: int) -> None:
+        """The node's agent is gone: look for the node from now on."""
+        if node not in self._revivals:
+            self._new[node] = seat
+
+    def turn(self, now_s: float) -> list[str]:
+        """Do what is due without waiting; return lines for people."""
+        lines = []
+        for node, seat in self._new.items():
+            self._revivals[node] = Revival(
+                node,
+                [*place_of(node, seat, self._env), *self._command],
+                job=self._job,
+                env=self._env,
+                log=self._log(node),
+                now_s=now_s,
+                patience_s=self._patience_s,
+            )
+            lines.append(self._revivals[node].line)
+        self._new.clear()
+        for node, revival in list(self._revivals.items()):
+            if revival.step(now_s) is not Stage.TRYING:
+                lines.append(revival.line)
+                del self._revivals[node]
+        return lines
+
+    @property
+    def pids(self) -> list[int]:
+        """Of every srun that runs."""
+        return [revival.pid for revival in self._revivals.values() if revival.pid is not None]
+
+    def close(self) -> None:
+        """End every srun, and with it the agent that it started."""
+        for revival in self._revivals.values():
+            revival.close()
+        self._revivals.clear()
+
+
+class Revival:
+    """One lost node, and the srun that brings its agent back.
+
+    Args:
+        node: which node.
+        command: the agent's command line, `allranks run ...`.
+        job: this job.
+        env: the agent's environment; what another step left in it is taken out.
+        log: file that gets what srun and the agent there print.
+        now_s: the clock of the caller.
+        patience_s: how long tries go on; an srun that runs then is left running.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        command: Sequence[str],
+        *,
+        job: OwnJob,
+        env: Mapping[str, str],
+        log: Path,
+        now_s: float,
+        patience_s: float,
+    ) -> None:
+        self.node = node
+        self.stage = Stage.TRYING
+        self._command = srun_command(node, command, job_id=env.get("SLURM_JOB_ID", job.id))
+        self._env = clean_env(env)
+        self._log = log
+        self._end_s = now_s + patience_s
+        self._next_s, self._pause_s = now_s, AGAIN_S
+        self._log_start = 0
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def step(self, now_s: float) -> Stage:
+        """Look after it once, without waiting."""
+        if self.stage is not Stage.TRYING:
+            return self.stage
+        if self._process is not None:
+            if self._process.poll() is None:
+                return self.stage
+            self._process = None
+            self._next_s, self._pause_s = now_s + self._pause_s, min(2 * self._pause_s, LONGEST_PAUSE_S)
+            if any(words in self._said() for words in TAKEN_AWAY):
+                self.stage = Stage.TAKEN_AWAY
+        elif now_s >= self._end_s:
+            self.stage = Stage.GIVEN_UP
+        elif now_s >= self._next_s:
+            self._start()
+        return self.stage
+
+    def close(self) -> None:
+        """End srun, and the agent that it started."""
+        self.stage = Stage.CLOSED
+        process, self._process = self._process, None
+        if process is None or process.poll() is not None:
+            return
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(END_S)
+            return
+        process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(1.0)
+
+    @property
+    def pid(self) -> int | None:
+        """Of its srun, while one runs."""
+        return self._process.pid if self._process is not None else None
+
+    @property
+    def line(self) -> str:
+        """What people are told of where it stands."""
+        match self.stage:
+            case Stage.TAKEN_AWAY:
+                return f"{self.node}: SLURM has taken it out of the job; it can take part again in the job's next run"
+            case Stage.GIVEN_UP:
+                return f"{self.node}: has not come back; see {self._log}"
+            case _:
+                return f"{self.node}: its agent is started again as soon as the node is back; see {self._log}"
+
+    def _start(self) -> None:
+        with self._log.open("ab") as log:
+            self._log_start = log.tell()
+            try:
+                self._process = subprocess.Popen(
+                    self._command,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    env=self._env,
+                    start_new_session=True,  # Ctrl-C reaches the agent alone, which ends this with the rest
+                    preexec_fn=die_with_parent(signal.SIGTERM),
+                )
+            except OSError as exc:
+                log.write(f"srun: {exc.strerror}\n".encode())
+                self.stage = Stage.GIVEN_UP
+
+    def _said(self) -> str:
+        try:
+            with self._log.open("rb") as file:
+                file.seek(self._log_start)
+                return file.read(1 << 16).decode(errors="replace")
+        except OSError:
+            return ""
+
+
+def srun_command(node: str, command: Sequence[str], *, job_id: str) -> list[str]:
+    """Return the line that starts one agent on one node, beside the step that holds everything.
+
+    Args:
+        node: where.
+        command: of the agent.
+        job_id: SLURM_JOB_ID, which a task of an array has besides its other name.
+    """
+    return [
+        *("srun", f"--jobid={job_id}", "--overlap", f"--nodelist={node}", "--nodes=1", "--ntasks=1"),
+        *("--ntasks-per-node=1", "--no-kill", "--kill-on-bad-exit=0", "--export=ALL", "--input=none"),
+        *command,
+    ]
+
+
+def own_command() -> list[str]:
+    """Return the command line that started this process."""
+    return [sys.executable, *sys.orig_argv[1:]]
+
+
+def place_of(node: str, seat: int, env: Mapping[str, str]) -> list[str]:
+    """Return what goes before the agent's command, so that it takes the lost one's place in the first step.
+
+    SLURM_STEP_ID stays that of its own step: whoever ends it by that name must not end all others.
+
+    Args:
+        node: SLURM's name of it.
+        seat: its node index.
+        env: the leader's, a task of the first step.
+    """
+    step = {name: env[name] for name in _OF_THE_STEP if name in env}
+    own = {"SLURM_PROCID": seat, "SLURM_NODEID": seat, "SLURM_GTIDS": seat, "SLURM_LOCALID": 0, "SLURMD_NODENAME": node}
+    return ["env", *(f"{name}={value}" for name, value in {**step, **own}.items())]
+
+
+def clean_env(env: Mapping[str, str]) -> dict[str, str]:
+    """Return an environment without what the leader's own step has set: srun would take it for wishes."""
+    return {name: value for name, value in env.items() if not name.startswith("SLURM_") or name in _KEPT}

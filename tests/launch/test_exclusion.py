@@ -1,0 +1,75 @@
+"""Does a job remember its faulty nodes, and leave out as many as it can do without?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from allranks.launch.exclusion import (
+    FILE,
+    Culprit,
+    choose_excluded,
+    is_hopeless,
+    read_culprits,
+    remember,
+    write_culprits,
+)
+
+NODES = [f"n{number}" for number in range(1, 7)]
+
+
+def culprit(node: str, *attempts: int) -> Culprit:
+    return Culprit(node=node, cause="AR012 node-failure", attempts=attempts)
+
+
+def test_a_run_blames_a_node_once_however_often_it_restarts() -> None:
+    once = remember((), ["n3"], cause="AR012 node-failure", attempt=0)
+    assert remember(once, ["n3"], cause="AR012 node-failure", attempt=0) == once == (culprit("n3", 0),)
+
+
+def test_the_third_run_with_the_same_culprit_is_the_last() -> None:
+    known: tuple[Culprit, ...] = ()
+    verdicts = []
+    for attempt in range(3):
+        known = remember(known, ["n3", "n5"][: attempt + 1], cause="x", attempt=attempt)
+        verdicts.append(is_hopeless(known, ["n3"]))
+    assert verdicts == [False, False, True]
+    assert not is_hopeless(known, ["n5"])
+
+
+def test_the_latest_cause_is_kept() -> None:
+    known = remember((culprit("n3", 0),), ["n3"], cause="AR210 link-down", attempt=2)
+    assert known == (Culprit(node="n3", cause="AR210 link-down", attempts=(0, 2)),)
+
+
+@pytest.mark.parametrize(
+    ("needed", "out", "stay"),
+    [
+        (6, (), ("n2", "n4", "n3")),
+        (5, ("n2",), ("n4", "n3")),
+        (4, ("n2", "n4"), ("n3",)),
+        (1, ("n2", "n4", "n3"), ()),
+    ],
+)
+def test_the_worst_and_the_latest_are_left_out_first(needed: int, out: tuple[str, ...], stay: tuple[str, ...]) -> None:
+    known = [culprit("n3", 0), culprit("n4", 2), culprit("n2", 0, 1), culprit("elsewhere", 1)]
+    assert choose_excluded(known, nodes=NODES, needed=needed) == (out, stay)
+
+
+def test_the_memory_lasts(tmp_path: Path) -> None:
+    assert read_culprits(tmp_path) == ()
+    known = (culprit("n3", 0, 2), culprit("n5", 1))
+    write_culprits(tmp_path, known)
+    assert read_culprits(tmp_path) == known
+    assert [path.name for path in tmp_path.iterdir()] == [FILE]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '[{"node": "n3"}]', "null"])
+def test_a_torn_memory_is_no_memory(text: str, tmp_path: Path) -> None:
+    (tmp_path / FILE).write_text(text)
+    assert read_culprits(tmp_path) == ()
+
+
+def test_a_directory_that_is_gone_stops_nobody(tmp_path: Path) -> None:
+    write_culprits(tmp_path / "gone", (culprit("n3", 0),))

@@ -1,0 +1,162 @@
+"""Does a job go back into the queue once, without its faulty nodes, and asking for what it can get?"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from allranks.host.slurm import JobState
+from allranks.host.slurm_job import OwnJob
+from allranks.launch.exclusion import Culprit, read_culprits
+from allranks.launch.requeue import outlast_preemption, plan_requeue, requeue_once
+from fake_slurm import FakeSlurm, fake_slurm, show_job  # noqa: F401  (a fixture)
+
+JOB = OwnJob("12", 0, 3, is_heterogeneous=False)
+F = "\x1f"
+SIX = [f"n{number}" for number in range(1, 7)]
+
+
+def culprit(node: str, *attempts: int) -> Culprit:
+    return Culprit(node=node, cause="AR012 node-failure", attempts=attempts)
+
+
+@pytest.mark.parametrize(
+    ("state", "culprits", "min_nodes", "values", "line"),
+    [
+        ({}, [], 3, {}, ""),
+        ({}, [culprit("n3", 0)], 3, {"ExcNodeList": "n3"}, "without n3"),
+        ({"excluded_nodes": "n1"}, [culprit("n3", 0)], 3, {"ExcNodeList": "n[1,3]"}, "without n3"),
+        ({"excluded_nodes": "n3"}, [culprit("n3", 0)], 3, {}, "without n3"),
+        # SLURM has taken the lost node away: the job would ask for one less from then on.
+        ({"num_nodes": 2}, [culprit("n3", 0)], 3, {"ExcNodeList": "n3", "NumNodes": "3"}, "without n3"),
+        # Named by the user, and all of them needed.
+        ({"asked_nodes": "n[1-3]"}, [culprit("n3", 0)], 3, {}, "n3 stays in, since it needs 3 nodes and has 3"),
+        ({"asked_nodes": "n[1-3]"}, [culprit("n3", 0)], 2,
+         {"ExcNodeList": "n3", "ReqNodeList": "n[1-2]", "NumNodes": "2"}, "without n3, on 2 nodes instead of 3"),
+        # Only some are named: the others are SLURM's choice.
+        ({"asked_nodes": "n3"}, [culprit("n3", 0)], 3, {"ExcNodeList": "n3", "ReqNodeList": ""}, "without n3"),
+        ({}, [culprit("n1", 0), culprit("n2", 0), culprit("n3", 1), culprit("n4", 2)], 3,
+         {"ExcNodeList": "n[1,3-4]"}, "without n[1,3-4], n2 stays in, since it needs 3 nodes and has 6"),
+    ],
+)  # fmt: skip
+def test_what_a_waiting_job_asks_for(
+    state: dict[str, object], culprits: list[Culprit], min_nodes: int, values: dict[str, str], line: str
+) -> None:
+    seen = JobState(**({"id": "12", "state": "RUNNING", "num_nodes": 3} | state))  # type: ignore[arg-type]
+    plan = plan_requeue(seen, job=JOB, culprits=culprits, partition=SIX, min_nodes=min_nodes)
+    assert (plan.values, plan.line) == (values, line)
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    (tmp_path / "attempt_0").mkdir()
+    return tmp_path
+
+
+@pytest.fixture
+def partition(slurm: FakeSlurm) -> FakeSlurm:
+    slurm.answer("sinfo", out="".join(f"{name}{F}mixed{F}none\n" for name in SIX))
+    slurm.answer("scontrol", "show job 12", out=show_job(nodes="n[1-2]"))
+    slurm.answer("scontrol", "requeue", out="")
+    slurm.answer("scontrol", "update", out="")
+    return slurm
+
+
+def commands(slurm: FakeSlurm) -> list[list[str]]:
+    return [call["argv"] for call in slurm.calls("scontrol") if call["argv"][0] in ("requeue", "update")]  # type: ignore
+
+
+def test_one_agent_puts_the_job_back_without_its_culprit(partition: FakeSlurm, run_dir: Path) -> None:
+    said: list[str] = []
+    codes = [
+        requeue_once(JOB, run_dir=run_dir, attempt=0, say=said.append, nodes=["n3"], cause="AR012 node-failure")
+        for _ in range(3)
+    ]
+    assert codes == [75, 75, 75]
+    assert said == ["job 12 goes back into the queue, without n3; it resumes in its next run"]
+    assert commands(partition) == [["requeue", "12"], ["update", "JobId=12", "ExcNodeList=n3", "NumNodes=3"]]
+    assert read_culprits(run_dir) == (culprit("n3", 0),)
+    assert json.loads((run_dir / "attempt_0" / "requeue.json").read_text())["job"] == "12"
+
+
+def test_at_the_time_limit_nobody_is_left_out(partition: FakeSlurm, run_dir: Path) -> None:
+    two = OwnJob("12", 0, 2, is_heterogeneous=False)
+    assert requeue_once(two, run_dir=run_dir, attempt=0, say=lambda _: None) == 0
+    assert commands(partition) == [["requeue", "12"]]
+
+
+def test_the_same_culprit_for_the_third_time_ends_the_job(partition: FakeSlurm, run_dir: Path) -> None:
+    partition.answer(
+        "scontrol", "show job 12", out=show_job().replace("ReqNodeList=(null)", "ReqNodeList=node[01-02],n3")
+    )
+    said: list[str] = []
+    codes = []
+    for attempt in range(3):
+        (run_dir / f"attempt_{attempt}").mkdir(exist_ok=True)
+        codes.append(requeue_once(JOB, run_dir=run_dir, attempt=attempt, say=said.append, nodes=["n3"], cause="AR3 x"))
+    assert codes == [75, 75, 78]
+    assert said[0] == (
+        "job 12 goes back into the queue, n3 stays in, since it needs 3 nodes and has 3; it resumes in its next run"
+    )
+    assert said[2] == "job 12 ends: n3 was at fault in 3 runs, and it cannot do without; AR3 x"
+
+
+@pytest.mark.parametrize(
+    ("shown", "words"),
+    [
+        (show_job().replace("BatchFlag=1", "BatchFlag=0"), "it has no batch script"),
+        (show_job().replace("Requeue=1", "Requeue=0"), "it was submitted with --no-requeue"),
+    ],
+)
+def test_a_job_that_cannot_go_back_says_why(shown: str, words: str, partition: FakeSlurm, run_dir: Path) -> None:
+    partition.answer("scontrol", "show job 12", out=shown)
+    said: list[str] = []
+    assert requeue_once(JOB, run_dir=run_dir, attempt=0, say=said.append, nodes=["n3"], cause="x") == 75
+    assert words in said[0]
+    assert commands(partition) == []
+
+
+def test_what_slurm_refuses_is_said_with_the_command_for_it(partition: FakeSlurm, run_dir: Path) -> None:
+    partition.answer("scontrol", "requeue", err="Requested operation is presently disabled for job 12\n", code=1)
+    said: list[str] = []
+    assert requeue_once(JOB, run_dir=run_dir, attempt=0, say=said.append) == 0
+    assert said[1] == (
+        "job 12: scontrol: Requested operation is presently disabled for job 12; by hand: scontrol requeue 12"
+    )
+
+
+def test_a_job_that_somebody_else_has_put_back_is_left_alone(partition: FakeSlurm, run_dir: Path) -> None:
+    partition.answer("scontrol", "show job 12", out=show_job(state="PENDING"))
+    assert requeue_once(JOB, run_dir=run_dir, attempt=0, say=lambda _: None, nodes=["n3"], cause="x") == 75
+    assert commands(partition) == []
+
+
+def test_a_run_directory_that_cannot_be_written_stops_nobody(partition: FakeSlurm, tmp_path: Path) -> None:
+    assert requeue_once(JOB, run_dir=tmp_path / "gone", attempt=0, say=lambda _: None) == 0
+    assert commands(partition)[0] == ["requeue", "12"]
+
+
+def test_a_preempted_job_stays_until_slurm_ends_it(slurm: FakeSlurm) -> None:
+    preempted = show_job().replace("Power=", "PreemptEligibleTime=x PreemptTime=2026-11-22T00:02:54\n   Power=")
+    slurm.answer("scontrol", "show partition", out="PartitionName=main\n   GraceTime=10 Hidden=NO\n")
+    slurm.answer("scontrol", "show job 12", out=show_job(state="COMPLETING"))
+    slurm.answer_once("scontrol", "show job 12", out=preempted)
+    said: list[str] = []
+    assert outlast_preemption(JOB, say=said.append)
+    assert said == ["preempted: waiting for SLURM to end this run of job 12, 10 s of grace since 2026-11-22T00:02:54"]
+
+
+def test_a_warning_that_was_a_preemption_leaves_the_job_to_slurm(partition: FakeSlurm, run_dir: Path) -> None:
+    preempted = show_job().replace("Power=", "PreemptEligibleTime=x PreemptTime=2026-11-22T00:02:54\n   Power=")
+    partition.answer("scontrol", "show partition", out="PartitionName=main\n   GraceTime=10 Hidden=NO\n")
+    partition.answer("scontrol", "show job 12", out=show_job(state="PENDING"))
+    partition.answer_once("scontrol", "show job 12", out=preempted)
+    assert requeue_once(JOB, run_dir=run_dir, attempt=0, say=lambda _: None) == 0
+    assert commands(partition) == []
+
+
+def test_a_cancelled_job_is_not_waited_for(slurm: FakeSlurm) -> None:
+    slurm.answer("scontrol", "show job 12", out=show_job(state="CANCELLED"))
+    assert not outlast_preemption(JOB, say=pytest.fail)

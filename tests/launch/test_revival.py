@@ -1,0 +1,145 @@
+"""Is a lost node's agent started again, owned, and ended? With a srun on PATH that does what a real one did."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from allranks.host.slurm_job import OwnJob
+from allranks.launch.revival import Revival, Revivals, Stage, clean_env, own_command, srun_command
+from allranks.model.identity import world_from_env
+
+JOB = OwnJob("12_4", 0, 6, is_heterogeneous=False)
+Srun = Callable[[str], None]
+
+
+@pytest.fixture
+def srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Srun:
+    def write(script: str) -> None:
+        path = tmp_path / "srun"
+        path.write_text(f"#!/bin/bash\n{script}\n")
+        path.chmod(0o755)
+
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return write
+
+
+def revive(tmp_path: Path, *, patience_s: float = 60.0) -> Revival:
+    env = {**os.environ, "SLURM_JOB_ID": "13"}
+    return Revival(
+        "node03",
+        ["allranks", "run", "my train.py"],
+        job=JOB,
+        env=env,
+        log=tmp_path / "agent.out",
+        now_s=0.0,
+        patience_s=patience_s,
+    )
+
+
+def step_until(revival: Revival, now_s: float, is_done: Callable[[], bool]) -> None:
+    end_s = time.monotonic() + 10
+    while not is_done():
+        assert time.monotonic() < end_s, revival.stage
+        revival.step(now_s)
+        time.sleep(0.02)
+
+
+def test_the_agent_is_started_beside_the_step_that_holds_everything() -> None:
+    assert srun_command("node03", ["allranks", "run", "t.py"], job_id="13") == [
+        "srun", "--jobid=13", "--overlap", "--nodelist=node03", "--nodes=1", "--ntasks=1", "--ntasks-per-node=1",
+        "--no-kill", "--kill-on-bad-exit=0", "--export=ALL", "--input=none", "allranks", "run", "t.py",
+    ]  # fmt: skip
+
+
+def test_nothing_of_the_leader_s_own_step_is_taken_for_a_wish() -> None:
+    env = {"SLURM_JOB_ID": "13", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "6", "SLURM_CONF": "/x", "PATH": "/bin"}
+    assert clean_env(env) == {"SLURM_JOB_ID": "13", "SLURM_CONF": "/x", "PATH": "/bin"}
+
+
+def test_an_srun_that_waits_for_its_node_is_ended_with_its_owner(srun: Srun, tmp_path: Path) -> None:
+    srun('echo "$@"; exec sleep 60')
+    revival = revive(tmp_path)
+    log = tmp_path / "agent.out"
+    step_until(revival, 0.0, lambda: log.exists() and "my train.py" in log.read_text())
+    assert log.read_text().startswith("--jobid=13 --overlap --nodelist=node03")
+    (child,) = [each for each in psutil.Process().children() if each.name() == "sleep"]
+    assert revival.step(1000.0) is Stage.TRYING, "patience is for tries, not for an srun that runs"
+    revival.close()
+    assert not child.is_running()
+    assert revival.step(0.0) is Stage.CLOSED
+
+
+def test_a_node_that_slurm_took_away_is_not_tried_again(srun: Srun, tmp_path: Path) -> None:
+    srun('echo "srun: error: Unable to create step: Requested node configuration is not available" >&2; exit 1')
+    revival = revive(tmp_path)
+    step_until(revival, 0.0, lambda: revival.stage is Stage.TAKEN_AWAY)
+    assert revival.line == "node03: SLURM has taken it out of the job; it can take part again in the job's next run"
+
+
+def test_other_failures_are_tried_again_until_patience_ends(srun: Srun, tmp_path: Path) -> None:
+    srun('echo "srun: error: Task launch failed: Communication connection failure" >&2; exit 1')
+    revival, now_s = revive(tmp_path, patience_s=5.0), 0.0
+    end_s = time.monotonic() + 10
+    while revival.step(now_s) is Stage.TRYING:
+        assert time.monotonic() < end_s
+        now_s += 0.1
+        time.sleep(0.02)
+    assert revival.stage is Stage.GIVEN_UP
+    assert revival.line == f"node03: has not come back; see {tmp_path / 'agent.out'}"
+    tries = (tmp_path / "agent.out").read_text().count("Task launch failed")
+    assert tries in (2, 3)
+
+
+def test_a_machine_without_srun_gives_up_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert revive(tmp_path).step(0.0) is Stage.GIVEN_UP
+    assert (tmp_path / "agent.out").read_text() == "srun: No such file or directory\n"
+
+
+def test_the_new_agent_takes_the_lost_one_s_place(srun: Srun, tmp_path: Path) -> None:
+    srun('echo "$@"; exec sleep 60')
+    step = {
+        "SLURM_JOB_ID": "13", "SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_LOCALID": "0",
+        "SLURM_STEP_NUM_NODES": "6", "SLURM_STEP_NUM_TASKS": "6", "SLURM_STEP_TASKS_PER_NODE": "1(x6)",
+        "SLURM_STEP_NODELIST": "node[00-05]", "SLURM_JOB_NUM_NODES": "6", "SLURMD_NODENAME": "node00",
+    }  # fmt: skip
+    log = tmp_path / "node03.out"
+    revivals = Revivals(
+        ["allranks", "run", "t.py"],
+        job=JOB,
+        env=os.environ | step,
+        log=lambda node: tmp_path / f"{node}.out",
+        patience_s=9,
+    )
+    revivals.expect("node03", seat=3)
+    revivals.expect("node03", seat=3)
+    assert revivals.turn(0.0) == [f"node03: its agent is started again as soon as the node is back; see {log}"]
+    end_s = time.monotonic() + 10
+    while not log.exists() or not log.read_text().endswith("t.py\n"):
+        assert time.monotonic() < end_s
+        assert revivals.turn(0.0) == []
+        time.sleep(0.02)
+    words = log.read_text().split()
+    variables = dict(word.split("=", 1) for word in words[words.index("env") + 1 : words.index("allranks")])
+    world = world_from_env({"SLURM_JOB_ID": "13", "SLURM_STEP_ID": "7"} | variables)
+    assert (world.node_index, world.num_nodes, world.step_id, world.node_name) == (3, 6, "7", "node03")
+    revivals.close()
+
+
+def test_a_node_that_is_gone_for_good_is_said_once(srun: Srun, tmp_path: Path) -> None:
+    srun('echo "srun: error: Unable to create step: Requested node configuration is not available" >&2; exit 1')
+    revivals = Revivals(own_command(), job=JOB, env=os.environ, log=lambda _: tmp_path / "out", patience_s=9)
+    revivals.expect("node03", seat=3)
+    lines: list[str] = []
+    end_s = time.monotonic() + 10
+    while len(lines) < 2 and time.monotonic() < end_s:
+        lines += revivals.turn(0.0)
+        time.sleep(0.02)
+    assert lines[1] == "node03: SLURM has taken it out of the job; it can take part again in the job's next run"
+    assert revivals.turn(0.0) == []

@@ -1,0 +1,31 @@
+"""In every task of a step: the first one brings the last node's task back, as the leader does with an agent."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+
+from allranks.host.slurm_job import own_job
+from allranks.launch.revival import Revivals, own_command
+from allranks.model.identity import world_from_env
+
+world = world_from_env(os.environ)
+where = Path(sys.argv[1])
+(where / f"{world.node_name}.{world.step_id}").write_text(f"{world.node_index} of {world.num_nodes}\n")
+if world.node_index == 0 and world.step_id == "0":
+    job = own_job(os.environ)
+    assert job is not None
+    revivals = Revivals(own_command(), job=job, env=os.environ, log=lambda node: where / f"{node}.log", patience_s=60)
+    end_s = time.monotonic() + 100
+    while not (where / "done").exists() and time.monotonic() < end_s:
+        for path in where.glob("lost.*"):
+            revivals.expect(path.suffix[1:], seat=2)
+            path.unlink()
+        for line in revivals.turn(time.monotonic()):
+            print(line, flush=True)
+        time.sleep(0.05)
+    revivals.close()
+else:
+    time.sleep(100)

@@ -1,0 +1,96 @@
+"""Whatever is killed, and when: there is a checkpoint to go on from, and it is all of one step."""
+
+from __future__ import annotations
+
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from allranks.state.checkpoint import Checkpointer, Loaded
+from allranks.state.parts import list_checkpoints
+from state.conftest import Zygote, handed_over, kill, wait_until, writers_of
+from state.zygote import is_of
+
+pytestmark = pytest.mark.torch
+
+
+def load(directory: Path) -> Loaded | None:
+    with Checkpointer(directory, say=lambda line: None) as checkpoints:
+        return checkpoints.load()
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_a_killed_trainers_writer_finishes_what_was_handed_over(zygote: Zygote, tmp_path: Path, seed: int) -> None:
+    directory = tmp_path / "run"
+    trainer = zygote.start(directory)
+    wait_until(lambda: handed_over(directory) >= 1, "the first save")
+    time.sleep(random.Random(seed).uniform(0, 0.1))
+    kill(trainer)
+    wait_until(lambda: not writers_of(directory), "the writer's end")
+    loaded = load(directory)
+    assert loaded is not None
+    assert loaded.step >= handed_over(directory)
+    assert is_of(loaded.step, loaded.common)
+    assert loaded.per_rank == {"rank": 0, "step": loaded.step}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_node_that_dies_in_a_save_leaves_the_one_before_it(zygote: Zygote, tmp_path: Path, seed: int) -> None:
+    directory = tmp_path / "run"
+    trainer = zygote.start(directory)
+    wait_until(lambda: list_checkpoints(directory), "the first checkpoint")
+    time.sleep(random.Random(seed).uniform(0, 0.1))
+    kill(*writers_of(directory), trainer)
+    wait_until(lambda: not writers_of(directory), "the writer's end")
+    loaded = load(directory)
+    assert loaded is not None
+    assert loaded.step >= handed_over(directory) - 2  # one being copied, one being written
+    assert is_of(loaded.step, loaded.common)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_of_three_ranks_all_or_none_is_whole(zygote: Zygote, tmp_path: Path, seed: int) -> None:
+    directory, chance = tmp_path / "run", random.Random(seed)
+    trainers = [zygote.start(directory, rank=rank, world_size=3, size=2_000) for rank in range(3)]
+    wait_until(lambda: list_checkpoints(directory), "the first checkpoint")
+    time.sleep(chance.uniform(0, 0.2))
+    kill(trainers[chance.randrange(3)])
+    time.sleep(chance.uniform(0, 0.02))
+    kill(*trainers)
+    handed = min(handed_over(directory, rank) for rank in range(3))
+    are_writers_killed = bool(seed % 2)
+    if are_writers_killed:
+        kill(*writers_of(directory))
+    wait_until(lambda: not writers_of(directory), "the writers' end")
+    loaded = load(directory)
+    assert loaded is not None
+    assert loaded.world_size == 3
+    assert is_of(loaded.step, loaded.common)
+    assert are_writers_killed or loaded.step >= handed
+
+
+def test_a_run_goes_on_where_the_killed_one_was_and_sweeps_up_after_it(zygote: Zygote, tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    trainer = zygote.start(directory)
+    wait_until(lambda: handed_over(directory) >= 3, "three saves")
+    wait_until(lambda: list(directory.glob("*.tmp.*")), "a save in its middle")
+    kill(*writers_of(directory), trainer)
+    wait_until(lambda: not writers_of(directory), "the writer's end")
+    zygote.start(directory, first=1000, steps=3)
+    wait_until(lambda: (directory / "step_1002").exists() and not writers_of(directory), "the next run")
+    names = {path.name for path in directory.iterdir()}
+    assert {"step_1000", "step_1001", "step_1002"} == names
+
+
+def test_a_load_waits_for_a_writer_that_outlived_its_trainer(zygote: Zygote, tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    trainer = zygote.start(directory, size=1_000_000, pause_s=0.3)
+    wait_until(lambda: handed_over(directory) >= 2, "two saves")
+    wait_until(lambda: any(directory.glob("*.tmp.*")), "the second one's directory")
+    kill(trainer)
+    loaded = load(directory)
+    assert loaded is not None
+    assert loaded.step >= handed_over(directory)
+    assert is_of(loaded.step, loaded.common)

@@ -1,0 +1,47 @@
+"""When is the next checkpoint taken, and does somebody say why?"""
+
+from __future__ import annotations
+
+import time
+
+from allranks.state.checkpoint import Stall
+from allranks.state.pace import Pace, pace_from_env
+
+
+class Clock:
+    now_s = 1000.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+def test_the_first_comes_after_a_minute_and_the_next_by_the_cadence_which_is_said_once():
+    clock, said = Clock(), list[str]()
+    pace = Pace(num_nodes=100, num_faults=10, ends_at_s=None, say=said.append, clock=clock)
+    assert not pace.is_due()
+    clock.now_s += 60
+    assert pace.is_due()
+    pace.save_done(Stall(copy_s=0.2, waited_s=0.0), 9.0)
+    assert not pace.is_due()
+    (line,) = said
+    assert line.startswith(
+        "checkpoints: a save stalls 0.2 s and a fault comes every 22 h on 100 nodes (10 seen): every"
+    )
+    clock.now_s += 150
+    assert not pace.is_due()
+    clock.now_s += 60
+    assert pace.is_due()
+    pace.save_done(Stall(copy_s=0.1, waited_s=0.0), 9.0)
+    assert len(said) == 1
+
+
+def test_the_environment_says_how_many_nodes_faults_and_seconds_there_are():
+    said: list[str] = []
+    ends_at = str(int(time.time()) + 3000)
+    env = {"GROUP_WORLD_SIZE": "6", "TORCHELASTIC_RESTART_COUNT": "2", "SLURM_JOB_END_TIME": ends_at}
+    pace_from_env(env, num_nodes=1, say=said.append).save_done(Stall(copy_s=1.0, waited_s=0.0), None)
+    pace_from_env({}, num_nodes=1, say=said.append).save_done(Stall(copy_s=1.0, waited_s=0.0), None)
+    assert "on 6 nodes (2 seen)" in said[0]
+    assert "a tenth of the 50 min that are left" in said[0]
+    assert "on 1 node (none seen)" in said[1]
+    assert "left" not in said[1]

@@ -1,0 +1,166 @@
+"""What goes into a checkpoint comes out of it, and what cannot is named by its path."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter, OrderedDict
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from allranks.state.checkpoint import Checkpointer, StateError
+
+pytestmark = pytest.mark.torch
+
+DTYPES = [
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.complex64, torch.int64,
+    torch.int32, torch.int16, torch.int8, torch.uint8, torch.uint16, torch.uint32, torch.uint64, torch.bool,
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Checkpointer]:
+    with Checkpointer(tmp_path_factory.mktemp("checkpoints") / "of pack's \n tests", keep=2) as made:
+        yield made
+
+
+def around(checkpoints: Checkpointer, value: Any) -> Any:
+    checkpoints.save((checkpoints.last_complete or 0) + 1, value, wait=True)
+    loaded = checkpoints.load()
+    assert loaded is not None
+    return loaded.common
+
+
+def assert_same(a: Any, b: Any) -> None:
+    assert type(a) is type(b)
+    if isinstance(a, torch.Tensor):
+        assert (a.dtype, a.shape) == (b.dtype, b.shape)
+        assert a.reshape(-1).view(torch.uint8).equal(b.reshape(-1).view(torch.uint8))
+    elif isinstance(a, np.ndarray | np.generic):
+        assert (a.dtype, a.shape, a.tobytes()) == (b.dtype, b.shape, b.tobytes())
+    elif isinstance(a, dict):
+        assert list(a) == list(b)
+        for key in a:
+            assert_same(a[key], b[key])
+    elif isinstance(a, list | tuple):
+        assert len(a) == len(b)
+        for one, other in zip(a, b, strict=True):
+            assert_same(one, other)
+    elif isinstance(a, float):
+        assert a == b or (math.isnan(a) and math.isnan(b))
+    else:
+        assert a == b
+
+
+def tensor(dtype: torch.dtype, shape: list[int], seed: int) -> torch.Tensor:
+    size_bytes = math.prod(shape) * dtype.itemsize
+    if dtype is torch.bool:
+        return torch.tensor(list(random.Random(seed).randbytes(size_bytes))).reshape(shape) > 127
+    if not size_bytes:
+        return torch.empty(shape, dtype=dtype)
+    return torch.frombuffer(bytearray(random.Random(seed).randbytes(size_bytes)), dtype=dtype).reshape(shape)
+
+
+shapes = st.lists(st.integers(0, 5), max_size=3)
+tensors = st.builds(tensor, st.sampled_from(DTYPES), shapes, st.integers(0, 99))
+arrays = st.builds(
+    lambda kind, shape: np.arange(math.prod(shape)).reshape(shape).astype(kind),
+    st.sampled_from(["<f4", ">f8", "i2", "u8", "?", "c16", "U3", "S2", "M8[s]"]),
+    shapes,
+)
+scalars = st.sampled_from([np.float32(1.5), np.int64(-3), np.bool_(True), np.float64("nan"), np.str_("x")])
+plain = st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.binary() | st.complex_numbers(
+    allow_nan=False
+)  # fmt: skip
+keys = st.text(max_size=5) | st.integers() | st.tuples(st.integers(), st.text(max_size=2)) | st.booleans()
+values = st.recursive(
+    plain | tensors | arrays | scalars | st.sampled_from([torch.float16, torch.Size([2, 3]), OrderedDict(b=1, a=2)]),
+    lambda inner: (
+        st.lists(inner, max_size=4) | st.dictionaries(keys, inner, max_size=4) | st.lists(inner, max_size=3).map(tuple)
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(values)
+def test_nested_state_comes_back_as_it_was(checkpoints: Checkpointer, value: Any) -> None:
+    assert_same(around(checkpoints, value), value)
+
+
+def test_a_training_run_comes_back_as_it_was(checkpoints: Checkpointer) -> None:
+    net = torch.nn.Sequential(torch.nn.Linear(30, 20), torch.nn.BatchNorm1d(20), torch.nn.Linear(20, 2))
+    optimizer = torch.optim.AdamW(net.parameters())
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.1, total_steps=10)
+    for _ in range(3):
+        net(torch.randn(4, 30)).sum().backward()
+        optimizer.step()
+        scheduler.step()
+    state = {
+        "model": net.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "scheduler": scheduler.state_dict(),
+        "scaler": torch.amp.GradScaler("cpu").state_dict(),
+        "random": [random.getstate(), np.random.get_state(), np.random.default_rng(3).bit_generator.state],
+        "torch": torch.get_rng_state(),
+    }
+    assert_same(around(checkpoints, state), state)
+
+
+def test_tensors_that_are_views_come_back_as_their_values(checkpoints: Checkpointer) -> None:
+    base = torch.arange(24.0).reshape(4, 6)
+    loaded = around(checkpoints, {"t": base.T, "slice": base[::2, 1:3], "all": base[0, 0].expand(3), "neg": base.neg()})
+    assert loaded["t"].equal(base.T)
+    assert loaded["slice"].equal(base[::2, 1:3])
+    assert loaded["all"].tolist() == [0.0, 0.0, 0.0]
+    assert loaded["neg"].equal(-base)
+
+
+def test_what_is_copied_is_what_the_state_was_at_the_call(checkpoints: Checkpointer) -> None:
+    weights = torch.zeros(3_000_000)
+    checkpoints.save(10_000, weights)
+    weights += 1
+    checkpoints.wait()
+    loaded = checkpoints.load()
+    assert loaded is not None
+    assert not loaded.common.any()
+
+
+class Odd:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("value", "what"),
+    [
+        ({"model": {"hook": Odd()}}, r"^common\['model'\]\['hook'\] is a .*\.Odd, which a checkpoint cannot hold"),
+        ({"a": [1, {2, 3}]}, r"^common\['a'\]\[1\] is a builtins\.set,"),
+        ({"seen": Counter("aab")}, r"^common\['seen'\] is a collections\.Counter,"),
+        ({Odd(): 1}, r"^a key of common is a .*\.Odd,"),
+        ({"f": lambda: 0}, r"^common\['f'\] is a builtins\.function,"),
+        ([np.array([Odd()])], r"^common\[0\] is a numpy\.ndarray,"),
+        ([torch.eye(2).to_sparse()], r"^common\[0\] is a tensor of layout torch.sparse_coo on cpu; a checkpoint holds"),
+        ([torch.empty(2, device="meta")], r"^common\[0\] is a tensor of layout torch.strided on meta;"),
+        (["\ud800"], r"^common\[0\] is text that is no Unicode"),
+    ],
+)
+def test_what_cannot_be_saved_is_named_by_its_path(tmp_path: Path, value: Any, what: str) -> None:
+    with Checkpointer(tmp_path / "none", say=lambda line: None) as checkpoints, pytest.raises(StateError, match=what):
+        checkpoints.save(1, value)
+
+
+def test_a_state_that_contains_itself_is_refused(tmp_path: Path) -> None:
+    state: dict[str, Any] = {}
+    state["me"] = state
+    with (
+        Checkpointer(tmp_path / "none", say=lambda line: None) as checkpoints,
+        pytest.raises(StateError, match="nested deeper than 100: does it contain itself"),
+    ):
+        checkpoints.save(1, state)

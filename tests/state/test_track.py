@@ -1,0 +1,280 @@
+"""Does a training that is started again come to the same numbers, and does it say what it cannot go on with?"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+
+from allranks.model.errors import UsageError
+from allranks.state import rng
+from allranks.state.checkpoint import Checkpointer
+from allranks.state.sampler import Sampler
+from allranks.state.steps import StepLost
+from allranks.state.track import Tracked
+
+
+class Training:
+    """One life of a small training in this process."""
+
+    def __init__(self, folder: Path, *, every: int | None = None, cell: Any = None, **sampling: Any) -> None:
+        torch.manual_seed(1)
+        self.model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, step_size=3, gamma=0.5)
+        self.scaler = torch.amp.GradScaler("cpu", growth_interval=2)
+        self.sampler = Sampler(20, global_batch_size=6, **sampling)
+        self.checkpoints = Checkpointer(folder)
+        parts = {name: getattr(self, name) for name in ("model", "optimizer", "scheduler", "scaler", "sampler")}
+        self.state = Tracked(parts, checkpoints=self.checkpoints, rank=0, world_size=1, every=every, cell=cell)
+        self.state.load()
+        self.noise: list[float] = []
+        self.samples: list[list[float]] = []
+
+    def loader(self, **arguments: Any) -> DataLoader[Any]:
+        data = TensorDataset(torch.arange(20.0).reshape(20, 1).expand(20, 4))
+        return DataLoader(data, batch_sampler=self.sampler, **arguments)  # type: ignore[arg-type]
+
+    def train(self, total: int, *, stop_at: int | None = None, loader: Any = None) -> list[bytes]:
+        for step in self.state.steps(loader or self.loader(), total=total):
+            if step.number == stop_at:
+                break
+            with step as batch:
+                (inputs,) = batch
+                self.samples.append(inputs[:, 0].tolist())
+                self.scaler.scale(self.model(inputs / 20).square().mean()).backward()
+                self.scaler.step(self.optimizer)
+                self.scaler.update()
+                self.scheduler.step()
+                self.optimizer.zero_grad()
+                self.noise += [random.random(), float(numpy.random.rand()), torch.rand(1).item()]
+        self.checkpoints.close()
+        return self.weights()
+
+    def weights(self) -> list[bytes]:
+        return [parameter.detach().numpy().tobytes() for parameter in self.model.parameters()]
+
+
+@pytest.mark.parametrize("stop_at", [1, 4, 7, 8])
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_a_resumed_training_is_the_uninterrupted_one(tmp_path: Path, stop_at: int, num_workers: int):
+    whole = Training(tmp_path / "whole", every=100)
+    random.seed(5), numpy.random.seed(5)
+    expected = whole.train(12, loader=whole.loader(num_workers=num_workers))
+    random.seed(5), numpy.random.seed(5)
+    first = Training(tmp_path / "cut", every=1)
+    first.train(12, stop_at=stop_at, loader=first.loader(num_workers=num_workers))
+    random.seed(6), numpy.random.seed(6)
+    second = Training(tmp_path / "cut", every=100)
+    assert second.state.step == stop_at
+    assert second.train(12, loader=second.loader(num_workers=num_workers)) == expected
+    assert second.samples == whole.samples[stop_at:]
+    assert second.noise == whole.noise[3 * stop_at :]
+    assert second.scheduler.get_last_lr() == whole.scheduler.get_last_lr()
+    assert second.scaler.get_scale() == whole.scaler.get_scale()
+
+
+def test_a_finished_training_does_nothing_more_and_a_longer_one_goes_on(tmp_path: Path):
+    Training(tmp_path).train(4)
+    again = Training(tmp_path)
+    again.train(4)
+    assert again.samples == []
+    longer = Training(tmp_path)
+    longer.train(7)
+    assert len(longer.samples) == 3
+
+
+def test_epochs_end_the_run_where_total_is_left_out(tmp_path: Path):
+    training = Training(tmp_path)
+    steps = []
+    for step in training.state.steps(training.loader(), epochs=2):
+        with step:
+            steps.append((step.number, step.epoch))
+    assert steps == [(0, 0), (1, 0), (2, 0), (3, 0), (4, 1), (5, 1), (6, 1), (7, 1)]
+    training.checkpoints.close()
+
+
+def test_micro_batches_come_to_the_whole_batch(tmp_path: Path):
+    gradients = []
+    for micro in (None, 4, 1):
+        sampler = Sampler(20, global_batch_size=6, micro_batch_size=micro)
+        model = torch.nn.Linear(1, 1)
+        torch.nn.init.ones_(model.weight), torch.nn.init.zeros_(model.bias)
+        checkpoints = Checkpointer(tmp_path / str(micro))
+        state = Tracked({"model": model, "sampler": sampler}, checkpoints=checkpoints, rank=0, world_size=1)
+        loader = DataLoader(torch.arange(20.0).reshape(20, 1), batch_sampler=sampler)  # type: ignore[arg-type]
+        seen = []
+        for step in state.steps(loader, total=4):  # the last one has 2 samples
+            with step as batches:
+                for batch in batches if micro else [batches]:
+                    model(batch).square().mean().backward()
+                assert model.weight.grad is not None
+                seen.append(model.weight.grad.item())
+                model.zero_grad()
+        gradients.append(seen)
+        checkpoints.close()
+    assert gradients[1] == pytest.approx(gradients[0], rel=1e-6)
+    assert gradients[2] == pytest.approx(gradients[0], rel=1e-6)
+
+
+# Other loaders
+
+
+class Counting:
+    """A loader with a state of its own, as torchdata's StatefulDataLoader has one."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while self.at < 5:
+            self.at += 1
+            yield self.at - 1
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+@pytest.mark.parametrize("make", [Counting, lambda: list(range(5))], ids=["with a state", "any iterable"])
+@pytest.mark.parametrize("stop_at", [2, 4, 5, 7])
+def test_other_loaders_go_on_where_they_were(tmp_path: Path, make: Any, stop_at: int):
+    seen = []
+    for total in (stop_at, 12):
+        with Checkpointer(tmp_path) as checkpoints:
+            state = Tracked({}, checkpoints=checkpoints, rank=0, world_size=1)
+            state.load()
+            for step in state.steps(make(), total=total):
+                with step as batch:
+                    seen.append((step.epoch, batch))
+    assert seen == [(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (1, 0), (1, 1), (1, 2), (1, 3), (1, 4), (2, 0), (2, 1)]
+
+
+def test_a_loader_with_nothing_in_it_is_refused(tmp_path: Path):
+    with Checkpointer(tmp_path) as checkpoints:
+        state = Tracked({}, checkpoints=checkpoints, rank=0, world_size=1)
+        with pytest.raises(UsageError, match="the loader gave no batch for step 0"):
+            next(state.steps([], total=3))
+
+
+# What cannot be gone on with
+
+
+def test_a_checkpoint_of_other_parts_is_refused(tmp_path: Path):
+    Training(tmp_path).train(2)
+    with Checkpointer(tmp_path) as checkpoints:
+        state = Tracked({"model": torch.nn.Linear(1, 1)}, checkpoints=checkpoints, rank=0, world_size=1)
+        with pytest.raises(UsageError, match=r"holds model, optimizer, sampler, scaler, scheduler, but track\(\)"):
+            state.load()
+
+
+def test_what_has_no_state_is_refused_by_name(tmp_path: Path):
+    with pytest.raises(UsageError, match=r"track\(step=int\): expected something with state_dict"):
+        Tracked({"step": 3}, checkpoints=Checkpointer(tmp_path), rank=0, world_size=1)
+
+
+def test_a_sampler_that_is_not_tracked_is_refused(tmp_path: Path):
+    sampler = Sampler(20, global_batch_size=6)
+    state = Tracked({}, checkpoints=Checkpointer(tmp_path), rank=0, world_size=1)
+    with pytest.raises(UsageError, match="the loader's sampler is not tracked"):
+        next(state.steps(DataLoader(list(range(20)), batch_sampler=sampler), total=3))  # type: ignore[arg-type]
+
+
+def test_a_step_whose_error_was_caught_does_not_count(tmp_path: Path):
+    training = Training(tmp_path)
+    steps = training.state.steps(training.loader(), total=3)
+    with pytest.raises(ValueError, match="bad batch"), next(steps):
+        raise ValueError("bad batch")
+    with pytest.raises(UsageError, match="step 0 was not done"):
+        next(steps)
+    training.checkpoints.close()
+
+
+def test_an_error_of_the_script_stays_what_it_is_and_a_failed_collective_ends_the_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    training = Training(tmp_path)
+    steps = training.state.steps(training.loader(), total=3)
+    with pytest.raises(RuntimeError, match="shape"), next(steps):
+        raise RuntimeError("shape mismatch")
+    steps = training.state.steps(training.loader(), total=3)
+    said = "[/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1. This is typically caused by a"
+    with pytest.raises(StepLost) as lost, next(steps):
+        raise RuntimeError(said)
+    assert isinstance(lost.value, SystemExit)
+    assert lost.value.code == 1
+    assert capsys.readouterr().err == (
+        "error: rank 0: step 0 does not count, a collective failed; no checkpoint is complete: "
+        "[/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1\n"
+    )
+    training.checkpoints.close()
+
+
+# Orders
+
+
+class Ordered:
+    """An agent's cell, as far as a training needs it."""
+
+    def __init__(self) -> None:
+        from allranks.guard.inside.cell import Cell
+
+        self.cell = Cell.create()
+        assert self.cell.claim()
+
+
+def test_an_order_is_carried_out_at_its_step_and_leaves_with_a_whole_checkpoint(tmp_path: Path):
+    cell = Ordered().cell
+    cell.give_order(3, "the time limit is near", leaves=True)
+    training = Training(tmp_path, cell=cell)
+    with pytest.raises(SystemExit) as left:
+        training.train(10)
+    assert left.value.code == 0
+    assert len(training.samples) == 3
+    told = cell.read()
+    assert (told.step, told.saved, told.phase) == (3, 3, "leaving")
+    training.checkpoints.close()
+    assert Training(tmp_path).state.step == 3
+
+
+def test_an_order_that_does_not_leave_saves_once(tmp_path: Path):
+    cell = Ordered().cell
+    training = Training(tmp_path, cell=cell)
+    steps = []
+    for step in training.state.steps(training.loader(), total=6):
+        with step:
+            if step.number == 1:
+                cell.give_order(0, "a node comes back", leaves=False)
+        training.checkpoints.wait()
+        steps.append(training.checkpoints.last_complete)
+    assert steps == [None, None, 2, 2, 2, 2]
+    training.checkpoints.close()
+
+
+def test_save_now_saves_at_the_next_boundary(tmp_path: Path):
+    training = Training(tmp_path)
+    for step in training.state.steps(training.loader(), total=3):
+        with step:
+            if step.number == 0:
+                training.state.save_now()
+        training.checkpoints.wait()
+        if step.number == 1:
+            assert training.checkpoints.last_complete == 1
+    training.checkpoints.close()
+
+
+def test_generators_go_back_to_where_they_were():
+    state = rng.capture()
+    drawn = random.random(), numpy.random.rand(), torch.rand(1).item()
+    random.random(), numpy.random.rand(), torch.rand(1)
+    rng.restore(state)
+    assert (random.random(), numpy.random.rand(), torch.rand(1).item()) == drawn

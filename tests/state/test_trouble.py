@@ -1,0 +1,180 @@
+"""The file system fails, the writer dies, the disk hangs: training goes on, it is said once, old checkpoints stay."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from allranks.model.errors import UsageError
+from allranks.state.checkpoint import Checkpointer
+from state.conftest import kill, wait_until, writers_of
+
+pytestmark = pytest.mark.torch
+
+ON_A_SMALL_DISK = """
+import json, subprocess, sys, torch
+from allranks.state.checkpoint import Checkpointer
+
+directory, said, found = sys.argv[1] + "/checkpoints", [], {}
+small, large = {"w": torch.ones(100_000)}, {"w": torch.ones(2_000_000)}
+
+def mount(how):
+    subprocess.run(["mount", "-o", f"remount,{how}", sys.argv[1]], check=True)
+
+with Checkpointer(directory, say=said.append) as checkpoints:
+    checkpoints.save(1, small, wait=True)
+    checkpoints.save(2, small, wait=True)
+    checkpoints.save(3, large, wait=True)
+    found["after full"] = [checkpoints.last_complete, checkpoints.load().step]
+    checkpoints.save(4, small, wait=True)
+    found["after room"] = [checkpoints.last_complete, checkpoints.load().step]
+    mount("ro")
+    checkpoints.save(5, small, wait=True)
+    found["while read-only"] = [checkpoints.last_complete, checkpoints.load().step]
+    mount("rw")
+    checkpoints.save(6, small, wait=True)
+    found["after read-only"] = [checkpoints.last_complete, checkpoints.load().step]
+print(json.dumps({"said": said, **found}))
+"""
+
+
+def test_training_goes_on_beside_a_full_and_a_read_only_disk(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = f'mount -t tmpfs -o size=4m tmpfs {disk} && exec {sys.executable} -c "$0" {disk}'
+    result = subprocess.run(
+        ["unshare", "--map-root-user", "--mount", "sh", "-c", mount, ON_A_SMALL_DISK],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    if "unshare failed" in result.stderr:
+        pytest.skip(f"no mounts of our own here: {result.stderr}")
+    assert result.returncode == 0, result.stderr
+    found = json.loads(result.stdout)
+    full, read_only = found.pop("said")
+    assert full.startswith(
+        f"the checkpoint of step 3 is not written: No space left on device ({disk}/checkpoints), 3 MB are free; "
+        "training goes on, the newest is step 2"
+    )
+    assert read_only == (
+        f"the checkpoint of step 5 is not written: Read-only file system ({disk}/checkpoints); training goes on, "
+        "the newest is step 4"
+    )
+    assert found == {
+        "after full": [2, 2],
+        "after room": [4, 4],
+        "while read-only": [4, 4],
+        "after read-only": [6, 6],
+    }
+
+
+def test_a_file_where_the_directory_should_be_stops_nobody(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    said: list[str] = []
+    with Checkpointer(tmp_path / "file" / "checkpoints", say=said.append) as checkpoints:
+        checkpoints.save(1, {}, wait=True)
+    path = tmp_path / "file" / "checkpoints"
+    assert said == [
+        f"the checkpoint of step 1 is not written: Not a directory ({path}); training goes on, there is no other yet"
+    ]
+
+
+def test_a_killed_writer_is_replaced(tmp_path: Path) -> None:
+    said: list[str] = []
+    with Checkpointer(tmp_path, say=said.append) as checkpoints:
+        checkpoints.save(1, {"step": 1}, wait=True)
+        [writer] = writers_of(tmp_path)
+        kill(writer)
+        wait_until(lambda: not writers_of(tmp_path), "its end")
+        checkpoints.save(2, {"step": 2}, wait=True)
+        assert checkpoints.last_complete == 2
+    assert said == [f"the writer of rank 0's checkpoints (pid {writer}) has been killed"]
+
+
+def test_a_save_is_left_out_where_the_one_before_it_hangs(tmp_path: Path) -> None:
+    said: list[str] = []
+    with Checkpointer(tmp_path, say=said.append, skip_after_s=0.3) as checkpoints:
+        checkpoints.save(1, {"step": 1}, wait=True)
+        [writer] = writers_of(tmp_path)
+        os.kill(writer, signal.SIGSTOP)
+        checkpoints.save(2, {"step": 2})
+        stall = checkpoints.save(3, {"step": 3})
+        os.kill(writer, signal.SIGCONT)
+        assert 0.3 <= stall.waited_s < 3
+        assert checkpoints.wait()
+        checkpoints.save(4, {"step": 4}, wait=True)
+        assert checkpoints.last_complete == 4
+    assert said == [
+        f"the checkpoint of step 3 is not written: the one before is not on disk after 0.3 s: does {tmp_path} hang?; "
+        "training goes on, the newest is step 1"
+    ]
+    assert {path.name for path in tmp_path.iterdir()} == {"step_1", "step_2", "step_4"}
+
+
+def test_a_writer_ignores_what_ends_a_job(tmp_path: Path) -> None:
+    with Checkpointer(tmp_path) as checkpoints:
+        checkpoints.save(1, {"step": 1}, wait=True)
+        [writer] = writers_of(tmp_path)
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            os.kill(writer, signum)
+        checkpoints.save(2, {"step": 2}, wait=True)
+        assert writers_of(tmp_path) == [writer]
+        assert checkpoints.last_complete == 2
+    assert not writers_of(tmp_path)
+
+
+def test_the_second_save_copies_into_memory_that_is_there(tmp_path: Path) -> None:
+    state = {"w": torch.ones(5_000_000)}
+    with Checkpointer(tmp_path) as checkpoints:
+        stalls = [checkpoints.save(step, state, wait=True) for step in range(4)]
+    assert min(stall.copy_s for stall in stalls[1:]) < stalls[0].copy_s
+
+
+def leave_behind(directory: Path, name: str, *, owner: dict[str, object] | None, age_s: float = 0) -> Path:
+    path = directory / name
+    path.mkdir(parents=True)
+    if owner:
+        (path / "rank_00000.json").write_text(json.dumps({"state": "writing", "owner": owner}))
+    for touched in (*path.iterdir(), path):
+        os.utime(touched, (time.time() - age_s,) * 2)
+    return path
+
+
+def test_only_what_dead_writers_left_is_swept_up(tmp_path: Path) -> None:
+    me = {
+        "host": os.uname().nodename,
+        "boot": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+        "pid_namespace": str(Path("/proc/self/ns/pid").readlink()),
+        "pid": os.getpid(),
+        "started": int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]),
+    }
+    stay = [
+        leave_behind(tmp_path, "step_1.tmp.aaaa-1", owner=me, age_s=9000),
+        leave_behind(tmp_path, "step_2.tmp.aaaa-2", owner=me | {"host": "another"}),
+        leave_behind(tmp_path, "step_3.tmp.aaaa-3", owner=me | {"pid_namespace": "pid:[1]", "pid": 1}),
+        leave_behind(tmp_path, "step_4.tmp.aaaa-4", owner=None),
+        leave_behind(tmp_path, "step_5.tmp", owner=None, age_s=9000),
+        leave_behind(tmp_path, "mine", owner=None, age_s=9000),
+    ]
+    leave_behind(tmp_path, "step_1.tmp.bbbb-1", owner=me | {"started": 1})
+    leave_behind(tmp_path, "step_2.tmp.bbbb-2", owner=me | {"boot": "an earlier one"})
+    leave_behind(tmp_path, "step_3.tmp.bbbb-3", owner=me | {"host": "another"}, age_s=9000)
+    leave_behind(tmp_path, "step_4.tmp.bbbb-4", owner=None, age_s=9000)
+    with Checkpointer(tmp_path) as checkpoints:
+        checkpoints.save(7, {}, wait=True)
+    assert set(tmp_path.iterdir()) == {*stay, tmp_path / "step_7"}
+
+
+def test_several_ranks_need_a_store(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="a checkpointer for 2 ranks needs the store of their process group"):
+        Checkpointer(tmp_path, world_size=2)
