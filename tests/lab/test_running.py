@@ -12,6 +12,7 @@ import pytest
 from allranks.causes.catalogue import all_causes
 from allranks.lab.faults.catalogue import FAULTS
 from allranks.lab.faults.fault import Culprit, Expected
+from allranks.lab.faults.injected import heal, inject
 from allranks.lab.faults.running.catalogue import STRIKES
 from allranks.lab.faults.running.strike import Strike
 from allranks.lab.faults.running.target import StepDone, Target
@@ -38,6 +39,24 @@ def test_a_running_job_names_who_was_struck_and_goes_on(six_nodes: TestLab, tmp_
     assert [(each["fault"], each["wrong"]) for each in json.loads(results.read_text())] == [
         (name, []) for name in DRILLS
     ]
+
+
+@pytest.mark.lab
+@pytest.mark.timeout(120)
+def test_what_strikes_need_beforehand_is_healed_without_a_trace(six_nodes: TestLab, tmp_path: Path) -> None:
+    before = _traces(six_nodes)
+    for name in STRIKES:
+        inject(six_nodes.lab, name, seed=5, run_dir=tmp_path)
+        heal(six_nodes.lab)
+    assert _traces(six_nodes) == before
+
+
+def _traces(lab: TestLab) -> list[str]:
+    """What the strikes change: links, devices, mounts, cgroups."""
+    links = [lab.on(node, "sh", "-c", "ip -oneline link | awk '{print $2, $3, $5}'") for node in ("master-node", "node03")]
+    mounts = lab.on("node03", "sh", "-c", "grep -c . /proc/mounts; losetup --all; nft list ruleset")
+    cgroups = [str(path) for path in Path("/sys/fs/cgroup").rglob(f"allranks-{lab.name}-*")]
+    return [*links, mounts, *cgroups]
 
 
 @pytest.mark.lab

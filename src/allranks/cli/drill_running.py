@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from allranks.model.errors import AllranksError, Exit, UsageError
+from allranks.model.errors import AllranksError, Exit, UsageError, exit_for_signal
 from allranks.report.text import Style, say
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def drill_running(
             raise UsageError(f"no strike at a running job {name!r}: {hint}")
     if not chosen:
         raise UsageError("lab drill --running: which? allranks lab inject --list prints them; or --all, or healthy")
+    signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(exit_for_signal(signum)))  # what is in the lab is healed
     work_dir.mkdir(parents=True, exist_ok=True)
     done: list[Drilled] = []
     began_s = time.monotonic()
@@ -79,13 +81,13 @@ def drill_running(
             continue
         done.append(result)
         click.echo(_describe(result))
+        if json_path is not None:  # after each: hours of drills may be cut off
+            json_path.write_bytes(msgspec.json.format(msgspec.json.encode(done)) + b"\n")
     wrong = sum(bool(each.wrong) for each in done) + unwell
     click.echo(
         f"{len(chosen) - wrong - missed} of {len(chosen)} as they must be, {time.monotonic() - began_s:.0f} s"
         + (f"; {missed} could not be drilled" if missed else "")
     )
-    if json_path is not None:
-        json_path.write_bytes(msgspec.json.format(msgspec.json.encode(done)) + b"\n")
     if table_path is not None:
         table_path.write_text(render_table(done, seed=seed))
     return Exit.USER_CODE if wrong or missed else Exit.OK

@@ -113,9 +113,9 @@ def _strike_job(
         try:
             job.begin(program)
             job.wait_until_stepping(UP_S)
-            time.sleep(SETTLE_S)
             if program is PROGRAM:
                 job.target.wait(lambda: job.target.whole_checkpoint() is not None, SAVED_S, "the first checkpoint")
+            time.sleep(SETTLE_S)
             start = next(iter(job.target.newest().values())).start
             truth = strike.culprit(injected.scene)
             ranks = (
@@ -236,9 +236,9 @@ def _wait(is_there: Callable[[], bool], deadline_s: float) -> bool:
 
 
 def _heal(lab: Lab) -> None:
-    """Heal and mend; first the nodes, since what is healed may be on them."""
-    lab.mend()
+    """Heal, and make anew what died: a node that is cut off cannot come into service."""
     heal(lab)
+    lab.mend()
 
 
 def _make_anew(directory: Path) -> Path:

@@ -166,7 +166,7 @@ class Mixture:
                 time.sleep(chance.uniform(0.1, 2.0))
         elif kind < 0.03:  # all are slow
             time.sleep(chance.uniform(0.2, 1.0))
-        elif kind < 0.032 and whom == self._rank:  # one evaluates
+        elif kind < 0.0308 and whom == self._rank:  # one evaluates
             began_s = time.time()
             evaluate(long_s)
             busy = {"rank": self._rank, "from_s": began_s, "to_s": time.time(), "step": step}

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 
+from allranks.lab import hosts as machines
 from allranks.lab.faults.fault import Culprit, Scene, port_of
 from allranks.lab.faults.link import JUMBO, STANDARD, LinkFault
 from allranks.lab.faults.running.strike import Strike
 from allranks.lab.faults.running.target import Target
 from allranks.lab.hosts import SWITCH
+from allranks.lab.plan import Host
 
 LINK_S = 5.0
 GONE_S = 5.0
@@ -108,19 +112,23 @@ class NodeSilent(Strike, name="node-silent-running", cause=("AR012", "AR001")):
     def strike(cls, scene: Scene, target: Target) -> float:
         """Set both ports down."""
         struck_s = time.time()
-        for port in _ports(scene):
+        for port in ports_of(scene.node):
             scene.on_switch("ip", "link", "set", port, "down")
         return struck_s
 
     @classmethod
     def heal(cls, scene: Scene) -> None:
-        """Set both up again."""
-        for port in _ports(scene):
+        """Set both up again, and end slurmd: SLURM has given the node up, and believes only one that starts anew."""
+        for port in ports_of(scene.node):
             scene.on_switch("ip", "link", "set", port, "up")
+        if scene.is_same_life(scene.node.name):
+            for pid in machines.processes_in(scene.inits[scene.node.name]).get("slurmd", []):
+                os.kill(pid, signal.SIGTERM)
 
 
-def _ports(scene: Scene) -> tuple[str, str]:
-    return port_of(scene.node), f"management{scene.node.index}"
+def ports_of(host: Host) -> tuple[str, str]:
+    """Return both switch ports of a node, of the data network and of the management network."""
+    return port_of(host), f"management{host.index}"
 
 
 def _set_mtu(scene: Scene, mtu: int) -> None:

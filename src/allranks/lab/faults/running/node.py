@@ -10,7 +10,7 @@ from typing import ClassVar
 
 from allranks.lab import hosts as machines
 from allranks.lab.faults.fault import Culprit, Expected, Scene
-from allranks.lab.faults.running.network import GONE_S, NEXT_STEP_S
+from allranks.lab.faults.running.network import GONE_S, NEXT_STEP_S, ports_of
 from allranks.lab.faults.running.strike import Launch, Strike
 from allranks.lab.faults.running.target import Target
 from allranks.lab.lab import Lab
@@ -57,7 +57,7 @@ class NodeEmptied(NodeStrike, name="node-emptied", cause=("AR012", "AR407")):
 
 
 class NodeKilled(NodeStrike, name="node-killed", cause="AR012"):
-    """The machine is gone from one moment to the next: all processes, SLURM's too, and its interfaces."""
+    """The machine is without power: its cables are dead, then all its processes, SLURM's too."""
 
     has_baseline = True
 
@@ -149,7 +149,10 @@ def bring_back(scene: Scene) -> None:
 
 
 def _kill(scene: Scene, *names: str) -> float:
+    """Cut the cables first: a machine without power says no goodbye, and the kernel of a killed process does."""
     struck_s = time.time()
+    ports = [port for name in names for port in ports_of(scene.hosts[name])]
+    scene.on_switch("ip", "-batch", "-", script="".join(f"link set {port} down\n" for port in ports))
     machines.kill_hosts(scene.lab_dir, names)
     return struck_s
 

@@ -37,12 +37,11 @@ class SlurmStrike(Strike):
 
 
 class TimeLimit(SlurmStrike, name="time-limit", cause="AR507"):
-    """The job's time limit is set to the next full minute; nothing warned it before."""
+    """The job's time limit is set to one minute; nothing warned it before."""
 
     severity = Expected.FAIL
     command = ("scontrol", "update", "JobId=JOB", "TimeLimit=1")
-    watch_s = 150.0
-    submit_flags: ClassVar = ("--sbatch-option", "--signal=USR1@1")
+    launch, watch_s = Launch.STEP, 150.0
 
 
 class Requeued(SlurmStrike, name="requeued"):
