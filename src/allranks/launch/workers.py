@@ -125,6 +125,8 @@ class Worker:
         if self.process is None or self.end is not None:
             return
         self.told_to_end = True
+        if self.cell is not None:
+            self.cell.end()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signum)
 
