@@ -36,11 +36,10 @@ class SlurmStrike(Strike):
 
     @classmethod
     def check(cls, scene: Scene, target: Target) -> list[str]:
-        """There was time for a checkpoint."""
-        saved, done = target.whole_checkpoint(), scene.memory["step"]
-        return (
-            [] if saved is not None and saved >= done else [f"step {done} was done, and the checkpoint is of {saved}"]
-        )
+        """There was time for a checkpoint, and a later run began with it."""
+        done, began = scene.memory["step"], [each.step - 1 for each in target.steps() if each.start > (0, 0)]
+        saved = min(began) if began else target.whole_checkpoint()
+        return [] if saved is not None and saved >= done else [f"step {done} was done, the checkpoint is of {saved}"]
 
 
 class TimeLimit(SlurmStrike, name="time-limit"):
