@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import os
 import random
 import runpy
@@ -35,6 +36,8 @@ import torch
 from allranks.state.checkpoint import Checkpointer
 
 SCRIPT = Path(__file__).parents[1] / "tests" / "scripts" / "exact_train.py"
+for _module in ("torch._dynamo", "allranks.session", "allranks.state.track"):
+    importlib.import_module(_module)  # once, for all workers: DDP alone imports 800 modules when it is made
 LIFE_S = 120.0
 """Deadline of one life: a hang is a failure, too."""
 

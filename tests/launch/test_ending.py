@@ -23,6 +23,8 @@ SAVE_AND_REQUEUE, SAVE_AND_LEAVE, STOP = Ending
          "SIGUSR1: saving a checkpoint, then job 12 goes back into the queue and resumes from it"),
         (signal.SIGUSR1, {"no_requeue": "it has no batch script"}, SAVE_AND_LEAVE, None,
          "SIGUSR1: saving a checkpoint, then job 12 ends: it has no batch script"),
+        (signal.SIGUSR1, {"left_s": 118.0, "save_s": 0.0}, SAVE_AND_LEAVE, None,
+         "SIGUSR1, 118 s to the time limit: for scripts that handle it; no rank has anything that allranks could save"),
         (signal.SIGUSR1, {"job": None}, SAVE_AND_LEAVE, None, "SIGUSR1: saving a checkpoint, then the job ends"),
         (signal.SIGTERM, {}, SAVE_AND_LEAVE, 30.0,
          "SIGTERM from SLURM: saving a checkpoint, SIGKILL comes in 30 s"),

@@ -148,6 +148,15 @@ def test_a_preempted_job_stays_until_slurm_ends_it(slurm: FakeSlurm) -> None:
     assert said == ["preempted: waiting for SLURM to end this run of job 12, 10 s of grace since 2026-11-22T00:02:54"]
 
 
+def test_a_warning_that_was_a_preemption_leaves_the_job_to_slurm(partition: FakeSlurm, run_dir: Path) -> None:
+    preempted = show_job().replace("Power=", "PreemptEligibleTime=x PreemptTime=2026-11-22T00:02:54\n   Power=")
+    partition.answer("scontrol", "show partition", out="PartitionName=main\n   GraceTime=10 Hidden=NO\n")
+    partition.answer("scontrol", "show job 12", out=show_job(state="PENDING"))
+    partition.answer_once("scontrol", "show job 12", out=preempted)
+    assert requeue_once(JOB, run_dir=run_dir, attempt=0, say=lambda _: None) == 0
+    assert commands(partition) == []
+
+
 def test_a_cancelled_job_is_not_waited_for(slurm: FakeSlurm) -> None:
     slurm.answer("scontrol", "show job 12", out=show_job(state="CANCELLED"))
     assert not outlast_preemption(JOB, say=pytest.fail)

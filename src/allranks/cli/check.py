@@ -69,6 +69,12 @@ def node_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @click.option("--select", multiple=True, metavar="ID,...", help="Only these: id, name, or AR2 for all of the network.")
 @click.option("--ignore", multiple=True, metavar="ID,...", help="Not these.")
 @click.option("--deep", "is_deep", is_flag=True, help="Then run collectives between pairs: real ones, with torch.")
+@click.option(
+    "--checkpoints",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Only this: write, kill, load there, as a job would with its checkpoints.",
+)
 @click.option("--list", "is_list", is_flag=True, help="Print all checks, and how each looks.")
 @click.option("--exclude-list", "is_exclude_list", is_flag=True, help="Print the culprits for sbatch --exclude.")
 @click.option("-v", "--verbose", is_flag=True, help="Every check, also where all is well.")
@@ -80,6 +86,7 @@ def check(
     select: tuple[str, ...],
     ignore: tuple[str, ...],
     is_deep: bool,
+    checkpoints: Path | None,
     is_list: bool,
     is_exclude_list: bool,
     verbose: bool,
@@ -98,12 +105,17 @@ def check(
     allranks check --nodes 6                     from a login node: six nodes of SLURM's choice
     allranks check --nodelist node[01-04] --select AR2,disk-full
     allranks check --nodes 6 --deep              real collectives, too, between pairs of them
+    allranks check --checkpoints /scratch/me     does it hold checkpoints: write, kill the writer's trainer, load
     sbatch --exclude="$(allranks check --partition main --exclude-list)" job.sh
 
     Exit codes: 0 fine, 1 something would stop a job, 2 usage, 3 could not tell.
     """
     if member or pairs:
         _be_member(with_torch=pairs)
+    if checkpoints is not None:
+        from allranks.cli.checkpoints import check_checkpoints
+
+        return check_checkpoints(checkpoints, as_json=as_json)
     from allranks.launch.check.outcome import DEEP, choose_checks
     from allranks.launch.check.where import Asked
 

@@ -152,7 +152,7 @@ def canonical(op: str) -> str:
     >>> canonical("_allgather_base")
     'all_gather'
     """
-    plain = op.lower().lstrip("_").rpartition(":")[2]
+    plain = op.lower().rpartition(":")[2].lstrip("_")
     return _SPELLINGS.get(plain, plain)
 
 

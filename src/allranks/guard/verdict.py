@@ -38,6 +38,7 @@ from allranks.guard.orders import Orders
 from allranks.guard.scene import HELD_STATES, Scene
 from allranks.guard.speech import Speech
 from allranks.guard.stragglers import Stragglers
+from allranks.model.beat import ProcessState
 from allranks.model.cluster import GuardTable
 from allranks.model.errors import exit_for_signal
 from allranks.model.finding import Confidence, Finding
@@ -246,7 +247,10 @@ class Guard:
         """Whether the nodes of those that ended have told what they called last."""
         patience_s = max(AFTER_KILL_S, 2 * self._settings.beat_s)
         return all(
-            (heard_s := self._scene.node_of(rank).heard_s) is None or heard_s > ended_s or now > ended_s + patience_s
+            (view := self._scene.ranks.get(rank)) is None
+            or view.beat.state is ProcessState.GONE
+            or view.told_s > ended_s
+            or now > ended_s + patience_s
             for rank, (_, ended_s) in self._scene.ends.items()
         )
 

@@ -33,6 +33,8 @@ _HEADER = struct.Struct("=IHHII")
 _REQUEST = struct.Struct("=BBBxI48x")
 _MESSAGE = struct.Struct("=BBBB2s2s16s16sI8sIIIII")
 _ATTRIBUTE = struct.Struct("=HH")
+_SND_WND = 228
+"""Of tcpi_snd_wnd in struct tcp_info, since Linux 5.4."""
 _RETRANSMITTING = 1
 """Of the timer: it waits for an acknowledgement."""
 
@@ -47,8 +49,8 @@ class Connection:
     peer_port: int
     unacked_bytes: int
     """Written to the socket and not acknowledged."""
-    is_unacked: bool
-    """Something is on its way: sent, and not acknowledged."""
+    is_pending: bool
+    """Something is on its way, or would be if it could leave: the other side has room, the own link may be down."""
     retransmits: int
     """Timeouts in a row without an acknowledgement."""
     acked_bytes: int | None = None
@@ -96,7 +98,7 @@ class SocketWatch:
         before, self._since_s = self._since_s, {}
         stuck = []
         for each in connections:
-            if not each.is_unacked or each.own_address not in addresses or each.peer_address in addresses:
+            if not each.is_pending or each.own_address not in addresses or each.peer_address in addresses:
                 continue
             # Without a count of what was acknowledged, what is left and has timed out is the best there is.
             mark = each.acked_bytes if each.acked_bytes is not None else (each.unacked_bytes, each.retransmits > 0)
@@ -165,17 +167,20 @@ def _parse_message(body: bytes) -> Connection:
     family, _, timer, retransmits, own_port, peer_port, own, peer, *_ = _MESSAGE.unpack_from(body)
     unacked_bytes = _MESSAGE.unpack_from(body)[12]
     info = next((value for kind, value in _attributes(body[_MESSAGE.size :]) if kind == _INET_DIAG_INFO), b"")
+    window = struct.unpack_from("=I", info, _SND_WND)[0] if len(info) >= _SND_WND + 4 else 0
     info = info.ljust(192, b"\0") if info else b""
+    mss = struct.unpack_from("=I", info, 16)[0] if info else 0
+    is_sent = bool(struct.unpack_from("=I", info, 24)[0]) if info else timer == _RETRANSMITTING
     return Connection(
         own_address=_address(family, own),
         own_port=int.from_bytes(own_port, "big"),
         peer_address=_address(family, peer),
         peer_port=int.from_bytes(peer_port, "big"),
         unacked_bytes=unacked_bytes,
-        is_unacked=bool(struct.unpack_from("=I", info, 24)[0]) if info else timer == _RETRANSMITTING,
+        is_pending=is_sent or (unacked_bytes > 0 and window >= mss > 0),
         retransmits=retransmits if timer == _RETRANSMITTING else 0,
         acked_bytes=struct.unpack_from("=Q", info, 120)[0] if info else None,
-        mss=struct.unpack_from("=I", info, 16)[0] if info else 0,
+        mss=mss,
     )
 
 
@@ -228,7 +233,7 @@ def parse_proc_line(line: str) -> Connection | None:
         peer_address=addresses[1],
         peer_port=int(peer_port, 16),
         unacked_bytes=waiting,
-        is_unacked=timer == _RETRANSMITTING,
+        is_pending=timer == _RETRANSMITTING,
         retransmits=retransmits if timer == _RETRANSMITTING else 0,
     )
 

@@ -73,6 +73,9 @@ def decide(
     name = signal.Signals(signum).name
     if signum == signal.SIGUSR1:
         when = f", {left_s:.0f} s to the time limit" if left_s is not None else ""
+        if save_s == 0:  # a job that went back with nothing saved would begin anew for ever
+            line = f"{name}{when}: for scripts that handle it; no rank has anything that allranks could save"
+            return Decision(ending=Ending.SAVE_AND_LEAVE, grace_s=None, line=line)
         if job is None:
             return Decision(
                 ending=Ending.SAVE_AND_LEAVE, grace_s=None, line=f"{name}: saving a checkpoint, then the job ends"

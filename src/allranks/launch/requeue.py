@@ -136,6 +136,9 @@ def requeue_once(
             raise AllranksError("SLURM does not know it")
         if state.is_pending:
             return exit_code  # somebody else has put it back
+        if state.preempted_at:  # SLURM decides whether it comes back, also where its warning was the user's own signal
+            outlast_preemption(job, say=say)
+            return exit_code
         if no := why_no_requeue(job, is_batch=state.is_batch, may_requeue=state.may_requeue):
             say(f"job {job.id} does not go back into the queue: {no}")
             return exit_code

@@ -226,7 +226,7 @@ class Checkpointer:
         attempt = {"step": step, "name": f"{self._run}-{self._number}"}
         self._steps[f"{self._run}-{self._number}"] = step
         began_s = time.perf_counter()
-        if self._link is not None and not self._link.is_gone and not self._link.wait_written(self._skip_after_s):
+        if self._link and not self._link.wait_written(self._skip_after_s) and not self._link.is_gone:
             self._fail(step, f"the one before is not on disk after {self._skip_after_s:g} s: does {self._root} hang?")
             return Stall(0.0, time.perf_counter() - began_s)
         waited_s = time.perf_counter() - began_s
@@ -249,11 +249,18 @@ class Checkpointer:
             return True
         return self._link.wait_settled(timeout_s) and self._is_whole
 
-    def close(self) -> None:
-        """Wait for the last save and end the writer."""
-        self.wait()
+    def close(self, *, wait: bool = True) -> None:
+        """End the writer.
+
+        Args:
+            wait: until the last save is written. Where this process fails it need not: the writer finishes by itself.
+        """
         if self._link is not None:
-            self._link.close()
+            if wait and self._ranks.rank == 0:
+                self._link.wait_settled(PATIENCE_S)
+            elif wait:
+                self._link.wait_written(PATIENCE_S)
+            self._link.close(wait=wait)
             self._link = None
         if self._snapshot is not None:
             self._snapshot.close()
@@ -285,22 +292,20 @@ class Checkpointer:
 
     def _ask(self, request: dict[str, object]) -> None:
         """Hand the copy to the writer; one that has been killed is replaced."""
+        step = self._steps[f"{self._run}-{self._number}"]
         for _ in range(2):
-            if self._link is not None and self._link.is_gone:
-                self._say(f"the writer of rank {self._ranks.rank}'s checkpoints (pid {self._link.pid}) has been killed")
-                self._link.close()
-                self._link = None
             try:
-                if self._link is None:
-                    self._link = self._start_writer()
+                self._link = self._link or self._start_writer()
                 self._is_whole = False
                 self._link.ask(self._number, request)
                 return
-            except WriterGoneError:
-                continue
+            except WriterGoneError as exc:
+                self._say(f"the writer of rank {self._ranks.rank}'s checkpoints ({exc}) has been killed")
+                self._link = None
             except OSError as exc:
-                self._fail(self._steps[f"{self._run}-{self._number}"], f"no writer can be started ({exc})")
+                self._fail(step, f"no writer can be started ({exc})")
                 return
+        self._fail(step, "its writer was killed twice")
 
     def _start_writer(self) -> WriterLink:
         if self._snapshot is None:
@@ -338,4 +343,4 @@ class Checkpointer:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self.close(wait=kind is None)

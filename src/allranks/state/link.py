@@ -59,11 +59,6 @@ class WriterLink:
         self._listener = threading.Thread(target=self._listen, name="allranks-checkpoint", daemon=True)
         self._listener.start()
 
-    @property
-    def pid(self) -> int:
-        """Of the writer."""
-        return self._process.pid
-
     def ask(self, number: int, request: dict[str, object]) -> None:
         """Hand over a save.
 
@@ -71,14 +66,17 @@ class WriterLink:
             number: of the save in this run; its name ends with it.
             request: what `writer.Writer` takes.
         Raises:
-            WriterGoneError: there is nobody to take it.
+            WriterGoneError: there is nobody to take it; this link is closed.
         """
         with self._changed:
             self._asked = number
         try:
+            if self._is_gone:
+                raise BrokenPipeError
             self._connection.send(json.dumps(request).encode())
         except OSError as exc:
-            raise WriterGoneError(str(exc)) from exc
+            self.close()
+            raise WriterGoneError(f"pid {self._process.pid}") from exc
 
     def wait_written(self, timeout_s: float) -> bool:
         """Wait until this rank's part of the last save is written or given up: the memory is free again."""
@@ -93,12 +91,16 @@ class WriterLink:
         """Whether the writer has ended."""
         return self._is_gone
 
-    def close(self) -> None:
-        """Let the writer go when it is done; it is waited for briefly, and ends by itself later."""
+    def close(self, *, wait: bool = True) -> None:
+        """Let the writer go; it ends by itself when it is done.
+
+        Args:
+            wait: briefly, until it has.
+        """
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_WR)
         try:
-            self._process.wait(_LEAVE_S)
+            self._process.wait(_LEAVE_S if wait else 0)
         except subprocess.TimeoutExpired:
             self._process.returncode = 0  # not ours to wait for any more; it holds nothing that we need
         with contextlib.suppress(OSError):

@@ -8,18 +8,22 @@ first save is slow and all others are not. Nothing of it is left when trainer an
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
 from allranks.state.pack import HEADER, Piece
 
-SLICE_BYTES = 16 << 20
-MOST_THREADS = 4
-"""More do not make memory faster."""
+NUM_THREADS = 4
+"""Copying frees the interpreter. More do not make memory faster; fewer, or torch's own with a fixed share each, wait
+for the one that has to share its core."""
+SLICE_BYTES = 8 << 20
+SMALL_BYTES = 1 << 20
+"""What is smaller is copied before a thread has heard of it."""
 
 
 class Snapshot:
@@ -45,22 +49,31 @@ class Snapshot:
         devices = {piece.source.device for piece in pieces if piece.source.device.type == "cuda"}
         if devices and not self._is_pinned:
             self._pin()
-        _run([job for piece in pieces for job in self._jobs(piece)])
-        self._put(0, HEADER)
-        self._put(tail_at, tail)
+        plain = [piece for piece in pieces if _is_plain(piece.source)]
+        with ThreadPoolExecutor(NUM_THREADS) as pool:
+            slices = [job for piece in plain for job in self._slices(piece)]
+            waiting = [pool.submit(ctypes.memmove, *job) for job in slices if job[2] >= SMALL_BYTES]
+            for job in slices:
+                if job[2] < SMALL_BYTES:
+                    ctypes.memmove(*job)
+            for source, offset in pieces:
+                if not _is_plain(source):
+                    target = self._bytes[offset : offset + source.numel() * source.element_size()]
+                    target.view(source.dtype).view(source.shape).copy_(source, non_blocking=True)
+            self._put(0, HEADER)
+            self._put(tail_at, tail)
+            for done in waiting:
+                done.result()
         for device in devices:
             torch.cuda.synchronize(device)
 
-    def _jobs(self, piece: Piece) -> list[Callable[[], object]]:
+    def _slices(self, piece: Piece) -> Iterator[tuple[int, int, int]]:
+        """To, from and how much: addresses of a contiguous tensor's slices."""
         source, offset = piece
         size_bytes = source.numel() * source.element_size()
-        target = self._bytes[offset : offset + size_bytes]
-        if source.device.type != "cpu" or not source.is_contiguous() or source.is_conj() or source.is_neg():
-            shaped = target.view(source.dtype).view(source.shape)
-            return [lambda: shaped.copy_(source, non_blocking=True)]
-        flat = source.view(-1).view(torch.uint8)
-        slices = [slice(start, start + SLICE_BYTES) for start in range(0, size_bytes, SLICE_BYTES)]
-        return [lambda part=part: target[part].copy_(flat[part]) for part in slices]  # type: ignore[misc]
+        to, where = self._bytes.data_ptr() + offset, source.data_ptr()
+        for start in range(0, size_bytes, SLICE_BYTES):
+            yield to + start, where + start, min(SLICE_BYTES, size_bytes - start)
 
     def _put(self, offset: int, data: bytes) -> None:
         self._bytes[offset : offset + len(data)].copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
@@ -93,13 +106,6 @@ class Snapshot:
         os.close(self.descriptor)
 
 
-def _run(jobs: Sequence[Callable[[], object]]) -> None:
-    """In order where torch copies with several threads itself, else with some of our own: copying frees the GIL."""
-    num_threads = min(MOST_THREADS, len(os.sched_getaffinity(0)))
-    if torch.get_num_threads() > 1 or num_threads == 1:
-        for job in jobs:
-            job()
-        return
-    with ThreadPoolExecutor(num_threads) as pool:
-        for done in [pool.submit(job) for job in jobs]:
-            done.result()
+def _is_plain(source: torch.Tensor) -> bool:
+    """Whether its bytes lie in memory as they are to be saved."""
+    return source.device.type == "cpu" and source.is_contiguous() and not source.is_conj() and not source.is_neg()

@@ -93,8 +93,9 @@ def sweep(root: Path, *, run: str, below: int) -> None:
         if temp is None:
             continue
         of_run, _, number = temp[1].rpartition("-")
-        is_given_up = of_run == run and int(number) < below
-        if is_given_up or not is_being_written(path):
+        # A rank that is ahead may have written its part of a later save, and be gone.
+        is_left = int(number) < below if of_run == run else not is_being_written(path)
+        if is_left:
             shutil.rmtree(path, ignore_errors=True)
 
 

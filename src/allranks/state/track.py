@@ -28,14 +28,16 @@ from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.distributed_c10d import _get_default_store
+from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from allranks.model.errors import UsageError
 from allranks.report.text import say
 from allranks.state import rng
 from allranks.state.agree import Agreement, Wish
-from allranks.state.checkpoint import Checkpointer, Loaded
+from allranks.state.checkpoint import Checkpointer, Loaded, Stall
 from allranks.state.feed import Feed
 from allranks.state.pace import Pace
 from allranks.state.sampler import Share, mix
@@ -187,8 +189,11 @@ class Tracked:
         Raises:
             UsageError: it holds other parts than are tracked.
         """
+        shaped = self._shape_sharded_optimizers()
         loaded = self.checkpoints.load(self._common())
         if loaded is None:
+            for optimizer in shaped:
+                optimizer.state.clear()
             return
         kept = loaded.common["parts"]
         if kept.keys() != self._parts.keys():
@@ -206,6 +211,16 @@ class Tracked:
         if self._rank == 0:
             sizes = "" if is_same_size else f"; {loaded.world_size} ranks wrote it, {self._world_size} go on"
             say(f"resumed at step {self.step} from {loaded.directory}{sizes}")
+
+    def _shape_sharded_optimizers(self) -> list[torch.optim.Optimizer]:
+        """Give optimizers of sharded parameters (FSDP2) the state that a step makes, for the shards to go into."""
+        modules = [part for part in self._parts.values() if isinstance(part, torch.nn.Module)]
+        shaped = []
+        for part in self._parts.values():
+            if isinstance(part, torch.optim.Optimizer) and not part.state and _has_shards(part):
+                get_optimizer_state_dict(torch.nn.ModuleList(modules), part)
+                shaped.append(part)
+        return shaped
 
     def save_now(self) -> None:
         """Ask for a checkpoint: all ranks save at their next common boundary, whoever of them asked."""
@@ -303,21 +318,22 @@ class Tracked:
         agreed = self._agreement.reach(self.step, wish)
         is_in_turn = self._every is not None and self.step > 0 and self.step % self._every == 0
         if (agreed.saves or agreed.leaves or is_in_turn) and self._saved_step != self.step:
-            self._save()
+            stall = self._save()
+            if self._pace is not None and not agreed.leaves:
+                self._pace.save_done(stall, self.checkpoints.write_s)
         if agreed.saves:
             self._is_save_wanted = False
             self._order_done = order if is_order_due else self._order_done
         if agreed.leaves:
             self._leave(order.why if order is not None else "another rank was told to")
 
-    def _save(self) -> None:
+    def _save(self) -> Stall:
         self._tell_phase("saving")
         per_rank = {"rng": rng.capture(), "feed": self._feed.state_dict() if self._feed else None}
         stall = self.checkpoints.save(self.step, self._common(), per_rank)
-        if self._pace is not None:
-            self._pace.save_done(stall, self.checkpoints.write_s)
         self._saved_step = self.step
         self._tell_phase("training")
+        return stall
 
     def _common(self) -> dict[str, Any]:
         return {
@@ -367,6 +383,10 @@ class Tracked:
         said = f"rank {self._rank}: step {self.step} does not count, a collective failed; {kept}: {first_words(error)}"
         print(f"error: {said}", file=sys.stderr, flush=True)
         raise StepLost(said) from error
+
+
+def _has_shards(optimizer: torch.optim.Optimizer) -> bool:
+    return any(isinstance(parameter, DTensor) for group in optimizer.param_groups for parameter in group["params"])
 
 
 def _inner(part: Any) -> Any:

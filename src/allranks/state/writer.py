@@ -99,7 +99,7 @@ class Writer:
         run, _, number = attempt.rpartition("-")
         with contextlib.suppress(OSError):
             sweep(self._root, run=run, below=int(number))
-            self._keeper.retain(self._has_news)
+            self._keeper.retain(self._has_request)
 
     # The trainer
 
@@ -123,11 +123,12 @@ class Writer:
         return bool(select.select([self._trainer_process], [], [], 0)[0])
 
     def _has_news(self) -> bool:
-        """Whether the trainer is gone, or wants something else; one that has closed the connection wants nothing."""
-        if self._is_orphaned():
-            return True
-        is_ready = select.select([self._trainer], [], [], 0)[0]
-        return bool(is_ready and self._trainer.recv(1, socket.MSG_PEEK))
+        """Whether the trainer is gone, has closed the connection, or wants something else."""
+        return self._is_orphaned() or bool(select.select([self._trainer], [], [], 0)[0])
+
+    def _has_request(self) -> bool:
+        """The same, but one that has closed the connection can wait until all is tidy."""
+        return self._has_news() and bool(self._is_orphaned() or self._trainer.recv(1, socket.MSG_PEEK))
 
     def _tell(self, message: dict[str, object]) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):

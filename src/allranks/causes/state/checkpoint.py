@@ -30,6 +30,7 @@ class CheckpointCorrupt(Cause, id="AR601"):
 
         python -c "import torch, sys; torch.load(sys.argv[1], map_location='cpu', weights_only=True)" FILE
 
+    Whether a directory keeps checkpoints at all: `allranks check --checkpoints DIR`.
     Write to a temporary name and rename when it is complete, from one rank or with torch.distributed.checkpoint; look
     at `df` and the quota. A file of a few hundred bytes is a pointer: `git lfs pull`.
 
@@ -59,6 +60,9 @@ class CheckpointCorrupt(Cause, id="AR601"):
         Sign(r"BadZipFile: (?:File is not a zip file|Bad CRC-32)", Role.LIKELY),
         Sign(r"Unable to (?:synchronously )?open file \(truncated file"),
         Sign(r"No such file or directory: '(?P<thing>[^']{1,300}/\.metadata)'", Role.LIKELY),
+        # Our own: the first ends the job, the second is told by one that went on from an older checkpoint.
+        Sign(r"none of the (?P<present>[0-9]+) checkpoints in (?P<thing>[^ ]{1,300}) is whole, the newest: "),
+        Sign(r"checkpoint (?P<thing>/[^ ]{1,300}) is passed over: ", Role.CONTEXT, Blames.NAMED),
         Sign(r"Data loss: (?:Unable to open table file|not an sstable|file is too short)"),
         Sign(r"Client provided checkpoint load paths?: .{1,400} does not exist", Role.LIKELY),
         # Which one it was, as the line before tells: MMEngine, Megatron, DeepSpeed, Lightning.
@@ -93,6 +97,10 @@ class CheckpointCorrupt(Cause, id="AR601"):
         "zipfile.BadZipFile: File is not a zip file",
         "OSError: Unable to open file (truncated file: eof = 96, sblock->base_addr = 0, stored_eof = 2048)",
         "FileNotFoundError: [Errno 2] No such file or directory: '/ckpt/step-1000/.metadata'",
+        "allranks.state.checkpoint.CheckpointError: none of the 2 checkpoints in /scratch/ckpt is whole, the newest: "
+        "rank 1 reads rank_00001.state: block 3 of 96 does not match its checksum; move them away to begin anew",
+        "allranks: checkpoint /scratch/ckpt/step_300 is passed over: rank 0 reads MANIFEST.json: is not there; going "
+        "on from step_200",
         "tensorflow.python.framework.errors_impl.DataLossError: Data loss: not an sstable (bad magic number)",
         "load checkpoint from local path: work_dirs/basicvsr/iter_90000.pth",
         "Restoring states from the checkpoint path at /ckpt/last.ckpt",
@@ -104,6 +112,8 @@ class CheckpointCorrupt(Cause, id="AR601"):
         "Loading checkpoint shards: 100%|##########| 4/4 [00:11<00:00,  2.81s/it]",
         "FileNotFoundError: [Errno 2] No such file or directory: 'data/train.json'",
         "ValueError: dataset is corrupted: 3 empty documents",
+        "allranks: the checkpoint of step 3 is not written: Read-only file system (/scratch/ckpt); training goes on, "
+        "the newest is step 2",
     )
     no_fault_yet = "the lab's script writes its checkpoints whole; there is no drill that breaks one"
 

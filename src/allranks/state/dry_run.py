@@ -1,0 +1,169 @@
+"""Does this directory hold checkpoints?  Writes, kills the trainer in the middle, loads, alters, loads again.
+
+    python -m allranks.state.dry_run DIRECTORY        started by `allranks check --checkpoints DIRECTORY`
+
+Everything happens in a directory of its own below it, which is gone afterwards. Prints one JSON object.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from allranks.state.checkpoint import Checkpointer, CheckpointError, Loaded
+from allranks.state.commit import ORPHANED_PATIENCE_S, explain
+
+SIZE_BYTES = 64 << 20
+FINISH_S = ORPHANED_PATIENCE_S + 60.0
+"""How long the writer of the killed trainer may take."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One thing that was tried."""
+
+    name: str
+    is_fine: bool
+    note: str
+
+
+def try_directory(directory: Path) -> list[Step]:
+    """Return what was tried in this directory; the last one is what failed, if any did.
+
+    Args:
+        directory: made where it is not there, and gone again afterwards.
+    """
+    is_new = not directory.exists()
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        place = Path(tempfile.mkdtemp(prefix="allranks-check-", dir=directory))
+    except OSError as exc:
+        return [Step("write", False, explain(exc, directory))]
+    try:
+        return _try_all(place)
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
+        if is_new:
+            with contextlib.suppress(OSError):
+                directory.rmdir()
+
+
+def _try_all(place: Path) -> list[Step]:
+    said: list[str] = []
+    told, killed_s = _train_and_be_killed(place)
+    if "why" in told:
+        return [Step("write", False, told["why"])]
+    rate = SIZE_BYTES / 1e6 / told["write_s"]
+    steps = [
+        Step(
+            "write",
+            True,
+            f"{SIZE_BYTES / 1e6:.0f} MB in {told['write_s']:.2f} s ({rate:.0f} MB/s), flushed to disk; training was "
+            f"held up {told['stall_s'] * 1000:.0f} ms",
+        )
+    ]
+
+    def load() -> Loaded | None:
+        with Checkpointer(place, say=said.append) as checkpoints:
+            try:
+                return checkpoints.load()
+            except CheckpointError as exc:
+                said.append(str(exc))
+                return None
+
+    finished_s = _wait_for(lambda: (place / "step_2").exists() and not any(place.glob("*/rank_*.json")))
+    if finished_s is None:
+        note = f"its writer did not finish in {FINISH_S:.0f} s after the trainer was killed; {_last(said)}"
+        return [*steps, Step("kill", False, note)]
+    steps.append(Step("kill", True, f"trainer killed {killed_s * 1000:.0f} ms into a save; its writer finished it"))
+    began_s = time.monotonic()
+    loaded = load()
+    if loaded is None or loaded.step != 2 or not _is_of(2, loaded):
+        return [*steps, Step("load", False, f"what was written is not what is read: {_last(said)}")]
+    steps.append(Step("load", True, f"step 2 as it was saved, verified in {time.monotonic() - began_s:.2f} s"))
+    with (place / "step_2" / "rank_00000.state").open("r+b") as file:
+        file.seek(SIZE_BYTES // 2)
+        byte = file.read(1)[0]
+        file.seek(SIZE_BYTES // 2)
+        file.write(bytes([byte ^ 1]))
+    loaded = load()
+    if loaded is None or loaded.step != 1 or not _is_of(1, loaded):
+        return [*steps, Step("alter", False, f"one flipped bit: {_last(said)}")]
+    return [*steps, Step("alter", True, "one flipped bit: step 2 is refused, step 1 is taken")]
+
+
+def _train_and_be_killed(place: Path) -> tuple[dict[str, Any], float]:
+    """Fork a trainer and kill it in a save; returns what it told of the one before, and how long after that."""
+    theirs, ours = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(theirs)
+        try:
+            _train(place, ours)
+        finally:
+            os._exit(1)
+    os.close(ours)
+    with os.fdopen(theirs) as told:
+        line = told.readline()
+        began_s = time.monotonic()
+        told.readline()  # the second save has been handed over
+        os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    return json.loads(line or '{"why": "the trainer died"}'), time.monotonic() - began_s
+
+
+def _train(place: Path, told: int) -> None:
+    said: list[str] = []
+    checkpoints = Checkpointer(place, say=said.append)
+    checkpoints.save(0, _state(0), wait=True)  # the first one also makes the memory
+    stall = checkpoints.save(1, _state(1), wait=True)
+    if checkpoints.last_complete != 1:
+        os.write(told, json.dumps({"why": _last(said)}).encode() + b"\n")
+        return
+    answer = {"stall_s": stall.copy_s, "write_s": checkpoints.write_s}
+    os.write(told, json.dumps(answer).encode() + b"\n")
+    checkpoints.save(2, _state(2))
+    os.write(told, b"\n")
+    time.sleep(60)  # for the kill
+
+
+def _state(step: int) -> dict[str, torch.Tensor]:
+    return {"weights": torch.full((SIZE_BYTES // 4,), float(step))}
+
+
+def _is_of(step: int, loaded: Loaded) -> bool:
+    return bool(loaded.common["weights"].eq(step).all())
+
+
+def _last(said: list[str]) -> str:
+    return said[-1] if said else "nothing was said"
+
+
+def _wait_for(is_so: Callable[[], bool]) -> float | None:
+    began_s = time.monotonic()
+    while not is_so():
+        if time.monotonic() - began_s > FINISH_S:
+            return None
+        time.sleep(0.02)
+    return time.monotonic() - began_s
+
+
+def main() -> None:
+    """Try the directory of the command line."""
+    print(json.dumps([asdict(step) for step in try_directory(Path(sys.argv[1]))]))
+
+
+if __name__ == "__main__":
+    main()

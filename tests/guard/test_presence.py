@@ -1,0 +1,158 @@
+"""Is a node gone, by two signs? Is a process stopped?"""
+
+from __future__ import annotations
+
+import pytest
+
+from allranks.guard.presence import (
+    find_suspects,
+    judge_gone,
+    judge_stopped,
+    pick_triers,
+    targets_of,
+)
+from allranks.guard.scene import Tried
+from allranks.model.beat import ProcessState, TrySeen
+from allranks.model.finding import Confidence
+
+from .scenes import NOW_S, away, beat, call, scene, waiting
+
+NUM = 4
+GONE = 2
+
+
+def picture(*, silent_s: float, is_lost: bool = False, tries=(), down: str = "", waits: bool = False, who=(GONE,)):
+    """Four nodes, of which one fell silent; tries: (from, network, connects, refused)."""
+    ranks = [waiting(i, call(), num=NUM, for_s=20.0) if waits and i != GONE else away(i, num=NUM) for i in range(NUM)]
+    made = scene([beat(i, ranks[i]) for i in range(NUM)])
+    for index in who:
+        node = made.nodes[index]
+        node.heard_s = NOW_S - silent_s
+        node.lost_s, node.lost_reason = (NOW_S - silent_s, "connection reset") if is_lost else (None, "")
+        node.down_reason = down
+        made.ranks[index].told_s = NOW_S - silent_s
+    for source, network, connects, refused in tries:
+        for index in who:
+            seen = TrySeen(target=index, network=network, connects=connects, refused=refused, carries=None)
+            made.nodes[source].tries[index, network] = [Tried(seen, NOW_S)]
+    return made
+
+
+NO_ANSWER = [(0, "data", False, False), (0, "control", False, False), (1, "data", False, False)]
+ANSWERS = [(0, "data", True, False), (0, "control", True, False)]
+REFUSED = [(0, "control", True, True)]
+TABLE = {
+    # name: (what is known, what is said or None, confidence)
+    "silent for a moment": ({"silent_s": 0.5}, None, None),
+    "silent, and not tried yet": ({"silent_s": 3.5}, None, None),
+    "silent, and no answer on any network": ({"silent_s": 3.5, "tries": NO_ANSWER}, "answers on no network", "certain"),
+    "not silent for long enough": ({"silent_s": 2.0, "tries": NO_ANSWER}, None, None),
+    "lost, and no answer": ({"silent_s": 1.0, "is_lost": True, "tries": NO_ANSWER}, "answers on no network", "certain"),
+    "lost, and tried on one network only": ({"silent_s": 1.0, "is_lost": True, "tries": NO_ANSWER[:1]}, None, None),
+    "lost, and refused": ({"silent_s": 0.3, "is_lost": True, "tries": REFUSED}, "its agent is gone", "certain"),
+    "silent, and refused": ({"silent_s": 1.0, "tries": REFUSED}, "its agent is gone", "certain"),
+    "silent, and its machine answers": ({"silent_s": 8.0, "tries": ANSWERS}, None, None),
+    "one path answers": ({"silent_s": 8.0, "tries": [*NO_ANSWER, (1, "control", True, False)]}, None, None),
+    "mute for long, and nobody waits": ({"silent_s": 100.0, "tries": ANSWERS}, None, None),
+    "mute for long, and others wait": (
+        {"silent_s": 9.5, "tries": ANSWERS, "waits": True},
+        "its agent does not speak",
+        "likely",
+    ),
+    "lost for long, and its machine answers": (
+        {"silent_s": 9.5, "is_lost": True, "tries": ANSWERS},
+        "its agent does not speak",
+        "likely",
+    ),
+    "lost, and SLURM calls it down": (
+        {"silent_s": 0.5, "is_lost": True, "down": "sinfo: node03 down*"},
+        "the node is gone",
+        "certain",
+    ),
+    "speaks, and SLURM calls it down": ({"silent_s": 0.1, "down": "sinfo: node03 drain"}, None, None),
+    "lost, and nobody can try": ({"silent_s": 6.5, "is_lost": True}, "nobody can try its machine", "likely"),
+}
+
+
+@pytest.mark.parametrize("case", TABLE)
+def test_it_takes_two_signs(case):
+    known, message, confidence = TABLE[case]
+    judged, _ = judge_gone(picture(**known), NOW_S)
+    if message is None:
+        assert judged is None
+        return
+    finding = judged.findings[0]
+    assert (finding.cause, finding.node, finding.ranks) == ("AR012 node-failure", "node03", (2,))
+    assert message in finding.message
+    assert finding.confidence == confidence
+    assert (judged.nodes, judged.cures, judged.exit_code, judged.is_retryable) == ((2,), True, 75, True)
+    assert finding.evidence
+    assert finding.fix
+
+
+def test_two_nodes_are_named_in_one_verdict():
+    made = picture(silent_s=3.5, tries=NO_ANSWER[:2], who=(1, 2))
+    judged, may_grow = judge_gone(made, NOW_S)
+    assert ([finding.node for finding in judged.findings], judged.nodes, may_grow) == (
+        ["node02", "node03"],
+        (1, 2),
+        False,
+    )
+
+
+def test_a_second_silent_node_may_still_join_the_verdict():
+    made = picture(silent_s=3.5, tries=NO_ANSWER)
+    made.nodes[3].heard_s = NOW_S - 2.0
+    assert judge_gone(made, NOW_S)[1] is True
+
+
+def test_when_all_others_fall_silent_the_link_of_the_leader_is_at_fault():
+    judged, _ = judge_gone(picture(silent_s=3.5, tries=NO_ANSWER[:2], who=(1, 2, 3)), NOW_S)
+    assert (judged.findings[0].cause, judged.nodes) == ("AR210 link-down", (0,))
+
+
+def test_a_node_that_never_spoke_gets_its_time():
+    made = scene([beat(0, away(0, num=2))], num=2, began_s=NOW_S - 10)
+    assert find_suspects(made, NOW_S) == []
+    assert [node.index for node in find_suspects(made, NOW_S + 6)] == [1]
+
+
+def test_a_node_whose_ranks_have_all_left_may_be_silent():
+    made = picture(silent_s=60.0, tries=NO_ANSWER)
+    made.left[GONE] = NOW_S - 60
+    assert judge_gone(made, NOW_S)[0] is None
+
+
+def test_the_leaders_node_and_some_others_try_both_networks():
+    made = picture(silent_s=2.0)
+    suspects = find_suspects(made, NOW_S)
+    assert [node.index for node in suspects] == [2]
+    assert [node.index for node in pick_triers(made, suspects)] == [0, 1, 3]
+    targets = targets_of(suspects[0])
+    assert [(t.network, t.address, t.port) for t in targets] == [
+        ("data", "192.168.20.3", 4000),
+        ("control", "10.0.0.3", 4001),
+    ]
+
+
+STOPPED = {
+    "stopped for long": (ProcessState.STOPPED, 1.6, True),
+    "stopped just now": (ProcessState.STOPPED, 1.4, False),
+    "in a debugger for long": (ProcessState.TRACED, 1.6, True),
+    "sleeping for ever": (ProcessState.SLEEPING, 1e6, False),
+    "in the kernel": (ProcessState.BLOCKED, 60.0, False),
+    "dead": (ProcessState.GONE, 60.0, False),
+}
+
+
+@pytest.mark.parametrize("case", STOPPED)
+def test_only_a_process_that_is_stopped_for_long_is_at_fault(case):
+    state, for_s, is_fault = STOPPED[case]
+    ranks = [away(0, num=2), away(1, num=2, state=state, state_for_s=for_s)]
+    judged = judge_stopped(scene([beat(i, rank) for i, rank in enumerate(ranks)]))
+    assert (judged is not None) is is_fault
+    if judged is not None:
+        finding = judged.findings[0]
+        assert (finding.cause, finding.node, finding.ranks) == ("AR010 process-stopped", "node02", (1,))
+        assert "kill -CONT 101" in finding.fix
+        assert (finding.confidence, judged.cures) == (Confidence.CERTAIN, False)

@@ -1,0 +1,159 @@
+"""Who keeps the others waiting, and what is said of it?"""
+
+from __future__ import annotations
+
+import pytest
+
+from allranks.guard.waits import find_waiting, judge_blocked, judge_hang, judge_left, longest_wait_s, say_slow
+from allranks.model.beat import CallSeen, GroupSeen, ProcessState, RankBeat
+
+from .scenes import NOW_S, away, beat, call, scene, waiting
+
+NUM = 4
+
+
+def picture(odd: RankBeat | None, *, for_s: float = 41.0, left=()):
+    """Rank 2 is elsewhere, the others wait in collective 5."""
+    ranks = [odd if i == 2 else waiting(i, call(), num=NUM, for_s=for_s) for i in range(NUM)]
+    made = scene([beat(i, *([rank] if rank else [])) for i, rank in enumerate(ranks)], left=left)
+    for view in made.ranks.values():
+        view.moved_s = NOW_S - for_s
+    return made
+
+
+SLOW = {
+    "user code": (
+        away(2, num=NUM),
+        "slow: rank 2 has been in user code for 41 s: evaluate.py:88 in run; 3 ranks wait",
+        "AR408 stuck-rank",
+    ),
+    "a place that is not known": (
+        away(2, num=NUM, at=""),
+        "slow: rank 2 has been in user code for 41 s; 3 ranks wait",
+        "AR408 stuck-rank",
+    ),
+    "the GIL": (
+        away(2, num=NUM, silent_s=40.6, state=ProcessState.RUNNING),
+        "slow: rank 2 has let no other thread run for 41 s (something holds the GIL): evaluate.py:88 in run; "
+        "3 ranks wait",
+        "AR408 stuck-rank",
+    ),
+    "the kernel": (
+        away(2, num=NUM, state=ProcessState.BLOCKED, state_for_s=40.0),
+        "slow: rank 2 waits in the kernel for 40 s (state D: a disk, a file server): evaluate.py:88 in run; "
+        "3 ranks wait",
+        "AR606 filesystem-hang",
+    ),
+    "a file": (
+        away(2, num=NUM, at="torch/serialization.py:944 in save"),
+        "slow: rank 2 has been in user code for 41 s: torch/serialization.py:944 in save; 3 ranks wait",
+        "AR606 filesystem-hang",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", SLOW)
+def test_the_rank_that_has_not_come_is_named_with_its_place(case):
+    odd, line, cause = SLOW[case]
+    made = picture(odd)
+    found = find_waiting(made, NOW_S)
+    assert (found.sinks, found.waiting, round(found.waited_s)) == ((2,), (0, 1, 3), 41)
+    assert say_slow(made, found, NOW_S) == line
+    judged = judge_hang(made, found, NOW_S)
+    finding = judged.findings[0]
+    assert (finding.cause, finding.ranks, finding.node, judged.exit_code) == (cause, (2,), "node03", 124)
+    assert finding.victims == (0, 1, 3)
+    assert "waited" in finding.message
+
+
+def test_nobody_waits_in_a_job_that_computes():
+    made = scene([beat(i, away(i, num=3)) for i in range(3)])
+    assert find_waiting(made, NOW_S) is None
+    assert longest_wait_s(made, NOW_S) == 0.0
+
+
+def grouped(rank: int, **groups: tuple[tuple[int, ...], int, int, float]) -> RankBeat:
+    seen = tuple(
+        GroupSeen(name=name, ranks=ranks, enqueued=enqueued, completed=completed, waiting_s=waits_s)
+        for name, (ranks, enqueued, completed, waits_s) in groups.items()
+    )
+    return RankBeat(rank=rank, silent_s=0.0, groups=seen)
+
+
+def test_the_walk_goes_through_groups_to_the_one_that_waits_for_nobody():
+    # Rank 0 waits for 1 in tp, which waits for 3 in dp, which waits for nobody.
+    made = scene(
+        [
+            beat(0, grouped(0, tp0=((0, 1), 6, 5, 31.0), dp0=((0, 2), 2, 2, 0.0))),
+            beat(1, grouped(1, tp0=((0, 1), 5, 5, 0.0), dp1=((1, 3), 3, 2, 32.0))),
+            beat(2, grouped(2, tp1=((2, 3), 6, 5, 30.5), dp0=((0, 2), 2, 2, 0.0))),
+            beat(3, grouped(3, tp1=((2, 3), 5, 5, 0.0), dp1=((1, 3), 2, 2, 0.0))),
+        ]
+    )
+    found = find_waiting(made, NOW_S)
+    assert (found.sinks, found.waiting) == ((3,), (0, 1, 2))
+
+
+def test_a_circle_through_two_groups_is_undecided():
+    made = scene(
+        [
+            beat(0, grouped(0, a=((0, 1), 6, 5, 200.0), b=((0, 1), 2, 2, 0.0))),
+            beat(1, grouped(1, a=((0, 1), 5, 5, 0.0), b=((0, 1), 3, 2, 200.0))),
+        ]
+    )
+    found = find_waiting(made, NOW_S)
+    assert found.sinks == ()
+    assert say_slow(made, found, NOW_S).startswith("slow: ranks 0-1 wait for each other for 200 s")
+    judged = judge_hang(made, found, NOW_S)
+    assert (judged.findings[0].cause, judged.findings[0].confidence) == ("AR490 collective-timeout", "undecided")
+
+
+def test_all_there_names_nobody():
+    made = scene([beat(i, waiting(i, call(), num=3, for_s=200.0)) for i in range(3)])
+    found = find_waiting(made, NOW_S)
+    assert found.sinks == ()
+    judged = judge_hang(made, found, NOW_S)
+    assert "all ranks came to collective 5 of group 0" in judged.findings[0].message
+    assert (judged.ranks, judged.nodes) == ((), ())
+
+
+def test_a_receive_waits_for_its_sender():
+    receive = CallSeen(group="0", seq=1, op="recv", place="pipe.py:4 in f", peer=0)
+    group = GroupSeen(name="0", ranks=(0, 1, 2), enqueued=4, completed=4, waiting_s=35.0)
+    made = scene(
+        [
+            beat(0, away(0, num=3)),
+            beat(1, RankBeat(rank=1, silent_s=0.0, groups=(group,), calls=(receive,))),
+            beat(2, waiting(2, call(), num=3, for_s=33.0)),
+        ]
+    )
+    found = find_waiting(made, NOW_S)
+    assert found.sinks == (0,)
+    assert set(found.waiting) == {1, 2}
+
+
+def test_old_words_of_a_rank_that_has_gone_on_name_nobody():
+    # Rank 2 said "in user code, at 4" some time ago; the others have finished 6 since, so it was there.
+    ranks = [waiting(i, call(7), num=NUM, for_s=31.0) for i in range(NUM)]
+    ranks[2] = away(2, num=NUM, silent_s=50.0)
+    made = scene([beat(i, rank) for i, rank in enumerate(ranks)])
+    found = find_waiting(made, NOW_S)
+    assert found is None or found.sinks != (2,)
+
+
+def test_a_rank_that_left_is_named_by_those_who_wait_for_it():
+    made = picture(away(2, num=NUM), for_s=5.0, left=(2,))
+    found = find_waiting(made, NOW_S)
+    judged = judge_left(made, found)
+    assert (judged.findings[0].cause, judged.ranks, judged.is_retryable) == ("AR407 dead-rank", (2,), False)
+    assert judge_left(picture(away(2, num=NUM), for_s=1.0, left=(2,)), find_waiting(made, NOW_S)) is not None
+    young = picture(away(2, num=NUM), for_s=1.0, left=(2,))
+    assert judge_left(young, find_waiting(young, NOW_S)) is None
+
+
+def test_what_the_kernel_holds_for_hang_s_is_a_file_system():
+    held = away(2, num=NUM, state=ProcessState.BLOCKED, state_for_s=121.0)
+    made = scene([beat(i, held if i == 2 else away(i, num=NUM)) for i in range(NUM)])
+    judged = judge_blocked(made)
+    assert (judged.findings[0].cause, judged.nodes, judged.cures) == ("AR606 filesystem-hang", (2,), True)
+    assert judge_blocked(picture(away(2, num=NUM, state=ProcessState.BLOCKED, state_for_s=60.0))) is None

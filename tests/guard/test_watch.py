@@ -1,0 +1,117 @@
+"""One beat of a node: its workers, its connections, its tries; and what is kept at a verdict."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+
+import pytest
+
+from allranks.guard.watch import Watch
+from allranks.model.beat import GroupSeen, ProcessState, RankBeat
+from allranks.recorder.waits import StopKind, find_stops
+from allranks.why.dumps import find_dumps, is_dump, read_dumps
+from allranks.wire.protocol import Try, TryTarget
+
+from .scenes import FAST, call
+
+
+class Told:
+    """A worker that tells what it is given."""
+
+    def __init__(self, beat: RankBeat) -> None:
+        self.rank = beat.rank
+        self._beat = beat
+
+    def look(self) -> RankBeat:
+        return self._beat
+
+
+@pytest.fixture
+def watch():
+    watch = Watch(FAST, data_address="127.0.0.1", control_address="127.0.0.2")
+    yield watch
+    watch.close()
+
+
+def rank_in(number: int, *calls, pid: int = 0, **more) -> RankBeat:
+    group = GroupSeen(name="0", ranks=(0, 1), enqueued=calls[-1].seq if calls else 4, completed=4)
+    return RankBeat(rank=number, pid=pid, groups=(group,), calls=calls, **more)
+
+
+def test_a_beat_is_due_every_beat_s(watch):
+    watch.begin(3, [Told(rank_in(4))], 100.0, node_index=2)
+    beats = [watch.turn(100.0 + tick * 0.05) for tick in range(9)]
+    assert [beat is not None for beat in beats] == [True, False, False, False, True, False, False, False, True]
+    beat = beats[0]
+    assert (beat.node_index, beat.generation, beat.ranks[0].rank) == (2, 3, 4)
+    assert beat.addresses[0] == "127.0.0.1"
+    assert all(port > 0 for port in beat.try_ports)
+    assert beat.try_ports[0] != beat.try_ports[1]
+    assert abs(beat.time_ns / 1e9 - time.time()) < 10
+
+
+def test_two_watches_try_each_other(watch):
+    other = Watch(FAST, data_address="127.0.0.3", control_address="127.0.0.3")
+    other.begin(0, [], time.monotonic(), node_index=1)
+    ports = other.beat(time.monotonic()).try_ports
+    assert ports[0] == ports[1]
+    targets = (
+        TryTarget(node_index=1, network="data", address="127.0.0.3", port=ports[0]),
+        TryTarget(node_index=1, network="control", address="127.0.0.3", port=ports[1]),
+    )
+    watch.begin(0, [], time.monotonic(), node_index=0)
+    watch.order(Try(targets=targets, within_s=2.0), time.monotonic())
+    end_s = time.monotonic() + 3.0
+    while len(seen := watch.beat(time.monotonic()).tries) < 2 and time.monotonic() < end_s:
+        watch.turn(time.monotonic())
+        other.turn(time.monotonic())
+        time.sleep(0.02)
+    other.close()
+    assert {(each.network, each.connects, each.carries) for each in seen} == {
+        ("data", True, True),
+        ("control", True, True),
+    }
+
+
+def test_an_address_of_another_machine_opens_no_door():
+    watch = Watch(FAST, data_address="192.0.2.1", control_address="192.0.2.1")
+    watch.begin(0, [], 100.0, node_index=0)
+    assert watch.beat(100.0).try_ports == (0, 0)
+    watch.close()
+
+
+def test_what_is_kept_can_be_read_by_why(watch, tmp_path):
+    code = "import time\ndef stuck():\n    time.sleep(60)\nstuck()\n"
+    with subprocess.Popen([sys.executable, "-c", code]) as child:
+        try:
+            time.sleep(1.0)
+            waiting = rank_in(0, call(5, created_ns=5), pid=child.pid)
+            late = rank_in(1, call(4, created_ns=4, is_done=True))
+            watch.begin(0, [Told(waiting), Told(late)], 100.0, node_index=0)
+            watch.turn(100.0)
+            written = {path.name for path in watch.keep(tmp_path, within_s=10.0)}
+        finally:
+            child.kill()
+    assert written == {"recorder_rank_0.json", "recorder_rank_1.json", "rank_0.stack.txt"}
+    assert "stuck (<string>:3)" in (tmp_path / "rank_0.stack.txt").read_text()
+    assert is_dump(tmp_path / "recorder_rank_0.json")
+    assert json.loads((tmp_path / "recorder_rank_0.json").read_text())["entries"][0]["frames"][0]["line"] == 12
+    problems = []
+    (stop,) = find_stops(read_dumps(find_dumps([str(tmp_path)]), problems))
+    assert problems == []
+    assert (stop.kind, stop.ranks) == (StopKind.MISSING, (1,))
+
+
+def test_a_directory_that_cannot_be_written_keeps_nothing(watch, tmp_path):
+    watch.begin(0, [Told(rank_in(0, call()))], 100.0, node_index=0)
+    watch.turn(100.0)
+    assert watch.keep(tmp_path / "nowhere", within_s=1.0) == []
+
+
+def test_the_dead_are_not_asked_for_their_stack(watch, tmp_path):
+    watch.begin(0, [Told(rank_in(0, pid=1, state=ProcessState.GONE))], 100.0, node_index=0)
+    watch.turn(100.0)
+    assert watch.keep(tmp_path, within_s=1.0) == []
