@@ -98,6 +98,7 @@ class Crew:
             env=self.env,
             hook_path=HOOK_PATH,
             checkpoints=Path(self.job.request.checkpoint_dir or self.run_dir.path / "checkpoints").absolute(),
+            recorder=(node_path / "recorder_rank_").absolute(),
         )
         self.run_dir.write_settings(me.name, self.settings)
         self._ending = None

@@ -40,6 +40,15 @@ def become_subreaper() -> None:
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
+def die_with(agent_pid: int) -> None:
+    """Have this process, freshly forked, end with its agent. Called between fork and exec."""
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    # SLURM may send its warning to every process of the step; a script that has a handler sets its own.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    if os.getppid() != agent_pid:  # the agent died between fork and prctl
+        os._exit(128 + signal.SIGKILL)
+
+
 @dataclass(slots=True)
 class Worker:
     """One training process, one rank."""
@@ -73,14 +82,6 @@ class Worker:
             OSError: its output files cannot be written.
         """
         agent_pid = os.getpid()
-
-        def die_with_agent() -> None:
-            _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            # SLURM may send its warning to every process of the step; a script that has a handler sets its own.
-            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-            if os.getppid() != agent_pid:  # the agent died between fork and prctl
-                os._exit(128 + signal.SIGKILL)
-
         self.error_file.unlink(missing_ok=True)
         with self.out_path.open("ab") as out, self.err_path.open("ab") as err:
             self.out_start, self.err_start = out.tell(), err.tell()
@@ -92,7 +93,7 @@ class Worker:
                     stderr=err,
                     start_new_session=True,
                     pass_fds=tuple(pass_fds),
-                    preexec_fn=die_with_agent,
+                    preexec_fn=lambda: die_with(agent_pid),
                 )
             except (OSError, subprocess.SubprocessError) as exc:
                 reason = f"{command[0]}: {exc.strerror if isinstance(exc, OSError) else exc}"
@@ -124,6 +125,8 @@ class Worker:
         if self.process is None or self.end is not None:
             return
         self.told_to_end = True
+        if self.cell is not None:
+            self.cell.end()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signum)
 
