@@ -24,12 +24,15 @@ from allranks.launch import container
 from allranks.launch.console import Console
 from allranks.launch.environment import HOOK_PATH, node_settings, rank_settings
 from allranks.launch.plan import JobPlan
+from allranks.launch.standby import Standby
 from allranks.launch.workers import Worker, end_left_behind, find_writers, kill_descendants
 from allranks.model.setting import Setting
 from allranks.report.rundir import RunDir
 from allranks.wire.protocol import Order, Plan
 from allranks.wire.secret import SECRET_VARIABLE
 
+LOCAL_RANK = "${local_rank}"
+"""What stands for the local rank in a worker's arguments, as torchrun has it."""
 REAP_S = 1.0
 """After SIGKILL: whoever is still there then is held by the kernel."""
 
@@ -78,6 +81,7 @@ class Crew:
     console: Console = field(default_factory=Console)
     workers: list[Worker] = field(default_factory=list)
     settings: list[Setting] = field(default_factory=list)
+    _standbys: list[Standby] = field(default_factory=list)
     _ending: _Ending | None = None
 
     # Starting
@@ -130,16 +134,18 @@ class Crew:
         own = rank_settings(group, local_rank, error_file=worker.error_file.absolute())
         values = self._base_env() | {setting.name: setting.value for setting in own}
         values["ALLRANKS_STARTED_S"] = str(time.time())
-        command = [word.replace("${local_rank}", str(local_rank)) for word in self.command]
-        fds = [worker.cell.fd] if worker.cell else []
-        if worker.cell:
-            values["ALLRANKS_CELL_FD"] = str(worker.cell.fd)
+        command = [word.replace(LOCAL_RANK, str(local_rank)) for word in self.command]
+        fds = {"ALLRANKS_CELL_FD": worker.cell.fd} if worker.cell else {}
         if self.store_fd is not None and rank == 0:
-            fds.append(self.store_fd)
+            fds["ALLRANKS_STORE_FD"] = self.store_fd
+        values |= {name: str(fd) for name, fd in fds.items()}
         if self.job.request.container:
             handed = [setting.name for setting in (*self.settings, *own)]
             command, values = self._in_container(command, values, handed)
-        worker.start(command, values, pass_fds=fds)
+        while self._standbys:
+            if worker.take_over(self._standbys.pop(), values, fds=fds):
+                return worker
+        worker.start(command, values, pass_fds=tuple(fds.values()))
         return worker
 
     def _base_env(self) -> dict[str, str]:
@@ -166,8 +172,12 @@ class Crew:
 
     def prepare_standbys(self) -> None:
         """Have a process with torch imported ready for each worker, so that a restart does not wait for imports."""
-        if not self.has_standbys:
+        env = self._base_env()
+        if not self.has_standbys or not Standby.can_serve(self.command, env) or LOCAL_RANK in " ".join(self.command):
             return
+        self._standbys = [standby for standby in self._standbys if standby.is_alive]
+        for _ in range(len(self.workers) - len(self._standbys)):
+            self._standbys.append(Standby.start(self.command, env))
 
     # Ending
 
@@ -245,7 +255,7 @@ class Crew:
 
     def sweep(self, grace_s: float) -> list[str]:
         """End what the workers left running; returns names and pids."""
-        return end_left_behind(grace_s, spared=self.spared())
+        return end_left_behind(grace_s, spared=[*self.spared(), *(each.process.pid for each in self._standbys)])
 
     def wait_for_writers(self, patience_s: float) -> None:
         """Let checkpoints be written to their end: after this process, SLURM ends whatever is left of the step."""
@@ -262,6 +272,9 @@ class Crew:
 
     def close(self) -> None:
         """End whatever is left, and show the last output."""
+        for standby in self._standbys:
+            standby.end()
+        self._standbys = []
         if self.still_running:
             kill_descendants()
         self.console.close()
