@@ -132,8 +132,11 @@ class Session:
             UsageError: something has no state_dict, or the newest checkpoint holds other parts.
         """
         from allranks.state.pace import pace_from_env
+        from allranks.state.sigterm import leave_to_agent
         from allranks.state.track import track
 
+        if (cell := _own_cell()) is not None:
+            leave_to_agent(lambda: cell.is_ending)
         every = checkpoint_every or int(os.environ.get("ALLRANKS_CHECKPOINT_EVERY") or 0) or None
         num_nodes = -(-self.world_size // self.local_world_size)
         default = RUN_ROOT / self.job / "checkpoints" if self.job else Path("checkpoints")
@@ -143,7 +146,7 @@ class Session:
             every=every,
             rank=self.rank,
             world_size=self.world_size,
-            cell=_own_cell(),
+            cell=cell,
             device=self.device,
             on_exit=self._on_exit,
             on_loss=_say_last_words,

@@ -156,7 +156,7 @@ def _wait_for_outcome(job: Running, strike: type[Strike], start: tuple[int, int]
     def has_resumed() -> bool:
         newest = job.target.newest()
         num_ranks = next((each.world for each in newest.values()), 0)
-        if strike.is_needed_again and num_ranks < len(job.hosts):
+        if strike.is_needed_again and num_ranks < job.num_nodes:
             return False
         return job.target.is_stepping(num_ranks, after=start)
 

@@ -58,7 +58,9 @@ class Running:
         self.directory = directory
         self.output = directory / "output.txt"
         self.target = Target(directory)
-        self.hosts = lab.planned_hosts()[1 if self._strike.leaves_first_out else 0 :]
+        self.first = lab.planned_hosts()[0]
+        available = len(lab.planned_hosts()) - self._strike.leaves_first_out
+        self.num_nodes = min(self._strike.most_nodes or available, available)
         self._process: subprocess.Popen[bytes] | None = None
 
     def begin(self, program: Path, arguments: Sequence[str] = ()) -> None:
@@ -84,7 +86,7 @@ class Running:
 
     def begin_torchrun(self) -> None:
         """Start the plain program under torchrun, with the same number of restarts."""
-        first = self.hosts[0]
+        first = self.first
         # What a careful user sets: each node's own data interface.
         nic = f"$(ip -oneline address show to {ip_interface(first.data_address).network} | awk '{{print $2; exit}}')"
         torchrun = [
@@ -104,9 +106,9 @@ class Running:
         def is_there() -> bool:
             if self.has_ended():
                 raise SetupError(f"lab: the job ended before it trained: {_last_line(self.output)}")
-            return self.target.is_stepping(len(self.hosts))
+            return self.target.is_stepping(self.num_nodes)
 
-        self.target.wait(is_there, deadline_s, f"{len(self.hosts)} ranks to train; see {self.output}")
+        self.target.wait(is_there, deadline_s, f"{self.num_nodes} ranks to train; see {self.output}")
         if not self.target.job_id:
             self.target.job_id = self._ask("squeue", "--noheader", "--format=%i").split()[0]
 
@@ -165,25 +167,24 @@ class Running:
 
     def _nodes(self) -> str:
         low, _, high = self._strike.nodes.partition(":")
-        most = min(int(high), len(self.hosts))
+        most = min(int(high), self.num_nodes)
         return f"{min(int(low), most)}:{most}"
 
     def _srun(self, command: Sequence[str]) -> None:
         srun = [
-            *("srun", f"--nodes={len(self.hosts)}", "--ntasks-per-node=1", "--no-kill", "--kill-on-bad-exit=0"),
+            *("srun", f"--nodes={self.num_nodes}", "--ntasks-per-node=1", "--no-kill", "--kill-on-bad-exit=0"),
             *(f"--time={TIME_MINUTES}", "--label"),
         ]
-        self._process = start_on(self._lab, self.hosts[0].name, [*srun, *command], self.output)
+        self._process = start_on(self._lab, self.first.name, [*srun, *command], self.output)
 
     def _submit(self, words: Sequence[str]) -> None:
-        first = self._lab.planned_hosts()[0].name
         flags = [
-            *("--nodes", str(len(self.hosts)), "--output", str(self.output), "--time", str(TIME_MINUTES)),
+            *("--nodes", str(self.num_nodes), "--output", str(self.output), "--time", str(TIME_MINUTES)),
             *self._strike.submit_flags,
-            *(("--exclude", first) if self._strike.leaves_first_out else ()),
+            *(("--exclude", self.first.name) if self._strike.leaves_first_out else ()),
         ]
         said = self.directory / "submitted.txt"
-        process = start_on(self._lab, first, ["allranks", "submit", "--json", *flags, *words], said)
+        process = start_on(self._lab, self.first.name, ["allranks", "submit", "--json", *flags, *words], said)
         process.wait(30)
         found = re.search(r'"job": ?"?(\d+)', said.read_text())
         if process.returncode or found is None:
@@ -192,7 +193,7 @@ class Running:
 
     def _ask(self, *command: str) -> str:
         """What a command of SLURM says, on the first node."""
-        first = machines.find_inits(self._lab.dir)[self._lab.planned_hosts()[0].name]
+        first = machines.find_inits(self._lab.dir)[self.first.name]
         return machines.run_in(first, command, must_work=False).stdout
 
 

@@ -87,14 +87,15 @@ def judge(strike: type[Strike], seen: Seen, truth: Culprit, ranks: Sequence[int]
         ranks: which ranks' it was; none where a verdict need not name them.
     """
     wrong = [f"false alarm before: {each['cause']}" for each in seen.events if _is_early(each, seen)]
-    if strike.severity is Expected.SURVIVED:
+    is_survived = strike.severity is Expected.SURVIVED
+    if is_survived or not strike.cause:
         allowed = {*strike.cause, *strike.also}
         accused = [each for each in seen.verdicts() if str(each["cause"])[:5] not in allowed]
         wrong += [f"accused: {each['cause']} {each.get('node') or ''}".rstrip() for each in accused]
-        if seen.next_step() is not None:
-            wrong.append("it was started again")
-    elif strike.cause:
+    else:
         wrong += _judge_verdict(strike, seen, truth, ranks)
+    if is_survived and seen.next_step() is not None:
+        wrong.append("it was started again")
     if strike.severity is Expected.RESUMED:
         wrong += _judge_next_step(strike, seen)
     wrong += _judge_end(strike, seen)

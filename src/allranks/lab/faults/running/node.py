@@ -123,10 +123,11 @@ class BelowMinimum(NodeStrike, name="below-minimum", cause=("AR608", "AR012")):
 
 
 class LeaderNodeKilled(NodeStrike, name="leader-node-killed", cause="AR012"):
-    """The machine of the batch script and the leader is gone: SLURM requeues the job, which resumes elsewhere."""
+    """The machine of the batch script and the leader is gone: the job is put back into the queue, and resumes."""
 
     launch, verdict_s, next_step_s, watch_s = Launch.BATCH, None, None, 150.0
     leaves_first_out: ClassVar = True
+    most_nodes: ClassVar = 4
 
     @classmethod
     def strike(cls, scene: Scene, target: Target) -> float:

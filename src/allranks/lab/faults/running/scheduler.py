@@ -8,9 +8,7 @@ from typing import ClassVar
 from allranks.lab.faults.fault import Culprit, Expected, Scene
 from allranks.lab.faults.running.strike import Launch, Strike
 from allranks.lab.faults.running.target import Target
-
-URGENT_PARTITION = "urgent"
-"""Its jobs take the nodes of the others' (lab/slurm.py)."""
+from allranks.lab.slurm import URGENT_PARTITION
 
 
 class SlurmStrike(Strike):
@@ -31,12 +29,20 @@ class SlurmStrike(Strike):
     @classmethod
     def strike(cls, scene: Scene, target: Target) -> float:
         """Give the command, on the first node."""
+        scene.remember("step", max(each.step for each in target.newest().values()))
         struck_s = time.time()
         scene.run(scene.first.name, *(word.replace("JOB", target.job_id) for word in cls.command))
         return struck_s
 
+    @classmethod
+    def check(cls, scene: Scene, target: Target) -> list[str]:
+        """There was time for a checkpoint, and a later run began with it."""
+        done, began = scene.memory["step"], [each.step - 1 for each in target.steps() if each.start > (0, 0)]
+        saved = min(began) if began else target.whole_checkpoint()
+        return [] if saved is not None and saved >= done else [f"step {done} was done, the checkpoint is of {saved}"]
 
-class TimeLimit(SlurmStrike, name="time-limit", cause="AR507"):
+
+class TimeLimit(SlurmStrike, name="time-limit"):
     """The job's time limit is set to one minute; nothing warned it before."""
 
     severity = Expected.FAIL
@@ -50,7 +56,7 @@ class Requeued(SlurmStrike, name="requeued"):
     command = ("scontrol", "requeue", "JOB")
 
 
-class Cancelled(SlurmStrike, name="cancelled", cause="AR508"):
+class Cancelled(SlurmStrike, name="cancelled"):
     """`scancel`: somebody ends the job, which must not come back."""
 
     severity = Expected.FAIL
@@ -69,7 +75,7 @@ class WarnedBatch(SlurmStrike, name="warned-batch"):
     command = ("scancel", "--batch", "--signal=USR1", "JOB")
 
 
-class Preempted(SlurmStrike, name="preempted", cause="AR506"):
+class Preempted(SlurmStrike, name="preempted"):
     """A job of a partition with precedence needs two of the nodes: SLURM takes them, and requeues the job."""
 
     command = (

@@ -54,7 +54,9 @@ class Strike(Fault):
     watch_s: ClassVar[float] = 60.0
     """How long to wait for what the job must become."""
     leaves_first_out: ClassVar[bool] = False
-    """Whether the job runs on all nodes but the first, which has SLURM's controller."""
+    """Whether the job runs on other nodes than the first, which has SLURM's controller."""
+    most_nodes: ClassVar[int | None] = None
+    """On how many, where not on all."""
     is_needed_again: ClassVar[bool] = False
     """Whether all nodes are in the job again afterwards."""
     has_ranks: ClassVar[bool] = True
