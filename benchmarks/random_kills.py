@@ -5,10 +5,11 @@ python benchmarks/random_kills.py --ranks 6 --kills 30
 python benchmarks/random_kills.py --ranks 3,2,3 --kills 20     the size changes with every restart: same samples, 1e-5
 python benchmarks/random_kills.py --ranks 3 --kills 20 --launcher    restarts are those of `allranks run`
 
-A run goes through as many lives as it is killed; in each one a random rank gets SIGKILL at a random instant (start-up,
-steps and saves included), then the rest is ended, and the next life begins. When a run has reached its end its weights
-and samples are held against the uninterrupted run's, and another run begins, until there were enough kills. After every
-kill the newest checkpoint must load. Workers are forked from this process, which has torch imported already.
+A run goes through as many lives as it is killed; in each one a random rank gets SIGKILL at a random instant
+(start-up, steps and saves included), with its writer in one of two, then the rest is ended, and the next life begins.
+When a run has reached its end its weights and samples are held against the uninterrupted run's, and another run
+begins, until there were enough kills. After every kill the newest checkpoint must load. Workers are forked from this
+process, which has torch imported already.
 """
 
 from __future__ import annotations
@@ -100,6 +101,12 @@ def start_rank(course: Course, life: int, rank: int, port: int) -> int:
     os._exit(0)
 
 
+def children_of(pid: int) -> list[int]:
+    with contextlib.suppress(OSError):
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    return []
+
+
 def live(course: Course, life: int, *, kill_after_s: float | None, chance: random.Random) -> str:
     """Run one life, and kill a rank so long after the first step, before it where negative; return how it ended."""
     with socket.create_server(("127.0.0.1", 0)) as sock:
@@ -116,8 +123,12 @@ def live(course: Course, life: int, *, kill_after_s: float | None, chance: rando
             kill_at_s = now_s + kill_after_s
         if kill_at_s is not None and now_s >= kill_at_s and not end:
             victim = chance.choice(list(ranks))
-            os.kill(victim, signal.SIGKILL)
-            end, end_at_s = f"rank {ranks[victim]} killed", now_s + chance.choice([0.0, 0.05, 0.6])
+            writers = children_of(victim) if chance.random() < 0.5 else []
+            for pid in [victim, *writers]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            whom = f"rank {ranks[victim]}{' and its writer' * bool(writers)}"
+            end, end_at_s = f"{whom} killed", now_s + chance.choice([0.0, 0.05, 0.6])
         if now_s - started_s > LIFE_S:
             end, end_at_s = end or "hang", now_s
         if end_at_s is not None and now_s >= end_at_s:

@@ -22,6 +22,7 @@ are. Limits: the roll call uses `runs/` in the working directory; torch is impor
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import sys
@@ -132,8 +133,11 @@ class Session:
             UsageError: something has no state_dict, or the newest checkpoint holds other parts.
         """
         from allranks.state.pace import pace_from_env
+        from allranks.state.sigterm import leave_to_agent
         from allranks.state.track import track
 
+        if (cell := _own_cell()) is not None:
+            leave_to_agent(lambda: cell.is_ending)
         every = checkpoint_every or int(os.environ.get("ALLRANKS_CHECKPOINT_EVERY") or 0) or None
         num_nodes = -(-self.world_size // self.local_world_size)
         default = RUN_ROOT / self.job / "checkpoints" if self.job else Path("checkpoints")
@@ -143,7 +147,7 @@ class Session:
             every=every,
             rank=self.rank,
             world_size=self.world_size,
-            cell=_own_cell(),
+            cell=cell,
             device=self.device,
             on_exit=self._on_exit,
             on_loss=_say_last_words,
@@ -249,12 +253,24 @@ def _say_last_words() -> None:
 
 def _leave(dist: ModuleType, kind: type[BaseException] | None, *_: object) -> None:
     """Destroy the group; what that says is of no interest where the block has failed already."""
+    if kind is not None and dist.is_initialized():
+        _keep_groups(dist)
     try:
         if dist.is_initialized():
             dist.destroy_process_group()
     except RuntimeError:
         if kind is None:
             raise
+
+
+def _keep_groups(dist: ModuleType) -> None:
+    """Have no group's memory given back before the process ends.
+
+    DDP's reducer is mostly the last that holds a group. Where it goes it waits for Gloo's threads with the GIL in hand,
+    and a thread with a failed collective waits for the GIL: seen with torch 2.13, for good.
+    """
+    for group in list(getattr(dist.distributed_c10d._world, "pg_map", ())):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 # Phase 1

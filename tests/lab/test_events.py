@@ -70,6 +70,7 @@ class Cluster:
     def start_again(self, job: str) -> None:
         """Once it waits: SLURM would hold it for two minutes."""
         self.wait(job, lambda state: state.is_pending)
+        time.sleep(3)  # it is held for a reason: its old run may still be being cleared away
         end_s = time.monotonic() + WAIT_S
         while self.lab.run("exec", "master-node", "--", "scontrol", "update", f"JobId={job}", "StartTime=now",
                            must_work=False).returncode:  # fmt: skip

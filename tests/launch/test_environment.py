@@ -105,7 +105,7 @@ def test_the_values_of_the_sixth_rank_on_two_nodes():
         "GLOO_SOCKET_IFNAME": "ens1f1",
         "NCCL_SOCKET_IFNAME": "=ens1f1",
         "ALLRANKS_BACKEND": "nccl",
-        "ALLRANKS_TIMEOUT_S": "600.0",
+        "ALLRANKS_TIMEOUT_S": "660.0",
         "ALLRANKS_BEAT_S": "0.5",
         "ALLRANKS_NODE": "node02",
         "ALLRANKS_NODE_GPUS": "4",

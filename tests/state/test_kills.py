@@ -94,3 +94,13 @@ def test_a_load_waits_for_a_writer_that_outlived_its_trainer(zygote: Zygote, tmp
     assert loaded is not None
     assert loaded.step >= handed_over(directory)
     assert is_of(loaded.step, loaded.common)
+
+
+def test_a_part_that_never_comes_is_not_waited_for_when_the_trainers_are_dead(zygote: Zygote, tmp_path: Path) -> None:
+    directory = tmp_path / "run"
+    trainers = [zygote.start(directory, rank=rank, world_size=3) for rank in (0, 1)]
+    wait_until(lambda: all(handed_over(directory, rank) for rank in (0, 1)), "both saves")
+    kill(*trainers)
+    wait_until(lambda: not writers_of(directory), "the writers' end", timeout_s=6)
+    assert not list_checkpoints(directory)
+    assert load(directory) is None

@@ -34,7 +34,7 @@ def check_checkpoints(directory: Path, *, as_json: bool) -> int:
         return exit_code
     style = Style.of(sys.stdout)
     for step in steps:
-        mark = style.mark("✓", "ok") if step["is_fine"] else style.mark("✗", "x")
+        mark = style.mark("✓", "+") if step["is_fine"] else style.mark("✗", "x")
         click.echo(printable(f"{mark} {step['name']:<6} {step['note']}"))
     if unknown:
         say(printable(unknown))

@@ -113,11 +113,21 @@ def first_worker_settings(plan: JobPlan) -> list[Setting]:
     return rank_settings(group, 0, error_file=error_file) + settings
 
 
+def _checkpoint_setting(plan: JobPlan) -> Setting:
+    """How often `allranks.session()` saves."""
+    from allranks.state.cadence import choose_interval
+
+    if (steps := plan.request.checkpoint_every) is not None:
+        return Setting("checkpoint_every", f"{steps} steps", reason="asked for", source="--checkpoint-every")
+    interval = choose_interval(stall_s=None, write_s=None, num_nodes=plan.num_nodes)
+    return Setting("checkpoint_every", f"{interval.seconds:.0f} s", reason=interval.reason, source="state.cadence")
+
+
 def print_plan(plan: JobPlan) -> None:
     """Print who this process is, what was decided, and what the first worker of this node gets."""
     style = Style.of(sys.stdout)
     click.echo(style.paint("this process and this job", "1"))
-    click.echo(render_settings(plan.settings, style))
+    click.echo(render_settings((*plan.settings, _checkpoint_setting(plan)), style))
     for note in plan.world.notes:
         click.echo(f"note: {note}")
     click.echo()

@@ -136,6 +136,8 @@ class Scene:
         """Of workers that ended badly by themselves, and when that was heard."""
         self.left: dict[int, float] = {}
         """Workers that ended with 0, and when."""
+        self.calls_version = 0
+        """Changes whenever a rank tells of other calls than before."""
         self._node_of = {rank: node for node in self.nodes for rank in node.ranks}
 
     @property
@@ -194,10 +196,13 @@ class Scene:
         marks = (beat.step, *((group.name, group.enqueued, group.completed) for group in beat.groups))
         view = self.ranks.get(beat.rank)
         if view is None:
+            self.calls_version += 1
             self.ranks[beat.rank] = RankView(beat, told_s, told_s, marks)
             return
         if marks != view.marks:
             view.marks, view.moved_s = marks, told_s
+        if beat.calls != view.beat.calls:
+            self.calls_version += 1
         view.beat, view.told_s = beat, told_s
 
 

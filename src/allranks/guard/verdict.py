@@ -87,11 +87,14 @@ class Guard:
         self._scene = scene
         self._ledger = ledger
         self._judged: Judged | None = None
+        self._ended: set[int] = set()
         self._clocks = [NodeClock() for _ in scene.nodes]
         self._stragglers = Stragglers()
         self._speech = Speech(scene)
         self._orders = Orders(scene)
-        self._mismatch: tuple[object, float] = (None, 0.0)
+        self._mismatch: mismatch.Mismatch | None = None
+        self._mismatch_s = 0.0
+        self._calls_version = 0
         self._hold_until_s: float | None = None
         self._looked: dict[str, float] = {}
         self._explained: Judged | None = None
@@ -136,8 +139,9 @@ class Guard:
     def ended(self, end: WorkerEnd, now_s: float) -> None:
         """A worker ended, well or badly; `end.time_s` is on the same clock as `now_s`."""
         now = self._now(now_s)
-        if not self._scene.has_rank(end.rank):
+        if not self._scene.has_rank(end.rank) or end.rank in self._ended:
             return
+        self._ended.add(end.rank)
         if end.exit_code == 0:
             self._ledger.add_exit(end.rank, now_s)
             self._scene.left[end.rank] = now
@@ -331,13 +335,15 @@ class Guard:
         longest_s = waits.longest_wait_s(self._scene, now)
         if longest_s < SETTLED_S or not self._may_look("mismatch", now, LOOK_EVERY_S):
             return None
-        found = mismatch.find_mismatch(self._scene)
-        key = found.key if found else None
-        if key != self._mismatch[0]:
-            self._mismatch = key, now
-        if found is None or now < self._mismatch[1] + SETTLED_S:
+        if self._calls_version != self._scene.calls_version:
+            self._calls_version = self._scene.calls_version
+            found = mismatch.find_mismatch(self._scene)
+            if (found.key if found else None) != (self._mismatch.key if self._mismatch else None):
+                self._mismatch_s = now
+            self._mismatch = found
+        if self._mismatch is None or now < self._mismatch_s + SETTLED_S:
             return None
-        return mismatch.judge_mismatch(self._scene, found)
+        return mismatch.judge_mismatch(self._scene, self._mismatch)
 
     def _judge_links(self, now: float) -> Judged | None:
         episode = self._orders.episode

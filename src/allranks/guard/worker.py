@@ -132,15 +132,17 @@ def _groups(told: _Told, call: PythonCall | None, now_ns: int) -> tuple[GroupSee
 
 def _calls(told: _Told, words: _Words, call: PythonCall | None) -> tuple[CallSeen, ...]:
     """The recorder's calls, later words over earlier ones, and the one that Python made where no recorder has it."""
-    known = {(each.group, each.seq): each for each in (*told.calls, *words.calls)}
+    known = {(each.group, each.seq, each.peer): each for each in (*told.calls, *words.calls)}
     calls = sorted(known.values(), key=lambda each: each.created_ns)
     if call is None:
         return tuple(calls)
-    if _is_p2p(call) or (call.group, call.seq) not in known:
+    key = call.group, call.seq, None
+    if _is_p2p(call) or key not in known:
         return (*calls, _as_call(call, told))
+    is_it = [(each.group, each.seq, each.peer) == key for each in calls]
     return tuple(
-        msgspec.structs.replace(each, place=call.place) if (each.group, each.seq) == (call.group, call.seq) else each
-        for each in calls
+        msgspec.structs.replace(each, place=call.place) if is_this else each
+        for each, is_this in zip(calls, is_it, strict=True)
     )
 
 

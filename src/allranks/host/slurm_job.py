@@ -64,7 +64,8 @@ def find_job(job_id: str) -> JobState | None:
     Raises:
         SetupError: SLURM is not there, or does not answer.
     """
-    return next(iter(find_jobs(job_id, deadline_s=ASK_S)), None)
+    with shielded():  # SLURM ends what a job starts while it is signalled
+        return next(iter(find_jobs(job_id, deadline_s=ASK_S)), None)
 
 
 class TimeLimit:
@@ -136,7 +137,8 @@ def change_waiting(job_id: str, **values: str) -> None:
 
 def _ask_end_s(job_id: str) -> float | None:
     try:
-        answer = run_slurm("squeue", "-h", "-j", job_id, "-o", "%e", deadline_s=ASK_S)
+        with shielded():
+            answer = run_slurm("squeue", "-h", "-j", job_id, "-o", "%e", deadline_s=ASK_S)
     except SetupError:
         return None
     return parse_end_s(answer.stdout) if answer.returncode == 0 else None

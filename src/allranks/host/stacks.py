@@ -40,6 +40,10 @@ FIRST_SPECIAL_STEP = 0xFFFFFFF0
 """Step ids from here on are no tasks but batch scripts and shells (slurm/slurm.h)."""
 
 
+STANDBY = "ALLRANKS_STANDBY"
+"""In the environment of a process that waits to become a worker; gone once it is one (join/standby.py)."""
+
+
 class Role(StrEnum):
     """What a process is in its job."""
 
@@ -183,14 +187,14 @@ class Found:
 def find_processes(wanted: Wanted, *, root: Path = Path("/")) -> tuple[list[Found], list[str]]:
     """Return the wanted Python processes, workers first, and the names of the job's other processes.
 
-    allranks' own agents and probes are left out, as are Python's helpers without a stack of interest.
+    allranks' own agents, probes and standbys are left out, as are Python's helpers without a stack of interest.
     """
     stats = {pid: stat for pid in _pids(root) if (stat := _stat(root, pid))}
     mine: dict[int, Found] = {}
     others: list[str] = []
     for pid, stat in sorted(stats.items()):
         env = _environment(root, pid)
-        if not _is_wanted(wanted, pid, env, root):
+        if not _is_wanted(wanted, pid, env, root) or STANDBY in env:
             continue
         command = _read(root / f"proc/{pid}/cmdline").decode(errors="replace").rstrip("\0").split("\0")
         if not (_is_python(root, pid, stat.name) or pid in wanted.pids):

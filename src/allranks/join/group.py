@@ -55,7 +55,6 @@ def wrap(c10d: Any) -> None:
     Raises:
         AttributeError: this torch does not have what we hold on to.
     """
-    global _started_as
     if getattr(c10d, "_allranks_watches", False):
         return
     rendezvous: Any = sys.modules["torch.distributed.rendezvous"]
@@ -96,6 +95,12 @@ def wrap(c10d: Any) -> None:
     rendezvous._create_c10d_store = create_store_with_arrival
     c10d.init_process_group = init_process_group_with_names
     c10d._allranks_watches = True
+    note_place()
+
+
+def note_place() -> None:
+    """Remember which rank this process is, before anything can change its environment."""
+    global _started_as
     _started_as = (_env_int("RANK"), _env_int("WORLD_SIZE"))
 
 

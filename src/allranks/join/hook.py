@@ -23,6 +23,16 @@ GROUP_MODULE = "torch.distributed.distributed_c10d"
 """Where torch defines `init_process_group`; torch.distributed takes the name from there."""
 
 
+_group: ModuleType | None = None
+"""join/group.py, once torch.distributed has been imported."""
+
+
+def become_worker() -> None:
+    """Take note of the environment that a standby got with its orders, after its imports."""
+    if _group is not None:
+        _group.note_place()
+
+
 def arm() -> None:
     """Install both parts in this process."""
     if os.environ.get("ALLRANKS_AGENT_PID") == str(os.getppid()):
@@ -47,10 +57,12 @@ class _GroupFinder(importlib.abc.MetaPathFinder):
         def exec_module(module: ModuleType) -> None:
             execute(module)
             try:
-                _load_group().wrap(module)
+                global _group
+                _group = _load_group()
+                _group.wrap(module)
             except Exception as exc:  # a torch whose inside we do not know: the worker goes on as it is
                 print(f"allranks: init_process_group is not watched: {exc!r}", file=sys.stderr)
-            if "ALLRANKS_CELL_FD" in os.environ or "ALLRANKS_STANDBY" in os.environ:
+            if "ALLRANKS_CELL_FD" in os.environ or "_allranks_standby" in sys.modules:
                 try:
                     load_inside().arm(module)
                 except Exception as exc:

@@ -10,6 +10,8 @@ from allranks.model.cluster import Backend
 from allranks.model.setting import Setting
 from allranks.wire.protocol import Member, Plan
 
+AFTER_GUARD_S = 60.0
+"""Between the guard's deadline for a hang and torch's own."""
 HOOK_PATH = Path(__file__).parent.parent / "join" / "site"
 """Directory of the `sitecustomize` that enters the workers."""
 
@@ -23,6 +25,7 @@ def node_settings(
     env: Mapping[str, str],
     hook_path: Path,
     checkpoints: Path | None = None,
+    recorder: Path | None = None,
 ) -> list[Setting]:
     """Return what all workers of this node get, beyond what they inherit.
 
@@ -34,6 +37,7 @@ def node_settings(
         env: the agent's environment; what the user set there is kept.
         hook_path: directory of the `sitecustomize` that enters the workers.
         checkpoints: where `allranks.session()` puts the job's checkpoints.
+        recorder: how the files of torch's flight recorder begin; the rank follows.
     """
     me = group.members[group.node_index]
     has_hook = env.get("ALLRANKS_HOOK") != "0"
@@ -66,6 +70,10 @@ def node_settings(
     fixed("TORCHELASTIC_USE_AGENT_STORE", False, "rank 0 hosts the store, on the socket that its agent holds")
     unless_set("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT", torchrun)
     unless_set("TORCH_NCCL_ASYNC_ERROR_HANDLING", 1, "a failed collective ends the worker instead of hanging it")
+    for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE") if recorder is not None else ():
+        unless_set(
+            name, recorder, "NCCL's watchdog leaves the last collectives here; allranks why reads them", "run dir"
+        )
     threads = max(1, plan.facts.num_cpus // me.num_workers)
     unless_set(
         "OMP_NUM_THREADS",
@@ -84,12 +92,13 @@ def node_settings(
     fixed("ALLRANKS_BACKEND", group.backend, group.backend_reason)
     if plan.wanted_backend != Backend.AUTO:
         fixed("ALLRANKS_BACKEND_CHOSEN", group.backend, "for scripts that leave the backend open", "--backend")
-    unless_set(
-        "ALLRANKS_TIMEOUT_S",
-        plan.cluster.train.timeout_s,
-        "collective timeout where the script gives none, instead of torch's 600 s (nccl) and 1800 s (gloo)",
-        "train.timeout_s",
-    )
+    timeout_s, hang_s = plan.cluster.train.timeout_s, plan.guard.hang_s
+    if has_hook and hang_s <= timeout_s < hang_s + AFTER_GUARD_S:
+        why = f"after the guard, which names who hangs at {hang_s:g} s (guard.hang_s); torch names nobody"
+        unless_set("ALLRANKS_TIMEOUT_S", hang_s + AFTER_GUARD_S, why, "guard.hang_s")
+    else:
+        why = "collective timeout where the script gives none, instead of torch's 600 s (nccl) and 1800 s (gloo)"
+        unless_set("ALLRANKS_TIMEOUT_S", timeout_s, why, "train.timeout_s")
     fixed("ALLRANKS_BEAT_S", plan.guard.beat_s, "how often a worker tells how it is", "guard.beat_s")
     if checkpoints is not None:
         unless_set("ALLRANKS_CHECKPOINT_DIR", checkpoints, "the same for all attempts and restarts", "run dir")

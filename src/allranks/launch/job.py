@@ -30,8 +30,9 @@ from allranks.host.node import begin_card_facts
 from allranks.host.slurm import cancel_job
 from allranks.launch import container, ending
 from allranks.launch.agent import Agent, SignalInbox
+from allranks.launch.course import Terms
 from allranks.launch.crew import Crew, Output
-from allranks.launch.leader import Leader, Terms
+from allranks.launch.leader import Leader
 from allranks.launch.membership import Membership, apply, find_membership
 from allranks.launch.newcomers import Newcomers
 from allranks.launch.plan import LOOPBACK, JobPlan, Request, count_of

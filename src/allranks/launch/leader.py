@@ -14,14 +14,13 @@ import selectors
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 
 import msgspec
 
 from allranks.guard.judged import Judged
 from allranks.guard.verdict import Guard
 from allranks.launch import ending
+from allranks.launch.course import Phase, Reason, Terms
 from allranks.launch.group import make_group
 from allranks.launch.newcomers import Newcomers
 from allranks.launch.outcome import (
@@ -65,42 +64,6 @@ SPARE_S = 4.0
 NOTICE_S = 10.0
 """How often a paused job says so."""
 _LEFT_OUT = Goodbye(exit_code=Exit.NODE_FAULT, summary="the job goes on without this node")
-
-
-class Phase(StrEnum):
-    """Where the job is."""
-
-    RUNNING = "running"
-    STOPPING = "stopping"
-    PAUSED = "paused"
-    OVER = "over"
-
-
-class Reason(StrEnum):
-    """Why workers were asked to save and leave."""
-
-    REQUEUE = "requeue"
-    """The time limit is near: save, and come again."""
-    LEAVE = "leave"
-    """The job is to end."""
-    GROW = "grow"
-    """A node has come: save, start again with it."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
-    """What the job is about, beyond the plan of one generation."""
-
-    job: str
-    attempt: int
-    wanted_backend: str
-    store_address: str
-    store_port: int
-    min_nodes: int
-    max_restarts: int
-    capacity_s: float
-    """How long to wait for nodes below the minimum."""
-    beat_s: float
 
 
 class Leader:
@@ -444,5 +407,5 @@ class Leader:
                 loop = crash_loop(findings[0], self._history.crashes[-1].step)
                 self._pronounce((loop,))
                 findings = (loop, *findings)
-        findings += as_survived(self._survived)
+        findings += (*as_survived(self._survived), *self._guard.warnings)
         return Verdict(job=self._terms.job, attempt=self._terms.attempt, exit_code=exit_code, findings=findings)

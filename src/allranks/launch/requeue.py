@@ -192,9 +192,10 @@ def read_grace_s(job: OwnJob) -> float | None:
     """Return how long after SIGTERM the workers of this job live; None where SLURM does not say."""
     try:
         state = find_job(job.id)
-        if state is not None and state.preempted_at and state.state == "RUNNING":
-            return read_partition(state.partition).grace_s
-        return read_site().kill_wait_s
+        with shielded():
+            if state is not None and state.preempted_at and state.state == "RUNNING":
+                return read_partition(state.partition).grace_s
+            return read_site().kill_wait_s
     except AllranksError:
         return None
 

@@ -18,10 +18,13 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from allranks.guard.inside.cell import Cell
 from allranks.wire.protocol import WorkerEnd, as_utf8
+
+if TYPE_CHECKING:
+    from allranks.launch.standby import Standby
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -38,6 +41,15 @@ _libc = ctypes.CDLL(None, use_errno=True)
 def become_subreaper() -> None:
     """Adopt the orphans of this process's descendants, so that they can be ended with the rest."""
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def die_with(agent_pid: int) -> None:
+    """Have this process, freshly forked, end with its agent. Called between fork and exec."""
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    # SLURM may send its warning to every process of the step; a script that has a handler sets its own.
+    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+    if os.getppid() != agent_pid:  # the agent died between fork and prctl
+        os._exit(128 + signal.SIGKILL)
 
 
 @dataclass(slots=True)
@@ -73,14 +85,6 @@ class Worker:
             OSError: its output files cannot be written.
         """
         agent_pid = os.getpid()
-
-        def die_with_agent() -> None:
-            _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            # SLURM may send its warning to every process of the step; a script that has a handler sets its own.
-            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-            if os.getppid() != agent_pid:  # the agent died between fork and prctl
-                os._exit(128 + signal.SIGKILL)
-
         self.error_file.unlink(missing_ok=True)
         with self.out_path.open("ab") as out, self.err_path.open("ab") as err:
             self.out_start, self.err_start = out.tell(), err.tell()
@@ -92,7 +96,7 @@ class Worker:
                     stderr=err,
                     start_new_session=True,
                     pass_fds=tuple(pass_fds),
-                    preexec_fn=die_with_agent,
+                    preexec_fn=lambda: die_with(agent_pid),
                 )
             except (OSError, subprocess.SubprocessError) as exc:
                 reason = f"{command[0]}: {exc.strerror if isinstance(exc, OSError) else exc}"
@@ -101,6 +105,28 @@ class Worker:
                 self.end = self._as_end(127, time.time(), message=reason, could_not_start=True)
                 return
         self.pidfd = os.pidfd_open(self.process.pid)
+
+    def start_from(self, standby: Standby, env: Mapping[str, str], *, fds: Mapping[str, int]) -> bool:
+        """Start it in a process that waited for that; False where that one has gone.
+
+        Args:
+            standby: was started with this worker's command line.
+            env: the worker's.
+            fds: descriptors for it, by the variables that say their numbers.
+        Raises:
+            OSError: its output files cannot be written.
+        """
+        self.error_file.unlink(missing_ok=True)
+        with self.out_path.open("ab") as out, self.err_path.open("ab") as err:
+            self.out_start, self.err_start = out.tell(), err.tell()
+            try:
+                standby.become(env, out=out.fileno(), err=err.fileno(), fds=fds)
+            except OSError:
+                standby.end()
+                return False
+        self.process = standby.process
+        self.pidfd = os.pidfd_open(self.process.pid)
+        return True
 
     def close(self) -> None:
         """Give the cell's memory back."""
@@ -124,6 +150,8 @@ class Worker:
         if self.process is None or self.end is not None:
             return
         self.told_to_end = True
+        if self.cell is not None:
+            self.cell.end()
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signum)
 

@@ -14,7 +14,7 @@ A save, on every rank:
     2  snapshot.py  copies them to shared memory; all that holds up the training
     3  link.py      hands them to writer.py, a process of its own that outlives this one until they are written
     4  commit.py    makes all ranks' parts one checkpoint, in one rename; tidy.py deletes old ones
-A load: reader.py on every rank, rank 0 decides (agreement.py).
+A load: reader.py on every rank, rank 0 decides (consensus.py).
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ from torch.distributed import Store
 
 from allranks.model.errors import SetupError, UsageError
 from allranks.report.text import say as say_to_stderr
-from allranks.state.agreement import Agreement
 from allranks.state.commit import PATIENCE_S
+from allranks.state.consensus import Consensus
 from allranks.state.link import WriterGoneError, WriterLink
 from allranks.state.manifest import Damaged
 from allranks.state.pack import Packer, StateError, finish
@@ -131,7 +131,7 @@ class Checkpointer:
         self._keep = keep
         self._skip_after_s = skip_after_s
         self._say = say or say_to_stderr
-        self._ranks = Agreement(store, rank, world_size, prefix=f"allranks/checkpoints/{next(_numbers)}", say=self._say)
+        self._ranks = Consensus(store, rank, world_size, prefix=f"allranks/checkpoints/{next(_numbers)}", say=self._say)
         self._run = self._ranks.tell_all("the name of this run", uuid.uuid4().hex[:12])
         self._snapshot: Snapshot | None = None
         self._link: WriterLink | None = None

@@ -52,7 +52,9 @@ from allranks.state.parts import read_manifest
 PATIENCE_S = 600.0
 """How long the coordinator waits without any other part coming on: a rank may be evaluating before it saves."""
 ORPHANED_PATIENCE_S = 15.0
-"""The same once its trainer is dead: who has not begun by then never will."""
+"""The same once its trainer is dead."""
+NOT_BEGUN_S = 3.0
+"""The same where a rank has not even begun by then: its trainer died before it could ask for it."""
 _POLL_S = (0.01, 0.2)
 """First and longest pause between two looks at the directory."""
 
@@ -145,39 +147,51 @@ def gather_parts(attempt: Attempt, *, is_orphaned: Callable[[], bool]) -> tuple[
     """
     parts: dict[int, Part] = {}
     seen: object = None
-    came_on_s, pause_s = time.monotonic(), _POLL_S[0]
+    came_on_s, pause_s, was_orphaned = time.monotonic(), _POLL_S[0], False
     while True:
+        begun = 0
         for rank in range(attempt.world_size):
-            if rank not in parts and (part := _look_for(attempt, rank)):
+            state, part = _look_for(attempt, rank) if rank not in parts else ("done", parts[rank])
+            begun += bool(state)
+            if part is not None:
                 parts[rank] = part
         if len(parts) == attempt.world_size:
             return tuple(parts[rank] for rank in range(attempt.world_size))
-        if seen != (seen := _progress(attempt.directory)):
+        if seen != (seen := _progress(attempt.directory)) or was_orphaned != (was_orphaned := is_orphaned()):
             came_on_s, pause_s = time.monotonic(), _POLL_S[0]
         waited_s = time.monotonic() - came_on_s
-        if waited_s > (ORPHANED_PATIENCE_S if is_orphaned() else PATIENCE_S):
+        if waited_s > _patience_s(is_orphaned=was_orphaned, have_all_begun=begun == attempt.world_size):
             missing = [rank for rank in range(attempt.world_size) if rank not in parts]
             raise AttemptFailedError(
                 f"no part of {_ranks(missing)} has come to {attempt.root} in {waited_s:.0f} s: dead, stuck, or it does "
                 f"not see this directory"
             )
         time.sleep(pause_s)
+        if pause_s == _POLL_S[1]:
+            os.utime(attempt.directory)  # else a client of NFS may not ask for half a minute what is new in it
         pause_s = min(pause_s * 2, _POLL_S[1])
 
 
-def _look_for(attempt: Attempt, rank: int) -> Part | None:
-    """The part of a rank, once its report and all of its bytes are seen from here."""
+def _patience_s(*, is_orphaned: bool, have_all_begun: bool) -> float:
+    if not is_orphaned:
+        return PATIENCE_S
+    return ORPHANED_PATIENCE_S if have_all_begun else NOT_BEGUN_S
+
+
+def _look_for(attempt: Attempt, rank: int) -> tuple[str, Part | None]:
+    """What a rank's writer says of itself, and its part once all bytes of that are seen from here."""
     report = read_report(attempt.directory / report_name(rank))
-    if report.get("state") == "failed":
+    state = str(report.get("state", ""))
+    if state == "failed":
         raise AttemptFailedError(f"rank {rank}: {report.get('why')}")
-    if report.get("state") != "done":
-        return None
+    if state != "done":
+        return state, None
     part = part_from_json(report)
     try:  # a file server may show the report before the last bytes
         size_bytes = (attempt.directory / part.name).stat().st_size
     except FileNotFoundError:
-        return None
-    return part if size_bytes == part.size_bytes else None
+        return state, None
+    return state, part if size_bytes == part.size_bytes else None
 
 
 def _progress(directory: Path) -> object:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from allranks.state.commit import identify_process, read_report, started_ticks
-from allranks.state.manifest import MANIFEST, Damaged, parse_temp
+from allranks.state.manifest import MANIFEST, Damaged, parse_temp, report_name
 from allranks.state.parts import PartReader, list_checkpoints, read_manifest
 
 KEEP_AT_LEAST = 2
@@ -106,12 +106,12 @@ def is_being_written(directory: Path) -> bool:
 
 
 def look_at_writers(directory: Path) -> tuple[bool | None, float]:
-    """Whether one of its writers lives, None where that cannot be seen from here; and when it was last touched.
+    """Whether somebody can still finish it, None where that cannot be seen from here; and when it was last touched.
 
-    Those of this machine are looked at. Of others is only known when they last wrote, in seconds since the epoch.
+    That is the coordinator, rank 0's writer; before it has come, any. Writers of this machine are looked at. Of others
+    is only known when they last wrote, in seconds since the epoch.
     """
-    me = identify_process()
-    owners: list[dict[str, Any]] = []
+    owners: dict[str, dict[str, Any]] = {}
     touched_s = 0.0
     try:
         touched_s = directory.stat().st_mtime
@@ -119,15 +119,26 @@ def look_at_writers(directory: Path) -> tuple[bool | None, float]:
             with contextlib.suppress(FileNotFoundError):
                 touched_s = max(touched_s, path.stat().st_mtime)
             if path.suffix == ".json" and isinstance(owner := read_report(path).get("owner"), dict):
-                owners.append(owner)
+                owners[path.name] = owner
     except FileNotFoundError:
         return False, touched_s
-    if not owners or any(owner.get("host") != me["host"] for owner in owners):
+    coordinator = owners.get(report_name(0))
+    lives = [_lives(owner) for owner in ([coordinator] if coordinator else owners.values())]
+    if not lives or None in lives:
         return None, touched_s
-    here = [owner for owner in owners if owner.get("boot") == me["boot"]]  # the rest died with an earlier boot
-    if any(owner.get("pid_namespace") != me["pid_namespace"] for owner in here):
-        return None, touched_s
-    return any(started_ticks(int(owner["pid"])) == owner["started"] for owner in here), touched_s
+    return any(lives), touched_s
+
+
+def _lives(owner: dict[str, Any]) -> bool | None:
+    """Whether this process lives; None: it is of another machine, or of another container on this one."""
+    me = identify_process()
+    if owner.get("host") != me["host"]:
+        return None
+    if owner.get("boot") != me["boot"]:
+        return False  # it died with an earlier boot
+    if owner.get("pid_namespace") != me["pid_namespace"]:
+        return None
+    return bool(started_ticks(int(owner["pid"])) == owner["started"])
 
 
 def _never() -> bool:

@@ -24,7 +24,7 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -37,44 +37,13 @@ from allranks.model.errors import UsageError
 from allranks.report.text import say
 from allranks.state import rng
 from allranks.state.agree import Agreement, Wish
-from allranks.state.checkpoint import Checkpointer, Loaded, Stall
+from allranks.state.checkpoint import Checkpointer, Stall
 from allranks.state.feed import Feed
 from allranks.state.pace import Pace
 from allranks.state.sampler import Share, mix
 from allranks.state.scaling import GradientWeight, gradient_factor
 from allranks.state.steps import Progress, Step, StepLost, first_words, is_collective_failure
-
-
-class Order(Protocol):
-    """What the agent wants; see guard.inside.cell.CellOrder."""
-
-    @property
-    def at_step(self) -> int:
-        """The first step that it is for."""
-
-    @property
-    def why(self) -> str:
-        """In words."""
-
-    @property
-    def leaves(self) -> bool:
-        """Whether the workers end, with 0, when their checkpoint is written."""
-
-
-class Cell(Protocol):
-    """How this process speaks with its agent; see guard.inside.cell.Cell."""
-
-    def step(self, number: int) -> None:
-        """Say how far the training is."""
-
-    def saved(self, step: int) -> None:
-        """Say which checkpoint is complete."""
-
-    def phase(self, name: str) -> None:
-        """Say what is going on."""
-
-    def order(self) -> Order | None:
-        """Return the last order."""
+from allranks.state.telling import Cell, Telling
 
 
 def track(
@@ -167,7 +136,7 @@ class Tracked:
         self._rank = rank
         self._world_size = world_size
         self._every = every
-        self._cell = cell
+        self._telling = Telling(cell)
         self._agreement = Agreement(is_leader=rank == 0, device=device or torch.device("cpu"))
         self._on_loss = on_loss
         self._pace = pace
@@ -177,11 +146,9 @@ class Tracked:
         weighed = [module for name, module in modules.items() if name not in self._not_weighed]
         self._weight = GradientWeight(parameter for module in weighed for parameter in module.parameters())
         self._saved_step: int | None = None
-        self._told_step: int | None = None
         self._is_save_wanted = False
-        self._order_done: Order | None = None
         self._feed: Feed | None = None
-        self._loaded: Loaded | None = None
+        self._loaded: _Place | None = None
 
     def load(self) -> None:
         """Put everything back as the newest whole checkpoint has it; all ranks call it together.
@@ -204,7 +171,7 @@ class Tracked:
         for name, part in self._parts.items():
             part.load_state_dict(kept[name])
         self.step = self._saved_step = loaded.common["step"]
-        self._loaded = loaded
+        self._loaded = _Place(loaded.per_rank, loaded.common["feed"])
         is_same_size = loaded.per_rank is not None
         if is_same_size and torch.get_num_threads() != loaded.common["threads"]:
             torch.set_num_threads(loaded.common["threads"])  # sums are cut into as many pieces as there are threads
@@ -250,13 +217,10 @@ class Tracked:
         self._resume(feed)
         self._feed = feed
         progress = Progress(is_shown=self._rank == 0, total=total)
-        self._tell_phase("training")
+        self._telling.phase("training")
         while True:
-            try:
+            with self._losing():
                 self._boundary()
-            except Exception as exc:
-                self._lose(exc)
-                raise
             progress.reach(self.step)
             if total is not None and self.step >= total:
                 break
@@ -279,23 +243,24 @@ class Tracked:
                 raise UsageError(f"step {step.number} was not done: use `with step as batch`, and let its errors pass")
             feed.consume()
             self.step += 1
-        if self._saved_step != self.step:
-            self._save()
-        self.checkpoints.wait()
-        self._tell_saved()
+        with self._losing():
+            if self._saved_step != self.step:
+                self._save()
+            self.checkpoints.wait()
+            self._telling.save_done(self.checkpoints.last_complete)
 
     def _resume(self, feed: Feed) -> None:
         """Open the loader where the checkpoint was taken, and put the generators back."""
         loaded, self._loaded = self._loaded, None
         if loaded is None:
             return
-        if loaded.per_rank is not None:
-            feed.load_state_dict(loaded.per_rank["feed"])
+        if loaded.own is not None:
+            feed.load_state_dict(loaded.own["feed"])
             feed.open(self.step)
-            rng.restore(loaded.per_rank["rng"])
+            rng.restore(loaded.own["rng"])
             return
         if feed.sampler is None:
-            feed.load_state_dict(loaded.common["feed"] | {"used": 0})
+            feed.load_state_dict(loaded.feed | {"used": 0})
             if self._rank == 0:
                 say(f"epoch {feed.epoch} begins again: only allranks' Sampler has an order for any number of ranks")
         feed.open(self.step)
@@ -304,16 +269,12 @@ class Tracked:
     # A boundary
 
     def _boundary(self) -> None:
-        order = None
-        if self._cell is not None:
-            self._cell.step(self.step)
-            self._tell_saved()
-            order = self._cell.order()
-        is_order_due = order is not None and order is not self._order_done and order.at_step <= self.step
+        self._telling.save_done(self.checkpoints.last_complete)
+        order = self._telling.reach(self.step)
         is_checkpoint_due = self._pace is not None and self._pace.is_due()
         wish = Wish(
-            saves=self._is_save_wanted or is_order_due or is_checkpoint_due,
-            leaves=is_order_due and order is not None and order.leaves,
+            saves=self._is_save_wanted or is_checkpoint_due or order is not None,
+            leaves=order is not None and order.leaves,
         )
         agreed = self._agreement.reach(self.step, wish)
         is_in_turn = self._every is not None and self.step > 0 and self.step % self._every == 0
@@ -323,16 +284,16 @@ class Tracked:
                 self._pace.save_done(stall, self.checkpoints.write_s)
         if agreed.saves:
             self._is_save_wanted = False
-            self._order_done = order if is_order_due else self._order_done
+            self._telling.carry_out(order)
         if agreed.leaves:
             self._leave(order.why if order is not None else "another rank was told to")
 
     def _save(self) -> Stall:
-        self._tell_phase("saving")
+        self._telling.phase("saving")
         per_rank = {"rng": rng.capture(), "feed": self._feed.state_dict() if self._feed else None}
         stall = self.checkpoints.save(self.step, self._common(), per_rank)
         self._saved_step = self.step
-        self._tell_phase("training")
+        self._telling.phase("training")
         return stall
 
     def _common(self) -> dict[str, Any]:
@@ -344,25 +305,15 @@ class Tracked:
         }
 
     def _leave(self, why: str) -> None:
-        self._tell_phase("leaving")
+        self._telling.phase("leaving")
         is_written = self.checkpoints.wait()
-        self._tell_saved()
+        self._telling.save_done(self.checkpoints.last_complete)
         if self._rank == 0:
             at = self.checkpoints.last_complete
             kept = f"the checkpoint of step {at} is complete" if at is not None else "there is no checkpoint"
             failed = "" if is_written else ", a newer one could not be written"
             say(f"leaving at step {self.step}: {why}; {kept}{failed}")
         raise SystemExit(0)
-
-    def _tell_saved(self) -> None:
-        at = self.checkpoints.last_complete
-        if self._cell is not None and at is not None and at != self._told_step:
-            self._cell.saved(at)
-            self._told_step = at
-
-    def _tell_phase(self, name: str) -> None:
-        if self._cell is not None:
-            self._cell.phase(name)
 
     # Inside a step
 
@@ -371,6 +322,14 @@ class Tracked:
             self._weight.set(gradient_factor(share.parts[part], share.total, self._world_size))
         for module in self._ddp:
             module.require_backward_grad_sync = is_last
+
+    @contextlib.contextmanager
+    def _losing(self) -> Iterator[None]:
+        try:
+            yield
+        except Exception as exc:
+            self._lose(exc)
+            raise
 
     def _lose(self, error: BaseException) -> None:
         """Where this is a failed collective, say once what becomes of the step and raise StepLost."""
@@ -383,6 +342,14 @@ class Tracked:
         said = f"rank {self._rank}: step {self.step} does not count, a collective failed; {kept}: {first_words(error)}"
         print(f"error: {said}", file=sys.stderr, flush=True)
         raise StepLost(said) from error
+
+
+class _Place(NamedTuple):
+    """What a checkpoint says of where the data and the generators were."""
+
+    own: Any
+    """This rank's; None where another number of ranks wrote it."""
+    feed: dict[str, Any]
 
 
 def _has_shards(optimizer: torch.optim.Optimizer) -> bool:

@@ -70,9 +70,9 @@ def test_anchors_are_those_of_a_segment(pattern: str, end: bytes) -> None:
 @pytest.mark.parametrize(
     ("pattern", "rewritten"),
     [
-        (r"error: (?P<what>.+)", r"error: (?P<what>.)"),
+        (r"error: (?P<what>.+)", r"error: (?P<what>[^\r\n])"),
         (r"error: (?P<what>.*)", r"error: (?P<what>)"),
-        (r"error: (?:one|two[^:]{3,80})", r"error: (?:one|two[^\n:]{3})"),
+        (r"error: (?:one|two[^:]{3,80})", r"error: (?:one|two[^\r\n:]{3})"),
         (r"error: \S+?", r"error: \S"),
         (r"error: (?P<code>[0-9]+)\b", r"error: (?P<code>[0-9]+)\b"),
         (r": +(?P<pid>[0-9]+) Bus error", " Bus error"),
@@ -86,7 +86,7 @@ def test_anchors_are_those_of_a_segment(pattern: str, end: bytes) -> None:
         (r"error\.*", r"error\.*"),
         (r"error\\.*", r"error\\"),
         (r"error (?:[a-z]+ )?", r"error (?:[a-z]+ )?"),
-        (r"[^]]error[^-x]\w", r"[^\n\]]error[^\n\-x]\w"),
+        (r"[^]]error[^-x]\w", r"[^\r\n\]]error[^\r\n\-x]\w"),
         (r"error[\s:]\Sx{,3}y", r"error[ \t\x0b\f:]\Sx{0,3}y"),
     ],
 )

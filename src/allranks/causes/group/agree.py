@@ -29,7 +29,8 @@ class CollectiveMismatch(Cause, id="AR410"):
         what():  [enforce fail at ../third_party/gloo/gloo/transport/tcp/pair.cc:490] op.preamble.length <= op.nbytes. 881392472 vs 881392448
 
     ## Fix
-    Run it once with the collectives compared before each call, and look at the lines of the script that it names:
+    The guard of `allranks run` says which rank called what, and where. Without it, run once with the collectives
+    compared before each call, and look at the lines of the script that it names:
 
         TORCH_DISTRIBUTED_DEBUG=DETAIL TORCH_SHOW_CPP_STACKTRACES=1 torchrun ...
 
@@ -47,7 +48,7 @@ class CollectiveMismatch(Cause, id="AR410"):
     told = "ranks did not run the same collective, or not with the same shapes"
     fix = "run it with TORCH_DISTRIBUTED_DEBUG=DETAIL; no collective may stand in a branch that only some ranks take"
     exit_code = Exit.USER_CODE
-    no_fault_yet = "it takes a script with such a branch; nothing of the cluster is in it"
+    no_fault_yet = "it takes a running job: the strikes collectives-differ, shapes-differ and dtypes-differ make it"
     also = ("AR408", "AR503", "AR504")
     signs = (
         # NCCL's RAS names those that are elsewhere on the lines after it.

@@ -212,7 +212,7 @@ class ProcessStopped(Cause, id="AR010"):
         "   JobState=SUSPENDED Reason=None Dependency=(null)",
     )
     misses = ("State:\tS (sleeping)", "srun: Job step aborted: Waiting up to 62 seconds for job step to finish.")
-    no_fault_yet = "it is looked for in a running job, by the guard, which is not built yet"
+    no_fault_yet = "it takes a running job: the strike worker-stopped stops one of its workers"
 
 
 class NodeFailure(Cause, id="AR012"):

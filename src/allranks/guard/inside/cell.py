@@ -8,6 +8,7 @@ One cell is for one start of one worker: a restarted one gets a fresh cell. The 
 
        0  magic and version          16  pid of the process that writes
        8  size of the whole          24  number of the call that is done (of its record)
+      32  whether the agent is ending the worker
       64  the records, one after the other, of these rooms:
             told 64 KiB, words 64 KiB, call 4 KiB, step, saved, phase 256 B          written by the worker
             order 4 KiB                                                              written by the agent
@@ -38,7 +39,7 @@ NAME = "allranks-cell"
 MAGIC = int.from_bytes(b"allrnk\x01\x00", "little")
 """The last two bytes are the version of the layout."""
 
-_MAGIC, _SIZE, _PID, _DONE = range(4)
+_MAGIC, _SIZE, _PID, _DONE, _ENDING = range(5)
 _RECORDS_AT = 64
 _ROOMS = {"told": 65536, "words": 65536, "call": 4096, "step": 256, "saved": 256, "phase": 256, "order": 4096}
 _SLOT = struct.Struct("QQII")
@@ -243,7 +244,16 @@ class Cell:
             self._order_seen = written.number, CellOrder(at_step, why, leaves)
         return self._order_seen[1]
 
+    @property
+    def is_ending(self) -> bool:
+        """Tell whether the agent is ending this worker: then SIGTERM is its, and means it."""
+        return bool(self._numbers[_ENDING])
+
     # The agent's side
+
+    def end(self) -> None:
+        """Say that the signals which come from now on are the agent's."""
+        self._numbers[_ENDING] = 1
 
     def give_order(self, at_step: int, why: str, *, leaves: bool) -> None:
         """Ask the worker for a checkpoint at the first boundary whose step is this or a later one."""

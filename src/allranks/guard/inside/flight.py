@@ -12,7 +12,9 @@ entry, and four times that to parse it as a whole, which is why entries are pick
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
+import re
 from collections import deque
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -24,6 +26,8 @@ _SCANNED = 128
 """Entries that are looked at from the end of a dump."""
 _SOURCES = {"gloo": "_dump_fr_trace_json", "nccl": "_dump_nccl_trace_json"}
 """Each backend's recorder counts its own groups from 0."""
+_P2P = re.compile(r"(send|recv)\w* \d+(?:->|<-)(\d+)")
+"""`nccl:send 0->1`, `nccl:recv 1<-0`. Source: torch 2.13, ProcessGroupNCCL::pointToPoint."""
 
 
 class Group(NamedTuple):
@@ -103,14 +107,19 @@ class Flight:
     def last_calls(self) -> list[dict[str, Any]]:
         """Return the last calls of each group, oldest first, with the fields of model.beat.CallSeen."""
         kept: dict[str, list[dict[str, Any]]] = {}
+        first_open = {name: done + 1 for name, (enqueued, done) in self.states().items() if enqueued > done}
         for source in tuple(self._dumps):
-            for number, entry in enumerate(_from_the_end(self._dump(source))):
+            raw = self._dump(source)
+            for entry in itertools.islice(_from_the_end(raw), _SCANNED):
                 call = self._as_call(source, entry)
                 own = kept.setdefault(call["group"], [])
                 if len(own) < KEPT_CALLS:
                     own.append(call)
-                if number >= _SCANNED:
-                    break
+            # An open call may lie far behind, where another group goes on.
+            for name, seq in first_open.items():
+                if seq not in [call["seq"] for call in kept.get(name, ())]:
+                    found = (self._as_call(source, entry) for entry in _of_number(raw, seq))
+                    kept.setdefault(name, []).extend(call for call in found if call["group"] == name)
         return sorted((call for own in kept.values() for call in own), key=lambda call: call["created_ns"])
 
     def has_untold(self, told: Mapping[str, int]) -> bool:
@@ -136,7 +145,7 @@ class Flight:
         found: list[tuple[str, int, int]] = []
         for source in tuple(self._dumps) if any(wanted.values()) else ():
             raw = self._dump(source)
-            for seq in set().union(*wanted.values()):
+            for seq in sorted(set().union(*wanted.values())):
                 for entry in _of_number(raw, seq):
                     call = self._as_call(source, entry)
                     if seq in wanted.get(call["group"], ()):
@@ -154,13 +163,17 @@ class Flight:
     def _as_call(self, source: str, entry: Mapping[str, Any]) -> dict[str, Any]:
         name = str(entry["process_group"][0])
         self._names[source][int(entry["pg_id"])] = name
+        op = str(entry["profiling_name"]).rpartition(":")[2]
+        p2p = _P2P.match(op)  # NCCL's; Gloo records none
         return {
             "group": name,
-            "seq": int(entry["p2p_seq_id" if entry.get("is_p2p") else "collective_seq_id"]),
-            "op": str(entry["profiling_name"]).partition(":")[2] or str(entry["profiling_name"]),
+            "seq": int(entry["p2p_seq_id" if p2p else "collective_seq_id"]),
+            "op": p2p[1] if p2p else op,
+            "peer": int(p2p[2]) if p2p else None,
             "sizes": entry["input_sizes"],
             "dtypes": entry["input_dtypes"],
-            "is_done": bool(entry.get("retired")),
+            # Gloo's entries stay "scheduled"; NCCL's are also retired by a timeout.
+            "is_done": entry.get("state") == "completed" or (source == "gloo" and bool(entry.get("retired"))),
             "created_ns": int(entry["time_created_ns"]),
         }
 

@@ -27,8 +27,10 @@ from allranks.why.logs.sources import GZIP_MAGIC, UTF16_MARKS, ZSTD_MAGIC, Sourc
 
 CHUNK_BYTES = 4 << 20
 OVERLAP_BYTES = 4 << 10
-COUNT_BYTES = 1 << 16
+COUNT_BYTES = 1 << 15
 """Newlines are counted once for so many bytes."""
+_SAMPLE_BYTES = 1 << 10
+_SHORT_LINE_BYTES = 32
 _BLOCK_BYTES = 1 << 18
 """Read and unpacked at a time."""
 _ZSTD_FEED_BYTES = 1 << 10
@@ -67,9 +69,9 @@ class Chunk:
 
     @cached_property
     def _counts(self) -> tuple[int, ...]:
-        """Newlines before each block of COUNT_BYTES, and in all; counting costs a third of what matching does."""
-        blocks = (self.data.count(b"\n", at, at + COUNT_BYTES) for at in range(0, len(self.data), COUNT_BYTES))
-        return (0, *itertools.accumulate(blocks))
+        """Newlines before each block of COUNT_BYTES, and in all."""
+        blocks = (self.data[at : at + COUNT_BYTES] for at in range(0, len(self.data), COUNT_BYTES))
+        return (0, *itertools.accumulate(map(_count_newlines, blocks)))
 
     @property
     def num_newlines(self) -> int:
@@ -80,6 +82,16 @@ class Chunk:
         """Return the number of the line in which data[position] stands."""
         block = min(position, len(self.data)) // COUNT_BYTES
         return self.first_line + self._counts[block] + self.data.count(b"\n", block * COUNT_BYTES, position)
+
+
+def _count_newlines(block: bytes) -> int:
+    """Return how many there are.
+
+    `count` looks at each byte, and would cost half of what matching does (CPython before 3.13); `replace` leaps from
+    one to the next, which is six times as fast where lines are not as short as a word.
+    """
+    is_short = block.count(b"\n", 0, _SAMPLE_BYTES) * _SHORT_LINE_BYTES > _SAMPLE_BYTES
+    return block.count(b"\n") if is_short else len(block) - len(block.replace(b"\n", b""))
 
 
 def read_chunks(source: Source, *, problems: list[ReadProblem] | None = None) -> Iterator[Chunk]:

@@ -18,7 +18,7 @@ DEADLINE_S = 1800.0
 _NOTICE_S = 10.0
 
 
-class Agreement:
+class Consensus:
     """The ranks of one run; with one rank, all is agreed."""
 
     def __init__(

@@ -1,0 +1,42 @@
+"""The course of a job: its phases, why its workers are asked to leave, and the terms it was begun on. Data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Phase(StrEnum):
+    """Where the job is."""
+
+    RUNNING = "running"
+    STOPPING = "stopping"
+    PAUSED = "paused"
+    OVER = "over"
+
+
+class Reason(StrEnum):
+    """Why workers were asked to save and leave."""
+
+    REQUEUE = "requeue"
+    """The time limit is near: save, and come again."""
+    LEAVE = "leave"
+    """The job is to end."""
+    GROW = "grow"
+    """A node has come: save, start again with it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What the job is about, beyond the plan of one generation."""
+
+    job: str
+    attempt: int
+    wanted_backend: str
+    store_address: str
+    store_port: int
+    min_nodes: int
+    max_restarts: int
+    capacity_s: float
+    """How long to wait for nodes below the minimum."""
+    beat_s: float

@@ -1,0 +1,157 @@
+"""A worker with torch already imported, for the next start: what takes longest is then behind it.
+
+    standbys.keep(local_rank, command, env)        a process of its own; imports at low priority
+    standby = standbys.take(local_rank)            at the next start
+    standby.become(env, out=..., err=..., fds={"ALLRANKS_CELL_FD": cell.fd})
+    standby.process                                is the worker from now on, with the same pid
+
+The process has the worker's own command line and waits in the hook (join/standby.py says how). One whose imports are
+not done yet can be ordered as well: it goes on where it is. With ALLRANKS_HOOK=0, or where the command is no Python
+script or module, there are none: nothing would make it wait.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from allranks.join.standby import ENV, MAX_FDS
+from allranks.launch.workers import die_with
+
+ROOM = "." * 2048
+"""Where /proc/PID/environ will show what the worker got."""
+
+
+@dataclass(slots=True)
+class Standby:
+    """One process that waits to become a worker."""
+
+    process: subprocess.Popen[bytes]
+    _control: socket.socket
+    _has_told: bool = False
+
+    @classmethod
+    def can_serve(cls, command: Sequence[str], env: Mapping[str, str]) -> bool:
+        """Tell whether a worker with this command line would wait: it is Python's, and the hook enters it."""
+        is_python = Path(command[0]).name.startswith(("python", "pypy")) and len(command) > 1
+        is_script = is_python and (not command[1].startswith("-") or command[1] == "-m")
+        return is_script and env.get("ALLRANKS_HOOK") != "0" and "join/site" in env.get("PYTHONPATH", "")
+
+    @classmethod
+    def start(cls, command: Sequence[str], env: Mapping[str, str]) -> Standby:
+        """Start one.
+
+        Args:
+            command: the worker's.
+            env: the worker's, as far as it is known: all of it but what `become` brings. What is read when Python or
+                torch are loaded (PYTHON*, OMP_*, LD_*, TORCH_*) must be there already, else it starts anew then.
+        Raises:
+            OSError: it could not be started.
+        """
+        ours, theirs = socket.socketpair()
+        words = [os.memfd_create(f"standby-{name}") for name in ("out", "err")]
+        agent_pid = os.getpid()
+        try:
+            process = subprocess.Popen(
+                list(command),
+                env={**env, ENV: f"{theirs.fileno()}:{ROOM}"},
+                stdout=words[0],
+                stderr=words[1],
+                start_new_session=True,
+                pass_fds=(theirs.fileno(),),
+                preexec_fn=lambda: die_with(agent_pid),
+            )
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            theirs.close()
+            for fd in words:
+                os.close(fd)
+        ours.setblocking(False)
+        return cls(process, ours)
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether its imports are done."""
+        if not self._has_told:
+            with contextlib.suppress(OSError):
+                self._has_told = bool(self._control.recv(1))
+        return self._has_told
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it can still become a worker."""
+        return self.process.poll() is None
+
+    def become(self, env: Mapping[str, str], *, out: int, err: int, fds: Mapping[str, int]) -> None:
+        """Make it the worker. Waits for nothing.
+
+        Args:
+            env: the worker's, whole.
+            out: descriptor for its stdout.
+            err: for its stderr.
+            fds: more descriptors, by the variable that tells the worker their number; the number will be another.
+        Raises:
+            OSError: it is gone.
+        """
+        assert len(fds) + 3 <= MAX_FDS
+        orders = os.memfd_create("standby-orders")
+        try:
+            wanted = {"env": dict(env), "fds": list(fds), "cwd": str(Path.cwd())}
+            with os.fdopen(os.dup(orders), "wb") as file:
+                file.write(json.dumps(wanted).encode())
+            socket.send_fds(self._control, [b"b"], [orders, out, err, *fds.values()])
+        finally:
+            os.close(orders)
+            self._control.close()
+
+    def end(self) -> None:
+        """Kill it and collect it; it was not needed."""
+        self._control.close()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+
+class Standbys:
+    """Those of one node, one for each worker."""
+
+    def __init__(self) -> None:
+        self._waiting: dict[int, Standby] = {}
+        self._tried: set[int] = set()
+
+    def keep(self, local_rank: int, command: Sequence[str], env: Mapping[str, str]) -> None:
+        """See to it that one waits, once until it is taken: one that ended by itself would do so again."""
+        if local_rank in self._tried or not Standby.can_serve(command, env):
+            return
+        self._tried.add(local_rank)
+        with contextlib.suppress(OSError, subprocess.SubprocessError):  # no process or descriptor is left for it
+            self._waiting[local_rank] = Standby.start(command, env)
+
+    def take(self, local_rank: int) -> Standby | None:
+        """Return the one that waits for this place, no longer counted here; None: none does."""
+        self._tried.discard(local_rank)
+        standby = self._waiting.pop(local_rank, None)
+        if standby is None or standby.is_alive:
+            return standby
+        standby.end()
+        return None
+
+    @property
+    def pids(self) -> list[int]:
+        """Of those that wait."""
+        return [standby.process.pid for standby in self._waiting.values()]
+
+    def close(self) -> None:
+        """End all that wait."""
+        for standby in self._waiting.values():
+            standby.end()
+        self._waiting.clear()

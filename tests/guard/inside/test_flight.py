@@ -1,0 +1,120 @@
+"""Is torch's flight recorder read right, entry by entry, whatever stands in its names?"""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from allranks.guard.inside.flight import Flight  # noqa: E402
+
+
+def entry(seq: int, *, group: str = "0", pg_id: int = 0, op: str = "gloo:all_reduce", **more: Any) -> dict[str, Any]:
+    return {
+        "collective_seq_id": seq, "input_dtypes": ["Float"], "input_sizes": [[4, 4]], "is_p2p": False, "op_id": seq,
+        "p2p_seq_id": 0, "pg_id": pg_id, "process_group": [group, "default_pg"], "profiling_name": op,
+        "retired": True, "state": "scheduled", "time_created_ns": 1000 + seq,
+    } | more  # fmt: skip
+
+
+def flight(
+    monkeypatch: pytest.MonkeyPatch, entries: list[dict[str, Any]], status: dict[str, tuple[int, int]]
+) -> Flight:
+    """Of a process whose recorder holds these entries; torch's own functions are the edge that is replaced."""
+
+    def dump(includeCollectives: bool = True) -> bytes:
+        held = {"entries": entries, "nccl_comm_state": {}} if includeCollectives else {}
+        told = {
+            number: {"last_enqueued_collective": str(enqueued), "last_completed_collective": str(completed)}
+            for number, (enqueued, completed) in status.items()
+        }
+        return json.dumps({**held, "pg_status": told}, separators=(",", ":")).encode()
+
+    monkeypatch.setattr(torch._C._distributed_c10d, "_dump_fr_trace_json", dump)
+    monkeypatch.delattr(torch._C._distributed_c10d, "_dump_nccl_trace_json", raising=False)
+    groups = {"first": "0", "second": "7"}
+    world = SimpleNamespace(
+        pg_names=groups,
+        pg_map=dict.fromkeys(groups, ("gloo", None)),
+        pg_group_ranks={"first": {0: 0, 1: 1, 2: 2}, "second": {2: 0, 0: 1}},
+    )
+    return Flight(SimpleNamespace(_world=world))
+
+
+def test_the_recorders_own_numbers_of_groups_become_their_names(monkeypatch: pytest.MonkeyPatch):
+    seen = flight(monkeypatch, [], {"0": (5, 4), "1": (2, 2)})
+    assert seen.states() == {"0": (5, 4), "7": (2, 2)}
+    assert seen.groups()["7"].ranks == (2, 0)
+    assert seen.blind == []
+
+
+def test_sends_and_receives_are_taken_out_of_the_row(monkeypatch: pytest.MonkeyPatch):
+    seen = flight(monkeypatch, [], {"0": (9, 8)})
+    for number in (3, 4, 10):
+        seen.count_p2p("0", number)
+    assert seen.states()["0"] == (7, 6)
+
+
+def test_the_last_calls_of_each_group_come_in_their_order(monkeypatch: pytest.MonkeyPatch):
+    entries = [entry(n) for n in range(1, 40)] + [entry(1, group="7", pg_id=1, op="gloo:barrier", retired=False)]
+    calls = flight(monkeypatch, entries, {"0": (39, 39), "1": (1, 0)}).last_calls()
+    assert [(call["group"], call["seq"]) for call in calls] == [("7", 1), *[("0", n) for n in range(24, 40)]]
+    assert (calls[0]["op"], calls[0]["is_done"]) == ("barrier", False)
+    assert calls[-1] == {
+        "group": "0", "seq": 39, "op": "all_reduce", "peer": None, "sizes": [[4, 4]], "dtypes": ["Float"],
+        "is_done": True, "created_ns": 1039,
+    }  # fmt: skip
+
+
+def test_an_open_call_far_behind_is_found(monkeypatch: pytest.MonkeyPatch):
+    entries = [entry(1, group="7", pg_id=1, retired=False), *[entry(n) for n in range(1, 500)]]
+    calls = flight(monkeypatch, entries, {"0": (499, 499), "1": (1, 0)}).last_calls()
+    assert ("7", 1) in [(call["group"], call["seq"]) for call in calls]
+
+
+def test_braces_in_names_do_no_harm(monkeypatch: pytest.MonkeyPatch):
+    entries = [entry(n, process_group=["0", "my {group}"], thread_name="}{") for n in range(1, 4)]
+    assert [call["seq"] for call in flight(monkeypatch, entries, {"0": (3, 3)}).last_calls()] == [1, 2, 3]
+
+
+def test_a_send_of_nccl_is_told_with_its_peer(monkeypatch: pytest.MonkeyPatch):
+    entries = [entry(4, op="nccl:recv 0<-2", is_p2p=True, p2p_seq_id=6)]
+    (call,) = flight(monkeypatch, entries, {"0": (4, 4)}).last_calls()
+    assert (call["op"], call["peer"], call["seq"]) == ("recv", 2, 6)
+
+
+def test_lags_are_multiples_of_a_power_of_two_and_at_most_sixteen(monkeypatch: pytest.MonkeyPatch):
+    entries = [entry(n) for n in range(1, 301)]
+    seen = flight(monkeypatch, entries, {"0": (300, 300)})
+    told: dict[str, int] = {}
+    lags = seen.lags(told)
+    assert [seq for _, seq, _ in lags] == [32 * n for n in range(1, 10)]
+    assert lags[0] == ("0", 32, 1032)
+    assert told == {"0": 300}
+    assert not seen.has_untold(told)
+    assert seen.lags(told) == []
+
+
+def test_a_recorder_that_fails_is_said_and_not_asked_again(monkeypatch: pytest.MonkeyPatch):
+    seen = flight(monkeypatch, [], {})
+
+    def fail(**_: Any) -> bytes:
+        raise RuntimeError("no such thing")
+
+    seen._dumps["gloo"] = fail
+    assert seen.states() == {}
+    assert seen.blind == ["the flight recorder of gloo does not answer: RuntimeError('no such thing')"]
+    assert seen.last_calls() == []
+    assert len(seen.blind) == 1
+
+
+def test_a_torch_without_a_recorder_is_said(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delattr(torch._C._distributed_c10d, "_dump_fr_trace_json")
+    monkeypatch.delattr(torch._C._distributed_c10d, "_dump_nccl_trace_json", raising=False)
+    seen = Flight(SimpleNamespace(_world=SimpleNamespace(pg_names={}, pg_map={}, pg_group_ranks={})))
+    assert seen.states() == {}
+    assert seen.blind == [f"no flight recorder that can be read in torch {torch.__version__}"]
