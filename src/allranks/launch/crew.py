@@ -24,12 +24,15 @@ from allranks.launch import container
 from allranks.launch.console import Console
 from allranks.launch.environment import HOOK_PATH, node_settings, rank_settings
 from allranks.launch.plan import JobPlan
+from allranks.launch.standby import Standbys
 from allranks.launch.workers import Worker, end_left_behind, find_writers, kill_descendants
 from allranks.model.setting import Setting
 from allranks.report.rundir import RunDir
 from allranks.wire.protocol import Order, Plan
 from allranks.wire.secret import SECRET_VARIABLE
 
+LOCAL_RANK = "${local_rank}"
+"""What stands for the local rank in a worker's arguments, as torchrun has it."""
 REAP_S = 1.0
 """After SIGKILL: whoever is still there then is held by the kernel."""
 
@@ -78,7 +81,9 @@ class Crew:
     console: Console = field(default_factory=Console)
     workers: list[Worker] = field(default_factory=list)
     settings: list[Setting] = field(default_factory=list)
+    _standbys: list[Standby] = field(default_factory=list)
     _ending: _Ending | None = None
+    _standbys: Standbys = field(default_factory=Standbys)
 
     # Starting
 
@@ -130,17 +135,22 @@ class Crew:
         own = rank_settings(group, local_rank, error_file=worker.error_file.absolute())
         values = self._base_env() | {setting.name: setting.value for setting in own}
         values["ALLRANKS_STARTED_S"] = str(time.time())
-        command = [word.replace("${local_rank}", str(local_rank)) for word in self.command]
-        fds = [worker.cell.fd] if worker.cell else []
-        if worker.cell:
-            values["ALLRANKS_CELL_FD"] = str(worker.cell.fd)
+        command = self._command_of(local_rank)
+        fds = {"ALLRANKS_CELL_FD": worker.cell.fd} if worker.cell else {}
         if self.store_fd is not None and rank == 0:
-            fds.append(self.store_fd)
+            fds["ALLRANKS_STORE_FD"] = self.store_fd
+        standby = self._standbys.take(local_rank)
+        if standby is not None and worker.start_from(standby, values, fds=fds):
+            return worker
+        values |= {name: str(fd) for name, fd in fds.items()}
         if self.job.request.container:
             handed = [setting.name for setting in (*self.settings, *own)]
             command, values = self._in_container(command, values, handed)
-        worker.start(command, values, pass_fds=fds)
+        worker.start(command, values, pass_fds=list(fds.values()))
         return worker
+
+    def _command_of(self, local_rank: int) -> list[str]:
+        return [word.replace("${local_rank}", str(local_rank)) for word in self.command]
 
     def _base_env(self) -> dict[str, str]:
         kept = {name: value for name, value in self.env.items() if name != SECRET_VARIABLE}
@@ -166,8 +176,9 @@ class Crew:
 
     def prepare_standbys(self) -> None:
         """Have a process with torch imported ready for each worker, so that a restart does not wait for imports."""
-        if not self.has_standbys:
-            return
+        if self.has_standbys and not self.job.request.container:
+            for worker in self.workers:
+                self._standbys.keep(worker.local_rank, self._command_of(worker.local_rank), self._base_env())
 
     # Ending
 
@@ -245,7 +256,7 @@ class Crew:
 
     def sweep(self, grace_s: float) -> list[str]:
         """End what the workers left running; returns names and pids."""
-        return end_left_behind(grace_s, spared=self.spared())
+        return end_left_behind(grace_s, spared=[*self.spared(), *self._standbys.pids])
 
     def wait_for_writers(self, patience_s: float) -> None:
         """Let checkpoints be written to their end: after this process, SLURM ends whatever is left of the step."""
@@ -262,8 +273,12 @@ class Crew:
 
     def close(self) -> None:
         """End whatever is left, and show the last output."""
+        for standby in self._standbys:
+            standby.end()
+        self._standbys = []
         if self.still_running:
             kill_descendants()
+        self._standbys.close()
         self.console.close()
         for worker in self.workers:
             worker.close()

@@ -6,8 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from allranks.causes.catalogue import find_cause
-from allranks.causes.cause import failed
+from allranks.guard.judged import name_fault
 from allranks.launch.plan import count_of
 from allranks.model.finding import Finding, Severity, Verdict
 from allranks.model.hostlist import fold_hosts
@@ -21,14 +20,14 @@ def as_survived(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 def crash_loop(finding: Finding, step: int | None) -> Finding:
     """Return the finding that another start does not help: the same crash came back."""
     what = f"the same crash came back at step {step} after a restart: {finding.cause}: {finding.message}"
-    return find_cause("AR509").find(failed(what=what), node=finding.node, ranks=finding.ranks)
+    return name_fault("AR509", what, node=finding.node, ranks=finding.ranks)
 
 
 def below_minimum(num_nodes: int, min_nodes: int, waited_s: float, checkpoint: int | None) -> Finding:
     """Return the finding that too few nodes are left, and none came in time."""
     last = "there is no checkpoint" if checkpoint is None else f"the last checkpoint is of step {checkpoint}"
     what = f"{num_nodes} of at least {min_nodes} nodes for {waited_s:.0f} s; {last}"
-    return find_cause("AR608").find(failed(what=what))
+    return name_fault("AR608", what)
 
 
 def as_event(finding: Finding) -> dict[str, object]:

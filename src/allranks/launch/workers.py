@@ -18,10 +18,13 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from allranks.guard.inside.cell import Cell
 from allranks.wire.protocol import WorkerEnd, as_utf8
+
+if TYPE_CHECKING:
+    from allranks.launch.standby import Standby
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
@@ -102,6 +105,28 @@ class Worker:
                 self.end = self._as_end(127, time.time(), message=reason, could_not_start=True)
                 return
         self.pidfd = os.pidfd_open(self.process.pid)
+
+    def start_from(self, standby: Standby, env: Mapping[str, str], *, fds: Mapping[str, int]) -> bool:
+        """Start it in a process that waited for that; False where that one has gone.
+
+        Args:
+            standby: was started with this worker's command line.
+            env: the worker's.
+            fds: descriptors for it, by the variables that say their numbers.
+        Raises:
+            OSError: its output files cannot be written.
+        """
+        self.error_file.unlink(missing_ok=True)
+        with self.out_path.open("ab") as out, self.err_path.open("ab") as err:
+            self.out_start, self.err_start = out.tell(), err.tell()
+            try:
+                standby.become(env, out=out.fileno(), err=err.fileno(), fds=fds)
+            except OSError:
+                standby.end()
+                return False
+        self.process = standby.process
+        self.pidfd = os.pidfd_open(self.process.pid)
+        return True
 
     def close(self) -> None:
         """Give the cell's memory back."""

@@ -281,7 +281,7 @@ class CrashLoop(Cause, id="AR509"):
     https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/. These two pages were not checked again.
     """  # noqa: E501  (a real line)
 
-    message = "{what}"
+    message = "it was started again until no attempt was left"
     told = "it was started again until no attempt was left; the first attempt's error is the one to read"
     fix = "read the error of the first attempt, and run without restarts until it is cured: --max-restarts=0"
     also = ("AR602",)

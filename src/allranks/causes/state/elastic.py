@@ -105,7 +105,7 @@ class BelowMinimum(Cause, id="AR608"):
     torch/distributed/elastic/ rendezvous/dynamic_rendezvous.py, _remove_participant_epilogue, 2.13 (read 2026-11-21).
     """
 
-    message = "{what}"
+    message = "fewer nodes are left than the job may run with"
     told = "fewer nodes are left than the elastic job may run with: it waits for more"
     fix = "bring nodes back or allow fewer: --nnodes MIN:MAX; find out why they left"
     exit_code = Exit.NODE_FAULT
