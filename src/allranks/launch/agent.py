@@ -268,6 +268,7 @@ class Agent:
             case Stop(signum=signum, at_once=at_once, grace_s=grace_s):
                 if at_once or grace_s is not None:  # there was a fault: whoever comes later wants to know
                     self._keep_evidence()
+                    self._crew.console.drop_tracebacks()
                 self._crew.end(signum, grace_s=GRACE_S if grace_s is None else grace_s, at_once=at_once)
             case Plan() if self._has_stopped:
                 self._begin(message)

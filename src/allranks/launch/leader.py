@@ -407,5 +407,5 @@ class Leader:
                 loop = crash_loop(findings[0], self._history.crashes[-1].step)
                 self._pronounce((loop,))
                 findings = (loop, *findings)
-        findings += as_survived(self._survived)
+        findings += (*as_survived(self._survived), *self._guard.warnings)
         return Verdict(job=self._terms.job, attempt=self._terms.attempt, exit_code=exit_code, findings=findings)

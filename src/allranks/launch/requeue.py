@@ -72,11 +72,12 @@ def plan_requeue(
         min_nodes: how many it can do with, MIN of --nnodes MIN:MAX.
     """
     asked = expand_hosts(state.asked_nodes) if state.asked_nodes else []
-    pool = list(dict.fromkeys(asked if len(asked) >= job.num_nodes else partition))
+    own = expand_hosts(state.excluded_nodes) if state.excluded_nodes else []
+    closed = set(own) - {each.node for each in culprits}  # to the user's mind: SLURM gives none of them
+    pool = [name for name in dict.fromkeys(asked if len(asked) >= job.num_nodes else partition) if name not in closed]
     chosen, stay = choose_excluded(culprits, nodes=pool, needed=min_nodes)
     out = [name for name in pool if name in chosen]
     values = {}
-    own = expand_hosts(state.excluded_nodes) if state.excluded_nodes else []
     if set(out) - set(own):
         values["ExcNodeList"] = fold_hosts(list(dict.fromkeys([*own, *out])))
     if set(out) & set(asked):
