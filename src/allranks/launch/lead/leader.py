@@ -321,7 +321,9 @@ class Leader:
             self._pronounce(self._judged.findings)
         if self._decision.note:
             self._say(self._decision.note)
-        if self.interrupted_by is not None or self._decision.move is Move.END:
+        if self._asked is Reason.REQUEUE:  # a fault on the way to the checkpoint: the one before it has to do
+            self.is_to_requeue = True
+        if self.interrupted_by is not None or self.is_to_requeue or self._decision.move is Move.END:
             self._conclude()
             return
         self._survived += self._judged.findings if self._judged else ()
