@@ -1,0 +1,160 @@
+"""Do unmodified scripts of the frameworks go on from their own checkpoints, with the same numbers, when a rank is lost?"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from conftest import allranks_command, clean_env
+
+pytestmark = pytest.mark.torch
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+PATIENCE_S = 100.0
+FAST_GUARD = "[guard]\nbeat_s = 0.2\ngone_s = 3\nstopped_s = 1.5\nstalled_s = 1.5\nslow_s = 30\nhang_s = 60\n"
+STEP_LOSS = r"step (?P<at>\d+) loss (?P<loss>[\d.]+)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    name: str
+    pattern: str
+    """Of the lines that tell the loss: `at` says where, `loss` what it was."""
+    strike_after: str
+    """What rank 0 prints when it is time to lose rank 1: a checkpoint is there, and half of the way to go."""
+    length: tuple[str, ...]
+
+
+DDP = Example(name="ddp", pattern=STEP_LOSS, strike_after="step 18 ", length=("--steps", "36"))
+FRAMEWORKS = [
+    Example(name="accelerate", pattern=STEP_LOSS, strike_after="step 12 ", length=("--epochs", "4")),
+    Example(
+        name="lightning",
+        pattern=r"epoch (?P<at>\d+) loss (?P<loss>[\d.]+)",
+        strike_after="epoch 3 ",
+        length=("--epochs", "7"),
+    ),
+    Example(
+        name="hf_trainer",
+        pattern=r"'loss': '(?P<loss>[\d.]+)'.* 'epoch': '(?P<at>[\d.]+)'",
+        strike_after="'epoch': '1.385'",
+        length=("--steps", "36"),
+    ),
+]
+
+
+class Run:
+    """`allranks run` of an example on two ranks, as long as the test lasts."""
+
+    def __init__(self, example: Example, where: Path, *flags: str, step_s: float = 0.0) -> None:
+        where.mkdir(exist_ok=True)
+        self.where, self.example = where, example
+        self.out, self.err = where / "out", where / "err"
+        script = EXAMPLES / example.name / "train.py"
+        command = ("run", "--nproc-per-node", "2", *flags, script, *example.length, "--step-s", str(step_s))
+        with self.out.open("w") as out, self.err.open("w") as err:
+            self.process = subprocess.Popen(
+                allranks_command(*command), cwd=where, env=clean_env(os.environ), stdout=out, stderr=err
+            )
+
+    def wait_until(self, text: str) -> None:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while text not in self.out.read_text():
+            assert self.process.poll() is None, self.err.read_text()
+            assert time.monotonic() < deadline_s, f"{text} did not come: {self.out.read_text()}"
+            time.sleep(0.02)
+
+    def strike(self, rank: int, signum: int) -> None:
+        """Send a signal to one rank, from outside."""
+        (worker,) = [each for each in psutil.Process(self.process.pid).children() if rank_of(each) == str(rank)]
+        worker.send_signal(signum)
+
+    def end(self) -> tuple[str, str]:
+        """Wait for it, and return what it said."""
+        assert self.process.wait(PATIENCE_S) == 0, self.err.read_text()
+        return self.out.read_text(), self.err.read_text()
+
+    @property
+    def losses(self) -> list[tuple[str, str]]:
+        """Where the training was, and its loss there, in the order of the lines."""
+        return [(each["at"], each["loss"]) for each in re.finditer(self.example.pattern, self.out.read_text())]
+
+    @property
+    def weights(self) -> str:
+        return re.findall(r"weights ([0-9a-f]{16})$", self.out.read_text(), re.MULTILINE)[-1]
+
+    @property
+    def findings(self) -> list[dict[str, Any]]:
+        return json.loads((self.where / "runs/latest/attempt_0/verdict.json").read_text())["findings"]
+
+
+def rank_of(process: psutil.Process) -> str | None:
+    try:
+        return process.environ().get("RANK")
+    except psutil.Error:
+        return None
+
+
+@contextmanager
+def running(*runs: Run) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        for run in runs:
+            run.process.terminate()
+            run.process.wait(20)
+
+
+def lose_rank_1(example: Example, tmp_path: Path, signum: int) -> tuple[Run, Run]:
+    """Run an example twice, side by side: undisturbed, and with rank 1 struck in the middle."""
+    (tmp_path / "cluster.toml").write_text(FAST_GUARD)
+    undisturbed = Run(example, tmp_path / "undisturbed")
+    guard = ("--cluster", str(tmp_path / "cluster.toml"))
+    struck = Run(example, tmp_path / "struck", *guard, "--max-restarts", "2", step_s=0.05)
+    with running(undisturbed, struck):
+        struck.wait_until(example.strike_after)
+        struck.strike(1, signum)
+        struck.end()
+        undisturbed.end()
+    return undisturbed, struck
+
+
+def assert_it_went_on(undisturbed: Run, struck: Run) -> None:
+    """Not from the start, and with the very numbers of a run that nothing happened to."""
+    expected = [at for at, _ in undisturbed.losses]
+    places = [expected.index(at) for at, _ in struck.losses]
+    restarts = [place for before, place in zip(places, places[1:], strict=False) if place != before + 1]
+    assert places[0] == 0
+    assert places[-1] == len(expected) - 1
+    assert all(place > 0 for place in restarts), f"it began anew: {struck.losses}"
+    assert set(struck.losses) == set(undisturbed.losses)
+    assert struck.weights == undisturbed.weights
+    assert "restart 1 on 1 node" in struck.err.read_text()
+
+
+@pytest.mark.parametrize("example", [DDP, *FRAMEWORKS], ids=lambda example: example.name)
+def test_a_killed_rank_is_named_and_its_script_goes_on_from_its_own_checkpoint(example: Example, tmp_path: Path):
+    undisturbed, struck = lose_rank_1(example, tmp_path, signal.SIGKILL)
+    assert_it_went_on(undisturbed, struck)
+    finding = struck.findings[0]
+    assert (finding["cause"], finding["ranks"], finding["severity"]) == ("AR407 dead-rank", [1], "warn")
+    assert finding["message"] == "killed by SIGKILL (signal 9), not by allranks"
+
+
+def test_a_stopped_rank_of_plain_ddp_is_named_and_the_script_goes_on(tmp_path: Path):
+    undisturbed, struck = lose_rank_1(DDP, tmp_path, signal.SIGSTOP)
+    assert_it_went_on(undisturbed, struck)
+    finding = struck.findings[0]
+    assert (finding["cause"], finding["ranks"], finding["severity"]) == ("AR010 process-stopped", [1], "warn")
