@@ -58,7 +58,7 @@ def find_waiting(scene: Scene, now_s: float, *, names_unknown: bool = False) -> 
     """
     views = {view.beat.rank: view for view in scene.running()}
     dumps = [dump for view in views.values() if (dump := _dump_of(view, views)) is not None]
-    dumps += [_dump_of_left(scene, rank) for rank in scene.left if rank in scene.ranks]
+    dumps += [_dump_of_left(scene.ranks[rank].beat) for rank in scene.left if rank in scene.ranks]
     stops = [stop for stop in find_stops(dumps) if stop.kind not in (StopKind.MISMATCH, StopKind.BEHIND)]
     if not stops:
         return None
@@ -165,6 +165,8 @@ def judge_blocked(scene: Scene) -> Judged | None:
 
 def _dump_of(view: RankView, views: dict[int, RankView]) -> Dump | None:
     """What the walk needs of one rank; None where others show that it has gone on since it said so."""
+    if view.is_leaving:
+        return _dump_of_left(view.beat)
     age_s = max(view.beat.silent_s or 0.0, CROSSING_S)
     said_s = view.told_s - age_s
     if any(_has_gone_on(group, said_s, views) for group in view.beat.groups):
@@ -172,11 +174,11 @@ def _dump_of(view: RankView, views: dict[int, RankView]) -> Dump | None:
     return _as_dump(view.beat)
 
 
-def _dump_of_left(scene: Scene, rank: int) -> Dump:
-    """Of a rank that has left: what it called is done, whatever its last beat said."""
-    dump = _as_dump(scene.ranks[rank].beat)
+def _dump_of_left(beat: RankBeat) -> Dump:
+    """Of a rank that has left, or is about to: what it called is done, whatever its last beat said."""
+    dump = _as_dump(beat)
     status = {name: Status(each.enqueued, -1, each.enqueued) for name, each in dump.status.items()}
-    return Dump(rank=rank, calls=(), status=status, members=dump.members, is_whole=False)
+    return Dump(rank=beat.rank, calls=(), status=status, members=dump.members, is_whole=False)
 
 
 def _has_gone_on(group: GroupSeen, said_s: float, views: dict[int, RankView]) -> bool:

@@ -10,6 +10,7 @@ The agent (launch.agent) decides when; what a worker's environment holds is laun
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -24,7 +25,7 @@ from allranks.launch import container
 from allranks.launch.console import Console
 from allranks.launch.environment import HOOK_PATH, node_settings, rank_settings
 from allranks.launch.plan import JobPlan
-from allranks.launch.standby import Standbys
+from allranks.launch.standby import Standby
 from allranks.launch.workers import Worker, end_left_behind, find_writers, kill_descendants
 from allranks.model.setting import Setting
 from allranks.report.rundir import RunDir
@@ -83,7 +84,6 @@ class Crew:
     settings: list[Setting] = field(default_factory=list)
     _standbys: list[Standby] = field(default_factory=list)
     _ending: _Ending | None = None
-    _standbys: Standbys = field(default_factory=Standbys)
 
     # Starting
 
@@ -108,6 +108,8 @@ class Crew:
         self.run_dir.write_settings(me.name, self.settings)
         self._ending = None
         self.console.close()
+        for worker in self.workers:
+            worker.close()
         self.workers = []
         for local_rank in range(me.num_workers):
             worker = self._start_one(group, local_rank, node_path)
@@ -135,22 +137,19 @@ class Crew:
         own = rank_settings(group, local_rank, error_file=worker.error_file.absolute())
         values = self._base_env() | {setting.name: setting.value for setting in own}
         values["ALLRANKS_STARTED_S"] = str(time.time())
-        command = self._command_of(local_rank)
+        command = [word.replace(LOCAL_RANK, str(local_rank)) for word in self.command]
         fds = {"ALLRANKS_CELL_FD": worker.cell.fd} if worker.cell else {}
         if self.store_fd is not None and rank == 0:
             fds["ALLRANKS_STORE_FD"] = self.store_fd
-        standby = self._standbys.take(local_rank)
-        if standby is not None and worker.start_from(standby, values, fds=fds):
-            return worker
         values |= {name: str(fd) for name, fd in fds.items()}
         if self.job.request.container:
             handed = [setting.name for setting in (*self.settings, *own)]
             command, values = self._in_container(command, values, handed)
-        worker.start(command, values, pass_fds=list(fds.values()))
+        while self._standbys:
+            if worker.take_over(self._standbys.pop(), values, fds=fds):
+                return worker
+        worker.start(command, values, pass_fds=tuple(fds.values()))
         return worker
-
-    def _command_of(self, local_rank: int) -> list[str]:
-        return [word.replace("${local_rank}", str(local_rank)) for word in self.command]
 
     def _base_env(self) -> dict[str, str]:
         kept = {name: value for name, value in self.env.items() if name != SECRET_VARIABLE}
@@ -176,9 +175,16 @@ class Crew:
 
     def prepare_standbys(self) -> None:
         """Have a process with torch imported ready for each worker, so that a restart does not wait for imports."""
-        if self.has_standbys and not self.job.request.container:
-            for worker in self.workers:
-                self._standbys.keep(worker.local_rank, self._command_of(worker.local_rank), self._base_env())
+        env = self._base_env()
+        is_one_command = LOCAL_RANK not in " ".join(self.command) and not self.job.request.container
+        if not self.has_standbys or not is_one_command or not Standby.can_serve(self.command, env):
+            return
+        alive = [standby for standby in self._standbys if standby.is_alive]
+        self.has_standbys = len(alive) == len(self._standbys)  # one that ended by itself would do so again
+        self._standbys = alive
+        with contextlib.suppress(OSError):  # no process or descriptor is left for them
+            for _ in range(len(self.workers) - len(alive)):
+                self._standbys.append(Standby.start(self.command, env))
 
     # Ending
 
@@ -256,7 +262,7 @@ class Crew:
 
     def sweep(self, grace_s: float) -> list[str]:
         """End what the workers left running; returns names and pids."""
-        return end_left_behind(grace_s, spared=[*self.spared(), *self._standbys.pids])
+        return end_left_behind(grace_s, spared=[*self.spared(), *(each.process.pid for each in self._standbys)])
 
     def wait_for_writers(self, patience_s: float) -> None:
         """Let checkpoints be written to their end: after this process, SLURM ends whatever is left of the step."""
@@ -278,7 +284,6 @@ class Crew:
         self._standbys = []
         if self.still_running:
             kill_descendants()
-        self._standbys.close()
         self.console.close()
         for worker in self.workers:
             worker.close()

@@ -1,9 +1,8 @@
 """A worker with torch already imported, for the next start: what takes longest is then behind it.
 
-    standbys.keep(local_rank, command, env)        a process of its own; imports at low priority
-    standby = standbys.take(local_rank)            at the next start
+    standby = Standby.start(command, env)                  a process of its own; imports at low priority
     standby.become(env, out=..., err=..., fds={"ALLRANKS_CELL_FD": cell.fd})
-    standby.process                                is the worker from now on, with the same pid
+    standby.process                                        is the worker from now on, with the same pid
 
 The process has the worker's own command line and waits in the hook (join/standby.py says how). One whose imports are
 not done yet can be ordered as well: it goes on where it is. With ALLRANKS_HOOK=0, or where the command is no Python
@@ -119,39 +118,3 @@ class Standby:
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.process.pid, signal.SIGKILL)
         self.process.wait()
-
-
-class Standbys:
-    """Those of one node, one for each worker."""
-
-    def __init__(self) -> None:
-        self._waiting: dict[int, Standby] = {}
-        self._tried: set[int] = set()
-
-    def keep(self, local_rank: int, command: Sequence[str], env: Mapping[str, str]) -> None:
-        """See to it that one waits, once until it is taken: one that ended by itself would do so again."""
-        if local_rank in self._tried or not Standby.can_serve(command, env):
-            return
-        self._tried.add(local_rank)
-        with contextlib.suppress(OSError, subprocess.SubprocessError):  # no process or descriptor is left for it
-            self._waiting[local_rank] = Standby.start(command, env)
-
-    def take(self, local_rank: int) -> Standby | None:
-        """Return the one that waits for this place, no longer counted here; None: none does."""
-        self._tried.discard(local_rank)
-        standby = self._waiting.pop(local_rank, None)
-        if standby is None or standby.is_alive:
-            return standby
-        standby.end()
-        return None
-
-    @property
-    def pids(self) -> list[int]:
-        """Of those that wait."""
-        return [standby.process.pid for standby in self._waiting.values()]
-
-    def close(self) -> None:
-        """End all that wait."""
-        for standby in self._waiting.values():
-            standby.end()
-        self._waiting.clear()

@@ -106,13 +106,13 @@ class Worker:
                 return
         self.pidfd = os.pidfd_open(self.process.pid)
 
-    def start_from(self, standby: Standby, env: Mapping[str, str], *, fds: Mapping[str, int]) -> bool:
-        """Start it in a process that waited for that; False where that one has gone.
+    def take_over(self, standby: Standby, env: Mapping[str, str], *, fds: Mapping[str, int]) -> bool:
+        """Have a process that waits become this worker; False where it is gone.
 
         Args:
-            standby: was started with this worker's command line.
-            env: the worker's.
-            fds: descriptors for it, by the variables that say their numbers.
+            standby: the process.
+            env: the worker's environment.
+            fds: descriptors that it gets, by the variable that tells it their number.
         Raises:
             OSError: its output files cannot be written.
         """

@@ -74,13 +74,15 @@ class Beat:
         self._thread.join(LAST_BEAT_S)
 
     def _run(self) -> None:
+        is_last = False
         while self._cell.is_mine:
             try:
                 self._tell()
             except Exception as exc:  # a torch whose inside we do not know: what is left is said
                 self._note(f"a beat failed: {exc!r}")
-            if self._ended.wait(self._every_s):
+            if is_last:
                 return
+            is_last = self._ended.wait(self._every_s)  # and once more: what was called since the last beat
 
     def _note(self, text: str) -> None:
         if len(self._flight.blind) < 8 and text not in self._flight.blind:
