@@ -309,10 +309,11 @@ def _to_hits(chunk: Chunk, ends: Sequence[int]) -> Iterator[Hit]:
         stop = data.find(b"\n", last, last + REACH)
         if stop < 0:
             stop = min(len(data), last + REACH)
+        until = stop - 1
         if (state := data.find(b"\r", last, stop)) >= 0:
-            stop = state
+            until = stop = state  # of the line, as a match that ends with its line has it
         patterns = set()
-        while index < len(ends) and (ends[index] >> _ID_BITS) - 1 <= max(last, stop - 1):
+        while index < len(ends) and (ends[index] >> _ID_BITS) - 1 <= max(last, until):
             patterns.add(ends[index] & (1 << _ID_BITS) - 1)
             index += 1
         yield Hit(chunk.number_at(begin), data[begin:stop], tuple(sorted(patterns)))
