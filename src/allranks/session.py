@@ -22,6 +22,7 @@ are. Limits: the roll call uses `runs/` in the working directory; torch is impor
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import multiprocessing
 import os
 import sys
@@ -252,12 +253,24 @@ def _say_last_words() -> None:
 
 def _leave(dist: ModuleType, kind: type[BaseException] | None, *_: object) -> None:
     """Destroy the group; what that says is of no interest where the block has failed already."""
+    if kind is not None and dist.is_initialized():
+        _keep_groups(dist)
     try:
         if dist.is_initialized():
             dist.destroy_process_group()
     except RuntimeError:
         if kind is None:
             raise
+
+
+def _keep_groups(dist: ModuleType) -> None:
+    """Have no group's memory given back before the process ends.
+
+    DDP's reducer is mostly the last that holds a group. Where it goes it waits for Gloo's threads with the GIL in hand,
+    and a thread with a failed collective waits for the GIL: seen with torch 2.13, for good.
+    """
+    for group in list(getattr(dist.distributed_c10d._world, "pg_map", ())):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 # Phase 1

@@ -78,6 +78,14 @@ def test_all_well_is_no_verdict():
     assert guard.wants(1000.0) == {}
 
 
+def test_an_end_that_is_told_twice_is_one():
+    guard = guard_of()
+    for _ in range(3):
+        guard.ended(end(0, 0), 100.0)
+    assert not guard.are_all_ended
+    assert guard.judge(100.1) is None
+
+
 def test_victims_wait_for_their_culprit():
     guard = guard_of()
     guard.ended(end(0, message=GLOO_LOST), 100.0)
@@ -292,7 +300,8 @@ def test_nothing_that_is_said_breaks_the_guard(said):
             judged = guard.judge(now_s + tick * 0.3)
             assert guard.next_s(now_s + tick * 0.3) > now_s
             if judged is not None:
-                assert msgspec.json.decode(msgspec.json.encode(judged.findings), type=tuple[Finding, ...])
+                as_json = msgspec.json.encode(judged.findings)
+                assert msgspec.json.decode(as_json, type=tuple[Finding, ...]) == judged.findings
                 assert all(0 <= rank < 3 for rank in judged.ranks)
         now_s += 1.0
 

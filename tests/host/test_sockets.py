@@ -56,9 +56,10 @@ def test_a_connection_is_stuck_since_its_acknowledged_bytes_stand_still():
         connection(own_address="10.0.0.5"),
         connection(peer_address="192.168.20.11"),
         connection(is_pending=False),
+        connection(is_held=False),
     ],
 )
-def test_other_networks_itself_and_what_waits_to_be_sent_do_not_count(other):
+def test_other_networks_itself_what_waits_to_be_sent_and_what_nobody_holds_do_not_count(other):
     watch = SocketWatch()
     watch.weigh([other], 10.0, addresses=OWN)
     assert watch.weigh([other], 20.0, addresses=OWN) == []

@@ -304,3 +304,26 @@ def test_torchs_line_about_names_stays_in_the_file(terminal: Terminal, tmp_path:
     terminal.console.follow(path, start=0, stream="err", prefix="[node01 r0] ")
     terminal.console.close()
     assert terminal.err == b"[node01 r0] before\n[node01 r0] after\n"
+
+
+TRACEBACK = b"[rank3]: Traceback (most recent call last):\n[rank3]: RuntimeError: Connection closed by peer\n"
+
+
+def test_a_traceback_waits_for_a_verdict_that_makes_it_needless(terminal, log):
+    terminal.console.follow(log.path, start=0, stream="err", prefix=PREFIX)
+    log.write(b"loading\n" + TRACEBACK)
+    terminal.console.pump()
+    assert terminal.err == b"[node02 r3] loading\n"
+    terminal.console.drop_tracebacks()
+    terminal.console.close()
+    assert terminal.err == b"[node02 r3] loading\n"
+
+
+def test_a_traceback_that_ends_nobody_is_shown_whole(terminal, log, monkeypatch):
+    monkeypatch.setattr(console_module, "HELD_S", 0.0)
+    terminal.console.follow(log.path, start=0, stream="err", prefix=PREFIX)
+    log.write(TRACEBACK)
+    terminal.console.pump()
+    log.write(b"going on\n")
+    terminal.console.pump()
+    assert terminal.err == b"".join(PREFIX.encode() + line + b"\n" for line in (*TRACEBACK.splitlines(), b"going on"))

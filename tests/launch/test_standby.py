@@ -17,7 +17,7 @@ import pytest
 import allranks
 from allranks.guard.inside.cell import Cell
 from allranks.launch.standby import Standby
-from conftest import clean_env
+from conftest import Allranks, clean_env
 
 pytestmark = pytest.mark.torch
 SITE = Path(allranks.__file__).parent / "join" / "site"
@@ -212,3 +212,35 @@ def test_only_python_scripts_and_modules_with_the_hook_can_wait():
     assert not Standby.can_serve(["bash", "train.sh"], env)
     assert not Standby.can_serve(["python3", "train.py"], env | {"ALLRANKS_HOOK": "0"})
     assert not Standby.can_serve(["python3", "train.py"], {})
+
+
+def test_a_restart_under_allranks_run_takes_the_standbys(allranks: Allranks, tmp_path: Path):
+    (tmp_path / "train.py").write_text(
+        textwrap.dedent(
+            """
+            import os, signal, sys, time
+
+            print(os.environ["TORCHELASTIC_RESTART_COUNT"], os.environ["RANK"], "torch" in sys.modules, flush=True)
+            if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+                time.sleep(5)
+                if os.environ["RANK"] == "1":
+                    os.kill(os.getpid(), signal.SIGKILL)
+                time.sleep(60)
+            """
+        )
+    )
+    result = allranks("run", "--nproc-per-node", "2", "--max-restarts", "1", "train.py", timeout_s=90)
+    assert result.returncode == 0, result.stderr
+    shown = sorted(line.partition("] ")[2] for line in result.stdout.splitlines())
+    assert shown == ["0 0 False", "0 1 False", "1 0 True", "1 1 True"]
+
+
+def test_without_standbys_a_restart_starts_anew(allranks: Allranks, tmp_path: Path):
+    (tmp_path / "train.py").write_text(
+        "import os, sys, time\n"
+        "again = os.environ['TORCHELASTIC_RESTART_COUNT'] == '1'\n"
+        "print('torch' in sys.modules, flush=True)\n"
+        "again or time.sleep(4) or os.kill(os.getpid(), 9)\n"
+    )
+    result = allranks("run", "--max-restarts", "1", "--no-standby", "train.py", timeout_s=60)
+    assert (result.returncode, result.stdout.count("False")) == (0, 2), result.stderr

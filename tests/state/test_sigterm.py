@@ -23,6 +23,13 @@ print(leave_to_agent(lambda: cell.is_ending), flush=True)
 {after}
 time.sleep(60)
 """
+FORK = """\
+pid = os.fork()
+if pid:
+    time.sleep(0.5)  # Python drops signals of the moment of a fork
+    os.kill(pid, signal.SIGTERM)
+    print(os.waitpid(pid, 0)[1], flush=True)
+"""
 
 
 @contextmanager
@@ -72,6 +79,5 @@ def test_a_script_s_own_handler_stays(cell: Cell) -> None:
 
 
 def test_children_die_of_it_as_ever(cell: Cell) -> None:
-    fork = "pid = os.fork()\nif pid:\n    time.sleep(0.5)  # Python drops signals of the moment of a fork\n    os.kill(pid, 15)\n    print(os.waitpid(pid, 0)[1], flush=True)"
-    with running(cell, after=fork) as process:
+    with running(cell, after=FORK) as process:
         assert [said(process), said(process)] == ["True", "15"]

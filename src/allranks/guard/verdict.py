@@ -87,6 +87,7 @@ class Guard:
         self._scene = scene
         self._ledger = ledger
         self._judged: Judged | None = None
+        self._ended: set[int] = set()
         self._clocks = [NodeClock() for _ in scene.nodes]
         self._stragglers = Stragglers()
         self._speech = Speech(scene)
@@ -138,8 +139,9 @@ class Guard:
     def ended(self, end: WorkerEnd, now_s: float) -> None:
         """A worker ended, well or badly; `end.time_s` is on the same clock as `now_s`."""
         now = self._now(now_s)
-        if not self._scene.has_rank(end.rank):
+        if not self._scene.has_rank(end.rank) or end.rank in self._ended:
             return
+        self._ended.add(end.rank)
         if end.exit_code == 0:
             self._ledger.add_exit(end.rank, now_s)
             self._scene.left[end.rank] = now

@@ -6,7 +6,9 @@
 The kernel is asked over netlink (sock_diag(7), as `ss -tin` does), which needs no rights; where that is refused
 (gVisor, some containers), /proc/net/tcp says as much as is needed. A connection counts as stuck while bytes are
 unacknowledged and the number of acknowledged ones does not grow; a receiver that is merely stopped goes on
-acknowledging until its buffer is full, and then nothing is sent any more: it is never stuck here.
+acknowledging until its buffer is full, and then nothing is sent any more: it is never stuck here. Nor is one that no
+process has open any more: what a dead machine did not acknowledge is retransmitted for minutes after the job that
+sent it, and would be held against the next job.
 
 Source: linux/inet_diag.h, linux/sock_diag.h, proc(5) on /proc/net/tcp; struct tcp_info in host.tcpinfo.
 """
@@ -56,6 +58,8 @@ class Connection:
     acked_bytes: int | None = None
     """Since the connection began; None: this kernel, or this way of asking, does not say."""
     mss: int = 0
+    is_held: bool = True
+    """A process has it open; False: it is left over from one that ended, and the kernel still tries to close it."""
 
     @property
     def key(self) -> tuple[str, int, str, int]:
@@ -98,7 +102,8 @@ class SocketWatch:
         before, self._since_s = self._since_s, {}
         stuck = []
         for each in connections:
-            if not each.is_pending or each.own_address not in addresses or each.peer_address in addresses:
+            is_between_nodes = each.own_address in addresses and each.peer_address not in addresses
+            if not each.is_pending or not each.is_held or not is_between_nodes:
                 continue
             # Without a count of what was acknowledged, what is left and has timed out is the best there is.
             mark = each.acked_bytes if each.acked_bytes is not None else (each.unacked_bytes, each.retransmits > 0)
@@ -165,7 +170,7 @@ def parse_answer(data: bytes, found: list[Connection]) -> bool:
 
 def _parse_message(body: bytes) -> Connection:
     family, _, timer, retransmits, own_port, peer_port, own, peer, *_ = _MESSAGE.unpack_from(body)
-    unacked_bytes = _MESSAGE.unpack_from(body)[12]
+    unacked_bytes, inode = _MESSAGE.unpack_from(body)[12], _MESSAGE.unpack_from(body)[14]
     info = next((value for kind, value in _attributes(body[_MESSAGE.size :]) if kind == _INET_DIAG_INFO), b"")
     window = struct.unpack_from("=I", info, _SND_WND)[0] if len(info) >= _SND_WND + 4 else 0
     info = info.ljust(192, b"\0") if info else b""
@@ -181,6 +186,7 @@ def _parse_message(body: bytes) -> Connection:
         retransmits=retransmits if timer == _RETRANSMITTING else 0,
         acked_bytes=struct.unpack_from("=Q", info, 120)[0] if info else None,
         mss=mss,
+        is_held=inode != 0,
     )
 
 
@@ -221,7 +227,7 @@ def parse_proc_line(line: str) -> Connection | None:
         state = int(words[3], 16)
         waiting, timer = int(words[4].partition(":")[0], 16), int(words[5].partition(":")[0], 16)
         (own, own_port), (peer, peer_port) = (word.split(":") for word in words[1:3])
-        retransmits = int(words[6], 16)
+        retransmits, inode = int(words[6], 16), int(words[9])
         addresses = _proc_address(own), _proc_address(peer)
     except (IndexError, ValueError):
         return None
@@ -235,6 +241,7 @@ def parse_proc_line(line: str) -> Connection | None:
         unacked_bytes=waiting,
         is_pending=timer == _RETRANSMITTING,
         retransmits=retransmits if timer == _RETRANSMITTING else 0,
+        is_held=inode != 0,
     )
 
 

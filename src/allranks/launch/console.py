@@ -7,6 +7,7 @@ itself with carriage returns becomes a line now and then (REDRAW_S), and its las
 from __future__ import annotations
 
 import os
+import re
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,10 @@ CHUNKS_PER_PUMP = 4
 LINE_LIMIT_BYTES = 1 << 16
 """Longer lines are shown in pieces; the file has them whole."""
 REDRAW_S = 5.0
+HELD_S = 2.5
+"""How long a traceback waits for the verdict, which has the one that counts: when a rank breaks, all others lose it,
+and say so in as many tracebacks."""
+_TRACEBACK = re.compile(rb"^(?:\[rank\d+\]: ?)?Traceback \(most recent call last\):")
 NOISE = (b"[c10d] The hostname of the client socket cannot be retrieved",)
 """What torch 2.13 says on every rank of a healthy job where addresses have no names (socket.cpp, for its log
 only). Among several ranks, the terminal leaves these lines out; the files have them."""
@@ -28,6 +33,8 @@ class _Followed:
     prefix: bytes
     pending: bytearray = field(default_factory=bytearray)
     redrawn_s: float = 0.0
+    held: bytearray = field(default_factory=bytearray)
+    held_until_s: float = 0.0
 
 
 class Console:
@@ -41,6 +48,7 @@ class Console:
         self._screens = {"out": out_fd, "err": err_fd}
         self._followed: list[_Followed] = []
         self._is_muted: set[int] = set()
+        self._has_verdict = False
 
     def follow(self, path: Path, *, start: int, stream: str, prefix: str) -> None:
         """Show what a worker writes into this file from `start` on.
@@ -58,6 +66,10 @@ class Console:
     def mute(self, stream: str) -> None:
         """Show no more of a stream; the files still get it."""
         self._is_muted.add(self._screens[stream])
+
+    def drop_tracebacks(self) -> None:
+        """A verdict has been given: tracebacks that wait, and those that come now, are in the files only."""
+        self._has_verdict = True
 
     def pump(self) -> bool:
         """Show what is new; True if there was anything."""
@@ -78,6 +90,8 @@ class Console:
                 head, _, rest = bytes(followed.pending).rpartition(b"\r")
                 followed.pending[:] = rest
                 self._show_line(followed, head)
+            if followed.held and time.monotonic() >= followed.held_until_s:
+                self._release(followed)
         return has_news
 
     def close(self) -> None:
@@ -87,8 +101,10 @@ class Console:
         for followed in self._followed:
             if followed.pending:
                 self._show_line(followed, bytes(followed.pending))
+            self._release(followed)
             os.close(followed.file_fd)
         self._followed.clear()
+        self._has_verdict = False
 
     def _show_lines(self, followed: _Followed) -> None:
         *lines, rest = bytes(followed.pending).split(b"\n")
@@ -97,8 +113,22 @@ class Console:
             rest = rest[LINE_LIMIT_BYTES:]
         followed.pending[:] = rest
         shown = (line for line in lines if not any(noise in line for noise in NOISE))
-        text = b"".join(followed.prefix + _last_drawn(line) + b"\n" for line in shown)
-        self._show(followed.screen_fd, text)
+        self._show(followed.screen_fd, b"".join(self._or_hold(followed, _last_drawn(line)) for line in shown))
+
+    def _or_hold(self, followed: _Followed, line: bytes) -> bytes:
+        """Return what is shown of a line now; from the beginning of a traceback on it is held back."""
+        text = followed.prefix + line + b"\n"
+        if not followed.held and not _TRACEBACK.match(line):
+            return text
+        if not followed.held:
+            followed.held_until_s = time.monotonic() + HELD_S
+        followed.held += text
+        return b""
+
+    def _release(self, followed: _Followed) -> None:
+        if not self._has_verdict:
+            self._show(followed.screen_fd, bytes(followed.held))
+        followed.held.clear()
 
     def _show_line(self, followed: _Followed, line: bytes) -> None:
         if shown := _last_drawn(line):

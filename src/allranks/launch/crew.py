@@ -10,6 +10,7 @@ The agent (launch.agent) decides when; what a worker's environment holds is laun
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -107,6 +108,8 @@ class Crew:
         self.run_dir.write_settings(me.name, self.settings)
         self._ending = None
         self.console.close()
+        for worker in self.workers:
+            worker.close()
         self.workers = []
         for local_rank in range(me.num_workers):
             worker = self._start_one(group, local_rank, node_path)
@@ -173,11 +176,15 @@ class Crew:
     def prepare_standbys(self) -> None:
         """Have a process with torch imported ready for each worker, so that a restart does not wait for imports."""
         env = self._base_env()
-        if not self.has_standbys or not Standby.can_serve(self.command, env) or LOCAL_RANK in " ".join(self.command):
+        is_one_command = LOCAL_RANK not in " ".join(self.command) and not self.job.request.container
+        if not self.has_standbys or not is_one_command or not Standby.can_serve(self.command, env):
             return
-        self._standbys = [standby for standby in self._standbys if standby.is_alive]
-        for _ in range(len(self.workers) - len(self._standbys)):
-            self._standbys.append(Standby.start(self.command, env))
+        alive = [standby for standby in self._standbys if standby.is_alive]
+        self.has_standbys = len(alive) == len(self._standbys)  # one that ended by itself would do so again
+        self._standbys = alive
+        with contextlib.suppress(OSError):  # no process or descriptor is left for them
+            for _ in range(len(self.workers) - len(alive)):
+                self._standbys.append(Standby.start(self.command, env))
 
     # Ending
 

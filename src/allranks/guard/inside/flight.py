@@ -26,7 +26,7 @@ _SCANNED = 128
 """Entries that are looked at from the end of a dump."""
 _SOURCES = {"gloo": "_dump_fr_trace_json", "nccl": "_dump_nccl_trace_json"}
 """Each backend's recorder counts its own groups from 0."""
-_P2P = re.compile(r"(send|recv) \d+(?:->|<-)(\d+)")
+_P2P = re.compile(r"(send|recv)\w* \d+(?:->|<-)(\d+)")
 """`nccl:send 0->1`, `nccl:recv 1<-0`. Source: torch 2.13, ProcessGroupNCCL::pointToPoint."""
 
 
@@ -172,7 +172,8 @@ class Flight:
             "peer": int(p2p[2]) if p2p else None,
             "sizes": entry["input_sizes"],
             "dtypes": entry["input_dtypes"],
-            "is_done": bool(entry.get("retired")),
+            # Gloo's entries stay "scheduled"; NCCL's are also retired by a timeout.
+            "is_done": entry.get("state") == "completed" or (source == "gloo" and bool(entry.get("retired"))),
             "created_ns": int(entry["time_created_ns"]),
         }
 

@@ -84,15 +84,23 @@ class TwoNodesKilled(NodeStrike, name="two-nodes-killed", cause="AR012"):
 
 
 class NodeBack(NodeStrike, name="node-back", cause="AR012"):
-    """The machine is gone, and back after 20 s: it must be taken in again."""
+    """The machine is gone, and back after 20 s: it must be taken in again.
+
+    SLURM is told at once that it is down, as a site's watchdog does. A node that is back before SLURM has missed it
+    ends the whole step, --no-kill or not: srun holds its lost connection and its forgotten step together, and says
+    `Aborting, io error and missing step on node 2` (SLURM 22.05, also with the output in files).
+    """
 
     is_needed_again: ClassVar = True
     watch_s = 120.0
 
     @classmethod
     def strike(cls, scene: Scene, target: Target) -> float:
-        """Kill it."""
-        return _kill(scene, scene.node.name)
+        """Kill it, and tell SLURM."""
+        struck_s = _kill(scene, scene.node.name)
+        down = ("scontrol", "update", f"NodeName={scene.node.name}", "State=DOWN", "Reason=lab")
+        scene.run(scene.first.name, *down)
+        return struck_s
 
     @classmethod
     def follow_up(cls, scene: Scene, target: Target) -> None:

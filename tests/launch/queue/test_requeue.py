@@ -9,8 +9,8 @@ import pytest
 
 from allranks.host.slurm import JobState
 from allranks.host.slurm_job import OwnJob
-from allranks.launch.exclusion import Culprit, read_culprits
-from allranks.launch.requeue import outlast_preemption, plan_requeue, requeue_once
+from allranks.launch.queue.exclusion import Culprit, read_culprits
+from allranks.launch.queue.requeue import outlast_preemption, plan_requeue, requeue_once
 from fake_slurm import FakeSlurm, fake_slurm, show_job  # noqa: F401  (a fixture)
 
 JOB = OwnJob("12", 0, 3, is_heterogeneous=False)
@@ -29,6 +29,10 @@ def culprit(node: str, *attempts: int) -> Culprit:
         ({}, [culprit("n3", 0)], 3, {"ExcNodeList": "n3"}, "without n3"),
         ({"excluded_nodes": "n1"}, [culprit("n3", 0)], 3, {"ExcNodeList": "n[1,3]"}, "without n3"),
         ({"excluded_nodes": "n3"}, [culprit("n3", 0)], 3, {}, "without n3"),
+        # What the user leaves out is nobody's replacement.
+        ({"excluded_nodes": "n[4-6]"}, [culprit("n3", 0)], 3, {}, "n3 stays in, since it needs 3 nodes and has 3"),
+        ({"excluded_nodes": "n[4-6]"}, [culprit("n3", 0)], 2,
+         {"ExcNodeList": "n[4-6,3]", "NumNodes": "2"}, "without n3, on 2 nodes instead of 3"),
         # SLURM has taken the lost node away: the job would ask for one less from then on.
         ({"num_nodes": 2}, [culprit("n3", 0)], 3, {"ExcNodeList": "n3", "NumNodes": "3"}, "without n3"),
         # Named by the user, and all of them needed.

@@ -7,7 +7,7 @@ and when the batch host is what is lost, the script is gone and the job would go
 leader's agent speaks; where the leader is lost, any other may, and the first one does.
 
 Phase 1  claim      `requeue.json` in the attempt's directory is made by one agent alone
-Phase 2  remember   the culprit goes into the job's memory; the third time is the last        (launch.exclusion)
+Phase 2  remember   the culprit goes into the job's memory; the third time is the last        (launch.queue.exclusion)
 Phase 3  plan       who is left out, how many nodes are asked for                              (`plan_requeue`, pure)
 Phase 4  requeue    everything in the job ends, this process as well: SIGTERM, SIGKILL after KillWait
 Phase 5  change     what the waiting job asks for; SLURM takes that only now
@@ -27,8 +27,8 @@ from allranks.host.slurm import JobState, list_nodes
 from allranks.host.slurm_command import shielded
 from allranks.host.slurm_job import OwnJob, change_waiting, find_job, requeue
 from allranks.host.slurm_site import read_partition, read_site
-from allranks.launch.ending import why_no_requeue
-from allranks.launch.exclusion import (
+from allranks.launch.queue.ending import why_no_requeue
+from allranks.launch.queue.exclusion import (
     MOST_TIMES,
     Culprit,
     choose_excluded,
@@ -72,11 +72,12 @@ def plan_requeue(
         min_nodes: how many it can do with, MIN of --nnodes MIN:MAX.
     """
     asked = expand_hosts(state.asked_nodes) if state.asked_nodes else []
-    pool = list(dict.fromkeys(asked if len(asked) >= job.num_nodes else partition))
+    own = expand_hosts(state.excluded_nodes) if state.excluded_nodes else []
+    closed = set(own) - {each.node for each in culprits}  # to the user's mind: SLURM gives none of them
+    pool = [name for name in dict.fromkeys(asked if len(asked) >= job.num_nodes else partition) if name not in closed]
     chosen, stay = choose_excluded(culprits, nodes=pool, needed=min_nodes)
     out = [name for name in pool if name in chosen]
     values = {}
-    own = expand_hosts(state.excluded_nodes) if state.excluded_nodes else []
     if set(out) - set(own):
         values["ExcNodeList"] = fold_hosts(list(dict.fromkeys([*own, *out])))
     if set(out) & set(asked):
