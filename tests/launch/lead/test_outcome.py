@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from allranks.launch.outcome import describe_restart
+from allranks.launch.lead.outcome import describe_restart
 
 
 def test_a_restart_says_where_it_goes_on():
