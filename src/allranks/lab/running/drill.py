@@ -112,6 +112,7 @@ def _strike_job(
     with Terminal(job.output) as terminal:
         try:
             job.begin(program)
+            job.target.checkpoints = strike.find_checkpoints(injected.scene, job.target.checkpoints)
             job.wait_until_stepping(UP_S)
             if program is PROGRAM:
                 job.target.wait(lambda: job.target.whole_checkpoint() is not None, SAVED_S, "the first checkpoint")
