@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import time
@@ -130,8 +131,13 @@ class BelowMinimum(NodeStrike, name="below-minimum", cause=("AR608", "AR012")):
         return _kill(scene, scene.node.name)
 
 
-class LeaderNodeKilled(NodeStrike, name="leader-node-killed", cause="AR012"):
-    """The machine of the batch script and the leader is gone: the job is put back into the queue, and resumes."""
+class LeaderNodeKilled(NodeStrike, name="leader-node-killed"):
+    """The machine of the batch script and the leader is gone: the job is put back into the queue, and resumes.
+
+    Who could print a verdict is gone, and so is what srun wrote to. The culprit stands in the job's memory.
+    """
+
+    also: ClassVar = ("AR012",)
 
     launch, verdict_s, next_step_s, watch_s = Launch.BATCH, None, None, 150.0
     leaves_first_out: ClassVar = True
@@ -141,6 +147,14 @@ class LeaderNodeKilled(NodeStrike, name="leader-node-killed", cause="AR012"):
     def strike(cls, scene: Scene, target: Target) -> float:
         """Kill the node of rank 0."""
         return _kill(scene, target.newest()[0].node)
+
+    @classmethod
+    def check(cls, scene: Scene, target: Target) -> list[str]:
+        """Whoever was left remembered the node for the next run."""
+        paths = target.directory.glob("runs/[0-9]*/culprits.json")
+        named = [(each["node"], each["cause"][:5]) for path in paths for each in json.loads(path.read_text())]
+        truth = cls.culprit(scene).nodes[0]
+        return [] if named == [(truth, "AR012")] else [f"culprits.json has {named}, the truth is AR012 {truth}"]
 
     @classmethod
     def culprit(cls, scene: Scene) -> Culprit:
