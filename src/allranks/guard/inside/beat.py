@@ -1,4 +1,4 @@
-"""What tells the agent, ten times a second, how far this worker is? A daemon thread that mostly sleeps.
+"""What tells the agent, five times a second, how far this worker is? A daemon thread that mostly sleeps.
 
 It runs also while the main thread is blocked in C++ (a collective lets go of the GIL), and says nothing when the
 process is stopped or its GIL held, which the agent then sees from outside. What it tells, as JSON, all times `_ns` by
@@ -25,7 +25,7 @@ from .cell import Cell
 from .flight import Flight
 from .places import place_of
 
-EVERY_S = 0.1
+EVERY_S = 0.2
 LONG_OPEN_NS = 300_000_000
 """A call that is open for longer is told with the last ones of all groups."""
 DUMP_SHARE = 0.001

@@ -369,7 +369,8 @@ class Leader:
         gone = [name for seat, name in self._members if seat not in plans]
         left, checkpoint = self._history.restarts_left, self._progress.checkpoint
         self._on_event("restarting", generation=plan.generation, members=names, checkpoint=checkpoint)
-        self._say(describe_restart(plan.generation, names, gone, checkpoint, num_left=left))
+        is_tracked = bool(self._progress.steps)
+        self._say(describe_restart(plan.generation, names, gone, checkpoint, num_left=left, is_tracked=is_tracked))
 
     def _await_capacity(self, now_s: float) -> None:
         terms, num_nodes = self._terms, len(self.seats)
