@@ -15,8 +15,8 @@ from allranks.lab.faults.running.process import DEAD_S, NEXT_STEP_S
 from allranks.lab.faults.running.strike import Strike
 from allranks.lab.faults.running.target import Target
 from allranks.model.errors import SetupError
-from allranks.state.manifest import MANIFEST, parse_final, parse_temp
-from allranks.state.parts import list_checkpoints
+from allranks.state.saved.manifest import MANIFEST, parse_final, parse_temp
+from allranks.state.saved.parts import list_checkpoints
 
 SAVED_S = 60.0
 """How long the next checkpoint may take to come."""
