@@ -114,7 +114,8 @@ def measure(num_pairs: int) -> None:
     middle, spread = statistics.mean(ratios), statistics.stdev(ratios) / math.sqrt(num_pairs)
     low, high = (100 * (math.exp(middle + sign * 1.96 * spread) - 1) for sign in (-1, 1))
     calls_ns = cost_of_a_call(dist, batch[0], inside._teller, cell)
-    print(f"steps of {1000 * STEP_S:.0f} ms, {num_pairs} pairs of blocks of {BLOCK_S:.0f} s, beats every 0.1 s")
+    blocks = f"{num_pairs} pairs of blocks of {BLOCK_S:.0f} s"
+    print(f"steps of {1000 * STEP_S:.0f} ms, {blocks}, beats every {beat_module.EVERY_S} s")
     print(f"  beat thread, processor time   {100 * cpu_ns / 1e9 / on_s:6.3f} % of a core")
     print(f"  beat thread, with the GIL     {100 * sum(spans_ns) / 1e9 / on_s:6.3f} % of the time (at most)")
     spans_ns.sort()

@@ -59,9 +59,7 @@ def main() -> None:
     set_seed(1)
     x = torch.randn(256, 8)
     data = TensorDataset(x, x.square().sum(1, keepdim=True))
-    model = torch.nn.Sequential(
-        torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Dropout(0.1), torch.nn.Linear(32, 1)
-    )
+    model = torch.nn.Sequential(torch.nn.Linear(8, 32), torch.nn.ReLU(), torch.nn.Dropout(0.1), torch.nn.Linear(32, 1))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     # Its own generator: else the loader takes a number from torch's each time it begins, and dropout is another one
     # after a restart in the middle of an epoch.

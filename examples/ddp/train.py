@@ -1,6 +1,6 @@
 """A plain DDP training that goes on where it stopped when it is started again: torch.save, and a rename.
 
-    allranks run --nproc-per-node 2 --max-restarts 3 examples/ddp/train.py
+allranks run --nproc-per-node 2 --max-restarts 3 examples/ddp/train.py
 """
 
 import argparse

@@ -61,9 +61,7 @@ def main() -> None:
     args = parser.parse_args()
 
     set_seed(1)
-    config = GPT2Config(
-        vocab_size=256, n_positions=32, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0
-    )
+    config = GPT2Config(vocab_size=256, n_positions=32, n_embd=16, n_layer=1, n_head=2, bos_token_id=0, eos_token_id=0)
     model = GPT2LMHeadModel(config)
     trainer = Trainer(
         model=model,

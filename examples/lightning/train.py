@@ -2,12 +2,15 @@
 
     allranks run --nproc-per-node 2 --max-restarts 3 examples/lightning/train.py
 
-It saves at the end of each epoch: Lightning goes on exactly from there, in the middle of one it does not.
+It saves at the end of each epoch: Lightning goes on exactly from there, in the middle of one it does not. When SLURM
+warns of the time limit (SIGUSR1), it ends after the epoch and puts its job back into the queue.
 """
 
 import argparse
 import hashlib
 import os
+import signal
+import subprocess
 import time
 from pathlib import Path
 
@@ -37,6 +40,22 @@ class Line(pl.LightningModule):
         return torch.optim.Adam(self.parameters(), lr=0.01)
 
 
+class EndOnWarning(pl.Callback):
+    is_warned = False
+
+    def on_fit_start(self, trainer, module):
+        signal.signal(signal.SIGUSR1, self.warn)
+
+    def warn(self, signum, frame):
+        self.is_warned = True
+
+    def on_train_epoch_end(self, trainer, module):
+        # Ranks hear of it at slightly different times, and must end after the same epoch.
+        self.is_warned = trainer.strategy.reduce_boolean_decision(self.is_warned, all=False)
+        if self.is_warned:
+            trainer.should_stop = True
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=8)
@@ -47,19 +66,22 @@ def main() -> None:
     pl.seed_everything(1, verbose=False)
     x = torch.randn(256, 8)
     data = TensorDataset(x, x.square().sum(1, keepdim=True))
+    warning = EndOnWarning()
     trainer = pl.Trainer(
         max_epochs=args.epochs,
         accelerator="cpu",
         devices=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         num_nodes=int(os.environ.get("GROUP_WORLD_SIZE", "1")),  # fewer after a node was lost
         strategy="ddp",
-        callbacks=ModelCheckpoint(args.dir, save_last=True),
+        callbacks=[warning, ModelCheckpoint(args.dir, save_last=True)],
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
     )
     model = Line(args.step_s)
     trainer.fit(model, DataLoader(data, batch_size=16, shuffle=True), ckpt_path="last")
+    if warning.is_warned and trainer.is_global_zero and "SLURM_JOB_ID" in os.environ:
+        subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]], check=True)
     weights = b"".join(value.detach().numpy().tobytes() for value in model.parameters())
     trainer.print(f"weights {hashlib.sha256(weights).hexdigest()[:16]}")
 

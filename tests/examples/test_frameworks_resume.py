@@ -1,4 +1,4 @@
-"""Do unmodified scripts of the frameworks go on from their own checkpoints, with the same numbers, when a rank is lost?"""
+"""Do unmodified scripts go on from their own checkpoints, with the same numbers, when a rank is lost?"""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +39,15 @@ class Example:
 
 
 DDP = Example(name="ddp", pattern=STEP_LOSS, strike_after="step 18 ", length=("--steps", "36"))
+LIGHTNING = Example(
+    name="lightning",
+    pattern=r"epoch (?P<at>\d+) loss (?P<loss>[\d.]+)",
+    strike_after="epoch 3 ",
+    length=("--epochs", "7"),
+)
 FRAMEWORKS = [
     Example(name="accelerate", pattern=STEP_LOSS, strike_after="step 12 ", length=("--epochs", "4")),
-    Example(
-        name="lightning",
-        pattern=r"epoch (?P<at>\d+) loss (?P<loss>[\d.]+)",
-        strike_after="epoch 3 ",
-        length=("--epochs", "7"),
-    ),
+    LIGHTNING,
     Example(
         name="hf_trainer",
         pattern=r"'loss': '(?P<loss>[\d.]+)'.* 'epoch': '(?P<at>[\d.]+)'",
@@ -81,10 +83,9 @@ class Run:
         (worker,) = [each for each in psutil.Process(self.process.pid).children() if rank_of(each) == str(rank)]
         worker.send_signal(signum)
 
-    def end(self) -> tuple[str, str]:
-        """Wait for it, and return what it said."""
+    def end(self) -> None:
+        """Wait for it; it must end well."""
         assert self.process.wait(PATIENCE_S) == 0, self.err.read_text()
-        return self.out.read_text(), self.err.read_text()
 
     @property
     def losses(self) -> list[tuple[str, str]]:
@@ -135,13 +136,13 @@ def assert_it_went_on(undisturbed: Run, struck: Run) -> None:
     """Not from the start, and with the very numbers of a run that nothing happened to."""
     expected = [at for at, _ in undisturbed.losses]
     places = [expected.index(at) for at, _ in struck.losses]
-    restarts = [place for before, place in zip(places, places[1:], strict=False) if place != before + 1]
+    restarts = [place for before, place in pairwise(places) if place != before + 1]
     assert places[0] == 0
     assert places[-1] == len(expected) - 1
     assert all(place > 0 for place in restarts), f"it began anew: {struck.losses}"
     assert set(struck.losses) == set(undisturbed.losses)
     assert struck.weights == undisturbed.weights
-    assert "restart 1 on 1 node" in struck.err.read_text()
+    assert "restart 1 on 1 node, from what the script itself has saved; 1 more restart left" in struck.err.read_text()
 
 
 @pytest.mark.parametrize("example", [DDP, *FRAMEWORKS], ids=lambda example: example.name)
@@ -158,3 +159,19 @@ def test_a_stopped_rank_of_plain_ddp_is_named_and_the_script_goes_on(tmp_path: P
     assert_it_went_on(undisturbed, struck)
     finding = struck.findings[0]
     assert (finding["cause"], finding["ranks"], finding["severity"]) == ("AR010 process-stopped", [1], "warn")
+
+
+def test_lightning_ends_after_its_epoch_when_it_is_warned_and_goes_on_when_it_is_started_again(tmp_path: Path):
+    warned = Run(LIGHTNING, tmp_path / "job", step_s=0.05)
+    with running(warned):
+        warned.wait_until("epoch 1 ")
+        warned.process.send_signal(signal.SIGUSR1)  # SLURM sends it to the agents
+        warned.end()
+    epochs = [int(at) for at, _ in warned.losses]
+    assert epochs == list(range(len(epochs)))
+    assert len(epochs) < 7, "it was not warned"
+    assert "no rank has anything that allranks could save" in warned.err.read_text()
+    again = Run(LIGHTNING, tmp_path / "job")
+    with running(again):
+        again.end()
+    assert [int(at) for at, _ in again.losses] == list(range(len(epochs), 7))

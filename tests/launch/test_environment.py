@@ -40,7 +40,7 @@ TORCHRUN = {
 OURS = {
     "NODE_RANK", "PYTHONUNBUFFERED", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "ALLRANKS_BACKEND",
     "ALLRANKS_TIMEOUT_S", "ALLRANKS_BEAT_S", "ALLRANKS_NODE", "ALLRANKS_NODE_GPUS", "ALLRANKS_MEMBERS",
-    "ALLRANKS_STORE_PORT",     "PYTHONPATH",
+    "ALLRANKS_STORE_PORT", "TORCH_FR_BUFFER_SIZE", "PYTHONPATH",
 }  # fmt: skip
 
 
@@ -107,6 +107,7 @@ def test_the_values_of_the_sixth_rank_on_two_nodes():
         "ALLRANKS_BACKEND": "nccl",
         "ALLRANKS_TIMEOUT_S": "660.0",
         "ALLRANKS_BEAT_S": "0.5",
+        "TORCH_FR_BUFFER_SIZE": "512",
         "ALLRANKS_NODE": "node02",
         "ALLRANKS_NODE_GPUS": "4",
         "ALLRANKS_MEMBERS": "node01=0+2,node02=2+4",

@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 
 from allranks.host.slurm_job import own_job
-from allranks.launch.revival import Revivals, own_command
+from allranks.launch.queue.revival import Revivals, own_command
 from allranks.model.identity import world_from_env
 
 world = world_from_env(os.environ)

@@ -101,6 +101,6 @@ def test_a_part_that_never_comes_is_not_waited_for_when_the_trainers_are_dead(zy
     trainers = [zygote.start(directory, rank=rank, world_size=3) for rank in (0, 1)]
     wait_until(lambda: all(handed_over(directory, rank) for rank in (0, 1)), "both saves")
     kill(*trainers)
-    wait_until(lambda: not writers_of(directory), "the writers' end", timeout_s=6)
+    wait_until(lambda: not writers_of(directory), "the writers' end", timeout_s=8)
     assert not list_checkpoints(directory)
     assert load(directory) is None

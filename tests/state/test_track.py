@@ -23,13 +23,13 @@ from allranks.state.track import Tracked
 class Training:
     """One life of a small training in this process."""
 
-    def __init__(self, folder: Path, *, every: int | None = None, cell: Any = None, **sampling: Any) -> None:
+    def __init__(self, folder: Path, *, every: int | None = None, cell: Any = None, lr: float = 0.01) -> None:
         torch.manual_seed(1)
         self.model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Dropout(0.2), torch.nn.Linear(8, 1))
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr)
         self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, step_size=3, gamma=0.5)
         self.scaler = torch.amp.GradScaler("cpu", growth_interval=2)
-        self.sampler = Sampler(20, global_batch_size=6, **sampling)
+        self.sampler = Sampler(20, global_batch_size=6)
         self.checkpoints = Checkpointer(folder)
         parts = {name: getattr(self, name) for name in ("model", "optimizer", "scheduler", "scaler", "sampler")}
         self.state = Tracked(parts, checkpoints=self.checkpoints, rank=0, world_size=1, every=every, cell=cell)
@@ -88,6 +88,13 @@ def test_a_finished_training_does_nothing_more_and_a_longer_one_goes_on(tmp_path
     longer = Training(tmp_path)
     longer.train(7)
     assert len(longer.samples) == 3
+
+
+def test_the_learning_rate_stays_the_one_that_the_run_began_with(tmp_path: Path):
+    Training(tmp_path).train(4)
+    training = Training(tmp_path, lr=0.05)  # a script that scales with the number of ranks, started on more of them
+    assert training.optimizer.param_groups[0]["lr"] == 0.005
+    assert training.scheduler.base_lrs == [0.01]
 
 
 def test_epochs_end_the_run_where_total_is_left_out(tmp_path: Path):

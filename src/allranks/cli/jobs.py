@@ -35,8 +35,8 @@ from allranks.report.text import Style, render_findings, say
 # Flags of `run` that go into the script as they are.
 RUN_FLAGS = (
     "nproc_per_node", "nnodes", "backend", "master_port", "module", "no_python", "redirects", "tee",
-    "local_ranks_filter", "log_dir", "cluster_file", "max_restarts", "standby", "capacity_timeout", "hang_timeout", "checkpoint_every",
-    "checkpoint_dir",
+    "local_ranks_filter", "log_dir", "cluster_file", "max_restarts", "standby", "capacity_timeout", "hang_timeout",
+    "checkpoint_every", "checkpoint_dir",
 )  # fmt: skip
 MAX_RESTARTS = "3"
 """What a submitted job gets, where torchrun's default is none: nobody watches it."""

@@ -52,8 +52,15 @@ class RankView:
     """When any of its groups, or its step, was last seen to move on."""
     marks: tuple[object, ...] = ()
 
+    @property
+    def is_leaving(self) -> bool:
+        """Whether its script is through: its last word may be older than the end of its last collective."""
+        return self.beat.phase == "leaving"
+
     def waits_s(self, now_s: float) -> float:
         """How long its oldest open collective has been open; 0: none is."""
+        if self.is_leaving:
+            return 0.0
         longest = max((group.waiting_s for group in self.beat.groups), default=0.0)
         return longest + now_s - self.told_s if longest > 0 else 0.0
 

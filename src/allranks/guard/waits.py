@@ -24,8 +24,6 @@ CROSSING_S = 1.0
 """Beats of two nodes about the same moment come no further apart."""
 LEFT_S = 3.0
 """How long others must have waited for a rank that has left with 0: beats of a healthy end may cross."""
-LAST_WORDS_S = 1.0
-"""A rank that has been silent for so long may be leaving, too: what it said last was that it waits."""
 MAX_NAMED = 4
 _UNKNOWN_OP = "collective"
 _FILE_CALLS = ("fsync", "torch/serialization", "write_bytes", "shutil")
@@ -60,7 +58,7 @@ def find_waiting(scene: Scene, now_s: float, *, names_unknown: bool = False) -> 
     """
     views = {view.beat.rank: view for view in scene.running()}
     dumps = [dump for view in views.values() if (dump := _dump_of(view, views)) is not None]
-    dumps += [_dump_of_left(scene, rank) for rank in scene.left if rank in scene.ranks]
+    dumps += [_dump_of_left(scene.ranks[rank].beat) for rank in scene.left if rank in scene.ranks]
     stops = [stop for stop in find_stops(dumps) if stop.kind not in (StopKind.MISMATCH, StopKind.BEHIND)]
     if not stops:
         return None
@@ -124,8 +122,6 @@ def judge_left(scene: Scene, waiting: Waiting) -> Judged | None:
     gone = tuple(rank for rank in waiting.sinks if rank in scene.left)
     if not gone or len(gone) < len(waiting.sinks) or min(waiting.waited_s, waiting.stuck_s) < LEFT_S:
         return None
-    if any((scene.ranks[rank].beat.silent_s or 0.0) > LAST_WORDS_S for rank in waiting.waiting if rank in scene.ranks):
-        return None
     finding = name_fault(
         "AR407",
         f"it left with exit code 0, and {fold_ranks(waiting.waiting)} waited for it in {_shown(waiting.stop)}",
@@ -169,6 +165,8 @@ def judge_blocked(scene: Scene) -> Judged | None:
 
 def _dump_of(view: RankView, views: dict[int, RankView]) -> Dump | None:
     """What the walk needs of one rank; None where others show that it has gone on since it said so."""
+    if view.is_leaving:
+        return _dump_of_left(view.beat)
     age_s = max(view.beat.silent_s or 0.0, CROSSING_S)
     said_s = view.told_s - age_s
     if any(_has_gone_on(group, said_s, views) for group in view.beat.groups):
@@ -176,11 +174,11 @@ def _dump_of(view: RankView, views: dict[int, RankView]) -> Dump | None:
     return _as_dump(view.beat)
 
 
-def _dump_of_left(scene: Scene, rank: int) -> Dump:
-    """Of a rank that has left: what it called is done, whatever its last beat said."""
-    dump = _as_dump(scene.ranks[rank].beat)
+def _dump_of_left(beat: RankBeat) -> Dump:
+    """Of a rank that has left, or is about to: what it called is done, whatever its last beat said."""
+    dump = _as_dump(beat)
     status = {name: Status(each.enqueued, -1, each.enqueued) for name, each in dump.status.items()}
-    return Dump(rank=rank, calls=(), status=status, members=dump.members, is_whole=False)
+    return Dump(rank=beat.rank, calls=(), status=status, members=dump.members, is_whole=False)
 
 
 def _has_gone_on(group: GroupSeen, said_s: float, views: dict[int, RankView]) -> bool:

@@ -24,7 +24,7 @@ from allranks.host.process import Seen, is_below, read_process
 from allranks.model.beat import CallSeen, GroupSeen, ProcessState, RankBeat
 
 SILENT_S = 1.0
-"""Ten beats: whoever told nothing for so long is looked at from outside."""
+"""Five beats: whoever told nothing for so long is looked at from outside."""
 SPY_EVERY_S = 5.0
 STILL = (ProcessState.BLOCKED, ProcessState.STOPPED, ProcessState.TRACED)
 

@@ -1,7 +1,7 @@
 """The agent: one process on each node that starts this node's workers, tells of them, and obeys the leader.
 
 One thread, one selector: pidfds of the workers, the line to the leader, signals; the workers' output is shown between
-two waits. What a failure means for the others is decided in one place, by launch.leader; every agent, the leader's own
+two waits. What a failure means for the others is decided in one place, by launch.lead; every agent, the leader's own
 included, only tells (Beat, Failed, Exited, Interrupted) and obeys (Order, Try, Stop, Plan, Goodbye).
 
     starting -> watching -> ending -> waiting -> starting ...     a Plan begins the next generation
@@ -45,7 +45,7 @@ from allranks.wire.protocol import (
 
 if TYPE_CHECKING:
     from allranks.guard.watch import Watch
-    from allranks.launch.leader import Leader
+    from allranks.launch.lead.leader import Leader
 
 GRACE_S = 3.0
 """Between the first signal and SIGKILL: with the time to reap, everything is gone within 5 s."""

@@ -108,6 +108,8 @@ class Crew:
         self.run_dir.write_settings(me.name, self.settings)
         self._ending = None
         self.console.close()
+        for worker in self.workers:
+            worker.close()
         self.workers = []
         for local_rank in range(me.num_workers):
             worker = self._start_one(group, local_rank, node_path)

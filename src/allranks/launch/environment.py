@@ -70,6 +70,7 @@ def node_settings(
     fixed("TORCHELASTIC_USE_AGENT_STORE", False, "rank 0 hosts the store, on the socket that its agent holds")
     unless_set("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT", torchrun)
     unless_set("TORCH_NCCL_ASYNC_ERROR_HANDLING", 1, "a failed collective ends the worker instead of hanging it")
+    unless_set("TORCH_FR_BUFFER_SIZE", 512, "torch's flight recorder; a look at it holds up the script by its length")
     for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE") if recorder is not None else ():
         unless_set(
             name, recorder, "NCCL's watchdog leaves the last collectives here; allranks why reads them", "run dir"

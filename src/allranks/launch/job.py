@@ -28,17 +28,18 @@ from allranks.guard.watch import Watch
 from allranks.host.net import find_interface_of
 from allranks.host.node import begin_card_facts
 from allranks.host.slurm import cancel_job
-from allranks.launch import container, ending
+from allranks.launch import container
 from allranks.launch.agent import Agent, SignalInbox
-from allranks.launch.course import Terms
 from allranks.launch.crew import Crew, Output
-from allranks.launch.leader import Leader
+from allranks.launch.lead.course import Terms
+from allranks.launch.lead.leader import Leader
+from allranks.launch.lead.newcomers import Newcomers
+from allranks.launch.lead.recovery import History
 from allranks.launch.membership import Membership, apply, find_membership
-from allranks.launch.newcomers import Newcomers
 from allranks.launch.plan import LOOPBACK, JobPlan, Request, count_of
-from allranks.launch.recovery import History
-from allranks.launch.revival import Revivals, own_command
-from allranks.launch.scheduler import Scheduler
+from allranks.launch.queue import ending
+from allranks.launch.queue.revival import Revivals, own_command
+from allranks.launch.queue.scheduler import Scheduler
 from allranks.launch.workers import become_subreaper
 from allranks.model.errors import AllranksError, Exit, UsageError
 from allranks.model.finding import Finding, Verdict

@@ -6,7 +6,7 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from allranks.launch.group import make_group
+from allranks.launch.lead.group import make_group
 from allranks.launch.plan import JobPlan
 from allranks.model.card import Card, Facts
 from allranks.model.errors import AllranksError, NodeFaultError

@@ -210,7 +210,9 @@ def find_writers() -> list[int]:
 
 
 def end_left_behind(grace_s: float, *, spared: Collection[int] = ()) -> list[str]:
-    """End descendants that outlived their worker: SIGTERM, and SIGKILL after the grace. Writers of checkpoints stay.
+    """End descendants that outlived their worker: SIGTERM, and SIGKILL after the grace.
+
+    Writers of checkpoints stay, and so do tools that this process asks something just now, as py-spy.
 
     Args:
         grace_s: between the two.
@@ -220,7 +222,9 @@ def end_left_behind(grace_s: float, *, spared: Collection[int] = ()) -> list[str
     """
     import psutil
 
-    orphans = [each for each in _descendants() if each.pid not in spared and not _is_writer(each)]
+    orphans = [
+        each for each in _descendants() if each.pid not in spared and not _is_own_tool(each) and not _is_writer(each)
+    ]
     names = []
     for process in orphans:
         with contextlib.suppress(psutil.Error):
@@ -238,6 +242,13 @@ def _descendants() -> list[Any]:
     import psutil
 
     return list(psutil.Process().children(recursive=True))
+
+
+def _is_own_tool(process: Any) -> bool:
+    """Whether this process started it: workers, and so all that they start, are in sessions of their own."""
+    with contextlib.suppress(ProcessLookupError):
+        return os.getsid(process.pid) == os.getsid(0)
+    return False
 
 
 def _is_writer(process: Any) -> bool:

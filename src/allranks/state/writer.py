@@ -64,9 +64,14 @@ class Writer:
         while request := self._next_request():
             asked = request["attempt"]
             attempt = Attempt(root=self._root, rank=self._rank, world_size=self._world_size, **asked)
-            self._tell({"attempt": attempt.name, **self._save(attempt, request)})
-            if self._rank == 0 and not self._is_orphaned():
+            outcome = self._save(attempt, request)
+            self._tell({"attempt": attempt.name, **outcome})
+            if self._rank != 0:
+                continue
+            if not self._is_orphaned():
                 self._tidy(attempt.name)
+            elif not outcome["is_whole"]:
+                return  # whose part did not come to this one will not come to the next, either
 
     def _save(self, attempt: Attempt, request: dict[str, Any]) -> dict[str, object]:
         began_s = time.monotonic()

@@ -31,6 +31,8 @@ _GPUS = (
     re.compile(r"\b(?:GPU|gpu|cuda:|device(?: ordinal)?(?=[ =:]))[ #=:_]{0,2}([0-9]{1,2})\b(?![.:][0-9])"),
 )
 _GOES_ON_LINES = 2
+_FOR_ALL = ":log_dist]"
+"""DeepSpeed's function for what rank 0 tells for the others, too."""
 _OF_GPUS = ".causes.gpu."
 """Where the causes live that a GPU's name belongs to; an exception of the user's names devices for other reasons."""
 
@@ -80,7 +82,8 @@ def _gpus(line: Line) -> Iterator[str]:
 
 
 def _only(lines: Sequence[Line], *, is_gpu: bool) -> Culprit:
-    """Who speaks alone; of several nobody is named."""
+    """Who speaks alone; of several nobody is named, nor who speaks for all."""
+    lines = [line for line in lines if _FOR_ALL not in line.text]
     found = Culprit()
     ranks = {line.rank for line in lines if line.rank is not None}
     if len(ranks) == 1:

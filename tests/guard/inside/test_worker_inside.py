@@ -159,6 +159,19 @@ def test_an_exception_in_a_backward_pass_leaves_the_recorders_last_calls(tmp_pat
     assert survivor.phase == "leaving"
 
 
+def test_the_last_calls_are_told_however_soon_the_end_comes_after_them(tmp_path: Path):
+    text = """
+        dist.init_process_group("gloo")
+        for _ in range(40):
+            dist.all_reduce(torch.ones(4))
+        """
+    with workers(tmp_path, text) as started:
+        views = [watch(each, rank) for rank, each in enumerate(started)]
+        assert [each.process.wait(40) for each in started] == [0, 0]
+        beats = [view.look() for view in views]
+    assert [(group(beat).enqueued, beat.phase) for beat in beats] == [(40, "leaving")] * 2
+
+
 def test_lags_are_of_the_same_calls_on_all_ranks(tmp_path: Path):
     text = """
         dist.init_process_group("gloo")

@@ -103,6 +103,11 @@ def test_a_long_line_gives_a_part_around_each_match() -> None:
     assert second.raw.endswith(b"needle needlezzzzzzzzzz")
 
 
+def test_a_segment_hits_once_where_one_match_takes_its_carriage_return() -> None:
+    (hit,) = scan(["first", "last$"], b"first last\rother\n")
+    assert (hit.raw, hit.patterns) == (b"first last", (0, 1))
+
+
 def test_nothing_hits_in_nothing() -> None:
     assert scan(["needle"], b"") == []
 

@@ -39,6 +39,7 @@ def _forms(code: str, number: str, name: str, words: str) -> Iterator[str]:
     )
     yield rf"KILLED BY SIGNAL: (?P<signal>{number})\b"  # Intel MPI
     yield rf"THE EXIT STRING: [A-Za-z ]{{4,40}} \(signal (?P<signal>{number})\)"  # MPICH
+    yield rf"= {{1,8}}EXIT CODE: (?P<signal>{number})\b"  # MPICH, where the next line is cut
     yield rf"Process (?P<rank>[0-9]+) exit with status code (?P<code>{code})\b"  # horovodrun
     yield rf"error: (?P<node>{_NAME}): (?P<thing>tasks? [0-9,-]+): {words}"  # srun
     yield rf"Container rank (?P<rank>[0-9]+) status failed cmd .+ code (?P<code>{code}) log "  # Paddle
@@ -249,6 +250,9 @@ class DeadRank(Cause, id="AR407"):
         "=   KILLED BY SIGNAL: 9 (Killed)",
         "=   KILLED BY SIGNAL: 6 (Aborted)",
         "=   RANK 0 PID 5490 RUNNING AT gn59",
+        "=   EXIT CODE: 9",
+        "=   EXIT CODE: 11",
+        "=   EXIT CODE: 6",
         "=   PID 2671 RUNNING AT master-node00",
         "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Segmentation fault (signal 11)",
         "YOUR APPLICATION TERMINATED WITH THE EXIT STRING: Killed (signal 9)",

@@ -82,7 +82,8 @@ class NcclPairFailed(Cause, id="AR416"):
 
     ## What it means
     Two nodes reach each other over TCP, and yet an all-reduce over NCCL between one GPU of each does not come to its
-    end, or its sum is wrong: their RDMA ports, GPUs, plugins or NCCL settings do not work together.
+    end, or its sum is wrong: their RDMA ports, GPUs, plugins or NCCL settings do not work together. `allranks check
+    --deep` names the two. In a log all of it may be NCCL's "unhandled system error", which names nobody.
 
     ## Why it breaks the job
     The first collective of the job hangs on all ranks. NCCL's watchdog ends them after 10 minutes by default, and no
@@ -104,7 +105,22 @@ class NcclPairFailed(Cause, id="AR416"):
     """  # noqa: E501  (a real line)
 
     message = "{what}"
+    told = "NCCL could not carry a collective, and its own lines, which say why, were not asked for"
     also = ("AR215", "AR206", "AR203")
+    # All that NCCL says where its own lines were not asked for: a socket, a device or shared memory refused it.
+    signs = (
+        Sign(
+            r"NCCL error(?:: | in: ).{0,160}unhandled system error",
+            Role.LIKELY,
+            confidence=Confidence.UNDECIDED,
+        ),
+    )
+    hits = (
+        "RuntimeError: NCCL error: unhandled system error (run with NCCL_DEBUG=INFO for details)",
+        "torch.distributed.DistBackendError: NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1691, "
+        "unhandled system error (run with NCCL_DEBUG=INFO for details), NCCL version 2.19.3",
+    )
+    misses = ("NCCL error in: ../torch/lib/c10d/ProcessGroupNCCL.cpp:911, invalid usage, NCCL version 2.7.8",)
     fix = "leave {node} out, or run it with NCCL_DEBUG=INFO, and with NCCL_IB_DISABLE=1 to see whether it is the fabric"
     exit_code = Exit.NODE_FAULT
     no_fault_yet = "found by check --deep on nodes with GPUs only"

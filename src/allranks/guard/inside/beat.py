@@ -1,4 +1,4 @@
-"""What tells the agent, ten times a second, how far this worker is? A daemon thread that mostly sleeps.
+"""What tells the agent, five times a second, how far this worker is? A daemon thread that mostly sleeps.
 
 It runs also while the main thread is blocked in C++ (a collective lets go of the GIL), and says nothing when the
 process is stopped or its GIL held, which the agent then sees from outside. What it tells, as JSON, all times `_ns` by
@@ -25,7 +25,7 @@ from .cell import Cell
 from .flight import Flight
 from .places import place_of
 
-EVERY_S = 0.1
+EVERY_S = 0.2
 LONG_OPEN_NS = 300_000_000
 """A call that is open for longer is told with the last ones of all groups."""
 DUMP_SHARE = 0.001
@@ -74,13 +74,15 @@ class Beat:
         self._thread.join(LAST_BEAT_S)
 
     def _run(self) -> None:
+        is_last = False
         while self._cell.is_mine:
             try:
                 self._tell()
             except Exception as exc:  # a torch whose inside we do not know: what is left is said
                 self._note(f"a beat failed: {exc!r}")
-            if self._ended.wait(self._every_s):
+            if is_last:
                 return
+            is_last = self._ended.wait(self._every_s)  # and once more: what was called since the last beat
 
     def _note(self, text: str) -> None:
         if len(self._flight.blind) < 8 and text not in self._flight.blind:

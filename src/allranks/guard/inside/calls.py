@@ -1,6 +1,6 @@
 """Which collective did the script call just now? Written into the cell before torch is asked to do it.
 
-A beat comes ten times a second; where shapes differ, Gloo aborts a process within 30 ms of the call, and the recorder
+A beat comes five times a second; where shapes differ, Gloo aborts a process within 30 ms of the call, and the recorder
 dies with it. So each collective of torch.distributed that Python code calls is written down first: a few microseconds,
 into memory that outlives the process. What C++ calls (the reducer of DDP) only the recorder knows.
 

@@ -13,7 +13,7 @@ _LIBRARIES = ("/site-packages/", "/dist-packages/")
 _STDLIB = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 _OWN = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
 _is_library: dict[str, bool] = {}
-"""By file name: a thread's stack is looked at ten times a second."""
+"""By file name: a thread's stack is looked at five times a second."""
 
 
 def place_of(frame: FrameType | None) -> str:

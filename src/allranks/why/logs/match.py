@@ -131,10 +131,11 @@ def to_hyperscan(pattern: str) -> str:
     """Rewrite an expression of `re` so that hyperscan, on many lines at once, finds what `re` finds on one.
 
     No class crosses a newline or a carriage return, which ends a line, too: hyperscan knows only the newline, and to
-    replace the others costs a third of what matching does. What Python writes in its own way is written as PCRE has it. Two things may let it
-    find more: a repetition at the end is as short as may be (hyperscan calls back for every end that a match can have,
-    so `error: (.+)` would do so for each character), and a beginning without a bound is left out where a literal
-    follows (`: +[0-9]+ Bus error` would run on every byte, and two of its kind halve the rate of all).
+    replace the others costs a third of what matching does. What Python writes in its own way is written as PCRE has
+    it. Two things may let it find more: a repetition at the end is as short as may be (hyperscan calls back for every
+    end that a match can have, so `error: (.+)` would do so for each character), and a beginning without a bound is
+    left out where a literal follows (`: +[0-9]+ Bus error` would run on every byte, and two of its kind halve the
+    rate of all).
 
     >>> print(to_hyperscan(r"error:\\s(?P<what>[^;]+)"))
     error:[ \\t\\x0b\\f](?P<what>[^\\r\\n;])
@@ -308,10 +309,11 @@ def _to_hits(chunk: Chunk, ends: Sequence[int]) -> Iterator[Hit]:
         stop = data.find(b"\n", last, last + REACH)
         if stop < 0:
             stop = min(len(data), last + REACH)
+        until = stop - 1
         if (state := data.find(b"\r", last, stop)) >= 0:
-            stop = state
+            until = stop = state  # of the line, as a match that ends with its line has it
         patterns = set()
-        while index < len(ends) and (ends[index] >> _ID_BITS) - 1 <= max(last, stop - 1):
+        while index < len(ends) and (ends[index] >> _ID_BITS) - 1 <= max(last, until):
             patterns.add(ends[index] & (1 << _ID_BITS) - 1)
             index += 1
         yield Hit(chunk.number_at(begin), data[begin:stop], tuple(sorted(patterns)))

@@ -20,7 +20,7 @@ _ASK = "allranks stack JOB while it hangs; NCCL_DEBUG=INFO and TORCH_DISTRIBUTED
 _GOES_ON = re.compile(
     r"(?i)\b(?:it(?:eration)?|steps?|epochs?|batch)\b\W{0,12}\d+|\d+(?:\.\d+)?\s?(?:it/s|s/it|examples/s|tokens?/s|samples/s)"
     r"|\bloss\b\W{0,4}\d|Init COMPLETE|\b100%\||completed|finished|successfully|training (?:done|complete)"
-    r"|out-of-place|# Avg bus bandwidth"
+    r"|out-of-place|# Avg bus bandwidth|NCCL INFO .{0,40}\bConnected (?:all|after) "
 )
 _SLURM = re.compile(r"slurmstepd|slurmd\[|srun: |StepId=")
 _INTERRUPTED = re.compile(r"(?:^|\^C)KeyboardInterrupt\b|^\^C|\^C\s*$")
@@ -35,6 +35,8 @@ _ALARM = re.compile(
 """Words of a failure. Runs that go well have them, too: what counts is that nothing goes on after them."""
 _HARMLESS = re.compile(r"\b(?:INFO|DEBUG|WARNING|[a-zA-Z]*Warning)\b|NCCL TRACE|\[W\d{3,4} |\[W \w|^[IW]\d{4} ")
 """What says itself that it is no failure."""
+_BEGUN = re.compile(r"NCCL INFO .{0,200} - Init START$")
+_MADE = re.compile(r"Init COMPLETE|NCCL INFO Connected all|NCCL WARN ")
 _DIALS = re.compile(r"returned Connection refused, retrying")
 """Usual while others start, and overcome then."""
 _STUCK = re.compile(
@@ -82,6 +84,18 @@ def conclude_silence(logs: Logs, people: People, found: Sequence[Conclusion]) ->
             ask=_ASK,
         )
         return
+    if not finished and (half := _half_made(everything)) is not None:
+        yield Conclusion(
+            cause=find_cause("silent-hang"),
+            role=Role.CONTEXT,
+            confidence=Confidence.UNDECIDED,
+            culprit=Culprit(),
+            message="NCCL began to make a communicator, and the log ends before it was done: the ranks wait for each "
+            "other, or the log was taken too early",
+            evidence=(half, last[-1]),
+            ask=_ASK,
+        )
+        return
     if not finished and (stopped := [line for line in everything if _INTERRUPTED.search(line.text)]):
         yield _ended_from_outside(stopped[-1], is_sure=not any(_STEPS.search(line.text) for line in everything))
         return
@@ -107,6 +121,12 @@ def conclude_silence(logs: Logs, people: People, found: Sequence[Conclusion]) ->
         message="nothing in these logs speaks of a failure",
         evidence=tuple(event.line for event in finished[:1]) or tuple(goes[-1:]) or tuple(last[-1:]),
     )
+
+
+def _half_made(everything: Sequence[Line]) -> Line | None:
+    """Return where NCCL last began a communicator, if nothing says that one was made."""
+    begun = [line for line in everything if _BEGUN.search(line.text)]
+    return begun[-1] if begun and not any(_MADE.search(line.text) for line in everything) else None
 
 
 def _all_announced(logs: Logs, last: Line) -> int:

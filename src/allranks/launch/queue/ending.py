@@ -16,7 +16,7 @@ Four things that are easily got wrong:
 - The same holds for SIGTERM. A worker that has something to save leaves it to its agent (state/sigterm.py); one that
   has not is ended by it, which saves a moment.
 - A job that is preempted with a grace period is put back only if it still runs when the period is over; one that ends
-  by itself before that has failed, or is complete. So the leader waits: `launch.requeue.outlast_preemption`.
+  by itself before that has failed, or is complete. So the leader waits: `launch.queue.requeue.outlast_preemption`.
 - With a lost batch host the job goes on running without its script, until its time limit: whoever is left in the job
   has to put it back.
 """

@@ -59,7 +59,7 @@ class Stage(Enum):
 
 
 class Revivals:
-    """All nodes that are expected back, for launch.newcomers.
+    """All nodes that are expected back, for launch.lead.newcomers.
 
     Args:
         command: the agent's command line, from `own_command`.

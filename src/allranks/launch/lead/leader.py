@@ -5,7 +5,7 @@
        `--all ended-------+-----------------------------------------> over        a Goodbye to everybody
 
 All nodes are treated alike, its own included. What is wrong is decided by guard.verdict, what to do about it by
-launch.recovery, who is which rank by launch.group, how it is said by launch.outcome: all pure.
+launch.lead.recovery, who is which rank by launch.lead.group, how it is said by launch.lead.outcome: all pure.
 """
 
 from __future__ import annotations
@@ -19,11 +19,10 @@ import msgspec
 
 from allranks.guard.judged import Judged
 from allranks.guard.verdict import Guard
-from allranks.launch import ending
-from allranks.launch.course import Phase, Reason, Terms
-from allranks.launch.group import make_group
-from allranks.launch.newcomers import Newcomers
-from allranks.launch.outcome import (
+from allranks.launch.lead.course import Phase, Reason, Terms
+from allranks.launch.lead.group import make_group
+from allranks.launch.lead.newcomers import Newcomers
+from allranks.launch.lead.outcome import (
     as_event,
     as_survived,
     below_minimum,
@@ -32,9 +31,10 @@ from allranks.launch.outcome import (
     describe_restart,
     summarize,
 )
-from allranks.launch.progress import Progress
-from allranks.launch.recovery import Crash, Decision, History, Move, decide
-from allranks.launch.seats import Seat, Seats
+from allranks.launch.lead.progress import Progress
+from allranks.launch.lead.recovery import Crash, Decision, History, Move, decide
+from allranks.launch.lead.seats import Seat, Seats
+from allranks.launch.queue import ending
 from allranks.model.errors import AllranksError, Exit, exit_for_signal
 from allranks.model.finding import Finding, Verdict
 from allranks.model.hostlist import fold_hosts
@@ -321,7 +321,9 @@ class Leader:
             self._pronounce(self._judged.findings)
         if self._decision.note:
             self._say(self._decision.note)
-        if self.interrupted_by is not None or self._decision.move is Move.END:
+        if self._asked is Reason.REQUEUE:  # a fault on the way to the checkpoint: the one before it has to do
+            self.is_to_requeue = True
+        if self.interrupted_by is not None or self.is_to_requeue or self._decision.move is Move.END:
             self._conclude()
             return
         self._survived += self._judged.findings if self._judged else ()
@@ -367,7 +369,8 @@ class Leader:
         gone = [name for seat, name in self._members if seat not in plans]
         left, checkpoint = self._history.restarts_left, self._progress.checkpoint
         self._on_event("restarting", generation=plan.generation, members=names, checkpoint=checkpoint)
-        self._say(describe_restart(plan.generation, names, gone, checkpoint, num_left=left))
+        is_tracked = bool(self._progress.steps)
+        self._say(describe_restart(plan.generation, names, gone, checkpoint, num_left=left, is_tracked=is_tracked))
 
     def _await_capacity(self, now_s: float) -> None:
         terms, num_nodes = self._terms, len(self.seats)

@@ -9,8 +9,8 @@ import pytest
 
 from allranks.host.slurm import JobState
 from allranks.host.slurm_job import OwnJob
-from allranks.launch.exclusion import Culprit, read_culprits
-from allranks.launch.requeue import outlast_preemption, plan_requeue, requeue_once
+from allranks.launch.queue.exclusion import Culprit, read_culprits
+from allranks.launch.queue.requeue import outlast_preemption, plan_requeue, requeue_once
 from fake_slurm import FakeSlurm, fake_slurm, show_job  # noqa: F401  (a fixture)
 
 JOB = OwnJob("12", 0, 3, is_heterogeneous=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from allranks.launch.group import make_group
+from allranks.launch.lead.group import make_group
 from allranks.model.card import Card
 from allranks.model.errors import SetupError
 from allranks.wire.protocol import Member, Plan

@@ -7,7 +7,7 @@ and when the batch host is what is lost, the script is gone and the job would go
 leader's agent speaks; where the leader is lost, any other may, and the first one does.
 
 Phase 1  claim      `requeue.json` in the attempt's directory is made by one agent alone
-Phase 2  remember   the culprit goes into the job's memory; the third time is the last        (launch.exclusion)
+Phase 2  remember   the culprit goes into the job's memory; the third time is the last        (launch.queue.exclusion)
 Phase 3  plan       who is left out, how many nodes are asked for                              (`plan_requeue`, pure)
 Phase 4  requeue    everything in the job ends, this process as well: SIGTERM, SIGKILL after KillWait
 Phase 5  change     what the waiting job asks for; SLURM takes that only now
@@ -27,8 +27,8 @@ from allranks.host.slurm import JobState, list_nodes
 from allranks.host.slurm_command import shielded
 from allranks.host.slurm_job import OwnJob, change_waiting, find_job, requeue
 from allranks.host.slurm_site import read_partition, read_site
-from allranks.launch.ending import why_no_requeue
-from allranks.launch.exclusion import (
+from allranks.launch.queue.ending import why_no_requeue
+from allranks.launch.queue.exclusion import (
     MOST_TIMES,
     Culprit,
     choose_excluded,

@@ -2,7 +2,7 @@
 
 A fault that comes back is not cured by another start: an error of the user's code is not tried again, a crash at the
 same place ends the job the second time, and the same rank the third time, where no checkpoint was reached between
-(nodes at fault are left out; how often over all runs of the job: launch.exclusion). What leaving a node out cures goes
+(nodes at fault are left out; over all runs of the job: launch.queue.exclusion). What leaving a node out cures goes
 on without it, where enough nodes are left; the leader's own node cannot be left out, since the store and the verdict
 are there: then the job ends with the exit code that asks for a requeue.
 """

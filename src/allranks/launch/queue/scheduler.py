@@ -1,8 +1,8 @@
 """What does SLURM say of this job, and what is asked of it? Asked in a thread, so that no watch waits for a controller.
 
 scheduler = Scheduler.of(env, run_dir=run_dir.path, attempt=2, min_nodes=4, say=say)     # None outside of SLURM
-scheduler.decide(signal.SIGUSR1, save_s=None)      # what a signal means here (launch.ending)
-scheduler.requeue(["node03"], cause="AR012 ...")   # back into the queue, once (launch.requeue)
+scheduler.decide(signal.SIGUSR1, save_s=None)      # what a signal means here (launch.queue.ending)
+scheduler.requeue(["node03"], cause="AR012 ...")   # back into the queue, once (launch.queue.requeue)
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from allranks.host.slurm_job import OwnJob, TimeLimit, find_job, own_job
-from allranks.launch.ending import Decision, decide, why_no_requeue
-from allranks.launch.requeue import outlast_preemption, read_grace_s, requeue_once
+from allranks.launch.queue.ending import Decision, decide, why_no_requeue
+from allranks.launch.queue.requeue import outlast_preemption, read_grace_s, requeue_once
 from allranks.model.errors import AllranksError
 
 ANSWER_S = 2.0
@@ -75,7 +75,7 @@ class Scheduler:
         )
 
     def requeue(self, nodes: Sequence[str] = (), *, cause: str = "") -> int:
-        """Put the job back into the queue, unless another agent has; returns the exit code (launch.requeue)."""
+        """Put the job back into the queue, unless another agent has; returns the exit code (launch.queue.requeue)."""
         return requeue_once(
             self.job,
             run_dir=self.run_dir,

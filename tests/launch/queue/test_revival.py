@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from allranks.host.slurm_job import OwnJob
-from allranks.launch.revival import Revival, Revivals, Stage, clean_env, own_command, srun_command
+from allranks.launch.queue.revival import Revival, Revivals, Stage, clean_env, own_command, srun_command
 from allranks.model.identity import world_from_env
 
 JOB = OwnJob("12_4", 0, 6, is_heterogeneous=False)

@@ -1,4 +1,4 @@
-"""What becomes of the job after a fault: every rule of launch.recovery as a case."""
+"""What becomes of the job after a fault: every rule of launch.lead.recovery as a case."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from allranks.guard.judged import Judged
-from allranks.launch.recovery import Crash, History, Move, decide
+from allranks.launch.lead.recovery import Crash, History, Move, decide
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence, Finding, Severity
 

@@ -37,10 +37,27 @@ def as_event(finding: Finding) -> dict[str, object]:
 
 
 def describe_restart(
-    generation: int, nodes: Sequence[str], without: Sequence[str], checkpoint: int | None, *, num_left: int
+    generation: int,
+    nodes: Sequence[str],
+    without: Sequence[str],
+    checkpoint: int | None,
+    *,
+    num_left: int,
+    is_tracked: bool = True,
 ) -> str:
-    """`restart 1 on 5 nodes without node03, from the checkpoint of step 120; 2 more restarts left`."""
-    where = "from the beginning" if checkpoint is None else f"from the checkpoint of step {checkpoint}"
+    """`restart 1 on 5 nodes without node03, from the checkpoint of step 120; 2 more restarts left`.
+
+    Args:
+        generation: the next one.
+        nodes: that it runs on.
+        without: those that are left out.
+        checkpoint: step of the newest one that allranks knows of.
+        num_left: restarts after this one.
+        is_tracked: whether the script tells of its steps; else what it saves is its own affair.
+    """
+    where = f"from the checkpoint of step {checkpoint}"
+    if checkpoint is None:
+        where = "from the beginning" if is_tracked else "from what the script itself has saved"
     left = f" without {fold_hosts(without)}" if without else ""
     more = count_of(num_left, "more restart")
     return f"restart {generation} on {count_of(len(nodes), 'node')}{left}, {where}; {more} left"

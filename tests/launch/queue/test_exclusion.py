@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.launch.exclusion import (
+from allranks.launch.queue.exclusion import (
     FILE,
     Culprit,
     choose_excluded,
