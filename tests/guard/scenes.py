@@ -38,8 +38,7 @@ def waiting(rank: int, *calls: CallSeen, num: int, for_s: float = 2.0, **more: A
         completed=seq - 1 if is_open else seq,
         waiting_s=for_s if is_open else 0.0,
     )
-    silent_s = more.pop("silent_s", 0.0)
-    return RankBeat(rank=rank, pid=100 + rank, silent_s=silent_s, groups=(group,), calls=tuple(calls), **more)
+    return RankBeat(rank=rank, pid=100 + rank, silent_s=0.0, groups=(group,), calls=tuple(calls), **more)
 
 
 def away(rank: int, *, num: int, seq: int = 4, at: str = "evaluate.py:88 in run", **more: Any) -> RankBeat:

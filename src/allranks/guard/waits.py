@@ -24,8 +24,6 @@ CROSSING_S = 1.0
 """Beats of two nodes about the same moment come no further apart."""
 LEFT_S = 3.0
 """How long others must have waited for a rank that has left with 0: beats of a healthy end may cross."""
-LAST_WORDS_S = 1.0
-"""A rank that has been silent for so long may be leaving, too: what it said last was that it waits."""
 MAX_NAMED = 4
 _UNKNOWN_OP = "collective"
 _FILE_CALLS = ("fsync", "torch/serialization", "write_bytes", "shutil")
@@ -123,8 +121,6 @@ def judge_left(scene: Scene, waiting: Waiting) -> Judged | None:
     """Return the verdict where others wait for ranks that have ended with 0, and so can never come."""
     gone = tuple(rank for rank in waiting.sinks if rank in scene.left)
     if not gone or len(gone) < len(waiting.sinks) or min(waiting.waited_s, waiting.stuck_s) < LEFT_S:
-        return None
-    if any((scene.ranks[rank].beat.silent_s or 0.0) > LAST_WORDS_S for rank in waiting.waiting if rank in scene.ranks):
         return None
     finding = name_fault(
         "AR407",
