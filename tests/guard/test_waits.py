@@ -164,16 +164,6 @@ def test_a_rank_whose_script_is_through_keeps_others_waiting():
     assert find_waiting(made, NOW_S).sinks == (2,)
 
 
-def test_whoever_has_fallen_silent_does_not_wait_for_those_who_left():
-    # At the end of a training all leave within seconds; the last word of some is a collective that has long been done.
-    silent = [waiting(i, call(), num=NUM, for_s=5.0, silent_s=3.5) for i in range(NUM)]
-    made = scene([beat(i, *([rank] if i != 2 else [])) for i, rank in enumerate(silent)], left=(2,))
-    for view in made.ranks.values():
-        view.moved_s = NOW_S - 5.0
-    found = find_waiting(made, NOW_S)
-    assert found is None or judge_left(made, found) is None
-
-
 def test_what_the_kernel_holds_for_hang_s_is_a_file_system():
     held = away(2, num=NUM, state=ProcessState.BLOCKED, state_for_s=121.0)
     made = scene([beat(i, held if i == 2 else away(i, num=NUM)) for i in range(NUM)])
