@@ -102,7 +102,7 @@ class Crew:
             store_fd=self.store_fd,
             env=self.env,
             hook_path=HOOK_PATH,
-            checkpoints=Path(self.job.request.checkpoint_dir or self.run_dir.path / "checkpoints").absolute(),
+            checkpoints=self.run_dir.checkpoints_path(self.job.request.checkpoint_dir),
             recorder=(node_path / "recorder_rank_").absolute(),
         )
         self.run_dir.write_settings(me.name, self.settings)

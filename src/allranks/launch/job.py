@@ -38,6 +38,7 @@ from allranks.launch.lead.recovery import History
 from allranks.launch.membership import Membership, apply, find_membership
 from allranks.launch.plan import LOOPBACK, JobPlan, Request, count_of
 from allranks.launch.queue import ending
+from allranks.launch.queue.exclusion import describe_return, read_culprits
 from allranks.launch.queue.revival import Revivals, own_command
 from allranks.launch.queue.scheduler import Scheduler
 from allranks.launch.workers import become_subreaper
@@ -205,6 +206,8 @@ def _run_workers(
         for note in plan.world.notes:
             say(f"note: {note}")
         say(_headline(group, interface, plan, run_dir, roll_call_s))
+        if group.attempt and (words := describe_return(read_culprits(run_dir.path), attempt=group.attempt)):
+            say(words)
     if listener is not None and not is_port_held:
         listener.close()  # rank 0 binds the port itself; between here and there it is free for anybody
     crew = Crew(
@@ -288,6 +291,7 @@ def _make_leader(
             max_restarts=request.max_restarts,
             capacity_s=request.capacity_s,
             beat_s=guard.beat_s,
+            checkpoints=run_dir.checkpoints_path(request.checkpoint_dir),
         ),
         guard=Guard(guard),
         history=History(restarts_left=request.max_restarts),

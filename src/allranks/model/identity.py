@@ -88,7 +88,9 @@ def _read_world(env: _Env) -> World:
     notes = [*claim.notes, *_job_notes(env, claim, step)]
     master = _master(env, claim, notes)
     job_id, job_source = _job_id(env)
-    step_id = env["SLURM_STEP_ID"] if step else None
+    # Steps count on where a requeued job has lost its batch host; the batch script says which one is the job's run.
+    is_run = env.get("ALLRANKS_RUN") == "job"
+    step_id = None if step is None else "0" if is_run else env["SLURM_STEP_ID"]
     node_name, counts = env.get("SLURMD_NODENAME"), claim.numbers["local_world_size"].source
     restarts = env.count("SLURM_RESTART_COUNT") or env.count("TORCHELASTIC_RESTART_COUNT")
     numbers = {**claim.numbers, "attempt": restarts or _Count(0, "default", "not requeued, not restarted")}

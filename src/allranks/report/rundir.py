@@ -6,6 +6,7 @@ runs/<job>/attempt_<k>/<node>/rank_<r>.out, .err, .error.json     what the worke
                       /roll_call.json                             cards and pair tests, as the leader got them
                       /verdict.json                               what it came to
                       /<node>/verdict.json                        the same, as each node heard it
+runs/<job>/checkpoints/, culprits.json                            what outlives an attempt
 runs/<job>/leader.json, secret                                    how the agents find and believe each other
 runs/latest                                                       link to the newest job
 """
@@ -98,6 +99,14 @@ class RunDir:
     def attempt_path(self) -> Path:
         """Directory of this attempt."""
         return self.path / f"attempt_{self.attempt}"
+
+    def checkpoints_path(self, named: str | None) -> Path:
+        """Where the job's checkpoints lie: the same for all attempts.
+
+        Args:
+            named: where the user wants them; None: beside the attempts.
+        """
+        return Path(named or self.path / "checkpoints").absolute()
 
     def node_path(self, node: str) -> Path:
         """Directory of one node of this attempt."""

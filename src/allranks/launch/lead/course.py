@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 
 class Phase(StrEnum):
@@ -40,3 +41,5 @@ class Terms:
     capacity_s: float
     """How long to wait for nodes below the minimum."""
     beat_s: float
+    checkpoints: Path
+    """Where `allranks.session()` saves."""

@@ -336,6 +336,7 @@ class Leader:
 
     def _go_on(self, now_s: float) -> None:
         """Start the next generation with everybody who is here, or wait for more."""
+        self._progress.look(self._terms.checkpoints)
         if self.newcomers is not None:
             for index, (card, line) in self.newcomers.take().items():
                 self.seats.take(index, card, line, name=card.host)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from allranks.wire.protocol import Beat
 
@@ -20,6 +23,12 @@ class Progress:
     def step(self) -> int | None:
         """Of the rank that is furthest."""
         return max(self.steps.values(), default=None)
+
+    def look(self, directory: Path) -> None:
+        """Take what lies in the directory of checkpoints: one may have become whole since the last beat."""
+        with contextlib.suppress(OSError):
+            found = [re.fullmatch(r"step_(\d+)(?:\.\d+)?", path.name) for path in directory.iterdir()]
+            self.checkpoint = max([int(name[1]) for name in found if name] + [self.checkpoint or 0]) or self.checkpoint
 
     def hear(self, beat: Beat) -> None:
         """Take what one node tells."""

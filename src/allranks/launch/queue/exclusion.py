@@ -17,6 +17,8 @@ from pathlib import Path
 
 import msgspec
 
+from allranks.model.hostlist import fold_hosts
+
 FILE = "culprits.json"
 MOST_TIMES = 3
 """The same culprit so often, and starting once more is no cure."""
@@ -79,6 +81,22 @@ def choose_excluded(
     )
     spare = max(0, len(set(nodes)) - needed)
     return tuple(each.node for each in worst_first[:spare]), tuple(each.node for each in worst_first[spare:])
+
+
+def describe_return(culprits: Sequence[Culprit], *, attempt: int) -> str:
+    """Return why this run of the job began; empty where no node ended the one before.
+
+    >>> describe_return([Culprit(node="node01", cause="AR012 node-failure", attempts=(0,))], attempt=1)
+    'run 2 of this job: node01 was lost in the one before (AR012 node-failure); going on from its checkpoints'
+    """
+    last = [culprit for culprit in culprits if attempt - 1 in culprit.attempts]
+    if not last:
+        return ""
+    names = fold_hosts([culprit.node for culprit in last])
+    return (
+        f"run {attempt + 1} of this job: {names} was lost in the one before ({last[0].cause}); going on from its "
+        "checkpoints"
+    )
 
 
 def read_culprits(run_dir: Path) -> tuple[Culprit, ...]:
