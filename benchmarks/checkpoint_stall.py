@@ -24,7 +24,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from allranks.state.checkpoint import Checkpointer
+from allranks.state.saved.checkpoint import Checkpointer
 
 
 def parameters(count: int) -> dict[str, torch.Tensor]:

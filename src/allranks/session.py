@@ -11,7 +11,7 @@ Phase 1  who am I        the environment; what contradicts itself is refused bef
 Phase 2  roll call       `allranks run`: its agents have held it. srun, MPI: the ranks hold it themselves.
                          torchrun: there is none. Nobody launched this: a world of one.               (preflight.place)
 Phase 3  form the group  init_process_group, given the environment that an agent would give            (join.group)
-Phase 4  the block       its steps, and checkpoints between them                                      (state.track)
+Phase 4  the block       its steps, and checkpoints between them                              (state.resumed.track)
 Phase 5  leave           destroy_process_group, after an exception, too
 
 What stops it before phase 4 is said once on the terminal and raised as SessionError. Uncaught, it ends the process with
@@ -50,9 +50,9 @@ from allranks.report.text import say
 if TYPE_CHECKING:
     import torch
 
-    from allranks.state.buckets import PinnedBuckets
-    from allranks.state.sampler import Sampler
-    from allranks.state.track import Tracked
+    from allranks.state.resumed.buckets import PinnedBuckets
+    from allranks.state.resumed.sampler import Sampler
+    from allranks.state.resumed.track import Tracked
 
 RUN_ROOT = Path("runs")
 _grounds: dict[int, Ground] = {}
@@ -102,7 +102,7 @@ class Session:
             module: on `device` already.
             arguments: of DistributedDataParallel.
         """
-        from allranks.state.buckets import PinnedBuckets
+        from allranks.state.resumed.buckets import PinnedBuckets
 
         own = {"device_ids": [self.device.index]} if self.device.type == "cuda" else {}
         return PinnedBuckets(module, **own | arguments)
@@ -115,7 +115,7 @@ class Session:
             global_batch_size: samples of a step over all ranks.
             arguments: seed, shuffle, drop_last, micro_batch_size; see state.sampler.
         """
-        from allranks.state.sampler import Sampler
+        from allranks.state.resumed.sampler import Sampler
 
         own = {"rank": self.rank, "world_size": self.world_size}
         return Sampler(dataset, global_batch_size=global_batch_size, **own | arguments)
@@ -132,9 +132,9 @@ class Session:
         Raises:
             UsageError: something has no state_dict, or the newest checkpoint holds other parts.
         """
-        from allranks.state.pace import pace_from_env
-        from allranks.state.sigterm import leave_to_agent
-        from allranks.state.track import track
+        from allranks.state.resumed.pace import pace_from_env
+        from allranks.state.resumed.sigterm import leave_to_agent
+        from allranks.state.resumed.track import track
 
         if (cell := _own_cell()) is not None:
             leave_to_agent(lambda: cell.is_ending)

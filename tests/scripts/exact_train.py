@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 
 import allranks
-from allranks.state.sampler import SeededDataset
+from allranks.state.resumed.sampler import SeededDataset
 
 
 class Points(Dataset):

@@ -74,7 +74,7 @@ def writers_of(directory: Path) -> list[int]:
     for path in Path("/proc").glob("[0-9]*"):
         try:
             command = (path / "cmdline").read_text()
-            if "allranks.state.writer" in command and f'"{directory}"' in command:
+            if "allranks.state.saved.writer" in command and f'"{directory}"' in command:
                 found.append(int(path.name))
         except (FileNotFoundError, ProcessLookupError):
             continue

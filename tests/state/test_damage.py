@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from allranks.state.checkpoint import Checkpointer, CheckpointError, Loaded
-from allranks.state.manifest import MANIFEST, Manifest, Part
+from allranks.state.saved.checkpoint import Checkpointer, CheckpointError, Loaded
+from allranks.state.saved.manifest import MANIFEST, Manifest, Part
 from state.conftest import Zygote, wait_until, writers_of
 from state.zygote import is_of
 

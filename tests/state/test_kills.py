@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from allranks.state.checkpoint import Checkpointer, Loaded
-from allranks.state.parts import list_checkpoints
+from allranks.state.saved.checkpoint import Checkpointer, Loaded
+from allranks.state.saved.parts import list_checkpoints
 from state.conftest import Zygote, handed_over, kill, wait_until, writers_of
 from state.zygote import is_of
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import time
 
-from allranks.state.checkpoint import Stall
-from allranks.state.pace import Pace, pace_from_env
+from allranks.state.resumed.pace import Pace, pace_from_env
+from allranks.state.saved.checkpoint import Stall
 
 
 class Clock:

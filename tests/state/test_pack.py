@@ -15,7 +15,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from allranks.state.checkpoint import Checkpointer, StateError
+from allranks.state.saved.checkpoint import Checkpointer, StateError
 
 pytestmark = pytest.mark.torch
 

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from allranks.state.checkpoint import Checkpointer, Loaded
+from allranks.state.saved.checkpoint import Checkpointer, Loaded
 
 pytestmark = pytest.mark.torch
 

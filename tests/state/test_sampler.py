@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
 from allranks.model.errors import UsageError
-from allranks.state.sampler import Sampler, SeededDataset, slice_of
+from allranks.state.resumed.sampler import Sampler, SeededDataset, slice_of
 
 
 def ranks(world_size: int, samples: int, batch: int, **more: object) -> list[Sampler]:

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.model.errors import UsageError
-from allranks.state.sampler import Sampler
-from allranks.state.scaling import GradientWeight, gradient_factor, learning_rate
+from allranks.state.resumed.sampler import Sampler
+from allranks.state.resumed.scaling import GradientWeight, gradient_factor, learning_rate
 
 
 @given(st.integers(1, 50), st.integers(1, 20), st.integers(1, 9), st.none() | st.integers(1, 6), st.integers(0, 300))

@@ -13,11 +13,11 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from allranks.model.errors import UsageError
-from allranks.state import rng
-from allranks.state.checkpoint import Checkpointer
-from allranks.state.sampler import Sampler
-from allranks.state.steps import StepLost
-from allranks.state.track import Tracked
+from allranks.state.resumed import rng
+from allranks.state.resumed.sampler import Sampler
+from allranks.state.resumed.steps import StepLost
+from allranks.state.resumed.track import Tracked
+from allranks.state.saved.checkpoint import Checkpointer
 
 
 class Training:

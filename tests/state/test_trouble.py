@@ -14,14 +14,14 @@ import pytest
 import torch
 
 from allranks.model.errors import UsageError
-from allranks.state.checkpoint import Checkpointer
+from allranks.state.saved.checkpoint import Checkpointer
 from state.conftest import kill, wait_until, writers_of
 
 pytestmark = pytest.mark.torch
 
 ON_A_SMALL_DISK = """
 import json, subprocess, sys, torch
-from allranks.state.checkpoint import Checkpointer
+from allranks.state.saved.checkpoint import Checkpointer
 
 directory, said, found = sys.argv[1] + "/checkpoints", [], {}
 small, large = {"w": torch.ones(100_000)}, {"w": torch.ones(2_000_000)}

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch.distributed import PrefixStore, Store, TCPStore
 
-from allranks.state.checkpoint import Checkpointer
+from allranks.state.saved.checkpoint import Checkpointer
 
 
 def common_of(step: int, size: int) -> dict[str, Any]:

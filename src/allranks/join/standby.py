@@ -26,7 +26,7 @@ from typing import Any
 
 ENV = "ALLRANKS_STANDBY"
 READY = b"r"
-IMPORTS = ("numpy", "torch", "torch.distributed", "torch.utils.data", "torch.nn.parallel")
+IMPORTS = ("numpy", "torch", "torch.distributed", "torch.utils.data", "torch.nn.parallel", "torch._dynamo")
 MAX_FDS = 8
 
 _READ_AT_START = re.compile(

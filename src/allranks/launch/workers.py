@@ -30,8 +30,8 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 """Source: linux/prctl.h."""
 
-WRITER = "allranks.state.writer"
-"""A word of the command line of processes that write checkpoints (state.writer)."""
+WRITER = "allranks.state.saved.writer"
+"""A word of the command line of processes that write checkpoints (state.saved.writer)."""
 STDERR_TAIL_BYTES = 4096
 TRACEBACK_LIMIT = 32_000
 

@@ -112,6 +112,7 @@ def _strike_job(
     with Terminal(job.output) as terminal:
         try:
             job.begin(program)
+            job.target.checkpoints = strike.find_checkpoints(injected.scene, job.target.checkpoints)
             job.wait_until_stepping(UP_S)
             if program is PROGRAM:
                 job.target.wait(lambda: job.target.whole_checkpoint() is not None, SAVED_S, "the first checkpoint")
@@ -126,6 +127,9 @@ def _strike_job(
             strike.follow_up(injected.scene, job.target)
             _wait_for_outcome(job, strike, start)
             more = strike.check(injected.scene, job.target)
+            num_ranks = len(job.target.newest())
+            if strike.is_needed_again and num_ranks < job.num_nodes:
+                more.append(f"it went on with {num_ranks} of {job.num_nodes} nodes, and all were there again")
             if program is PROGRAM and job.target.whole_checkpoint() is None:
                 more.append("no checkpoint is left that can be loaded")
             has_ended = job.has_ended()

@@ -85,7 +85,7 @@ class Matcher:
         self._counts: Counter[int] = Counter()
         self._flooding: frozenset[int] = frozenset()
         try:
-            self._database = _load_or_compile(self._expressions)
+            self._database = _load_or_compile(self._expressions, self._flooding)
         except hyperscan.error as exc:
             for pattern in patterns:  # the error does not say which
                 _compile_alone(pattern)
@@ -105,7 +105,7 @@ class Matcher:
             flooding = frozenset(pattern for pattern, count in self._counts.items() if count >= FLOOD)
             if flooding != self._flooding:
                 self._flooding = flooding
-                self._database = _compile(self._expressions, flooding)
+                self._database = _load_or_compile(self._expressions, flooding)
         return hits
 
     def _find_ends(self, text: bytes) -> array[int]:
@@ -228,10 +228,10 @@ def _compile(expressions: Sequence[bytes], flooding: frozenset[int]) -> hypersca
     return database
 
 
-def _load_or_compile(expressions: Sequence[bytes]) -> hyperscan.Database:
+def _load_or_compile(expressions: Sequence[bytes], flooding: frozenset[int]) -> hyperscan.Database:
     """Compile, or load what an earlier run compiled. A cache that cannot be used is no error: it only costs time."""
     version = hyperscan.__version__  # type: ignore[attr-defined]
-    key = repr((expressions, version, platform.machine()))
+    key = repr((expressions, sorted(flooding), version, platform.machine()))
     name = f"signs-{hashlib.sha256(key.encode()).hexdigest()[:32]}.hs"
     folder = _cache_folder()
     if folder:
@@ -243,7 +243,7 @@ def _load_or_compile(expressions: Sequence[bytes]) -> hyperscan.Database:
         except (OSError, hyperscan.error):
             pass
     began_s = time.perf_counter()
-    database = _compile(expressions, frozenset())
+    database = _compile(expressions, flooding)
     if folder and time.perf_counter() - began_s >= CACHED_FROM_S:
         with contextlib.suppress(OSError):
             _keep(folder, name, hyperscan.dumpb(database))

@@ -15,8 +15,8 @@ from allranks.lab.faults.running.process import DEAD_S, NEXT_STEP_S
 from allranks.lab.faults.running.strike import Strike
 from allranks.lab.faults.running.target import Target
 from allranks.model.errors import SetupError
-from allranks.state.manifest import MANIFEST, parse_final, parse_temp
-from allranks.state.parts import list_checkpoints
+from allranks.state.saved.manifest import MANIFEST, parse_final, parse_temp
+from allranks.state.saved.parts import list_checkpoints
 
 SAVED_S = 60.0
 """How long the next checkpoint may take to come."""
@@ -155,23 +155,20 @@ class DiskStrike(Strike):
             Path(scene.memory["image"]).unlink(missing_ok=True)
 
     @classmethod
-    def seen(cls, scene: Scene) -> Path:
+    def find_checkpoints(cls, scene: Scene, directory: Path) -> Path:
         """The directory with the disk in it: outside of the nodes, nothing is mounted there."""
-        root = Path(f"/proc/{scene.inits[scene.first.name]}/root")
-        return root / Path(scene.memory["mounted"]).relative_to("/")
+        return Path(f"/proc/{scene.inits[scene.first.name]}/root") / directory.relative_to("/")
 
     @classmethod
     def strike(cls, scene: Scene, target: Target) -> float:
-        """Wait for a first checkpoint, then take the disk away."""
-        target.checkpoints = cls.seen(scene)
-        target.wait(lambda: bool(list_checkpoints(target.checkpoints)), SAVED_S, "the first checkpoint")
+        """Take the disk away."""
         scene.remember("whole", [path.name for path in list_checkpoints(target.checkpoints)])
         struck_s = time.time()
-        cls.spoil(scene)
+        cls.spoil(scene, target.checkpoints)
         return struck_s
 
     @classmethod
-    def spoil(cls, scene: Scene) -> None:
+    def spoil(cls, scene: Scene, directory: Path) -> None:
         """Do it."""
 
     @classmethod
@@ -186,9 +183,9 @@ class CheckpointDiskFull(DiskStrike, name="checkpoint-disk-full", cause="AR005")
     """The disk of the checkpoints is full."""
 
     @classmethod
-    def spoil(cls, scene: Scene) -> None:
+    def spoil(cls, scene: Scene, directory: Path) -> None:
         """Fill it to the last block."""
-        with contextlib.suppress(OSError), (cls.seen(scene) / "ballast").open("wb", buffering=0) as file:
+        with contextlib.suppress(OSError), (directory / "ballast").open("wb", buffering=0) as file:
             while True:
                 file.write(bytes(1 << 16))
 
@@ -197,7 +194,7 @@ class CheckpointReadOnly(DiskStrike, name="checkpoint-read-only", cause="AR606")
     """The file system of the checkpoints goes read-only, as after an error of its disk."""
 
     @classmethod
-    def spoil(cls, scene: Scene) -> None:
+    def spoil(cls, scene: Scene, directory: Path) -> None:
         """Remount it: one file system, so on all nodes at once."""
         scene.run(scene.first.name, "mount", "-o", "remount,ro", scene.memory["mounted"])
 

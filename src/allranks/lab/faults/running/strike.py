@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
+from pathlib import Path
 from typing import ClassVar
 
 from allranks.lab.faults.fault import Culprit, Expected, Fault, Place, Scene
@@ -74,6 +75,11 @@ class Strike(Fault):
             SetupError: it could not be done.
         """
         raise NotImplementedError
+
+    @classmethod
+    def find_checkpoints(cls, scene: Scene, directory: Path) -> Path:
+        """Return where this machine sees what the job saves in a directory."""
+        return directory
 
     @classmethod
     def follow_up(cls, scene: Scene, target: Target) -> None:

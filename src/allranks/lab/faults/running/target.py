@@ -19,8 +19,8 @@ import msgspec
 from allranks.lab import hosts as machines
 from allranks.lab.faults.fault import Scene
 from allranks.model.errors import SetupError
-from allranks.state.manifest import Damaged
-from allranks.state.parts import PartReader, list_checkpoints, read_manifest
+from allranks.state.saved.manifest import Damaged
+from allranks.state.saved.parts import PartReader, list_checkpoints, read_manifest
 
 STRUCK_S = 20.0
 """How long an order may take to be obeyed: a few steps."""

@@ -1,4 +1,4 @@
-"""Is it time for a checkpoint? Asked at every step boundary on rank 0, whose answer all ranks get (state.agree).
+"""Is it time for a checkpoint? Asked at every step boundary on rank 0; all ranks get its answer (resumed.agree).
 
 The interval is what state.cadence makes of the stalls of this run, the faults so far and the time that is left. The
 first checkpoint comes after a minute: it measures the stall, and shows while somebody still looks that the directory
@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from allranks.state.cadence import Interval, choose_interval
-from allranks.state.checkpoint import Stall
+from allranks.state.saved.checkpoint import Stall
 
 FIRST_S = 60.0
 

@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from allranks.state.pack import HEADER, Piece
+from allranks.state.saved.pack import HEADER, Piece
 
 NUM_THREADS = 4
 """Copying frees the interpreter. More do not make memory faster; fewer, or torch's own with a fixed share each, wait

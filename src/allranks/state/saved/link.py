@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import allranks
-from allranks.state.writer import LARGEST_MESSAGE_BYTES
+from allranks.state.saved.writer import LARGEST_MESSAGE_BYTES
 
 _LEAVE_S = 5.0
 
@@ -47,7 +47,7 @@ class WriterLink:
         with theirs:
             told = {**options, "memory": memory, "connection": theirs.fileno(), "trainer": os.getpid()}
             self._process = subprocess.Popen(
-                [sys.executable, "-S", "-P", "-m", "allranks.state.writer", json.dumps(told)],
+                [sys.executable, "-S", "-P", "-m", "allranks.state.saved.writer", json.dumps(told)],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,

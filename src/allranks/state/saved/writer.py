@@ -1,13 +1,13 @@
 """The process beside each rank that writes its checkpoints, and finishes the one at hand if the rank dies.
 
-    python -S -m allranks.state.writer JSON        started by `allranks.state.link`, never by hand
+    python -S -m allranks.state.saved.writer JSON        started by `allranks.state.saved.link`, never by hand
 
 It gets a number of bytes in shared memory and a name, and knows nothing of what is in them. It
 
 - has a session of its own and ignores SIGTERM, SIGINT and SIGHUP: what ends a job must not tear its last checkpoint;
 - ends by itself: at once when its trainer is gone and nothing is to be written, else when that is written. A write that
-  waits for other ranks' parts ends ORPHANED_PATIENCE_S after the last of them came on (state/commit.py);
-- has `allranks.state.writer` in its command line, so that whoever cleans up after a job knows what to wait for.
+  waits for other ranks' parts ends ORPHANED_PATIENCE_S after the last of them came on (state/saved/commit.py);
+- has `allranks.state.saved.writer` in its command line, so that whoever cleans up after a job knows what to wait for.
 
 It starts in a few hundredths of a second, since it imports the standard library only, without site-packages.
 """
@@ -26,7 +26,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from allranks.state.commit import (
+from allranks.state.saved.commit import (
     Attempt,
     AttemptFailedError,
     explain,
@@ -37,8 +37,8 @@ from allranks.state.commit import (
     watch_outcome,
     write_part,
 )
-from allranks.state.manifest import Damaged
-from allranks.state.tidy import Keeper, sweep
+from allranks.state.saved.manifest import Damaged
+from allranks.state.saved.tidy import Keeper, sweep
 
 LARGEST_MESSAGE_BYTES = 1 << 16
 NICENESS = 5

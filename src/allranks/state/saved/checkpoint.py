@@ -34,15 +34,15 @@ from torch.distributed import Store
 
 from allranks.model.errors import SetupError, UsageError
 from allranks.report.text import say as say_to_stderr
-from allranks.state.commit import PATIENCE_S
-from allranks.state.consensus import Consensus
-from allranks.state.link import WriterGoneError, WriterLink
-from allranks.state.manifest import Damaged
-from allranks.state.pack import Packer, StateError, finish
-from allranks.state.parts import list_checkpoints
-from allranks.state.reader import await_writers, read_checkpoint
-from allranks.state.snapshot import Snapshot
-from allranks.state.tidy import KEEP_AT_LEAST
+from allranks.state.saved.commit import PATIENCE_S
+from allranks.state.saved.consensus import Consensus
+from allranks.state.saved.link import WriterGoneError, WriterLink
+from allranks.state.saved.manifest import Damaged
+from allranks.state.saved.pack import Packer, StateError, finish
+from allranks.state.saved.parts import list_checkpoints
+from allranks.state.saved.reader import await_writers, read_checkpoint
+from allranks.state.saved.snapshot import Snapshot
+from allranks.state.saved.tidy import KEEP_AT_LEAST
 
 __all__ = ["CheckpointError", "Checkpointer", "Loaded", "Skipped", "Stall", "StateError"]
 
@@ -278,7 +278,7 @@ class Checkpointer:
         tensors: list[Any] = []
         shards: list[Any] = []
         if own.sharded:
-            from allranks.state.sharded import describe_tensors, pack_shards
+            from allranks.state.saved.sharded import describe_tensors, pack_shards
 
             tensors, shards = describe_tensors(own.sharded), pack_shards(own)
         tree = {"own": own_tree, "shards": shards}

@@ -6,7 +6,7 @@
 The order of an epoch is a function of seed and epoch alone; the position is one integer, the samples that steps have
 consumed since the beginning. Step by step the next `global_batch_size` samples are taken from that order, and rank r
 gets the r-th slice of them, whatever the number of ranks: slices may differ by one sample, so five ranks can go on
-where six stopped. What that does to gradients is the matter of `state.scaling`.
+where six stopped. What that does to gradients is the matter of `state.resumed.scaling`.
 
 The DataLoader runs ahead of the steps; the position does not: `state.steps()` moves it, or `advance()` does where a
 loop is one's own. A rank without a sample in a small last batch gets the first one of it, to run forward and backward
@@ -25,7 +25,7 @@ import torch
 from torch.utils.data import Dataset
 
 from allranks.model.errors import UsageError
-from allranks.state.rng import seeded
+from allranks.state.resumed.rng import seeded
 
 
 def mix(*numbers: int) -> int:

@@ -15,9 +15,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from allranks.state.commit import identify_process, read_report, started_ticks
-from allranks.state.manifest import MANIFEST, Damaged, parse_temp, report_name
-from allranks.state.parts import PartReader, list_checkpoints, read_manifest
+from allranks.state.saved.commit import identify_process, read_report, started_ticks
+from allranks.state.saved.manifest import MANIFEST, Damaged, parse_temp, report_name
+from allranks.state.saved.parts import PartReader, list_checkpoints, read_manifest
 
 KEEP_AT_LEAST = 2
 MOST_OVERDUE = 3

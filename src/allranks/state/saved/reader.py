@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 
-from allranks.state.manifest import Damaged, Manifest, parse_temp
-from allranks.state.pack import read_tree, unpack
-from allranks.state.parts import PartReader, list_checkpoints, read_manifest
-from allranks.state.tidy import look_at_writers
+from allranks.state.saved.manifest import Damaged, Manifest, parse_temp
+from allranks.state.saved.pack import read_tree, unpack
+from allranks.state.saved.parts import PartReader, list_checkpoints, read_manifest
+from allranks.state.saved.tidy import look_at_writers
 
 WRITERS_S = 30.0
 """How long a load waits for a writer that outlived its trainer and is about to finish a newer checkpoint."""
@@ -67,7 +67,7 @@ def _load_sharded(
     open_part: Callable[[int], PartReader],
     like: object,
 ) -> dict[str, torch.Tensor]:
-    from allranks.state.sharded import ShardedTensors, find_meshes, find_sharded
+    from allranks.state.saved.sharded import ShardedTensors, find_meshes, find_sharded
 
     tensors = ShardedTensors({described[0]: described for described in tree_of(0)["tensors"]})
     for index in range(manifest.world_size):

@@ -30,7 +30,7 @@ import torch.distributed as dist
 
 from allranks.model.errors import AllranksError, Exit, UsageError
 from allranks.report.text import one_line, say
-from allranks.state.sampler import Share
+from allranks.state.resumed.sampler import Share
 
 PROGRESS_EVERY_S = 10.0
 

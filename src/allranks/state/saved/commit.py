@@ -33,7 +33,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from allranks.state.manifest import (
+from allranks.state.saved.manifest import (
     BLOCK_BYTES,
     MANIFEST,
     Damaged,
@@ -47,7 +47,7 @@ from allranks.state.manifest import (
     report_name,
     temp_name,
 )
-from allranks.state.parts import read_manifest
+from allranks.state.saved.parts import read_manifest
 
 PATIENCE_S = 600.0
 """How long the coordinator waits without any other part coming on: a rank may be evaluating before it saves."""

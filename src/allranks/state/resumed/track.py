@@ -6,10 +6,10 @@
 A step boundary, in this order:
 
 1  the agent is told which step it is, and which checkpoint is complete;
-2  the ranks agree whether they save or leave here              (state.agree)
-3  the state is copied; a process beside this one writes it     (state.checkpoint)
+2  the ranks agree whether they save or leave here              (state.resumed.agree)
+3  the state is copied; a process beside this one writes it     (state.saved.checkpoint)
 4  where the agent ordered to leave: wait until it is written, and end with 0
-5  the next batch is fetched                                    (state.feed)
+5  the next batch is fetched                                    (state.resumed.feed)
 
 So a checkpoint holds no fetched batch and no half of a step. After a restart the same happens from 5 on, with all
 generators of random numbers put back after the loader has been opened, since that draws from them.
@@ -35,15 +35,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from allranks.model.errors import UsageError
 from allranks.report.text import say
-from allranks.state import rng
-from allranks.state.agree import Agreement, Wish
-from allranks.state.checkpoint import Checkpointer, Stall
-from allranks.state.feed import Feed
-from allranks.state.pace import Pace
-from allranks.state.sampler import Share, mix
-from allranks.state.scaling import GradientWeight, gradient_factor
-from allranks.state.steps import Progress, Step, StepLost, first_words, is_collective_failure
-from allranks.state.telling import Cell, Telling
+from allranks.state.resumed import rng
+from allranks.state.resumed.agree import Agreement, Wish
+from allranks.state.resumed.feed import Feed
+from allranks.state.resumed.pace import Pace
+from allranks.state.resumed.sampler import Share, mix
+from allranks.state.resumed.scaling import GradientWeight, gradient_factor
+from allranks.state.resumed.steps import Progress, Step, StepLost, first_words, is_collective_failure
+from allranks.state.resumed.telling import Cell, Telling
+from allranks.state.saved.checkpoint import Checkpointer, Stall
 
 
 def track(

@@ -1,6 +1,6 @@
 """Does this directory hold checkpoints?  Writes, kills the trainer in the middle, loads, alters, loads again.
 
-    python -m allranks.state.dry_run DIRECTORY        started by `allranks check --checkpoints DIRECTORY`
+    python -m allranks.state.saved.dry_run DIRECTORY        started by `allranks check --checkpoints DIRECTORY`
 
 Everything happens in a directory of its own below it, which is gone afterwards. Prints one JSON object.
 """
@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 
-from allranks.state.checkpoint import Checkpointer, CheckpointError, Loaded
-from allranks.state.commit import ORPHANED_PATIENCE_S, explain
+from allranks.state.saved.checkpoint import Checkpointer, CheckpointError, Loaded
+from allranks.state.saved.commit import ORPHANED_PATIENCE_S, explain
 
 SIZE_BYTES = 64 << 20
 FINISH_S = ORPHANED_PATIENCE_S + 60.0

@@ -26,9 +26,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
-from allranks.state.manifest import Damaged
-from allranks.state.pack import Packer, StateError, dtype_of, read_tensor
-from allranks.state.parts import PartReader
+from allranks.state.saved.manifest import Damaged
+from allranks.state.saved.pack import Packer, StateError, dtype_of, read_tensor
+from allranks.state.saved.parts import PartReader
 
 _OTHER = -1
 

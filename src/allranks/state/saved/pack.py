@@ -7,7 +7,7 @@ nothing but these values: no pickle, no names of classes, nothing that runs.
 
 Why not torch.save or DCP's files: both pickle, and both write from the training process's memory through the
 interpreter that trains. Tensors here go straight to shared memory, one copy each; only the tree is encoded. Sharded
-tensors take DCP's planners (`state/sharded.py`).
+tensors take DCP's planners (`state/saved/sharded.py`).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ import msgspec
 import torch
 
 from allranks.model.errors import UsageError
-from allranks.state.manifest import Damaged
-from allranks.state.parts import PartReader
+from allranks.state.saved.manifest import Damaged
+from allranks.state.saved.parts import PartReader
 
 if TYPE_CHECKING:
     import numpy as np
@@ -57,7 +57,7 @@ class Packer:
 
     pieces: list[Piece] = field(default_factory=list)
     sharded: dict[str, DTensor] = field(default_factory=dict)
-    """DTensors by their path, for `state/sharded.py`."""
+    """DTensors by their path, for `state/saved/sharded.py`."""
     end: int = len(HEADER)
     """Where the next piece can lie."""
 

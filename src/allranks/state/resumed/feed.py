@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from allranks.model.errors import UsageError
-from allranks.state import rng
-from allranks.state.sampler import Sampler, Share, mix
+from allranks.state.resumed import rng
+from allranks.state.resumed.sampler import Sampler, Share, mix
 
 
 class Feed:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from allranks.state.manifest import BLOCK_BYTES, MANIFEST, Damaged, Manifest, Part, parse_final
+from allranks.state.saved.manifest import BLOCK_BYTES, MANIFEST, Damaged, Manifest, Part, parse_final
 
 LARGEST_MANIFEST_BYTES = 256 << 20
 

@@ -1,0 +1,1 @@
+"""The training loop that resumes, and what makes a resumed run the same run. `track.py` first."""
