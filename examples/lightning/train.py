@@ -83,7 +83,8 @@ def main() -> None:
     if warning.is_warned and trainer.is_global_zero and "SLURM_JOB_ID" in os.environ:
         subprocess.run(["scontrol", "requeue", os.environ["SLURM_JOB_ID"]], check=True)
     weights = b"".join(value.detach().numpy().tobytes() for value in model.parameters())
-    trainer.print(f"weights {hashlib.sha256(weights).hexdigest()[:16]}")
+    if trainer.is_global_zero:
+        print(f"weights {hashlib.sha256(weights).hexdigest()[:16]}")
 
 
 if __name__ == "__main__":
