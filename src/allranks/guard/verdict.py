@@ -212,7 +212,7 @@ class Guard:
         """Return when to ask again at the latest, though nobody says a word."""
         settles_at_s = self._ledger.settles_at_s()
         next_s = now_s + (LOOK_EVERY_S if self._is_tense(self._now(now_s)) else 4 * LOOK_EVERY_S)
-        return next_s if settles_at_s is None or settles_at_s < now_s else min(next_s, settles_at_s)
+        return next_s if settles_at_s is None or settles_at_s <= now_s else min(next_s, settles_at_s)
 
     # Judging
 

@@ -79,7 +79,25 @@ def test_the_same_rank_the_third_time_without_progress_ends_the_job():
     moves = [move(judged(), history=history, at=step) for step in (10, 20, 30)]
     assert [each.move for each in moves] == [Move.RESTART, Move.RESTART, Move.END]
     assert moves[-1].exit_code == Exit.SETUP
-    assert moves[-1].note == "rank 2 broke 3 times without a checkpoint between; a restart does not cure it"
+    assert moves[-1].note == "rank 2 broke 3 times without progress between; a restart does not cure it"
+
+
+def test_workers_that_ran_for_long_have_got_on():
+    history = History(restarts_left=9)
+    decisions = [
+        decide(
+            judged(),
+            crash(None),
+            history=history,
+            seats=SEATS,
+            culprits=(2,),
+            leader_seat=0,
+            min_nodes=3,
+            ran_s=3600.0,
+        )
+        for _ in range(4)
+    ]
+    assert {each.move for each in decisions} == {Move.RESTART}
 
 
 def test_a_checkpoint_between_two_faults_is_progress():

@@ -112,6 +112,7 @@ class Leader:
         self._generation = 0
         self._judged: Judged | None = None
         self._decision: Decision | None = None
+        self._began_s = 0.0
         self._deadline_s = 0.0
         self._next_ping_s = 0.0
         self._next_notice_s = 0.0
@@ -142,6 +143,7 @@ class Leader:
             self.seats[seat].name = name
             self.seats[seat].has_stopped = False
         addresses = {position: self.seats.addresses(seat) for position, seat in enumerate(order)}
+        self._began_s = now_s
         self._guard.begin(plan, now_s, addresses=addresses)
         self._phase = Phase.RUNNING
         self._judged = self._decision = self._asked = None
@@ -268,6 +270,7 @@ class Leader:
             leader_seat=0,
             min_nodes=self._terms.min_nodes,
             checkpoint=self._progress.checkpoint,
+            ran_s=now_s - self._began_s,
         )
         self._judged = judged
         self.culprits = tuple(name for _, name in culprits)

@@ -1,7 +1,7 @@
 """What becomes of the job after a fault: end, start again, or wait for nodes? Pure.
 
 A fault that comes back is not cured by another start: an error of the user's code is not tried again, a crash at the
-same place ends the job the second time, and the same rank the third time, where no checkpoint was reached between
+same place ends the job the second time, and the same rank the third time, where the workers did not get on between
 (nodes at fault are left out; over all runs of the job: launch.queue.exclusion). What leaving a node out cures goes
 on without it, where enough nodes are left; the leader's own node cannot be left out, since the store and the verdict
 are there: then the job ends with the exit code that asks for a requeue.
@@ -18,6 +18,10 @@ from allranks.model.errors import Exit
 
 MOST_FAULTS_OF_ONE = 3
 """The third fault of the same rank without progress ends the job: two may be bad luck."""
+
+
+PROGRESS_S = 600.0
+"""Workers that ran for so long have got on, also where no checkpoint of theirs is known."""
 
 
 class Move(StrEnum):
@@ -75,6 +79,7 @@ def decide(
     leader_seat: int,
     min_nodes: int,
     checkpoint: int | None = None,
+    ran_s: float = 0.0,
 ) -> Decision:
     """Return the next move, and write the fault into the history.
 
@@ -87,10 +92,11 @@ def decide(
         leader_seat: the leader's own.
         min_nodes: fewer cannot train.
         checkpoint: step of the newest one.
+        ran_s: how long this generation of workers has run.
     """
     is_again = crash in history.crashes
     history.crashes.append(crash)
-    if checkpoint != history.checkpoint:
+    if checkpoint != history.checkpoint or ran_s >= PROGRESS_S:
         history.faults.clear()
         history.checkpoint = checkpoint
     for rank in judged.ranks:
