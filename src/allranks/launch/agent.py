@@ -23,6 +23,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from allranks.launch.crew import Crew
+from allranks.launch.lead.course import GRACE_S
 from allranks.launch.workers import Worker, reap_orphans
 from allranks.model.beat import NodeBeat
 from allranks.model.errors import Exit, StoppedBySignal, WireError, exit_for_signal
@@ -47,8 +48,6 @@ if TYPE_CHECKING:
     from allranks.guard.watch import Watch
     from allranks.launch.lead.leader import Leader
 
-GRACE_S = 3.0
-"""Between the first signal and SIGKILL: with the time to reap, everything is gone within 5 s."""
 PEERS_GRACE_S = GRACE_S + 2.0
 """How long the leader waits for the other agents' Stopped, and an interrupted agent for its leader's Goodbye."""
 PUMP_S = 0.05

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+GRACE_S = 3.0
+"""Between the first signal and SIGKILL where the job ends: with the time to reap, everything is gone within 5 s."""
+
 
 class Phase(StrEnum):
     """Where the job is."""

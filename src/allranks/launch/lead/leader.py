@@ -19,7 +19,7 @@ import msgspec
 
 from allranks.guard.judged import Judged
 from allranks.guard.verdict import Guard
-from allranks.launch.lead.course import Phase, Reason, Terms
+from allranks.launch.lead.course import GRACE_S, Phase, Reason, Terms
 from allranks.launch.lead.group import make_group
 from allranks.launch.lead.newcomers import Newcomers
 from allranks.launch.lead.outcome import (
@@ -53,10 +53,8 @@ from allranks.wire.protocol import (
     WorkerEnd,
 )
 
-GRACE_S = 3.0
-"""Between SIGTERM and SIGKILL where the job ends."""
 RESTART_GRACE_S = 5.0
-"""The same before a restart; ranks that no SIGTERM reaches get SIGKILL at once."""
+"""Between SIGTERM and SIGKILL before a restart; ranks that no SIGTERM reaches get SIGKILL at once."""
 STOPPED_S = 3.0
 """After the grace: how long an agent may take to say that its workers have ended."""
 SPARE_S = 4.0

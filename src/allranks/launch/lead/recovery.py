@@ -109,9 +109,7 @@ def decide(
         return Decision(move=Move.END, exit_code=judged.exit_code)
     worn = next((rank for rank in judged.ranks if history.faults[rank] >= MOST_FAULTS_OF_ONE), None)
     if worn is not None and not judged.cures:
-        note = (
-            f"rank {worn} broke {history.faults[worn]} times without progress between; a restart does not cure it"
-        )
+        note = f"rank {worn} broke {history.faults[worn]} times without progress between; a restart does not cure it"
         return Decision(move=Move.END, exit_code=Exit.SETUP, note=note)
     without = frozenset(culprits) if judged.cures else frozenset()
     if leader_seat in without:
