@@ -58,6 +58,7 @@ def allranks_command(*arguments: str | Path) -> Sequence[str]:
     return [sys.executable, "-m", "allranks", *map(str, arguments)]
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Fast tests first; what starts torch comes last. Of two processes, one has the labs, which mostly wait."""
     items.sort(key=lambda item: item.get_closest_marker("torch") is not None)
