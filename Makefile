@@ -35,7 +35,7 @@ demo: $(VENV)/.torch
 	@echo "  README.md                                           several nodes, SLURM, cluster.toml"
 
 test: $(VENV)/.dev lint
-	$(BIN)/python -m pytest --numprocesses 2 --dist loadgroup
+	$(BIN)/python -m pytest
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .

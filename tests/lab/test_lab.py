@@ -79,7 +79,7 @@ def assert_no_trace(lab: Lab, namespaces: set[str]) -> None:
 
 
 def test_sinfo_shows_six_idle_nodes(six_nodes: TestLab) -> None:
-    assert six_nodes.on("master-node", "sinfo", "-h", "-o", "%P %D %t %l") == "main* 6 idle infinite\n"
+    assert six_nodes.on("master-node", "sinfo", "-h", "-p", "main", "-o", "%P %D %t %l") == "main* 6 idle infinite\n"
 
 
 def test_srun_runs_on_every_node(six_nodes: TestLab) -> None:

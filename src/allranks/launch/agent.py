@@ -175,6 +175,7 @@ class Agent:
         self._crew.start(group)
         now_s = time.monotonic()
         self._watch.begin(group.generation, self._crew.watched, now_s, node_index=group.node_index)
+        self._tell(self._watch.beat(now_s))  # where this node can be tried, before anything can happen to it
         self._standbys_at_s = now_s + STANDBYS_AFTER_S if group.generation < group.max_restarts else None
         for worker in self._crew.workers:
             if worker.end is None:
