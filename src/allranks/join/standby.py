@@ -26,7 +26,7 @@ from typing import Any
 
 ENV = "ALLRANKS_STANDBY"
 READY = b"r"
-IMPORTS = ("numpy", "torch", "torch.distributed", "torch.utils.data", "torch.nn.parallel", "torch._dynamo")
+IMPORTS = ("numpy", "torch", "torch.distributed", "torch.utils.data", "torch.nn.parallel")
 MAX_FDS = 8
 
 _READ_AT_START = re.compile(
