@@ -17,7 +17,7 @@ DEMO := allranks run --nproc-per-node 6 examples/six-node/py_exe.py --batch-size
 
 help:
 	@echo "make demo    train a small model on real data with six ranks, and prove the result"
-	@echo "make test    all checks and tests (about 11 minutes on 2 cores)"
+	@echo "make test    all checks and tests (about 25 minutes on 2 cores)"
 	@echo "make lint    formatting, types, import contracts"
 	@echo "make bench   the measurements behind the README's claims"
 	@echo "make drills  every fault of the lab against allranks and plain torchrun: docs/drills*.md (root; 75 minutes)"

@@ -58,15 +58,9 @@ def allranks_command(*arguments: str | Path) -> Sequence[str]:
     return [sys.executable, "-m", "allranks", *map(str, arguments)]
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Fast tests first; what starts torch comes last. Of two processes, one has the labs, which mostly wait."""
+    """Fast tests first; what starts torch comes last."""
     items.sort(key=lambda item: item.get_closest_marker("torch") is not None)
-    for item in items:
-        if item.get_closest_marker("lab"):
-            item.add_marker(pytest.mark.xdist_group("lab"))
-    if os.environ.get("PYTEST_XDIST_WORKER"):
-        items.sort(key=lambda item: item.get_closest_marker("lab") is None)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -13,7 +13,7 @@ def render_table(done: Sequence[Drilled], *, seed: int) -> str:
     lines = [
         "# Drills of a running job",
         "",
-        "Everything that the lab can do to a running six-node training: a real SLURM job in network namespaces is",
+        "Strikes at a running six-node training: a real SLURM job in network namespaces is",
         "brought up, struck while all ranks train, and what becomes of it is held against what must.",
         "`make drills` writes this page.",
         "",
