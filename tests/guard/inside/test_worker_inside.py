@@ -51,7 +51,7 @@ def test_who_waits_in_a_collective_and_who_never_came_are_told_apart(tmp_path: P
     with workers(tmp_path, text) as (waiting, late):
         views = watch(waiting, 0), watch(late, 1)
         first = wait_until(lambda: (beat := views[0].look()).calls[1:] and beat, "rank 0 to wait for long")
-        second = views[1].look()
+        second = wait_until(lambda: group(beat := views[1].look()).completed == 3 and beat, "rank 1 to tell the same")
     assert [each.name for each in first.groups] == ["0", "1", "2"]
     assert [each.name for each in second.groups] == ["0", "2"]
     assert group(first).ranks == (0, 1)
