@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from allranks.join.standby import ENV, MAX_FDS
-from allranks.launch.workers import die_with
+from allranks.launch.workers import prepare_worker
 
 ROOM = "." * 2048
 """Where /proc/PID/environ will show what the worker got."""
@@ -56,7 +56,6 @@ class Standby:
         """
         ours, theirs = socket.socketpair()
         words = [os.memfd_create(f"standby-{name}") for name in ("out", "err")]
-        agent_pid = os.getpid()
         try:
             process = subprocess.Popen(
                 list(command),
@@ -65,7 +64,7 @@ class Standby:
                 stderr=words[1],
                 start_new_session=True,
                 pass_fds=(theirs.fileno(),),
-                preexec_fn=lambda: die_with(agent_pid),
+                preexec_fn=prepare_worker(),
             )
         except BaseException:
             ours.close()

@@ -15,18 +15,18 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from allranks.guard.inside.cell import Cell
+from allranks.host.signals import die_with_parent
 from allranks.wire.protocol import WorkerEnd, as_utf8
 
 if TYPE_CHECKING:
     from allranks.launch.standby import Standby
 
-PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 """Source: linux/prctl.h."""
 
@@ -43,13 +43,16 @@ def become_subreaper() -> None:
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def die_with(agent_pid: int) -> None:
-    """Have this process, freshly forked, end with its agent. Called between fork and exec."""
-    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    # SLURM may send its warning to every process of the step; a script that has a handler sets its own.
-    signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-    if os.getppid() != agent_pid:  # the agent died between fork and prctl
-        os._exit(128 + signal.SIGKILL)
+def prepare_worker() -> Callable[[], None]:
+    """Return what a worker's process runs before its program, for `preexec_fn`: it ends with this agent."""
+    die_with_agent = die_with_parent(signal.SIGKILL)
+
+    def before_exec() -> None:
+        # SLURM may send its warning to every process of the step; a script that has a handler sets its own.
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        die_with_agent()
+
+    return before_exec
 
 
 @dataclass(slots=True)
@@ -84,7 +87,6 @@ class Worker:
         Raises:
             OSError: its output files cannot be written.
         """
-        agent_pid = os.getpid()
         self.error_file.unlink(missing_ok=True)
         with self.out_path.open("ab") as out, self.err_path.open("ab") as err:
             self.out_start, self.err_start = out.tell(), err.tell()
@@ -96,7 +98,7 @@ class Worker:
                     stderr=err,
                     start_new_session=True,
                     pass_fds=tuple(pass_fds),
-                    preexec_fn=lambda: die_with(agent_pid),
+                    preexec_fn=prepare_worker(),
                 )
             except (OSError, subprocess.SubprocessError) as exc:
                 reason = f"{command[0]}: {exc.strerror if isinstance(exc, OSError) else exc}"
