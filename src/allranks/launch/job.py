@@ -4,7 +4,7 @@ Phase 1  who am I            identity, this machine, cluster.toml -> JobPlan    
 Phase 2  roll call           the leader binds the port, the others look for it; all are  (launch.membership)
                              here, alike and reachable, or one verdict says who is not   (preflight.rollcall)
 Phase 3  start               environment of every worker, with reasons                   (launch.crew, .environment)
-Phase 4  watch               agents tell, the leader asks the guard, and starts again    (launch.agent, .leader)
+Phase 4  watch               agents tell, the leader asks the guard, and starts again    (launch.agent, .lead)
                              what a restart cures
 Phase 5  say                 one verdict on the leader's terminal, the same exit code everywhere
 """
@@ -332,7 +332,7 @@ def _expect_nodes_back(plan: JobPlan, run_dir: RunDir, scheduler: Scheduler, env
 
 def _own_address(membership: Membership) -> str:
     """Of this node, on the network on which the agents found each other."""
-    line = membership.leader or next(iter(membership.peers.values()), None)
+    line = membership.any_line
     return line.own_address if line is not None else LOOPBACK
 
 
@@ -364,6 +364,6 @@ def _headline(group: Plan, interface: str | None, plan: JobPlan, run_dir: RunDir
 
 def _interface_to_leader(plan: JobPlan, membership: Membership) -> str | None:
     """The interface that the agents' own connection uses: it works."""
-    connection = membership.leader or next(iter(membership.peers.values()), None)
-    nic = find_interface_of(connection.own_address, plan.facts.interfaces) if connection else None
+    line = membership.any_line
+    nic = find_interface_of(line.own_address, plan.facts.interfaces) if line is not None else None
     return nic.name if nic else None

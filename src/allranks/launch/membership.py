@@ -42,6 +42,11 @@ class Membership:
     """On the leader of several nodes: where agents come in while the job runs."""
     store_address: str = ""
 
+    @property
+    def any_line(self) -> Connection | None:
+        """A connection to another agent, if there is one: it shows on which network the agents found each other."""
+        return self.leader or next(iter(self.peers.values()), None)
+
 
 def find_membership(applicant: Applicant, *, max_restarts: int = 0) -> Membership | Goodbye:
     """Take part in the roll call; return this agent's place in the group, or the verdict why it does not begin.
