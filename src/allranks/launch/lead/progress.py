@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from allranks.state.saved.manifest import parse_final
 from allranks.wire.protocol import Beat
 
 
@@ -27,8 +27,9 @@ class Progress:
     def look(self, directory: Path) -> None:
         """Take what lies in the directory of checkpoints: one may have become whole since the last beat."""
         with contextlib.suppress(OSError):
-            found = [re.fullmatch(r"step_(\d+)(?:\.\d+)?", path.name) for path in directory.iterdir()]
-            self.checkpoint = max([int(name[1]) for name in found if name] + [self.checkpoint or 0]) or self.checkpoint
+            for path in directory.iterdir():
+                if (found := parse_final(path.name)) is not None:
+                    self._saw(found[0])
 
     def hear(self, beat: Beat) -> None:
         """Take what one node tells."""
@@ -36,4 +37,7 @@ class Progress:
             if rank.step is not None:
                 self.steps[rank.rank] = rank.step
             if rank.checkpoint is not None:
-                self.checkpoint = max(rank.checkpoint, self.checkpoint or 0)
+                self._saw(rank.checkpoint)
+
+    def _saw(self, checkpoint: int) -> None:
+        self.checkpoint = checkpoint if self.checkpoint is None else max(checkpoint, self.checkpoint)
