@@ -229,7 +229,7 @@ class Agent:
         if self._interrupted_by is None:
             self._interrupted_by = self._inbox.received[0]
             self._send(Interrupted(signum=self._interrupted_by))
-        is_patient = set(self._inbox.received) == {signal.SIGTERM} and len(self._inbox.received) == 1
+        is_patient = self._inbox.received == [signal.SIGTERM]
         if not self._crew.is_ending and not (is_patient and self._crew.can_save):  # else the leader says when
             self._crew.console.mute("err")  # of a hundred KeyboardInterrupts none tells anything
             self._crew.end(self._interrupted_by, grace_s=GRACE_S)

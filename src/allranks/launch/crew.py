@@ -56,7 +56,6 @@ class _Ending:
     signum: int
     grace_s: float
     began_s: float
-    at_once: frozenset[int]
     has_told: bool = False
     has_killed: bool = False
 
@@ -222,14 +221,14 @@ class Crew:
 
     def end(self, signum: int, *, grace_s: float, at_once: Sequence[int] = ()) -> None:
         """Tell all workers to end; a second call changes nothing but who is killed at once."""
-        if self._ending is None:
-            self._ending = _Ending(signum=signum, grace_s=grace_s, began_s=time.monotonic(), at_once=frozenset(at_once))
-            for worker in self.workers:
-                worker.signal_tree(signal.SIGKILL if worker.rank in at_once else signum)
-            return
+        is_first = self._ending is None
+        if is_first:
+            self._ending = _Ending(signum=signum, grace_s=grace_s, began_s=time.monotonic())
         for worker in self.workers:
             if worker.rank in at_once:
                 worker.signal_tree(signal.SIGKILL)
+            elif is_first:
+                worker.signal_tree(signum)
 
     def advance(self, now_s: float) -> bool:
         """Do what is due while they end.

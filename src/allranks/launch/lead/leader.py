@@ -99,7 +99,7 @@ class Leader:
         self.culprits: tuple[str, ...] = ()
         """Nodes that were at fault in the end."""
         self.is_to_requeue = False
-        """All ranks have saved before the time limit."""
+        """All ranks were asked to save before the time limit, and have ended."""
         self._terms = terms
         self._guard = guard
         self._history = history
@@ -293,7 +293,6 @@ class Leader:
         self.seats.send_all(Order(at_step=(step or 0) + 1, why=why, signum=signum))
 
     def _all_ended_well(self, now_s: float) -> None:
-        self.is_to_requeue = self._asked is Reason.REQUEUE
         self._stop(Decision(move=Move.RESTART if self._asked is Reason.GROW else Move.END), now_s)
 
     # Stopping, and what comes after
@@ -322,8 +321,8 @@ class Leader:
             self._pronounce(self._judged.findings)
         if self._decision.note:
             self._say(self._decision.note)
-        if self._asked is Reason.REQUEUE:  # a fault on the way to the checkpoint: the one before it has to do
-            self.is_to_requeue = True
+        # Also after a fault on the way to the checkpoint: the one before it has to do.
+        self.is_to_requeue = self._asked is Reason.REQUEUE
         if self.interrupted_by is not None or self.is_to_requeue or self._decision.move is Move.END:
             self._conclude()
             return
