@@ -20,6 +20,8 @@ import select
 import socket
 from dataclasses import dataclass
 
+import msgspec
+
 from allranks.host.tcpinfo import read_unacked_bytes
 from allranks.model.beat import TrySeen
 from allranks.wire.protocol import Try, TryTarget
@@ -117,7 +119,7 @@ class Tries:
     def results(self, now_s: float) -> tuple[TrySeen, ...]:
         """Return what came out lately, with its age."""
         self._done = {key: done for key, done in self._done.items() if done[0] > now_s - TOLD_S}
-        return tuple(_aged(seen, now_s - at_s) for at_s, seen in self._done.values())
+        return tuple(msgspec.structs.replace(seen, age_s=max(0.0, now_s - at_s)) for at_s, seen in self._done.values())
 
     def own_ports(self) -> frozenset[int]:
         """Return the ports that tries come from: what is stuck there is no worker's."""
@@ -234,15 +236,3 @@ def _family(address: str) -> socket.AddressFamily:
 
 def _words(exc: OSError) -> str:
     return exc.strerror or str(exc)
-
-
-def _aged(seen: TrySeen, age_s: float) -> TrySeen:
-    return TrySeen(
-        target=seen.target,
-        network=seen.network,
-        connects=seen.connects,
-        refused=seen.refused,
-        carries=seen.carries,
-        error=seen.error,
-        age_s=max(0.0, age_s),
-    )
