@@ -7,6 +7,7 @@ import signal
 import time
 
 from allranks.lab import hosts as machines
+from allranks.lab.faults import link
 from allranks.lab.faults.fault import Culprit, Scene, port_of
 from allranks.lab.faults.link import JUMBO, STANDARD, LinkFault
 from allranks.lab.faults.running.strike import Strike
@@ -40,13 +41,13 @@ class LinkCut(NetworkStrike, name="link-cut-running", cause="AR210"):
     def strike(cls, scene: Scene, target: Target) -> float:
         """Set the port down."""
         struck_s = time.time()
-        scene.on_switch("ip", "link", "set", port_of(scene.node), "down")
+        link.CablePulled.inject(scene)
         return struck_s
 
     @classmethod
     def heal(cls, scene: Scene) -> None:
         """Set it up again."""
-        scene.on_switch("ip", "link", "set", port_of(scene.node), "up")
+        link.CablePulled.heal(scene)
 
 
 class PortSilent(NetworkStrike, name="port-silent-running", cause="AR210"):
@@ -56,13 +57,13 @@ class PortSilent(NetworkStrike, name="port-silent-running", cause="AR210"):
     def strike(cls, scene: Scene, target: Target) -> float:
         """Detach the port from the bridge."""
         struck_s = time.time()
-        scene.on_switch("ip", "link", "set", port_of(scene.node), "nomaster")
+        link.PortSilent.inject(scene)
         return struck_s
 
     @classmethod
     def heal(cls, scene: Scene) -> None:
         """Attach it again."""
-        scene.on_switch("ip", "link", "set", port_of(scene.node), "master", "data")
+        link.PortSilent.heal(scene)
 
 
 class MtuLowered(NetworkStrike, name="mtu-lowered", cause="AR204"):
