@@ -1,6 +1,8 @@
 """What is a process doing, as the kernel has it? Cheap enough to be asked several times a second.
 
-read_process(4711).state is ProcessState.STOPPED
+    read_process(4711).state is ProcessState.STOPPED
+
+Tests feed it a tree in place of /proc.
 """
 
 from __future__ import annotations

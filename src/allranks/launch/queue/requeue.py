@@ -189,10 +189,9 @@ def outlast_preemption(job: OwnJob, *, say: Callable[[str], None]) -> bool:
     return True
 
 
-def read_grace_s(job: OwnJob) -> float | None:
-    """Return how long after SIGTERM the workers of this job live; None where SLURM does not say."""
+def read_grace_s(state: JobState | None) -> float | None:
+    """Return how long after SIGTERM the workers of a job live; None where SLURM does not say."""
     try:
-        state = find_job(job.id)
         with shielded():
             if state is not None and state.preempted_at and state.state == "RUNNING":
                 return read_partition(state.partition).grace_s

@@ -1,8 +1,10 @@
 """What does SLURM say of this job, and what is asked of it? Asked in a thread, so that no watch waits for a controller.
 
-scheduler = Scheduler.of(env, run_dir=run_dir.path, attempt=2, min_nodes=4, say=say)     # None outside of SLURM
-scheduler.decide(signal.SIGUSR1, save_s=None)      # what a signal means here (launch.queue.ending)
-scheduler.requeue(["node03"], cause="AR012 ...")   # back into the queue, once (launch.queue.requeue)
+    scheduler = Scheduler.of(env, run_dir=run_dir.path, attempt=2, min_nodes=4, say=say)
+    scheduler.decide(signal.SIGUSR1, save_s=None)      # what a signal means here (launch.queue.ending)
+    scheduler.requeue(["node03"], cause="AR012 ...")   # back into the queue, once (launch.queue.requeue)
+
+Outside of SLURM there is none.
 """
 
 from __future__ import annotations
@@ -49,12 +51,6 @@ class Scheduler:
         limit = TimeLimit(job, env)
         return cls(job=job, run_dir=run_dir, attempt=attempt, min_nodes=min_nodes, say=say, _limit=limit)
 
-    def ask(self) -> None:
-        """Ask what a decision needs, without waiting for it."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._ask, name="allranks-slurm", daemon=True)
-            self._thread.start()
-
     def decide(self, signum: int, *, save_s: float | None) -> Decision:
         """Return what a signal means for this job.
 
@@ -62,8 +58,9 @@ class Scheduler:
             signum: what came.
             save_s: how long a checkpoint takes; None: not known, 0: there is nothing to save.
         """
-        self.ask()
-        assert self._thread is not None
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._ask, name="allranks-slurm", daemon=True)
+            self._thread.start()
         self._thread.join(ANSWER_S)
         return decide(
             signum,
@@ -95,7 +92,7 @@ class Scheduler:
             state = find_job(self.job.id)
             if state is not None:
                 self._no_requeue = why_no_requeue(self.job, is_batch=state.is_batch, may_requeue=state.may_requeue)
-            self._grace_s = read_grace_s(self.job)
+            self._grace_s = read_grace_s(state)
             self._left_s = self._limit.left_s(time.time())
         except AllranksError:
             return  # the defaults stand
