@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from allranks.cli.context import name_option
+from allranks.cli.drill_running import describe_count, drill_running
 from allranks.model.errors import AllranksError, Exit, UsageError
 from allranks.report.text import Style, say
 
@@ -67,8 +68,6 @@ def drill(
     """
     seed = random.randrange(10_000) if seed is None else seed
     if running:
-        from allranks.cli.drill_running import drill_running
-
         say(f"seed {seed}")
         return drill_running(
             faults,
@@ -119,12 +118,9 @@ def drill(
             continue
         done.append(result)
         click.echo(_describe(result))
-    wrong = [each for each in done if each.wrong]
+    wrong = sum(bool(each.wrong) for each in done)
     missed = len(rounds) - len(done)
-    click.echo(
-        f"{len(done) - len(wrong)} of {len(rounds)} as they must be, {time.monotonic() - began_s:.0f} s"
-        + (f"; {missed} could not be drilled" if missed else "")
-    )
+    click.echo(describe_count(len(rounds), wrong=wrong, missed=missed, took_s=time.monotonic() - began_s))
     if json_path is not None:
         json_path.write_bytes(msgspec.json.format(msgspec.json.encode(done)) + b"\n")
     if table_path is not None:

@@ -84,13 +84,16 @@ def drill_running(
         if json_path is not None:  # after each: hours of drills may be cut off
             json_path.write_bytes(msgspec.json.format(msgspec.json.encode(done)) + b"\n")
     wrong = sum(bool(each.wrong) for each in done) + unwell
-    click.echo(
-        f"{len(chosen) - wrong - missed} of {len(chosen)} as they must be, {time.monotonic() - began_s:.0f} s"
-        + (f"; {missed} could not be drilled" if missed else "")
-    )
+    click.echo(describe_count(len(chosen), wrong=wrong, missed=missed, took_s=time.monotonic() - began_s))
     if table_path is not None:
         table_path.write_text(render_table(done, seed=seed))
     return Exit.USER_CODE if wrong or missed else Exit.OK
+
+
+def describe_count(total: int, *, wrong: int, missed: int, took_s: float) -> str:
+    """`14 of 15 as they must be, 369 s; 1 could not be drilled`."""
+    could_not = f"; {missed} could not be drilled" if missed else ""
+    return f"{total - wrong - missed} of {total} as they must be, {took_s:.0f} s{could_not}"
 
 
 def _describe(result: Drilled) -> str:
