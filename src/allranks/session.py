@@ -113,7 +113,7 @@ class Session:
         Args:
             dataset: or its length.
             global_batch_size: samples of a step over all ranks.
-            arguments: seed, shuffle, drop_last, micro_batch_size; see state.sampler.
+            arguments: seed, shuffle, drop_last, micro_batch_size; see state.resumed.sampler.
         """
         from allranks.state.resumed.sampler import Sampler
 

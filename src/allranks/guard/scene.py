@@ -192,11 +192,10 @@ class Scene:
             node.oom_s = now_s
         node.oom_kills = max(node.oom_kills, beat.oom_kills)
         for rank in beat.ranks:
-            self._hear_rank(rank, now_s if told_s is None else told_s)
+            self._hear_rank(rank, told_s)
         for seen in beat.tries:
-            _remember(
-                node.tries.setdefault((seen.target, seen.network), []), Tried(seen, (told_s or now_s) - seen.age_s)
-            )
+            tried = node.tries.setdefault((seen.target, seen.network), [])
+            _remember(tried, Tried(seen, told_s - seen.age_s))
         return True
 
     def _hear_rank(self, beat: RankBeat, told_s: float) -> None:

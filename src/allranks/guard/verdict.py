@@ -247,14 +247,18 @@ class Guard:
             return replace(mismatch.explain_abort(self._scene, aborted.rank), is_final=False)
         return self._from_ledger(now_s)
 
+    @property
+    def _next_word_s(self) -> float:
+        """How long a node's next word is waited for, when a worker there has ended."""
+        return max(AFTER_KILL_S, 2 * self._settings.beat_s)
+
     def _has_heard_last_words(self, now: float) -> bool:
         """Whether the nodes of those that ended have told what they called last."""
-        patience_s = max(AFTER_KILL_S, 2 * self._settings.beat_s)
         return all(
             (view := self._scene.ranks.get(rank)) is None
             or view.beat.state is ProcessState.GONE
             or view.told_s > ended_s
-            or now > ended_s + patience_s
+            or now > ended_s + self._next_word_s
             for rank, (_, ended_s) in self._scene.ends.items()
         )
 
@@ -267,7 +271,7 @@ class Guard:
                 patience_s = EXPLAIN_S + self._settings.gone_s
                 return self._judge_gone(now) if now < heard_s + patience_s else self._from_ledger(now)
             has_spoken = node.heard_s is not None and node.heard_s > heard_s
-            if not has_spoken and now < heard_s + max(AFTER_KILL_S, 2 * self._settings.beat_s):
+            if not has_spoken and now < heard_s + self._next_word_s:
                 return None
             if node.oom_s is not None and node.oom_s >= heard_s - OOM_S:
                 return self._judge_oom(end)

@@ -197,7 +197,7 @@ class Tracked:
         """Yield the steps that are still to be done; the last state is saved when they are.
 
         Args:
-            loader: DataLoader over our Sampler; else see state.feed.
+            loader: DataLoader over our Sampler; else see resumed.feed.
             total: steps of the whole run, restarts included.
             epochs: of the whole run. With both, what comes first.
         Raises:
