@@ -20,10 +20,10 @@ import time
 from collections.abc import Mapping, Sequence
 from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from allranks.guard.verdict import Guard
 from allranks.guard.watch import Watch
 from allranks.host.net import find_interface_of
 from allranks.host.node import begin_card_facts
@@ -31,15 +31,9 @@ from allranks.host.slurm import cancel_job
 from allranks.launch import container
 from allranks.launch.agent import Agent, SignalInbox
 from allranks.launch.crew import Crew, Output
-from allranks.launch.lead.course import Terms
-from allranks.launch.lead.leader import Leader
-from allranks.launch.lead.newcomers import Newcomers
-from allranks.launch.lead.recovery import History
 from allranks.launch.membership import Membership, apply, find_membership
 from allranks.launch.plan import LOOPBACK, JobPlan, Request, count_of
-from allranks.launch.queue import ending
 from allranks.launch.queue.exclusion import describe_return, read_culprits
-from allranks.launch.queue.revival import Revivals, own_command
 from allranks.launch.queue.scheduler import Scheduler
 from allranks.launch.workers import become_subreaper
 from allranks.model.errors import AllranksError, Exit, UsageError
@@ -50,6 +44,9 @@ from allranks.report.rundir import RunDir, describe_command
 from allranks.report.text import Style, render_findings, say
 from allranks.wire.connection import Connection
 from allranks.wire.protocol import Goodbye, Plan
+
+if TYPE_CHECKING:
+    from allranks.launch.lead.leader import Leader
 
 SILENT_GRACE_S = 1.0
 """Between a verdict that names a silent node and the end of the step."""
@@ -225,16 +222,21 @@ def _run_workers(
     if plan.world.launcher is Launcher.SLURM:
         scheduler = Scheduler.of(env, run_dir=run_dir.path, attempt=group.attempt, min_nodes=plan.min_nodes, say=say)
     line = membership.leader
-    data_address = plan.data_path.address if plan.data_path else _own_address(membership)
+    control_address = membership.own_address or LOOPBACK
+    data_address = plan.data_path.address if plan.data_path else control_address
     leader = None
     if line is None:
         here, there = socket.socketpair()
         line = Connection(here, peer=me.name)
-        leader = _make_leader(plan, membership, Connection(there, peer=me.name), run_dir, scheduler)
-        if leader.newcomers is not None and scheduler is not None:
-            reviver = leader.newcomers.reviver = _expect_nodes_back(plan, run_dir, scheduler, env)
-            crew.spared = lambda: reviver.pids
-    watch = Watch(plan.guard, data_address=data_address, control_address=_own_address(membership))
+        # Here, since only the first node needs all that the leader needs.
+        from allranks.launch.lead.appoint import appoint_leader
+
+        leader = appoint_leader(
+            plan, membership, Connection(there, peer=me.name), run_dir, scheduler, env, show=_print_findings
+        )
+        if leader.newcomers is not None:
+            crew.spared = leader.newcomers.started_pids
+    watch = Watch(plan.guard, data_address=data_address, control_address=control_address)
     started_s = time.monotonic()
     agent = Agent(crew, line, inbox=inbox, watch=watch)
     goodbye = agent.run(group, leader)
@@ -271,71 +273,6 @@ def _queue_again(goodbye: Goodbye, leader: Leader, scheduler: Scheduler, plan: J
     return goodbye.exit_code
 
 
-def _make_leader(
-    plan: JobPlan, membership: Membership, own: Connection, run_dir: RunDir, scheduler: Scheduler | None
-) -> Leader:
-    def on_signal(signum: int, save_s: float | None) -> ending.Decision:
-        if scheduler is None:
-            return ending.decide(signum, job=None, save_s=save_s)
-        return scheduler.decide(signum, save_s=save_s)
-
-    guard, request = plan.guard, plan.request
-    leader = Leader(
-        Terms(
-            job=plan.job,
-            attempt=membership.group.attempt,
-            wanted_backend=plan.wanted_backend,
-            store_address=membership.store_address,
-            store_port=membership.group.store_port,
-            min_nodes=plan.min_nodes,
-            max_restarts=request.max_restarts,
-            capacity_s=request.capacity_s,
-            beat_s=guard.beat_s,
-            checkpoints=run_dir.checkpoints_path(request.checkpoint_dir),
-        ),
-        guard=Guard(guard),
-        history=History(restarts_left=request.max_restarts),
-        say=say,
-        show=_print_findings,
-        on_event=run_dir.add_event,
-        on_signal=on_signal,
-    )
-    leader.seats.own_address = _own_address(membership)
-    for index, peer in {0: own, **membership.peers}.items():
-        leader.seats.take(index, membership.cards[index], peer, name=membership.cards[index].host)
-    door = membership.door
-    if door is not None and request.max_restarts:
-        leader.newcomers = Newcomers(
-            door=door,
-            num_seats=plan.num_nodes,
-            node_names=plan.node_names,
-            taken=lambda: set(leader.seats),
-            say=say,
-            gone_s=guard.gone_s,
-            beat_s=guard.beat_s,
-        )
-    elif door is not None:
-        door.shut()
-    leader.begin(membership.plans, time.monotonic())
-    return leader
-
-
-def _expect_nodes_back(plan: JobPlan, run_dir: RunDir, scheduler: Scheduler, env: Mapping[str, str]) -> Revivals:
-    return Revivals(
-        own_command(),
-        job=scheduler.job,
-        env=env,
-        log=lambda node: run_dir.create_node(node) / "back.log",
-        patience_s=plan.request.capacity_s,
-    )
-
-
-def _own_address(membership: Membership) -> str:
-    """Of this node, on the network on which the agents found each other."""
-    line = membership.any_line
-    return line.own_address if line is not None else LOOPBACK
-
-
 def _pronounce(verdict: Verdict, run_dir: RunDir, *, node: str, is_spoken: bool = True, already_said: int = 0) -> int:
     """Write the verdict, print what has not been said yet, and return its exit code."""
     run_dir.attempt = verdict.attempt
@@ -364,6 +301,6 @@ def _headline(group: Plan, interface: str | None, plan: JobPlan, run_dir: RunDir
 
 def _interface_to_leader(plan: JobPlan, membership: Membership) -> str | None:
     """The interface that the agents' own connection uses: it works."""
-    line = membership.any_line
-    nic = find_interface_of(line.own_address, plan.facts.interfaces) if line is not None else None
+    address = membership.own_address
+    nic = find_interface_of(address, plan.facts.interfaces) if address is not None else None
     return nic.name if nic else None

@@ -43,9 +43,10 @@ class Membership:
     store_address: str = ""
 
     @property
-    def any_line(self) -> Connection | None:
-        """A connection to another agent, if there is one: it shows on which network the agents found each other."""
-        return self.leader or next(iter(self.peers.values()), None)
+    def own_address(self) -> str | None:
+        """This node's, on the network on which the agents found each other; None: there is no other agent."""
+        line = self.leader or next(iter(self.peers.values()), None)
+        return line.own_address if line is not None else None
 
 
 def find_membership(applicant: Applicant, *, max_restarts: int = 0) -> Membership | Goodbye:

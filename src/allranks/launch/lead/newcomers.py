@@ -73,6 +73,10 @@ class Newcomers:
         """A node was left out for the rest of the job."""
         self._barred.add(seat)
 
+    def started_pids(self) -> list[int]:
+        """Of the processes that bring nodes back: below this one, and no workers' left-overs."""
+        return self.reviver.pids if self.reviver is not None else []
+
     def turn(self, now_s: float) -> None:
         """Do what is due."""
         for guest in self.door.overdue(now_s):

@@ -1,0 +1,100 @@
+"""What makes the leader of a job: its terms, the lines to all agents, who may come later, what SLURM does for it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+from allranks.guard.verdict import Guard
+from allranks.launch.lead.course import Terms
+from allranks.launch.lead.leader import Leader
+from allranks.launch.lead.newcomers import Newcomers
+from allranks.launch.lead.recovery import History
+from allranks.launch.membership import Membership
+from allranks.launch.plan import LOOPBACK, JobPlan
+from allranks.launch.queue import ending
+from allranks.launch.queue.revival import Revivals, own_command
+from allranks.launch.queue.scheduler import Scheduler
+from allranks.model.finding import Finding
+from allranks.report.rundir import RunDir
+from allranks.report.text import say
+from allranks.wire.connection import Connection
+
+
+def appoint_leader(
+    plan: JobPlan,
+    membership: Membership,
+    own: Connection,
+    run_dir: RunDir,
+    scheduler: Scheduler | None,
+    env: Mapping[str, str],
+    *,
+    show: Callable[[Sequence[Finding]], None],
+) -> Leader:
+    """Return the leader, which has begun the first generation.
+
+    Args:
+        plan: of this agent.
+        membership: the leader's, after the roll call.
+        own: its end of the line to the agent in this process.
+        run_dir: of the job.
+        scheduler: None outside of SLURM.
+        env: this agent's.
+        show: prints findings.
+    """
+
+    def on_signal(signum: int, save_s: float | None) -> ending.Decision:
+        if scheduler is None:
+            return ending.decide(signum, job=None, save_s=save_s)
+        return scheduler.decide(signum, save_s=save_s)
+
+    guard, request = plan.guard, plan.request
+    leader = Leader(
+        Terms(
+            job=plan.job,
+            attempt=membership.group.attempt,
+            wanted_backend=plan.wanted_backend,
+            store_address=membership.store_address,
+            store_port=membership.group.store_port,
+            min_nodes=plan.min_nodes,
+            max_restarts=request.max_restarts,
+            capacity_s=request.capacity_s,
+            beat_s=guard.beat_s,
+            checkpoints=run_dir.checkpoints_path(request.checkpoint_dir),
+        ),
+        guard=Guard(guard),
+        history=History(restarts_left=request.max_restarts),
+        say=say,
+        show=show,
+        on_event=run_dir.add_event,
+        on_signal=on_signal,
+    )
+    leader.seats.own_address = membership.own_address or LOOPBACK
+    for index, peer in {0: own, **membership.peers}.items():
+        leader.seats.take(index, membership.cards[index], peer, name=membership.cards[index].host)
+    door = membership.door
+    if door is not None and request.max_restarts:
+        leader.newcomers = Newcomers(
+            door=door,
+            num_seats=plan.num_nodes,
+            node_names=plan.node_names,
+            taken=lambda: set(leader.seats),
+            say=say,
+            gone_s=guard.gone_s,
+            beat_s=guard.beat_s,
+            reviver=_expect_nodes_back(plan, run_dir, scheduler, env) if scheduler is not None else None,
+        )
+    elif door is not None:
+        door.shut()
+    leader.begin(membership.plans, time.monotonic())
+    return leader
+
+
+def _expect_nodes_back(plan: JobPlan, run_dir: RunDir, scheduler: Scheduler, env: Mapping[str, str]) -> Revivals:
+    return Revivals(
+        own_command(),
+        job=scheduler.job,
+        env=env,
+        log=lambda node: run_dir.create_node(node) / "back.log",
+        patience_s=plan.request.capacity_s,
+    )
