@@ -223,8 +223,9 @@ class Checkpointer:
                 anything is written.
         """
         self._number += 1
-        attempt = {"step": step, "name": f"{self._run}-{self._number}"}
-        self._steps[f"{self._run}-{self._number}"] = step
+        name = f"{self._run}-{self._number}"
+        attempt = {"step": step, "name": name}
+        self._steps[name] = step
         began_s = time.perf_counter()
         if self._link and not self._link.wait_written(self._skip_after_s) and not self._link.is_gone:
             self._fail(step, f"the one before is not on disk after {self._skip_after_s:g} s: does {self._root} hang?")
@@ -233,11 +234,11 @@ class Checkpointer:
         try:
             request: dict[str, object] = {"attempt": attempt, "size_bytes": self._copy(common, per_rank)}
         except StateError as exc:
-            self._ask({"attempt": attempt, "why": str(exc)})
+            self._ask(step, {"attempt": attempt, "why": str(exc)})
             raise
         except (OSError, MemoryError) as exc:
             request = {"attempt": attempt, "why": f"no shared memory for the copy ({exc})"}
-        self._ask(request)
+        self._ask(step, request)
         copy_s = time.perf_counter() - began_s - waited_s
         if wait:
             self.wait()
@@ -290,9 +291,8 @@ class Checkpointer:
         self._snapshot.fill(own.pieces, tail, own.end)
         return size_bytes
 
-    def _ask(self, request: dict[str, object]) -> None:
+    def _ask(self, step: int, request: dict[str, object]) -> None:
         """Hand the copy to the writer; one that has been killed is replaced."""
-        step = self._steps[f"{self._run}-{self._number}"]
         for _ in range(2):
             try:
                 self._link = self._link or self._start_writer()
