@@ -45,6 +45,7 @@ from allranks.preflight.ground import Ground, hold_roll_call, no_torch
 from allranks.preflight.ranks import job_name, own_gpu
 from allranks.report.refusal import SessionError as SessionError
 from allranks.report.refusal import refuse
+from allranks.report.rundir import RunDir
 from allranks.report.text import say
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ class Session:
             leave_to_agent(lambda: cell.is_ending)
         every = checkpoint_every or int(os.environ.get("ALLRANKS_CHECKPOINT_EVERY") or 0) or None
         num_nodes = -(-self.world_size // self.local_world_size)
-        default = RUN_ROOT / self.job / "checkpoints" if self.job else Path("checkpoints")
+        default = RunDir(RUN_ROOT, self.job).checkpoints_path(None) if self.job else Path("checkpoints")
         return track(
             parts,
             directory=Path(checkpoint_dir or os.environ.get("ALLRANKS_CHECKPOINT_DIR") or default),

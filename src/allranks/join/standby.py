@@ -130,9 +130,8 @@ def _show_env(env: dict[str, str]) -> None:
             at = area.index(b"\0" + ENV.encode() + b"=") + 1
             room = area.index(b"\0", at) - at
             shown = b""
-            for name in sorted(
-                env, key=lambda name: "RANK" not in name
-            ):  # Order matters: what does not fit is left out
+            # Order matters: what does not fit is left out.
+            for name in sorted(env, key=lambda name: "RANK" not in name):
                 entry = os.fsencode(f"{name}={env[name]}\0")
                 if len(shown) + len(entry) <= room:
                     shown += entry
