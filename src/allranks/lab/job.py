@@ -25,6 +25,7 @@ from allranks.lab.faults.fault import PROGRAMS, Start
 from allranks.lab.faults.injected import Injected
 from allranks.lab.hosts import SWITCH
 from allranks.lab.lab import Lab
+from allranks.lab.plan import Host
 from allranks.lab.slurm import conf_path
 from allranks.model.finding import Verdict
 
@@ -190,6 +191,11 @@ def _left(lab: Lab) -> list[str]:
 # The baseline: plain torchrun.
 
 
+def data_interface_of(first: Host) -> str:
+    """Return what a shell on any node makes of that node's data interface: the one on the network of this node's."""
+    return f"$(ip -oneline address show to {ip_interface(first.data_address).network} | awk '{{print $2; exit}}')"
+
+
 def run_baseline(lab: Lab, injected: Sequence[Injected], run_dir: Path, *, say: Callable[[str], None]) -> Baseline:
     """Start the same program under plain torchrun, and watch when it says the first word of a failure."""
     hosts = lab.planned_hosts()
@@ -206,9 +212,7 @@ def run_baseline(lab: Lab, injected: Sequence[Injected], run_dir: Path, *, say: 
     ]
     tasks = start.srun_flags or (f"--nodes={len(hosts)}", "--ntasks-per-node=1")
     # What a careful user sets: each node's own data interface. A fault's own variables win, as in a user's shell.
-    network = ip_interface(first.data_address).network
-    nic = f"$(ip -oneline address show to {network} | awk '{{print $2; exit}}')"
-    names = f'export GLOO_SOCKET_IFNAME="${{GLOO_SOCKET_IFNAME:-{nic}}}"'
+    names = f'export GLOO_SOCKET_IFNAME="${{GLOO_SOCKET_IFNAME:-{data_interface_of(first)}}}"'
     command = ["srun", "--label", *tasks, *start.prefix, "sh", "-c", f'{names}; exec "$@"', "sh", *torchrun]
     label = ", ".join(each.fault.name for each in injected)
     say(f"{label}: plain torchrun meets it, cut off after {BASELINE_S:.0f} s")

@@ -8,7 +8,6 @@ import re
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
-from ipaddress import ip_interface
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from allranks.lab import hosts as machines
 from allranks.lab.faults.fault import PROGRAMS, Start
 from allranks.lab.faults.running.strike import Launch, Strike
 from allranks.lab.faults.running.target import Target
-from allranks.lab.job import cut_off, start_on, write_cluster
+from allranks.lab.job import cut_off, data_interface_of, start_on, write_cluster
 from allranks.lab.lab import Lab
 from allranks.model.errors import SetupError
 from allranks.model.finding import Verdict
@@ -88,7 +87,7 @@ class Running:
         """Start the plain program under torchrun, with the same number of restarts."""
         first = self.first
         # What a careful user sets: each node's own data interface.
-        nic = f"$(ip -oneline address show to {ip_interface(first.data_address).network} | awk '{{print $2; exit}}')"
+        nic = data_interface_of(first)
         torchrun = [
             *("torchrun", f"--nnodes={self._nodes()}", "--nproc-per-node=1", f"--max-restarts={MAX_RESTARTS}"),
             *("--rdzv-backend=c10d", "--rdzv-id=drill", f"--rdzv-endpoint={first.name}:29500"),
