@@ -1,22 +1,26 @@
-"""A real lab for the tests that need one: brought up once, always taken down."""
+"""A real lab for the tests that need one: brought up once, whole before and after each test, always taken down."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+from allranks.lab.hosts import run_in
 from allranks.lab.lab import Lab, check_machine
 from allranks.model.errors import SetupError
 from conftest import clean_env
 
 SIX_NODE = Path(__file__).parents[2] / "examples" / "six-node" / "cluster.toml"
 COMMAND_S = 60
+IDLE_S = 45.0
+"""Until the queue is empty and all nodes are idle again: SLURM gives a dead node up after 15 s."""
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
@@ -32,6 +36,16 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 def lab_command(*arguments: str | Path) -> Sequence[str]:
     """The command line of `allranks lab`."""
     return [sys.executable, "-m", "allranks", "lab", *map(str, arguments)]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """What a test that failed in the six-node lab left in it stands in its report."""
+    report = yield
+    lab = getattr(item, "funcargs", {}).get("six_nodes")
+    if report.failed and isinstance(lab, TestLab):
+        report.sections.append(("the lab", lab.describe()))
+    return report
 
 
 @dataclass(frozen=True)
@@ -73,6 +87,21 @@ class TestLab:
     def on(self, node: str, *command: str) -> str:
         return self.run("exec", node, "--", *command).stdout
 
+    def ask(self, *command: str) -> str:
+        """What a command of SLURM says on the first node, whatever becomes of it."""
+        return run_in(self.lab.find_init("master-node"), command, must_work=False).stdout
+
+    def is_idle(self) -> bool:
+        states = self.ask("sinfo", "--noheader", "--Node", "--partition=main", "--format=%T").split()
+        return states == ["idle"] * 6 and not self.ask("squeue", "--noheader", "--all")
+
+    def describe(self) -> str:
+        parts = [self.ask(*command) for command in (("sinfo", "-N", "-l"), ("sinfo", "-R"), ("squeue", "--all"))]
+        logs = [self.lab.dir / "slurmctld.log", *sorted(self.lab.dir.glob("nodes/*/slurmd.log"))]
+        for log in logs:
+            parts.append(f"{log}:\n" + "".join(log.read_text(errors="replace").splitlines(keepends=True)[-30:]))
+        return "\n".join(parts)
+
 
 Make = Callable[[str], TestLab]
 
@@ -82,14 +111,27 @@ def unique(name: str) -> str:
 
 
 @pytest.fixture(scope="session")
-def six_nodes() -> Iterator[TestLab]:
-    """The six-node cluster, up."""
+def standing() -> Iterator[TestLab]:
+    """The six-node cluster, up as long as there are tests."""
     lab = TestLab(unique("six"))
     try:
         lab.run("up", "--cluster", SIX_NODE)
         yield lab
     finally:
         lab.run("down")
+
+
+@pytest.fixture
+def six_nodes(standing: TestLab) -> Iterator[TestLab]:
+    """The six-node cluster, whole and idle: a test that leaves it otherwise fails itself, not the next one."""
+    yield standing
+    end_s = time.monotonic() + IDLE_S
+    while not standing.is_idle():
+        if time.monotonic() > end_s:
+            left = standing.describe()
+            standing.run("up", "--cluster", SIX_NODE)
+            pytest.fail(f"not idle {IDLE_S:.0f} s after the test:\n{left}")
+        time.sleep(0.2)
 
 
 @pytest.fixture

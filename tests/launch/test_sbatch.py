@@ -77,7 +77,7 @@ def test_the_script_as_a_whole() -> None:
         "#SBATCH --no-kill\n"
         '#SBATCH --licenses="a b"\n'
         "\n"
-        "export ALLRANKS_RUN=job # the step below is the job's run, whatever number SLURM gives it after a requeue\n"
+        "export ALLRANKS_STEP=0 # the step below counts as this one, whatever number SLURM gives it after a requeue\n"
         "# One agent on each node starts the ranks there and watches them all. "
         "With --no-kill, the loss of a node does\n"
         "# not end the job before allranks has said which node it was. "

@@ -334,6 +334,14 @@ def test_heterogeneous_step_spans_its_parts() -> None:
     assert world.notes == ("heterogeneous job, SLURM_HET_SIZE=2: srun starts only its first part by default",)
 
 
+def test_a_step_counts_as_another_where_that_is_said() -> None:
+    again = world_from_env(UNEVEN | {"ALLRANKS_STEP": "0"})
+    assert again.step_id == "0"
+    assert ("step_id", "0", "ALLRANKS_STEP") in {(s.name, s.value, s.source) for s in again.settings}
+    with pytest.raises(IdentityError, match=r"ALLRANKS_STEP=../x: expected an integer"):
+        world_from_env(UNEVEN | {"ALLRANKS_STEP": "../x"})
+
+
 def test_workers_of_one_torchrun_per_node_are_torchruns() -> None:
     worker = AGENT | TORCHRUN | {"WORLD_SIZE": "48", "GROUP_WORLD_SIZE": "6", "TORCHELASTIC_RUN_ID": "4711"}
     assert numbers(worker) == ("torchrun", 13, 48, 5, 8, 1, 6)

@@ -88,16 +88,16 @@ def _read_world(env: _Env) -> World:
     notes = [*claim.notes, *_job_notes(env, claim, step)]
     master = _master(env, claim, notes)
     job_id, job_source = _job_id(env)
-    # Steps count on where a requeued job has lost its batch host; the batch script says which one is the job's run.
-    is_run = env.get("ALLRANKS_RUN") == "job"
-    step_id = None if step is None else "0" if is_run else env["SLURM_STEP_ID"]
+    # Not SLURM's own number, where a requeued job counts its steps on, and where an agent takes a lost one's place.
+    counts_as = env.count("ALLRANKS_STEP", most=_MOST_ID) or env.count("SLURM_STEP_ID", most=_MOST_ID)
+    step_id = None if step is None or counts_as is None else str(counts_as.value)
     node_name, counts = env.get("SLURMD_NODENAME"), claim.numbers["local_world_size"].source
     restarts = env.count("SLURM_RESTART_COUNT") or env.count("TORCHELASTIC_RESTART_COUNT")
     numbers = {**claim.numbers, "attempt": restarts or _Count(0, "default", "not requeued, not restarted")}
     why = f"{claim.launcher} started this process"
     texts = (
         ("job_id", job_id, "the same on all nodes", job_source),
-        ("step_id", step_id, "the srun that started this process", "SLURM_STEP_ID"),
+        ("step_id", step_id, "the srun that started this process", counts_as.source if counts_as else ""),
         ("node_name", node_name, "SLURM's name of this node", "SLURMD_NODENAME"),
         ("hosts", ",".join(claim.hosts), "the step's nodes, not the job's", "SLURM_STEP_NODELIST"),
         ("tasks_per_node", env.get(counts), why, counts),

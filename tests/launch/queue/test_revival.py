@@ -128,7 +128,7 @@ def test_the_new_agent_takes_the_lost_one_s_place(srun: Srun, tmp_path: Path) ->
     words = log.read_text().split()
     variables = dict(word.split("=", 1) for word in words[words.index("env") + 1 : words.index("allranks")])
     world = world_from_env({"SLURM_JOB_ID": "13", "SLURM_STEP_ID": "7"} | variables)
-    assert (world.node_index, world.num_nodes, world.step_id, world.node_name) == (3, 6, "7", "node03")
+    assert (world.node_index, world.num_nodes, world.step_id, world.node_name) == (3, 6, "0", "node03")
     revivals.close()
 
 

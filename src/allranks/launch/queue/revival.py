@@ -251,7 +251,8 @@ def own_command() -> list[str]:
 def place_of(node: str, seat: int, env: Mapping[str, str]) -> list[str]:
     """Return what goes before the agent's command, so that it takes the lost one's place in the first step.
 
-    SLURM_STEP_ID stays that of its own step: whoever ends it by that name must not end all others.
+    SLURM_STEP_ID stays that of its own step: whoever ends it by that name must not end all others. ALLRANKS_STEP says
+    which one it counts as, and so where the job's run directory is.
 
     Args:
         node: SLURM's name of it.
@@ -260,6 +261,7 @@ def place_of(node: str, seat: int, env: Mapping[str, str]) -> list[str]:
     """
     step = {name: env[name] for name in _OF_THE_STEP if name in env}
     own = {"SLURM_PROCID": seat, "SLURM_NODEID": seat, "SLURM_GTIDS": seat, "SLURM_LOCALID": 0, "SLURMD_NODENAME": node}
+    own["ALLRANKS_STEP"] = env.get("ALLRANKS_STEP") or env.get("SLURM_STEP_ID", "0")
     return ["env", *(f"{name}={value}" for name, value in {**step, **own}.items())]
 
 
