@@ -98,6 +98,7 @@ def test_two_nodes_are_named_in_one_verdict():
         (1, 2),
         False,
     )
+    assert [finding.victims for finding in judged.findings] == [(0, 3), (0, 3)]
 
 
 def test_a_second_silent_node_may_still_join_the_verdict():

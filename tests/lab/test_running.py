@@ -140,6 +140,14 @@ def test_a_drill_that_went_as_it_must_has_nothing_against_it() -> None:
     assert wrong() == []
 
 
+def test_two_that_are_named_in_one_moment_are_one_verdict() -> None:
+    both, truth = (verdict(), verdict(node="node05", ranks=[5])), Culprit(nodes=("node03", "node05"))
+    assert judge(Killed, seen(events=both), truth, (3, 5)) == []
+    assert wrong(events=both) == ["verdict AR407 dead-rank node03, node05 (3, 5); the truth is node03"]
+    later = (verdict(), verdict(1003.0, node="node05", ranks=[5]))
+    assert wrong(events=later) == []
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
+
+import psutil
 
 from allranks.launch.workers import end_left_behind
 
@@ -18,3 +22,15 @@ def test_a_tool_of_the_agent_itself_is_no_left_over():
         left.kill()
         own.wait()
         left.wait()
+
+
+def test_what_is_spared_keeps_its_children():
+    """As srun, which is two processes."""
+    spared = subprocess.Popen(["sh", "-c", "sleep 60 & echo; wait"], start_new_session=True, stdout=subprocess.PIPE)
+    try:
+        assert spared.stdout.readline() == b"\n"
+        assert end_left_behind(0.1, spared=[spared.pid]) == []
+        assert [child.name() for child in psutil.Process(spared.pid).children()] == ["sleep"]
+    finally:
+        os.killpg(spared.pid, signal.SIGKILL)
+        spared.communicate()

@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from allranks.guard.judged import Judged, name_fault
 from allranks.guard.scene import LEADER, NodeView, Scene, Tried
 from allranks.guard.waits import find_waiting
@@ -75,7 +77,7 @@ def judge_gone(scene: Scene, now_s: float) -> tuple[Judged | None, bool]:
     gone = tuple(sorted(proven))
     ranks = tuple(rank for index in gone for rank in scene.nodes[index].ranks)
     return Judged(
-        findings=tuple(proven[index] for index in gone),
+        findings=tuple(msgspec.structs.replace(proven[index], victims=scene.others(*ranks)) for index in gone),
         exit_code=Exit.NODE_FAULT,
         ranks=ranks,
         nodes=gone,

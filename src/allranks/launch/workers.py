@@ -218,15 +218,18 @@ def end_left_behind(grace_s: float, *, spared: Collection[int] = ()) -> list[str
 
     Args:
         grace_s: between the two.
-        spared: pids of descendants that are meant to live.
+        spared: pids of descendants that are meant to live, with their own children.
     Returns:
         Their names and pids, `wandb-service (pid 812)`, empty when there were none.
     """
     import psutil
 
-    orphans = [
-        each for each in _descendants() if each.pid not in spared and not _is_own_tool(each) and not _is_writer(each)
-    ]
+    descendants, kept = _descendants(), set(spared)
+    for each in descendants:  # parents come before their children
+        with contextlib.suppress(psutil.Error):
+            if each.ppid() in kept:
+                kept.add(each.pid)
+    orphans = [each for each in descendants if each.pid not in kept and not _is_own_tool(each) and not _is_writer(each)]
     names = []
     for process in orphans:
         with contextlib.suppress(psutil.Error):

@@ -15,6 +15,8 @@ from allranks.model.finding import Confidence, Finding, Severity
 
 EARLY_S = 0.2
 """An order is written down a moment before it is done, a signal after it was sent."""
+TOGETHER_S = 0.1
+"""Findings of one verdict are written down one after the other."""
 
 
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,13 +108,13 @@ def _judge_verdict(strike: type[Strike], seen: Seen, truth: Culprit, ranks: Sequ
     if not (verdicts := seen.verdicts()):
         return [f"no verdict; the truth is {' or '.join(strike.cause)} {truth}".rstrip()]
     wrong = []
-    first = verdicts[0]
-    named = f"{first['cause']} {first.get('node') or ''} {tuple(first.get('ranks') or ())}"
-    if str(first["cause"])[:5] not in strike.cause:
+    first = _merge(verdicts)
+    named = f"{first['cause']} {first['node']} {tuple(first['ranks'])}"
+    if first["cause"][:5] not in strike.cause:
         wrong.append(f"verdict {named}; the truth is {' or '.join(strike.cause)} {truth}".rstrip())
     elif truth.nodes and not is_named(_as_finding(first), truth):
         wrong.append(f"verdict {named}; the truth is {truth}")
-    elif ranks and sorted(first.get("ranks") or ()) != sorted(ranks):
+    elif ranks and first["ranks"] != sorted(ranks):
         wrong.append(f"verdict {named}; the truth is rank {', '.join(map(str, ranks))}")
     taken_s = seen.verdict_s()
     if strike.verdict_s is not None and taken_s is not None and taken_s > strike.verdict_s:
@@ -145,12 +147,21 @@ def _is_early(event: Mapping[str, Any], seen: Seen) -> bool:
     return event["event"] == "verdict" and float(event["time_s"]) < seen.struck_s - EARLY_S
 
 
+def _merge(verdicts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The first verdict, with the nodes and ranks of those of the same cause that were told in the same moment."""
+    first = verdicts[0]
+    until_s = float(first["time_s"]) + TOGETHER_S
+    same = [each for each in verdicts if each["cause"] == first["cause"] and float(each["time_s"]) <= until_s]
+    nodes = ", ".join(dict.fromkeys(each["node"] for each in same if each.get("node")))
+    return {**first, "node": nodes, "ranks": sorted(rank for each in same for rank in each.get("ranks") or ())}
+
+
 def _as_finding(verdict: Mapping[str, Any]) -> Finding:
     return Finding(
         cause=str(verdict["cause"]),
         severity=Severity.FAIL,
         confidence=Confidence.CERTAIN,
-        node=verdict.get("node"),
+        node=verdict["node"] or None,
         interface=verdict.get("interface"),
         message=str(verdict.get("message", "")),
     )
