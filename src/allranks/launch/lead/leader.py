@@ -327,7 +327,8 @@ class Leader:
             self._conclude()
             return
         self._survived += self._judged.findings if self._judged else ()
-        for index in self._decision.without:
+        # A node whose agent is gone already may come back; one that is here, and at fault, may not.
+        for index in self._decision.without & set(self.seats):
             self.seats.send(index, _LEFT_OUT)
             self.seats.dismiss(index)
             if self.newcomers is not None:

@@ -15,7 +15,6 @@ from typing import Protocol
 
 from allranks.model.card import Card
 from allranks.model.errors import WireError
-from allranks.model.hostlist import fold_hosts
 from allranks.wire.connection import Connection
 from allranks.wire.door import Door, StrangerError
 from allranks.wire.protocol import Goodbye, Ping
@@ -145,7 +144,7 @@ class Newcomers:
         self._lines[seat] = guest
         assert self._selector is not None
         self._selector.register(guest, selectors.EVENT_READ, lambda _: self._listen(seat))
-        self.say(f"{card.host} is here; {fold_hosts([each.host for each in self.cards.values()])} wait to be taken in")
+        self.say(f"{card.host} is here and waits to be taken in")
 
     def _objection(self, seat: int) -> str:
         if seat in self._barred:

@@ -15,7 +15,7 @@ from allranks.lab.faults.running.network import GONE_S, NEXT_STEP_S, ports_of
 from allranks.lab.faults.running.strike import Launch, Strike
 from allranks.lab.faults.running.target import Target
 
-DAEMONS = ("munged", "slurmctld", "slurmscriptd", "slurmd")
+DAEMONS = ("munged", "slurmctld", "slurmscriptd", "slurmd", "slurmstepd")
 BACK_S = 12.0
 CAPACITY_S = 20
 
@@ -41,7 +41,10 @@ class AgentKilled(NodeStrike, name="agent-killed", cause=("AR012", "AR407")):
 
 
 class NodeEmptied(NodeStrike, name="node-emptied", cause=("AR012", "AR407")):
-    """SIGKILL to everything of the job on one node at once: agent, workers, SLURM's step; the node itself lives."""
+    """SIGKILL to everything of the job on one node at once, agent and workers; the node and SLURM's daemons live.
+
+    Without slurmstepd, srun would wait for that node's task for ever, whoever runs there (SLURM 22.05).
+    """
 
     @classmethod
     def strike(cls, scene: Scene, target: Target) -> float:
