@@ -141,6 +141,18 @@ def test_old_words_of_a_rank_that_has_gone_on_name_nobody():
     assert found is None or found.sinks != (2,)
 
 
+def test_a_rank_that_fell_silent_when_the_others_began_to_wait_keeps_them_waiting():
+    # It last told at 4, a beat before the end: 5 and 6 went by in that beat, and then it took the GIL.
+    ranks = [waiting(i, call(7), num=NUM, for_s=31.0) for i in range(NUM)]
+    ranks[2] = away(2, num=NUM, silent_s=31.3, state=ProcessState.RUNNING)
+    made = scene([beat(i, rank) for i, rank in enumerate(ranks)])
+    for view in made.ranks.values():
+        view.moved_s = NOW_S - 31.0
+    found = find_waiting(made, NOW_S)
+    assert (found.sinks, found.waiting) == ((2,), (0, 1, 3))
+    assert judge_hang(made, found, NOW_S).findings[0].cause == "AR408 stuck-rank"
+
+
 def test_a_rank_that_left_is_named_by_those_who_wait_for_it():
     made = picture(away(2, num=NUM), for_s=5.0, left=(2,))
     found = find_waiting(made, NOW_S)

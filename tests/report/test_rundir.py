@@ -197,6 +197,20 @@ def test_events_are_a_line_each(tmp_path):
         {"event": "ended", "exit_code": 1},
     ]
     assert all(isinstance(event["time_s"], float) for event in events)
+    assert [run_dir.count_events(*what, **fields) for what, fields in (
+        (("joined",), {}), (("joined",), {"pid": 812}), (("joined",), {"pid": 813}), (("lost",), {}),
+    )] == [1, 1, 0, 0]  # fmt: skip
+
+
+def test_a_line_that_is_being_written_is_not_counted_yet(tmp_path):
+    run_dir = RunDir(tmp_path, "4711")
+    assert run_dir.count_events("ended") == 0
+    run_dir.create()
+    run_dir.create_attempt(0)
+    run_dir.add_event("ended", exit_code=1)
+    with (run_dir.attempt_path / "events.jsonl").open("a") as file:
+        file.write('{"time_s": 1.5, "event": "end')
+    assert run_dir.count_events("ended") == 1
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")

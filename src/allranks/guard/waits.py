@@ -63,22 +63,32 @@ def find_waiting(scene: Scene, now_s: float, *, names_unknown: bool = False) -> 
     if not stops:
         return None
     stop = stops[0]
-    if stop.kind is StopKind.NO_DUMP and not names_unknown and not scene.ranks.keys().isdisjoint(stop.ranks):
-        return None  # they told of themselves, and have gone on since: the next beat says where
     waiting = tuple(rank for rank in stop.victims if rank in views) or tuple(
         rank for rank, view in views.items() if view.waits_s(now_s) > 0
     )
     if not waiting:
         return None
+    waited_s = max(views[rank].waits_s(now_s) for rank in waiting)
+    if stop.kind is StopKind.NO_DUMP and not names_unknown and not _fell_silent(scene, stop.ranks, waited_s):
+        return None  # they have gone on since they told of themselves: the next beat says where
     sinks = stop.ranks if stop.kind in (StopKind.MISSING, StopKind.NO_DUMP) else ()
     moved_s = [view.moved_s for rank in (*waiting, *sinks) if (view := views.get(rank))]
     return Waiting(
         stop=stop,
         sinks=sinks,
         waiting=waiting,
-        waited_s=max(views[rank].waits_s(now_s) for rank in waiting),
+        waited_s=waited_s,
         stuck_s=now_s - max(moved_s, default=now_s),
     )
+
+
+def _fell_silent(scene: Scene, ranks: tuple[int, ...], waited_s: float) -> bool:
+    """Whether ranks have told nothing since the others began to wait, as one that holds the GIL from then on.
+
+    One that was silent before, and came to collectives all the same, may be anywhere.
+    """
+    silences_s = [scene.ranks[rank].beat.silent_s or 0.0 for rank in ranks if rank in scene.ranks]
+    return all(SILENT_S < each <= waited_s + SILENT_S + CROSSING_S for each in silences_s)
 
 
 def say_slow(scene: Scene, waiting: Waiting, now_s: float) -> str:

@@ -50,6 +50,8 @@ if TYPE_CHECKING:
 
 SILENT_GRACE_S = 1.0
 """Between a verdict that names a silent node and the end of the step."""
+LEADER_WRITES_S = 5.0
+"""A leader that lives writes down whom it has lost: so long after it may have noticed, at most."""
 
 
 def worker_command(request: Request) -> list[str]:
@@ -237,7 +239,7 @@ def _run_workers(
         if leader.newcomers is not None:
             crew.spared = leader.newcomers.started_pids
     watch = Watch(plan.guard, data_address=data_address, control_address=control_address)
-    started_s = time.monotonic()
+    started_s, times_lost = time.monotonic(), run_dir.count_events("node_lost", node=me.name)
     agent = Agent(crew, line, inbox=inbox, watch=watch)
     goodbye = agent.run(group, leader)
     if leader is not None and leader.verdict is not None:
@@ -257,8 +259,21 @@ def _run_workers(
         return goodbye.exit_code
     if agent.is_leader_lost and plan.request.max_restarts:
         say(f"ended: {goodbye.summary}")
+        if _has_lost(me.name, run_dir, times_before=times_lost, patience_s=plan.guard.gone_s + LEADER_WRITES_S):
+            say(f"the leader lives, and has lost {me.name}: the job is its affair")
+            return goodbye.exit_code
         return scheduler.requeue([group.members[0].name], cause="AR012 node-failure")
     return goodbye.exit_code if leader is None else _queue_again(goodbye, leader, scheduler, plan)
+
+
+def _has_lost(node: str, run_dir: RunDir, *, times_before: int, patience_s: float) -> bool:
+    """Whether the leader writes that it has lost us: then it lives, and the job goes on without this node."""
+    deadline_s = time.monotonic() + patience_s
+    while run_dir.count_events("node_lost", node=node) <= times_before:
+        if time.monotonic() > deadline_s:
+            return False
+        time.sleep(0.2)
+    return True
 
 
 def _queue_again(goodbye: Goodbye, leader: Leader, scheduler: Scheduler, plan: JobPlan) -> int:

@@ -176,6 +176,15 @@ class RunDir:
         with contextlib.suppress(OSError), (self.attempt_path / "events.jsonl").open("a") as file:
             file.write(line + "\n")
 
+    def count_events(self, event: str, **fields: object) -> int:
+        """How many lines of events.jsonl say this; 0 where it cannot be read."""
+        wanted, found = {"event": event, **fields}.items(), 0
+        with contextlib.suppress(OSError), (self.attempt_path / "events.jsonl").open("rb") as file:
+            for line in file:
+                with contextlib.suppress(ValueError):  # its last line may be half written
+                    found += wanted <= json.loads(line).items()
+        return found
+
 
 def describe_command(command: Iterable[str], env: Mapping[str, str]) -> list[str]:
     """Return a command for the record, with values of secret variables hidden where they stand in it."""

@@ -89,12 +89,13 @@ class TwoNodesKilled(NodeStrike, name="two-nodes-killed", cause="AR012"):
 class NodeBack(NodeStrike, name="node-back", cause="AR012"):
     """Both networks of the node are cut, and back after 12 s: it must be taken in again.
 
+    Its agent has lost the leader, and must not take it for dead: it would put the job back into the queue.
     Shorter than SLURM's patience, 15 s in the lab and 300 s by default. A node that SLURM has missed is out of the job
     until its next run; a machine that started anew before SLURM missed it ends the whole step, --no-kill or not (srun:
     `Aborting, io error and missing step on node 2`, SLURM 22.05, also with the output in files).
     """
 
-    is_needed_again: ClassVar = True
+    launch, is_needed_again = Launch.BATCH, True
     watch_s = 120.0
 
     @classmethod
