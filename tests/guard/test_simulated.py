@@ -61,7 +61,7 @@ HEALTHY = GuardTable(join_s=60, gone_s=20, beat_s=5, stopped_s=15, stalled_s=15,
 
 @pytest.mark.timeout(300)  # 14 s of a core that is its own
 @pytest.mark.parametrize("seed", range(3))
-def test_a_hundred_hours_of_healthy_training_have_no_verdict_and_no_wrong_name(seed):
+def test_thirty_six_hours_of_healthy_training_have_no_verdict_and_no_wrong_name(seed):
     world = Checked(
         [training(rank, seed=seed, step_s=8.0) for rank in range(6)],
         ranks_per_node=2,
@@ -72,7 +72,7 @@ def test_a_hundred_hours_of_healthy_training_have_no_verdict_and_no_wrong_name(s
         start_s=30.0,
         ask_every_s=1.0,
     )
-    world.run(34 * 3600)
+    world.run(12 * 3600)
     assert world.judged is None, world.judged
     assert any(line.startswith("slow: rank 0 ") for _, line in world.lines)
 

@@ -260,8 +260,8 @@ def _run_workers(
     if agent.is_leader_lost and plan.request.max_restarts:
         say(f"ended: {goodbye.summary}")
         if _has_lost(me.name, run_dir, times_before=times_lost, patience_s=plan.guard.gone_s + LEADER_WRITES_S):
-            say(f"the leader lives, and has lost {me.name}: the job is its affair")
-            return goodbye.exit_code
+            say(f"the leader lives, and has lost {me.name}: what becomes of the job is told there")
+            return Exit.OK
         return scheduler.requeue([group.members[0].name], cause="AR012 node-failure")
     return goodbye.exit_code if leader is None else _queue_again(goodbye, leader, scheduler, plan)
 

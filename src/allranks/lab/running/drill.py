@@ -134,6 +134,9 @@ def _strike_job(
                 more.append("no checkpoint is left that can be loaded")
             has_ended = job.has_ended()
             exit_code = job.exit_code()
+            is_batch = strike.launch is Launch.BATCH
+            if is_batch and exit_code == 0 and (state := job.slurm_state()) != "COMPLETED":
+                more.append(f"SLURM calls the job {state}, allranks 0")
         finally:
             job.cut_off()
             left = wait_until_gone(lab)

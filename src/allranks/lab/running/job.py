@@ -72,14 +72,14 @@ class Running:
         cluster = write_cluster(self._lab, self.directory / "cluster.toml", guard=guard)
         flags = [
             *("--cluster", str(cluster), "--log-dir", str(self.directory / "runs"), "--nproc-per-node", "1"),
-            *("--max-restarts", str(MAX_RESTARTS)),
+            *("--nnodes", self._nodes(), "--max-restarts", str(MAX_RESTARTS)),
             *("--checkpoint-dir", str(self.target.checkpoints)),
             *(("--checkpoint-every", str(EVERY_STEPS)) if program is PROGRAM else ()),
             *(*self._strike.run_flags, *self._start.run_flags),
         ]
         script = [str(program), "--dir", str(self.directory), *arguments]
         if self._strike.launch is Launch.STEP:
-            self._srun([*self._start.prefix, "allranks", "run", "--nnodes", self._nodes(), *flags, *script])
+            self._srun([*self._start.prefix, "allranks", "run", *flags, *script])
         else:
             self._submit([*flags, *script])
 
@@ -115,7 +115,7 @@ class Running:
         """Whether it is over. A requeued job that SLURM holds back is let go at once."""
         if self._process is not None:
             return self._process.poll() is not None
-        shown = self._ask("scontrol", "show", "job", "--oneliner", self.target.job_id)
+        shown = self._show()
         state = _field(shown, "JobState")
         if state == "PENDING" and _field(shown, "Reason") == "BeginTime":
             self._ask("scontrol", "update", f"JobId={self.target.job_id}", "StartTime=now")
@@ -130,9 +130,12 @@ class Running:
                 return verdict
         if self._process is not None:
             return self._process.returncode
-        shown = self._ask("scontrol", "show", "job", "--oneliner", self.target.job_id)
-        code, _, signum = _field(shown, "ExitCode").partition(":")
+        code, _, signum = _field(self._show(), "ExitCode").partition(":")
         return 128 + int(signum) if int(signum or 0) else int(code or 0)
+
+    def slurm_state(self) -> str:
+        """Return what SLURM calls the job, `COMPLETED`; empty where it has forgotten it."""
+        return _field(self._show(), "JobState")
 
     def verdict(self) -> int | None:
         """Return the exit code in the newest verdict.json."""
@@ -189,6 +192,9 @@ class Running:
         if process.returncode or found is None:
             raise SetupError(f"lab: allranks submit: {' '.join(said.read_text().split())}")
         self.target.job_id = found[1]
+
+    def _show(self) -> str:
+        return self._ask("scontrol", "show", "job", "--oneliner", self.target.job_id)
 
     def _ask(self, *command: str) -> str:
         """What a command of SLURM says, on the first node."""

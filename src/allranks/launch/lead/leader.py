@@ -61,7 +61,8 @@ SPARE_S = 4.0
 """Of the time that is left after a signal: to end, and to say so."""
 NOTICE_S = 10.0
 """How often a paused job says so."""
-_LEFT_OUT = Goodbye(exit_code=Exit.NODE_FAULT, summary="the job goes on without this node")
+_LEFT_OUT = Goodbye(exit_code=Exit.OK, summary="the job goes on without this node")
+"""Its agent exits with 0: SLURM takes the highest code of all for the job's, and that is for the others to say."""
 
 
 class Leader:
