@@ -248,6 +248,12 @@ def test_a_node_cannot_touch_the_lab_it_is_in(six_nodes: TestLab, verb: str) -> 
     assert "this is node01, a node of a lab" in done.stderr
 
 
+def test_up_takes_a_node_back_that_slurm_has_given_up(six_nodes: TestLab) -> None:
+    six_nodes.on("master-node", "scontrol", "update", "NodeName=node03", "State=DOWN", "Reason=busy")
+    six_nodes.run("up", "--cluster", SIX_NODE)
+    assert six_nodes.is_idle()
+
+
 def test_up_mends_dead_nodes_and_daemons(make_lab: Make) -> None:
     lab = make_lab("mend")
     lab.run("up", "--cluster", SIX_NODE)

@@ -179,6 +179,8 @@ def wait_until_idle(
 ) -> None:
     """Wait until slurmctld has heard of every node; one that somebody drained counts as heard.
 
+    A node that was too busy to answer for SlurmdTimeout is down, and stays so though its slurmd lives: it is resumed.
+
     Raises:
         SetupError: a node has not reported after READY_S; the message has the end of its log.
     """
@@ -193,6 +195,10 @@ def wait_until_idle(
         if waited_s > next_look_s:
             next_look_s = waited_s + LOOK_AGAIN_S
             start_daemons(hosts, inits, lab_dir)
+            down = [name for name in missing if states.get(name, "").startswith("down")]
+            if down:
+                resume = ["scontrol", "update", f"NodeName={','.join(down)}", "State=RESUME"]
+                run_in(inits[hosts[0].name], resume, must_work=False)
         if waited_s > READY_S:
             log = lab_dir / "slurmctld.log" if not states else lab_dir / "nodes" / missing[0] / "slurmd.log"
             seen = states.get(missing[0], "slurmctld does not answer")
