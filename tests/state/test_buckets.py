@@ -19,6 +19,7 @@ RESUME = """
 import copy
 import torch
 import allranks
+from allranks.state.resumed import buckets
 
 def train(s, begin, end, saved, **arguments):
     torch.manual_seed(0)
@@ -44,9 +45,11 @@ KINDS = {
     "unused parameters": {"find_unused_parameters": True, "bucket_cap_mb": 1},
     "both": {"static_graph": True, "find_unused_parameters": True},
     "views": {"gradient_as_bucket_view": True},
+    "another torch": {},
 }
 with allranks.session(timeout_s=60) as s:
     for kind, arguments in KINDS.items():
+        buckets.CAN_PIN = kind != "another torch"
         whole = train(s, 0, 8, None, **arguments)[0]
         cut = train(s, 3, 8, train(s, 0, 3, None, **arguments), **arguments)[0]
         if s.is_leader:
@@ -71,5 +74,6 @@ def test_a_resumed_run_has_the_same_bits_for_all_kinds_of_ddp_at_three_ranks(tmp
         "unused parameters True",
         "both True",
         "views True",
+        "another torch True",
         "codes [0, 0, 0]",
     ], result.stderr
