@@ -48,12 +48,22 @@ class Running:
         directory: of the drill.
         strike: what will be done to it: it says how the job is started. None: nothing.
         start: what `inject` asks for besides.
+        minutes: its time limit.
     """
 
-    def __init__(self, lab: Lab, directory: Path, strike: type[Strike] | None, start: Start) -> None:
+    def __init__(
+        self,
+        lab: Lab,
+        directory: Path,
+        strike: type[Strike] | None,
+        start: Start,
+        *,
+        minutes: int = TIME_MINUTES,
+    ) -> None:
         self._lab = lab
         self._strike = strike or Strike
         self._start = start
+        self._minutes = minutes
         self.directory = directory
         self.output = directory / "output.txt"
         self.target = Target(directory)
@@ -175,13 +185,13 @@ class Running:
     def _srun(self, command: Sequence[str]) -> None:
         srun = [
             *("srun", f"--nodes={self.num_nodes}", "--ntasks-per-node=1", "--no-kill", "--kill-on-bad-exit=0"),
-            *(f"--time={TIME_MINUTES}", "--label"),
+            *(f"--time={self._minutes}", "--label"),
         ]
         self._process = start_on(self._lab, self.first.name, [*srun, *command], self.output)
 
     def _submit(self, words: Sequence[str]) -> None:
         flags = [
-            *("--nodes", str(self.num_nodes), "--output", str(self.output), "--time", str(TIME_MINUTES)),
+            *("--nodes", str(self.num_nodes), "--output", str(self.output), "--time", str(self._minutes)),
             *self._strike.submit_flags,
             *(("--exclude", self.first.name) if self._strike.leaves_first_out else ()),
         ]
