@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import re
+import shutil
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,7 @@ from allranks.lab.lab import Lab
 from allranks.model.errors import SetupError
 from allranks.model.finding import Verdict
 
-PROGRAM, PLAIN = PROGRAMS / "train.py", PROGRAMS / "train_plain.py"
+PROGRAM, PLAIN, ORDERS = PROGRAMS / "train.py", PROGRAMS / "train_plain.py", PROGRAMS / "orders.py"
 GUARD: Mapping[str, float] = {
     "join_s": 25.0,
     "gone_s": 3.0,
@@ -87,7 +88,7 @@ class Running:
             *(("--checkpoint-every", str(EVERY_STEPS)) if program is PROGRAM else ()),
             *(*self._strike.run_flags, *self._start.run_flags),
         ]
-        script = [str(program), "--dir", str(self.directory), *arguments]
+        script = [str(self._copy(program)), "--dir", str(self.directory), *arguments]
         if self._strike.launch is Launch.STEP:
             self._srun([*self._start.prefix, "allranks", "run", *flags, *script])
         else:
@@ -101,7 +102,7 @@ class Running:
         torchrun = [
             *("torchrun", f"--nnodes={self._nodes()}", "--nproc-per-node=1", f"--max-restarts={MAX_RESTARTS}"),
             *("--rdzv-backend=c10d", "--rdzv-id=drill", f"--rdzv-endpoint={first.name}:29500"),
-            *(str(PLAIN), "--dir", str(self.directory)),
+            *(str(self._copy(PLAIN)), "--dir", str(self.directory)),
         ]
         self._srun([*self._start.prefix, "sh", "-c", f'export GLOO_SOCKET_IFNAME="{nic}"; exec "$@"', "sh", *torchrun])
 
@@ -176,6 +177,12 @@ class Running:
     def _ended_event(self) -> int | None:
         ended = [event for event in self.events() if event["event"] == "ended" and "exit_code" in event]
         return int(ended[-1]["exit_code"]) if ended else None
+
+    def _copy(self, program: Path) -> Path:
+        """Make a program the user's own: nobody is told a place in the files of allranks."""
+        for path in (program, ORDERS):
+            shutil.copy(path, self.directory)
+        return self.directory / program.name
 
     def _nodes(self) -> str:
         low, _, high = self._strike.nodes.partition(":")

@@ -18,6 +18,7 @@ import itertools
 import json
 import os
 import random
+import resource
 import socket
 import time
 from pathlib import Path
@@ -124,6 +125,7 @@ class Orders:
             case "raise":
                 raise ValueError("loss is not what it was")
             case "segfault":
+                resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # 300 MB, wherever the job was started
                 ctypes.string_at(0)
             case "allocate":
                 ballast = []

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
 
-from allranks.lab.faults.fault import Expected
+from allranks.lab.faults.fault import Expected, Scene
 from allranks.lab.faults.running.process import OrderStrike
+from allranks.lab.faults.running.target import Target
 
 MISMATCH_S = 5.0
 EVALUATES_S = 60.0
@@ -49,6 +51,14 @@ class RankEvaluates(OrderStrike, name="rank-evaluates"):
     severity = Expected.SURVIVED
     order, seconds, watch_s, has_baseline = "evaluate", EVALUATES_S, EVALUATES_S + 30.0, True
     guard: ClassVar = {"hang_s": 150.0}
+
+    @classmethod
+    def check(cls, scene: Scene, target: Target) -> list[str]:
+        """It was named, with its place."""
+        rank = target.rank_on(scene.node.name)
+        line = rf"slow: rank {rank} has been in user code for \d+ s: orders\.py:\d+ in evaluate; \d+ ranks wait"
+        said = (target.directory / "output.txt").read_text(errors="replace")
+        return [] if re.search(line, said) else [f"nobody said slow: rank {rank}, in evaluate"]
 
 
 class RankLate(OrderStrike, name="rank-late", cause="AR409"):
