@@ -145,6 +145,18 @@ def test_a_task_of_an_array_comes_back_alone(cluster: Cluster) -> None:
 
 
 @pytest.mark.torch
+def test_a_job_that_is_warned_after_its_last_step_is_not_put_back(cluster: Cluster) -> None:
+    (cluster.directory / "tail.py").write_text(
+        (SCRIPTS / "steps.py").read_text() + '    print("evaluating", flush=True)\n    time.sleep(5)\n'
+    )
+    job = cluster.submit("--nodes", "2", "tail.py", "10")
+    cluster.wait_for_words(job, "evaluating\n")
+    cluster.run("scancel", "--signal=USR1", job)
+    state = cluster.wait(job, lambda state: state.is_finished)
+    assert (state.state, state.restarts) == ("COMPLETED", 0), cluster.said(job)
+
+
+@pytest.mark.torch
 def test_a_cancelled_job_stays_cancelled(cluster: Cluster) -> None:
     job = cluster.submit("--nodes", "2", "steps.py", "600")
     cluster.wait_for_words(job, "step 5\n")

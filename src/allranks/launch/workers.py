@@ -67,6 +67,8 @@ class Worker:
     error_file: Path
     cell: Cell | None = None
     """What it tells its agent through."""
+    is_finished: bool = False
+    """It had made all steps of its session when it ended."""
     process: subprocess.Popen[bytes] | None = None
     pidfd: int = -1
     end: WorkerEnd | None = None
@@ -144,6 +146,7 @@ class Worker:
         os.close(self.pidfd)
         self.pidfd = -1
         message, trace, raised_s = _read_error_file(self.error_file) if exit_code else (None, None, None)
+        self.is_finished = self.cell is not None and self.cell.is_finished
         self.end = self._as_end(exit_code, raised_s or now_s, message=message, traceback=trace)
         return self.end
 

@@ -195,6 +195,8 @@ class Exited(msgspec.Struct, frozen=True, kw_only=True, tag="exited"):
     """A worker ended with 0."""
 
     rank: int
+    is_finished: bool = False
+    """It has made all steps of its session: it did not leave because it was told to."""
 
 
 class Interrupted(msgspec.Struct, frozen=True, kw_only=True, tag="interrupted"):

@@ -39,7 +39,7 @@ NAME = "allranks-cell"
 MAGIC = int.from_bytes(b"allrnk\x01\x00", "little")
 """The last two bytes are the version of the layout."""
 
-_MAGIC, _SIZE, _PID, _DONE, _ENDING = range(5)
+_MAGIC, _SIZE, _PID, _DONE, _ENDING, _FINISHED = range(6)
 _RECORDS_AT = 64
 _ROOMS = {"told": 65536, "words": 65536, "call": 4096, "step": 256, "saved": 256, "phase": 256, "order": 4096}
 _SLOT = struct.Struct("QQII")
@@ -231,6 +231,11 @@ class Cell:
         if self.is_mine:
             self._records["phase"].write(name.encode()[:64])
 
+    def finish(self) -> None:
+        """Say that all steps of the training are made: what comes now is its end, whatever was ordered."""
+        if self.is_mine:
+            self._numbers[_FINISHED] = 1
+
     def marks(self) -> tuple[int, int, int]:
         """Return numbers that change when a call begins or ends and when a step is told."""
         return self._records["call"].number, int(self._numbers[_DONE]), self._records["step"].number
@@ -250,6 +255,11 @@ class Cell:
         return bool(self._numbers[_ENDING])
 
     # The agent's side
+
+    @property
+    def is_finished(self) -> bool:
+        """Tell whether the worker has made all its steps."""
+        return bool(self._numbers[_FINISHED])
 
     def end(self) -> None:
         """Say that the signals which come from now on are the agent's."""

@@ -117,6 +117,8 @@ class Leader:
         self._next_notice_s = 0.0
         self._asked: Reason | None = None
         self._asked_until_s: float | None = None
+        self._is_finished = False
+        """The workers have made all their steps, whatever they were asked."""
         self._progress = Progress()
         self._signals: set[int] = set()
         self._survived: list[Finding] = []
@@ -146,6 +148,7 @@ class Leader:
         self._guard.begin(plan, now_s, addresses=addresses)
         self._phase = Phase.RUNNING
         self._judged = self._decision = self._asked = None
+        self._is_finished = False
         self._progress.steps.clear()
 
     def turn(self, now_s: float) -> None:
@@ -184,6 +187,7 @@ class Leader:
             case Failed(end=end, age_s=age_s):
                 self._record(msgspec.structs.replace(end, time_s=now_s - age_s), now_s)
             case Exited(rank=rank):
+                self._is_finished = self._is_finished or message.is_finished
                 self._record(WorkerEnd(rank=rank, local_rank=0, node=seat.name, exit_code=0, time_s=now_s), now_s)
             case Interrupted(signum=signum):
                 self._on_event("interrupted", signum=signum, node=seat.name)
@@ -294,7 +298,8 @@ class Leader:
         self.seats.send_all(Order(at_step=(step or 0) + 1, why=why, signum=signum))
 
     def _all_ended_well(self, now_s: float) -> None:
-        self._stop(Decision(move=Move.RESTART if self._asked is Reason.GROW else Move.END), now_s)
+        grows = self._asked is Reason.GROW and not self._is_finished
+        self._stop(Decision(move=Move.RESTART if grows else Move.END), now_s)
 
     # Stopping, and what comes after
 
@@ -323,7 +328,7 @@ class Leader:
         if self._decision.note:
             self._say(self._decision.note)
         # Also after a fault on the way to the checkpoint: the one before it has to do.
-        self.is_to_requeue = self._asked is Reason.REQUEUE
+        self.is_to_requeue = self._asked is Reason.REQUEUE and not self._is_finished
         if self.interrupted_by is not None or self.is_to_requeue or self._decision.move is Move.END:
             self._conclude()
             return

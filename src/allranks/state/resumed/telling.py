@@ -33,6 +33,9 @@ class Cell(Protocol):
     def phase(self, name: str) -> None:
         """Say what is going on."""
 
+    def finish(self) -> None:
+        """Say that all steps are made."""
+
     def order(self) -> Order | None:
         """Return the last order, the same object until there is another one."""
 
@@ -72,3 +75,8 @@ class Telling:
         """Say what is going on: training, saving, leaving."""
         if self._cell is not None:
             self._cell.phase(name)
+
+    def finish(self) -> None:
+        """Say that all steps are made."""
+        if self._cell is not None:
+            self._cell.finish()

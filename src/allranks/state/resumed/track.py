@@ -248,6 +248,7 @@ class Tracked:
                 self._save()
             self.checkpoints.wait()
             self._telling.save_done(self.checkpoints.last_complete)
+        self._telling.finish()
 
     def _resume(self, feed: Feed) -> None:
         """Open the loader where the checkpoint was taken, and put the generators back."""
