@@ -144,7 +144,6 @@ class StoreLost(Cause, id="AR414"):
         # The agent had its store, and asks it for the state again.
         Sign(r'self\._call_store\("(?:get|compare_set)", ', Role.LIKELY, _NOBODY, Confidence.LIKELY),
         Sign(r"has failed to shutdown the rendezvous '", Role.VICTIM, _NOBODY, Confidence.UNDECIDED),
-        Sign(r"rendezvous\.api\.RendezvousClosedError", Role.VICTIM, _NOBODY, Confidence.UNDECIDED),
         # Who wants NCCL's id from the first rank, and finds its store closed.
         Sign(
             r"etr(?:ie|ei)ving ncclUniqueId from \[(?P<rank>[0-9]+)\] via c10d key-value store by key '[^']*', but "
@@ -173,6 +172,8 @@ class StoreLost(Cause, id="AR414"):
             _NOBODY,
             Confidence.UNDECIDED,
         ),
+        # The same of torch 2.3 and 2.4.
+        Sign(r"Failed to get exception dump flag from the global store\.", Role.VICTIM, _NOBODY, Confidence.UNDECIDED),
         Sign(r"Stop_waiting response is expected", Role.LIKELY, _NOBODY, Confidence.LIKELY),
     )
     hits = (
@@ -185,7 +186,6 @@ class StoreLost(Cause, id="AR414"):
         "RendezvousTimeoutError.",
         "The node 'sdumont8052_1_0' has failed to shutdown the rendezvous 'none' due to an error of type "
         "RendezvousConnectionError.",
-        "torch.distributed.elastic.rendezvous.api.RendezvousClosedError",
         "torch.distributed.DistBackendError: [3] is setting up NCCL communicator and retrieving ncclUniqueId from [0] "
         "via c10d key-value store by key '0', but store->get('0') got error: Connection reset by peer",
         "RuntimeError: [1] is setting up NCCL communicator and retreiving ncclUniqueId from [0] via c10d key-value "
@@ -202,6 +202,8 @@ class StoreLost(Cause, id="AR414"):
         "addr=[::ffff:10.0.0.2]:39468, remote=[::ffff:10.0.0.1]:12201): Broken pipe",
         '[rank1]:[W618 10:26:54 ProcessGroupNCCL.cpp:1771] [PG ID 0 PG GUID 0 Rank 1] Failed to check the "should '
         'dump" flag on TCPStore, (maybe TCPStore server has shut down too early), with error: Broken pipe',
+        "[rank1]:[E614 11:14:03.086670611 ProcessGroupNCCL.cpp:1319] [PG 0 Rank 1] Failed to get exception dump flag "
+        "from the global store.Connection reset by peer",
     )
     misses = (
         "BrokenPipeError: [Errno 32] Broken pipe",

@@ -23,6 +23,8 @@ _GOES_ON = re.compile(
     r"|out-of-place|# Avg bus bandwidth|NCCL INFO .{0,40}\bConnected (?:all|after) "
 )
 _SLURM = re.compile(r"slurmstepd|slurmd\[|srun: |StepId=")
+_EXCEPTION = re.compile(r"^[\w.]*[a-z](?:Error|Exception): ")
+"""Its text may have a command with `'--epochs', '180'` in it."""
 _INTERRUPTED = re.compile(r"(?:^|\^C)KeyboardInterrupt\b|^\^C|\^C\s*$")
 _NCCL = re.compile(r"NCCL WARN |NCCL INFO [\w./+-]+:\d+ -> [1-9]")
 """NCCL's complaint, or the places in its source that an error passed."""
@@ -138,8 +140,8 @@ def _all_announced(logs: Logs, last: Line) -> int:
 
 
 def _goes_on(line: Line) -> bool:
-    """Whether it speaks of progress; SLURM's steps are no steps of the training."""
-    return bool(_GOES_ON.search(line.text)) and not _SLURM.search(line.text)
+    """Whether it speaks of progress; SLURM's steps are no steps of the training, nor is what an exception quotes."""
+    return bool(_GOES_ON.search(line.text)) and not _SLURM.search(line.text) and not _EXCEPTION.search(line.text)
 
 
 def _alarms(everything: Sequence[Line], goes: Sequence[Line]) -> list[Line]:
