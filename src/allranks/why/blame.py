@@ -74,6 +74,10 @@ GOES_ON = frozenset(("nan-loss",))
 """Trouble with which a job goes on: of two findings that are as sure the other one ended it."""
 
 
+SAYS_NOTHING = frozenset(("healthy", "silent-hang"))
+"""What a log without a failure comes to: from its end alone the two are not told apart."""
+
+
 def conclude(logs: Logs, dumps: Sequence[Dump] = ()) -> list[Conclusion]:
     """Return what happened, the most probable cause first; each cause once.
 
@@ -98,7 +102,7 @@ def _alternatives(found: Sequence[Conclusion], logs: Logs) -> Iterator[Conclusio
     if first is None or len(found) >= MAX_ANSWERS or not _is_open(first):
         return
     known = {each.cause.id for each in found}
-    alarms = _alarms(logs)
+    alarms = [] if first.cause.name in SAYS_NOTHING and first.confidence is Confidence.LIKELY else _alarms(logs)
     alike = resembling([line.text for line in first.evidence] + alarms) if alarms or first.role < Role.CONTEXT else ()
     others = [
         *((find_cause(other), "the same lines may come of this") for other in first.cause.also),
@@ -122,10 +126,10 @@ def _alternatives(found: Sequence[Conclusion], logs: Logs) -> Iterator[Conclusio
 def _is_open(first: Conclusion) -> bool:
     """Whether something else may be behind it: not where the fault itself was said, nor where all is well."""
     is_certain = first.confidence is Confidence.CERTAIN
+    if first.cause.name in SAYS_NOTHING:
+        return not is_certain
     if first.role is Role.GENERIC:
         return not is_certain or not _PLAIN_ERROR.search(first.message)
-    if first.cause.name in {"healthy", "silent-hang"}:  # without a sign of progress, or of an end
-        return first.confidence is Confidence.UNDECIDED
     return not (is_certain and first.role is Role.PRIMARY)
 
 

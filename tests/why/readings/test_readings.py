@@ -153,6 +153,15 @@ CASES = [
         id="a progress bar as long as the timeout",
     ),
     pytest.param(
+        "2026-02-18 10:28:25,496 - root - INFO - Saving latest checkpoint\n"
+        "[rank7]:[E218 10:48:25.033625188 ProcessGroupNCCL.cpp:632] [Rank 7] Watchdog caught collective operation "
+        "timeout: WorkNCCL(SeqNum=15, OpType=ALLREDUCE, NumelIn=3, NumelOut=3, Timeout(ms)=1200000) ran for 1200027 "
+        "milliseconds before timing out.",
+        "straggler-rank",
+        "rank 0",
+        id="a checkpoint that was begun a timeout before",
+    ),
+    pytest.param(
         "Worker VllmWorkerProcess pid 214281 died, exit code: -11",
         "dead-rank",
         "process 214281 VllmWorkerProcess",
@@ -226,6 +235,12 @@ def test_what_proves_nothing_is_no_failure(why: Why, log: str) -> None:
             "nccl-pair-failed",
             "node1 local rank 3",
             id="its trace",
+        ),
+        pytest.param(
+            "subprocess.CalledProcessError: Command '['train.py', '--epochs', '180']' died with <Signals.SIGUSR1: 10>.",
+            "user-code-error",
+            "",
+            id="a command in an exception",
         ),
         pytest.param(
             "[rank2]: step 10 loss 0.3\n[rank2]: fatal: out of cheese", "user-code-error", "rank 2", id="fatal"

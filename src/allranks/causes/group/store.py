@@ -174,10 +174,22 @@ class StoreLost(Cause, id="AR414"):
         ),
         # The same of torch 2.3 and 2.4.
         Sign(r"Failed to get exception dump flag from the global store\.", Role.VICTIM, _NOBODY, Confidence.UNDECIDED),
+        # JAX's store: its coordination service.
+        Sign(r"from coordination service: UNAVAILABLE: ", Role.VICTIM, _NOBODY, Confidence.UNDECIDED),
+        Sign(
+            r"Error received from peer ipv[46]:(?P<peer>[0-9a-f.:]+):[0-9]+\",.{1,300}\"grpc_message\":\"Socket closed",
+            Role.VICTIM,
+            Blames.PEER,
+            Confidence.UNDECIDED,
+        ),
         Sign(r"Stop_waiting response is expected", Role.LIKELY, _NOBODY, Confidence.LIKELY),
     )
     hits = (
         "RuntimeError: Stop_waiting response is expected",
+        "preemption_sync_manager.cc:170] Failed to retrieve preemption notice from coordination service: UNAVAILABLE: "
+        "Socket closed",
+        ':{"created":"@1706696495.0","description":"Error received from peer ipv4:10.150.0.4:62464","file":"call.cc",'
+        '"file_line":1056,"grpc_message":"Socket closed","grpc_status":14}.',
         '    base64_state: bytes = self._call_store("get", self._key)',
         "WARNING:torch.distributed.elastic.rendezvous.dynamic_rendezvous:The node 'node.b_3427_0' has failed to send a "
         "keep-alive heartbeat to the rendezvous 'test' due to an error of type RendezvousConnectionError.",

@@ -58,12 +58,7 @@ class Preempted(Cause, id="AR506"):
         Sign(r"(?i:spot instance interruption (?:warning|notice))", blames=_NOBODY),
         Sign(r"compute\.instances\.preempted", blames=_NOBODY),
         # Clouds stop a machine as if its power key were pressed (ACPI); nobody stands before it.
-        Sign(
-            r"(?P<node>[A-Za-z0-9_.-]+) systemd-logind(?:\[[0-9]+\])?:? Power key pressed",
-            Role.LIKELY,
-            Blames.NAMED,
-            Confidence.UNDECIDED,
-        ),
+        Sign(r"systemd-logind(?:\[[0-9]+\])?:? Power key pressed", Role.LIKELY, confidence=Confidence.UNDECIDED),
     )
     hits = (
         "slurmstepd: error: *** JOB 11509447 ON nodeau01 CANCELLED AT 2026-03-25T10:34:07 DUE TO PREEMPTION ***",

@@ -152,7 +152,7 @@ def _alarms(everything: Sequence[Line], goes: Sequence[Line]) -> list[Line]:
         for line in everything
         if line.number > last.get(line.source.shown, 0)
         and (_NCCL.search(line.text) or (_ALARM.search(line.text) and not _HARMLESS.search(line.text)))
-        and not _GOES_ON.search(line.text)
+        and (_EXCEPTION.search(line.text) or not _GOES_ON.search(line.text))
     ]
 
 
