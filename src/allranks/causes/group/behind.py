@@ -195,6 +195,7 @@ class StragglerRank(Cause, id="AR409"):
             r"(?P<rank>[0-9]+)(?:, node='(?P<node>[^']{1,120})')?|(?P<ranks>[0-9][0-9, ]*))",
             blames=_NAMED,
         ),
+        Sign(r"Detected [Ss]tragglers: \[(?P<ranks>[0-9][0-9, ]*)\]", blames=_NAMED),  # FlagScale
         # The store works and has no such key: the first rank of the group has not come to this collective.
         Sign(
             r"etr(?:ie|ei)ving ncclUniqueId from \[(?P<rank>[0-9]+)\] via c10d key-value store by key '[^']*', but "
@@ -235,6 +236,7 @@ class StragglerRank(Cause, id="AR409"):
         "STRAGGLER DETECTION WARNING: Some GPUs have worse relative performance. Affected ranks: [76, 13, 45]",
         "STRAGGLER DETECTION WARNING: Some GPUs performance dropped. Affected ranks: "
         "{StragglerId(rank=3, node='h100-1')}",
+        "[default0]:Detected Stragglers: [3, 11]",
         "torch.distributed.DistBackendError: [1] is setting up NCCL communicator and retrieving ncclUniqueId from [0] "
         "via c10d key-value store by key '0', but store->get('0') got error: Socket Timeout",
         "[5] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store by key "
