@@ -214,8 +214,12 @@ class GpuBinding(Cause, id="AR108"):
             Role.LIKELY,
             confidence=Confidence.UNDECIDED,
         ),
+        Sign(r"--gpu-bind=(?:closest|single|per_task|map|mask)", Role.CONTEXT),
+        Sign(r"--gpus-per-task[= ][0-9]", Role.CONTEXT),
     )
     hits = (
+        "srun --nodes=1 --ntasks-per-node=4 --gpus-per-node=4 --gpu-bind=closest python train.py",
+        "srun -n 8 --gpus-per-task=1 python train.py",
         "z-pc:909608:910337 [0] transport/p2p.cc:238 NCCL WARN failed to open CUDA IPC handle : 217 peer access is not "
         "supported between these two devices",
         "slurmstepd: error: Bind request 3 (0x8) does not specify any devices within the allocation. Binding to the "

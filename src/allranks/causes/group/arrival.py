@@ -254,7 +254,7 @@ class StaleStore(Cause, id="AR404"):
     told = "more ranks came to the store than the job has: some are of an earlier start, or of another job"
     fix = "on {node}: pgrep -u $USER -af 'allranks run' shows what was left behind; end it"
     exit_code = Exit.SETUP
-    also = ("AR401",)
+    also = ("AR401", "AR414")
     signs = (
         Sign(r"store based barrier [^(]*\(world_size=" + _more_than_wanted(), blames=_NOBODY),
         Sign(
@@ -264,8 +264,11 @@ class StaleStore(Cause, id="AR404"):
             _NOBODY,
             Confidence.LIKELY,
         ),
+        # An agent that has not begun yet finds it closed: by an earlier start with the same id.
+        Sign(r"(?:rendezvous\.api\.|\": \")RendezvousClosedError", Role.VICTIM, _NOBODY, Confidence.UNDECIDED),
     )
     hits = (
+        "torch.distributed.elastic.rendezvous.api.RendezvousClosedError",
         "RuntimeError: Timed out initializing process group in store based barrier on rank: 0, for key: "
         "store_based_barrier_key:1 (world_size=8, worker_count=16, timeout=0:15:00)",
         "INFO:root:Waiting in store based barrier to initialize process group for rank: 0, key: "

@@ -125,7 +125,7 @@ class StoreLost(Cause, id="AR414"):
     fix = "look at the log of the host of the store (MASTER_ADDR, --rdzv-endpoint): it ended before the others"
     exit_code = Exit.NODE_FAULT
     no_fault_yet = "it takes a job of plain torchrun whose first agent is killed"
-    also = ("AR201", "AR215", "AR602")
+    also = ("AR201", "AR215", "AR602", "AR404")
     signs = (
         Sign(
             r"has failed to send a keep-alive heartbeat to the rendezvous '[^']*' due to an error of type "
@@ -144,7 +144,7 @@ class StoreLost(Cause, id="AR414"):
         # The agent had its store, and asks it for the state again.
         Sign(r'self\._call_store\("(?:get|compare_set)", ', Role.LIKELY, _NOBODY, Confidence.LIKELY),
         Sign(r"has failed to shutdown the rendezvous '", Role.VICTIM, _NOBODY, Confidence.UNDECIDED),
-        Sign(r"rendezvous\.api\.RendezvousClosedError", Role.VICTIM, _NOBODY, Confidence.UNDECIDED),
+        Sign(r"(?:rendezvous\.api\.|\": \")RendezvousClosedError", Role.VICTIM, _NOBODY, Confidence.UNDECIDED),
         # Who wants NCCL's id from the first rank, and finds its store closed.
         Sign(
             r"etr(?:ie|ei)ving ncclUniqueId from \[(?P<rank>[0-9]+)\] via c10d key-value store by key '[^']*', but "
@@ -186,6 +186,7 @@ class StoreLost(Cause, id="AR414"):
         "The node 'sdumont8052_1_0' has failed to shutdown the rendezvous 'none' due to an error of type "
         "RendezvousConnectionError.",
         "torch.distributed.elastic.rendezvous.api.RendezvousClosedError",
+        '    "message": "RendezvousClosedError: ",',
         "torch.distributed.DistBackendError: [3] is setting up NCCL communicator and retrieving ncclUniqueId from [0] "
         "via c10d key-value store by key '0', but store->get('0') got error: Connection reset by peer",
         "RuntimeError: [1] is setting up NCCL communicator and retreiving ncclUniqueId from [0] via c10d key-value "
