@@ -24,8 +24,10 @@ _GOES_ON = re.compile(
 )
 _SLURM = re.compile(r"slurmstepd|slurmd\[|srun: |StepId=")
 _INTERRUPTED = re.compile(r"(?:^|\^C)KeyboardInterrupt\b|^\^C|\^C\s*$")
-_NCCL = re.compile(r"NCCL WARN |NCCL INFO [\w./+-]+:\d+ -> [1-9]")
-"""NCCL's complaint, or the places in its source that an error passed."""
+_NCCL = re.compile(
+    r"NCCL WARN (?!Failed to open lib|Could not find a path for pattern)|NCCL INFO [\w./+-]+:\d+ -> [1-9]"
+)
+"""NCCL's complaint that is more than what it does without, or the places in its source that an error passed."""
 _STEPS = re.compile(r"(?i)\d(?:it/s|s/it)|\bloss\b\W{0,4}\d|\b(?:iter(?:ation)?|step)s?\b\W{0,3}\d")
 _ALARM = re.compile(
     r"\b(?:ERROR|FATAL|CRITICAL|FAILED)\b|\b[A-Z]\w*(?:Error|Exception)\b(?!s|\()|\[E \w|\b[EF]\d{3,4} \d\d:\d\d"
@@ -33,7 +35,9 @@ _ALARM = re.compile(
     r"|(?:: |with )failed\b)"
 )
 """Words of a failure. Runs that go well have them, too: what counts is that nothing goes on after them."""
-_HARMLESS = re.compile(r"\b(?:INFO|DEBUG|WARNING|[a-zA-Z]*Warning)\b|NCCL TRACE|\[W\d{3,4} |\[W \w|^[IW]\d{4} ")
+_HARMLESS = re.compile(
+    r"NCCL WARN |\b(?:INFO|DEBUG|WARNING|[a-zA-Z]*Warning)\b|NCCL TRACE|\[W\d{3,4} |\[W \w|^[IW]\d{4} "
+)
 """What says itself that it is no failure."""
 _BEGUN = re.compile(r"NCCL INFO .{0,200} - Init START$")
 _MADE = re.compile(r"Init COMPLETE|NCCL INFO Connected all|NCCL WARN ")
