@@ -99,7 +99,8 @@ def _alternatives(found: Sequence[Conclusion], logs: Logs) -> Iterator[Conclusio
         said = [line.text for line in first.evidence] + (_alarms(logs) or _last_words(logs))
         alike = [(cause, "nothing proves it, but these lines use its words") for cause in resembling(said)]
         # What a victim says is like what other victims say.
-        others = [*others, *alike] if first.role is Role.VICTIM else [*alike, *others]
+        is_usual = first.role is Role.VICTIM or first.cause.name == "healthy"
+        others = [*others, *alike] if is_usual else [*alike, *others]
     for cause, why in others:
         if cause.id in known or len(known) >= MAX_ANSWERS:
             continue

@@ -149,7 +149,7 @@ class GpuMissing(Cause, id="AR103"):
     told = "a process sees no GPU, or fewer than there should be"
     fix = "on {node}: nvidia-smi -L; dmesg -T | grep -i xid; reboot it, or leave it out: --exclude={node}"
     exit_code = Exit.NODE_FAULT
-    also = ("AR106", "AR105")
+    also = ("AR106", "AR105", "AR102")
     signs = (
         Sign(r"NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver"),
         Sign(r"count reported lower than configured \((?P<present>[0-9]+) < (?P<wanted>[0-9]+)\)"),
@@ -170,6 +170,7 @@ class GpuMissing(Cause, id="AR103"):
         ),
         Sign(r"no accelerator device is detected", Role.LIKELY, confidence=Confidence.LIKELY),
         Sign(r"No supported gpu backend found", Role.LIKELY, confidence=Confidence.LIKELY),
+        Sign(r"CUDA driver initialization failed, you might not have a CUDA gpu", Role.LIKELY),
     )
     hits = (
         "n1:6896:7103 [1] misc/nvmlwrap.cc:187 NCCL WARN nvmlDeviceGetHandleByPciBusId() failed: Not Found",
@@ -188,6 +189,7 @@ class GpuMissing(Cause, id="AR103"):
         "variable CUDA_VISIBLE_DEVICES after program start.",
         "RuntimeError: FSDP needs a non-CPU accelerator device, but no accelerator device is detected.",
         "MisconfigurationException: No supported gpu backend found!",
+        "RuntimeError: CUDA driver initialization failed, you might not have a CUDA gpu.",
     )
     misses = ("NVIDIA-SMI 580.95.05              Driver Version: 580.95.05      CUDA Version: 13.0",)
     never_on_hardware = True

@@ -131,6 +131,15 @@ class WrongNic(Cause, id="AR203"):
         Sign(r"(?:send|receive)\] via NET/Socket/[1-9]", Role.CONTEXT),
         # It listens at the address of its own interface: a link-local one that is not there any more, or not ready.
         Sign(r"Call to bind failed ?: Cannot assign requested address", Role.LIKELY, confidence=Confidence.LIKELY),
+        # Open MPI: a peer comes from, or is reached at, an address that it has not announced.
+        Sign(
+            r"Match incoming connection from \[\[[0-9,]+\],[0-9]+\] (?P<address>[0-9a-f.:]{3,45}) with locally known "
+            r"IP",
+            Role.LIKELY,
+            confidence=Confidence.LIKELY,
+        ),
+        Sign(r"Source IP of socket: +(?P<address>[0-9a-f.:]{3,45})", Role.LIKELY, Blames.NAMED, Confidence.LIKELY),
+        Sign(r"received unexpected process identifier \[\[", Role.LIKELY, confidence=Confidence.UNDECIDED),
         Sign(
             r"at least one routable network interface with the same name",
             Role.LIKELY,
@@ -170,6 +179,11 @@ class WrongNic(Cause, id="AR203"):
         "worker-b:101542:101934 [0] NCCL INFO Channel 00 : 0[18000] -> 1[18000] [receive] via NET/Socket/1",
         "node20:275975:275975 [0] NCCL INFO Bootstrap : Using ib0:fe80::ba59:9f03:fc:765c%ib0<0>",
         "node20:275975:275975 [0] misc/socket.cc:379 NCCL WARN Call to bind failed : Cannot assign requested address",
+        "[n1:06805] btl: tcp: Match incoming connection from [[27443,1],1] 44.128.0.4 with locally known IP 2.2.2.77 "
+        "failed (iface 0/4)!",
+        "  Source IP of socket:      10.9.0.4",
+        "[n1][[31589,1],2][btl_tcp_endpoint.c:638:mca_btl_tcp_endpoint_recv_connect_ack] received unexpected process "
+        "identifier [[31589,1],3]",
         "One possible cause of this problem is that horovodrun currently requires every host to have at least one "
         "routable network interface with the same name across all of the hosts.",
     )

@@ -314,7 +314,7 @@ class MasterDns(Cause, id="AR202"):
         Sign(r"socket\.gaierror: \[Errno -(?:2|3|4|5)\] ", Role.LIKELY, confidence=Confidence.UNDECIDED),
         Sign(r"error encountered when getting address info : (?P<error>[A-Z][a-z][A-Za-z ]{4,60})"),
         Sign(r"tcp/device\.cc:[0-9]+\] rv == 0\. -(?:2|3|4|5) vs 0", confidence=Confidence.LIKELY),
-        Sign(r"ssh: Could not resolve hostname (?P<node>[^ :]{1,120}): ", Role.LIKELY, Blames.NAMED, Confidence.LIKELY),
+        Sign(r"ssh: Could not resolve hostname (?P<node>[^ ]{1,120}): ", Role.LIKELY, Blames.NAMED, Confidence.LIKELY),
         Sign(r"unable to get host address for (?P<node>[A-Za-z0-9_.-]{1,120})", Role.PRIMARY, Blames.NAMED),
         Sign(r'error: (?:slurm_set_addr: )?Unable to resolve "(?P<node>[^"]{1,120})"'),
         Sign(
@@ -340,6 +340,7 @@ class MasterDns(Cause, id="AR202"):
         "service not known",
         "RuntimeError: [enforce fail at /pytorch/third_party/gloo/gloo/transport/tcp/device.cc:83] rv == 0. -2 vs 0. ",
         "ssh: Could not resolve hostname worker-2: Name or service not known",
+        "ssh: Could not resolve hostname localhost:4: Name or service not known",
         "[mpiexec@n1] HYDU_sock_get_iface_ip (lib/utils/sock.c:446): unable to get host address for n9 (1)",
         'srun: error: slurm_set_addr: Unable to resolve "gpu007"',
         'sinfo: error: Unable to resolve "login": Host name lookup failure',
