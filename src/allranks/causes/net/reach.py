@@ -99,6 +99,19 @@ class MasterUnreachable(Cause, id="AR201"):
             Blames.NOBODY,
             Confidence.UNDECIDED,
         ),
+        # gRPC, as of JAX's coordinator; PaddlePaddle's store.
+        Sign(
+            r"ailed to connect to all addresses.{0,60} ipv[46]:" + TRIED + ": Failed to connect to remote host",
+            Role.LIKELY,
+            Blames.NAMED,
+            Confidence.UNDECIDED,
+        ),
+        Sign(
+            r"Retry to connect to " + TRIED + " while the server is not yet listening",
+            Role.LIKELY,
+            Blames.NAMED,
+            Confidence.UNDECIDED,
+        ),
         # torch before 1.12: c10d's Utils.hpp throws the bare errno.
         Sign(
             r"connect\(\) timed out\.(?: Original timeout was [0-9]+ ms)?",
@@ -199,6 +212,10 @@ class MasterUnreachable(Cause, id="AR201"):
         "horovod.runner.common.util.network.NoValidAddressesFound: Horovod was unable to connect to task service #1 on "
         "any of the following addresses: {'ens192': [('192.168.21.50', 8394)]}.",
         "ssh not successful for host worker2:",
+        "jaxlib.xla_extension.XlaRuntimeError: UNAVAILABLE: failed to connect to all addresses; last error: UNKNOWN: "
+        "ipv4:10.0.0.7:13305: Failed to connect to remote host: Connection refused",
+        "I1127 19:18:22.167176 3907468 tcp_utils.cc:107] Retry to connect to 10.0.0.1:51920 while the server is not "
+        "yet listening.",
         '[proxy:0:1@node02] HYDU_sock_connect (lib/utils/sock.c:145): unable to connect from "node02" to "node01" '
         "(Connection refused)",
         "ORTE was unable to reliably start one or more daemons.",
