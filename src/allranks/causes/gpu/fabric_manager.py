@@ -59,7 +59,9 @@ class FabricManager(Cause, id="AR101"):
         Sign(r"cudaErrorSystemNotReady"),
         Sign(r"CUDA_ERROR_SYSTEM_NOT_READY"),
         Sign(r"interface version (?P<thing>[0-9][0-9.]{2,20}) don't match with driver version"),
-        Sign(r"nvidia-fabricmanager\.service:? (?:Failed with result|(?:failed because the )?[Cc]ontrol process exited)"),
+        Sign(
+            r"nvidia-fabricmanager\.service:? (?:Failed with result|(?:failed because the )?[Cc]ontrol process exited)"
+        ),
         Sign(r"configuration error in the Fabric Manager"),
         Sign(r"transport/nvls\.cc:[0-9]+ NCCL WARN Cuda failure", Role.LIKELY, confidence=Confidence.UNDECIDED),
     )
