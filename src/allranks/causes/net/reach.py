@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from allranks.causes.cause import Cause, Outcome, failed
 from allranks.causes.net.cards import parse_address, with_facts
-from allranks.causes.net.lines import ENDPOINT, PORT, TRIED
+from allranks.causes.net.lines import ENDPOINT, IPV4, NAME, PORT, TRIED
 from allranks.causes.sign import Blames, Role, Sign
 from allranks.model.card import Card
 from allranks.model.errors import Exit
@@ -112,6 +112,17 @@ class MasterUnreachable(Cause, id="AR201"):
             Blames.NAMED,
             Confidence.UNDECIDED,
         ),
+        Sign(
+            r"LoadServer +(?:(?P<address>"
+            + IPV4
+            + ")|(?P<node>"
+            + NAME
+            + r")) Failed at [0-9]+ times .{0,40}failed to "
+            r"connect to all addresses",
+            Role.LIKELY,
+            Blames.NAMED,
+            Confidence.UNDECIDED,
+        ),
         # torch before 1.12: c10d's Utils.hpp throws the bare errno.
         Sign(
             r"connect\(\) timed out\.(?: Original timeout was [0-9]+ ms)?",
@@ -151,6 +162,12 @@ class MasterUnreachable(Cause, id="AR201"):
         ),
         Sign(
             r"ORTE was unable to reliably start one or more daemons", Role.LIKELY, Blames.NOBODY, Confidence.UNDECIDED
+        ),
+        Sign(
+            r"ORTE daemon has unexpectedly failed after launch and before",
+            Role.LIKELY,
+            Blames.NOBODY,
+            Confidence.UNDECIDED,
         ),
         Sign(
             r"ORTE does not know how to route a message to the specified daemon",
@@ -219,6 +236,9 @@ class MasterUnreachable(Cause, id="AR201"):
         '[proxy:0:1@node02] HYDU_sock_connect (lib/utils/sock.c:145): unable to connect from "node02" to "node01" '
         "(Connection refused)",
         "ORTE was unable to reliably start one or more daemons.",
+        "An ORTE daemon has unexpectedly failed after launch and before",
+        "I0103 21:17:57.216329 20165 ctrl_client.cpp:234] LoadServer 127.0.0.1 Failed at 1 times error_code 14 "
+        "error_message failed to connect to all addresses",
         "etcd.EtcdConnectionFailed: Connection to etcd failed due to MaxRetryError",
     )
     misses = (
@@ -332,6 +352,7 @@ class MasterDns(Cause, id="AR202"):
         Sign(r"error encountered when getting address info : (?P<error>[A-Z][a-z][A-Za-z ]{4,60})"),
         Sign(r"tcp/device\.cc:[0-9]+\] rv == 0\. -(?:2|3|4|5) vs 0", confidence=Confidence.LIKELY),
         Sign(r"ssh: Could not resolve hostname (?P<node>[^ ]{1,120}): ", Role.LIKELY, Blames.NAMED, Confidence.LIKELY),
+        Sign(r"LoadServer +(?P<node>" + NAME + r") Failed at [0-9]+ times .{0,40}DNS resolution failed"),
         Sign(r"unable to get host address for (?P<node>[A-Za-z0-9_.-]{1,120})", Role.PRIMARY, Blames.NAMED),
         Sign(r'error: (?:slurm_set_addr: )?Unable to resolve "(?P<node>[^"]{1,120})"'),
         Sign(
@@ -357,6 +378,7 @@ class MasterDns(Cause, id="AR202"):
         "service not known",
         "RuntimeError: [enforce fail at /pytorch/third_party/gloo/gloo/transport/tcp/device.cc:83] rv == 0. -2 vs 0. ",
         "ssh: Could not resolve hostname worker-2: Name or service not known",
+        "ctrl_client.cpp:234] LoadServer  gpu9 Failed at 0 times error_code 14 error_message DNS resolution failed",
         "ssh: Could not resolve hostname localhost:4: Name or service not known",
         "[mpiexec@n1] HYDU_sock_get_iface_ip (lib/utils/sock.c:446): unable to get host address for n9 (1)",
         'srun: error: slurm_set_addr: Unable to resolve "gpu007"',
