@@ -93,6 +93,13 @@ class StuckRank(Cause, id="AR408"):
             _NOBODY,
             Confidence.UNDECIDED,
         ),
+        # HCCL
+        Sign(
+            r"Getting socket times out\. Reason: Remote Rank did not send the data in time",
+            Role.VICTIM,
+            _NOBODY,
+            Confidence.UNDECIDED,
+        ),
         # Horovod writes who is missing, line by line: `3: [allreduce.grad_0, ...]`, `3!: [...]` before it gives up.
         Sign(
             r"submitted to be reduced, gathered or broadcasted by subset of ranks and are waiting for remainder of "
@@ -115,6 +122,8 @@ class StuckRank(Cause, id="AR408"):
         ),
     )
     hits = (
+        "EI0006: 2024-08-05-18:15:21.270.506 Getting socket times out. Reason: Remote Rank did not send the data in "
+        "time. Please check the reason for the rank being stuck",
         "[Rank 0]: Rank 1 failed to pass monitoredBarrier in 2000 ms",
         "[E ProcessGroupGloo.cpp:138] [Rank 0]: Ranks 1, 2 failed to pass monitoredBarrier in 120000 ms",
         "RuntimeError: Rank 0 timed out in monitoredBarrier after 15000 ms.",

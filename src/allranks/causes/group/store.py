@@ -125,7 +125,7 @@ class StoreLost(Cause, id="AR414"):
     fix = "look at the log of the host of the store (MASTER_ADDR, --rdzv-endpoint): it ended before the others"
     exit_code = Exit.NODE_FAULT
     no_fault_yet = "it takes a job of plain torchrun whose first agent is killed"
-    also = ("AR201", "AR215", "AR602")
+    also = ("AR201", "AR215", "AR602", "AR404")
     signs = (
         Sign(
             r"has failed to send a keep-alive heartbeat to the rendezvous '[^']*' due to an error of type "

@@ -104,6 +104,7 @@ class Healthy(Cause, id="AR599"):
     """
 
     is_outcome = True
+    also = ("AR491",)
     message = "nothing found"
     told = "the job came to its end, and nothing speaks against it"
     exit_code = Exit.OK

@@ -47,7 +47,7 @@ class ElasticNoResume(Cause, id="AR602"):
     fix = "load the last checkpoint at the start of the script; after a closed rendezvous, start with a new --rdzv-id"
     exit_code = Exit.USER_CODE
     aliases = ("MN5",)
-    also = ("AR414", "AR509")
+    also = ("AR404", "AR414", "AR509")
     signs = (
         # dynamic_rendezvous.py and etcd_rendezvous.py: of who comes to a rendezvous that another agent has closed.
         Sign(r"RendezvousClosedError(?:$|[:\"' ])", Role.LIKELY, _NOBODY, Confidence.UNDECIDED),
