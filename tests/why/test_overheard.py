@@ -73,6 +73,16 @@ def test_a_preempted_jobs_node_is_no_culprit(why: Why) -> None:
     assert not first.culprit
 
 
+def test_a_process_that_the_launcher_tells_to_end_is_no_culprit(why: Why) -> None:
+    first, *_ = why(
+        "WARNING:torch.distributed.elastic.rendezvous.dynamic_rendezvous:The node 'n1_3427_0' has failed to send a "
+        "keep-alive heartbeat to the rendezvous 'test' due to an error of type RendezvousConnectionError.\n"
+        "WARNING:torch.distributed.elastic.multiprocessing.api:Sending process 3494 closing signal SIGTERM"
+    )
+    assert first.cause.name == "store-lost"
+    assert not first.culprit
+
+
 def test_devices_that_an_exception_of_the_users_names_are_no_culprits(why: Why) -> None:
     first, *_ = why(
         "Traceback (most recent call last):\n"

@@ -139,9 +139,14 @@ class IbConfig(Cause, id="AR301"):
             confidence=Confidence.LIKELY,
         ),
         Sign(r"NET/OFI Only EFA provider is supported", Role.LIKELY, confidence=Confidence.LIKELY),
+        # Intel MPI and oneCCL
+        Sign(r"OFI fi_getinfo\(\) failed \(", Role.LIKELY, confidence=Confidence.UNDECIDED),
+        Sign(r"NET/IB ?: read failed in ncclIbRoceGetVersionNum", Role.LIKELY, confidence=Confidence.LIKELY),
     )
     hits = (
         "node01:1:1 [0] NCCL WARN NET/OFI Only EFA provider is supported",
+        "find_provider(2819)..........: OFI fi_getinfo() failed (ofi_init.c:2819:find_provider:No data available)",
+        "transport/net_ib.cc:312 NCCL WARN NET/IB: read failed in ncclIbRoceGetVersionNum: Invalid argument",
         "/opt/nvshmem/nvshmem/src/modules/transport/ibgda/ibgda.cpp:1889: NULL value cannot allocate mlx5dv_devx_uar",
         "ip-10-0-3-90:1929:1937 [0] nccl_net_ofi_rdma_init:7978 NCCL WARN NET/OFI OFI fi_getinfo() call failed: No "
         "data available",

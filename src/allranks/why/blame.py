@@ -26,7 +26,7 @@ from allranks.why.conclusion import Conclusion
 from allranks.why.dumps import conclude_dumps
 from allranks.why.logs.events import Event, Logs
 from allranks.why.logs.line import Line
-from allranks.why.naming import add_nodes, find_culprit, find_nodes, name_somebody
+from allranks.why.naming import add_nodes, add_script, find_culprit, find_nodes, name_somebody
 from allranks.why.overcome import tell_overcome
 from allranks.why.people import Culprit, People, meet
 from allranks.why.readings.arrivals import conclude_arrivals
@@ -65,13 +65,13 @@ MAX_ANSWERS = 3
 MAX_ALARMS = 40
 """Lines whose words are held against the catalogue's samples."""
 _ALARM = re.compile(r"(?i)error|fail|fatal|abort|warn|timed? ?out|refused|exception|unable|cannot|invalid|not found")
-_PLAIN_ERROR = re.compile(
-    r"\b(?:Key|Value|Type|Attribute|Index|Name|Assertion|Import|ModuleNotFound|NotImplemented|ZeroDivision|Syntax|Lookup)Error\b"
-)
-"""Of Python itself: nothing of a cluster is behind them."""
 MAX_EVIDENCE = 3
 GOES_ON = frozenset(("nan-loss",))
 """Trouble with which a job goes on: of two findings that are as sure the other one ended it."""
+
+
+SAYS_NOTHING = frozenset(("healthy", "silent-hang"))
+"""What a log without a failure comes to: from its end alone the two are not told apart."""
 
 
 def conclude(logs: Logs, dumps: Sequence[Dump] = ()) -> list[Conclusion]:
@@ -85,7 +85,7 @@ def conclude(logs: Logs, dumps: Sequence[Dump] = ()) -> list[Conclusion]:
     found = [*conclude_signs(logs, people), *(each for reading in READINGS for each in reading(logs, people))]
     found += conclude_dumps(dumps)
     nodes = find_nodes(logs)
-    found = [add_nodes(name_somebody(each, logs, people), nodes) for each in _merge(found)]
+    found = [add_nodes(add_script(name_somebody(each, logs, people), logs), nodes) for each in _merge(found)]
     before = _order(found, estimate_offsets(logs))
     found.sort(key=lambda each: (_bucket(each), -each.weight, before(each), not each.has_context, each.cause.id))
     found = [*conclude_silence(logs, people, found), *found]
@@ -93,17 +93,18 @@ def conclude(logs: Logs, dumps: Sequence[Dump] = ()) -> list[Conclusion]:
 
 
 def _alternatives(found: Sequence[Conclusion], logs: Logs) -> Iterator[Conclusion]:
-    """Return what the first conclusion's lines may come from, too, and whose words they use, where none is proven."""
+    """Return what else a careful reader thinks of: whose words the lines use, and what the same lines may come of."""
     first = found[0] if found else None
-    if first is None or len(found) >= MAX_ANSWERS or not _is_open(first):
+    if first is None or _is_settled(first):
         return
     known = {each.cause.id for each in found}
-    alarms = _alarms(logs)
-    alike = resembling([line.text for line in first.evidence] + alarms) if alarms or first.role < Role.CONTEXT else ()
-    others = [
-        *((find_cause(other), "the same lines may come of this") for other in first.cause.also),
-        *((cause, "nothing proves it, but these lines use its words") for cause in alike),
-    ]
+    others = [(find_cause(other), "the same lines may come of this") for other in first.cause.also]
+    if not _is_proven(first) and not _says_nothing(first):
+        said = [line.text for line in first.evidence] + (_alarms(logs) or _last_words(logs))
+        alike = [(cause, "nothing proves it, but these lines use its words") for cause in resembling(said)]
+        # What a victim says is like what other victims say.
+        is_usual = first.role is Role.VICTIM or first.cause.name == "healthy"
+        others = [*others, *alike] if is_usual else [*alike, *others]
     for cause, why in others:
         if cause.id in known or len(known) >= MAX_ANSWERS:
             continue
@@ -119,21 +120,29 @@ def _alternatives(found: Sequence[Conclusion], logs: Logs) -> Iterator[Conclusio
         )
 
 
-def _is_open(first: Conclusion) -> bool:
-    """Whether something else may be behind it: not where the fault itself was said, nor where all is well."""
-    is_certain = first.confidence is Confidence.CERTAIN
-    if first.role is Role.GENERIC:
-        return not is_certain or not _PLAIN_ERROR.search(first.message)
-    if first.cause.name in {"healthy", "silent-hang"}:  # without a sign of progress, or of an end
-        return first.confidence is Confidence.UNDECIDED
-    return not (is_certain and first.role is Role.PRIMARY)
+def _is_proven(first: Conclusion) -> bool:
+    """Whether the fault itself was said, beyond doubt."""
+    return first.role is Role.PRIMARY and first.confidence is Confidence.CERTAIN
+
+
+def _says_nothing(first: Conclusion) -> bool:
+    """Whether nothing speaks of a failure: all is well, or the job hangs."""
+    return first.cause.name in SAYS_NOTHING and first.confidence is not Confidence.UNDECIDED
+
+
+def _is_settled(first: Conclusion) -> bool:
+    """Whether nothing else is to be thought of."""
+    return _says_nothing(first) and first.confidence is Confidence.CERTAIN
 
 
 def _alarms(logs: Logs) -> list[str]:
     """Return the words of exceptions, and of the ends of logs what sounds like a failure."""
     said = [event.line.text for event in logs.of("exception")][:MAX_ALARMS]
-    ends = (line.text for tail in logs.tails[:MAX_ALARMS] for line in tail.lines())
-    return said + [text for text in ends if _ALARM.search(text)][:MAX_ALARMS]
+    return said + [text for text in _last_words(logs) if _ALARM.search(text)][:MAX_ALARMS]
+
+
+def _last_words(logs: Logs) -> list[str]:
+    return [line.text for tail in logs.tails[:MAX_ALARMS] for line in tail.lines()]
 
 
 def conclude_signs(logs: Logs, people: People) -> Iterator[Conclusion]:

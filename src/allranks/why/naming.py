@@ -6,6 +6,7 @@ Ray); what was named just before; who stopped first; the place where all meet; t
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -17,7 +18,7 @@ from allranks.causes.sign import Blames, Role
 from allranks.why.conclusion import Conclusion
 from allranks.why.logs.events import Event, Logs
 from allranks.why.overheard import overhear
-from allranks.why.people import Culprit, People, blame, missing_of, named
+from allranks.why.people import FEW, Culprit, People, blame, missing_of, named
 from allranks.why.readings.ends import find_first, read_ends
 from allranks.why.readings.progress import find_laggard
 
@@ -29,6 +30,9 @@ MAX_LINES = 400
 
 SCOPE_LINES = 4
 """Of one announcement: Ray writes a dead actor's process and address on lines of their own."""
+
+_SCRIPT = re.compile(r"\b(?P<script>[\w-][\w.-]{0,120}\.py)(?:: error: | FAILED\s*$)")
+"""As argparse and torchrun's summary name it."""
 
 MAX_THINGS = 6
 """Addresses, ports, processes that are named."""
@@ -67,6 +71,17 @@ def name_somebody(conclusion: Conclusion, logs: Logs, people: People) -> Conclus
     if not conclusion.culprit.things and (before := _named_before(conclusion, logs)):
         conclusion = replace(conclusion, culprit=conclusion.culprit | before)
     return conclusion if conclusion.culprit else replace(conclusion, culprit=someone(conclusion, logs, people))
+
+
+def add_script(conclusion: Conclusion, logs: Logs) -> Conclusion:
+    """Return it with the script's name, where the user's code failed and no frame says which file of it."""
+    if conclusion.cause.name != "user-code-error" or any(".py" in thing for thing in conclusion.culprit.things):
+        return conclusion
+    lines = [*conclusion.evidence, *(line for tail in logs.tails[:FEW] for line in tail.lines())]
+    script = next((found["script"] for line in lines if (found := _SCRIPT.search(line.text))), None)
+    if script is None:
+        return conclusion
+    return replace(conclusion, culprit=conclusion.culprit | Culprit(things=(script,)))
 
 
 def _named_before(conclusion: Conclusion, logs: Logs) -> Culprit:

@@ -17,7 +17,8 @@ from allranks.why.logs.events import Logs
 from allranks.why.logs.line import Line
 from allranks.why.people import FEW, Culprit
 
-_PROCESS = re.compile(r"\b(?:[Pp]id|PID|[Pp]rocess)(?: ?[=:] ?| )([1-9][0-9]{1,6})\b")
+_PROCESS = re.compile(r"\b(?:[Pp]id|PID|[Pp]rocess)(?: ?[=:] ?| )([1-9][0-9]{1,6})\b(?! closing signal)")
+"""But not whom the launcher tells to end: that one still ran."""
 _RANK = re.compile(r"\b(?:global_|global )?[Rr](?:ank|ANK)(?: ?[=:] ?| )([0-9]{1,6})\b(?![.:/][0-9])")
 _LOCAL_RANK = re.compile(r"\blocal_rank(?: ?[=:] ?| )([0-9]{1,4})\b")
 _PLACES = (

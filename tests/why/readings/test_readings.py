@@ -153,6 +153,15 @@ CASES = [
         id="a progress bar as long as the timeout",
     ),
     pytest.param(
+        "2026-02-18 10:28:25,496 - root - INFO - Saving latest checkpoint\n"
+        "[rank7]:[E218 10:48:25.033625188 ProcessGroupNCCL.cpp:632] [Rank 7] Watchdog caught collective operation "
+        "timeout: WorkNCCL(SeqNum=15, OpType=ALLREDUCE, NumelIn=3, NumelOut=3, Timeout(ms)=1200000) ran for 1200027 "
+        "milliseconds before timing out.",
+        "straggler-rank",
+        "rank 0",
+        id="a checkpoint that was begun a timeout before",
+    ),
+    pytest.param(
         "Worker VllmWorkerProcess pid 214281 died, exit code: -11",
         "dead-rank",
         "process 214281 VllmWorkerProcess",
@@ -228,6 +237,12 @@ def test_what_proves_nothing_is_no_failure(why: Why, log: str) -> None:
             id="its trace",
         ),
         pytest.param(
+            "subprocess.CalledProcessError: Command '['train.py', '--epochs', '180']' died with <Signals.SIGUSR1: 10>.",
+            "user-code-error",
+            "",
+            id="a command in an exception",
+        ),
+        pytest.param(
             "[rank2]: step 10 loss 0.3\n[rank2]: fatal: out of cheese", "user-code-error", "rank 2", id="fatal"
         ),
     ],
@@ -264,7 +279,34 @@ def test_what_the_same_lines_may_come_of_stands_behind(why: Why) -> None:
     assert [each.cause.name for each in found][:2] == ["peer-connection-lost", "dead-rank"]
     assert all(each.confidence is Confidence.UNDECIDED for each in found[1:])
     certain = why("RuntimeError: CUDA error: invalid device ordinal")
-    assert len(certain) == 1
+    assert [each.cause.name for each in certain] == ["invalid-device", "gpu-binding"]
+    assert len(why("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")) == 1
+
+
+def test_where_no_sign_knows_the_words_those_that_use_them_are_guessed(why: Why) -> None:
+    found = why("terminate called: could not read the GID of mlx5_0 for RoCE, ibv_query failed with Invalid argument")
+    assert (found[0].cause.name, found[0].confidence) == ("user-code-error", Confidence.UNDECIDED)
+    assert "ib-config" in [each.cause.name for each in found[1:3]]
+
+
+def test_nothing_said_at_all_is_healthy_or_a_hang_or_what_the_command_tells(why: Why) -> None:
+    found = why(
+        "srun --ntasks-per-node=4 --gpus-per-node=4 --gpu-bind=closest python train.py\nCUDA_VISIBLE_DEVICES=0,1"
+    )
+    assert [each.cause.name for each in found] == ["healthy", "silent-hang", "gpu-binding"]
+    assert [each.cause.name for each in why("hello")] == ["healthy", "silent-hang"]
+
+
+def test_what_nccl_does_without_is_no_failure(why: Why) -> None:
+    said = (
+        "n1:1:1 [0] misc/ibvwrap.cc:63 NCCL WARN Failed to open libibverbs.so[.1]\nn1:1:1 [0] NCCL INFO Using network"
+    )
+    assert why(said)[0].cause.name == "healthy"
+
+
+def test_the_script_that_argparse_or_torchrun_names_is_named(why: Why) -> None:
+    first = why("usage: train.py [-h]\ntrain.py: error: unrecognized arguments: --local-rank=0")[0]
+    assert first.culprit.words() == "--local-rank=0 train.py"
 
 
 def test_the_worker_whose_error_is_passed_on_is_named_beside_its_file(why: Why) -> None:

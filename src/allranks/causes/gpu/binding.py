@@ -126,6 +126,12 @@ class DuplicateGpu(Cause, id="AR107"):
             blames=Blames.NAMED,
         ),
         Sign(r"Multiple Ranks are using the same GPU/Partition"),
+        # NCCL before 2.13 does not say to PyTorch what was wrong; as a group is made it is nearly always this.
+        Sign(
+            r"(?:ProcessGroupNCCL\.cpp|NCCLUtils\.[ch]pp):[0-9]+, invalid usage",
+            Role.LIKELY,
+            confidence=Confidence.UNDECIDED,
+        ),
     )
     hits = (
         "node01:4123:4190 [1] init.cc:1293 NCCL WARN Multiple Ranks are using the same GPU/Partition. Set "
@@ -133,8 +139,10 @@ class DuplicateGpu(Cause, id="AR107"):
         "chifflot-7:67917:67949 [0] init.cc:748 NCCL WARN Duplicate GPU detected : rank 0 and rank 1 both on CUDA "
         "device 3b000",
         "Duplicate GPU detected : rank 3 and rank 0 both on CUDA device f000",
+        "RuntimeError: NCCL error in: ../torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1169, invalid usage, NCCL "
+        "version 21.0.3",
     )
-    also = ("AR009",)
+    also = ("AR009", "AR504", "AR410")
     no_fault_yet = "the lab's pretended GPUs each have their own serial number"
     never_on_hardware = True
 
@@ -214,8 +222,12 @@ class GpuBinding(Cause, id="AR108"):
             Role.LIKELY,
             confidence=Confidence.UNDECIDED,
         ),
+        Sign(r"--gpu-bind=(?:closest|single|per_task|map|mask)", Role.CONTEXT),
+        Sign(r"--gpus-per-task[= ][0-9]", Role.CONTEXT),
     )
     hits = (
+        "srun --nodes=1 --ntasks-per-node=4 --gpus-per-node=4 --gpu-bind=closest python train.py",
+        "srun -n 8 --gpus-per-task=1 python train.py",
         "z-pc:909608:910337 [0] transport/p2p.cc:238 NCCL WARN failed to open CUDA IPC handle : 217 peer access is not "
         "supported between these two devices",
         "slurmstepd: error: Bind request 3 (0x8) does not specify any devices within the allocation. Binding to the "

@@ -149,12 +149,12 @@ class GpuMissing(Cause, id="AR103"):
     told = "a process sees no GPU, or fewer than there should be"
     fix = "on {node}: nvidia-smi -L; dmesg -T | grep -i xid; reboot it, or leave it out: --exclude={node}"
     exit_code = Exit.NODE_FAULT
-    also = ("AR106", "AR105")
+    also = ("AR106", "AR105", "AR102")
     signs = (
         Sign(r"NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver"),
         Sign(r"count reported lower than configured \((?P<present>[0-9]+) < (?P<wanted>[0-9]+)\)"),
         Sign(r"Found no NVIDIA driver on your system"),
-        Sign(r"No CUDA GPUs are available", confidence=Confidence.LIKELY),
+        Sign(r"No (?:CUDA|HIP) GPUs are available", confidence=Confidence.LIKELY),
         Sign(r"no CUDA-capable device is detected", confidence=Confidence.LIKELY),
         Sign(r"CUDA_ERROR_NO_DEVICE", confidence=Confidence.LIKELY),
         Sign(r"Failed to initialize NVML: (?:Unknown Error|Driver Not Loaded)", confidence=Confidence.LIKELY),
@@ -170,6 +170,7 @@ class GpuMissing(Cause, id="AR103"):
         ),
         Sign(r"no accelerator device is detected", Role.LIKELY, confidence=Confidence.LIKELY),
         Sign(r"No supported gpu backend found", Role.LIKELY, confidence=Confidence.LIKELY),
+        Sign(r"CUDA driver initialization failed, you might not have a CUDA gpu", Role.LIKELY),
     )
     hits = (
         "n1:6896:7103 [1] misc/nvmlwrap.cc:187 NCCL WARN nvmlDeviceGetHandleByPciBusId() failed: Not Found",
@@ -178,6 +179,7 @@ class GpuMissing(Cause, id="AR103"):
         "Reason=gres/gpu count reported lower than configured (7 < 8) [slurm@2026-07-28T17:13:24]",
         "RuntimeError: Found no NVIDIA driver on your system. Please check that you have an NVIDIA GPU",
         "RuntimeError: No CUDA GPUs are available",
+        "RuntimeError: No HIP GPUs are available",
         "RuntimeError: cuda runtime error (100) : no CUDA-capable device is detected at THCGeneral.cpp:50",
         "failed call to cuInit: CUDA_ERROR_NO_DEVICE: no CUDA-capable device is detected",
         "Failed to initialize NVML: Unknown Error",
@@ -188,6 +190,7 @@ class GpuMissing(Cause, id="AR103"):
         "variable CUDA_VISIBLE_DEVICES after program start.",
         "RuntimeError: FSDP needs a non-CPU accelerator device, but no accelerator device is detected.",
         "MisconfigurationException: No supported gpu backend found!",
+        "RuntimeError: CUDA driver initialization failed, you might not have a CUDA gpu.",
     )
     misses = ("NVIDIA-SMI 580.95.05              Driver Version: 580.95.05      CUDA Version: 13.0",)
     never_on_hardware = True

@@ -58,8 +58,10 @@ class FabricManager(Cause, id="AR101"):
         Sign(r"system not yet initialized"),
         Sign(r"cudaErrorSystemNotReady"),
         Sign(r"CUDA_ERROR_SYSTEM_NOT_READY"),
-        Sign(r"don't match with driver version"),
-        Sign(r"nvidia-fabricmanager\.service: (?:Failed with result|Control process exited)"),
+        Sign(r"interface version (?P<thing>[0-9][0-9.]{2,20}) don't match with driver version"),
+        Sign(
+            r"nvidia-fabricmanager\.service:? (?:Failed with result|(?:failed because the )?[Cc]ontrol process exited)"
+        ),
         Sign(r"configuration error in the Fabric Manager"),
         Sign(r"transport/nvls\.cc:[0-9]+ NCCL WARN Cuda failure", Role.LIKELY, confidence=Confidence.UNDECIDED),
     )
@@ -70,6 +72,7 @@ class FabricManager(Cause, id="AR101"):
         "nv-fabricmanager[104230]: fabric manager NVIDIA GPU driver interface version 550.127.05 don't match with "
         "driver version 550.120. Please update with matching NVIDIA driver package.",
         "systemd[1]: nvidia-fabricmanager.service: Control process exited, code=exited, status=1/FAILURE",
+        "Job for nvidia-fabricmanager.service failed because the control process exited with error code.",
         "node01:4123:4190 [0] transport/nvls.cc:244 NCCL WARN Cuda failure 401 'the operation cannot be performed'",
         "This is usually caused by a system or configuration error in the Fabric Manager or NVSwitches.",
         "gpu-a: Test CUDA failure common.cu:1030 'system not yet initialized'",

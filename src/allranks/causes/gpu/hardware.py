@@ -118,6 +118,18 @@ class GpuHardware(Cause, id="AR105"):
             Role.LIKELY,
             confidence=Confidence.UNDECIDED,
         ),
+        # AMD's: a kernel that never ends gets its GPU reset, too.
+        Sign(
+            r"HW Exception by GPU (?P<gpu>node-[0-9]+) (?:\(Agent handle: \w+\) )?reason ?: ?GPU Hang",
+            Role.LIKELY,
+            confidence=Confidence.LIKELY,
+        ),
+        Sign(r"amdgpu (?P<gpu>[0-9a-f]{4}:[0-9a-f:.]{3,12}): (?:amdgpu: )?device lost from bus!"),
+        Sign(
+            r"amdgpu (?P<gpu>[0-9a-f]{4}:[0-9a-f:.]{3,12}): (?:amdgpu: )?GPU reset begin!",
+            Role.LIKELY,
+            confidence=Confidence.UNDECIDED,
+        ),
     )
     hits = (
         "pcieport 0000:00:03.0: AER: Uncorrected (Fatal) error received: 0000:3b:00.0",
@@ -162,6 +174,9 @@ class GpuHardware(Cause, id="AR105"):
         "  what():  CUDA error: unknown error",
         "RuntimeError: cuda runtime error (30) : unknown error at /pytorch/aten/src/THC/THCGeneral.cpp:50",
         "gpu-node:2143:2561 [1] enqueue.cc:1186 NCCL WARN Cuda failure 999 'unknown error'",
+        "HW Exception by GPU node-1 (Agent handle: 0x5899c75e9d60) reason :GPU Hang",
+        "02:21:32 amdgpu 0000:08:00.0: amdgpu: device lost from bus!",
+        "[76914.214195] amdgpu 0000:dd:00.0: amdgpu: GPU reset begin!",
     )
     misses = (
         "NVRM: Xid (PCI:0000:44:00): 13, pid=812, Graphics Exception: ESR 0x404490=0x80000001",

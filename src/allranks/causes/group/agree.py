@@ -219,6 +219,10 @@ class UnevenInputs(Cause, id="AR411"):
             _NAMED,
             Confidence.LIKELY,
         ),
+        # WeNet's and CosyVoice's: one rank was done, and the others met without it (a barrier of Gloo's).
+        Sign(r"Detected uneven workload distribution: ", Role.LIKELY, _NOBODY, Confidence.LIKELY),
+        # fairseq's: what it gathers is no object of Python, because another rank is elsewhere.
+        Sign(r"Unable to unpickle data from other workers\. all_gather_list requires all", blames=_NOBODY),
         # Says only that one loader counts wrong; where ranks wait at the end of an epoch, it is why.
         Sign(
             r"Length of IterableDataset .*was reported to be (?P<expected>[0-9]+)",
@@ -231,6 +235,9 @@ class UnevenInputs(Cause, id="AR411"):
         "RuntimeError: Detected at least one rank that exhausted inputs. Throwing across all ranks.",
         "UserWarning: Detected uneven input skew of greater than 1000. This means that rank 0 has at least 1000 fewer "
         "inputs than other currently-active ranks.",
+        "INFO Detected uneven workload distribution: [Rank 0]: Ranks 3 did not come",
+        "Exception: Unable to unpickle data from other workers. all_gather_list requires all workers to enter the "
+        "function together",
         "UserWarning: Length of IterableDataset <data.Stream object at 0x7f> was reported to be 100 (when accessing "
         "len(dataloader)), but 101 samples have been fetched.",
     )

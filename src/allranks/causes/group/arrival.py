@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from allranks.causes.cause import Cause
+from allranks.causes.net.lines import TRIED
 from allranks.causes.sign import Blames, Role, Sign
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence
@@ -77,6 +78,11 @@ class MissingRank(Cause, id="AR401"):
             _NOBODY,
             Confidence.LIKELY,
         ),
+        # Of a barrier later on, or of what one of them would have written: it may also hang, or be slow.
+        Sign(r"Barrier timed out\. (?:Barrier_id|Id): ", Role.LIKELY, _NOBODY, Confidence.UNDECIDED),
+        Sign(r"GetKeyValue\(\) timed out with key: ", Role.LIKELY, _NOBODY, Confidence.UNDECIDED),
+        # PaddlePaddle, of each rank that does not listen yet.
+        Sign(r"not ready endpoints:\['" + TRIED + "'", Role.VICTIM, Blames.PEER, Confidence.UNDECIDED),
         Sign(r"/job:[a-z_]{1,40}/replica:[0-9]+/task:(?P<rank>[0-9]+)$", Role.CONTEXT, _NAMED),
         # Gloo's key of a rank ends with its number; NCCL's does not, and is written another way.
         Sign(
@@ -110,6 +116,11 @@ class MissingRank(Cause, id="AR401"):
         "jaxlib.xla_extension.XlaRuntimeError: DEADLINE_EXCEEDED: Barrier timed out. Barrier_id: PjRT_Client_Connect. "
         "Timed out task names:",
         "/job:jax_worker/replica:0/task:6",
+        "jaxlib.xla_extension.XlaRuntimeError: DEADLINE_EXCEEDED: Barrier timed out. Barrier_id: "
+        "multihost_broadcast_sync0. Timed out task names:",
+        "E0000 00:00:1743713172.513857  698835 pjrt_stream_executor_client.cc:3072] Execution of replica 0 failed: "
+        "DEADLINE_EXCEEDED: GetKeyValue() timed out with key: devices=[0,1,2,3]; stream=0 and duration: 10m",
+        "not ready endpoints:['192.168.4.7:6070', '192.168.4.7:6071']",
         "RuntimeError: Timed out initializing process group in store based barrier on rank: 0, for key: "
         "store_based_barrier_key:1 (world_size=8, worker_count=1, timeout=0:30:00)",
         "torch.distributed.DistStoreError: Timed out initializing process group in store based barrier on rank 3, for "
@@ -254,7 +265,7 @@ class StaleStore(Cause, id="AR404"):
     told = "more ranks came to the store than the job has: some are of an earlier start, or of another job"
     fix = "on {node}: pgrep -u $USER -af 'allranks run' shows what was left behind; end it"
     exit_code = Exit.SETUP
-    also = ("AR401",)
+    also = ("AR401", "AR602")
     signs = (
         Sign(r"store based barrier [^(]*\(world_size=" + _more_than_wanted(), blames=_NOBODY),
         Sign(
@@ -264,8 +275,11 @@ class StaleStore(Cause, id="AR404"):
             _NOBODY,
             Confidence.LIKELY,
         ),
+        # An agent that has not begun yet finds it closed: by an earlier start with the same id.
+        Sign(r"(?:rendezvous\.api\.|\": \")RendezvousClosedError", Role.VICTIM, _NOBODY, Confidence.UNDECIDED),
     )
     hits = (
+        "torch.distributed.elastic.rendezvous.api.RendezvousClosedError",
         "RuntimeError: Timed out initializing process group in store based barrier on rank: 0, for key: "
         "store_based_barrier_key:1 (world_size=8, worker_count=16, timeout=0:15:00)",
         "INFO:root:Waiting in store based barrier to initialize process group for rank: 0, key: "

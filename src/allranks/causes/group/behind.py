@@ -93,6 +93,13 @@ class StuckRank(Cause, id="AR408"):
             _NOBODY,
             Confidence.UNDECIDED,
         ),
+        # HCCL
+        Sign(
+            r"Getting socket times out\. Reason: Remote Rank did not send the data in time",
+            Role.VICTIM,
+            _NOBODY,
+            Confidence.UNDECIDED,
+        ),
         # Horovod writes who is missing, line by line: `3: [allreduce.grad_0, ...]`, `3!: [...]` before it gives up.
         Sign(
             r"submitted to be reduced, gathered or broadcasted by subset of ranks and are waiting for remainder of "
@@ -115,6 +122,8 @@ class StuckRank(Cause, id="AR408"):
         ),
     )
     hits = (
+        "EI0006: 2024-08-05-18:15:21.270.506 Getting socket times out. Reason: Remote Rank did not send the data in "
+        "time. Please check the reason for the rank being stuck",
         "[Rank 0]: Rank 1 failed to pass monitoredBarrier in 2000 ms",
         "[E ProcessGroupGloo.cpp:138] [Rank 0]: Ranks 1, 2 failed to pass monitoredBarrier in 120000 ms",
         "RuntimeError: Rank 0 timed out in monitoredBarrier after 15000 ms.",
@@ -195,6 +204,7 @@ class StragglerRank(Cause, id="AR409"):
             r"(?P<rank>[0-9]+)(?:, node='(?P<node>[^']{1,120})')?|(?P<ranks>[0-9][0-9, ]*))",
             blames=_NAMED,
         ),
+        Sign(r"Detected [Ss]tragglers: \[(?P<ranks>[0-9][0-9, ]*)\]", blames=_NAMED),  # FlagScale
         # The store works and has no such key: the first rank of the group has not come to this collective.
         Sign(
             r"etr(?:ie|ei)ving ncclUniqueId from \[(?P<rank>[0-9]+)\] via c10d key-value store by key '[^']*', but "
@@ -235,6 +245,7 @@ class StragglerRank(Cause, id="AR409"):
         "STRAGGLER DETECTION WARNING: Some GPUs have worse relative performance. Affected ranks: [76, 13, 45]",
         "STRAGGLER DETECTION WARNING: Some GPUs performance dropped. Affected ranks: "
         "{StragglerId(rank=3, node='h100-1')}",
+        "[default0]:Detected Stragglers: [3, 11]",
         "torch.distributed.DistBackendError: [1] is setting up NCCL communicator and retrieving ncclUniqueId from [0] "
         "via c10d key-value store by key '0', but store->get('0') got error: Socket Timeout",
         "[5] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store by key "

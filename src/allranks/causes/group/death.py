@@ -52,6 +52,8 @@ def _forms(code: str, number: str, name: str, words: str) -> Iterator[str]:
     yield rf"Child process unexpectedly failed with exitcode=(?P<code>{code})\b\. pid=(?P<pid>[0-9]+)"
     # glog, in the process itself: Paddle, wav2letter.
     yield rf"\*\*\* SIG(?P<signal>{name}) \(@0x[0-9a-f]+\) received by PID (?P<pid>[0-9]+)"
+    # Python's subprocess: torch.distributed.launch of torch before 1.9, accelerate, DeepSpeed.
+    yield rf"died with <Signals\.SIG(?P<signal>{name}): [0-9]+>"
 
 
 class DeadRank(Cause, id="AR407"):
@@ -210,6 +212,10 @@ class DeadRank(Cause, id="AR407"):
                 "ERROR:composer.cli.launcher:Global rank 0 (PID 208865) exited with code {}",
                 "[2025-07-28 11:07:56] Child process unexpectedly failed with exitcode={}. pid=1926765",
             )
+        ),
+        *(
+            f"subprocess.CalledProcessError: Command '['python3', '-u', 'train.py']' died with <Signals.{signal}>."
+            for signal in ("SIGSEGV: 11", "SIGKILL: 9", "SIGABRT: 6")
         ),
         "  [SignalInfo: *** SIGSEGV (@0x7ffff0) received by PID 12415 (TID 0x7f1e317fa700) from PID 8388592 ***]",
         "*** SIGKILL (@0x3e8) received by PID 12415 (TID 0x7f1e317fa700) from PID 1000; stack trace: ***",

@@ -125,7 +125,7 @@ class StoreLost(Cause, id="AR414"):
     fix = "look at the log of the host of the store (MASTER_ADDR, --rdzv-endpoint): it ended before the others"
     exit_code = Exit.NODE_FAULT
     no_fault_yet = "it takes a job of plain torchrun whose first agent is killed"
-    also = ("AR201", "AR215", "AR602")
+    also = ("AR201", "AR215", "AR602", "AR404")
     signs = (
         Sign(
             r"has failed to send a keep-alive heartbeat to the rendezvous '[^']*' due to an error of type "
@@ -144,7 +144,6 @@ class StoreLost(Cause, id="AR414"):
         # The agent had its store, and asks it for the state again.
         Sign(r'self\._call_store\("(?:get|compare_set)", ', Role.LIKELY, _NOBODY, Confidence.LIKELY),
         Sign(r"has failed to shutdown the rendezvous '", Role.VICTIM, _NOBODY, Confidence.UNDECIDED),
-        Sign(r"rendezvous\.api\.RendezvousClosedError", Role.VICTIM, _NOBODY, Confidence.UNDECIDED),
         # Who wants NCCL's id from the first rank, and finds its store closed.
         Sign(
             r"etr(?:ie|ei)ving ncclUniqueId from \[(?P<rank>[0-9]+)\] via c10d key-value store by key '[^']*', but "
@@ -173,10 +172,24 @@ class StoreLost(Cause, id="AR414"):
             _NOBODY,
             Confidence.UNDECIDED,
         ),
+        # The same of torch 2.3 and 2.4.
+        Sign(r"Failed to get exception dump flag from the global store\.", Role.VICTIM, _NOBODY, Confidence.UNDECIDED),
+        # JAX's store: its coordination service.
+        Sign(r"from coordination service: UNAVAILABLE: ", Role.VICTIM, _NOBODY, Confidence.UNDECIDED),
+        Sign(
+            r"Error received from peer ipv[46]:(?P<peer>[0-9a-f.:]+):[0-9]+\",.{1,300}\"grpc_message\":\"Socket closed",
+            Role.VICTIM,
+            Blames.PEER,
+            Confidence.UNDECIDED,
+        ),
         Sign(r"Stop_waiting response is expected", Role.LIKELY, _NOBODY, Confidence.LIKELY),
     )
     hits = (
         "RuntimeError: Stop_waiting response is expected",
+        "preemption_sync_manager.cc:170] Failed to retrieve preemption notice from coordination service: UNAVAILABLE: "
+        "Socket closed",
+        ':{"created":"@1706696495.0","description":"Error received from peer ipv4:10.150.0.4:62464","file":"call.cc",'
+        '"file_line":1056,"grpc_message":"Socket closed","grpc_status":14}.',
         '    base64_state: bytes = self._call_store("get", self._key)',
         "WARNING:torch.distributed.elastic.rendezvous.dynamic_rendezvous:The node 'node.b_3427_0' has failed to send a "
         "keep-alive heartbeat to the rendezvous 'test' due to an error of type RendezvousConnectionError.",
@@ -185,7 +198,6 @@ class StoreLost(Cause, id="AR414"):
         "RendezvousTimeoutError.",
         "The node 'sdumont8052_1_0' has failed to shutdown the rendezvous 'none' due to an error of type "
         "RendezvousConnectionError.",
-        "torch.distributed.elastic.rendezvous.api.RendezvousClosedError",
         "torch.distributed.DistBackendError: [3] is setting up NCCL communicator and retrieving ncclUniqueId from [0] "
         "via c10d key-value store by key '0', but store->get('0') got error: Connection reset by peer",
         "RuntimeError: [1] is setting up NCCL communicator and retreiving ncclUniqueId from [0] via c10d key-value "
@@ -202,6 +214,8 @@ class StoreLost(Cause, id="AR414"):
         "addr=[::ffff:10.0.0.2]:39468, remote=[::ffff:10.0.0.1]:12201): Broken pipe",
         '[rank1]:[W618 10:26:54 ProcessGroupNCCL.cpp:1771] [PG ID 0 PG GUID 0 Rank 1] Failed to check the "should '
         'dump" flag on TCPStore, (maybe TCPStore server has shut down too early), with error: Broken pipe',
+        "[rank1]:[E614 11:14:03.086670611 ProcessGroupNCCL.cpp:1319] [PG 0 Rank 1] Failed to get exception dump flag "
+        "from the global store.Connection reset by peer",
     )
     misses = (
         "BrokenPipeError: [Errno 32] Broken pipe",

@@ -314,3 +314,4 @@ class SilentHang(Cause, id="AR491"):
     told = "the logs stop, and nothing in them says why"
     exit_code = Exit.HANG
     is_outcome = True
+    also = ("AR409", "AR599")

@@ -57,6 +57,8 @@ class Preempted(Cause, id="AR506"):
         Sign(r"[Ii]nstance (?:was|has been|is being|got) preempted", blames=_NOBODY),
         Sign(r"(?i:spot instance interruption (?:warning|notice))", blames=_NOBODY),
         Sign(r"compute\.instances\.preempted", blames=_NOBODY),
+        # Clouds stop a machine as if its power key were pressed (ACPI); nobody stands before it.
+        Sign(r"systemd-logind(?:\[[0-9]+\])?:? Power key pressed", Role.LIKELY, confidence=Confidence.UNDECIDED),
     )
     hits = (
         "slurmstepd: error: *** JOB 11509447 ON nodeau01 CANCELLED AT 2026-03-25T10:34:07 DUE TO PREEMPTION ***",
@@ -71,6 +73,7 @@ class Preempted(Cause, id="AR506"):
         "Instance was preempted.",
         '"detail-type": "EC2 Spot Instance Interruption Warning",',
         'protoPayload.methodName="compute.instances.preempted"',
+        "Jan 30 10:33:08 gpu-4 systemd-logind[612]: Power key pressed short.",
     )
     misses = (
         "slurmstepd: error: *** JOB 1 ON n1 CANCELLED AT 2023-01-05T07:00:11 DUE TO TIME LIMIT ***",
@@ -118,6 +121,7 @@ class TimeLimit(Cause, id="AR507"):
         Sign(r"JobState=TIMEOUT", blames=_NOBODY),
         Sign(r"\bTIMEOUT +(?:[0-9]+-)?[0-9]+:[0-9]", Role.LIKELY, _NOBODY, Confidence.LIKELY),
         Sign(r"PBS: job killed: walltime [0-9]+ exceeded limit (?P<seconds>[0-9]+)", blames=_NOBODY),
+        Sign(r"[Jj]ob exceeded (?:its )?wall(?:time|clock) limit", blames=_NOBODY),  # Torque, Moab
         Sign(r"TERM_RUNLIMIT: job killed", blames=_NOBODY),
         Sign(r"Job was active longer than specified deadline", blames=_NOBODY),
         Sign(r"[Hh]andling auto-requeue signal: ", Role.LIKELY, _NOBODY, Confidence.UNDECIDED),
@@ -133,6 +137,8 @@ class TimeLimit(Cause, id="AR507"):
         "   JobState=TIMEOUT Reason=TimeLimit Dependency=(null)",
         "10763635_1     w2-persample-timeout    TIMEOUT   00:02:11          8      0:0",
         "=>> PBS: job killed: walltime 3632 exceeded limit 3600",
+        "Job exceeded its walltime limit. Job was aborted",
+        "MOAB_INFO:  job exceeded wallclock limit",
         "TERM_RUNLIMIT: job killed after reaching LSF run time limit.",
         "Warning  DeadlineExceeded  2m  job-controller  Job was active longer than specified deadline",
     )

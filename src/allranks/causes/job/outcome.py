@@ -104,9 +104,11 @@ class Healthy(Cause, id="AR599"):
     """
 
     is_outcome = True
+    also = ("AR491",)
     message = "nothing found"
     told = "the job came to its end, and nothing speaks against it"
     exit_code = Exit.OK
+    also = ("AR491",)
     signs = (
         Sign(r"worker group successfully finished", Role.CONTEXT, Blames.NOBODY),
         Sign(r"Training completed\. Do not forget to share your model", Role.CONTEXT, Blames.NOBODY),

@@ -127,7 +127,25 @@ class WrongNic(Cause, id="AR203"):
         ),
         Sign(r"(?:Bootstrap ?|NET/Socket ): Using .{0,200}\b" + NIC_OF_ONE_MACHINE + r":", Role.CONTEXT),
         Sign(r"(?:Bootstrap ?|NET/Socket ): Using (?:\[0\])?(?P<interface>lo):127\.", Role.CONTEXT),
+        Sign(r"(?:Bootstrap ?|NET/Socket ): Using (?:\[0\])?(?P<interface>[A-Za-z0-9_.-]{1,15}):fe80:", Role.CONTEXT),
         Sign(r"(?:send|receive)\] via NET/Socket/[1-9]", Role.CONTEXT),
+        # It listens at the address of its own interface: a link-local one that is not there any more, or not ready.
+        Sign(r"Call to bind failed ?: Cannot assign requested address", Role.LIKELY, confidence=Confidence.LIKELY),
+        # Open MPI: a peer comes from, or is reached at, an address that it has not announced.
+        Sign(
+            r"Match incoming connection from \[\[[0-9,]+\],[0-9]+\] (?P<address>[0-9a-f.:]{3,45}) with locally known "
+            r"IP",
+            Role.LIKELY,
+            confidence=Confidence.LIKELY,
+        ),
+        Sign(r"Source IP of socket: +(?P<address>[0-9a-f.:]{3,45})", Role.LIKELY, Blames.NAMED, Confidence.LIKELY),
+        Sign(r"received unexpected process identifier \[\[", Role.LIKELY, confidence=Confidence.UNDECIDED),
+        Sign(
+            r"at least one routable network interface with the same name",
+            Role.LIKELY,
+            Blames.NOBODY,
+            Confidence.UNDECIDED,
+        ),
     )
     hits = (
         "51ca79e04561:4880:5140 [1] include/socket.h:361 NCCL WARN Call to connect timeout : Connection refused",
@@ -159,6 +177,15 @@ class WrongNic(Cause, id="AR203"):
         "[1]veth25f2e72:fe80::380d:bfff:fe5b:54d2%veth25f2e72<0>",
         "axa:30483:30485 [0] NCCL INFO Bootstrap : Using lo:127.0.0.1<0>",
         "worker-b:101542:101934 [0] NCCL INFO Channel 00 : 0[18000] -> 1[18000] [receive] via NET/Socket/1",
+        "node20:275975:275975 [0] NCCL INFO Bootstrap : Using ib0:fe80::ba59:9f03:fc:765c%ib0<0>",
+        "node20:275975:275975 [0] misc/socket.cc:379 NCCL WARN Call to bind failed : Cannot assign requested address",
+        "[n1:06805] btl: tcp: Match incoming connection from [[27443,1],1] 44.128.0.4 with locally known IP 2.2.2.77 "
+        "failed (iface 0/4)!",
+        "  Source IP of socket:      10.9.0.4",
+        "[n1][[31589,1],2][btl_tcp_endpoint.c:638:mca_btl_tcp_endpoint_recv_connect_ack] received unexpected process "
+        "identifier [[31589,1],3]",
+        "One possible cause of this problem is that horovodrun currently requires every host to have at least one "
+        "routable network interface with the same name across all of the hosts.",
     )
     misses = (
         "worker-b:101542:101542 [0] NCCL INFO Bootstrap : Using eth0:172.17.0.4<0>",

@@ -42,7 +42,7 @@ OF_A_CONTAINER = r"(?P<address>172\.17\.[0-9]{1,3}\.[0-9]{1,3})"
 """Docker's own subnet: within one container all is well with it."""
 NOT_REACHED = (
     r"(?P<error>No route to host|Connection refused|Connection timed out|Network is unreachable|Invalid argument"
-    r"|Cannot assign requested address)"
+    r"|Cannot assign requested address|Software caused connection abort)"
 )
 NIC_OF_ONE_MACHINE = (
     r"(?P<interface>docker[0-9]+|veth[0-9A-Za-z]{3,12}|virbr[0-9]+|br-[0-9a-f]{12}|podman[0-9]+|cni[0-9]+|lxcbr[0-9]+)"

@@ -88,6 +88,13 @@ class LoopbackHostname(Cause, id="AR209"):
             r"Gloo connectFullMesh failed with \[.{3,200}\] no error", Role.LIKELY, Blames.NOBODY, Confidence.UNDECIDED
         ),
         Sign(r"master_addr=(?P<address>127\.0\.1\.1)", Role.CONTEXT),
+        # TensorPipe (tensorpipe_agent.cpp), which goes on.
+        Sign(
+            r"Failed to look up the IP address for the hostname \(.{1,200}\), defaulting to "
+            r"(?P<address>[0-9a-f.:]{3,45})",
+            Role.LIKELY,
+            confidence=Confidence.UNDECIDED,
+        ),
     )
     hits = (
         "RuntimeError: "
@@ -109,6 +116,8 @@ class LoopbackHostname(Cause, id="AR209"):
         "RuntimeError: Gloo connectFullMesh failed with [../third_party/gloo/gloo/transport/tcp/pair.cc:144] no error",
         "[2023-05-01 10:00:00,123] [INFO] [comm.py:656:mpi_discovery] Discovered MPI settings of world_rank=0, "
         "local_rank=0, world_size=4, master_addr=127.0.1.1, master_port=29500",
+        "[W tensorpipe_agent.cpp:63] Failed to look up the IP address for the hostname (EAI_NONAME: unknown node or "
+        "service), defaulting to 127.0.0.1",
     )
     misses = (
         "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:575] Connection closed by peer "

@@ -237,8 +237,17 @@ class PortInUse(Cause, id="AR207"):
         Sign(r"tcp/[a-z_]{3,12}\.cc:[0-9]+\] (?:bind|listen): Address already in use"),
         # Of any server: tensorboard's too.
         Sign(r"OSError: \[Errno 98\] Address already in use", Role.LIKELY, confidence=Confidence.UNDECIDED),
+        # gRPC, LightGBM, ps-lite: the port may also be one that only root may take.
+        Sign(r"Failed to bind to address [^ ;]{1,80}:(?P<port>[0-9]+)", Role.LIKELY, confidence=Confidence.UNDECIDED),
+        Sign(r"[Bb]inding port (?P<port>[0-9]+) failed", Role.LIKELY, confidence=Confidence.UNDECIDED),
+        Sign(r"Check failed: .{0,60}\bport\b.{0,60} bind failed", Role.LIKELY, confidence=Confidence.UNDECIDED),
+        Sign(r"Port (?P<port>[0-9]+) is unavailable", Role.LIKELY, confidence=Confidence.UNDECIDED),
     )
     hits = (
+        "RuntimeError: Failed to bind to address 127.0.0.1:9923; set GRPC_VERBOSITY=debug environment variable to see",
+        "[LightGBM] [Fatal] Binding port 12402 failed",
+        "ps-lite/src/van.cc:76: Check failed: (my_node_.port) != (-1) bind failed",
+        "ctrl_server.cpp:52] Check failed: port == bound_port (22 vs. 0) Port 22 is unavailable",
         "RuntimeError: [/work/third_party/gloo/gloo/transport/tcp/pair.cc:176] bind: Address already in use",
         "RuntimeError: The server socket has failed to listen on any local network address. port: 29500, useIpv6: 0, "
         "code: -98, name: EADDRINUSE, message: address already in use",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from allranks.causes.cause import Cause, Outcome, failed
 from allranks.causes.net.cards import parse_address, with_facts
-from allranks.causes.net.lines import ENDPOINT, PORT, TRIED
+from allranks.causes.net.lines import ENDPOINT, IPV4, NAME, PORT, TRIED
 from allranks.causes.sign import Blames, Role, Sign
 from allranks.model.card import Card
 from allranks.model.errors import Exit
@@ -99,6 +99,30 @@ class MasterUnreachable(Cause, id="AR201"):
             Blames.NOBODY,
             Confidence.UNDECIDED,
         ),
+        # gRPC, as of JAX's coordinator; PaddlePaddle's store.
+        Sign(
+            r"ailed to connect to all addresses.{0,60} ipv[46]:" + TRIED + ": Failed to connect to remote host",
+            Role.LIKELY,
+            Blames.NAMED,
+            Confidence.UNDECIDED,
+        ),
+        Sign(
+            r"Retry to connect to " + TRIED + " while the server is not yet listening",
+            Role.LIKELY,
+            Blames.NAMED,
+            Confidence.UNDECIDED,
+        ),
+        Sign(
+            r"LoadServer +(?:(?P<address>"
+            + IPV4
+            + ")|(?P<node>"
+            + NAME
+            + r")) Failed at [0-9]+ times .{0,40}failed to "
+            r"connect to all addresses",
+            Role.LIKELY,
+            Blames.NAMED,
+            Confidence.UNDECIDED,
+        ),
         # torch before 1.12: c10d's Utils.hpp throws the bare errno.
         Sign(
             r"connect\(\) timed out\.(?: Original timeout was [0-9]+ ms)?",
@@ -138,6 +162,12 @@ class MasterUnreachable(Cause, id="AR201"):
         ),
         Sign(
             r"ORTE was unable to reliably start one or more daemons", Role.LIKELY, Blames.NOBODY, Confidence.UNDECIDED
+        ),
+        Sign(
+            r"ORTE daemon has unexpectedly failed after launch and before",
+            Role.LIKELY,
+            Blames.NOBODY,
+            Confidence.UNDECIDED,
         ),
         Sign(
             r"ORTE does not know how to route a message to the specified daemon",
@@ -199,9 +229,16 @@ class MasterUnreachable(Cause, id="AR201"):
         "horovod.runner.common.util.network.NoValidAddressesFound: Horovod was unable to connect to task service #1 on "
         "any of the following addresses: {'ens192': [('192.168.21.50', 8394)]}.",
         "ssh not successful for host worker2:",
+        "jaxlib.xla_extension.XlaRuntimeError: UNAVAILABLE: failed to connect to all addresses; last error: UNKNOWN: "
+        "ipv4:10.0.0.7:13305: Failed to connect to remote host: Connection refused",
+        "I1127 19:18:22.167176 3907468 tcp_utils.cc:107] Retry to connect to 10.0.0.1:51920 while the server is not "
+        "yet listening.",
         '[proxy:0:1@node02] HYDU_sock_connect (lib/utils/sock.c:145): unable to connect from "node02" to "node01" '
         "(Connection refused)",
         "ORTE was unable to reliably start one or more daemons.",
+        "An ORTE daemon has unexpectedly failed after launch and before",
+        "I0103 21:17:57.216329 20165 ctrl_client.cpp:234] LoadServer 127.0.0.1 Failed at 1 times error_code 14 "
+        "error_message failed to connect to all addresses",
         "etcd.EtcdConnectionFailed: Connection to etcd failed due to MaxRetryError",
     )
     misses = (
@@ -314,7 +351,8 @@ class MasterDns(Cause, id="AR202"):
         Sign(r"socket\.gaierror: \[Errno -(?:2|3|4|5)\] ", Role.LIKELY, confidence=Confidence.UNDECIDED),
         Sign(r"error encountered when getting address info : (?P<error>[A-Z][a-z][A-Za-z ]{4,60})"),
         Sign(r"tcp/device\.cc:[0-9]+\] rv == 0\. -(?:2|3|4|5) vs 0", confidence=Confidence.LIKELY),
-        Sign(r"ssh: Could not resolve hostname (?P<node>[^ :]{1,120}): ", Role.LIKELY, Blames.NAMED, Confidence.LIKELY),
+        Sign(r"ssh: Could not resolve hostname (?P<node>[^ ]{1,120}): ", Role.LIKELY, Blames.NAMED, Confidence.LIKELY),
+        Sign(r"LoadServer +(?P<node>" + NAME + r") Failed at [0-9]+ times .{0,40}DNS resolution failed"),
         Sign(r"unable to get host address for (?P<node>[A-Za-z0-9_.-]{1,120})", Role.PRIMARY, Blames.NAMED),
         Sign(r'error: (?:slurm_set_addr: )?Unable to resolve "(?P<node>[^"]{1,120})"'),
         Sign(
@@ -340,6 +378,8 @@ class MasterDns(Cause, id="AR202"):
         "service not known",
         "RuntimeError: [enforce fail at /pytorch/third_party/gloo/gloo/transport/tcp/device.cc:83] rv == 0. -2 vs 0. ",
         "ssh: Could not resolve hostname worker-2: Name or service not known",
+        "ctrl_client.cpp:234] LoadServer  gpu9 Failed at 0 times error_code 14 error_message DNS resolution failed",
+        "ssh: Could not resolve hostname localhost:4: Name or service not known",
         "[mpiexec@n1] HYDU_sock_get_iface_ip (lib/utils/sock.c:446): unable to get host address for n9 (1)",
         'srun: error: slurm_set_addr: Unable to resolve "gpu007"',
         'sinfo: error: Unable to resolve "login": Host name lookup failure',

@@ -159,7 +159,12 @@ class HostOomKill(Cause, id="AR008"):
         Sign(
             r"(?:^|>:|(?:it/s|s/it).{0,200}\])Killed\s*$", Role.LIKELY, confidence=Confidence.LIKELY
         ),  # the shell, of what it waited for
-        Sign(r"exited with code 137\b", Role.LIKELY, confidence=Confidence.LIKELY),
+        # `worker:0 python process exited with code 137`: a task of TensorFlow's cluster.
+        Sign(
+            r"(?:(?P<thing>(?:worker|chief|ps|evaluator):[0-9]+) .{0,60})?exited with code 137\b",
+            Role.LIKELY,
+            confidence=Confidence.LIKELY,
+        ),
         Sign(r"(?:^|[^A-Za-z.])MemoryError$", role=Role.LIKELY, confidence=Confidence.LIKELY),
     )
     hits = (

@@ -314,6 +314,15 @@ class NodeFailure(Cause, id="AR012"):
         Sign(r"Prolog (?:failure|hung) on node (?P<node>[A-Za-z0-9_.-]+)", blames=Blames.NAMED),
         Sign(r"Node (?P<node>[A-Za-z0-9_.-]+) status is now: NodeNotReady", blames=Blames.NAMED),
         Sign(r"NodeNotReady", Role.LIKELY, confidence=Confidence.LIKELY),
+        # sinfo --Node --long: the star says that slurmctld hears nothing of the node.
+        Sign(
+            r"^(?P<node>[A-Za-z0-9_.-]+) +[0-9]+ .{1,120} Not responding",
+            Role.LIKELY,
+            Blames.NAMED,
+            Confidence.LIKELY,
+        ),
+        Sign(r"Reason=Not responding", Role.LIKELY, Blames.NOBODY, Confidence.LIKELY),
+        Sign(r"System is (?:powering down|rebooting)\.?$", Role.LIKELY, confidence=Confidence.LIKELY),
         Sign(r"Pod was terminated in response to imminent node shutdown"),
         # The machine itself
         Sign(r"Kernel panic - not syncing"),
@@ -343,6 +352,9 @@ class NodeFailure(Cause, id="AR012"):
         Sign(r"mce: \[Hardware Error\]: ", Role.LIKELY, confidence=Confidence.LIKELY),
     )
     hits = (
+        "compute001      1     main*       down*   12   12:1:1  64267        0      1   (null) Not responding",
+        "   Reason=Not responding [slurm@2016-06-09T22:22:36]",
+        "Jan 30 10:33:09 gpu-4 systemd-logind[612]: System is powering down.",
         "node07 kernel: mce: [Hardware Error]: Machine check events logged",
         "srun: error: slurm_receive_msgs: [[node07]:6818] failed: Socket timed out on send/recv operation",
         "srun: error: timeout waiting for task launch, started 7 of 8 tasks",

@@ -54,7 +54,7 @@ class CheckpointCorrupt(Cause, id="AR601"):
         Sign(r"unexpected EOF, expected (?P<missing>[0-9]+) more bytes\. The file might be corrupted"),
         Sign(r"Invalid magic number; corrupt file\?"),
         Sign(r"UnpicklingError: pickle data was truncated"),
-        Sign(r"UnpicklingError: invalid load key"),
+        Sign(r"UnpicklingError: invalid load key", Role.LIKELY),  # of a file, or of what other ranks sent
         Sign(r"EOFError: Ran out of input", Role.LIKELY, confidence=Confidence.LIKELY),
         Sign(r"Error while deserializing header: "),
         Sign(r"BadZipFile: (?:File is not a zip file|Bad CRC-32)", Role.LIKELY),

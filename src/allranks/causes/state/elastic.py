@@ -11,11 +11,13 @@ _NOBODY = Blames.NOBODY
 
 
 class ElasticNoResume(Cause, id="AR602"):
-    """The workers were started anew, and began from the beginning.
+    """An elastic job was to start anew, and did not go on from where it was.
 
     ## What it means
     torchrun restarts all workers when one fails or a node joins. It does not restore anything: the script must load its
-    last checkpoint at start. This one found none, did not look for one, or looked in another place.
+    last checkpoint at start. This one found none, did not look for one, or looked in another place. Or the agents did
+    not come together again: the first one that gives up or is done closes the rendezvous, and whoever comes to it later
+    gets a RendezvousClosedError, also after a restart of its pod, as long as the run's id is the same.
 
     ## Why it breaks the job
     All steps since the start are lost, without an error. Learning rate and data order begin anew as well, so the
@@ -40,13 +42,15 @@ class ElasticNoResume(Cause, id="AR602"):
     copies of it have them (read 2026-11-21).
     """  # noqa: E501  (a real line)
 
-    message = "the workers were started anew, and began from the beginning"
-    told = "the workers were started anew, and began from the beginning"
-    fix = "load the last checkpoint at the start of the script; a restart by torchrun restores nothing"
+    message = "an elastic job was to start anew, and did not go on from where it was"
+    told = "an elastic job was to start anew, and did not go on from where it was"
+    fix = "load the last checkpoint at the start of the script; after a closed rendezvous, start with a new --rdzv-id"
     exit_code = Exit.USER_CODE
     aliases = ("MN5",)
-    also = ("AR509",)
+    also = ("AR404", "AR414", "AR509")
     signs = (
+        # dynamic_rendezvous.py and etcd_rendezvous.py: of who comes to a rendezvous that another agent has closed.
+        Sign(r"RendezvousClosedError(?:$|[:\"' ])", Role.LIKELY, _NOBODY, Confidence.UNDECIDED),
         Sign(r"attempts left; {1,2}will restart worker group", Role.CONTEXT, _NOBODY),
         Sign(r"new nodes from group_rank=[0-9]+; {1,2}will restart worker group", Role.CONTEXT, _NOBODY),
         Sign(r"\brestart_count=[1-9]", Role.CONTEXT, _NOBODY),
@@ -56,6 +60,8 @@ class ElasticNoResume(Cause, id="AR602"):
         Sign(r"No valid checkpoint found in output directory \((?P<thing>[^)]{1,300})\)", Role.LIKELY),
     )
     hits = (
+        "torch.distributed.elastic.rendezvous.api.RendezvousClosedError",
+        '    "message": "RendezvousClosedError: ",',
         "INFO:torch.distributed.elastic.agent.server.api:[default] Worker group FAILED. 3/3 attempts left; will "
         "restart "
         "worker group",

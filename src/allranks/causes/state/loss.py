@@ -16,6 +16,9 @@ _NAN_LINES = (
     r"(?i:loss': nan\b)",
     r"(?i:loss\": nan\b)",
     r"(?i:loss is nan\b)",
+    r"(?i:loss is not finite)",
+    r"(?i:non-finite loss)",
+    r"(?i:for nan or inf in\b)",
     r"(?i:grad[_ ]norm: nan\b)",
     r"(?i:grad[_ ]norm=nan\b)",
     r"(?i:grad_norm': nan\b)",
@@ -74,7 +77,7 @@ class NanLoss(Cause, id="AR604"):
         Sign(r"Loss is (?:nan|inf|-inf), stopping training"),
         Sign(r"NaN loss during training"),
         Sign(r"(?i:(?:nan|inf) grad norm occurs)", Role.LIKELY, Blames.NOBODY),  # InternEvo
-        Sign(r"Loss became infinite or NaN at iteration"),
+        Sign(r"(?i:loss bec[ao]me infinite or nan)"),
         Sign(r"The loss returned in `training_step` is (?:nan|inf|tensor\((?:nan|inf))"),
         Sign(r"Detected nan and/or inf values in `(?P<thing>[^`]{1,200})`"),
         Sign(r"Monitored metric .{1,80} is not finite"),
@@ -83,6 +86,8 @@ class NanLoss(Cause, id="AR604"):
         Sign(r"probability tensor contains either `inf`, `nan` or element < 0", Role.LIKELY),
         Sign(r"reducing loss scale to (?:0\.0\b|[0-9.]+e-[0-9])", Role.LIKELY, confidence=Confidence.LIKELY),
         *(Sign(pattern, Role.LIKELY, Blames.NOBODY, Confidence.LIKELY) for pattern in _NAN_LINES),
+        # TensorBoard's word for what it is to draw.
+        Sign(r"(?i:nan or inf found in input tensor)", Role.LIKELY, Blames.NOBODY, Confidence.UNDECIDED),
         Sign(r"[Gg]radient overflow\. {1,2}Skipping step", Role.CONTEXT, Blames.NOBODY),
         # Halved down to nothing: no scale helps any more.
         Sign(
@@ -110,6 +115,11 @@ class NanLoss(Cause, id="AR604"):
         "WARNING hybrid_zero_optim.py:748 in _step -- Nan grad norm occurs, please check it.",
         "tensorflow.python.training.basic_session_run_hooks.NanLossDuringTrainingError: NaN loss during training.",
         "FloatingPointError: Loss became infinite or NaN at iteration=412!",
+        "2021-09-14 08:12:55,103 - mmdet - INFO - loss become infinite or NaN!",
+        "Skipping backward and optimizer step for nan or inf in forwarding metrics/loss!",
+        "WARNING: Epoch 3: non-finite loss (nan); skipping this batch.",
+        "RuntimeError: loss is not finite: tensor([inf])",
+        "WARNING:root:NaN or Inf found in input tensor.",
         "ValueError: The loss returned in `training_step` is nan.",
         "ValueError: Detected nan and/or inf values in `layer.weight`. Check your forward pass for numerically "
         "unstable "

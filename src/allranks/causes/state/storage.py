@@ -119,6 +119,7 @@ class FilesystemHang(Cause, id="AR606"):
     told = "a file system does not answer, and a process waits for it in the kernel"
     fix = "ps -eo pid,stat,wchan:32,comm | awk '$2 ~ /^D/' shows who waits; tell the admin the mount and the time"
     exit_code = Exit.SETUP
+    also = ("AR605", "AR005")
     signs = (
         Sign(
             r"INFO: task (?P<command>.{1,40}):(?P<pid>[0-9]+) blocked for more than (?P<seconds>[0-9]+) seconds",
@@ -154,6 +155,9 @@ class FilesystemHang(Cause, id="AR606"):
             Role.LIKELY,
             confidence=Confidence.LIKELY,
         ),
+        Sign(
+            r"(?:read|write)\(\): fd [0-9]+ failed with Input/output error", Role.LIKELY, confidence=Confidence.LIKELY
+        ),  # torch/csrc/serialization.cpp
         # ps aux: USER PID %CPU %MEM VSZ RSS TTY STAT START TIME COMMAND. Two signs: each needs a literal that is rare.
         Sign(_PS_LINE + r" python", confidence=Confidence.LIKELY),
         Sign(_PS_LINE + r" [^ ]{0,200}/bin/python", confidence=Confidence.LIKELY),
@@ -198,6 +202,7 @@ class FilesystemHang(Cause, id="AR606"):
         "[<0>] rpc_wait_bit_killable+0x1e/0xb0 [sunrpc]",
         "OSError: [Errno 107] Transport endpoint is not connected: '/gpfs/run/ckpt'",
         "OSError: [Errno 5] Input/output error: '/lustre/data/shard-001.tar'",
+        "RuntimeError: write(): fd 29 failed with Input/output error",
         "ERROR: filesystem_async: Local process 0 encountered an error: [Errno 5] Input/output error",
         "user001   280058  117  4.6 17517200480 24494736 ? Dl  00:36 291:14 python",
         "root      31337  0.0  0.1 1234567 24736 pts/0 D+  Dec01 1:14 /opt/venv/bin/python train.py",

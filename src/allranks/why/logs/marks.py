@@ -168,6 +168,13 @@ MARKS = (
         r"(?:rdzv_endpoint +: |--(?:rdzv[_-]endpoint|master[_-]addr|main_process_ip)[ =]|MASTER_ADDR[:=] ?"
         r"|master_addr[:=] ?)(?P<endpoint>[A-Za-z0-9<][A-Za-z0-9_.:<>-]{0,120})",
     ),
+    # As fairseq, detectron2 and many scripts tell it to init_process_group.
+    Mark(
+        "endpoint",
+        r"(?:init[_-]method|dist[_-]url|distributed init \(rank [0-9]+\))['\": =]{1,4}tcp://",
+        r"(?:init[_-]method|dist[_-]url|distributed init \(rank [0-9]+\))['\": =]{1,4}"
+        r"tcp://(?P<endpoint>[A-Za-z0-9<][A-Za-z0-9_.:<>-]{0,120})",
+    ),
     Mark(
         "bootstrap",
         r"NCCL INFO Bootstrap : Using ",

@@ -25,6 +25,12 @@ _BAR = re.compile(r"\d%\|.{0,120}? (?:\d+(?:\.\d+)?[kMG]?/\d+(?:\.\d+)?[kMG]? )?
 """tqdm's: `85%|####  | 35595/41999 [29:57<08:39, 12.34it/s]`."""
 _LEAST_SHARE, _MOST_SHARE = 0.9, 1.2
 """Of the timeout."""
+_ALONE = re.compile(
+    r"(?i)\b(?:saving|writing|uploading|evaluating|running evaluation|validating|tokenizing|running tokenizer"
+    r"|preprocessing|converting|consolidating)\b"
+)
+"""What the first rank does while the others wait for it."""
+_DAY_S = 86_400.0
 _ASK = "allranks stack JOB while it hangs, or TORCH_FR_BUFFER_SIZE=2000 and the flight recorder's dumps of all ranks"
 
 
@@ -72,6 +78,7 @@ def conclude_collectives(logs: Logs, people: People) -> Iterator[Conclusion]:
         yield from _silent(stuck, people)
     yield from _slow(logs)
     yield from _busy(logs, people)
+    yield from _alone(logs, people)
 
 
 def _slow(logs: Logs) -> Iterator[Conclusion]:
@@ -193,6 +200,36 @@ def _busy(logs: Logs, people: People) -> Iterator[Conclusion]:
                 victims=frozenset(waiting),
                 ask=_ASK,
             )
+
+
+def _alone(logs: Logs, people: People) -> Iterator[Conclusion]:
+    """The last words before the timeouts, as old as the timeout is long: the first rank said what it went to do."""
+    timeouts = [event for event in logs.of("AR490") if event.number("ms") and _rank(event, people) is not None]
+    waiting = {who[0] for event in timeouts if (who := _rank(event, people)) is not None}
+    if not timeouts or 0 in waiting or timeouts[0].line.time is None:
+        return
+    first, limit_s = timeouts[0].line, min(event.number("ms") or 0 for event in timeouts) / 1000
+    before = [
+        line
+        for tail in logs.tails
+        for line in tail.lines()
+        if line.source == first.source and line.number < first.number and line.time is not None
+    ]
+    if not before or before[-1].rank not in {None, 0} or not _ALONE.search(before[-1].text):
+        return
+    # By the time of day: glog's has no year.
+    took_s = ((first.time or 0.0) - (before[-1].time or 0.0)) % _DAY_S
+    if _LEAST_SHARE * limit_s <= took_s <= _MOST_SHARE * limit_s:
+        yield Conclusion(
+            cause=find_cause("straggler-rank"),
+            role=Role.LIKELY,
+            confidence=Confidence.LIKELY,
+            culprit=Culprit(ranks=(0,)),
+            message=f"rank 0 went to something else {took_s:.0f} s before {fold_ranks(waiting)} gave up waiting",
+            evidence=(before[-1], first),
+            victims=frozenset(waiting),
+            ask=_ASK,
+        )
 
 
 def _name(stuck: Stuck) -> str:

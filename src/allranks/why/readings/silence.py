@@ -23,9 +23,13 @@ _GOES_ON = re.compile(
     r"|out-of-place|# Avg bus bandwidth|NCCL INFO .{0,40}\bConnected (?:all|after) "
 )
 _SLURM = re.compile(r"slurmstepd|slurmd\[|srun: |StepId=")
+_EXCEPTION = re.compile(r"^[\w.]*[a-z](?:Error|Exception): ")
+"""Its text may have a command with `'--epochs', '180'` in it."""
 _INTERRUPTED = re.compile(r"(?:^|\^C)KeyboardInterrupt\b|^\^C|\^C\s*$")
-_NCCL = re.compile(r"NCCL WARN |NCCL INFO [\w./+-]+:\d+ -> [1-9]")
-"""NCCL's complaint, or the places in its source that an error passed."""
+_NCCL = re.compile(
+    r"NCCL WARN (?!Failed to open lib|Could not find a path for pattern)|NCCL INFO [\w./+-]+:\d+ -> [1-9]"
+)
+"""NCCL's complaint that is more than what it does without, or the places in its source that an error passed."""
 _STEPS = re.compile(r"(?i)\d(?:it/s|s/it)|\bloss\b\W{0,4}\d|\b(?:iter(?:ation)?|step)s?\b\W{0,3}\d")
 _ALARM = re.compile(
     r"\b(?:ERROR|FATAL|CRITICAL|FAILED)\b|\b[A-Z]\w*(?:Error|Exception)\b(?!s|\()|\[E \w|\b[EF]\d{3,4} \d\d:\d\d"
@@ -33,12 +37,17 @@ _ALARM = re.compile(
     r"|(?:: |with )failed\b)"
 )
 """Words of a failure. Runs that go well have them, too: what counts is that nothing goes on after them."""
-_HARMLESS = re.compile(r"\b(?:INFO|DEBUG|WARNING|[a-zA-Z]*Warning)\b|NCCL TRACE|\[W\d{3,4} |\[W \w|^[IW]\d{4} ")
+_HARMLESS = re.compile(
+    r"NCCL WARN |\b(?:INFO|DEBUG|WARNING|[a-zA-Z]*Warning)\b|NCCL TRACE|\[W\d{3,4} |\[W \w|^[IW]\d{4} "
+)
 """What says itself that it is no failure."""
 _BEGUN = re.compile(r"NCCL INFO .{0,200} - Init START$")
 _MADE = re.compile(r"Init COMPLETE|NCCL INFO Connected all|NCCL WARN ")
 _DIALS = re.compile(r"returned Connection refused, retrying")
 """Usual while others start, and overcome then."""
+_COMPLAINS = re.compile(r"(?i)\b(?:fail(?:ed|ure)?|not ready|unable|retry(?:ing)?|timed? ?outs?|refused|unreachable)\b")
+"""What a log that ends with it, again and again, waits for in vain."""
+_NUMBERS = re.compile(r"\d+(?:\.\d+)*")
 _STUCK = re.compile(
     r"(?i)\b(?:hangs?|hung|stuck|freezes|frozen) (?:here|there|forever|at this|for (?:hours|minutes))\b"
 )
@@ -110,6 +119,17 @@ def conclude_silence(logs: Logs, people: People, found: Sequence[Conclusion]) ->
             ask="the log of the rank that it dials: did it start, and on which address does it listen?",
         )
         return
+    if not finished and (again := _again(logs)) is not None:
+        yield Conclusion(
+            cause=find_cause("silent-hang"),
+            role=Role.CONTEXT,
+            confidence=Confidence.UNDECIDED,
+            culprit=speaker(people.know(again)),
+            message="the log ends with the same complaint again and again: it waits for what does not come",
+            evidence=(again,),
+            ask=_ASK,
+        )
+        return
     if not finished and (alarms := _alarms(everything, goes)):
         yield _unknown(alarms, people)
         return
@@ -121,6 +141,26 @@ def conclude_silence(logs: Logs, people: People, found: Sequence[Conclusion]) ->
         message="nothing in these logs speaks of a failure",
         evidence=tuple(event.line for event in finished[:1]) or tuple(goes[-1:]) or tuple(last[-1:]),
     )
+
+
+def _again(logs: Logs) -> Line | None:
+    """Return the line that a log ends with three times and more, but for its numbers, if it complains of something.
+
+    A line that a sign knows is judged by its sign: torch's sockets complain of IPv6 in healthy jobs.
+    """
+    known = {(event.line.source.shown, event.line.number) for event in logs.events}
+    for tail in logs.tails:
+        alike: dict[str, list[Line]] = {}
+        for line in tail.lines()[-2 * LAST_LINES :]:
+            alike.setdefault(_NUMBERS.sub("", line.text), []).append(line)
+        last = tail.lines()[-2:]
+        for lines in alike.values():
+            seen = lines[-1]
+            if len(lines) < 3 or not any(line in lines for line in last) or (seen.source.shown, seen.number) in known:
+                continue
+            if _COMPLAINS.search(seen.text) and not _goes_on(seen):
+                return seen
+    return None
 
 
 def _half_made(everything: Sequence[Line]) -> Line | None:
@@ -138,8 +178,8 @@ def _all_announced(logs: Logs, last: Line) -> int:
 
 
 def _goes_on(line: Line) -> bool:
-    """Whether it speaks of progress; SLURM's steps are no steps of the training."""
-    return bool(_GOES_ON.search(line.text)) and not _SLURM.search(line.text)
+    """Whether it speaks of progress; SLURM's steps are no steps of the training, nor is what an exception quotes."""
+    return bool(_GOES_ON.search(line.text)) and not _SLURM.search(line.text) and not _EXCEPTION.search(line.text)
 
 
 def _alarms(everything: Sequence[Line], goes: Sequence[Line]) -> list[Line]:
@@ -150,7 +190,7 @@ def _alarms(everything: Sequence[Line], goes: Sequence[Line]) -> list[Line]:
         for line in everything
         if line.number > last.get(line.source.shown, 0)
         and (_NCCL.search(line.text) or (_ALARM.search(line.text) and not _HARMLESS.search(line.text)))
-        and not _GOES_ON.search(line.text)
+        and (_EXCEPTION.search(line.text) or not _GOES_ON.search(line.text))
     ]
 
 
