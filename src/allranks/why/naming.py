@@ -21,9 +21,12 @@ from allranks.why.overheard import overhear
 from allranks.why.people import FEW, Culprit, People, blame, missing_of, named
 from allranks.why.readings.ends import find_first, read_ends
 from allranks.why.readings.progress import find_laggard
+from allranks.why.readings.tracebacks import read_tracebacks
 
 _OF_MEETING = frozenset(("master-unreachable", "master-dns", "rendezvous-timeout", "store-lost"))
 """Causes that are about the place where all ranks meet."""
+_OF_A_CALL = frozenset(("backend-device-mismatch", "invalid-device"))
+"""Causes of which a script's own call is the usual one."""
 
 MAX_LINES = 400
 """Of one cause that are asked whom they name."""
@@ -74,7 +77,14 @@ def name_somebody(conclusion: Conclusion, logs: Logs, people: People) -> Conclus
 
 
 def add_script(conclusion: Conclusion, logs: Logs) -> Conclusion:
-    """Return it with the script's name, where the user's code failed and no frame says which file of it."""
+    """Return it with the script's name, where the user's code failed and no frame says which file of it.
+
+    Of a call that does not fit the device, where nobody is named, the place in the user's files that made it.
+    """
+    if conclusion.cause.name in _OF_A_CALL and not conclusion.culprit:
+        frames = [each.user_frame for each in read_tracebacks(logs) if each.line == conclusion.first]
+        places = [f"{frame.values['file'].rpartition('/')[2]}:{frame.values['line']}" for frame in frames if frame]
+        return replace(conclusion, culprit=Culprit(things=tuple(places[:1])))
     if conclusion.cause.name != "user-code-error" or any(".py" in thing for thing in conclusion.culprit.things):
         return conclusion
     lines = [*conclusion.evidence, *(line for tail in logs.tails[:FEW] for line in tail.lines())]

@@ -340,3 +340,13 @@ def test_the_file_that_was_read_last_is_the_damaged_one(why: Why) -> None:
 def test_older_agents_name_the_worker_that_failed(why: Why, log: str, culprit: str) -> None:
     first = why(log)[0]
     assert (first.cause.name, first.culprit.words()) == ("user-code-error", culprit)
+
+
+def test_a_call_that_does_not_fit_the_device_is_named_by_its_place(why: Why) -> None:
+    first = why(
+        'Traceback (most recent call last):\n  File "/home/user/train.py", line 81, in main\n    model = DDP(model)\n'
+        '  File "/env/lib/python3.11/site-packages/torch/nn/parallel/distributed.py", line 480, in __init__\n'
+        "RuntimeError: Tensors must be CUDA and dense\n"
+    )[0]
+    assert first.cause.name == "backend-device-mismatch"
+    assert first.culprit.things == ("train.py:81",)
