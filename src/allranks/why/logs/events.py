@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 
 from allranks.causes.cause import Cause
 from allranks.causes.sign import Sign
@@ -93,7 +93,7 @@ class Pattern:
     """What is looked for: a sign of a cause, or a mark."""
 
     scan: str
-    exact: re.Pattern[str]
+    exact: str
     kind: str
     cause: type[Cause] | None = None
     sign: Sign | None = None
@@ -101,11 +101,7 @@ class Pattern:
 
 def list_patterns(causes: Iterable[type[Cause]]) -> tuple[Pattern, ...]:
     """Return what is looked for in logs: the signs of these causes, and all marks."""
-    signs = [
-        Pattern(sign.pattern, re.compile(sign.pattern), cause.id, cause, sign)
-        for cause in causes
-        for sign in cause.signs
-    ]
+    signs = [Pattern(sign.pattern, sign.pattern, cause.id, cause, sign) for cause in causes for sign in cause.signs]
     return (*signs, *(_pattern(mark) for mark in MARKS))
 
 
@@ -113,7 +109,7 @@ def read_events(line: Line, patterns: Sequence[Pattern]) -> list[Event]:
     """Return what a line says, for the patterns that may match it; one event a cause at most, the strongest sign's."""
     events: dict[str, Event] = {}
     for pattern in patterns:
-        match = pattern.exact.search(line.text)
+        match = _compile(pattern.exact).search(line.text)
         if match is None:
             continue
         values = {name: text for name, text in match.groupdict().items() if text}
@@ -129,4 +125,10 @@ def _strength(event: Event) -> tuple[int, int]:
 
 
 def _pattern(mark: Mark) -> Pattern:
-    return Pattern(mark.scan, re.compile(mark.pattern), mark.name)
+    return Pattern(mark.scan, mark.pattern, mark.name)
+
+
+@cache
+def _compile(pattern: str) -> re.Pattern[str]:
+    """Only what hits is compiled: of a thousand patterns a log needs some dozen."""
+    return re.compile(pattern)

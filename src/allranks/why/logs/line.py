@@ -258,7 +258,7 @@ _IS_DEFAULT_GROUP = re.compile(r"PG (?:ID )?0\b|.*default_pg")
 
 
 def _read_header(head: str, said: _Said) -> None:
-    if match := _NCCL.search(head) if "NCCL " in head else _OLD_NCCL.search(head):
+    if match := _find_nccl(head):
         said.pid = int(match["pid"])
         device = int(match["device"])  # -1 and garbage: not known yet
         said.device = device if 0 <= device <= _MAX_DEVICE else None
@@ -277,6 +277,13 @@ def _read_header(head: str, said: _Said) -> None:
         _read_message_rank(head, said)
     if said.device is None and (match := _LOCAL.match(head) or _TENSOR_RANK.match(head)):
         said.device = int(match[1])
+
+
+def _find_nccl(head: str) -> re.Match[str] | None:
+    """Return NCCL's header. The words are asked for first: to look for its beginning takes as long as all the rest."""
+    if "NCCL " in head:
+        return _NCCL.search(head)
+    return _OLD_NCCL.search(head) if " INFO " in head or " WARN " in head else None
 
 
 def _read_message_rank(head: str, said: _Said) -> None:

@@ -41,6 +41,8 @@ def find_time(head: str, start: int) -> tuple[float | None, bool, bool]:
         start: where the prefixes end.
     """
     best: tuple[float | None, bool, bool] = (None, False, False)
+    if head.count(":") < 2:
+        return best
     for count, clock in enumerate(_CLOCK.finditer(head)):
         if count == _MAX_CLOCKS:
             break
