@@ -42,6 +42,8 @@ def _forms(code: str, number: str, name: str, words: str) -> Iterator[str]:
     yield rf"= {{1,8}}EXIT CODE: (?P<signal>{number})\b"  # MPICH, where the next line is cut
     yield rf"Process (?P<rank>[0-9]+) exit with status code (?P<code>{code})\b"  # horovodrun
     yield rf"error: (?P<node>{_NAME}): (?P<thing>tasks? [0-9,-]+): {words}"  # srun
+    # srun, of a shell or a container that passes it on
+    yield rf"error: (?P<node>{_NAME}): (?P<thing>tasks? [0-9,-]+): Exited with exit code (?P<code>{code})\b"
     yield rf"Container rank (?P<rank>[0-9]+) status failed cmd .+ code (?P<code>{code}) log "  # Paddle
     # Composer, older and newer.
     yield rf"Rank (?P<rank>[0-9]+) crashed with exit code (?P<code>{code})\b"
@@ -246,6 +248,9 @@ class DeadRank(Cause, id="AR407"):
         "Child process with PID 4123 terminated with code -6. Forcefully terminating all other processes",
         "srun: error: node03: task 3: Segmentation fault (core dumped)",
         "srun: error: n07: tasks 0-3: Killed",
+        "srun: error: n12: tasks 4-7: Exited with exit code 134",
+        "srun: error: n12: task 4: Exited with exit code 137",
+        "srun: error: n12: task 4: Exited with exit code 139",
         "srun: error: n07: tasks 0,2: Aborted (core dumped)",
         "=   KILLED BY SIGNAL: 11 (Segmentation fault)",
         "Process 3 exit with status code 139.",
