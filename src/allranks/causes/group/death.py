@@ -127,9 +127,11 @@ class DeadRank(Cause, id="AR407"):
             rf"\[(?P<node>{_NAME}):(?P<pid>[0-9]+) ?(?::[0-9]+){{1,2}}\] Caught signal (?:4|7|8|11) \(", blames=_NAMED
         ),
         Sign(r"\[(?P<pid>[0-9]+)\]: segfault at [0-9a-f]+ ip ", blames=_NAMED),
+        # The shell, of what its script ran.
         Sign(r"line [0-9]+: +(?P<pid>[0-9]+) Segmentation fault", blames=_NAMED),
         Sign(r"line [0-9]+: +(?P<pid>[0-9]+) Bus error ", blames=_NAMED),
         Sign(r"line [0-9]+: +(?P<pid>[0-9]+) Killed +", Role.LIKELY, _NAMED, Confidence.UNDECIDED),
+        Sign(r"line [0-9]+: +(?P<pid>[0-9]+) Aborted +", Role.VICTIM, _NAMED, Confidence.UNDECIDED),
         Sign(r"Segmentation fault \(core dumped\)", Role.LIKELY, confidence=Confidence.LIKELY),
         Sign(r"Aborted +\(core dumped\)", Role.VICTIM, confidence=Confidence.UNDECIDED),
         Sign(r"terminate called (?:after throwing|without an active)", Role.VICTIM, confidence=Confidence.UNDECIDED),
@@ -275,6 +277,7 @@ class DeadRank(Cause, id="AR407"):
         "/var/spool/slurmd/job123/slurm_script: line 31:  4123 Segmentation fault      (core dumped) python train.py",
         "train.sh: line 12:  4123 Bus error               (core dumped) python train.py",
         "train.sh: line 12:  4123 Killed                  python train.py",
+        "train.sh: line 12:  4123 Aborted                 (core dumped) python train.py",
         "(raylet) Worker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits with a connection error",
         "Worker IP address: 10.0.7.57 Worker port: 10046 Worker PID: 89513 Worker exit type: SYSTEM_ERROR Worker exit "
         "detail: Worker unexpectedly exits with a connection error code 2. End of file.",
