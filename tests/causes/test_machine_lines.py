@@ -47,7 +47,7 @@ def read(cause: str, line: str) -> tuple[Role, Blames, dict[str, str]]:
             "node-failure",
             "slurmstepd: error: *** STEP 1943824.0 ON iam17 CANCELLED AT 2023-03-06T03:17:51 DUE TO NODE FAILURE, SEE "
             "SLURMCTLD LOG FOR DETAILS ***",
-            Role.PRIMARY, Blames.NOBODY, {},
+            Role.PRIMARY, Blames.NOBODY, {"ran_on": "iam17"},
         ),
         (
             "disk-full",

@@ -223,6 +223,33 @@ def test_what_srun_says_while_it_ends_tasks_is_no_death(why: Why) -> None:
     assert [each.cause.name for each in found] == ["time-limit"]
 
 
+def test_the_task_that_failed_is_named_not_those_that_srun_killed_for_it(why: Why) -> None:
+    first, *_ = why("srun: error: n12: tasks 4-7: Exited with exit code 134\nsrun: error: n11: tasks 0-3: Killed")
+    assert first.cause.name == "dead-rank"
+    assert first.culprit.nodes == ("n12",)
+
+
+@pytest.mark.parametrize(
+    ("lost", "culprit"), [("", "cn01"), ("srun: error: Node failure on cn07\n", "cn07")], ids=["alone", "others known"]
+)
+def test_where_a_lost_jobs_step_ran_is_named_only_where_nothing_else_is(why: Why, lost: str, culprit: str) -> None:
+    end = "slurmstepd: error: *** STEP 7.0 ON cn01 CANCELLED AT 2023-03-06T03:17:51 DUE TO NODE FAILURE, SEE SLURMCTLD"
+    first, *_ = why(lost + end)
+    assert (first.cause.name, first.culprit.nodes) == ("node-failure", (culprit,))
+
+
+def test_ranks_whose_calls_differ_are_named_where_the_sentence_is_broken(why: Why) -> None:
+    told = "RuntimeError: Detected mismatch between collectives on ranks. Rank 0 is running collective:\n"
+    first, *_ = why(f"{told}CollectiveFingerPrint(OpType=ALLREDUCE),\nbut Rank 1 is running collective:")
+    assert (first.cause.name, first.culprit.ranks) == ("collective-mismatch", (0, 1))
+
+
+def test_a_debugger_tells_the_exception_above_its_frames(why: Why) -> None:
+    error = "Tensors must be CUDA and dense"
+    first, *_ = why(f"{error}\n" + traceback(f"RuntimeError: {error}", "/home/me/tune.py").partition("\n")[2])
+    assert (first.cause.name, first.culprit.words()) == ("backend-device-mismatch", "tune.py:7")
+
+
 def test_a_cut_traceback_is_still_the_users_code(why: Why) -> None:
     first = why('Traceback (most recent call last):\n  File "/home/me/train.py", line 74, in <module>\n')[0]
     assert (first.cause.name, first.confidence) == ("user-code-error", Confidence.UNDECIDED)

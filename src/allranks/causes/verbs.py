@@ -282,6 +282,9 @@ class IbLinkError(Cause, id="AR302"):
         Sign(_COMPLETION + r"(?P<status>13)\b", Role.LIKELY, Blames.PEER, Confidence.LIKELY),
         Sign(_COMPLETION + r"(?P<status>5)\b", Role.VICTIM, Blames.PEER, Confidence.UNDECIDED),
         Sign(_EVENT + r"port error"),
+        # With several ports as one NCCL goes on without the port that failed, as long as one is left.
+        Sign(r"ncclIbResiliency[A-Za-z]{3,40}: Device [0-9]+ (?:was already )?marked as failed", Role.LIKELY),
+        Sign(r"The error is fatal \(No functional devices left\)", Role.LIKELY),
         Sign(_EVENT + r"(?:local catastrophic error|local work queue catastrophic error|CQ error)"),
         Sign(_EVENT + r"(?:port active|LID change|SM change|client reregistration)", Role.CONTEXT),
         Sign(r"Transport retry count exceeded on (?P<hca>[a-z0-9_]{2,30}:[0-9]+)", confidence=Confidence.LIKELY),
@@ -315,6 +318,9 @@ class IbLinkError(Cause, id="AR302"):
         "ib_plugin.c:1615 NCCL WARN NET/IB : Got completion from peer 172.16.0.59<44206> with status=5 opcode=32656 "
         "len=32659 vendor err 249 (Recv)",
         "NCCL WARN NET/IB : mlx5_0:1 Got async event : port error",
+        "[1] transport/net_ib/p2p_resiliency.cc:325 NCCL WARN NET/IB: ncclIbResiliencyHandleDeviceFailure: Device 0 "
+        "marked as failed. Initiating recovery? Yes (send comm=0x7f03e8086000, outstandingRecovery=0)",
+        "NCCL WARN NET/IB: The error is fatal (No functional devices left)",
         "transport/net_ib.cc:96 NCCL WARN NET/IB : Got async event : port error",
         "NCCL WARN NET/IB : mlx5_0:1 Got async error event: port error",
         "NCCL WARN NET/IB : mlx5_0:1 async fatal event: local catastrophic error",

@@ -66,6 +66,9 @@ MAX_ALARMS = 40
 """Lines whose words are held against the catalogue's samples."""
 _ALARM = re.compile(r"(?i)error|fail|fatal|abort|warn|timed? ?out|refused|exception|unable|cannot|invalid|not found")
 MAX_EVIDENCE = 3
+_FAILED = re.compile(r"srun: error: [^ ]{1,200}: tasks? [^ ]{1,200}: (?:Exited with exit code|.{3,30}\(core dumped\))")
+_KILLED = re.compile(r"srun: error: [^ ]{1,200}: tasks? [^ ]{1,200}: (?:Killed|Terminated)\s*$")
+"""As srun ends the others, once a task has failed (--kill-on-bad-exit)."""
 GOES_ON = frozenset(("nan-loss",))
 """Trouble with which a job goes on: of two findings that are as sure the other one ended it."""
 
@@ -155,10 +158,14 @@ def conclude_signs(logs: Logs, people: People) -> Iterator[Conclusion]:
     cancels: dict[str, int] = {}
     for event in logs.of("AR506", "AR507", "AR508"):
         cancels.setdefault(event.line.source.shown, event.line.number)
+    failures: dict[str, int] = {}
+    for event in logs.events:
+        if _FAILED.search(event.line.text):
+            failures.setdefault(event.line.source.shown, event.line.number)
     ends = {end.pid: end.culprit() for end in read_ends(logs) if end.pid is not None}
     for cause, events in by_cause.items():
         proofs = [event for event in events if event.sign and event.sign.role is not Role.CONTEXT]
-        proofs = [event for event in proofs if not _is_aftermath(event, cancels) and not is_overcome(event)]
+        proofs = [event for event in proofs if not _is_aftermath(event, cancels, failures) and not is_overcome(event)]
         if not proofs:
             continue
         context = [event for event in events if event.sign and event.sign.role is Role.CONTEXT]
@@ -193,10 +200,18 @@ def _unlike(events: Sequence[Event]) -> tuple[Line, ...]:
     return tuple(lines.values())[:MAX_EVIDENCE]
 
 
-def _is_aftermath(event: Event, cancels: dict[str, int]) -> bool:
-    """Whether srun only tells of tasks that it, or the scheduler, was ending."""
-    since = cancels.get(event.line.source.shown)
-    return since is not None and event.line.number > since and "srun: error: " in event.line.text
+def _is_aftermath(event: Event, cancels: Mapping[str, int], failures: Mapping[str, int]) -> bool:
+    """Whether srun only tells of tasks that it, or the scheduler, was ending.
+
+    Args:
+        cancels: the first line of each source that tells of an end from outside.
+        failures: the first line of each source in which srun tells of a task that ended by itself.
+    """
+    source, number = event.line.source.shown, event.line.number
+    if "srun: error: " not in event.line.text:
+        return False
+    has_failed = _KILLED.search(event.line.text) is not None and number > failures.get(source, number)
+    return has_failed or number > cancels.get(source, number)
 
 
 def _strength(event: Event) -> tuple[int, int]:

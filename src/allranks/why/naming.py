@@ -79,10 +79,11 @@ def name_somebody(conclusion: Conclusion, logs: Logs, people: People) -> Conclus
 def add_script(conclusion: Conclusion, logs: Logs) -> Conclusion:
     """Return it with the script's name, where the user's code failed and no frame says which file of it.
 
-    Of a call that does not fit the device, where nobody is named, the place in the user's files that made it.
+    Of a call that does not fit the device, where nobody is named, the place in the user's files that made it; a
+    debugger tells the exception above its frames, too.
     """
     if conclusion.cause.name in _OF_A_CALL and not conclusion.culprit:
-        frames = [each.user_frame for each in read_tracebacks(logs) if each.line == conclusion.first]
+        frames = [each.user_frame for each in read_tracebacks(logs) if each.line in conclusion.evidence]
         places = [f"{frame.values['file'].rpartition('/')[2]}:{frame.values['line']}" for frame in frames if frame]
         return replace(conclusion, culprit=Culprit(things=tuple(places[:1])))
     if conclusion.cause.name != "user-code-error" or any(".py" in thing for thing in conclusion.culprit.things):
@@ -124,7 +125,10 @@ def someone(conclusion: Conclusion, logs: Logs, people: People) -> Culprit:
         return Culprit(things=(people.endpoint,))
     if conclusion.role is Role.VICTIM or _is_nobodys(conclusion.cause):
         return Culprit()
+    ran_on = {event.values["ran_on"] for event in logs.of(conclusion.cause.id) if "ran_on" in event.values}
     nodes = people.nodes if len(people.nodes) <= 2 else ()
+    if len(ran_on) == 1 and not nodes:
+        nodes = tuple(ran_on)
     return Culprit(nodes=nodes) | overhear(conclusion, logs)
 
 

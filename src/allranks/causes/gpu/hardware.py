@@ -79,9 +79,20 @@ class GpuHardware(Cause, id="AR105"):
             Role.LIKELY,
         ),
         Sign(r"NVRM: The NVIDIA GPU (?P<gpu>[0-9a-fA-F]{4,8}:[0-9a-fA-F:.]{4,8})\s*$", Role.CONTEXT, Blames.NAMED),
-        Sign(r"nvidia-nvswitch[0-9]+: SXid \(PCI:[0-9a-fA-F:.]{3,20}\): [0-9]+, Fatal(?:, (?P<thing>Link [0-9]+))?"),
         Sign(
-            r"nvidia-nvswitch[0-9]+: SXid \(PCI:[0-9a-fA-F:.]{3,20}\): [0-9]+, Non-fatal(?:, (?P<thing>Link [0-9]+))?",
+            r"nvidia-nvswitch[0-9]+: SXid \(PCI:(?P<address>[0-9a-fA-F:.]{3,20})\): [0-9]+, Fatal"
+            r"(?:, (?P<thing>Link [0-9]+))?"
+        ),
+        Sign(
+            r"nvidia-nvswitch[0-9]+: SXid \(PCI:(?P<address>[0-9a-fA-F:.]{3,20})\): [0-9]+, Non-fatal"
+            r"(?:, (?P<thing>Link [0-9]+))?",
+            Role.LIKELY,
+            confidence=Confidence.LIKELY,
+        ),
+        # The fabric manager's own log of the same.
+        Sign(
+            r"detected NVSwitch (?P<severity>fatal|non-fatal) error [0-9]+ on .{0,60}pci bus id:"
+            r"(?P<address>[0-9a-fA-F:.]{3,20})",
             Role.LIKELY,
             confidence=Confidence.LIKELY,
         ),
@@ -147,6 +158,7 @@ class GpuHardware(Cause, id="AR105"):
         "NVRM: Xid (PCI:0000:4e:00): 45, pid=21044, name=python3, Ch 00000008",
         "kernel: NVRM: Xid (PCI:0000:dc:00): 45, pid=1818990, name=python3, Ch 00000001 caused by previous Xid 149",
         "[ 1843.308145] NVRM: The NVIDIA GPU 0000:b3:00.0",
+        "detected NVSwitch fatal error 12028 on fid:0 on NVSwitch pci bus id:00000000:C1:00.0 physical id:8 port:36",
         "kernel: nvidia-nvswitch0: SXid (PCI:0000:59:00.0): 23001, Fatal, Link 12 Always Fatal",
         "nvidia-nvswitch3: SXid (PCI:0000:05:00.0): 12028, Non-fatal, Link 32 egress non-posted PRIV error (First)",
         "NVRM: GPU 0000:c1:00.0: GPU has fallen off the bus.",

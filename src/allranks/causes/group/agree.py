@@ -65,18 +65,20 @@ class CollectiveMismatch(Cause, id="AR410"):
         ),
         Sign(
             r"Detected mismatch between collectives on ranks(?:\. Rank (?P<rank>[0-9]+) is running (?:inconsistent )?"
-            r"collective: CollectiveFingerPrint\((?:SequenceNumber=(?P<seq>[0-9]+)(?:, )?)?OpType=(?P<op>[A-Z_]+)"
+            r"collective(?:: CollectiveFingerPrint\((?:SequenceNumber=(?P<seq>[0-9]+)(?:, )?)?OpType=(?P<op>[A-Z_]+))?"
             r"(?:.*but Rank (?P<ranks>[0-9]+) is running)?)?",
             blames=_NAMED,
         ),
+        # Where its long sentence is broken into lines.
+        Sign(r"^but Rank (?P<rank>[0-9]+) is running (?:inconsistent )?collective", Role.CONTEXT, _NAMED),
         Sign(
             r"DDP expects same model across all ranks, but Rank (?P<rank>[0-9]+) has [0-9]+ params, while rank "
             r"(?P<ranks>[0-9]+) has inconsistent [1-9]",
             blames=_NAMED,
         ),
         Sign(
-            r"params\[[0-9]+\] in this process with (?:sizes|strides) .*appears not to match (?:sizes|strides) of the "
-            r"same param in process 0"
+            r"(?:\[(?P<rank>[0-9]+)\]: )?params\[[0-9]+\] in this process with (?:sizes|strides) .*appears not to "
+            r"match (?:sizes|strides) of the same param in process 0"
         ),
         Sign(r"disagreement between rank0 and rank(?P<rank>[0-9]+): rank0: ", blames=_NAMED),
         Sign(r"Mismatched [A-Za-z/_ ]+: One rank ", blames=_NOBODY),
@@ -137,6 +139,8 @@ class CollectiveMismatch(Cause, id="AR410"):
         "RuntimeError: Detected mismatch between collectives on ranks. Rank 0 is running collective: "
         "CollectiveFingerPrint(SequenceNumber=1649OpType=BARRIER), but Rank 1 is running collective: ",
         "RuntimeError: Detected mismatch between collectives on ranks.",
+        "RuntimeError: Detected mismatch between collectives on ranks. Rank 0 is running collective:",
+        "but Rank 1 is running collective:",
         "RuntimeError: DDP expects same model across all ranks, but Rank 0 has 4 params, while rank 1 has inconsistent "
         "5 params.",
         "RuntimeError: [1]: params[0] in this process with sizes [10, 20] appears not to match sizes of the same param "

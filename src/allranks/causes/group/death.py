@@ -42,6 +42,8 @@ def _forms(code: str, number: str, name: str, words: str) -> Iterator[str]:
     yield rf"= {{1,8}}EXIT CODE: (?P<signal>{number})\b"  # MPICH, where the next line is cut
     yield rf"Process (?P<rank>[0-9]+) exit with status code (?P<code>{code})\b"  # horovodrun
     yield rf"error: (?P<node>{_NAME}): (?P<thing>tasks? [0-9,-]+): {words}"  # srun
+    # srun, of a shell or a container that passes it on
+    yield rf"error: (?P<node>{_NAME}): (?P<thing>tasks? [0-9,-]+): Exited with exit code (?P<code>{code})\b"
     yield rf"Container rank (?P<rank>[0-9]+) status failed cmd .+ code (?P<code>{code}) log "  # Paddle
     # Composer, older and newer.
     yield rf"Rank (?P<rank>[0-9]+) crashed with exit code (?P<code>{code})\b"
@@ -125,9 +127,11 @@ class DeadRank(Cause, id="AR407"):
             rf"\[(?P<node>{_NAME}):(?P<pid>[0-9]+) ?(?::[0-9]+){{1,2}}\] Caught signal (?:4|7|8|11) \(", blames=_NAMED
         ),
         Sign(r"\[(?P<pid>[0-9]+)\]: segfault at [0-9a-f]+ ip ", blames=_NAMED),
+        # The shell, of what its script ran.
         Sign(r"line [0-9]+: +(?P<pid>[0-9]+) Segmentation fault", blames=_NAMED),
         Sign(r"line [0-9]+: +(?P<pid>[0-9]+) Bus error ", blames=_NAMED),
         Sign(r"line [0-9]+: +(?P<pid>[0-9]+) Killed +", Role.LIKELY, _NAMED, Confidence.UNDECIDED),
+        Sign(r"line [0-9]+: +(?P<pid>[0-9]+) Aborted +", Role.VICTIM, _NAMED, Confidence.UNDECIDED),
         Sign(r"Segmentation fault \(core dumped\)", Role.LIKELY, confidence=Confidence.LIKELY),
         Sign(r"Aborted +\(core dumped\)", Role.VICTIM, confidence=Confidence.UNDECIDED),
         Sign(r"terminate called (?:after throwing|without an active)", Role.VICTIM, confidence=Confidence.UNDECIDED),
@@ -246,6 +250,9 @@ class DeadRank(Cause, id="AR407"):
         "Child process with PID 4123 terminated with code -6. Forcefully terminating all other processes",
         "srun: error: node03: task 3: Segmentation fault (core dumped)",
         "srun: error: n07: tasks 0-3: Killed",
+        "srun: error: n12: tasks 4-7: Exited with exit code 134",
+        "srun: error: n12: task 4: Exited with exit code 137",
+        "srun: error: n12: task 4: Exited with exit code 139",
         "srun: error: n07: tasks 0,2: Aborted (core dumped)",
         "=   KILLED BY SIGNAL: 11 (Segmentation fault)",
         "Process 3 exit with status code 139.",
@@ -270,6 +277,7 @@ class DeadRank(Cause, id="AR407"):
         "/var/spool/slurmd/job123/slurm_script: line 31:  4123 Segmentation fault      (core dumped) python train.py",
         "train.sh: line 12:  4123 Bus error               (core dumped) python train.py",
         "train.sh: line 12:  4123 Killed                  python train.py",
+        "train.sh: line 12:  4123 Aborted                 (core dumped) python train.py",
         "(raylet) Worker exit type: SYSTEM_ERROR Worker exit detail: Worker unexpectedly exits with a connection error",
         "Worker IP address: 10.0.7.57 Worker port: 10046 Worker PID: 89513 Worker exit type: SYSTEM_ERROR Worker exit "
         "detail: Worker unexpectedly exits with a connection error code 2. End of file.",

@@ -292,6 +292,14 @@ class PeerConnectionLost(Cause, id="AR215"):
             Blames.PEER,
             Confidence.LIKELY,
         ),
+        # TensorPipe, of torch.distributed.rpc: who is a worker's name, often its rank.
+        Sign(
+            r"RPC agent for [^ ]{1,80} encountered error when (?:reading incoming|sending) [^:]{1,60} (?:from|to) "
+            r"(?P<peer>[^ :]{1,80}): (?P<error>[^(]{3,120})",
+            Role.VICTIM,
+            Blames.PEER,
+            Confidence.LIKELY,
+        ),
         Sign(r"socket(?:Start|Poll)Connect: exceeded retries \(", Role.VICTIM, Blames.NOBODY, Confidence.LIKELY),
         Sign(
             r"possibly due to a network error or a remote process exiting",
@@ -318,6 +326,10 @@ class PeerConnectionLost(Cause, id="AR215"):
     hits = (
         "node01:1:1 [0] proxy.cc:1458 NCCL WARN [Service thread] Could not receive type from localRank 3, res=3, "
         "closed=0",
+        "[W tensorpipe_agent.cpp:916] RPC agent for 3 encountered error when sending outgoing request #0 to 0: async "
+        "error on socket: Connection reset by peer (this error originated at tensorpipe/transport/shm/x.cc:187)",
+        "[W tensorpipe_agent.cpp:653] RPC agent for worker1 encountered error when reading incoming request from "
+        "worker0: EOF: end of file",
         "RuntimeError: [gloo/transport/tcp/pair.cc:547] Connection closed by peer",
         "RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer "
         "[127.0.0.1]:31661. This is typically caused by a remote worker crashing.",

@@ -237,6 +237,12 @@ class PortInUse(Cause, id="AR207"):
         Sign(r"tcp/[a-z_]{3,12}\.cc:[0-9]+\] (?:bind|listen): Address already in use"),
         # Of any server: tensorboard's too.
         Sign(r"OSError: \[Errno 98\] Address already in use", Role.LIKELY, confidence=Confidence.UNDECIDED),
+        Sign(
+            r"attempting to bind on address \('[^']{1,80}', (?P<port>[0-9]+)(?:, [0-9]+)*\): (?:\[errno 98\] )?address "
+            r"already in use",
+            Role.LIKELY,
+            confidence=Confidence.LIKELY,
+        ),
         # gRPC, LightGBM, ps-lite: the port may also be one that only root may take.
         Sign(r"Failed to bind to address [^ ;]{1,80}:(?P<port>[0-9]+)", Role.LIKELY, confidence=Confidence.UNDECIDED),
         Sign(r"[Bb]inding port (?P<port>[0-9]+) failed", Role.LIKELY, confidence=Confidence.UNDECIDED),
@@ -248,6 +254,7 @@ class PortInUse(Cause, id="AR207"):
         "[LightGBM] [Fatal] Binding port 12402 failed",
         "ps-lite/src/van.cc:76: Check failed: (my_node_.port) != (-1) bind failed",
         "ctrl_server.cpp:52] Check failed: port == bound_port (22 vs. 0) Port 22 is unavailable",
+        "OSError: [Errno 98] error while attempting to bind on address ('0.0.0.0', 23456): address already in use",
         "RuntimeError: [/work/third_party/gloo/gloo/transport/tcp/pair.cc:176] bind: Address already in use",
         "RuntimeError: The server socket has failed to listen on any local network address. port: 29500, useIpv6: 0, "
         "code: -98, name: EADDRINUSE, message: address already in use",

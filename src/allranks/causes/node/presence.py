@@ -255,10 +255,15 @@ class NodeFailure(Cause, id="AR012"):
     told = "a node was lost while the job ran"
     signs = (
         Sign(r"error: Node failure on (?P<node>[A-Za-z0-9_.,\[\]-]+)", blames=Blames.NAMED),
-        # `ON node` is where the batch script ran, not the node that was lost.
-        Sign(r"DUE TO NODE (?:[A-Za-z0-9_.-]+ )?FAILURE", blames=Blames.NOBODY),
+        # `ON node` is where slurmstepd ran, not the node that was lost; it is the only one that a short log knows.
+        Sign(
+            r"(?:ON (?P<ran_on>[A-Za-z0-9_.-]+) CANCELLED AT [^ ]{1,40} )?DUE TO NODE (?:[A-Za-z0-9_.-]+ )?FAILURE",
+            blames=Blames.NOBODY,
+        ),
         Sign(r"Nodes? (?P<node>[A-Za-z0-9_.,\[\]-]+) not responding", blames=Blames.NAMED),
         Sign(r"Killing (?:JobId=|job_id |job )[0-9_()]+ on failed node (?P<node>[A-Za-z0-9_.-]+)", blames=Blames.NAMED),
+        Sign(r"due to failure of node (?P<node>[A-Za-z0-9_.-]+)", blames=Blames.NAMED),
+        Sign(r"removing failed node (?P<node>[A-Za-z0-9_.-]+) from ", blames=Blames.NAMED),
         Sign(r"Node (?P<node>[A-Za-z0-9_.-]+) unexpectedly rebooted", blames=Blames.NAMED),
         Sign(r"[ |=:(]NODE_FAIL\b", blames=Blames.NOBODY),
         # slurmctld, of a node that a health check or somebody takes out; a reason of maintenance is no failure.
@@ -321,6 +326,13 @@ class NodeFailure(Cause, id="AR012"):
             Blames.NAMED,
             Confidence.LIKELY,
         ),
+        # sinfo --list-reasons
+        Sign(
+            r"^Not responding +[a-z_][a-z0-9_-]* +[0-9-]{10}T[0-9:]{8} (?P<node>[A-Za-z0-9_.,\[\]-]+)",
+            Role.LIKELY,
+            Blames.NAMED,
+            Confidence.LIKELY,
+        ),
         Sign(r"Reason=Not responding", Role.LIKELY, Blames.NOBODY, Confidence.LIKELY),
         Sign(r"System is (?:powering down|rebooting)\.?$", Role.LIKELY, confidence=Confidence.LIKELY),
         Sign(r"Pod was terminated in response to imminent node shutdown"),
@@ -353,6 +365,7 @@ class NodeFailure(Cause, id="AR012"):
     )
     hits = (
         "compute001      1     main*       down*   12   12:1:1  64267        0      1   (null) Not responding",
+        "Not responding       slurm     2022-07-10T02:00:55 c016",
         "   Reason=Not responding [slurm@2016-06-09T22:22:36]",
         "Jan 30 10:33:09 gpu-4 systemd-logind[612]: System is powering down.",
         "node07 kernel: mce: [Hardware Error]: Machine check events logged",
@@ -369,6 +382,8 @@ class NodeFailure(Cause, id="AR012"):
         "slurmctld: Killing JobId=48 on failed node node03",
         "slurmctld: Killing JobId=12210_17(12308) on failed node node03",
         "slurmctld: Killing job_id 48 on failed node node03",
+        "[2024-01-05T11:01:13.120] requeue job JobId=4411 due to failure of node gpu03",
+        "slurmctld: removing failed node node03 from JobId=48",
         "slurmd[n12]: error: *** JOB 77 CANCELLED AT 2013-06-30T04:08:07 DUE TO NODE n12 FAILURE ***",
         "slurmctld: error: Node node03 unexpectedly rebooted boot_time=1690000000 last response=1689990000",
         "48             nodefail    NODE_FAIL   00:06:51          node03",

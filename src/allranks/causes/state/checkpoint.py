@@ -190,6 +190,13 @@ class WorldSizeChanged(Cause, id="AR603"):
             Blames.NOBODY,
             Confidence.LIKELY,
         ),
+        # FSDP and FairScale cut all parameters as one, each rank its share: of equal models only the shares differ.
+        Sign(
+            r"size mismatch for (?:[\w.]{1,200}\.)?_?flat_param(?:_[0-9]+)?: ",
+            Role.LIKELY,
+            Blames.NOBODY,
+            Confidence.LIKELY,
+        ),
         Sign(
             r"checkpoint was saved with world_size(?:=| )(?P<wanted>[0-9]+)",
             Role.LIKELY,
@@ -220,6 +227,9 @@ class WorldSizeChanged(Cause, id="AR603"):
         "(TP, PP) mismatch after resume ((4, 2) vs (8, 1) from checkpoint): RNG state will be ignored",
         "RuntimeError: The size of tensor a (56124554) must match the size of tensor b (14031139) at non-singleton "
         "dimension 0",
+        "\tsize mismatch for flat_param_0: copying a param with shape torch.Size([12584960]) from checkpoint, the "
+        "shape in current model is torch.Size([3146240]).",
+        "\tsize mismatch for model._fsdp_wrapped_module._flat_param: copying a param with shape torch.Size([8])",
         "RuntimeError: checkpoint was saved with world_size=8, but this run has world_size=4",
     )
     misses = (

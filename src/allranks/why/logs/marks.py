@@ -175,6 +175,13 @@ MARKS = (
         r"(?:init[_-]method|dist[_-]url|distributed init \(rank [0-9]+\))['\": =]{1,4}"
         r"tcp://(?P<endpoint>[A-Za-z0-9<][A-Za-z0-9_.:<>-]{0,120})",
     ),
+    # As each rank's warnings say whom it could not reach at first: torch 1.12 to 2.3.
+    Mark(
+        "endpoint",
+        r"client socket (?:cannot be initialized|has failed) to connect to \[?[A-Za-z0-9]",
+        r"client socket (?:cannot be initialized|has failed) to connect to "
+        r"\[?(?P<endpoint>[A-Za-z0-9][A-Za-z0-9_.-]{0,120})\]?:[0-9]+",
+    ),
     Mark(
         "bootstrap",
         r"NCCL INFO Bootstrap : Using ",
