@@ -23,6 +23,7 @@ _NAN_LINES = (
     r"(?i:grad[_ ]norm=nan\b)",
     r"(?i:grad_norm': nan\b)",
     r"(?i:grad_norm\": nan\b)",
+    r"(?i:\bloss) {1,8}nan \( {0,8}nan\)",
     r"tensor\(nan\b",
 )
 """How a progress line shows it; each spacing is a pattern of its own, so that each has its literal."""

@@ -40,6 +40,8 @@ MARKS = (
         r"(?:: ?(?P<text>.*))?$",
     ),
     Mark("chained", r"(?:During handling of|The) (?:the )?above exception"),
+    # Of an exception that ends nothing: in __del__, at exit, of a logger (Lib/logging/__init__.py, Python/errors.c).
+    Mark("ignored", r"Exception ignored (?:in|on|while)\b|^--- Logging error ---"),
     # torchrun's summary of who failed (torch/distributed/elastic/multiprocessing/errors/__init__.py, 1.9 to 2.13).
     Mark("failures", r"Root Cause \(first observed failure\):"),
     Mark("failure-time", r"time      : [0-9]{4}-", r"time      : (?P<when>\S+)"),
