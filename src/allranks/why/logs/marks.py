@@ -36,7 +36,8 @@ MARKS = (
     Mark(
         "exception",
         r"(?:Error|Exception|Interrupt|Iteration|SystemExit|Exit)(?::|$|\r)",
-        r"^(?:E\s+)?(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Iteration))"
+        r"^(?:E\s+)?(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Iteration)"
+        r"|Exception(?=: \S))"  # without words it is mp.spawn's, which only passes one on
         r"(?:: ?(?P<text>.*))?$",
     ),
     Mark("chained", r"(?:During handling of|The) (?:the )?above exception"),
