@@ -51,7 +51,7 @@ class LinkDown(Cause, id="AR210"):
     )
     exit_code = Exit.NODE_FAULT
     symptoms = (Symptom.SILENT,)
-    also = ("AR201", "AR206", "AR214", "AR302")
+    also = ("AR203", "AR201", "AR206", "AR214", "AR302")
     told = "a network interface lost its link, or there is no way to the network"
     signs = (
         Sign(
