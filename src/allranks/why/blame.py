@@ -117,10 +117,14 @@ def _alternatives(found: Sequence[Conclusion], logs: Logs) -> Iterator[Conclusio
             role=Role.CONTEXT,
             confidence=Confidence.UNDECIDED,
             culprit=first.culprit,
-            message=f"{why}: {cause.title()[:1].lower()}{cause.title()[1:].rstrip('.')}",
+            message=f"{why}: {_within_a_sentence(cause.title())}",
             evidence=first.evidence,
             victims=first.victims,
         )
+
+
+def _within_a_sentence(title: str) -> str:
+    return (title if title[1:2].isupper() else title[:1].lower() + title[1:]).rstrip(".")
 
 
 def _is_proven(first: Conclusion) -> bool:

@@ -25,8 +25,11 @@ from allranks.why.readings.tracebacks import read_tracebacks
 
 _OF_MEETING = frozenset(("master-unreachable", "master-dns", "rendezvous-timeout", "store-lost"))
 """Causes that are about the place where all ranks meet."""
-_OF_A_CALL = frozenset(("backend-device-mismatch", "invalid-device"))
-"""Causes of which a script's own call is the usual one."""
+_OF_A_CALL = frozenset((
+    "backend-device-mismatch", "invalid-device", "cuda-illegal-access", "unused-parameters", "slurm-env",
+    "checkpoint-corrupt", "nan-loss", "collective-mismatch",
+))  # fmt: skip
+"""Causes that a script's own call has, or runs into: where nobody is named, its place is."""
 
 MAX_LINES = 400
 """Of one cause that are asked whom they name."""
@@ -79,8 +82,8 @@ def name_somebody(conclusion: Conclusion, logs: Logs, people: People) -> Conclus
 def add_script(conclusion: Conclusion, logs: Logs) -> Conclusion:
     """Return it with the script's name, where the user's code failed and no frame says which file of it.
 
-    Of a call that does not fit the device, where nobody is named, the place in the user's files that made it; a
-    debugger tells the exception above its frames, too.
+    Of a call that does not fit, where nobody is named, the place in the user's files that made it; a debugger tells
+    the exception above its frames, too.
     """
     if conclusion.cause.name in _OF_A_CALL and not conclusion.culprit:
         frames = [each.user_frame for each in read_tracebacks(logs) if each.line in conclusion.evidence]

@@ -350,3 +350,59 @@ def test_a_call_that_does_not_fit_the_device_is_named_by_its_place(why: Why) -> 
     )[0]
     assert first.cause.name == "backend-device-mismatch"
     assert first.culprit.things == ("train.py:81",)
+
+
+def test_a_fault_of_the_program_is_named_by_its_place_where_nobody_is(why: Why) -> None:
+    first = why(
+        "THCudaCheck FAIL file=THCReduceAll.cuh line=317 error=77 : an illegal memory access was encountered\n"
+        'Traceback (most recent call last):\n  File "train.py", line 15, in <module>\n    loss.backward()\n'
+        "RuntimeError: cuda runtime error (77) : an illegal memory access was encountered at THCReduceAll.cuh:317\n"
+    )[0]
+    assert (first.cause.name, first.culprit.words()) == ("cuda-illegal-access", "train.py:15")
+
+
+def test_the_variable_that_a_traceback_shows_is_named(why: Why) -> None:
+    first = why(
+        "    world = int(os.environ['SLURM_STEP_TASKS_PER_NODE'])\n"
+        "ValueError: invalid literal for int() with base 10: '1(x2)'\n"
+    )[0]
+    assert (first.cause.name, first.culprit.words()) == ("slurm-env", "SLURM_STEP_TASKS_PER_NODE")
+
+
+def test_the_file_that_was_being_written_is_named_where_the_disk_is_full(why: Why) -> None:
+    first = why(
+        "[Torch] Saving ./out/step1/model.pt...\n[Torch] Saving ./out/step1/optim.pt...\n"
+        "RuntimeError: [enforce fail at inline_container.cc:471] . PytorchStreamWriter failed writing file data/3: "
+        "file write failed\n"
+    )[0]
+    assert (first.cause.name, first.culprit.words()) == ("disk-full", "./out/step1/optim.pt")
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        "Exception ignored in: <function Pool.__del__ at 0x7f>\nTraceback (most recent call last):\n",
+        "--- Logging error ---\nTraceback (most recent call last):\n",
+        'Traceback (most recent call last):\n  File "/lib/python3.8/multiprocessing/util.py", line 300, in '
+        "_run_finalizers\n",
+    ],
+)
+def test_an_exception_of_which_python_says_that_it_goes_on_ends_nothing(why: Why, before: str) -> None:
+    said = before + '  File "/home/user/pool.py", line 7, in close\nKeyError: 7\nepoch 3 loss: 1.25\n'
+    assert why(said)[0].cause.name == "healthy"
+
+
+def test_what_comes_after_an_ignored_exception_counts(why: Why) -> None:
+    first = why(
+        'Exception ignored in: <f>\nTraceback (most recent call last):\n  File "a.py", line 1, in f\nKeyError: 7\n'
+        'Traceback (most recent call last):\n  File "train.py", line 2, in g\nException: no data\n'
+    )[0]
+    assert (first.cause.name, first.culprit.words()) == ("user-code-error", "train.py:2")
+
+
+def test_a_few_in_another_collective_than_most_are_named(why: Why) -> None:
+    said = "[E ProcessGroupNCCL.cpp:475] [Rank {}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={}, "
+    said += "OpType={}, NumelIn=768, NumelOut=768, Timeout(ms)=1800000) ran for 1800885 milliseconds before timing out."
+    places = ((1, 791, "ALLREDUCE"), (3, 786, "ALLGATHER"), (0, 786, "ALLGATHER"))
+    first = why("\n".join(said.format(*place) for place in places))[0]
+    assert (first.cause.name, first.culprit.ranks) == ("collective-mismatch", (1,))

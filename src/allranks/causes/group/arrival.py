@@ -276,10 +276,16 @@ class StaleStore(Cause, id="AR404"):
             Confidence.LIKELY,
         ),
         # An agent that has not begun yet finds it closed: by an earlier start with the same id.
-        Sign(r"(?:rendezvous\.api\.|\": \")RendezvousClosedError", Role.VICTIM, _NOBODY, Confidence.UNDECIDED),
+        Sign(
+            r"(?:rendezvous\.api\.|\": \")RendezvousClosedE(?:rror|xception)",
+            Role.VICTIM,
+            _NOBODY,
+            Confidence.UNDECIDED,
+        ),
     )
     hits = (
         "torch.distributed.elastic.rendezvous.api.RendezvousClosedError",
+        "torchelastic.rendezvous.api.RendezvousClosedException",
         "RuntimeError: Timed out initializing process group in store based barrier on rank: 0, for key: "
         "store_based_barrier_key:1 (world_size=8, worker_count=16, timeout=0:15:00)",
         "INFO:root:Waiting in store based barrier to initialize process group for rank: 0, key: "

@@ -235,7 +235,7 @@ class StragglerRank(Cause, id="AR409"):
         Sign(
             r"has [0-9]+ params, while rank (?P<peer>[0-9]+) has inconsistent 0 params",
             Role.VICTIM,
-            _NOBODY,
+            Blames.PEER,
             Confidence.UNDECIDED,
         ),
         Sign(r"DataLoader timed out after (?P<seconds>[0-9.]+) seconds", Role.LIKELY, confidence=Confidence.LIKELY),

@@ -66,7 +66,10 @@ class SlurmEnv(Cause, id="AR501"):
         Sign(r"environment variable (?P<thing>[A-Z_]{4,20}) expected, but not set"),
         Sign(r"KeyError: '(?P<thing>SLURM_[A-Z_]{2,40})'"),
         Sign(r"KeyError: '(?P<thing>(?:LOCAL_|NODE_)?RANK|(?:LOCAL_)?WORLD_SIZE|MASTER_(?:ADDR|PORT)|OMPI_[A-Z_]+)'"),
-        Sign(r"invalid literal for int\(\) with base 10: '(?P<thing>[0-9]+\(x[0-9]+\)[^']{0,80})'"),
+        Sign(r"invalid literal for int\(\) with base 10: '(?P<value>[0-9]+\(x[0-9]+\)[^']{0,80})'"),
+        Sign(
+            r"os\.environ(?:\.get\(|\[) ?['\"](?P<thing>SLURM_[A-Z_]{2,40})['\"]", Role.CONTEXT, Blames.NOBODY
+        ),  # as a traceback shows the line
         # Ranks and sizes that contradict each other.
         Sign(r"Invalid rank requested : (?P<rank>-?[0-9]+)/(?P<wanted>[0-9]+)"),
         Sign(
@@ -104,6 +107,7 @@ class SlurmEnv(Cause, id="AR501"):
         ),
         # MPI below srun.
         Sign(r"OMPI was not built with SLURM"),
+        Sign(r"No PMIx server was reachable, but a PMI1/2 was detected", Role.LIKELY, Blames.NOBODY),
         # Where: Open MPI says so once for each process, before the reason.
         Sign(
             r"^\[(?P<node>[A-Za-z0-9_.-]+):[0-9]+\] (?:OPAL|PMIX) ERROR: .{1,60} in file (?:pmix|ext|ptl)",
@@ -145,6 +149,8 @@ class SlurmEnv(Cause, id="AR501"):
         "srun: warning: can't run 1 processes on 2 nodes, setting nnodes to 1",
         "srun: error: Unable to create step for job 77: More processors requested than permitted",
         "srun: fatal: SLURM_MEM_PER_CPU, SLURM_MEM_PER_GPU, and SLURM_MEM_PER_NODE are mutually exclusive.",
+        "No PMIx server was reachable, but a PMI1/2 was detected.",
+        "    _WorkerInfo.LOCAL_WORLD_SIZE = int(os.environ['SLURM_STEP_TASKS_PER_NODE'])",
         "but OMPI was not built with SLURM's PMI support and therefore cannot",
         "[node001:94018] OPAL ERROR: Unreachable in file pmix3x_client.c at line 112",
         "There are not enough slots available in the system to satisfy the 16",

@@ -51,7 +51,7 @@ class LinkDown(Cause, id="AR210"):
     )
     exit_code = Exit.NODE_FAULT
     symptoms = (Symptom.SILENT,)
-    also = ("AR201", "AR206", "AR214", "AR302")
+    also = ("AR203", "AR201", "AR206", "AR214", "AR302")
     told = "a network interface lost its link, or there is no way to the network"
     signs = (
         Sign(
@@ -300,6 +300,13 @@ class PeerConnectionLost(Cause, id="AR215"):
             Blames.PEER,
             Confidence.LIKELY,
         ),
+        # NCCL's proxy.cc, 2.12 and newer: the network thread that this rank asked, which is often its own node's.
+        Sign(
+            r"Proxy Call to rank (?P<peer>[0-9]+) failed \((?:Connect|Setup)",
+            Role.VICTIM,
+            Blames.PEER,
+            Confidence.UNDECIDED,
+        ),
         Sign(r"socket(?:Start|Poll)Connect: exceeded retries \(", Role.VICTIM, Blames.NOBODY, Confidence.LIKELY),
         Sign(
             r"possibly due to a network error or a remote process exiting",
@@ -324,6 +331,7 @@ class PeerConnectionLost(Cause, id="AR215"):
         ),
     )
     hits = (
+        "host:22337:22400 [6] proxy.cc:862 NCCL WARN Proxy Call to rank 14 failed (Connect)",
         "node01:1:1 [0] proxy.cc:1458 NCCL WARN [Service thread] Could not receive type from localRank 3, res=3, "
         "closed=0",
         "[W tensorpipe_agent.cpp:916] RPC agent for 3 encountered error when sending outgoing request #0 to 0: async "

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 from allranks.causes.cause import PASSED, Cause, Outcome, failed, skipped, unknown, warned
 from allranks.causes.node.limits import GIB, MIB, size_text
-from allranks.causes.sign import Role, Sign
+from allranks.causes.sign import Blames, Role, Sign
 from allranks.model.card import Card, Place
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence
 
+_PATH = r"(?P<thing>[\w.~-]{0,200}/[\w./-]{1,300}\w)"
 _WRITTEN_TO = ("run directory", "TMPDIR", "HOME")
 
 
@@ -66,6 +67,13 @@ class DiskFull(Cause, id="AR005"):
         Sign(r"basic_ios::clear: iostream error", Role.LIKELY, confidence=Confidence.UNDECIDED),
         Sign(r"LustreError: .{0,200}\brc = -(?:28|122)\b", Role.LIKELY),
         Sign(r"write error: wrote [0-9]+ blocks instead of [0-9]+", Role.LIKELY, confidence=Confidence.LIKELY),
+        # What was being written, as the line before tells: Transformers, DeepSpeed, Megatron, fvcore.
+        Sign(
+            r"[Ss]aving (?:[a-z]{1,12} )?checkpoint(?: at iteration {1,8}[0-9]{1,9})?(?: to|:) " + _PATH,
+            Role.CONTEXT,
+            Blames.NOBODY,
+        ),
+        Sign(r"\[Torch\] Saving " + _PATH, Role.CONTEXT, Blames.NOBODY),
     )
     hits = (
         "File.lua:210: write error: wrote 39776036 blocks instead of 41251350 at THDiskFile.c:340",
@@ -84,6 +92,9 @@ class DiskFull(Cause, id="AR005"):
         "RuntimeError: [enforce fail at inline_container.cc:337] . unexpected pos 704 vs 598",
         "RuntimeError: basic_ios::clear: iostream error",
         "LustreError: 11-0: scratch-OST0004-osc: operation ost_write to node 10.0.0.4 failed: rc = -28",
+        "[INFO|trainer.py:2926] 2023-10-19 09:48:54,430 >> Saving model checkpoint to out/run7/checkpoint-10",
+        "[2023-06-02 00:34:14,497] [INFO] [torch_checkpoint_engine.py:21:save] [Torch] Saving ./out/step10/optim.pt...",
+        "saving checkpoint at iteration    1000 to /ckpt/gpt in torch_dist format",
     )
     misses = (
         "misc/shmutils.cc:88 NCCL WARN Error: failed to extend /dev/shm/nccl-WU88OE to 9637892 bytes, "

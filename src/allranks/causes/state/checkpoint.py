@@ -52,6 +52,7 @@ class CheckpointCorrupt(Cause, id="AR601"):
         Sign(r"failed finding central directory"),
         Sign(r"high likelihood that your checkpoint file is corrupted"),
         Sign(r"unexpected EOF, expected (?P<missing>[0-9]+) more bytes\. The file might be corrupted"),
+        Sign(r"storage has wrong size: expected -?[0-9]+ got [0-9]+"),
         Sign(r"Invalid magic number; corrupt file\?"),
         Sign(r"UnpicklingError: pickle data was truncated"),
         Sign(r"UnpicklingError: invalid load key", Role.LIKELY),  # of a file, or of what other ranks sent
@@ -87,6 +88,8 @@ class CheckpointCorrupt(Cause, id="AR601"):
         "file was "
         "modified after saving.",
         "RuntimeError: unexpected EOF, expected 4456435 more bytes. The file might be corrupted.",
+        "RuntimeError: storage has wrong size: expected 0 got 512",
+        "RuntimeError: storage has wrong size: expected -4669315570785868528 got 512",
         "RuntimeError: Invalid magic number; corrupt file?",
         "_pickle.UnpicklingError: pickle data was truncated",
         "_pickle.UnpicklingError: invalid load key, '\\x00'.",

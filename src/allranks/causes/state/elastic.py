@@ -50,7 +50,7 @@ class ElasticNoResume(Cause, id="AR602"):
     also = ("AR404", "AR414", "AR509")
     signs = (
         # dynamic_rendezvous.py and etcd_rendezvous.py: of who comes to a rendezvous that another agent has closed.
-        Sign(r"RendezvousClosedError(?:$|[:\"' ])", Role.LIKELY, _NOBODY, Confidence.UNDECIDED),
+        Sign(r"RendezvousClosedE(?:rror|xception)(?:$|[:\"' ])", Role.LIKELY, _NOBODY, Confidence.UNDECIDED),
         Sign(r"attempts left; {1,2}will restart worker group", Role.CONTEXT, _NOBODY),
         Sign(r"new nodes from group_rank=[0-9]+; {1,2}will restart worker group", Role.CONTEXT, _NOBODY),
         Sign(r"\brestart_count=[1-9]", Role.CONTEXT, _NOBODY),
@@ -61,6 +61,7 @@ class ElasticNoResume(Cause, id="AR602"):
     )
     hits = (
         "torch.distributed.elastic.rendezvous.api.RendezvousClosedError",
+        "torchelastic.rendezvous.api.RendezvousClosedException",
         '    "message": "RendezvousClosedError: ",',
         "INFO:torch.distributed.elastic.agent.server.api:[default] Worker group FAILED. 3/3 attempts left; will "
         "restart "

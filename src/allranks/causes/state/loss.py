@@ -23,6 +23,7 @@ _NAN_LINES = (
     r"(?i:grad[_ ]norm=nan\b)",
     r"(?i:grad_norm': nan\b)",
     r"(?i:grad_norm\": nan\b)",
+    r"(?i:\bloss) {1,8}nan \(  {0,8}nan\)",
     r"tensor\(nan\b",
 )
 """How a progress line shows it; each spacing is a pattern of its own, so that each has its literal."""
@@ -106,6 +107,7 @@ class NanLoss(Cause, id="AR604"):
         "norm for bucket #0 in backward pass before data-parallel communication collective')",
         "ValueError: Rank 4: found NaN in local forward loss calculation. Device: 4, node: n3",
         " iteration 29060/ 311541 | lm loss: NAN | number of skipped iterations:   0 | number of nan iterations:   1 |",
+        "[07/03 00:00:54.724]: Epoch: [12/40][1000/2052]  L_an   nan (  nan)  LR 9.522e-05  Loss   nan (  nan)  Mem 15",
         "Exception: Current loss scale already at minimum - cannot decrease scale anymore. Exiting run.",
         "[deepscale] OVERFLOW! Rank 0 Skipping step. Attempted loss scale: 1, reducing to 1",
         "FloatingPointError: Minimum loss scale reached (0.0001). Your loss is probably exploding. Try lowering the "

@@ -36,10 +36,13 @@ MARKS = (
     Mark(
         "exception",
         r"(?:Error|Exception|Interrupt|Iteration|SystemExit|Exit)(?::|$|\r)",
-        r"^(?:E\s+)?(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Iteration))"
+        r"^(?:E\s+)?(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Iteration)"
+        r"|Exception(?=: \S))"  # without words it is mp.spawn's, which only passes one on
         r"(?:: ?(?P<text>.*))?$",
     ),
     Mark("chained", r"(?:During handling of|The) (?:the )?above exception"),
+    # Of an exception that ends nothing: in __del__, at exit, of a logger (Lib/logging/__init__.py, Python/errors.c).
+    Mark("ignored", r"Exception ignored (?:in|on|while)\b|^--- Logging error ---"),
     # torchrun's summary of who failed (torch/distributed/elastic/multiprocessing/errors/__init__.py, 1.9 to 2.13).
     Mark("failures", r"Root Cause \(first observed failure\):"),
     Mark("failure-time", r"time      : [0-9]{4}-", r"time      : (?P<when>\S+)"),

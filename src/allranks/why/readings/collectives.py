@@ -105,7 +105,7 @@ def _slow(logs: Logs) -> Iterator[Conclusion]:
 
 
 def _behind(stuck: list[Stuck]) -> Iterator[Conclusion]:
-    """Ranks whose collective has a lower number than that of the others."""
+    """Ranks whose collective has a lower number than that of the others, or the few that are in another operation."""
     numbered = [each for each in stuck if each.seq is not None]
     seqs = Counter(each.seq for each in numbered)
     if len(seqs) < 2:
@@ -113,16 +113,18 @@ def _behind(stuck: list[Stuck]) -> Iterator[Conclusion]:
     lowest = min(seq for seq in seqs if seq is not None)
     late = [each for each in numbered if each.seq == lowest]
     others = [each for each in numbered if each.seq != lowest]
-    if len(late) > len(others):
-        return
-    ahead = Counter(each.seq for each in others).most_common(1)[0][0]
     is_mixed = late[0].op != others[0].op and None not in {late[0].op, others[0].op}
+    if len(late) > len(others):
+        if not is_mixed:
+            return
+        late, others = others, late
+    ahead = Counter(each.seq for each in others).most_common(1)[0][0]
     yield Conclusion(
         cause=find_cause("collective-mismatch" if is_mixed else "straggler-rank"),
         role=Role.LIKELY,
         confidence=Confidence.LIKELY,
         culprit=Culprit(ranks=tuple(each.rank for each in late)),
-        message=f"{fold_ranks(each.rank for each in late)} waited in collective {lowest}"
+        message=f"{fold_ranks(each.rank for each in late)} waited in collective {late[0].seq}"
         f"{_op(late[0])}, the others in {ahead}{_op(others[0])}",
         evidence=tuple(each.line for each in (*late[:2], *others[:1])),
         victims=frozenset(each.rank for each in others),
@@ -167,7 +169,7 @@ def _silent(stuck: list[Stuck], people: People) -> Iterator[Conclusion]:
     yield Conclusion(
         cause=find_cause("straggler-rank"),
         role=Role.LIKELY,
-        confidence=Confidence.LIKELY,
+        confidence=Confidence.LIKELY if _are_together(stuck) else Confidence.UNDECIDED,
         culprit=Culprit(ranks=missing),
         message=f"{fold_ranks(missing)} did not come to {_name(stuck[0])}; "
         f"{fold_ranks(reporting)} waited there until the timeout",
@@ -175,6 +177,11 @@ def _silent(stuck: list[Stuck], people: People) -> Iterator[Conclusion]:
         victims=frozenset(reporting),
         ask=_ASK,
     )
+
+
+def _are_together(stuck: list[Stuck]) -> bool:
+    """Whether all wait in the same collective."""
+    return len({(each.seq, each.op) for each in stuck}) == 1
 
 
 def _busy(logs: Logs, people: People) -> Iterator[Conclusion]:

@@ -27,15 +27,18 @@ _LIBRARY = re.compile(
 _AGENT = re.compile(r"torch[/\\]distributed[/\\](?:elastic|launcher)[/\\]")
 _CONSEQUENCES = frozenset((
     "ActorDiedError", "BdbQuit", "BrokenPipeError", "CalledProcessError", "ChildFailedError",
-    "ConnectionRefusedError", "ConnectionResetError", "DistBackendError", "DistNetworkError", "DistStoreError",
-    "EOFError", "GeneratorExit", "KeyboardInterrupt", "LustreError", "ProcessExitedException",
-    "ProcessRaisedException", "RayActorError", "RayTaskError", "RendezvousClosedError", "RendezvousConnectionError",
-    "RendezvousTimeoutError", "SignalException", "SignalInterrupt", "SystemExit", "TimeoutError", "TimeoutExpired",
-    "WorkerCrashedError",
+    "ConnectionRefusedError", "ConnectionResetError", "DistBackendError", "DistNetworkError",
+    "DistStoreError", "EOFError", "GeneratorExit", "KeyboardInterrupt", "LustreError",
+    "ProcessExitedException", "ProcessRaisedException", "RayActorError", "RayTaskError",
+    "RendezvousClosedError", "RendezvousClosedException", "RendezvousConnectionError",
+    "RendezvousTimeoutError", "SignalException", "SignalInterrupt", "SystemExit", "TimeoutError",
+    "TimeoutExpired", "WorkerCrashedError",
 ))  # fmt: skip
 """Exceptions that others have because of the culprit, or that are no error."""
 _WATCHERS = frozenset(("AR407", "AR008", "AR590", "AR506", "AR507", "AR508", "AR509", "AR012", "AR602"))
 """Causes that others tell of a process: they stand below an exception, and do not say what it is."""
+_GOES_ON = frozenset(("_run_finalizers",))
+"""Functions that print an exception and go on: multiprocessing's, of what is cleaned up at exit."""
 _REACH = 10
 """Lines after an exception's first one that belong to its text."""
 
@@ -66,15 +69,23 @@ class Traceback:
 
 
 def read_tracebacks(logs: Logs) -> list[Traceback]:
-    """Return all exceptions, in their order."""
+    """Return all exceptions, in their order, but those of which Python says that it goes on."""
     found: list[Traceback] = []
     frames: dict[object, list[Event]] = {}
     chains: dict[object, bool] = {}
+    ignored: dict[object, bool] = {}  # False: announced, and not begun
     explained = _explained_lines(logs)
     for event in logs.events:
         who = (event.line.source.shown, event.line.rank, event.line.local_rank, event.line.node)
         if event.kind == "traceback":
             frames[who] = []
+            if who in ignored:
+                if ignored[who] and not chains.get(who):
+                    del ignored[who]
+                else:
+                    ignored[who] = True
+        elif event.kind == "ignored":
+            ignored[who] = False
         elif event.kind == "chained":
             chains[who] = True
         elif event.kind == "frame":
@@ -82,6 +93,9 @@ def read_tracebacks(logs: Logs) -> list[Traceback]:
         elif event.kind == "exception":
             is_explained = _is_explained(event.line, explained)
             own = frames.pop(who, [])
+            if ignored.get(who) or (own and own[0].values.get("function") in _GOES_ON):
+                chains.pop(who, None)
+                continue
             if chains.pop(who, False) and found:
                 # Python prints the first exception first: it is the reason, whatever the last one says.
                 last = found[-1]
@@ -89,8 +103,8 @@ def read_tracebacks(logs: Logs) -> list[Traceback]:
                     continue
             kind = event.values["type"].rpartition(".")[2]
             found.append(Traceback(kind, event.values.get("text", ""), tuple(own), event.line, is_explained))
-    for left in frames.values():
-        if left:  # the log ends before the exception
+    for speaking, left in frames.items():
+        if left and speaking not in ignored:  # the log ends before the exception
             found.append(Traceback("", "", tuple(left), left[-1].line, _is_explained(left[-1].line, explained)))
     return found
 
