@@ -207,7 +207,7 @@ def test_a_node_that_is_back_before_slurm_gives_it_up_takes_its_place_again(clus
     cluster.lab.run("up", "--cluster", SIX_NODE)
     cluster.wait(job, lambda _: any(cluster.directory.glob("node03.[1-9]*")), wait_s=20)
     (again,) = cluster.directory.glob("node03.[1-9]*")
-    assert again.read_text() == "2 of 3\n"
+    assert again.read_text() == "2 of 3 in step 0\n"
     (cluster.directory / "done").touch()
     cluster.wait(job, lambda _: not cluster.runs("node03", "revive.py"))
 

@@ -13,8 +13,9 @@ from allranks.model.identity import world_from_env
 
 world = world_from_env(os.environ)
 where = Path(sys.argv[1])
-(where / f"{world.node_name}.{world.step_id}").write_text(f"{world.node_index} of {world.num_nodes}\n")
-if world.node_index == 0 and world.step_id == "0":
+place = f"{world.node_index} of {world.num_nodes} in step {world.step_id}"
+(where / f"{world.node_name}.{os.environ['SLURM_STEP_ID']}").write_text(f"{place}\n")
+if world.node_index == 0:
     job = own_job(os.environ)
     assert job is not None
     revivals = Revivals(own_command(), job=job, env=os.environ, log=lambda node: where / f"{node}.log", patience_s=60)
