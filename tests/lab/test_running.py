@@ -58,12 +58,13 @@ def test_what_strikes_need_beforehand_is_healed_without_a_trace(six_nodes: TestL
 
 
 def _traces(lab: TestLab) -> list[str]:
-    """What the strikes change: links, devices, mounts, cgroups."""
+    """What the strikes change: links, devices, mounts, cgroups, SLURM's daemons."""
     show_links = "ip -oneline link | awk '{print $2, $3, $5}'"
     links = [lab.on(node, "sh", "-c", show_links) for node in ("master-node", "node03")]
     mounts = lab.on("node03", "sh", "-c", "grep -c . /proc/mounts; losetup --all; nft list ruleset")
     cgroups = [str(path) for path in Path("/sys/fs/cgroup").rglob(f"allranks-{lab.name}-*")]
-    return [*links, mounts, *cgroups]
+    daemons = [str(node["daemon_pids"]) for node in json.loads(lab.run("status", "--json").stdout)["nodes"]]
+    return [*links, mounts, *cgroups, *daemons]
 
 
 @pytest.mark.lab

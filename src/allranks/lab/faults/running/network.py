@@ -112,6 +112,7 @@ class NodeSilent(Strike, name="node-silent-running", cause=("AR012", "AR001")):
     @classmethod
     def strike(cls, scene: Scene, target: Target) -> float:
         """Set both ports down."""
+        scene.remember("is_struck", True)
         struck_s = time.time()
         for port in ports_of(scene.node):
             scene.on_switch("ip", "link", "set", port, "down")
@@ -119,10 +120,13 @@ class NodeSilent(Strike, name="node-silent-running", cause=("AR012", "AR001")):
 
     @classmethod
     def heal(cls, scene: Scene) -> None:
-        """Set both up again, and end slurmd: SLURM has given the node up, and believes only one that starts anew."""
+        """Set both up again, and end slurmd: SLURM has given the node up, and believes only one that starts anew.
+
+        `allranks lab up` starts it, as after every drill.
+        """
         for port in ports_of(scene.node):
             scene.on_switch("ip", "link", "set", port, "up")
-        if scene.is_same_life(scene.node.name):
+        if "is_struck" in scene.memory and scene.is_same_life(scene.node.name):
             for pid in machines.processes_in(scene.inits[scene.node.name]).get("slurmd", []):
                 os.kill(pid, signal.SIGTERM)
 
