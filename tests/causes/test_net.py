@@ -9,10 +9,11 @@ from allranks.causes.cause import Cause, Outcome, Symptom, failed
 from allranks.causes.net.cards import data_interface, data_network, most_common, parse_address
 from allranks.causes.net.forced import NicNotFound, WrongNic
 from allranks.causes.net.link import LinkDown, Partition
+from allranks.causes.net.lookup import MasterDns
 from allranks.causes.net.naming import DuplicateSubnet, IpFamilyMismatch, LoopbackHostname
 from allranks.causes.net.packets import MtuBlackhole, MtuUnequal, PacketLoss, SlowLink
 from allranks.causes.net.ports import FirewallPort, PortInUse
-from allranks.causes.net.reach import MasterDns, MasterUnreachable
+from allranks.causes.net.reach import MasterUnreachable
 from allranks.model.card import Card, Facts, Interface, RdmaPort, TestPorts
 from allranks.model.finding import Confidence, Severity, Status
 

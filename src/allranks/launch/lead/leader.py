@@ -147,8 +147,7 @@ class Leader:
         self._began_s = now_s
         self._guard.begin(plan, now_s, addresses=addresses)
         self._phase = Phase.RUNNING
-        self._judged = self._decision = self._asked = None
-        self._is_finished = False
+        self._judged, self._decision, self._asked, self._is_finished = None, None, None, False
         self._progress.steps.clear()
 
     def turn(self, now_s: float) -> None:
@@ -187,7 +186,7 @@ class Leader:
             case Failed(end=end, age_s=age_s):
                 self._record(msgspec.structs.replace(end, time_s=now_s - age_s), now_s)
             case Exited(rank=rank):
-                self._is_finished = self._is_finished or message.is_finished
+                self._is_finished |= message.is_finished
                 self._record(WorkerEnd(rank=rank, local_rank=0, node=seat.name, exit_code=0, time_s=now_s), now_s)
             case Interrupted(signum=signum):
                 self._on_event("interrupted", signum=signum, node=seat.name)
@@ -236,7 +235,8 @@ class Leader:
         if self.interrupted_by is not None and self._asked is None:
             self._stop(Decision(move=Move.END), now_s, signum=self.interrupted_by)
         elif self._guard.is_all_well:
-            self._all_ended_well(now_s)
+            grows = self._asked is Reason.GROW and not self._is_finished
+            self._stop(Decision(move=Move.RESTART if grows else Move.END), now_s)
         elif self.interrupted_by is not None and self._asked_until_s is not None and now_s > self._asked_until_s:
             self._say("the checkpoint was not done in time; ending all ranks")
             self._stop(Decision(move=Move.END), now_s)
@@ -296,10 +296,6 @@ class Leader:
         self._on_event("save_asked", why=why, step=step)
         self._say(why)
         self.seats.send_all(Order(at_step=(step or 0) + 1, why=why, signum=signum))
-
-    def _all_ended_well(self, now_s: float) -> None:
-        grows = self._asked is Reason.GROW and not self._is_finished
-        self._stop(Decision(move=Move.RESTART if grows else Move.END), now_s)
 
     # Stopping, and what comes after
 
