@@ -26,11 +26,11 @@ def test_a_tool_of_the_agent_itself_is_no_left_over():
 
 def test_what_is_spared_keeps_its_children():
     """As srun, which is two processes."""
-    spared = subprocess.Popen(["sh", "-c", "sleep 60 & echo; wait"], start_new_session=True, stdout=subprocess.PIPE)
+    spared = subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; wait"], start_new_session=True, stdout=subprocess.PIPE)
     try:
-        assert spared.stdout.readline() == b"\n"
+        child = psutil.Process(int(spared.stdout.readline()))
         assert end_left_behind(0.1, spared=[spared.pid]) == []
-        assert [child.name() for child in psutil.Process(spared.pid).children()] == ["sleep"]
+        assert psutil.Process(spared.pid).children() == [child]
     finally:
         os.killpg(spared.pid, signal.SIGKILL)
         spared.communicate()
