@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 
-from allranks.lab import hosts as machines
 from allranks.lab.faults import link
 from allranks.lab.faults.fault import Culprit, Scene, port_of
 from allranks.lab.faults.link import JUMBO, STANDARD, LinkFault
@@ -112,7 +109,6 @@ class NodeSilent(Strike, name="node-silent-running", cause=("AR012", "AR001")):
     @classmethod
     def strike(cls, scene: Scene, target: Target) -> float:
         """Set both ports down."""
-        scene.remember("is_struck", True)
         struck_s = time.time()
         for port in ports_of(scene.node):
             scene.on_switch("ip", "link", "set", port, "down")
@@ -120,15 +116,9 @@ class NodeSilent(Strike, name="node-silent-running", cause=("AR012", "AR001")):
 
     @classmethod
     def heal(cls, scene: Scene) -> None:
-        """Set both up again, and end slurmd: SLURM has given the node up, and believes only one that starts anew.
-
-        `allranks lab up` starts it, as after every drill.
-        """
+        """Set both up again; `allranks lab up`, as after every drill, has SLURM believe in the node again."""
         for port in ports_of(scene.node):
             scene.on_switch("ip", "link", "set", port, "up")
-        if "is_struck" in scene.memory and scene.is_same_life(scene.node.name):
-            for pid in machines.processes_in(scene.inits[scene.node.name]).get("slurmd", []):
-                os.kill(pid, signal.SIGTERM)
 
 
 def ports_of(host: Host) -> tuple[str, str]:
