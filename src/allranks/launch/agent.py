@@ -181,12 +181,12 @@ class Agent:
             if worker.end is None:
                 self._selector.register(worker.pidfd, selectors.EVENT_READ, self._reaper_of(worker))
             else:
-                self._report(worker, worker.end)
+                self._report(worker.end)
 
     def _reaper_of(self, worker: Worker) -> Callable[[object], None]:
         def reap(fd: object) -> None:
             self._selector.unregister(fd)  # type: ignore[arg-type]
-            self._report(worker, worker.reap())
+            self._report(worker.reap(), is_finished=worker.is_finished)
 
         return reap
 
@@ -213,14 +213,14 @@ class Agent:
         held_ns = round((time.monotonic() - came_s) * 1e9) if ping_ns else 0
         self._send(Beat(node=node, ping_ns=ping_ns, held_ns=held_ns))
 
-    def _report(self, worker: Worker, end: WorkerEnd) -> None:
+    def _report(self, end: WorkerEnd, *, is_finished: bool = False) -> None:
         if end.exit_code and not end.ended_by_us:  # its last calls, before they are overtaken by its end
             self._tell(self._watch.beat(time.monotonic()))
         age_s = max(0.0, time.time() - end.time_s)
         if end.exit_code:
             self._send(Failed(end=end, age_s=age_s))
         else:
-            self._send(Exited(rank=end.rank, is_finished=worker.is_finished))
+            self._send(Exited(rank=end.rank, is_finished=is_finished))
 
     def _read_inbox(self) -> None:
         """Tell the leader of signals; whatever is no request to save ends the workers here at once."""

@@ -239,7 +239,8 @@ def _run_workers(
         if leader.newcomers is not None:
             crew.spared = leader.newcomers.started_pids
     watch = Watch(plan.guard, data_address=data_address, control_address=control_address)
-    started_s, times_lost = time.monotonic(), run_dir.count_events("node_lost", node=me.name)
+    started_s = time.monotonic()
+    times_lost = run_dir.count_events("node_lost", node=me.name) if group.generation else 0  # it may be back from that
     agent = Agent(crew, line, inbox=inbox, watch=watch)
     goodbye = agent.run(group, leader)
     if leader is not None and leader.verdict is not None:
