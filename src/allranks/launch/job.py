@@ -261,13 +261,14 @@ def _run_workers(
         say(f"ended: {goodbye.summary}; the whole report is on {group.members[0].name}")
     if scheduler is None:
         return goodbye.exit_code
-    if agent.is_leader_lost and plan.request.max_restarts:
+    if agent.is_leader_lost:
         say(f"ended: {goodbye.summary}")
         if _has_lost(me.name, run_dir, times_before=times_lost, patience_s=plan.guard.gone_s + LEADER_WRITES_S):
             say(f"the leader lives, and has lost {me.name}: what becomes of the job is told there")
             _wait_for_way_back(leader_address, group.store_port, inbox)
-            return Exit.OK
-        return scheduler.requeue([group.members[0].name], cause="AR012 node-failure")
+            return Exit.OK if plan.request.max_restarts else goodbye.exit_code
+        if plan.request.max_restarts:
+            return scheduler.requeue([group.members[0].name], cause="AR012 node-failure")
     return goodbye.exit_code if leader is None else _queue_again(goodbye, leader, scheduler, plan)
 
 
