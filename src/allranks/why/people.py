@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from ipaddress import ip_address
+
+import msgspec
 
 from allranks.causes.sign import CULPRIT_GROUPS, Blames
 from allranks.why.logs.events import Event, Logs
@@ -64,7 +66,7 @@ class People:
         if line.rank is not None or line.node is None or line.pid is None:
             return line
         rank = self.rank_of_process.get((line.node, line.pid))
-        return line if rank is None else replace(line, rank=rank)
+        return line if rank is None else msgspec.structs.replace(line, rank=rank)
 
 
 def meet(logs: Logs) -> People:

@@ -11,8 +11,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache, cached_property
+
+import msgspec
 
 from allranks.causes.cause import Cause
 from allranks.causes.sign import Sign
@@ -23,14 +25,13 @@ from allranks.why.logs.sources import Source
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
 
 
-@dataclass(frozen=True, slots=True)
-class Event:
+class Event(msgspec.Struct, frozen=True):
     """One line that says something."""
 
     kind: str
     """The id of a cause, or the name of a mark."""
     line: Line
-    values: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, str] = msgspec.field(default_factory=dict)
     """The named groups of its pattern that matched."""
     cause: type[Cause] | None = None
     sign: Sign | None = None

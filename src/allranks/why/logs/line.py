@@ -15,6 +15,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import msgspec
+
 from allranks.why.logs.place import HOST, MAX_RANK, read_path
 from allranks.why.logs.sources import Source
 from allranks.why.logs.when import find_time
@@ -30,8 +32,7 @@ _MAX_PID = 1 << 22
 """Linux's limit; torch before 2.5 prints the thread's address where later ones print the process."""
 
 
-@dataclass(frozen=True, slots=True)
-class Line:
+class Line(msgspec.Struct, frozen=True):
     """One line, or the part of it between two carriage returns."""
 
     source: Source
