@@ -32,6 +32,7 @@ from enum import StrEnum
 from itertools import combinations
 
 from allranks.model.finding import Confidence
+from allranks.model.hostlist import fold_hosts
 from allranks.preflight.cover import EXACT_NODES, Cover, Graph, Pair, areas_of, find_cover, pair_of
 
 MAX_GROUPS = 8
@@ -89,6 +90,19 @@ class Blame:
     explains: tuple[Edge, ...]
     direction: str = ""
     """`from` or `to` where it is one way: what the first of the groups sends, or what is sent to it, is lost."""
+
+    @property
+    def culprit(self) -> str:
+        """As a finding names it: `node03`, `a -> b`, `a <-> b`, `a[1-2] | b[1-2]`, `a or b <-> c`."""
+        match self.kind:
+            case Kind.LINK:
+                return f" {'->' if self.is_one_way else '<->'} ".join(group[0] for group in self.groups)
+            case Kind.PARTITION:
+                return " | ".join(fold_hosts(list(group)) for group in self.groups)
+            case Kind.UNDECIDED:
+                return " or ".join(" <-> ".join(group) for group in self.groups)
+            case _:
+                return fold_hosts(list(self.groups[0]))
 
 
 def blame(edges: Iterable[Edge], *, suspects: Collection[str] = ()) -> tuple[Blame, ...]:
