@@ -39,7 +39,7 @@ from allranks.launch.workers import become_subreaper
 from allranks.model.errors import AllranksError, Exit, UsageError
 from allranks.model.finding import Finding, Verdict
 from allranks.model.hostlist import fold_hosts
-from allranks.model.identity import Launcher
+from allranks.model.world import Launcher
 from allranks.report.rundir import RunDir, describe_command
 from allranks.report.text import Style, render_findings, say
 from allranks.wire.connection import Connection

@@ -21,8 +21,8 @@ from allranks.model.cluster import Backend
 from allranks.model.errors import HostlistError, SetupError
 from allranks.model.finding import Finding
 from allranks.model.hostlist import expand_hosts, fold_hosts
-from allranks.model.identity import Launcher, World
 from allranks.model.setting import Setting
+from allranks.model.world import Launcher, World
 from allranks.wire.protocol import Plan
 
 

@@ -28,7 +28,8 @@ from allranks.launch.plan import DataPath, Request, choose_data_path, plan_job
 from allranks.model.card import Card, Facts
 from allranks.model.cluster import Cluster
 from allranks.model.errors import AllranksError, StoppedBySignal
-from allranks.model.identity import World, check_one_agent_per_node, world_from_env
+from allranks.model.identity import check_one_agent_per_node, world_from_env
+from allranks.model.world import World
 from allranks.preflight.entry import Entry, Followed
 from allranks.preflight.judge import Observations
 from allranks.preflight.rollcall import dismiss
