@@ -34,7 +34,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from allranks.config import LoadedCluster, find_cluster_file, read_cluster
+from allranks.config.file import LoadedCluster, find_cluster_file, read_cluster
 from allranks.guard.inside.cell import Cell
 from allranks.host.node import read_facts
 from allranks.model.cluster import Backend

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from allranks.config import LoadedCluster, find_cluster_file, read_cluster
+from allranks.config.file import LoadedCluster, find_cluster_file, read_cluster
 from allranks.model.identity import check_one_agent_per_node, world_from_env
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from allranks.config import LoadedCluster
+from allranks.config.file import LoadedCluster
 from allranks.host.node import read_facts
 from allranks.model.errors import AllranksError, SetupError
 from allranks.model.finding import Verdict

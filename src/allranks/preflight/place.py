@@ -19,7 +19,7 @@ import msgspec
 
 from allranks.causes.catalogue import find_cause
 from allranks.causes.cause import failed
-from allranks.config import LoadedCluster
+from allranks.config.file import LoadedCluster
 from allranks.host.net import find_interface_of
 from allranks.host.node import NodeFacts, begin_card_facts
 from allranks.host.script import find_main_script

@@ -15,7 +15,7 @@ import msgspec
 from allranks.causes.catalogue import find_cause
 from allranks.causes.cause import failed
 from allranks.causes.gpu.seen import visible_gpus
-from allranks.config import LoadedCluster
+from allranks.config.file import LoadedCluster
 from allranks.model.card import Card
 from allranks.model.cluster import Backend
 from allranks.model.errors import HostlistError, SetupError
