@@ -15,6 +15,13 @@ if TYPE_CHECKING:
     from allranks.launch.plan import JobPlan, Request
 
 
+cluster_option = click.option(
+    "--cluster",
+    "cluster_file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="[default: $ALLRANKS_CLUSTER, ./cluster.toml]",
+)
 name_option = click.option("--name", default="lab", show_default=True, help="Which lab; several may be up.")
 
 
