@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from ipaddress import IPv6Address, ip_address
 
 from allranks.causes.cause import PASSED, Cause, Outcome, failed, skipped, unknown, warned
-from allranks.causes.fabric import NO_LAB, active_ports, not_judged, port_name, why_skipped
+from allranks.causes.fabric import NO_LAB, active_ports, port_name, rdma_facts, why_skipped
 from allranks.causes.net.cards import data_interface
 from allranks.model.card import Card, Facts, Gid, RdmaPort
 from allranks.model.errors import Exit
@@ -65,10 +65,9 @@ class RdmaMtuUnequal(Cause, id="AR305"):
     @classmethod
     def probe(cls, card: Card) -> Outcome | None:
         """Skipped where NCCL uses no RDMA, unknown where an MTU cannot be read; the nodes are compared else."""
-        if (why := not_judged(card)) is not None:
-            return why
-        facts = card.facts
-        assert facts is not None
+        facts = rdma_facts(card)
+        if isinstance(facts, Outcome):
+            return facts
         silent = [port_name(port) for port in _ports_off_data(card, facts) if port.active_mtu is None]
         if silent:
             reason = facts.unread.get("rdma_ports.active_mtu", "nothing on the node tells")
@@ -131,10 +130,9 @@ class RoceGidDiffers(Cause, id="AR306"):
     @classmethod
     def probe(cls, card: Card) -> Outcome:
         """Fails where there is nothing at NCCL_IB_GID_INDEX; warns where NCCL can choose no RoCE v2 with IPv4."""
-        if (why := not_judged(card)) is not None:
-            return why
-        facts = card.facts
-        assert facts is not None
+        facts = rdma_facts(card)
+        if isinstance(facts, Outcome):
+            return facts
         ports = _roce_ports(facts)
         if not ports:
             return skipped("no active RoCE port")
