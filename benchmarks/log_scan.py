@@ -68,6 +68,18 @@ def main() -> None:
             path.unlink()
 
 
+def nameless(pattern: str) -> str:
+    """Return it without the names of its groups: two of one name are refused."""
+    return re.sub(r"\(\?P<\w+>", "(?:", pattern)
+
+
+def write_patterns(path: Path, patterns: Sequence[str]) -> Path:
+    """Write them as `rg -f` reads them: it refuses to escape what needs none."""
+    lines = [re.sub(r"""\\([ "'`,:;/=<>@!%_-])""", r"\1", nameless(pattern)) for pattern in patterns]
+    path.write_text("".join(line + "\n" for line in lines))
+    return path
+
+
 def timed(do: Callable[[], object]) -> float:
     began_s = time.perf_counter()
     do()
@@ -86,11 +98,8 @@ def compare(path: Path, patterns: Sequence[str], *, rounds: int, re_bytes: int) 
     sample_bytes = sum(len(chunk.data) for chunk in sample)
     with path.open("rb") as file:
         head = file.read(re_bytes)
-    nameless = [re.sub(r"\(\?P<\w+>", "(?:", pattern) for pattern in patterns]  # two of one name are refused
-    alternation = re.compile("|".join(nameless).encode())
-    pattern_file = path.with_suffix(".patterns")
-    # rg refuses to escape what needs none: \" is an error.
-    pattern_file.write_text("".join(re.sub(r"""\\([ "'`,:;/=<>@!%_-])""", r"\1", line) + "\n" for line in nameless))
+    alternation = re.compile("|".join(map(nameless, patterns)).encode())
+    pattern_file = write_patterns(path.with_suffix(".patterns"), patterns)
 
     def scan_file() -> int:
         return sum(len(matcher.scan(chunk)) for chunk in chunks_of(path))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -12,6 +13,7 @@ import pytest
 
 from allranks.host.net import (
     Interface,
+    answers,
     describe_port_holder,
     find_interface_in,
     find_interface_of,
@@ -95,6 +97,20 @@ def test_names_of_this_machine_are_local(host):
 @pytest.mark.parametrize("host", ["192.0.2.1", "2001:db8::1", "no-such-host.invalid"])
 def test_names_of_other_machines_are_not_local(host):
     assert not is_local_host(host)
+
+
+def test_a_machine_answers_whether_somebody_listens_or_not():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        assert answers("127.0.0.1", port, within_s=1.0)
+    assert answers("127.0.0.1", port, within_s=1.0)
+
+
+def test_who_says_nothing_does_not_answer():
+    with contextlib.ExitStack() as stack, socket.create_server(("127.0.0.1", 0), backlog=0) as full:
+        place = full.getsockname()
+        stack.enter_context(socket.create_connection(place))  # nobody accepts it: the kernel drops further SYNs
+        assert not answers(*place, within_s=0.3)
 
 
 @pytest.mark.parametrize(("family", "address"), [(socket.AF_INET, "127.0.0.1"), (socket.AF_INET, "0.0.0.0")])

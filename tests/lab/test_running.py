@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from allranks.causes.catalogue import all_causes
+from allranks.lab import slurm
 from allranks.lab.faults.catalogue import FAULTS
 from allranks.lab.faults.fault import Culprit, Expected
 from allranks.lab.faults.injected import heal, inject
@@ -57,14 +58,29 @@ def test_what_strikes_need_beforehand_is_healed_without_a_trace(six_nodes: TestL
     assert _traces(six_nodes) == before
 
 
+@pytest.mark.lab
+def test_slurm_waits_longer_for_a_node_that_comes_back_and_no_longer_than_that(
+    six_nodes: TestLab, tmp_path: Path
+) -> None:
+    inject(six_nodes.lab, "node-back", seed=5, run_dir=tmp_path)
+    assert _patience(six_nodes) == ["SlurmdTimeout", "=", "45", "sec"]
+    heal(six_nodes.lab)
+    assert _patience(six_nodes) == ["SlurmdTimeout", "=", "15", "sec"]
+
+
+def _patience(lab: TestLab) -> list[str]:
+    """How long SLURM waits for a silent node, as its controller has it."""
+    return next(line.split() for line in lab.ask("scontrol", "show", "config").splitlines() if "SlurmdTimeout" in line)
+
+
 def _traces(lab: TestLab) -> list[str]:
-    """What the strikes change: links, devices, mounts, cgroups, SLURM's daemons."""
+    """What the strikes change: links, devices, mounts, cgroups, SLURM's daemons and its configuration."""
     show_links = "ip -oneline link | awk '{print $2, $3, $5}'"
     links = [lab.on(node, "sh", "-c", show_links) for node in ("master-node", "node03")]
     mounts = lab.on("node03", "sh", "-c", "grep -c . /proc/mounts; losetup --all; nft list ruleset")
     cgroups = [str(path) for path in Path("/sys/fs/cgroup").rglob(f"allranks-{lab.name}-*")]
     daemons = [str(node["daemon_pids"]) for node in json.loads(lab.run("status", "--json").stdout)["nodes"]]
-    return [*links, mounts, *cgroups, *daemons]
+    return [*links, mounts, *cgroups, *daemons, slurm.conf_path(lab.lab.dir).read_text()]
 
 
 @pytest.mark.lab

@@ -158,7 +158,7 @@ def test_what_is_out_of_the_span_goes_and_what_has_no_time_stays(
     )
     logs = narrow(read({"a.log": text}), *(read_bound(each) if each else None for each in (since, until)))
     assert [event.line.number for event in logs.events] == kept
-    assert [line.number for line in logs.tails[0].lines()] == kept
+    assert [line.number for line in logs.tails[0].lines] == kept
 
 
 def test_lines_without_a_year_are_compared_by_their_day(read: Read) -> None:

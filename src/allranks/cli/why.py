@@ -140,7 +140,13 @@ def read_logs(sources: Sequence[Source], problems: list[ReadProblem], progress: 
     is_main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGINT, end) if is_main else None
     try:
-        return collect(sources, list_patterns(all_causes()), on_progress=progress.add, problems=problems)
+        return collect(
+            sources,
+            list_patterns(all_causes()),
+            on_progress=progress.add,
+            problems=problems,
+            max_workers=len(os.sched_getaffinity(0)) if is_main else 1,
+        )
     finally:
         progress.clear()
         if is_main:
@@ -223,7 +229,7 @@ class Answer:
             sources=tuple(
                 Read(path=each.shown, size_bytes=each.size, node=each.node, rank=each.rank) for each in sources
             ),
-            lines=sum(tail.first_line - 1 + len(tail.data.splitlines()) for tail in self.logs.tails),
+            lines=sum(tail.num_lines for tail in self.logs.tails),
             bytes=num_bytes,
             dropped=self.logs.dropped,
             timeline=None

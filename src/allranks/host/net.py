@@ -203,6 +203,17 @@ def is_local_host(host: str) -> bool:
     return any(ip_address(str(answer[4][0]).partition("%")[0]) in own for answer in answers)
 
 
+def answers(address: str, port: int, *, within_s: float) -> bool:
+    """Whether a machine's kernel answers on TCP; a refusal is an answer, too."""
+    try:
+        socket.create_connection((address, port), timeout=within_s).close()
+    except ConnectionRefusedError:
+        return True
+    except OSError:
+        return False
+    return True
+
+
 def describe_port_holder(port: int) -> str:
     """Say which process listens on a port: `python3 (pid 812, alice)`, as far as this user may see it."""
     import psutil

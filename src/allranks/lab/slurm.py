@@ -7,6 +7,7 @@ on the management network. Written for SLURM 22.05 and later.
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -21,6 +22,8 @@ READY_S = 30.0
 """Deadline for all nodes to report to slurmctld; on two free cores it takes a second."""
 LOOK_AGAIN_S = 1.0
 """A daemon of an `up` that was killed may look alive and be gone a moment later: who is missing is started again."""
+PATIENCE_S = 15
+"""A silent node is given up after so long, in truth up to 28 s, and not after the five minutes of SLURM's default."""
 DEFAULT_PARTITION = "main"
 URGENT_PARTITION = "urgent"
 """Its jobs put those of the others back into the queue. Hidden, so that what lists partitions shows the user's own."""
@@ -54,7 +57,7 @@ exit 0
 
 
 def write_files(name: str, hosts: Sequence[Host], cluster: Cluster, lab_dir: Path, *, tasks_per_node: int) -> None:
-    """Write configuration and key; nothing of it changes while the lab is up."""
+    """Write configuration and key; nothing but SLURM's patience changes while the lab is up."""
     for directory in ("slurm", "state", "gpus"):
         (lab_dir / directory).mkdir(exist_ok=True)
     cpus = max(tasks_per_node, os.cpu_count() or 1)
@@ -110,8 +113,7 @@ def render_slurm_conf(name: str, hosts: Sequence[Host], cluster: Cluster, lab_di
         "JobRequeue=1",
         "PreemptType=preempt/partition_prio",
         "PreemptMode=REQUEUE",
-        # A dead node is noticed in seconds, not in the five minutes of the default.
-        "SlurmdTimeout=15",
+        f"SlurmdTimeout={PATIENCE_S}",
         "SlurmctldTimeout=15",
         "KillWait=5",
         "SchedulerParameters=sched_interval=5,bf_interval=5",
@@ -131,6 +133,25 @@ def render_slurm_conf(name: str, hosts: Sequence[Host], cluster: Cluster, lab_di
         lines.append(f"PartitionName={one.strip()} Nodes=ALL State=UP{is_default} GraceTime={GRACE_S}{limit}")
     lines.append(f"PartitionName={URGENT_PARTITION} Nodes=ALL State=UP PriorityTier=10 PreemptMode=OFF Hidden=YES")
     return "\n".join(lines) + "\n"
+
+
+def set_patience(patience_s: int, lab_dir: Path, *, controller: int | None) -> None:
+    """Let SLURM give silent nodes up after another time than PATIENCE_S, while the lab is up.
+
+    Args:
+        patience_s: how long; slurmctld goes by it from its return on.
+        lab_dir: where slurm.conf lies.
+        controller: process 1 of the first node; None where it is dead, and will read the file when it is made anew.
+
+    Raises:
+        SetupError: slurmctld refuses it.
+    """
+    conf = conf_path(lab_dir)
+    draft = conf.with_suffix(".draft")
+    draft.write_text(re.sub(r"(?m)^SlurmdTimeout=.*", f"SlurmdTimeout={patience_s}", conf.read_text()))
+    draft.rename(conf)
+    if controller is not None:
+        run_in(controller, ["scontrol", "reconfigure"])
 
 
 def render_gres_conf(hosts: Sequence[Host], lab_dir: Path) -> str:

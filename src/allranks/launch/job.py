@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from allranks.guard.watch import Watch
-from allranks.host.net import find_interface_of
+from allranks.host.net import answers, find_interface_of
 from allranks.host.node import begin_card_facts
 from allranks.host.slurm import cancel_job
 from allranks.launch import container
@@ -52,6 +52,8 @@ SILENT_GRACE_S = 1.0
 """Between a verdict that names a silent node and the end of the step."""
 LEADER_WRITES_S = 5.0
 """A leader that lives writes down whom it has lost: so long after it may have noticed, at most."""
+WAY_BACK_S = 600.0
+"""For a cut-off node to reach the leader's machine again: longer than SLURM's own patience, 300 s by default."""
 
 
 def worker_command(request: Request) -> list[str]:
@@ -225,6 +227,7 @@ def _run_workers(
         scheduler = Scheduler.of(env, run_dir=run_dir.path, attempt=group.attempt, min_nodes=plan.min_nodes, say=say)
     line = membership.leader
     control_address = membership.own_address or LOOPBACK
+    leader_address = membership.leader_address or group.store_address
     data_address = plan.data_path.address if plan.data_path else control_address
     leader = None
     if line is None:
@@ -261,6 +264,7 @@ def _run_workers(
         say(f"ended: {goodbye.summary}")
         if _has_lost(me.name, run_dir, times_before=times_lost, patience_s=plan.guard.gone_s + LEADER_WRITES_S):
             say(f"the leader lives, and has lost {me.name}: what becomes of the job is told there")
+            _wait_for_way_back(leader_address, group.store_port, inbox)
             return Exit.OK
         return scheduler.requeue([group.members[0].name], cause="AR012 node-failure")
     return goodbye.exit_code if leader is None else _queue_again(goodbye, leader, scheduler, plan)
@@ -274,6 +278,17 @@ def _has_lost(node: str, run_dir: RunDir, *, times_before: int, patience_s: floa
             return False
         time.sleep(0.2)
     return True
+
+
+def _wait_for_way_back(address: str, port: int, inbox: SignalInbox) -> None:
+    """Do not end where nobody can hear of it.
+
+    slurmstepd tells srun of a task's end for about 16 s and then no more, and srun would wait for it until the job's
+    time limit (SLURM 22.05: `Failed to send MESSAGE_TASK_EXIT: No route to host`).
+    """
+    deadline_s = time.monotonic() + WAY_BACK_S
+    while not inbox.received and time.monotonic() < deadline_s and not answers(address, port, within_s=1.0):
+        time.sleep(0.2)
 
 
 def _queue_again(goodbye: Goodbye, leader: Leader, scheduler: Scheduler, plan: JobPlan) -> int:

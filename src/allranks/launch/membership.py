@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -47,6 +48,13 @@ class Membership:
         """This node's, on the network on which the agents found each other; None: there is no other agent."""
         line = self.leader or next(iter(self.peers.values()), None)
         return line.own_address if line is not None else None
+
+    @property
+    def leader_address(self) -> str | None:
+        """The leader's, on that network; None: it is this node, or has just left."""
+        with contextlib.suppress(OSError):
+            return self.leader.peer_address if self.leader is not None else None
+        return None
 
 
 def find_membership(applicant: Applicant, *, max_restarts: int = 0) -> Membership | Goodbye:

@@ -69,6 +69,7 @@ MAX_EVIDENCE = 3
 _FAILED = re.compile(r"srun: error: [^ ]{1,200}: tasks? [^ ]{1,200}: (?:Exited with exit code|.{3,30}\(core dumped\))")
 _KILLED = re.compile(r"srun: error: [^ ]{1,200}: tasks? [^ ]{1,200}: (?:Killed|Terminated)\s*$")
 """As srun ends the others, once a task has failed (--kill-on-bad-exit)."""
+_DOUBT = {confidence: doubt for doubt, confidence in enumerate(Confidence)}
 GOES_ON = frozenset(("nan-loss",))
 """Trouble with which a job goes on: of two findings that are as sure the other one ended it."""
 
@@ -149,7 +150,7 @@ def _alarms(logs: Logs) -> list[str]:
 
 
 def _last_words(logs: Logs) -> list[str]:
-    return [line.text for tail in logs.tails[:MAX_ALARMS] for line in tail.lines()]
+    return [line.text for tail in logs.tails[:MAX_ALARMS] for line in tail.lines]
 
 
 def conclude_signs(logs: Logs, people: People) -> Iterator[Conclusion]:
@@ -220,7 +221,7 @@ def _is_aftermath(event: Event, cancels: Mapping[str, int], failures: Mapping[st
 
 def _strength(event: Event) -> tuple[int, int]:
     assert event.sign is not None
-    return event.sign.role, list(Confidence).index(event.sign.confidence)
+    return event.sign.role, _DOUBT[event.sign.confidence]
 
 
 def _bucket(each: Conclusion) -> int:

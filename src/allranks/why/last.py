@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from allranks.report.text import fold_ranks
 from allranks.why.findings import show_line, tell_place
 from allranks.why.logs.events import Logs
@@ -15,22 +17,22 @@ def last_words(logs: Logs) -> tuple[str, tuple[Line, ...]]:
 
     A rank stopped first when all logs end with a time of one kind, and its time is the earliest.
     """
-    ends = [lines for tail in logs.tails if (lines := tail.lines())]
+    ends = [lines for tail in logs.tails if (lines := tail.lines)]
     if not ends:
         return "", ()
     if len(ends) == 1:
-        return f"the last lines of {_name(ends[0])} are", tuple(ends[0][-LAST_LINES:])
+        return f"the last lines of {_name(ends[0])} are", ends[0][-LAST_LINES:]
     last = [next((line for line in reversed(lines) if line.time is not None), None) for lines in ends]
     times = [line.time for line in last if line is not None and line.time is not None]
     kinds = {(line.has_year, line.has_date) for line in last if line is not None}
     if len(times) == len(ends) and len(kinds) == 1:
         first = ends[times.index(min(times))]
-        return f"the last lines of {_name(first)}, which stopped first, are", tuple(first[-LAST_LINES:])
+        return f"the last lines of {_name(first)}, which stopped first, are", first[-LAST_LINES:]
     shortest = min(ends, key=lambda lines: lines[-1].number)
     return (
         f"without times nobody can say which of {len(ends)} logs stopped first; the last lines of the shortest, "
         f"{_name(shortest)}, are",
-        tuple(shortest[-LAST_LINES:]),
+        shortest[-LAST_LINES:],
     )
 
 
@@ -39,7 +41,7 @@ def tell_line(line: Line) -> str:
     return f"{tell_place(line)}: {show_line(line)}"
 
 
-def _name(lines: list[Line]) -> str:
+def _name(lines: Sequence[Line]) -> str:
     ranks = {line.rank for line in lines}
     rank = next(iter(ranks)) if len(ranks) == 1 else None
     source = lines[-1].source.shown

@@ -91,7 +91,7 @@ def add_script(conclusion: Conclusion, logs: Logs) -> Conclusion:
         return replace(conclusion, culprit=Culprit(things=tuple(places[:1])))
     if conclusion.cause.name != "user-code-error" or any(".py" in thing for thing in conclusion.culprit.things):
         return conclusion
-    lines = [*conclusion.evidence, *(line for tail in logs.tails[:FEW] for line in tail.lines())]
+    lines = [*conclusion.evidence, *(line for tail in logs.tails[:FEW] for line in tail.lines)]
     script = next((found["script"] for line in lines if (found := _SCRIPT.search(line.text))), None)
     if script is None:
         return conclusion

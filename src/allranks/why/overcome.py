@@ -20,10 +20,11 @@ _TRAINS = re.compile(r"(?i)\bloss\b['\":=\s]{1,4}-?\d")
 def tell_overcome(logs: Logs) -> Callable[[Event], bool]:
     """Return what tells whether a line is such trouble."""
     steps: dict[str, int] = {}
-    for tail in logs.tails:
-        for line in tail.lines():
-            if _TRAINS.search(line.text):
-                steps[tail.source.shown] = line.number
+    if any(event.cause is not None and event.cause.name in STARTING for event in logs.events):
+        for tail in logs.tails:
+            for line in tail.lines:
+                if _TRAINS.search(line.text):
+                    steps[tail.source.shown] = line.number
     done = {event.line.source.shown for event in logs.of("AR599") if "exit barrier" in event.line.text}
 
     def is_overcome(event: Event) -> bool:

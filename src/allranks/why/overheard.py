@@ -48,7 +48,7 @@ def overhear(conclusion: Conclusion, logs: Logs) -> Culprit:
         return found
     if len(logs.tails) > FEW:
         return Culprit()
-    lines = [line for tail in logs.tails for line in tail.lines()]
+    lines = [line for tail in logs.tails for line in tail.lines]
     return _after(conclusion, lines, is_gpu=is_gpu) or _only(lines, is_gpu=is_gpu)
 
 

@@ -92,7 +92,7 @@ def meet(logs: Logs) -> People:
         if event.kind == "AR401" and (wanted := event.number("wanted")):
             worlds[wanted] += 1
     if not nodes and len(logs.tails) <= FEW:  # a fragment: lines that say nothing else may tell where it ran
-        nodes.update(dict.fromkeys(line.node for tail in logs.tails for line in tail.lines() if line.node))
+        nodes.update(dict.fromkeys(line.node for tail in logs.tails for line in tail.lines if line.node))
     world = max(worlds, default=None)  # groups within the job are smaller
     return People(
         world if world and world <= MAX_RANKS else None,

@@ -17,7 +17,7 @@ from datetime import UTC, date, datetime, time
 
 from allranks.model.errors import UsageError
 from allranks.why.logs.events import Logs, Tail
-from allranks.why.logs.line import Line, read_line, segments
+from allranks.why.logs.line import Line
 
 _RELATIVE = re.compile(r"-?(\d{1,9}(?:\.\d{1,3})?)(s|m|min|h|d)", re.IGNORECASE)
 _SECONDS = {"s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
@@ -62,7 +62,7 @@ def narrow(logs: Logs, since: Bound | None, until: Bound | None) -> Logs:
     if since is None and until is None:
         return logs
     last: dict[_Kind, float] = {}
-    lines = [event.line for event in logs.events] + [line for tail in logs.tails for line in tail.lines()]
+    lines = [event.line for event in logs.events] + [line for tail in logs.tails for line in tail.lines]
     for line in lines:
         if line.time is not None:
             kind = (line.has_year, line.has_date)
@@ -107,10 +107,5 @@ def _of_day_s(at: time) -> float:
 
 
 def _cut(tail: Tail, is_within: Callable[[Line], bool]) -> Tail:
-    """Return a tail with the lines that are out of the span emptied: the others keep their numbers."""
-    rows = tail.data.split(b"\n")
-    for index, raw in enumerate(rows):
-        states = list(segments(raw))
-        if states and not is_within(read_line(states[-1], tail.source, tail.first_line + index)):
-            rows[index] = b""
-    return replace(tail, data=b"\n".join(rows))
+    """Return a tail without the lines that are out of the span."""
+    return replace(tail, lines=tuple(filter(is_within, tail.lines)))

@@ -10,7 +10,7 @@ step was, so that it finds the same job, node index and size, and joins as whoev
 
 Measured with SLURM 22.05, a node whose every process was killed and that comes up again:
 
-- While SLURM has not given it up (SlurmdTimeout, 300 s by default; in the lab 15 s, in truth up to 28), it stays in the
+- While SLURM has not given it up (SlurmdTimeout, 300 s by default; with 15 s, in truth up to 28), it stays in the
   job, and `srun --overlap -w NODE` starts there. An srun that is started while the node is still dead waits and gets
   through within a second of its return.
 - Afterwards the node is no longer in the job (--no-kill keeps the job, not the node), also when it is back in service:

@@ -1,33 +1,45 @@
-"""From sources to what they say: every source goes once through the matcher, and the lines that hit become events.
+"""From sources to what they say, in parts that are read side by side where there are many bytes.
 
-    logs = collect(sources, list_patterns(all_causes()))
+    logs = collect(sources, list_patterns(all_causes()), max_workers=8)
 
-Memory is bounded whatever the size: of one kind of event only the first and last few of a source are kept, and of a
-source's other lines the end.
+The parts follow from the sources alone: what is said is the same whatever the number of processes.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+import contextlib
+import multiprocessing
+import signal
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from ctypes import c_uint64
+from functools import partial
+from typing import Any
 
-from allranks.why.logs.events import Event, Logs, Pattern, Tail, read_events
-from allranks.why.logs.line import read_line
+from allranks.host.signals import die_with_parent
+from allranks.why.logs.events import Logs, Pattern
 from allranks.why.logs.match import Matcher
-from allranks.why.logs.read import Chunk, ReadError, ReadProblem, read_chunks
+from allranks.why.logs.part import Part, read_part
+from allranks.why.logs.read import ReadProblem
 from allranks.why.logs.sources import Source
-from allranks.why.logs.unwrap import MAX_BYTES, unwrap
 
-KEEP_FIRST = 4000
-KEEP_LAST = 400
-"""Events of one kind that are kept of one source: a traceback's frames are some 30, and each rank may have one."""
-KEEP_ALL = 200_000
-"""Events that are kept of all sources: some 200 MB."""
+PART_BYTES = 64 << 20
+"""At least, where there is more than one part."""
+MAX_PARTS = 16
+MAX_WORKERS = 8
+"""Each has some 25 MiB of its own."""
+KEEP_EVENTS = 200_000
+"""Events that are kept of all sources, some 200 MB; beyond, only the first of a kind of each source."""
 TAIL_BYTES = 8192
 """What is kept of a source's end, where there are few of them."""
-ALL_TAILS_BYTES = 4 << 20
-"""Of thousands of sources each keeps less, but a line or two at least: reading a line again costs 10 us."""
-LEAST_TAIL_BYTES = 1024
+ALL_TAILS_BYTES = 2 << 20
+"""Of thousands of sources each keeps less, but a line or two at least: reading a line costs 10 us."""
+LEAST_TAIL_BYTES = 512
+_PROGRESS_S = 0.2
+
+_Said = tuple[Logs, list[ReadProblem]]
+_Read = Callable[[Part, Callable[[int], None]], _Said]
 
 
 def collect(
@@ -37,6 +49,7 @@ def collect(
     matcher: Matcher | None = None,
     on_progress: Callable[[int], None] = lambda _: None,
     problems: list[ReadProblem] | None = None,
+    max_workers: int = 1,
 ) -> Logs:
     """Read all sources.
 
@@ -46,114 +59,87 @@ def collect(
         matcher: of these patterns, where there is one already.
         on_progress: called with the number of bytes just read.
         problems: gets what could not be read to its end; a source that cannot be read at all is one, too.
+        max_workers: processes at most; more than one only from the main thread of a process without others, as
+            they are forked.
     """
-    matcher = matcher or Matcher([pattern.scan for pattern in patterns])
-    events: list[Event] = []
-    tails: list[Tail] = []
-    dropped = 0
-    tail_bytes = max(LEAST_TAIL_BYTES, min(TAIL_BYTES, ALL_TAILS_BYTES // max(1, len(sources))))
+    read = partial(read_part, patterns, matcher or Matcher([pattern.scan for pattern in patterns]))
+    parts = cut(sources)
+    workers = min(max_workers, len(parts), MAX_WORKERS)
+    if workers > 1:
+        said = _read_side_by_side(parts, read, workers, on_progress)
+    else:
+        said = [read(part, on_progress) for part in parts]
+    if problems is not None:
+        problems += [problem for _, found in said for problem in found]
+    return Logs(
+        events=tuple(event for logs, _ in said for event in logs.events),
+        tails=tuple(tail for logs, _ in said for tail in logs.tails),
+        dropped=sum(logs.dropped for logs, _ in said),
+    )
+
+
+def cut(sources: Sequence[Source]) -> list[Part]:
+    """Return the sources in parts of about the same number of bytes, in their order."""
+    size = max(PART_BYTES, sum(source.size for source in sources) // MAX_PARTS + 1)
+    groups: list[list[Source]] = []
+    filled = size
     for source in sources:
-        kept = _Kept(KEEP_FIRST, KEEP_LAST if len(events) < KEEP_ALL else 0)
-        end = _End(source, tail_bytes)
+        if filled >= size:
+            groups.append([])
+            filled = 0
+        groups[-1].append(source)
+        filled += source.size
+    tail_bytes = max(LEAST_TAIL_BYTES, min(TAIL_BYTES, ALL_TAILS_BYTES // max(1, len(sources))))
+    return [Part(tuple(group), KEEP_EVENTS // len(groups), tail_bytes) for group in groups]
+
+
+# --- Side by side -----------------------------------------------------------------------------------------------------
+
+
+def _read_side_by_side(
+    parts: Sequence[Part], read: _Read, workers: int, on_progress: Callable[[int], None]
+) -> list[_Said]:
+    """Return what each part says, read by processes that end with this one; what a killed one leaves is read here."""
+    context = multiprocessing.get_context("fork")
+    counts = context.RawArray(c_uint64, len(parts))
+    futures: list[Future[_Said]] = []
+    given = (die_with_parent(signal.SIGKILL), parts, read, counts)
+    with contextlib.suppress(BrokenProcessPool), ProcessPoolExecutor(workers, context, _begin, given) as pool:
+        for index in range(len(parts)):
+            futures.append(pool.submit(_read_there, index))
+        waiting = set(futures)
+        told = 0
+        while waiting:
+            _, waiting = wait(waiting, timeout=_PROGRESS_S)
+            done = sum(counts)
+            on_progress(done - told)
+            told = done
+    said = []
+    for index, part in enumerate(parts):
         try:
-            for chunk in read_chunks(source, problems=problems):
-                on_progress(len(chunk.data))
-                end.add(chunk)
-                for hit in matcher.scan(chunk):
-                    line = read_line(hit.raw, source, hit.number)
-                    for event in read_events(line, [patterns[index] for index in hit.patterns]):
-                        kept.add(event)
-        except ReadError as exc:
-            if problems is not None:
-                problems.append(ReadProblem(source, str(exc)))
-        if (small := end.whole()) is not None:
-            for event in _unwrapped(small, source, patterns, matcher):
-                kept.improve(event)
-        events += kept.in_order()
-        dropped += kept.dropped
-        tails.append(end.tail())
-    return Logs(tuple(events), tuple(tails), dropped)
+            said.append(futures[index].result())
+        except (IndexError, BrokenProcessPool):
+            on_progress(-counts[index])
+            said.append(read(part, on_progress))
+    return said
 
 
-def _unwrapped(data: bytes, source: Source, patterns: Sequence[Pattern], matcher: Matcher) -> list[Event]:
-    """Return what a small log says when the lines that a terminal cut are joined."""
-    found = unwrap(data)
-    if found is None:
-        return []
-    joined, numbers = found
-    events = []
-    for hit in matcher.scan(Chunk(b"\n".join(joined), 1, 0)):
-        line = read_line(hit.raw, source, numbers[hit.number - 1])
-        events += read_events(line, [patterns[index] for index in hit.patterns])
-    return events
+_there: tuple[Sequence[Part], _Read, Any]
+"""In a process that reads: what it was forked with."""
 
 
-class _Kept:
-    """The first and the last events of each kind of one source."""
-
-    def __init__(self, first: int, last: int) -> None:
-        self._limit, self._last = first, last
-        self._counts: defaultdict[str, int] = defaultdict(int)
-        self._first: list[tuple[int, Event]] = []
-        self._latest: dict[str, deque[tuple[int, Event]]] = {}
-        self._count = 0
-        self._joined: set[str] = set()
-        self.dropped = 0
-
-    def add(self, event: Event) -> None:
-        self._count += 1
-        self._counts[event.kind] += 1
-        if self._counts[event.kind] <= self._limit:
-            self._first.append((self._count, event))
-            return
-        latest = self._latest.setdefault(event.kind, deque(maxlen=self._last))
-        self.dropped += len(latest) == self._last
-        latest.append((self._count, event))
-
-    def improve(self, joined: Event) -> None:
-        """Take what a line says when its parts are joined: all where none of its kind is known, else what is more."""
-        if joined.kind not in self._joined and joined.kind not in self._counts:
-            self._joined.add(joined.kind)
-        if joined.kind in self._joined:
-            self.add(joined)
-            return
-        for index, (count, event) in enumerate(self._first):
-            if event.kind == joined.kind and event.line.number == joined.line.number:
-                if len(event.values) < len(joined.values):
-                    self._first[index] = (count, joined)
-                return
-
-    def in_order(self) -> list[Event]:
-        pairs = [*self._first, *(pair for latest in self._latest.values() for pair in latest)]
-        return [event for _, event in sorted(pairs, key=lambda pair: (pair[1].line.number, pair[0]))]
+def _begin(end_with_parent: Callable[[], None], parts: Sequence[Part], read: _Read, counts: Any) -> None:
+    """Run first in a process that reads."""
+    global _there
+    end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
+    _there = (parts, read, counts)
 
 
-class _End:
-    """The last bytes of a source."""
+def _read_there(index: int) -> _Said:
+    parts, read, counts = _there
 
-    def __init__(self, source: Source, size: int) -> None:
-        self._source = source
-        self._size = size
-        self._data = b""
-        self._first_line = 1
-        self._start: bytes | None = b""
+    def note(count: int) -> None:
+        counts[index] += count
 
-    def whole(self) -> bytes | None:
-        """Return all of it, where it is short."""
-        return self._start
-
-    def add(self, chunk: Chunk) -> None:
-        if self._start is not None:
-            is_short = len(self._start) + len(chunk.data) <= MAX_BYTES
-            self._start = self._start + chunk.data if is_short else None
-        cut = len(chunk.data) - self._size
-        if cut >= 0 or not self._data:
-            self._data, self._first_line = chunk.data[max(0, cut) :], chunk.number_at(max(0, cut))
-            return
-        self._data += chunk.data
-        cut = max(0, len(self._data) - self._size)
-        self._first_line += self._data.count(b"\n", 0, cut)
-        self._data = self._data[cut:]
-
-    def tail(self) -> Tail:
-        return Tail(self._source, self._data, self._first_line)
+    return read(parts[index], note)

@@ -16,9 +16,11 @@ from functools import cache, cached_property
 
 from allranks.causes.cause import Cause
 from allranks.causes.sign import Sign
-from allranks.why.logs.line import Line, read_line, segments
+from allranks.why.logs.line import Line
 from allranks.why.logs.marks import MARKS, Mark
 from allranks.why.logs.sources import Source
+
+_NUMBER = re.compile(r"-?[0-9]{1,18}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,32 +37,21 @@ class Event:
 
     def number(self, group: str) -> int | None:
         """Return a group as a number; None where it is not there or is none."""
-        text = self.values.get(group, "")
-        return int(text) if re.fullmatch(r"-?[0-9]{1,18}", text) else None
+        text = self.values.get(group)
+        return int(text) if text and _NUMBER.fullmatch(text) else None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Tail:
     """How one source ends."""
 
     source: Source
-    data: bytes
-    """Its last bytes; the first line of them may be cut."""
-    first_line: int
-    """Number of the first line in them."""
-
-    def lines(self) -> list[Line]:
-        """Return its last lines that are not empty; of a progress bar the last state."""
-        return self._lines
-
-    @cached_property
-    def _lines(self) -> list[Line]:
-        lines = []
-        for number, raw in enumerate(self.data.split(b"\n"), start=self.first_line):
-            states = list(segments(raw))
-            if states and states[-1].strip():
-                lines.append(read_line(states[-1], self.source, number))
-        return lines
+    lines: tuple[Line, ...]
+    """Its last lines that are not empty; of a progress bar the last state. The first may be cut."""
+    num_lines: int
+    """Of the whole source."""
+    is_whole: bool
+    """The lines are all that it has."""
 
 
 @dataclass(frozen=True)

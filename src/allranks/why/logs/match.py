@@ -9,10 +9,10 @@ Every pattern that `re` finds in a segment (what lies between newlines and carri
 other way round it may be too many, so the caller asks `re` about the few lines that come out. Bytes count, not
 characters: `.{0,80}` ends after 80 bytes of UTF-8.
 
-Floods: of a pattern that has hit `FLOOD` lines, counted over all that a matcher scans, one hit a block is kept from
-then on. Blocks are the halves of a chunk: its first half, half of the rest, and so on down to `LAST_BLOCK`; so each
-source still gives its first hit, and the samples lie the closer the nearer its end. All other patterns are reported as
-before, and nothing has to be known of where a source ends. Memory stays bounded by one chunk.
+Floods: of a pattern that has hit `FLOOD` lines since the matcher began anew, one hit a block is kept from then on.
+Blocks are the halves of a chunk: its first half, half of the rest, and so on down to `LAST_BLOCK`; so each source still
+gives its first hit, and the samples lie the closer the nearer its end. All other patterns are reported as before, and
+nothing has to be known of where a source ends. Memory stays bounded by one chunk.
 """
 
 from __future__ import annotations
@@ -28,12 +28,10 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import hyperscan
 
-if TYPE_CHECKING:
-    from allranks.why.logs.read import Chunk
+from allranks.why.logs.read import COUNT_BYTES, Chunk
 
 FLOOD = 50_000
 """Lines that one pattern may hit before it is only sampled: some 0.5 s of what is done for a hit, and more lines than
@@ -91,6 +89,11 @@ class Matcher:
                 _compile_alone(pattern)
             raise ValueError(f"hyperscan refuses these {len(patterns)} patterns together: {exc}") from exc
 
+    def forget(self) -> None:
+        """Begin anew: no pattern has hit anything yet."""
+        self._counts.clear()
+        self._sample(frozenset())
+
     @property
     def flooding(self) -> frozenset[int]:
         """Indexes of the patterns of which only samples are kept by now."""
@@ -103,10 +106,14 @@ class Matcher:
             for hit in hits:
                 self._counts.update(hit.patterns)
             flooding = frozenset(pattern for pattern, count in self._counts.items() if count >= FLOOD)
-            if flooding != self._flooding:
-                self._flooding = flooding
-                self._database = _load_or_compile(self._expressions, flooding)
+            self._sample(flooding)
         return hits
+
+    def _sample(self, flooding: frozenset[int]) -> None:
+        """From now on keep only samples of what these patterns hit."""
+        if flooding != self._flooding:
+            self._flooding = flooding
+            self._database = _load_or_compile(self._expressions, flooding)
 
     def _find_ends(self, text: bytes) -> array[int]:
         """Return end << _ID_BITS | pattern for all matches, in no order."""
@@ -301,7 +308,8 @@ def _blocks(text: bytes) -> Iterator[tuple[int, int]]:
 def _to_hits(chunk: Chunk, ends: Sequence[int]) -> Iterator[Hit]:
     """Join the ends of matches that lie in one segment."""
     data = chunk.data
-    index = 0
+    index = at = 0
+    number = chunk.first_line
     while index < len(ends):
         last = (ends[index] >> _ID_BITS) - 1  # the match's last byte
         lowest = max(0, last - REACH)
@@ -316,4 +324,7 @@ def _to_hits(chunk: Chunk, ends: Sequence[int]) -> Iterator[Hit]:
         while index < len(ends) and (ends[index] >> _ID_BITS) - 1 <= max(last, until):
             patterns.add(ends[index] & (1 << _ID_BITS) - 1)
             index += 1
-        yield Hit(chunk.number_at(begin), data[begin:stop], tuple(sorted(patterns)))
+        # Hits lie close together: most often a few lines are counted.
+        number = chunk.number_at(begin) if begin - at > COUNT_BYTES else number + data.count(b"\n", at, begin)
+        at = begin
+        yield Hit(number, data[begin:stop], tuple(sorted(patterns)))

@@ -191,7 +191,7 @@ def _busy(logs: Logs, people: People) -> Iterator[Conclusion]:
         return
     waiting = {who[0] for event in timeouts if (who := _rank(event, people)) is not None}
     limit_s = min(event.number("ms") or 0 for event in timeouts) / 1000
-    bars = [(line, match) for tail in logs.tails for line in tail.lines() if (match := _BAR.search(line.text))]
+    bars = [(line, match) for tail in logs.tails for line in tail.lines if (match := _BAR.search(line.text))]
     for line, match in bars[-1:]:
         hours, minutes, seconds = (int(part or 0) for part in match.groups())
         took_s = hours * 3600 + minutes * 60 + seconds
@@ -219,7 +219,7 @@ def _alone(logs: Logs, people: People) -> Iterator[Conclusion]:
     before = [
         line
         for tail in logs.tails
-        for line in tail.lines()
+        for line in tail.lines
         if line.source == first.source and line.number < first.number and line.time is not None
     ]
     if not before or before[-1].rank not in {None, 0} or not _ALONE.search(before[-1].text):

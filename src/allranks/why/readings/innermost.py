@@ -34,7 +34,7 @@ MAX_NODES = 4
 def conclude_innermost(logs: Logs, people: People) -> Iterator[Conclusion]:
     """Return the few that are elsewhere while all others are in a collective."""
     for tail in logs.tails:
-        lines = tail.lines()
+        lines = tail.lines
         node: Line | None = None
         inside: list[Line] = []
         outside: list[tuple[Line | None, Line]] = []

@@ -35,7 +35,7 @@ class Laggard:
 
 def find_laggard(logs: Logs, people: People) -> Laggard | None:
     """Return the one rank, or device, that stopped before all others; None where there is none."""
-    lines = [people.know(line) for tail in logs.tails for line in tail.lines()]
+    lines = [people.know(line) for tail in logs.tails for line in tail.lines]
     by_rank: defaultdict[str, list[Line]] = defaultdict(list)
     for line in lines:
         if line.rank is not None:

@@ -36,9 +36,11 @@ _AFTER = 2
 def conclude_rounds(logs: Logs, people: People) -> Iterator[Conclusion]:
     """Return the ranks that had more batches than the others."""
     for tail in logs.tails:
-        lines = tail.lines()
+        if not tail.is_whole:
+            continue
+        lines = tail.lines
         stage = next((index for index, line in enumerate(lines) if _STAGE.search(line.text)), None)
-        if tail.first_line != 1 or stage is None or len(lines) - stage - 1 > _AFTER:
+        if stage is None or len(lines) - stage - 1 > _AFTER:
             continue
         counts: defaultdict[str, Counter[int]] = defaultdict(Counter)
         last: dict[tuple[str, int], Line] = {}

@@ -57,16 +57,16 @@ def conclude_silence(logs: Logs, people: People, found: Sequence[Conclusion]) ->
     """Return healthy or silent-hang where no reading has found a failure."""
     failures = [each for each in found if each.role <= Role.VICTIM]
     if failures and all(each.cause.name == "cancelled" and each.role is Role.VICTIM for each in failures):
-        if not any(_goes_on(line) for tail in logs.tails for line in tail.lines()):
+        if not any(_goes_on(line) for tail in logs.tails for line in tail.lines):
             yield _ended_from_outside(*failures[0].evidence)
         return
     if failures:
         return
-    last = [line for tail in logs.tails for line in tail.lines()[-LAST_LINES:]]
+    last = [line for tail in logs.tails for line in tail.lines[-LAST_LINES:]]
     if not last:
         return
     finished = list(logs.of("AR599"))
-    everything = [line for tail in logs.tails for line in tail.lines()]
+    everything = [line for tail in logs.tails for line in tail.lines]
     goes = [line for line in everything if _goes_on(line)]
     silent_s = _silence_s(everything, goes)
     if not finished and (silent_s >= LONG_S or any(_STUCK.search(line.text) for line in everything)):
@@ -142,9 +142,9 @@ def _again(logs: Logs) -> Line | None:
     known = {(event.line.source.shown, event.line.number) for event in logs.events}
     for tail in logs.tails:
         alike: dict[str, list[Line]] = {}
-        for line in tail.lines()[-2 * LAST_LINES :]:
+        for line in tail.lines[-2 * LAST_LINES :]:
             alike.setdefault(_NUMBERS.sub("", line.text), []).append(line)
-        last = tail.lines()[-2:]
+        last = tail.lines[-2:]
         for lines in alike.values():
             seen = lines[-1]
             if len(lines) < 3 or not any(line in lines for line in last) or (seen.source.shown, seen.number) in known:

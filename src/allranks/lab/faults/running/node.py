@@ -10,13 +10,16 @@ import time
 from typing import ClassVar
 
 from allranks.lab import hosts as machines
+from allranks.lab import slurm
 from allranks.lab.faults.fault import Culprit, Expected, Scene
 from allranks.lab.faults.running.network import GONE_S, NEXT_STEP_S, ports_of
 from allranks.lab.faults.running.strike import Launch, Strike
 from allranks.lab.faults.running.target import Target
 
 DAEMONS = ("munged", "slurmctld", "slurmscriptd", "slurmd", "slurmstepd")
-BACK_S = 12.0
+BACK_S = 20.0
+PATIENCE_S = 45
+"""SLURM's with such a node: it counts from the last word, which may be as old as a third of it (36 s were seen)."""
 CAPACITY_S = 20
 
 
@@ -87,16 +90,22 @@ class TwoNodesKilled(NodeStrike, name="two-nodes-killed", cause="AR012"):
 
 
 class NodeBack(NodeStrike, name="node-back", cause="AR012"):
-    """Both networks of the node are cut, and back after 12 s: it must be taken in again.
+    """Both networks of the node are cut, and back after 20 s: it must be taken in again.
 
     Its agent has lost the leader, and must not take it for dead: it would put the job back into the queue.
-    Shorter than SLURM's patience, 15 s in the lab and 300 s by default. A node that SLURM has missed is out of the job
-    until its next run; a machine that started anew before SLURM missed it ends the whole step, --no-kill or not (srun:
-    `Aborting, io error and missing step on node 2`, SLURM 22.05, also with the output in files).
+    Shorter than SLURM's patience: 300 s by default, and PATIENCE_S in the lab while this is in it. A node that SLURM
+    has missed is out of the job until its next run; a machine that started anew before SLURM missed it ends the whole
+    step, --no-kill or not (srun: `Aborting, io error and missing step on node 2`, SLURM 22.05, also with the output in
+    files).
     """
 
     launch, is_needed_again = Launch.BATCH, True
     watch_s = 120.0
+
+    @classmethod
+    def inject(cls, scene: Scene) -> None:
+        """Let SLURM wait for the node."""
+        slurm.set_patience(PATIENCE_S, scene.lab_dir, controller=scene.inits.get(scene.first.name))
 
     @classmethod
     def strike(cls, scene: Scene, target: Target) -> float:
@@ -113,8 +122,9 @@ class NodeBack(NodeStrike, name="node-back", cause="AR012"):
 
     @classmethod
     def heal(cls, scene: Scene) -> None:
-        """Set them up, whatever happened."""
+        """Set them up, whatever happened; SLURM is as impatient as before."""
         _cable(scene, scene.node.name, state="up")
+        slurm.set_patience(slurm.PATIENCE_S, scene.lab_dir, controller=scene.inits.get(scene.first.name))
 
 
 class BelowMinimumAndBack(NodeBack, name="below-minimum-and-back", cause=("AR012", "AR608")):
