@@ -34,13 +34,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from allranks.config import LoadedCluster, find_cluster_file, read_cluster
+from allranks.config.file import LoadedCluster, find_cluster_file, read_cluster
 from allranks.guard.inside.cell import Cell
 from allranks.host.node import read_facts
 from allranks.model.cluster import Backend
 from allranks.model.contradiction import check_no_launcher_inside, check_not_spawned, finding_of_refusals
 from allranks.model.errors import AllranksError, IdentityError, SetupError, UsageError
-from allranks.model.identity import Launcher, World, world_from_env
+from allranks.model.identity import world_from_env
+from allranks.model.world import Launcher, World
 from allranks.preflight.ground import Ground, hold_roll_call, no_torch
 from allranks.preflight.ranks import job_name, own_gpu
 from allranks.report.refusal import SessionError as SessionError

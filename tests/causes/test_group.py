@@ -6,12 +6,9 @@ import pytest
 
 from allranks.causes.catalogue import all_causes
 from allranks.causes.cause import Cause, failed, warned
-from allranks.causes.group.agree import CollectiveMismatch, UnevenInputs, UnusedParameters
 from allranks.causes.group.arrival import DuplicateRank, MissingRank, RendezvousTimeout, StaleStore, Stranger
-from allranks.causes.group.behind import StragglerRank, StuckRank
 from allranks.causes.group.death import DeadRank
-from allranks.causes.group.store import HeartbeatStuck, StoreLost
-from allranks.causes.group.timeout import CollectiveTimeout, GlooTimeout, SilentHang
+from allranks.causes.group.timeout import CollectiveTimeout, SilentHang
 from allranks.causes.net.link import PeerConnectionLost
 from allranks.model.finding import Severity
 
@@ -59,9 +56,3 @@ def test_what_a_log_told_is_one_line_with_groups_that_every_sign_fills(cause: ty
     assert set(re.findall(r"\{(\w+)\}", cause.told)) <= named
     if cause.signs or cause.is_outcome:
         assert cause.told
-
-
-def test_whether_the_lab_can_provoke_it_is_said() -> None:
-    new = [StuckRank, StragglerRank, CollectiveMismatch, UnevenInputs, UnusedParameters, HeartbeatStuck, StoreLost]
-    assert [cause.id for cause in new] == ["AR408", "AR409", "AR410", "AR411", "AR412", "AR413", "AR414"]
-    assert all(cause.no_fault_yet for cause in (*new, GlooTimeout))

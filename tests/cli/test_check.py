@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from fake_srun import FakeStep
 
-from allranks.launch.check.lines import Unpacker, pack
 from allranks.launch.check.member import Held
 from allranks.launch.check.outcome import Outcome, checks, choose_checks, judge_check, nodes_to_exclude
 from allranks.launch.check.step import Heard, decode_order, sum_up
@@ -271,16 +270,6 @@ def test_a_partition_alone_means_its_idle_nodes() -> None:
 def test_gpus_in_slurm_s_words() -> None:
     text = "n1 gpu:a100:4(S:0-1),gpu:t4:2,nic:1\nn2 (null)\nn3 gpu:8\nn4 shard:gpu:3\nn5 gpu:(S:0)\n"
     assert parse_promised_gpus(text) == {"n1": 6, "n2": 0, "n3": 8, "n4": 0, "n5": 0}
-
-
-def test_documents_survive_being_mixed_with_others_and_with_banners() -> None:
-    long = os.urandom(5000)
-    lines = [*pack(1, "held", long).splitlines(), "hello", *pack(2, "card", b"x").splitlines(), "%allranks-check 1 x%"]
-    unpacker = Unpacker()
-    found = [parcel for line in reversed(lines) if (parcel := unpacker.feed(f"n1: {line}")) is not None]
-    assert [(each.node_index, each.kind, each.content) for each in found] == [(2, "card", b"x"), (1, "held", long)]
-    assert all(len(line) < 700 for line in lines)
-    assert unpacker.feed("%allranks-check 1 held 1/1 AAAA%") is None
 
 
 def test_an_order_of_another_version_is_refused() -> None:

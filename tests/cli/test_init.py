@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from fake_srun import FakeStep
 
-from allranks.config import parse_cluster, read_cluster
+from allranks.config.file import parse_cluster, read_cluster
 from allranks.launch.check.describe import Surroundings, describe_cluster, reasons_of
 from allranks.launch.check.where import parse_default_partition
 from allranks.model.card import Card, Facts, Gpu, Interface, RdmaPort

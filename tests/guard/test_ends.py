@@ -35,14 +35,12 @@ def lost(rank: int, *, at: float = 100.0) -> WorkerEnd:
     return end(rank, at=at, message=GLOO_LOST)
 
 
-def judge(*ends: WorkerEnd, exits: dict[int, float] | None = None, lost_nodes: tuple[str, ...] = ()) -> Verdict:
+def judge(*ends: WorkerEnd, exits: dict[int, float] | None = None) -> Verdict:
     ledger = Ledger(MEMBERS)
     for rank, time_s in (exits or {}).items():
         ledger.add_exit(rank, time_s)
     for worker_end in ends:
         ledger.add_failure(worker_end, worker_end.time_s)
-    for node in lost_nodes:
-        ledger.add_lost_node(node, "no answer for 10 s")
     return ledger.verdict("4711", 0)
 
 
@@ -245,20 +243,6 @@ def test_ranks_that_never_came_are_named_by_those_that_waited(whom, ranks, node)
     assert verdict.exit_code == 1
 
 
-def test_a_lost_node_is_named_with_all_its_ranks():
-    verdict = judge(lost(0), lost_nodes=("node03",))
-    finding = the_finding(verdict)
-    assert (finding.cause, finding.confidence) == ("AR012 node-failure", "likely")
-    assert (finding.node, finding.ranks, finding.victims) == ("node03", (4, 5, 6, 7), (0, 1, 2, 3))
-    assert finding.evidence == (Evidence(seen="no answer for 10 s"),)
-    assert verdict.exit_code == 75
-
-
-def test_a_culprit_outweighs_a_lost_node():
-    verdict = judge(end(0, message="ValueError: no label"), lost_nodes=("node03",))
-    assert (the_finding(verdict).ranks, verdict.exit_code) == ((0,), 1)
-
-
 def test_all_well_is_zero_without_findings():
     verdict = judge(exits=dict.fromkeys(range(8), 100.0))
     assert verdict == Verdict(job="4711", attempt=0, exit_code=0)
@@ -277,41 +261,30 @@ def test_the_verdict_survives_json():
 
 PRIMARY = end(3, 1, at=100.0)
 STOP_TABLE = {
-    "nothing has happened": ([], {}, (), 100.0, False),
-    "one left with 0": ([], {0: 99.0}, (), 1000.0, False),
-    "all left with 0": ([], dict.fromkeys(range(8), 99.0), (), 100.0, True),
-    "one broke": ([PRIMARY], {}, (), 100.0, True),
-    "a victim, just now": ([lost(0, at=100.0)], {}, (), 100.0, False),
-    "a victim, 1.4 s ago": ([lost(0, at=100.0)], {}, (), 101.4, False),
-    "a victim, 1.5 s ago": ([lost(0, at=100.0)], {}, (), 101.5, True),
-    "later victims give no more time": ([lost(0, at=100.0), lost(1, at=101.0)], {}, (), 101.5, True),
-    "a victim and its culprit": ([lost(0, at=100.0), end(3, 1, at=100.4)], {}, (), 100.4, True),
-    "all are victims": ([lost(rank, at=100.0) for rank in range(8)], {}, (), 100.0, True),
-    "victims and zeros make all": ([lost(0, at=100.0)], dict.fromkeys(range(1, 8), 99.0), (), 100.0, True),
-    "a node is lost": ([], {}, ("node03",), 100.0, True),
-    "one that we ended": ([end(0, -15, ended_by_us=True)], {}, (), 1000.0, False),
+    "nothing has happened": ([], {}, 100.0, False),
+    "one left with 0": ([], {0: 99.0}, 1000.0, False),
+    "all left with 0": ([], dict.fromkeys(range(8), 99.0), 100.0, True),
+    "one broke": ([PRIMARY], {}, 100.0, True),
+    "a victim, just now": ([lost(0, at=100.0)], {}, 100.0, False),
+    "a victim, 1.4 s ago": ([lost(0, at=100.0)], {}, 101.4, False),
+    "a victim, 1.5 s ago": ([lost(0, at=100.0)], {}, 101.5, True),
+    "later victims give no more time": ([lost(0, at=100.0), lost(1, at=101.0)], {}, 101.5, True),
+    "a victim and its culprit": ([lost(0, at=100.0), end(3, 1, at=100.4)], {}, 100.4, True),
+    "all are victims": ([lost(rank, at=100.0) for rank in range(8)], {}, 100.0, True),
+    "victims and zeros make all": ([lost(0, at=100.0)], dict.fromkeys(range(1, 8), 99.0), 100.0, True),
+    "one that we ended": ([end(0, -15, ended_by_us=True)], {}, 1000.0, False),
 }
 
 
 @pytest.mark.parametrize("case", STOP_TABLE)
 def test_the_rest_is_ended_when_the_culprit_is_known_or_the_time_is_up(case):
-    ends, exits, lost_nodes, now_s, is_time = STOP_TABLE[case]
+    ends, exits, now_s, is_time = STOP_TABLE[case]
     ledger = Ledger(MEMBERS)
     for rank, time_s in exits.items():
         ledger.add_exit(rank, time_s)
     for worker_end in ends:
         ledger.add_failure(worker_end, worker_end.time_s)
-    for node in lost_nodes:
-        ledger.add_lost_node(node, "no answer for 10 s")
     assert ledger.should_stop(now_s) is is_time
-
-
-def test_a_first_victim_sets_the_time_to_look_again():
-    ledger = Ledger(MEMBERS)
-    assert ledger.settles_at_s() is None
-    ledger.add_failure(lost(0), 100.0)
-    ledger.add_failure(lost(1), 101.0)
-    assert ledger.settles_at_s() == 101.5
 
 
 def test_a_watchdog_that_aborts_its_rank_is_a_victim():

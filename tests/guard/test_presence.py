@@ -21,7 +21,7 @@ NUM = 4
 GONE = 2
 
 
-def picture(*, silent_s: float, is_lost: bool = False, tries=(), down: str = "", waits: bool = False, who=(GONE,)):
+def picture(*, silent_s: float, is_lost: bool = False, tries=(), waits: bool = False, who=(GONE,)):
     """Four nodes, of which one fell silent; tries: (from, network, connects, refused)."""
     ranks = [waiting(i, call(), num=NUM, for_s=20.0) if waits and i != GONE else away(i, num=NUM) for i in range(NUM)]
     made = scene([beat(i, ranks[i]) for i in range(NUM)])
@@ -29,7 +29,6 @@ def picture(*, silent_s: float, is_lost: bool = False, tries=(), down: str = "",
         node = made.nodes[index]
         node.heard_s = NOW_S - silent_s
         node.lost_s, node.lost_reason = (NOW_S - silent_s, "connection reset") if is_lost else (None, "")
-        node.down_reason = down
         made.ranks[index].told_s = NOW_S - silent_s
     for source, network, connects, refused in tries:
         for index in who:
@@ -64,12 +63,6 @@ TABLE = {
         "its agent does not speak",
         "likely",
     ),
-    "lost, and SLURM calls it down": (
-        {"silent_s": 0.5, "is_lost": True, "down": "sinfo: node03 down*"},
-        "the node is gone",
-        "certain",
-    ),
-    "speaks, and SLURM calls it down": ({"silent_s": 0.1, "down": "sinfo: node03 drain"}, None, None),
     "lost, and nobody can try": ({"silent_s": 6.5, "is_lost": True}, "nobody can try its machine", "likely"),
 }
 

@@ -71,7 +71,6 @@ def test_all_well_is_no_verdict():
         assert not guard.is_all_well
         guard.ended(end(rank, 0), 100.0 + rank)
     assert guard.is_all_well
-    assert guard.are_all_ended
     assert guard.judge(103.0) is None
     assert guard.judge(1000.0) is None
     assert guard.lines(1000.0) == []
@@ -82,7 +81,7 @@ def test_an_end_that_is_told_twice_is_one():
     guard = guard_of()
     for _ in range(3):
         guard.ended(end(0, 0), 100.0)
-    assert not guard.are_all_ended
+    assert not guard.is_all_well
     assert guard.judge(100.1) is None
 
 
@@ -90,7 +89,6 @@ def test_victims_wait_for_their_culprit():
     guard = guard_of()
     guard.ended(end(0, message=GLOO_LOST), 100.0)
     assert guard.judge(100.1) is None
-    assert guard.next_s(100.1) <= 101.5
     guard.ended(end(2, message="ValueError: x", at_s=100.2), 100.3)
     assert guard.judge(100.3).ranks == (2,)
 
@@ -163,7 +161,6 @@ def test_a_new_generation_begins_with_nothing():
     assert guard.judge(101.0) is not None
     guard.begin(plan(2, generation=1), 110.0)
     assert guard.judge(110.1) is None
-    assert not guard.are_all_ended
 
 
 def test_who_is_blocked_is_told_for_the_end():
@@ -278,7 +275,6 @@ WORDS = st.one_of(
     st.tuples(st.just("hear"), NODES, INTS, INTS),
     st.tuples(st.just("ended"), ENDS),
     st.tuples(st.just("lost"), st.integers(0, 2), TEXTS),
-    st.tuples(st.just("down"), st.integers(0, 2), TEXTS),
 )
 
 
@@ -298,7 +294,6 @@ def test_nothing_that_is_said_breaks_the_guard(said):
             guard.wants(now_s + tick * 0.3)
             guard.lines(now_s + tick * 0.3)
             judged = guard.judge(now_s + tick * 0.3)
-            assert guard.next_s(now_s + tick * 0.3) > now_s
             if judged is not None:
                 as_json = msgspec.json.encode(judged.findings)
                 assert msgspec.json.decode(as_json, type=tuple[Finding, ...]) == judged.findings

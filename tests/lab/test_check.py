@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.config import read_cluster
+from allranks.config.file import read_cluster
 from conftest import clean_env
 
 from .conftest import SIX_NODE, TestLab, lab_command

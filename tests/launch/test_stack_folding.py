@@ -8,7 +8,7 @@ import pytest
 
 from allranks.host.stacks import Frame, NodeStacks, Process, Role, Thread
 from allranks.launch.look.stacks import StackReport, fold, name_enclosing, name_operation, render_stacks, stacks_to_json
-from allranks.launch.look.step import Component, Unpacker, find_components, pack, srun_command
+from allranks.launch.look.step import Component, find_components, srun_command
 from allranks.model.errors import AllranksError, UsageError
 from allranks.report.text import Style
 
@@ -231,20 +231,6 @@ def test_the_json_has_groups_and_everything_that_was_read() -> None:
     ]
     assert found["groups"][1]["place"]["line"] == 88
     assert found["documents"][0]["processes"][0]["threads"][0]["frames"][0]["function"] == "all_reduce"
-
-
-def test_documents_survive_being_mixed_banners_and_a_torn_line() -> None:
-    many = [node(name, *(process(rank, LOADING) for rank in range(64)), others=(name * 400,)) for name in ("n0", "n1")]
-    first, second = (pack(document).splitlines() for document in many)
-    assert max(map(len, first)) < 1000
-    mixed = [line for pair in zip(second, first, strict=True) for line in pair]
-    unpacker = Unpacker()
-    found = [unpacker.feed(f"Welcome to site!{line}") for line in ["banner", first[0][:40], *mixed]]
-    assert [document for document in found if document] == [many[1], many[0]]
-
-
-def test_a_document_that_cannot_be_read_is_no_document() -> None:
-    assert Unpacker().feed("%allranks-stack n0 1/1 AAAA%") is None
 
 
 ROWS = "4|4+0|RUNNING|node01|None\n5|4+1|RUNNING|node[02-03]|None\n"

@@ -14,7 +14,8 @@ from allranks.model.contradiction import (
     check_not_spawned,
 )
 from allranks.model.errors import AllranksError, HostlistError, IdentityError
-from allranks.model.identity import Launcher, World, check_one_agent_per_node, world_from_env
+from allranks.model.identity import check_one_agent_per_node, world_from_env
+from allranks.model.world import Launcher, World
 
 # What sbatch gives a script on six nodes: slurmd sets PROCID, LOCALID, NODEID and GTIDS here too.
 BATCH = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from allranks.config import LoadedCluster
+from allranks.config.file import LoadedCluster
 from allranks.model.card import Card, Facts, Gpu
 from allranks.model.errors import SetupError
 from allranks.model.finding import Confidence, Finding, Severity

@@ -99,6 +99,7 @@ class Leader:
 
 def seek(
     *ports: int,
+    hints: Callable[[], list[list[Hint]]] | None = None,
     job: str = "train",
     attempt: int | None = 0,
     secret: Secret | None = KEY,
@@ -106,9 +107,8 @@ def seek(
     told: list[str] | None = None,
     check_signals: Callable[[], None] = lambda: None,
 ) -> Connection:
-    hints = [[Hint("127.0.0.1", port, "test") for port in ports]]
     return seek_leader(
-        lambda: hints,
+        hints or (lambda: [[Hint("127.0.0.1", port, "test") for port in ports]]),
         job=job,
         attempt=attempt,
         secret=lambda: secret,
@@ -452,16 +452,7 @@ def test_strangers_who_say_nothing_hold_nobody_up():
         silent = [stack.enter_context(listening(say_nothing)) for _ in range(3)]
         hints = [[Hint("127.0.0.1", port, "test")] for port in (*silent, leader.port)]
         began_s = time.monotonic()
-        connection = seek_leader(
-            lambda: hints,
-            job="train",
-            attempt=0,
-            secret=lambda: KEY,
-            card=CARD,
-            deadline_s=PATIENCE_S,
-            on_wait=lambda *_: None,
-            check_signals=lambda: None,
-        )
+        connection = seek(hints=lambda: hints)
         with contextlib.closing(connection):
             assert connection.peer == f"127.0.0.1:{leader.port}"
         assert time.monotonic() - began_s < 1.9  # each would have cost two seconds
@@ -522,16 +513,7 @@ def test_a_host_without_a_name_is_passed_over():
             [Hint("no-such-host.invalid", leader.port, "test")],
             [Hint("127.0.0.1", leader.port, "test")],
         ]
-        connection = seek_leader(
-            lambda: hints,
-            job="train",
-            attempt=0,
-            secret=lambda: KEY,
-            card=CARD,
-            deadline_s=PATIENCE_S,
-            on_wait=lambda *_: None,
-            check_signals=lambda: None,
-        )
+        connection = seek(hints=lambda: hints)
         with contextlib.closing(connection):
             assert connection.peer == f"127.0.0.1:{leader.port}"
 
@@ -547,17 +529,11 @@ def test_each_agent_finds_its_own_leader_among_neighbours(tmp_path):
     with Leader(job="train") as first, Leader(job="eval", port=first.port) as second:
         assert first.port != second.port
         for job, leader in (("train", first), ("eval", second)):
-            connection = seek_leader(
-                lambda job=job: collect_hints(
+            connection = seek(
+                hints=lambda job=job: collect_hints(
                     tmp_path, job=job, named=[Hint("127.0.0.1", first.port, "test")], guessed=[]
                 ),
                 job=job,
-                attempt=0,
-                secret=lambda: KEY,
-                card=CARD,
-                deadline_s=PATIENCE_S,
-                on_wait=lambda *_: None,
-                check_signals=lambda: None,
             )
             with contextlib.closing(connection):
                 assert connection.peer == f"127.0.0.1:{leader.port}"
@@ -629,27 +605,9 @@ def test_a_version_with_other_fields_is_named():
 
 def test_without_any_hint_the_search_ends_at_its_deadline():
     with pytest.raises(NodeFaultError, match="nobody has announced a leader"):
-        seek_leader(
-            list,
-            job="train",
-            attempt=0,
-            secret=lambda: KEY,
-            card=CARD,
-            deadline_s=0.2,
-            on_wait=lambda *_: None,
-            check_signals=lambda: None,
-        )
+        seek(hints=list, deadline_s=0.2)
 
 
 def test_a_host_that_cannot_be_a_name_is_passed_over():
     with pytest.raises(NodeFaultError, match=r"a\.\.b"):
-        seek_leader(
-            lambda: [[Hint("a..b", 29500, "--rdzv-endpoint")]],
-            job="train",
-            attempt=0,
-            secret=lambda: KEY,
-            card=CARD,
-            deadline_s=0.2,
-            on_wait=lambda *_: None,
-            check_signals=lambda: None,
-        )
+        seek(hints=lambda: [[Hint("a..b", 29500, "--rdzv-endpoint")]], deadline_s=0.2)

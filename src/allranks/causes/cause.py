@@ -125,7 +125,7 @@ class Cause:
     misses: ClassVar[tuple[str, ...]] = ()
     """Real lines that they must not match."""
     no_fault_yet: ClassVar[str] = ""
-    """Why the lab has no fault that provokes it."""
+    """Why no fault and no strike of the lab provokes it; empty where one does."""
     never_on_hardware: ClassVar[bool] = False
     """Its probe was fed with recorded output only."""
 

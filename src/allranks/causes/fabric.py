@@ -160,12 +160,12 @@ def why_skipped(card: Card, facts: Facts) -> str:
     return _NO_DEVICE if not facts.rdma_ports else why_no_rdma(card)
 
 
-def not_judged(card: Card) -> Outcome | None:
-    """Return why the RDMA ports of this node cannot be judged; None where they can, and its facts are there."""
+def rdma_facts(card: Card) -> Facts | Outcome:
+    """Return the facts of a node whose RDMA ports can be judged; else why they cannot."""
     if card.facts is None or "rdma_ports" in card.facts.unread:
         return unknown("its RDMA devices could not be read")
     reason = why_skipped(card, card.facts)
-    return skipped(reason) if reason else None
+    return skipped(reason) if reason else card.facts
 
 
 def active_ports(facts: Facts) -> list[RdmaPort]:

@@ -11,12 +11,11 @@ from collections.abc import Mapping, Sequence
 from ipaddress import IPv6Address, ip_address
 
 from allranks.causes.cause import PASSED, Cause, Outcome, failed, skipped, unknown, warned
-from allranks.causes.fabric import active_ports, not_judged, port_name, why_skipped
+from allranks.causes.fabric import NO_LAB, active_ports, port_name, rdma_facts, why_skipped
 from allranks.causes.net.cards import data_interface
 from allranks.model.card import Card, Facts, Gid, RdmaPort
 from allranks.model.errors import Exit
 
-_NO_LAB = "the lab has no RDMA device"
 _INDEX = "NCCL_IB_GID_INDEX"
 
 
@@ -60,16 +59,15 @@ class RdmaMtuUnequal(Cause, id="AR305"):
     message = "{what} differs: {usual}; {odd}"
     fix = "on {node}: ibv_devinfo; RoCE: ip link set IFACE mtu 4200 (as the others); InfiniBand: the subnet manager"
     exit_code = Exit.NODE_FAULT
-    no_fault_yet = _NO_LAB
+    no_fault_yet = NO_LAB
     never_on_hardware = True
 
     @classmethod
     def probe(cls, card: Card) -> Outcome | None:
         """Skipped where NCCL uses no RDMA, unknown where an MTU cannot be read; the nodes are compared else."""
-        if (why := not_judged(card)) is not None:
-            return why
-        facts = card.facts
-        assert facts is not None
+        facts = rdma_facts(card)
+        if isinstance(facts, Outcome):
+            return facts
         silent = [port_name(port) for port in _ports_off_data(card, facts) if port.active_mtu is None]
         if silent:
             reason = facts.unread.get("rdma_ports.active_mtu", "nothing on the node tells")
@@ -126,16 +124,15 @@ class RoceGidDiffers(Cause, id="AR306"):
     message = "{what}: {usual}; {odd}"
     fix = "on {node}: show_gids; unset NCCL_IB_GID_INDEX (NCCL 2.21 or newer), or give its interface the same addresses"
     exit_code = Exit.NODE_FAULT
-    no_fault_yet = _NO_LAB
+    no_fault_yet = NO_LAB
     never_on_hardware = True
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
         """Fails where there is nothing at NCCL_IB_GID_INDEX; warns where NCCL can choose no RoCE v2 with IPv4."""
-        if (why := not_judged(card)) is not None:
-            return why
-        facts = card.facts
-        assert facts is not None
+        facts = rdma_facts(card)
+        if isinstance(facts, Outcome):
+            return facts
         ports = _roce_ports(facts)
         if not ports:
             return skipped("no active RoCE port")

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from allranks.causes.cause import PASSED, Cause, Outcome, failed, warned
-from allranks.causes.fabric import NO_LAB, active_ports, chosen_ports, not_judged, port_name, why_no_rdma
+from allranks.causes.fabric import NO_LAB, active_ports, chosen_ports, port_name, rdma_facts, why_no_rdma
 from allranks.causes.sign import Blames, Role, Sign
 from allranks.model.card import Card, RdmaPort
 from allranks.model.errors import Exit
@@ -199,10 +199,9 @@ class IbConfig(Cause, id="AR301"):
     @classmethod
     def probe(cls, card: Card) -> Outcome:
         """Fails where a device cannot be opened, has no subnet manager, or NCCL_IB_HCA fits nothing."""
-        if (why := not_judged(card)) is not None:
-            return why
-        facts = card.facts
-        assert facts is not None
+        facts = rdma_facts(card)
+        if isinstance(facts, Outcome):
+            return facts
         chosen = chosen_ports(facts)
         problems = []
         if not chosen:
@@ -346,10 +345,9 @@ class IbLinkError(Cause, id="AR302"):
     @classmethod
     def probe(cls, card: Card) -> Outcome:
         """Warns where an active port that NCCL would use has counted errors of the link."""
-        if (why := not_judged(card)) is not None:
-            return why
-        facts = card.facts
-        assert facts is not None
+        facts = rdma_facts(card)
+        if isinstance(facts, Outcome):
+            return facts
         errors = {}
         for port in active_ports(facts):
             counted = {name: n for name, n in port.error_counters.items() if n and name in HARDWARE_ERRORS}

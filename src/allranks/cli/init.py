@@ -12,7 +12,7 @@ import click
 
 from allranks.cli.check import find_place, look_at, node_options
 from allranks.cli.show import json_option
-from allranks.config import parse_cluster
+from allranks.config.file import parse_cluster
 from allranks.model.cluster import Cluster
 from allranks.model.errors import Exit, UsageError
 from allranks.report.text import say

@@ -19,7 +19,7 @@ import click
 from allranks.cli.context import load_cluster
 from allranks.cli.run import run as run_command
 from allranks.cli.show import json_option
-from allranks.config import find_cluster_file
+from allranks.config.file import find_cluster_file
 from allranks.launch.batch.script import (
     JobEnvironment,
     SbatchOptions,

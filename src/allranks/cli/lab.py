@@ -17,7 +17,7 @@ import click
 
 from allranks.cli.context import name_option
 from allranks.cli.drill import drill
-from allranks.config import find_cluster_file, read_cluster
+from allranks.config.file import find_cluster_file, read_cluster
 from allranks.model.errors import UsageError
 from allranks.report.text import say
 

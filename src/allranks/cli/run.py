@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from allranks.cli.context import plan_here
+from allranks.cli.context import cluster_option, plan_here
 from allranks.cli.request import REQUEST_FLAGS, hidden_streams, make_request
 from allranks.launch.plan import refuse_world_of_one
 
@@ -158,13 +158,7 @@ def unused_options(function: Any) -> Any:
     type=click.Choice(["apptainer", "singularity", "enroot"]),
     help="[default: the first of them on PATH]",
 )
-@click.option(
-    "--cluster",
-    "cluster_file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="[default: $ALLRANKS_CLUSTER, ./cluster.toml]",
-)
+@cluster_option
 @click.option(
     "--ignore",
     multiple=True,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from allranks.cli.context import load_cluster, plan_here
+from allranks.cli.context import cluster_option, load_cluster, plan_here
 from allranks.cli.request import make_request
 from allranks.model.setting import Setting
 from allranks.report.machine import settings_to_json
@@ -18,13 +18,6 @@ from allranks.report.text import Style, render_settings
 if TYPE_CHECKING:
     from allranks.launch.plan import JobPlan
 
-cluster_option = click.option(
-    "--cluster",
-    "cluster_file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="[default: $ALLRANKS_CLUSTER, ./cluster.toml]",
-)
 json_option = click.option("--json", "as_json", is_flag=True, help="For programs.")
 
 

@@ -6,6 +6,7 @@ import os
 import sys
 
 import click
+import msgspec
 
 from allranks.model.errors import Exit, UsageError
 
@@ -55,9 +56,10 @@ def stack(
         raise UsageError("stack: expected one SLURM job id, --pid with process ids, or --local")
     node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
     if here:
-        from allranks.launch.look.step import pack
+        from allranks.launch.step.parcels import pack
 
-        click.echo(pack(look(Wanted(job=targets[0]), node=node)), nl=False)
+        document = look(Wanted(job=targets[0]), node=node)
+        click.echo(pack(node, "stacks", msgspec.json.encode(document)), nl=False)
         sys.stdout.flush()
         os._exit(Exit.OK)  # a thread may still wait for a file system that hangs
     if are_pids:

@@ -81,7 +81,6 @@ class Ledger:
         self._world_size = sum(member.num_workers for member in members)
         self._failures: list[WorkerEnd] = []
         self._exited: dict[int, float] = {}
-        self._lost_nodes: list[tuple[str, str]] = []
         self._first_failure_s: float | None = None
         self._num_ended = 0
 
@@ -97,10 +96,6 @@ class Ledger:
         """A worker ended with 0."""
         self._num_ended += 1
         self._exited[rank] = now_s
-
-    def add_lost_node(self, node: str, reason: str) -> None:
-        """The agent of a node is gone."""
-        self._lost_nodes.append((node, reason))
 
     @property
     def is_all_well(self) -> bool:
@@ -130,15 +125,11 @@ class Ledger:
 
     def should_stop(self, now_s: float) -> bool:
         """Whether the rest is to be ended now. One failed worker ends the job; a worker that ends with 0 does not."""
-        if self._lost_nodes or self.is_all_well or self.are_all_ended:
+        if self.is_all_well or self.are_all_ended:
             return True
         if self._first_failure_s is None:
             return False
         return not all(map(is_secondary, self._failures)) or now_s - self._first_failure_s >= SETTLE_S
-
-    def settles_at_s(self) -> float | None:
-        """When `should_stop` may change by itself."""
-        return None if self._first_failure_s is None else self._first_failure_s + SETTLE_S
 
     def verdict(self, job: str, attempt: int) -> Verdict:
         """Return what it came to: one culprit, the others are its victims."""
@@ -146,8 +137,6 @@ class Ledger:
             return Verdict(job=job, attempt=attempt, exit_code=Exit.OK)
         if (primary := self.primary) is not None:
             finding, exit_code = self._finding_of(primary), _exit_code_of(primary)
-        elif self._lost_nodes:
-            finding, exit_code = self._finding_of_lost_node(*self._lost_nodes[0]), int(Exit.NODE_FAULT)
         elif self._failures:
             finding, exit_code = self._finding_of_victims(), int(Exit.USER_CODE)
         else:
@@ -166,25 +155,6 @@ class Ledger:
             evidence=_evidence(end),
             fix=fix,
             victims=self._victims({end.rank}),
-        )
-
-    def _finding_of_lost_node(self, node: str, reason: str) -> Finding:
-        ranks = tuple(
-            rank
-            for member in self._members
-            if member.name == node
-            for rank in range(member.first_rank, member.first_rank + member.num_workers)
-        )
-        return Finding(
-            cause="AR012 node-failure",
-            severity=Severity.FAIL,
-            confidence=Confidence.LIKELY,
-            node=node,
-            ranks=ranks,
-            message="its agent is gone: the node failed, or something ended the agent there",
-            evidence=(Evidence(seen=reason),),
-            fix=f"look at {node} (is it up? dmesg, the end of its SLURM log) and start again without it",
-            victims=self._victims(set(ranks)),
         )
 
     def _finding_of_victims(self) -> Finding:

@@ -6,7 +6,6 @@ A node is gone where a second way says the same:
     sign                                  second sign                                      verdict
     connection lost, or silent            its machine refuses tries: nobody listens        the agent is dead
     connection lost, or silent gone_s     tries on every network come to nothing           the node is gone
-    connection lost, or silent            SLURM calls it down                              the node is gone
     lost, or silent 3 x gone_s            its machine answers; ranks wait for its ranks    its processes are stopped
 
 Where every other node falls silent at once, it is the leader's own network.
@@ -120,8 +119,6 @@ def judge_stopped(scene: Scene) -> Judged | None:
 def _suspected_since_s(scene: Scene, node: NodeView, now_s: float) -> float | None:
     if node.lost_s is not None:
         return node.lost_s
-    if node.down_reason:
-        return node.heard_s if node.heard_s is not None else node.began_s
     if node.index == LEADER or _has_finished(scene, node):
         return None
     patience_s = suspicion_s(scene) if node.heard_s is not None else max(START_S, MUTE_FACTOR * scene.settings.gone_s)
@@ -140,8 +137,6 @@ def _judge_node(scene: Scene, node: NodeView, now_s: float) -> Finding | None:
     silent_s = node.silent_s(now_s)
     is_lost = node.lost_s is not None
     first = node.lost_reason if is_lost else f"no word from its agent for {silent_s:.1f} s"
-    if node.down_reason and (is_lost or silent_s > gone_s / 2):
-        return _gone(scene, node, "the node is gone", [first, node.down_reason])
     tried = _tries_of(scene, node, since_s)
     told = [_say(scene, index, each) for index, each in tried]
     if any(each.seen.refused for _, each in tried):

@@ -84,8 +84,6 @@ class NodeView:
     lost_reason: str = ""
     lost_s: float | None = None
     """Since when its connection is gone."""
-    down_reason: str = ""
-    """What SLURM says of it, where it calls it down."""
     tries: dict[tuple[int, str], list[Tried]] = field(default_factory=dict)
     """That this node made: by target and network, the newest last."""
     oom_kills: int = 0
@@ -187,7 +185,7 @@ class Scene:
         node = self.nodes[beat.node_index]
         beat = vet_beat(beat, node.member, len(self.nodes))
         node.beat, node.heard_s = beat, now_s
-        node.lost_reason, node.lost_s, node.down_reason = "", None, ""  # it speaks
+        node.lost_reason, node.lost_s = "", None  # it speaks
         if beat.oom_kills > node.oom_kills:
             node.oom_s = now_s
         node.oom_kills = max(node.oom_kills, beat.oom_kills)

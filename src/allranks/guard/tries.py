@@ -102,8 +102,8 @@ class Tries:
 
     def begin(self, order: Try, now_s: float) -> None:
         """Start what was ordered; a try of the same target that still runs is dropped."""
-        wanted = {(target.node_index, target.network) for target in order.targets}
-        for each in [each for each in self._running if (each.target.node_index, each.target.network) in wanted]:
+        wanted = {_key(target) for target in order.targets}
+        for each in [each for each in self._running if _key(each.target) in wanted]:
             self._drop(each)
         for target in order.targets[: MAX_TRIES - len(self._running)]:
             self._start(target, order.within_s, now_s)
@@ -138,7 +138,8 @@ class Tries:
         try:
             sock = socket.socket(_family(target.address), socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         except OSError as exc:
-            self._tell(target, now_s, error=_words(exc))
+            seen = TrySeen(target=target.node_index, network=target.network, connects=False, error=_words(exc))
+            self._done[_key(target)] = now_s, seen
             return
         sock.setblocking(False)
         running = _Running(target, sock, now_s + within_s, within_s)
@@ -200,34 +201,26 @@ class Tries:
         carries: bool | None = None,
         error: str = "",
     ) -> None:
-        self._tell(each.target, now_s, connects=connects, refused=refused, carries=carries, error=error)
-        self._drop(each)
-
-    def _tell(
-        self,
-        target: TryTarget,
-        now_s: float,
-        *,
-        connects: bool = False,
-        refused: bool = False,
-        carries: bool | None = None,
-        error: str = "",
-    ) -> None:
         seen = TrySeen(
-            target=target.node_index,
-            network=target.network,
+            target=each.target.node_index,
+            network=each.target.network,
             connects=connects,
             refused=refused,
             carries=carries,
             error=error,
         )
-        self._done[target.node_index, target.network] = now_s, seen
+        self._done[_key(each.target)] = now_s, seen
+        self._drop(each)
 
     def _drop(self, each: _Running) -> None:
         self._running.remove(each)
         with contextlib.suppress(OSError):  # what was pushed is nothing to wait for
             each.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
         each.sock.close()
+
+
+def _key(target: TryTarget) -> tuple[int, str]:
+    return target.node_index, target.network
 
 
 def _family(address: str) -> socket.AddressFamily:

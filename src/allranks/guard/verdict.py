@@ -157,22 +157,12 @@ class Guard:
         if node.lost_s is None:
             node.lost_reason, node.lost_s = reason, now
 
-    def down(self, node_index: int, reason: str, now_s: float) -> None:
-        """SLURM calls a node down: a second sign."""
-        self._now(now_s)
-        self._scene.nodes[node_index].down_reason = reason
-
     # What follows
 
     @property
     def is_all_well(self) -> bool:
         """Whether every worker ended with 0."""
         return self._ledger.is_all_well
-
-    @property
-    def are_all_ended(self) -> bool:
-        """Whether nobody runs any more, however it ended."""
-        return self._ledger.are_all_ended
 
     @property
     def warnings(self) -> tuple[Finding, ...]:
@@ -207,12 +197,6 @@ class Guard:
         if self._judged is not None or self._ledger.is_all_well:
             return {}
         return self._orders.wants(now)
-
-    def next_s(self, now_s: float) -> float:
-        """Return when to ask again at the latest, though nobody says a word."""
-        settles_at_s = self._ledger.settles_at_s()
-        next_s = now_s + (LOOK_EVERY_S if self._is_tense(self._now(now_s)) else 4 * LOOK_EVERY_S)
-        return next_s if settles_at_s is None or settles_at_s <= now_s else min(next_s, settles_at_s)
 
     # Judging
 
@@ -267,7 +251,7 @@ class Guard:
         if end.exit_code == -signal.SIGKILL and end.rank in self._scene.ends:
             _, heard_s = self._scene.ends[end.rank]
             node = self._scene.node_of(end.rank)
-            if node.lost_s is not None or node.down_reason:
+            if node.lost_s is not None:
                 patience_s = EXPLAIN_S + self._settings.gone_s
                 return self._judge_gone(now) if now < heard_s + patience_s else self._from_ledger(now)
             has_spoken = node.heard_s is not None and node.heard_s > heard_s
@@ -397,11 +381,3 @@ class Guard:
             return False
         self._looked[what] = now + every_s
         return True
-
-    def _is_tense(self, now: float) -> bool:
-        return (
-            self._ledger.first_failure_s is not None
-            or self._orders.episode is not None
-            or waits.longest_wait_s(self._scene, now) >= SETTLED_S
-            or bool(presence.find_suspects(self._scene, now))
-        )

@@ -17,7 +17,6 @@ from pathlib import Path
 PR_SET_PDEATHSIG = 1
 """Source: linux/prctl.h."""
 _libc = ctypes.CDLL(None, use_errno=True)
-_MASKS = {"caught": "SigCgt", "ignored": "SigIgn"}
 
 
 def catches(pid: int, signum: int, *, proc: Path = Path("/proc")) -> bool:
@@ -28,12 +27,10 @@ def catches(pid: int, signum: int, *, proc: Path = Path("/proc")) -> bool:
         signum: the signal.
         proc: where /proc is.
     """
-    return _has(pid, signum, "caught", proc)
-
-
-def ignores(pid: int, signum: int, *, proc: Path = Path("/proc")) -> bool:
-    """Whether a signal would do nothing to a process; the arguments are those of `catches`."""
-    return _has(pid, signum, "ignored", proc)
+    try:
+        return is_caught((proc / str(pid) / "status").read_text(), signum)
+    except OSError:
+        return False
 
 
 def die_with_parent(signum: int) -> Callable[[], None]:
@@ -51,18 +48,11 @@ def die_with_parent(signum: int) -> Callable[[], None]:
     return before_exec
 
 
-def has_in_mask(status: str, signum: int, what: str) -> bool:
-    """Read `/proc/PID/status`: whether a signal is in its mask of what is `caught` or `ignored`.
+def is_caught(status: str, signum: int) -> bool:
+    """Read `/proc/PID/status`: whether a signal has a handler.
 
-    >>> has_in_mask("SigIgn:\\t0000000000000200\\nSigCgt:\\t0000000000004002\\n", 15, "caught")
+    >>> is_caught("SigIgn:\\t0000000000000200\\nSigCgt:\\t0000000000004002\\n", 15)
     True
     """
-    found = re.search(rf"^{_MASKS[what]}:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    found = re.search(r"^SigCgt:\s*([0-9a-f]+)$", status, re.MULTILINE)
     return found is not None and bool(int(found[1], 16) >> (signum - 1) & 1)
-
-
-def _has(pid: int, signum: int, what: str, proc: Path) -> bool:
-    try:
-        return has_in_mask((proc / str(pid) / "status").read_text(), signum, what)
-    except OSError:
-        return False

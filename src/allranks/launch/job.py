@@ -39,7 +39,7 @@ from allranks.launch.workers import become_subreaper
 from allranks.model.errors import AllranksError, Exit, UsageError
 from allranks.model.finding import Finding, Verdict
 from allranks.model.hostlist import fold_hosts
-from allranks.model.identity import Launcher
+from allranks.model.world import Launcher
 from allranks.report.rundir import RunDir, describe_command
 from allranks.report.text import Style, render_findings, say
 from allranks.wire.connection import Connection
@@ -239,8 +239,7 @@ def _run_workers(
         leader = appoint_leader(
             plan, membership, Connection(there, peer=me.name), run_dir, scheduler, env, show=_print_findings
         )
-        if leader.newcomers is not None:
-            crew.spared = leader.newcomers.started_pids
+        crew.spared = leader.newcomers.started_pids
     watch = Watch(plan.guard, data_address=data_address, control_address=control_address)
     started_s = time.monotonic()
     times_lost = run_dir.count_events("node_lost", node=me.name) if group.generation else 0  # it may be back from that

@@ -12,7 +12,7 @@ from allranks.launch.plan import JobPlan
 from allranks.model.card import Card, Facts
 from allranks.model.errors import AllranksError, NodeFaultError
 from allranks.model.finding import Finding, Verdict
-from allranks.model.identity import Launcher
+from allranks.model.world import Launcher
 from allranks.preflight.applicant import Applicant
 from allranks.preflight.entry import Called, Entry
 from allranks.preflight.rollcall import stop

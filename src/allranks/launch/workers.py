@@ -15,10 +15,10 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any
 
 from allranks.guard.inside.cell import Cell
 from allranks.host.signals import die_with_parent
@@ -89,9 +89,7 @@ class Worker:
         Raises:
             OSError: its output files cannot be written.
         """
-        self.error_file.unlink(missing_ok=True)
-        with self.out_path.open("ab") as out, self.err_path.open("ab") as err:
-            self.out_start, self.err_start = out.tell(), err.tell()
+        with self._open_files() as (out, err):
             try:
                 self.process = subprocess.Popen(
                     list(command),
@@ -120,9 +118,7 @@ class Worker:
         Raises:
             OSError: its output files cannot be written.
         """
-        self.error_file.unlink(missing_ok=True)
-        with self.out_path.open("ab") as out, self.err_path.open("ab") as err:
-            self.out_start, self.err_start = out.tell(), err.tell()
+        with self._open_files() as (out, err):
             try:
                 standby.become(env, out=out.fileno(), err=err.fileno(), fds=fds)
             except OSError:
@@ -131,6 +127,14 @@ class Worker:
         self.process = standby.process
         self.pidfd = os.pidfd_open(self.process.pid)
         return True
+
+    @contextlib.contextmanager
+    def _open_files(self) -> Iterator[tuple[IO[bytes], IO[bytes]]]:
+        """Its output files, and where in them this generation's begin."""
+        self.error_file.unlink(missing_ok=True)
+        with self.out_path.open("ab") as out, self.err_path.open("ab") as err:
+            self.out_start, self.err_start = out.tell(), err.tell()
+            yield out, err
 
     def close(self) -> None:
         """Give the cell's memory back."""

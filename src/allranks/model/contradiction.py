@@ -16,7 +16,7 @@ from allranks.model.finding import Confidence, Finding, Severity
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from allranks.model.identity import World
+    from allranks.model.world import World
 
 # The catalogue's labels (causes/job/script.py), which this floor cannot import; a test compares them.
 SLURM_ENV = "AR501 slurm-env"

@@ -18,31 +18,27 @@ Costs are counted in failed links, where a pair of nodes that fails one way or b
 Where the cheapest set is not unique, what all cheapest sets share is named and the rest is undecided: two nodes that
 know each other only, or a mesh of which nothing passes, unless something is known against one of the nodes.
 
-Limits: the cheapest set is found exactly where at most EXACT_NODES nodes are entangled after the obvious culprits are
-taken out (and within MAX_BRANCHES steps), else greedily. A partition that passes more than a quarter of the pairs
-across is not seen as one.
+Limits: how exact the search is says preflight/cover.py, which knows of no partition; each way to split the nodes is
+tried around it. A partition that passes more than a quarter of the pairs across is not seen as one.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import combinations
 
 from allranks.model.finding import Confidence
+from allranks.model.hostlist import fold_hosts
+from allranks.preflight.cover import EXACT_NODES, Cover, Graph, Pair, areas_of, find_cover, pair_of
 
-EXACT_NODES = 24
-"""Entangled nodes up to which every choice is tried."""
-MAX_BRANCHES = 300
-"""Choices tried before the first one is taken."""
 MAX_GROUPS = 8
 """Groups of a partition; where there are more, the largest are looked at."""
 
-# In twentieths of a failed link: whole numbers, so that a tie is a tie.
-_LINK = 20
+# As LINK_COST, in twentieths of a failed link.
 _DEAD_NODE = 18
 _LOSSY_NODE = 50
 _SUSPECT = -1
@@ -95,6 +91,19 @@ class Blame:
     direction: str = ""
     """`from` or `to` where it is one way: what the first of the groups sends, or what is sent to it, is lost."""
 
+    @property
+    def culprit(self) -> str:
+        """As a finding names it: `node03`, `a -> b`, `a <-> b`, `a[1-2] | b[1-2]`, `a or b <-> c`."""
+        match self.kind:
+            case Kind.LINK:
+                return f" {'->' if self.is_one_way else '<->'} ".join(group[0] for group in self.groups)
+            case Kind.PARTITION:
+                return " | ".join(fold_hosts(list(group)) for group in self.groups)
+            case Kind.UNDECIDED:
+                return " or ".join(" <-> ".join(group) for group in self.groups)
+            case _:
+                return fold_hosts(list(self.groups[0]))
+
 
 def blame(edges: Iterable[Edge], *, suspects: Collection[str] = ()) -> tuple[Blame, ...]:
     """Return the smallest set of culprits that explains all failures: what explains most first, undecided ones last.
@@ -105,7 +114,7 @@ def blame(edges: Iterable[Edge], *, suspects: Collection[str] = ()) -> tuple[Bla
     """
     tests = _Tests.of(edges)
     found: list[Blame] = []
-    for area in _areas(tests.tested, range(len(tests.names))):
+    for area in areas_of(tests.tested, range(len(tests.names))):
         if any(tests.failed[node] for node in area):
             found += _judge(tests, area, {node for node in area if tests.names[node] in suspects})
 
@@ -115,23 +124,15 @@ def blame(edges: Iterable[Edge], *, suspects: Collection[str] = ()) -> tuple[Bla
     return tuple(sorted(found, key=order))
 
 
-_Pair = tuple[int, int]  # the smaller number first
-_Graph = dict[int, set[int]]
-
-
-def _pair(a: int, b: int) -> _Pair:
-    return (a, b) if a < b else (b, a)
-
-
 @dataclass(frozen=True, slots=True)
 class _Tests:
     """The tests by node number; a pair fails where one of its directions does."""
 
     names: list[str]  # in natural order, so that numbers sort as names do
     is_ok: dict[tuple[int, int], bool]  # by source and target
-    failed: _Graph  # with whom a node fails
-    passed: _Graph
-    tested: _Graph
+    failed: Graph  # with whom a node fails
+    passed: Graph
+    tested: Graph
 
     @classmethod
     def of(cls, edges: Iterable[Edge]) -> _Tests:
@@ -151,40 +152,12 @@ class _Tests:
             of_kind[b].add(a)
         return cls(names, is_ok, failed, passed, tested)
 
-    def ways(self, pairs: Iterable[_Pair]) -> list[tuple[int, int]]:
+    def ways(self, pairs: Iterable[Pair]) -> list[tuple[int, int]]:
         """Both directions of the pairs, as far as they were tested."""
         return [way for a, b in sorted(pairs) for way in ((a, b), (b, a)) if way in self.is_ok]
 
     def edges(self, ways: Iterable[tuple[int, int]]) -> tuple[Edge, ...]:
         return tuple(Edge(self.names[a], self.names[b], self.is_ok[a, b]) for a, b in ways)
-
-
-@dataclass(slots=True)
-class _Cover:
-    """The cheapest culprits: those in every cheapest set, and those in some of them."""
-
-    cost: int = 0
-    nodes: set[int] = field(default_factory=set)
-    links: set[_Pair] = field(default_factory=set)
-    maybe_nodes: set[int] = field(default_factory=set)
-    maybe_links: set[_Pair] = field(default_factory=set)
-
-    def add(self, other: _Cover) -> None:
-        """Take in the culprits of failures that are independent of these."""
-        self.cost += other.cost
-        self.nodes |= other.nodes
-        self.links |= other.links
-        self.maybe_nodes |= other.maybe_nodes
-        self.maybe_links |= other.maybe_links
-
-    def either(self, other: _Cover) -> _Cover:
-        """Return the cheaper of two covers of the same failures, or what they have in common."""
-        if self.cost != other.cost:
-            return min(self, other, key=lambda cover: cover.cost)
-        nodes, links = self.nodes & other.nodes, self.links & other.links
-        maybe_nodes = (self.nodes | other.nodes | self.maybe_nodes | other.maybe_nodes) - nodes
-        maybe_links = (self.links | other.links | self.maybe_links | other.maybe_links) - links
-        return _Cover(self.cost, nodes, links, maybe_nodes, maybe_links)
 
 
 def _judge(tests: _Tests, area: list[int], suspects: set[int]) -> Iterator[Blame]:
@@ -195,105 +168,21 @@ def _judge(tests: _Tests, area: list[int], suspects: set[int]) -> Iterator[Blame
     if len(area) > EXACT_NODES and not is_star and not any(tests.passed[node] for node in area):
         # All are alike in having failed everywhere, and too many to try which of them it takes.
         maybe = (set(area) - suspects) or suspects
-        return _describe(tests, area, (), set(), _Cover(0, set(area) - maybe, set(), maybe))
-    best, best_groups, best_across = _solve(failed, costs, set(), [MAX_BRANCHES]), list[list[int]](), set[_Pair]()
+        return _describe(tests, area, (), set(), Cover(0, set(area) - maybe, set(), maybe))
+    best, best_groups, best_across = find_cover(failed, costs), list[list[int]](), set[Pair]()
     best_cost = best.cost
     for groups in _partitions(tests, area):
         member = {node: i for i, group in enumerate(groups) for node in group}
-        across = {_pair(a, b) for a in member for b in tests.tested[a] if member.get(b, member[a]) != member[a]}
+        across = {pair_of(a, b) for a in member for b in tests.tested[a] if member.get(b, member[a]) != member[a]}
         num_passed = sum(b in tests.passed[a] for a, b in across)
         if num_passed * 4 > len(across):
             continue
-        rest = {a: {b for b in others if _pair(a, b) not in across} for a, others in failed.items()}
-        cover = _solve({a: others for a, others in rest.items() if others}, costs, set(), [MAX_BRANCHES])
+        rest = {a: {b for b in others if pair_of(a, b) not in across} for a, others in failed.items()}
+        cover = find_cover({a: others for a, others in rest.items() if others}, costs)
         cost = cover.cost + _PARTITION + _FURTHER_GROUP * (len(groups) - 2) + _EXCEPTION * num_passed
         if cost < best_cost:
             best, best_cost, best_groups, best_across = cover, cost, groups, across
     return _describe(tests, area, best_groups, best_across, best)
-
-
-def _solve(failed: Mapping[int, set[int]], costs: Mapping[int, int], innocent: set[int], budget: list[int]) -> _Cover:
-    """Take what is forced, then solve every connected rest on its own."""
-    graph = {node: set(others) for node, others in failed.items()}
-    cover = _Cover()
-    _take_forced(graph, costs, innocent, cover)
-    for part in _areas(graph, sorted(graph)):
-        rest = {node: graph[node] for node in part}
-        while len(rest) > EXACT_NODES:
-            _take(rest, _most_wanted(rest, costs, innocent), costs, cover)
-            _take_forced(rest, costs, innocent, cover)
-        for smaller in _areas(rest, sorted(rest)):
-            cover.add(_branch({node: rest[node] for node in smaller}, costs, innocent, budget))
-    return cover
-
-
-def _branch(graph: _Graph, costs: Mapping[int, int], innocent: set[int], budget: list[int]) -> _Cover:
-    """Try the most wanted node as a culprit, and as none."""
-    node = _most_wanted(graph, costs, innocent)
-    budget[0] -= 1
-    guilty = _Cover()
-    without = {a: set(others) for a, others in graph.items()}
-    _take(graph, node, costs, guilty)
-    guilty.add(_solve(graph, costs, set(innocent), budget))
-    if budget[0] <= 0:
-        return guilty
-    return guilty.either(_solve(without, costs, innocent | {node}, budget))
-
-
-def _most_wanted(graph: _Graph, costs: Mapping[int, int], innocent: set[int]) -> int:
-    """The node that explains most failures for its cost."""
-    return max((n for n in graph if n not in innocent), key=lambda n: (len(graph[n]) * _LINK / costs[n], -n))
-
-
-def _take_forced(graph: _Graph, costs: Mapping[int, int], innocent: set[int], cover: _Cover) -> None:
-    """Take the nodes and links that are in every cheapest set; what is left has a choice."""
-    waiting = sorted(graph)
-    while waiting:
-        node = waiting.pop()
-        others = graph.get(node)
-        if others is None:
-            continue
-        if node not in innocent and costs[node] > len(others) * _LINK:
-            innocent.add(node)  # its links are cheaper
-            waiting += sorted(others)
-        if node in innocent:
-            for other in sorted(others & innocent):
-                cover.links.add(_pair(node, other))
-                cover.cost += _LINK
-                _remove(graph, node, other)
-        elif len(others & innocent) * _LINK > costs[node]:
-            waiting += sorted(others)
-            _take(graph, node, costs, cover)
-
-
-def _take(graph: _Graph, node: int, costs: Mapping[int, int], cover: _Cover) -> None:
-    cover.nodes.add(node)
-    cover.cost += costs[node]
-    for other in list(graph[node]):
-        _remove(graph, node, other)
-
-
-def _remove(graph: _Graph, a: int, b: int) -> None:
-    """Take out one failed link, and the nodes that have none left."""
-    for here, there in ((a, b), (b, a)):
-        graph[here].remove(there)
-        if not graph[here]:
-            del graph[here]
-
-
-def _areas(graph: Mapping[int, Iterable[int]], nodes: Iterable[int]) -> Iterator[list[int]]:
-    """Connected parts of the graph, each sorted."""
-    seen: set[int] = set()
-    for start in nodes:
-        if start in seen:
-            continue
-        part = [start]
-        seen.add(start)
-        for node in part:
-            new = [other for other in graph[node] if other not in seen]
-            seen.update(new)
-            part += new
-        yield sorted(part)
 
 
 def _partitions(tests: _Tests, area: Sequence[int]) -> Iterator[list[list[int]]]:
@@ -305,23 +194,23 @@ def _partitions(tests: _Tests, area: Sequence[int]) -> Iterator[list[list[int]]]
     passed = {node: tests.passed[node] for node in area}
     agreed = _agreed(tests, area)
     for graph in [passed] if agreed == passed else [passed, agreed]:
-        groups = [group for group in _areas(graph, area) if len(group) > 1]
+        groups = [group for group in areas_of(graph, area) if len(group) > 1]
         while len(groups) > 1:
             groups = sorted(groups, key=lambda group: (-len(group), group))[:MAX_GROUPS]
             yield groups
             member = {node: i for i, group in enumerate(groups) for node in group}
-            cuts = Counter(_pair(member[a], member[b]) for a in member for b in tests.failed[a] if b in member)
+            cuts = Counter(pair_of(member[a], member[b]) for a in member for b in tests.failed[a] if b in member)
             i, j = min(combinations(range(len(groups)), 2), key=lambda pair: cuts[pair])
             others = [group for k, group in enumerate(groups) if k not in (i, j)]
             groups = [*others, sorted(groups[i] + groups[j])]
 
 
-def _agreed(tests: _Tests, area: Sequence[int]) -> _Graph:
+def _agreed(tests: _Tests, area: Sequence[int]) -> Graph:
     """The passing pairs, without those whose two nodes pass with different nodes."""
     passed, failed = (
         {node: sum(1 << b for b in graph[node]) for node in area} for graph in (tests.passed, tests.failed)
     )
-    agreed: _Graph = {node: set() for node in area}
+    agreed: Graph = {node: set() for node in area}
     for a in area:
         for b in tests.passed[a]:
             num_alike = ((passed[a] & passed[b]) | (failed[a] & failed[b])).bit_count()
@@ -332,7 +221,7 @@ def _agreed(tests: _Tests, area: Sequence[int]) -> _Graph:
 
 
 def _describe(
-    tests: _Tests, area: Sequence[int], groups: Sequence[Sequence[int]], across: set[_Pair], cover: _Cover
+    tests: _Tests, area: Sequence[int], groups: Sequence[Sequence[int]], across: set[Pair], cover: Cover
 ) -> Iterator[Blame]:
     blamed = cover.nodes | cover.maybe_nodes
     if groups:
@@ -343,7 +232,7 @@ def _describe(
         yield _blame(tests, Kind.PARTITION, groups, failed, across, direction, "" if is_certain else decide)
 
     for node in sorted(cover.nodes):
-        around = {_pair(node, b) for b in tests.tested[node]} - across
+        around = {pair_of(node, b) for b in tests.tested[node]} - across
         failed = {(a, b) for a, b in around if b in tests.failed[a]}
         of_it_alone = {pair for pair in failed if not {*pair} - {node} & blamed}
         witnesses = {b for b in tests.failed[node] - blamed if tests.passed[b]}
@@ -365,15 +254,15 @@ def _describe(
     yield from _undecided(tests, across, cover)
 
 
-def _undecided(tests: _Tests, across: set[_Pair], cover: _Cover) -> Iterator[Blame]:
+def _undecided(tests: _Tests, across: set[Pair], cover: Cover) -> Iterator[Blame]:
     """What is in some of the cheapest sets only, together where failures connect it."""
-    failed = {_pair(node, b) for node in cover.maybe_nodes for b in tests.failed[node]} | cover.maybe_links
+    failed = {pair_of(node, b) for node in cover.maybe_nodes for b in tests.failed[node]} | cover.maybe_links
     failed = {pair for pair in failed - across - cover.links if not cover.nodes & {*pair}}
-    graph = {n: {b for b in tests.failed[n] if _pair(n, b) in failed} for pair in failed for n in pair}
-    for part in _areas(graph, sorted(graph)):
+    graph = {n: {b for b in tests.failed[n] if pair_of(n, b) in failed} for pair in failed for n in pair}
+    for part in areas_of(graph, sorted(graph)):
         nodes = [node for node in part if node in cover.maybe_nodes]
         links = sorted(link for link in cover.maybe_links if link[0] in part)
-        around = {_pair(node, b) for node in nodes for b in tests.tested[node]}
+        around = {pair_of(node, b) for node in nodes for b in tests.tested[node]}
         who = "both" if len(nodes) == 2 and not links else "each of them"
         decide = f"a node that passes elsewhere: test {who} against it"
         if not any(tests.passed[node] for node in nodes):
@@ -382,7 +271,7 @@ def _undecided(tests: _Tests, across: set[_Pair], cover: _Cover) -> Iterator[Bla
         yield _blame(tests, Kind.UNDECIDED, groups, {p for p in failed if p[0] in part}, around, "", decide)
 
 
-def _direction(tests: _Tests, inside: Sequence[int], failed: Iterable[_Pair]) -> str:
+def _direction(tests: _Tests, inside: Sequence[int], failed: Iterable[Pair]) -> str:
     """`from` or `to` the nodes inside, where each of the pairs fails in this direction and passes in the other."""
     ways = tests.ways(failed)
     lost = [way for way in ways if not tests.is_ok[way]]
@@ -393,7 +282,7 @@ def _direction(tests: _Tests, inside: Sequence[int], failed: Iterable[_Pair]) ->
 
 
 def _blame(
-    tests: _Tests, kind: Kind, groups: Iterable[Sequence[int]], failed: Iterable[_Pair], around: Iterable[_Pair],
+    tests: _Tests, kind: Kind, groups: Iterable[Sequence[int]], failed: Iterable[Pair], around: Iterable[Pair],
     direction: str, would_decide: str,
 ) -> Blame:  # fmt: skip
     """The blame in names; it is certain where nothing more would decide it."""

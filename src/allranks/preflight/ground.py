@@ -10,11 +10,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from allranks.config import LoadedCluster
+from allranks.config.file import LoadedCluster
 from allranks.host.node import read_facts
 from allranks.model.errors import AllranksError, SetupError
 from allranks.model.finding import Verdict
-from allranks.model.identity import World
+from allranks.model.world import World
 from allranks.preflight.place import apply_rank, take_place
 from allranks.preflight.ranks import describe_group, job_name, settings_of
 from allranks.report.refusal import SessionError, print_findings, pronounce

@@ -98,22 +98,10 @@ class _Tests:
     def edges(self, results: Iterable[tuple[PairResult, bool]]) -> list[Edge]:
         return [Edge(self.names[each.source], self.names[each.target], is_ok) for each, is_ok in results]
 
-    def culprit(self, found: Blame) -> str:
-        match found.kind:
-            case Kind.LINK:
-                arrow = "->" if found.is_one_way else "<->"
-                return f" {arrow} ".join(group[0] for group in found.groups)
-            case Kind.PARTITION:
-                return " | ".join(fold_hosts(list(group)) for group in found.groups)
-            case Kind.UNDECIDED:
-                return " or ".join(" <-> ".join(group) for group in found.groups)
-            case _:
-                return fold_hosts(list(found.groups[0]))
-
     def peers(self, found: Blame) -> str:
         culprits = {node for group in found.groups for node in group}
         if found.kind is not Kind.NODE:
-            return self.culprit(found).rpartition(" ")[2]
+            return found.culprit.rpartition(" ")[2]
         met = {node for edge in found.explains for node in (edge.source, edge.target)} - culprits
         if met == set(self.names.values()) - culprits and len(met) > 1:
             return "every other node"
@@ -127,7 +115,7 @@ class _Tests:
     def outcome(self, found: Blame, status: Status, *evidence: str, **values: object) -> Outcome:
         decide = [f"what would decide it: {found.would_decide}"] if found.would_decide else []
         seen = f"{found.num_failed} tests failed, {found.num_passed} with the same nodes passed"
-        named = {"culprit": self.culprit(found), "peers": self.peers(found), **values}
+        named = {"culprit": found.culprit, "peers": self.peers(found), **values}
         return Outcome(
             status,
             values=named,
@@ -160,7 +148,7 @@ def _blame_symptom(tests: _Tests, shown: Sequence[_Shown], symptom: Symptom) -> 
 def _silent(tests: _Tests, shown: Sequence[_Shown]) -> list[Judged]:
     judged = []
     for found, _ in _blame_symptom(tests, shown, Symptom.SILENT):
-        culprit, peers = tests.culprit(found), tests.peers(found)
+        culprit, peers = found.culprit, tests.peers(found)
         network = "on the data network, although the agents hear each other over another path"
         what = f"nothing comes through between {culprit} and {peers} {network}"
         cause, evidence = "AR210", []
@@ -216,7 +204,7 @@ def _lossy(tests: _Tests, shown: Sequence[_Shown], quiet: Sequence[PairResult]) 
             continue  # a busy agent drops datagrams; a network that does drops segments, too
         seen = f"{lost} of {sent} datagrams did not come back, and TCP sent {retransmits} segments again"
         outcome = tests.outcome(found, Status.FAIL, seen, percent=f"{100 * one_way:.2g}")
-        judged.append(Judged("AR212", tests.culprit(found), _nodes(found), outcome))
+        judged.append(Judged("AR212", found.culprit, _nodes(found), outcome))
     return judged
 
 
@@ -233,7 +221,7 @@ def _filtered(tests: _Tests, shown: Sequence[_Shown]) -> list[Judged]:
         closed = sum(len(each.closed) for each in failing)
         tried = closed + sum(each.num_open for each in failing)
         reasons = sorted({reason for each in failing for reason in each.closed.values()})
-        where = tests.culprit(found)
+        where = found.culprit
         between = where if found.kind is Kind.LINK else f"{where} and {tests.peers(found)}"
         between = between.replace(" <-> ", " and ").replace(" -> ", " and ")
         what = f"{closed} of {tried} TCP ports of the ephemeral range do not answer between {between}"
@@ -293,7 +281,7 @@ def _large_lost(tests: _Tests, shown: Sequence[_Shown]) -> list[Judged]:
                 f"{worst.retransmits} retransmits"
             )
         outcome = tests.outcome(found, Status.FAIL, *filter(None, seen), path_mtu=path_mtu, mtu=mtu)
-        judged.append(Judged("AR204", tests.culprit(found), _nodes(found), outcome))
+        judged.append(Judged("AR204", found.culprit, _nodes(found), outcome))
     return judged
 
 
@@ -335,7 +323,7 @@ def _clocks(tests: _Tests, results: Sequence[PairResult]) -> list[Judged]:
         ]
         offset = max(offsets, key=abs, default=0.0)
         outcome = tests.outcome(found, Status.WARN, offset_s=f"{offset:+.1f}")
-        judged.append(Judged("AR007", tests.culprit(found), _nodes(found), outcome))
+        judged.append(Judged("AR007", found.culprit, _nodes(found), outcome))
     return judged
 
 

@@ -19,14 +19,14 @@ import msgspec
 
 from allranks.causes.catalogue import find_cause
 from allranks.causes.cause import failed
-from allranks.config import LoadedCluster
+from allranks.config.file import LoadedCluster
 from allranks.host.net import find_interface_of
 from allranks.host.node import NodeFacts, begin_card_facts
 from allranks.host.script import find_main_script
 from allranks.model.card import Interface
 from allranks.model.errors import AllranksError, NodeFaultError, UsageError
 from allranks.model.finding import Finding, Verdict
-from allranks.model.identity import Launcher, World
+from allranks.model.world import Launcher, World
 from allranks.preflight.applicant import Applicant
 from allranks.preflight.datapath import data_path_of_cluster
 from allranks.preflight.entry import LOOPBACK, Called, Entry

@@ -15,14 +15,14 @@ import msgspec
 from allranks.causes.catalogue import find_cause
 from allranks.causes.cause import failed
 from allranks.causes.gpu.seen import visible_gpus
-from allranks.config import LoadedCluster
+from allranks.config.file import LoadedCluster
 from allranks.model.card import Card
 from allranks.model.cluster import Backend
 from allranks.model.errors import HostlistError, SetupError
 from allranks.model.finding import Finding
 from allranks.model.hostlist import expand_hosts, fold_hosts
-from allranks.model.identity import Launcher, World
 from allranks.model.setting import Setting
+from allranks.model.world import Launcher, World
 from allranks.wire.protocol import Plan
 
 

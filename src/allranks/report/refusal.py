@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from allranks.model.errors import AllranksError
 from allranks.model.finding import Finding, Verdict
-from allranks.model.identity import World
+from allranks.model.world import World
 from allranks.report.rundir import RunDir
 from allranks.report.text import Style, render_findings
 

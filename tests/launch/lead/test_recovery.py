@@ -29,6 +29,13 @@ def move(fault: Judged, *, history: History, culprits: tuple[int, ...] = (2,), m
     return decide(fault, crash(at), history=history, seats=SEATS, culprits=culprits, leader_seat=0, min_nodes=min_nodes)
 
 
+def test_a_crash_is_known_by_its_finding_and_by_the_rank_that_came_least_far():
+    assert Crash.of(judged(ranks=(2, 3)), {1: 30, 2: 41, 3: 40}) == Crash(
+        cause="AR407 dead-rank", ranks=(2, 3), step=40, what="killed"
+    )
+    assert Crash.of(judged(findings=()), {}) == Crash(cause="", ranks=(2,), step=None, what="")
+
+
 def test_a_dead_rank_is_started_again_on_the_same_nodes():
     history = History(restarts_left=2)
     decision = move(judged(), history=history)

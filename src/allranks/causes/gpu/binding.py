@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from allranks.causes.cause import PASSED, Cause, Outcome, failed, skipped, warned
-from allranks.causes.gpu.seen import name_of, not_judged, visible_gpus
+from allranks.causes.gpu.seen import gpu_facts, name_of, visible_gpus
 from allranks.causes.node.presence import is_same_machine
 from allranks.causes.sign import Blames, Role, Sign
 from allranks.model.card import Card
@@ -68,11 +68,11 @@ class GpuBusy(Cause, id="AR104"):
     @classmethod
     def probe(cls, card: Card) -> Outcome:
         """Fails where other processes hold over 30 % of a GPU's memory; warns of any, and of memory nobody owns."""
-        if (why := not_judged(card)) is not None:
-            return why
-        assert card.facts is not None
+        facts = gpu_facts(card)
+        if isinstance(facts, Outcome):
+            return facts
         worst = PASSED
-        for gpu in visible_gpus(card.facts):
+        for gpu in visible_gpus(facts):
             used, total = gpu.memory_used_mib or 0, gpu.memory_total_mib or 0
             is_much = used > 0.3 * total > 0
             if not gpu.processes and not is_much:
@@ -149,10 +149,10 @@ class DuplicateGpu(Cause, id="AR107"):
     @classmethod
     def probe(cls, card: Card) -> Outcome:
         """Fails where CUDA_VISIBLE_DEVICES names a GPU twice."""
-        if (why := not_judged(card)) is not None:
-            return why
-        assert card.facts is not None
-        said = card.facts.environment.get("CUDA_VISIBLE_DEVICES", "")
+        facts = gpu_facts(card)
+        if isinstance(facts, Outcome):
+            return facts
+        said = facts.environment.get("CUDA_VISIBLE_DEVICES", "")
         twice = [entry for entry, times in Counter(filter(None, map(str.strip, said.split(",")))).items() if times > 1]
         if twice:
             return failed(what=f"CUDA_VISIBLE_DEVICES={said} names {twice[0]} twice, and CUDA then hides all")
@@ -237,13 +237,13 @@ class GpuBinding(Cause, id="AR108"):
     @classmethod
     def probe(cls, card: Card) -> Outcome:
         """Warns where the variable shows fewer GPUs than workers although the node has enough; Gloo needs none."""
-        if (why := not_judged(card)) is not None:
-            return why
-        assert card.facts is not None
+        facts = gpu_facts(card)
+        if isinstance(facts, Outcome):
+            return facts
         if card.wanted_backend == "gloo":
             return skipped("the backend is gloo")
-        said = card.facts.environment.get("CUDA_VISIBLE_DEVICES")
-        visible, present = len(visible_gpus(card.facts)), len(card.facts.gpus)
+        said = facts.environment.get("CUDA_VISIBLE_DEVICES")
+        visible, present = len(visible_gpus(facts)), len(facts.gpus)
         if said is not None and "MIG-" not in said and visible < card.num_workers <= present:
             return warned(said=said, visible=visible, present=present, workers=card.num_workers)
         return PASSED

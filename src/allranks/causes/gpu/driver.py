@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from allranks.causes.cause import PASSED, Cause, Outcome, failed, skipped, unknown
-from allranks.causes.gpu.seen import not_judged, read_state, read_version
+from allranks.causes.gpu.seen import gpu_facts, read_state, read_version
 from allranks.causes.sign import Role, Sign
 from allranks.model.card import Card, Facts
 from allranks.model.errors import Exit
@@ -97,22 +97,19 @@ class DriverCudaMismatch(Cause, id="AR102"):
     @classmethod
     def probe(cls, card: Card) -> Outcome:
         """Fails on cuInit 803 and 804, and where PyTorch's CUDA needs a newer driver than there is."""
-        facts = card.facts
-        if facts is None:
-            return unknown("no facts of this node")
-        driver = facts.driver_version or "unknown"
-        if facts.cuda_init in (803, 804):
-            return failed(what=f"CUDA does not start ({facts.cuda_init}): libcuda does not fit driver {driver}")
-        if (why := not_judged(card)) is not None:
-            return why
+        if card.facts and card.facts.cuda_init in (803, 804):
+            code, driver = card.facts.cuda_init, card.facts.driver_version or "unknown"
+            return failed(what=f"CUDA does not start ({code}): libcuda does not fit driver {driver}")
+        facts = gpu_facts(card)
+        if isinstance(facts, Outcome):
+            return facts
         built_for, ours = read_version(facts.torch_cuda), read_version(facts.driver_version)
         oldest = _OLDEST_DRIVER.get(built_for[0]) if built_for else None
         # With NVIDIA's compatibility package in front, an older driver may do.
         if oldest and ours and ours < oldest and "compat" not in facts.environment.get("LD_LIBRARY_PATH", ""):
             needed = ".".join(f"{part:02}" for part in oldest)
-            return failed(
-                what=f"PyTorch was built for CUDA {facts.torch_cuda}, which needs driver {needed}, not {driver}"
-            )
+            wanted = f"PyTorch was built for CUDA {facts.torch_cuda}, which needs driver {needed}"
+            return failed(what=f"{wanted}, not {facts.driver_version}")
         if facts.cuda_init not in (None, 0, 802):
             return unknown(f"CUDA does not start: cuInit returned {facts.cuda_init}")
         return PASSED
@@ -198,18 +195,18 @@ class GpuMissing(Cause, id="AR103"):
     @classmethod
     def probe(cls, card: Card) -> Outcome:
         """Fails where nvidia-smi works and lists fewer GPUs than SLURM promised; slices (MIG) are not counted."""
-        if (why := _not_counted(card)) is not None:
-            return why
-        assert card.facts is not None
-        promised, seen = card.num_promised_gpus, len(card.facts.gpus)
+        facts = _counted_facts(card)
+        if isinstance(facts, Outcome):
+            return facts
+        promised, seen = card.num_promised_gpus, len(facts.gpus)
         if promised is not None and seen < promised:
-            return failed(_list(card.facts), seen=seen, wanted=promised, source="SLURM promised them")
+            return failed(_list(facts), seen=seen, wanted=promised, source="SLURM promised them")
         return PASSED
 
     @classmethod
     def survey(cls, cards: Sequence[Card]) -> Sequence[tuple[tuple[str, ...], Outcome]]:
         """Fails where a node shows fewer GPUs than most nodes, unless it shows what SLURM promised."""
-        counted = [(card, len(card.facts.gpus)) for card in cards if card.facts and _not_counted(card) is None]
+        counted = [(card, len(facts.gpus)) for card in cards if isinstance(facts := _counted_facts(card), Facts)]
         if not counted:
             return []
         usual, times = Counter(number for _, number in counted).most_common(1)[0]
@@ -286,13 +283,13 @@ def _list(facts: Facts) -> str:
     return "nvidia-smi: " + (", ".join(gpu.pci_bus or gpu.uuid for gpu in facts.gpus) or "no GPU")
 
 
-def _not_counted(card: Card) -> Outcome | None:
-    """Why the GPUs of this node are not counted, or None."""
+def _counted_facts(card: Card) -> Facts | Outcome:
+    """The facts of a node whose GPUs are counted, or why they are not."""
     if card.facts and any(read_state(gpu.mig_mode) == "Enabled" for gpu in card.facts.gpus):
         return skipped("GPUs in slices (MIG)")
     if card.facts and not card.facts.gpus and "No devices" in card.facts.unread.get("gpus", ""):
-        return None  # nvidia-smi works, and says that there is none
-    return not_judged(card)
+        return card.facts  # nvidia-smi works, and says that there is none
+    return gpu_facts(card)
 
 
 def _is_as_promised(card: Card, number: int) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from allranks.causes.cause import PASSED, Cause, Outcome, failed, skipped
-from allranks.causes.gpu.seen import not_judged, read_state, read_version
+from allranks.causes.gpu.seen import gpu_facts, read_state, read_version
 from allranks.causes.sign import Role, Sign
 from allranks.model.card import Card, Facts, Gpu
 from allranks.model.errors import Exit
@@ -84,12 +84,11 @@ class FabricManager(Cause, id="AR101"):
     @classmethod
     def probe(cls, card: Card) -> Outcome:
         """Fails on cuInit 802, on a service that is down or not the driver's version, on a fabric that is not ready."""
-        facts = card.facts
-        if facts and facts.cuda_init == 802:
-            return failed(*_fabric_evidence(facts), what="CUDA does not start: system not yet initialized (802)")
-        if (why := not_judged(card)) is not None:
-            return why
-        assert facts is not None
+        if card.facts and card.facts.cuda_init == 802:
+            return failed(*_fabric_evidence(card.facts), what="CUDA does not start: system not yet initialized (802)")
+        facts = gpu_facts(card)
+        if isinstance(facts, Outcome):
+            return facts
         registered = [gpu for gpu in facts.gpus if read_state(gpu.fabric_state)]
         has_switches = bool(registered) or any(_NVSWITCH.search(gpu.name) for gpu in facts.gpus)
         # CUDA that starts on a board whose GPUs register nowhere needs no service, installed or not.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from allranks.causes.cause import PASSED, Cause, Outcome, failed, skipped, warned
-from allranks.causes.gpu.seen import name_of, not_judged, visible_gpus
+from allranks.causes.gpu.seen import gpu_facts, name_of, visible_gpus
 from allranks.causes.gpu.xids import FATAL_XIDS, LINK_XIDS, PROGRAM_XIDS, XIDS, told_xid_patterns, xid_pattern
 from allranks.causes.sign import Blames, Role, Sign
 from allranks.model.card import Card, Facts, Gpu
@@ -202,19 +202,19 @@ class GpuHardware(Cause, id="AR105"):
     @classmethod
     def probe(cls, card: Card) -> Outcome:
         """Fails on uncorrected memory errors, a failed row remap, a wanted recovery, a fatal Xid."""
-        if (why := not_judged(card)) is not None and not (card.facts and card.facts.xids):
-            return why
-        assert card.facts is not None
-        for line, code, name in _fatal_xids(card.facts):
+        facts = card.facts if card.facts and card.facts.xids else gpu_facts(card)
+        if isinstance(facts, Outcome):
+            return facts
+        for line, code, name in _fatal_xids(facts):
             return failed(line, gpu=name, what=f"Xid {code}: {FATAL_XIDS[code]}")
-        used = visible_gpus(card.facts)
+        used = visible_gpus(facts)
         for gpu in used:
             if what := _broken(gpu):
                 return failed(gpu=name_of(gpu), what=what)
         pending = next((gpu for gpu in used if gpu.remap_pending), None)
         if pending:
             return warned(gpu=name_of(pending), what="a bad memory row waits for a reset to be replaced")
-        for gpu in card.facts.gpus:
+        for gpu in facts.gpus:
             if what := _broken(gpu):
                 return warned(gpu=name_of(gpu), what=f"{what}; CUDA_VISIBLE_DEVICES hides it from this job")
         return PASSED
@@ -257,10 +257,10 @@ class PcieDegraded(Cause, id="AR112"):
     @classmethod
     def probe(cls, card: Card) -> Outcome:
         """Warns where a GPU's link has fewer lanes than both ends can."""
-        if (why := not_judged(card)) is not None:
-            return why
-        assert card.facts is not None
-        known = [(gpu, gpu.pcie_width, gpu.pcie_max_width) for gpu in visible_gpus(card.facts)]
+        facts = gpu_facts(card)
+        if isinstance(facts, Outcome):
+            return facts
+        known = [(gpu, gpu.pcie_width, gpu.pcie_max_width) for gpu in visible_gpus(facts)]
         for gpu, width, max_width in known:
             if width and max_width and width < max_width:
                 return warned(gpu=name_of(gpu), width=width, max_width=max_width)
@@ -305,10 +305,10 @@ class NvlinkDegraded(Cause, id="AR113"):
     @classmethod
     def probe(cls, card: Card) -> Outcome:
         """Warns where a GPU has fewer active links than another one of the same model in the node."""
-        if (why := not_judged(card)) is not None:
-            return why
-        assert card.facts is not None
-        known = [(gpu, gpu.nvlinks_active) for gpu in card.facts.gpus if gpu.nvlinks_active is not None]
+        facts = gpu_facts(card)
+        if isinstance(facts, Outcome):
+            return facts
+        known = [(gpu, gpu.nvlinks_active) for gpu in facts.gpus if gpu.nvlinks_active is not None]
         if not any(links for _, links in known):
             return skipped("no NVLink")
         for gpu, links in known:
@@ -354,10 +354,10 @@ class GpuThrottled(Cause, id="AR114"):
     @classmethod
     def probe(cls, card: Card) -> Outcome:
         """Warns of a hardware slowdown, of heat and of the power brake; a power cap set on purpose is none of them."""
-        if (why := not_judged(card)) is not None:
-            return why
-        assert card.facts is not None
-        known = [(gpu, gpu.throttle_reasons) for gpu in visible_gpus(card.facts) if gpu.throttle_reasons is not None]
+        facts = gpu_facts(card)
+        if isinstance(facts, Outcome):
+            return facts
+        known = [(gpu, gpu.throttle_reasons) for gpu in visible_gpus(facts) if gpu.throttle_reasons is not None]
         if not known:
             return skipped("the driver does not say why clocks are low")
         for gpu, reasons in known:

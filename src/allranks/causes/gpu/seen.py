@@ -8,14 +8,14 @@ from allranks.causes.cause import Outcome, skipped, unknown
 from allranks.model.card import Card, Facts, Gpu
 
 
-def not_judged(card: Card, field: str = "gpus") -> Outcome | None:
-    """Return why this node's GPUs cannot be judged: there is none, or they could not be read; None: they can be."""
+def gpu_facts(card: Card) -> Facts | Outcome:
+    """Return the facts of a node with GPUs; else why they cannot be judged: there is none, or they were not read."""
     facts = card.facts
     if facts is None:
         return unknown("no facts of this node")
     if facts.gpus:
-        return None
-    reason = facts.unread.get(field)
+        return facts
+    reason = facts.unread.get("gpus")
     if facts.driver_version is None and facts.cuda_init is None and (reason is None or "not installed" in reason):
         return skipped("no NVIDIA GPU")
     return unknown(reason or "nvidia-smi lists no GPU")

@@ -48,7 +48,6 @@ class CollectiveMismatch(Cause, id="AR410"):
     told = "ranks did not run the same collective, or not with the same shapes"
     fix = "run it with TORCH_DISTRIBUTED_DEBUG=DETAIL; no collective may stand in a branch that only some ranks take"
     exit_code = Exit.USER_CODE
-    no_fault_yet = "it takes a running job: the strikes collectives-differ, shapes-differ and dtypes-differ make it"
     also = ("AR408", "AR503", "AR504")
     signs = (
         # NCCL's RAS names those that are elsewhere on the lines after it.

@@ -51,7 +51,6 @@ class StuckRank(Cause, id="AR408"):
     told = "a rank did not come to a collective in which the others waited"
     fix = "look at what it waits for: allranks stack JOB while it hangs, and the last lines of its log"
     exit_code = Exit.HANG
-    no_fault_yet = "it takes a running job: the strike worker-loops holds a rank back"
     also = ("AR410", "AR409", "AR401", "AR411")
     signs = (
         Sign(rf"Ranks? {_RANKS} failed to pass monitoredBarrier in (?P<ms>[0-9]+) ms", blames=_NAMED),
@@ -196,7 +195,6 @@ class StragglerRank(Cause, id="AR409"):
     told = "a rank came later than the others would wait for it"
     fix = "find what only that rank does before the collective (data, evaluation, checkpoint), or raise the timeout"
     exit_code = Exit.USER_CODE
-    no_fault_yet = "it takes a running job: the strike rank-late makes one rank slow"
     also = ("AR401", "AR408")
     signs = (
         Sign(

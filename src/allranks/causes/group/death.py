@@ -103,7 +103,6 @@ class DeadRank(Cause, id="AR407"):
     told = "a process of the job died, and the others lost it"
     fix = "look at how it ended on {node}: dmesg -T | grep -iE 'killed process|segfault', and the end of its .err"
     exit_code = Exit.USER_CODE
-    no_fault_yet = "it takes a running job: the strikes worker-killed and worker-segfaults kill one of its workers"
     also = ("AR008", "AR508")
     signs = (
         # A crash is its own doing.

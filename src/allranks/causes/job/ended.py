@@ -79,7 +79,7 @@ class Preempted(Cause, id="AR506"):
         "slurmstepd: error: *** JOB 1 ON n1 CANCELLED AT 2023-01-05T07:00:11 DUE TO TIME LIMIT ***",
         "Kernel is configured with CONFIG_PREEMPT=y; preemption timer calibrated",
     )
-    no_fault_yet = "the lab has no scheduler that takes nodes away"
+    no_fault_yet = "the strike preempted has SLURM take nodes: the job resumes, and nobody is at fault"
 
 
 class TimeLimit(Cause, id="AR507"):
@@ -146,7 +146,7 @@ class TimeLimit(Cause, id="AR507"):
         "RuntimeError: [Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE)",
         "slurmstepd: error: *** STEP 77.0 ON n1 CANCELLED AT 2023-01-05T07:00:11 ***",
     )
-    no_fault_yet = "the lab's fake SLURM has no time limits"
+    no_fault_yet = "the strike time-limit lets one pass: the job saves and ends in order, and nobody is at fault"
 
 
 class Cancelled(Cause, id="AR508"):
@@ -255,7 +255,7 @@ class Cancelled(Cause, id="AR508"):
         "WARNING:torch.distributed.elastic.multiprocessing.api:Sending process 3494 closing signal SIGTERM",
         "srun: Job step aborted: Waiting up to 32 seconds for job step to finish.",
     )
-    no_fault_yet = "ending a job on purpose is no fault"
+    no_fault_yet = "the strike cancelled ends a job on purpose, which is no fault"
 
 
 class CrashLoop(Cause, id="AR509"):

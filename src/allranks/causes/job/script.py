@@ -162,7 +162,6 @@ class SlurmEnv(Cause, id="AR501"):
         "LOCAL_RANK: 0 - CUDA_VISIBLE_DEVICES: [0,1,2,3]",
         "ValueError: invalid literal for int() with base 10: 'abc'",
     )
-    no_fault_yet = "it is refused before a job begins; the tests of model/identity.py have the cases"
 
 
 class SpawnInsideSrun(Cause, id="AR502"):

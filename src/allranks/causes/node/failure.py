@@ -210,4 +210,3 @@ class NodeFailure(Cause, id="AR012"):
         "SEE SLURMCTLD LOG FOR DETAILS ***",
     )
     misses = ("slurmstepd: error: *** JOB 7 ON node1 CANCELLED AT 2026-09-21T10:00:00 DUE TO TIME LIMIT ***",)
-    no_fault_yet = "it needs a running job to be lost from; the tests of the lab kill a node's agent by hand"

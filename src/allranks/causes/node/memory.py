@@ -50,7 +50,6 @@ class HostOomKill(Cause, id="AR008"):
     told = "out of host memory: a process was killed, most probably by the kernel"
     exit_code = Exit.SETUP
     also = ("AR407",)
-    no_fault_yet = "the lab's nodes share the machine's memory; no fault takes it away from one of them"
     signs = (
         # SLURM and other schedulers say so
         Sign(r"Detected [0-9]+ oom[-_]kill event"),

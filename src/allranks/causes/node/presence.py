@@ -212,7 +212,6 @@ class ProcessStopped(Cause, id="AR010"):
         "   JobState=SUSPENDED Reason=None Dependency=(null)",
     )
     misses = ("State:\tS (sleeping)", "srun: Job step aborted: Waiting up to 62 seconds for job step to finish.")
-    no_fault_yet = "it takes a running job: the strike worker-stopped stops one of its workers"
 
 
 def is_same_machine(one: Facts, other: Facts) -> bool:

@@ -119,7 +119,6 @@ class CheckpointCorrupt(Cause, id="AR601"):
         "allranks: the checkpoint of step 3 is not written: Read-only file system (/scratch/ckpt); training goes on, "
         "the newest is step 2",
     )
-    no_fault_yet = "the lab's script writes its checkpoints whole; there is no drill that breaks one"
 
 
 class WorldSizeChanged(Cause, id="AR603"):

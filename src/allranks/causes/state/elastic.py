@@ -82,7 +82,7 @@ class ElasticNoResume(Cause, id="AR602"):
         "Restored all states from the checkpoint at /ckpt/last.ckpt",
         "[default] worker group successfully finished. Waiting 300 seconds for other agents to finish.",
     )
-    no_fault_yet = "the lab's launcher does not restart workers on its own"
+    no_fault_yet = "the lab's script loads its newest checkpoint at every start, and its strikes wait for one"
 
 
 class BelowMinimum(Cause, id="AR608"):
@@ -129,7 +129,6 @@ class BelowMinimum(Cause, id="AR608"):
         "  max_nodes        : 4",
         "The minimum number of nodes (0) must be greater than zero.",
     )
-    no_fault_yet = "no drill runs an elastic job"
 
 
 class HorovodElasticTimeout(Cause, id="AR609"):

@@ -215,7 +215,6 @@ class FilesystemHang(Cause, id="AR606"):
         "LustreError: 11-0: scratch-OST0004-osc: operation ost_write to node 10.0.0.4 failed: rc = -28",
         "[c10d] The client socket failed: Transport endpoint is not connected",
     )
-    no_fault_yet = "the lab has no shared file system that it could freeze"
 
 
 class DataloaderShm(Cause, id="AR607"):

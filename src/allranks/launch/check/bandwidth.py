@@ -20,7 +20,6 @@ from statistics import median
 from allranks.causes.cause import Outcome
 from allranks.launch.check.collective import End, PairOrder, Report
 from allranks.model.finding import Confidence, Status
-from allranks.model.hostlist import fold_hosts
 from allranks.preflight.blame import Blame, Edge, Kind, blame
 
 WARN_BELOW = 0.8
@@ -122,19 +121,6 @@ def describe_speed(speed: Speed) -> str:
     return f"{mib:g} MiB in {speed.time_s * 1000:.3g} ms, busbw {speed.busbw_gb_s:.3g} GB/s{link}"
 
 
-def name_culprit(found: Blame) -> str:
-    """Return who is to blame, as a finding names it."""
-    match found.kind:
-        case Kind.LINK:
-            return " <-> ".join(group[0] for group in found.groups)
-        case Kind.PARTITION:
-            return " | ".join(fold_hosts(list(group)) for group in found.groups)
-        case Kind.UNDECIDED:
-            return " or ".join(" <-> ".join(group) for group in found.groups)
-        case _:
-            return fold_hosts(list(found.groups[0]))
-
-
 def _judge(
     found: Blame, shares: Mapping[Speed, float], backend: str, ends: Mapping[str, End]
 ) -> tuple[str, Outcome] | None:
@@ -145,7 +131,7 @@ def _judge(
     is_node = found.kind is Kind.NODE and len(around) > 1 and max(around) < WARN_BELOW
     if not is_node and min(shares[each] for each in slow) >= FAIL_BELOW:
         return None
-    name = name_culprit(found) if is_node or len(slow) > 1 else " <-> ".join(slow[0].nodes)
+    name = found.culprit if is_node or len(slow) > 1 else " <-> ".join(slow[0].nodes)
     carried = " and ".join(f"{each.busbw_gb_s:.3g}" for each in slow[:2])
     usual = median(each.busbw_gb_s for each in shares)
     outcome = Outcome(

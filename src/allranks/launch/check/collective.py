@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import selectors
 import signal
 import subprocess
 import sys
@@ -29,10 +28,12 @@ from typing import Any
 import msgspec
 
 import allranks.join
-from allranks.launch.check.lines import Unpacker, from_variable, pack, to_variable
 from allranks.launch.check.member import name_of
-from allranks.launch.check.step import TICK_S, end_step, srun_command, step_env
+from allranks.launch.check.step import srun_command, step_env
+from allranks.launch.check.variable import from_variable, to_variable
 from allranks.launch.check.where import Place
+from allranks.launch.step.parcels import Unpacker, pack
+from allranks.launch.step.srun import Line, run_steps
 from allranks.model.errors import AllranksError
 from allranks.model.identity import check_one_agent_per_node, world_from_env
 
@@ -127,35 +128,16 @@ def run_pairs(
         AllranksError: SLURM started nothing.
         StoppedBySignal: check_signals raised it.
     """
-    told, unpacker, rest = Told(), Unpacker(), {"out": b"", "err": b""}
-    process = subprocess.Popen(
-        srun_command(place, mode="--pairs"),
-        env=step_env(env) | {ORDER_VARIABLE: encode_order(order)},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        start_new_session=True,
-    )
-    assert process.stdout is not None
-    assert process.stderr is not None
+    told, unpacker = Told(), Unpacker()
+    told_env = step_env(env) | {ORDER_VARIABLE: encode_order(order)}
     by_s, is_begun = time.monotonic() + queue_s, False
-    try:
-        with selectors.DefaultSelector() as selector:
-            selector.register(process.stdout, selectors.EVENT_READ, "out")
-            selector.register(process.stderr, selectors.EVENT_READ, "err")
-            while selector.get_map() and time.monotonic() < by_s and told.done < set(order.ends):
-                check_signals()
-                if told.here and not is_begun:
-                    is_begun, by_s = True, time.monotonic() + order.deadline_s + SLACK_S
-                for key, _ in selector.select(TICK_S):
-                    data = os.read(key.fd, 1 << 16)
-                    if not data:
-                        selector.unregister(key.fileobj)
-                    *lines, rest[key.data] = (rest[key.data] + (data or b"\n")).split(b"\n")
-                    for line in lines:
-                        _take(told, unpacker, line.decode(errors="replace"), is_out=key.data == "out")
-    finally:
-        end_step(process)
+    with run_steps([srun_command(place, mode="--pairs")], told_env) as output:
+        while not output.has_ended and time.monotonic() < by_s and told.done < set(order.ends):
+            check_signals()
+            if told.here and not is_begun:
+                is_begun, by_s = True, time.monotonic() + order.deadline_s + SLACK_S
+            for line in output.lines():
+                _take(told, unpacker, line)
     if not told.here:
         said = "; ".join(dict.fromkeys(told.words))[:300] or f"no word within {queue_s:.0f} s"
         raise AllranksError(f"check --deep: SLURM started no second step on {place.describe()}: {said}")
@@ -164,11 +146,11 @@ def run_pairs(
     return told
 
 
-def _take(told: Told, unpacker: Unpacker, line: str, *, is_out: bool) -> None:
-    parcel = unpacker.feed(line) if is_out else None
+def _take(told: Told, unpacker: Unpacker, line: Line) -> None:
+    if line.is_aside and line.text.strip():
+        told.words.append("".join(c if c.isprintable() else " " for c in line.text.strip()))
+    parcel = None if line.is_aside else unpacker.feed(line.text)
     if parcel is None:
-        if not is_out and line.strip():
-            told.words.append("".join(c if c.isprintable() else " " for c in line.strip()))
         return
     with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):  # of another version of allranks
         report = msgspec.json.decode(parcel.content, type=Report)
@@ -194,7 +176,7 @@ def serve_pairs(order: PairOrder, env: Mapping[str, str], *, tell: Callable[[str
     world = world_from_env(env)
     check_one_agent_per_node(world)
     node = world.node_name or name_of(env)
-    tell(pack(world.rank, "here", msgspec.json.encode(Report(node=node))))
+    tell(pack(str(world.rank), "here", msgspec.json.encode(Report(node=node))))
     command = [sys.executable, str(Path(allranks.join.__path__[0]) / "pair.py")]
     child = subprocess.Popen(
         command,
@@ -216,8 +198,8 @@ def serve_pairs(order: PairOrder, env: Mapping[str, str], *, tell: Callable[[str
         for line in child.stdout:
             with contextlib.suppress(msgspec.DecodeError, msgspec.ValidationError):
                 report = msgspec.structs.replace(msgspec.json.decode(line, type=Report), node=node)
-                tell(pack(world.rank, "pair", msgspec.json.encode(report)))
-        tell(pack(world.rank, "done", msgspec.json.encode(Report(node=node))))
+                tell(pack(str(world.rank), "pair", msgspec.json.encode(report)))
+        tell(pack(str(world.rank), "done", msgspec.json.encode(Report(node=node))))
     finally:
         killer.cancel()
         _kill(child)

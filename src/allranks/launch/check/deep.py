@@ -22,7 +22,6 @@ from allranks.launch.check.bandwidth import (
     describe_speed,
     hold_against_each_other,
     judge_speeds,
-    name_culprit,
     speeds_of,
 )
 from allranks.launch.check.collective import End, PairOrder, Report, Told
@@ -197,7 +196,7 @@ def _finding(
         confidence=Confidence.UNDECIDED if found.kind is Kind.UNDECIDED else found.confidence,
     )
     others = {name for edge in edges for name in (edge.source, edge.target)} - set(culprits)
-    return cause.find(outcome, node=name_culprit(found), waiting=fold_hosts(sorted(others)) or None)
+    return cause.find(outcome, node=found.culprit, waiting=fold_hosts(sorted(others)) or None)
 
 
 def _slow(order: PairOrder | None, told: Told, *, skipped: Mapping[str, str]) -> tuple[list[Result], list[Finding]]:

@@ -22,13 +22,14 @@ from pathlib import Path
 import msgspec
 
 from allranks.host.node import NodeFacts, begin_card_facts, read_card_facts, read_facts
-from allranks.launch.check.lines import pack
 from allranks.launch.membership import apply
 from allranks.launch.plan import DataPath, Request, choose_data_path, plan_job
+from allranks.launch.step.parcels import pack
 from allranks.model.card import Card, Facts
 from allranks.model.cluster import Cluster
 from allranks.model.errors import AllranksError, StoppedBySignal
-from allranks.model.identity import World, check_one_agent_per_node, world_from_env
+from allranks.model.identity import check_one_agent_per_node, world_from_env
+from allranks.model.world import World
 from allranks.preflight.entry import Entry, Followed
 from allranks.preflight.judge import Observations
 from allranks.preflight.rollcall import dismiss
@@ -121,12 +122,12 @@ def serve(
     """
     world = world_from_env(env)
     here = Here(host=world.node_name or name_of(env), node_names=world.hosts)
-    tell(pack(world.rank, "here", msgspec.json.encode(here)))
+    tell(pack(str(world.rank), "here", msgspec.json.encode(here)))
     match take_part(order, world, env, check_signals=check_signals, sum_up=lambda _: Goodbye(exit_code=0, summary="")):
         case Held() as held:
-            tell(pack(world.rank, "held", msgspec.json.encode(held)))
+            tell(pack(str(world.rank), "held", msgspec.json.encode(held)))
         case Stopped(card=card):
-            tell(pack(world.rank, "card", msgspec.json.encode(card)))
+            tell(pack(str(world.rank), "card", msgspec.json.encode(card)))
 
 
 def take_part(

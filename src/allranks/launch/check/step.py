@@ -13,12 +13,8 @@ the first node; their key is in the step's environment. Directory and step are g
 from __future__ import annotations
 
 import contextlib
-import os
-import re
 import secrets
-import selectors
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,10 +27,12 @@ import msgspec
 
 from allranks.causes.catalogue import find_cause
 from allranks.causes.cause import failed
-from allranks.launch.check.lines import Unpacker, from_variable, to_variable
 from allranks.launch.check.member import DIRECTORY_PREFIX, ORDER_VARIABLE, Held, Here, Order
+from allranks.launch.check.variable import from_variable, to_variable
 from allranks.launch.check.where import Place
 from allranks.launch.plan import count_of
+from allranks.launch.step.parcels import Unpacker
+from allranks.launch.step.srun import Output, run_steps, words_of
 from allranks.model.card import Card
 from allranks.model.errors import AllranksError, UsageError
 from allranks.model.hostlist import fold_hosts
@@ -42,13 +40,10 @@ from allranks.preflight.judge import Observations
 from allranks.wire.secret import SECRET_VARIABLE
 
 NOTICE_AFTER_S = 2.0
-TICK_S = 0.2
 SILENCE_S = 30.0
 """From the end of the roll call's own wait to its document: pair tests, twice looked at again."""
 LATE_CARD_S = 3.0
 """For the card of a node that answered and found no leader, once the leader's document is there."""
-END_S = 2.0
-"""For srun to end its step after SIGTERM, before it is killed."""
 STEP_MINUTES = 5
 """SLURM ends the step itself, should this process be killed."""
 # Of the user's defaults for srun; all other SLURM_ variables may be an outer job's.
@@ -79,14 +74,15 @@ class Heard:
         parcel = unpacker.feed(line)
         if parcel is None:
             return False
-        with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):  # of another version of allranks
+        with contextlib.suppress(msgspec.DecodeError, ValueError):  # of another version of allranks
+            node_index = int(parcel.sender)
             match parcel.kind:
                 case "here":
                     here = msgspec.json.decode(parcel.content, type=Here)
-                    self.here[parcel.node_index] = here.host
+                    self.here[node_index] = here.host
                     self.node_names = self.node_names or here.node_names
                 case "card":
-                    self.cards[parcel.node_index] = msgspec.json.decode(parcel.content, type=Card)
+                    self.cards[node_index] = msgspec.json.decode(parcel.content, type=Card)
                 case "held":
                     self.held = msgspec.json.decode(parcel.content, type=Held)
         return True
@@ -119,18 +115,9 @@ def check_nodes(
         raise UsageError("srun is not on PATH: load the slurm module, or log in to a node of the cluster")
     with _announcement_directory() as directory:
         order = msgspec.structs.replace(order, directory=directory)
-        process = subprocess.Popen(
-            srun_command(place),
-            env=step_env(env) | {SECRET_VARIABLE: secrets.token_hex(32), ORDER_VARIABLE: encode_order(order)},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C reaches us, and we end it in order
-        )
-        try:
-            heard = _listen(process, place, order, queue_s=queue_s, say=say, check_signals=check_signals)
-        finally:
-            end_step(process)
+        told = {SECRET_VARIABLE: secrets.token_hex(32), ORDER_VARIABLE: encode_order(order)}
+        with run_steps([srun_command(place)], step_env(env) | told) as output:
+            heard = _listen(output, place, order, queue_s=queue_s, say=say, check_signals=check_signals)
     return sum_up(heard, place.num_nodes, waited_s=order.join_s)
 
 
@@ -225,7 +212,7 @@ def _without_problem(card: Card) -> Card:
 
 
 def _listen(
-    process: subprocess.Popen[bytes],
+    output: Output,
     place: Place,
     order: Order,
     *,
@@ -234,41 +221,29 @@ def _listen(
     check_signals: Callable[[], None],
 ) -> Heard:
     heard, unpacker = Heard(), Unpacker()
-    rest = {"out": b"", "err": b""}
     began_s = last_s = time.monotonic()
     held_s, next_notice_s = 0.0, NOTICE_AFTER_S
-    assert process.stdout is not None
-    assert process.stderr is not None
-    with selectors.DefaultSelector() as selector:
-        selector.register(process.stdout, selectors.EVENT_READ, "out")
-        selector.register(process.stderr, selectors.EVENT_READ, "err")
-        while selector.get_map():
-            check_signals()
-            now_s = time.monotonic()
-            held_s = held_s or (now_s if heard.held else 0.0)
-            if _is_complete(heard, place.num_nodes, late_s=now_s - held_s if held_s else 0.0):
-                break
-            if not heard.here and now_s > began_s + queue_s:
-                raise AllranksError(
-                    f"SLURM has not started {place.describe()} within {queue_s:.0f} s{_because(heard.words)}; "
-                    "wait longer with --queue-timeout SECONDS, or see squeue and sinfo -R"
-                )
-            if heard.here and now_s > last_s + order.join_s * 4 / 3 + SILENCE_S:
-                break
-            if now_s > began_s + next_notice_s:
-                next_notice_s *= 2
-                say(_notice(heard, place, now_s - began_s))
-            for key, _ in selector.select(TICK_S):
-                data = os.read(key.fd, 1 << 16)
-                if not data:
-                    selector.unregister(key.fileobj)
-                *lines, rest[key.data] = (rest[key.data] + (data or b"\n")).split(b"\n")
-                for line in lines:
-                    text = line.decode(errors="replace")
-                    if key.data == "out" and heard.take(unpacker, text):
-                        last_s = time.monotonic()
-                    elif key.data == "err":
-                        heard.words.append(text)
+    while not output.has_ended:
+        check_signals()
+        now_s = time.monotonic()
+        held_s = held_s or (now_s if heard.held else 0.0)
+        if _is_complete(heard, place.num_nodes, late_s=now_s - held_s if held_s else 0.0):
+            break
+        if not heard.here and now_s > began_s + queue_s:
+            raise AllranksError(
+                f"SLURM has not started {place.describe()} within {queue_s:.0f} s{_because(heard.words)}; "
+                "wait longer with --queue-timeout SECONDS, or see squeue and sinfo -R"
+            )
+        if heard.here and now_s > last_s + order.join_s * 4 / 3 + SILENCE_S:
+            break
+        if now_s > began_s + next_notice_s:
+            next_notice_s *= 2
+            say(_notice(heard, place, now_s - began_s))
+        for line in output.lines():
+            if line.is_aside:
+                heard.words.append(line.text)
+            elif heard.take(unpacker, line.text):
+                last_s = time.monotonic()
     if not heard.here:
         _refuse(heard.words, place)
     return heard
@@ -294,23 +269,15 @@ def _notice(heard: Heard, place: Place, waited_s: float) -> str:
 
 def _refuse(words: Sequence[str], place: Place) -> NoReturn:
     """Raise what srun said, where it ended without a word of a node."""
-    said = _said(words).removeprefix("Unable to allocate resources: ") or "srun ended without a word"
+    said = words_of(words).removeprefix("Unable to allocate resources: ") or "srun ended without a word"
     is_usage = any(part in said.lower() for part in _USAGE)
     hint = "; sinfo -N lists the nodes" if "node name" in said.lower() else ""
     raise (UsageError if is_usage else AllranksError)(f"{place.describe()}: SLURM says: {said}{hint}")
 
 
 def _because(words: Sequence[str]) -> str:
-    said = _said(words)
+    said = words_of(words)
     return f" (SLURM: {said})" if said else ""
-
-
-def _said(words: Sequence[str]) -> str:
-    """What SLURM said, on one line, without who says it and without our own members' lines."""
-    lines = [re.sub(r"^(srun|slurmstepd[\w.-]*|slurm_\w+)(: error)?: (error: )?", "", line).strip() for line in words]
-    kept = [line for line in lines if line and not line.startswith("allranks: ") and "lacks support" not in line]
-    joined = "; ".join(dict.fromkeys(kept))[:300]
-    return "".join(c if c.isprintable() else " " for c in joined)
 
 
 @contextlib.contextmanager
@@ -327,16 +294,3 @@ def _announcement_directory() -> Iterator[str | None]:
             shutil.rmtree(made, ignore_errors=True)
         return
     yield None
-
-
-def end_step(process: subprocess.Popen[bytes]) -> None:
-    """End what still runs: srun passes SIGTERM on to its step, and gives up a place in the queue."""
-    with process:
-        if process.poll() is None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(0.5)  # all is said: it ends by itself
-        for end, patience_s in ((process.terminate, END_S), (process.kill, 1.0)):
-            if process.poll() is None:
-                end()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(patience_s)

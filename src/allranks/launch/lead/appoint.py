@@ -49,6 +49,10 @@ def appoint_leader(
         return scheduler.decide(signum, save_s=save_s)
 
     guard, request = plan.guard, plan.request
+    door = membership.door
+    if door is not None and not request.max_restarts:
+        door.shut()
+        door = None
     leader = Leader(
         Terms(
             job=plan.job,
@@ -64,6 +68,15 @@ def appoint_leader(
         ),
         guard=Guard(guard),
         history=History(restarts_left=request.max_restarts),
+        newcomers=Newcomers(
+            door=door,
+            num_seats=plan.num_nodes,
+            node_names=plan.node_names,
+            say=say,
+            gone_s=guard.gone_s,
+            beat_s=guard.beat_s,
+            reviver=_expect_nodes_back(plan, run_dir, scheduler, env) if door is not None and scheduler else None,
+        ),
         say=say,
         show=show,
         on_event=run_dir.add_event,
@@ -72,20 +85,6 @@ def appoint_leader(
     leader.seats.own_address = membership.own_address or LOOPBACK
     for index, peer in {0: own, **membership.peers}.items():
         leader.seats.take(index, membership.cards[index], peer, name=membership.cards[index].host)
-    door = membership.door
-    if door is not None and request.max_restarts:
-        leader.newcomers = Newcomers(
-            door=door,
-            num_seats=plan.num_nodes,
-            node_names=plan.node_names,
-            taken=lambda: set(leader.seats),
-            say=say,
-            gone_s=guard.gone_s,
-            beat_s=guard.beat_s,
-            reviver=_expect_nodes_back(plan, run_dir, scheduler, env) if scheduler is not None else None,
-        )
-    elif door is not None:
-        door.shut()
     leader.begin(membership.plans, time.monotonic())
     return leader
 

@@ -72,6 +72,7 @@ class Leader:
         terms: what the job is about.
         guard: says what is wrong.
         history: of faults, earlier attempts included, and how many restarts there may be.
+        newcomers: who comes while the job runs.
         say: one line for people.
         show: prints findings.
         on_event: for events.jsonl.
@@ -85,13 +86,14 @@ class Leader:
         *,
         guard: Guard,
         history: History,
+        newcomers: Newcomers,
         say: Callable[[str], None],
         show: Callable[[Sequence[Finding]], None],
         on_event: Callable[..., None],
         on_signal: Callable[[int, float | None], ending.Decision],
     ) -> None:
         self.seats = Seats(on_message=self._hear, on_lost=self._on_lost)
-        self.newcomers: Newcomers | None = None
+        self.newcomers = newcomers
         self.verdict: Verdict | None = None
         """Once it is over."""
         self.is_said = False
@@ -126,8 +128,7 @@ class Leader:
     def attach(self, selector: selectors.BaseSelector) -> None:
         """Have the agent's selector watch all lines; it calls `key.data(fileobj)`."""
         self.seats.attach(selector)
-        if self.newcomers is not None:
-            self.newcomers.attach(selector)
+        self.newcomers.attach(selector, taken=lambda: set(self.seats))
 
     def begin(self, plans: Mapping[int, Plan], now_s: float) -> None:
         """A generation starts; everybody has its Plan, or gets it now.
@@ -157,8 +158,7 @@ class Leader:
         if now_s >= self._next_ping_s:
             self._next_ping_s = now_s + self._terms.beat_s
             self.seats.send_all(Ping(sent_ns=round(now_s * 1e9)))
-        if self.newcomers is not None:
-            self.newcomers.turn(now_s)
+        self.newcomers.turn(now_s)
         match self._phase:
             case Phase.RUNNING:
                 self._judge(now_s)
@@ -171,8 +171,7 @@ class Leader:
         """Give slow agents a moment to take their last word, and close all lines."""
         self.seats.flush()
         self.seats.close()
-        if self.newcomers is not None:
-            self.newcomers.close()
+        self.newcomers.close()
 
     # Hearing
 
@@ -208,8 +207,7 @@ class Leader:
         position = next((i for i, (member, _) in enumerate(self._members) if member == index), None)
         if self._phase is Phase.RUNNING and position is not None and not seat.has_stopped:
             self._guard.lost(position, reason, time.monotonic())
-        if self.newcomers is not None:
-            self.newcomers.expect(index, seat.name)
+        self.newcomers.expect(index, seat.name)
 
     def _interrupt(self, signum: int, now_s: float) -> None:
         if self._phase is not Phase.RUNNING:
@@ -252,21 +250,15 @@ class Leader:
         judged = self._guard.judge(now_s)
         if judged is not None:
             self._decide(judged, now_s)
-        elif self._asked is None and self.newcomers is not None and self.newcomers.cards and self._progress.steps:
+        elif self._asked is None and self.newcomers.cards and self._progress.steps:
             names = fold_hosts([card.host for card in self.newcomers.cards.values()])
             self._ask(Reason.GROW, f"{names} is taken in after a checkpoint", now_s)
 
     def _decide(self, judged: Judged, now_s: float) -> None:
         culprits = [self._members[position] for position in judged.nodes]
-        crash = Crash(
-            cause=judged.findings[0].cause if judged.findings else "",
-            ranks=judged.ranks,
-            step=min((self._progress.steps[r] for r in judged.ranks if r in self._progress.steps), default=None),
-            what=judged.findings[0].message if judged.findings else "",
-        )
         decision = decide(
             judged,
-            crash,
+            Crash.of(judged, self._progress.steps),
             history=self._history,
             seats=self.seats.names | dict(culprits),
             culprits=[seat for seat, _ in culprits],
@@ -333,16 +325,14 @@ class Leader:
         for index in self._decision.without & set(self.seats):
             self.seats.send(index, _LEFT_OUT)
             self.seats.dismiss(index)
-            if self.newcomers is not None:
-                self.newcomers.bar(index)
+            self.newcomers.bar(index)
         self._go_on(now_s)
 
     def _go_on(self, now_s: float) -> None:
         """Start the next generation with everybody who is here, or wait for more."""
         self._progress.look(self._terms.checkpoints)
-        if self.newcomers is not None:
-            for index, (card, line) in self.newcomers.take().items():
-                self.seats.take(index, card, line, name=card.host)
+        for index, (card, line) in self.newcomers.take().items():
+            self.seats.take(index, card, line, name=card.host)
         terms = self._terms
         if len(self.seats) < terms.min_nodes:
             self._phase, self._deadline_s, self._next_notice_s = Phase.PAUSED, now_s + terms.capacity_s, now_s
@@ -380,7 +370,7 @@ class Leader:
         terms, num_nodes = self._terms, len(self.seats)
         if self.interrupted_by is not None:
             self._conclude()
-        elif num_nodes + (len(self.newcomers.cards) if self.newcomers else 0) >= terms.min_nodes:
+        elif num_nodes + len(self.newcomers.cards) >= terms.min_nodes:
             self._go_on(now_s)
         elif now_s >= self._deadline_s:
             below = below_minimum(num_nodes, terms.min_nodes, terms.capacity_s, self._progress.checkpoint)
@@ -399,8 +389,7 @@ class Leader:
         self.verdict = self._make_verdict()
         goodbye = Goodbye(exit_code=self.verdict.exit_code, summary=summarize(self.verdict))
         self.seats.send_all(goodbye)
-        if self.newcomers is not None:
-            self.newcomers.dismiss(goodbye)
+        self.newcomers.dismiss(goodbye)
 
     def _make_verdict(self) -> Verdict:
         judged, decision = self._judged, self._decision

@@ -41,27 +41,33 @@ class Reviver(Protocol):
 class Newcomers:
     """Who waits at the door. Owns the door's connections until `take`."""
 
-    door: Door
+    door: Door | None
+    """None: nobody is taken in."""
     num_seats: int
     node_names: Sequence[str] = ()
     """By seat, as the scheduler calls them."""
-    taken: Callable[[], set[int]]
-    """Seats whose agents are here."""
     say: Callable[[str], None]
     gone_s: float
     beat_s: float
     reviver: Reviver | None = None
     cards: dict[int, Card] = field(default_factory=dict)
     """By seat."""
+    _taken: Callable[[], set[int]] = set
     _lines: dict[int, Connection] = field(default_factory=dict)
     _barred: set[int] = field(default_factory=set)
     _selector: selectors.BaseSelector | None = None
     _next_ping_s: float = 0.0
 
-    def attach(self, selector: selectors.BaseSelector) -> None:
-        """Have the agent's selector watch the door."""
-        self._selector = selector
-        selector.register(self.door, selectors.EVENT_READ, lambda _: self._greet())
+    def attach(self, selector: selectors.BaseSelector, *, taken: Callable[[], set[int]]) -> None:
+        """Have the agent's selector watch the door.
+
+        Args:
+            selector: calls `key.data(fileobj)`.
+            taken: tells the seats whose agents are here.
+        """
+        self._selector, self._taken = selector, taken
+        if (door := self.door) is not None:
+            selector.register(door, selectors.EVENT_READ, lambda _: self._greet(door))
 
     def expect(self, seat: int, node: str) -> None:
         """A seat is empty: its node may come back."""
@@ -78,9 +84,10 @@ class Newcomers:
 
     def turn(self, now_s: float) -> None:
         """Do what is due."""
-        for guest in self.door.overdue(now_s):
-            self._drop(guest)
-            self.door.dismiss(guest)
+        if self.door is not None:
+            for guest in self.door.overdue(now_s):
+                self._drop(guest)
+                self.door.dismiss(guest)
         if now_s >= self._next_ping_s:
             self._next_ping_s = now_s + self.beat_s
             for seat, line in list(self._lines.items()):
@@ -113,18 +120,19 @@ class Newcomers:
         """Send everybody away."""
         for line in self._lines.values():
             line.close()
-        self.door.shut()
+        if self.door is not None:
+            self.door.shut()
         if self.reviver is not None:
             self.reviver.close()
 
-    def _greet(self) -> None:
-        guest = self.door.greet(time.monotonic())
+    def _greet(self, door: Door) -> None:
+        guest = door.greet(time.monotonic())
         if guest is not None and self._selector is not None:
-            self._selector.register(guest, selectors.EVENT_READ, lambda _: self._hear(guest))
+            self._selector.register(guest, selectors.EVENT_READ, lambda _: self._hear(door, guest))
 
-    def _hear(self, guest: Connection) -> None:
+    def _hear(self, door: Door, guest: Connection) -> None:
         try:
-            card = self.door.hear(guest)
+            card = door.hear(guest)
         except StrangerError as exc:
             self._drop(guest)
             self.say(str(exc))
@@ -134,10 +142,10 @@ class Newcomers:
                 self._drop(guest)
             return
         self._drop(guest)
-        free = set(range(self.num_seats)) - self.taken() - self.cards.keys() - self._barred
+        free = set(range(self.num_seats)) - self._taken() - self.cards.keys() - self._barred
         seat = card.node_index if card.node_index is not None else min(free, default=-1)
         if seat not in free:
-            self.door.refuse(guest, self._objection(seat))
+            door.refuse(guest, self._objection(seat))
             return
         guest.expect_alive_within(self.gone_s)
         self.cards[seat] = card

@@ -43,6 +43,17 @@ class Crash:
     what: str
     """Message or traceback."""
 
+    @classmethod
+    def of(cls, judged: Judged, steps: Mapping[int, int]) -> Crash:
+        """Return what the guard came to as a crash; `steps` is how far each rank had come."""
+        first = judged.findings[0] if judged.findings else None
+        return cls(
+            cause=first.cause if first else "",
+            ranks=judged.ranks,
+            step=min((steps[rank] for rank in judged.ranks if rank in steps), default=None),
+            what=first.message if first else "",
+        )
+
 
 @dataclass(slots=True, kw_only=True)
 class History:

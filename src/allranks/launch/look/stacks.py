@@ -30,40 +30,40 @@ from allranks.report.text import Style, fold_ranks, printable
 SHOWN_LIBRARY_FRAMES = 2
 """Of the innermost library calls, those next to the user's."""
 
+
+def _compile(*rows: tuple[str, str, str]) -> tuple[tuple[re.Pattern[str], re.Pattern[str], str], ...]:
+    """Rows of a file, functions in it as the whole name or its end, and a label, `{}` for the first group."""
+    return tuple((re.compile(file), re.compile(f"(?:.*[.])?(?:{function})$"), label) for file, function, label in rows)
+
+
 # What the user's line ended up in. Order matters: where two apply, the outermost call on the stack is named, and
 # within one call the first row. Names and files as in torch 2.11 to 2.13.
 _COLLECTIVES = (
     r"all_reduce|all_gather\w*|all_to_all\w*|barrier|monitored_barrier|broadcast\w*|reduce|reduce_scatter\w*|gather\w*"
     r"|scatter\w*|send\w*|recv\w*|batch_isend_irecv|init_process_group|new_group|destroy_process_group|init_device_mesh"
 )
-_OPERATIONS = tuple(
-    (re.compile(file), re.compile(f"(?:.*[.])?(?:{function})$"), label)
-    for file, function, label in (
-        (r"/torch/distributed/distributed_c10d\.py$|/allranks/join/", rf"({_COLLECTIVES})", "{}"),
-        (r"/allranks/join/", r"init_process_group_with_names", "init_process_group"),
-        (r"/torch/distributed/device_mesh\.py$", r"(init_device_mesh)", "{}"),
-        (r"/torch/distributed/checkpoint/", r"(save|load|async_save)", "checkpoint {}"),
-        (r"/torch/utils/data/dataloader\.py$", r"_\w*DataLoaderIter\.__next__|__next__", "DataLoader next"),
-        (r"/torch/utils/data/_utils/worker\.py$", r"_worker_loop", "DataLoader worker"),
-        (r"/torch/(_tensor|autograd/\w+)\.py$", r"(backward)", "{}"),
-        (r"/torch/cuda/\w+\.py$", r"(synchronize)", "cuda synchronize"),
-        (r"/torch/serialization\.py$", r"(save|load)", "torch.{}"),
-    )
+_OPERATIONS = _compile(
+    (r"/torch/distributed/distributed_c10d\.py$|/allranks/join/", rf"({_COLLECTIVES})", "{}"),
+    (r"/allranks/join/", r"init_process_group_with_names", "init_process_group"),
+    (r"/torch/distributed/device_mesh\.py$", r"(init_device_mesh)", "{}"),
+    (r"/torch/distributed/checkpoint/", r"(save|load|async_save)", "checkpoint {}"),
+    (r"/torch/utils/data/dataloader\.py$", r"_\w*DataLoaderIter\.__next__|__next__", "DataLoader next"),
+    (r"/torch/utils/data/_utils/worker\.py$", r"_worker_loop", "DataLoader worker"),
+    (r"/torch/(_tensor|autograd/\w+)\.py$", r"(backward)", "{}"),
+    (r"/torch/cuda/\w+\.py$", r"(synchronize)", "cuda synchronize"),
+    (r"/torch/serialization\.py$", r"(save|load)", "torch.{}"),
 )
 # Where none of those is on the stack.
-_PLAIN_WAITS = tuple(
-    (re.compile(file), re.compile(f"(?:.*[.])?(?:{function})$"), label)
-    for file, function, label in (
-        (r"/subprocess\.py$", r"wait|communicate|_try_wait", "wait for a subprocess"),
-        (r"/multiprocessing/(process|popen_\w+)\.py$", r"join|wait", "join of a process"),
-        (r"/(multiprocessing/queues|queue)\.py$", r"get", "queue get"),
-        (r"/(multiprocessing/queues|queue)\.py$", r"put", "queue put"),
-        (r"/threading\.py$", r"join", "join of a thread"),
-        (r"/threading\.py$", r"wait", "wait for a thread"),
-        (r"/asyncio/", r"run_until_complete|run_forever", "asyncio loop"),
-        (r"/(socket|ssl)\.py$", r"connect|recv\w*|read\w*|accept|create_connection", "socket"),
-        (r"/selectors\.py$", r"select", "select"),
-    )
+_PLAIN_WAITS = _compile(
+    (r"/subprocess\.py$", r"wait|communicate|_try_wait", "wait for a subprocess"),
+    (r"/multiprocessing/(process|popen_\w+)\.py$", r"join|wait", "join of a process"),
+    (r"/(multiprocessing/queues|queue)\.py$", r"get", "queue get"),
+    (r"/(multiprocessing/queues|queue)\.py$", r"put", "queue put"),
+    (r"/threading\.py$", r"join", "join of a thread"),
+    (r"/threading\.py$", r"wait", "wait for a thread"),
+    (r"/asyncio/", r"run_until_complete|run_forever", "asyncio loop"),
+    (r"/(socket|ssl)\.py$", r"connect|recv\w*|read\w*|accept|create_connection", "socket"),
+    (r"/selectors\.py$", r"select", "select"),
 )
 # C functions have no frame: the source line of the innermost frame tells.
 _IN_SOURCE = (

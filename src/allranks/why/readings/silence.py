@@ -70,39 +70,23 @@ def conclude_silence(logs: Logs, people: People, found: Sequence[Conclusion]) ->
     goes = [line for line in everything if _goes_on(line)]
     silent_s = _silence_s(everything, goes)
     if not finished and (silent_s >= LONG_S or any(_STUCK.search(line.text) for line in everything)):
-        yield Conclusion(
-            cause=find_cause("silent-hang"),
-            role=Role.CONTEXT,
-            confidence=Confidence.LIKELY,
-            culprit=Culprit(),
-            message="the job's own lines stop, and nothing in them says why"
-            + (f"; others go on for {silent_s / 60:.0f} minutes" if silent_s >= LONG_S else ""),
-            evidence=tuple(goes[-1:]) + tuple(last[-1:]),
-            ask=_ASK,
-        )
+        others = f"; others go on for {silent_s / 60:.0f} minutes" if silent_s >= LONG_S else ""
+        what = f"the job's own lines stop, and nothing in them says why{others}"
+        yield _hangs(what, *goes[-1:], last[-1], confidence=Confidence.LIKELY)
         return
     if not finished and (members := _all_announced(logs, last[-1])):
-        yield Conclusion(
-            cause=find_cause("silent-hang"),
-            role=Role.CONTEXT,
-            confidence=Confidence.UNDECIDED,
-            culprit=Culprit(),
-            message=f"all {members} ranks said that they started, and nothing came after: they wait for each other "
-            "as the group is made, or the log was taken too early",
-            evidence=(last[-1],),
-            ask=_ASK,
+        yield _hangs(
+            f"all {members} ranks said that they started, and nothing came after: they wait for each other as the "
+            "group is made, or the log was taken too early",
+            last[-1],
         )
         return
     if not finished and (half := _half_made(everything)) is not None:
-        yield Conclusion(
-            cause=find_cause("silent-hang"),
-            role=Role.CONTEXT,
-            confidence=Confidence.UNDECIDED,
-            culprit=Culprit(),
-            message="NCCL began to make a communicator, and the log ends before it was done: the ranks wait for each "
-            "other, or the log was taken too early",
-            evidence=(half, last[-1]),
-            ask=_ASK,
+        yield _hangs(
+            "NCCL began to make a communicator, and the log ends before it was done: the ranks wait for each other, or "
+            "the log was taken too early",
+            half,
+            last[-1],
         )
         return
     if not finished and (stopped := [line for line in everything if _INTERRUPTED.search(line.text)]):
@@ -120,15 +104,8 @@ def conclude_silence(logs: Logs, people: People, found: Sequence[Conclusion]) ->
         )
         return
     if not finished and (again := _again(logs)) is not None:
-        yield Conclusion(
-            cause=find_cause("silent-hang"),
-            role=Role.CONTEXT,
-            confidence=Confidence.UNDECIDED,
-            culprit=speaker(people.know(again)),
-            message="the log ends with the same complaint again and again: it waits for what does not come",
-            evidence=(again,),
-            ask=_ASK,
-        )
+        what = "the log ends with the same complaint again and again: it waits for what does not come"
+        yield _hangs(what, again, culprit=speaker(people.know(again)))
         return
     if not finished and (alarms := _alarms(everything, goes)):
         yield _unknown(alarms, people)
@@ -140,6 +117,20 @@ def conclude_silence(logs: Logs, people: People, found: Sequence[Conclusion]) ->
         culprit=Culprit(),
         message="nothing in these logs speaks of a failure",
         evidence=tuple(event.line for event in finished[:1]) or tuple(goes[-1:]) or tuple(last[-1:]),
+    )
+
+
+def _hangs(
+    what: str, *evidence: Line, confidence: Confidence = Confidence.UNDECIDED, culprit: Culprit | None = None
+) -> Conclusion:
+    return Conclusion(
+        cause=find_cause("silent-hang"),
+        role=Role.CONTEXT,
+        confidence=confidence,
+        culprit=culprit or Culprit(),
+        message=what,
+        evidence=evidence,
+        ask=_ASK,
     )
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.config import LoadedCluster, find_cluster_file, parse_cluster, read_cluster
+from allranks.config.file import LoadedCluster, find_cluster_file, parse_cluster, read_cluster
 from allranks.model.cluster import Backend, Cluster, GuardTable, NetworkTable, Node, SlurmTable, TrainTable
 from allranks.model.errors import ConfigError
 

@@ -1,0 +1,120 @@
+"""Which keys has cluster.toml, what may each of them hold, and what is it for? A new key begins here.
+
+A reader gives the clean value. For a wrong one it gives None or raises ValueError (as ipaddress does), and
+ExpectedError where it knows better than the table what was meant.
+"""
+
+from __future__ import annotations
+
+import re
+from ipaddress import ip_address, ip_network
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from allranks.model.cluster import Backend
+from allranks.model.hostlist import is_host_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class ExpectedError(Exception):
+    """What was expected of one value, in place of what the table says."""
+
+
+def _integer(low: int, high: int) -> Callable[[Any], int | None]:
+    return lambda value: value if type(value) is int and low <= value <= high else None  # True is an int for isinstance
+
+
+def _matching(pattern: str) -> Callable[[Any], str | None]:
+    return lambda value: value if isinstance(value, str) and re.fullmatch(pattern, value) else None
+
+
+def _seconds(value: Any) -> float | None:
+    return float(value) if type(value) in (int, float) and 0 < value <= _YEAR_S else None
+
+
+def _boolean(value: Any) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
+def _backend(value: Any) -> Backend | None:
+    return next((backend for backend in Backend if backend == value), None)
+
+
+def _subnet(value: Any) -> str | None:
+    if not isinstance(value, str) or not re.fullmatch(r"[0-9A-Fa-f:.]+/[0-9.]+", value):
+        return None
+    network, address = ip_network(value, strict=False), ip_address(value.split("/")[0])
+    if network.prefixlen and address != network.network_address:
+        raise ExpectedError(f'a network, did you mean "{network}"?')
+    return str(network) if network.prefixlen else None
+
+
+def _address(value: Any) -> str | None:
+    if not isinstance(value, str) or not re.fullmatch(r"[0-9A-Fa-f:.]+(/[0-9]+)?", value):
+        return None
+    address = ip_address(value.split("/")[0])
+    if "/" in value:
+        raise ExpectedError(f'the address alone, did you mean "{address}"?')
+    return None if address.is_unspecified or address.is_multicast else str(address)
+
+
+def _node_name(value: Any) -> str | None:
+    if isinstance(value, str) and set(value) & set("[],"):
+        raise ExpectedError("one host name, not a host list: write a [[node]] for each")
+    return value if isinstance(value, str) and is_host_name(value) else None
+
+
+class Key(NamedTuple):
+    """One key of a table."""
+
+    read: Callable[[Any], Any]
+    expected: str
+    doc: str
+
+
+_YEAR_S = 31_536_000
+_SECONDS = f"seconds above 0, at most {_YEAR_S} (a year), for example "
+_PARTITION = r"[A-Za-z0-9_][A-Za-z0-9_.-]*(,[A-Za-z0-9_][A-Za-z0-9_.-]*)*"
+# No character that NCCL_SOCKET_IFNAME or ip(8) gives a meaning; 15 is IFNAMSIZ less the final NUL.
+_INTERFACE = r"(?!\.{1,2}$)[A-Za-z0-9_.][A-Za-z0-9_.+-]{0,14}"
+_TITLE = r"[!-~]([ -~]{0,62}[!-~])?"
+_SLURM_TIME = r"[0-9]{1,6}(:[0-9]{1,2}){0,2}|[0-9]{1,4}-[0-9]{1,2}(:[0-9]{1,2}){0,2}"
+
+KEYS: dict[str, dict[str, Key]] = {
+    "cluster": {
+        "name": Key(_matching(_TITLE), '1 to 64 ASCII characters, for example "six-node"', "what reports call it"),
+    },
+    "network": {
+        "data": Key(_subnet, 'a subnet, for example "192.168.20.0/24"', "the subnet that carries gradients"),
+        "port": Key(_integer(1, 65535), "an integer from 1 to 65535, for example 29500", "the leader prefers it"),
+        "infiniband": Key(_boolean, "true or false", "whether NCCL may use InfiniBand; NCCL decides if not set"),
+    },
+    "train": {
+        "backend": Key(_backend, '"auto", "nccl" or "gloo"', "auto is nccl where every rank has a GPU, else gloo"),
+        "timeout_s": Key(_seconds, _SECONDS + "600", "when torch gives a collective up"),
+    },
+    "guard": {
+        "join_s": Key(_seconds, _SECONDS + "60", "deadline of the roll call"),
+        "gone_s": Key(_seconds, _SECONDS + "10", "silence on two paths before a node is called gone"),
+        "beat_s": Key(_seconds, _SECONDS + "0.5", "between two words of an agent about its workers"),
+        "stopped_s": Key(_seconds, _SECONDS + "5", "how long a worker may be stopped before that is a fault"),
+        "stalled_s": Key(_seconds, _SECONDS + "5", "without an acknowledgement before a link is tried and blamed"),
+        "slow_s": Key(_seconds, _SECONDS + "30", "of waiting before a late rank is named"),
+        "hang_s": Key(_seconds, _SECONDS + "600", "when a merely slow rank is ended"),
+    },
+    "slurm": {
+        "partition": Key(_matching(_PARTITION), 'a partition, for example "main"', "where jobs are queued"),
+        "time": Key(_matching(_SLURM_TIME), 'text such as "90" (minutes), "02:00:00" or "1-00"', "limit of a job"),
+    },
+    "node": {
+        "name": Key(_node_name, 'a host name, for example "node01"', "the name that SLURM and `hostname` have for it"),
+        "address": Key(_address, 'an IP address, for example "192.168.20.15"', "its address on the data network"),
+        "interface": Key(
+            _matching(_INTERFACE),
+            'an interface name of 1 to 15 letters, digits, "_", ".", "+" and "-", for example "ens1f1"',
+            "its data interface; found from network.data if not set",
+        ),
+        "gpus": Key(_integer(0, 1024), "an integer from 0 to 1024, for example 1", "GPUs that jobs may use"),
+    },
+}
