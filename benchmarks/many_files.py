@@ -33,7 +33,7 @@ from allranks.causes.catalogue import all_causes
 from allranks.why.logs.events import list_patterns
 
 DEADLINE_S = 600
-SAMPLE_S = 0.05
+SAMPLE_S = 0.2
 
 
 @dataclass(frozen=True)

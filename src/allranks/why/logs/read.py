@@ -81,7 +81,7 @@ class Chunk:
     def number_at(self, position: int) -> int:
         """Return the number of the line in which data[position] stands."""
         block = min(position, len(self.data)) // COUNT_BYTES
-        return self.first_line + self._counts[block] + self.data.count(b"\n", block * COUNT_BYTES, position)
+        return self.first_line + self._counts[block] + _count_newlines(self.data[block * COUNT_BYTES : position])
 
 
 def _count_newlines(block: bytes) -> int:
@@ -109,24 +109,29 @@ def read_chunks(source: Source, *, problems: list[ReadProblem] | None = None) ->
 
     try:
         with io.FileIO(0, closefd=False) if source.path is None else io.FileIO(source.path) as file:
-            yield from _cut(_open_stream(file, note))
+            yield from _cut(*_open_stream(file, note, size=source.size))
     except IsADirectoryError as exc:
         raise ReadError(source, "this directory cannot be listed") from exc
     except OSError as exc:
         raise ReadError(source, f"cannot be read: {exc.strerror or exc}") from exc
 
 
-def _cut(fill: _Fill) -> Iterator[Chunk]:
-    """Cut what `fill` writes into a buffer into chunks."""
-    buffer = bytearray(min(_BLOCK_BYTES, CHUNK_BYTES))
-    kept = overlap = offset = 0
+def _cut(head: bytes, fill: _Fill) -> Iterator[Chunk]:
+    """Cut a head, and what `fill` writes into a buffer after it, into chunks."""
+    following = bytearray(1)
+    if not fill(memoryview(following)):  # most logs: the head is all of it
+        if head:
+            yield Chunk(head, 1, 0)
+        return
+    buffer = bytearray(CHUNK_BYTES)
+    kept = len(head) + 1
+    buffer[:kept] = head + following
+    overlap = offset = 0
     line = 1
     is_more = True
     while is_more:
         size = kept
         while is_more and size < CHUNK_BYTES:
-            if size == len(buffer):  # grows as needed: a job may have thousands of small files
-                buffer += bytes(min(3 * size, CHUNK_BYTES - size))
             with memoryview(buffer) as view, view[size:] as rest:
                 count = fill(rest)
             size += count
@@ -154,46 +159,57 @@ _Fill = Callable[[memoryview], int]
 _Note = Callable[[str], None]
 
 
-def _open_stream(file: io.FileIO, note: _Note) -> _Fill:
-    """Return what gives the text of a file, unpacked and in UTF-8."""
-    head = bytearray(len(ZSTD_MAGIC))
-    size = 0
-    while size < len(head) and (count := _read_into(file, memoryview(head)[size:])):
-        size += count
-    blocks = _read_blocks(file, bytes(head[:size]))
+def _open_stream(file: io.FileIO, note: _Note, *, size: int) -> tuple[bytes, _Fill]:
+    """Return the text of a file, unpacked and in UTF-8: a head, less than a chunk, and what gives the rest.
+
+    Args:
+        file: which.
+        note: what cannot be read of it.
+        size: of it on disk; 0 where it cannot be gone back in. Of a small log the head is all: a buffer between, and
+            its pages, take five times as long as reading.
+    """
+    head = b""
+    while len(head) < len(ZSTD_MAGIC) and (more := _read(file, len(ZSTD_MAGIC) - len(head))):
+        head += more
+    blocks = _read_blocks(file, head)
     if head.startswith(GZIP_MAGIC):
         blocks = _unpack_gzip(blocks, note)
     elif head.startswith(ZSTD_MAGIC):
         blocks = _unpack_zstd(blocks, note)
     elif not head.startswith(UTF16_MARKS):
-        next(blocks)  # the head: the rest goes straight into the buffer
-        return _join([bytes(head[:size])], lambda view: _read_into(file, view))
-    return _join(_to_utf8(block for block in blocks if block))
+        if size:
+            file.seek(0)
+            head = _read(file, min(size, CHUNK_BYTES - 1))
+        return head, lambda view: _read_into(file, view)
+    return b"", _join(_to_utf8(block for block in blocks if block))
+
+
+def _read(file: io.FileIO, size: int) -> bytes:
+    while (data := file.read(size)) is None:  # standard input that somebody made non-blocking
+        select.select([file], [], [])
+    return data
 
 
 def _read_into(file: io.FileIO, view: memoryview) -> int:
-    while (count := file.readinto(view)) is None:  # standard input that somebody made non-blocking
+    while (count := file.readinto(view)) is None:
         select.select([file], [], [])
     return count
 
 
 def _read_blocks(file: io.FileIO, head: bytes) -> Iterator[bytes]:
     yield head
-    buffer = bytearray(_BLOCK_BYTES)
-    while count := _read_into(file, memoryview(buffer)):
-        yield bytes(buffer[:count])
+    while block := _read(file, _BLOCK_BYTES):
+        yield block
 
 
-def _join(blocks: Iterable[bytes], then: _Fill = lambda view: 0) -> _Fill:
-    """Give blocks, none of them empty, into buffers of any size, and then what `then` gives."""
+def _join(blocks: Iterable[bytes]) -> _Fill:
+    """Give blocks, none of them empty, into buffers of any size."""
     left = iter(blocks)
     rest = memoryview(b"")
 
     def fill(view: memoryview) -> int:
         nonlocal rest
         rest = rest or memoryview(next(left, b""))
-        if not rest:
-            return then(view)
         count = min(len(rest), len(view))
         view[:count] = rest[:count]
         rest = rest[count:]
