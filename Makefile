@@ -11,6 +11,8 @@ LISTS := pyproject.toml constraints.txt
 # pip says much; of it, what takes time is shown, and everything if it fails.
 SHOW := sed -nu -e 's/^ *Downloading \([^ ]*\) *\((.*)\)/  fetching \1 \2/p' -e 's/^Installing collected.*/  unpacking/p'
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --progress-bar off --constraint constraints.txt
+# All tests that need a lab run in one of the processes: they wait for SLURM most of the time.
+SIDE_BY_SIDE := --numprocesses logical --maxprocesses 8 --dist loadgroup
 DEMO := allranks run --nproc-per-node 6 examples/six-node/py_exe.py --batch-size 8 --check
 
 .PHONY: help demo test lint bench drills pages clean
@@ -35,7 +37,7 @@ demo: $(VENV)/.torch
 	@echo "  README.md                                           several nodes, SLURM, cluster.toml"
 
 test: $(VENV)/.dev lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
