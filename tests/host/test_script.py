@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from allranks.host import script
-from allranks.host.script import find_main_script, read_code
+from allranks.host.script import read_code
 from allranks.model.card import MAX_CODE_FILES
 
 TRAIN = "print('training')\n"
@@ -76,5 +77,10 @@ def test_a_script_that_is_not_there_raises(tmp_path):
         read_code(tmp_path / "train.py")
 
 
-def test_the_main_script_is_what_python_was_started_with():
-    assert find_main_script() == Path(sys.modules["__main__"].__file__)
+def test_the_main_script_is_what_python_was_started_with(tmp_path):
+    ask = "from allranks.host.script import find_main_script; print(find_main_script())"
+    script = tmp_path / "train.py"
+    script.write_text(ask)
+    for arguments, told in (([str(script)], str(script)), (["-c", ask], "None")):
+        done = subprocess.run([sys.executable, *arguments], capture_output=True, text=True, check=True, timeout=60)
+        assert done.stdout == f"{told}\n"

@@ -142,11 +142,12 @@ def test_a_port_in_use_says_nothing_of_the_pair(port: int) -> None:
 
 
 def test_without_torch_it_says_so(port: int, tmp_path: Path) -> None:
-    (tmp_path / "torch.py").write_text("raise ModuleNotFoundError('No module named torch', name='torch')\n")
-    assert said_by(start(pair("n2", rank=0, port=port), PYTHONPATH=str(tmp_path))) == [
-        {"no_torch": "torch is not installed"}
-    ]
-    (tmp_path / "torch.py").write_text("raise OSError('libcudart.so.12: cannot open shared object file')\n")
-    assert said_by(start(pair("n2", rank=0, port=port), PYTHONPATH=str(tmp_path))) == [
-        {"no_torch": "torch cannot be imported: libcudart.so.12: cannot open shared object file"}
-    ]
+    words = {
+        "ModuleNotFoundError('No module named torch', name='torch')": "torch is not installed",
+        "OSError('libcudart.so.12: no such file')": "torch cannot be imported: libcudart.so.12: no such file",
+    }
+    for number, (error, told) in enumerate(words.items()):
+        path = tmp_path / str(number)  # of its own: two files of one second and size are one to Python's cache
+        path.mkdir()
+        (path / "torch.py").write_text(f"raise {error}\n")
+        assert said_by(start(pair("n2", rank=0, port=port), PYTHONPATH=str(path))) == [{"no_torch": told}]

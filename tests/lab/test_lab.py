@@ -254,16 +254,21 @@ def test_up_takes_a_node_back_that_slurm_has_given_up(six_nodes: TestLab) -> Non
     assert six_nodes.is_idle()
 
 
+def mac_addresses_of(lab: TestLab) -> list[list[str]]:
+    return [[link["address"] for link in json.loads(lab.on(node, "ip", "-json", "link"))] for node in NODES]
+
+
 def test_up_mends_dead_nodes_and_daemons(make_lab: Make) -> None:
     lab = make_lab("mend")
     lab.run("up", "--cluster", SIX_NODE)
-    before = pids_of(lab.lab)
+    before, addresses = pids_of(lab.lab), mac_addresses_of(lab)
     os.kill(before["node03"], signal.SIGKILL)
     os.kill(before["master-node"], signal.SIGKILL)
     os.kill(hosts.processes_in(before["node01"])["slurmd"][0], signal.SIGKILL)
     lab.run("up", "--cluster", SIX_NODE)
     after = pids_of(lab.lab)
     assert {node for node in before if before[node] != after[node]} == {"node03", "master-node"}
+    assert mac_addresses_of(lab) == addresses  # which its peers remember for minutes
     assert sorted(lab.on("node03", "srun", "-N6", "hostname").split()) == NODES
     os.kill(after["@switch"], signal.SIGKILL)
     lab.run("up", "--cluster", SIX_NODE)

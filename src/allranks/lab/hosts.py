@@ -259,8 +259,10 @@ def _connect(inits: Mapping[str, int], host: Host) -> None:
         run_in(switch, ["ip", "link", "delete", port], must_work=False)
     ends = {"management": MANAGEMENT_INTERFACE, "data": host.data_interface, "docker": f"veth{host.index:07x}"}
     # Made where they belong at once: a name that is taken in the machine's own namespace does not matter.
+    # A machine that is repaired has the addresses that its peers remember, for minutes, from its earlier life.
     cables = [
-        f"link add {ports[cable]} netns {switch} type veth peer name {ends[cable]} netns {node}" for cable in ends
+        f"link add {ports[cable]} netns {switch} type veth peer name {ends[cable]} address {mac} netns {node}"
+        for cable, mac in zip(ends, _mac_addresses(host), strict=True)
     ]
     _run(["ip", "-batch", "-"], script="\n".join(cables))
     _ip(switch, [f"link set {ports[cable]} master {cable}" for cable in ("management", "data")])
@@ -283,6 +285,11 @@ def _connect(inits: Mapping[str, int], host: Host) -> None:
         offload = 'for nic; do ethtool -K "$nic" tso off gso off gro off; done'
         run_in(pid, ["sh", "-ec", offload, "sh", *names.values()])
         shape(pid, names["data"], LINK_GBIT_S)
+
+
+def _mac_addresses(host: Host) -> list[str]:
+    """Locally administered ones, one for each cable."""
+    return [f"02:00:00:{cable:02x}:{host.index >> 8:02x}:{host.index & 0xFF:02x}" for cable in range(3)]
 
 
 def shape(pid: int, interface: str, gbit_s: float) -> bool:
