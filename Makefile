@@ -11,8 +11,8 @@ LISTS := pyproject.toml constraints.txt
 # pip says much; of it, what takes time is shown, and everything if it fails.
 SHOW := sed -nu -e 's/^ *Downloading \([^ ]*\) *\((.*)\)/  fetching \1 \2/p' -e 's/^Installing collected.*/  unpacking/p'
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --progress-bar off --constraint constraints.txt
-# All tests that need a lab run in one of the processes: they wait for SLURM most of the time.
-SIDE_BY_SIDE := --numprocesses logical --maxprocesses 8 --dist loadgroup
+# One process more than cores: tests that need a lab wait for SLURM most of the time.
+SIDE_BY_SIDE := --numprocesses $(shell echo $$(($$(nproc) + 1))) --maxprocesses 8 --dist loadgroup
 DEMO := allranks run --nproc-per-node 6 examples/six-node/py_exe.py --batch-size 8 --check
 
 .PHONY: help demo test lint bench drills pages clean
