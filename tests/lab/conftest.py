@@ -25,7 +25,7 @@ IDLE_S = 45.0
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Two processes, each with a lab of its own, run all tests that need one: those that wait for SLURM, and the others."""
+    """Two processes, each with a lab of its own, run all tests that need one: what waits for SLURM, and the others."""
     for item in items:
         if item.get_closest_marker("lab"):
             item.add_marker(pytest.mark.xdist_group("jobs" if item.path.stem in WAITING else "lab"))
