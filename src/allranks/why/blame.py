@@ -32,10 +32,12 @@ from allranks.why.people import Culprit, People, meet
 from allranks.why.readings.arrivals import conclude_arrivals
 from allranks.why.readings.collectives import conclude_collectives
 from allranks.why.readings.dials import conclude_dials
-from allranks.why.readings.ends import conclude_ends, read_ends
+from allranks.why.readings.ends import conclude_ends, find_ended, read_ends
 from allranks.why.readings.innermost import conclude_innermost
 from allranks.why.readings.opcounts import conclude_opcounts
+from allranks.why.readings.paces import conclude_paces
 from allranks.why.readings.progress import conclude_progress
+from allranks.why.readings.ras import conclude_ras
 from allranks.why.readings.restarts import conclude_restarts
 from allranks.why.readings.rounds import conclude_rounds
 from allranks.why.readings.silence import conclude_silence
@@ -53,6 +55,8 @@ READINGS: tuple[Callable[[Logs, People], Iterable[Conclusion]], ...] = (
     conclude_ends,
     conclude_stalls,
     conclude_opcounts,
+    conclude_ras,
+    conclude_paces,
     conclude_restarts,
     conclude_progress,
     conclude_innermost,
@@ -74,6 +78,8 @@ GOES_ON = frozenset(("nan-loss",))
 """Trouble with which a job goes on: of two findings that are as sure the other one ended it."""
 
 
+KILLED = frozenset(("dead-rank", "host-oom-kill"))
+"""What a SIGKILL speaks for, unless the launcher sent it."""
 SAYS_NOTHING = frozenset(("healthy", "silent-hang"))
 """What a log without a failure comes to: from its end alone the two are not told apart."""
 
@@ -168,9 +174,12 @@ def conclude_signs(logs: Logs, people: People) -> Iterator[Conclusion]:
         if _FAILED.search(event.line.text):
             failures.setdefault(event.line.source.shown, event.line.number)
     ends = {end.pid: end.culprit() for end in read_ends(logs) if end.pid is not None}
+    ended = find_ended(logs)
     for cause, events in by_cause.items():
         proofs = [event for event in events if event.sign and event.sign.role is not Role.CONTEXT]
         proofs = [event for event in proofs if not _is_aftermath(event, cancels, failures) and not is_overcome(event)]
+        if cause.name in KILLED:
+            proofs = [event for event in proofs if event.number("pid") not in ended]
         if not proofs:
             continue
         context = [event for event in events if event.sign and event.sign.role is Role.CONTEXT]
