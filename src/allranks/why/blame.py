@@ -97,7 +97,12 @@ def conclude(logs: Logs, dumps: Sequence[Dump] = ()) -> list[Conclusion]:
     nodes = find_nodes(logs)
     found = [add_nodes(add_script(name_somebody(each, logs, people), logs), nodes) for each in _merge(found)]
     before = _order(found, estimate_offsets(logs))
-    found.sort(key=lambda each: (_bucket(each), -each.weight, before(each), not each.has_context, each.cause.id))
+    yields = _yield(found)
+    found.sort(
+        key=lambda each: (
+            _bucket(each), -each.weight, each.cause.id in yields, before(each), not each.has_context, each.cause.id
+        )
+    )  # fmt: skip
     found = [*conclude_silence(logs, people, found), *found]
     return [*found, *_alternatives(found, logs)]
 
@@ -243,6 +248,13 @@ def _bucket(each: Conclusion) -> int:
         Role.VICTIM: 6 if is_weak else 5,
         Role.CONTEXT: 7,
     }[each.role]
+
+
+def _yield(found: Sequence[Conclusion]) -> frozenset[str]:
+    """Return which causes nothing proves, whose lines may come of another one that has lines of its own as well."""
+    weak = {each.cause.id for each in found if each.confidence is Confidence.UNDECIDED}
+    also = {each.cause.id: weak.intersection(each.cause.also) for each in found if each.cause.id in weak}
+    return frozenset(one for one, others in also.items() if any(one not in also[other] for other in others))
 
 
 def _merge(found: Iterable[Conclusion]) -> list[Conclusion]:

@@ -131,7 +131,7 @@ def someone(conclusion: Conclusion, logs: Logs, people: People) -> Culprit:
     ran_on = {event.values["ran_on"] for event in logs.of(conclusion.cause.id) if "ran_on" in event.values}
     nodes = people.nodes if len(people.nodes) <= 2 else ()
     if len(ran_on) == 1 and not nodes:
-        return Culprit(nodes=tuple(ran_on))
+        nodes = tuple(ran_on)
     return Culprit(nodes=nodes) | overhear(conclusion, logs)
 
 

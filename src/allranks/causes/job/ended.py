@@ -46,11 +46,7 @@ class Preempted(Cause, id="AR506"):
     fix = "submit it again with --requeue, and write a checkpoint on the warning: #SBATCH --signal=B:USR1@120"
     exit_code = Exit.SETUP
     signs = (
-        # `ON node` is where slurmstepd ran: of several nodes the first.
-        Sign(
-            r"(?:ON (?P<ran_on>[A-Za-z0-9_.-]+) CANCELLED AT [^ ]{1,40} )?DUE TO PREEMPTION",
-            blames=_NOBODY,
-        ),
+        Sign(r"DUE TO PREEMPTION", blames=_NOBODY),
         Sign(r"DUE TO JOB REQUEUE", Role.LIKELY, _NOBODY, Confidence.LIKELY),
         Sign(r"this job is preempted", blames=_NOBODY),
         Sign(r"JobState=PREEMPTED", blames=_NOBODY),
