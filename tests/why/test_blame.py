@@ -288,3 +288,24 @@ def test_a_step_that_was_ended_while_it_went_on_was_cancelled(why: Why) -> None:
 def test_an_exception_beside_a_watchdogs_line_is_still_the_users(why: Why) -> None:
     log = traceback("RuntimeError: no such thing", "/home/me/train.py", prefix="[rank3]: ") + "\n" + timeout(3, 9)
     assert why(log)[0].cause.name == "user-code-error"
+
+
+def test_what_nccl_says_of_itself_comes_before_an_error_without_a_reason(why: Why) -> None:
+    found = why(
+        "[rank0]: torch.distributed.DistBackendError: NCCL error in: NCCLUtils.cpp:77, unhandled system error\n"
+        "[rank0]: Last error:\n"
+        "[rank0]: socketStartConnect: Connect to 10.0.0.4<43117> failed : Software caused connection abort"
+    )
+    assert [each.cause.name for each in found[:2]] == ["firewall-port", "nccl-pair-failed"]
+    assert "10.0.0.4" in found[0].culprit.words()
+
+
+def test_of_the_nodes_that_are_shown_the_one_is_named_that_was_lost(why: Why) -> None:
+    first, *_ = why(
+        "NodeName=c014 Arch=x86_64 CoresPerSocket=28\n   State=MIXED ThreadsPerCore=1\n"
+        "NodeName=c015 Arch=x86_64 CoresPerSocket=28\n   State=DOWN ThreadsPerCore=1\n"
+        "   Reason=Node unexpectedly rebooted [slurm@2022-07-23T15:27:10]\n"
+        "NodeName=c016 Arch=x86_64 CoresPerSocket=28\n   State=IDLE ThreadsPerCore=1"
+    )
+    assert first.cause.name == "node-failure"
+    assert first.culprit.nodes + first.culprit.things == ("c015",)

@@ -32,10 +32,12 @@ from allranks.why.people import Culprit, People, meet
 from allranks.why.readings.arrivals import conclude_arrivals
 from allranks.why.readings.collectives import conclude_collectives
 from allranks.why.readings.dials import conclude_dials
-from allranks.why.readings.ends import conclude_ends, read_ends
+from allranks.why.readings.ends import conclude_ends, find_ended, read_ends
 from allranks.why.readings.innermost import conclude_innermost
 from allranks.why.readings.opcounts import conclude_opcounts
+from allranks.why.readings.paces import conclude_paces
 from allranks.why.readings.progress import conclude_progress
+from allranks.why.readings.ras import conclude_ras
 from allranks.why.readings.restarts import conclude_restarts
 from allranks.why.readings.rounds import conclude_rounds
 from allranks.why.readings.silence import conclude_silence
@@ -53,6 +55,8 @@ READINGS: tuple[Callable[[Logs, People], Iterable[Conclusion]], ...] = (
     conclude_ends,
     conclude_stalls,
     conclude_opcounts,
+    conclude_ras,
+    conclude_paces,
     conclude_restarts,
     conclude_progress,
     conclude_innermost,
@@ -74,6 +78,8 @@ GOES_ON = frozenset(("nan-loss",))
 """Trouble with which a job goes on: of two findings that are as sure the other one ended it."""
 
 
+KILLED = frozenset(("dead-rank", "host-oom-kill"))
+"""What a SIGKILL speaks for, unless the launcher sent it."""
 SAYS_NOTHING = frozenset(("healthy", "silent-hang"))
 """What a log without a failure comes to: from its end alone the two are not told apart."""
 
@@ -91,7 +97,12 @@ def conclude(logs: Logs, dumps: Sequence[Dump] = ()) -> list[Conclusion]:
     nodes = find_nodes(logs)
     found = [add_nodes(add_script(name_somebody(each, logs, people), logs), nodes) for each in _merge(found)]
     before = _order(found, estimate_offsets(logs))
-    found.sort(key=lambda each: (_bucket(each), -each.weight, before(each), not each.has_context, each.cause.id))
+    yields = _yield(found)
+    found.sort(
+        key=lambda each: (
+            _bucket(each), -each.weight, each.cause.id in yields, before(each), not each.has_context, each.cause.id
+        )
+    )  # fmt: skip
     found = [*conclude_silence(logs, people, found), *found]
     return [*found, *_alternatives(found, logs)]
 
@@ -168,9 +179,12 @@ def conclude_signs(logs: Logs, people: People) -> Iterator[Conclusion]:
         if _FAILED.search(event.line.text):
             failures.setdefault(event.line.source.shown, event.line.number)
     ends = {end.pid: end.culprit() for end in read_ends(logs) if end.pid is not None}
+    ended = find_ended(logs)
     for cause, events in by_cause.items():
         proofs = [event for event in events if event.sign and event.sign.role is not Role.CONTEXT]
         proofs = [event for event in proofs if not _is_aftermath(event, cancels, failures) and not is_overcome(event)]
+        if cause.name in KILLED:
+            proofs = [event for event in proofs if event.number("pid") not in ended]
         if not proofs:
             continue
         context = [event for event in events if event.sign and event.sign.role is Role.CONTEXT]
@@ -234,6 +248,13 @@ def _bucket(each: Conclusion) -> int:
         Role.VICTIM: 6 if is_weak else 5,
         Role.CONTEXT: 7,
     }[each.role]
+
+
+def _yield(found: Sequence[Conclusion]) -> frozenset[str]:
+    """Return which causes nothing proves, whose lines may come of another one that has lines of its own as well."""
+    weak = {each.cause.id for each in found if each.confidence is Confidence.UNDECIDED}
+    also = {each.cause.id: weak.intersection(each.cause.also) for each in found if each.cause.id in weak}
+    return frozenset(one for one, others in also.items() if any(one not in also[other] for other in others))
 
 
 def _merge(found: Iterable[Conclusion]) -> list[Conclusion]:

@@ -26,6 +26,11 @@ _PLACES = (
     re.compile(r"\b(?:[Nn]ode (?:id|ID)|client ID)(?: ?[=:] ?| )([0-9a-f]{16,64})\b"),
 )
 _NODE = re.compile(r"\b(?:on (?:node|host)|hostname|host ?name ?[=:]|host ?[=:]) ?['\"]?([A-Za-z][\w-]*[0-9][\w.-]*)")
+_PODS = (
+    re.compile(r"\bpod/([a-z0-9][a-z0-9.-]*[a-z0-9])\b"),  # kubectl get events
+    re.compile(r"^([a-z0-9][a-z0-9.-]*) +[0-9]+/[0-9]+ +(?:OOMKilled|Evicted|Error|CrashLoopBackOff|NodeLost)\b"),
+    re.compile(r"^Name: {2,}([a-z0-9][a-z0-9.-]*)$"),  # kubectl describe
+)
 _GPUS = (
     re.compile(r"\b([0-9a-fA-F]{4,8}:[0-9a-fA-F]{2}:[0-9a-fA-F]{2}(?:\.[0-9])?)\b"),
     re.compile(r"\b(GPU-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\b"),
@@ -102,4 +107,5 @@ def _only(lines: Sequence[Line], *, is_gpu: bool) -> Culprit:
     pids = {pid for line in lines for pid in (*map(int, _PROCESS.findall(line.text)), line.pid) if pid}
     if not found and len(pids) == 1:
         found |= Culprit(things=(f"process {pids.pop()}",))
-    return found
+    pods = {word for line in lines for pattern in _PODS for word in pattern.findall(line.text)}
+    return found | Culprit(nodes=tuple(pods) if len(pods) == 1 else ())

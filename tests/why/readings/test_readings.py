@@ -406,3 +406,50 @@ def test_a_few_in_another_collective_than_most_are_named(why: Why) -> None:
     places = ((1, 791, "ALLREDUCE"), (3, 786, "ALLGATHER"), (0, 786, "ALLGATHER"))
     first = why("\n".join(said.format(*place) for place in places))[0]
     assert (first.cause.name, first.culprit.ranks) == ("collective-mismatch", (1,))
+
+
+SUMMARY = """\
+Failures:
+[1]:
+  time      : 2026-09-07_{later}
+  host      : n1
+  rank      : 0 (local_rank: 0)
+  exitcode  : -9 (pid: 14689)
+Root Cause (first observed failure):
+[0]:
+  time      : 2026-09-07_13:02:58
+  host      : n1
+  rank      : 1 (local_rank: 1)
+  exitcode  : 1 (pid: 14690)
+"""
+
+
+def test_whom_the_agent_kills_after_its_patience_is_no_culprit(why: Why) -> None:
+    first = why(SUMMARY.format(later="13:03:29"))[0]
+    assert (first.cause.name, first.culprit.ranks) == ("user-code-error", (1,))
+
+
+def test_whom_somebody_kills_at_once_is_one(why: Why) -> None:
+    assert why(SUMMARY.format(later="13:02:59"))[0].cause.name == "host-oom-kill"
+
+
+def test_who_does_not_heed_the_agent_is_no_culprit(why: Why) -> None:
+    unable = (
+        "W0907 13:03:29.1 91 api.py:920] Unable to shutdown process 14689 via Signals.SIGTERM, forcefully exiting via "
+    )
+    found = why(unable + "Signals.SIGKILL\n" + SUMMARY.format(later="13:02:59"))
+    assert found[0].culprit.ranks == (1,)
+
+
+def test_a_log_in_which_only_metrics_are_asked_for_hangs(why: Why) -> None:
+    polls = "".join(
+        f'[2026-03-24 0{hour}:36:52] INFO: 10.0.0.1:{hour}46 - "GET /metrics" 200 OK\n' for hour in (6, 7, 8)
+    )
+    first = why("[2026-03-24 06:36:50] timer.py:24 - Timer actor_train start\n" + polls)[0]
+    assert (first.cause.name, first.confidence) == ("silent-hang", Confidence.LIKELY)
+
+
+def test_the_pod_that_was_evicted_is_named(why: Why) -> None:
+    pods = "ppo-master-0-9st9r   0/1   Evicted   0   19h\nppo-master-0-xk2vv   1/1   Running   0   9h\n"
+    first = why(pods + "Message:  The node was low on resource: memory.\n")[0]
+    assert (first.cause.name, first.culprit.nodes) == ("host-oom-kill", ("ppo-master-0-9st9r",))

@@ -142,6 +142,27 @@ class DeadRank(Cause, id="AR407"):
             Confidence.LIKELY,
         ),
         Sign(r"Worker exit type: SYSTEM_ERROR", Role.LIKELY, _NOBODY, Confidence.LIKELY),
+        # NCCL's RAS, of processes that its own network lost, and of ranks that did not answer.
+        Sign(
+            r"job process(?:es are| is) considered dead \(unreachable via the RAS network\)",
+            Role.LIKELY,
+            _NOBODY,
+            Confidence.LIKELY,
+        ),
+        Sign(
+            r"Process (?P<pid>[0-9]+) on node (?P<node>[^ ]{1,200}) managing GPU",
+            Role.CONTEXT,
+            _NAMED,
+            Confidence.LIKELY,
+        ),
+        Sign(r"Missing communicator data from [0-9]+ rank", Role.LIKELY, _NOBODY, Confidence.UNDECIDED),
+        # A data loader's process that crashed takes its rank along; Killed is AR008's, Bus error AR607's.
+        Sign(
+            r"DataLoader worker \(pid(?:\(s\))? (?P<pid>[0-9]+)\) is killed by signal: "
+            r"(?:Segmentation fault|Aborted|Illegal instruction|Floating point exception)",
+            Role.LIKELY,
+            confidence=Confidence.LIKELY,
+        ),
         # JAX's coordination service.
         Sign(
             r"Task /job:[a-z_]{1,40}/replica:[0-9]+/task:(?P<rank>[0-9]+) heartbeat timeout",
@@ -201,6 +222,11 @@ class DeadRank(Cause, id="AR407"):
         "coordination_service.cc:954] /job:jax_worker/replica:0/task:37 has been set to ERROR in coordination service: "
         "UNAVAILABLE: Task /job:jax_worker/replica:0/task:37 heartbeat timeout. This indicates that the remote task "
         "has failed, got preempted, or crashed unexpectedly.",
+        "  2 job processes are considered dead (unreachable via the RAS network)",
+        "  1 job process is considered dead (unreachable via the RAS network)",
+        "  Process 3487984 on node 172.16.64.213 managing GPU 5",
+        "  Missing communicator data from 1 rank",
+        "RuntimeError: DataLoader worker (pid 190781) is killed by signal: Segmentation fault. ",
         "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: -9) local_rank: 3 (pid: 812917) of "
         "binary: /data/chenhao/anaconda3/envs/ColossalAI-Chat/bin/python",
         "E1223 05:18:02.971000 3304089 site-packages/torch/distributed/elastic/multiprocessing/api.py:882] failed "

@@ -126,7 +126,17 @@ class NodeFailure(Cause, id="AR012"):
             Blames.NAMED,
             Confidence.LIKELY,
         ),
+        Sign(
+            r"^Node unexpectedly re(?:booted)? +[a-z_][a-z0-9_-]* +[0-9-]{10}T[0-9:]{8} "
+            r"(?P<node>[A-Za-z0-9_.,\[\]-]+)",
+            Role.LIKELY,
+            Blames.NAMED,
+            Confidence.LIKELY,
+        ),
+        # scontrol show node; the lines above it say whose.
         Sign(r"Reason=Not responding", Role.LIKELY, Blames.NOBODY, Confidence.LIKELY),
+        Sign(r"Reason=Node unexpectedly rebooted", Role.LIKELY, Blames.NOBODY, Confidence.LIKELY),
+        Sign(r"^NodeName=(?P<node>[A-Za-z0-9_.-]+) ", Role.CONTEXT, Blames.NOBODY),
         Sign(r"System is (?:powering down|rebooting)\.?$", Role.LIKELY, confidence=Confidence.LIKELY),
         Sign(r"Pod was terminated in response to imminent node shutdown"),
         # The machine itself
@@ -159,7 +169,10 @@ class NodeFailure(Cause, id="AR012"):
     hits = (
         "compute001      1     main*       down*   12   12:1:1  64267        0      1   (null) Not responding",
         "Not responding       slurm     2022-07-10T02:00:55 c016",
+        "Node unexpectedly re slurm     2022-07-23T15:27:10 c015",
         "   Reason=Not responding [slurm@2016-06-09T22:22:36]",
+        "   Reason=Node unexpectedly rebooted [slurm@2022-07-23T15:27:10]",
+        "NodeName=c015 Arch=x86_64 CoresPerSocket=28",
         "Jan 30 10:33:09 gpu-4 systemd-logind[612]: System is powering down.",
         "node07 kernel: mce: [Hardware Error]: Machine check events logged",
         "srun: error: slurm_receive_msgs: [[node07]:6818] failed: Socket timed out on send/recv operation",

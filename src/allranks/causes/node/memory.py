@@ -71,6 +71,7 @@ class HostOomKill(Cause, id="AR008"):
         Sign(r"OOMKilled(?:$|[^A-Za-z\"])"),
         Sign(r"\"OOMKilled\": ?true"),
         Sign(r"The node was low on resource: memory"),  # Kubernetes evicts
+        Sign(r"The node had condition: \[MemoryPressure\]", blames=Blames.NOBODY),
         Sign(r"Pod The node had condition: \[MemoryPressure\]"),
         # Who lost it knows
         Sign(
@@ -188,6 +189,7 @@ class HostOomKill(Cause, id="AR008"):
         "user@1001.service: A process of this unit has been killed by the OOM killer.",
         "      Reason:       OOMKilled",
         '            "OOMKilled": true,',
+        "2m  Warning  Evicted  pod/egg-0  The node had condition: [MemoryPressure].",
         "Warning  Evicted  2m  kubelet  The node was low on resource: memory. Container pytorch was using 61Gi",
         "Message:  Pod The node had condition: [MemoryPressure].",
         "(raylet) node_manager.cc:3040: 1 Workers (tasks / actors) killed due to memory pressure (OOM), 0 Workers "

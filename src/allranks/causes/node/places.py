@@ -41,7 +41,7 @@ class DiskFull(Cause, id="AR005"):
     another file system, or the job without that node.
 
     ## Source
-    statvfs(3) and errno(3), Linux man-pages 6.9.
+    statvfs(3) and errno(3), Linux man-pages 6.9. Kubernetes, pkg/kubelet/eviction/helpers.go.
     """
 
     message = "{place} ({path}): {free} left"
@@ -67,6 +67,16 @@ class DiskFull(Cause, id="AR005"):
         Sign(r"basic_ios::clear: iostream error", Role.LIKELY, confidence=Confidence.UNDECIDED),
         Sign(r"LustreError: .{0,200}\brc = -(?:28|122)\b", Role.LIKELY),
         Sign(r"write error: wrote [0-9]+ blocks instead of [0-9]+", Role.LIKELY, confidence=Confidence.LIKELY),
+        # Kubernetes evicts (pkg/kubelet/eviction/helpers.go).
+        Sign(r"The node was low on resource: ephemeral-storage", blames=Blames.NOBODY),
+        Sign(r"The node had condition: \[DiskPressure\]", blames=Blames.NOBODY),
+        Sign(r"ephemeral local storage usage exceeds the total limit of containers", blames=Blames.NOBODY),
+        Sign(r"exceeded its local ephemeral storage limit", blames=Blames.NOBODY),
+        Sign(
+            r"Usage of EmptyDir volume \"(?P<thing>[^\"]{1,100})\" exceeds the limit",
+            Role.LIKELY,
+            confidence=Confidence.LIKELY,
+        ),
         # What was being written, as the line before tells: Transformers, DeepSpeed, Megatron, fvcore.
         Sign(
             r"[Ss]aving (?:[a-z]{1,12} )?checkpoint(?: at iteration {1,8}[0-9]{1,9})?(?: to|:) " + _PATH,
@@ -77,6 +87,11 @@ class DiskFull(Cause, id="AR005"):
     )
     hits = (
         "File.lua:210: write error: wrote 39776036 blocks instead of 41251350 at THDiskFile.c:340",
+        "The node was low on resource: ephemeral-storage. Threshold quantity: 10120387530, available: 9702960Ki.",
+        "Pod The node had condition: [DiskPressure]. ",
+        "Pod ephemeral local storage usage exceeds the total limit of containers 5Gi.",
+        'Container main exceeded its local ephemeral storage limit "2Gi". ',
+        'Usage of EmptyDir volume "scratch" exceeds the limit "10Gi". ',
         "OSError: [Errno 28] No space left on device",
         "OSError: [Errno 122] Disk quota exceeded: '/home/alice/.cache/torch'",
         "OSError: [Errno 28] No space left on device: '/scratch/run7/checkpoint-600/optimizer.pt'",

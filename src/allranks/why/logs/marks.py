@@ -142,6 +142,12 @@ MARKS = (
         r"Sending process [0-9]+ closing signal",
         r"Sending process (?P<pid>[0-9]+) closing signal (?P<signal>\w+)",
     ),
+    # Who did not heed it (torch/distributed/elastic/multiprocessing/api.py; "exitting" up to 2.0).
+    Mark(
+        "killed-by-agent",
+        r"Unable to shutdown process [0-9]+ via ",
+        r"Unable to shutdown process (?P<pid>[0-9]+) via \S+, forcefully exitt?ing via (?:Signals\.SIGKILL|SIGKILL|9)",
+    ),
     # Of a torchrun agent's own traceback: what it only does while its workers run.
     Mark("agent-runs", r"num_nodes_waiting|_keep_alive_weak"),
     # SLURM and MPI about their tasks.
@@ -156,6 +162,18 @@ MARKS = (
         r": opCount [0-9a-f]",  # most lines of such a log: what stands before it costs as much as the whole catalogue
         r"NCCL INFO (?P<op>[A-Z][A-Za-z]+): opCount (?P<number>[0-9a-f]+) .*count (?P<count>[0-9]+) "
         r"datatype (?P<datatype>[0-9]+) .*comm (?P<comm>\w+) \[nranks=(?P<size>[0-9]+)\]",
+    ),
+    # How far the ranks of a communicator are, as its RAS tells (src/ras/client_support.cc, 2.24 to 2.30).
+    Mark(
+        "launched",
+        r"ha(?:s|ve) (?:launched up to operation [0-9]|not launched any operations)",
+        r"(?:[0-9]+ ranks have|Rank (?P<rank>[0-9]+) has) (?:launched up to operation (?P<count>[0-9]+)"
+        r"|not launched any operations)(?: -- GPU \S+ managed by process (?P<pid>[0-9]+) on node (?P<node>\S+))?",
+    ),
+    Mark(
+        "launched-rank",
+        r"Rank [0-9]+ -- (?:GPU |\[process information not found\])",
+        r"Rank (?P<rank>[0-9]+) -- (?:GPU \S+ managed by process (?P<pid>[0-9]+) on node (?P<node>\S+))?",
     ),
     # How many there are, and which process is which.
     Mark(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from datetime import datetime
 
 from allranks.causes.catalogue import find_cause
 from allranks.causes.sign import Role
@@ -17,6 +18,8 @@ MAX_SIGNAL = 64
 """Linux's highest; a larger code is the program's own: exit(-1) is 255."""
 MAX_GAP = 64
 """Of the pids of one agent's workers: they are started one after the other."""
+PATIENCE_S = 20.0
+"""So long after the first failure a SIGKILL is the agent's own: it waits 30 s for who does not heed its SIGTERM."""
 
 
 @dataclass(slots=True)
@@ -31,6 +34,8 @@ class End:
     pid: int | None = None
     is_first: bool = False
     """torchrun saw it before the others of its node."""
+    when: str = ""
+    """As torchrun writes it: 2024-09-09_09:36:56."""
 
     @property
     def is_killed(self) -> bool:
@@ -57,7 +62,7 @@ def read_ends(logs: Logs) -> list[End]:
             is_first = True
             continue
         if event.kind == "failure-time" or current is None or current.line.source != event.line.source:
-            current = End(event.line, is_first=is_first)
+            current = End(event.line, is_first=is_first, when=event.values.get("when", ""))
             is_first = False
             ends.append(current)
         if event.kind == "failure-host":
@@ -68,6 +73,28 @@ def read_ends(logs: Logs) -> list[End]:
             current.code, current.pid = event.number("code"), event.number("pid")
             current.line = event.line
     return [end for end in ends if end.code is not None]
+
+
+def find_ended(logs: Logs) -> frozenset[int]:
+    """Return the processes that torchrun's agent killed itself, once another one had failed: they are no culprits."""
+    pids = {pid for event in logs.of("killed-by-agent") if (pid := event.number("pid")) is not None}
+    node: list[End] = []
+    for end in read_ends(logs):  # a summary of each node, its first failure last
+        node.append(end)
+        if not end.is_first:
+            continue
+        if not end.is_killed:
+            pids |= {other.pid for other in node if other.pid is not None and _lag_s(end, other) >= PATIENCE_S}
+        node = []
+    return frozenset(pids)
+
+
+def _lag_s(first: End, other: End) -> float:
+    try:
+        ended, began = (datetime.strptime(end.when, "%Y-%m-%d_%H:%M:%S") for end in (other, first))
+    except ValueError:
+        return 0.0
+    return (ended - began).total_seconds()
 
 
 def find_first(logs: Logs) -> End | None:

@@ -16,6 +16,8 @@ from allranks.why.people import Culprit, People, speaker
 LAST_LINES = 5
 LONG_S = 1200.0
 """Without progress while other lines go on: a checkpoint or an evaluation takes minutes."""
+LEAST_BEATS = 3
+"""Lines that are alike."""
 _ASK = "allranks stack JOB while it hangs; NCCL_DEBUG=INFO and TORCH_DISTRIBUTED_DEBUG=DETAIL for the next run"
 _GOES_ON = re.compile(
     r"(?i)\b(?:it(?:eration)?|steps?|epochs?|batch)\b\W{0,12}\d+|\d+(?:\.\d+)?\s?(?:it/s|s/it|examples/s|tokens?/s|samples/s)"
@@ -73,6 +75,11 @@ def conclude_silence(logs: Logs, people: People, found: Sequence[Conclusion]) ->
         others = f"; others go on for {silent_s / 60:.0f} minutes" if silent_s >= LONG_S else ""
         what = f"the job's own lines stop, and nothing in them says why{others}"
         yield _hangs(what, *goes[-1:], last[-1], confidence=Confidence.LIKELY)
+        return
+    if not finished and (beats := _beats(logs)):
+        minutes = _span_s(beats) / 60
+        what = f"only the same words came for {minutes:.0f} minutes, of something beside the job, and nothing of it"
+        yield _hangs(what, beats[0], beats[-1], confidence=Confidence.LIKELY)
         return
     if not finished and (members := _all_announced(logs, last[-1])):
         yield _hangs(
@@ -154,6 +161,20 @@ def _again(logs: Logs) -> Line | None:
     return None
 
 
+def _beats(logs: Logs) -> list[Line]:
+    """Return the lines that a log ends with for long, alike but for their numbers: metrics are asked for, a pulse."""
+    for tail in logs.tails:
+        usual = {_NUMBERS.sub("", line.text) for line in tail.lines[-2:]}
+        beats: list[Line] = []
+        for line in reversed(tail.lines):
+            if _NUMBERS.sub("", line.text) not in usual or _goes_on(line):
+                break
+            beats.insert(0, line)
+        if len(beats) >= LEAST_BEATS and len(beats) < len(tail.lines) and _span_s(beats) >= LONG_S:
+            return beats
+    return []
+
+
 def _half_made(everything: Sequence[Line]) -> Line | None:
     """Return where NCCL last began a communicator, if nothing says that one was made."""
     begun = [line for line in everything if _BEGUN.search(line.text)]
@@ -216,8 +237,12 @@ def _silence_s(everything: Sequence[Line], goes: Sequence[Line]) -> float:
     """Return how long the logs went on after the last sign of progress, in seconds."""
     if not goes:
         return 0.0
-    last = everything.index(goes[-1])
-    dated = [line for line in everything[last + 1 :] if line.time is not None and line.has_date]
+    return _span_s(everything[everything.index(goes[-1]) + 1 :])
+
+
+def _span_s(lines: Sequence[Line]) -> float:
+    """Return the time between the first and the last of these lines, in seconds."""
+    dated = [line for line in lines if line.time is not None and line.has_date]
     # A time without a year is in another year than one with.
     times = [line.time or 0.0 for line in dated if line.has_year == dated[0].has_year]
     return max(times) - min(times) if times else 0.0

@@ -1,0 +1,93 @@
+"""How long did each rank take, as a list of them says? Who took much longer is who the others wait for. Pure.
+
+    Rank 4: 409.17ms            rank   data_time   step_time
+    Rank 5: 2031.12ms            144     332.459      48.455
+    Rank 6: 412.36ms             160       0.053     381.009
+
+A list is lines that follow each other; what it is a list of is not known, so it is a guess.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+
+from allranks.causes.catalogue import find_cause
+from allranks.causes.sign import Role
+from allranks.model.finding import Confidence
+from allranks.report.text import fold_ranks
+from allranks.why.conclusion import Conclusion
+from allranks.why.logs.events import Logs
+from allranks.why.logs.line import Line
+from allranks.why.people import Culprit, People
+
+LEAST = 4
+"""Ranks that a list must have."""
+MUCH = 3.0
+"""Times the longest of the others."""
+_TOOK = re.compile(r"\brank\W{1,3}(\d{1,6})\W{1,4}(\d+(?:\.\d+)?) ?(ms|s|sec|seconds)\b", re.IGNORECASE)
+_HEAD = re.compile(r"^\s*rank\s+\w*time\b", re.IGNORECASE)
+_ROW = re.compile(r"^\s*(\d{1,6})\s+(\d+\.\d+)\b")
+
+
+@dataclass(frozen=True, slots=True)
+class _Pace:
+    """One line of a list."""
+
+    rank: int
+    took: float
+    line: Line
+
+
+def conclude_paces(logs: Logs, people: People) -> Iterator[Conclusion]:
+    """Return the ranks that took much longer than the others of the first such list."""
+    for tail in logs.tails:
+        for paces in (*_lists(tail.lines), *_tables(tail.lines)):
+            slow = _slow(paces)
+            if slow:
+                yield Conclusion(
+                    cause=find_cause("straggler-rank"),
+                    role=Role.LIKELY,
+                    confidence=Confidence.UNDECIDED,
+                    culprit=Culprit(ranks=tuple(sorted(each.rank for each in slow))),
+                    message=f"{fold_ranks(each.rank for each in slow)} took {MUCH:g} times as long as others, and more",
+                    evidence=tuple(each.line for each in slow[:3]),
+                    ask="the GPU's clocks and the data loader of those ranks: nvidia-smi -q -d CLOCK,PERFORMANCE",
+                )
+                return
+
+
+def _slow(paces: Sequence[_Pace]) -> list[_Pace]:
+    """Those that took more than half of the longest, where all others took much less."""
+    if len({each.rank for each in paces}) < max(LEAST, len(paces)):  # too few, or several steps
+        return []
+    longest = max(each.took for each in paces)
+    slow = [each for each in paces if each.took > longest / 2]
+    others = [each.took for each in paces if each not in slow]
+    return slow if others and max(others) * MUCH <= min(each.took for each in slow) else []
+
+
+def _lists(lines: Iterable[Line]) -> Iterator[list[_Pace]]:
+    paces: list[_Pace] = []
+    for line in lines:
+        if match := _TOOK.search(line.text):
+            paces.append(_Pace(int(match[1]), float(match[2]), line))
+        elif paces:
+            yield paces
+            paces = []
+    yield paces
+
+
+def _tables(lines: Iterable[Line]) -> Iterator[list[_Pace]]:
+    paces: list[_Pace] = []
+    is_table = False
+    for line in lines:
+        if is_table and (match := _ROW.match(line.text)):
+            paces.append(_Pace(int(match[1]), float(match[2]), line))
+            continue
+        if paces:
+            yield paces
+            paces = []
+        is_table = _HEAD.match(line.text) is not None
+    yield paces
