@@ -43,6 +43,7 @@ class SlurmEnv(Cause, id="AR501"):
     fix = "allranks env --explain names both sources; unset the one that is left over"
     exit_code = Exit.USAGE
     told = "what SLURM started and what the program expects do not fit: tasks, ranks and nodes are counted differently"
+    also = ("AR502", "AR401", "AR106")
     signs = (
         # Lightning, plugins/environments/slurm.py, 1.8 to 2.6.
         Sign(r"You set `--ntasks=(?P<present>[0-9]+)` in your SLURM bash script, but this variable is not supported"),
@@ -100,9 +101,9 @@ class SlurmEnv(Cause, id="AR501"):
             r"SLURM_MEM_PER_CPU, SLURM_MEM_PER_GPU, and SLURM_MEM_PER_NODE are mutually exclusive", blames=Blames.NOBODY
         ),
         Sign(
-            r"srun: error: Unable to (?:create step|allocate resources)[^:]{0,40}: (?P<error>[A-Z].{4,120})",
+            r"(?P<thing>srun): error: Unable to (?:create step|allocate resources)[^:]{0,40}: (?P<error>[A-Z].{4,120})",
             Role.LIKELY,
-            Blames.NOBODY,
+            Blames.NAMED,
             Confidence.LIKELY,
         ),
         # MPI below srun.
@@ -198,6 +199,7 @@ class SpawnInsideSrun(Cause, id="AR502"):
     message = "{what}"
     fix = "srun --ntasks-per-node=1 allranks run ...: one agent a node, it starts the workers"
     exit_code = Exit.USAGE
+    also = ("AR501", "AR405", "AR404")
     signs = (
         Sign(r"agents \([^)]{1,80}\), allranks needs one a node"),
         Sign(r"runs inside each of [0-9]+ tasks a node"),

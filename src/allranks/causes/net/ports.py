@@ -102,7 +102,7 @@ class FirewallPort(Cause, id="AR206"):
         ),
         # NCCL 2.18 connects anew on the same socket, and the second errno hides the first.
         Sign(
-            r"[Cc]onnect to " + NCCL_PEER + r" failed : Software caused connection abort",
+            r"[Cc]onnect to " + FAR_PEER + rf"<{PORT}> failed : Software caused connection abort",
             Role.LIKELY,
             Blames.PEER,
             Confidence.UNDECIDED,
@@ -114,6 +114,8 @@ class FirewallPort(Cause, id="AR206"):
             Confidence.LIKELY,
         ),
         Sign(r"SO_ERROR: Connection timed out, remote=" + GLOO_PEER, Role.LIKELY, Blames.PEER, Confidence.LIKELY),
+        # Gloo's pair.cc, of a pair that is not connected after five times its timeout.
+        Sign(r"Connect timeout " + GLOO_PEER, Role.LIKELY, Blames.PEER, Confidence.LIKELY),
         Sign(
             r"A process or daemon was unable to complete a TCP connection",
             Role.LIKELY,
@@ -130,6 +132,7 @@ class FirewallPort(Cause, id="AR206"):
         ),
     )
     hits = (
+        "  what():  [/tmp/third_party/gloo/gloo/transport/tcp/pair.cc:575] Connect timeout [10.12.40.7]:31044",
         "  Remote host:   psfwnezg3",
         "gpu-103:18553:18611 [0] include/socket.h:360 WARN Call to connect failed : Connection timed out",
         "node1:71:80 [0] NCCL INFO Call to connect returned No route to host, retrying",
