@@ -214,6 +214,7 @@ class GpuBinding(Cause, id="AR108"):
     no_fault_yet = "the lab's nodes have one pretended GPU each"
     never_on_hardware = True
     told = "SLURM binds a task to GPUs that its job does not have"
+    also = ("AR106", "AR501", "AR107")
     signs = (
         Sign(r"does not specify any devices within the allocation"),
         # NCCL before 2.10 opens a GPU's memory only where both processes see both GPUs.

@@ -61,6 +61,7 @@ class EnvDrift(Cause, id="AR503"):
     fix = "set {what} once, in the batch script; on {node} see /etc/environment, /etc/profile.d, /etc/nccl.conf"
     exit_code = Exit.NODE_FAULT
     told = "the two sides of a connection act on different settings: the environment differs between nodes"
+    also = ("AR504", "AR410", "AR590")
     signs = (
         # NCCL, src/transport/net_socket.cc, 2.14 and later.
         Sign(
@@ -144,6 +145,7 @@ class NcclVersionMismatch(Cause, id="AR504"):
     fix = "use one environment on all nodes; on {node}: ldconfig -p | grep nccl; echo $LD_LIBRARY_PATH"
     exit_code = Exit.NODE_FAULT
     told = "NCCL's version is not the same on all ranks"
+    also = ("AR503", "AR410")
     signs = (
         # NCCL, src/init.cc (2.4 to 2.30): first the other rank, then the one that speaks.
         Sign(
