@@ -303,6 +303,14 @@ def test_a_store_is_lost_because_of_the_exception_before(why: Why) -> None:
     assert (second.cause.name, second.role) == ("store-lost", Role.VICTIM)
 
 
+def test_a_watchdog_stands_still_because_of_the_exception_before(why: Why) -> None:
+    error = traceback("FileNotFoundError: index.json", "/home/me/loader.py", prefix="gpu003: ")
+    stuck = "[rank8]:[E127 04:11:22.1] First PG on this rank that detected no heartbeat of its watchdog."
+    first, second, *_ = why(f"{error}\ngpu004: {stuck}\n")
+    assert first.cause.name == "user-code-error"
+    assert (second.cause.name, second.role) == ("heartbeat-stuck", Role.VICTIM)
+
+
 def test_a_lost_store_explains_the_exception_after(why: Why) -> None:
     error = traceback("ValueError: no data", "/home/me/loader.py", prefix="gpu003: ")
     assert why(f"gpu004: {NO_STORE}\n{error}\n")[0].cause.name == "store-lost"

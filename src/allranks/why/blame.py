@@ -74,6 +74,8 @@ GOES_ON = frozenset(("nan-loss",))
 """Trouble with which a job goes on: of two findings that are as sure the other one ended it."""
 
 
+OF_OTHERS = frozenset(("heartbeat-stuck", "store-lost"))
+"""What the others meet once a rank is gone: the store had its host there, and a collective ends no more."""
 SAYS_NOTHING = frozenset(("healthy", "silent-hang"))
 """What a log without a failure comes to: from its end alone the two are not told apart."""
 
@@ -101,11 +103,11 @@ def conclude(logs: Logs, dumps: Sequence[Dump] = ()) -> list[Conclusion]:
 def _after_an_exception(
     found: Sequence[Conclusion], before: Callable[[Conclusion], tuple[float, int]]
 ) -> Iterator[Conclusion]:
-    """Return them with a lost store as what others say, where an exception of the user's came before: it had a host."""
+    """Return a lost store, and a watchdog that stands still, as what others say of an exception that came before."""
     own = [each for each in found if each.cause.name == "user-code-error" and each.role <= Role.GENERIC]
     for each in found:
         is_after = any(before(one) < before(each) and one.confidence is Confidence.CERTAIN for one in own)
-        is_loss = each.cause.name == "store-lost" and each.role is Role.LIKELY
+        is_loss = each.cause.name in OF_OTHERS and each.role is Role.LIKELY
         yield replace(each, role=Role.VICTIM) if is_after and is_loss else each
 
 
