@@ -203,12 +203,21 @@ class SpawnInsideSrun(Cause, id="AR502"):
     signs = (
         Sign(r"agents \([^)]{1,80}\), allranks needs one a node"),
         Sign(r"runs inside each of [0-9]+ tasks a node"),
+        # It waits for what another step of its job holds: for ever, where that is the step it runs in.
+        Sign(
+            r"srun: Job (?:[0-9]+ )?step creation (?:temporarily|still) disabled, retrying",
+            Role.VICTIM,
+            Blames.NOBODY,
+            Confidence.UNDECIDED,
+        ),
     )
     hits = (
         "error: node node01 has 8 agents (SLURM_STEP_TASKS_PER_NODE=8), allranks needs one a node: srun --nodes=2 "
         "--ntasks-per-node=1 allranks run ...",
         "error: torchrun (TORCHELASTIC_RUN_ID=12, LOCAL_WORLD_SIZE=8) runs inside each of 8 tasks a node "
         "(SLURM_NTASKS_PER_NODE=8); start one a node: srun --nodes=2 --ntasks-per-node=1 torchrun ...",
+        "srun: Job 2617225 step creation temporarily disabled, retrying (Requested nodes are busy)",
+        "srun: Job step creation still disabled, retrying",
     )
     misses = ("allranks: 6 nodes are here, 6 ranks",)
 
