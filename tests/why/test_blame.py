@@ -309,3 +309,75 @@ def test_of_the_nodes_that_are_shown_the_one_is_named_that_was_lost(why: Why) ->
     )
     assert first.cause.name == "node-failure"
     assert first.culprit.nodes + first.culprit.things == ("c015",)
+
+
+NO_STORE = (
+    "RuntimeError: [15] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store "
+    "by key '0', but store->get('0') got error: Connection reset by peer"
+)
+
+
+def test_a_store_is_lost_because_of_the_exception_before(why: Why) -> None:
+    error = traceback("ValueError: Undefined dataset", "/home/me/loader.py", prefix="gpu003: ")
+    first, second, *_ = why(f"{error}\ngpu004: {NO_STORE}\n")
+    assert (first.cause.name, first.culprit.words()) == ("user-code-error", "gpu003 loader.py:7")
+    assert (second.cause.name, second.role) == ("store-lost", Role.VICTIM)
+
+
+def test_a_watchdog_stands_still_because_of_the_exception_before(why: Why) -> None:
+    error = traceback("FileNotFoundError: index.json", "/home/me/loader.py", prefix="gpu003: ")
+    stuck = "[rank8]:[E127 04:11:22.1] First PG on this rank that detected no heartbeat of its watchdog."
+    first, second, *_ = why(f"{error}\ngpu004: {stuck}\n")
+    assert first.cause.name == "user-code-error"
+    assert (second.cause.name, second.role) == ("heartbeat-stuck", Role.VICTIM)
+
+
+def test_a_lost_store_explains_the_exception_after(why: Why) -> None:
+    error = traceback("ValueError: no data", "/home/me/loader.py", prefix="gpu003: ")
+    assert why(f"gpu004: {NO_STORE}\n{error}\n")[0].cause.name == "store-lost"
+
+
+def test_who_is_awaited_is_named_by_who_tells_of_the_wait(why: Why) -> None:
+    log = (
+        "RuntimeError: Rank 2 successfully reached monitoredBarrier, but received errors while waiting for send/recv "
+        "from rank 0. Please check rank 0 logs for faulty rank.\nOriginal exception: [../third_party/gloo/gloo/"
+        "transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to complete\n"
+    )
+    first = why(log)[0]
+    assert (first.cause.name, first.culprit.ranks) == ("gloo-timeout", (0,))
+
+
+def test_ranks_that_all_came_did_not_all_say_so(why: Why) -> None:
+    log = "Initializing distributed: GLOBAL_RANK: {}, MEMBER: {}/8\n"
+    log = log.format(0, 1) + log.format(3, 4)
+    assert why(log)[0].cause.name == "missing-rank"
+    assert why(log + "All distributed processes registered. Starting with 8 processes\n")[0].cause.name == "healthy"
+
+
+def test_a_loopback_is_behind_no_firewall(why: Why) -> None:
+    line = "n1:31:37 [0] misc/socket.cc:484 NCCL WARN socketStartConnect: Connect to {}<52781> failed : Software caused"
+    names = {at: why(line.format(at) + " connection abort")[0].cause.name for at in ("127.0.0.1", "10.0.0.1")}
+    assert names == {"127.0.0.1": "loopback-hostname", "10.0.0.1": "firewall-port"}
+
+
+def test_what_nccl_says_comes_before_what_torch_says_of_it(why: Why) -> None:
+    torch = (
+        "RuntimeError: NCCL error in: /torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp:1269, unhandled system error, "
+        "NCCL version 2.14.3\n"
+    )
+    nccl = "n1:2:3 [1] misc/socket.cc:456 NCCL WARN Net : Connect to 10.1.1.5<48113> failed : Connection refused\n"
+    assert why(torch)[0].cause.name == "nccl-pair-failed"
+    assert why(nccl + torch)[0].culprit.things == ("port 48113", "address 10.1.1.5")
+
+
+def test_a_cut_traceback_says_where_a_device_was_asked_for(why: Why) -> None:
+    check = "THCudaCheck FAIL file=/pytorch/torch/csrc/cuda/Module.cpp line=59 error=101 : invalid device ordinal\n"
+    cut = traceback("", "/home/me/run.py").rstrip() + "\n"
+    first = why(check + cut)[0]
+    assert (first.cause.name, first.culprit.words()) == ("invalid-device", "run.py:7")
+
+
+def test_where_the_job_goes_on_all_may_be_well(why: Why) -> None:
+    complaint = "RuntimeError: Broken pipe\n"
+    assert "healthy" not in [each.cause.name for each in why(complaint)]
+    assert why(complaint + "step 120 loss: 0.2\n")[1].cause.name == "healthy"

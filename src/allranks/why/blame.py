@@ -26,7 +26,7 @@ from allranks.why.conclusion import Conclusion
 from allranks.why.dumps import conclude_dumps
 from allranks.why.logs.events import Event, Logs
 from allranks.why.logs.line import Line
-from allranks.why.naming import add_nodes, add_script, find_culprit, find_nodes, name_somebody
+from allranks.why.naming import add_awaited, add_nodes, add_script, find_culprit, find_nodes, name_somebody
 from allranks.why.overcome import tell_overcome
 from allranks.why.people import Culprit, People, meet
 from allranks.why.readings.arrivals import conclude_arrivals
@@ -40,7 +40,7 @@ from allranks.why.readings.progress import conclude_progress
 from allranks.why.readings.ras import conclude_ras
 from allranks.why.readings.restarts import conclude_restarts
 from allranks.why.readings.rounds import conclude_rounds
-from allranks.why.readings.silence import conclude_silence
+from allranks.why.readings.silence import conclude_silence, goes_on_after
 from allranks.why.readings.stacks import conclude_stacks
 from allranks.why.readings.stalls import conclude_stalls
 from allranks.why.readings.tracebacks import conclude_tracebacks
@@ -80,6 +80,8 @@ GOES_ON = frozenset(("nan-loss",))
 
 KILLED = frozenset(("dead-rank", "host-oom-kill"))
 """What a SIGKILL speaks for, unless the launcher sent it."""
+OF_OTHERS = frozenset(("heartbeat-stuck", "store-lost"))
+"""What the others meet once a rank is gone: the store had its host there, and a collective ends no more."""
 SAYS_NOTHING = frozenset(("healthy", "silent-hang"))
 """What a log without a failure comes to: from its end alone the two are not told apart."""
 
@@ -95,8 +97,10 @@ def conclude(logs: Logs, dumps: Sequence[Dump] = ()) -> list[Conclusion]:
     found = [*conclude_signs(logs, people), *(each for reading in READINGS for each in reading(logs, people))]
     found += conclude_dumps(dumps)
     nodes = find_nodes(logs)
-    found = [add_nodes(add_script(name_somebody(each, logs, people), logs), nodes) for each in _merge(found)]
+    found = add_awaited([add_script(name_somebody(each, logs, people), logs) for each in _merge(found)])
+    found = [add_nodes(each, nodes) for each in found]
     before = _order(found, estimate_offsets(logs))
+    found = list(_after_an_exception(found, before))
     yields = _yield(found)
     found.sort(
         key=lambda each: (
@@ -105,6 +109,17 @@ def conclude(logs: Logs, dumps: Sequence[Dump] = ()) -> list[Conclusion]:
     )  # fmt: skip
     found = [*conclude_silence(logs, people, found), *found]
     return [*found, *_alternatives(found, logs)]
+
+
+def _after_an_exception(
+    found: Sequence[Conclusion], before: Callable[[Conclusion], tuple[float, int]]
+) -> Iterator[Conclusion]:
+    """Return a lost store, and a watchdog that stands still, as what others say of an exception that came before."""
+    own = [each for each in found if each.cause.name == "user-code-error" and each.role <= Role.GENERIC]
+    for each in found:
+        is_after = any(before(one) < before(each) and one.confidence is Confidence.CERTAIN for one in own)
+        is_loss = each.cause.name in OF_OTHERS and each.role is Role.LIKELY
+        yield replace(each, role=Role.VICTIM) if is_after and is_loss else each
 
 
 def _alternatives(found: Sequence[Conclusion], logs: Logs) -> Iterator[Conclusion]:
@@ -120,6 +135,8 @@ def _alternatives(found: Sequence[Conclusion], logs: Logs) -> Iterator[Conclusio
         # What a victim says is like what other victims say.
         is_usual = first.role is Role.VICTIM or first.cause.name == "healthy"
         others = [*others, *alike] if is_usual else [*alike, *others]
+        if goes_on_after(first.evidence[-1], logs):
+            others = [(find_cause("healthy"), "the job goes on after these lines"), *others]
     for cause, why in others:
         if cause.id in known or len(known) >= MAX_ANSWERS:
             continue

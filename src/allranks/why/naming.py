@@ -31,6 +31,11 @@ _OF_A_CALL = frozenset((
 ))  # fmt: skip
 """Causes that a script's own call has, or runs into: where nobody is named, its place is."""
 
+_WAITS = frozenset(("gloo-timeout", "collective-timeout", "rendezvous-timeout"))
+"""Causes that only tell of a wait."""
+_BEHIND = frozenset(("stuck-rank", "straggler-rank", "missing-rank"))
+"""Causes that tell for whom."""
+
 MAX_LINES = 400
 """Of one cause that are asked whom they name."""
 
@@ -83,10 +88,11 @@ def add_script(conclusion: Conclusion, logs: Logs) -> Conclusion:
     """Return it with the script's name, where the user's code failed and no frame says which file of it.
 
     Of a call that does not fit, where nobody is named, the place in the user's files that made it; a debugger tells
-    the exception above its frames, too.
+    the exception above its frames, too, and CUDA what it was asked for: of a traceback that is cut the words are these.
     """
     if conclusion.cause.name in _OF_A_CALL and not conclusion.culprit:
-        frames = [each.user_frame for each in read_tracebacks(logs) if each.line in conclusion.evidence]
+        own = [each for each in read_tracebacks(logs) if each.line in conclusion.evidence or not each.kind]
+        frames = [each.user_frame for each in own]
         places = [f"{frame.values['file'].rpartition('/')[2]}:{frame.values['line']}" for frame in frames if frame]
         return replace(conclusion, culprit=Culprit(things=tuple(places[:1])))
     if conclusion.cause.name != "user-code-error" or any(".py" in thing for thing in conclusion.culprit.things):
@@ -96,6 +102,12 @@ def add_script(conclusion: Conclusion, logs: Logs) -> Conclusion:
     if script is None:
         return conclusion
     return replace(conclusion, culprit=conclusion.culprit | Culprit(things=(script,)))
+
+
+def add_awaited(found: Sequence[Conclusion]) -> list[Conclusion]:
+    """Return them with whom the others waited for, where one that tells of a wait names nobody and another does."""
+    behind = next((each.culprit for each in found if each.cause.name in _BEHIND and each.culprit), Culprit())
+    return [replace(each, culprit=behind) if each.cause.name in _WAITS and not each.culprit else each for each in found]
 
 
 def _named_before(conclusion: Conclusion, logs: Logs) -> Culprit:

@@ -9,7 +9,7 @@ from allranks.why.logs.events import Event, Logs
 
 STARTING = frozenset((
     "master-unreachable", "master-dns", "rendezvous-timeout", "missing-rank", "port-in-use", "firewall-port",
-    "ip-family-mismatch", "loopback-hostname", "nic-not-found",
+    "ip-family-mismatch", "loopback-hostname", "nic-not-found", "spawn-inside-srun",
 ))  # fmt: skip
 """Causes without which no rank comes as far as its first step."""
 AT_THE_END = frozenset(("store-lost", "peer-connection-lost", "master-unreachable"))

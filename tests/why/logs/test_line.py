@@ -29,6 +29,8 @@ SPEAKERS = [
     ("[2025-01-29 08:52:52 DP1 TP3] Scheduler hit an exception: Traceback", None, None, 3, None),
     ("GPUCA6E: OSError: [Errno 24] Too many open files", "GPUCA6E", None, None, None),
     ("RANK0: RuntimeError: x", None, 0, None, None),
+    ('gpu003:   File "train.py", line 7, in main', "gpu003", None, None, None),
+    ("gpu003:   rank      : 3 (local_rank: 3)", "gpu003", None, None, None),
     ("1: [allreduce.c_d1.bias, allreduce.c_d1.weight ...]", None, None, None, None),
     ("rank_604.n7.4711.log:[E1218 20:27:21.48 A.cpp:1] x", None, 604, None, None),
     ("3: [rank3]:[W303 09:17:03.29 ProcessGroupNCCL.cpp:1168] Warning", None, 3, None, None),

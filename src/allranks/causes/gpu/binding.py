@@ -214,6 +214,7 @@ class GpuBinding(Cause, id="AR108"):
     no_fault_yet = "the lab's nodes have one pretended GPU each"
     never_on_hardware = True
     told = "SLURM binds a task to GPUs that its job does not have"
+    also = ("AR106", "AR501", "AR107")
     signs = (
         Sign(r"does not specify any devices within the allocation"),
         # NCCL before 2.10 opens a GPU's memory only where both processes see both GPUs.
@@ -222,6 +223,9 @@ class GpuBinding(Cause, id="AR108"):
             Role.LIKELY,
             confidence=Confidence.UNDECIDED,
         ),
+        # Open MPI, CUDA IPC: the other process's GPU is not among those that this one sees.
+        Sign(r"The call to cuIpc(?:OpenMem|GetMem)Handle failed", Role.LIKELY, confidence=Confidence.UNDECIDED),
+        Sign(r"^ *Hostname: +(?P<node>[A-Za-z0-9_.-]{1,80})\s*$", Role.CONTEXT, Blames.NAMED),
         Sign(r"--gpu-bind=(?:closest|single|per_task|map|mask)", Role.CONTEXT),
         Sign(r"--gpus-per-task[= ][0-9]", Role.CONTEXT),
     )
@@ -230,6 +234,8 @@ class GpuBinding(Cause, id="AR108"):
         "srun -n 8 --gpus-per-task=1 python train.py",
         "z-pc:909608:910337 [0] transport/p2p.cc:238 NCCL WARN failed to open CUDA IPC handle : 217 peer access is not "
         "supported between these two devices",
+        "The call to cuIpcOpenMemHandle failed. This is an unrecoverable error",
+        "  Hostname:                         clima",
         "slurmstepd: error: Bind request 3 (0x8) does not specify any devices within the allocation. Binding to the "
         "first device in the allocation instead.",
     )

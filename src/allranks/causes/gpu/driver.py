@@ -52,10 +52,16 @@ class DriverCudaMismatch(Cause, id="AR102"):
     told = "the GPU driver does not fit the CUDA that the program was built for"
     fix = "on {node}: reboot after a driver update, or install a PyTorch for the driver's CUDA"
     exit_code = Exit.NODE_FAULT
+    also = ("AR504", "AR101", "AR503")
     signs = (
         Sign(r"NVIDIA driver on your system is too old(?: \(found (?P<thing>version [0-9]+)\))?"),
         Sign(r"CUDA driver version is insufficient for CUDA runtime version"),
-        Sign(r"cudaError(?:InsufficientDriver|SystemDriverMismatch|NoKernelImageForDevice|UnsupportedPtxVersion)\b"),
+        Sign(r"API call is not supported in the installed CUDA driver"),
+        Sign(r"CUDA driver is a stub library"),
+        Sign(
+            r"cudaError(?:InsufficientDriver|CallRequiresNewerDriver|StubLibrary|SystemDriverMismatch"
+            r"|CompatNotSupportedOnDevice|NoKernelImageForDevice|UnsupportedPtxVersion)\b"
+        ),
         Sign(r"CUDA_ERROR_(?:SYSTEM_DRIVER_MISMATCH|COMPAT_NOT_SUPPORTED_ON_DEVICE|UNSUPPORTED_PTX_VERSION)"),
         Sign(r"no kernel image is available for execution on the device"),
         Sign(r"provided PTX was compiled with an unsupported toolchain"),
@@ -76,6 +82,8 @@ class DriverCudaMismatch(Cause, id="AR102"):
         "RuntimeError: The NVIDIA driver on your system is too old (found version 11040). Please update your driver",
         "gpu-node:2143:2561 [1] init.cc:1186 NCCL WARN Cuda failure 'CUDA driver version is insufficient for CUDA "
         "runtime version'",
+        "n1:81:90 [0] enqueue.cc:63 NCCL WARN Cuda failure 'API call is not supported in the installed CUDA driver'",
+        "RuntimeError: CUDA error: CUDA driver is a stub library",
         "cudaErrorInsufficientDriver: CUDA driver version is insufficient for CUDA runtime version",
         "CUDA_ERROR_SYSTEM_DRIVER_MISMATCH: system has unsupported display driver / cuda driver combination",
         "RuntimeError: CUDA error: no kernel image is available for execution on the device",

@@ -54,6 +54,7 @@ class FabricManager(Cause, id="AR101"):
     told = "CUDA does not start: the fabric manager does not run, or does not fit the driver"
     fix = "as root on {node}: systemctl restart nvidia-fabricmanager (its version must be the driver's)"
     exit_code = Exit.NODE_FAULT
+    also = ("AR105", "AR102")
     signs = (
         Sign(r"system not yet initialized"),
         Sign(r"cudaErrorSystemNotReady"),

@@ -213,6 +213,7 @@ class UnevenInputs(Cause, id="AR411"):
     fix = "give every rank the same number of batches (DistributedSampler, drop_last=True), or use model.join()"
     exit_code = Exit.USER_CODE
     no_fault_yet = "it takes a script with uneven data; nothing of the cluster is in it"
+    also = ("AR409", "AR410")
     signs = (
         Sign(r"Rank (?P<rank>[0-9]+) exhausted all inputs", blames=_NAMED),
         Sign(r"Detected at least one rank that exhausted inputs", blames=_NOBODY),

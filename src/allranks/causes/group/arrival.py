@@ -92,6 +92,13 @@ class MissingRank(Cause, id="AR401"):
             _NAMED,
             Confidence.LIKELY,
         ),
+        # The same of Gloo's and Horovod's own stores.
+        Sign(
+            r"Wait timeout for key\(s\): (?:[^ ]{1,80}/)?(?P<rank>[0-9]{1,6})(?: |$)",
+            Role.LIKELY,
+            _NAMED,
+            Confidence.LIKELY,
+        ),
         Sign(
             r"Timed out initializing process group in store based ?barrier on rank:? (?P<rank>[0-9]+), for key: "
             r"(?P<key>[^ ]{1,120}) \(world_size=(?P<wanted>[0-9]+), (?:worker_count|num_workers_joined)="
@@ -110,6 +117,7 @@ class MissingRank(Cause, id="AR401"):
         ),
     )
     hits = (
+        "  what():  [/tmp/third_party/gloo/gloo/rendezvous/file_store.cc:183] Wait timeout for key(s): 51",
         "torch.distributed.DistStoreError: Timed out after 1801 seconds waiting for clients. 1/3 clients joined.",
         "torch.distributed.DistStoreError: Timed out after 4 seconds waiting for clients. 1/2 clients joined.",
         "torch.distributed.DistStoreError: wait timeout after 15000ms, keys: /default_pg/0//cpu//0/1",
@@ -198,6 +206,8 @@ class RendezvousTimeout(Cause, id="AR402"):
             Role.LIKELY,
             confidence=Confidence.LIKELY,
         ),
+        # Horovod, of whom it waits for then.
+        Sign(r"Remote host found: (?P<node>[A-Za-z0-9][A-Za-z0-9_.-]{0,120})$", Role.CONTEXT, _NAMED),
         Sign(
             r"imed out initializing process group in store based ?barrier on rank$",
             Role.LIKELY,
@@ -208,6 +218,7 @@ class RendezvousTimeout(Cause, id="AR402"):
     hits = (
         "timed out initializing process group in store based barrier on rank",
         "Launcher: Timed out waiting for processes to start. Please check connectivity between servers.",
+        "Remote host found: 10.0.7.54",
         "torchrun --nproc_per_node=3 --nnodes=2 --node_rank=1 --rdzv_backend=c10d --master_addr GPU03 train_sft.py",
         "RendezvousTimeoutError",
         '    "message": "RendezvousTimeoutError: ",',
@@ -341,6 +352,7 @@ class DuplicateRank(Cause, id="AR405"):
     told = "two processes came as rank {rank}"
     fix = "start one agent for each node: srun --ntasks-per-node=1, or by hand another --node-rank for each"
     exit_code = Exit.SETUP
+    also = ("AR501", "AR404", "AR502")
     signs = (
         Sign(
             r"Bootstrap Root : rank (?P<rank>[0-9]+) of (?P<wanted>[0-9]+) ranks has already checked in", blames=_NAMED

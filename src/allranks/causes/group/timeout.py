@@ -111,8 +111,8 @@ class NcclPairFailed(Cause, id="AR416"):
     signs = (
         Sign(
             r"NCCL error(?:: | in: ).{0,160}unhandled system error",
-            Role.LIKELY,
-            confidence=Confidence.UNDECIDED,
+            Role.VICTIM,
+            confidence=Confidence.LIKELY,
         ),
     )
     hits = (

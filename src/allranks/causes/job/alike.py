@@ -61,11 +61,11 @@ class EnvDrift(Cause, id="AR503"):
     fix = "set {what} once, in the batch script; on {node} see /etc/environment, /etc/profile.d, /etc/nccl.conf"
     exit_code = Exit.NODE_FAULT
     told = "the two sides of a connection act on different settings: the environment differs between nodes"
+    also = ("AR504", "AR410", "AR590")
     signs = (
-        # NCCL, src/transport/net_socket.cc, 2.14 and later.
+        # NCCL, src/transport/net_socket.cc; what the later ones suspect holds where an earlier one says less.
         Sign(
-            r"message truncated : receiving [0-9]+ bytes instead of [0-9]+\. If you believe .{1,80}there may be a "
-            r"mismatch in collective sizes or environment settings",
+            r"peer [^ ]{1,80} message truncated : receiving [0-9]+ bytes instead of [0-9]+",
             Role.LIKELY,
             Blames.NOBODY,
             Confidence.UNDECIDED,
@@ -82,6 +82,8 @@ class EnvDrift(Cause, id="AR503"):
         ": receiving 1048576 bytes instead of 524288. If you believe your socket network is in healthy state, there "
         "may be "
         "a mismatch in collective sizes or environment settings (e.g. NCCL_PROTO, NCCL_ALGO) between ranks",
+        "n1:342239:342300 [0] transport/net_socket.cc:424 NCCL WARN NET/Socket : peer 192.168.161.30<59210> message "
+        "truncated : receiving 1048576 bytes instead of 65536",
     )
     misses = (
         "n1:1:1 [0] NCCL INFO NCCL_PROTO set by environment to Simple",
@@ -144,6 +146,7 @@ class NcclVersionMismatch(Cause, id="AR504"):
     fix = "use one environment on all nodes; on {node}: ldconfig -p | grep nccl; echo $LD_LIBRARY_PATH"
     exit_code = Exit.NODE_FAULT
     told = "NCCL's version is not the same on all ranks"
+    also = ("AR503", "AR410")
     signs = (
         # NCCL, src/init.cc (2.4 to 2.30): first the other rank, then the one that speaks.
         Sign(

@@ -41,6 +41,12 @@ class UserCodeError(Cause, id="AR590"):
         Sign(r"error: the following arguments are required: (?P<thing>.{1,200})"),
         Sign(r"error: argument (?P<thing>[^:]{1,80}): (?:invalid|expected|not allowed)"),
         Sign(r"slurmstepd: error: execve\(\): (?P<thing>[^:]{1,200}): (?:No such file|Permission denied)"),
+        # Open MPI, and PRRTE (help-errmgr-base.txt): where, and for whom first, stands on lines of their own.
+        Sign(r"was unable to find the specified executable file", blames=Blames.NOBODY),
+        Sign(r"as it could not find an executable:$", blames=Blames.NOBODY),
+        Sign(r"^rank (?P<rank>[0-9]+); it may have occurred for other processes", Role.CONTEXT, Blames.NAMED),
+        Sign(r"^Node:  +(?P<node>[A-Za-z0-9][A-Za-z0-9_.-]{0,120})$", Role.CONTEXT, Blames.NAMED),
+        Sign(r"^Executable: +(?P<thing>[^ ].{0,200})$", Role.CONTEXT, Blames.NAMED),
         Sign(r"can't open file '(?P<thing>[^']{1,300})': \[Errno 2\]"),
         Sign(r"ModuleNotFoundError: No module named '(?P<thing>[^']{1,200})'", Role.LIKELY),
         Sign(r"ImportError: cannot import name '(?P<thing>[^']{1,200})'", Role.LIKELY),
@@ -62,6 +68,11 @@ class UserCodeError(Cause, id="AR590"):
     )
     hits = (
         "slurmstepd: error: execve(): torchrun: No such file or directory",
+        "prterun was unable to find the specified executable file, and therefore did",
+        "mpirun was unable to launch the specified application as it could not find an executable:",
+        "rank 1; it may have occurred for other processes as well.",
+        "Node:       gpu2",
+        "Executable: /home/mpi/.conda/envs/mpi/bin/python",
         "train.py: error: unrecognized arguments: --local-rank=3",
         "train.py: error: the following arguments are required: --data",
         "train.py: error: argument --lr: invalid float value: '1e-4x'",

@@ -43,6 +43,7 @@ class SlurmEnv(Cause, id="AR501"):
     fix = "allranks env --explain names both sources; unset the one that is left over"
     exit_code = Exit.USAGE
     told = "what SLURM started and what the program expects do not fit: tasks, ranks and nodes are counted differently"
+    also = ("AR502", "AR401", "AR106")
     signs = (
         # Lightning, plugins/environments/slurm.py, 1.8 to 2.6.
         Sign(r"You set `--ntasks=(?P<present>[0-9]+)` in your SLURM bash script, but this variable is not supported"),
@@ -100,9 +101,9 @@ class SlurmEnv(Cause, id="AR501"):
             r"SLURM_MEM_PER_CPU, SLURM_MEM_PER_GPU, and SLURM_MEM_PER_NODE are mutually exclusive", blames=Blames.NOBODY
         ),
         Sign(
-            r"srun: error: Unable to (?:create step|allocate resources)[^:]{0,40}: (?P<error>[A-Z].{4,120})",
+            r"(?P<thing>srun): error: Unable to (?:create step|allocate resources)[^:]{0,40}: (?P<error>[A-Z].{4,120})",
             Role.LIKELY,
-            Blames.NOBODY,
+            Blames.NAMED,
             Confidence.LIKELY,
         ),
         # MPI below srun.
@@ -198,15 +199,25 @@ class SpawnInsideSrun(Cause, id="AR502"):
     message = "{what}"
     fix = "srun --ntasks-per-node=1 allranks run ...: one agent a node, it starts the workers"
     exit_code = Exit.USAGE
+    also = ("AR501", "AR405", "AR404")
     signs = (
         Sign(r"agents \([^)]{1,80}\), allranks needs one a node"),
         Sign(r"runs inside each of [0-9]+ tasks a node"),
+        # It waits for what another step of its job holds: for ever, where that is the step it runs in.
+        Sign(
+            r"srun: Job (?:[0-9]+ )?step creation (?:temporarily|still) disabled, retrying",
+            Role.VICTIM,
+            Blames.NOBODY,
+            Confidence.UNDECIDED,
+        ),
     )
     hits = (
         "error: node node01 has 8 agents (SLURM_STEP_TASKS_PER_NODE=8), allranks needs one a node: srun --nodes=2 "
         "--ntasks-per-node=1 allranks run ...",
         "error: torchrun (TORCHELASTIC_RUN_ID=12, LOCAL_WORLD_SIZE=8) runs inside each of 8 tasks a node "
         "(SLURM_NTASKS_PER_NODE=8); start one a node: srun --nodes=2 --ntasks-per-node=1 torchrun ...",
+        "srun: Job 2617225 step creation temporarily disabled, retrying (Requested nodes are busy)",
+        "srun: Job step creation still disabled, retrying",
     )
     misses = ("allranks: 6 nodes are here, 6 ranks",)
 

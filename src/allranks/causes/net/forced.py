@@ -131,6 +131,26 @@ class WrongNic(Cause, id="AR203"):
         Sign(r"(?:send|receive)\] via NET/Socket/[1-9]", Role.CONTEXT),
         # It listens at the address of its own interface: a link-local one that is not there any more, or not ready.
         Sign(r"Call to bind failed ?: Cannot assign requested address", Role.LIKELY, confidence=Confidence.LIKELY),
+        # It is told to listen at an address that no interface of its own has: DGL, ZeroMQ (of vLLM), asyncio.
+        Sign(
+            r"Failed bind on (?P<address>[0-9a-f.:]{3,45}):(?P<port>[0-9]+) ?, ?errno=99",
+            Role.LIKELY,
+            Blames.NAMED,
+            Confidence.LIKELY,
+        ),
+        Sign(
+            r"Cannot assign requested address \(addr='tcp://(?P<address>[^ ':]{3,45}):(?P<port>[0-9]+)'\)",
+            Role.LIKELY,
+            Blames.NAMED,
+            Confidence.LIKELY,
+        ),
+        Sign(
+            r"attempting to bind on address \('(?P<address>[^']{1,80})', (?P<port>[0-9]+)(?:, [0-9]+)*\): "
+            r"(?:\[errno 99\] )?cannot assign requested address",
+            Role.LIKELY,
+            Blames.NAMED,
+            Confidence.LIKELY,
+        ),
         # Open MPI: a peer comes from, or is reached at, an address that it has not announced.
         Sign(
             r"Match incoming connection from \[\[[0-9,]+\],[0-9]+\] (?P<address>[0-9a-f.:]{3,45}) with locally known "
@@ -179,6 +199,10 @@ class WrongNic(Cause, id="AR203"):
         "worker-b:101542:101934 [0] NCCL INFO Channel 00 : 0[18000] -> 1[18000] [receive] via NET/Socket/1",
         "node20:275975:275975 [0] NCCL INFO Bootstrap : Using ib0:fe80::ba59:9f03:fc:765c%ib0<0>",
         "node20:275975:275975 [0] misc/socket.cc:379 NCCL WARN Call to bind failed : Cannot assign requested address",
+        "[11:33:22] /opt/dgl/src/rpc/network/tcp_socket.cc:69: Failed bind on 10.16.128.31:3026 ,errno=99",
+        "zmq.error.ZMQError: Cannot assign requested address (addr='tcp://192.168.1.20:35795')",
+        "OSError: [Errno 99] error while attempting to bind on address ('10.1.2.3', 8265): cannot assign requested "
+        "address",
         "[n1:06805] btl: tcp: Match incoming connection from [[27443,1],1] 44.128.0.4 with locally known IP 2.2.2.77 "
         "failed (iface 0/4)!",
         "  Source IP of socket:      10.9.0.4",

@@ -102,7 +102,7 @@ class FirewallPort(Cause, id="AR206"):
         ),
         # NCCL 2.18 connects anew on the same socket, and the second errno hides the first.
         Sign(
-            r"[Cc]onnect to " + NCCL_PEER + r" failed : Software caused connection abort",
+            r"[Cc]onnect to " + FAR_PEER + rf"<{PORT}> failed : Software caused connection abort",
             Role.LIKELY,
             Blames.PEER,
             Confidence.UNDECIDED,
@@ -114,6 +114,8 @@ class FirewallPort(Cause, id="AR206"):
             Confidence.LIKELY,
         ),
         Sign(r"SO_ERROR: Connection timed out, remote=" + GLOO_PEER, Role.LIKELY, Blames.PEER, Confidence.LIKELY),
+        # Gloo's pair.cc, of a pair that is not connected after five times its timeout.
+        Sign(r"Connect timeout " + GLOO_PEER, Role.LIKELY, Blames.PEER, Confidence.LIKELY),
         Sign(
             r"A process or daemon was unable to complete a TCP connection",
             Role.LIKELY,
@@ -130,6 +132,7 @@ class FirewallPort(Cause, id="AR206"):
         ),
     )
     hits = (
+        "  what():  [/tmp/third_party/gloo/gloo/transport/tcp/pair.cc:575] Connect timeout [10.12.40.7]:31044",
         "  Remote host:   psfwnezg3",
         "gpu-103:18553:18611 [0] include/socket.h:360 WARN Call to connect failed : Connection timed out",
         "node1:71:80 [0] NCCL INFO Call to connect returned No route to host, retrying",
@@ -206,17 +209,17 @@ class PortInUse(Cause, id="AR207"):
         Sign(
             r"server socket has failed to listen on any local network address\. port: (?P<port>[0-9]+), useIpv6: "
             r"[a-z0-9]{1,5}, "
-            r"code: -98"
+            r"(?:code: -98|code: -[0-9]{1,5}, name: EADDRINUSE)"
         ),
         Sign(
             r"server socket has failed to listen on any local network address\."
             r"(?: The server socket has failed to bind to [^ ]{1,80}:(?P<port>[0-9]+))?.{1,300}"
-            r"[Aa]ddress already in use"
+            r"(?:[Aa]ddress already in use|system error: 10048 )"
         ),
         # torchrun's agents try to listen, and the ones that come too late connect instead: a warning there.
         Sign(
-            r"server socket has failed to bind to (?:[^ ]{1,80}:(?P<port>[0-9]+) )?\(errno: 98 - Address already "
-            r"in use\)",
+            r"server socket has failed to bind to (?:[^ ]{1,80}:(?P<port>[0-9]+) )?"
+            r"\((?:errno: 98 - Address already in use|system error: 10048 )",
             Role.LIKELY,
             confidence=Confidence.LIKELY,
         ),
@@ -236,6 +239,7 @@ class PortInUse(Cause, id="AR207"):
         Sign(r" vs -1\. ?bind: Address already in use"),
         Sign(r"tcp/[a-z_]{3,12}\.cc:[0-9]+\] (?:bind|listen): Address already in use"),
         # Of any server: tensorboard's too.
+        Sign(r"OSError: \[WinError 10048\] ", Role.LIKELY, confidence=Confidence.UNDECIDED),
         Sign(r"OSError: \[Errno 98\] Address already in use", Role.LIKELY, confidence=Confidence.UNDECIDED),
         Sign(
             r"attempting to bind on address \('[^']{1,80}', (?P<port>[0-9]+)(?:, [0-9]+)*\): (?:\[errno 98\] )?address "
@@ -277,6 +281,14 @@ class PortInUse(Cause, id="AR207"):
         "-1. bind: "
         "Address already in use",
         "OSError: [Errno 98] Address already in use",
+        "[W socket.cpp:436] [c10d] The server socket has failed to bind to [DESKTOP-A]:10086 (system error: 10048 - "
+        "Only one usage of each socket address (protocol/network address/port) is normally permitted.).",
+        "RuntimeError: The server socket has failed to listen on any local network address. The server socket has "
+        "failed to bind to 0.0.0.0:29500 (system error: 10048 - Only one usage of each socket address",
+        "torch.distributed.DistNetworkError: The server socket has failed to listen on any local network address. "
+        "port: 29500, useIpv6: false, code: -4091, name: EADDRINUSE, message: address already in use",
+        "OSError: [WinError 10048] Only one usage of each socket address (protocol/network address/port) is normally "
+        "permitted",
     )
     misses = (
         "[W socket.cpp:426] [c10d] The server socket cannot be initialized on [::]:29500 (errno: 97 - Address family "

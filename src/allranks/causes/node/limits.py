@@ -149,6 +149,7 @@ class IbMemlock(Cause, id="AR003"):
     told = "memory could not be locked for RDMA, most probably because of a low limit (ulimit -l)"
     fix = "on {node}: LimitMEMLOCK=infinity for slurmd, PropagateResourceLimitsExcept=MEMLOCK in slurm.conf"
     exit_code = Exit.NODE_FAULT
+    also = ("AR301", "AR002")
     signs = (
         Sign(
             r"Call to ibv_(?:reg_mr(?:_iova2)?|create_cq|create_qp) failed with (?:error )?(?:[0-9]+ )?"

@@ -133,6 +133,8 @@ class _Said:
 
 _ADDRESS = r"\d{1,3}(?:\.\d{1,3}){3}"
 _HOST_LABEL = rf"(?i:{HOST})(?:\.[a-z][\w.-]*)?"
+_INDENTED = r" {1,8}(?:File \"|(?:time|host|rank|exitcode|error_file|traceback) {1,6}: )"
+"""A frame of a traceback, a line of torchrun's summary: what launchers also put their prefix before."""
 # Order matters: most specific first. Each ends where the next prefix, or the words, may begin.
 _PREFIX = re.compile(
     "|".join(
@@ -155,10 +157,10 @@ _PREFIX = re.compile(
             r"(?P<compose>(?P<compose_node>(?:[a-z0-9]+[-_])*(?:node|worker|trainer|train|master|rank|ddp|host|launcher|"
             r"replica)[a-z]*[-_]\d{1,5})\s*\| ?(?=\S))",
             # pdsh (DeepSpeed), clush
-            rf"(?P<host>(?P<host_node>{_ADDRESS}|{_HOST_LABEL}): (?=\S))",
+            rf"(?P<host>(?P<host_node>{_ADDRESS}|{_HOST_LABEL}): (?=\S|{_INDENTED}))",
             # Any other name with a number, where a program's header follows.
             r"(?P<name>(?P<name_node>(?!(?i:rank|gpu|cuda)\d{1,4}:)(?:[a-z][a-z0-9-]*|[A-Z][A-Z0-9-]*)\d[A-Za-z0-9.-]*)"
-            r": (?=\[\d{4}-|\[rank\d|[\w.-]+:\d+:\d+ \[|Traceback \(|  {1,8}File \""
+            rf": (?=\[\d{{4}}-|\[rank\d|[\w.-]+:\d+:\d+ \[|Traceback \(|{_INDENTED}"
             r"|(?:\w+\.)*[A-Z]\w+(?:Error|Exception)\b))",
             r"(?P<when>\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3,9}(?:Z|[+-]\d\d:\d\d):? )",  # docker, kubectl --timestamps
         )
@@ -166,7 +168,7 @@ _PREFIX = re.compile(
 )
 # Not Horovod's list of who is missing: `1: [allreduce.grad_0, ...]`.
 _TASK = re.compile(
-    r" {0,4}(?P<task>\d{1,6}):(?: (?=\S|  (?:File \"|(?:time|host|rank|exitcode|error_file|traceback) {1,6}: ))"
+    rf" {{0,4}}(?P<task>\d{{1,6}}):(?: (?=\S|{_INDENTED})"
     r"|(?= *\[(?:rank|default)\d))"
     r"(?!\[[^\]\s]{0,200}(?:Horovod|[Aa]llreduce|[Bb]roadcast|[Aa]llgather)[._A-Z])"
 )

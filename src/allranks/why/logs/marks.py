@@ -208,6 +208,8 @@ MARKS = (
         r"NCCL INFO Bootstrap : Using ",
         r"NCCL INFO Bootstrap : Using (?:\[0\])?(?P<interface>[^\s:]+):(?P<address>[0-9a-fA-F.:]+)",
     ),
+    # Lightning, once all are there (strategies/ddp.py, utilities/distributed.py, 1.0 to 2.6).
+    Mark("all-came", r"All distributed processes registered\."),
     Mark("world", r"world_size[=:] ?[0-9]", r"world_size[=:] ?(?P<world>[0-9]+)"),
     Mark(
         "scope",

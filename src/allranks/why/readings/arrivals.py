@@ -61,7 +61,8 @@ def conclude_arrivals(logs: Logs, people: People) -> Iterator[Conclusion]:
             weight=2,
         )
     members = [event for event in logs.of("AR501") if "rank" in event.values and "wanted" in event.values]
-    yield from _twice(members)
+    if next(logs.of("all-came"), None) is None:
+        yield from _twice(members)
 
 
 def _alone(logs: Logs) -> Iterator[Conclusion]:

@@ -220,6 +220,12 @@ def _unknown(alarms: Sequence[Line], people: People) -> Conclusion:
     )
 
 
+def goes_on_after(line: Line, logs: Logs) -> bool:
+    """Whether steps are told of after this line, in the same log."""
+    lines = [each for tail in logs.tails if tail.source == line.source for each in tail.lines]
+    return any(each.number > line.number and _STEPS.search(each.text) for each in lines)
+
+
 def _ended_from_outside(*evidence: Line, is_sure: bool = True) -> Conclusion:
     """A step that was ended, and had said nothing of a failure: somebody lost patience with a job that hung."""
     return Conclusion(

@@ -143,23 +143,29 @@ def conclude_tracebacks(logs: Logs, people: People) -> Iterator[Conclusion]:
     )
 
 
-def _explained_lines(logs: Logs) -> dict[str, list[tuple[int, bool]]]:
+def _explained_lines(logs: Logs) -> dict[str, list[tuple[int, bool, Line]]]:
     """Return the lines that say what an exception is, by source; True: also of one whose first line is above it."""
-    lines: dict[str, list[tuple[int, bool]]] = {}
+    lines: dict[str, list[tuple[int, bool, Line]]] = {}
     for event in logs.events:
         if event.sign is None or event.kind in _WATCHERS or event.sign.role in {Role.CONTEXT, Role.GENERIC}:
             continue
         # What has a logger's header of its own is no part of an exception's text.
         goes_on = event.sign.role < Role.GENERIC and event.line.time is None
-        lines.setdefault(event.line.source.shown, []).append((event.line.number, goes_on))
+        lines.setdefault(event.line.source.shown, []).append((event.line.number, goes_on, event.line))
     return lines
 
 
-def _is_explained(line: Line, explained: dict[str, list[tuple[int, bool]]]) -> bool:
+def _is_explained(line: Line, explained: dict[str, list[tuple[int, bool, Line]]]) -> bool:
     lines = explained.get(line.source.shown, [])
-    for number, goes_on in lines[bisect_left(lines, (line.number, False)) :]:
+    for number, goes_on, other in lines[bisect_left(lines, (line.number, False)) :]:
         if number > line.number + _REACH:
             return False
-        if number == line.number or goes_on:
+        if number == line.number or (goes_on and not _is_anothers(other, line)):
             return True
     return False
+
+
+def _is_anothers(other: Line, line: Line) -> bool:
+    """Whether two lines name different speakers; who names none may be either."""
+    own = ((line.node, other.node), (line.rank, other.rank), (line.local_rank, other.local_rank))
+    return any(mine is not None and its is not None and mine != its for mine, its in own)
