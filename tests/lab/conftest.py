@@ -19,16 +19,15 @@ from conftest import clean_env
 
 SIX_NODE = Path(__file__).parents[2] / "examples" / "six-node" / "cluster.toml"
 COMMAND_S = 60
-WAITING = ("test_events", "test_jobs")
 IDLE_S = 45.0
 """Until the queue is empty: SLURM gives a dead node up after 15 s, and so clears jobs away that were on it."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Two processes, each with a lab of its own, run all tests that need one: what waits for SLURM, and the others."""
+    """One process runs all tests that need a lab: they wait for SLURM while the others compute."""
     for item in items:
         if item.get_closest_marker("lab"):
-            item.add_marker(pytest.mark.xdist_group("jobs" if item.path.stem in WAITING else "lab"))
+            item.add_marker(pytest.mark.xdist_group("lab"))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -25,7 +25,7 @@ from allranks.lab.running.terminal import Terminal
 
 from .conftest import TestLab
 
-PLAIN = ["worker-killed", "worker-stopped", "node-killed", "link-cut-running", "shapes-differ"]
+PLAIN = ["worker-killed", "node-killed", "link-cut-running", "shapes-differ"]
 TRACKED = ["node-back"]
 """Who tells of its steps can take a node in again between two of them."""
 

@@ -76,9 +76,9 @@ def test_a_group_forms_although_the_runtime_closes_sockets(allranks: Allranks, t
         "dist.init_process_group('gloo')\n"
         "total = torch.ones(1); dist.all_reduce(total); print('sum', int(total))\n"
     )
-    result = allranks(
-        "run", "--container", "my image.sif", "--nproc-per-node", "2", "train.py", env={"PATH": fake_path}
-    )
+    # A port of its own: between the two that hold it, it is free for anybody, also for another test's job.
+    flags = ["--container", "my image.sif", "--master-port", "0", "--nproc-per-node", "2"]
+    result = allranks("run", *flags, "train.py", env={"PATH": fake_path})
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("sum 2") == 2
 

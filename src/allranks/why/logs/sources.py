@@ -223,7 +223,7 @@ def unpack_head(head: bytes) -> bytes:
         if head.startswith(GZIP_MAGIC):
             return zlib.decompressobj(31).decompress(head, SNIFF_BYTES)
         if head.startswith(ZSTD_MAGIC):
-            return zstandard.ZstdDecompressor().decompressobj().decompress(head)[:SNIFF_BYTES]
+            return zstandard.ZstdDecompressor().stream_reader(head).read(SNIFF_BYTES)  # not all: zeros grow
     except (zlib.error, zstandard.ZstdError):
         return b""
     return head
