@@ -190,7 +190,7 @@ def test_memory_is_constant(tmp_path: Path) -> None:
     )
     num_bytes, grown_kib = map(int, done.stdout.split())
     assert num_bytes >= (1 << 30) - 4096
-    assert grown_kib < 100 << 10
+    assert grown_kib < 50 << 10
 
 
 @pytest.fixture

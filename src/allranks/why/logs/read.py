@@ -33,8 +33,8 @@ _SAMPLE_BYTES = 1 << 10
 _SHORT_LINE_BYTES = 32
 _BLOCK_BYTES = 1 << 18
 """Read and unpacked at a time."""
-_ZSTD_FEED_BYTES = 1 << 10
-"""Fed at a time: 32 MiB of zeros come out of it at most, and 128 KiB of a usual log."""
+_ZSTD_FEED_BYTES = 1 << 8
+"""Fed at a time: 8 MiB of zeros come out of it at most."""
 _ZSTD_WINDOW_BYTES = 1 << 27
 _GZIP = 31
 """zlib: a gzip header, and the largest window."""
