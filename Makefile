@@ -12,7 +12,7 @@ LISTS := pyproject.toml constraints.txt
 SHOW := sed -nu -e 's/^ *Downloading \([^ ]*\) *\((.*)\)/  fetching \1 \2/p' -e 's/^Installing collected.*/  unpacking/p'
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --progress-bar off --constraint constraints.txt
 # All tests that need a lab run in one of the processes: they wait for SLURM most of the time.
-SIDE_BY_SIDE := --numprocesses logical --maxprocesses 8 --dist loadgroup
+SIDE_BY_SIDE := --numprocesses logical --maxprocesses 8
 DEMO := allranks run --nproc-per-node 6 examples/six-node/py_exe.py --batch-size 8 --check
 
 .PHONY: help demo test lint bench drills pages clean

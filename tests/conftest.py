@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,6 +62,19 @@ def allranks_command(*arguments: str | Path) -> Sequence[str]:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Fast tests first; what starts torch comes last."""
     items.sort(key=lambda item: item.get_closest_marker("torch") is not None)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """One process runs all tests of the lab, which wait for SLURM while the others compute. (No group: xdist 3.8 gives
+    its name to an attribute that pytest 9.2 no longer has.)"""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class OneLab(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            return "lab" if nodeid.startswith("tests/lab/") else nodeid
+
+    return OneLab(config, log)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -23,14 +23,6 @@ IDLE_S = 45.0
 """Until the queue is empty: SLURM gives a dead node up after 15 s, and so clears jobs away that were on it."""
 
 
-@pytest.hookimpl(tryfirst=True)  # before xdist looks at the marks
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """One process runs all tests that need a lab: they wait for SLURM while the others compute."""
-    for item in items:
-        if item.get_closest_marker("lab"):
-            item.add_marker(pytest.mark.xdist_group("lab"))
-
-
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("lab"):
         try:
