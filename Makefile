@@ -11,15 +11,13 @@ LISTS := pyproject.toml constraints.txt
 # pip says much; of it, what takes time is shown, and everything if it fails.
 SHOW := sed -nu -e 's/^ *Downloading \([^ ]*\) *\((.*)\)/  fetching \1 \2/p' -e 's/^Installing collected.*/  unpacking/p'
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --progress-bar off --constraint constraints.txt
-# All tests that need a lab run in one of the processes: they wait for SLURM most of the time.
-SIDE_BY_SIDE := --numprocesses logical --maxprocesses 8
 DEMO := allranks run --nproc-per-node 6 examples/six-node/py_exe.py --batch-size 8 --check
 
 .PHONY: help demo test lint bench drills pages clean
 
 help:
 	@echo "make demo    train a small model on real data with six ranks, and prove the result"
-	@echo "make test    all checks and tests (about 15 minutes on 2 cores)"
+	@echo "make test    all checks and tests (about 25 minutes on 2 cores)"
 	@echo "make lint    formatting, types, import contracts"
 	@echo "make bench   the measurements behind the README's claims"
 	@echo "make drills  every fault of the lab against allranks and plain torchrun: docs/drills*.md (root; 75 minutes)"
@@ -37,7 +35,7 @@ demo: $(VENV)/.torch
 	@echo "  README.md                                           several nodes, SLURM, cluster.toml"
 
 test: $(VENV)/.dev lint
-	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
+	$(BIN)/python -m pytest
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
