@@ -6,6 +6,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -52,6 +53,22 @@ def allranks(tmp_path: Path) -> Allranks:
         )
 
     return run
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; one that nobody has buried yet does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(is_so: Callable[[], object], what: str, timeout_s: float = 20) -> None:
+    """Wait for something that must come."""
+    deadline_s = time.monotonic() + timeout_s
+    while not is_so():
+        assert time.monotonic() < deadline_s, f"{what}: not in {timeout_s} s"
+        time.sleep(0.005)
 
 
 def allranks_command(*arguments: str | Path) -> Sequence[str]:

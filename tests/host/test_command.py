@@ -7,21 +7,14 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 from fake_nvidia_smi import install_script
 
 from allranks.host.run import MAX_OUTPUT_BYTES, Ran, run_command
+from conftest import is_alive
 
 PYTHON = (sys.executable, "-IS", "-c")
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def wait_until_gone(pid: int) -> bool:

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -79,14 +78,6 @@ def writers_of(directory: Path) -> list[int]:
         except (FileNotFoundError, ProcessLookupError):
             continue
     return found
-
-
-def wait_until(is_so: Any, what: str, timeout_s: float = 20) -> None:
-    """Wait for something that must come."""
-    deadline_s = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < deadline_s, f"{what}: not in {timeout_s} s"
-        time.sleep(0.005)
 
 
 def kill(*pids: int) -> None:

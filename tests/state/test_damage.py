@@ -15,7 +15,8 @@ import torch
 
 from allranks.state.saved.checkpoint import Checkpointer, CheckpointError, Loaded
 from allranks.state.saved.manifest import MANIFEST, Manifest, Part
-from state.conftest import Zygote, wait_until, writers_of
+from conftest import wait_until
+from state.conftest import Zygote, writers_of
 from state.zygote import is_of
 
 pytestmark = pytest.mark.torch

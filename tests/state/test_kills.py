@@ -10,7 +10,8 @@ import pytest
 
 from allranks.state.saved.checkpoint import Checkpointer, Loaded
 from allranks.state.saved.parts import list_checkpoints
-from state.conftest import Zygote, handed_over, kill, wait_until, writers_of
+from conftest import wait_until
+from state.conftest import Zygote, handed_over, kill, writers_of
 from state.zygote import is_of
 
 pytestmark = pytest.mark.torch

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from allranks.why.logs.match import Matcher
 from allranks.why.logs.part import Part, read_part
 from allranks.why.logs.read import ReadProblem
 from allranks.why.logs.sources import Source, find_sources
+from conftest import is_alive, wait_until
 
 # The processes are forked: a test runner with threads is warned of that from Python 3.12 on.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
@@ -123,24 +123,9 @@ def test_processes_that_read_end_with_the_one_that_waits_for_them(tmp_path: Path
     reader = subprocess.Popen([sys.executable, "-c", READS_PIPES, *map(str, pipes)])
     children = Path(f"/proc/{reader.pid}/task/{reader.pid}/children")
     try:
-        wait_for(lambda: len(children.read_text().split()) == 2)
-        readers = [Path("/proc", pid) for pid in children.read_text().split()]
+        wait_until(lambda: len(children.read_text().split()) == 2, "two readers")
+        readers = [int(pid) for pid in children.read_text().split()]
     finally:
         reader.kill()
         reader.wait()
-    wait_for(lambda: not any(map(is_running, readers)))
-
-
-def is_running(process: Path) -> bool:
-    """Whether a process is there; one that nobody has buried yet is not."""
-    try:
-        return process.joinpath("stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
-
-
-def wait_for(is_so: Callable[[], bool], timeout_s: float = 20) -> None:
-    end_s = time.monotonic() + timeout_s
-    while not is_so():
-        assert time.monotonic() < end_s
-        time.sleep(0.02)
+    wait_until(lambda: not any(map(is_alive, readers)), "the readers' end")

@@ -30,7 +30,7 @@ class Part:
 
     sources: tuple[Source, ...]
     keep_events: int
-    """Beyond so many, of all sources, only the first of a kind of each source are kept."""
+    """Beyond so many only the first of a kind of each further source are kept."""
     tail_bytes: int
     """Of each source's end."""
 
