@@ -287,6 +287,9 @@ def _wait_for_way_back(address: str, port: int, inbox: SignalInbox) -> None:
     slurmstepd tells srun of a task's end for about 16 s and then no more, and srun would wait for it until the job's
     time limit (SLURM 22.05: `Failed to send MESSAGE_TASK_EXIT: No route to host`).
     """
+    if answers(address, port, within_s=1.0):
+        return
+    say(f"waiting until {address} can be reached, {WAY_BACK_S:.0f} s at most: srun has to hear of this agent's end")
     deadline_s = time.monotonic() + WAY_BACK_S
     while not inbox.received and time.monotonic() < deadline_s and not answers(address, port, within_s=1.0):
         time.sleep(0.2)

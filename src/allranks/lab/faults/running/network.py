@@ -115,6 +115,12 @@ class NodeSilent(Strike, name="node-silent-running", cause=("AR012", "AR001")):
         return struck_s
 
     @classmethod
+    def check(cls, scene: Scene, target: Target) -> list[str]:
+        """Set both up again: its agent ends as soon as it can be heard, and no later than all that a job leaves."""
+        cls.heal(scene)
+        return []
+
+    @classmethod
     def heal(cls, scene: Scene) -> None:
         """Set both up again; `allranks lab up`, as after every drill, has SLURM believe in the node again."""
         for port in ports_of(scene.node):
