@@ -20,6 +20,7 @@ from allranks.preflight.mesh import echo
 from allranks.preflight.mesh.loop import Loop
 from allranks.preflight.mesh.tester import Mesh
 from allranks.preflight.pairs import choose_pairs
+from allranks.preflight.second_look import QUIET
 from allranks.wire.protocol import Hello, Knock, Test, decode_frames, encode_frame
 
 TOKEN = b"swordfish, 16 by"
@@ -653,6 +654,28 @@ def test_the_kernel_tells_of_a_connection() -> None:
         assert (info.state, info.total_retrans) == (1, 0)
         assert info.snd_mss > 500
         assert read_unacked_bytes(sock) == 0
+
+
+@pytest.mark.parametrize(("min_rtt_s", "is_bound"), [(0.001, True), (0.0004, False), (0.0, False)])
+def test_ten_segments_for_each_round_trip_are_as_fast_as_a_young_connection_is(min_rtt_s: float, is_bound: bool):
+    data = bytearray(232)
+    struct.pack_into("=I", data, 16, 1448)
+    struct.pack_into("=I", data, 148, round(1e6 * min_rtt_s))
+    struct.pack_into("=Q", data, 160, 14_480_000)  # ten segments in 1 ms
+    assert parse_tcp_info(bytes(data)).is_window_bound == is_bound
+
+
+def test_the_kernel_takes_a_whole_payload_at_once_whatever_its_process_does(room: Room) -> None:
+    target = room.mesh(token=None)  # it accepts nothing, and reads nothing
+    rates = []
+    for _ in range(3):
+        with socket.create_connection(("127.0.0.1", target.ports.tcp[0])) as sock:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2 * QUIET.large_bytes)
+            sock.setblocking(False)
+            assert sock.send(bytes(QUIET.large_bytes)) == QUIET.large_bytes
+            room.run(lambda sock=sock: read_unacked_bytes(sock) == 0)
+            rates.append(read_tcp_info(sock).delivery_bytes_s)
+    assert max(rates) > QUIET.large_bytes / 0.02, "acknowledged at once: not after the 40 ms that an answer may take"
 
 
 def reads_end(sock: socket.socket) -> bool:

@@ -13,9 +13,11 @@ from allranks.preflight.second_look import (
     CONFIRM_S,
     MAX_FAILED,
     QUIET,
+    RATE,
     merge,
     plan_confirmation,
     plan_quiet_look,
+    plan_rate_look,
 )
 from allranks.preflight.symptoms import has_failed, is_proven, slow_nodes
 
@@ -108,6 +110,33 @@ def test_a_quiet_look_stays_below_the_bytes_of_a_pair():
 def test_one_slow_transfer_does_not_make_a_slow_node():
     results = mesh(6)
     change(results, [(2, 3)], delivery_mbit_s=10.0)
+    assert slow_nodes(results.values()) == {}
+
+
+def test_who_is_slow_in_the_quiet_look_is_measured_again():
+    quiet = mesh(6)
+    assert plan_rate_look(list(quiet.values())) is None
+    change(quiet, around(4, 6), delivery_mbit_s=90.0)
+    look = plan_rate_look(list(quiet.values()))
+    assert look is not None
+    assert look.pairs == list(quiet)
+    assert look.effort == RATE
+    assert look.is_one_by_one
+    assert look.reason == "still slow at 1 nodes"
+
+
+def test_once_fast_is_not_slow():
+    results = mesh(6)
+    change(results, around(4, 6), delivery_mbit_s=90.0)
+    again = [good(4, 0, datagrams_sent=0), good(0, 4, datagrams_sent=0)]
+    assert [*slow_nodes([*results.values(), *again[:1]])] == [4]  # the other way it still is
+    assert slow_nodes([*results.values(), *again]) == {}
+    assert slow_nodes([*again, *results.values()]) == {}
+
+
+def test_far_away_is_not_slow():
+    results = mesh(6)
+    change(results, around(4, 6), delivery_mbit_s=90.0, is_window_bound=True)
     assert slow_nodes(results.values()) == {}
 
 

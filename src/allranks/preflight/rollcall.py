@@ -30,7 +30,14 @@ from allranks.preflight.judge import Judgement, Observations, Stranger, judge
 from allranks.preflight.look import Look, plan_first_look
 from allranks.preflight.mesh.tester import Mesh
 from allranks.preflight.roster import Roster, Terms, mtu_of, with_place
-from allranks.preflight.second_look import merge, plan_confirmation, plan_large_look, plan_quiet_look
+from allranks.preflight.second_look import (
+    NUM_RATE_LOOKS,
+    merge,
+    plan_confirmation,
+    plan_large_look,
+    plan_quiet_look,
+    plan_rate_look,
+)
 from allranks.preflight.vet import find_nonsense, own_results, vet_card
 from allranks.wire.connection import Connection
 from allranks.wire.door import Door, Intrusion, StrangerError
@@ -88,7 +95,7 @@ class RollCall:
         self._left: dict[int, str] = {}
         self._silent: set[int] = set()
         self._results: list[PairResult] = []
-        self._quiet: Look | None = None
+        self._quiet: list[PairResult] = []
         self._places: dict[int, Place] = {}
         self._reports: dict[int, Tested] = {}
         self._round = 0
@@ -121,7 +128,7 @@ class RollCall:
         self.observations = Observations(
             cards=self._cards(),
             results=tuple(self._results),
-            quiet=tuple(self._quiet.results) if self._quiet else (),
+            quiet=tuple(self._quiet),
             missing=self.roster.missing() if is_short else (),
             waited_s=self._waited_s,
             left=self._left if is_short else {},
@@ -255,7 +262,11 @@ class RollCall:
         self._results = first.results = self._try(selector, first, asks_all=True)
         for plan in (plan_confirmation, functools.partial(plan_large_look, seed=seed)):
             self._results = merge(self._results, self._look_again(selector, plan(self._of_present(self._results))))
-        self._quiet = self._look_again(selector, plan_quiet_look(self._of_present(self._results)))
+        quiet = self._look_again(selector, plan_quiet_look(self._of_present(self._results)))
+        self._quiet = quiet.results if quiet else []
+        for _ in range(NUM_RATE_LOOKS):
+            again = self._look_again(selector, plan_rate_look(self._of_present(self._quiet)))
+            self._quiet += again.results if again else []
 
     def _of_present(self, results: Sequence[PairResult]) -> list[PairResult]:
         """Without the nodes that are known to be silent: to try them again only costs time."""

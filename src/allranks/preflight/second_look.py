@@ -7,7 +7,8 @@ dropped by a full queue, a transfer may wait for a core. So nothing is concluded
                           one that is silent to ten of them is not merely busy; nor is a path that swallows large
                           datagrams and large segments alike
     what lost datagrams   is tried again one by one, with as many datagrams as show a loss of 1 %
-    what was slow         is tried again one by one, beside pairs that were not
+    what was slow         is tried again one by one, beside pairs that were not, and where it still is, twice more: a
+                          kernel may wait for a core, too
     large packets         that did not come back where nothing else large was sent are tried again with a large payload,
                           beside pairs that tell which of the two nodes it was
 """
@@ -34,6 +35,7 @@ from allranks.preflight.symptoms import (
 
 QUIET = Effort(num_ports=1, large_bytes=96 << 10, num_datagrams=200, has_mtu_probe=False)
 """One pair at a time: 2 x 96 KiB and 200 datagrams stay below MAX_PAIR_BYTES."""
+RATE = Effort(num_ports=1, large_bytes=QUIET.large_bytes, num_datagrams=0, has_mtu_probe=False)
 CONFIRM_S = 2.5
 QUIET_S = 3.0
 MAX_FAILED = 512
@@ -43,6 +45,8 @@ MAX_LARGE = 256
 MAX_SUSPECTS = 8
 WITNESSES = 3
 """With how many others a suspect is tried."""
+NUM_RATE_LOOKS = 2
+"""How often a slow node is measured again before it is called one."""
 
 
 def plan_confirmation(results: Sequence[PairResult]) -> Look | None:
@@ -98,6 +102,15 @@ def plan_quiet_look(results: Sequence[PairResult]) -> Look | None:
         pairs |= {(first, second): None}  # what is usual here
     reason = f"datagrams lost at {len(losing)}, slow at {len(slow)} nodes"
     return Look(list(pairs), QUIET, QUIET_S, is_one_by_one=True, reason=reason)
+
+
+def plan_rate_look(quiet: Sequence[PairResult]) -> Look | None:
+    """Return the tests that measure again where the quiet look found slow nodes; None where it found none."""
+    slow = slow_nodes(quiet)
+    if not slow:
+        return None
+    pairs = dict.fromkeys((each.source, each.target) for each in quiet)
+    return Look(list(pairs), RATE, QUIET_S, is_one_by_one=True, reason=f"still slow at {len(slow)} nodes")
 
 
 def merge(first: Iterable[PairResult], *looks: Look | None) -> list[PairResult]:

@@ -116,18 +116,22 @@ class Slow:
 def slow_nodes(results: Iterable[PairResult]) -> dict[int, Slow]:
     """Return the nodes from which, or to which, nothing goes faster than a fraction of what is usual.
 
-    The best of all pairs of a node counts, in each direction, so that one transfer that met a busy moment says nothing.
-    With fewer than MIN_PAIRS pairs in a direction nothing is concluded.
+    The best of all pairs of a node counts, in each direction and of however many tries, so that one transfer that met a
+    busy moment says nothing. With fewer than MIN_PAIRS pairs in a direction nothing is concluded.
     """
-    rates = {
-        (each.source, each.target): each.delivery_mbit_s
-        for each in results
-        if each.delivery_mbit_s and not each.retransmits  # TCP slows down by itself where segments are lost
-    }
+    rates: dict[tuple[int, int], float] = {}
+    far: set[tuple[int, int]] = set()
+    for each in results:
+        pair = (each.source, each.target)
+        if each.delivery_mbit_s and not each.retransmits:  # TCP slows down by itself where segments are lost
+            rates[pair] = max(each.delivery_mbit_s, rates.get(pair, 0.0))
+            far |= {pair} if each.is_window_bound else set()
     best: dict[tuple[int, bool], list[float]] = defaultdict(list)
-    for (source, target), rate in rates.items():
-        best[source, True].append(rate)
-        best[target, False].append(rate)
+    for pair, rate in rates.items():
+        # From far away so little would come through the fastest link.
+        at_least = max(rate, FAST_ENOUGH_MBIT_S) if pair in far else rate
+        best[pair[0], True].append(at_least)
+        best[pair[1], False].append(at_least)
     slow: dict[int, Slow] = {}
     for node in {node for pair in rates for node in pair}:
         others = [rate for pair, rate in rates.items() if node not in pair]

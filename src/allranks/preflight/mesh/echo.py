@@ -46,7 +46,9 @@ _PAUSE_S = 0.02
 _AT_ONCE = 64
 """Connections or datagrams taken before others have their turn."""
 _BUFFER_BYTES = 4 << 20
-"""Wanted for datagrams (the kernel gives what net.core.rmem_max allows), so that a slow agent loses none itself."""
+"""Wanted (the kernel gives what net.core.rmem_max allows), so that an agent that waits for a core loses no datagram
+itself, and its kernel acknowledges the whole payload of a pair at once: into the buffer that a new connection has
+otherwise 64 KiB go, the last of them acknowledged after 40 ms (measured on Linux 6.18)."""
 
 # Not in Python's socket module: linux/in.h, linux/in6.h.
 _IP_MTU_DISCOVER, _IPV6_MTU_DISCOVER, _PMTUDISC_PROBE = 10, 23, 3
@@ -285,6 +287,7 @@ def _bind_family(family: int, kind: int) -> socket.socket:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         sock.bind(("", 0))
         if kind == socket.SOCK_STREAM:
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, _BUFFER_BYTES)  # theirs who connect, too
             sock.listen(_BACKLOG)
         elif family == socket.AF_INET6:
             sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_RECVPKTINFO, 1)

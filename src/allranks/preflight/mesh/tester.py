@@ -264,6 +264,7 @@ class _Pair:
             large_sent=large.num_sent if large else 0,
             large_back=large.num_back if large else 0,
             delivery_mbit_s=large.info.delivery_bytes_s * 8 / 1e6 or None if large and large.info else None,
+            is_window_bound=bool(large and large.info and large.info.is_window_bound),
             retransmits=large.info.total_retrans if large and large.info else 0,
             unacked_bytes=large.unacked_bytes if large else 0,
             datagrams_sent=ping.num_sent if ping else 0,
