@@ -33,7 +33,7 @@ from allranks.launch.check.step import srun_command, step_env
 from allranks.launch.check.variable import from_variable, to_variable
 from allranks.launch.check.where import Place
 from allranks.launch.step.parcels import Unpacker, pack
-from allranks.launch.step.srun import Line, run_steps
+from allranks.launch.step.srun import Line, run_steps, words_of
 from allranks.model.errors import AllranksError
 from allranks.model.identity import check_one_agent_per_node, world_from_env
 
@@ -139,7 +139,7 @@ def run_pairs(
             for line in output.lines():
                 _take(told, unpacker, line)
     if not told.here:
-        said = "; ".join(dict.fromkeys(told.words))[:300] or f"no word within {queue_s:.0f} s"
+        said = words_of(told.words) or f"no word within {queue_s:.0f} s"
         raise AllranksError(f"check --deep: SLURM started no second step on {place.describe()}: {said}")
     if silent := sorted(set(order.ends) - told.done):
         say(f"no end of the collectives on {', '.join(silent)}")
@@ -147,8 +147,8 @@ def run_pairs(
 
 
 def _take(told: Told, unpacker: Unpacker, line: Line) -> None:
-    if line.is_aside and line.text.strip():
-        told.words.append("".join(c if c.isprintable() else " " for c in line.text.strip()))
+    if line.is_aside:
+        told.words.append(line.text)
     parcel = None if line.is_aside else unpacker.feed(line.text)
     if parcel is None:
         return
