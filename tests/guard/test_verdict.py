@@ -102,6 +102,25 @@ def test_a_late_end_still_names_the_culprit_where_there_were_only_victims():
     assert guard.judge(103.0).findings[0].message == "ValueError: x"
 
 
+def test_victims_wait_for_a_rank_on_its_way_out():
+    guard = guard_of()
+    guard.ended(end(0, message=GLOO_LOST), 100.0)
+    hear_all(guard, 101.4, *(away(i, num=3, phase="leaving" if i == 2 else "training") for i in range(3)))
+    assert guard.judge(104.9) is None
+    guard.ended(end(2, message="ValueError: x", at_s=100.2), 105.0)
+    assert guard.judge(105.0).ranks == (2,)
+
+
+def test_a_rank_that_leaves_for_ever_is_not_waited_for():
+    guard = guard_of()
+    guard.ended(end(0, message=GLOO_LOST), 100.0)
+    for tick in range(100):
+        hear_all(guard, 100 + tick / 10, *(away(i, num=3, phase="leaving" if i == 2 else "training") for i in range(3)))
+        assert guard.judge(100 + tick / 10) is None
+    hear_all(guard, 110.0, *(away(i, num=3, phase="leaving" if i == 2 else "training") for i in range(3)))
+    assert guard.judge(110.0).findings[0].cause == "AR490 collective-timeout"
+
+
 def test_an_abort_for_a_size_is_explained_by_the_calls():
     guard = guard_of()
     hear_all(guard, 100.0, *(waiting(i, call(dtype="Double" if i == 2 else "Float"), num=3) for i in range(3)))

@@ -17,7 +17,9 @@ from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verd
 from allranks.wire.protocol import Member, WorkerEnd
 
 SETTLE_S = 1.5
-"""How long a victim's failure waits for the culprit's: rank 0.02 to 0.46 s were seen between them with Gloo."""
+"""How long the last victim's failure waits for the culprit's: 0.02 to 0.46 s were seen between them with Gloo."""
+MAX_SETTLE_S = 4.0
+"""How long the first one's does: victims end one after the other where cores are few."""
 
 _SECONDARY = re.compile(
     r"Connection closed by peer"
@@ -82,6 +84,7 @@ class Ledger:
         self._failures: list[WorkerEnd] = []
         self._exited: dict[int, float] = {}
         self._first_failure_s: float | None = None
+        self._last_failure_s = 0.0
         self._num_ended = 0
 
     def add_failure(self, end: WorkerEnd, now_s: float) -> None:
@@ -89,6 +92,7 @@ class Ledger:
         self._num_ended += 1
         if is_failure(end):
             self._failures.append(end)
+            self._last_failure_s = now_s
             if self._first_failure_s is None:
                 self._first_failure_s = now_s
 
@@ -129,7 +133,8 @@ class Ledger:
             return True
         if self._first_failure_s is None:
             return False
-        return not all(map(is_secondary, self._failures)) or now_s - self._first_failure_s >= SETTLE_S
+        has_settled = now_s - self._last_failure_s >= SETTLE_S or now_s - self._first_failure_s >= MAX_SETTLE_S
+        return has_settled or not all(map(is_secondary, self._failures))
 
     def verdict(self, job: str, attempt: int) -> Verdict:
         """Return what it came to: one culprit, the others are its victims."""

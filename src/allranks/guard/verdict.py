@@ -57,6 +57,8 @@ MAX_WAY_S = 60.0
 """A beat is no older than this, whatever the clocks say."""
 EXPLAIN_S = 3.0
 """How long victims' failures may wait, beyond SETTLE_S, for a node that is suspected to be proven gone."""
+LEAVE_S = 10.0
+"""How long they wait for a rank whose interpreter is on its way out: it may be the one that broke."""
 
 
 class Guard:
@@ -227,6 +229,8 @@ class Guard:
         waited_s = now_s - self._ledger.first_failure_s
         if presence.find_suspects(self._scene, now) and waited_s < EXPLAIN_S + self._settings.gone_s:
             return None
+        if self._is_one_leaving() and waited_s < LEAVE_S:
+            return None
         if (aborted := self._ledger.first_aborted) is not None:
             return replace(mismatch.explain_abort(self._scene, aborted.rank), is_final=False)
         return self._from_ledger(now_s)
@@ -245,6 +249,10 @@ class Guard:
             or now > ended_s + self._next_word_s
             for rank, (_, ended_s) in self._scene.ends.items()
         )
+
+    def _is_one_leaving(self) -> bool:
+        """Whether a rank that has not ended yet has begun to."""
+        return any(view.is_leaving and view.beat.state is not ProcessState.GONE for view in self._scene.running())
 
     def _judge_primary(self, end: WorkerEnd, now: float) -> Judged | None:
         """A worker broke by itself; of SIGKILL the node's next word says whose it is."""
