@@ -129,7 +129,7 @@ def test_a_requeued_job_has_a_second_attempt(login: LoginNode, six_nodes: TestLa
     job = submit(login, "--nodes", "2", "--requeue", "train.py", "0", "-")
     login("logs", "-f", job)
     six_nodes.on("master-node", "scontrol", "requeue", job)
-    six_nodes.on("master-node", "scontrol", "update", f"JobId={job}", "StartTime=now")
+    six_nodes.on("master-node", "scontrol", "update", f"JobId={job}", "StartTime=now+2")
     followed = login("logs", "-f", job)
     assert followed.stdout.count("] rank 0 of 2") == 2, "the second attempt is appended"
     (report,) = json.loads(login("status", "--json", job).stdout)

@@ -72,6 +72,8 @@ class Running:
         available = len(lab.planned_hosts()) - self._strike.leaves_first_out
         self.num_nodes = min(self._strike.most_nodes or available, available)
         self._process: subprocess.Popen[bytes] | None = None
+        self._let_go = ""
+        """The run that SLURM was told to begin soon."""
 
     def begin(self, program: Path, arguments: Sequence[str] = ()) -> None:
         """Start it under allranks.
@@ -123,13 +125,14 @@ class Running:
             self.target.job_id = self._ask("squeue", "--noheader", "--format=%i").split()[0]
 
     def has_ended(self) -> bool:
-        """Whether it is over. A requeued job that SLURM holds back is let go at once."""
+        """Whether it is over. A requeued job that SLURM holds back is let go."""
         if self._process is not None:
             return self._process.poll() is not None
         shown = self._show()
         state = _field(shown, "JobState")
-        if state == "PENDING" and _field(shown, "Reason") == "BeginTime":
-            self._ask("scontrol", "update", f"JobId={self.target.job_id}", "StartTime=now")
+        if state == "PENDING" and _field(shown, "Reason") == "BeginTime" and self._let_go != _field(shown, "Restarts"):
+            self._let_go = _field(shown, "Restarts")
+            self._ask("scontrol", "update", f"JobId={self.target.job_id}", "StartTime=now+2")  # docs/how-to/slurm.md
         return state in _ENDED
 
     def exit_code(self) -> int | None:
