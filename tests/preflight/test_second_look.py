@@ -134,10 +134,13 @@ def test_once_fast_is_not_slow():
     assert slow_nodes([*again, *results.values()]) == {}
 
 
-def test_far_away_is_not_slow():
+@pytest.mark.parametrize(("rtt_s", "is_slow"), [(0.0004, True), (0.001, False), (None, True)])
+def test_ten_segments_for_each_round_trip_are_all_that_a_young_connection_sends(rtt_s, is_slow):
     results = mesh(6)
-    change(results, around(4, 6), delivery_mbit_s=90.0, is_window_bound=True)
-    assert slow_nodes(results.values()) == {}
+    change(results, around(4, 6), delivery_mbit_s=115.8, segment_bytes=1448, rtt_s=rtt_s)  # ten in 1 ms
+    assert [*slow_nodes(results.values())] == [4] * is_slow
+    loaded = [good(4, 0, delivery_mbit_s=90.0, segment_bytes=1448, rtt_s=0.02)]  # the link was full just then
+    assert [*slow_nodes([*results.values(), *loaded])] == [4] * is_slow
 
 
 @pytest.mark.parametrize("way", ["from", "to"])

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 
 _ASKED_BYTES = 176
 """Up to tcpi_busy_time; an older kernel gives less, a newer one would give more."""
-_INITIAL_WINDOW = 10
-"""Segments that a new connection sends before the first acknowledgement: RFC 6928."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,19 +34,10 @@ class TcpInfo:
     total_retrans: int
     """Segments sent again since the connection began."""
     min_rtt_s: float
-    """Shortest one, by both kernels alone."""
+    """Shortest one, between the two kernels."""
     delivery_bytes_s: int
     """How fast the other kernel acknowledged, lately: the path's speed, whatever the two processes were busy with, as
     long as the other's receive buffer takes all that is sent."""
-
-    @property
-    def is_window_bound(self) -> bool:
-        """Whether a young connection may be no faster only because it waits for acknowledgements from far away.
-
-        It sends at least ten segments for each round trip (RFC 6928). Where half of them and more came through in the
-        time of the shortest one, nothing held them up on the way.
-        """
-        return self.delivery_bytes_s * self.min_rtt_s >= _INITIAL_WINDOW / 2 * self.snd_mss
 
 
 def parse_tcp_info(data: bytes) -> TcpInfo:

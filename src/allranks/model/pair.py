@@ -65,8 +65,8 @@ class PairResult(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes that came back."""
     delivery_mbit_s: float | None = None
     """How fast the target's kernel took the large payload, in Mbit/s (TCP_INFO); None: not known."""
-    is_window_bound: bool = False
-    """Whether the way to the target and back alone may explain that it was not faster."""
+    segment_bytes: int = 0
+    """Largest segment of the large connection (TCP_INFO)."""
     retransmits: int = 0
     """Segments sent again on the large connection (TCP_INFO)."""
     unacked_bytes: int = 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from allranks.causes.cause import Symptom
@@ -24,6 +24,8 @@ SLOW_FACTOR = 4.0
 """How much less than usual is slow: shared links and busy switches stay above."""
 FAST_ENOUGH_MBIT_S = 1000.0
 """What so small a payload can measure: a faster link is never called slow (the card says its speed)."""
+INITIAL_WINDOW = 10
+"""Segments that a new connection sends before the first acknowledgement: RFC 6928."""
 MIN_PAIRS = 2
 
 
@@ -119,17 +121,14 @@ def slow_nodes(results: Iterable[PairResult]) -> dict[int, Slow]:
     The best of all pairs of a node counts, in each direction and of however many tries, so that one transfer that met a
     busy moment says nothing. With fewer than MIN_PAIRS pairs in a direction nothing is concluded.
     """
-    rates: dict[tuple[int, int], float] = {}
-    far: set[tuple[int, int]] = set()
+    tries: dict[tuple[int, int], list[PairResult]] = defaultdict(list)
     for each in results:
-        pair = (each.source, each.target)
         if each.delivery_mbit_s and not each.retransmits:  # TCP slows down by itself where segments are lost
-            rates[pair] = max(each.delivery_mbit_s, rates.get(pair, 0.0))
-            far |= {pair} if each.is_window_bound else set()
+            tries[each.source, each.target].append(each)
+    rates = {pair: max(each.delivery_mbit_s or 0.0 for each in tried) for pair, tried in tries.items()}
     best: dict[tuple[int, bool], list[float]] = defaultdict(list)
     for pair, rate in rates.items():
-        # From far away so little would come through the fastest link.
-        at_least = max(rate, FAST_ENOUGH_MBIT_S) if pair in far else rate
+        at_least = max(rate, FAST_ENOUGH_MBIT_S) if _is_window_bound(rate, tries[pair]) else rate
         best[pair[0], True].append(at_least)
         best[pair[1], False].append(at_least)
     slow: dict[int, Slow] = {}
@@ -142,3 +141,14 @@ def slow_nodes(results: Iterable[PairResult]) -> dict[int, Slow]:
         if min(known) < min(usual / SLOW_FACTOR, FAST_ENOUGH_MBIT_S):
             slow[node] = Slow(min(known), usual)
     return slow
+
+
+def _is_window_bound(mbit_s: float, tried: Sequence[PairResult]) -> bool:
+    """Whether a connection so young goes no faster only because it waits for acknowledgements from far away.
+
+    It sends at least ten segments for each round trip. Where half of them and more came through in the time of the
+    shortest one, nothing held them up on the way.
+    """
+    rtt_s = min((each.rtt_s for each in tried if each.rtt_s), default=0.0)
+    segment_bytes = max(each.segment_bytes for each in tried)
+    return bool(segment_bytes) and mbit_s * 1e6 / 8 * rtt_s >= INITIAL_WINDOW / 2 * segment_bytes

@@ -251,9 +251,10 @@ class _Pair:
 
     def result(self) -> PairResult:
         large, ping = self._large, self._ping
-        rtt_s = ping.rtt_s if ping else None
-        if rtt_s is None and large and large.info:
-            rtt_s = large.info.rtt_s or None
+        seen_s = (
+            ping.rtt_s if ping else None,
+            large.info.min_rtt_s or large.info.rtt_s if large and large.info else None,
+        )
         return PairResult(
             source=self._own_index,
             target=self.target.node_index,
@@ -264,13 +265,13 @@ class _Pair:
             large_sent=large.num_sent if large else 0,
             large_back=large.num_back if large else 0,
             delivery_mbit_s=large.info.delivery_bytes_s * 8 / 1e6 or None if large and large.info else None,
-            is_window_bound=bool(large and large.info and large.info.is_window_bound),
+            segment_bytes=large.info.snd_mss if large and large.info else 0,
             retransmits=large.info.total_retrans if large and large.info else 0,
             unacked_bytes=large.unacked_bytes if large else 0,
             datagrams_sent=ping.num_sent if ping else 0,
             datagrams_lost=ping.num_lost if ping else 0,
             datagrams=ping.sizes if ping else {},
-            rtt_s=rtt_s,
+            rtt_s=min(filter(None, seen_s), default=None),
             clock_offset_s=ping.clock_offset_s if ping else None,
             problem=self.problem,
         )
