@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from allranks.cli.context import cluster_option, load_cluster
-from allranks.cli.show import json_option
+from allranks.cli.context import load_cluster
+from allranks.cli.options import cluster_option, json_option
 from allranks.model.errors import AllranksError, Exit, SetupError, StoppedBySignal, UsageError
 from allranks.model.identity import world_from_env
 from allranks.model.world import Launcher, World

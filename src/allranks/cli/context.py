@@ -6,23 +6,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 from allranks.config.file import LoadedCluster, find_cluster_file, read_cluster
 from allranks.model.identity import check_one_agent_per_node, world_from_env
 
 if TYPE_CHECKING:
     from allranks.launch.plan import JobPlan, Request
-
-
-cluster_option = click.option(
-    "--cluster",
-    "cluster_file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="[default: $ALLRANKS_CLUSTER, ./cluster.toml]",
-)
-name_option = click.option("--name", default="lab", show_default=True, help="Which lab; several may be up.")
 
 
 def load_cluster(explicit: Path | None) -> LoadedCluster:

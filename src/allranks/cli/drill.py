@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from allranks.cli.context import name_option
 from allranks.cli.drill_running import describe_count, drill_running
+from allranks.cli.options import name_option
 from allranks.model.errors import AllranksError, Exit, UsageError
 from allranks.report.text import Style, say
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from allranks.cli.check import find_place, look_at, node_options
-from allranks.cli.show import json_option
+from allranks.cli.options import json_option
 from allranks.config.file import parse_cluster
 from allranks.model.cluster import Cluster
 from allranks.model.errors import Exit, UsageError

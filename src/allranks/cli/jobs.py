@@ -17,8 +17,8 @@ from typing import Any
 import click
 
 from allranks.cli.context import load_cluster
+from allranks.cli.options import json_option
 from allranks.cli.run import run as run_command
-from allranks.cli.show import json_option
 from allranks.config.file import find_cluster_file
 from allranks.launch.batch.script import (
     JobEnvironment,

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from allranks.cli.context import name_option
 from allranks.cli.drill import drill
+from allranks.cli.options import name_option
 from allranks.config.file import find_cluster_file, read_cluster
 from allranks.model.errors import UsageError
 from allranks.report.text import say

@@ -10,7 +10,8 @@ from typing import Any
 
 import click
 
-from allranks.cli.context import cluster_option, plan_here
+from allranks.cli.context import plan_here
+from allranks.cli.options import cluster_option
 from allranks.cli.request import REQUEST_FLAGS, hidden_streams, make_request
 from allranks.launch.plan import refuse_world_of_one
 

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from allranks.cli.context import cluster_option, load_cluster, plan_here
+from allranks.cli.context import load_cluster, plan_here
+from allranks.cli.options import cluster_option, json_option
 from allranks.cli.request import make_request
 from allranks.model.setting import Setting
 from allranks.report.machine import settings_to_json
@@ -17,8 +18,6 @@ from allranks.report.text import Style, render_settings
 
 if TYPE_CHECKING:
     from allranks.launch.plan import JobPlan
-
-json_option = click.option("--json", "as_json", is_flag=True, help="For programs.")
 
 
 @click.command("env")

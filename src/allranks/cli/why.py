@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 import msgspec
 
-from allranks.cli.show import json_option
+from allranks.cli.options import json_option
 from allranks.model.errors import Exit, SetupError, UsageError
 from allranks.model.finding import Finding, Severity, Verdict
 from allranks.report.text import Style, one_line, render_findings, say
