@@ -70,6 +70,10 @@ MAX_ALARMS = 40
 """Lines whose words are held against the catalogue's samples."""
 _ALARM = re.compile(r"(?i)error|fail|fatal|abort|warn|timed? ?out|refused|exception|unable|cannot|invalid|not found")
 MAX_EVIDENCE = 3
+MAX_LOOKED_AT = 500
+"""Lines of one cause among which those are looked for that say something else: thousands of ranks say the same."""
+_NUMBERS = re.compile(r"[0-9a-f]*[0-9][0-9a-f]*")
+_SRUN = "srun: error: "
 _FAILED = re.compile(r"srun: error: [^ ]{1,200}: tasks? [^ ]{1,200}: (?:Exited with exit code|.{3,30}\(core dumped\))")
 _KILLED = re.compile(r"srun: error: [^ ]{1,200}: tasks? [^ ]{1,200}: (?:Killed|Terminated)\s*$")
 """As srun ends the others, once a task has failed (--kill-on-bad-exit)."""
@@ -193,7 +197,7 @@ def conclude_signs(logs: Logs, people: People) -> Iterator[Conclusion]:
         cancels.setdefault(event.line.source.shown, event.line.number)
     failures: dict[str, int] = {}
     for event in logs.events:
-        if _FAILED.search(event.line.text):
+        if _SRUN in event.line.text and _FAILED.search(event.line.text):
             failures.setdefault(event.line.source.shown, event.line.number)
     ends = {end.pid: end.culprit() for end in read_ends(logs) if end.pid is not None}
     ended = find_ended(logs)
@@ -231,8 +235,8 @@ def conclude_signs(logs: Logs, people: People) -> Iterator[Conclusion]:
 def _unlike(events: Sequence[Event]) -> tuple[Line, ...]:
     """Return the first line, and of the others those that say something else."""
     lines: dict[str, Line] = {}
-    for event in events:
-        lines.setdefault(re.sub(r"[0-9a-f]*[0-9][0-9a-f]*", "", event.line.text), event.line)
+    for event in events[:MAX_LOOKED_AT]:
+        lines.setdefault(_NUMBERS.sub("", event.line.text), event.line)
     return tuple(lines.values())[:MAX_EVIDENCE]
 
 
@@ -244,7 +248,7 @@ def _is_aftermath(event: Event, cancels: Mapping[str, int], failures: Mapping[st
         failures: the first line of each source in which srun tells of a task that ended by itself.
     """
     source, number = event.line.source.shown, event.line.number
-    if "srun: error: " not in event.line.text:
+    if _SRUN not in event.line.text:
         return False
     has_failed = _KILLED.search(event.line.text) is not None and number > failures.get(source, number)
     return has_failed or number > cancels.get(source, number)

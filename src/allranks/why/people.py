@@ -78,7 +78,7 @@ def meet(logs: Logs) -> People:
     scopes: list[tuple[str, int, Culprit]] = []
     endpoint = None
     for event in logs.events:
-        line, rank, world = event.line, event.number("rank"), event.number("world")
+        line = event.line
         if line.node:
             nodes[line.node] = None
         if event.kind == "endpoint" and endpoint is None:
@@ -87,17 +87,17 @@ def meet(logs: Logs) -> People:
             scopes.append((line.source.shown, line.number, _scope(event)))
         if event.kind == "bootstrap" and line.node:
             addresses[event.values["address"]] = line.node
-        if event.kind == "comm" and rank is not None and line.node and line.pid is not None:
+        if event.kind == "comm" and line.node and line.pid is not None and (rank := event.number("rank")) is not None:
             processes.setdefault((line.node, line.pid), rank)
-        if event.kind in {"comm", "world"} and world:
+        if event.kind in {"comm", "world"} and (world := event.number("world")):
             worlds[world] += 1
         if event.kind == "AR401" and (wanted := event.number("wanted")):
             worlds[wanted] += 1
     if not nodes and len(logs.tails) <= FEW:  # a fragment: lines that say nothing else may tell where it ran
         nodes.update(dict.fromkeys(line.node for tail in logs.tails for line in tail.lines if line.node))
-    world = max(worlds, default=None)  # groups within the job are smaller
+    largest = max(worlds, default=None)  # groups within the job are smaller
     return People(
-        world if world and world <= MAX_RANKS else None,
+        largest if largest and largest <= MAX_RANKS else None,
         addresses,
         processes,
         tuple(nodes),

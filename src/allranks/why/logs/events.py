@@ -22,10 +22,11 @@ from allranks.why.logs.line import Line
 from allranks.why.logs.marks import MARKS, Mark
 from allranks.why.logs.sources import Source
 
-_NUMBER = re.compile(r"-?[0-9]{1,18}")
+_DIGITS = 18
+_NUMBER = re.compile(rf"-?[0-9]{{1,{_DIGITS}}}")
 
 
-class Event(msgspec.Struct, frozen=True):
+class Event(msgspec.Struct, frozen=True, gc=False):
     """One line that says something."""
 
     kind: str
@@ -39,7 +40,10 @@ class Event(msgspec.Struct, frozen=True):
     def number(self, group: str) -> int | None:
         """Return a group as a number; None where it is not there or is none."""
         text = self.values.get(group)
-        return int(text) if text and _NUMBER.fullmatch(text) else None
+        if not text:
+            return None
+        is_number = text.isdecimal() and text.isascii() and len(text) <= _DIGITS  # most: an expression takes longer
+        return int(text) if is_number or _NUMBER.fullmatch(text) else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +71,10 @@ class Logs:
 
     def of(self, *kinds: str) -> Iterator[Event]:
         """Return the events of these kinds, in their order."""
-        if len(kinds) == 1:
-            return iter(self._by_kind.get(kinds[0], ()))
-        return (event for event in self.events if event.kind in kinds)
+        there = [kind for kind in kinds if kind in self._by_kind]
+        if len(there) < 2:
+            return iter(self._by_kind[there[0]] if there else ())
+        return (event for event in self.events if event.kind in there)
 
     @cached_property
     def _by_kind(self) -> dict[str, list[Event]]:

@@ -32,7 +32,7 @@ _MAX_PID = 1 << 22
 """Linux's limit; torch before 2.5 prints the thread's address where later ones print the process."""
 
 
-class Line(msgspec.Struct, frozen=True):
+class Line(msgspec.Struct, frozen=True, gc=False):
     """One line, or the part of it between two carriage returns."""
 
     source: Source

@@ -51,16 +51,15 @@ def read_groups(logs: Logs, people: People) -> Mapping[str, Mapping[int, Stuck]]
     groups: defaultdict[str, dict[int, Stuck]] = defaultdict(dict)
     group_of: dict[int, str] = {}
     named_groups: set[str] = set()
-    for event in logs.of("AR490"):
-        if (who := _rank(event, people)) and (named := event.values.get("group")):
-            group_of.setdefault(who[0], named)
+    said = list(_speakers(logs, people))
+    for event, rank in said:
+        if named := event.values.get("group"):
+            group_of.setdefault(rank, named)
             named_groups.add(named)
     usual = named_groups.pop() if len(named_groups) == 1 else DEFAULT_GROUP
-    for event in logs.of("AR490"):
-        found = _rank(event, people)
-        if found is None or (event.number("seq") is None and "op" not in event.values):
+    for event, rank in said:
+        if event.number("seq") is None and "op" not in event.values:
             continue
-        rank = found[0]
         group = groups[event.values.get("group") or group_of.get(rank, usual)]
         stuck = group.setdefault(rank, Stuck(rank, event.line))
         stuck.seq = stuck.seq if stuck.seq is not None else event.number("seq")
@@ -77,8 +76,12 @@ def conclude_collectives(logs: Logs, people: People) -> Iterator[Conclusion]:
         yield from _different(stuck)
         yield from _silent(stuck, people)
     yield from _slow(logs)
-    yield from _busy(logs, people)
-    yield from _alone(logs, people)
+    timeouts = [(event, rank) for event, rank in _speakers(logs, people) if event.number("ms")]
+    if timeouts:
+        waiting = frozenset(rank for _, rank in timeouts)
+        limit_s = min(event.number("ms") or 0 for event, _ in timeouts) / 1000
+        yield from _busy(logs, timeouts[0][0].line, waiting, limit_s)
+        yield from _alone(logs, timeouts[0][0].line, waiting, limit_s)
 
 
 def _slow(logs: Logs) -> Iterator[Conclusion]:
@@ -184,13 +187,8 @@ def _are_together(stuck: list[Stuck]) -> bool:
     return len({(each.seq, each.op) for each in stuck}) == 1
 
 
-def _busy(logs: Logs, people: People) -> Iterator[Conclusion]:
+def _busy(logs: Logs, first: Line, waiting: frozenset[int], limit_s: float) -> Iterator[Conclusion]:
     """A progress bar that ran for as long as the others' timeout: only one rank shows it, and is at something else."""
-    timeouts = [event for event in logs.of("AR490") if event.number("ms") and _rank(event, people) is not None]
-    if not timeouts:
-        return
-    waiting = {who[0] for event in timeouts if (who := _rank(event, people)) is not None}
-    limit_s = min(event.number("ms") or 0 for event in timeouts) / 1000
     bars = [(line, match) for tail in logs.tails for line in tail.lines if (match := _BAR.search(line.text))]
     for line, match in bars[-1:]:
         hours, minutes, seconds = (int(part or 0) for part in match.groups())
@@ -203,19 +201,16 @@ def _busy(logs: Logs, people: People) -> Iterator[Conclusion]:
                 confidence=Confidence.LIKELY,
                 culprit=Culprit(ranks=(rank,)),
                 message=f"rank {rank} was at something else for {took_s} s while {fold_ranks(waiting)} waited for it",
-                evidence=(line, timeouts[0].line),
-                victims=frozenset(waiting),
+                evidence=(line, first),
+                victims=waiting,
                 ask=_ASK,
             )
 
 
-def _alone(logs: Logs, people: People) -> Iterator[Conclusion]:
+def _alone(logs: Logs, first: Line, waiting: frozenset[int], limit_s: float) -> Iterator[Conclusion]:
     """The last words before the timeouts, as old as the timeout is long: the first rank said what it went to do."""
-    timeouts = [event for event in logs.of("AR490") if event.number("ms") and _rank(event, people) is not None]
-    waiting = {who[0] for event in timeouts if (who := _rank(event, people)) is not None}
-    if not timeouts or 0 in waiting or timeouts[0].line.time is None:
+    if 0 in waiting or first.time is None:
         return
-    first, limit_s = timeouts[0].line, min(event.number("ms") or 0 for event in timeouts) / 1000
     before = [
         line
         for tail in logs.tails
@@ -234,7 +229,7 @@ def _alone(logs: Logs, people: People) -> Iterator[Conclusion]:
             culprit=Culprit(ranks=(0,)),
             message=f"rank 0 went to something else {took_s:.0f} s before {fold_ranks(waiting)} gave up waiting",
             evidence=(before[-1], first),
-            victims=frozenset(waiting),
+            victims=waiting,
             ask=_ASK,
         )
 
@@ -243,11 +238,14 @@ def _name(stuck: Stuck) -> str:
     return f"the {stuck.op}" if stuck.seq is None else f"collective {stuck.seq}{_op(stuck)}"
 
 
-def _rank(event: Event, people: People) -> tuple[int] | None:
-    """Return the rank that speaks; in a tuple, since 0 is a rank."""
-    line = people.know(event.line)
-    rank = line.rank if line.rank is not None else event.number("rank")
-    return None if rank is None else (rank,)
+def _speakers(logs: Logs, people: People) -> Iterator[tuple[Event, int]]:
+    """Return what watchdogs say, and of which rank; without those that nobody can name."""
+    for event in logs.of("AR490"):
+        rank = people.know(event.line).rank
+        if rank is None:
+            rank = event.number("rank")
+        if rank is not None:
+            yield event, rank
 
 
 def _op(stuck: Stuck) -> str:

@@ -71,7 +71,7 @@ def _slow(paces: Sequence[_Pace]) -> list[_Pace]:
 def _lists(lines: Iterable[Line]) -> Iterator[list[_Pace]]:
     paces: list[_Pace] = []
     for line in lines:
-        if match := _TOOK.search(line.text):
+        if "rank" in line.text.lower() and (match := _TOOK.search(line.text)):  # most lines: it is the faster question
             paces.append(_Pace(int(match[1]), float(match[2]), line))
         elif paces:
             yield paces

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from allranks.causes.catalogue import find_cause
@@ -39,6 +39,8 @@ _WATCHERS = frozenset(("AR407", "AR008", "AR590", "AR506", "AR507", "AR508", "AR
 """Causes that others tell of a process: they stand below an exception, and do not say what it is."""
 _GOES_ON = frozenset(("_run_finalizers",))
 """Functions that print an exception and go on: multiprocessing's, of what is cleaned up at exit."""
+_PARTS = frozenset(("traceback", "frame", "exception", "chained", "ignored"))
+"""Marks that a traceback is made of."""
 _REACH = 10
 """Lines after an exception's first one that belong to its text."""
 
@@ -74,8 +76,9 @@ def read_tracebacks(logs: Logs) -> list[Traceback]:
     frames: dict[object, list[Event]] = {}
     chains: dict[object, bool] = {}
     ignored: dict[object, bool] = {}  # False: announced, and not begun
-    explained = _explained_lines(logs)
-    for event in logs.events:
+    parts = [event for event in logs.events if event.kind in _PARTS]
+    explained = _explained_lines(logs, {event.line.source.shown for event in parts})
+    for event in parts:
         who = (event.line.source.shown, event.line.rank, event.line.local_rank, event.line.node)
         if event.kind == "traceback":
             frames[who] = []
@@ -143,15 +146,18 @@ def conclude_tracebacks(logs: Logs, people: People) -> Iterator[Conclusion]:
     )
 
 
-def _explained_lines(logs: Logs) -> dict[str, list[tuple[int, bool, Line]]]:
+def _explained_lines(logs: Logs, sources: Collection[str]) -> dict[str, list[tuple[int, bool, Line]]]:
     """Return the lines that say what an exception is, by source; True: also of one whose first line is above it."""
     lines: dict[str, list[tuple[int, bool, Line]]] = {}
     for event in logs.events:
-        if event.sign is None or event.kind in _WATCHERS or event.sign.role in {Role.CONTEXT, Role.GENERIC}:
+        source = event.line.source.shown
+        if event.sign is None or source not in sources or event.kind in _WATCHERS:
+            continue
+        if event.sign.role in {Role.CONTEXT, Role.GENERIC}:
             continue
         # What has a logger's header of its own is no part of an exception's text.
         goes_on = event.sign.role < Role.GENERIC and event.line.time is None
-        lines.setdefault(event.line.source.shown, []).append((event.line.number, goes_on, event.line))
+        lines.setdefault(source, []).append((event.line.number, goes_on, event.line))
     return lines
 
 
