@@ -63,12 +63,13 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def wait_until(is_so: Callable[[], object], what: str, timeout_s: float = 20) -> None:
-    """Wait for something that must come."""
+def wait_until(is_so: Callable[[], Any], what: str, timeout_s: float = 40) -> Any:
+    """Wait for something that must come, and return it."""
     deadline_s = time.monotonic() + timeout_s
-    while not is_so():
+    while not (found := is_so()):
         assert time.monotonic() < deadline_s, f"{what}: not in {timeout_s} s"
         time.sleep(0.005)
+    return found
 
 
 def allranks_command(*arguments: str | Path) -> Sequence[str]:

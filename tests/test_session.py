@@ -18,7 +18,7 @@ import pytest
 
 import allranks as package
 from allranks.session import SessionError
-from conftest import Allranks, clean_env
+from conftest import Allranks, clean_env, wait_until
 from srun_tasks import task
 
 SUM = Path(__file__).parent / "scripts" / "session_sum.py"
@@ -76,13 +76,6 @@ def started(tmp_path: Path) -> Iterator[Started]:
 def write(path: Path, text: str) -> Path:
     path.write_text(textwrap.dedent(text).lstrip())
     return path
-
-
-def wait_for(path: Path) -> None:
-    deadline_s = time.monotonic() + 30
-    while not path.exists():
-        assert time.monotonic() < deadline_s, f"{path} did not appear"
-        time.sleep(0.02)
 
 
 # However it was started
@@ -229,7 +222,7 @@ def test_ctrl_c_ends_it_like_any_python(started: Started, tmp_path: Path, size: 
         """,
     )
     process = started.start(script, env=task(0, (size,)))
-    wait_for(tmp_path / ("in" if size == 1 else "runs/4711/leader.json"))
+    wait_until((tmp_path / ("in" if size == 1 else "runs/4711/leader.json")).exists, "the job", 30)
     process.send_signal(signal.SIGINT)
     code, _, err = end(process, within_s=10)
     assert code == -signal.SIGINT

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import clean_env
+from conftest import clean_env, wait_until
 
 from .conftest import SIX_NODE, Make, TestLab
 
@@ -178,10 +178,10 @@ def test_a_node_that_dies_is_named_and_the_job_is_worth_a_requeue(make_lab: Make
     step = srun(lab, folder, *AGENT, "long.py")
     verdict = folder / "runs/1/attempt_0/verdict.json"
     try:
-        wait_for(folder / "up")
+        wait_until((folder / "up").exists, "the job", 60)
         os.kill(init_of(lab, "node03"), signal.SIGKILL)
         died_s = time.monotonic()
-        wait_for(verdict)
+        wait_until(verdict.exists, "the verdict", 60)
         assert time.monotonic() - died_s < 20
     finally:
         step.kill()
@@ -194,10 +194,3 @@ def test_a_node_that_dies_is_named_and_the_job_is_worth_a_requeue(make_lab: Make
 def init_of(lab: TestLab, node: str) -> int:
     status = json.loads(lab.run("status", "--json").stdout)
     return next(int(each["init_pid"]) for each in status["nodes"] if each["name"] == node)
-
-
-def wait_for(path: Path, *, patience_s: float = 60) -> None:
-    deadline_s = time.monotonic() + patience_s
-    while not path.exists():
-        assert time.monotonic() < deadline_s, f"{path} did not appear"
-        time.sleep(0.05)

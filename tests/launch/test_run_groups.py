@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from conftest import allranks_command, clean_env
+from conftest import allranks_command, clean_env, wait_until
 
 SUM_RANKS = Path(__file__).parents[1] / "scripts" / "sum_ranks.py"
 END_S = 60
@@ -62,13 +62,6 @@ def port() -> int:
 def end(agent: Agent, *, within_s: float = END_S) -> tuple[int, str, str]:
     stdout, stderr = agent.communicate(timeout=within_s)
     return agent.returncode, stdout, stderr
-
-
-def wait_for(path: Path) -> None:
-    deadline_s = time.monotonic() + END_S
-    while not path.exists():
-        assert time.monotonic() < deadline_s, f"{path} did not appear"
-        time.sleep(0.02)
 
 
 def sums(*stdouts: str) -> list[tuple[int, int, int]]:
@@ -246,8 +239,8 @@ def start_two_that_run(start: Start, port: int, tmp_path: Path) -> tuple[Agent, 
     script = tmp_path / "train.py"
     script.write_text(WAIT)
     leader, other = (start(node, *meeting(port), "--node-rank", i, script) for i, node in enumerate(("a", "b")))
-    wait_for(tmp_path / "a" / "up")
-    wait_for(tmp_path / "b" / "up")
+    wait_until((tmp_path / "a" / "up").exists, "job a", END_S)
+    wait_until((tmp_path / "b" / "up").exists, "job b", END_S)
     return leader, other
 
 
@@ -268,8 +261,8 @@ def test_a_signal_to_one_agent_ends_both_alike(start: Start, port: int, tmp_path
     script = tmp_path / "train.py"
     script.write_text(WAIT)
     agents = {node: start(node, *meeting(port), "--node-rank", i, script) for i, node in enumerate(("a", "b"))}
-    wait_for(tmp_path / "a" / "up")
-    wait_for(tmp_path / "b" / "up")
+    wait_until((tmp_path / "a" / "up").exists, "job a", END_S)
+    wait_until((tmp_path / "b" / "up").exists, "job b", END_S)
     sent_s = time.monotonic()
     agents[told].send_signal(signal.SIGTERM)
     codes = {node: end(agent, within_s=20)[0] for node, agent in agents.items()}

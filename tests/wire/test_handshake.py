@@ -35,6 +35,7 @@ from allranks.wire.protocol import (
 )
 from allranks.wire.secret import Secret, join_proof
 from allranks.wire.seek import seek_leader
+from conftest import wait_until
 
 KEY = Secret(b"swordfish", "test")
 WRONG_KEY = Secret(b"haddock", "test")
@@ -119,13 +120,6 @@ def seek(
     )
 
 
-def wait_for(predicate: Callable[[], object], what: str) -> None:
-    until_s = time.monotonic() + PATIENCE_S
-    while not predicate():
-        assert time.monotonic() < until_s, f"{what} did not come within {PATIENCE_S} s"
-        time.sleep(0.01)
-
-
 class Guest:
     """An agent by hand: it says what the test wants it to say."""
 
@@ -166,13 +160,13 @@ def join_after(hello: Hello, *, job: str = "train", secret: Secret = KEY, card: 
 def test_the_right_key_opens_the_door():
     with Leader() as leader, contextlib.closing(seek(leader.port)) as connection:
         assert connection.peer == f"127.0.0.1:{leader.port}"
-        wait_for(lambda: leader.let_in, "the card")
+        wait_until(lambda: leader.let_in, "the card")
         card, peer = leader.let_in[0]
         assert card == msgspec.structs.replace(CARD, came_by=f"127.0.0.1:{leader.port}", age_s=card.age_s)
         assert peer.peer == "127.0.0.1"
         peer.send(Goodbye(exit_code=0, summary=""))
         received: list[Message] = []
-        wait_for(lambda: received.extend(connection.receive()) or received, "the Goodbye")
+        wait_until(lambda: received.extend(connection.receive()) or received, "the Goodbye")
         assert received == [Goodbye(exit_code=0, summary="")]
         assert leader.refusals == []
 
@@ -182,7 +176,7 @@ def test_what_follows_the_welcome_at_once_is_not_lost():
         leader.after_welcome = (Stop(signum=15), Stopped())
         with contextlib.closing(seek(leader.port)) as connection:
             received: list[Message] = []
-            wait_for(lambda: received.extend(connection.receive()) or len(received) == 2, "Stop and Stopped")
+            wait_until(lambda: received.extend(connection.receive()) or len(received) == 2, "Stop and Stopped")
             assert received == [Stop(signum=15), Stopped()]
 
 
@@ -195,14 +189,14 @@ def test_many_agents_are_let_in_at_once():
         for thread in threads:
             thread.join(PATIENCE_S)
         assert len(connections) == 8
-        wait_for(lambda: len(leader.let_in) == 8, "the eighth card")
+        wait_until(lambda: len(leader.let_in) == 8, "the eighth card")
         for connection in connections:
             connection.close()
 
 
 def test_an_agent_that_does_not_know_the_attempt_is_let_in():
     with Leader(attempt=3) as leader, contextlib.closing(seek(leader.port, attempt=None)):
-        wait_for(lambda: leader.let_in, "the card")
+        wait_until(lambda: leader.let_in, "the card")
 
 
 def test_the_wrong_key_is_refused_with_the_place_of_the_right_one():
@@ -213,7 +207,7 @@ def test_the_wrong_key_is_refused_with_the_place_of_the_right_one():
             f"the leader at 127.0.0.1:{leader.port} refused this node: it does not know this job's secret "
             "(the leader's comes from test)"
         )
-        wait_for(lambda: leader.refusals, "the refusal")
+        wait_until(lambda: leader.refusals, "the refusal")
         assert leader.refusals == [
             "127.0.0.1 was refused: it does not know this job's secret (the leader's comes from test)"
         ]
@@ -275,7 +269,7 @@ def test_a_guest_that_says_the_wrong_thing_is_told_why(case):
         guest.sock.sendall(encode_frame(make(guest.read_hello())))
         assert guest.read() == answer
         assert guest.read() is None
-        wait_for(lambda: leader.refusals, "the refusal")
+        wait_until(lambda: leader.refusals, "the refusal")
         assert leader.refusals == [f"127.0.0.1 was refused: {answer.reason}"]
         assert leader.let_in == []
 
@@ -299,7 +293,7 @@ def test_a_replayed_join_is_refused():
             assert thief.read() == Refused(
                 reason="it does not know this job's secret (the leader's comes from test)", is_final=True
             )
-        wait_for(lambda: leader.let_in, "the card")
+        wait_until(lambda: leader.let_in, "the card")
         assert len(leader.let_in) == 1
 
 
@@ -322,7 +316,7 @@ def test_garbage_is_refused_and_the_next_guest_let_in(garbage, reason):
             assert isinstance(answer, Refused)
             assert answer.is_final
         with contextlib.closing(seek(leader.port)):
-            wait_for(lambda: leader.let_in, "the card")
+            wait_until(lambda: leader.let_in, "the card")
         assert len(leader.refusals) == 1
         assert leader.refusals[0].startswith(f"127.0.0.1 was refused: {reason}")
 
@@ -331,7 +325,7 @@ def test_a_guest_that_hangs_up_is_refused_by_name():
     with Leader() as leader:
         with Guest(leader.port) as guest:
             guest.read_hello()
-        wait_for(lambda: leader.refusals, "the refusal")
+        wait_until(lambda: leader.refusals, "the refusal")
         assert leader.refusals == ["127.0.0.1 was refused: 127.0.0.1 closed the connection"]
 
 
@@ -341,8 +335,8 @@ def test_a_silent_guest_is_overdue_after_two_seconds():
         port = listener.getsockname()[1]
         with Guest(port) as early, Guest(port) as late:
             greeted: list[Connection] = []
-            wait_for(lambda: ((guest := door.greet(100.0)) and greeted.append(guest)) or greeted, "the first guest")
-            wait_for(
+            wait_until(lambda: ((guest := door.greet(100.0)) and greeted.append(guest)) or greeted, "the first guest")
+            wait_until(
                 lambda: ((guest := door.greet(101.0)) and greeted.append(guest)) or len(greeted) == 2, "the second"
             )
             assert door.overdue(101.9) == []
@@ -362,7 +356,7 @@ def test_a_member_that_is_sent_away_again_is_told_why():
     with Leader() as leader, Guest(leader.port) as guest:
         guest.sock.sendall(encode_frame(join_after(guest.read_hello())))
         assert isinstance(guest.read(), Welcome)
-        wait_for(lambda: leader.let_in, "the card")
+        wait_until(lambda: leader.let_in, "the card")
         leader.door.refuse(leader.let_in[0][1], "node rank 1 is here already")
         assert guest.read() == Refused(reason="node rank 1 is here already", is_final=True)
         assert guest.read() is None
@@ -479,7 +473,7 @@ def test_a_knock_is_let_go_without_a_word():
             guest.sock.sendall(encode_frame(Knock()))
             assert guest.read() is None
         with contextlib.closing(seek(leader.port)):
-            wait_for(lambda: leader.let_in, "the card")
+            wait_until(lambda: leader.let_in, "the card")
         assert leader.refusals == []
 
 
@@ -537,7 +531,7 @@ def test_each_agent_finds_its_own_leader_among_neighbours(tmp_path):
             )
             with contextlib.closing(connection):
                 assert connection.peer == f"127.0.0.1:{leader.port}"
-            wait_for(lambda leader=leader: len(leader.let_in) == 1, "the card")
+            wait_until(lambda leader=leader: len(leader.let_in) == 1, "the card")
 
 
 def test_a_leader_that_comes_late_is_found():

@@ -9,8 +9,7 @@ import socket
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -84,13 +83,3 @@ def workers(tmp_path: Path, text: str, num: int = 2, **env: str) -> Iterator[lis
                 os.killpg(worker.pid, signal.SIGKILL)
             worker.process.wait(10)
             worker.cell.close()
-
-
-def wait_until(holds: Callable[[], Any], what: str, within_s: float = 40) -> Any:
-    """Wait until something is true and return it; say what was waited for when it never was."""
-    deadline_s = time.monotonic() + within_s
-    while time.monotonic() < deadline_s:
-        if found := holds():
-            return found
-        time.sleep(0.02)
-    raise AssertionError(f"waited {within_s} s for {what}")

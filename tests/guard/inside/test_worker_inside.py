@@ -7,10 +7,11 @@ import time
 from pathlib import Path
 
 import pytest
-from harness import Started, wait_until, workers
+from harness import Started, workers
 
 from allranks.guard.worker import WatchedWorker
 from allranks.model.beat import CallSeen, GroupSeen, ProcessState, RankBeat
+from conftest import wait_until
 
 pytestmark = pytest.mark.torch
 
