@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,13 @@ def group(beat: RankBeat, name: str = "0") -> GroupSeen:
 
 def last_call(beat: RankBeat) -> CallSeen:
     return beat.calls[-1]
+
+
+def look_at_call(view: WatchedWorker, seq: int) -> RankBeat | None:
+    """Its beat, once this call is its last one."""
+    found = view.look()
+    is_told = found.groups and group(found).enqueued == seq
+    return found if is_told and found.calls and found.calls[-1].seq == seq else None
 
 
 def test_who_waits_in_a_collective_and_who_never_came_are_told_apart(tmp_path: Path):
@@ -125,17 +133,17 @@ def test_a_rank_that_gloo_aborts_has_left_what_it_called(tmp_path: Path):
         """
     with workers(tmp_path, text) as started:
         views = [watch(each, rank) for rank, each in enumerate(started)]
-        codes = [each.process.wait(40) for each in started]
-        beats = [view.look() for view in views]
-    assert -signal.SIGABRT in codes
-    assert [beat.state for beat in beats] == [ProcessState.GONE] * 2
+        # Not for the survivor: now and then Gloo closes its connection and wakes nobody (torch 2.13, one in 15).
+        wait_until(lambda: -signal.SIGABRT in [each.process.poll() for each in started], "the abort")
+        beats = [wait_until(partial(look_at_call, view, 2), "the second call") for view in views]
+        aborted = [each.process.poll() == -signal.SIGABRT for each in started]
+    assert {beat.state for beat, is_aborted in zip(beats, aborted, strict=True) if is_aborted} == {ProcessState.GONE}
     calls = [last_call(beat) for beat in beats]
     assert [(call.seq, call.op, call.sizes) for call in calls] == [
         (2, "all_reduce", ((1000000,),)),
         (2, "all_reduce", ((10,),)),
     ]
     assert [call.place for call in calls] == ["train.py:12 in step"] * 2
-    assert [group(beat).enqueued for beat in beats] == [2, 2]
 
 
 def test_an_exception_in_a_backward_pass_leaves_the_recorders_last_calls(tmp_path: Path):
