@@ -11,13 +11,15 @@ LISTS := pyproject.toml constraints.txt
 # pip says much; of it, what takes time is shown, and everything if it fails.
 SHOW := sed -nu -e 's/^ *Downloading \([^ ]*\) *\((.*)\)/  fetching \1 \2/p' -e 's/^Installing collected.*/  unpacking/p'
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --progress-bar off --constraint constraints.txt
+# Processes that run tests; one of them has all tests of the lab.
+JOBS ?= 2
 DEMO := allranks run --nproc-per-node 6 examples/six-node/py_exe.py --batch-size 8 --check
 
 .PHONY: help demo test lint bench drills pages clean
 
 help:
 	@echo "make demo    train a small model on real data with six ranks, and prove the result"
-	@echo "make test    all checks and tests (about 25 minutes on 2 cores)"
+	@echo "make test    all checks and tests (about 15 minutes on 2 cores; JOBS=0: one after another, 25)"
 	@echo "make lint    formatting, types, import contracts"
 	@echo "make bench   the measurements behind the README's claims"
 	@echo "make drills  every fault of the lab against allranks and plain torchrun: docs/drills*.md (root; 75 minutes)"
@@ -35,7 +37,7 @@ demo: $(VENV)/.torch
 	@echo "  README.md                                           several nodes, SLURM, cluster.toml"
 
 test: $(VENV)/.dev lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest --numprocesses $(JOBS)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
