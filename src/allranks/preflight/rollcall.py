@@ -263,10 +263,10 @@ class RollCall:
         for plan in (plan_confirmation, functools.partial(plan_large_look, seed=seed)):
             self._results = merge(self._results, self._look_again(selector, plan(self._of_present(self._results))))
         quiet = self._look_again(selector, plan_quiet_look(self._of_present(self._results)))
-        self._quiet = quiet.results if quiet else []
+        self._quiet = [*quiet.results] if quiet else []
         for _ in range(NUM_RATE_LOOKS):
             again = self._look_again(selector, plan_rate_look(self._of_present(self._quiet)))
-            self._quiet += again.results if again else []
+            self._quiet += again.results if again else ()
 
     def _of_present(self, results: Sequence[PairResult]) -> list[PairResult]:
         """Without the nodes that are known to be silent: to try them again only costs time."""
