@@ -102,10 +102,13 @@ def test_a_late_end_still_names_the_culprit_where_there_were_only_victims():
     assert guard.judge(103.0).findings[0].message == "ValueError: x"
 
 
+RANK_2_LEAVES = [away(rank, num=3, phase="leaving" if rank == 2 else "training") for rank in range(3)]
+
+
 def test_victims_wait_for_a_rank_on_its_way_out():
     guard = guard_of()
     guard.ended(end(0, message=GLOO_LOST), 100.0)
-    hear_all(guard, 101.4, *(away(i, num=3, phase="leaving" if i == 2 else "training") for i in range(3)))
+    hear_all(guard, 101.4, *RANK_2_LEAVES)
     assert guard.judge(104.9) is None
     guard.ended(end(2, message="ValueError: x", at_s=100.2), 105.0)
     assert guard.judge(105.0).ranks == (2,)
@@ -115,9 +118,9 @@ def test_a_rank_that_leaves_for_ever_is_not_waited_for():
     guard = guard_of()
     guard.ended(end(0, message=GLOO_LOST), 100.0)
     for tick in range(100):
-        hear_all(guard, 100 + tick / 10, *(away(i, num=3, phase="leaving" if i == 2 else "training") for i in range(3)))
+        hear_all(guard, 100 + tick / 10, *RANK_2_LEAVES)
         assert guard.judge(100 + tick / 10) is None
-    hear_all(guard, 110.0, *(away(i, num=3, phase="leaving" if i == 2 else "training") for i in range(3)))
+    hear_all(guard, 110.0, *RANK_2_LEAVES)
     assert guard.judge(110.0).findings[0].cause == "AR490 collective-timeout"
 
 

@@ -63,8 +63,7 @@ def hold(num_nodes: int, at_first: Passes, then: Passes | None = None) -> tuple[
     assert plan_confirmation(results) is None
     look = plan_large_look(results, seed=0)
     if look is not None:
-        look.results = do(look, then or at_first)
-        results = merge(results, look)
+        results = merge(results, do(look, then or at_first))
     assert plan_quiet_look(results) is None
     cards = {index: card(index) for index in range(num_nodes)}
     return judge(Observations(cards=cards, results=tuple(results)), terms(num_nodes)), look

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from seen import NO_ANSWER, PORTS, around, change, good, mesh, silence, stall
 
 from allranks.model.pair import FULL, MAX_PAIR_BYTES
-from allranks.preflight.look import Look
 from allranks.preflight.second_look import (
     CONFIRM_S,
     MAX_FAILED,
@@ -162,8 +161,7 @@ def test_two_nodes_cannot_say_who_is_slow():
 def test_the_later_look_counts():
     first = mesh(3)
     silence(first, [(1, 2)])
-    again = Look([(1, 2)], FULL, 1.0, is_one_by_one=False, reason="", results=[good(1, 2)])
-    merged = merge(first.values(), again, None)
+    merged = merge(merge(first.values(), [good(1, 2)]), [])
     assert len(merged) == 6
     assert not any(map(has_failed, merged))
 

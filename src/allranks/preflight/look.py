@@ -11,9 +11,9 @@ neighbours in the ring, nothing is seen of it above FULL_UP_TO nodes.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-from allranks.model.pair import FULL, SPARSE, Effort, PairResult
+from allranks.model.pair import FULL, SPARSE, Effort
 from allranks.preflight.pairs import choose_pairs, choose_ring
 
 FULL_UP_TO = 64
@@ -23,7 +23,7 @@ TESTS_S = 3.0
 SPARSE_TESTS_S = 6.0
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Look:
     """One round of tests."""
 
@@ -35,7 +35,6 @@ class Look:
     reason: str
     probed: frozenset[tuple[int, int]] = frozenset()
     """Pairs that also send one packet of their common MTU, although the effort has none."""
-    results: list[PairResult] = field(default_factory=list)
 
 
 def plan_first_look(nodes: Sequence[int], *, seed: int, within_s: float | None = None) -> Look:

@@ -259,25 +259,23 @@ class RollCall:
     def _test_pairs(self, selector: selectors.BaseSelector) -> None:
         seed = self._terms.attempt
         first = plan_first_look(sorted(self._addresses()), seed=seed, within_s=self._terms.tests_s)
-        self._results = first.results = self._try(selector, first, asks_all=True)
+        self._results = self._try(selector, first, asks_all=True)
         for plan in (plan_confirmation, functools.partial(plan_large_look, seed=seed)):
             self._results = merge(self._results, self._look_again(selector, plan(self._of_present(self._results))))
-        quiet = self._look_again(selector, plan_quiet_look(self._of_present(self._results)))
-        self._quiet = [*quiet.results] if quiet else []
+        self._quiet = self._look_again(selector, plan_quiet_look(self._of_present(self._results)))
         for _ in range(NUM_RATE_LOOKS):
-            again = self._look_again(selector, plan_rate_look(self._of_present(self._quiet)))
-            self._quiet += again.results if again else ()
+            self._quiet += self._look_again(selector, plan_rate_look(self._of_present(self._quiet)))
 
     def _of_present(self, results: Sequence[PairResult]) -> list[PairResult]:
         """Without the nodes that are known to be silent: to try them again only costs time."""
         absent = self._silent | self._left.keys()
         return [each for each in results if not {each.source, each.target} & absent]
 
-    def _look_again(self, selector: selectors.BaseSelector, look: Look | None) -> Look | None:
-        if look is not None:
-            self._on_event("second_look", pairs=len(look.pairs), reason=look.reason)
-            look.results = self._try(selector, look)
-        return look
+    def _look_again(self, selector: selectors.BaseSelector, look: Look | None) -> list[PairResult]:
+        if look is None:
+            return []
+        self._on_event("second_look", pairs=len(look.pairs), reason=look.reason)
+        return self._try(selector, look)
 
     def _try(self, selector: selectors.BaseSelector, look: Look, *, asks_all: bool = False) -> list[PairResult]:
         """Have nodes try each other, and return what they report by the deadline; the silent ones are noted."""

@@ -113,13 +113,9 @@ def plan_rate_look(quiet: Sequence[PairResult]) -> Look | None:
     return Look(list(pairs), RATE, QUIET_S, is_one_by_one=True, reason=f"still slow at {len(slow)} nodes")
 
 
-def merge(first: Iterable[PairResult], *looks: Look | None) -> list[PairResult]:
+def merge(first: Iterable[PairResult], again: Iterable[PairResult]) -> list[PairResult]:
     """Return the results with those of a confirmation in the place of what they repeat."""
-    latest = {(each.source, each.target): each for each in first}
-    for look in looks:
-        if look is not None:
-            latest |= {(each.source, each.target): each for each in look.results}
-    return list(latest.values())
+    return list({(each.source, each.target): each for each in (*first, *again)}.values())
 
 
 def _is_large_in_doubt(result: PairResult) -> bool:

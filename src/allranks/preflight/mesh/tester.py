@@ -251,10 +251,8 @@ class _Pair:
 
     def result(self) -> PairResult:
         large, ping = self._large, self._ping
-        seen_s = (
-            ping.rtt_s if ping else None,
-            large.info.min_rtt_s or large.info.rtt_s if large and large.info else None,
-        )
+        info = large.info if large else None
+        rtts_s = (ping.rtt_s if ping else None, info.min_rtt_s or info.rtt_s if info else None)
         return PairResult(
             source=self._own_index,
             target=self.target.node_index,
@@ -264,14 +262,14 @@ class _Pair:
             large_s=large.time_s if large else None,
             large_sent=large.num_sent if large else 0,
             large_back=large.num_back if large else 0,
-            delivery_mbit_s=large.info.delivery_bytes_s * 8 / 1e6 or None if large and large.info else None,
-            segment_bytes=large.info.snd_mss if large and large.info else 0,
-            retransmits=large.info.total_retrans if large and large.info else 0,
+            delivery_mbit_s=info.delivery_bytes_s * 8 / 1e6 or None if info else None,
+            segment_bytes=info.snd_mss if info else 0,
+            retransmits=info.total_retrans if info else 0,
             unacked_bytes=large.unacked_bytes if large else 0,
             datagrams_sent=ping.num_sent if ping else 0,
             datagrams_lost=ping.num_lost if ping else 0,
             datagrams=ping.sizes if ping else {},
-            rtt_s=min(filter(None, seen_s), default=None),
+            rtt_s=min(filter(None, rtts_s), default=None),
             clock_offset_s=ping.clock_offset_s if ping else None,
             problem=self.problem,
         )
