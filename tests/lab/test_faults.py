@@ -404,7 +404,9 @@ def test_a_node_that_never_starts_holds_the_step_until_it_is_killed(healed: Lab)
     put(healed, "never-starts", "node02")
     put(healed, "starts-late", "node04")
     pid = hosts.find_inits(healed.dir)["node01"]
-    command = ["timeout", "--signal=KILL", "20", "timeout", "--signal=INT", "1.5"]
+    # Two interrupts, so far apart that they cannot become one, and near enough for srun to give its step up.
+    interrupts = ["timeout", "--signal=INT", "2", "timeout", "--foreground", "--signal=INT", "1.5"]
+    command = ["timeout", "--signal=KILL", "20", *interrupts]
     code = 'trap "" INT; echo $SLURMD_NODENAME; sleep 30'
     began = time.monotonic()
     said = run_in(pid, [*command, "srun", "-N6", "--kill-on-bad-exit=0", "sh", "-c", code], must_work=False)
