@@ -259,7 +259,7 @@ RESULTS = st.builds(
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(RESULTS, max_size=30), st.lists(RESULTS, max_size=20))
 def test_whatever_is_reported_is_judged(results, quiet):
-    merged = merge(results)
+    merged = merge(results, [])
     plan_confirmation(merged)
     plan_quiet_look(merged)
     cards = {index: sound_card(index) for index in range(6)}
