@@ -1,4 +1,5 @@
 # The two commands of the README are `make demo` and `make test`; each sets up what it needs in .venv.
+# `make test-all` is what CI runs. What takes too long for it runs by hand; docs/development/by-hand.md says when each last did.
 
 SHELL := /bin/bash
 .SHELLFLAGS := -o pipefail -c
@@ -13,18 +14,30 @@ SHOW := sed -nu -e 's/^ *Downloading \([^ ]*\) *\((.*)\)/  fetching \1 \2/p' -e 
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --progress-bar off --constraint constraints.txt
 # Processes that run tests; one of them has all tests of the lab.
 JOBS ?= 2
+# Tests start hundreds of Python processes, which load compiled files faster.
+unexport PYTHONDONTWRITEBYTECODE
 DEMO := allranks run --nproc-per-node 6 examples/six-node/py_exe.py --batch-size 8 --check
 
-.PHONY: help demo test lint bench drills pages clean
+# The tests of `make test`; the markers are explained in pyproject.toml.
+QUICK := healthy or not (torch or lab or by_hand)
+# Run as the last command of a target: its row in the table gets the date of today.
+RAN_TODAY = @sed -i "/^| .make $@. /s/[^|]*|$$/ $$(date -u +%F) |/" docs/development/by-hand.md
+
+.PHONY: help demo test test-all test-by-hand lint bench drills mutations gpu carry pages docs clean
 
 help:
-	@echo "make demo    train a small model on real data with six ranks, and prove the result"
-	@echo "make test    all checks and tests (about 15 minutes on 2 cores; JOBS=0: one after another, 25)"
-	@echo "make lint    formatting, types, import contracts"
-	@echo "make bench   the measurements behind the README's claims"
-	@echo "make drills  every fault of the lab against allranks and plain torchrun: docs/drills*.md (root; 75 minutes)"
-	@echo "make pages   the catalogue's pages: docs/reference/causes"
-	@echo "make clean   remove .venv and caches"
+	@echo "make demo          train a small model on real data with six ranks, and prove the result"
+	@echo "make test          lint, every test that needs neither torch nor a lab, and one healthy job of each kind"
+	@echo "                   (at most 6 minutes on 2 cores; JOBS=0: one test after another)"
+	@echo "make test-all      what CI runs: all tests but those that run by hand (at most 20 minutes on 2 cores)"
+	@echo "make lint          formatting, types, import contracts"
+	@echo "make pages         write the generated pages: docs/reference"
+	@echo "make docs          build the documentation site: site/index.html"
+	@echo "make clean         remove .venv and caches"
+	@echo
+	@echo "By hand:"
+	@sed -n 's/^| .\(make [a-z-]*\). | \(.*\) | \(.*\) | \(.*\) |$$/\1|\2 (\3; last run: \4)/p' docs/development/by-hand.md \
+	    | while IFS="|" read -r what does; do printf '%-18s %s\n' "$$what" "$$does"; done
 
 demo: $(VENV)/.torch
 	@echo "$$ $(DEMO)"
@@ -37,7 +50,15 @@ demo: $(VENV)/.torch
 	@echo "  README.md                                           several nodes, SLURM, cluster.toml"
 
 test: $(VENV)/.dev lint
-	$(BIN)/python -m pytest --numprocesses $(JOBS)
+	$(BIN)/python -m pytest --numprocesses $(JOBS) -m "$(QUICK)"
+
+test-all: $(VENV)/.dev lint
+	$(BIN)/python -m pytest --numprocesses $(JOBS) -m "not by_hand" --durations=40
+
+test-by-hand: $(VENV)/.dev
+	$(BIN)/python -m pytest --numprocesses $(JOBS) -m by_hand --durations=40
+	$(BIN)/python -m pytest --numprocesses $(JOBS) -m "hypothesis and not lab" --hypothesis-profile random
+	$(RAN_TODAY)
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -52,15 +73,35 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/six_nodes.py
 	$(BIN)/python benchmarks/log_scan.py
 	$(BIN)/python benchmarks/many_files.py
+	$(RAN_TODAY)
 
 drills: $(VENV)/.dev
 	$(BIN)/allranks lab up --name drills --cluster examples/six-node/cluster.toml
-	$(BIN)/allranks lab drill --name drills --all --healthy 100 --baseline --seed 1 --table docs/drills.md; code=$$?; \
-	    $(BIN)/allranks lab drill --name drills --running --all --baseline --seed 1 --table docs/drills-running.md \
+	$(BIN)/allranks lab drill --name drills --all --healthy 100 --baseline --seed 1 --table docs/evidence/drills.md; code=$$?; \
+	    $(BIN)/allranks lab drill --name drills --running --all --baseline --seed 1 --table docs/evidence/drills-running.md \
 	    || code=$$?; $(BIN)/allranks lab down --name drills; exit $$code
+	$(RAN_TODAY)
+
+mutations: $(VENV)/.dev
+	$(BIN)/python tests/mutations/run.py
+	$(RAN_TODAY)
+
+# No .venv: the GPU's machine has a Python with torch, and mostly no package index. OUT=DIR: a copy of report and logs.
+# REHEARSE=1: on the CPU over Gloo, where such a machine is not at hand; small and busy ones need more time.
+gpu:
+	@$(PYTHON) tests/gpu/run.py $(if $(OUT),--out '$(OUT)') $(if $(ONLY),--only '$(ONLY)') \
+	    $(if $(REHEARSE),--rehearse --each-s 240 --total-s 5400)
+
+carry:
+	@$(PYTHON) tests/gpu/carry.py --python-version $(or $(CARRY_FOR),3.12)
 
 pages: $(VENV)/.torch
 	$(BIN)/python -m allranks.causes.pages docs/reference/causes
+	$(BIN)/python -m allranks.cli.pages docs/reference
+
+docs: $(VENV)/.docs
+	$(BIN)/zensical build --strict --clean
+	@echo "open site/index.html"
 
 $(VENV)/bin/python:
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("error: $(PYTHON) is Python %d.%d, allranks needs 3.11 or newer; name one: make PYTHON=python3.12" % sys.version_info[:2])'
@@ -79,5 +120,11 @@ $(VENV)/.dev: $(VENV)/.torch
 	@$(PIP) --editable '.[dev]' 2>$(VENV)/pip.err | $(SHOW) || { cat $(VENV)/pip.err; exit 1; }
 	@touch $@
 
+# The site needs neither PyTorch nor allranks.
+$(VENV)/.docs: $(VENV)/bin/python $(LISTS)
+	@echo "installing the site's generator (once)"
+	@$(PIP) zensical 2>$(VENV)/pip.err | $(SHOW) || { cat $(VENV)/pip.err; exit 1; }
+	@touch $@
+
 clean:
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,6 +1,6 @@
 """What does the guard cost inside a worker: processor time of the beat thread, time with the GIL, and wall time?
 
-python benchmarks/beat_cost.py [--pairs 20]
+python benchmarks/beat_cost.py [--pairs 20] [--device cuda]
 
 One rank trains in steps of 10 ms (DDP on a small model, and a collective from Python). Blocks of 2 s with and without
 the guard alternate, in random order within each pair. The ratio of their median steps has a 95 % confidence interval
@@ -32,32 +32,36 @@ WARM_UP_STEPS = 2500
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--pairs", type=int, default=20)
+    parser.add_argument("--device", default="cpu", help="cuda: NCCL, and kernels on the GPU")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.inside:
-        measure(arguments.pairs)
+        measure(arguments.pairs, arguments.device)
         return
     cell = Cell.create()
+    path = os.pathsep.join([str(SITE), *filter(None, [os.environ.get("PYTHONPATH")])])
     env = {
-        **os.environ, "ALLRANKS_CELL_FD": str(cell.fd), "PYTHONPATH": str(SITE), "OMP_NUM_THREADS": "1", "RANK": "0",
+        **os.environ, "ALLRANKS_CELL_FD": str(cell.fd), "PYTHONPATH": path, "OMP_NUM_THREADS": "1", "RANK": "0",
         "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0", "GLOO_SOCKET_IFNAME": "lo",
     }  # fmt: skip
-    command = [sys.executable, __file__, "--inside", "--pairs", str(arguments.pairs)]
+    command = [sys.executable, __file__, "--inside", "--pairs", str(arguments.pairs), "--device", arguments.device]
     sys.exit(subprocess.run(command, env=env, pass_fds=(cell.fd,), check=False).returncode)
 
 
-def measure(num_pairs: int) -> None:
+def measure(num_pairs: int, device: str) -> None:
     import torch
     import torch.distributed as dist
     from torch.nn.parallel import DistributedDataParallel
 
-    dist.init_process_group("gloo")
+    has_gpu = device != "cpu"
+    dist.init_process_group("nccl" if has_gpu else "gloo")
     inside = sys.modules["_allranks_inside.entry"]
     beat_module = sys.modules["_allranks_inside.beat"]
     cell, flight = inside._teller.cell, inside._teller.flight
     inside._beat.end()
-    model = DistributedDataParallel(torch.nn.Linear(64, 64))
-    batch, matrix = torch.ones(8, 64), torch.ones(256, 256)
+    model = DistributedDataParallel(torch.nn.Linear(64, 64).to(device))
+    width = 2048 if has_gpu else 256
+    batch, matrix = torch.ones(8, 64, device=device), torch.ones(width, width, device=device)
 
     def step() -> float:
         began_s = time.perf_counter()
@@ -65,6 +69,8 @@ def measure(num_pairs: int) -> None:
         dist.all_reduce(batch[0])
         for _ in range(num_products):
             matrix @ matrix
+        if has_gpu:
+            torch.cuda.synchronize()
         return time.perf_counter() - began_s
 
     num_products = 1

@@ -2,21 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
 import shutil
+import signal
+import socket
 import subprocess
 import sys
+import tempfile
+import textwrap
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+try:
+    from hypothesis import HealthCheck, settings
+except ModuleNotFoundError:  # a machine with a GPU and no package index: tests/gpu has no properties
+    pass
+else:
+    # CI has the same examples each time; `make test-by-hand` looks for new ones. No check of their speed or size: it
+    # would fail on a slow machine.
+    PROFILE = settings(
+        deadline=None,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture],
+    )
+    settings.register_profile("repeatable", PROFILE, max_examples=40, derandomize=True)
+    settings.register_profile("random", PROFILE, max_examples=400)
+    settings.load_profile("repeatable")
+
 FOREIGN = ("SLURM", "OMPI_", "PMI", "MPI_", "MV2_", "TORCHELASTIC", "ALLRANKS", "PET_", "NCCL_", "GLOO_", "ROLE_")
 NAMES = {
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK",
-    "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "PYTHONPATH", "PYTHONUNBUFFERED", "CUDA_VISIBLE_DEVICES",
+    "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE",
+    "CUDA_VISIBLE_DEVICES",
 }  # fmt: skip
 
 
@@ -32,6 +54,25 @@ def clean_environ(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name)
 
 
+NOBODY = 65534
+IS_LAB_REQUIRED = os.environ.get("ALLRANKS_REQUIRE_LAB") == "1"
+"""Read once: while a test runs, its environment is clean."""
+
+
+def pytest_configure() -> None:
+    """Give the programs that tests start the default action of SIGINT, SIGQUIT and SIGHUP.
+
+    A shell without job control starts `make test &` with SIGINT and SIGQUIT ignored, nohup does so with SIGHUP, and
+    children inherit it through exec. A handler does not survive exec; an empty one leaves pytest itself as it was.
+    """
+    for number in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
+
+
+HANG_S = 120.0
+"""A command that runs for so long hangs. Shorter ones would fail on a machine that is slow and busy."""
+
 Allranks = Callable[..., subprocess.CompletedProcess[str]]
 
 
@@ -40,7 +81,7 @@ def allranks(tmp_path: Path) -> Allranks:
     """Run the `allranks` command in `tmp_path` and return what it did; a hang fails the test."""
 
     def run(
-        *arguments: str | Path, env: Mapping[str, str] | None = None, timeout_s: float = 60
+        *arguments: str | Path, env: Mapping[str, str] | None = None, timeout_s: float = HANG_S
     ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             allranks_command(*arguments),
@@ -48,11 +89,39 @@ def allranks(tmp_path: Path) -> Allranks:
             env=clean_env(os.environ, **(env or {})),
             capture_output=True,
             text=True,
-            timeout=timeout_s,
+            timeout=max(timeout_s, HANG_S),
             check=False,
         )
 
     return run
+
+
+@pytest.fixture
+def without_root() -> Iterator[Path]:
+    """A folder for a test that runs without root's rights: root may read and write everything."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        is_root = os.geteuid() == 0
+        if is_root:
+            os.chown(folder, NOBODY, NOBODY)
+            os.seteuid(NOBODY)
+        try:
+            yield Path(folder)
+        finally:
+            if is_root:
+                os.seteuid(0)
+
+
+def write(path: Path, text: str) -> Path:
+    """Write a file of a test, without the indentation that its text has in the test, and return its path."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(textwrap.dedent(text).lstrip("\n"))
+    return path
+
+
+def without_waiting(stderr: str) -> str:
+    """What a command said, without its lines on what it waits for: only a slow machine waits long enough for them."""
+    lines = stderr.splitlines(keepends=True)
+    return "".join(line for line in lines if not line.startswith("allranks: waiting "))
 
 
 def is_alive(pid: int) -> bool:
@@ -63,13 +132,28 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def wait_until(is_so: Callable[[], Any], what: str, timeout_s: float = 40) -> Any:
+def wait_until(is_so: Callable[[], Any], what: str, timeout_s: float = HANG_S) -> Any:
     """Wait for something that must come, and return it."""
     deadline_s = time.monotonic() + timeout_s
     while not (found := is_so()):
         assert time.monotonic() < deadline_s, f"{what}: not in {timeout_s} s"
         time.sleep(0.005)
     return found
+
+
+_lanes = itertools.count(os.getpid() * 97)
+PORTS_OF_A_LEADER = 16
+"""A leader takes the first free one of so many (wire.leader.PORTS_TRIED), and others look for it there."""
+
+
+def free_port() -> int:
+    """A port with nobody near it: below those that the kernel hands out (32768 on), and in another lane than those of
+    other tests, so that neither a connection takes it nor an agent of another test meets its leader."""
+    for lane in _lanes:
+        number = 10_000 + PORTS_OF_A_LEADER * (lane % 1250)
+        with contextlib.suppress(OSError), socket.create_server(("", number)):
+            return number
+    raise AssertionError
 
 
 def allranks_command(*arguments: str | Path) -> Sequence[str]:
@@ -97,8 +181,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("scontrol") and shutil.which("scontrol") is None:
-        if os.environ.get("ALLRANKS_REQUIRE_LAB"):
-            pytest.fail("scontrol is not on PATH; apt-get install slurm-client")
         pytest.skip("scontrol is not on PATH; apt-get install slurm-client")
-    if item.get_closest_marker("gpu") and not Path("/proc/driver/nvidia/gpus").exists():
-        pytest.skip("no NVIDIA GPU here")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Where a lab is required, as in CI, a test of the lab or of SLURM that is skipped has failed."""
+    report = yield
+    needs_lab = item.get_closest_marker("lab") or item.get_closest_marker("scontrol")
+    if report.skipped and needs_lab and IS_LAB_REQUIRED:
+        report.outcome = "failed"
+        report.longrepr = f"ALLRANKS_REQUIRE_LAB=1, but this test was skipped: {report.longreprtext}"
+    return report

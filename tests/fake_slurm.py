@@ -103,7 +103,9 @@ class FakeSlurm:
     ) -> None:
         """From now on, calls that fit get this."""
         self._answers.insert(0, (tool, pattern, code, out, err, once))
-        (self.folder / "answers.json").write_text(json.dumps(self._answers))
+        fresh = self.folder / "answers.json.new"  # a command may be reading the old ones
+        fresh.write_text(json.dumps(self._answers))
+        fresh.rename(self.folder / "answers.json")
 
     def answer_once(self, tool: str, pattern: str = "", *, out: str = "", err: str = "", code: int = 0) -> None:
         """The next call that fits gets this, later ones what was said before."""

@@ -20,7 +20,6 @@ from allranks.cli.main import VERBS, cli
 
 ROOT = Path(__file__).parent.parent
 SOURCES = sorted((ROOT / "src").rglob("*.py"))
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md")])
 
 
 def imported_by(code: str) -> set[str]:
@@ -43,16 +42,17 @@ def test_help_imports_neither_psutil_nor_the_agent() -> None:
     assert not {"psutil", "torch", "numpy"} & imported_by("import allranks.cli.main")
 
 
-@pytest.mark.parametrize("path", [p for p in SOURCES if "join" in p.parts], ids=lambda p: p.name)
-def test_what_enters_a_worker_imports_the_standard_library_and_torch_only(path: Path) -> None:
-    names = {
-        (node.module if isinstance(node, ast.ImportFrom) else alias.name) or ""
+def test_what_enters_a_worker_imports_the_standard_library_and_torch_only() -> None:
+    tops = {
+        ((node.module if isinstance(node, ast.ImportFrom) else alias.name) or "").partition(".")[0]
+        for path in SOURCES
+        if "join" in path.parts
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Import | ast.ImportFrom)
         for alias in node.names
     }
-    tops = {name.partition(".")[0] for name in names}
-    assert tops <= {*sys.stdlib_module_names, "torch", "sitecustomize"}
+    assert "torch" in tops
+    assert tops - {*sys.stdlib_module_names, "torch", "sitecustomize"} == set()
 
 
 def test_the_verbs_are_these() -> None:
@@ -69,8 +69,9 @@ def test_the_flags_of_run_are_these() -> None:
     assert shown == {
         "--nproc-per-node", "--nnodes", "--node-rank", "--rdzv-endpoint", "--rdzv-id", "--master-addr",
         "--master-port", "--local-addr", "--standalone", "--backend", "-m", "--no-python", "--log-dir", "-r", "-t",
-        "--local-ranks-filter", "--cluster", "--plan", "--container", "--container-runtime", "--ignore",
-        "--max-restarts", "--standby", "--capacity-timeout", "--hang-timeout", "--checkpoint-dir", "--checkpoint-every",
+        "--local-ranks-filter", "--cluster", "--dry-run", "--container", "--container-runtime", "--ignore",
+        "--max-restarts", "--restart-on-error", "--standby", "--capacity-timeout", "--hang-timeout", "--checkpoint-dir",
+        "--checkpoint-every",
     }  # fmt: skip
 
 
@@ -86,7 +87,7 @@ def test_every_verb_has_help_with_an_example(verb: str) -> None:
 
 def test_the_version_is_the_package_s() -> None:
     result = subprocess.run(
-        [sys.executable, "-m", "allranks", "--version"], capture_output=True, text=True, check=True, timeout=30
+        [sys.executable, "-m", "allranks", "--version"], capture_output=True, text=True, check=True, timeout=60
     )
     assert result.stdout == f"allranks {allranks.__version__}\n"
 
@@ -94,7 +95,7 @@ def test_the_version_is_the_package_s() -> None:
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_prints_a_script(shell: str) -> None:
     result = subprocess.run(
-        [sys.executable, "-m", "allranks", "completion", shell], capture_output=True, text=True, check=True, timeout=30
+        [sys.executable, "-m", "allranks", "completion", shell], capture_output=True, text=True, check=True, timeout=60
     )
     assert "_ALLRANKS_COMPLETE" in result.stdout
 
@@ -128,19 +129,14 @@ def test_documented_arguments_are_the_signature_s() -> None:
         assert names <= set(inspect.signature(function).parameters), name  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
-def test_files_stay_short_enough_to_read(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= 420
+def test_files_stay_short_enough_to_read() -> None:
+    lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in SOURCES}
+    assert len(lengths) > 300
+    assert {path: length for path, length in lengths.items() if length > 420} == {}
 
 
 def test_no_file_is_a_grab_bag() -> None:
     assert not {p.stem for p in SOURCES} & {"utils", "common", "helpers", "base", "manager", "misc"}
-
-
-@pytest.mark.parametrize("path", DOCUMENTS, ids=lambda p: str(p.relative_to(ROOT)))
-def test_links_in_documents_lead_somewhere(path: Path) -> None:
-    for target in re.findall(r"\]\((?!https?://|#)([^)#\s]+)", path.read_text()):
-        assert (path.parent / target).exists(), target
 
 
 def test_files_named_in_the_architecture_exist() -> None:

@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import textwrap
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ import pytest
 
 import allranks as package
 from allranks.session import SessionError
-from conftest import Allranks, clean_env, wait_until
+from conftest import Allranks, clean_env, free_port, wait_until, without_waiting, write
 from srun_tasks import task
 
 SUM = Path(__file__).parent / "scripts" / "session_sum.py"
@@ -47,7 +46,7 @@ class Started:
         self._all.append(process)
         return process
 
-    def run(self, *command: object, env: Mapping[str, str], within_s: float = 30) -> tuple[int, str, str]:
+    def run(self, *command: object, env: Mapping[str, str], within_s: float = 120) -> tuple[int, str, str]:
         return end(self.start(*command, env=env), within_s=within_s)
 
     def step(self, script: Path, *tasks: Mapping[str, str]) -> list[tuple[int, str, str]]:
@@ -58,7 +57,7 @@ class Started:
     def kill(self) -> None:
         for process in self._all:
             process.kill()
-            process.communicate(timeout=10)
+            process.communicate(timeout=60)
 
 
 def end(process: subprocess.Popen[str], *, within_s: float = 60) -> tuple[int, str, str]:
@@ -73,11 +72,6 @@ def started(tmp_path: Path) -> Iterator[Started]:
     processes.kill()
 
 
-def write(path: Path, text: str) -> Path:
-    path.write_text(textwrap.dedent(text).lstrip())
-    return path
-
-
 # However it was started
 
 
@@ -87,6 +81,30 @@ def test_a_lone_process_is_a_world_of_one_and_leaves_nothing_behind(started: Sta
     assert (code, err) == (0, "")
     assert out == "rank 0 of 1 local 0 of 1 on node07 sum 1 gloo cpu leads\n"
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize(("backend", "done"), [("gloo", "destroyed"), ("cpu:gloo,cuda:nccl", "aborted")])
+def test_nccl_is_aborted_after_an_exception(started: Started, tmp_path: Path, backend: str, done: str):
+    """To destroy it means to wait for collectives that nobody joins. Without a GPU, the group only claims to be one."""
+    script = write(
+        tmp_path / "train.py",
+        f"""
+        import allranks
+        with allranks.session(backend="gloo"):
+            from torch.distributed import distributed_c10d as c10d
+            import torch.distributed as dist
+            groups = c10d._world.pg_map
+            for group, (_, store) in list(groups.items()):
+                groups[group] = ({backend!r}, store)
+            dist.destroy_process_group = lambda: print("destroyed")
+            c10d._abort_process_group = lambda: print("aborted")
+            raise ValueError("no label")
+        """,
+    )
+    code, out, err = started.run(script, env={})
+    assert (code, out) == (1, f"{done}\n")
+    assert "ValueError: no label" in err
 
 
 @pytest.mark.torch
@@ -118,7 +136,7 @@ def test_under_srun_the_tasks_of_a_node_hold_the_roll_call_themselves(started: S
         r"^allranks: 3 ranks on n1, gloo over lo; roll call \d+\.\d s; verdicts in runs/4711/attempt_0$", leader, re.M
     )
     assert "allranks: all 3 ranks are up (gloo), " in leader
-    assert [err for _, _, err in ends[1:]] == ["", ""]
+    assert [without_waiting(err) for _, _, err in ends[1:]] == ["", ""]
     rows = json.loads((tmp_path / "runs/4711/attempt_0/n1/env.json").read_text())
     said = {row["name"]: (row["value"], row["source"]) for row in rows}
     assert said["RANK"] == ("0", "SLURM_PROCID")
@@ -146,10 +164,12 @@ def test_under_torchrun_it_takes_torchruns_group(started: Started):
 
 @pytest.mark.torch
 def test_with_a_meeting_point_the_ranks_of_mpi_hold_the_roll_call(started: Started):
+    port = free_port()
+
     def rank(number: int) -> dict[str, str]:
         said = {"RANK": number, "SIZE": 2, "LOCAL_RANK": number, "LOCAL_SIZE": 2}
         of_mpi = {f"OMPI_COMM_WORLD_{name}": str(value) for name, value in said.items()}
-        return of_mpi | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29730"}
+        return of_mpi | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
 
     ends = started.step(SUM, rank(0), rank(1))
     assert [code for code, _, _ in ends] == [0, 0], ends
@@ -224,28 +244,28 @@ def test_ctrl_c_ends_it_like_any_python(started: Started, tmp_path: Path, size: 
     process = started.start(script, env=task(0, (size,)))
     wait_until((tmp_path / ("in" if size == 1 else "runs/4711/leader.json")).exists, "the job", 30)
     process.send_signal(signal.SIGINT)
-    code, _, err = end(process, within_s=10)
+    code, _, err = end(process, within_s=60)
     assert code == -signal.SIGINT
     assert err.endswith("KeyboardInterrupt\n")
 
 
 def test_a_missing_rank_is_named_and_all_that_came_end_alike(started: Started, tmp_path: Path):
-    write(tmp_path / "cluster.toml", "[guard]\njoin_s = 4\n")
+    write(tmp_path / "cluster.toml", "[guard]\njoin_s = 20\n")
     ends = started.step(SUM, task(0), task(2))
     assert [code for code, _, _ in ends] == [75, 75], ends
     leader = ends[0][2]
-    assert "allranks: waiting 3 s for n1-rank1; 2 of 3 are here\n" in leader
+    assert re.search(r"^allranks: waiting \d+ s for n1-rank1; 2 of 3 are here$", leader, re.M)
     assert "✗ AR001 node-silent   n1 · rank 1" in leader
     assert leader.rstrip().endswith("others waited for it or were ended: ranks 0,2")
     assert "Traceback" not in leader
-    assert ends[1][1:] == ("", "")
+    assert (ends[1][1], without_waiting(ends[1][2])) == ("", "")
     verdict = json.loads((tmp_path / "runs/4711/attempt_0/verdict.json").read_text())
     (finding,) = verdict["findings"]
     assert (verdict["exit_code"], finding["node"], finding["ranks"], finding["victims"]) == (75, "n1", [1], [0, 2])
 
 
 def test_a_missing_leader_is_named_once_a_node(started: Started, tmp_path: Path):
-    write(tmp_path / "cluster.toml", "[guard]\njoin_s = 3\n")
+    write(tmp_path / "cluster.toml", "[guard]\njoin_s = 20\n")
     ends = started.step(SUM, *(task(rank, (1, 2)) for rank in (1, 2)))
     assert [code for code, _, _ in ends] == [75, 75], ends
     assert "✗ AR001 node-silent   n1" in ends[0][2]
@@ -255,7 +275,7 @@ def test_a_missing_leader_is_named_once_a_node(started: Started, tmp_path: Path)
 def test_a_rank_without_torch_is_told_to_all(started: Started, tmp_path: Path):
     (tmp_path / "without").mkdir()
     write(tmp_path / "without/sitecustomize.py", "import sys\nsys.modules['torch'] = None\n")
-    write(tmp_path / "cluster.toml", "[guard]\njoin_s = 10\n")
+    write(tmp_path / "cluster.toml", "[guard]\njoin_s = 90\n")
     script = write(tmp_path / "train.py", "import allranks\nwith allranks.session(): pass\n")
     ends = started.step(script, task(0, (1, 1)), task(1, (1, 1)) | {"PYTHONPATH": str(tmp_path / "without")})
     assert [code for code, _, _ in ends] == [78, 78], ends
@@ -334,8 +354,8 @@ def test_a_start_that_cannot_work_is_refused_at_once(
 ):
     script = write(tmp_path / "train.py", BARE.replace("**ARGUMENTS", arguments))
     started_s = time.monotonic()
-    got, _, err = started.run(script, env=env, within_s=10)
-    assert time.monotonic() - started_s < 3  # a busy machine; alone it is 0.3
+    got, _, err = started.run(script, env=env, within_s=60)
+    assert time.monotonic() - started_s < 40  # alone it is 0.3, and a roll call would wait for 60
     assert got == code
     assert re.search(said, err), err
     assert "Traceback" not in err
@@ -361,7 +381,7 @@ SPAWN = """
 
 
 def test_spawned_processes_of_a_task_are_refused(started: Started, tmp_path: Path):
-    code, _, err = started.run(write(tmp_path / "train.py", SPAWN), env=task(1, (2, 2)), within_s=20)
+    code, _, err = started.run(write(tmp_path / "train.py", SPAWN), env=task(1, (2, 2)))
     assert code == 2
     assert "AR502 spawn-inside-srun" in err
     assert "started as SLURM_PROCID=1 of SLURM_STEP_NUM_TASKS=4" in err
@@ -369,7 +389,7 @@ def test_spawned_processes_of_a_task_are_refused(started: Started, tmp_path: Pat
 
 @pytest.mark.torch
 def test_spawned_processes_on_one_machine_are_worlds_of_one_that_say_so(started: Started, tmp_path: Path):
-    code, _, err = started.run(write(tmp_path / "train.py", SPAWN), env={}, within_s=40)
+    code, _, err = started.run(write(tmp_path / "train.py", SPAWN), env={})
     assert code == 0, err
     assert err.count("no launcher says which rank this process of multiprocessing is") == 2
 

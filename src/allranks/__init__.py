@@ -1,4 +1,4 @@
-"""Brings every rank of a distributed PyTorch job up, and names the one that is not.
+"""Launch distributed PyTorch training, and find the rank, node or link that breaks it.
 
 with allranks.session() as s: ...      rank, device and process group, in a script of your own
 """

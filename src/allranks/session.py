@@ -123,16 +123,23 @@ class Session:
         return Sampler(dataset, global_batch_size=global_batch_size, **own | arguments)
 
     def track(
-        self, *, checkpoint_dir: str | Path | None = None, checkpoint_every: int | None = None, **parts: Any
+        self,
+        *,
+        checkpoint_dir: str | Path | None = None,
+        checkpoint_every: int | None = None,
+        accumulates: bool = False,
+        **parts: Any,
     ) -> Tracked:
         """Say what a checkpoint holds, and put it back where there is one; all ranks call it together.
 
         Args:
             checkpoint_dir: seen by all nodes. None: what `allranks run` says, else checkpoints/ of this job.
             checkpoint_every: steps. None: what `allranks run --checkpoint-every` says, else the cadence decides.
+            accumulates: gradients go on from step to step, so checkpoints hold them.
             parts: model, optimizer, scheduler, sampler, scaler: anything with state_dict, the same on all ranks.
         Raises:
-            UsageError: something has no state_dict, or the newest checkpoint holds other parts.
+            UsageError: something has no state_dict, or one that cannot be saved, or the newest checkpoint holds other
+                parts.
         """
         from allranks.state.resumed.pace import pace_from_env
         from allranks.state.resumed.sigterm import leave_to_agent
@@ -147,6 +154,7 @@ class Session:
             parts,
             directory=Path(checkpoint_dir or os.environ.get("ALLRANKS_CHECKPOINT_DIR") or default),
             every=every,
+            accumulates=accumulates,
             rank=self.rank,
             world_size=self.world_size,
             cell=cell,
@@ -254,12 +262,19 @@ def _say_last_words() -> None:
 
 
 def _leave(dist: ModuleType, kind: type[BaseException] | None, *_: object) -> None:
-    """Destroy the group; what that says is of no interest where the block has failed already."""
-    if kind is not None and dist.is_initialized():
+    """Destroy the group; what that says is of no interest where the block has failed already.
+
+    NCCL is aborted then: to destroy it means to wait for collectives that other ranks may never come to.
+    """
+    if not dist.is_initialized():
+        return
+    end, c10d = dist.destroy_process_group, dist.distributed_c10d
+    if kind is not None:
         _keep_groups(dist)
+        if any("nccl" in str(backend) for backend, _ in c10d._world.pg_map.values()):
+            end = getattr(c10d, "_abort_process_group", end)
     try:
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        end()
     except RuntimeError:
         if kind is None:
             raise

@@ -10,6 +10,7 @@ from allranks.causes.job.code import SCRIPT, CodeDiffers
 from allranks.model.card import MAX_CODE_FILES, Card, Code, Facts
 from allranks.model.finding import Confidence, Severity, Status
 from allranks.preflight.compare import compare
+from cards import make_card
 
 SAME = {"data.py": "d" * 16, "model.py": "a" * 16}
 
@@ -20,7 +21,7 @@ def node(number: int, digest: str = "0123456789abcdef", beside: dict[str, str | 
 
 
 def with_facts(number: int, **facts: Any) -> Card:
-    return Card(host=f"node{number:02}", pid=1, node_index=number - 1, num_workers=1, num_gpus=0, facts=Facts(**facts))
+    return make_card(number, facts=Facts(**facts))
 
 
 def many(own: Card, count: int) -> list[Card]:

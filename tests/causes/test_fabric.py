@@ -9,6 +9,7 @@ from allranks.causes.fabric import GdrDiffers, HcaSetDiffers, why_no_rdma
 from allranks.causes.verbs import IbConfig, IbLinkError
 from allranks.model.card import Card, Facts, RdmaPort
 from allranks.model.finding import Severity, Status
+from cards import make_card
 
 ALL: list[type[Cause]] = [IbConfig, IbLinkError, HcaSetDiffers, GdrDiffers]
 SET = "the number of active RDMA ports"
@@ -26,8 +27,7 @@ TWO = (port("mlx5_0"), port("mlx5_1"))
 
 def node(number: int, ports: tuple[RdmaPort, ...] = TWO, *, env: dict[str, str] | None = None, **changes: Any) -> Card:
     facts = Facts(rdma_ports=ports, has_peer_memory=changes.pop("peer_memory", True), environment=env or {})
-    base: dict[str, Any] = {"host": f"node{number:02}", "pid": 1, "node_index": number - 1, "num_workers": 8}
-    return Card(**{**base, "num_gpus": 8, "facts": facts, **changes})
+    return make_card(number, **{"num_workers": 8, "num_gpus": 8, "facts": facts, **changes})
 
 
 def probed(cause: type[Cause], card: Card) -> tuple[Status, str]:

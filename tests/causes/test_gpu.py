@@ -14,6 +14,7 @@ from allranks.causes.gpu.fabric_manager import FabricManager
 from allranks.causes.gpu.hardware import GpuHardware, GpuThrottled, NvlinkDegraded, PcieDegraded
 from allranks.model.card import Card, Facts, Gpu, Interface
 from allranks.model.finding import Severity, Status
+from cards import make_card
 
 DRIVER = "580.95.05"
 
@@ -40,10 +41,8 @@ def card(
     **facts: Any,
 ) -> Card:
     usual = {"driver_version": DRIVER, "fabric_manager": "active", "fabric_manager_version": DRIVER, "cuda_init": 0}
-    return Card(
+    return make_card(
         host=host,
-        pid=1,
-        node_index=None,
         num_workers=num_workers,
         num_gpus=len(gpus),
         num_promised_gpus=promised,

@@ -11,13 +11,14 @@ from allranks.causes.job.alike import EnvDrift, NcclVersionMismatch, SoftwareDif
 from allranks.causes.job.script import NodeCannotStart, SlurmEnv, SpawnInsideSrun, TimeoutByAccident
 from allranks.model.card import Card, Facts
 from allranks.model.finding import Severity, Status
+from cards import make_card
 
 
 def card(**facts: Any) -> Card:
-    return Card(host="node01", pid=1, node_index=None, num_workers=1, num_gpus=0, facts=Facts(**facts))
+    return make_card(facts=Facts(**facts))
 
 
-NO_FACTS = Card(host="node01", pid=1, node_index=None, num_workers=1, num_gpus=0)
+NO_FACTS = make_card()
 
 
 @pytest.mark.parametrize("cause", [EnvDrift, NcclVersionMismatch, SoftwareDiffers])

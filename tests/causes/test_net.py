@@ -16,6 +16,7 @@ from allranks.causes.net.ports import FirewallPort, PortInUse
 from allranks.causes.net.reach import MasterUnreachable
 from allranks.model.card import Card, Facts, Interface, RdmaPort, TestPorts
 from allranks.model.finding import Confidence, Severity, Status
+from cards import make_card
 
 SURVEYED = (
     MasterUnreachable, MasterDns, WrongNic, NicNotFound, MtuUnequal, LoopbackHostname, SlowLink, IpFamilyMismatch,
@@ -54,18 +55,13 @@ def node(
         "environment": env or {},
     }
     base: dict[str, Any] = {
-        "host": f"node{number:02}",
-        "pid": 1,
-        "node_index": number - 1,
-        "num_workers": 1,
-        "num_gpus": 0,
         "data_interface": nic.name,
         "data_address": nic.addresses[0],
         "came_by": None if number == 1 else "192.168.20.1:29500",
         "test_ports": TestPorts(tcp=(40000,), udp=40001),
         "facts": Facts(**{**own, **(facts or {})}),
     }
-    return Card(**{**base, **changes})
+    return make_card(number, **{**base, **changes})
 
 
 def cluster(count: int, **odd: Card) -> list[Card]:

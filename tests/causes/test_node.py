@@ -12,6 +12,7 @@ from allranks.causes.node.places import DiskFull, RunDirNotShared
 from allranks.causes.node.presence import ClockSkew, DuplicateHost, is_same_machine
 from allranks.model.card import Card, Facts, Interface, Place, RdmaPort
 from allranks.model.finding import Status
+from cards import make_card
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 ACTIVE = RdmaPort(device="mlx5_0", port=1, state="ACTIVE", phys_state="LinkUp", rate="400", link_layer="InfiniBand")
@@ -25,19 +26,7 @@ def card(
     came_by: str | None = "10.0.0.1:29500",
     **facts: Any,
 ) -> Card:
-    return Card(
-        host=host,
-        pid=1,
-        node_index=None,
-        num_workers=num_workers,
-        num_gpus=num_gpus,
-        came_by=came_by,
-        facts=Facts(**facts),
-    )
-
-
-def without_facts() -> Card:
-    return Card(host="node01", pid=1, node_index=None, num_workers=1, num_gpus=0)
+    return make_card(host=host, num_workers=num_workers, num_gpus=num_gpus, came_by=came_by, facts=Facts(**facts))
 
 
 def shown(cause: type[Cause], outcome: Outcome) -> str:
@@ -46,7 +35,7 @@ def shown(cause: type[Cause], outcome: Outcome) -> str:
 
 @pytest.mark.parametrize("cause", [ShmTooSmall, IbMemlock, TooManyOpenFiles, DiskFull, ClockSkew, CpuStarved])
 def test_without_facts_nothing_is_passed(cause: type[Cause]) -> None:
-    outcome = cause.probe(without_facts())
+    outcome = cause.probe(make_card())
     assert outcome is not None
     assert outcome.status is Status.UNKNOWN
 
@@ -123,7 +112,7 @@ def test_locked_memory_is_fine_where_no_node_is_below_most(limits: list[int | No
 
 def test_unlimited_is_more_than_any_number() -> None:
     cards = [card("a", limits={"memlock_bytes": None}), card("b", limits={"memlock_bytes": None})]
-    [(hosts, outcome)] = IbMemlock.survey([*cards, card("c", limits={"memlock_bytes": 8 * MIB}), without_facts()])
+    [(hosts, outcome)] = IbMemlock.survey([*cards, card("c", limits={"memlock_bytes": 8 * MIB}), make_card()])
     assert hosts == ("c",)
     assert "2 of 3 nodes allow unlimited" in shown(IbMemlock, outcome)
 
@@ -299,7 +288,7 @@ def test_equal_names_alone_are_warned_of(other: Card) -> None:
 
 
 def test_two_agents_on_one_machine_are_fine() -> None:
-    assert list(DuplicateHost.survey([machine("a"), machine("b"), without_facts()])) == []
+    assert list(DuplicateHost.survey([machine("a"), machine("b"), make_card()])) == []
     one, other = machine("a").facts, machine("b").facts
     assert one
     assert other

@@ -11,6 +11,7 @@ from allranks.causes.rdma import RdmaMtuUnequal, RoceGidDiffers, gid_index
 from allranks.model.card import Card, Facts, Gid, Interface, RdmaPort
 from allranks.model.finding import Confidence, Status
 from allranks.preflight.compare import compare
+from cards import make_card
 
 MTU = "the MTU of the RDMA ports"
 KIND = "the kind of address at NCCL_IB_GID_INDEX"
@@ -37,8 +38,7 @@ def roce(*entries: tuple[str, str], **changes: Any) -> RdmaPort:
 
 def node(number: int, *ports: RdmaPort, env: dict[str, str] | None = None, **changes: Any) -> Card:
     facts = Facts(rdma_ports=ports, environment=env or {}, **changes.pop("facts", {}))
-    base: dict[str, Any] = {"host": f"node{number:02}", "pid": 1, "node_index": number - 1, "num_workers": 8}
-    return Card(**{**base, "num_gpus": 8, "facts": facts, **changes})
+    return make_card(number, **{"num_workers": 8, "num_gpus": 8, "facts": facts, **changes})
 
 
 def probed(cause: type[Cause], card: Card) -> tuple[Status, str] | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -21,10 +22,15 @@ from allranks.model.errors import AllranksError, UsageError
 from allranks.model.finding import Confidence, Finding, Severity, Status
 from allranks.model.pair import PairResult
 from allranks.preflight.judge import Observations
+from cards import make_card
 from conftest import Allranks, allranks_command, clean_env
 
 # All "nodes" are one machine here, and say so.
 ONE_MACHINE = ("--ignore", "AR009,AR005,AR007,AR207,AR212,AR213")
+
+
+ENOUGH_S = "12"
+"""Until a node counts as silent: a slow and busy machine needs seconds to start the others."""
 
 
 @pytest.fixture
@@ -55,7 +61,7 @@ def test_a_deep_check_of_one_machine_has_nothing_to_pair(allranks: Allranks) -> 
 
 def test_a_deep_check_stops_where_the_check_found_something(allranks: Allranks, step: FakeStep) -> None:
     silent = step.env | {"FAKE_SILENT": "n2"}
-    result = allranks("check", "--nodes", "3", "--timeout", "2", "--deep", *ONE_MACHINE, env=silent)
+    result = allranks("check", "--nodes", "3", "--timeout", ENOUGH_S, "--deep", *ONE_MACHINE, env=silent)
     assert result.returncode == 1
     assert "--deep: no collective was tried, since the check found what would stop a job" in result.stderr
     assert "AR403" not in result.stdout
@@ -96,7 +102,7 @@ def test_json_has_nodes_results_findings_and_exit_code(allranks: Allranks, step:
         ("n2", "pass"),
     }
     assert (found["findings"], found["exit_code"], result.returncode) == ([], 0, 0)
-    assert 0 < found["elapsed_s"] < 30
+    assert 0 < found["elapsed_s"] < 60
 
 
 def test_inside_an_allocation_it_is_an_overlapping_step(allranks: Allranks, step: FakeStep) -> None:
@@ -110,20 +116,22 @@ def test_inside_an_allocation_it_is_an_overlapping_step(allranks: Allranks, step
 
 def test_a_silent_node_is_the_finding(allranks: Allranks, step: FakeStep, tmp_path: Path) -> None:
     began_s = time.monotonic()
-    result = allranks("check", "--nodes", "3", "--timeout", "3", *ONE_MACHINE, env=step.env | {"FAKE_SILENT": "n2"})
+    result = allranks(
+        "check", "--nodes", "3", "--timeout", ENOUGH_S, *ONE_MACHINE, env=step.env | {"FAKE_SILENT": "n2"}
+    )
     assert result.returncode == 1
     assert "AR001 node-silent   n2" in result.stdout
-    assert "its agent did not come within 3 s; 2 of 3 nodes are here" in result.stdout
-    assert "waiting 2 s for n2; 2 of 3 answered" in result.stderr
+    assert f"its agent did not come within {ENOUGH_S} s; 2 of 3 nodes are here" in result.stdout
+    assert re.search(r"waiting \d+ s for n2; 2 of 3 answered", result.stderr)
     assert result.stdout.splitlines()[-1].startswith("3 nodes: 1 problem that would stop a job (n2); ")
-    assert time.monotonic() - began_s < 15
+    assert time.monotonic() - began_s < 55
     assert left_behind(tmp_path) == []
     assert not Path("/proc", str(step.call["pid"])).exists()
 
 
 def test_a_silent_first_node_is_named_once_and_the_rest_judged(allranks: Allranks, step: FakeStep) -> None:
     silent = step.env | {"FAKE_SILENT": "n1"}
-    result = allranks("check", "--nodes", "3", "--timeout", "3", "--json", *ONE_MACHINE, env=silent)
+    result = allranks("check", "--nodes", "3", "--timeout", ENOUGH_S, "--json", *ONE_MACHINE, env=silent)
     found = json.loads(result.stdout)
     assert [(each["cause"], each["node"]) for each in found["findings"]] == [("AR001 node-silent", "n1")]
     assert {each["node"] for each in found["results"] if each["status"] == "pass"} == {"n2", "n3"}
@@ -132,7 +140,7 @@ def test_a_silent_first_node_is_named_once_and_the_rest_judged(allranks: Allrank
 
 def test_the_exclude_list_is_names_alone(allranks: Allranks, step: FakeStep) -> None:
     silent = step.env | {"FAKE_SILENT": "n2,n3"}
-    result = allranks("check", "--nodes", "3", "--timeout", "2", "--exclude-list", *ONE_MACHINE, env=silent)
+    result = allranks("check", "--nodes", "3", "--timeout", ENOUGH_S, "--exclude-list", *ONE_MACHINE, env=silent)
     assert (result.stdout, result.returncode) == ("n[2-3]\n", 1)
 
 
@@ -159,13 +167,15 @@ def test_torch_is_not_imported_on_any_node(allranks: Allranks, step: FakeStep, t
 
 
 def test_the_queue_is_said_and_left_at_its_deadline(allranks: Allranks, step: FakeStep, tmp_path: Path) -> None:
-    result = allranks("check", "--nodes", "3", "--queue-timeout", "3", env=step.env | {"FAKE_QUEUE": "1"})
+    result = allranks("check", "--nodes", "3", "--queue-timeout", "5", env=step.env | {"FAKE_QUEUE": "1"})
     assert result.returncode == 3
-    assert result.stderr.splitlines() == [
-        "allranks: waiting 2 s for SLURM to start 3 nodes (SLURM: job 7 queued and waiting for resources)",
-        "error: SLURM has not started 3 nodes within 3 s (SLURM: job 7 queued and waiting for resources); "
-        "wait longer with --queue-timeout SECONDS, or see squeue and sinfo -R",
-    ]
+    *waiting, last = result.stderr.splitlines()
+    queue = r"allranks: waiting \d s for SLURM to start 3 nodes \(SLURM: job 7 queued and waiting for resources\)"
+    assert re.fullmatch(queue, waiting[-1])
+    assert last == (
+        "error: SLURM has not started 3 nodes within 5 s (SLURM: job 7 queued and waiting for resources); "
+        "wait longer with --queue-timeout DURATION, or see squeue and sinfo -R"
+    )
     assert left_behind(tmp_path) == []
     assert not Path("/proc", str(step.call["pid"])).exists()
 
@@ -180,10 +190,10 @@ def test_ctrl_c_ends_the_step_and_leaves_nothing(step: FakeStep, tmp_path: Path)
         text=True,
     )
     assert process.stderr is not None
-    assert "waiting 2 s" in process.stderr.readline()
+    assert "for SLURM to start 3 nodes" in process.stderr.readline()
     assert len(left_behind(tmp_path)) == 1
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=10)
+    process.communicate(timeout=60)
     assert process.returncode == 130
     assert left_behind(tmp_path) == []
     assert not Path("/proc", str(step.call["pid"])).exists()
@@ -222,8 +232,9 @@ def test_a_node_that_slurm_does_not_know_is_its_one_line(allranks: Allranks, ste
 def test_without_srun_nodes_cannot_be_reached(allranks: Allranks, tmp_path: Path) -> None:
     result = allranks("check", "--nodes", "2", env={"PATH": str(tmp_path)})
     assert (result.returncode, result.stderr) == (
-        2,
-        "error: srun is not on PATH: load the slurm module, or log in to a node of the cluster\n",
+        78,
+        "error: srun: no such program here; SLURM's commands are needed: load the slurm module, or log in to a login "
+        "node of the cluster\n",
     )
 
 
@@ -281,10 +292,10 @@ def card(host: str, index: int, **more: object) -> Card:
     interfaces = (Interface("eth0", (f"10.0.0.{index + 1}",), is_up=True, networks=("10.0.0.0/24",), mtu=1500),)
     facts = Facts(host_name=host, boot_id=f"boot-{index}", interfaces=interfaces, num_cpus=8)
     fields = {
-        "pid": 7, "num_workers": 1, "num_gpus": 0, "data_interface": "eth0", "data_address": f"10.0.0.{index + 1}",
+        "pid": 7, "data_interface": "eth0", "data_address": f"10.0.0.{index + 1}",
         "test_ports": TestPorts(tcp=(40000,), udp=40001), "facts": facts,
     }  # fmt: skip
-    return Card(host=host, node_index=index, **(fields | more))  # type: ignore[arg-type]
+    return make_card(index + 1, host=host, **(fields | more))
 
 
 def good_pair(source: int, target: int) -> PairResult:

@@ -15,7 +15,8 @@ from allranks.launch.check.where import parse_default_partition
 from allranks.model.card import Card, Facts, Gpu, Interface, RdmaPort
 from allranks.preflight.networks import choose_network
 from allranks.report.toml import render_toml
-from conftest import Allranks
+from cards import make_card
+from conftest import Allranks, without_waiting
 
 LO = Interface("lo", ("127.0.0.1", "::1"), True, ("127.0.0.0/8", "::1/128"), 65536, kind="loopback")
 DOCKER = Interface("docker0", ("172.17.0.1",), True, ("172.17.0.0/16",), 1500, kind="bridge")
@@ -43,7 +44,7 @@ def rdma(device: str, netdev: str, state: str = "ACTIVE") -> RdmaPort:
 
 def node(host: str, *nics: Interface, named: str = "", **more: object) -> Card:
     facts = Facts(host_name=host, interfaces=(LO, *nics, DOCKER), resolved={host: (named,) if named else ()}, **more)  # type: ignore[arg-type]
-    return Card(host=host, pid=1, node_index=0, num_workers=1, num_gpus=len(facts.gpus), facts=facts)
+    return make_card(1, host=host, num_gpus=len(facts.gpus), facts=facts)
 
 
 def two(*pairs: tuple[Interface, ...], named: Sequence[str] = ("10.77.0.1", "10.77.0.2")) -> list[Card]:
@@ -265,7 +266,7 @@ def test_all_idle_nodes_of_the_default_partition(
 ) -> None:
     step = FakeStep(tmp_path_factory.mktemp("slurm") / "bin")
     result = allranks("init", "--json", env=step.env)
-    assert result.stderr == "allranks: looking at n[1-2]\n"
+    assert without_waiting(result.stderr) == "allranks: looking at n[1-2]\n"
     flags = step.call["flags"]
     assert isinstance(flags, dict)
     assert (flags["partition"], flags["nodelist"], flags["gpus-per-node"]) == ("main", "n1,n2", "4")
@@ -282,10 +283,10 @@ def test_a_node_that_is_silent_is_left_out_and_said(
 ) -> None:
     step = FakeStep(tmp_path_factory.mktemp("slurm") / "bin")
     env = step.env | {"FAKE_SILENT": "n2"}
-    result = allranks("init", "--nodes", "2", "--timeout", "2", "-o", "-", env=env)
+    result = allranks("init", "--nodes", "2", "--timeout", "12", "-o", "-", env=env)
     assert result.returncode == 3
-    assert "# n2 did not answer within 2 s: add what is missing, or run allranks init again" in result.stdout
-    assert result.stderr.splitlines()[-1] == "allranks: n2 did not answer within 2 s and is not in it"
+    assert "# n2 did not answer within 12 s: add what is missing, or run allranks init again" in result.stdout
+    assert result.stderr.splitlines()[-1] == "allranks: n2 did not answer within 12 s and is not in it"
 
 
 def test_flags_that_contradict_are_one_line(allranks: Allranks, tmp_path: Path) -> None:

@@ -6,13 +6,12 @@ import json
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
 
 from allranks.model.finding import Confidence, Finding, Severity, Verdict
-from conftest import Allranks
+from conftest import Allranks, wait_until
 from fake_slurm import FakeSlurm, assert_one_line, fake_slurm, show_job  # noqa: F401  (a fixture)
 
 F = "\x1f"
@@ -183,17 +182,19 @@ def test_logs_follow_until_the_job_ends(slurm: FakeSlurm, allranks: Allranks, tm
     slurm.answer("scontrol", out=show_job(state="PENDING", reason="Priority", nodes="", work=tmp_path))
 
     def live() -> None:
-        time.sleep(1)
+        # The second look begins when the answer to the first was read.
+        wait_until(lambda: len(slurm.calls("scontrol")) > 1, "two looks at the waiting job")
         output.write_text("first\n")
         slurm.answer("scontrol", out=show_job(work=tmp_path))
-        time.sleep(4)
+        seen = len(slurm.calls("scontrol"))
+        wait_until(lambda: len(slurm.calls("scontrol")) > seen + 1, "a look at the running job")
         with output.open("a") as file:
             file.write("last")
         slurm.answer("scontrol", out=show_job(state="COMPLETED", work=tmp_path))
 
     job = threading.Thread(target=live)
     job.start()
-    result = allranks("logs", "-f", "12", timeout_s=40)
+    result = allranks("logs", "-f", "12")
     job.join()
     assert result.returncode == 0
     assert result.stdout == "first\nlast"
@@ -244,7 +245,7 @@ def test_list_shows_what_waits_and_runs(slurm: FakeSlurm, allranks: Allranks) ->
 
 def test_list_of_nothing_says_so(slurm: FakeSlurm, allranks: Allranks) -> None:
     result = allranks("list")
-    assert (result.stdout, result.stderr) == ("", "allranks: no job of yours waits or runs\n")
+    assert (result.stdout, result.stderr) == ("", "allranks: no job of yours waits or runs, and no run is in runs\n")
 
 
 @pytest.mark.parametrize("arguments", [("status", "12"), ("logs", "12"), ("cancel", "12"), ("list",)])
@@ -257,5 +258,5 @@ def test_without_slurm_each_verb_says_so_in_one_line(arguments: tuple[str, ...],
 
 def test_the_verbs_do_not_import_jinja2() -> None:
     code = "import sys, allranks.cli.jobs; print('jinja2' in sys.modules, 'torch' in sys.modules)"
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=30)
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert result.stdout == "False False\n"

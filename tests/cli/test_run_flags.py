@@ -138,6 +138,7 @@ def test_flags_become_one_request(flags, expected):
             {"rdzv_endpoint": "node01:29500", "master_addr": "node02"},
             "--rdzv-endpoint node01:29500 and --master-addr node02 contradict each other",
         ),
+        ({"restart_on_error": True}, "--restart-on-error retries nothing without --max-restarts N"),
         ({"nnodes": "0"}, "--nnodes '0': expected a number from 1, or MIN:MAX, for example 6 or 4:6"),
         ({"nnodes": ""}, "--nnodes '': expected a number from 1, or MIN:MAX, for example 6 or 4:6"),
     ],
@@ -210,8 +211,8 @@ TORCHRUN_SWITCHES = {
     "--virtual_local_rank",
 }  # fmt: skip
 OUR_FLAGS = {
-    "--backend", "--cluster", "--container", "--container-runtime", "--plan", "--ignore", "--standby",
-    "--capacity-timeout", "--hang-timeout", "--checkpoint-dir", "--checkpoint-every",
+    "--backend", "--cluster", "--container", "--container-runtime", "--dry-run", "--plan", "--ignore", "--standby",
+    "--restart-on-error", "--capacity-timeout", "--hang-timeout", "--checkpoint-dir", "--checkpoint-every",
 }  # fmt: skip
 
 
@@ -231,7 +232,7 @@ def test_every_flag_of_torchrun_is_taken_and_few_more():
 
 def test_a_flag_takes_a_value_where_torchruns_does():
     switches = {flag for flag, is_switch in our_options().items() if is_switch}
-    assert switches == TORCHRUN_SWITCHES | {"--plan", "--standby"}
+    assert switches == TORCHRUN_SWITCHES | {"--dry-run", "--plan", "--standby", "--restart-on-error"}
 
 
 def test_every_unused_flag_says_why():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import Allranks, allranks_command, clean_env
+from conftest import Allranks, allranks_command, clean_env, wait_until
 
 SRUN = """\
 #!{python}
@@ -39,7 +40,13 @@ SQUEUE = """\
 if [ -n "$FAKE_ERROR" ]; then echo "$FAKE_ERROR" >&2; exit 1; fi
 printf '%s' "$FAKE_ROWS"
 """
-SLEEPER = "import time\ndef straggle():\n    time.sleep(600)\nstraggle()\n"
+SLEEPER = """\
+import os, time
+def straggle():
+    os.close(1)
+    time.sleep(600)
+straggle()
+"""
 
 
 @pytest.fixture
@@ -70,10 +77,13 @@ def start(tmp_path: Path) -> Iterator[Start]:
     def start_one(text: str, **env: str) -> int:
         script = tmp_path / "train.py"
         script.write_text(text)
-        started.append(
-            subprocess.Popen([sys.executable, str(script)], env=clean_env(os.environ, **env), start_new_session=True)
-        )
-        return started[-1].pid
+        command, env = [sys.executable, str(script)], clean_env(os.environ, **env)
+        process = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, start_new_session=True)
+        started.append(process)
+        assert process.stdout is not None
+        with process.stdout as closed:
+            assert closed.read() == b""  # until it is where it stays
+        return process.pid
 
     yield start_one
     for each in started:
@@ -83,18 +93,16 @@ def start(tmp_path: Path) -> Iterator[Start]:
 
 def test_all_nodes_are_asked_and_equal_stacks_folded(allranks: Allranks, slurm: dict[str, str], start: Start) -> None:
     start(SLEEPER, SLURM_JOB_ID=slurm["JOB"], RANK="0", WORLD_SIZE="1")
-    time.sleep(0.5)
     result = allranks("stack", slurm["JOB"], env=slurm)
     assert result.returncode == 0, result.stderr
     lines = result.stdout.splitlines()
     assert lines[0] == f"job {slurm['JOB']}: 2 ranks on 2 nodes, 1 place"  # one process, seen by both "nodes"
-    assert lines[2].startswith("2 ranks (0)   n[1-2]   sleep at train.py:3 straggle")
+    assert lines[2].startswith("2 ranks (0)   n[1-2]   sleep at train.py:4 straggle")
     assert "Welcome" not in result.stdout
 
 
 def test_json_is_for_programs(allranks: Allranks, slurm: dict[str, str], start: Start) -> None:
     start(SLEEPER, SLURM_JOB_ID=slurm["JOB"], RANK="0", WORLD_SIZE="2")
-    time.sleep(0.5)
     found = json.loads(allranks("stack", "--json", slurm["JOB"], env=slurm).stdout)
     assert found["missing_ranks"] == [1]
     assert [(group["ranks"], group["nodes"]) for group in found["groups"]] == [([0], ["n1", "n2"])]
@@ -111,12 +119,12 @@ def test_a_node_that_does_not_answer_is_named_and_its_step_ended(
 ) -> None:
     start(SLEEPER, SLURM_JOB_ID=slurm["JOB"], RANK="0")
     began_s = time.monotonic()
-    result = allranks("stack", slurm["JOB"], "--deadline", "4", env=slurm | {"FAKE_SILENT": "n2"})
+    result = allranks("stack", slurm["JOB"], "--deadline", "15", env=slurm | {"FAKE_SILENT": "n2"})
     assert result.returncode == 0
-    assert "n2   did not answer within 4 s" in result.stdout
+    assert "n2   did not answer within 15 s" in result.stdout
     assert "rank 0   n1   pid" in result.stdout
-    assert "waiting 3 s for n2; 1 of 2 are here" in result.stderr
-    assert time.monotonic() - began_s < 10
+    assert re.search(r"waiting \d+ s for n2; 1 of 2 are here", result.stderr)
+    assert time.monotonic() - began_s < 55
     assert not Path("/proc", (tmp_path / "srun.pid").read_text()).exists()
 
 
@@ -126,12 +134,10 @@ def test_ctrl_c_ends_the_step_at_once(slurm: dict[str, str], tmp_path: Path) -> 
     with subprocess.Popen(
         command, cwd=tmp_path, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     ) as process:
-        deadline_s = time.monotonic() + 20
-        while not (tmp_path / "srun.pid").exists() or not (tmp_path / "srun.pid").read_text():
-            assert time.monotonic() < deadline_s
-            time.sleep(0.05)
+        pid_file = tmp_path / "srun.pid"
+        wait_until(lambda: pid_file.exists() and pid_file.read_text(), "the step")
         process.send_signal(signal.SIGINT)
-        process.communicate(timeout=10)
+        process.communicate(timeout=60)
     assert process.returncode == 130
     assert not Path("/proc", (tmp_path / "srun.pid").read_text()).exists()
 
@@ -168,12 +174,12 @@ def test_without_slurm_it_says_what_to_do(allranks: Allranks, tmp_path: Path) ->
     result = allranks("stack", "7", env={"PATH": str(tmp_path)})
     assert result.returncode == 78
     assert result.stderr == (
-        "error: stack 7: squeue and srun not on PATH: run it where SLURM is; "
-        "on the machine of a process: allranks stack --pid PID\n"
+        "error: squeue: no such program here; SLURM's commands are needed: load the slurm module, or log in to a login "
+        "node of the cluster\n"
     )
 
 
-@pytest.mark.parametrize("arguments", [[], ["runs/latest"], ["1", "2"], ["--pid"], ["--pid", "x"]])
+@pytest.mark.parametrize("arguments", [[], ["runs/gone"], ["1", "2"], ["--pid"], ["--pid", "x"]])
 def test_arguments_that_make_no_sense_are_refused(allranks: Allranks, arguments: list[str]) -> None:
     result = allranks("stack", *arguments)
     assert result.returncode == 2
@@ -183,11 +189,42 @@ def test_arguments_that_make_no_sense_are_refused(allranks: Allranks, arguments:
 
 def test_processes_of_this_machine_need_no_slurm(allranks: Allranks, start: Start) -> None:
     pid = start(SLEEPER)
-    time.sleep(0.5)
     result = allranks("stack", "--pid", str(pid), "4194304")
     assert result.returncode == 0, result.stderr
-    assert f"pid {pid}   sleep at train.py:3 straggle" in result.stdout
+    assert f"pid {pid}   sleep at train.py:4 straggle" in result.stdout
     assert result.stderr == "allranks: no such process here: 4194304\n"
+
+
+def test_two_jobs_of_this_machine_are_shown_apart(allranks: Allranks, start: Start, tmp_path: Path) -> None:
+    """Other tests may run here, too: only these two jobs are looked at."""
+    ours = [f"{name}-{os.getpid()}" for name in ("first", "second")]
+    torchrun = {"TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"store-{os.getpid()}"}
+    start(SLEEPER, RANK="0", WORLD_SIZE="2", TORCHELASTIC_RUN_ID=ours[0])
+    start(SLEEPER, RANK="0", WORLD_SIZE="1", TORCHELASTIC_RUN_ID=ours[1])
+    start(SLEEPER, RANK="0", WORLD_SIZE="1", **torchrun)
+    ours.append(f"127.0.0.1:store-{os.getpid()}")
+    heads = [f"job {name}: 1 rank on 1 node, 1 place" for name in ours]
+
+    def look() -> list[str]:
+        lines = allranks("stack", "--local").stdout.splitlines()
+        return lines if sum("straggle" in line for line in lines) >= 3 and set(heads) <= set(lines) else []
+
+    lines = wait_until(look, "all three jobs")
+    missing = [lines[lines.index(head) + 2] for head in heads]
+    assert missing[0].endswith("rank 1   no process found: never started, or ended")
+    assert all("sleep at train.py:4 straggle" in line for line in missing[1:])
+    document = json.loads(allranks("stack", "--local", "--json").stdout)
+    assert {job["job"]: job["missing_ranks"] for job in document["jobs"] if job["job"] in ours} == dict(
+        zip(ours, [[1], [], []], strict=True)
+    )
+    assert {group["job"] for group in document["groups"]} >= set(ours)
+    one = json.loads(allranks("stack", "--local", "--json", ours[0]).stdout)
+    assert (one["job"], [group["ranks"] for group in one["groups"]]) == (ours[0], [[0]])
+    (tmp_path / "runs" / ours[1]).mkdir(parents=True)
+    (tmp_path / "runs" / ours[1] / "leader.json").touch()
+    (tmp_path / "runs" / "latest").symlink_to(ours[1])
+    for name in (ours[1], "latest"):
+        assert heads[1] in allranks("stack", name).stdout.splitlines()
 
 
 GROUP = """\
@@ -216,26 +253,23 @@ def test_the_rank_that_the_others_wait_for_is_the_first(allranks: Allranks, tmp_
         command, cwd=tmp_path, env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True
     ) as group:
         try:
-            pids: list[str] = []
-            text = ""
-            deadline_s = time.monotonic() + 60
-            while "all_reduce at" not in text or "sleep at" not in text or "3 ranks" not in text:
-                assert time.monotonic() < deadline_s, text
-                time.sleep(0.5)
-                pids = [
-                    path.parent.name
-                    for path in Path("/proc").glob("[0-9]*/environ")
-                    if is_worker(path, f"ALLRANKS_TEST_JOB={job}")
-                ]
-                text = allranks("stack", "--pid", *pids).stdout if pids else ""
+            heads = wait_until(lambda: heads_of(allranks, job), "all ranks to be where they stay")
         finally:
             os.killpg(group.pid, signal.SIGTERM)
-    heads = [line for line in text.splitlines() if " at train.py" in line]
     assert heads[0].startswith("rank 2   ")
     assert "   sleep at train.py:6 straggle" in heads[0]
     assert heads[1].startswith("2 ranks (0-1)   ")
     assert "   all_reduce at train.py:9 step" in heads[1]
     assert len(heads) == 2
+
+
+def heads_of(allranks: Allranks, job: str) -> list[str]:
+    """What stands above each stack, once rank 2 sleeps and two ranks wait for it."""
+    mark = f"ALLRANKS_TEST_JOB={job}"
+    pids = [path.parent.name for path in Path("/proc").glob("[0-9]*/environ") if is_worker(path, mark)]
+    text = allranks("stack", "--pid", *pids).stdout if pids else ""
+    heads = [line for line in text.splitlines() if " at train.py" in line]
+    return heads if "sleep at" in text and "2 ranks (0-1)" in text else []
 
 
 def is_worker(environ: Path, mark: str) -> bool:

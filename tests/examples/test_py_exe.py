@@ -31,7 +31,7 @@ def clean_env(**extra: object) -> dict[str, str]:
 
 def run(*command: object, **env: object) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, *map(str, command)]
-    return subprocess.run(command, env=clean_env(**env), capture_output=True, text=True, timeout=60)
+    return subprocess.run(command, env=clean_env(**env), capture_output=True, text=True, timeout=200)
 
 
 def torchrun(num_ranks: int, *command: object) -> subprocess.CompletedProcess[str]:
@@ -116,7 +116,7 @@ def test_plain_srun_forms_the_group_from_slurm_variables():
         for rank in (1, 0)  # rank 0 starts last: the others wait for it to listen
     ]
     try:
-        (out_1, err_1), (out_0, err_0) = (rank.communicate(timeout=60) for rank in ranks)
+        (out_1, err_1), (out_0, err_0) = (rank.communicate(timeout=200) for rank in ranks)
     finally:
         for rank in ranks:
             rank.kill()
@@ -151,7 +151,7 @@ def test_an_absent_rank_ends_the_other_in_time_with_one_line(rank, reason):
     port, start_s = find_free_port(), time.monotonic()
     env = {"SLURM_PROCID": rank, "SLURM_NTASKS": 2, "SLURM_LOCALID": 0, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     result = run(PY_EXE, "--init-timeout", 2, **env)
-    assert time.monotonic() - start_s < 30
+    assert time.monotonic() - start_s < 100
     assert result.returncode == 1
     assert result.stdout == ""
     assert result.stderr.count("\n") == 1

@@ -131,6 +131,13 @@ SECONDARY = [
     "torch.distributed.DistNetworkError: failed to recv, got 0 bytes. Connection was likely closed. recvValue failed",
     "torch.distributed.DistBackendError: NCCL error: ncclRemoteError: A call failed possibly due to a network error",
     "torch.distributed.DistStoreError: allranks: init_process_group waited 15 s for rank 1 (node01); look at",
+    "torch.distributed.DistNetworkError: Connection reset by peer",
+    "RuntimeError: Broken pipe",
+    "error: rank 0: step 7 does not count, a collective failed; no checkpoint is complete: Connection reset by peer",
+    "DistBackendError: [1] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value "
+    "store by key '0', but store->get('0') got error: Connection reset by peer",
+    "DistBackendError: NCCL error in: NCCLUtils.cpp:32, unhandled system error, NCCL version 2.27.3\nLast error:\n"
+    "socketProgressOpt: Call to recv from 10.0.0.2<4242> failed : Connection reset by peer",
 ]
 
 
@@ -152,6 +159,26 @@ def test_a_rank_that_lost_another_one_is_no_culprit(message):
 )
 def test_a_rank_that_broke_by_itself_may_be_the_culprit(worker_end):
     assert not is_secondary(worker_end)
+
+
+OWN_NETWORK = [
+    "ConnectionResetError: [Errno 104] Connection reset by peer: s3://bucket/shard-00017",
+    "ConnectionRefusedError: [Errno 111] Connection refused",
+    "BrokenPipeError: [Errno 32] Broken pipe",
+    "ConnectionError: ('Connection aborted.', ConnectionResetError(104, 'Connection reset by peer'))",
+    "SSHException: Connection closed by peer",
+    "RuntimeError: GET s3://bucket/shard-00017 failed: Connection reset by peer",
+]
+
+
+@pytest.mark.parametrize("message", OWN_NETWORK)
+def test_an_error_of_the_users_own_network_client_is_no_victims(message):
+    own = end(3, message=message, traceback=f"Traceback (most recent call last):\n{message}\n", at=100.1)
+    finding = the_finding(judge(lost(0), lost(2, at=100.2), own))
+    assert (finding.cause, finding.confidence, finding.ranks) == ("AR590 user-code-error", Confidence.CERTAIN, (3,))
+    assert finding.message == message
+    assert message in finding.evidence[0].seen
+    assert not is_secondary(end(3, stderr_tail=f"retrying in 5 s\n{message}\n"))
 
 
 def test_the_culprit_is_named_though_its_victims_end_first():
@@ -241,6 +268,13 @@ def test_ranks_that_never_came_are_named_by_those_that_waited(whom, ranks, node)
     assert finding.evidence == (Evidence(seen=f"rank {first} waited 15 s for {whom}"),)
     assert set(finding.victims) == set(range(8)) - set(ranks)
     assert verdict.exit_code == 1
+
+
+def test_a_rank_that_had_ended_with_0_was_not_running():
+    message = "allranks: init_process_group waited 15 s for rank 5 (node03); 7 of 8 ranks are here; look at what"
+    finding = the_finding(judge(*(end(rank, message=message) for rank in range(8) if rank != 5), exits={5: 80.0}))
+    assert (finding.cause, finding.ranks) == ("AR401 missing-rank", (5,))
+    assert finding.message == "ended with exit code 0 before it came to init_process_group"
 
 
 def test_all_well_is_zero_without_findings():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from allranks.guard.mismatch import canonical, explain_abort, find_mismatch, judge_mismatch
-from allranks.model.beat import CallSeen
+from allranks.model.beat import CallSeen, GroupSeen, RankBeat
 from allranks.model.finding import Confidence
 
 from .scenes import away, beat, call, end, scene, waiting
@@ -50,6 +50,11 @@ TABLE = {
     "only two of four have come": ((SAME, call(op="broadcast"), None, None), (0, 1), False),
     "spellings of one operation": (
         (call(op="_allgather_base"), call(op="all_gather_into_tensor"), call(op="allgather", size=9)),
+        None,
+        True,
+    ),
+    "a barrier, as NCCL's recorder has it and as Python called it": (
+        (call(op="all_reduce_barrier", size=1), call(op="barrier", size=0)),
         None,
         True,
     ),
@@ -127,6 +132,7 @@ def test_else_an_abort_is_undecided(calls):
     [
         ("gloo:all_reduce", "all_reduce"),
         ("nccl:_all_gather_base", "all_gather"),
+        ("nccl:all_reduce_barrier", "barrier"),
         ("ALLREDUCE", "all_reduce"),
         ("_reduce_scatter_base", "reduce_scatter"),
         ("all_to_all_single", "all_to_all"),
@@ -135,3 +141,11 @@ def test_else_an_abort_is_undecided(calls):
 )
 def test_an_operation_has_one_name(op, plain):
     assert canonical(op) == plain
+
+
+def test_a_rank_that_was_in_an_earlier_group_of_that_name_is_not_compared():
+    old = call(group="1", op="broadcast", is_done=True)
+    pair = GroupSeen(name="1", ranks=(1, 2), enqueued=5, completed=4, waiting_s=2.0)
+    ranks = [RankBeat(rank=rank, silent_s=0.0, groups=(pair,), calls=(call(group="1"),)) for rank in (1, 2)]
+    seen = scene([beat(0, away(0, num=3, calls=(old,))), *(beat(rank.rank, rank) for rank in ranks)])
+    assert find_mismatch(seen) is None

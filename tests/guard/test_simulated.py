@@ -59,9 +59,10 @@ class Checked(World):
 HEALTHY = GuardTable(join_s=60, gone_s=20, beat_s=5, stopped_s=15, stalled_s=15, slow_s=30, hang_s=600)
 
 
-@pytest.mark.timeout(300)  # 14 s of a core that is its own
-@pytest.mark.parametrize("seed", range(3))
-def test_thirty_six_hours_of_healthy_training_have_no_verdict_and_no_wrong_name(seed):
+@pytest.mark.parametrize(
+    ("seed", "hours"), [(0, 3), *(pytest.param(seed, 12, marks=pytest.mark.by_hand) for seed in range(3))]
+)
+def test_hours_of_healthy_training_have_no_verdict_and_no_wrong_name(seed, hours):
     world = Checked(
         [training(rank, seed=seed, step_s=8.0) for rank in range(6)],
         ranks_per_node=2,
@@ -72,22 +73,24 @@ def test_thirty_six_hours_of_healthy_training_have_no_verdict_and_no_wrong_name(
         start_s=30.0,
         ask_every_s=1.0,
     )
-    world.run(12 * 3600)
+    world.run(hours * 3600)
     assert world.judged is None, world.judged
     assert any(line.startswith("slow: rank 0 ") for _, line in world.lines)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_half_an_hour_with_the_fast_profile_has_no_verdict_and_no_wrong_name(seed):
+@pytest.mark.parametrize(
+    ("seed", "minutes"), [(0, 10), *(pytest.param(seed, 30, marks=pytest.mark.by_hand) for seed in range(3))]
+)
+def test_minutes_with_the_fast_profile_have_no_verdict_and_no_wrong_name(seed, minutes):
     world = Checked(
         [training(rank, seed=seed) for rank in range(6)], seed=seed, late_beats=0.01, long_pauses=0.002, start_s=10.0
     )
-    world.run(1800)
+    world.run(minutes * 60)
     assert world.judged is None, world.judged
 
 
 def test_runs_that_end_at_different_times_have_no_verdict():
-    for seed in range(10):
+    for seed in range(3):
         world = Checked([training(rank, seed=seed, steps=50) for rank in range(6)], seed=seed, start_s=10.0)
         world.run(900)
         assert world.judged is None, world.judged
@@ -113,10 +116,10 @@ MESH = {"tp0": (0, 1), "tp1": (2, 3), "tp2": (4, 5), "dp0": (0, 2, 4), "dp1": (1
 
 def test_a_mesh_of_groups_is_healthy_and_its_sink_is_named():
     world = Checked([mesh(rank, seed=1) for rank in range(6)], groups=MESH, long_pauses=0.002, late_beats=0.01)
-    assert world.run(900).judged is None
+    assert world.run(300).judged is None
     away = {200: 41.0}
     world = Checked([mesh(rank, seed=2, away=away if rank == 3 else None) for rank in range(6)], groups=MESH)
-    assert world.run(900).judged is None
+    assert world.run(300).judged is None
     slow = [line for _, line in world.lines if line.startswith("slow")]
     assert len(slow) == 1
     assert re.match(r"slow: rank 3 has been in user code for 3\d s: evaluate.py:88 in run; 5 ranks wait", slow[0])

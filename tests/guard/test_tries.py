@@ -12,7 +12,7 @@ from allranks.model.beat import TrySeen
 from allranks.wire.protocol import Try, TryTarget
 
 
-def try_it(port: int, *, address: str = "127.0.0.1", network: str = "data", within_s: float = 2.0) -> TrySeen:
+def try_it(port: int, *, address: str = "127.0.0.1", network: str = "data", within_s: float = 10.0) -> TrySeen:
     tries = Tries(own_data_address="127.0.0.1" if address.startswith("127") else "")
     target = TryTarget(node_index=3, network=network, address=address, port=port)
     tries.begin(Try(targets=(target,), within_s=within_s), time.monotonic())
@@ -36,7 +36,7 @@ def test_a_door_that_nobody_reads_acknowledges(door):
     seen = try_it(door.port)
     assert (seen.target, seen.network) == (3, "data")
     assert (seen.connects, seen.refused, seen.carries) == (True, False, True)
-    assert seen.age_s < 1.0
+    assert seen.age_s < 9.0
 
 
 def test_a_door_of_a_stopped_agent_answers_many_tries(door):
@@ -80,7 +80,7 @@ def test_a_peer_that_closes_was_reached():
     with socket.socket() as rude:
         rude.bind(("127.0.0.1", 0))
         rude.listen(8)
-        rude.settimeout(5)
+        rude.settimeout(60)
         tries = Tries()
         target = TryTarget(node_index=0, network="control", address="127.0.0.1", port=rude.getsockname()[1])
         tries.begin(Try(targets=(target,), within_s=1.0), time.monotonic())

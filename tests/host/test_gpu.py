@@ -125,11 +125,6 @@ def test_a_torn_information_file_does_not_count(tmp_path):
     assert count_gpus({}, root=root) == 1
 
 
-@pytest.mark.gpu
-def test_this_machines_gpus_are_seen():
-    assert count_gpus({}) >= 1
-
-
 # --- nvidia-smi -------------------------------------------------------------------------------------------------------
 
 A100 = ("GPU-5d5ba0d6-d33d-2b2c-524d-9e3d8d2b8a77", "GPU-1b8f5e7c-93d2-4c07-8a51-5d2f3a1c9b40")
@@ -363,11 +358,3 @@ def test_the_driver_s_version_needs_no_tool(tmp_path, text, version):
     file.write_text(text)
     assert read_driver_version(root=tmp_path) == version
     assert read_driver_version(root=tmp_path / "other") is None
-
-
-@pytest.mark.gpu
-def test_this_machines_nvidia_smi_is_understood():
-    answer = read_gpus(deadline_s=60)
-    assert answer.problem == ""
-    assert len(answer.gpus) >= 1
-    assert answer.gpus[0].memory_total_mib

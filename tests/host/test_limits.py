@@ -9,11 +9,7 @@ from pathlib import Path
 import pytest
 
 from allranks.host.limits import count_cpus, name_places, read_limits, read_load, read_place
-
-
-def write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text)
+from conftest import write
 
 
 def test_soft_limits_are_those_of_this_process():

@@ -92,9 +92,9 @@ def test_a_hanging_driver_costs_the_deadline_and_nothing_else(tmp_path):
     env = install(tmp_path / "bin", "550-h100", delay_s=600)
     before = children()
     start_s = time.monotonic()
-    facts = read_card_facts({**env, "HOME": str(tmp_path)}, deadline_s=0.7)
-    assert time.monotonic() - start_s < 2
-    assert facts.unread["gpus"] == "nvidia-smi: no answer within 0.7 s"
+    facts = read_card_facts({**env, "HOME": str(tmp_path)}, deadline_s=4)
+    assert time.monotonic() - start_s < 25
+    assert facts.unread["gpus"] == "nvidia-smi: no answer within 4 s"
     assert facts.interfaces
     assert [place.is_writable for place in facts.places if place.purpose == "HOME"] == [True]
     assert children() == before
@@ -111,12 +111,12 @@ def test_a_directory_that_hangs_is_named(tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "statvfs", hang)
     start_s = time.monotonic()
-    facts = read_card_facts({"HOME": str(tmp_path)}, run_dir=tmp_path / "gone", deadline_s=1)
+    facts = read_card_facts({"HOME": str(tmp_path)}, run_dir=tmp_path / "gone", deadline_s=4)
     elapsed_s = time.monotonic() - start_s
     hanging.set()
-    assert elapsed_s < 2.5
+    assert elapsed_s < 25
     places = {place.purpose: place for place in facts.places}
-    assert places["run directory"].problem == "no answer within 1 s"
+    assert places["run directory"].problem == "no answer within 4 s"
     assert places["run directory"].path == str(tmp_path / "gone")
     assert places["HOME"].is_writable
 

@@ -17,11 +17,7 @@ from allranks.host.rdma import (
     with_active_mtus,
 )
 from allranks.model.card import Gid, RdmaPort
-
-
-def write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text + "\n")
+from conftest import write
 
 
 def add_port(root: Path, device: str, *, uverbs: int, **files: str) -> Path:
@@ -32,7 +28,7 @@ def add_port(root: Path, device: str, *, uverbs: int, **files: str) -> Path:
         "lid": "0x1b", "sm_lid": "0x1", "counters/symbol_error": "0", "counters/link_downed": "0",
     }  # fmt: skip
     for name, text in {**defaults, **files}.items():
-        write(port / name, text)
+        write(port / name, f"{text}\n")
     (base / f"device/infiniband_verbs/uverbs{uverbs}").mkdir(parents=True)
     return port
 
@@ -83,9 +79,9 @@ def test_a_roce_port_has_a_netdev_and_its_gids(tmp_path):
         ("RoCE v2", "0000:0000:0000:0000:0000:0000:0000:0000"),
         ("RoCE v2", "0000:0000:0000:0000:0000:ffff:c0a8:140f"),
     ]):  # fmt: skip
-        write(port / f"gid_attrs/types/{index}", kind)
-        write(port / f"gid_attrs/ndevs/{index}", "ens1f1")
-        write(port / f"gids/{index}", gid)
+        write(port / f"gid_attrs/types/{index}", f"{kind}\n")
+        write(port / f"gid_attrs/ndevs/{index}", "ens1f1\n")
+        write(port / f"gids/{index}", f"{gid}\n")
     (found,) = read_rdma_ports(root=tmp_path)
     assert found.netdev == "ens1f1"
     assert [(each.index, each.kind) for each in found.gids] == [(0, "IB/RoCE v1"), (1, "RoCE v2"), (3, "RoCE v2")]
@@ -95,10 +91,10 @@ def test_a_roce_port_has_a_netdev_and_its_gids(tmp_path):
 
 def test_the_mtu_of_a_roce_port_follows_from_its_interface(tmp_path):
     port = add_port(tmp_path, "rocep1", uverbs=0, link_layer="Ethernet")
-    write(port / "gid_attrs/types/0", "RoCE v2")
-    write(port / "gid_attrs/ndevs/0", "ens1f1")
-    write(port / "gids/0", "0000:0000:0000:0000:0000:ffff:c0a8:140f")
-    write(tmp_path / "sys/class/net/ens1f1/mtu", "9000")
+    write(port / "gid_attrs/types/0", "RoCE v2\n")
+    write(port / "gid_attrs/ndevs/0", "ens1f1\n")
+    write(port / "gids/0", "0000:0000:0000:0000:0000:ffff:c0a8:140f\n")
+    write(tmp_path / "sys/class/net/ens1f1/mtu", "9000\n")
     assert [each.active_mtu for each in read_rdma_ports(root=tmp_path)] == [4096]
 
 
@@ -165,7 +161,7 @@ def test_a_machine_has_rdma_where_a_device_is(tmp_path):
 def test_a_torn_tree_is_read_as_far_as_it_goes(tmp_path):
     port = tmp_path / "sys/class/infiniband/mlx5_0/ports/1"
     (port / "state").mkdir(parents=True)
-    write(port / "counters/symbol_error", "many")
+    write(port / "counters/symbol_error", "many\n")
     (tmp_path / "sys/class/infiniband/mlx5_0/ports/x").mkdir()
     (found,) = read_rdma_ports(root=tmp_path)
     assert (found.state, found.rate, found.has_uverbs, found.error_counters) == ("", "", None, {})
@@ -189,5 +185,5 @@ CLOSED = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.90.07  Fri May 31 
 )
 def test_peer_memory_needs_a_module_or_dma_buf(tmp_path, files, answer):
     for name, text in files.items():
-        write(tmp_path / name, text)
+        write(tmp_path / name, f"{text}\n")
     assert has_peer_memory(root=tmp_path) is answer

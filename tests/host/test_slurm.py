@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from allranks.host.slurm import (
@@ -162,10 +164,13 @@ def test_other_errors_keep_slurm_s_words(slurm: FakeSlurm) -> None:
         find_jobs("12")
 
 
-def test_the_user_s_own_view_does_not_filter_ours(slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_user_s_own_view_does_not_filter_ours(
+    slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("SQUEUE_STATES", "FAILED")
     monkeypatch.setenv("SLURM_TIME_FORMAT", "relative")
-    monkeypatch.setenv("SLURM_CONF", "/etc/mine.conf")
+    (tmp_path / "mine.conf").touch()
+    monkeypatch.setenv("SLURM_CONF", str(tmp_path / "mine.conf"))
     list_jobs("ada")
     (call,) = slurm.calls("squeue")
     assert {name for name in call["env"] if name.startswith(("SQUEUE", "SLURM"))} == {"SLURM_CONF"}  # type: ignore[attr-defined]

@@ -12,16 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from conftest import Allranks, clean_env
+from conftest import Allranks, clean_env, free_port, write
 
 NODE = {"SLURMD_NODENAME": "node07", "PYTHONIOENCODING": "utf-8"}
 SUM_RANKS = Path(__file__).parents[1] / "scripts" / "sum_ranks.py"
-
-
-def write(path: Path, text: str) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(textwrap.dedent(text).lstrip())
-    return path
 
 
 def run_python(tmp_path: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
@@ -32,7 +26,7 @@ def run_python(tmp_path: Path, *arguments: str, **env: str) -> subprocess.Comple
         env=clean_env(os.environ, **env),
         capture_output=True,
         text=True,
-        timeout=20,
+        timeout=60,
     )
 
 
@@ -55,7 +49,7 @@ def only_message(tmp_path: Path) -> tuple[list[int], str]:
 def test_sys_path_is_as_without_us(allranks: Allranks, tmp_path: Path, python_path: str):
     write(tmp_path / "show.py", "import json, sys\nprint(json.dumps(sys.path))\n")
     env = {"PYTHONPATH": python_path.format(tmp=tmp_path)} if python_path else {}
-    with_us: list[str] = json.loads(allranks("run", "show.py", env=env, timeout_s=20).stdout)
+    with_us: list[str] = json.loads(allranks("run", "show.py", env=env).stdout)
     without: list[str] = json.loads(run_python(tmp_path, "show.py", **env).stdout)
     assert not [entry for entry in with_us if "allranks/join" in entry]
     assert with_us == without
@@ -63,7 +57,7 @@ def test_sys_path_is_as_without_us(allranks: Allranks, tmp_path: Path, python_pa
 
 def test_children_of_the_script_find_the_hook_and_the_users_path(allranks: Allranks, tmp_path: Path):
     write(tmp_path / "show.py", "import os\nprint(os.environ['PYTHONPATH'])\n")
-    result = allranks("run", "show.py", env={"PYTHONPATH": f"{tmp_path}/a:{tmp_path}/b"}, timeout_s=20)
+    result = allranks("run", "show.py", env={"PYTHONPATH": f"{tmp_path}/a:{tmp_path}/b"})
     first, *rest = result.stdout.rstrip("\n").split(":")
     assert first.endswith("/allranks/join/site")
     assert rest == [f"{tmp_path}/a", f"{tmp_path}/b"]
@@ -71,7 +65,7 @@ def test_children_of_the_script_find_the_hook_and_the_users_path(allranks: Allra
 
 def test_a_script_without_torch_loads_none_of_it_and_little_else(allranks: Allranks, tmp_path: Path):
     write(tmp_path / "show.py", "import json, sys\nprint(json.dumps(sorted(sys.modules)))\n")
-    with_us = set(json.loads(allranks("run", "show.py", timeout_s=20).stdout))
+    with_us = set(json.loads(allranks("run", "show.py").stdout))
     without = set(json.loads(run_python(tmp_path, "show.py").stdout))
     assert not [
         name for name in with_us if name.partition(".")[0] in ("torch", "numpy", "allranks", "msgspec", "click")
@@ -83,7 +77,7 @@ def test_a_script_without_torch_loads_none_of_it_and_little_else(allranks: Allra
 def test_the_users_sitecustomize_still_runs(allranks: Allranks, tmp_path: Path):
     write(tmp_path / "site/sitecustomize.py", "import sys\nsys.marked_by_user = __file__\n")
     write(tmp_path / "show.py", "import sys, sitecustomize\nprint(sys.marked_by_user, sitecustomize.__file__)\n")
-    result = allranks("run", "show.py", env={"PYTHONPATH": str(tmp_path / "site")}, timeout_s=20)
+    result = allranks("run", "show.py", env={"PYTHONPATH": str(tmp_path / "site")})
     assert result.stdout == f"{tmp_path}/site/sitecustomize.py {tmp_path}/site/sitecustomize.py\n"
 
 
@@ -93,7 +87,7 @@ def test_a_broken_sitecustomize_of_the_user_breaks_as_without_us(allranks: Allra
     write(tmp_path / "train.py", "print('ran')\n")
     env = {"PYTHONPATH": str(tmp_path / "site")}
     without = run_python(tmp_path, "train.py", **env)
-    with_us = allranks("run", "train.py", env=env, timeout_s=20)
+    with_us = allranks("run", "train.py", env=env)
     assert with_us.stdout == without.stdout
     assert (with_us.returncode == 0) == (without.returncode == 0)
     last = without.stderr.rstrip().splitlines()[-1:]
@@ -104,7 +98,7 @@ def test_a_module_is_hooked_as_well(allranks: Allranks, tmp_path: Path):
     write(
         tmp_path / "package/train.py", "import os\nif os.environ['RANK'] == '0':\n    raise ValueError('in a module')\n"
     )
-    result = allranks("run", "-m", "package.train", timeout_s=20)
+    result = allranks("run", "-m", "package.train")
     assert result.returncode == 1
     assert only_message(tmp_path) == ([0], "ValueError: in a module (train.py:3 in <module>)")
 
@@ -125,7 +119,7 @@ def test_the_users_excepthook_is_called_and_the_exception_recorded(allranks: All
         raise ValueError("seen by both")
         """,
     )
-    result = allranks("run", "train.py", timeout_s=20)
+    result = allranks("run", "train.py")
     assert result.stdout == "mine: seen by both\n"
     assert only_message(tmp_path) == ([0], "ValueError: seen by both (train.py:10 in <module>)")
 
@@ -139,7 +133,7 @@ def test_an_excepthook_that_does_not_call_ours_loses_the_record_only(allranks: A
         raise ValueError("bad batch")
         """,
     )
-    result = allranks("run", "train.py", timeout_s=20)
+    result = allranks("run", "train.py")
     assert result.returncode == 1
     assert only_message(tmp_path) == ([0], "ended with exit code 1")
     assert "\n  seen mine alone: bad batch\n" in result.stderr
@@ -167,7 +161,7 @@ def test_spawned_processes_work_and_record_nothing(allranks: Allranks, tmp_path:
             print(child.exitcode)
         """,
     )
-    result = allranks("run", "train.py", env=NODE, timeout_s=40)
+    result = allranks("run", "train.py", env=NODE)
     assert (result.returncode, result.stdout) == (0, "[1, 4, 9]\n1\n")
     assert not (tmp_path / "runs/latest/attempt_0/node07/rank_0.error.json").exists()
 
@@ -176,13 +170,13 @@ def test_the_hook_can_be_left_out(allranks: Allranks, tmp_path: Path):
     write(
         tmp_path / "show.py", "import os, sys\nprint('_allranks_hook' in sys.modules, os.environ.get('PYTHONPATH'))\n"
     )
-    assert allranks("run", "show.py", timeout_s=20).stdout.startswith("True ")
-    assert allranks("run", "show.py", env={"ALLRANKS_HOOK": "0"}, timeout_s=20).stdout == "False None\n"
+    assert allranks("run", "show.py").stdout.startswith("True ")
+    assert allranks("run", "show.py", env={"ALLRANKS_HOOK": "0"}).stdout == "False None\n"
 
 
 def test_an_isolated_python_is_not_hooked_and_runs_all_the_same(allranks: Allranks, tmp_path: Path):
     write(tmp_path / "show.py", "import sys\nprint('_allranks_hook' in sys.modules)\n")
-    result = allranks("run", "--no-python", sys.executable, "-I", "show.py", timeout_s=20)
+    result = allranks("run", "--no-python", sys.executable, "-I", "show.py")
     assert (result.returncode, result.stdout) == (0, "False\n")
 
 
@@ -196,7 +190,7 @@ def test_a_python_without_allranks_is_hooked(allranks: Allranks, tmp_path: Path)
         raise ValueError("from another Python")
         """,
     )
-    result = allranks("run", "--no-python", "venv/bin/python", "train.py", timeout_s=20)
+    result = allranks("run", "--no-python", "venv/bin/python", "train.py")
     assert result.stdout == "None None True\n"
     assert only_message(tmp_path) == ([0], "ValueError: from another Python (train.py:3 in <module>)")
 
@@ -272,6 +266,26 @@ def test_a_missing_rank_0_is_named_though_it_holds_the_store(allranks: Allranks,
 
 
 @pytest.mark.torch
+def test_a_rank_that_ends_with_0_before_the_group_is_named_long_before_the_timeout(allranks: Allranks, tmp_path: Path):
+    write(
+        tmp_path / "train.py",
+        """
+        import os, sys
+        import torch.distributed as dist
+
+        if os.environ["RANK"] == "1":
+            sys.exit(0)
+        dist.init_process_group("gloo")  # 600 s
+        """,
+    )
+    result = allranks("run", "--nproc-per-node", "2", "train.py", env=NODE, timeout_s=120)
+    assert result.returncode == 1
+    said = "ended with exit code 0 before it came to init_process_group, where rank 0 waited for it"
+    assert only_message(tmp_path) == ([1], f"it {said}")
+    assert "AR401 missing-rank   node07 · rank 1" in result.stderr
+
+
+@pytest.mark.torch
 def test_a_group_can_be_made_again_by_name_default_and_address(allranks: Allranks, tmp_path: Path):
     write(
         tmp_path / "train.py",
@@ -342,7 +356,7 @@ def test_a_data_loader_with_spawned_workers_works(allranks: Allranks, tmp_path: 
 def test_an_empty_entry_of_pythonpath_stays_the_working_directory(allranks, tmp_path, python_path):
     write(tmp_path / "tools/show.py", "import json, sys\nprint(json.dumps(sys.path))\n")
     env = {"PYTHONPATH": python_path.format(tmp=tmp_path)}
-    with_us = json.loads(allranks("run", "tools/show.py", env=env, timeout_s=20).stdout)
+    with_us = json.loads(allranks("run", "tools/show.py", env=env).stdout)
     without = json.loads(run_python(tmp_path, "tools/show.py", **env).stdout)
     assert with_us == without
 
@@ -390,7 +404,7 @@ SPAWNED = """
         pytest.param("pass", "rank=1 - int(os.environ['RANK']), world_size=world_size", id="arguments"),
         pytest.param("os.environ['RANK'] = str(1 - int(os.environ['RANK']))", "", id="environment"),
         pytest.param(
-            "os.environ['MASTER_PORT'] = '29871'",
+            "os.environ['MASTER_PORT'] = '{port}'",
             "rank=1 - int(os.environ['RANK']), world_size=world_size",
             id="own-port",
         ),
@@ -399,8 +413,9 @@ SPAWNED = """
 def test_a_launcher_within_the_workers_is_refused_at_once(
     allranks: Allranks, tmp_path: Path, setting: str, arguments: str
 ):
+    setting = setting.format(port=free_port())
     write(tmp_path / "train.py", textwrap.dedent(SPAWNED).format(setting=setting, arguments=arguments))
-    result = allranks("run", "--nproc-per-node", "2", "train.py", env=NODE, timeout_s=30)
+    result = allranks("run", "--nproc-per-node", "2", "train.py", env=NODE)
     assert result.returncode == 1
     said = (
         "allranks: AR502 spawn-inside-srun: multiprocessing (mp.spawn) started this process in a worker, and it comes "
@@ -413,9 +428,9 @@ def test_a_launcher_within_the_workers_is_refused_at_once(
 
 @pytest.mark.torch
 def test_the_only_worker_of_a_job_may_start_the_ranks_itself(allranks: Allranks, tmp_path: Path):
-    setting, arguments = "os.environ['MASTER_PORT'] = '29872'", "rank=rank, world_size=world_size"
+    setting, arguments = f"os.environ['MASTER_PORT'] = '{free_port()}'", "rank=rank, world_size=world_size"
     write(tmp_path / "train.py", textwrap.dedent(SPAWNED).format(setting=setting, arguments=arguments))
-    result = allranks("run", "train.py", env=NODE, timeout_s=40)
+    result = allranks("run", "train.py", env=NODE)
     assert result.returncode == 0, result.stderr
 
 
@@ -443,7 +458,7 @@ def test_children_may_form_a_group_of_their_own_beside_the_job_s(allranks: Allra
             raise SystemExit(child.exitcode)
         """,
     )
-    result = allranks("run", "--nproc-per-node", "2", "train.py", env=NODE, timeout_s=40)
+    result = allranks("run", "--nproc-per-node", "2", "train.py", env=NODE)
     assert result.returncode == 0, result.stderr
 
 
@@ -467,7 +482,7 @@ def test_a_session_in_a_child_of_a_worker_is_refused(allranks: Allranks, tmp_pat
             raise SystemExit(child.exitcode)
         """,
     )
-    result = allranks("run", "--nproc-per-node", "2", "train.py", env=NODE, timeout_s=30)
+    result = allranks("run", "--nproc-per-node", "2", "train.py", env=NODE)
     assert result.returncode == 1
     assert re.search("AR502 spawn-inside-srun(:|   node07)", result.stderr)
     assert "started as RANK=" in result.stderr

@@ -18,10 +18,10 @@ import allranks.join
 from allranks.join.pair import _agree_on_size
 from conftest import clean_env
 
-pytestmark = [pytest.mark.torch, pytest.mark.timeout(120)]
+pytestmark = pytest.mark.torch
 
 SCRIPT = Path(allranks.join.__path__[0]) / "pair.py"
-IMPORT_S = 40.0
+IMPORT_S = 120.0
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def port() -> int:
         return int(listener.getsockname()[1])
 
 
-def start(*pairs: dict[str, Any], start_s: float = IMPORT_S, pair_s: float = 20.0, timeout_s: float = 10.0, **env: str):  # type: ignore[no-untyped-def]
+def start(*pairs: dict[str, Any], start_s: float = IMPORT_S, pair_s: float = 60.0, timeout_s: float = 30.0, **env: str):  # type: ignore[no-untyped-def]
     process = subprocess.Popen(
         [sys.executable, str(SCRIPT)],
         env=clean_env(os.environ, **env),
@@ -103,8 +103,8 @@ def test_a_partner_that_never_comes_is_said_at_the_deadline(port: int, rank: int
 @pytest.mark.parametrize(
     ("pair_s", "timeout_s", "what"),
     [
-        (2.0, 30.0, "no end within 2 s after both were there"),
-        (20.0, 2.0, "wait timeout after 2000ms, keys: /gloo0/0//cpu//0/0"),
+        (5.0, 90.0, "no end within 5 s after both were there"),
+        (90.0, 5.0, "wait timeout after 5000ms, keys: /gloo0/0//cpu//0/0"),
     ],
     ids=["killed", "by its timeout"],
 )
@@ -113,7 +113,7 @@ def test_a_partner_that_stops_half_way(port: int, pair_s: float, timeout_s: floa
     code = (
         "import sys, time; from torch.distributed import PrefixStore, TCPStore\n"
         f"s = PrefixStore('gloo0', TCPStore('127.0.0.1', {port}, is_master=True, wait_for_workers=False))\n"
-        "s.set('here/0', ''); time.sleep(60)"
+        "s.set('here/0', ''); time.sleep(300)"
     )
     partner = subprocess.Popen([sys.executable, "-c", code], env=clean_env(os.environ))
     try:

@@ -145,8 +145,15 @@ def snapshot(lab: Lab, run_dir: Path) -> dict[str, Any]:
     return found
 
 
+def settled(lab: Lab, run_dir: Path, before: dict[str, Any]) -> dict[str, Any]:
+    """The lab as it was before, or as it still is after a while: IPv6 routes come back after a look for duplicates."""
+    end_s = time.monotonic() + 30
+    while (after := snapshot(lab, run_dir)) != before and time.monotonic() < end_s:
+        time.sleep(0.2)
+    return after
+
+
 @pytest.mark.lab
-@pytest.mark.timeout(180)
 def test_each_fault_changes_something_and_heals_without_a_trace(six: TestLab, tmp_path: Path) -> None:
     run_dir = tmp_path / "runs"
     before = snapshot(six.lab, run_dir)
@@ -158,11 +165,7 @@ def test_each_fault_changes_something_and_heals_without_a_trace(six: TestLab, tm
         else:
             assert there.fault.start(there.scene) != Start()
         assert [each.fault.name for each in heal(six.lab)] == [name]
-        after = snapshot(six.lab, run_dir)
-        if after != before:
-            time.sleep(2.2)  # routes of IPv6 come back when the kernel has looked for duplicates
-            after = snapshot(six.lab, run_dir)
-        assert_same(after, before, name)
+        assert_same(settled(six.lab, run_dir, before), before, name)
 
 
 @pytest.mark.lab
@@ -173,9 +176,7 @@ def test_all_faults_at_once_heal_without_a_trace(six: TestLab, tmp_path: Path) -
         put(six.lab, name, seed=seed, run_dir=run_dir)
     assert [each.fault.name for each in read_injected(six.lab)] == list(FAULTS)
     assert len(heal(six.lab)) == len(FAULTS)
-    time.sleep(2.2)
-    after = snapshot(six.lab, run_dir)
-    assert_same(after, before)
+    assert_same(settled(six.lab, run_dir, before), before)
 
 
 # What they do
@@ -405,19 +406,19 @@ def test_a_node_that_never_starts_holds_the_step_until_it_is_killed(healed: Lab)
     put(healed, "starts-late", "node04")
     pid = hosts.find_inits(healed.dir)["node01"]
     # Two interrupts, so far apart that they cannot become one, and near enough for srun to give its step up.
-    interrupts = ["timeout", "--signal=INT", "2", "timeout", "--foreground", "--signal=INT", "1.5"]
-    command = ["timeout", "--signal=KILL", "20", *interrupts]
-    code = 'trap "" INT; echo $SLURMD_NODENAME; sleep 30'
+    interrupts = ["timeout", "--signal=INT", "12", "timeout", "--foreground", "--signal=INT", "11.5"]
+    command = ["timeout", "--signal=KILL", "60", *interrupts]
+    code = 'trap "" INT; echo $SLURMD_NODENAME; sleep 300'
     began = time.monotonic()
     said = run_in(pid, [*command, "srun", "-N6", "--kill-on-bad-exit=0", "sh", "-c", code], must_work=False)
     assert sorted(said.stdout.split()) == ["master-node", "node01", "node03", "node05"]
     in_node(healed, "node01", "scancel", "--user=root")
-    deadline = time.monotonic() + 15
+    deadline = time.monotonic() + 120
     while "sleep" in in_node(healed, "node02", "ps", "-eo", "comm=") or in_node(healed, "node01", "squeue", "-h"):
         assert time.monotonic() < deadline
         in_node(healed, "node01", "scancel", "--signal=KILL", "--user=root", must_work=False)
         time.sleep(0.2)
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < 200  # the steps sleep for 300
 
 
 @pytest.mark.lab

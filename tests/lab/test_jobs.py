@@ -17,7 +17,7 @@ from conftest import allranks_command, clean_env
 
 from .conftest import SIX_NODE, TestLab, lab_command
 
-pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.lab, pytest.mark.torch, pytest.mark.timeout(600)]
 
 TRAIN = """\
 import os, sys, time
@@ -44,7 +44,7 @@ def login(six_nodes: TestLab, tmp_path: Path) -> Iterator[LoginNode]:
             env=clean_env(os.environ, **env),
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=300,
             check=False,
         )
 
@@ -58,6 +58,7 @@ def submit(login: LoginNode, *arguments: str, **env: str) -> str:
     return str(json.loads(result.stdout)["job"])
 
 
+@pytest.mark.healthy
 def test_a_job_from_submission_to_its_end(login: LoginNode, tmp_path: Path) -> None:
     job = submit(login, "--nodes", "6", "--env", "HF_TOKEN", "train.py", "2", "-", HF_TOKEN=CANARY, OTHER_TOKEN=CANARY)
     assert re.search(rf"^{job} +train ", login("list").stdout, re.MULTILINE)

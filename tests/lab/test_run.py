@@ -60,7 +60,7 @@ def srun(lab: TestLab, folder: Path, *command: str | Path, flags: tuple[str, ...
     )
 
 
-def end(step: subprocess.Popen[str], *, within_s: float = 90) -> tuple[int, str, str]:
+def end(step: subprocess.Popen[str], *, within_s: float = 200) -> tuple[int, str, str]:
     try:
         stdout, stderr = step.communicate(timeout=within_s)
     finally:
@@ -73,6 +73,18 @@ def folder(tmp_path: Path) -> Path:
     for name, text in (("show.py", SHOW), ("peers.py", PEERS), ("long.py", LONG)):
         (tmp_path / name).write_text(text)
     return tmp_path
+
+
+@pytest.mark.lab
+def test_without_a_cluster_file_the_first_node_says_which_network_was_taken(six_nodes: TestLab, folder: Path) -> None:
+    code, stdout, stderr = end(srun(six_nodes, folder, sys.executable, "-m", "allranks", "run", "--no-python", "true"))
+    assert code == 0, stdout + stderr
+    said = [line for line in stderr.splitlines() if "gradients go over " in line]
+    assert len(said) == 1, stderr
+    assert "no cluster.toml names the data network" in said[0]
+    assert 'write data = "192.168.20.0/24" under [network] in cluster.toml' in said[0]
+    code, _, stderr = end(srun(six_nodes, folder, *AGENT, "show.py"))
+    assert (code, "gradients go over " in stderr) == (0, False)
 
 
 @pytest.mark.lab
@@ -121,7 +133,7 @@ def test_a_node_without_its_data_interface_is_named_and_all_end_alike(make_lab: 
     lab = make_lab("nic")
     lab.run("up", "--cluster", SIX_NODE)
     lab.on("node02", "ip", "link", "set", "ens1f0np0", "down")
-    code, _, stderr = end(srun(lab, folder, *AGENT, "show.py"), within_s=40)
+    code, _, stderr = end(srun(lab, folder, *AGENT, "show.py"))
     assert code == 78
     assert stderr.count("✗ AR210 link-down   node02 · ens1f0np0 ") == 1
     assert "the data interface of node02, ens1f0np0 192.168.20.17 (down), carries nothing" in stderr
@@ -131,7 +143,7 @@ def test_a_node_without_its_data_interface_is_named_and_all_end_alike(make_lab: 
 @pytest.mark.lab
 def test_nccl_is_refused_where_slurm_counts_gpus_that_are_not_there(six_nodes: TestLab, folder: Path) -> None:
     step = srun(six_nodes, folder, *AGENT, "--backend", "nccl", "show.py", flags=("-N6", "--gpus-per-node=1"))
-    code, _, stderr = end(step, within_s=30)
+    code, _, stderr = end(step)
     assert code == 78
     assert "AR111 backend-device-mismatch   master-node,node[01-05]" in stderr
     assert "master-node,node[01-05]: 0 GPUs for 1 rank, although SLURM says 1" in stderr
@@ -140,6 +152,7 @@ def test_nccl_is_refused_where_slurm_counts_gpus_that_are_not_there(six_nodes: T
 
 @pytest.mark.lab
 @pytest.mark.torch
+@pytest.mark.healthy
 def test_gradients_travel_on_each_nodes_data_interface(six_nodes: TestLab, folder: Path) -> None:
     code, stdout, stderr = end(srun(six_nodes, folder, *AGENT, "peers.py"))
     assert code == 0, stderr
@@ -178,14 +191,14 @@ def test_a_node_that_dies_is_named_and_the_job_is_worth_a_requeue(make_lab: Make
     step = srun(lab, folder, *AGENT, "long.py")
     verdict = folder / "runs/1/attempt_0/verdict.json"
     try:
-        wait_until((folder / "up").exists, "the job", 60)
+        wait_until((folder / "up").exists, "the job")
         os.kill(init_of(lab, "node03"), signal.SIGKILL)
         died_s = time.monotonic()
-        wait_until(verdict.exists, "the verdict", 60)
-        assert time.monotonic() - died_s < 20
+        wait_until(verdict.exists, "the verdict")
+        assert time.monotonic() - died_s < 100
     finally:
         step.kill()
-        step.communicate(timeout=20)
+        step.communicate(timeout=60)
     said = json.loads(verdict.read_text())
     assert said["exit_code"] == 75
     assert [(finding["cause"], finding["node"]) for finding in said["findings"]] == [("AR012 node-failure", "node03")]

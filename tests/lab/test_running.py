@@ -31,13 +31,13 @@ TRACKED = ["node-back"]
 
 
 @pytest.mark.lab
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("names", [["--plain", *PLAIN], TRACKED], ids=["plain", "tracked"])
 def test_a_running_job_names_who_was_struck_and_goes_on(names: list[str], six_nodes: TestLab, tmp_path: Path) -> None:
     results = tmp_path / "drills.json"
     done = six_nodes.run(
         "drill", "--running", *names, "--seed", "7", "--work-dir", tmp_path, "--json", results,
-        must_work=False, timeout_s=280,
+        must_work=False, timeout_s=850,
     )  # fmt: skip
     assert results.exists(), done.stdout + done.stderr
     # How long it took is `make drills`' to judge: here other tests and other machines' noise are in it.
@@ -49,7 +49,6 @@ def test_a_running_job_names_who_was_struck_and_goes_on(names: list[str], six_no
 
 
 @pytest.mark.lab
-@pytest.mark.timeout(120)
 def test_what_strikes_need_beforehand_is_healed_without_a_trace(six_nodes: TestLab, tmp_path: Path) -> None:
     before = _traces(six_nodes)
     for name in STRIKES:

@@ -17,6 +17,7 @@ from allranks.model.errors import UsageError
 from allranks.model.finding import Confidence, Severity, Status
 from allranks.preflight.judge import Observations
 from allranks.preflight.matchings import matchings
+from cards import make_card
 
 CAUSES = (find_cause("AR403"), find_cause("AR416"), find_cause("AR417"))
 
@@ -228,10 +229,7 @@ def card(
     packages = {"torch": "2.13.0"} if has_torch else {}
     facts = Facts(interfaces=nics, packages=packages, torch_cuda="13.0" if num_gpus else None)
     path = {"data_interface": "eth1", "data_address": f"10.0.1.{number}"} if is_told else {}
-    return Card(
-        host=f"node{number:02}", pid=1, node_index=number - 1, num_workers=1, num_gpus=num_gpus, came_by=came_by,
-        facts=facts, **path,
-    )  # fmt: skip
+    return make_card(number, num_gpus=num_gpus, came_by=came_by, facts=facts, **path)
 
 
 def test_nodes_meet_on_their_data_interfaces_at_the_port_of_the_roll_call() -> None:

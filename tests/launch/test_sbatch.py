@@ -101,7 +101,7 @@ def run_with_fake_srun(script: str, folder: Path) -> list[str]:
         cwd=folder,
         env={"PATH": f"{folder}:/usr/bin:/bin", "SLURM_JOB_NUM_NODES": "2", "SLURM_CPUS_PER_TASK": "4"},
         capture_output=True,
-        timeout=30,
+        timeout=60,
         check=True,
     )
     assert sorted(path.name for path in folder.iterdir()) == ["srun"]
@@ -237,7 +237,7 @@ def test_shellcheck_finds_nothing(is_overridden: bool, tmp_path: Path) -> None:
         check=False,
     )
     assert result.stdout == ""
-    assert subprocess.run(["bash", "-n"], input=script, text=True, timeout=30, check=False).returncode == 0
+    assert subprocess.run(["bash", "-n"], input=script, text=True, timeout=60, check=False).returncode == 0
 
 
 # --- Environment ------------------------------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ def test_a_warning_for_the_script_alone_is_handed_on_and_srun_s_own_exit_code_is
     while not (tmp_path / "srun.pid").exists():
         time.sleep(0.05)
     process.send_signal(signal.SIGUSR1)
-    assert process.communicate(timeout=20)[0] == b"srun got USR1\n"
+    assert process.communicate(timeout=60)[0] == b"srun got USR1\n"
     assert process.returncode == 7
 
 

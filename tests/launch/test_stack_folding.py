@@ -222,7 +222,7 @@ def test_a_thousand_nodes_fold_into_one_line() -> None:
 
 
 def test_the_json_has_groups_and_everything_that_was_read() -> None:
-    found = json.loads(stacks_to_json(report(), fold(report().documents)))
+    found = json.loads(stacks_to_json([(report(), fold(report().documents))]))
     assert found["silent"] == {"n3": "did not answer within 20 s"}
     assert found["missing_ranks"] == [3]
     assert [(group["ranks"], group["operation"]) for group in found["groups"]] == [

@@ -229,7 +229,7 @@ def test_a_restart_under_allranks_run_takes_the_standbys(allranks: Allranks, tmp
             """
         )
     )
-    result = allranks("run", "--nproc-per-node", "2", "--max-restarts", "1", "train.py", timeout_s=90)
+    result = allranks("run", "--nproc-per-node", "2", "--max-restarts", "1", "train.py")
     assert result.returncode == 0, result.stderr
     shown = sorted(line.partition("] ")[2] for line in result.stdout.splitlines())
     assert shown == ["0 0 False", "0 1 False", "1 0 True", "1 1 True"]
@@ -242,5 +242,5 @@ def test_without_standbys_a_restart_starts_anew(allranks: Allranks, tmp_path: Pa
         "print('torch' in sys.modules, flush=True)\n"
         "again or time.sleep(4) or os.kill(os.getpid(), 9)\n"
     )
-    result = allranks("run", "--max-restarts", "1", "--no-standby", "train.py", timeout_s=60)
+    result = allranks("run", "--max-restarts", "1", "--no-standby", "train.py")
     assert (result.returncode, result.stdout.count("False")) == (0, 2), result.stderr

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import signal
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -11,7 +14,8 @@ import pytest
 from allranks.host.slurm import NodeState
 from allranks.launch.batch.script import SbatchOptions
 from allranks.launch.batch.submit import expand_pattern, fold_unavailable
-from conftest import Allranks
+from allranks.model.finding import Verdict
+from conftest import Allranks, allranks_command, clean_env
 from fake_slurm import FakeSlurm, assert_one_line, fake_slurm, show_job  # noqa: F401  (a fixture)
 
 CANARY = "canary-4711-do-not-print"
@@ -216,3 +220,78 @@ def test_the_cluster_file_goes_through_beside_restarts(allranks: Allranks, tmp_p
     text = allranks("render", "--cluster", "cluster.toml", "train.py").stdout
     assert "--max-restarts 3" in text
     assert "--cluster cluster.toml" in text
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "expected"),
+    [
+        ("COMPLETED", "0:0", 0),
+        ("FAILED", "3:0", 3),
+        ("FAILED", "75:0", 75),
+        ("CANCELLED", "0:15", 143),
+        ("TIMEOUT", "0:0", 1),
+    ],
+)
+def test_wait_ends_with_the_job_s_exit_code(
+    state: str, code: str, expected: int, slurm: FakeSlurm, allranks: Allranks, tmp_path: Path
+) -> None:
+    slurm.answer("scontrol", out=show_job(state=state, code=code, work=tmp_path))
+    result = allranks("submit", "--nodes", "2", "--wait", "train.py")
+    assert result.returncode == expected, result.stderr
+    assert f"job 12   train   {state}" in result.stdout
+
+
+def test_wait_waits_while_the_job_waits_and_runs(slurm: FakeSlurm, allranks: Allranks, tmp_path: Path) -> None:
+    slurm.answer("scontrol", out=show_job(state="COMPLETED", code="0:0", work=tmp_path))
+    slurm.answer_once("scontrol", "show job", out=show_job(work=tmp_path))
+    slurm.answer_once("scontrol", "show job", out=show_job(state="PENDING", reason="Priority", nodes="", work=tmp_path))
+    result = allranks("submit", "--nodes", "2", "-W", "train.py")
+    assert result.returncode == 0
+    assert result.stderr == "allranks: job 12 waits: Priority\nallranks: job 12 is RUNNING on node[01-02]\n"
+
+
+def test_a_job_that_slurm_forgot_has_its_verdict_s_code(slurm: FakeSlurm, allranks: Allranks, tmp_path: Path) -> None:
+    verdict = Verdict(job="12", attempt=0, exit_code=75)
+    path = tmp_path / "runs/12/attempt_0/verdict.json"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(verdict.to_json())
+    assert allranks("submit", "--nodes", "2", "--wait", "train.py").returncode == 75
+    path.unlink()
+    assert allranks("submit", "--nodes", "2", "--wait", "train.py").returncode == 3
+
+
+def test_ctrl_c_ends_the_wait_and_not_the_job(slurm: FakeSlurm, tmp_path: Path) -> None:
+    slurm.answer("scontrol", out=show_job(work=tmp_path))
+    process = subprocess.Popen(
+        allranks_command("submit", "--nodes", "2", "--wait", "train.py"), cwd=tmp_path, env=clean_env(os.environ),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    assert process.stderr.readline() == "allranks: job 12 is RUNNING on node[01-02]\n"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+    assert err == "allranks: no longer waiting: job 12 goes on (allranks status 12; allranks cancel 12 ends it)\n"
+    assert process.returncode == 130
+    assert slurm.calls("scancel") == []
+
+
+def test_what_the_nodes_would_refuse_is_refused_before_the_submission(slurm: FakeSlurm, allranks: Allranks) -> None:
+    for words, said in {
+        ("--nodes", "2", "--nnodes", "3"): "--nodes 2 and --nnodes 3 contradict each other; give one of them",
+        ("--nnodes", "two"): "--nnodes 'two': expected a number from 1, or MIN:MAX, for example 6 or 4:6",
+        ("--ignore", "AR999"): 'no cause "AR999": expected an id',
+        ("-m", "--no-python"): "-m and --no-python contradict each other: a module is run by Python",
+    }.items():
+        result = allranks("submit", *words, "train.py")
+        assert result.returncode == 2
+        assert_one_line(result.stderr)
+        assert said in result.stderr
+    assert slurm.calls("sbatch") == []
+
+
+def test_the_run_s_nodes_are_slurm_s_nodes(slurm: FakeSlurm, allranks: Allranks) -> None:
+    allranks("submit", "--nnodes", "2:4", "--container", "torch.sif", "--ignore", "AR213", "train.py")
+    script = str(slurm.calls("sbatch")[-1]["stdin"])
+    assert "#SBATCH --nodes=2-4\n" in script
+    words = "allranks run --nnodes 2:4 --max-restarts 3 --container torch.sif --ignore AR213 train.py\n"
+    assert words in script

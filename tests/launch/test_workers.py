@@ -1,14 +1,19 @@
-"""Who is taken for a left-over of the workers?"""
+"""How a worker ended, as its agent sees it, and who is taken for a left-over of the workers."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
+import time
+from pathlib import Path
 
 import psutil
+import pytest
 
-from allranks.launch.workers import end_left_behind
+from allranks.guard.inside.cell import Cell
+from allranks.launch.workers import Worker, end_left_behind
 
 
 def test_a_tool_of_the_agent_itself_is_no_left_over():
@@ -24,6 +29,20 @@ def test_a_tool_of_the_agent_itself_is_no_left_over():
         left.wait()
 
 
+def test_a_left_over_gets_sigterm_first_and_may_clean_up(tmp_path: Path):
+    said = tmp_path / "said"
+    script = f"trap 'echo bye > {said}; exit 0' TERM; echo ready; while :; do sleep 0.05; done"
+    left = subprocess.Popen(["sh", "-c", script], start_new_session=True, stdout=subprocess.PIPE)
+    try:
+        assert left.stdout is not None
+        assert left.stdout.readline() == b"ready\n"
+        assert f"sh (pid {left.pid})" in end_left_behind(30.0)
+        assert said.read_text() == "bye\n"
+    finally:
+        left.kill()
+        left.communicate()
+
+
 def test_what_is_spared_keeps_its_children():
     """As srun, which is two processes."""
     spared = subprocess.Popen(["sh", "-c", "sleep 60 & echo $!; wait"], start_new_session=True, stdout=subprocess.PIPE)
@@ -34,3 +53,38 @@ def test_what_is_spared_keeps_its_children():
     finally:
         os.killpg(spared.pid, signal.SIGKILL)
         spared.communicate()
+
+
+def make_worker(folder: Path, **more: object) -> Worker:
+    paths = {"out_path": folder / "out", "err_path": folder / "err", "error_file": folder / "error.json"}
+    return Worker(rank=3, local_rank=1, node="node02", **paths, **more)
+
+
+@pytest.mark.parametrize("has_time", [True, False])
+def test_a_worker_failed_when_it_raised_and_not_when_its_process_had_ended(tmp_path: Path, has_time: bool):
+    """Its `finally` blocks and its interpreter's exit may take longer than the whole life of a victim."""
+    raised_s = time.time() - 100
+    extra = {"py_callstack": "Traceback ...", **({"time_s": raised_s} if has_time else {})}
+    record = json.dumps({"message": {"message": "ValueError: batch 17", "extraInfo": extra}})
+    worker = make_worker(tmp_path)
+    worker.start(["/bin/sh", "-c", 'printf %s "$1" > "$2"; exit 1', "sh", record, str(worker.error_file)], os.environ)
+    started_s = time.time()
+    end = worker.reap()
+    assert (end.rank, end.exit_code, end.message, end.traceback) == (3, 1, "ValueError: batch 17", "Traceback ...")
+    if has_time:
+        assert end.time_s == raised_s
+    else:
+        assert end.time_s >= started_s - 1
+
+
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_a_worker_that_made_all_its_steps_is_known_by_its_cell(tmp_path: Path, is_finished: bool):
+    cell = Cell.create()
+    assert cell.claim()
+    if is_finished:
+        cell.finish()
+    worker = make_worker(tmp_path, cell=cell)
+    worker.start(["/bin/true"], os.environ)
+    assert worker.reap().exit_code == 0
+    assert worker.is_finished is is_finished
+    worker.close()

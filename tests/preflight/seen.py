@@ -11,6 +11,7 @@ from allranks.model.pair import PairResult
 from allranks.preflight.judge import Judgement, Observations, judge
 from allranks.preflight.pairs import choose_pairs
 from allranks.preflight.roster import Terms
+from cards import make_card
 
 PORTS = tuple(range(40001, 40009))
 NO_ANSWER = "no answer in 1.6 s"
@@ -48,17 +49,13 @@ def facts(index: int, **more: object) -> Facts:
 
 def card(index: int, *, with_facts: dict[str, object] | None = None, **more: object) -> Card:
     fields = {
-        "host": f"node{index + 1:02d}",
         "pid": 800 + index,
-        "node_index": index,
-        "num_workers": 1,
-        "num_gpus": 0,
         "data_interface": "ens1f1",
         "data_address": f"192.168.20.{index % 250 + 1}",
         "test_ports": TestPorts(tcp=PORTS, udp=40009),
         "facts": facts(index, **(with_facts or {})),
     }
-    return Card(**(fields | more))
+    return make_card(index + 1, **(fields | more))
 
 
 def good(source: int, target: int, **more: object) -> PairResult:

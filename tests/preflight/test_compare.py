@@ -8,6 +8,7 @@ from allranks.causes.cause import Cause, Outcome
 from allranks.model.card import Card, Facts
 from allranks.model.finding import Confidence, Severity, Status
 from allranks.preflight.compare import Majority, compare, majority
+from cards import make_card
 
 
 class VersionsDiffer(Cause, id="AR999"):
@@ -29,7 +30,7 @@ class VersionsDiffer(Cause, id="AR999"):
 
 def card(host: str, version: str = "2.13.0", *, facts: Facts | None = None, **environment: str) -> Card:
     facts = facts or Facts(python_version=version, environment=environment)
-    return Card(host=host, pid=1, node_index=None, num_workers=1, num_gpus=0, facts=facts)
+    return make_card(host=host, facts=facts)
 
 
 def cards(*versions: str) -> list[Card]:
@@ -147,13 +148,13 @@ def test_a_cause_that_compares_nothing_finds_nothing() -> None:
 def test_a_variable_that_one_node_lacks_is_not_set_there() -> None:
     nodes = [card(f"node{i:02}", NCCL_ALGO="Ring") for i in (1, 2, 3)]
     (found,) = compare(VersionsDiffer, [*nodes, card("node04")])
-    assert texts(found)[:3] == (("node04",), "3 of 4 nodes have Ring", "node04 has it not set")
+    assert texts(found)[:3] == (("node04",), "3 of 4 nodes have Ring", "node04 does not set it")
     assert found[1].evidence == ("node[01-03]: Ring", "node04: not set")
 
 
 def test_a_variable_that_only_one_node_has_is_odd_there_and_as_bad_as_the_cause_says() -> None:
     (found,) = compare(VersionsDiffer, [card("node01"), card("node02", NCCL_DEBUG="INFO"), card("node03")])
-    assert texts(found)[:3] == (("node02",), "2 of 3 nodes have it not set", "node02 has INFO")
+    assert texts(found)[:3] == (("node02",), "2 of 3 nodes do not set it", "node02 has INFO")
     assert found[1].status is Status.WARN
 
 

@@ -82,7 +82,7 @@ class Node(threading.Thread):
             return
         if isinstance(self.came, Called):
             self.verdict = self.came.verdict(self.mine)
-            stop(self.came.peers, self.verdict)
+            stop(self.came.peers, self.verdict, group=self.came.group)
             self.came.listener.close()
             if self.came.door is not None:
                 self.came.door.shut()
@@ -206,6 +206,95 @@ def test_agents_of_another_group_are_not_let_in(tmp_path):
     hold(leader, other)
     assert "does not know this job's secret" in str(other.error)
     assert [finding.cause[:5] for finding in leader.verdict.findings] == ["AR001", "AR406"]
+
+
+class Wire(threading.Thread):
+    """Listens before the leader, hands everything on, and keeps every byte of both directions."""
+
+    def __init__(self, leader_port: int) -> None:
+        super().__init__(daemon=True)
+        self.leader_port = leader_port
+        self.server = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self.server.getsockname()[1])
+        self.heard = bytearray()
+        self.sockets: list[socket.socket] = []
+        self.threads: list[threading.Thread] = []
+        self.start()
+
+    def close(self) -> None:
+        self.server.shutdown(socket.SHUT_RDWR)  # wakes who waits for it
+        self.join(PATIENCE_S)
+        for sock in self.sockets:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        for thread in self.threads:
+            thread.join(PATIENCE_S)
+        for sock in (self.server, *self.sockets):
+            sock.close()
+
+    def run(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self.server.accept()
+                try:
+                    far = socket.create_connection(("127.0.0.1", self.leader_port), timeout=PATIENCE_S)
+                except OSError:
+                    near.close()  # the leader is not there yet: it is looked for again
+                    continue
+                self.sockets += (near, far)
+                for one, other in ((near, far), (far, near)):
+                    thread = threading.Thread(target=self.hand_on, args=(one, other), daemon=True)
+                    self.threads.append(thread)
+                    thread.start()
+
+    def hand_on(self, one: socket.socket, other: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := one.recv(1 << 16):
+                self.heard += data
+                other.sendall(data)
+        for sock in (one, other):
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+
+
+def test_a_group_s_key_is_nowhere_in_what_its_agents_say(tmp_path):
+    key = "swordfish tulip 7"
+    port = free_port()
+    wire = Wire(port)
+    named = {"rdzv_id": key, "job": key, "run_dir": RunDir(tmp_path, key), "shares_run_dir": False}
+    nodes = [
+        Node(by_endpoint(tmp_path, port, index=0, **named)),
+        Node(by_endpoint(tmp_path, wire.port, index=1, **named)),
+    ]
+    try:
+        hold(*nodes)
+    finally:
+        wire.close()
+    assert [node.error for node in nodes] == [None, None]
+    assert nodes[0].verdict == nodes[1].verdict
+    assert nodes[1].verdict.job == key
+    # The whole of it was heard: Hello, Join, Welcome, the pair tests' order and results, the verdict.
+    assert all(tag in wire.heard for tag in (b"hello", b"join", b"welcome", b"test", b"tested", b"goodbye"))
+    for part in (key, "swordfish", "tulip"):
+        assert part.encode() not in wire.heard
+        assert part.encode().hex().encode() not in wire.heard
+
+
+def test_agents_with_another_rdzv_id_do_not_meet(tmp_path):
+    port = free_port()
+    guard = GuardTable(join_s=2.0)
+    nodes = [
+        Node(
+            by_endpoint(
+                tmp_path, port, index=index, guard=guard, rdzv_id=name, job=name, run_dir=RunDir(tmp_path, name)
+            )
+        )
+        for index, name in enumerate(["exp 7", "exp 8"])
+    ]
+    hold(*nodes)
+    assert isinstance(nodes[1].error, NodeFaultError)
+    assert str(nodes[1].error).startswith("no leader of job exp 8 within 2 s; ")
+    assert [finding.cause[:5] for finding in nodes[0].verdict.findings] == ["AR001"]
 
 
 def test_a_missing_leader_is_named(tmp_path):

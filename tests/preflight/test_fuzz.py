@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from seen import card as sound_card
 from seen import good, mesh, terms
@@ -151,7 +151,6 @@ CARDS = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(CARDS, min_size=1, max_size=4), st.booleans())
 def test_whatever_cards_say_they_are_judged(cards, has_sound_ones):
     everybody = dict(enumerate(cards))
@@ -256,7 +255,6 @@ RESULTS = st.builds(
 )
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(RESULTS, max_size=30), st.lists(RESULTS, max_size=20))
 def test_whatever_is_reported_is_judged(results, quiet):
     merged = merge(results, [])

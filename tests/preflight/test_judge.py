@@ -264,6 +264,7 @@ def test_what_is_ignored_is_left_out():
     judgement = judged(6, is_silent(3), cards={5: with_environment(5, NCCL_ALGO="Ring")}, ignored=frozenset({"AR503"}))
     assert [row[:2] for row in brief(judgement)] == [("AR210", "node04")]
     assert judgement.exit_code == 75
+    assert {result.cause[:5] for result in judgement.results}.isdisjoint({"AR503"})  # not in the table either
     judgement = judged(6, is_silent(3), ignored=frozenset({"AR210"}))
     assert judgement.findings == ()
     assert judgement.exit_code == 0

@@ -124,7 +124,7 @@ def test_a_healthy_pair_passes_everything(room: Room, address: str) -> None:
     assert result.rtt_s is not None
     assert 0 < result.rtt_s < PATIENCE_S
     assert result.clock_offset_s is not None
-    assert abs(result.clock_offset_s) <= result.rtt_s
+    assert abs(result.clock_offset_s) < 0.5  # two clocks of one machine; what is late on a busy one is in it
 
 
 def test_a_sparse_pair_is_one_connection_and_four_datagrams(room: Room) -> None:
@@ -180,8 +180,8 @@ def test_connections_come_from_the_data_address(room: Room) -> None:
 
 def test_an_address_that_is_not_ours_is_said(room: Room) -> None:
     [result] = room.try_all(room.mesh(), target_of(room.mesh()), own_address="203.0.113.7")
-    assert result.problem == "cannot send from 203.0.113.7: Cannot assign requested address"
-    assert set(result.closed.values()) == {"Cannot assign requested address"}
+    assert result.problem == "cannot send from 203.0.113.7: Cannot assign requested address (EADDRNOTAVAIL)"
+    assert set(result.closed.values()) == {"Cannot assign requested address (EADDRNOTAVAIL)"}
 
 
 def test_a_name_instead_of_an_address_is_said_and_not_looked_up(room: Room) -> None:

@@ -19,6 +19,7 @@ from allranks.preflight.ranks import (
     settings_of,
 )
 from allranks.wire.protocol import Member, Plan
+from cards import make_card
 from srun_tasks import task
 
 
@@ -30,7 +31,7 @@ def facts(*uuids: str, said: str | None = None, **more: object) -> Facts:
 
 
 def card(rank: int, host: str, num_gpus: int, of: Facts | None = None) -> Card:
-    return Card(host=host, pid=1, node_index=rank, num_workers=1, num_gpus=num_gpus, facts=of)
+    return make_card(rank + 1, host=host, num_gpus=num_gpus, facts=of)
 
 
 def test_ranks_in_block_order_have_their_hosts() -> None:

@@ -63,6 +63,8 @@ def test_what_no_busy_machine_explains_is_not_tried_again():
     assert is_proven(silent[1, 2])
     assert is_proven(stalled[1, 2])
     assert not is_proven(good(1, 2, large_s=None))  # stalled, although a datagram of the same size came through
+    for results in (silent, stalled):
+        assert plan_confirmation(results.values()) is None
 
 
 def test_hundreds_of_failures_need_no_confirmation():

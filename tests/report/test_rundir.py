@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -213,14 +212,10 @@ def test_a_line_that_is_being_written_is_not_counted_yet(tmp_path):
     assert run_dir.count_events("ended") == 1
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root writes everywhere")
-def test_a_directory_that_may_not_be_written_is_said_so(tmp_path):
-    tmp_path.chmod(0o500)
-    try:
-        with pytest.raises(UsageError, match="Permission denied; logs and verdicts are written there"):
-            RunDir(tmp_path, "4711").create()
-    finally:
-        tmp_path.chmod(0o700)
+def test_a_directory_that_may_not_be_written_is_said_so(without_root):
+    without_root.chmod(0o500)
+    with pytest.raises(UsageError, match="Permission denied; logs and verdicts are written there"):
+        RunDir(without_root, "4711").create()
 
 
 def test_a_directory_that_is_gone_does_not_stop_the_job(tmp_path):

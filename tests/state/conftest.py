@@ -45,15 +45,17 @@ class Zygote:
             "size": 20_000,
             "pause_s": 0.0,
             "keep": 3,
+            "stays": False,
         }
         self._orders.write(json.dumps(order | told) + "\n")
         self._orders.flush()
         return int(self._answers.readline())
 
     def close(self) -> None:
+        self._process.kill()  # nothing is left for it to do; torch's threads may take long to end by themselves
+        self._process.wait(60)
         self._orders.close()
         self._answers.close()
-        self._process.wait(10)
 
 
 def progress_of(directory: Path, rank: int) -> Path:

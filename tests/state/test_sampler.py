@@ -7,7 +7,7 @@ import random
 import numpy
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader, Dataset
 
@@ -53,7 +53,6 @@ def run(segments: list[tuple[int, int]], *, samples: int, batch: int, **more: ob
 sizes = st.lists(st.tuples(st.integers(1, 7), st.integers(1, 9)), min_size=1, max_size=5)
 
 
-@settings(max_examples=150, deadline=None)
 @given(sizes, st.integers(1, 60), st.integers(1, 20), st.integers(0, 2**40), st.none() | st.integers(1, 5))
 def test_every_step_has_the_same_samples_at_any_sizes_and_across_any_restarts(segments, samples, batch, seed, micro):
     count = sum(steps for _, steps in segments)
@@ -61,7 +60,6 @@ def test_every_step_has_the_same_samples_at_any_sizes_and_across_any_restarts(se
     assert run(segments, samples=samples, batch=batch, seed=seed, micro_batch_size=micro) == alone
 
 
-@settings(max_examples=100, deadline=None)
 @given(sizes, st.integers(1, 60), st.integers(1, 20))
 def test_each_sample_comes_exactly_once_an_epoch(segments, samples, batch):
     steps = run(segments, samples=samples, batch=batch)

@@ -213,6 +213,10 @@ def test_an_error_of_the_script_stays_what_it_is_and_a_failed_collective_ends_th
     steps = training.state.steps(training.loader(), total=3)
     with pytest.raises(RuntimeError, match="shape"), next(steps):
         raise RuntimeError("shape mismatch")
+    own = "GET s3://bucket/shard-00017 failed: Connection reset by peer"
+    steps = training.state.steps(training.loader(), total=3)
+    with pytest.raises(RuntimeError, match="shard-00017"), next(steps):
+        raise RuntimeError(own)
     steps = training.state.steps(training.loader(), total=3)
     said = "[/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1. This is typically caused by a"
     with pytest.raises(StepLost) as lost, next(steps):

@@ -14,7 +14,10 @@ import pytest
 import torch
 
 from allranks.model.errors import UsageError
+from allranks.state.saved import commit
 from allranks.state.saved.checkpoint import Checkpointer
+from allranks.state.saved.commit import Attempt, AttemptFailedError, gather_parts, write_part
+from allranks.state.saved.manifest import part_name
 from state.conftest import kill, writers_of
 
 pytestmark = pytest.mark.torch
@@ -111,8 +114,9 @@ def test_a_save_is_left_out_where_the_one_before_it_hangs(tmp_path: Path) -> Non
         checkpoints.save(2, {"step": 2})
         stall = checkpoints.save(3, {"step": 3})
         os.kill(writer, signal.SIGCONT)
-        assert 0.3 <= stall.waited_s < 3
-        assert checkpoints.wait()
+        assert 0.3 <= stall.waited_s < 30
+        assert not checkpoints.wait()  # for the last one, which was given up
+        assert checkpoints.last_complete == 2
         checkpoints.save(4, {"step": 4}, wait=True)
         assert checkpoints.last_complete == 4
     assert said == [
@@ -120,6 +124,29 @@ def test_a_save_is_left_out_where_the_one_before_it_hangs(tmp_path: Path) -> Non
         "training goes on, the newest is step 1"
     ]
     assert {path.name for path in tmp_path.iterdir()} == {"step_1", "step_2", "step_4"}
+
+
+def test_a_part_that_fails_is_said_by_the_coordinator_alone(tmp_path: Path) -> None:
+    for rank, expected in ((0, FileExistsError), (1, AttemptFailedError)):
+        attempt = Attempt(root=tmp_path, step=5, name="abcd-1", rank=rank, world_size=2)
+        attempt.directory.mkdir(exist_ok=True)
+        (attempt.directory / part_name(rank)).write_text("in the way")
+        with pytest.raises(expected) as failed:
+            write_part(attempt, memoryview(b"state"))
+    assert str(failed.value) == ""
+    attempt = Attempt(root=tmp_path, step=5, name="abcd-1", rank=0, world_size=2)
+    with pytest.raises(AttemptFailedError, match="rank 0: File exists"):
+        gather_parts(attempt, is_orphaned=lambda: False, is_next_due=lambda: False)
+
+
+def test_a_part_that_never_comes_holds_up_the_next_save_for_seconds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commit, "ORPHANED_PATIENCE_S", 0.2)
+    attempt = Attempt(root=tmp_path, step=5, name="abcd-1", rank=0, world_size=2)
+    write_part(attempt, memoryview(b"state"))
+    with pytest.raises(AttemptFailedError, match="no part of rank 1 has come to"):
+        gather_parts(attempt, is_orphaned=lambda: False, is_next_due=lambda: True)
 
 
 def test_a_writer_ignores_what_ends_a_job(tmp_path: Path) -> None:

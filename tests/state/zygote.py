@@ -52,6 +52,8 @@ def train(told: dict[str, Any]) -> None:
             fresh.write_text(str(step))
             fresh.rename(progress)
             time.sleep(told["pause_s"])
+        if told["stays"]:
+            signal.pause()
 
 
 def main() -> None:

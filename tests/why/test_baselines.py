@@ -7,11 +7,12 @@ nodes with one rank each, without the C++ frames.
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+
+from allranks.cli.main import cli
 
 BASELINES = Path(__file__).parent / "baselines"
 TRUTH = {
@@ -37,14 +38,9 @@ CANNOT_TELL = {
 
 
 def ask(fault: str) -> tuple[int, dict[str, object]]:
-    result = subprocess.run(
-        [sys.executable, "-m", "allranks", "why", "--json", f"{BASELINES / fault}.txt.gz"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    return result.returncode, json.loads(result.stdout)
+    command = ["why", "--json", f"{BASELINES / fault}.txt.gz"]
+    result = CliRunner().invoke(cli, command, standalone_mode=False, catch_exceptions=False)
+    return int(result.return_value), json.loads(result.stdout)
 
 
 def test_every_log_has_its_truth() -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from allranks.causes.catalogue import all_causes, find_cause
-from allranks.causes.cause import Cause
 from allranks.causes.sign import Role
 from allranks.model.finding import Confidence, Evidence, Finding, Severity
 from allranks.why.conclusion import Conclusion
@@ -118,9 +117,8 @@ def test_any_name_of_a_node_can_be_told() -> None:
     assert tell_nodes(("worker/0", "[::1]", "n1", "n2", "n1")) == "[::1],n[1-2],worker/0"
 
 
-@pytest.mark.parametrize("cause", all_causes(), ids=lambda cause: cause.name)
-def test_no_fix_needs_more_than_the_logs_have(cause: type[Cause]) -> None:
-    assert "{" not in str(tell_fix(cause, Culprit()))
+def test_no_fix_needs_more_than_the_logs_have() -> None:
+    assert [cause.id for cause in all_causes() if "{" in str(tell_fix(cause, Culprit()))] == []
 
 
 def test_the_answer_is_the_first_and_where_that_is_undecided_the_next() -> None:

@@ -59,9 +59,11 @@ def test_a_fragment_names_the_only_machine_that_speaks_in_it(why: Why) -> None:
          "loopback-hostname"),
     ],
 )  # fmt: skip
-@pytest.mark.parametrize("masked", ["xx.xx.xx.xx", "<ip>", "IP1", "***.***.***.***", "10.0.x.x"])
-@pytest.mark.parametrize("port", ["29500", "PORT", "<port>", "xxxx"])
-def test_what_people_mask_does_not_hide_the_cause(why: Why, line: str, name: str, masked: str, port: str) -> None:
-    bare = port.strip("<>") if "<{port}>" in line else port
-    text = line.replace("{ip}", masked).replace("{port}", bare)
-    assert why(text)[0].cause.name == name
+def test_what_people_mask_does_not_hide_the_cause(why: Why, line: str, name: str) -> None:
+    found = {}
+    for masked in ("xx.xx.xx.xx", "<ip>", "IP1", "***.***.***.***", "10.0.x.x"):
+        for port in ("29500", "PORT", "<port>", "xxxx"):
+            bare = port.strip("<>") if "<{port}>" in line else port
+            text = line.replace("{ip}", masked).replace("{port}", bare)
+            found[text] = why(text)[0].cause.name
+    assert {text: cause for text, cause in found.items() if cause != name} == {}

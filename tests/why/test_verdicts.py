@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
+
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
 from allranks.why.logs.sources import find_sources
 from allranks.why.verdicts import join_verdict, take_verdict
@@ -20,15 +22,15 @@ WARNED = Finding(cause="AR205 mtu-unequal", severity=Severity.WARN, confidence=C
 OWN = Finding(cause="AR490 collective-timeout", severity=Severity.FAIL, confidence=Confidence.LIKELY, message="waited")
 
 
-def write(path: Path, *findings: Finding, exit_code: int) -> None:
+def write_verdict(path: Path, *findings: Finding, exit_code: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(Verdict(job="7", attempt=0, exit_code=exit_code, findings=findings).to_json())
 
 
 def test_the_leaders_verdict_of_the_last_attempt_is_taken(tmp_path: Path) -> None:
-    write(tmp_path / "attempt_0/verdict.json", exit_code=1)
-    write(tmp_path / "attempt_1/verdict.json", PARTED, exit_code=75)
-    write(tmp_path / "attempt_1/node01/verdict.json", exit_code=3)
+    write_verdict(tmp_path / "attempt_0/verdict.json", exit_code=1)
+    write_verdict(tmp_path / "attempt_1/verdict.json", PARTED, exit_code=75)
+    write_verdict(tmp_path / "attempt_1/node01/verdict.json", exit_code=3)
     (tmp_path / "attempt_1/node01/rank_0.err").write_text("x\n")
     logs, verdict = take_verdict(find_sources([str(tmp_path)]))
     assert [source.shown for source in logs] == ["attempt_1/node01/rank_0.err"]
@@ -48,6 +50,14 @@ def test_its_findings_come_first_and_masked() -> None:
     found = join_verdict(verdict, [OWN])
     assert [each.cause for each in found] == [PARTED.cause, OWN.cause]
     assert "hf_abc" not in found[0].evidence[0].seen
+
+
+def test_a_secret_in_the_message_of_a_verdict_is_masked() -> None:
+    """The message of a verdict is an exception's own words."""
+    said = msgspec.structs.replace(PARTED, message="OSError: 401 for hf_abcdefghijklmnopqrstuvwxyz012345", evidence=())
+    (found,) = join_verdict(Verdict(job="7", attempt=0, exit_code=1, findings=(said,)), [])
+    assert found.message.startswith("OSError: 401 for ")
+    assert "hf_abc" not in found.message
 
 
 def test_of_the_same_cause_the_logs_know_the_lines() -> None:

@@ -235,7 +235,6 @@ def test_every_message_of_the_protocol_is_tested_here():
 
 @pytest.mark.parametrize("kind", MESSAGES, ids=lambda kind: kind.__name__)
 def test_a_message_comes_out_as_it_went_in(kind):
-    @settings(max_examples=30, deadline=None)
     @given(MESSAGES[kind])
     def holds(message: Message) -> None:
         buffer = bytearray(encode_frame(message))
@@ -297,7 +296,6 @@ ALMOST_OURS = st.builds(
 )
 
 
-@settings(max_examples=300, deadline=None)
 @given(
     st.binary(max_size=200)
     | st.binary(max_size=200).map(frame)

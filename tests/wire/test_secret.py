@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import stat
 
 import msgspec
@@ -14,6 +15,7 @@ from allranks.wire.secret import (
     Secret,
     ensure_secret_file,
     fresh_nonce,
+    group_name,
     is_join_proof,
     join_proof,
     read_secret_file,
@@ -94,10 +96,15 @@ def test_the_key_of_the_environment_counts_unless_empty(env, key):
 
 @pytest.mark.parametrize(
     ("name", "key"),
-    [(None, None), ("", None), ("exp 7", Secret(b"allranks rdzv-id exp 7", "--rdzv-id"))],
+    [
+        (None, None),
+        ("", None),
+        # python3 -c "import hashlib; ... pbkdf2_hmac('sha256', b'exp 7', b'allranks rdzv-id', 100_000)"
+        ("exp 7", "ef8d106020be4400facb94051e886e79b32ff122cbb0d865b5510b6de733b203"),
+    ],
 )
-def test_the_name_of_the_group_is_a_key(name, key):
-    assert secret_from_name(name) == key
+def test_a_key_is_derived_from_the_name_of_the_group(name, key):
+    assert secret_from_name(name) == (key and Secret(bytes.fromhex(key), "--rdzv-id"))
 
 
 def test_a_named_group_is_not_the_open_group():
@@ -145,3 +152,13 @@ def test_nonces_do_not_repeat():
     nonces = {fresh_nonce() for _ in range(1000)}
     assert len(nonces) == 1000
     assert {len(nonce) for nonce in nonces} == {16}
+
+
+def test_a_group_is_called_by_something_that_does_not_tell_its_name():
+    called = group_name("exp 7")
+    assert called == group_name("exp 7") != group_name("exp 8")
+    assert re.fullmatch(r"rdzv-[0-9a-f]{16}", called)
+    secret = secret_from_name("exp 7")
+    assert secret is not None
+    assert b"exp 7" not in secret.key
+    assert called[5:] not in secret.key.hex()

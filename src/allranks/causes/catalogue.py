@@ -93,7 +93,7 @@ def ways_to_find(cause: type[Cause]) -> dict[str, str]:
         if hook.__func__ is not getattr(Cause, name).__func__:
             ways[way] = (inspect.getdoc(hook) or "").partition("\n")[0]
     if cause.symptoms:
-        ways["between pairs of nodes"] = f"How a pair fails: {', '.join(cause.symptoms)}."
+        ways["between pairs of nodes"] = f"{', or '.join(symptom.words for symptom in cause.symptoms)}."
     if cause.signs:
         count = len(cause.signs)
         ways["in logs"] = f"{count} pattern{'s' if count > 1 else ''} of lines."

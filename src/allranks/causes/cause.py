@@ -44,20 +44,23 @@ SECTIONS = ("What it means", "Why it breaks the job", "Example", "Fix", "Source"
 class Symptom(StrEnum):
     """How a pair of nodes failed; one symptom a test, the most basic first."""
 
-    SILENT = "silent"
-    """Nothing comes through: no connection, no datagram."""
-    FILTERED = "filtered"
-    """Some ports of the ephemeral range do not answer, while something else came through."""
-    STORE_FILTERED = "store-filtered"
-    """The leader's port does not answer on the data network, while other ports of the same node do."""
-    LARGE_LOST = "large-lost"
-    """Small packets come through, large ones do not."""
-    LOSSY = "lossy"
-    """A share of the packets is lost."""
-    SLOW = "slow"
-    """It carries much less than its neighbours."""
-    CLOCK = "clock"
-    """The two clocks disagree."""
+    words: str
+    """The same for people."""
+
+    SILENT = "silent", "nothing passes, neither a connection nor a datagram"
+    FILTERED = "filtered", "some ports of the ephemeral range do not answer, other traffic passes"
+    STORE_FILTERED = "store-filtered", "the leader's port does not answer, other ports of its node do"
+    LARGE_LOST = "large-lost", "small packets pass, large ones are lost"
+    LOSSY = "lossy", "a share of the packets is lost"
+    SLOW = "slow", "a link carries much less than its neighbors"
+    CLOCK = "clock", "the two clocks disagree"
+
+    def __new__(cls, value: str, words: str) -> Symptom:
+        """Keep the words beside the value."""
+        member = str.__new__(cls, value)
+        member._value_ = value
+        member.words = words
+        return member
 
 
 @dataclass(frozen=True, slots=True)

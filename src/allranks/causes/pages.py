@@ -22,6 +22,7 @@ _EXITS = {
     Exit.SETUP: "78: cluster or set-up must change first",
     Exit.USAGE: "2: flags or environment must change first",
     Exit.USER_CODE: "1: the user's code failed",
+    Exit.HANG: "124: a rank hung, and no node or link is known to be at fault",
     Exit.OK: "0",
 }
 

@@ -270,8 +270,11 @@ class IbLinkError(Cause, id="AR302"):
     """  # noqa: E501  (a real line, a command)
 
     message = "{ports} counted errors since the last reset: {counters}"
-    told = "RDMA packets to a peer were lost for longer than NCCL retries, or a port lost its link"
-    fix = "on {node}: see whether they grow (perfquery -x, ibqueryerrors); if so: cable, transceiver, switch port"
+    told = "RDMA retry limit exceeded, or a port lost its link: link fault, or the peer process died"
+    fix = (
+        "on {node}: read the port's error counters twice, 60 s apart (perfquery -x, ibqueryerrors); "
+        "if they rise: cable, transceiver, switch port"
+    )
     exit_code = Exit.NODE_FAULT
     no_fault_yet = NO_LAB
     never_on_hardware = True

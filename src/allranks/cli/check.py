@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from allranks.cli.context import load_cluster
-from allranks.cli.options import cluster_option, json_option
+from allranks.cli.options import cluster_option, json_option, timeout_option
 from allranks.model.errors import AllranksError, Exit, SetupError, StoppedBySignal, UsageError
 from allranks.model.identity import world_from_env
 from allranks.model.world import Launcher, World
@@ -35,29 +35,22 @@ T = TypeVar("T")
 def node_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add the flags that say which nodes, and how long is waited for them."""
     options = [
-        click.option("--nodes", type=click.IntRange(min=1), metavar="N", help="So many, of SLURM's choice."),
-        click.option("--partition", metavar="NAME", help="Of this partition; alone: all its idle nodes."),
-        click.option("--nodelist", metavar="LIST", help="These, as in node[01-03,07]."),
+        click.option("--nodes", type=click.IntRange(min=1), metavar="N", help="Number of nodes; SLURM chooses them."),
         click.option(
-            "--gpus-per-node", type=click.IntRange(min=0), metavar="N", help="Ask SLURM for GPUs: it may hide others."
+            "--partition", metavar="NAME", help="Partition of the nodes; without --nodes, all its idle nodes."
         ),
+        click.option("--nodelist", metavar="LIST", help="Names of nodes, as in node[01-03,07]."),
         click.option(
-            "--timeout",
-            "join_s",
-            type=click.FloatRange(min=1, max=3600),
-            default=JOIN_S,
-            show_default=True,
-            metavar="SECONDS",
-            help="Who has not answered then is silent.",
+            "--gpus-per-node",
+            type=click.IntRange(min=0),
+            metavar="N",
+            help="GPUs to request from SLURM, which may hide all others.",
         ),
-        click.option(
-            "--queue-timeout",
-            "queue_s",
-            type=click.FloatRange(min=1),
-            default=QUEUE_S,
-            show_default=True,
-            metavar="SECONDS",
-            help="How long SLURM may take to give the nodes.",
+        timeout_option(
+            "--timeout", "join_s", waits_for="for each node to answer", default=JOIN_S, at_least=1, at_most=3600
+        ),
+        timeout_option(
+            "--queue-timeout", "queue_s", waits_for="for SLURM to give the nodes", default=QUEUE_S, at_least=1
         ),
     ]
     for option in reversed(options):
@@ -67,18 +60,22 @@ def node_options(function: Callable[..., Any]) -> Callable[..., Any]:
 
 @click.command("check")
 @node_options
-@click.option("--select", multiple=True, metavar="ID,...", help="Only these: id, name, or AR2 for all of the network.")
-@click.option("--ignore", multiple=True, metavar="ID,...", help="Not these.")
-@click.option("--deep", "is_deep", is_flag=True, help="Then run collectives between pairs: real ones, with torch.")
+@click.option(
+    "--select", multiple=True, metavar="ID,...", help="Run only these checks: ids, names or prefixes (AR2: network)."
+)
+@click.option("--ignore", multiple=True, metavar="ID,...", help="Skip these checks.")
+@click.option("--deep", "is_deep", is_flag=True, help="Also run real collectives between pairs of nodes, with torch.")
 @click.option(
     "--checkpoints",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Only this: write, kill, load there, as a job would with its checkpoints.",
+    help="Only check whether DIR can hold checkpoints: write, kill, load.",
 )
-@click.option("--list", "is_list", is_flag=True, help="Print all checks, and how each looks.")
-@click.option("--exclude-list", "is_exclude_list", is_flag=True, help="Print the culprits for sbatch --exclude.")
-@click.option("-v", "--verbose", is_flag=True, help="Every check, also where all is well.")
+@click.option("--list", "is_list", is_flag=True, help="List all checks, and how each works.")
+@click.option(
+    "--exclude-list", "is_exclude_list", is_flag=True, help="Print only the nodes at fault, for sbatch --exclude."
+)
+@click.option("-v", "--verbose", is_flag=True, help="Print every check, also those that passed.")
 @cluster_option
 @json_option
 @click.option("--member", is_flag=True, hidden=True)  # one node of a check that another process started
@@ -99,17 +96,17 @@ def check(
     queue_s: float,
     **flags: Any,
 ) -> int:
-    """Look at nodes and at the network between them, as a job would find them; nothing is started or changed.
+    """Check nodes and the network between them, with the tests that every job runs before it starts.
 
     \b
-    allranks check                               in a job: all its nodes; else this machine
-    allranks check --nodes 6                     from a login node: six nodes of SLURM's choice
+    allranks check                               in a job: its nodes; otherwise this machine
+    allranks check --nodes 6                     from a login node: six nodes that SLURM chooses
     allranks check --nodelist node[01-04] --select AR2,disk-full
-    allranks check --nodes 6 --deep              real collectives, too, between pairs of them
-    allranks check --checkpoints /scratch/me     does it hold checkpoints: write, kill the writer's trainer, load
+    allranks check --nodes 6 --deep              also real collectives between pairs of nodes
+    allranks check --checkpoints /scratch/me     can this directory hold checkpoints?
     sbatch --exclude="$(allranks check --partition main --exclude-list)" job.sh
 
-    Exit codes: 0 fine, 1 something would stop a job, 2 usage, 3 could not tell.
+    Exit codes: 0 no problem, 1 a problem would stop a job, 2 usage error, 3 no result.
     """
     if member or pairs:
         _be_member(with_torch=pairs)
@@ -250,8 +247,13 @@ class _View:
 
             parts.insert(1, printable(render_figures(deep)))
         if held.num_nodes > 1 and not self.data:
+            from allranks.preflight.networks import address_taken, advise_network
+
             path = "tested is the path on which the nodes find each other"
             say(f"no cluster.toml names the data network: {path}; allranks init writes one")
+            cards = [*held.seen.cards.values()]
+            if advice := advise_network(cards, address_taken(cards)):
+                say(f"note: {advice}")
         click.echo("\n\n".join(filter(None, [*parts, summarise(outcome, elapsed_s=elapsed_s)])))
 
 

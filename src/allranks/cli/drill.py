@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from allranks.cli import complete
 from allranks.cli.drill_running import describe_count, drill_running
 from allranks.cli.options import name_option
 from allranks.model.errors import AllranksError, Exit, UsageError
@@ -21,23 +22,33 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("faults", nargs=-1)
-@click.option("--all", "is_all", is_flag=True, help="Every fault there is, one after the other.")
-@click.option("--healthy", type=click.IntRange(min=0), default=0, metavar="N", help="N starts without any fault, too.")
-@click.option("--running", is_flag=True, help="Strike a job while it trains; the names are of strikes, or `healthy`.")
-@click.option("--plain", is_flag=True, help="With --running: a script that knows nothing of allranks.")
-@click.option("--minutes", type=float, default=2.0, show_default=True, help="With --running healthy: how long.")
+@click.argument("faults", nargs=-1, shell_complete=complete.faults)
+@click.option("--all", "is_all", is_flag=True, help="Run every fault, one after the other.")
+@click.option(
+    "--healthy", type=click.IntRange(min=0), default=0, metavar="N", help="Also run N starts without any fault."
+)
+@click.option(
+    "--running",
+    is_flag=True,
+    help="Inject faults into a job while it trains; FAULTS are names of strikes, or `healthy`.",
+)
+@click.option("--plain", is_flag=True, help="With --running: use a script without allranks.session().")
+@click.option(
+    "--minutes", type=float, default=2.0, show_default=True, help="With --running healthy: duration in minutes."
+)
 @click.option("--on", "node", metavar="NODE", help="[default: drawn by the seed]")
-@click.option("--seed", type=int, metavar="N", help="What is left to chance follows from it. [default: drawn]")
-@click.option("--baseline", is_flag=True, help="Let plain torchrun meet one fault of each class, too.")
-@click.option("--json", "json_path", type=click.Path(path_type=Path), metavar="FILE", help="Write the results there.")
-@click.option("--table", "table_path", type=click.Path(path_type=Path), metavar="FILE", help="Write a markdown table.")
+@click.option("--seed", type=int, metavar="N", help="Seed of all random choices. [default: drawn]")
+@click.option("--baseline", is_flag=True, help="Also run one fault of each class under plain torchrun.")
+@click.option("--json", "json_path", type=click.Path(path_type=Path), metavar="FILE", help="Write the results to FILE.")
+@click.option(
+    "--table", "table_path", type=click.Path(path_type=Path), metavar="FILE", help="Write a markdown table to FILE."
+)
 @click.option(
     "--work-dir",
     type=click.Path(path_type=Path),
     default=Path("drills"),
     show_default=True,
-    help="Where run directories and logs go.",
+    help="Parent of run directories and logs.",
 )
 @name_option
 def drill(
@@ -55,7 +66,7 @@ def drill(
     work_dir: Path,
     name: str,
 ) -> int:
-    """Put faults into a running lab, start a real job, and hold its verdict against the truth.
+    """Inject faults into a running lab, start a real job, and compare its verdict with the truth.
 
     \b
     allranks lab drill mtu-blackhole
@@ -64,7 +75,7 @@ def drill(
     allranks lab drill --running node-killed mtu-lowered      at a job that trains
     allranks lab drill --running healthy --minutes 30
 
-    Ends with 1 where a verdict was wrong.
+    Exit code 1 if a verdict was wrong.
     """
     seed = random.randrange(10_000) if seed is None else seed
     if running:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from allranks.cli import complete
 from allranks.report.text import Style
 
 if TYPE_CHECKING:
@@ -20,14 +21,14 @@ MAX_WIDTH = 100
 
 
 @click.command("explain")
-@click.argument("cause", required=False, metavar="[ID|NAME|ALIAS]")
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.argument("cause", required=False, metavar="[ID|NAME|ALIAS]", shell_complete=complete.causes)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def explain(cause: str | None, as_json: bool) -> None:
-    """Say what a cause means, why it breaks the job and how to fix it; without one, list all.
+    """Explain a cause: what it means, why it breaks the job, how to fix it. Without a cause, list all.
 
     \b
     allranks explain                             all causes, one line each
-    allranks explain AR101                       one of them, also by name: fabric-manager
+    allranks explain AR101                       one cause, also by name: fabric-manager
     """
     from allranks.causes.catalogue import all_causes, find_cause
 

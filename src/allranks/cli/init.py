@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @click.command("init")
 @node_options
-@click.option("--standalone", is_flag=True, help="This machine alone, also where there is a SLURM.")
+@click.option("--standalone", is_flag=True, help="Examine this machine only, even if SLURM is there.")
 @click.option(
     "-o",
     "--output",
@@ -33,21 +33,21 @@ if TYPE_CHECKING:
     default=Path("cluster.toml"),
     show_default=True,
     metavar="FILE",
-    help="Where to write; - is standard output.",
+    help="File to write; - is standard output.",
 )
-@click.option("--force", is_flag=True, help="Replace a file that is there.")
+@click.option("--force", is_flag=True, help="Replace an existing file.")
 @json_option
 def init(
     standalone: bool, output: Path, force: bool, as_json: bool, join_s: float, queue_s: float, **flags: Any
 ) -> int:
-    """Look at the cluster and write cluster.toml: its networks, nodes and GPUs, with a reason for each value.
+    """Examine the cluster's networks, nodes and GPUs, and write cluster.toml with a reason for each value.
 
     \b
-    allranks init                                all idle nodes of SLURM's default partition; else this machine
+    allranks init                                all idle nodes of the default partition; without SLURM, this machine
     allranks init --partition gpu --nodes 4      four nodes of it
     allranks init --nodelist node[01-32] -o - | less
 
-    The data network is the fastest one that all nodes share. What could not be found out is said in a comment.
+    The data network is the fastest one that all nodes share. A comment says what could not be determined.
     """
     from allranks.launch.check.describe import describe_cluster, reasons_of
     from allranks.launch.check.where import Asked

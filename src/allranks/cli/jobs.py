@@ -1,44 +1,49 @@
-"""`allranks render`, `submit`, `status`, `logs`, `cancel`, `list`: jobs of SLURM, from the login node."""
+"""`allranks render`, `submit`: jobs of SLURM, from the login node."""
 
 from __future__ import annotations
 
 import copy
 import os
-import pwd
 import shlex
 import shutil
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
-from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
+from allranks.cli import complete
 from allranks.cli.context import load_cluster
 from allranks.cli.options import json_option
+from allranks.cli.request import REQUEST_FLAGS, make_request
 from allranks.cli.run import run as run_command
 from allranks.config.file import find_cluster_file
 from allranks.launch.batch.script import (
     JobEnvironment,
     SbatchOptions,
+    nodes_of,
     parse_env,
     refuse_secret_values,
     render_sbatch,
     submission_env,
 )
-from allranks.model.errors import AllranksError, Exit, UsageError
+from allranks.model.errors import AllranksError, Exit, UsageError, exit_for_signal
 from allranks.report.rundir import as_file_name
-from allranks.report.text import Style, render_findings, say
+from allranks.report.text import say
+
+if TYPE_CHECKING:
+    from allranks.launch.batch.submit import Submission
 
 # Flags of `run` that go into the script as they are.
 RUN_FLAGS = (
     "nproc_per_node", "nnodes", "backend", "master_port", "module", "no_python", "redirects", "tee",
-    "local_ranks_filter", "log_dir", "cluster_file", "max_restarts", "standby", "capacity_timeout", "hang_timeout",
-    "checkpoint_every", "checkpoint_dir",
+    "local_ranks_filter", "log_dir", "cluster_file", "max_restarts", "restart_on_error", "standby", "capacity_timeout",
+    "hang_timeout", "checkpoint_every", "checkpoint_dir", "container", "container_runtime", "ignore",
 )  # fmt: skip
-MAX_RESTARTS = "3"
+MAX_RESTARTS = 3
 """What a submitted job gets, where torchrun's default is none: nobody watches it."""
 _BOTH_SPELLINGS = {"token_normalize_func": lambda name: name.replace("_", "-")}
 _SCRIPT = {"allow_interspersed_args": False, **_BOTH_SPELLINGS}
@@ -49,6 +54,11 @@ def _run_flags(command: click.Command) -> click.Command:
     for param in _taken_from_run():
         mine = copy.copy(param)
         mine.opts = [flag for flag in param.opts if flag.startswith("--") or flag == "-m"]
+        if isinstance(mine, click.Option) and mine.name == "max_restarts":
+            mine.default, mine.help = (
+                MAX_RESTARTS,
+                (mine.help or "").replace("[default: 0]", f"[default: {MAX_RESTARTS}]"),
+            )
         command.params.append(mine)
     return command
 
@@ -61,10 +71,26 @@ def _taken_from_run() -> list[click.Parameter]:
 def _job_options(function: Callable[..., Any]) -> Callable[..., Any]:
     """Add sbatch's options under its own names, and what the script is made of."""
     more = [
-        click.option("--sbatch-option", "more", multiple=True, metavar="--NAME=VALUE", help="Any other of sbatch's."),
-        click.option("--env", multiple=True, metavar="NAME[=VALUE]", help="The job gets it; secrets by NAME only."),
-        click.option("--template", type=click.Path(path_type=Path), metavar="FILE", help="Blocks of your own."),
-        click.option("--allranks-command", metavar="COMMAND", help="On the nodes. [default: this Python, -m allranks]"),
+        click.option(
+            "--sbatch-option", "more", multiple=True, metavar="--NAME=VALUE", help="Pass any other option to sbatch."
+        ),
+        click.option(
+            "--env",
+            multiple=True,
+            metavar="NAME[=VALUE]",
+            help="Set a variable in the job; for secrets give the NAME only.",
+        ),
+        click.option(
+            "--template",
+            type=click.Path(path_type=Path),
+            metavar="FILE",
+            help="Jinja template that overrides blocks of the script.",
+        ),
+        click.option(
+            "--allranks-command",
+            metavar="COMMAND",
+            help="Command that starts allranks on the nodes. [default: this Python, -m allranks]",
+        ),
     ]
     own = []
     for each in fields(SbatchOptions):
@@ -75,31 +101,25 @@ def _job_options(function: Callable[..., Any]) -> Callable[..., Any]:
         elif each.default is False:
             kind = {"is_flag": True}
         text = each.metadata["help"]
-        own.append(
-            click.option(flag, each.name, default=each.default, help=text, metavar=each.metadata["metavar"], **kind)
-        )
+        names = filter(None, (each.metadata["short"], flag, each.name))
+        own.append(click.option(*names, default=each.default, help=text, metavar=each.metadata["metavar"], **kind))
     for option in reversed([*own, *more]):
         function = option(function)
     return function
 
 
-log_dir_option = click.option(
-    "--log-dir", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, help="As for run."
-)
-
-
 @_run_flags
 @click.command("render", context_settings=_SCRIPT)
 @_job_options
-@click.argument("script")
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.argument("script", shell_complete=complete.paths)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, shell_complete=complete.paths)
 def render(**flags: Any) -> None:
-    """Print the batch script that `submit` would hand to SLURM; it also works with plain sbatch.
+    """Print the batch script that `submit` would pass to SLURM; it also works with plain sbatch.
 
     \b
     allranks render --nodes 6 --gpus-per-node 1 train.py --epochs 3 > job.sh
     allranks render --nodes 2 --env NCCL_DEBUG=INFO --backend nccl train.py
-    allranks render --nodes 2 --template mine.j2 train.py      {% extends "allranks/job.sh.j2" %}, a block of your own
+    allranks render --nodes 2 --template mine.j2 train.py      {% extends "allranks/job.sh.j2" %}, your own block
     """
     click.echo(_render(flags)[0], nl=False)
 
@@ -107,18 +127,20 @@ def render(**flags: Any) -> None:
 @_run_flags
 @click.command("submit", context_settings=_SCRIPT)
 @_job_options
-@click.option("--dry-run", is_flag=True, help="Print what would be submitted, checked by SLURM where it is there.")
+@click.option("--dry-run", is_flag=True, help="Print the script and let SLURM test it; submit nothing.")
+@click.option("-W", "--wait", "is_waiting", is_flag=True, help="Wait for the job's end, and end with its exit code.")
 @json_option
-@click.argument("script")
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def submit(dry_run: bool, as_json: bool, **flags: Any) -> None:
-    """Render the batch script, check it, submit it, and say how to follow the job.
+@click.argument("script", shell_complete=complete.paths)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, shell_complete=complete.paths)
+def submit(dry_run: bool, is_waiting: bool, as_json: bool, **flags: Any) -> int:
+    """Render the batch script, check it, submit it, and print how to follow the job.
 
     \b
     allranks submit --nodes 6 --gpus-per-node 1 train.py --epochs 3
     allranks submit --nodes 2 --nproc-per-node 4 --cpus-per-task 32 --time 30 train.py
-    allranks submit --nodes 2 --env HF_TOKEN train.py          the token goes in by name, its value is written nowhere
+    allranks submit --nodes 2 --env HF_TOKEN train.py          the token is passed by name; its value is stored nowhere
     allranks submit --array 0-2 --dry-run train.py
+    allranks submit -N 2 -t 30 --wait train.py && ./next       Ctrl-C ends the wait alone: the job goes on
     """
     from allranks.launch.batch.submit import SBATCH_ARGUMENTS, check_script, lines_to_follow
     from allranks.launch.batch.submit import submit as submit_job
@@ -135,118 +157,45 @@ def submit(dry_run: bool, as_json: bool, **flags: Any) -> None:
         _note_withheld(withheld)
         _try(text, env)
         _note_limits(options, env)
-        return
+        return Exit.OK
     submission = submit_job(text, options, env=env, log_dir=flags["log_dir"])
     if as_json:
         import msgspec
 
         click.echo(msgspec.json.encode(submission))
-        return
+    else:
+        _tell(submission, lines_to_follow(submission))
+        _note_withheld(withheld)
+        if submission.waits_for:
+            say(f"job {submission.job} waits: {submission.waits_for}")
+        if submission.problem:
+            say(submission.problem)
+        _note_limits(options, env)
+    if not is_waiting:
+        return Exit.OK
+    return _wait(submission.job, Path(options.chdir or ".", flags["log_dir"]), as_json=as_json)
+
+
+def _tell(submission: Submission, lines: Sequence[str]) -> None:
     when = f", expected to start {submission.trial.start} on {submission.trial.nodes}" if submission.trial.start else ""
     click.echo(f"job {submission.job} submitted{when}")
-    for line in lines_to_follow(submission):
+    for line in lines:
         click.echo(f"  {line}")
-    _note_withheld(withheld)
-    if submission.waits_for:
-        say(f"job {submission.job} waits: {submission.waits_for}")
-    if submission.problem:
-        say(submission.problem)
-    _note_limits(options, env)
 
 
-@click.command("status", context_settings=_BOTH_SPELLINGS)
-@log_dir_option
-@json_option
-@click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
-def status(jobs: tuple[str, ...], log_dir: Path, as_json: bool) -> int:
-    """Say what became of jobs: why they wait, where they run, what they came to.
+def _wait(job: str, log_dir: Path, *, as_json: bool) -> int:
+    """Wait for the end of a job and return its exit code; 130 where the user ends the wait."""
+    from allranks.cli.follow import show_reports
+    from allranks.launch.batch.follow import wait_for_end
 
-    \b
-    allranks status 4711
-    allranks status 4711_3                       one task of an array
-    allranks status --json 4711 4712
-    """
-    from allranks.launch.batch.follow import check_job_id, describe, report_job
-
-    reports = [report for job in jobs for report in report_job(check_job_id(job), log_dir=log_dir)]
-    exit_code = Exit.UNKNOWN if any(report.is_unknown for report in reports) else Exit.OK
-    if as_json:
-        import msgspec
-
-        click.echo(msgspec.json.format(msgspec.json.encode(reports), indent=2))
-        return exit_code
-    style = Style.of(sys.stdout)
-    for report in reports:
-        click.echo("\n".join(describe(report, now=datetime.now())))
-        if report.verdict is not None and report.verdict.findings:
-            click.echo("\n" + render_findings(report.verdict.findings, style) + "\n")
-        elif report.verdict is not None:
-            click.echo(f"  verdict   no finding, exit code {report.verdict.exit_code}")
+    try:
+        reports, exit_code = wait_for_end(job, log_dir=log_dir, say=say)
+    except KeyboardInterrupt:
+        say(f"no longer waiting: job {job} goes on (allranks status {job}; allranks cancel {job} ends it)")
+        return exit_for_signal(signal.SIGINT)
+    if not as_json:
+        show_reports(reports)
     return exit_code
-
-
-@click.command("logs", context_settings=_BOTH_SPELLINGS)
-@click.option("-f", "--follow", is_flag=True, help="Go on until the job ends.")
-@click.option("--rank", "ranks", type=click.IntRange(min=0), multiple=True, metavar="N", help="This rank's own files.")
-@log_dir_option
-@click.argument("job")
-def logs(job: str, follow: bool, ranks: tuple[int, ...], log_dir: Path) -> None:
-    """Show what a job has printed: its own output, which has all ranks, or the files of some ranks.
-
-    \b
-    allranks logs -f 4711
-    allranks logs --rank 3 4711                  the newest attempt's rank 3, as it wrote it
-    """
-    from allranks.launch.batch.follow import check_job_id, show_logs
-
-    show_logs(check_job_id(job), log_dir=log_dir, ranks=ranks, is_followed=follow, say=say)
-
-
-@click.command("cancel")
-@click.argument("jobs", nargs=-1, required=True, metavar="JOB...")
-def cancel(jobs: tuple[str, ...]) -> None:
-    """End jobs, or take them out of the queue.
-
-    \b
-    allranks cancel 4711
-    allranks cancel 4711_3                       one task of an array
-    """
-    from allranks.launch.batch.follow import cancel as cancel_one
-    from allranks.launch.batch.follow import check_job_id
-
-    for job in map(check_job_id, jobs):
-        click.echo(cancel_one(job))
-
-
-@click.command("list")
-@json_option
-def list_own(as_json: bool) -> None:
-    """List your jobs that wait or run.
-
-    \b
-    allranks list
-    allranks list --json
-    """
-    from allranks.host.slurm import list_jobs
-    from allranks.launch.batch.follow import time_left
-
-    jobs = list_jobs(pwd.getpwuid(os.getuid()).pw_name)
-    if as_json:
-        import msgspec
-
-        click.echo(msgspec.json.format(msgspec.json.encode(jobs), indent=2))
-        return
-    if not jobs:
-        say("no job of yours waits or runs")
-        return
-    rows = [("JOB", "NAME", "STATE", "NODES", "LEFT", "WHERE OR WHY")]
-    for job in jobs:
-        left = job.time_limit if job.is_pending else time_left(job.end, datetime.now())
-        where = job.reason if job.is_pending else job.nodes
-        rows.append((job.id, job.name, job.state, str(job.num_nodes), left or "-", where or "-"))
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    for row in rows:
-        click.echo("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def _render(flags: dict[str, Any]) -> tuple[str, SbatchOptions, JobEnvironment]:
@@ -255,16 +204,20 @@ def _render(flags: dict[str, Any]) -> tuple[str, SbatchOptions, JobEnvironment]:
     options = SbatchOptions(**{each.name: flags[each.name] for each in fields(SbatchOptions)})
     options = replace(
         options,
+        nodes=nodes_of(options.nodes, flags["nnodes"]),
         job_name=options.job_name or as_file_name(Path(flags["script"]).stem),
         partition=options.partition or slurm.partition,
         time=options.time or slurm.time,
     )
+    run_flags = {name: flags[name] for name in REQUEST_FLAGS if name in flags}
+    make_request((flags["script"], *flags["arguments"]), **run_flags)  # what the nodes would refuse is refused here
     asked = parse_env(flags["env"], os.environ)
     try:
         agent = shlex.split(flags["allranks_command"] or "") or [sys.executable, "-m", "allranks"]
     except ValueError as exc:
         raise UsageError(f"--allranks-command: {str(exc).lower()}") from exc
-    command = [*agent, "run", *_flags_for_run(flags), flags["script"], *flags["arguments"]]
+    end = ["--"] if flags["script"].startswith("-") else []
+    command = [*agent, "run", *_flags_for_run(flags), *end, flags["script"], *flags["arguments"]]
     of_sbatch = [str(getattr(options, each.name)) for each in fields(options)]
     refuse_secret_values([*command, *asked.values.values(), *flags["more"], *of_sbatch], os.environ)
     text = render_sbatch(options, command, more=flags["more"], env=asked.values, template=flags["template"])
@@ -278,13 +231,24 @@ def _flags_for_run(flags: dict[str, Any]) -> list[str]:
         words += ["--cluster", str(found.resolve())] if found else []
     has_cluster = bool(words)
     for param in _taken_from_run():
-        if param.name == "max_restarts" and not _is_said(param.name):
-            words += ["--max-restarts", MAX_RESTARTS]
-        if param.name is None or not _is_said(param.name) or (has_cluster and param.name == "cluster_file"):
+        if param.name is None or (has_cluster and param.name == "cluster_file"):
             continue
-        flag = next(flag for flag in param.opts if flag.startswith("--"))
-        words += [flag] if flags[param.name] is True else [flag, str(flags[param.name])]
+        if param.name == "max_restarts" or _is_said(param.name):
+            words += words_of(param, flags[param.name])
     return words
+
+
+def words_of(param: click.Parameter, value: Any) -> list[str]:
+    """Return the words by which a command line gives an option this value; none where only leaving it out does."""
+    flag, no_flag = (
+        next((flag for flag in names if flag.startswith("--")), None) for names in (param.opts, param.secondary_opts)
+    )
+    assert flag is not None
+    if isinstance(value, bool):
+        said = flag if value else no_flag
+        return [said] if said else []
+    each_value = value if param.multiple or param.nargs != 1 else [value]
+    return [word for each in each_value for word in (flag, str(each))]
 
 
 def _is_said(name: str) -> bool:

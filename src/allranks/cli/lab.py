@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from allranks.cli import complete
 from allranks.cli.drill import drill
+from allranks.cli.group import VerbGroup
 from allranks.cli.options import name_option
 from allranks.config.file import find_cluster_file, read_cluster
 from allranks.model.errors import UsageError
@@ -28,9 +30,9 @@ EXAMPLE = Path(__file__).parents[3] / "examples" / "six-node" / "cluster.toml"
 """The default cluster, in a checkout of the project; an installed package comes without it."""
 
 
-@click.group()
+@click.group(cls=VerbGroup)
 def lab() -> None:
-    """Make a real SLURM cluster on this one Linux machine, in network namespaces. Needs root.
+    """Start a real SLURM cluster on this Linux machine, in network namespaces. Needs root.
 
     \b
     allranks lab up                                            six nodes, as in examples/six-node/cluster.toml
@@ -57,11 +59,11 @@ def lab() -> None:
     default=1,
     show_default=True,
     metavar="K",
-    help="Workers that fit on a node.",
+    help="Number of workers that fit on a node.",
 )
 @name_option
 def up(cluster_file: Path | None, tasks_per_node: int, name: str) -> None:
-    """Bring every node in service; mend what is missing of a lab that is up already.
+    """Start the lab, or repair a lab that is already up.
 
     \b
     allranks lab up
@@ -86,7 +88,7 @@ def up(cluster_file: Path | None, tasks_per_node: int, name: str) -> None:
 @click.argument("node")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
 def execute(name: str, node: str, command: tuple[str, ...]) -> None:
-    """Run a command on a node, here in this directory; ends with its exit code.
+    """Run a command on a node, in this directory; ends with its exit code.
 
     \b
     allranks lab exec node03 -- ip -brief address
@@ -107,7 +109,7 @@ def execute(name: str, node: str, command: tuple[str, ...]) -> None:
 
 @lab.command()
 @name_option
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(name: str, as_json: bool) -> None:
     """Print the nodes, what SLURM says of them, their interfaces and process ids, and the faults that are there.
 
@@ -123,7 +125,7 @@ def status(name: str, as_json: bool) -> None:
 
 
 @lab.command()
-@click.argument("fault", required=False)
+@click.argument("fault", required=False, shell_complete=complete.faults)
 @click.option("--on", "node", metavar="NODE", help="[default: drawn by the seed]")
 @click.option("--seed", type=click.IntRange(0), metavar="N", help="What is left to chance. [default: drawn, printed]")
 @click.option(
@@ -133,13 +135,13 @@ def status(name: str, as_json: bool) -> None:
     show_default=True,
     help="Where jobs have their run directories (--log-dir).",
 )
-@click.option("--list", "is_list", is_flag=True, help="Print all faults and what they do.")
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@click.option("--list", "is_list", is_flag=True, help="List all faults, and what each does.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @name_option
 def inject(
     fault: str | None, node: str | None, seed: int | None, run_dir: Path, is_list: bool, as_json: bool, name: str
 ) -> None:
-    """Put a fault into a running lab; a job then has to name it.
+    """Inject a fault into a running lab.
 
     \b
     allranks lab inject --list
@@ -178,11 +180,11 @@ def inject(
 
 
 @lab.command()
-@click.argument("fault", required=False)
+@click.argument("fault", required=False, shell_complete=complete.faults)
 @click.option("--on", "node", metavar="NODE", help="[default: wherever it is]")
 @name_option
 def heal(fault: str | None, node: str | None, name: str) -> None:
-    """Take a fault out of the lab, by default all of them.
+    """Remove a fault from the lab; by default all faults.
 
     \b
     allranks lab heal
@@ -204,7 +206,7 @@ lab.add_command(drill)
 @lab.command()
 @name_option
 def down(name: str) -> None:
-    """Remove the lab: its processes, its interfaces, its directory. Nothing else is touched.
+    """Stop the lab: remove its processes, interfaces and directory. Nothing else is touched.
 
     \b
     allranks lab down --name second

@@ -5,34 +5,39 @@ from __future__ import annotations
 import importlib
 import os
 import sys
+from typing import TYPE_CHECKING
 
 import click
 
 from allranks import __version__
+from allranks.cli.group import VerbGroup
 from allranks.model.errors import AllranksError, Exit, StoppedBySignal
+
+if TYPE_CHECKING:
+    from click.shell_completion import CompletionItem
 
 # Order matters: as `allranks --help` lists them.
 VERBS = {
-    "run": ("allranks.cli.run", "run", "Start a script on all ranks, here or in this SLURM step."),
-    "check": ("allranks.cli.check", "check", "Look at nodes and the network between them before a job does."),
-    "init": ("allranks.cli.init", "init", "Look at the cluster and write cluster.toml, with a reason for each value."),
-    "render": ("allranks.cli.jobs", "render", "Print the batch script that submit would hand to SLURM."),
+    "run": ("allranks.cli.run", "run", "Start a script on all ranks, on this machine or in a SLURM step."),
+    "check": ("allranks.cli.check", "check", "Check nodes and the network between them before a job needs them."),
+    "init": ("allranks.cli.init", "init", "Examine the cluster and write cluster.toml, with a reason for each value."),
+    "render": ("allranks.cli.jobs", "render", "Print the batch script that submit would pass to SLURM."),
     "submit": ("allranks.cli.jobs", "submit", "Check a script, submit it to SLURM, and say how to follow it."),
-    "status": ("allranks.cli.jobs", "status", "Say what became of jobs, and why they wait."),
-    "logs": ("allranks.cli.jobs", "logs", "Show what a job prints; -f until it ends."),
-    "cancel": ("allranks.cli.jobs", "cancel", "End jobs, or take them out of the queue."),
-    "list": ("allranks.cli.jobs", "list_own", "List your jobs that wait or run."),
-    "stack": ("allranks.cli.stack", "stack", "Show where every rank of a running job is right now."),
-    "why": ("allranks.cli.why", "why", "Say what happened to a job and who caused it, from any job's logs."),
-    "env": ("allranks.cli.show", "show_env", "Print what a worker would get in its environment, and why."),
-    "explain": ("allranks.cli.explain", "explain", "Say what a cause means, why it breaks the job, how to fix it."),
-    "config": ("allranks.cli.show", "config", "Print what cluster.toml says."),
-    "lab": ("allranks.cli.lab", "lab", "Make a real SLURM cluster on this machine, to try and to test."),
-    "completion": ("allranks.cli.show", "completion", "Print the completion script of a shell."),
+    "status": ("allranks.cli.follow", "status", "Print the state of jobs, and why they wait."),
+    "logs": ("allranks.cli.follow", "logs", "Print the output of a job; -f follows it."),
+    "cancel": ("allranks.cli.follow", "cancel", "Cancel jobs."),
+    "list": ("allranks.cli.follow", "list_own", "List your jobs that wait or run, and the newest runs."),
+    "stack": ("allranks.cli.stack", "stack", "Show where every rank of a running job is."),
+    "why": ("allranks.cli.why", "why", "Explain a failed job from its logs, and name the culprit."),
+    "env": ("allranks.cli.show", "show_env", "Print the environment that a worker would get, and why."),
+    "explain": ("allranks.cli.explain", "explain", "Explain a cause: what it means, and how to fix it."),
+    "config": ("allranks.cli.show", "config", "Print the configuration from cluster.toml."),
+    "lab": ("allranks.cli.lab", "lab", "Start a real SLURM cluster on this machine, for practice and tests."),
+    "completion": ("allranks.cli.show", "completion", "Print a shell's completion script."),
 }
 
 
-class _LazyGroup(click.Group):
+class _LazyGroup(VerbGroup):
     """Verbs that are imported when they are called: the agents start on every node from a network file system."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -45,6 +50,13 @@ class _LazyGroup(click.Group):
         command: click.Command = getattr(importlib.import_module(module), name)
         return command
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """Offer the verbs without importing them, or the options of `allranks` itself."""
+        from click.shell_completion import CompletionItem
+
+        verbs = [CompletionItem(name, help=text) for name, (_, _, text) in VERBS.items() if name.startswith(incomplete)]
+        return verbs or click.Command.shell_complete(self, ctx, incomplete)
+
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
             formatter.write_dl([(name, text) for name, (_, _, text) in VERBS.items()])
@@ -53,17 +65,17 @@ class _LazyGroup(click.Group):
 @click.command(
     cls=_LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    epilog="Exit codes: 0 fine, 1 your code failed, 2 usage or configuration, 75 a node is at fault, "
-    "78 the set-up is, 128+n a worker died by signal n.",
+    epilog="Exit codes: 0 success, 1 your code failed, 2 usage or configuration error, 3 no result, 75 a node is at "
+    "fault, 78 the cluster or its configuration is, 124 a rank hung, 128+n a worker was killed by signal n.",
 )
 @click.version_option(__version__, prog_name="allranks", message="%(prog)s %(version)s")
 def cli() -> None:
-    """Brings every rank of a distributed PyTorch job up, and names the one that is not.
+    """Launch distributed PyTorch training, and find the rank, node or link that breaks it.
 
     \b
     allranks run --nproc-per-node 6 train.py        six ranks on this machine
     allranks submit --nodes 6 train.py              six nodes, through SLURM
-    allranks env --explain                          what would be set, and why
+    allranks env --explain                          every value that would be set, and why
     """
 
 

@@ -2,16 +2,100 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import click
+
+_SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
+
+
+class Duration(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5
+    """A waiting time: seconds, or a number with a unit. Its value is in seconds.
+
+    >>> Duration().convert("5m", None, None), Duration().convert("1.5", None, None)
+    (300.0, 1.5)
+    """
+
+    name = "duration"
+
+    def __init__(self, *, at_least: float = 0.0, at_most: float = float("inf")) -> None:
+        self._at_least, self._at_most = at_least, at_most
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the seconds."""
+        match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)([smhd]?)", str(value).strip())
+        if match is None:
+            self.fail(
+                f"{value!r}: expected seconds, or a number with s, m, h or d, for example 90, 90s or 5m", param, ctx
+            )
+        seconds = float(match[1]) * _SECONDS[match[2]]
+        if not self._at_least <= seconds <= self._at_most:
+            most = "" if self._at_most == float("inf") else f" and at most {self._at_most:g} s"
+            self.fail(f"{value!r}: expected at least {self._at_least:g} s{most}", param, ctx)
+        return seconds
+
+
+class AliasedOption(click.Option):
+    """An option whose help shows its names alone; `aliases` are further spellings that are taken."""
+
+    def __init__(self, *args: Any, aliases: tuple[str, ...] = (), **attributes: Any) -> None:
+        super().__init__(*args, **attributes)
+        self.opts = [*self.opts, *aliases]
+        self.aliases = aliases
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Return the option's line of the help, without the aliases."""
+        opts, self.opts = self.opts, [opt for opt in self.opts if opt not in self.aliases]
+        try:
+            return super().get_help_record(ctx)
+        finally:
+            self.opts = opts
+
+
+def timeout_option(
+    flag: str,
+    name: str,
+    *,
+    waits_for: str,
+    default: float | None = None,
+    shown_default: str = "",
+    at_least: float = 0.0,
+    at_most: float = float("inf"),
+    aliases: tuple[str, ...] = (),
+) -> Callable[[Any], Any]:
+    """Add an option that is a waiting time: all of them take the same values and say so in the same words.
+
+    Args:
+        waits_for: ends the sentence "How long to wait ...".
+        shown_default: where the default is no number of seconds.
+    """
+    default_text = shown_default or (f"{default:g}s" if default is not None else "")
+    return click.option(
+        flag,
+        name,
+        cls=AliasedOption,
+        aliases=aliases,
+        type=Duration(at_least=at_least, at_most=at_most),
+        default=default,
+        metavar="DURATION",
+        help=f"How long to wait {waits_for}: 90, 90s, 5m or 1h. [default: {default_text}]",
+    )
+
 
 cluster_option = click.option(
     "--cluster",
     "cluster_file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="[default: $ALLRANKS_CLUSTER, ./cluster.toml]",
+    help="Path of cluster.toml. [default: $ALLRANKS_CLUSTER, ./cluster.toml]",
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="For programs.")
-name_option = click.option("--name", default="lab", show_default=True, help="Which lab; several may be up.")
+json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+name_option = click.option(
+    "--name", default="lab", show_default=True, help="Name of the lab; several can run at the same time."
+)
+log_dir_option = click.option(
+    "--log-dir", type=click.Path(path_type=Path), default=Path("runs"), show_default=True, help="As for `allranks run`."
+)

@@ -29,6 +29,7 @@ REQUEST_FLAGS = (
     "ignore",
     "container_runtime",
     "max_restarts",
+    "restart_on_error",
     "standby",
     "capacity_timeout",
     "hang_timeout",
@@ -57,6 +58,7 @@ def make_request(
     container_runtime: str | None = None,
     ignore: Sequence[str] = (),
     max_restarts: int = 0,
+    restart_on_error: bool = False,
     standby: bool = True,
     capacity_timeout: float = 600.0,
     hang_timeout: float | None = None,
@@ -70,6 +72,8 @@ def make_request(
     """
     if module and no_python:
         raise UsageError("-m and --no-python contradict each other: a module is run by Python")
+    if restart_on_error and not max_restarts:
+        raise UsageError("--restart-on-error retries nothing without --max-restarts N")
     min_nodes, max_nodes = parse_nnodes(nnodes) if nnodes is not None else (None, None)
     endpoint, port = None, master_port
     if rdzv_endpoint:
@@ -99,6 +103,7 @@ def make_request(
         local_address=local_addr,
         ignored=_ids_of(ignore),
         max_restarts=max_restarts,
+        retries_errors=restart_on_error,
         has_standbys=standby and max_restarts > 0 and not no_python and container is None,
         capacity_s=capacity_timeout,
         hang_s=hang_timeout,

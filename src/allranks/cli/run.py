@@ -10,8 +10,9 @@ from typing import Any
 
 import click
 
+from allranks.cli import complete
 from allranks.cli.context import plan_here
-from allranks.cli.options import cluster_option
+from allranks.cli.options import AliasedOption, cluster_option, timeout_option
 from allranks.cli.request import REQUEST_FLAGS, hidden_streams, make_request
 from allranks.launch.plan import refuse_world_of_one
 
@@ -71,84 +72,94 @@ def unused_options(function: Any) -> Any:
 @click.command(
     "run",
     context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
-    epilog="Takes torchrun's flags; those that mean nothing here are accepted and said to be unused.",
+    epilog="Accepts torchrun's flags; flags without a meaning here are reported as unused.",
 )
 @torchrun_option(
-    "--nproc-per-node", metavar="N|auto|gpu|cpu", help="Ranks on this node. [default: 1; in SLURM one a GPU]"
+    "--nproc-per-node",
+    metavar="N|auto|gpu|cpu",
+    help="Number of ranks on this node. [default: 1; in SLURM one per GPU]",
 )
-@torchrun_option("--nnodes", metavar="N|MIN:MAX", help="Nodes of the job. [default: 1; in SLURM the step's]")
+@torchrun_option("--nnodes", metavar="N|MIN:MAX", help="Number of nodes. [default: 1; in SLURM the step's]")
 @torchrun_option(
     "--node-rank", type=click.IntRange(min=0), metavar="N", help="Index of this node. [default: order of arrival]"
 )
-@torchrun_option("--rdzv-endpoint", metavar="HOST[:PORT]", help="Where the nodes meet: the first node.")
-@torchrun_option("--rdzv-id", metavar="NAME", help="Name of the job, the same on all nodes.")
-@torchrun_option("--master-addr", metavar="HOST", help="As --rdzv-endpoint, without the port.")
+@torchrun_option("--rdzv-endpoint", metavar="HOST[:PORT]", help="Address of the first node, where the nodes meet.")
+@torchrun_option("--rdzv-id", metavar="NAME", help="Name of the job; it must be the same on all nodes.")
+@torchrun_option("--master-addr", metavar="HOST", help="Like --rdzv-endpoint, without the port.")
 @torchrun_option(
-    "--master-port", type=click.IntRange(0, 65535), metavar="PORT", help="Preferred port. [default: 29500]"
+    "--master-port",
+    type=click.IntRange(0, 65535),
+    metavar="PORT",
+    help="Port that the leader tries first. [default: 29500]",
 )
-@torchrun_option("--local-addr", metavar="IP", help="This node's address that carries gradients.")
-@torchrun_option("--standalone", is_flag=True, help="This machine alone, whatever the environment says.")
+@torchrun_option("--local-addr", metavar="IP", help="This node's address on the data network.")
+@torchrun_option("--standalone", is_flag=True, help="Run on this machine only, whatever the environment says.")
 @click.option(
     "--backend",
     type=click.Choice(["auto", "nccl", "gloo"]),
-    help="[default: auto, nccl where every rank has a GPU]",
+    help="Backend of the process group. [default: auto: nccl if every rank has a GPU, else gloo]",
 )
 @torchrun_option(
     "--max-restarts",
     type=click.IntRange(min=0),
     default=0,
     metavar="N",
-    help="Start the workers again after faults that this cures, so often at most. [default: 0]",
+    help="Maximum number of restarts after faults that a restart can cure. [default: 0]",
+)
+@click.option(
+    "--restart-on-error",
+    is_flag=True,
+    help="With --max-restarts: retry errors of the script, too, as torchrun does.",
 )
 @click.option(
     "--standby/--no-standby",
     "standby",
     default=True,
-    help="Keep a process with torch imported ready for each worker's restart. [default: where it may restart]",
+    help="Keep a process with torch already imported for each worker's restart. [default: if restarts are allowed]",
 )
-@click.option(
+@timeout_option(
     "--capacity-timeout",
-    type=click.FloatRange(min=0),
+    "capacity_timeout",
+    waits_for="for more nodes while the job has fewer than MIN",
     default=600.0,
-    metavar="SECONDS",
-    help="How long a job with fewer nodes than MIN waits for more. [default: 600]",
 )
-@click.option(
+@timeout_option(
     "--hang-timeout",
-    type=click.FloatRange(min=0, min_open=True),
-    metavar="SECONDS",
-    help="When a rank that is merely slow is ended, with all stacks kept. [default: cluster.toml, else 600]",
+    "hang_timeout",
+    waits_for="for a hanging rank before it is ended; all stacks are kept",
+    shown_default="cluster.toml, else 600s",
+    at_least=0.001,
 )
 @click.option(
     "--checkpoint-dir",
     metavar="DIR",
-    help="Where allranks.session() saves; all nodes see it. [default: checkpoints/ in the run directory]",
+    help="Directory of checkpoints, on a shared file system. [default: checkpoints/ in the run directory]",
 )
 @click.option(
     "--checkpoint-every",
     type=click.IntRange(min=1),
     metavar="STEPS",
-    help="[default: found from what a checkpoint costs and how often something fails]",
+    help="Steps between checkpoints. [default: computed from the cost of a checkpoint and the failure rate]",
 )
 @torchrun_option("--role", default="default", help="Value of ROLE_NAME.", hidden=True)
 @torchrun_option("--module", "-m", is_flag=True, help="SCRIPT is a module, as with python -m.")
-@torchrun_option("--no-python", is_flag=True, help="SCRIPT is a program of its own.")
+@torchrun_option("--no-python", is_flag=True, help="SCRIPT is an executable, not a Python file.")
 @torchrun_option(
     "--log-dir",
     type=click.Path(path_type=Path),
     default=Path("runs"),
     show_default=True,
-    help="Where the run directory goes.",
+    help="Parent of the run directory.",
 )
 @torchrun_option(
     "--redirects",
     "-r",
     default="0",
     metavar="SPEC",
-    help="Not on the terminal: 1 out, 2 err, 3 both, or 0:1,2:3 by local rank.",
+    help="Hide from the terminal: 1 stdout, 2 stderr, 3 both, or by local rank, as in 0:1,2:3.",
 )
 @torchrun_option(
-    "--tee", "-t", default="0", metavar="SPEC", help="On the terminal all the same, spelled as --redirects."
+    "--tee", "-t", default="0", metavar="SPEC", help="Show on the terminal in spite of --redirects; same format."
 )
 @torchrun_option(
     "--local-ranks-filter", default="", metavar="0,1,...", help="Show only these local ranks on the terminal."
@@ -157,28 +168,35 @@ def unused_options(function: Any) -> Any:
 @click.option(
     "--container-runtime",
     type=click.Choice(["apptainer", "singularity", "enroot"]),
-    help="[default: the first of them on PATH]",
+    help="Container runtime. [default: the first of these on PATH]",
 )
 @cluster_option
 @click.option(
     "--ignore",
     multiple=True,
     metavar="ID",
-    help="A cause that the roll call passes over: AR213, its name, or a prefix as AR2.",
+    help="Skip this check of the roll call: an id (AR213), a name, or a prefix (AR2).",
 )
-@click.option("--plan", "show_plan", is_flag=True, help="Print what would run where and why, and start nothing.")
+@click.option(
+    "--dry-run",
+    "show_plan",
+    cls=AliasedOption,
+    aliases=("--plan",),
+    is_flag=True,
+    help="Print what would run where, and why; start nothing.",
+)
 @unused_options
-@click.argument("script", type=str)
-@click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
+@click.argument("script", type=str, shell_complete=complete.paths)
+@click.argument("arguments", nargs=-1, type=click.UNPROCESSED, shell_complete=complete.paths)
 def run(script: str, arguments: tuple[str, ...], **flags: Any) -> int:
-    """Start SCRIPT on all ranks and watch them: a drop-in for torchrun.
+    """Start SCRIPT on all ranks and watch them; a drop-in replacement for torchrun.
 
     \b
-    allranks run --nproc-per-node 6 train.py --epochs 3         six ranks here
-    srun allranks run train.py                                  in a SLURM job, one agent a node
-    allranks run --nnodes 2 --rdzv-endpoint node01:29500 ...    by hand, the same line on both nodes
+    allranks run --nproc-per-node 6 train.py --epochs 3         six ranks on this machine
+    srun allranks run train.py                                  in a SLURM job, one agent per node
+    allranks run --nnodes 2 --rdzv-endpoint node01:29500 ...    without a scheduler, the same line on both nodes
 
-    The first rank that fails is named, with its traceback; the others are ended. Output of every rank is in
+    The report names the first rank that failed, with its traceback; the others are stopped. Output of every rank is in
     runs/latest/.
     """
     for flag, reason in (UNUSED_WITH_VALUE | UNUSED_WITHOUT_VALUE).items():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from allranks.cli.context import load_cluster, plan_here
+from allranks.cli.group import VerbGroup
 from allranks.cli.options import cluster_option, json_option
 from allranks.cli.request import make_request
 from allranks.model.setting import Setting
@@ -21,18 +22,20 @@ if TYPE_CHECKING:
 
 
 @click.command("env")
-@click.option("--explain", is_flag=True, help="Also who this process is, where every value comes from, and why.")
-@click.option("--nproc-per-node", metavar="N|auto|gpu|cpu", help="As for run.")
-@click.option("--backend", type=click.Choice(["auto", "nccl", "gloo"]), help="As for run.")
-@click.option("--standalone", is_flag=True, help="As for run.")
+@click.option(
+    "--explain", is_flag=True, help="Also print this process's identity, and the source and reason of every value."
+)
+@click.option("--nproc-per-node", metavar="N|auto|gpu|cpu", help="As for `allranks run`.")
+@click.option("--backend", type=click.Choice(["auto", "nccl", "gloo"]), help="As for `allranks run`.")
+@click.option("--standalone", is_flag=True, help="As for `allranks run`.")
 @cluster_option
 @json_option
 def show_env(explain: bool, cluster_file: Path | None, as_json: bool, **flags: object) -> None:
-    """Print what the first worker of this node would get in its environment.
+    """Print the environment that the first worker of this node would get.
 
     \b
     allranks env                                 NAME=value lines
-    allranks env --explain                       every derived value, its reason, its source
+    allranks env --explain                       every derived value, with its reason and source
     srun -l allranks env --explain               on every node of a SLURM job
     """
     plan = plan_here(make_request((), **flags), cluster_file=cluster_file, job="this-job")  # type: ignore[arg-type]
@@ -47,17 +50,17 @@ def show_env(explain: bool, cluster_file: Path | None, as_json: bool, **flags: o
         click.echo("\n".join(f"{setting.name}={setting.value}" for setting in settings))
 
 
-@click.group("config")
+@click.group("config", cls=VerbGroup)
 def config() -> None:
-    """Print what cluster.toml says."""
+    """Print the configuration from cluster.toml."""
 
 
 @config.command("show")
-@click.option("--origin", is_flag=True, help="Also where each value comes from: file and line, or default.")
+@click.option("--origin", is_flag=True, help="Also print the source of each value: file and line, or default.")
 @cluster_option
 @json_option
 def show_config(origin: bool, cluster_file: Path | None, as_json: bool) -> None:
-    """Print every key of the cluster file that applies here, defaults included.
+    """Print every key of the cluster.toml in use, including defaults.
 
     \b
     allranks config show --origin
@@ -74,7 +77,7 @@ def show_config(origin: bool, cluster_file: Path | None, as_json: bool) -> None:
 @click.command("completion")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print the completion script of a shell.
+    """Print a shell's completion script.
 
     \b
     eval "$(allranks completion bash)"           in ~/.bashrc

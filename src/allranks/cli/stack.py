@@ -4,56 +4,62 @@ from __future__ import annotations
 
 import os
 import sys
+from pathlib import Path
 
 import click
 import msgspec
 
-from allranks.model.errors import Exit, UsageError
+from allranks.cli import complete
+from allranks.cli.options import log_dir_option, timeout_option
+from allranks.model.errors import AllranksError, Exit, UsageError
 
 SILENCE_S = 20.0
 
 
 @click.command("stack")
-@click.option("--all-threads", is_flag=True, help="Not the main threads only.")
-@click.option("--local", is_flag=True, help="Look on this machine only; without JOB at every process that has a RANK.")
-@click.option("--pid", "are_pids", is_flag=True, help="The arguments are processes of this machine.")
-@click.option(
-    "--deadline",
+@click.option("--all-threads", is_flag=True, help="Show all threads, not only the main ones.")
+@click.option("--local", is_flag=True, help="Examine this machine only; without JOB, every process that has a RANK.")
+@click.option("--pid", "are_pids", is_flag=True, help="Take the arguments as process ids of this machine.")
+@timeout_option(
+    "--timeout",
     "silence_s",
-    type=click.FloatRange(min=0.1),
+    waits_for="for a further node to answer",
     default=SILENCE_S,
-    show_default=True,
-    metavar="SECONDS",
-    help="End the wait when no further node has answered for so long.",
+    at_least=0.1,
+    aliases=("--deadline",),
 )
-@click.option("--json", "as_json", is_flag=True, help="For programs.")
+@log_dir_option
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--here", is_flag=True, hidden=True)  # the probe on a node: prints what the head's command reads
-@click.argument("targets", nargs=-1, metavar="JOB | PID...")
+@click.argument("targets", nargs=-1, metavar="JOB | RUN | PID...", shell_complete=complete.jobs)
 def stack(
     targets: tuple[str, ...],
     all_threads: bool,
     local: bool,
     are_pids: bool,
     silence_s: float,
+    log_dir: Path,
     as_json: bool,
     here: bool,
 ) -> int:
-    """Show where every rank of a running JOB is right now: equal stacks folded, the odd one out first.
+    """Show where every rank of a running JOB is: equal stacks are folded, the one that differs comes first.
 
     \b
     allranks stack 1234                          a SLURM job, whoever started it
     allranks stack 1234_5 --all-threads
-    allranks stack --local                       what torchrun or allranks run started on this machine
+    allranks stack latest                        the newest run in runs/, on this machine
+    allranks stack --local                       ranks that torchrun or allranks run started on this machine
     allranks stack --pid 4711 4712
 
-    It reads from outside, in a step of its own, and stops nothing.
+    It reads the processes from outside and does not stop them.
     """
     from allranks.host.stacks import Wanted, look
-    from allranks.launch.look.stacks import StackReport, fold, render_stacks, stacks_to_json
+    from allranks.launch.look.stacks import StackReport, fold, render_stacks, split_jobs, stacks_to_json
+    from allranks.report.runs import find_run, is_job_of_slurm
     from allranks.report.text import Style, say
 
     if (len(targets) > 1 and not are_pids) or (not targets and (are_pids or not local)):
-        raise UsageError("stack: expected one SLURM job id, --pid with process ids, or --local")
+        raise UsageError("stack: expected one job or run, --pid with process ids, or --local")
     node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
     if here:
         from allranks.launch.step.parcels import pack
@@ -66,17 +72,24 @@ def stack(
         pids = tuple(int(text) for text in targets if text.isascii() and text.isdigit())
         if len(pids) < len(targets):
             raise UsageError(f"stack --pid {' '.join(targets)}: expected process ids, for example --pid 4711 4712")
-        report = StackReport(job="", documents=[look(Wanted(pids=pids), node=node)])
-        gone = sorted(set(pids) - {each.pid for each in report.documents[0].processes})
+        document = look(Wanted(pids=pids), node=node)
+        reports = [StackReport(job="", documents=[document])]
+        gone = sorted(set(pids) - {each.pid for each in document.processes})
         if gone:
             say(f"no such process here: {', '.join(map(str, gone))}")
-    elif local:
-        job = targets[0] if targets else ""
-        report = StackReport(job=job, documents=[look(Wanted(job=job), node=node)])
     else:
-        from allranks.launch.look.step import probe_job
+        run = find_run(targets[0], log_dir) if targets and not is_job_of_slurm(targets[0]) else None
+        job = run.id if run else "".join(targets)
+        if run is not None and run.verdict is not None and not run.is_of_slurm:
+            raise AllranksError(f"run {job} has ended; what happened to it: allranks why {job}")
+        if local or (run is not None and not run.is_of_slurm):
+            reports = split_jobs(look(Wanted(job=job), node=node))
+        else:
+            from allranks.launch.look.step import probe_job
 
-        report = probe_job(targets[0], silence_s=silence_s, env=os.environ, say=say)
-    groups = fold(report.documents, all_threads=all_threads)
-    click.echo(stacks_to_json(report, groups) if as_json else render_stacks(report, groups, Style.of(sys.stdout)))
-    return Exit.OK if any(group.frames for group in groups) else Exit.UNKNOWN
+            reports = [probe_job(job, silence_s=silence_s, env=os.environ, say=say)]
+    pairs = [(report, fold(report.documents, all_threads=all_threads)) for report in reports]
+    style = Style.of(sys.stdout)
+    text = "\n\n".join(render_stacks(report, groups, style) for report, groups in pairs)
+    click.echo(stacks_to_json(pairs) if as_json else text)
+    return Exit.OK if any(group.frames for _, groups in pairs for group in groups) else Exit.UNKNOWN

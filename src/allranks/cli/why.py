@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 import msgspec
 
+from allranks.cli import complete
 from allranks.cli.options import json_option
 from allranks.model.errors import Exit, SetupError, UsageError
 from allranks.model.finding import Finding, Severity, Verdict
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from allranks.why.logs.sources import Source
     from allranks.why.timeline import Row
 
-LATEST = Path("runs", "latest")
+RUNS = Path("runs")
 SHOW_PROGRESS_AFTER_S = 2.0
 PROGRESS_EVERY_S = 0.2
 MAX_PROBLEMS = 8
@@ -39,35 +40,38 @@ _GC_THRESHOLDS = (50_000, 20, 50)
 
 
 @click.command("why")
-@click.option("--timeline", "with_timeline", is_flag=True, help="Also what happened when, on all ranks.")
-@click.option(
-    "--all", "is_all", is_flag=True, help="Also the findings that are no more than consequences, or unlikely."
-)
-@click.option("--since", metavar="TIME", help="Leave out what was before: 2026-03-25T10:00, 10:00, or 30m, 2h.")
-@click.option("--until", metavar="TIME", help="Leave out what was after.")
+@click.option("--timeline", "with_timeline", is_flag=True, help="Also print the events of all ranks in order.")
+@click.option("--all", "is_all", is_flag=True, help="Also print findings that are consequences or unlikely.")
+@click.option("--since", metavar="TIME", help="Skip lines before this time: 2026-03-25T10:00, 10:00, or 30m, 2h.")
+@click.option("--until", metavar="TIME", help="Skip lines after this time.")
 @json_option
-@click.argument("targets", nargs=-1, metavar="[JOB | DIR | FILE... | -]")
+@click.argument("targets", nargs=-1, metavar="[JOB | RUN | DIR | FILE... | -]", shell_complete=complete.jobs_or_paths)
 def why(
     targets: tuple[str, ...], with_timeline: bool, is_all: bool, since: str | None, until: str | None, as_json: bool
 ) -> int:
-    """Say what happened to a job, and which rank on which node caused it, from its logs: of any launcher.
+    """Explain a failed job from its logs, of any launcher, and name the rank and node that caused it.
 
     \b
     allranks why 4711                            a SLURM job: its output files, those of its steps, its run directory
     allranks why logs/                           everything below a directory, also .gz and .zst
     allranks why 'out/rank_*.err' dmesg.txt
     kubectl logs job/train --prefix | allranks why -
-    allranks why                                 the newest run here: runs/latest
-    allranks why --timeline --since 30m logs/    what happened when, in the last 30 minutes of the logs
+    allranks why                                 the newest run here, also: latest, or a run's id
+    allranks why --timeline --since 30m logs/    events in order, in the last 30 minutes of the logs
 
     2h and 30m count back from the last time in the logs; lines without a time stay.
 
-    Exit codes: 0 nothing speaks of a failure, 1 something failed, 2 usage, 3 could not tell.
+    Exit codes: 0 no failure found, 1 a failure was found, 2 usage error, 3 no result, 78 SLURM is not available.
     """
     from allranks.why.dumps import read_dumps
     from allranks.why.verdicts import take_verdict
     from allranks.why.window import narrow, read_bound
 
+    if not targets and not Path(RUNS, "latest").exists():
+        raise UsageError(
+            "why: expected a job id, a directory, files, or - for standard input: there is no run in runs/"
+        )
+    asked, targets = targets, tuple(map(find_meant, targets or ("latest",)))
     first, last = (read_bound(text) if text else None for text in (since, until))
     sources, verdict = take_verdict(find_logs(targets))
     recordings = find_recordings(targets, sources)
@@ -82,26 +86,47 @@ def why(
     else:
         style = Style.of(sys.stdout)
         bounds = [word for flag, text in (("--since", since), ("--until", until)) if text for word in (flag, text)]
-        text = render_answer(answer, style, command=["allranks", "why", "--all", *bounds, *targets])
+        text = render_answer(answer, style, command=["allranks", "why", "--all", *bounds, *asked])
         click.echo(text if style.is_unicode else text.encode("ascii", "backslashreplace").decode())
     return document.exit_code
+
+
+def find_meant(target: str) -> str:
+    """Return what a word of the command line means: the id of a job of SLURM, a path, or `-`.
+
+    `latest` and a run's id mean the run in runs/; a directory that holds several runs means the newest of them.
+
+    Raises:
+        UsageError: `latest`, and there is no run here.
+    """
+    from allranks.report.runs import find_run, list_runs
+    from allranks.why.logs.job import is_job_id
+
+    if os.path.lexists(target):  # what is there under this name is meant
+        runs = list_runs(Path(target))
+        if len(runs) < 2:
+            return target
+        say(f"{target} holds {len(runs)} runs; reading the newest, {runs[0]}; the one before is {runs[1]}")
+        return str(runs[0])
+    run = None if target == "-" or is_job_id(target) else find_run(target, RUNS)
+    if run is None:
+        return target
+    say(f"reading {run.path}" + (", the newest run here" if target == "latest" else ""))
+    return run.id if run.is_of_slurm else str(run.path)
 
 
 def find_logs(targets: Sequence[str]) -> tuple[Source, ...]:
     """Return what to read; nothing where all that was named are dumps of the flight recorder.
 
     Raises:
-        UsageError: nothing was named and there is no run here, or what was named is not there.
+        UsageError: what was named is not there.
+        SetupError: a job was named, no log of it is here, and SLURM is not here or does not answer.
     """
+    from allranks.report.runs import is_run
     from allranks.why.dumps import is_dump
     from allranks.why.logs.job import find_job_sources, is_job_id
     from allranks.why.logs.sources import find_sources
 
-    if not targets:
-        if not LATEST.exists():
-            raise UsageError("why: expected a job id, a directory, files, or - for standard input: no runs/latest here")
-        say(f"reading {LATEST.resolve().name}, the newest run in {LATEST.parent}")
-        return tuple(replace(each, shown=str(LATEST / each.shown)) for each in find_sources([str(LATEST)]))
     targets = [target for target in targets if target == "-" or not is_dump(Path(target))]
     if not targets:
         return ()
@@ -109,17 +134,20 @@ def find_logs(targets: Sequence[str]) -> tuple[Source, ...]:
     jobs = [target for target in targets if is_job_id(target) and not os.path.lexists(target)]
     if not jobs:
         try:
-            return find_sources(targets)
+            found = find_sources(targets)
         except UsageError:
             if find_recordings(targets, ()):  # dumps alone are something to read, too
                 return ()
             raise
+        if len(targets) == 1 and is_run(Path(targets[0])):  # many words lead to it: the paths lead there from here
+            return tuple(replace(each, shown=str(Path(targets[0], each.shown))) for each in found)
+        return found
     if len(targets) > 1:
         raise UsageError(f"why {' '.join(targets)}: expected one job alone; or name the files of all")
     try:
         return find_job_sources(jobs[0])
-    except SetupError as exc:  # that SLURM is not here is a wrong use of this command, and no finding
-        raise UsageError(f"job {jobs[0]}: {exc}; name its files or directory instead") from exc
+    except SetupError as exc:
+        raise SetupError(f"job {jobs[0]}: {exc}; or name its files or directory") from exc
 
 
 def find_recordings(targets: Sequence[str], sources: Sequence[Source]) -> tuple[Source, ...]:

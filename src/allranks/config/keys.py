@@ -83,38 +83,56 @@ _SLURM_TIME = r"[0-9]{1,6}(:[0-9]{1,2}){0,2}|[0-9]{1,4}-[0-9]{1,2}(:[0-9]{1,2}){
 
 KEYS: dict[str, dict[str, Key]] = {
     "cluster": {
-        "name": Key(_matching(_TITLE), '1 to 64 ASCII characters, for example "six-node"', "what reports call it"),
+        "name": Key(
+            _matching(_TITLE), '1 to 64 ASCII characters, for example "six-node"', "name of the cluster in reports"
+        ),
     },
     "network": {
         "data": Key(_subnet, 'a subnet, for example "192.168.20.0/24"', "the subnet that carries gradients"),
-        "port": Key(_integer(1, 65535), "an integer from 1 to 65535, for example 29500", "the leader prefers it"),
-        "infiniband": Key(_boolean, "true or false", "whether NCCL may use InfiniBand; NCCL decides if not set"),
+        "port": Key(
+            _integer(1, 65535), "an integer from 1 to 65535, for example 29500", "TCP port that the leader tries first"
+        ),
+        "infiniband": Key(
+            _boolean, "true or false", "whether NCCL may use InfiniBand or RoCE; if not set, NCCL decides"
+        ),
     },
     "train": {
-        "backend": Key(_backend, '"auto", "nccl" or "gloo"', "auto is nccl where every rank has a GPU, else gloo"),
-        "timeout_s": Key(_seconds, _SECONDS + "600", "when torch gives a collective up"),
+        "backend": Key(
+            _backend, '"auto", "nccl" or "gloo"', "backend; auto is nccl if every rank has a GPU of its own, else gloo"
+        ),
+        "timeout_s": Key(_seconds, _SECONDS + "600", "timeout of collectives, in seconds"),
     },
     "guard": {
-        "join_s": Key(_seconds, _SECONDS + "60", "deadline of the roll call"),
-        "gone_s": Key(_seconds, _SECONDS + "10", "silence on two paths before a node is called gone"),
-        "beat_s": Key(_seconds, _SECONDS + "0.5", "between two words of an agent about its workers"),
-        "stopped_s": Key(_seconds, _SECONDS + "5", "how long a worker may be stopped before that is a fault"),
-        "stalled_s": Key(_seconds, _SECONDS + "5", "without an acknowledgement before a link is tried and blamed"),
-        "slow_s": Key(_seconds, _SECONDS + "30", "of waiting before a late rank is named"),
-        "hang_s": Key(_seconds, _SECONDS + "600", "when a merely slow rank is ended"),
+        "join_s": Key(_seconds, _SECONDS + "60", "time for all nodes to join, in seconds"),
+        "gone_s": Key(_seconds, _SECONDS + "10", "silence on two paths before a node is reported as lost, in seconds"),
+        "beat_s": Key(_seconds, _SECONDS + "0.5", "heartbeat interval, in seconds"),
+        "stopped_s": Key(
+            _seconds,
+            _SECONDS + "5",
+            "time that a worker may be stopped (SIGSTOP, a frozen cgroup) before that is a fault, in seconds",
+        ),
+        "stalled_s": Key(
+            _seconds, _SECONDS + "5", "time without an acknowledgement before a connection is tested, in seconds"
+        ),
+        "slow_s": Key(_seconds, _SECONDS + "30", "time that others wait before a late rank is reported, in seconds"),
+        "hang_s": Key(_seconds, _SECONDS + "600", "time after which a hanging rank is ended, in seconds"),
     },
     "slurm": {
-        "partition": Key(_matching(_PARTITION), 'a partition, for example "main"', "where jobs are queued"),
-        "time": Key(_matching(_SLURM_TIME), 'text such as "90" (minutes), "02:00:00" or "1-00"', "limit of a job"),
+        "partition": Key(_matching(_PARTITION), 'a partition, for example "main"', "partition of submitted jobs"),
+        "time": Key(
+            _matching(_SLURM_TIME), 'text such as "90" (minutes), "02:00:00" or "1-00"', "time limit of submitted jobs"
+        ),
     },
     "node": {
-        "name": Key(_node_name, 'a host name, for example "node01"', "the name that SLURM and `hostname` have for it"),
+        "name": Key(
+            _node_name, 'a host name, for example "node01"', "name of the node, as SLURM and `hostname` print it"
+        ),
         "address": Key(_address, 'an IP address, for example "192.168.20.15"', "its address on the data network"),
         "interface": Key(
             _matching(_INTERFACE),
             'an interface name of 1 to 15 letters, digits, "_", ".", "+" and "-", for example "ens1f1"',
-            "its data interface; found from network.data if not set",
+            "its data interface; if not set, found from network.data",
         ),
-        "gpus": Key(_integer(0, 1024), "an integer from 0 to 1024, for example 1", "GPUs that jobs may use"),
+        "gpus": Key(_integer(0, 1024), "an integer from 0 to 1024, for example 1", "number of GPUs that jobs may use"),
     },
 }

@@ -21,19 +21,21 @@ SETTLE_S = 1.5
 MAX_SETTLE_S = 4.0
 """How long the first one's does: victims end one after the other where cores are few."""
 
+_LOST = r"Connection (?:closed by (?:remote )?peer|reset by peer|refused)|Broken pipe"
 _SECONDARY = re.compile(
-    r"Connection closed by peer"
-    r"|Connection reset by peer"
-    r"|Connection refused"
-    r"|Broken pipe"
+    # Any client of the script's own says these, too: of torch they are where its name stands before them.
+    rf"(?:gloo|pair\.cc|c10d|Dist[A-Z]\w+Error|NCCL|TCPStore|SocketImpl|socket[A-Z]\w+)\b.*(?:{_LOST})"
+    rf"|^RuntimeError: (?:{_LOST})$"
+    r"|does not count, a collective failed"  # state.resumed.track
     r"|Application timeout caused pair closure"
     r"|Timed out waiting \d+ms for (?:recv|send) operation"
     r"|wait timeout after \d+ms"
     r"|init_process_group waited"
-    r"|[Ss]ocket has timed out"
+    r"|client socket has timed out"
     r"|recvValue failed|sendBytes failed|Failed to recv, got 0 bytes"
     r"|connectFullMesh failed"
-    r"|ncclRemoteError|NCCL communicator was aborted|[Ww]atchdog caught collective operation timeout"
+    r"|ncclRemoteError|NCCL communicator was aborted|[Ww]atchdog caught collective operation timeout",
+    re.MULTILINE,
 )
 """What torch says when another rank is the reason. Source: texts of torch 2.13 with Gloo, measured; NCCL's from
 torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp 2.13."""
@@ -42,10 +44,21 @@ _SIZE = re.compile(r"EnforceNotMet|Received data size doesn't match expected siz
 """Gloo's words when more bytes came than were asked for, before it aborts: whoever was wrong, this rank only noticed.
 Source: gloo/transport/tcp/pair.cc as in torch 2.13; measured."""
 
+_NETWORK = re.compile(rf"{_LOST}|Connection timed out|Read timed out|Temporary failure in name resolution")
+"""What a client of the script's own says when another machine failed it: the same code may well succeed next time."""
+
+_LOADER = re.compile(
+    r"DataLoader worker \(pid(?:\(s\))? (?P<pids>\d[\d, ]*)\) "
+    r"(?:is killed by signal: (?P<signal>\w[\w ]*)|exited unexpectedly(?! with exit code))"
+)
+"""Source: torch 2.13, torch/csrc/DataLoader.cpp and torch/utils/data/dataloader.py; measured."""
+
 _NAMED = re.compile(r"allranks: (AR\d{3} [a-z0-9-]+): (.+)", re.DOTALL)
 """What join.group says of a cause of the catalogue."""
 
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
+_UNPARSED = re.compile(r'  File "[^"]+", line \d+\n')
+"""How the traceback of a script that Python cannot parse begins: no frame of it has run."""
 _LIBRARY = re.compile(
     r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib[/\\]python3\.\d+[/\\]|[/\\]allranks[/\\]join[/\\]|^<frozen "
 )
@@ -69,6 +82,21 @@ def is_secondary(end: WorkerEnd) -> bool:
 def is_abort_for_size(end: WorkerEnd) -> bool:
     """Whether Gloo aborted a worker because ranks are in different collectives; it may be an innocent one."""
     return end.exit_code == -signal.SIGABRT and bool(_SIZE.search(end.stderr_tail or end.message or ""))
+
+
+def is_own_doing(end: WorkerEnd) -> bool:
+    """Whether a worker ended by an error of the user's code, which another start would meet again."""
+    is_bad_luck = loader_death(end) is not None or _NETWORK.search(end.message or "")
+    return end.could_not_start or (end.exit_code > 0 and not is_bad_luck)
+
+
+def loader_death(end: WorkerEnd) -> tuple[str, int] | None:
+    """Return the pids of the data loader's processes whose death ended a worker, and the signal; 0: not known."""
+    if not (last := _LOADER.search(end.message or end.stderr_tail or "")):
+        return None
+    deaths = [last, *_LOADER.finditer(end.traceback or end.stderr_tail or "")]
+    names = {signal.strsignal(signum): int(signum) for signum in signal.valid_signals()}
+    return last["pids"], max(names.get((death["signal"] or "").strip(), 0) for death in deaths)
 
 
 class Ledger:
@@ -141,7 +169,7 @@ class Ledger:
         if self.is_all_well:
             return Verdict(job=job, attempt=attempt, exit_code=Exit.OK)
         if (primary := self.primary) is not None:
-            finding, exit_code = self._finding_of(primary), _exit_code_of(primary)
+            finding, exit_code = self._finding_of(primary), exit_code_of(primary)
         elif self._failures:
             finding, exit_code = self._finding_of_victims(), int(Exit.USER_CODE)
         else:
@@ -150,57 +178,48 @@ class Ledger:
 
     def _finding_of(self, end: WorkerEnd) -> Finding:
         cause, message, fix = _describe(end)
-        return Finding(
-            cause=cause,
-            severity=Severity.FAIL,
-            confidence=Confidence.CERTAIN,
-            node=end.node,
-            ranks=(end.rank,),
-            message=message,
-            evidence=_evidence(end),
-            fix=fix,
-            victims=self._victims({end.rank}),
-        )
+        return self._blame(cause, message, (end.rank,), _evidence(end), fix=fix)
 
     def _finding_of_victims(self) -> Finding:
         first = min(self._failures, key=lambda end: end.time_s)
         if absent := _ranks_waited_for(first):
             words = (first.message or "").partition("init_process_group waited ")[2].partition("; look at")[0]
-            return Finding(
-                cause="AR401 missing-rank",
-                severity=Severity.FAIL,
-                confidence=Confidence.CERTAIN,
-                node=self._node_of(absent[0]),
-                ranks=absent,
-                message="never came to init_process_group, though its process was running",
-                evidence=(Evidence(seen=f"rank {first.rank} waited {words}", source=first.stderr_path),),
-                fix="look at what it does before that line: its .out and .err lie beside the log",
-                victims=self._victims(set(absent)),
-            )
+            message = "never came to init_process_group, though its process was running"
+            if absent[0] in self._exited:
+                message = "ended with exit code 0 before it came to init_process_group"
+            evidence = (Evidence(seen=f"rank {first.rank} waited {words}", source=first.stderr_path),)
+            fix = "look at what it does before that line: its .out and .err lie beside the log"
+            return self._blame("AR401 missing-rank", message, absent, evidence, fix=fix)
         early = {rank: time_s for rank, time_s in self._exited.items() if time_s < first.time_s}
         if early:
             rank = min(early, key=lambda rank: early[rank])
             ago_s = first.time_s - early[rank]
-            return Finding(
-                cause="AR407 dead-rank",
-                severity=Severity.FAIL,
-                confidence=Confidence.LIKELY,
-                node=self._node_of(rank),
-                ranks=(rank,),
-                message=f"it left with exit code 0, {ago_s:.1f} s before rank {first.rank} lost its connection",
-                evidence=_evidence(first),
-                fix="every rank must run the same number of steps: look at how the data is divided",
-                victims=self._victims(set(early)),
-            )
+            message = f"it left with exit code 0, {ago_s:.1f} s before rank {first.rank} lost its connection"
+            fix = "every rank must run the same number of steps: look at how the data is divided"
+            return self._blame("AR407 dead-rank", message, (rank,), _evidence(first), Confidence.LIKELY, fix=fix)
+        message = "it was the first to lose the others; no rank says why"
+        return self._blame("AR490 collective-timeout", message, (first.rank,), _evidence(first), Confidence.UNDECIDED)
+
+    def _blame(
+        self,
+        cause: str,
+        message: str,
+        ranks: tuple[int, ...],
+        evidence: tuple[Evidence, ...],
+        confidence: Confidence = Confidence.CERTAIN,
+        *,
+        fix: str | None = None,
+    ) -> Finding:
         return Finding(
-            cause="AR490 collective-timeout",
+            cause=cause,
             severity=Severity.FAIL,
-            confidence=Confidence.UNDECIDED,
-            node=first.node,
-            ranks=(first.rank,),
-            message="it was the first to lose the others; no rank says why",
-            evidence=_evidence(first),
-            victims=self._victims({first.rank}),
+            confidence=confidence,
+            node=self._node_of(ranks[0]),
+            ranks=ranks,
+            message=message,
+            evidence=evidence,
+            fix=fix,
+            victims=self._victims(set(ranks)),
         )
 
     def _node_of(self, rank: int) -> str | None:
@@ -225,8 +244,9 @@ def _describe(end: WorkerEnd) -> tuple[str, str, str | None]:
     """Cause, one line, and what to do about it."""
     if end.could_not_start:
         return "AR401 missing-rank", f"could not be started: {end.message}", None
-    if end.exit_code < 0:
-        signum = -end.exit_code
+    death = loader_death(end)
+    if death is not None or end.exit_code < 0:
+        pids, signum = death or ("", -end.exit_code)
         known = next((f"{known.name} (signal {signum})" for known in signal.Signals if known == signum), None)
         name = known or f"signal {signum}"
         fixes: dict[int, str] = {
@@ -235,18 +255,26 @@ def _describe(end: WorkerEnd) -> tuple[str, str, str | None]:
             signal.SIGABRT: "native code gave up: its last words are in the log",
             signal.SIGBUS: "often a full /dev/shm: df -h /dev/shm",
         }
-        return "AR407 dead-rank", f"killed by {name}, not by allranks", fixes.get(signum)
+        how = f"killed by {name}, not by allranks"
+        if pids:
+            how = f"its DataLoader worker (pid {pids}) {f'was {how}' if signum else 'exited unexpectedly'}"
+        return "AR407 dead-rank", how, fixes.get(signum)
     if (named := _NAMED.search(end.message or "")) is not None:
         return named[1], named[2].partition("\n")[0], None
     if end.message:
         where = _user_frame(end.traceback)
         first_line = end.message.strip().partition("\n")[0]
-        return "AR590 user-code-error", f"{first_line}{f' ({where})' if where else ''}", None
+        fix = None
+        if first_line == "ModuleNotFoundError: No module named 'torch'":
+            fix = f"{end.python or 'python'} -m pip install torch: that interpreter runs the script and has no torch"
+        return "AR590 user-code-error", f"{first_line}{f' ({where})' if where else ''}", fix
     return "AR590 user-code-error", f"ended with exit code {end.exit_code}", None
 
 
 def _evidence(end: WorkerEnd) -> tuple[Evidence, ...]:
     seen = end.traceback or (end.stderr_tail if not end.could_not_start else None)
+    if seen and _UNPARSED.match(seen):  # its last line is the message
+        seen = seen.rstrip().rpartition("\n")[0]
     return (Evidence(seen=seen.rstrip(), source=end.stderr_path),) if seen else ()
 
 
@@ -259,7 +287,8 @@ def _user_frame(traceback: str | None) -> str | None:
     return f"{last['file'].rpartition('/')[2]}:{last['line']} in {last['function']}"
 
 
-def _exit_code_of(end: WorkerEnd) -> int:
+def exit_code_of(end: WorkerEnd) -> int:
+    """Return the job's exit code where this worker is the reason."""
     if end.could_not_start:
         return Exit.SETUP
     return exit_for_signal(-end.exit_code) if end.exit_code < 0 else Exit.USER_CODE

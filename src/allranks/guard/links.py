@@ -211,39 +211,36 @@ def _of_node(
     name = f"{peers} or {node.name}" if is_undecided else node.name
     confidence = Confidence.UNDECIDED if is_undecided else Confidence.CERTAIN
     if is_mtu:
-        return name_fault(
+        return scene.fault(
             "AR204",
             f"small packets pass between {node.name} and {peers}, full-sized ones are lost",
+            *node.ranks,
             node=name,
-            ranks=tuple(node.ranks),
             evidence=evidence,
             confidence=confidence,
             fix=f"set the switch port, bridge or tunnel of {node.name} to the MTU of its data interface, or all data "
             "interfaces to what passes: ip link set <name> mtu 1500",
-            victims=scene.others(*node.ranks),
         )
-    return name_fault(
+    return scene.fault(
         "AR210",
         f"nothing comes through between it and {peers} on the data network; its agent still answers"
         if not is_undecided
         else f"nothing comes through between {peers} and {node.name} on the data network; both agents still answer",
+        *node.ranks,
         node=name,
-        ranks=tuple(node.ranks),
         evidence=evidence,
         confidence=confidence,
-        victims=scene.others(*node.ranks),
     )
 
 
 def _of_parts(scene: Scene, part: Sequence[int], others: set[int], evidence: Sequence[str]) -> Finding:
     one, two = (fold_hosts([scene.nodes[i].name for i in sorted(side)]) for side in (others, part))
-    return name_fault(
+    return scene.fault(
         "AR211",
         f"nothing comes through between {one} and {two} on the data network; within each group all is well",
         node=f"{one} or {two}",
         evidence=evidence,
         confidence=Confidence.UNDECIDED,
-        victims=scene.others(),
     )
 
 
@@ -258,7 +255,7 @@ def _judge_pairs(
     one, two = (scene.nodes[index].name for index in pairs[0])
     more = f" (and {len(pairs) - 1} more pairs)" if len(pairs) > 1 else ""
     what = "full-sized packets are lost, small ones pass," if is_mtu else "nothing comes through"
-    finding = name_fault(
+    finding = scene.fault(
         "AR204" if is_mtu else "AR211",
         f"{what} between {one} and {two} on the data network{more}; other nodes reach both",
         node=f"{one} or {two}",
@@ -266,7 +263,6 @@ def _judge_pairs(
         confidence=Confidence.UNDECIDED,
         fix=f"what lies between {one} and {two} is at fault: a filter, a route, a trunk, its MTU; until then leave "
         "out one of them",
-        victims=scene.others(),
     )
     return Judged(findings=(finding,), exit_code=Exit.NODE_FAULT, nodes=(leave,), cures=True)
 
@@ -309,7 +305,7 @@ def _judge_filtered(scene: Scene, episode: Episode, stalled: Sequence[Stalled]) 
         return _judge_lossy(scene, episode, bad, stalled) if bad else None
     worst = max(old, key=lambda each: each.link.stalled_s)
     one, two = (scene.nodes[index].name for index in sorted((worst.own, worst.peer)))
-    finding = name_fault(
+    finding = scene.fault(
         "AR206",
         f"a connection between {one} and {two} gets nothing across, while new ones pass: something between them drops "
         "just this one",
@@ -318,7 +314,6 @@ def _judge_filtered(scene: Scene, episode: Episode, stalled: Sequence[Stalled]) 
         confidence=Confidence.UNDECIDED,
         fix=f"on {one} and {two}: nft list ruleset; conntrack -S: a filter with state, or a full table, drops "
         "connections that it has forgotten",
-        victims=scene.others(),
     )
     leave = max(worst.own, worst.peer)
     return Judged(findings=(finding,), exit_code=Exit.NODE_FAULT, nodes=(leave,), cures=True)

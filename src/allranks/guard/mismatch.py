@@ -11,13 +11,14 @@ Of an aborted rank whose last call nobody knows the others tell: where all of th
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 
-from allranks.guard.judged import Judged, name_fault
+from allranks.guard.judged import Judged
 from allranks.guard.scene import Scene
 from allranks.model.beat import CallSeen
 from allranks.model.errors import Exit
@@ -26,24 +27,11 @@ from allranks.report.text import fold_ranks
 
 _SPELLINGS = {
     "allreduce": "all_reduce",
-    "allreduce_coalesced": "all_reduce",
-    "all_reduce_coalesced": "all_reduce",
     "allgather": "all_gather",
-    "all_gather_base": "all_gather",
-    "allgather_base": "all_gather",
-    "all_gather_into_tensor": "all_gather",
-    "allgather_into_tensor_coalesced": "all_gather",
-    "allgather_coalesced": "all_gather",
-    "all_gather_coalesced": "all_gather",
-    "all_gather_into_tensor_coalesced": "all_gather",
-    "reduce_scatter_base": "reduce_scatter",
-    "reduce_scatter_tensor": "reduce_scatter",
-    "reduce_scatter_tensor_coalesced": "reduce_scatter",
     "alltoall": "all_to_all",
-    "alltoall_base": "all_to_all",
-    "all_to_all_single": "all_to_all",
-    "all_to_all_base": "all_to_all",
+    "all_reduce_barrier": "barrier",  # NCCL has no barrier of its own: torch 2.11, ProcessGroupNCCL::barrier
 }
+_VARIANT = re.compile(r"(?:_into)?(?:_(?:tensor|base|single|coalesced))+$")
 """torch's own names of the same thing, in Python and in the recorder."""
 POINT_TO_POINT = ("send", "recv", "isend", "irecv")
 """Counted apart, and different on the two sides by nature."""
@@ -74,9 +62,15 @@ def find_mismatch(scene: Scene) -> Mismatch | None:
     """Return the first mismatch that somebody is stuck in, or died of."""
     by_number: defaultdict[tuple[str, int], dict[int, CallSeen]] = defaultdict(dict)
     twice: set[tuple[str, int]] = set()
+    members: defaultdict[str, set[int]] = defaultdict(set)
+    for view in scene.ranks.values():
+        for seen in view.beat.groups:
+            members[seen.name].update(seen.ranks)
     for rank, view in scene.ranks.items():
         for call in view.beat.calls:
             if call.seq <= 0 or canonical(call.op) in POINT_TO_POINT:
+                continue
+            if rank not in (members[call.group] or (rank,)):  # it was in an earlier group of that name
                 continue
             if rank in by_number[call.group, call.seq]:
                 twice.add((call.group, call.seq))  # coalesced: parts of it may still be to come
@@ -97,16 +91,16 @@ def judge_mismatch(scene: Scene, mismatch: Mismatch) -> Judged:
     odd = set(mismatch.odd) if mismatch.is_decided else set(_smaller_side(calls))
     usual = sorted(calls.keys() - odd)
     parts = [_say(sorted(odd), calls), _say(usual, calls)]
-    finding = name_fault(
+    names = {scene.node_of(rank).name for rank in mismatch.odd}
+    finding = scene.fault(
         "AR410",
         f"at collective {mismatch.seq} of group {mismatch.group} {parts[0]}, {parts[1]}",
-        node=_nodes_of(scene, mismatch.odd),
-        ranks=mismatch.odd,
+        *mismatch.odd,
+        node=next(iter(names)) if len(names) == 1 else None,
         evidence=[f"rank {rank}: {describe(calls[rank])}" for rank in [*sorted(odd)[:4], *usual[:4]]],
         confidence=Confidence.CERTAIN if mismatch.is_decided else Confidence.UNDECIDED,
         fix="every rank must call the same collectives in the same order, with the same shapes and dtypes: "
         "compare the places named here, and what decides which of them a rank takes",
-        victims=scene.others(*mismatch.odd),
     )
     return _user_error(finding, mismatch.odd)
 
@@ -117,30 +111,26 @@ def explain_abort(scene: Scene, aborted: int) -> Judged:
     unknown = sorted(rank for rank in range(scene.world_size) if rank not in calls and rank not in scene.left)
     if len(unknown) == 1 and len(calls) >= 2 and _compare(calls) is None:
         odd, agreed = unknown[0], sorted(calls)
-        finding = name_fault(
+        finding = scene.fault(
             "AR410",
             f"it was not in collective {seq} of group {group} as all others were: "
             f"{fold_ranks(agreed)} agree, and what it called is not known",
-            node=scene.node_of(odd).name,
-            ranks=(odd,),
+            odd,
             evidence=[
                 f"rank {aborted}: Gloo got data of another size than it asked for, and aborted the process",
                 *(f"rank {rank}: {describe(calls[rank])}" for rank in agreed[:4]),
             ],
             confidence=Confidence.LIKELY,
-            victims=scene.others(odd),
         )
         return _user_error(finding, (odd,))
-    finding = name_fault(
+    finding = scene.fault(
         "AR410",
         "Gloo got data of another size than it asked for, and aborted it: ranks are in different collectives, or in "
         "one with other shapes or dtypes; which rank is the odd one is not known",
-        node=scene.node_of(aborted).name,
-        ranks=(aborted,),
+        aborted,
         evidence=[f"rank {rank}: {describe(call)}" for rank, call in sorted(calls.items())[:8]],
         confidence=Confidence.UNDECIDED,
         ask="run it again with TORCH_DISTRIBUTED_DEBUG=DETAIL: every collective is compared before it is run",
-        victims=scene.others(aborted),
     )
     return _user_error(finding, (aborted,))
 
@@ -152,7 +142,7 @@ def canonical(op: str) -> str:
     >>> canonical("_allgather_base")
     'all_gather'
     """
-    plain = op.lower().rpartition(":")[2].lstrip("_")
+    plain = _VARIANT.sub("", op.lower().rpartition(":")[2].lstrip("_"))
     return _SPELLINGS.get(plain, plain)
 
 
@@ -208,11 +198,6 @@ def _newest_calls(scene: Scene) -> tuple[str, int, dict[int, CallSeen]]:
         return "0", 0, {}
     (group, seq), calls = max(found.items(), key=lambda item: (len(item[1]), item[0][1]))
     return group, seq, calls
-
-
-def _nodes_of(scene: Scene, ranks: tuple[int, ...]) -> str | None:
-    names = dict.fromkeys(scene.node_of(rank).name for rank in ranks)
-    return next(iter(names)) if len(names) == 1 else None
 
 
 def _user_error(finding: Finding, ranks: tuple[int, ...]) -> Judged:

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from allranks.guard.judged import Judged, name_fault
+from allranks.guard.judged import Judged
 from allranks.guard.scene import LEADER, NodeView, Scene, Tried
 from allranks.guard.waits import find_waiting
 from allranks.model.beat import ProcessState
@@ -99,11 +99,10 @@ def judge_stopped(scene: Scene) -> Judged | None:
     first = min(held, key=lambda view: view.beat.rank).beat
     is_traced = first.state is ProcessState.TRACED
     what = "held by a debugger" if is_traced else "stopped (SIGSTOP, or a frozen cgroup)"
-    finding = name_fault(
+    finding = scene.fault(
         "AR010",
         f"its process is {what} for {first.state_for_s:.1f} s; it is there, and does not run",
-        node=fold_hosts([scene.nodes[index].name for index in nodes]),
-        ranks=ranks,
+        *ranks,
         evidence=[
             f"rank {view.beat.rank}, pid {view.beat.pid}: state {'t' if is_traced else 'T'} in /proc for "
             f"{view.beat.state_for_s:.1f} s"
@@ -111,7 +110,6 @@ def judge_stopped(scene: Scene) -> Judged | None:
         ],
         fix=f"on {scene.nodes[nodes[0]].name}: kill -CONT {first.pid or 'PID'}; see who stopped it: "
         f"grep TracerPid /proc/{first.pid or 'PID'}/status, scontrol show job",
-        victims=scene.others(*ranks),
     )
     return Judged(findings=(finding,), exit_code=Exit.NODE_FAULT, ranks=ranks, nodes=nodes, cures=False)
 
@@ -212,30 +210,19 @@ def _gone(
     confidence: Confidence = Confidence.CERTAIN,
     fix: str | None = None,
 ) -> Finding:
-    return name_fault(
-        "AR012",
-        what,
-        node=node.name,
-        ranks=tuple(node.ranks),
-        evidence=evidence,
-        confidence=confidence,
-        fix=fix,
-        victims=scene.others(*node.ranks),
-    )
+    return scene.fault("AR012", what, *node.ranks, evidence=evidence, confidence=confidence, fix=fix)
 
 
 def _blame_leader(scene: Scene, now_s: float) -> Judged:
     leader = scene.nodes[LEADER]
     others = [node for node in scene.nodes if node.index != LEADER]
     told = [_say(scene, LEADER, tried[-1]) for tried in leader.tries.values()]
-    finding = name_fault(
+    finding = scene.fault(
         "AR210",
         "it hears nobody any more: all other nodes fell silent at once, so the link is its own",
-        node=leader.name,
-        ranks=tuple(leader.ranks),
+        *leader.ranks,
         evidence=[f"no word from {fold_hosts([node.name for node in others])}", *told[:4]],
         confidence=Confidence.LIKELY,
-        victims=scene.others(*leader.ranks),
     )
     return Judged(
         findings=(finding,), exit_code=Exit.NODE_FAULT, ranks=tuple(leader.ranks), nodes=(LEADER,), cures=True

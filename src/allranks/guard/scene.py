@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
+from allranks.guard.judged import name_fault
 from allranks.guard.vet import vet_beat
 from allranks.model.beat import NodeBeat, ProcessState, RankBeat, TrySeen
 from allranks.model.cluster import GuardTable
+from allranks.model.finding import Finding
+from allranks.model.hostlist import fold_hosts
 from allranks.wire.protocol import Member, WorkerEnd
 
 LEADER = 0
@@ -166,6 +170,12 @@ class Scene:
     def running(self) -> Iterator[RankView]:
         """Ranks that have told of themselves and have not ended."""
         return (view for rank, view in self.ranks.items() if rank not in self.left and rank not in self.ends)
+
+    def fault(self, cause_id: str, message: str, *ranks: int, **more: Any) -> Finding:
+        """Return a finding about these ranks and, where `more` names no node, theirs; all others are its victims."""
+        names = dict.fromkeys(self.node_of(rank).name for rank in sorted(ranks))
+        about = {"node": fold_hosts(list(names)), "ranks": ranks, "victims": self.others(*ranks)}
+        return name_fault(cause_id, message, **about | more)
 
     def others(self, *ranks: int) -> tuple[int, ...]:
         """All ranks but these and those that have left well: the victims."""

@@ -26,7 +26,7 @@ MIN_TIMES_LAST = 0.8
 """Of those that are late: so many because of one rank."""
 MIN_LAG_S = 0.02
 MIN_SHARE = 0.05
-"""Of everybody's time: less is not worth a word."""
+"""Fraction of the wall time of all others; less is not reported."""
 ERROR_FACTOR = 3.0
 """So many times the clocks' error must the lag be."""
 _MAX_OPEN = 512
@@ -41,8 +41,8 @@ class Straggler:
     lag_s: float
     """By how much it is later than all others, in the middle."""
     share: float
-    """Of everybody's time, at most: of several collectives that it holds up at once each is counted, unless all were
-    told."""
+    """Upper bound of the fraction of wall time that the others waited. Several collectives that it holds up at once are
+    counted one by one, unless all were reported."""
     num_collectives: int
     since_s: float
 

@@ -19,6 +19,7 @@ import os
 import select
 import socket
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -138,8 +139,7 @@ class Tries:
         try:
             sock = socket.socket(_family(target.address), socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         except OSError as exc:
-            seen = TrySeen(target=target.node_index, network=target.network, connects=False, error=_words(exc))
-            self._done[_key(target)] = now_s, seen
+            self._done[_key(target)] = now_s, _seen(target, connects=False, error=_words(exc))
             return
         sock.setblocking(False)
         running = _Running(target, sock, now_s + within_s, within_s)
@@ -191,25 +191,8 @@ class Tries:
         is_refused = number == errno.ECONNREFUSED
         self._end(each, now_s, connects=is_refused, refused=is_refused, error=os.strerror(number))
 
-    def _end(
-        self,
-        each: _Running,
-        now_s: float,
-        *,
-        connects: bool = False,
-        refused: bool = False,
-        carries: bool | None = None,
-        error: str = "",
-    ) -> None:
-        seen = TrySeen(
-            target=each.target.node_index,
-            network=each.target.network,
-            connects=connects,
-            refused=refused,
-            carries=carries,
-            error=error,
-        )
-        self._done[_key(each.target)] = now_s, seen
+    def _end(self, each: _Running, now_s: float, *, connects: bool = False, **more: Any) -> None:
+        self._done[_key(each.target)] = now_s, _seen(each.target, connects=connects, **more)
         self._drop(each)
 
     def _drop(self, each: _Running) -> None:
@@ -221,6 +204,10 @@ class Tries:
 
 def _key(target: TryTarget) -> tuple[int, str]:
     return target.node_index, target.network
+
+
+def _seen(target: TryTarget, **what: Any) -> TrySeen:
+    return TrySeen(target=target.node_index, network=target.network, **what)
 
 
 def _family(address: str) -> socket.AddressFamily:

@@ -26,21 +26,21 @@ Where workers only say that they lost others (`Connection closed by peer`), what
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from allranks.guard import links, mismatch, presence, waits
 from allranks.guard.clocks import NodeClock
-from allranks.guard.ends import Ledger, is_abort_for_size, is_failure
-from allranks.guard.judged import Judged, name_fault
+from allranks.guard.ends import Ledger, exit_code_of, is_abort_for_size, is_failure, is_own_doing, loader_death
+from allranks.guard.judged import Judged
 from allranks.guard.orders import Orders
 from allranks.guard.scene import HELD_STATES, Scene
 from allranks.guard.speech import Speech
 from allranks.guard.stragglers import Stragglers
 from allranks.model.beat import ProcessState
 from allranks.model.cluster import GuardTable
-from allranks.model.errors import exit_for_signal
 from allranks.model.finding import Confidence, Finding
 from allranks.wire.protocol import Beat, Plan, Try, WorkerEnd
 
@@ -48,6 +48,8 @@ ASLEEP_S = 2.0
 """Nobody asked for so long: the leader itself did not run."""
 OOM_S = 10.0
 """A kill that the kernel counted so shortly before a SIGKILL is that SIGKILL."""
+SHM_FULL = 0.9
+"""Of /dev/shm: a batch needs more than what is left then."""
 AFTER_KILL_S = 0.6
 """How long a SIGKILL waits for the next word of its node: did the kernel run out of memory, or is the node gone?"""
 SETTLED_S = 0.8
@@ -209,6 +211,7 @@ class Guard:
             lambda: presence.judge_stopped(self._scene),
             lambda: self._judge_mismatch(now),
             lambda: self._judge_links(now),
+            lambda: waits.judge_never_came(self._scene),
             lambda: self._judge_waits(now),
         )
         return next((found for rule in rules if (found := rule()) is not None), None)
@@ -256,9 +259,14 @@ class Guard:
 
     def _judge_primary(self, end: WorkerEnd, now: float) -> Judged | None:
         """A worker broke by itself; of SIGKILL the node's next word says whose it is."""
-        if end.exit_code == -signal.SIGKILL and end.rank in self._scene.ends:
+        pids, signum = loader_death(end) or ("", -end.exit_code)
+        who = f"its DataLoader worker (pid {pids})" if pids else "it"
+        node = self._scene.node_of(end.rank)
+        if pids and signum == signal.SIGBUS and node.beat is not None and node.beat.shm_used >= SHM_FULL:
+            what = f"{who} got SIGBUS: /dev/shm was full"
+            return self._judge_full("AR607", end, what, f"{node.beat.shm_used:.0%} of /dev/shm were in use")
+        if (signum == signal.SIGKILL or (pids and not signum)) and end.rank in self._scene.ends:
             _, heard_s = self._scene.ends[end.rank]
-            node = self._scene.node_of(end.rank)
             if node.lost_s is not None:
                 patience_s = EXPLAIN_S + self._settings.gone_s
                 return self._judge_gone(now) if now < heard_s + patience_s else self._from_ledger(now)
@@ -266,31 +274,24 @@ class Guard:
             if not has_spoken and now < heard_s + self._next_word_s:
                 return None
             if node.oom_s is not None and node.oom_s >= heard_s - OOM_S:
-                return self._judge_oom(end)
+                what = f"{who} was killed: the node, or the job's share of its memory, was full"
+                return self._judge_full("AR008", end, what, f"the kernel counted {node.oom_kills} kills out of memory")
         return self._from_ledger(now)
 
-    def _judge_oom(self, end: WorkerEnd) -> Judged:
-        node = self._scene.node_of(end.rank)
-        finding = name_fault(
-            "AR008",
-            "it was killed: the node, or the job's share of its memory, was full",
-            node=node.name,
-            ranks=(end.rank,),
-            evidence=["killed by SIGKILL (signal 9)", f"the kernel counted {node.oom_kills} kills out of memory"],
-            victims=self._scene.others(end.rank),
-        )
-        return Judged(findings=(finding,), exit_code=exit_for_signal(signal.SIGKILL), ranks=(end.rank,))
+    def _judge_full(self, cause_id: str, end: WorkerEnd, what: str, seen: str) -> Judged:
+        died = end.message if loader_death(end) else "killed by SIGKILL (signal 9)"
+        finding = self._scene.fault(cause_id, what, end.rank, evidence=[died or "", seen])
+        return Judged(findings=(finding,), exit_code=exit_code_of(end), ranks=(end.rank,))
 
     def _from_ledger(self, now_s: float) -> Judged:
         verdict = self._ledger.verdict("", 0)
         ranks = verdict.findings[0].ranks if verdict.findings else ()
         primary = self._ledger.primary
-        is_own_doing = primary is not None and (primary.exit_code > 0 or primary.could_not_start)
         return Judged(
             findings=verdict.findings,
             exit_code=verdict.exit_code,
             ranks=ranks,
-            is_retryable=not is_own_doing,
+            is_retryable=primary is None or not is_own_doing(primary),
             is_final=primary is not None,
         )
 
@@ -309,7 +310,7 @@ class Guard:
     def _explain_timeout(self, now: float) -> Judged | None:
         """Collectives that timed out by torch's own deadline: who had not come?"""
         ends = [end for end, _ in self._scene.ends.values()]
-        if not any("imed out" in (end.message or end.stderr_tail or "") for end in ends):
+        if not any(re.search("[Tt]im(?:ed|ing) out", end.message or end.stderr_tail or "") for end in ends):
             return None
         waiting = waits.find_waiting(self._scene, now)
         if waiting is None or not waiting.sinks or not set(waiting.sinks).isdisjoint(self._scene.ends):

@@ -53,22 +53,10 @@ def _vet_rank(rank: RankBeat) -> RankBeat | None:
     ages = (rank.state_for_s, rank.cpu_s, rank.main_at_for_s, rank.step_age_s, rank.silent_s or 0.0)
     if not _are_ages(ages):
         return None
-    is_plain = len(rank.groups) <= MAX_GROUPS and len(rank.calls) <= MAX_CALLS and len(rank.lags) <= MAX_CALLS
-    groups = rank.groups[:MAX_GROUPS]
-    calls = rank.calls[-MAX_CALLS:]
-    # Order matters: the usual beat is sound, and is handed on as it came.
-    if (
-        is_plain
-        and all(map(_is_sound_group, groups))
-        and all(map(_is_sound_call, calls))
-        and _is_short(rank.main_at)
-        and _is_short(rank.phase)
-    ):
-        return rank
     return msgspec.structs.replace(
         rank,
-        groups=tuple(filter(_is_sound_group, groups)),
-        calls=tuple(filter(_is_sound_call, calls)),
+        groups=tuple(filter(_is_sound_group, rank.groups[:MAX_GROUPS])),
+        calls=tuple(filter(_is_sound_call, rank.calls[-MAX_CALLS:])),
         lags=rank.lags[-MAX_CALLS:],
         main_at=as_one_line(rank.main_at),
         phase=as_one_line(rank.phase, at_most=40),

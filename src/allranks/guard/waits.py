@@ -15,7 +15,6 @@ from allranks.guard.scene import SILENT_S, RankView, Scene
 from allranks.model.beat import CallSeen, GroupSeen, ProcessState, RankBeat
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence
-from allranks.model.hostlist import fold_hosts
 from allranks.recorder.calls import Call, Dump, Status
 from allranks.recorder.waits import Stop, StopKind, find_stops
 from allranks.report.text import fold_ranks
@@ -24,6 +23,8 @@ CROSSING_S = 1.0
 """Beats of two nodes about the same moment come no further apart."""
 LEFT_S = 3.0
 """How long others must have waited for a rank that has left with 0: beats of a healthy end may cross."""
+CAME_S = 1.5
+"""How long after the end of a rank others must still wait for it to come."""
 MAX_NAMED = 4
 _UNKNOWN_OP = "collective"
 _FILE_CALLS = ("fsync", "torch/serialization", "write_bytes", "shutil")
@@ -85,7 +86,7 @@ def find_waiting(scene: Scene, now_s: float, *, names_unknown: bool = False) -> 
 def _fell_silent(scene: Scene, ranks: tuple[int, ...], waited_s: float) -> bool:
     """Whether ranks have told nothing since the others began to wait, as one that holds the GIL from then on.
 
-    One that was silent before, and came to collectives all the same, may be anywhere.
+    A rank that was silent before the wait may have moved on; its position is unknown.
     """
     silences_s = [scene.ranks[rank].beat.silent_s or 0.0 for rank in ranks if rank in scene.ranks]
     return all(SILENT_S < each <= waited_s + SILENT_S + CROSSING_S for each in silences_s)
@@ -115,14 +116,12 @@ def judge_hang(scene: Scene, waiting: Waiting, now_s: float) -> Judged:
     is_file = bool(views) and all(_is_in_file(view.beat) for view in views)
     is_decided = waiting.stop.is_decided or len(ranks) == 1
     what = ", ".join(_say_sink(scene, rank, waiting, now_s, is_short=True) for rank in ranks[:MAX_NAMED])
-    finding = name_fault(
+    finding = scene.fault(
         "AR606" if is_file else "AR408",
         f"{what}; {fold_ranks(waiting.waiting)} waited for it in {_shown(waiting.stop)}",
-        node=fold_hosts([scene.nodes[index].name for index in nodes]),
-        ranks=ranks,
+        *ranks,
         evidence=_evidence(scene, waiting, now_s),
         confidence=Confidence.LIKELY if is_decided else Confidence.UNDECIDED,
-        victims=scene.others(*ranks),
     )
     return Judged(findings=(finding,), exit_code=Exit.HANG, ranks=ranks, nodes=nodes if is_file else (), cures=is_file)
 
@@ -132,15 +131,31 @@ def judge_left(scene: Scene, waiting: Waiting) -> Judged | None:
     gone = tuple(rank for rank in waiting.sinks if rank in scene.left)
     if not gone or len(gone) < len(waiting.sinks) or min(waiting.waited_s, waiting.stuck_s) < LEFT_S:
         return None
-    finding = name_fault(
+    finding = scene.fault(
         "AR407",
         f"it left with exit code 0, and {fold_ranks(waiting.waiting)} waited for it in {_shown(waiting.stop)}",
-        node=fold_hosts(list(dict.fromkeys(scene.node_of(rank).name for rank in gone))),
-        ranks=gone,
+        *gone,
         evidence=[waiting.stop.message],
         confidence=Confidence.LIKELY,
         fix="every rank must run the same number of steps: look at how the data is divided",
-        victims=scene.others(*gone),
+    )
+    return Judged(findings=(finding,), exit_code=Exit.USER_CODE, ranks=gone, is_retryable=False)
+
+
+def judge_never_came(scene: Scene) -> Judged | None:
+    """Return the verdict where ranks wait in init_process_group for one that had ended with 0 some time before."""
+    waiting = [view for view in scene.running() if view.beat.phase == "arriving" and (view.beat.silent_s or 0) < 1]
+    told_s = max((view.told_s for view in waiting), default=0.0)
+    gone = tuple(sorted(rank for rank, left_s in scene.left.items() if told_s >= left_s + CAME_S))
+    if not gone:
+        return None
+    ranks = fold_ranks(sorted(view.beat.rank for view in waiting))
+    finding = scene.fault(
+        "AR401",
+        f"it ended with exit code 0 before it came to init_process_group, where {ranks} waited for it",
+        *gone,
+        evidence=[f"rank {view.beat.rank} waits{_at(view.beat.main_at)}" for view in waiting[:MAX_NAMED]],
+        fix="look at why it ended: its .out and .err lie beside the log",
     )
     return Judged(findings=(finding,), exit_code=Exit.USER_CODE, ranks=gone, is_retryable=False)
 
@@ -156,14 +171,12 @@ def judge_blocked(scene: Scene) -> Judged | None:
         return None
     ranks = tuple(sorted(beat.rank for beat in held))
     nodes = tuple(sorted({scene.node_of(rank).index for rank in ranks}))
-    finding = name_fault(
+    finding = scene.fault(
         "AR606",
         f"{fold_ranks(ranks)} waited in the kernel for {held[0].state_for_s:.0f} s: a disk or a file server does not "
         "answer",
-        node=fold_hosts([scene.nodes[index].name for index in nodes]),
-        ranks=ranks,
+        *ranks,
         evidence=[f"rank {each.rank}, pid {each.pid}: state D in /proc{_at(each.main_at)}" for each in held[:8]],
-        victims=scene.others(*ranks),
     )
     return Judged(
         findings=(finding,), exit_code=Exit.HANG, ranks=ranks, nodes=nodes, cures=len(nodes) < len(scene.nodes)

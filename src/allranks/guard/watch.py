@@ -12,6 +12,7 @@ Everything is read from outside the workers, so that it answers when they cannot
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -33,6 +34,8 @@ TOLD_STALL_S = 0.5
 """A connection is told of when nothing was acknowledged for so long."""
 MAX_LINKS = 64
 OOM_EVERY_S = 1.0
+SHM_S = 10.0
+"""How long the largest use of /dev/shm is told."""
 
 
 class Watched(Protocol):
@@ -73,6 +76,8 @@ class Watch:
         self._oom_watch = OomWatch(root=root)
         self._ooms = 0
         self._ooms_at_s = 0.0
+        self._shm = (0.0, 0.0)
+        """The largest share of /dev/shm in use, and when that was seen."""
         self._last: dict[int, RankBeat] = {}
 
     def begin(self, generation: int, workers: Sequence[Watched], now_s: float, *, node_index: int) -> None:
@@ -91,6 +96,7 @@ class Watch:
             if door is not None:
                 door.turn(now_s)
         self._tries.turn(now_s)
+        self._look_at_shm(now_s)
         if now_s < self._next_s:
             return None
         self._next_s = now_s + self._settings.beat_s
@@ -110,6 +116,7 @@ class Watch:
             addresses=self._addresses,
             try_ports=ports,
             oom_kills=self._count_ooms(now_s, is_urgent=any(rank.state is ProcessState.GONE for rank in ranks)),
+            shm_used=self._shm[0],
             time_ns=time.time_ns(),
         )
 
@@ -158,6 +165,13 @@ class Watch:
         ]
         stuck.sort(key=lambda each: -each.stalled_s)
         return tuple(map(_as_link, stuck[:MAX_LINKS]))
+
+    def _look_at_shm(self, now_s: float) -> None:
+        with contextlib.suppress(OSError):
+            room = os.statvfs(self._root / "dev/shm")
+            used = 1 - room.f_bavail / room.f_blocks if room.f_blocks else 0.0  # 0 blocks: without a limit
+            if used >= self._shm[0] or now_s > self._shm[1] + SHM_S:
+                self._shm = used, now_s
 
     def _count_ooms(self, now_s: float, *, is_urgent: bool) -> int:
         if is_urgent or now_s >= self._ooms_at_s:

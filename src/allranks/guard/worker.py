@@ -72,6 +72,7 @@ class WatchedWorker:
         at, at_for_s = told.at, _age_s(told.since_ns, now_ns) if told.since_ns else 0.0
         if silent_s is not None and silent_s > SILENT_S and seen.state is not ProcessState.GONE:
             at = self._spy.place(seen.pid) or at
+        groups = _groups(told, read.call, now_ns)
         return RankBeat(
             rank=self.rank,
             pid=seen.pid,
@@ -85,8 +86,8 @@ class WatchedWorker:
             step_age_s=_age_s(read.step_ns, now_ns) if read.step is not None else 0.0,
             checkpoint=read.saved,
             phase=read.phase,
-            groups=_groups(told, read.call, now_ns),
-            calls=_calls(told, _decode_words(read), read.call),
+            groups=groups,
+            calls=_calls(told, _decode_words(read), read.call, groups),
             lags=self._new_lags(told),
             blind=tuple(told.blind),
         )
@@ -120,8 +121,9 @@ class WatchedWorker:
 
 def _groups(told: _Told, call: PythonCall | None, now_ns: int) -> tuple[GroupSeen, ...]:
     found = []
-    for name, ranks, enqueued, completed, open_since_ns in told.groups:
-        waiting_s = _age_s(open_since_ns, now_ns) if open_since_ns else 0.0
+    for name, ranks, enqueued, counted, open_since_ns in told.groups:
+        completed = _completed(told, name, counted)
+        waiting_s = _age_s(open_since_ns, now_ns) if open_since_ns and enqueued > completed else 0.0
         if call is not None and call.group == name and not call.is_done:
             waiting_s = waiting_s or _age_s(call.called_ns, now_ns)
             if not _is_p2p(call):
@@ -130,7 +132,16 @@ def _groups(told: _Told, call: PythonCall | None, now_ns: int) -> tuple[GroupSee
     return tuple(found)
 
 
-def _calls(told: _Told, words: _Words, call: PythonCall | None) -> tuple[CallSeen, ...]:
+def _completed(told: _Told, name: str, completed: int) -> int:
+    """The last number that is done: Gloo's threads count as they end, so its count may lag behind its own entries."""
+    calls = [call for call in told.calls if call.group == name and call.peer is None]
+    done = {call.seq for call in calls if call.is_done} - {call.seq for call in calls if not call.is_done}
+    while completed + 1 in done:
+        completed += 1
+    return completed
+
+
+def _calls(told: _Told, words: _Words, call: PythonCall | None, groups: tuple[GroupSeen, ...]) -> tuple[CallSeen, ...]:
     """The recorder's calls, later words over earlier ones, and the one that Python made where no recorder has it."""
     known = {(each.group, each.seq, each.peer): each for each in (*told.calls, *words.calls)}
     calls = sorted(known.values(), key=lambda each: each.created_ns)
@@ -138,7 +149,7 @@ def _calls(told: _Told, words: _Words, call: PythonCall | None) -> tuple[CallSee
         return tuple(calls)
     key = call.group, call.seq, None
     if _is_p2p(call) or key not in known:
-        return (*calls, _as_call(call, told))
+        return (*calls, _as_call(call, groups))
     is_it = [(each.group, each.seq, each.peer) == key for each in calls]
     return tuple(
         msgspec.structs.replace(each, place=call.place) if is_this else each
@@ -146,8 +157,8 @@ def _calls(told: _Told, words: _Words, call: PythonCall | None) -> tuple[CallSee
     )
 
 
-def _as_call(call: PythonCall, told: _Told) -> CallSeen:
-    completed = {name: done for name, _, _, done, _ in told.groups}.get(call.group, -1)
+def _as_call(call: PythonCall, groups: tuple[GroupSeen, ...]) -> CallSeen:
+    completed = {group.name: group.completed for group in groups}.get(call.group, -1)
     return CallSeen(
         group=call.group,
         seq=call.seq,

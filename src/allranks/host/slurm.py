@@ -184,13 +184,16 @@ def find_old_jobs(job_id: str) -> tuple[JobState, ...]:
     return parse_sacct(answer.stdout) if answer.returncode == 0 else ()
 
 
-def list_jobs(user: str) -> tuple[JobState, ...]:
+def list_jobs(user: str, *, deadline_s: float = DEADLINE_S) -> tuple[JobState, ...]:
     """Return the jobs of a user that wait or run.
 
+    Args:
+        user: whose.
+        deadline_s: how long to wait for the controller.
     Raises:
         SetupError: SLURM is not there, or does not answer.
     """
-    answer = run_slurm("squeue", "-h", "-u", user, "-o", _FIELD.join(_SQUEUE.values()))
+    answer = run_slurm("squeue", "-h", "-u", user, "-o", _FIELD.join(_SQUEUE.values()), deadline_s=deadline_s)
     if answer.returncode != 0:
         raise refusal_of("squeue", words_of(answer))
     return parse_squeue(answer.stdout)

@@ -8,9 +8,11 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 
 from allranks.model.errors import SetupError, UsageError
 
@@ -23,6 +25,11 @@ _WORDS_OF_USAGE = (
     "reservation is invalid", "requested time limit is invalid", "unrecognized option", "ambiguous option",
     "requires an argument", "doesn't allow an argument", "dependency problem", "specification", "bad value",
 )  # fmt: skip
+
+_WORDS_OF_NO_CLUSTER = (
+    "dns srv lookup failed", "could not establish a configuration source", "unable to process configuration file",
+)  # fmt: skip
+_CURE = "load the slurm module, or log in to a login node of the cluster"
 
 
 def run_slurm(
@@ -41,14 +48,15 @@ def run_slurm(
         stdin: what it reads.
         deadline_s: seconds until it is killed.
     Raises:
-        SetupError: it is not there, or does not answer.
+        SetupError: it is not there, has no cluster, or does not answer.
     """
     if env is None:
         # What the user set for their own view (SQUEUE_STATES, SLURM_TIME_FORMAT=relative) must not filter ours.
         own = ("SQUEUE_", "SACCT_", "SCONTROL_", "SINFO_", "SCANCEL_", "SLURM_TIME_FORMAT")
         env = {name: value for name, value in os.environ.items() if not name.startswith(own)}
+    require_slurm(tool, env)
     try:
-        return subprocess.run(
+        answer = subprocess.run(
             [tool, *arguments],
             env=dict(env),
             input=stdin,
@@ -58,15 +66,36 @@ def run_slurm(
             timeout=deadline_s,
             check=False,
         )
-    except FileNotFoundError as exc:
-        raise SetupError(
-            f"{tool}: no such program here; SLURM's commands are needed: load the slurm module, or log in to a login "
-            "node of the cluster"
-        ) from exc
     except OSError as exc:
         raise SetupError(f"{tool}: {exc.strerror}") from exc
     except subprocess.TimeoutExpired as exc:
         raise SetupError(f"{tool}: no answer from SLURM within {deadline_s:.0f} s; is its controller up?") from exc
+    if answer.returncode != 0:
+        refuse_without_cluster(tool, answer.stderr)
+    return answer
+
+
+def require_slurm(tool: str, env: Mapping[str, str]) -> None:
+    """Check what one of SLURM's commands needs on this machine.
+
+    Raises:
+        SetupError: the command is not on PATH, or the file that SLURM_CONF names is not there.
+    """
+    if shutil.which(tool, path=env.get("PATH", os.defpath)) is None:
+        raise SetupError(f"{tool}: no such program here; SLURM's commands are needed: {_CURE}")
+    conf = env.get("SLURM_CONF")
+    if conf and not Path(conf).exists():  # SLURM's own commands would look for it for 60 s
+        raise SetupError(f"{tool}: SLURM_CONF={conf}: no such file; SLURM's commands need it: {_CURE}")
+
+
+def refuse_without_cluster(tool: str, words: str) -> None:
+    """Check what a command that failed has said.
+
+    Raises:
+        SetupError: it found no configuration, so this machine belongs to no cluster.
+    """
+    if any(part in words.lower() for part in _WORDS_OF_NO_CLUSTER):
+        raise SetupError(f"{tool}: no slurm.conf on this machine; SLURM's commands need it: {_CURE}")
 
 
 @contextlib.contextmanager

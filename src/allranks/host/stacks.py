@@ -85,6 +85,8 @@ class Process(msgspec.Struct, frozen=True, kw_only=True):
     threads: tuple[Thread, ...] = ()
     problem: str = ""
     """Why there are no threads."""
+    job: str = ""
+    """The job that its environment names (`name_job`)."""
 
 
 class NodeStacks(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,7 +101,7 @@ class NodeStacks(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Whose stacks: a job's, these processes', or every process here that has a RANK."""
+    """Whose stacks: a job's (SLURM's id, or as `name_job` says), these processes', or every process with a RANK."""
 
     job: str = ""
     pids: tuple[int, ...] = ()
@@ -136,6 +138,7 @@ def look(wanted: Wanted, *, node: str, root: Path = Path("/")) -> NodeStacks:
                 cpu=round(max(0.0, _cpu_seconds(root, each.pid) - before[each.pid]) / window_s, 2),
                 threads=tuple(_with_text(thread, texts.get(each.pid, {})) for thread in threads),
                 problem=problem,
+                job=each.job,
             )
         )
     return NodeStacks(node=node, job=wanted.job, processes=tuple(processes), others=tuple(others))
@@ -174,14 +177,27 @@ class Found:
     role: Role = Role.WORKER
     rank: int | None = field(init=False)
     local_rank: int | None = field(init=False)
+    job: str = field(init=False)
 
     def __post_init__(self) -> None:
+        self.job = name_job(self.env)
         is_task = (_count(self.env, "SLURM_STEP_ID") or 0) < FIRST_SPECIAL_STEP and "SLURM_STEP_ID" in self.env
         slurm = "SLURM_PROCID", "SLURM_LOCALID"
         rank, local = slurm if is_task else ("", "")
         # Order matters: the innermost launcher first.
         self.rank = _count(self.env, "RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", rank)
         self.local_rank = _count(self.env, "LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", local)
+
+
+def name_job(env: Mapping[str, str]) -> str:
+    """Return what tells a process's job from others on this machine: the id of its run, else SLURM's, else its store.
+
+    >>> name_job({"TORCHELASTIC_RUN_ID": "none", "MASTER_ADDR": "node01", "MASTER_PORT": "29500"})
+    'node01:29500'
+    """
+    run = env.get("TORCHELASTIC_RUN_ID", "none")  # "none" is torchrun's default
+    store = ":".join(env[name] for name in ("MASTER_ADDR", "MASTER_PORT") if env.get(name))
+    return run if run not in ("", "none") else env.get("SLURM_JOB_ID") or store
 
 
 def find_processes(wanted: Wanted, *, root: Path = Path("/")) -> tuple[list[Found], list[str]]:
@@ -205,6 +221,7 @@ def find_processes(wanted: Wanted, *, root: Path = Path("/")) -> tuple[list[Foun
     for pid, stat in stats.items():
         if stat.state == "Z" and stat.parent in mine and pid not in mine and _PYTHON.match(stat.name):
             mine[pid] = Found(pid, stat, {}, ())
+            mine[pid].job = mine[stat.parent].job
     _assign_roles(mine, stats)
     order = list(Role)
     ranked = sorted(mine.values(), key=lambda each: (order.index(each.role), each.rank is None, each.rank, each.pid))
@@ -254,7 +271,7 @@ def _is_wanted(wanted: Wanted, pid: int, env: Mapping[str, str], root: Path) -> 
     if not wanted.job:
         return "RANK" in env and "WORLD_SIZE" in env
     names = {value for name, value in env.items() if re.fullmatch(r"SLURM_JOB_ID(_HET_GROUP_\d+)?", name)}
-    names.add(f"{env.get('SLURM_ARRAY_JOB_ID')}_{env.get('SLURM_ARRAY_TASK_ID')}")
+    names |= {f"{env.get('SLURM_ARRAY_JOB_ID')}_{env.get('SLURM_ARRAY_TASK_ID')}", name_job(env)}
     if not env:  # another user's, or one that forbids to be read: SLURM's cgroup still says whose it is
         names |= set(re.findall(r"/job_(\d+)/", _read(root / f"proc/{pid}/cgroup").decode(errors="replace")))
     return wanted.job in names

@@ -127,6 +127,7 @@ def _write_error_file(path: str, kind: type[BaseException], value: BaseException
                 "py_callstack": "".join(traceback.format_exception(kind, value, trace)),
                 "timestamp": str(int(now_s)),
                 "time_s": now_s,
+                "python": sys.executable,
             },
         }
     }

@@ -1,8 +1,9 @@
 """The agent: one process on each node that starts this node's workers, tells of them, and obeys the leader.
 
-One thread, one selector: pidfds of the workers, the line to the leader, signals; the workers' output is shown between
-two waits. What a failure means for the others is decided in one place, by launch.lead; every agent, the leader's own
-included, only tells (Beat, Failed, Exited, Interrupted) and obeys (Order, Try, Stop, Plan, Goodbye).
+One thread, one selector: pidfds of the workers, the line to the leader, signals. The workers' output is read between
+two waits, and written by threads that may block (launch.screen). What a failure means for the others is decided in one
+place, by launch.lead; every agent, the leader's own included, only tells (Beat, Failed, Exited, Interrupted) and obeys
+(Order, Try, Stop, Plan, Goodbye).
 
     starting -> watching -> ending -> waiting -> starting ...     a Plan begins the next generation
                                          `-----> gone            a Goodbye, or a leader that is lost: from anywhere
@@ -23,7 +24,9 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from allranks.launch.crew import Crew
-from allranks.launch.lead.course import GRACE_S
+from allranks.launch.lead.course import ASLEEP_S, GRACE_S
+from allranks.launch.lead.outcome import describe_running
+from allranks.launch.pulse import Pulse
 from allranks.launch.workers import Worker, reap_orphans
 from allranks.model.beat import NodeBeat
 from allranks.model.errors import Exit, StoppedBySignal, WireError, exit_for_signal
@@ -126,15 +129,20 @@ class Agent:
         self._inbox = inbox
         self._watch = watch
         self._selector = selectors.DefaultSelector()
-        self._plan: Plan | None = None
+        self.plan: Plan | None = None
+        """Of this generation."""
         self._goodbye: Goodbye | None = None
         self.is_leader_lost = False
         self._interrupted_by: int | None = None
+        self._interrupted_s = 0.0
         self._has_asked_to_save = False
         self._stopped_at_s: float | None = None
         self._ping = (0, 0.0)
-        self._heard_s = time.monotonic()
+        self._heard_s = self._turned_s = time.monotonic()
         self._standbys_at_s: float | None = None
+        self._pulse = Pulse(self._heard_s)
+        self._silent_s: float | None = None
+        """For how long the workers here have written nothing, when that is worth a line."""
         inbox.kill_now = crew.kill
 
     def run(self, group: Plan, leader: Leader | None) -> Goodbye:
@@ -156,6 +164,7 @@ class Agent:
                 self._turn()
                 if leader is not None:
                     leader.turn(time.monotonic())
+                    self._tell_silence(leader.progress.step)
             self._crew.wait_for_writers(WRITERS_S if self._interrupted_by is None else GRACE_S)
             assert self._goodbye is not None
             return self._goodbye
@@ -170,12 +179,13 @@ class Agent:
     # Watching
 
     def _begin(self, group: Plan) -> None:
-        self._plan = group
+        self.plan = group
         self._stopped_at_s = None
         self._crew.start(group)
         now_s = time.monotonic()
         self._watch.begin(group.generation, self._crew.watched, now_s, node_index=group.node_index)
         self._tell(self._watch.beat(now_s))  # where this node can be tried, before anything can happen to it
+        self._pulse = Pulse(now_s)
         self._standbys_at_s = now_s + STANDBYS_AFTER_S if group.generation < group.max_restarts else None
         for worker in self._crew.workers:
             if worker.end is None:
@@ -192,11 +202,15 @@ class Agent:
 
     def _turn(self) -> None:
         """Wait for something to happen, handle it, show new output, do what is due."""
-        for key, _ in self._selector.select(PUMP_S):
-            key.data(key.fileobj)
+        # Twice: ends that are noticed together are told to the leader in this process before it judges one of them.
+        for timeout_s in (PUMP_S, 0.0):
+            for key, _ in self._selector.select(timeout_s):
+                key.data(key.fileobj)
         now_s = time.monotonic()
+        self._heard_s += max(0.0, now_s - self._turned_s - ASLEEP_S)
+        self._turned_s = now_s
         self._read_inbox()
-        self._crew.console.pump()
+        self._silent_s = self._pulse.turn(now_s, has_news=self._crew.console.pump())
         reap_orphans(self._crew.workers)
         if self._crew.is_ending and not self._has_stopped and self._crew.advance(now_s):
             self._settle()
@@ -207,6 +221,13 @@ class Agent:
             self._crew.prepare_standbys()
         if now_s - self._heard_s > LEADER_SILENT_S:
             self._lose(f"it has said nothing for {LEADER_SILENT_S:.0f} s, although its machine answers")
+
+    def _tell_silence(self, step: int | None) -> None:
+        """Say that the workers run, where they have written nothing here for a while."""
+        if self._silent_s is not None and self._crew.still_running and not self._crew.is_ending:
+            assert self.plan is not None
+            has_spoken = self._pulse.has_spoken
+            self._crew.say(describe_running(self.plan.world_size, self._silent_s, has_spoken=has_spoken, step=step))
 
     def _tell(self, node: NodeBeat) -> None:
         ping_ns, came_s = self._ping
@@ -230,7 +251,7 @@ class Agent:
         if not self._inbox.received:
             return
         if self._interrupted_by is None:
-            self._interrupted_by = self._inbox.received[0]
+            self._interrupted_by, self._interrupted_s = self._inbox.received[0], time.monotonic()
             self._send(Interrupted(signum=self._interrupted_by))
         is_patient = self._inbox.received == [signal.SIGTERM]
         if not self._crew.is_ending and not (is_patient and self._crew.can_save):  # else the leader says when
@@ -282,8 +303,8 @@ class Agent:
                 self._lose(f"it said {type(message).__name__}, which a leader never does now")
 
     def _keep_evidence(self) -> None:
-        assert self._plan is not None
-        me = self._plan.members[self._plan.node_index]
+        assert self.plan is not None
+        me = self.plan.members[self.plan.node_index]
         self._watch.keep(self._crew.run_dir.node_path(me.name), within_s=KEEP_S)
 
     def _send(self, message: Message) -> None:
@@ -295,16 +316,16 @@ class Agent:
             self._lose(str(exc))
 
     def _lose(self, reason: str) -> None:
-        """The leader is gone: end the workers, and leave."""
+        """The line to the leader has ended: end the workers, and leave. After its Goodbye the leader is not lost."""
         if self._line.fileno() < 0:
             return  # lost already, while its messages were handled
         self._selector.unregister(self._line)
         self._line.close()
-        name = self._plan.members[0].name if self._plan else "the first node"
-        self._goodbye = self._goodbye or Goodbye(
-            exit_code=Exit.NODE_FAULT, summary=f"the leader's agent on {name} is gone ({reason})"
-        )
-        self.is_leader_lost = True
+        if self._goodbye is None:
+            name = self.plan.members[0].name if self.plan else "the first node"
+            summary = f"the leader's agent on {name} is gone ({reason})"
+            self._goodbye = Goodbye(exit_code=Exit.NODE_FAULT, summary=summary)
+            self.is_leader_lost = True
         self._crew.end(signal.SIGTERM, grace_s=GRACE_S)
 
     @property
@@ -316,8 +337,9 @@ class Agent:
         if self._goodbye is not None:
             return self._has_stopped
         # The leader has a deadline for everybody's end; a Ctrl-C waits no longer than that.
-        has_waited = self._stopped_at_s is not None and time.monotonic() - self._stopped_at_s > PEERS_GRACE_S
-        if self._interrupted_by is not None and has_waited:
+        if self._interrupted_by is None or self._stopped_at_s is None:
+            return False
+        if time.monotonic() - max(self._stopped_at_s, self._interrupted_s) > PEERS_GRACE_S:
             summary = "the leader's agent did not say how it ended"
             self._goodbye = Goodbye(exit_code=Exit.NODE_FAULT, summary=summary)
         return self._goodbye is not None

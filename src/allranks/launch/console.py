@@ -2,6 +2,9 @@
 
 A worker alone in its job is shown as it is, byte by byte. Among several, lines stay whole. A progress bar that redraws
 itself with carriage returns becomes a line now and then (REDRAW_S), and its last state at the end.
+
+Whoever reads slowly, or not at all, delays nobody: what the screen has no room for stays in the workers' files, and is
+shown when there is room again.
 """
 
 from __future__ import annotations
@@ -9,8 +12,11 @@ from __future__ import annotations
 import os
 import re
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+
+from allranks.launch.screen import Screen
 
 CHUNK_BYTES = 1 << 18
 CHUNKS_PER_PUMP = 4
@@ -20,7 +26,10 @@ REDRAW_S = 5.0
 HELD_S = 2.5
 """How long a traceback waits for the verdict, which has the one that counts: when a rank breaks, all others lose it,
 and say so in as many tracebacks."""
-_TRACEBACK = re.compile(rb"^(?:\[rank\d+\]: ?)?Traceback \(most recent call last\):")
+_TRACEBACK = re.compile(
+    rb"^(?:(?:\[rank\d+\]: ?)?Traceback \(most recent call last\):|  File \"[^\"\n]+\", line \d+$)", re.MULTILINE
+)
+"""How one begins; the second form is that of a script that Python cannot parse."""
 NOISE = (b"[c10d] The hostname of the client socket cannot be retrieved",)
 """What torch 2.13 says on every rank of a healthy job where addresses have no names (socket.cpp, for its log
 only). Among several ranks, the terminal leaves these lines out; the files have them."""
@@ -29,26 +38,39 @@ only). Among several ranks, the terminal leaves these lines out; the files have 
 @dataclass(slots=True)
 class _Followed:
     file_fd: int
-    screen_fd: int
+    stream: str
     prefix: bytes
     pending: bytearray = field(default_factory=bytearray)
     redrawn_s: float = 0.0
     held: bytearray = field(default_factory=bytearray)
     held_until_s: float = 0.0
+    has_verdict: bool = False
+    """Tracebacks stay in the file."""
+    left_bytes: int | None = None
+    """The writer has ended: so much of what it wrote is not read yet. What follows is the next generation's."""
+
+    def read(self) -> bytes:
+        most = CHUNK_BYTES if self.left_bytes is None else min(CHUNK_BYTES, self.left_bytes)
+        try:
+            data = os.read(self.file_fd, most)
+        except OSError:  # a stale file handle of a network file system; the next pump tries again
+            data = b""
+        if self.left_bytes is not None:
+            self.left_bytes = self.left_bytes - len(data) if data else 0
+        return data
 
 
 class Console:
     """Follows the output files of this node's workers and shows what is new at each `pump`.
 
     Args:
-        out_fd, err_fd: where standard output and standard error of workers go.
+        screen: where standard output and standard error of workers go.
     """
 
-    def __init__(self, *, out_fd: int = 1, err_fd: int = 2) -> None:
-        self._screens = {"out": out_fd, "err": err_fd}
+    def __init__(self, screen: Screen | None = None) -> None:
+        self._screen = screen or Screen()
         self._followed: list[_Followed] = []
-        self._is_muted: set[int] = set()
-        self._has_verdict = False
+        self._is_muted: set[str] = set()
 
     def follow(self, path: Path, *, start: int, stream: str, prefix: str) -> None:
         """Show what a worker writes into this file from `start` on.
@@ -61,27 +83,28 @@ class Console:
         """
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         os.lseek(fd, start, os.SEEK_SET)
-        self._followed.append(_Followed(fd, self._screens[stream], prefix.encode()))
+        self._followed.append(_Followed(fd, stream, prefix.encode()))
 
     def mute(self, stream: str) -> None:
         """Show no more of a stream; the files still get it."""
-        self._is_muted.add(self._screens[stream])
+        self._is_muted.add(stream)
 
     def drop_tracebacks(self) -> None:
         """A verdict has been given: tracebacks that wait, and those that come now, are in the files only."""
-        self._has_verdict = True
+        for followed in self._followed:
+            followed.has_verdict = True
 
     def pump(self) -> bool:
-        """Show what is new; True if there was anything."""
+        """Show what is new and has room; True if there was anything."""
         has_news = False
-        for followed in self._followed:
+        for followed in list(self._followed):
             # Bounded: a worker that writes faster than the terminal shows must not keep the agent from watching.
             for _ in range(CHUNKS_PER_PUMP):
-                if not (data := _read(followed.file_fd)):
+                if not self._screen.has_room(followed.stream) or not (data := followed.read()):
                     break
                 has_news = True
                 if not followed.prefix:
-                    self._show(followed.screen_fd, data)
+                    self._show_raw(followed, data)
                     continue
                 followed.pending += data
                 self._show_lines(followed)
@@ -92,19 +115,59 @@ class Console:
                 self._show_line(followed, head)
             if followed.held and time.monotonic() >= followed.held_until_s:
                 self._release(followed)
+            if followed.left_bytes == 0:
+                self._end(followed)
         return has_news
 
-    def close(self) -> None:
-        """Show everything that is left, also unfinished lines; the writers have ended."""
+    def finish(self) -> None:
+        """The writers have ended: what they have written is shown as far as there is room, the rest at later pumps."""
+        for followed in self._followed:
+            if followed.left_bytes is None:
+                size = os.fstat(followed.file_fd).st_size
+                followed.left_bytes = max(0, size - os.lseek(followed.file_fd, 0, os.SEEK_CUR))
         while self.pump():
             pass
-        for followed in self._followed:
-            if followed.pending:
-                self._show_line(followed, bytes(followed.pending))
-            self._release(followed)
-            os.close(followed.file_fd)
-        self._followed.clear()
-        self._has_verdict = False
+
+    def close(self, *, patience_s: float | None = None, is_over: Callable[[], bool] = lambda: False) -> int:
+        """Show everything that is left, also unfinished lines; the writers have ended.
+
+        Args:
+            patience_s: how long a reader may take nothing, before it is given up; None: no limit.
+            is_over: asked meanwhile; True ends the wait.
+        Returns:
+            How many lines were not shown, since nobody read them; the files have them.
+        """
+        self.finish()
+        num_lost = 0
+        while self._followed:
+            stream = self._followed[0].stream
+            if not self._screen.flush(stream, patience_s=patience_s, is_over=is_over):
+                for followed in [each for each in self._followed if self._screen.is_given_up(each.stream)]:
+                    num_lost += _count_lines(followed)
+                    self._drop(followed)
+            while self.pump():
+                pass
+        for stream in ("err", "out"):
+            self._screen.flush(stream, patience_s=patience_s, is_over=is_over)
+        return num_lost + self._screen.num_dropped_lines
+
+    def _end(self, followed: _Followed) -> None:
+        if followed.pending:
+            self._show_line(followed, bytes(followed.pending))
+        self._release(followed)
+        self._drop(followed)
+
+    def _drop(self, followed: _Followed) -> None:
+        os.close(followed.file_fd)
+        self._followed.remove(followed)
+
+    def _show_raw(self, followed: _Followed, data: bytes) -> None:
+        """Show bytes as they are; from the beginning of a traceback on they are held back."""
+        begin = 0 if followed.held else len(data)
+        if not followed.held and followed.stream == "err" and (found := _TRACEBACK.search(data)):
+            begin, followed.held_until_s = found.start(), time.monotonic() + HELD_S
+        self._show(followed, data[:begin])
+        followed.held += data[begin:]
 
     def _show_lines(self, followed: _Followed) -> None:
         *lines, rest = bytes(followed.pending).split(b"\n")
@@ -113,7 +176,7 @@ class Console:
             rest = rest[LINE_LIMIT_BYTES:]
         followed.pending[:] = rest
         shown = (line for line in lines if not any(noise in line for noise in NOISE))
-        self._show(followed.screen_fd, b"".join(self._or_hold(followed, _last_drawn(line)) for line in shown))
+        self._show(followed, b"".join(self._or_hold(followed, _last_drawn(line)) for line in shown))
 
     def _or_hold(self, followed: _Followed, line: bytes) -> bytes:
         """Return what is shown of a line now; from the beginning of a traceback on it is held back."""
@@ -126,30 +189,24 @@ class Console:
         return b""
 
     def _release(self, followed: _Followed) -> None:
-        if not self._has_verdict:
-            self._show(followed.screen_fd, bytes(followed.held))
+        if not followed.has_verdict:
+            self._show(followed, bytes(followed.held))
         followed.held.clear()
 
     def _show_line(self, followed: _Followed, line: bytes) -> None:
         if shown := _last_drawn(line):
-            self._show(followed.screen_fd, followed.prefix + shown + b"\n")
+            self._show(followed, followed.prefix + shown + b"\n")
 
-    def _show(self, screen_fd: int, data: bytes) -> None:
-        view = memoryview(data)
-        while view and screen_fd not in self._is_muted:
-            try:
-                view = view[os.write(screen_fd, view) :]
-            except BlockingIOError:
-                time.sleep(0.005)
-            except OSError:  # nobody reads any more (`| head`): the job goes on, its files are complete
-                self._is_muted.add(screen_fd)
+    def _show(self, followed: _Followed, data: bytes) -> None:
+        if followed.stream not in self._is_muted:
+            self._screen.write(followed.stream, data)
 
 
-def _read(fd: int) -> bytes:
-    try:
-        return os.read(fd, CHUNK_BYTES)
-    except OSError:  # a stale file handle of a network file system; the next pump tries again
-        return b""
+def _count_lines(followed: _Followed) -> int:
+    num = followed.held.count(b"\n")
+    while data := followed.read():
+        num += data.count(b"\n")
+    return num
 
 
 def _last_drawn(line: bytes) -> bytes:

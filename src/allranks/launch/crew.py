@@ -34,8 +34,10 @@ from allranks.wire.secret import SECRET_VARIABLE
 
 LOCAL_RANK = "${local_rank}"
 """What stands for the local rank in a worker's arguments, as torchrun has it."""
+MOST_BETWEEN_LOOKS_S = 0.5
+"""The agent looks at workers that end 20 times a second. A longer pause was its own."""
 REAP_S = 1.0
-"""After SIGKILL: whoever is still there then is held by the kernel."""
+"""Seconds after SIGKILL; a worker that still exists then is unkillable (state D)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +57,9 @@ class _Ending:
 
     signum: int
     grace_s: float
-    began_s: float
+    looked_s: float
+    waited_s: float = 0.0
+    """Of the agent's own time: while it does not run itself, a suspended or overloaded machine lets no worker end."""
     has_told: bool = False
     has_killed: bool = False
 
@@ -106,7 +110,7 @@ class Crew:
         )
         self.run_dir.write_settings(me.name, self.settings)
         self._ending = None
-        self.console.close()
+        self.console.finish()
         for worker in self.workers:
             worker.close()
         self.workers = []
@@ -223,7 +227,7 @@ class Crew:
         """Tell all workers to end; a second call changes nothing but who is killed at once."""
         is_first = self._ending is None
         if is_first:
-            self._ending = _Ending(signum=signum, grace_s=grace_s, began_s=time.monotonic())
+            self._ending = _Ending(signum=signum, grace_s=grace_s, looked_s=time.monotonic())
         for worker in self.workers:
             if worker.rank in at_once:
                 worker.signal_tree(signal.SIGKILL)
@@ -242,13 +246,15 @@ class Crew:
         stubborn = self.still_running
         if ending is None or not stubborn:
             return not stubborn
-        waited_s = now_s - ending.began_s
+        ending.waited_s += min(max(now_s - ending.looked_s, 0.0), MOST_BETWEEN_LOOKS_S)
+        ending.looked_s = now_s
+        waited_s = ending.waited_s
         if waited_s >= 1.0 and not ending.has_told and not ending.has_killed:
             ending.has_told = True
             name = signal.Signals(ending.signum).name
-            ranks = ", ".join(str(worker.rank) for worker in stubborn)
+            ranks, has = ", ".join(str(worker.rank) for worker in stubborn), "has" if len(stubborn) == 1 else "have"
             left_s = max(0.0, ending.grace_s - waited_s)
-            self.say(f"rank {ranks} did not end on {name}; SIGKILL in {left_s:.0f} s")
+            self.say(f"rank {ranks} {has} not ended on {name} yet; SIGKILL in {left_s:.0f} s")
         if waited_s >= ending.grace_s and not ending.has_killed:
             ending.has_killed = True
             for worker in stubborn:
@@ -277,12 +283,12 @@ class Crew:
         kill_descendants()
 
     def close(self) -> None:
-        """End whatever is left, and show the last output."""
+        """End whatever is left."""
         for standby in self._standbys:
             standby.end()
         self._standbys = []
         if self.still_running:
             kill_descendants()
-        self.console.close()
+        self.console.finish()
         for worker in self.workers:
             worker.close()

@@ -12,6 +12,7 @@ Phase 5  say                 one verdict on the leader's terminal, the same exit
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 import signal
 import socket
@@ -30,16 +31,20 @@ from allranks.host.node import begin_card_facts
 from allranks.host.slurm import cancel_job
 from allranks.launch import container
 from allranks.launch.agent import Agent, SignalInbox
+from allranks.launch.console import Console
 from allranks.launch.crew import Crew, Output
+from allranks.launch.lead.outcome import describe_success
 from allranks.launch.membership import Membership, apply, find_membership
 from allranks.launch.plan import LOOPBACK, JobPlan, Request, count_of
 from allranks.launch.queue.exclusion import describe_return, read_culprits
 from allranks.launch.queue.scheduler import Scheduler
+from allranks.launch.screen import Screen
 from allranks.launch.workers import become_subreaper
 from allranks.model.errors import AllranksError, Exit, UsageError
 from allranks.model.finding import Finding, Verdict
 from allranks.model.hostlist import fold_hosts
 from allranks.model.world import Launcher
+from allranks.preflight.networks import advise_network
 from allranks.report.rundir import RunDir, describe_command
 from allranks.report.text import Style, render_findings, say
 from allranks.wire.connection import Connection
@@ -54,6 +59,11 @@ LEADER_WRITES_S = 5.0
 """A leader that lives writes down whom it has lost: so long after it may have noticed, at most."""
 WAY_BACK_S = 600.0
 """For a cut-off node to reach the leader's machine again: longer than SLURM's own patience, 300 s by default."""
+READER_S = 5.0
+"""Nobody who has read nothing for so long is waited for when the job has ended: a paused pager, Ctrl-S."""
+SHOW_S = 60.0
+"""For the rest of the output, while somebody reads it."""
+SHOW_INTERRUPTED_S = 2.0
 
 
 def worker_command(request: Request) -> list[str]:
@@ -91,6 +101,15 @@ def run_job(plan: JobPlan, output: Output, env: Mapping[str, str]) -> int:
     Raises:
         AllranksError: it could not begin.
     """
+    screen = Screen()
+    with screen.as_stderr():
+        try:
+            return _run_phases(plan, output, env, screen)
+        finally:
+            screen.flush("err", patience_s=READER_S)
+
+
+def _run_phases(plan: JobPlan, output: Output, env: Mapping[str, str], screen: Screen) -> int:
     inbox = SignalInbox()
     become_subreaper()
     run_dir = RunDir(output.log_dir, plan.job)
@@ -100,7 +119,7 @@ def run_job(plan: JobPlan, output: Output, env: Mapping[str, str]) -> int:
         run_dir,
         env,
         problem=plan.problem or _find_problem(plan.request),
-        facts=begin_card_facts(_as_workers_will(plan, env), names=_names(plan), script_path=_script(plan.request)),
+        facts=begin_card_facts(plan.cluster.worker_env(env), names=_names(plan), script_path=_script(plan.request)),
         check_signals=inbox.check,
     )
     try:
@@ -119,12 +138,8 @@ def run_job(plan: JobPlan, output: Output, env: Mapping[str, str]) -> int:
     if membership.warnings:
         print("\n" + render_findings(membership.warnings, Style.of(sys.stderr)) + "\n", file=sys.stderr, flush=True)
     with membership.listener or contextlib.nullcontext():
-        return _run_workers(plan, output, run_dir, membership, inbox, env, roll_call_s=time.monotonic() - started_s)
-
-
-def _as_workers_will(plan: JobPlan, env: Mapping[str, str]) -> Mapping[str, str]:
-    """The environment with what cluster.toml says of NCCL."""
-    return {"NCCL_IB_DISABLE": "1", **env} if plan.cluster.network.infiniband is False else env
+        roll_call_s = time.monotonic() - started_s
+        return _run_workers(plan, output, run_dir, membership, inbox, env, screen, roll_call_s=roll_call_s)
 
 
 def _names(plan: JobPlan) -> list[str]:
@@ -186,6 +201,7 @@ def _run_workers(
     membership: Membership,
     inbox: SignalInbox,
     env: Mapping[str, str],
+    screen: Screen,
     *,
     roll_call_s: float,
 ) -> int:
@@ -203,9 +219,12 @@ def _run_workers(
             job=plan.job,
             command=describe_command(command, env),
             members=[m.name for m in group.members],
+            pid=os.getpid(),
         )
         for note in plan.world.notes:
             say(f"note: {note}")
+        if plan.data_path is None and (advice := advise_network([*membership.cards.values()], membership.own_address)):
+            say(f"note: {advice}")
         say(_headline(group, interface, plan, run_dir, roll_call_s))
         if group.attempt and (words := describe_return(read_culprits(run_dir.path), attempt=group.attempt)):
             say(words)
@@ -221,6 +240,7 @@ def _run_workers(
         store_fd=listener.fileno() if listener is not None and is_port_held else None,
         say=say,
         has_standbys=plan.request.has_standbys,
+        console=Console(screen),
     )
     scheduler = None
     if plan.world.launcher is Launcher.SLURM:
@@ -244,7 +264,10 @@ def _run_workers(
     started_s = time.monotonic()
     times_lost = run_dir.count_events("node_lost", node=me.name) if group.generation else 0  # it may be back from that
     agent = Agent(crew, line, inbox=inbox, watch=watch)
-    goodbye = agent.run(group, leader)
+    try:
+        goodbye = agent.run(group, leader)
+    finally:
+        _show_rest(crew.console, inbox, run_dir.node_path(me.name))
     if leader is not None and leader.verdict is not None:
         verdict = leader.verdict
         whole = msgspec.structs.replace(verdict, findings=(*verdict.findings, *membership.warnings))
@@ -258,6 +281,10 @@ def _run_workers(
         say(f"{name} after {waited_s:.0f} s: all workers here have ended; output in {run_dir.node_path(me.name)}")
     elif goodbye.summary and leader is None and plan.world.launcher is not Launcher.SLURM:
         say(f"ended: {goodbye.summary}; the whole report is on {group.members[0].name}")
+    elif leader is not None and agent.plan is not None and goodbye.exit_code == Exit.OK and not leader.is_leaving:
+        script, took_s = Path(plan.request.command[0]).name, time.monotonic() - started_s
+        num_restarts = agent.plan.generation - group.generation
+        say(describe_success(script, agent.plan.world_size, took_s, num_restarts, where=str(run_dir.attempt_path)))
     if scheduler is None:
         return goodbye.exit_code
     if agent.is_leader_lost:
@@ -269,6 +296,17 @@ def _run_workers(
         if plan.request.max_restarts:
             return scheduler.requeue([group.members[0].name], cause="AR012 node-failure")
     return goodbye.exit_code if leader is None else _queue_again(goodbye, leader, scheduler, plan)
+
+
+def _show_rest(console: Console, inbox: SignalInbox, files: Path) -> None:
+    """Show what the workers wrote last, as long as somebody reads it and no further signal comes."""
+    num_signals = len(inbox.received)
+    end_s = time.monotonic() + (SHOW_INTERRUPTED_S if num_signals else SHOW_S)
+    num_lost = console.close(
+        patience_s=READER_S, is_over=lambda: len(inbox.received) > num_signals or time.monotonic() > end_s
+    )
+    if num_lost:
+        say(f"nobody read {count_of(num_lost, 'line')} of the workers' output in time; {files} has them all")
 
 
 def _has_lost(node: str, run_dir: RunDir, *, times_before: int, patience_s: float) -> bool:

@@ -142,14 +142,14 @@ def _give_out_plans(called: Called, applicant: Applicant, max_restarts: int) -> 
             for index, peer in called.peers.items():
                 peer.send(plans[index])
     except ConnectionError as exc:
-        verdict = _stopped(applicant, NodeFaultError(f"an agent came and left again: {exc}"))
+        verdict = _stopped(applicant, NodeFaultError(f"an agent joined, then disconnected: {exc}"))
     except AllranksError as exc:
         if applicant.is_alone:
             _close(called)
             raise
         verdict = _stopped(applicant, exc)
     if verdict.exit_code:
-        stop(called.peers, verdict)
+        stop(called.peers, verdict, group=called.group)
         _close(called)
         summary = "" if verdict.findings else "it does not begin"
         return Goodbye(exit_code=verdict.exit_code, summary=summary, verdict=verdict)

@@ -57,6 +57,8 @@ class Request:
     """Ids of causes that stop nobody (`--ignore`)."""
     max_restarts: int = 0
     """How often workers are started again after a fault that this can cure."""
+    retries_errors: bool = False
+    """Errors of the script are such faults, too (`--restart-on-error`)."""
     has_standbys: bool = False
     """A process with torch imported waits for each worker's next start."""
     capacity_s: float = 600.0

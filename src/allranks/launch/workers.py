@@ -149,9 +149,9 @@ class Worker:
         exit_code = self.process.wait()
         os.close(self.pidfd)
         self.pidfd = -1
-        message, trace, raised_s = _read_error_file(self.error_file) if exit_code else (None, None, None)
+        message, trace, raised_s, python = _read_error_file(self.error_file) if exit_code else (None,) * 4
         self.is_finished = self.cell is not None and self.cell.is_finished
-        self.end = self._as_end(exit_code, raised_s or now_s, message=message, traceback=trace)
+        self.end = self._as_end(exit_code, raised_s or now_s, message=message, traceback=trace, python=python)
         return self.end
 
     def signal_tree(self, signum: int) -> None:
@@ -178,6 +178,7 @@ class Worker:
         message: str | None = None,
         traceback: str | None = None,
         could_not_start: bool = False,
+        python: str | None = None,
     ) -> WorkerEnd:
         return WorkerEnd(
             rank=self.rank,
@@ -191,6 +192,7 @@ class Worker:
             stderr_tail=_read_tail(self.err_path, self.err_start) if exit_code else None,
             stderr_path=as_utf8(str(self.err_path)),
             could_not_start=could_not_start,
+            python=as_utf8(python) if python else None,
         )
 
 
@@ -271,24 +273,26 @@ def _is_writer(process: Any) -> bool:
     return False
 
 
-def _read_error_file(path: Path) -> tuple[str | None, str | None, float | None]:
-    """Message, traceback and time of the exception that `@record` or the hook wrote down, as far as they are there."""
+def _read_error_file(path: Path) -> tuple[str | None, str | None, float | None, str | None]:
+    """Message, traceback, time and interpreter of the exception that `@record` or the hook wrote down, as far as they
+    are there."""
     try:
         record = json.loads(path.read_bytes())["message"]
     except (OSError, ValueError, KeyError, TypeError):
-        return None, None, None
+        return None, None, None, None
     if isinstance(record, str):
-        return record[:TRACEBACK_LIMIT], None, None
+        return record[:TRACEBACK_LIMIT], None, None, None
     if not isinstance(record, dict):
-        return None, None, None
+        return None, None, None, None
     extra = record.get("extraInfo") or {}
     trace = extra.get("py_callstack")
-    time_s = extra.get("time_s")
+    time_s, python = extra.get("time_s"), extra.get("python")
     message = record.get("message")
     return (
         str(message)[:TRACEBACK_LIMIT] if message else None,
         str(trace)[-TRACEBACK_LIMIT:] if trace else None,
         float(time_s) if isinstance(time_s, int | float) else None,
+        python if isinstance(python, str) else None,
     )
 
 

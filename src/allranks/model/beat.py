@@ -35,7 +35,8 @@ class CallSeen(msgspec.Struct, frozen=True, kw_only=True):
     """One collective of one process group, as one rank called it."""
 
     group: str
-    """Name of the process group; the same on all its ranks."""
+    """Key of the process group, the same on all its ranks: its name, `0`; where it has several backends, also which,
+    `0/nccl`; where it was destroyed and formed again, also a count, `0#2`."""
     seq: int
     """Its number in the group; the same collective has the same one on all ranks, 1 is the first."""
     op: str
@@ -56,6 +57,7 @@ class GroupSeen(msgspec.Struct, frozen=True, kw_only=True):
     """How far one rank is in one process group."""
 
     name: str
+    """Its key, as in CallSeen."""
     ranks: tuple[int, ...] = ()
     """Global ranks of its members; empty: not known, all for the default group."""
     enqueued: int = -1
@@ -88,7 +90,8 @@ class RankBeat(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint: int | None = None
     """Step of its last complete checkpoint."""
     phase: str = ""
-    """`init` until its first group is formed, `training` after, `saving` inside a checkpoint, `leaving` at the end."""
+    """`init` until its first group is formed, `arriving` while it waits in init_process_group for all ranks of the job,
+    `training` after, `saving` inside a checkpoint, `leaving` at the end."""
     groups: tuple[GroupSeen, ...] = ()
     calls: tuple[CallSeen, ...] = ()
     """The last ones of each group, oldest first: always the open ones; many where it waits or has failed."""
@@ -143,5 +146,7 @@ class NodeBeat(msgspec.Struct, frozen=True, kw_only=True):
     """Where its agent listens for tries: on the data network, on the control network; 0: nowhere."""
     oom_kills: int = 0
     """Of the job's cgroup and the kernel, since the agent began."""
+    shm_used: float = 0.0
+    """Of /dev/shm: the largest share that was in use lately, since what a dead process had there is free at once."""
     time_ns: int = 0
     """The node's wall clock when this was sent."""

@@ -10,6 +10,7 @@ the file does not say, so that the value is measured or left to whoever decides 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from ipaddress import ip_address
 
@@ -72,7 +73,7 @@ class GuardTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Seconds of silence on two paths before a node is called gone. The default outlasts a short network outage; too
     short ends jobs over a hiccup, too long holds up recovery."""
     beat_s: float = 0.5
-    """Seconds between two words of an agent about its workers. The default costs a thousand-node leader a few percent
+    """Heartbeat interval of an agent, in seconds. The default costs a thousand-node leader a few percent
     of a core; longer ones make every verdict about a hang that much later."""
     stopped_s: float = 5.0
     """Seconds that a worker may be stopped (SIGSTOP, a frozen cgroup) before that is a fault. The default lets a
@@ -133,3 +134,11 @@ class Cluster(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         except ValueError:
             wanted = name_or_address
         return next((node for node in self.node if wanted in (node.name, node.address)), None)
+
+    def worker_env(self, env: Mapping[str, str]) -> Mapping[str, str]:
+        """Returns the environment with what the file says of NCCL, as the workers get it; a variable that is set stays.
+
+        >>> Cluster(network=NetworkTable(infiniband=False)).worker_env({})
+        {'NCCL_IB_DISABLE': '1'}
+        """
+        return {"NCCL_IB_DISABLE": "1", **env} if self.network.infiniband is False else env

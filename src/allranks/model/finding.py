@@ -13,7 +13,7 @@ class Severity(StrEnum):
     FAIL = "fail"
     """The job cannot run so."""
     WARN = "warn"
-    """The job runs, and this may cost it time or its life."""
+    """The job runs; it may slow down or fail later."""
     NOTE = "note"
     """All is well, and somebody asked."""
 

@@ -55,7 +55,7 @@ class PairResult(msgspec.Struct, frozen=True, kw_only=True):
     num_open: int = 0
     """TCP ports that accepted and answered."""
     closed: dict[int, str] = {}
-    """TCP port -> why it did not: `no answer in 1.0 s`, `refused`, `No route to host`."""
+    """TCP port -> why it did not: `no answer in 1.0 s`, `refused`, `No route to host (EHOSTUNREACH)`."""
     store: str | None = None
     """`` (empty) where the leader's port answered, else why it did not; None: not tried."""
     large_s: float | None = None

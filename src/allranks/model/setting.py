@@ -1,4 +1,4 @@
-"""A derived value with its reason: what `allranks env --explain` and `allranks run --plan` print."""
+"""A derived value with its reason: what `allranks env --explain` and `allranks run --dry-run` print."""
 
 from __future__ import annotations
 

@@ -110,8 +110,9 @@ def _group(values: Mapping[str, V]) -> list[tuple[V, tuple[str, ...]]]:
 
 
 def _have(value: str, num_nodes: int) -> str:
-    verb = "has" if num_nodes == 1 else "have"
-    return f"{verb} it not set" if value == NOT_SET else f"{verb} {value}"
+    if value == NOT_SET:
+        return "does not set it" if num_nodes == 1 else "do not set it"
+    return f"has {value}" if num_nodes == 1 else f"have {value}"
 
 
 def _show(values: Sequence[str]) -> list[str]:

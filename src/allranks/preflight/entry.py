@@ -58,6 +58,7 @@ from allranks.wire.secret import (
     SECRET_VARIABLE,
     Secret,
     ensure_secret_file,
+    group_name,
     read_secret_file,
     secret_from_env,
     secret_from_munge,
@@ -82,6 +83,8 @@ class Called:
     listener: socket.socket
     store_address: str
     """Where the other nodes find this one on the data network."""
+    group: str
+    """What the job is called on the wire."""
     door: Door | None = None
     """Where agents come in while the job runs: the side port; None for one machine. The caller's, with its listener."""
 
@@ -118,6 +121,9 @@ class Entry:
             self._secret = secret_from_env(applicant.env)
             if not applicant.is_slurm:
                 self._secret = self._secret or secret_from_name(applicant.rdzv_id) or OPEN_GROUP
+        # On the wire: where the job is called by its --rdzv-id, that may be the key.
+        is_key = not applicant.is_alone and applicant.job == applicant.rdzv_id
+        self._group = group_name(applicant.job) if is_key else applicant.job
         self._mesh = None if applicant.is_alone else Mesh()
 
     def __enter__(self) -> Self:
@@ -178,7 +184,7 @@ class Entry:
                 lambda: collect_hints(
                     path, job=mine.job, named=[mine.endpoint] if mine.endpoint else [], guessed=mine.guesses
                 ),
-                job=mine.job,
+                job=self._group,
                 attempt=mine.attempt,
                 secret=self._followers_secret,
                 card=card,
@@ -187,7 +193,8 @@ class Entry:
                 check_signals=mine.check_signals,
             )
         except NodeFaultError as exc:
-            raise NodeFaultError(str(exc), finding=self._leader_missing(str(exc))) from exc
+            reason = str(exc).replace(self._group, mine.job)
+            raise NodeFaultError(reason, finding=self._leader_missing(reason)) from exc
         connection.expect_alive_within(mine.guard.gone_s)
         answer = Attendance(
             connection,
@@ -201,6 +208,7 @@ class Entry:
             mine.run_dir.attempt = answer.attempt
         elif answer.verdict is not None:
             mine.run_dir.attempt = answer.verdict.attempt
+            answer = msgspec.structs.replace(answer, verdict=msgspec.structs.replace(answer.verdict, job=mine.job))
         return Followed(answer, connection)
 
     def _lead_or_follow(self, endpoint: Hint) -> Called | Followed:
@@ -241,6 +249,7 @@ class Entry:
                 peers={},
                 listener=listener,
                 store_address=mine.data_address or LOOPBACK,
+                group=self._group,
             )
         secret = self._leaders_secret()
         if secret is OPEN_GROUP:
@@ -249,7 +258,7 @@ class Entry:
         with contextlib.ExitStack() as on_failure:
             side = on_failure.enter_context(bind_port(0))
             self._announce(port, side_port=int(side.getsockname()[1]))
-            doors = [Door(each, job=terms.job, attempt=terms.attempt, secret=secret) for each in (listener, side)]
+            doors = [Door(each, job=self._group, attempt=terms.attempt, secret=secret) for each in (listener, side)]
             call = RollCall(
                 terms,
                 card,
@@ -273,6 +282,7 @@ class Entry:
             peers=peers,
             listener=listener,
             store_address=mine.data_address or (any_peer.own_address if any_peer else LOOPBACK),
+            group=self._group,
             door=doors[1],
         )
 

@@ -24,6 +24,7 @@ from allranks.model.hostlist import fold_hosts
 from allranks.model.pair import PairResult
 from allranks.preflight.compare import compare
 from allranks.preflight.links import judge_pairs
+from allranks.preflight.untried import judge_untried
 from allranks.preflight.vet import vet_card
 from allranks.wire.protocol import as_one_line
 
@@ -54,7 +55,7 @@ class Observations:
     missing: tuple[int, ...] = ()
     waited_s: float = 0.0
     left: Mapping[int, str] = field(default_factory=dict)
-    """Who came and left again, and why."""
+    """Nodes that joined, then disconnected, and why."""
     silent: frozenset[int] = frozenset()
     """Who did not report its pair tests in time."""
     strangers: tuple[Stranger, ...] = ()
@@ -204,7 +205,8 @@ class _Bench:
     ) -> None:
         """Look for what shows between nodes."""
         try:
-            for each in judge_pairs(results, quiet, cards, store_port=store_port):
+            judged = (*judge_pairs(results, quiet, cards, store_port=store_port), *judge_untried(results, cards))
+            for each in judged:
                 self.add(find_cause(each.cause), each.nodes, each.outcome, named=each.culprit)
         except Exception:
             self._note_crash([cause for cause in wanted if cause.symptoms])

@@ -1,6 +1,6 @@
 """From the results of the pair tests to culprits: which symptom a pair shows, and who explains it. Pure.
 
-A pair shows its most basic symptom: where nothing comes through, that large packets do not either says nothing. Each
+A pair shows its most basic symptom: where nothing comes through, a failure of large packets adds no information. Each
 symptom is blamed on its own, on the graph of the pairs that do not show a more basic one.
 """
 
@@ -16,7 +16,17 @@ from allranks.model.finding import Confidence, Status
 from allranks.model.hostlist import fold_hosts
 from allranks.model.pair import PairResult
 from allranks.preflight.blame import Blame, Edge, Kind, blame
-from allranks.preflight.symptoms import has_large_passed, has_tried_large, is_heavy_loss, slow_nodes, symptom_of
+from allranks.preflight.symptoms import (
+    filtered_ports,
+    has_large_passed,
+    has_tried_large,
+    is_heavy_loss,
+    is_kept_closed,
+    is_untried,
+    own_errno,
+    slow_nodes,
+    symptom_of,
+)
 from allranks.preflight.vet import is_plausible
 
 MIN_LOST = 3
@@ -147,7 +157,7 @@ def _blame_symptom(tests: _Tests, shown: Sequence[_Shown], symptom: Symptom) -> 
 
 def _silent(tests: _Tests, shown: Sequence[_Shown]) -> list[Judged]:
     judged = []
-    for found, _ in _blame_symptom(tests, shown, Symptom.SILENT):
+    for found, explained in _blame_symptom(tests, shown, Symptom.SILENT):
         culprit, peers = found.culprit, tests.peers(found)
         network = "on the data network, although the agents hear each other over another path"
         what = f"nothing comes through between {culprit} and {peers} {network}"
@@ -165,9 +175,20 @@ def _silent(tests: _Tests, shown: Sequence[_Shown]) -> list[Judged]:
             evidence = ["both reach the other nodes"]
         elif found.kind is Kind.UNDECIDED:
             what = f"nothing comes through between {culprit.replace(' or ', ' and ')} {network}"
-        outcome = tests.outcome(found, Status.FAIL, *evidence, what=what)
+        outcome = tests.outcome(found, Status.FAIL, *evidence, *_no_routes(tests, explained), what=what)
         judged.append(Judged(cause, culprit, _nodes(found), outcome))
     return judged
+
+
+def _no_routes(tests: _Tests, shown: Iterable[_Shown]) -> list[str]:
+    """What the testers' own kernels said: `node01 to node02: No route to host (EHOSTUNREACH)`."""
+    said = {
+        f"{tests.names[each.result.source]} to {tests.names[each.result.target]}: {why}": None
+        for each in shown
+        for why in each.result.closed.values()
+        if own_errno(why)
+    }
+    return list(said)[:MAX_REASONS]
 
 
 def _lossy(tests: _Tests, shown: Sequence[_Shown], quiet: Sequence[PairResult]) -> list[Judged]:
@@ -214,18 +235,19 @@ def _filtered(tests: _Tests, shown: Sequence[_Shown]) -> list[Judged]:
         each
         for each in shown
         if each.symptom is not Symptom.SILENT and (each.symptom is not Symptom.LOSSY or each.result.num_open)
+        if not is_untried(each.result)
     ]
     judged = []
     for found, explained in _blame_symptom(tests, known, Symptom.FILTERED):
         failing = [each.result for each in explained]
-        closed = sum(len(each.closed) for each in failing)
-        tried = closed + sum(each.num_open for each in failing)
-        reasons = sorted({reason for each in failing for reason in each.closed.values()})
+        closed = sum(len(filtered_ports(each)) for each in failing)
+        tried = sum(len(each.closed) + each.num_open for each in failing)
+        reasons = sorted({reason for each in failing for reason in filtered_ports(each).values()})
         where = found.culprit
         between = where if found.kind is Kind.LINK else f"{where} and {tests.peers(found)}"
         between = between.replace(" <-> ", " and ").replace(" -> ", " and ")
         what = f"{closed} of {tried} TCP ports of the ephemeral range do not answer between {between}"
-        examples = sorted({port for each in failing for port in each.closed})[:4]
+        examples = sorted({port for each in failing for port in filtered_ports(each)})[:4]
         told = "; ".join(reasons[:MAX_REASONS])
         seen = f"for example port {', '.join(map(str, examples))}: {told}; other packets come through"
         outcome = tests.outcome(found, Status.FAIL, seen, what=what, ports=_port_range(tests), where=where)
@@ -237,7 +259,7 @@ def _store_filtered(tests: _Tests, shown: Sequence[_Shown], store_port: int | No
     basic = (Symptom.SILENT, Symptom.LOSSY)
     known = [each.result for each in shown if each.symptom not in basic]
     asked = [each for each in known if each.store is not None and each.target == 0]
-    silent = [each for each in asked if each.store and not each.store.startswith("connected, ")]
+    silent = [each for each in asked if is_kept_closed(each.store)]
     if not silent:
         return []
     leader = tests.names[0]

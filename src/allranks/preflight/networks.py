@@ -103,6 +103,49 @@ def choose_network(cards: Sequence[Card]) -> Choice:
     return Choice(network=chosen, reason=reason, notes=tuple(notes))
 
 
+def advise_network(cards: Sequence[Card], taken: str | None) -> str | None:
+    """Return what to tell where nobody names the data network and the nodes took another one than we would choose.
+
+    Args:
+        cards: one of each node.
+        taken: any node's address on the network on which the nodes found each other.
+    Returns:
+        The interface that was taken, why, what the better one is and how to name it; None where there is no other.
+    """
+    card, nic, subnet = next(
+        (
+            (card, nic, subnet)
+            for card in cards
+            for nic in (card.facts.interfaces if card.facts else ())
+            for subnet, address in _on(nic)
+            if address == taken
+        ),
+        (None, None, ""),
+    )
+    choice, hosts = choose_network(cards), {each.host for each in cards}
+    better = choice.network
+    if card is None or nic is None or better is None or set(better.nodes) != hosts:
+        return None
+    if better.nodes[card.host][0].nic.name == nic.name or not all(ways[0].nic.is_up for ways in better.nodes.values()):
+        return None
+    return (
+        f"gradients go over {nic.name} ({subnet}{_speed(nic.speed_mbit_s)}): no cluster.toml names the data network, "
+        f"and the nodes found each other there; {better.interfaces} ({better.subnet}{_speed(better.speed_mbit_s)}) "
+        f'looks like it: {choice.reason}; to use it, write data = "{better.subnet}" under [network] in cluster.toml, '
+        "as allranks init does"
+    )
+
+
+def address_taken(cards: Sequence[Card]) -> str | None:
+    """Return the leader's address by which another node found it; None where nobody came by an address."""
+    came = (card.came_by.rpartition(":")[0].strip("[]") for card in cards if card.came_by)
+    return next((host for host in came if re.fullmatch(r"[0-9.]+|[0-9a-fA-F:]*:[0-9a-fA-F:.]*", host)), None)
+
+
+def _speed(mbit_s: int | None) -> str:
+    return f", {mbit_s / 1000:g} Gbit/s" if mbit_s else ""
+
+
 def find_management(facts: Mapping[str, Facts]) -> str | None:
     """Return the subnet that most host names resolve to, as the nodes themselves see it; None: to none of theirs."""
     votes: Counter[str] = Counter()

@@ -31,9 +31,11 @@ from allranks.preflight.applicant import Applicant
 from allranks.preflight.datapath import data_path_of_cluster
 from allranks.preflight.entry import LOOPBACK, Called, Entry
 from allranks.preflight.judge import name_nodes
+from allranks.preflight.networks import advise_network
 from allranks.preflight.ranks import choose_backend, hosts_of_ranks, in_ranks, job_name, name_absent
 from allranks.preflight.rollcall import stop
 from allranks.report.rundir import RunDir
+from allranks.report.text import say
 from allranks.wire.connection import Connection
 from allranks.wire.leader import Hint
 from allranks.wire.protocol import Goodbye, Member, Plan
@@ -96,7 +98,6 @@ def apply_rank(
     is_slurm = world.launcher is Launcher.SLURM
     endpoint = None if is_slurm else _meeting_point(world, loaded.cluster.network.port)
     port = endpoint.port if endpoint else loaded.cluster.network.port
-    as_group_will = {"NCCL_IB_DISABLE": "1", **env} if loaded.cluster.network.infiniband is False else env
     return Applicant(
         job=job_name(world),
         attempt=world.attempt if is_slurm else None,
@@ -122,7 +123,7 @@ def apply_rank(
         run_dir=run_dir,
         env=env,
         problem=problem,
-        facts=begin_card_facts(as_group_will, names=world.hosts[:1], script_path=find_main_script()),
+        facts=begin_card_facts(loaded.cluster.worker_env(env), names=world.hosts[:1], script_path=find_main_script()),
         check_signals=lambda: None,  # a rank is the user's process: Ctrl-C is its KeyboardInterrupt
     )
 
@@ -155,12 +156,14 @@ def _give_out_places(called: Called, applicant: Applicant) -> Place | Goodbye:
     interface = applicant.data_interface
     if interface is None and any_peer is not None:
         interface = _interface_to(any_peer, applicant.interfaces)
+        if advice := advise_network([*called.cards.values()], any_peer.own_address):
+            say(f"note: {advice}")
     try:
         if not verdict.exit_code:
             plans = _make_plans(called, applicant)
             _hand_over(called.peers, plans)
     except ConnectionError as exc:
-        verdict = _stopped(applicant, NodeFaultError(f"a rank came and left again: {exc}"))
+        verdict = _stopped(applicant, NodeFaultError(f"a rank joined, then disconnected: {exc}"))
     except AllranksError as exc:
         verdict = _stopped(applicant, exc)
     places: dict[str, tuple[str | None, int]] = {f"node rank {i}": (None, i) for i in range(applicant.num_nodes)}
@@ -169,7 +172,7 @@ def _give_out_places(called: Called, applicant: Applicant) -> Place | Goodbye:
     findings = tuple(in_ranks(finding, places) for finding in verdict.findings)
     verdict = msgspec.structs.replace(verdict, findings=findings)
     if verdict.exit_code:
-        stop(called.peers, verdict)
+        stop(called.peers, verdict, group=called.group)
         called.listener.close()
         return Goodbye(exit_code=verdict.exit_code, summary="it does not begin", verdict=verdict)
     return Place(group=plans[0], interface=interface, listener=called.listener, warnings=findings)

@@ -22,6 +22,8 @@ import selectors
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+import msgspec
+
 from allranks.model.card import Card, Place
 from allranks.model.errors import AllranksError, WireError
 from allranks.model.finding import Verdict
@@ -51,7 +53,7 @@ be queueing at a file server with others behind it."""
 TICK_S = 0.25
 MAX_SUMMARY = 1000
 FAREWELL_S = 2.0
-"""How long a verdict may take to be taken by slow agents."""
+"""Time allowed to deliver the verdict to slow agents."""
 ANSWER_S = 1.0
 """Between the deadline of the tests and the one for the report."""
 MAX_STRANGERS = 32
@@ -251,7 +253,7 @@ class RollCall:
         selector.unregister(peer)
         peer.close()
         self._left[index] = f"{card.host}: {reason}"
-        self._say(f"{card.host} came and left again")
+        self._say(f"{card.host} joined, then disconnected")
         self._on_event("left", node=card.host, reason=reason)
 
     # Phase 2: can they reach each other
@@ -397,10 +399,11 @@ def _is_unsent(peer: Connection) -> bool:
     return peer.has_unsent
 
 
-def stop(peers: Mapping[int, Connection], verdict: Verdict) -> None:
-    """Give everybody the verdict; closes the connections."""
+def stop(peers: Mapping[int, Connection], verdict: Verdict, *, group: str | None = None) -> None:
+    """Give everybody the verdict; closes the connections. `group`: sent for the job's name, which may be the key."""
     summary = "it does not begin"
     if verdict.findings:
         culprit = verdict.findings[0]
         summary = f"{culprit.cause}: {culprit.node}: {culprit.message}" if culprit.node else culprit.message
+    verdict = msgspec.structs.replace(verdict, job=group or verdict.job)
     dismiss(peers, Goodbye(exit_code=verdict.exit_code, summary=summary, verdict=verdict))

@@ -4,10 +4,16 @@ Only what the two kernels did is believed: they answer a SYN, acknowledge and re
 with. A datagram that does not come back, or a payload that is not echoed, may be the fault of an agent that waits for a
 core; so loss needs retransmissions beside it, and a stalled transfer bytes that the other kernel did not acknowledge.
 Where UDP is closed altogether, as on many clouds, datagrams say nothing at all.
+
+A port that stays silent, or that something refuses, is closed by the other side or on the way. Any other errno comes
+from the tester's own kernel, which sent nothing: it says nothing of the other side (preflight.untried names it).
 """
 
 from __future__ import annotations
 
+import errno
+import os
+import re
 import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
@@ -27,6 +33,11 @@ FAST_ENOUGH_MBIT_S = 1000.0
 INITIAL_WINDOW = 10
 """Segments that a new connection sends before the first acknowledgement: RFC 6928."""
 MIN_PAIRS = 2
+_OF_THE_OTHER_SIDE = ("no answer", "refused", "connected, ")
+"""How the reasons of preflight.mesh.dial begin that the other side, or something on the way, has caused."""
+_UNREACHABLE = frozenset({"EHOSTUNREACH", "ENETUNREACH", "EHOSTDOWN", "ENETDOWN"})
+"""The kernel has no way there: as good as silence where nothing else comes through either."""
+_NAMES = {os.strerror(number): name for number, name in errno.errorcode.items()}
 
 
 def symptom_of(result: PairResult, common_mtu: int | None) -> Symptom | None:
@@ -52,12 +63,39 @@ def symptom_of(result: PairResult, common_mtu: int | None) -> Symptom | None:
 def is_silent(result: PairResult) -> bool:
     """Whether nothing comes back at all, not even a refusal."""
     came = result.num_open or result.datagrams_lost < result.datagrams_sent or any(result.datagrams.values())
-    return not came and bool(result.closed) and all(why.startswith("no answer") for why in result.closed.values())
+    return not came and bool(result.closed) and all(map(_is_silence, result.closed.values()))
+
+
+def _is_silence(reason: str) -> bool:
+    return reason.startswith("no answer") or own_errno(reason) in _UNREACHABLE
+
+
+def own_errno(reason: str) -> str | None:
+    """Return the errno with which the tester's own kernel gave up, by name; None for what the other side has caused.
+
+    >>> own_errno("No route to host (EHOSTUNREACH)"), own_errno("refused"), own_errno("no answer in 1.6 s")
+    ('EHOSTUNREACH', None, None)
+    """
+    if not reason or reason.startswith(_OF_THE_OTHER_SIDE):
+        return None
+    named = re.search(r"\((E[A-Z0-9]+)\)$", reason)
+    return named[1] if named else _NAMES.get(reason, reason)
+
+
+def is_untried(result: PairResult) -> bool:
+    """Whether the tester's own kernel made no connection at all: nothing is known of the other side's ports."""
+    reasons = result.closed.values()
+    return not result.num_open and bool(reasons) and not is_silent(result) and all(map(own_errno, reasons))
+
+
+def is_kept_closed(reason: str | None) -> bool:
+    """Whether something on the way, or the other machine, keeps a port closed: it is silent, or it is refused."""
+    return reason is not None and reason.startswith(("no answer", "refused"))
 
 
 def filtered_ports(result: PairResult) -> dict[int, str]:
-    """Test ports that something on the way keeps closed: what connects was let through, answered or not."""
-    return {port: why for port, why in result.closed.items() if not why.startswith("connected, ")}
+    """Test ports that something keeps closed: what connects was let through, answered or not."""
+    return {port: why for port, why in result.closed.items() if is_kept_closed(why)}
 
 
 def is_heavy_loss(result: PairResult) -> bool:
@@ -100,7 +138,8 @@ def is_proven(result: PairResult) -> bool:
     """Whether no busy machine explains what failed: a second try would only cost time."""
     if is_heavy_loss(result):
         return True
-    if any(why.startswith("connected, ") for why in (*result.closed.values(), result.store or "")):
+    reasons = (*result.closed.values(), result.store or "")
+    if any(why.startswith("connected, ") or own_errno(why) for why in reasons):
         return False
     return bool(result.closed or result.store or is_stalled(result))
 

@@ -68,11 +68,7 @@ class RunDir:
             raise UsageError(
                 f"{self.path}: {exc.strerror}; logs and verdicts are written there, name another place with --log-dir"
             ) from exc
-        draft = self.root / f".latest.{os.getpid()}"
-        with contextlib.suppress(OSError):  # a file system without links does not stop a job
-            draft.unlink(missing_ok=True)
-            draft.symlink_to(self.path.name)
-            draft.replace(self.root / LATEST)
+        point_latest(self.root, self.path.name)
 
     def create_attempt(self, attempt: int | None) -> None:
         """Make the directory of this attempt.
@@ -184,6 +180,15 @@ class RunDir:
                 with contextlib.suppress(ValueError):  # its last line may be half written
                     found += wanted <= json.loads(line).items()
         return found
+
+
+def point_latest(root: Path, name: str) -> None:
+    """Make `latest` mean this run; a file system without links stops no job."""
+    draft = root / f".latest.{os.getpid()}"
+    with contextlib.suppress(OSError):
+        draft.unlink(missing_ok=True)
+        draft.symlink_to(name)
+        draft.replace(root / LATEST)
 
 
 def describe_command(command: Iterable[str], env: Mapping[str, str]) -> list[str]:

@@ -105,6 +105,7 @@ def conclude(logs: Logs, dumps: Sequence[Dump] = ()) -> list[Conclusion]:
     found = [add_nodes(each, nodes) for each in found]
     before = _order(found, estimate_offsets(logs))
     found = list(_after_an_exception(found, before))
+    found = list(_after_an_end(found))
     yields = _yield(found)
     found.sort(
         key=lambda each: (
@@ -124,6 +125,27 @@ def _after_an_exception(
         is_after = any(before(one) < before(each) and one.confidence is Confidence.CERTAIN for one in own)
         is_loss = each.cause.name in OF_OTHERS and each.role is Role.LIKELY
         yield replace(each, role=Role.VICTIM) if is_after and is_loss else each
+
+
+def _after_an_end(found: Sequence[Conclusion]) -> Iterator[Conclusion]:
+    """Return lost RDMA packets as what others see of a process that ended, where a line tells of that end."""
+    ends = [each for each in found if each.cause.name in KILLED and each.role <= Role.LIKELY]
+    own = [each for each in found if each.cause.name == "user-code-error" and each.role <= Role.GENERIC]
+    reasons = [each for each in ends if each.confidence is not Confidence.UNDECIDED]
+    reasons += [each for each in own if each.confidence is Confidence.CERTAIN]
+    for each in found:
+        is_loss = each.cause.name == "ib-link-error" and each.confidence is Confidence.LIKELY
+        is_after = is_loss and any(_is_of_another(reason, each) for reason in reasons)
+        yield replace(each, role=Role.VICTIM) if is_after else each
+
+
+def _is_of_another(end: Conclusion, loss: Conclusion) -> bool:
+    """Whether not only the ranks and nodes that report the loss have ended; RDMA is to other nodes."""
+    ranks, nodes = set(end.culprit.ranks), set(end.culprit.nodes)
+    if ranks and loss.victims:
+        return not ranks <= loss.victims
+    reporters = {line.node for line in loss.evidence if line.node}
+    return not (nodes and reporters and nodes <= reporters)
 
 
 def _alternatives(found: Sequence[Conclusion], logs: Logs) -> Iterator[Conclusion]:

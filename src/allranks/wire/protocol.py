@@ -87,6 +87,8 @@ class WorkerEnd(msgspec.Struct, frozen=True, kw_only=True):
     stderr_tail: str | None = None
     stderr_path: str | None = None
     could_not_start: bool = False
+    python: str | None = None
+    """The interpreter that an exception came from, where it is known."""
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):

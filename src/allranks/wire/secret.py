@@ -2,12 +2,16 @@
 
 The group of a job is closed. The key comes from the first of: $ALLRANKS_SECRET; a 0600 file in the run directory,
 which all nodes of a SLURM job share; munge, where a SLURM node does not see that file (credentials instead of a key);
-the name that the user gave the group with `--rdzv-id`, as weak as that name is public. Where there is none of them the
-group is open, and the caller says so. A one-machine run speaks with nobody and needs none.
+the name that the user gave the group with `--rdzv-id`, as weak as that name is easy to guess. Where there is none of
+them the group is open, and the caller says so. A one-machine run speaks with nobody and needs none.
+
+The name given with `--rdzv-id` is never sent. Groups are told apart by a value that is derived from it one way
+(`group_name`), and each guess at the name costs whoever heard that value NAME_ROUNDS rounds of HMAC.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import hmac
 import os
@@ -49,9 +53,23 @@ def secret_from_env(env: Mapping[str, str]) -> Secret | None:
     return Secret(value.encode(), f"${SECRET_VARIABLE}") if value else None
 
 
+NAME_ROUNDS = 100_000
+"""About 30 ms, once for each agent."""
+
+
 def secret_from_name(rdzv_id: str | None) -> Secret | None:
-    """Return a key made of the group's name: it keeps neighbours apart, not attackers."""
-    return Secret(f"allranks rdzv-id {rdzv_id}".encode(), "--rdzv-id") if rdzv_id else None
+    """Return a key derived from the group's name: as hard to guess as the name is."""
+    return Secret(_stretch(rdzv_id), "--rdzv-id") if rdzv_id else None
+
+
+def group_name(rdzv_id: str) -> str:
+    """Return what a group is called on the wire in place of its `--rdzv-id`, which may be its key."""
+    return f"rdzv-{hmac.digest(_stretch(rdzv_id), b'group name', 'sha256').hex()[:16]}"
+
+
+@functools.lru_cache(maxsize=8)
+def _stretch(rdzv_id: str) -> bytes:
+    return hashlib.pbkdf2_hmac("sha256", rdzv_id.encode("utf-8", "surrogateescape"), b"allranks rdzv-id", NAME_ROUNDS)
 
 
 OPEN_GROUP = Secret(b"allranks open group", "none")

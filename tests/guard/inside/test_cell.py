@@ -45,7 +45,7 @@ def start(cell: Cell, text: str) -> subprocess.Popen[str]:
 
 def run(cell: Cell, text: str) -> str:
     with start(cell, text) as child:
-        out, _ = child.communicate(timeout=30)
+        out, _ = child.communicate(timeout=60)
     assert child.returncode == 0
     return out
 
@@ -64,7 +64,7 @@ def test_what_a_worker_wrote_is_there_after_its_death(cell: Cell):
         os.kill(os.getpid(), 9)
         """,
     )
-    child.communicate(timeout=30)
+    child.communicate(timeout=60)
     seen = cell.read()
     assert seen.pid == child.pid
     assert seen.told is not None
@@ -182,7 +182,7 @@ def test_an_order_reaches_the_worker_and_a_later_one_takes_its_place(cell: Cell)
         while cell.read().step != 1 and time.monotonic() < deadline_s:
             time.sleep(0.01)
         cell.give_order(20, "the node is back", leaves=False)
-        out, _ = child.communicate(timeout=10)
+        out, _ = child.communicate(timeout=60)
     assert out == "[(17, 'SIGUSR1: the time limit is near', True), (20, 'the node is back', False)]\n"
     assert cell.order() == CellOrder(20, "the node is back", False)
 

@@ -118,3 +118,16 @@ def test_a_torch_without_a_recorder_is_said(monkeypatch: pytest.MonkeyPatch):
     seen = Flight(SimpleNamespace(_world=SimpleNamespace(pg_names={}, pg_map={}, pg_group_ranks={})))
     assert seen.states() == {}
     assert seen.blind == [f"no flight recorder that can be read in torch {torch.__version__}"]
+
+
+def test_a_group_that_is_formed_again_is_another_one(monkeypatch: pytest.MonkeyPatch):
+    entries = [entry(n, retired=False) for n in (1, 2)] + [entry(1, pg_id=2, op="gloo:broadcast")]
+    seen = flight(monkeypatch, entries, {"0": (2, 1), "1": (0, 0), "2": (1, 1)})
+    names = seen._world.pg_names
+    assert list(seen.groups()) == ["0", "7"]
+    group = names.pop("first")
+    assert list(seen.groups()) == ["7"]
+    names["first"] = group  # at the same address as the one before
+    assert list(seen.groups()) == ["7", "0#2"]
+    assert seen.states() == {"7": (0, 0), "0#2": (1, 1)}
+    assert [(call["group"], call["seq"], call["op"]) for call in seen.last_calls()] == [("0#2", 1, "broadcast")]

@@ -81,7 +81,7 @@ def test_who_waits_in_a_collective_and_who_never_came_are_told_apart(tmp_path: P
     assert (call.op, call.seq, call.peer, call.is_done) == ("recv", 1, 0, True)
     assert (first.phase, first.state, first.blind) == ("training", ProcessState.SLEEPING, ())
     assert first.silent_s is not None
-    assert first.silent_s < 1
+    assert first.silent_s < 20
 
 
 def test_a_stopped_worker_is_seen_stopped_and_its_ages_go_on(tmp_path: Path):
@@ -93,10 +93,9 @@ def test_a_stopped_worker_is_seen_stopped_and_its_ages_go_on(tmp_path: Path):
         assert beat.state is ProcessState.STOPPED
         assert beat.silent_s > 1.0
         worker.process.send_signal(signal.SIGCONT)
-        wait_until(lambda: view.look().silent_s < 0.5, "the beat to go on")
-        beat = view.look()
-    assert beat.state is not ProcessState.STOPPED
-    assert beat.state_for_s < 1.5
+        stopped = ProcessState.STOPPED
+        wait_until(lambda: (b := view.look()).silent_s < 0.5 and b.state is not stopped, "the beat to go on")
+        wait_until(lambda: view.look().state_for_s < 1.2, "a new state")
 
 
 def test_a_worker_that_holds_its_gil_is_silent_and_runs_and_its_place_is_known(tmp_path: Path):
@@ -158,7 +157,7 @@ def test_an_exception_in_a_backward_pass_leaves_the_recorders_last_calls(tmp_pat
         """
     with workers(tmp_path, text) as started:
         views = [watch(each, rank) for rank, each in enumerate(started)]
-        codes = [each.process.wait(40) for each in started]
+        codes = [each.process.wait(120) for each in started]
         survivor = views[0].look()
         words = started[0].cell.read().words
     assert codes == [1, 3]
@@ -176,7 +175,7 @@ def test_the_last_calls_are_told_however_soon_the_end_comes_after_them(tmp_path:
         """
     with workers(tmp_path, text) as started:
         views = [watch(each, rank) for rank, each in enumerate(started)]
-        assert [each.process.wait(40) for each in started] == [0, 0]
+        assert [each.process.wait(120) for each in started] == [0, 0]
         beats = [view.look() for view in views]
     assert [(group(beat).enqueued, beat.phase) for beat in beats] == [(40, "leaving")] * 2
 
@@ -235,7 +234,7 @@ def test_children_of_a_worker_stay_silent_and_it_beats_on(tmp_path: Path):
 def test_without_the_hook_and_without_torch_nothing_is_told(tmp_path: Path):
     text = "dist.init_process_group('gloo')\ndist.barrier()\nprint(sorted(n for n in sys.modules if 'allranks' in n))\n"
     with workers(tmp_path, text, num=1, ALLRANKS_HOOK="0") as (worker,):
-        assert worker.process.wait(40) == 0
+        assert worker.process.wait(120) == 0
         assert worker.cell.read() == (0, None, None, None, None, 0, None, "")
         assert worker.out.read_text() == "[]\n"
     plain = tmp_path / "plain"
@@ -287,3 +286,25 @@ def test_the_functions_are_what_they_were(tmp_path: Path):
     assert theirs.splitlines()[-1] == "[3.0, 3.0]"
     assert call is not None
     assert call.op == "all_reduce"
+
+
+def test_a_group_that_is_formed_again_counts_anew(tmp_path: Path):
+    text = """
+        for number in range(2):
+            dist.init_process_group("gloo")
+            for _ in range(3 - number):
+                dist.all_reduce(torch.ones(2))
+            dist.destroy_process_group() if number == 0 else time.sleep(60)
+        """
+    with workers(tmp_path, text, num=1) as (started,):
+        view = watch(started)
+
+        def second() -> RankBeat | None:
+            found = view.look()
+            return found if [each.completed for each in found.groups] == [2] else None
+
+        beat = wait_until(second, "the two collectives of the second group")
+        call = started.cell.read().call
+    assert [(each.name, each.enqueued, each.completed) for each in beat.groups] == [("0#2", 2, 2)]
+    assert call is not None
+    assert (call.group, call.seq) == ("0#2", 2)

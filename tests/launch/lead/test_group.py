@@ -8,17 +8,11 @@ from allranks.launch.lead.group import make_group
 from allranks.model.card import Card
 from allranks.model.errors import SetupError
 from allranks.wire.protocol import Member, Plan
+from cards import make_card
 
 
 def card(index: int, **more: object) -> Card:
-    fields = {
-        "host": f"node{index + 1:02d}",
-        "pid": 800 + index,
-        "node_index": index,
-        "num_workers": 2,
-        "num_gpus": 0,
-    }
-    return Card(**(fields | more))
+    return make_card(index + 1, **({"pid": 800 + index, "num_workers": 2} | more))
 
 
 def group(*cards: Card, backend: str = "auto", attempt: int = 0) -> dict[int, Plan]:

@@ -67,6 +67,25 @@ def test_an_error_of_the_users_code_is_not_tried_again():
     history = History(restarts_left=3)
     decision = move(judged(is_retryable=False, exit_code=1), history=history)
     assert (decision.move, decision.exit_code, history.restarts_left) == (Move.END, 1, 3)
+    assert decision.note == (
+        "not restarted: a restart does not cure an error of the script; --restart-on-error restarts all the same"
+    )
+
+
+def test_where_no_restart_was_asked_for_nothing_is_said_of_one():
+    assert move(judged(is_retryable=False, exit_code=1), history=History(restarts_left=0)).note == ""
+
+
+def test_an_error_is_tried_again_as_often_as_there_are_restarts_where_that_is_asked_for():
+    history = History(restarts_left=4, retries_errors=True)
+    moves = [move(judged(is_retryable=False, exit_code=1), history=history) for _ in range(5)]
+    assert [each.move for each in moves] == [Move.RESTART] * 4 + [Move.END]
+    assert (moves[-1].exit_code, moves[-1].is_crash_loop, moves[-1].note) == (1, False, "")
+
+
+def test_a_program_that_cannot_be_started_is_not_tried_again_whatever_is_asked_for():
+    history = History(restarts_left=4, retries_errors=True)
+    assert move(judged(is_retryable=False, exit_code=78), history=history).move is Move.END
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.causes.catalogue import all_causes
@@ -137,7 +137,6 @@ def expected_of(data: bytes) -> list[tuple[int, bytes, set[int]]]:
     return [each for each in found if each[2]]
 
 
-@settings(max_examples=300, deadline=None)
 @given(data=text)
 def test_all_that_re_finds_in_a_segment_is_reported_for_it(signs: Matcher, data: bytes) -> None:
     hits = signs.scan(Chunk(data, 1, 0))
@@ -184,7 +183,6 @@ def test_each_source_gives_the_first_of_a_flood_and_one_near_its_end(monkeypatch
     assert len(numbers) < 25
 
 
-@settings(max_examples=100, deadline=None)
 @given(data=text)
 def test_patterns_that_do_not_flood_are_reported_as_before(data: bytes) -> None:
     calm, flooded = Matcher(["[a-c]+", "NCCL WARN", "[Ee]rror"]), Matcher(["[a-c]+", "NCCL WARN", "[Ee]rror"])

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import zstandard
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.why.logs import read
@@ -25,14 +25,14 @@ def source_of(path: Path) -> Source:
     return Source(path.name, path, None, None, None, None, path.stat().st_size if path.is_file() else 0)
 
 
-def write(tmp_path: Path, data: bytes) -> Source:
+def write_log(tmp_path: Path, data: bytes) -> Source:
     path = tmp_path / "a.log"
     path.write_bytes(data)
     return source_of(path)
 
 
 def chunks_of(tmp_path: Path, data: bytes) -> list[Chunk]:
-    return list(read_chunks(write(tmp_path, data)))
+    return list(read_chunks(write_log(tmp_path, data)))
 
 
 def join(chunks: list[Chunk]) -> bytes:
@@ -65,7 +65,7 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
 )
 def test_whole_lines_each_once(tmp_path: Path, pack: Callable[[bytes], bytes], data: bytes) -> None:
     problems: list[ReadProblem] = []
-    chunks = list(read_chunks(write(tmp_path, pack(data)), problems=problems))
+    chunks = list(read_chunks(write_log(tmp_path, pack(data)), problems=problems))
     assert join(chunks) == data
     assert all(chunk.data.endswith(b"\n") for chunk in chunks[:-1])
     assert max(len(chunk.data) for chunk in chunks) <= 4 << 20
@@ -97,7 +97,7 @@ def test_lines_that_just_fit_a_chunk(tmp_path: Path, size: int) -> None:
 def test_what_was_cut_gives_what_can_be_read_and_a_word(tmp_path: Path, name: str, word: str) -> None:
     packed = PACKERS[name](LOG)
     problems: list[ReadProblem] = []
-    got = join(list(read_chunks(write(tmp_path, packed[: len(packed) * 2 // 3]), problems=problems)))
+    got = join(list(read_chunks(write_log(tmp_path, packed[: len(packed) * 2 // 3]), problems=problems)))
     assert LOG.startswith(got)
     assert len(got) > len(LOG) // 2
     assert [problem.message for problem in problems] == [
@@ -110,7 +110,7 @@ def test_what_was_cut_gives_what_can_be_read_and_a_word(tmp_path: Path, name: st
 def test_what_is_damaged_gives_what_comes_before(tmp_path: Path, name: str) -> None:
     packed = PACKERS[name](LOG[:3000])
     problems: list[ReadProblem] = []
-    got = join(list(read_chunks(write(tmp_path, packed + b"no longer packed"), problems=problems)))
+    got = join(list(read_chunks(write_log(tmp_path, packed + b"no longer packed"), problems=problems)))
     assert got == LOG[:3000]
     assert [f"its {name} data is damaged" in problem.message for problem in problems] == [True]
 
@@ -119,7 +119,7 @@ def test_gzip_with_a_wrong_checksum_is_read(tmp_path: Path) -> None:
     packed = bytearray(gzip.compress(LOG, 1))
     packed[-6] ^= 1
     problems: list[ReadProblem] = []
-    assert join(list(read_chunks(write(tmp_path, bytes(packed)), problems=problems))) == LOG
+    assert join(list(read_chunks(write_log(tmp_path, bytes(packed)), problems=problems))) == LOG
     assert "incorrect data check" in problems[0].message
 
 
@@ -206,10 +206,8 @@ LINES = st.lists(st.binary(max_size=200) | st.just(b"") | st.just(b"\xe2\x82\xac
 
 MARKS = (b"\x1f\x8b", b"\x28\xb5\x2f\xfd", b"\xff\xfe", b"\xfe\xff")
 PACKED = (gzip.compress(LOG[:99]), zstandard.compress(LOG[:99]))
-ANY = settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 
 
-@ANY
 @given(data=LINES.filter(lambda data: not data.startswith(MARKS)), pack=st.sampled_from(list(PACKERS.values())))
 def test_any_bytes_are_seen_once(small: None, tmp_path: Path, data: bytes, pack: Callable[[bytes], bytes]) -> None:
     if pack is PACKERS["joined gzip"] and not data[1000:]:
@@ -220,7 +218,6 @@ def test_any_bytes_are_seen_once(small: None, tmp_path: Path, data: bytes, pack:
         assert following.offset == chunk.offset + len(chunk.data) - (0 if chunk.data.endswith(b"\n") else 8)
 
 
-@ANY
 @given(head=st.sampled_from(MARKS + PACKED), tail=st.binary(max_size=300), cut=st.integers(0, 300))
 def test_any_damage_is_survived(small: None, tmp_path: Path, head: bytes, tail: bytes, cut: int) -> None:
-    join(list(read_chunks(write(tmp_path, (head + tail)[:cut]))))
+    join(list(read_chunks(write_log(tmp_path, (head + tail)[:cut]))))

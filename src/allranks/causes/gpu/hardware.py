@@ -63,7 +63,7 @@ class GpuHardware(Cause, id="AR105"):
     """
 
     message = "{gpu}: {what}"
-    told = "a GPU, or its NVLink, failed or asks to be reset"
+    told = "GPU or NVLink hardware fault; a reset is required"
     fix = "leave {node} out (--exclude={node}) and have it reset or repaired: nvidia-smi -q -d ECC,ROW_REMAPPER"
     exit_code = Exit.NODE_FAULT
     signs = (

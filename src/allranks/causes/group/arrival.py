@@ -150,7 +150,7 @@ class MissingRank(Cause, id="AR401"):
 
 
 class RendezvousTimeout(Cause, id="AR402"):
-    """torchrun's agents did not find together in time.
+    """torchrun's rendezvous timed out: too few nodes joined.
 
     ## What it means
     A job that was started with torchrun waited at its rendezvous for more nodes and gave up: not all agents were
@@ -175,7 +175,7 @@ class RendezvousTimeout(Cause, id="AR402"):
     """
 
     message = "{what}"
-    told = "torchrun's agents did not find together in time: too few nodes came to the same rendezvous"
+    told = "torchrun's rendezvous timed out: too few nodes joined"
     fix = "allranks run in place of torchrun names the missing nodes; else compare --nnodes, --rdzv-id, --rdzv-endpoint"
     exit_code = Exit.SETUP
     no_fault_yet = "it is torchrun's own; allranks has no such rendezvous"

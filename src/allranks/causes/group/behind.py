@@ -192,7 +192,7 @@ class StragglerRank(Cause, id="AR409"):
     """  # noqa: E501  (real lines)
 
     message = "{what}"
-    told = "a rank came later than the others would wait for it"
+    told = "a rank missed the timeout of a collective"
     fix = "find what only that rank does before the collective (data, evaluation, checkpoint), or raise the timeout"
     exit_code = Exit.USER_CODE
     also = ("AR401", "AR408")

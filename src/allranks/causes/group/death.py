@@ -63,6 +63,7 @@ class DeadRank(Cause, id="AR407"):
 
     ## What it means
     Its process was killed by a signal that nobody of allranks sent, or it ended by itself before the others were done.
+    A killed worker of its `DataLoader` takes the rank along, too: the message names that process.
     What the other ranks report afterwards (connection closed, timeout) are consequences.
 
     ## Why it breaks the job

@@ -289,15 +289,15 @@ class NodeCannotStart(Cause, id="AR512"):
 
     ## Fix
     Do what the message says, on the node that it names. A file is missing on one node only: is its file system mounted
-    (`findmnt --target DIRECTORY`)? The same on all nodes: it is a flag or cluster.toml; `allranks run --plan` on a node
-    shows what is wrong before the job.
+    (`findmnt --target DIRECTORY`)? The same on all nodes: it is a flag or cluster.toml; `allranks run --dry-run` on a
+    node shows what is wrong before the job.
 
     ## Source
-    What is checked, and with which words: `allranks run --plan`, `allranks config show --origin`.
+    What is checked, and with which words: `allranks run --dry-run`, `allranks config show --origin`.
     """
 
     message = "{what}"
-    fix = "do what the message says on {node}; allranks run --plan shows it there without a job"
+    fix = "do what the message says on {node}; allranks run --dry-run shows it there without a job"
     exit_code = Exit.SETUP
     no_fault_yet = "the launcher says it; its own tests leave the script away on one node"
 

@@ -227,7 +227,7 @@ class PacketLoss(Cause, id="AR212"):
 
 
 class SlowLink(Cause, id="AR213"):
-    """A node's link is slower than its neighbours'.
+    """A node's link is slower than its neighbors'.
 
     ## What it means
     The interface came up at a lower speed than those of the other nodes (a bad cable makes 10 Gbit/s out of 25), or it

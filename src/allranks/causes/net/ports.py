@@ -307,3 +307,41 @@ class PortInUse(Cause, id="AR207"):
         if card.port_holder is None or card.test_ports is None:  # on one machine any port does
             return PASSED
         return warned(port=card.wanted_port or "of the leader", holder=card.port_holder)
+
+
+class LocalConnectError(Cause, id="AR217"):
+    """A node's own kernel does not make a connection to another node.
+
+    ## What it means
+    In the pair tests of the roll call `connect` failed on this node itself, before anything was sent: no local port is
+    free, an address is not its own, there is no route for these packets, a policy forbids it. That is neither a refusal
+    nor a silence of the other node, which therefore could not be tested.
+
+    ## Why it breaks the job
+    It need not. The tests open some dozens of connections at the same time, NCCL and Gloo open more and at other
+    times. If it lasts, the ranks of this node fail with the same errno, and all others wait for them.
+
+    ## Example
+    From allranks' own verdict, with `net.ipv4.ip_local_port_range` of ten ports that other programs hold:
+
+        its own kernel made no connection to node01, so they could not be tested: Address already in use (EADDRINUSE)
+
+    ## Fix
+    By the errno: EADDRINUSE and EADDRNOTAVAIL, widen the range of local ports, or end what holds them:
+
+        sysctl -w net.ipv4.ip_local_port_range="32768 60999"; ss -s
+
+    EHOSTUNREACH and ENETUNREACH: see which way the packets would take, and which firewall answers for the other node:
+
+        ip route get 192.168.20.15; nft list ruleset
+
+    EPERM and EACCES: a firewall, a cgroup or a security module of this node.
+
+    ## Source
+    Linux, connect(2) and ip(7), ip_local_port_range (man-pages 6.9).
+    """
+
+    message = "{what}"
+    fix = "on {node}: {command}"
+    exit_code = Exit.NODE_FAULT
+    no_fault_yet = "the tests of the pair tests provoke it: a range of ten local ports, a rule that prohibits"

@@ -15,12 +15,14 @@ import inspect
 import json
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from .cell import Cell
 from .flight import Flight
 from .places import place_of
+
+_Given = Mapping[str, Any]
 
 
 class _Described(NamedTuple):
@@ -107,13 +109,15 @@ def _tell_and_call(
     reader: _Arguments, teller: Teller, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     teller.here.is_inside = True  # one collective may be made of others
-    number, group, before = 0, None, -1
+    number, row, before = 0, None, -1
     try:
         try:
-            group = reader.group(teller, args, kwargs)
+            given = reader.given(args, kwargs)
+            group = reader.group(teller, given)
             if group is not None:
-                before = group._get_sequence_number_for_group()
-                number = _enter(reader, teller, group, before, args, kwargs)
+                row = _row_of(reader, teller, group, given)
+                before = row.numbers._get_sequence_number_for_group()
+                number = _enter(reader, teller, group, row, before, given)
         except Exception as exc:
             # An argument that torch will refuse, or a torch whose inside we do not know: it has the say.
             _note(teller, exc)
@@ -126,35 +130,51 @@ def _tell_and_call(
         teller.here.is_inside = False
         if number and teller.cell is not None:
             teller.cell.leave_call(number)
-        if reader.is_p2p and before >= 0 and group is not None:
-            _count_p2p(teller, group, before)
+        if reader.is_p2p and before >= 0 and row is not None:
+            _count_p2p(teller, row, before)
 
 
-def _enter(
-    reader: _Arguments, teller: Teller, group: Any, before: int, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> int:
+class _Row(NamedTuple):
+    """Where a call has its number: each backend of a group counts its own."""
+
+    key: str
+    """Of the group on this backend."""
+    backend: str
+    numbers: Any
+    """Group or backend of torch's, which tells the last number."""
+
+
+def _row_of(reader: _Arguments, teller: Teller, group: Any, given: _Given) -> _Row:
+    assert teller.flight is not None
+    known = teller.flight.group(group)
+    backend, numbers = next(iter(known.backends.values())), group
+    if len(set(known.backends.values())) > 1:
+        device_type = reader.device_type(group, known.backends, given)
+        backend, numbers = known.backends[device_type], group._get_backend(sys.modules["torch"].device(device_type))
+    return _Row(known.key(backend), backend, numbers)
+
+
+def _enter(reader: _Arguments, teller: Teller, group: Any, row: _Row, before: int, given: _Given) -> int:
     assert teller.cell is not None
-    name = str(teller.world.pg_names[group])
-    num_p2p = teller.flight.num_p2p.get(name, 0) if teller.flight else 0
-    is_gloo = "nccl" not in str(teller.world.pg_map[group][0])
-    sizes, dtypes = reader.inputs(teller, args, kwargs)
+    assert teller.flight is not None
+    num_p2p = teller.flight.num_p2p.get(row.key, 0)
+    sizes, dtypes = reader.inputs(teller, given)
     return teller.cell.enter_call(
-        group=name,
+        group=row.key,
         seq=1 + (num_p2p if reader.is_p2p else before - num_p2p),
-        op=reader.described.gloo_op if is_gloo else reader.described.op,
+        op=reader.described.op if row.backend == "nccl" else reader.described.gloo_op,
         sizes=sizes,
         dtypes=dtypes,
         place=place_of(sys._getframe(3)),
-        peer=reader.peer(teller, group, args, kwargs),
+        peer=reader.peer(teller, group, given),
     )
 
 
-def _count_p2p(teller: Teller, group: Any, before: int) -> None:
+def _count_p2p(teller: Teller, row: _Row, before: int) -> None:
     try:
-        after = group._get_sequence_number_for_group()
-        if teller.flight is not None:
-            for number in range(before + 1, after + 1):
-                teller.flight.count_p2p(str(teller.world.pg_names[group]), number)
+        assert teller.flight is not None
+        for number in range(before + 1, row.numbers._get_sequence_number_for_group() + 1):
+            teller.flight.count_p2p(row.key, number)
     except Exception as exc:
         _note(teller, exc)
 
@@ -173,22 +193,35 @@ class _Arguments:
         self._peer = _PEERS.get(name, "")
         self._is_list_of_one = described.gloo_op == "all_reduce" and described.tensors == "input_list"
         self._is_stacked = name == "scatter"
-        self._at = {parameter: at for at, parameter in enumerate(inspect.signature(original).parameters)}
+        self._parameters = tuple(inspect.signature(original).parameters)
 
-    def _get(self, parameter: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        at = self._at.get(parameter, len(args))
-        return args[at] if at < len(args) else kwargs.get(parameter)
+    def given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Given:
+        """Return what a call was given, by parameter."""
+        return dict(zip(self._parameters, args, strict=False)) | kwargs
 
-    def group(self, teller: Teller, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def group(self, teller: Teller, given: _Given) -> Any:
         """Return the process group, None where this rank is not in it."""
-        group = self._get("group", args, kwargs)
+        group = given.get("group")
         group = teller.world.default_pg if group is None else group
         return group if group in teller.world.pg_names else None
 
-    def inputs(self, teller: Teller, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, str]:
+    def tensors(self, given: _Given) -> list[Any]:
+        """Return the inputs."""
+        tensors = given.get(self.described.tensors)
+        return [] if tensors is None else list(tensors) if isinstance(tensors, list | tuple) else [tensors]
+
+    def device_type(self, group: Any, backends: Mapping[str, str], given: _Given) -> str:
+        """Return the type of device that the call is for, as torch chooses it."""
+        tensors = self.tensors(given) or [given.get("tensor")]
+        if tensors[0] is not None:
+            return str(tensors[0].device.type)
+        # A barrier. Source: torch 2.13, distributed_c10d.barrier.
+        is_on_gpu = bool(given.get("device_ids")) or getattr(group, "bound_device_id", None) is not None
+        return next((device for device in backends if (device != "cpu") is is_on_gpu), next(iter(backends)))
+
+    def inputs(self, teller: Teller, given: _Given) -> tuple[str, str]:
         """Return sizes and dtypes of the inputs, as the recorder has them."""
-        given = self._get(self.described.tensors, args, kwargs)
-        tensors = [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
+        tensors = self.tensors(given)
         sizes = [list(tensor.shape) for tensor in tensors]
         dtypes = [self._dtype(teller, tensor.dtype) for tensor in tensors]
         if self._is_list_of_one:  # Gloo reduces them one after the other
@@ -205,11 +238,11 @@ class _Arguments:
             name = teller.dtypes[dtype] = _DTYPES.get(word, word)
         return name
 
-    def peer(self, teller: Teller, group: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
+    def peer(self, teller: Teller, group: Any, given: _Given) -> int:
         """Return the other side's rank in the group; -1: there is none, or it may be any."""
         if not self.is_p2p:
             return -1
-        in_group = self._get(f"group_{self._peer}", args, kwargs)
-        if in_group is None and (rank := self._get(self._peer, args, kwargs)) is not None:
+        in_group = given.get(f"group_{self._peer}")
+        if in_group is None and (rank := given.get(self._peer)) is not None:
             in_group = teller.world.pg_group_ranks[group][rank]
         return -1 if in_group is None else int(in_group)

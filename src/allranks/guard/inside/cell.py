@@ -231,10 +231,10 @@ class Cell:
         if self.is_mine:
             self._records["phase"].write(name.encode()[:64])
 
-    def finish(self) -> None:
-        """Say that all steps of the training are made: what comes now is its end, whatever was ordered."""
+    def finish(self, *, is_finished: bool = True) -> None:
+        """Say whether all steps of the training are made: what comes then is its end, whatever was ordered."""
         if self.is_mine:
-            self._numbers[_FINISHED] = 1
+            self._numbers[_FINISHED] = is_finished
 
     def marks(self) -> tuple[int, int, int]:
         """Return numbers that change when a call begins or ends and when a step is told."""

@@ -41,17 +41,28 @@ def arm(c10d: Any) -> None:
         return
     _c10d, _teller = c10d, Teller(c10d)
     wrap(c10d, _teller)
-    init_process_group = c10d.init_process_group
+    init_process_group, destroy_process_group = c10d.init_process_group, c10d.destroy_process_group
 
     @functools.wraps(init_process_group)
     def init_and_beat(*args: Any, **kwargs: Any) -> Any:
         begin()
-        formed = init_process_group(*args, **kwargs)
-        if _beat is not None:
-            _beat.enter("training")
+        try:
+            formed = init_process_group(*args, **kwargs)
+        except BaseException:
+            enter("init")
+            raise
+        enter("training")
         return formed
 
+    @functools.wraps(destroy_process_group)
+    def destroy_and_note(*args: Any, **kwargs: Any) -> Any:
+        _note_groups()  # also one that lived for less than a beat counts
+        destroyed = destroy_process_group(*args, **kwargs)
+        _note_groups()
+        return destroyed
+
     c10d.init_process_group = init_and_beat
+    c10d.destroy_process_group = destroy_and_note
 
 
 def begin() -> None:
@@ -72,6 +83,18 @@ def begin() -> None:
         atexit.register(_leave)
 
 
+def enter(phase: str) -> None:
+    """Say what the worker does from now on: `arriving` while init_process_group waits for all ranks of the job."""
+    if _beat is not None:
+        _beat.enter(phase)
+
+
+def _note_groups() -> None:
+    with contextlib.suppress(Exception):
+        if _teller is not None and _teller.flight is not None:
+            _teller.flight.groups()
+
+
 def last_words() -> None:
     """Write what this rank last called in every group, for the survivors' sake."""
     with contextlib.suppress(Exception):
@@ -83,6 +106,6 @@ def last_words() -> None:
 
 
 def _leave() -> None:
+    enter("leaving")
     if _beat is not None:
-        _beat.enter("leaving")
         _beat.end()

@@ -4,6 +4,9 @@
     flight.states()      # {"0": (12, 11)}: enqueued, completed; microseconds
     flight.last_calls()  # the last ones of each group; milliseconds, with the GIL held
 
+A group is told by its key, see Group.key: each of its backends numbers its collectives, and a group that is destroyed
+and formed again begins at 1.
+
 Numbers are those of collectives: in Gloo sends and receives count in the same row but are not recorded, so they are
 taken out again by what `calls.py` counted. Measured, torch 2.13: the state of all groups takes 3 us, a dump 7 us an
 entry, and four times that to parse it as a whole, which is why entries are picked out of the text.
@@ -15,7 +18,8 @@ import contextlib
 import itertools
 import json
 import re
-from collections import deque
+import threading
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -35,7 +39,18 @@ class Group(NamedTuple):
 
     name: str
     ranks: tuple[int, ...]
-    backend: str
+    backends: Mapping[str, str]
+    """By type of device: `{"cpu": "gloo", "cuda": "nccl"}`."""
+    incarnation: int
+    """1 is the first group of this name and these ranks."""
+
+    def key(self, backend: str) -> str:
+        """Return what tells its collectives on one backend from all others, the same on all its ranks.
+
+        The name: `0`. Of several backends: `0/nccl`. Where a group was destroyed and formed again: `0#2`.
+        """
+        backend = f"/{backend}" if len(set(self.backends.values())) > 1 else ""
+        return f"{self.name}{backend}{f'#{self.incarnation}' if self.incarnation > 1 else ''}"
 
 
 class Flight:
@@ -53,47 +68,66 @@ class Flight:
         if not self._dumps:
             self.blind.append(f"no flight recorder that can be read in torch {torch.__version__}")
         self._raw: dict[str, bytes] = {}
-        self._states: dict[str, tuple[int, int]] = {}
+        self._states: dict[str, dict[str, tuple[int, int]]] = {}
+        """By backend."""
+        self._lock = threading.Lock()
         self._known: dict[tuple[int, str], Group] = {}
         """By identity and name: a reference would keep a group alive that the script destroyed."""
-        self._names: dict[str, dict[int, str]] = {backend: {} for backend in _SOURCES}
+        self._newest: dict[str, Group] = {}
+        """By name: calls of an earlier group of that name are of the past."""
+        self._formed: Counter[tuple[str, tuple[int, ...]]] = Counter()
+        self._numbered: dict[str, dict[int, Group]] = {backend: {} for backend in _SOURCES}
+        """By backend, as its recorder numbers them."""
         self.p2p: dict[str, deque[int]] = {}
-        """By group: the numbers that sends and receives took in its row, the last ones."""
+        """By key of the group: the numbers that sends and receives took in its row, the last ones."""
         self.num_p2p: dict[str, int] = {}
 
     def groups(self) -> Mapping[str, Group]:
-        """Return the groups by name. A new one is noticed here."""
-        now = {(id(pg), str(name)): pg for pg, name in list(self._world.pg_names.items())}
-        for key, pg in now.items():
-            if key not in self._known:
-                self._known[key] = self._learn(key[1], pg)
-        return {key[1]: self._known[key] for key in now}
+        """Return the groups by key, one for each backend. New ones, and those that are gone, are noticed here."""
+        # Not for ever: a signal handler may interrupt whoever holds it, and in a fork nobody lets it go.
+        if self._lock.acquire(timeout=0.2):
+            try:
+                now = {(id(pg), str(name)): pg for pg, name in list(self._world.pg_names.items())}
+                self._known = {key: self._known.get(key) or self._learn(key[1], pg) for key, pg in now.items()}
+            finally:
+                self._lock.release()
+        return {group.key(each): group for group in self._known.values() for each in group.backends.values()}
+
+    def group(self, pg: Any) -> Group:
+        """Return what is known of one of torch's process groups."""
+        key = id(pg), str(self._world.pg_names[pg])
+        if key not in self._known:
+            self.groups()
+        return self._known[key]
 
     def _learn(self, name: str, pg: Any) -> Group:
-        backend = str(self._world.pg_map.get(pg, ("",))[0])
         by_rank = sorted(self._world.pg_group_ranks.get(pg, {}).items(), key=lambda item: item[1])
-        for source, ids in self._names.items():
-            if source in backend or backend == "undefined":
-                ids[max(ids, default=-1) + 1] = name
-        return Group(name, tuple(rank for rank, _ in by_rank), backend)
+        ranks = tuple(rank for rank, _ in by_rank)
+        config = getattr(self._world, "pg_backend_config", {}).get(pg) or self._world.pg_map.get(pg, ("",))[0]
+        backends = {device: backend for device, _, backend in (each.rpartition(":") for each in str(config).split(","))}
+        self._formed[name, ranks] += 1
+        group = self._newest[name] = Group(name, ranks, backends, self._formed[name, ranks])
+        for source in self._numbered.keys() & set(backends.values()):
+            numbered = self._numbered[source]
+            numbered[max(numbered, default=-1) + 1] = group
+        return group
 
     def states(self) -> dict[str, tuple[int, int]]:
-        """Return by group the numbers of the last collective called and of the last one done."""
+        """Return by key of the group the numbers of the last collective called and of the last one done."""
         raw = {source: self._dump(source, includeCollectives=False) for source in tuple(self._dumps)}
         if raw != self._raw:
             self.groups()
-            states: dict[str, tuple[int, int]] = {}
-            for source, text in raw.items():
-                for name, state in self._parse_states(source, text):
-                    states[name] = max(state, states.get(name, (-1, -1)))
-            self._raw, self._states = raw, states
-        return self._states
+            self._states = {source: dict(self._parse_states(source, text)) for source, text in raw.items()}
+            self._raw = raw
+        return {key: state for states in self._states.values() for key, state in states.items()}
 
     def _parse_states(self, source: str, raw: bytes) -> Iterator[tuple[str, tuple[int, int]]]:
         for number, state in json.loads(raw or b"{}").get("pg_status", {}).items():
-            name = self._names[source].get(int(number), str(number))
-            enqueued, completed = (int(state[f"last_{what}_collective"]) for what in ("enqueued", "completed"))
-            yield name, (self._without_p2p(name, enqueued), self._without_p2p(name, completed))
+            group = self._numbered[source].get(int(number))
+            if group is None or self._newest[group.name] is group:
+                key = group.key(source) if group else str(number)
+                enqueued, completed = (int(state[f"last_{what}_collective"]) for what in ("enqueued", "completed"))
+                yield key, (self._without_p2p(key, enqueued), self._without_p2p(key, completed))
 
     def _without_p2p(self, name: str, number: int) -> int:
         later = sum(1 for taken in self.p2p.get(name, ()) if taken > number)
@@ -111,7 +145,8 @@ class Flight:
         for source in tuple(self._dumps):
             raw = self._dump(source)
             for entry in itertools.islice(_from_the_end(raw), _SCANNED):
-                call = self._as_call(source, entry)
+                if (call := self._as_call(source, entry)) is None:
+                    continue
                 own = kept.setdefault(call["group"], [])
                 if len(own) < KEPT_CALLS:
                     own.append(call)
@@ -119,12 +154,17 @@ class Flight:
             for name, seq in first_open.items():
                 if seq not in [call["seq"] for call in kept.get(name, ())]:
                     found = (self._as_call(source, entry) for entry in _of_number(raw, seq))
-                    kept.setdefault(name, []).extend(call for call in found if call["group"] == name)
+                    kept.setdefault(name, []).extend(call for call in found if call and call["group"] == name)
         return sorted((call for own in kept.values() for call in own), key=lambda call: call["created_ns"])
 
     def has_untold(self, told: Mapping[str, int]) -> bool:
         """Tell whether `lags` would find any."""
-        return any(state[0] > told.get(name, 0) for name, state in self.states().items())
+        return bool(self._untold(told))
+
+    def _untold(self, told: Mapping[str, int]) -> dict[str, int]:
+        """By key, the last number called: in Gloo, since calls of NCCL come back at once, however late the GPU is."""
+        self.states()
+        return {key: last for key, (last, _) in self._states.get("gloo", {}).items() if last > told.get(key, 0)}
 
     def lags(self, told: dict[str, int]) -> list[tuple[str, int, int]]:
         """Return (group, seq, created_ns) of calls that were not told yet, the same ones on every rank.
@@ -134,22 +174,21 @@ class Flight:
         Args:
             told: the last number by group; is brought up to date.
         """
-        states = {name: state for name, state in self.states().items() if state[0] > told.get(name, 0)}
+        untold = self._untold(told)
         wanted: dict[str, set[int]] = {}
-        for name, (enqueued, _) in states.items():
+        for name, enqueued in untold.items():
             stride, first = 1, told.get(name, 0)
-            while (enqueued - first) // stride > MAX_LAGS // len(states):
+            while (enqueued - first) // stride > MAX_LAGS // len(untold):
                 stride *= 2
             wanted[name] = set(range(first - first % stride + stride, enqueued + 1, stride))
             told[name] = enqueued
         found: list[tuple[str, int, int]] = []
-        for source in tuple(self._dumps) if any(wanted.values()) else ():
-            raw = self._dump(source)
-            for seq in sorted(set().union(*wanted.values())):
-                for entry in _of_number(raw, seq):
-                    call = self._as_call(source, entry)
-                    if seq in wanted.get(call["group"], ()):
-                        found.append((call["group"], seq, call["created_ns"]))
+        raw = self._dump("gloo") if any(wanted.values()) and "gloo" in self._dumps else b""
+        for seq in sorted(set().union(*wanted.values())):
+            for entry in _of_number(raw, seq):
+                call = self._as_call("gloo", entry)
+                if call and seq in wanted.get(call["group"], ()):
+                    found.append((call["group"], seq, call["created_ns"]))
         return found[:MAX_LAGS]
 
     def _dump(self, source: str, **options: Any) -> bytes:
@@ -160,13 +199,18 @@ class Flight:
             self.blind.append(f"the flight recorder of {source} does not answer: {exc!r}"[:200])
             return b""
 
-    def _as_call(self, source: str, entry: Mapping[str, Any]) -> dict[str, Any]:
-        name = str(entry["process_group"][0])
-        self._names[source][int(entry["pg_id"])] = name
+    def _as_call(self, source: str, entry: Mapping[str, Any]) -> dict[str, Any] | None:
+        """None: a group called it that another one of the same name has replaced."""
+        name, number = str(entry["process_group"][0]), int(entry["pg_id"])
+        group = self._numbered[source].get(number)
+        if (group is None or group.name != name) and (newest := self._newest.get(name)):
+            group = self._numbered[source][number] = newest  # the recorder counts otherwise than we do
+        if group is not None and group.name == name and self._newest[name] is not group:
+            return None
         op = str(entry["profiling_name"]).rpartition(":")[2]
         p2p = _P2P.match(op)  # NCCL's; Gloo records none
         return {
-            "group": name,
+            "group": group.key(source) if group else name,
             "seq": int(entry["p2p_seq_id" if p2p else "collective_seq_id"]),
             "op": p2p[1] if p2p else op,
             "peer": int(p2p[2]) if p2p else None,

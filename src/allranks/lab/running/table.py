@@ -14,7 +14,7 @@ def render_table(done: Sequence[Drilled], *, seed: int) -> str:
         "# Drills of a running job",
         "",
         "Strikes at a running six-node training: a real SLURM job in network namespaces is",
-        "brought up, struck while all ranks train, and what becomes of it is held against what must.",
+        "started, a fault is injected while all ranks train, and the outcome is compared with the truth.",
         "`make drills` writes this page.",
         "",
         f"Seed {seed}. Seconds count from the strike: to the verdict as it was printed, and to the next optimizer step",

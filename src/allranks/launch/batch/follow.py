@@ -1,5 +1,7 @@
 """What became of a job, and what does it print? From SLURM's controller, its accounting, and the run directory.
 
+A job is named by SLURM's id, by the id of a run in the log directory, or as `latest`.
+
 Each of the three may know nothing: the controller forgets a job after MinJobAge (300 s), accounting may be off, and the
 run directory may be elsewhere. A job that SLURM has forgotten is told from what it left behind, and that is said.
 """
@@ -13,15 +15,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-import msgspec
-
 from allranks.host.slurm import JobState, cancel_job, find_jobs, find_old_jobs
+from allranks.launch.batch.local import LocalRun, cancel_run, describe_local, look_at_run
 from allranks.launch.batch.submit import describe_unavailable
 from allranks.launch.console import Console
 from allranks.launch.plan import count_of
-from allranks.model.errors import SetupError, UsageError
+from allranks.model.errors import Exit, SetupError, UsageError, exit_for_signal
 from allranks.model.finding import Verdict
 from allranks.report.rundir import as_file_name
+from allranks.report.runs import Run, find_run, is_job_of_slurm, read_run, read_verdict, sort_by_number
 
 POLL_S = 0.2
 LOOK_S = 3.0
@@ -43,33 +45,64 @@ class JobReport:
     verdict: Verdict | None = None
     unavailable: str = ""
     """Nodes a waiting job could have had, with SLURM's reason."""
+    local: LocalRun | None = None
+    """A run that SLURM knows nothing of."""
 
     @property
     def is_unknown(self) -> bool:
         """Whether nobody knows anything of it."""
         return self.slurm is None and not self.run_dir
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nothing more can come of it."""
+        if self.local is not None:
+            return self.local.is_over
+        return self.slurm is None or self.slurm.is_finished
 
-def check_job_id(text: str) -> str:
-    """Return the id of a job, of a task of an array, or of a part of a heterogeneous job.
+
+def find_job(text: str, *, log_dir: Path) -> Run | str:
+    """Return the run that is meant, or the id of SLURM's job, which a task of an array or a part has, too.
 
     Raises:
-        UsageError: it is something else.
+        UsageError: there is no such run, and it is no id of SLURM's.
     """
-    if not re.fullmatch(r"\d+([_+]\d+)?", text):
-        raise UsageError(f"JOB {text!r}: expected the id of a job, for example 4711, or 4711_3 for a task of an array")
-    return text
+    if is_job_of_slurm(text):
+        return text
+    run = find_run(text, log_dir)
+    if run is None:
+        raise UsageError(
+            f"JOB {text!r}: no such run in {log_dir}; expected the id of a run (allranks list shows them), latest, or "
+            "the id of a job of SLURM, for example 4711, or 4711_3 for a task of an array"
+        )
+    return run.id if run.is_of_slurm else run
 
 
-def report_job(job_id: str, *, log_dir: Path) -> list[JobReport]:
+def report_job(job: Run | str, *, log_dir: Path) -> list[JobReport]:
     """Return what is known of a job, one report for each task of an array.
 
     Raises:
         SetupError: SLURM is not there, or does not answer.
     """
+    if isinstance(job, str):
+        return _report_slurm_job(job, log_dir=log_dir)
+    run = read_run(job.path)  # as it is now
+    return [
+        JobReport(
+            job=run.id,
+            slurm=None,
+            run_dir=str(run.path),
+            attempt=run.attempt,
+            verdict=run.verdict,
+            local=look_at_run(run),
+        )
+    ]
+
+
+def _report_slurm_job(job_id: str, *, log_dir: Path) -> list[JobReport]:
     jobs = find_jobs(job_id) or find_old_jobs(job_id)
     if not jobs:
-        ids = [job_id, *(path.name for path in _sorted_by_number(log_dir.glob(f"{job_id}_*")))]
+        ids = [job_id, *(path.name for path in sort_by_number(log_dir.glob(f"{job_id}_*")))]
         reports = [_report(each, None, log_dir) for each in ids]
         known = [report for report in reports if report.attempt is not None]
         return known or reports[:1]
@@ -79,12 +112,14 @@ def report_job(job_id: str, *, log_dir: Path) -> list[JobReport]:
 def describe(report: JobReport, *, now: datetime) -> list[str]:
     """Return the lines that people read of a job; its verdict is shown apart."""
     job, head = report.slurm, f"job {report.job}"
-    if job is None and report.is_unknown:
+    if report.local is not None:
+        lines = [describe_local(report.local)]
+    elif job is None and report.is_unknown:
         return [
             f"{head}: SLURM does not know it, or no longer (finished jobs are kept some minutes, accounting is off or "
             "empty), and no run directory of it is here; look in the directory it was submitted from, or give --log-dir"
         ]
-    if job is None:
+    elif job is None:
         lines = [f"{head}: SLURM no longer knows it; what it left behind is in its run directory"]
     else:
         lines = ["   ".join(filter(None, [head, job.name, _describe_state(job, now)]))]
@@ -132,13 +167,17 @@ def time_left(end: str, now: datetime) -> str:
     return f"{days}-{clock}" if days else clock
 
 
-def cancel(job_id: str) -> str:
+def cancel(job: Run | str) -> str:
     """End a job and return what was done.
 
     Raises:
-        UsageError: SLURM knows no such job.
+        UsageError: SLURM knows no such job, or the run is on another machine.
         SetupError: SLURM is not there, or refuses.
     """
+    return _cancel_slurm_job(job) if isinstance(job, str) else cancel_run(look_at_run(job))
+
+
+def _cancel_slurm_job(job_id: str) -> str:
     jobs = find_jobs(job_id)
     if not jobs:
         raise UsageError(f"job {job_id}: SLURM knows no such job; allranks list shows yours")
@@ -151,11 +190,56 @@ def cancel(job_id: str) -> str:
     return f"job {job_id}{tasks} is being ended; it was {states}"
 
 
+def wait_for_end(job_id: str, *, log_dir: Path, say: Callable[[str], None]) -> tuple[list[JobReport], int]:
+    """Wait until a job, with all tasks of an array, has ended; return what became of it and its exit code.
+
+    Raises:
+        SetupError: SLURM has not answered for NO_ANSWER_S.
+    """
+    answered_s, told, known = time.monotonic(), "", list[JobReport]()
+    while True:
+        try:
+            reports, answered_s = report_job(job_id, log_dir=log_dir), time.monotonic()
+        except SetupError:
+            if time.monotonic() - answered_s > NO_ANSWER_S:
+                raise
+            time.sleep(LOOK_S)
+            continue
+        states = [report.slurm for report in reports if report.slurm is not None]
+        if all(state.is_finished for state in states):
+            # Forgotten between two looks: the last one that SLURM told of has at least its name and nodes.
+            return (reports if states else known or reports), max(map(_exit_code, reports))
+        known = reports
+        news = next((_describe_progress(state) for state in states if not state.is_finished), "")
+        if news != told:
+            told = news
+            say(news)
+        time.sleep(LOOK_S)
+
+
+def _describe_progress(job: JobState) -> str:
+    if job.is_pending:
+        return f"job {job.id} waits" + (f": {job.reason}" if job.reason else "")
+    return f"job {job.id} is {job.state}" + (f" on {job.nodes}" if job.nodes else "")
+
+
+def _exit_code(report: JobReport) -> int:
+    """The job's, as a shell has it; of a job that SLURM has forgotten, its verdict's; else Exit.UNKNOWN."""
+    job = report.slurm
+    if job is None:
+        return report.verdict.exit_code if report.verdict is not None else Exit.UNKNOWN
+    if job.exit_code:
+        return job.exit_code
+    if job.signal:
+        return exit_for_signal(job.signal)
+    return Exit.OK if job.state == "COMPLETED" else Exit.USER_CODE
+
+
 # --- Logs -------------------------------------------------------------------------------------------------------------
 
 
 def show_logs(
-    job_id: str, *, log_dir: Path, ranks: Sequence[int], is_followed: bool, say: Callable[[str], None]
+    job: Run | str, *, log_dir: Path, ranks: Sequence[int], is_followed: bool, say: Callable[[str], None]
 ) -> None:
     """Show what a job has printed, and with `is_followed` what it prints until it ends.
 
@@ -173,7 +257,7 @@ def show_logs(
         if now_s - looked_s >= LOOK_S or ended_s is not None:
             looked_s = now_s
             try:
-                reports, answered_s = report_job(job_id, log_dir=log_dir), now_s
+                reports, answered_s = report_job(job, log_dir=log_dir), now_s
             except SetupError:
                 if not shown or now_s - answered_s > NO_ANSWER_S:
                     raise
@@ -185,7 +269,7 @@ def show_logs(
             if is_followed and waiting is not None and waiting.reason != told:
                 told = waiting.reason
                 say(f"job {waiting.id} waits" + (f": {told}" if told else ""))
-            if all(report.slurm is None or report.slurm.is_finished for report in reports) and ended_s is None:
+            if all(report.is_over for report in reports) and ended_s is None:
                 ended_s = now_s
         if console.pump():
             continue
@@ -198,7 +282,7 @@ def show_logs(
 
 
 def _nothing_to_show(report: JobReport, ranks: Sequence[int]) -> str:
-    head = f"job {report.job}"
+    head = f"{'run' if report.local else 'job'} {report.job}"
     if report.is_unknown:
         return f"{head}: SLURM does not know it, and no run directory of it is here; give --log-dir"
     if report.slurm is not None and report.slurm.is_pending:
@@ -214,7 +298,7 @@ def _files(reports: Iterable[JobReport], ranks: Sequence[int]) -> list[tuple[Pat
     reports = list(reports)
     for report in reports:
         task = f"{report.job} " if len(reports) > 1 else ""
-        own = [] if ranks else _own_files(report)
+        own = [] if ranks or report.local else _own_files(report)
         found += [(path, stream, f"[{task.strip()}] " if task else "") for path, stream in own]
         if own or report.attempt is None:
             continue
@@ -247,7 +331,7 @@ def _own_files(report: JobReport) -> list[tuple[Path, str]]:
 
 def _report(job_id: str, job: JobState | None, log_dir: Path) -> JobReport:
     run_dir = _find_run_dir(job_id, job, log_dir)
-    attempts = _sorted_by_number(run_dir.glob("attempt_*")) if run_dir else []
+    attempts = sort_by_number(run_dir.glob("attempt_*")) if run_dir else []
     attempt = int(attempts[-1].name.rpartition("_")[2]) if attempts else None
     # A job that was requeued has the verdict of its last attempt, not of the one that is to come.
     is_of_this_attempt = job is None or (not job.is_pending and attempt is not None and attempt >= job.restarts)
@@ -257,7 +341,7 @@ def _report(job_id: str, job: JobState | None, log_dir: Path) -> JobReport:
         slurm=job,
         run_dir=str(run_dir or ""),
         attempt=attempt,
-        verdict=_read_verdict(attempts[-1] / "verdict.json") if attempts and is_of_this_attempt else None,
+        verdict=read_verdict(attempts[-1] / "verdict.json") if attempts and is_of_this_attempt else None,
         unavailable=describe_unavailable(job) if job is not None and is_short_of_nodes else "",
     )
 
@@ -268,15 +352,3 @@ def _find_run_dir(job_id: str, job: JobState | None, log_dir: Path) -> Path | No
         places.append(Path(job.script).parent / log_dir)
     name = as_file_name(job_id)
     return next((place / name for place in (*places, log_dir) if (place / name).is_dir()), None)
-
-
-def _sorted_by_number(paths: Iterable[Path]) -> list[Path]:
-    numbered = [path for path in paths if re.search(r"_\d+$", path.name)]
-    return sorted(numbered, key=lambda path: int(path.name.rpartition("_")[2]))
-
-
-def _read_verdict(path: Path) -> Verdict | None:
-    try:
-        return Verdict.from_json(path.read_bytes())
-    except (OSError, msgspec.DecodeError):
-        return None

@@ -23,46 +23,49 @@ OPTION_LIMIT = 4000
 """Longest `#SBATCH` argument in characters; sbatch 22.05 copies it into a fixed buffer of 8 KiB without a look."""
 
 
-def _option(help_text: str, metavar: str | None = None, default: Any = None) -> Any:
-    return field(default=default, metadata={"help": help_text, "metavar": metavar})
+def _option(help_text: str, metavar: str | None = None, default: Any = None, *, short: str = "") -> Any:
+    return field(default=default, metadata={"help": help_text, "metavar": metavar, "short": short})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SbatchOptions:
     """Options of sbatch under its own names, in the order in which the script has them; None leaves one to SLURM."""
 
-    job_name: str | None = _option("Name of the job. [default: the script's]", "NAME")
-    nodes: str | None = _option("How many nodes.", "N|MIN-MAX")
-    ntasks_per_node: int = _option("Agents on a node: one. Ranks are asked for with --nproc-per-node.", "1", 1)
-    gpus_per_node: str | None = _option("GPUs on each node.", "[TYPE:]N")
-    cpus_per_task: int | None = _option("Cores on each node, for all its ranks together.", "N")
-    mem: str | None = _option("Memory on each node.", "SIZE[K|M|G|T]")
-    gres: str | None = _option("Other resources on each node.", "LIST")
-    nodelist: str | None = _option("These nodes.", "HOSTLIST")
-    exclude: str | None = _option("Not these nodes.", "HOSTLIST")
+    job_name: str | None = _option("Name of the job. [default: the script's]", "NAME", short="-J")
+    nodes: str | None = _option("Number of nodes. [default: --nnodes]", "N|MIN-MAX", short="-N")
+    ntasks_per_node: int = _option("Agents per node, always 1; --nproc-per-node sets the number of ranks.", "1", 1)
+    gpus: str | None = _option("GPUs of the whole job; SLURM spreads them.", "[TYPE:]N", short="-G")
+    gpus_per_node: str | None = _option("GPUs per node.", "[TYPE:]N")
+    cpus_per_task: int | None = _option("Cores per node, for all its ranks together.", "N", short="-c")
+    mem: str | None = _option("Memory per node.", "SIZE[K|M|G|T]")
+    gres: str | None = _option("Other resources per node.", "LIST")
+    nodelist: str | None = _option("Use these nodes.", "HOSTLIST", short="-w")
+    exclude: str | None = _option("Leave these nodes out.", "HOSTLIST", short="-x")
     constraint: str | None = _option("Features that each node must have.", "FEATURES")
-    exclusive: bool = _option("No other job on these nodes.", None, False)
-    partition: str | None = _option("Partition. [default: cluster.toml]", "NAME")
-    time: str | None = _option("Time limit: minutes, H:MM:SS or D-HH. [default: cluster.toml]", "TIME")
-    account: str | None = _option("Account that is charged.", "NAME")
-    qos: str | None = _option("Quality of service.", "NAME")
+    exclusive: bool = _option("Allow no other job on the nodes.", None, False)
+    partition: str | None = _option("Partition. [default: cluster.toml]", "NAME", short="-p")
+    time: str | None = _option("Time limit: minutes, H:MM:SS or D-HH. [default: cluster.toml]", "TIME", short="-t")
+    account: str | None = _option("Account to charge.", "NAME", short="-A")
+    qos: str | None = _option("Quality of service.", "NAME", short="-q")
     reservation: str | None = _option("Reservation.", "NAME")
-    array: str | None = _option("So many jobs of the same kind.", "0-9%2")
-    dependency: str | None = _option("Start after others.", "afterok:ID")
-    begin: str | None = _option("Not before.", "TIME")
+    array: str | None = _option("Submit a job array.", "0-9%2")
+    dependency: str | None = _option("Start after other jobs.", "afterok:ID")
+    begin: str | None = _option("Start no earlier than this.", "TIME")
     signal: str = _option(
-        "Signal before the time limit: save, and back into the queue. [default: USR1@120]",
+        "Signal before the time limit; the job then saves and is requeued. [default: USR1@120]",
         "[B:]SIGNAL[@SECONDS]",
         "USR1@120",
     )
-    requeue: bool = _option("Whether SLURM may start it again. [default: yes]", None, True)
-    comment: str | None = _option("A remark.", "TEXT")
-    mail_type: str | None = _option("When to write a mail.", "BEGIN,END,FAIL")
-    mail_user: str | None = _option("To whom.", "ADDRESS")
+    requeue: bool = _option("Whether SLURM may requeue the job. [default: yes]", None, True)
+    comment: str | None = _option("Comment for SLURM's records.", "TEXT")
+    mail_type: str | None = _option("Events that send a mail.", "BEGIN,END,FAIL")
+    mail_user: str | None = _option("Address for mails.", "ADDRESS")
     chdir: str | None = _option("Working directory. [default: this one]", "DIR")
     output: str | None = _option("File of the job's output. [default: slurm-%j.out]", "FILE")
-    error: str | None = _option("File of its standard error. [default: with the output]", "FILE")
-    open_mode: str = _option("What a requeued job does to these files. [default: append]", "append|truncate", "append")
+    error: str | None = _option("File of its standard error. [default: the output file]", "FILE")
+    open_mode: str = _option(
+        "Append to the files of a requeued job, or truncate them. [default: append]", "append|truncate", "append"
+    )
 
     @property
     def handed_on(self) -> str:
@@ -156,6 +159,29 @@ def directives(options: SbatchOptions, more: Sequence[str] = ()) -> list[str]:
         elif value not in (None, False):
             lines.append(f"{flag}={quote_for_sbatch(flag, str(value))}")
     return [*lines, "--no-kill", *map(_more_option, more)]
+
+
+def nodes_of(nodes: str | None, nnodes: str | None) -> str | None:
+    """Return what `--nodes` is, given `--nnodes` of the run: SLURM must start as many agents as the run accepts.
+
+    >>> nodes_of(None, "2:4"), nodes_of("3", "2:4")
+    ('2-4', '3')
+
+    Raises:
+        UsageError: the two contradict each other.
+    """
+    if nnodes is None:
+        return nodes
+    low, _, high = nnodes.partition(":")
+    if nodes is None:
+        return f"{low}-{high}" if high and high != low else low
+    asked = re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", nodes)
+    wanted = re.fullmatch(r"([0-9]+)(?::([0-9]+))?", nnodes)
+    if asked and wanted:  # other spellings are sbatch's to judge
+        fewest, most = int(asked[1]), int(asked[2] or asked[1])
+        if not int(wanted[1]) <= fewest <= most <= int(wanted[2] or wanted[1]):
+            raise UsageError(f"--nodes {nodes} and --nnodes {nnodes} contradict each other; give one of them")
+    return nodes
 
 
 def quote_for_sbatch(flag: str, value: str) -> str:

@@ -18,7 +18,7 @@ from allranks.host.slurm import JobState, NodeState, Trial, find_jobs, list_node
 from allranks.launch.batch.script import SbatchOptions
 from allranks.model.errors import AllranksError, SetupError, UsageError
 from allranks.model.hostlist import fold_hosts
-from allranks.report.rundir import as_file_name
+from allranks.report.rundir import as_file_name, point_latest
 from allranks.wire.secret import SECRET_VARIABLE
 
 SBATCH_ARGUMENTS = ("--export=ALL",)
@@ -92,6 +92,7 @@ def submit(script: str, options: SbatchOptions, *, env: Mapping[str, str], log_d
     try:
         path.mkdir(exist_ok=True)
         (path / "submission.sh").write_text(script)
+        point_latest(root, path.name)
     except OSError as exc:  # the job is in: that counts
         problem = f"{path / 'submission.sh'}: {exc.strerror}; scontrol write batch_script {job} has it"
     return Submission(

@@ -99,11 +99,10 @@ def look_here(cluster: Cluster, env: Mapping[str, str]) -> Held:
     """Look at this machine alone: no port, no other node.
 
     Args:
-        cluster: where this machine should have its data interface; one that is none of its nodes needs none.
+        cluster: where this machine should have its data interface.
         env: that the workers would get.
     """
-    facts = read_facts(env)
-    return _alone(cluster, facts, read_card_facts(env), is_node=cluster.find_node(facts.host) is not None)
+    return hold_alone(cluster, read_facts(env), read_card_facts(cluster.worker_env(env)))
 
 
 def serve(
@@ -155,8 +154,8 @@ def take_part(
     cluster = msgspec.structs.replace(order.cluster, guard=guard)
     facts = read_facts(env)
     if world.num_nodes == 1:
-        return _alone(cluster, facts, read_card_facts(env), is_node=True)
-    read = begin_card_facts(env, names=world.hosts[:1])
+        return hold_alone(cluster, facts, read_card_facts(cluster.worker_env(env)))
+    read = begin_card_facts(cluster.worker_env(env), names=world.hosts[:1])
     plan = plan_job(Request(), world, cluster, facts, job="check", origin={})
     directory = Path(order.directory) if order.directory else None
     if directory is not None and world.rank == 0 and not directory.is_dir():
@@ -217,12 +216,13 @@ def name_of(env: Mapping[str, str]) -> str:
     return env.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0] or "localhost"
 
 
-def _alone(cluster: Cluster, facts: NodeFacts, read: Facts, *, is_node: bool) -> Held:
+def hold_alone(cluster: Cluster, facts: NodeFacts, read: Facts) -> Held:
+    """Return what a check of one machine has seen, pure; a cluster.toml that does not fit it stops `run` there, too."""
     path, problem = None, None
     try:  # as if the job had more nodes: on one alone all traffic is on loopback
         path = choose_data_path(Request(), cluster, facts, num_nodes=2, origin={})
     except AllranksError as exc:
-        problem = exc if is_node else None
+        problem = exc
     card = _card(facts, read, cluster=cluster, path=path, problem=problem, node_index=0)
     return Held(seen=Observations(cards={0: card}), num_nodes=1, node_names=(facts.host,))
 

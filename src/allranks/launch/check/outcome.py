@@ -18,11 +18,13 @@ from allranks.model.finding import Confidence, Finding, Result, Severity, Status
 from allranks.model.hostlist import expand_hosts
 from allranks.model.pair import SPARSE, PairResult
 from allranks.preflight.judge import judge, name_nodes
+from allranks.preflight.symptoms import is_untried
 
 PRESENCE = {
     "AR001": "who does not answer",
     "AR012": "who answers and is gone again",
     "AR404": "who is of an earlier attempt",
+    "AR217": "whose own kernel makes no connection",
     "AR405": "who comes twice",
     "AR406": "who is not of this check",
     "AR512": "who says itself that it cannot take part",
@@ -253,6 +255,8 @@ def _pairs_of(held: Held, cause: type[Cause], index: int) -> tuple[Status, str]:
     own = [each for each in held.seen.results if each.source == index]
     if crashed := next((each.problem for each in own if each.problem), None):
         return Status.CRASH, crashed
+    if untried := next((each for each in own if is_untried(each)), None):
+        return Status.UNKNOWN, f"not tested from here: {next(iter(untried.closed.values()))}"
     if index in held.seen.silent or not (own or any(each.target == index for each in held.seen.results)):
         return Status.UNKNOWN, "no pair with it was tested"
     if cause.symptoms == (Symptom.LARGE_LOST,) and not any(map(_is_large, held.seen.results)):

@@ -27,6 +27,7 @@ import msgspec
 
 from allranks.causes.catalogue import find_cause
 from allranks.causes.cause import failed
+from allranks.host.slurm_command import refuse_without_cluster, require_slurm
 from allranks.launch.check.member import DIRECTORY_PREFIX, ORDER_VARIABLE, Held, Here, Order
 from allranks.launch.check.variable import from_variable, to_variable
 from allranks.launch.check.where import Place
@@ -107,12 +108,12 @@ def check_nodes(
         say: gets lines about whom is waited for.
         check_signals: raises StoppedBySignal when somebody told this process to stop.
     Raises:
-        UsageError: SLURM does not know what is asked for, or is not here.
+        UsageError: SLURM does not know what is asked for.
+        SetupError: SLURM is not here.
         AllranksError: no node answered.
         StoppedBySignal: check_signals raised it.
     """
-    if shutil.which("srun", path=env.get("PATH")) is None:
-        raise UsageError("srun is not on PATH: load the slurm module, or log in to a node of the cluster")
+    require_slurm("srun", env)
     with _announcement_directory() as directory:
         order = msgspec.structs.replace(order, directory=directory)
         told = {SECRET_VARIABLE: secrets.token_hex(32), ORDER_VARIABLE: encode_order(order)}
@@ -232,7 +233,7 @@ def _listen(
         if not heard.here and now_s > began_s + queue_s:
             raise AllranksError(
                 f"SLURM has not started {place.describe()} within {queue_s:.0f} s{_because(heard.words)}; "
-                "wait longer with --queue-timeout SECONDS, or see squeue and sinfo -R"
+                "wait longer with --queue-timeout DURATION, or see squeue and sinfo -R"
             )
         if heard.here and now_s > last_s + order.join_s * 4 / 3 + SILENCE_S:
             break
@@ -269,6 +270,7 @@ def _notice(heard: Heard, place: Place, waited_s: float) -> str:
 
 def _refuse(words: Sequence[str], place: Place) -> NoReturn:
     """Raise what srun said, where it ended without a word of a node."""
+    refuse_without_cluster("srun", "\n".join(words))
     said = words_of(words).removeprefix("Unable to allocate resources: ") or "srun ended without a word"
     is_usage = any(part in said.lower() for part in _USAGE)
     hint = "; sinfo -N lists the nodes" if "node name" in said.lower() else ""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from allranks.host.run import run_command
 from allranks.host.slurm import NodeState
+from allranks.host.slurm_command import refuse_without_cluster, require_slurm
 from allranks.model.errors import AllranksError, UsageError
 from allranks.model.hostlist import expand_hosts, fold_hosts
 
@@ -106,7 +107,7 @@ def choose_in_cluster(asked: Asked, *, verb: str, list_idle: Callable[[str], Seq
         states = ", ".join(sorted({node.state for node in nodes}))
         raise AllranksError(
             f"{verb}: no node of partition {asked.partition} is idle (they are {states}); name some with --nodelist, "
-            "or wait for them with --nodes N --queue-timeout SECONDS"
+            "or wait for them with --nodes N --queue-timeout DURATION"
         )
     return Place(num_nodes=len(idle), names=idle, pinned=idle, partition=asked.partition, gpus_per_node=gpus)
 
@@ -116,9 +117,12 @@ def find_default_partition(env: Mapping[str, str]) -> str | None:
 
     Raises:
         UsageError: SLURM does not answer here.
+        SetupError: this machine belongs to no cluster.
     """
+    require_slurm("sinfo", env)
     said = run_command(["sinfo", "--noheader", "--format=%P"], deadline_s=SINFO_S, env=env)
     if said.rc != 0:
+        refuse_without_cluster("sinfo", said.stderr)
         words = re.sub(r"^sinfo: (error: |fatal: )?", "", said.words)
         raise UsageError(f"sinfo: {words}; for this machine alone: --standalone")
     return parse_default_partition(said.stdout)

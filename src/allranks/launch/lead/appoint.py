@@ -67,7 +67,7 @@ def appoint_leader(
             checkpoints=run_dir.checkpoints_path(request.checkpoint_dir),
         ),
         guard=Guard(guard),
-        history=History(restarts_left=request.max_restarts),
+        history=History(restarts_left=request.max_restarts, retries_errors=request.retries_errors),
         newcomers=Newcomers(
             door=door,
             num_seats=plan.num_nodes,

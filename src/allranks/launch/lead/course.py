@@ -10,6 +10,11 @@ GRACE_S = 3.0
 """Between the first signal and SIGKILL where the job ends: with the time to reap, everything is gone within 5 s."""
 
 
+ASLEEP_S = 2.0
+"""Between two turns of an agent, or of the leader: what is longer was its own sleep (Ctrl-Z, a virtual machine that was
+stopped), and nobody else was late."""
+
+
 class Phase(StrEnum):
     """Where the job is."""
 

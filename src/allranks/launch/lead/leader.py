@@ -19,7 +19,7 @@ import msgspec
 
 from allranks.guard.judged import Judged
 from allranks.guard.verdict import Guard
-from allranks.launch.lead.course import GRACE_S, Phase, Reason, Terms
+from allranks.launch.lead.course import ASLEEP_S, GRACE_S, Phase, Reason, Terms
 from allranks.launch.lead.group import make_group
 from allranks.launch.lead.newcomers import Newcomers
 from allranks.launch.lead.outcome import (
@@ -58,7 +58,7 @@ RESTART_GRACE_S = 5.0
 STOPPED_S = 3.0
 """After the grace: how long an agent may take to say that its workers have ended."""
 SPARE_S = 4.0
-"""Of the time that is left after a signal: to end, and to say so."""
+"""Seconds of the grace period reserved for shutdown."""
 NOTICE_S = 10.0
 """How often a paused job says so."""
 _LEFT_OUT = Goodbye(exit_code=Exit.OK, summary="the job goes on without this node")
@@ -114,14 +114,14 @@ class Leader:
         self._judged: Judged | None = None
         self._decision: Decision | None = None
         self._began_s = 0.0
-        self._deadline_s = 0.0
+        self._deadline_s = self._turned_s = 0.0
         self._next_ping_s = 0.0
         self._next_notice_s = 0.0
         self._asked: Reason | None = None
         self._asked_until_s: float | None = None
         self._is_finished = False
         """The workers have made all their steps, whatever they were asked."""
-        self._progress = Progress()
+        self.progress = Progress()
         self._signals: set[int] = set()
         self._survived: list[Finding] = []
 
@@ -149,12 +149,14 @@ class Leader:
         self._guard.begin(plan, now_s, addresses=addresses)
         self._phase = Phase.RUNNING
         self._judged, self._decision, self._asked, self._is_finished = None, None, None, False
-        self._progress.steps.clear()
+        self.progress.steps.clear()
 
     def turn(self, now_s: float) -> None:
         """Do what is due; called between two waits of the agent's loop."""
         if self._phase is Phase.OVER:
             return
+        self._deadline_s += max(0.0, now_s - self._turned_s - ASLEEP_S)
+        self._turned_s = now_s
         if now_s >= self._next_ping_s:
             self._next_ping_s = now_s + self._terms.beat_s
             self.seats.send_all(Ping(sent_ns=round(now_s * 1e9)))
@@ -181,7 +183,7 @@ class Leader:
             case Beat():
                 if message.node.generation == self._generation:
                     self._guard.hear(message, now_s)
-                    self._progress.hear(message)
+                    self.progress.hear(message)
             case Failed(end=end, age_s=age_s):
                 self._record(msgspec.structs.replace(end, time_s=now_s - age_s), now_s)
             case Exited(rank=rank):
@@ -210,20 +212,22 @@ class Leader:
         self.newcomers.expect(index, seat.name)
 
     def _interrupt(self, signum: int, now_s: float) -> None:
-        if self._phase is not Phase.RUNNING:
-            self.interrupted_by = self.interrupted_by or signum
-            return
-        if signum in self._signals:
-            return  # SLURM sends it to all agents
-        self._signals.add(signum)
-        meant = self._on_signal(signum, None if self._progress.steps else 0.0)
-        is_warning = signum == signal.SIGUSR1
+        is_warning, is_running = signum == signal.SIGUSR1, self._phase is Phase.RUNNING
         if not is_warning:
             self.interrupted_by = self.interrupted_by or signum
+        if signum in self._signals or not (is_warning or is_running):
+            return  # SLURM sends it to all agents
+        self._signals.add(signum)
+        meant = self._on_signal(signum, None if self.progress.steps else 0.0)
         if meant.ending is ending.Ending.STOP:
             self._asked = None
             return
         reason = Reason.REQUEUE if meant.ending is ending.Ending.SAVE_AND_REQUEUE else Reason.LEAVE
+        if not is_running:
+            self._say(f"{meant.line}; no worker runs now: what was saved before has to do")
+            if self._decision is not None and self._decision.move is not Move.END:
+                self._asked = reason
+            return
         until_s = None if meant.grace_s is None else now_s + max(1.0, meant.grace_s - SPARE_S)
         self._ask(reason, meant.line, now_s, signum=signum if is_warning else 0, until_s=until_s)
 
@@ -250,7 +254,7 @@ class Leader:
         judged = self._guard.judge(now_s)
         if judged is not None:
             self._decide(judged, now_s)
-        elif self._asked is None and self.newcomers.cards and self._progress.steps:
+        elif self._asked is None and self.newcomers.cards and self.progress.steps:
             names = fold_hosts([card.host for card in self.newcomers.cards.values()])
             self._ask(Reason.GROW, f"{names} is taken in after a checkpoint", now_s)
 
@@ -258,13 +262,13 @@ class Leader:
         culprits = [self._members[position] for position in judged.nodes]
         decision = decide(
             judged,
-            Crash.of(judged, self._progress.steps),
+            Crash.of(judged, self.progress.steps),
             history=self._history,
             seats=self.seats.names | dict(culprits),
             culprits=[seat for seat, _ in culprits],
             leader_seat=0,
             min_nodes=self._terms.min_nodes,
-            checkpoint=self._progress.checkpoint,
+            checkpoint=self.progress.checkpoint,
             ran_s=now_s - self._began_s,
         )
         self._judged = judged
@@ -284,7 +288,7 @@ class Leader:
     def _ask(self, reason: Reason, why: str, now_s: float, *, signum: int = 0, until_s: float | None = None) -> None:
         """Have all ranks save at the same step boundary, and leave."""
         self._asked, self._asked_until_s = reason, until_s
-        step = self._progress.step
+        step = self.progress.step
         self._on_event("save_asked", why=why, step=step)
         self._say(why)
         self.seats.send_all(Order(at_step=(step or 0) + 1, why=why, signum=signum))
@@ -315,9 +319,7 @@ class Leader:
             self._pronounce(self._judged.findings)
         if self._decision.note:
             self._say(self._decision.note)
-        # Also after a fault on the way to the checkpoint: the one before it has to do.
-        self.is_to_requeue = self._asked is Reason.REQUEUE and not self._is_finished
-        if self.interrupted_by is not None or self.is_to_requeue or self._decision.move is Move.END:
+        if self.interrupted_by is not None or self.is_leaving or self._decision.move is Move.END:
             self._conclude()
             return
         self._survived += self._judged.findings if self._judged else ()
@@ -330,7 +332,7 @@ class Leader:
 
     def _go_on(self, now_s: float) -> None:
         """Start the next generation with everybody who is here, or wait for more."""
-        self._progress.look(self._terms.checkpoints)
+        self.progress.look(self._terms.checkpoints)
         for index, (card, line) in self.newcomers.take().items():
             self.seats.take(index, card, line, name=card.host)
         terms = self._terms
@@ -361,19 +363,19 @@ class Leader:
         plan = next(iter(plans.values()))
         names = [member.name for member in plan.members]
         gone = [name for seat, name in self._members if seat not in plans]
-        left, checkpoint = self._history.restarts_left, self._progress.checkpoint
+        left, checkpoint = self._history.restarts_left, self.progress.checkpoint
         self._on_event("restarting", generation=plan.generation, members=names, checkpoint=checkpoint)
-        is_tracked = bool(self._progress.steps)
+        is_tracked = bool(self.progress.steps)
         self._say(describe_restart(plan.generation, names, gone, checkpoint, num_left=left, is_tracked=is_tracked))
 
     def _await_capacity(self, now_s: float) -> None:
         terms, num_nodes = self._terms, len(self.seats)
-        if self.interrupted_by is not None:
+        if self.interrupted_by is not None or self.is_leaving:
             self._conclude()
         elif num_nodes + len(self.newcomers.cards) >= terms.min_nodes:
             self._go_on(now_s)
         elif now_s >= self._deadline_s:
-            below = below_minimum(num_nodes, terms.min_nodes, terms.capacity_s, self._progress.checkpoint)
+            below = below_minimum(num_nodes, terms.min_nodes, terms.capacity_s, self.progress.checkpoint)
             self._give_up((below,), Exit.NODE_FAULT)
         elif now_s >= self._next_notice_s:
             self._next_notice_s = now_s + NOTICE_S
@@ -384,8 +386,14 @@ class Leader:
         self._judged, self._decision = Judged(findings=findings, exit_code=exit_code), None
         self._conclude()
 
+    @property
+    def is_leaving(self) -> bool:
+        """Whether all were told to save and leave. Where a fault came between, the checkpoint before has to do."""
+        return self._asked in (Reason.REQUEUE, Reason.LEAVE) and bool(self.progress.steps) and not self._is_finished
+
     def _conclude(self) -> None:
         self._phase = Phase.OVER
+        self.is_to_requeue = self.is_leaving and self._asked is Reason.REQUEUE
         self.verdict = self._make_verdict()
         goodbye = Goodbye(exit_code=self.verdict.exit_code, summary=summarize(self.verdict))
         self.seats.send_all(goodbye)
@@ -398,7 +406,9 @@ class Leader:
         if self.interrupted_by is not None:
             exit_code = exit_for_signal(self.interrupted_by)
         elif judged is not None:
-            findings, exit_code = judged.findings, decision.exit_code if decision else judged.exit_code
+            findings, exit_code = judged.findings, judged.exit_code
+            if decision is not None and (decision.move is Move.END or self.is_to_requeue):
+                exit_code = decision.exit_code
             if decision is not None and decision.is_crash_loop:
                 loop = crash_loop(findings[0], self._history.crashes[-1].step)
                 self._pronounce((loop,))

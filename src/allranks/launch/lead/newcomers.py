@@ -171,7 +171,7 @@ class Newcomers:
         card = self.cards.pop(seat)
         self._drop(line)
         line.close()
-        self.say(f"{card.host} came and left again")
+        self.say(f"{card.host} joined, then disconnected")
 
     def _drop(self, line: Connection) -> None:
         if self._selector is not None:

@@ -70,6 +70,48 @@ def describe_pause(num_nodes: int, min_nodes: int, left_s: float, capacity_s: fl
     return f"paused: {here}; waiting for capacity, {left} left (--capacity-timeout {capacity_s:.0f})"
 
 
+def describe_running(world_size: int, silent_s: float, *, has_spoken: bool, step: int | None) -> str:
+    """`2 ranks are running; no output yet, 10 s after the start`, `2 ranks are running, step 120; no output for 5 min`.
+
+    Args:
+        world_size: ranks of the job.
+        silent_s: how long the ranks of the leader's node have written nothing.
+        has_spoken: whether they wrote anything before.
+        step: of the rank that is furthest, where the script tells.
+    """
+    ranks = f"{count_of(world_size, 'rank')} {'is' if world_size == 1 else 'are'} running"
+    at = "" if step is None else f", step {step}"
+    silence = f"no output for {describe_time(silent_s)}"
+    return f"{ranks}{at}; " + (silence if has_spoken else f"no output yet, {describe_time(silent_s)} after the start")
+
+
+def describe_success(name: str, world_size: int, took_s: float, num_restarts: int, *, where: str) -> str:
+    """`train.py ended well: 2 ranks, 3 min 20 s; output in runs/latest/attempt_0`.
+
+    Args:
+        name: of the script.
+        world_size: ranks of the last generation.
+        took_s: from the start of the workers to their end.
+        num_restarts: in between.
+        where: the attempt's directory.
+    """
+    restarts = f", {count_of(num_restarts, 'restart')}" if num_restarts else ""
+    return f"{name} ended well: {count_of(world_size, 'rank')}, {describe_time(took_s)}{restarts}; output in {where}"
+
+
+def describe_time(time_s: float) -> str:
+    """`3.2 s`, `45 s`, `3 min 20 s`, `2 h 5 min`."""
+    if time_s < 9.95:
+        return f"{time_s:.1f} s"
+    whole_s = round(time_s)
+    if whole_s < 60:
+        return f"{whole_s} s"
+    large, small, units = (whole_s // 60, whole_s % 60, ("min", "s"))
+    if whole_s >= 3600:
+        large, small, units = (whole_s // 3600, whole_s % 3600 // 60, ("h", "min"))
+    return f"{large} {units[0]}" + (f" {small} {units[1]}" if small else "")
+
+
 def summarize(verdict: Verdict) -> str:
     """Return one line for nodes whose terminal is not the leader's; empty when all is well."""
     if not verdict.exit_code or not verdict.findings:

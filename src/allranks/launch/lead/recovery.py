@@ -1,10 +1,11 @@
 """What becomes of the job after a fault: end, start again, or wait for nodes? Pure.
 
-A fault that comes back is not cured by another start: an error of the user's code is not tried again, a crash at the
-same place ends the job the second time, and the same rank the third time, where the workers did not get on between
-(nodes at fault are left out; over all runs of the job: launch.queue.exclusion). What leaving a node out cures goes
-on without it, where enough nodes are left; the leader's own node cannot be left out, since the store and the verdict
-are there: then the job ends with the exit code that asks for a requeue.
+A fault that comes back is not cured by another start: an error of the user's code is not tried again (unless
+`--restart-on-error` asks for it), a crash at the same place ends the job the second time, and the same rank the third
+time, where the workers did not get on between (nodes at fault are left out; over all runs of the job:
+launch.queue.exclusion). What leaving a node out cures goes on without it, where enough nodes are left; the leader's
+own node cannot be left out, since the store and the verdict are there: then the job ends with the exit code that asks
+for a requeue.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ MOST_FAULTS_OF_ONE = 3
 
 
 PROGRESS_S = 600.0
-"""Workers that ran for so long have got on, also where no checkpoint of theirs is known."""
+"""A generation that ran this long counts as progress, even without a known checkpoint."""
+
+
+_NOT_RETRIED = "not restarted: a restart does not cure an error of the script; --restart-on-error restarts all the same"
 
 
 class Move(StrEnum):
@@ -60,6 +64,8 @@ class History:
     """What has happened to the job so far."""
 
     restarts_left: int
+    retries_errors: bool = False
+    """An error of the user's code is retried like any fault, as often as there are restarts (`--restart-on-error`)."""
     crashes: list[Crash] = field(default_factory=list)
     faults: dict[int, int] = field(default_factory=dict)
     """How often each rank was the culprit since the last checkpoint."""
@@ -112,14 +118,15 @@ def decide(
         history.checkpoint = checkpoint
     for rank in judged.ranks:
         history.faults[rank] = history.faults.get(rank, 0) + 1
-    if not judged.is_retryable:
-        return Decision(move=Move.END, exit_code=judged.exit_code)
-    if is_again and crash.step is not None:
+    is_error = not judged.is_retryable
+    if is_error and not (history.retries_errors and judged.exit_code == Exit.USER_CODE):
+        return Decision(move=Move.END, exit_code=judged.exit_code, note=_NOT_RETRIED if history.restarts_left else "")
+    if is_again and not is_error and crash.step is not None:
         return Decision(move=Move.END, exit_code=judged.exit_code, is_crash_loop=True)
     if history.restarts_left <= 0:
         return Decision(move=Move.END, exit_code=judged.exit_code)
     worn = next((rank for rank in judged.ranks if history.faults[rank] >= MOST_FAULTS_OF_ONE), None)
-    if worn is not None and not judged.cures:
+    if worn is not None and not judged.cures and not is_error:
         note = f"rank {worn} broke {history.faults[worn]} times without progress between; a restart does not cure it"
         return Decision(move=Move.END, exit_code=Exit.SETUP, note=note)
     without = frozenset(culprits) if judged.cures else frozenset()

@@ -20,6 +20,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
+from typing import Any
 
 import msgspec
 
@@ -145,6 +146,18 @@ class StackReport:
         return sorted(set(range(world_size)) - {each.rank for each in workers if each.rank is not None})
 
 
+def split_jobs(document: NodeStacks) -> list[StackReport]:
+    """Return one report a job for a node that runs several: rank 0 of one is not in the place of rank 0 of another."""
+    names = sorted({process.job for process in document.processes})
+    if len(names) < 2:
+        return [StackReport(job=document.job, documents=[document])]
+    return [
+        StackReport(job=name, documents=[msgspec.structs.replace(document, job=name, processes=tuple(own))])
+        for name in names
+        for own in [[process for process in document.processes if process.job == name]]
+    ]
+
+
 def fold(documents: Iterable[NodeStacks], *, all_threads: bool = False) -> list[Group]:
     """Return the groups of equal stacks, the odd one out first.
 
@@ -189,10 +202,19 @@ def render_stacks(report: StackReport, groups: Sequence[Group], style: Style) ->
     return "\n\n".join(parts)
 
 
-def stacks_to_json(report: StackReport, groups: Sequence[Group]) -> str:
-    """Return the same for programs; `documents` has everything that was read."""
+def stacks_to_json(pairs: Sequence[tuple[StackReport, Sequence[Group]]]) -> str:
+    """Return the same for programs; `documents` has everything that was read, and `jobs` each of several jobs."""
+    jobs = [_to_dict(report, groups) for report, groups in pairs]
+    if len(jobs) == 1:
+        return json.dumps(jobs[0], indent=2)
+    joined = {name: [each for job in jobs for each in job[name]] for name in ("groups", "documents")}
+    return json.dumps({"job": "", "silent": {}, "missing_ranks": [], **joined, "jobs": jobs}, indent=2)
+
+
+def _to_dict(report: StackReport, groups: Sequence[Group]) -> dict[str, Any]:
     rows = [
         {
+            "job": report.job,
             "role": group.role,
             "ranks": group.ranks,
             "nodes": group.nodes,
@@ -208,14 +230,13 @@ def stacks_to_json(report: StackReport, groups: Sequence[Group]) -> str:
         }
         for group in groups
     ]
-    whole = {
+    return {
         "job": report.job,
         "silent": dict(report.silent),
         "missing_ranks": report.missing_ranks,
         "groups": rows,
         "documents": msgspec.to_builtins(list(report.documents)),
     }
-    return json.dumps(whole, indent=2)
 
 
 def _shown_threads(process: Process, *, all_threads: bool) -> Iterable[Thread]:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import re
-import shutil
 import subprocess
 import sys
 import time
@@ -24,11 +23,12 @@ from dataclasses import dataclass
 
 import msgspec
 
+from allranks.host.slurm_command import refuse_without_cluster, require_slurm
 from allranks.host.stacks import NodeStacks
 from allranks.launch.look.stacks import StackReport
 from allranks.launch.step.parcels import Unpacker
 from allranks.launch.step.srun import Output, run_steps, words_of
-from allranks.model.errors import AllranksError, SetupError, UsageError
+from allranks.model.errors import AllranksError, UsageError
 from allranks.model.hostlist import expand_hosts, fold_hosts
 
 SQUEUE_S = 20.0
@@ -57,17 +57,13 @@ def probe_job(job: str, *, silence_s: float, env: Mapping[str, str], say: Callab
 
     Raises:
         UsageError: there is no such job, or the id means several.
-        SetupError: SLURM's commands are missing.
+        SetupError: SLURM's commands are missing, or have no cluster.
         AllranksError: the job is not running, or SLURM refuses.
     """
     if not re.fullmatch(r"\d+([_+]\d+)?", job):
         raise UsageError(f"stack {job!r}: expected a SLURM job id, for example 123 or 123_4; see squeue --me")
-    missing = [name for name in ("squeue", "srun") if shutil.which(name, path=env.get("PATH")) is None]
-    if missing:
-        raise SetupError(
-            f"stack {job}: {' and '.join(missing)} not on PATH: run it where SLURM is; "
-            "on the machine of a process: allranks stack --pid PID"
-        )
+    for tool in ("squeue", "srun"):
+        require_slurm(tool, env)
     clean = {name: value for name, value in env.items() if not name.startswith("SLURM_") or name == "SLURM_CONF"}
     components = find_components(job, _squeue(job, clean))
     with run_steps(map(srun_command, components), clean) as output:
@@ -139,6 +135,7 @@ def _squeue(job: str, env: Mapping[str, str]) -> str:
     except subprocess.TimeoutExpired as exc:
         raise AllranksError(f"stack {job}: squeue did not answer within {SQUEUE_S:.0f} s: slurmctld is busy") from exc
     if result.returncode != 0:
+        refuse_without_cluster("squeue", result.stderr)
         words = words_of(result.stderr.splitlines())
         error = UsageError if "nvalid job id" in words else AllranksError
         raise error(f"stack {job}: squeue: {words}")

@@ -4,6 +4,10 @@ One SYN that is lost is sent again by the kernel after a whole second, so one tr
 firewall. A port is therefore tried again every RETRY_S: a try that is not even connected by then is replaced, one that
 is connected goes on beside a second one, and whichever answers first wins. With 20 % of all packets lost, about one
 port in 10 000 is so called closed by mistake, with 5 % none. Limit: a round trip must be shorter than RETRY_S.
+
+Why a port is closed is one of four kinds: `no answer in 1.6 s`; `refused` (by the port, or on the way by an ICMP
+message of a firewall); `connected, ...`; else the errno with which this node's own kernel gave up, as in
+`No route to host (EHOSTUNREACH)`. An errno that passes when other connections are closed is tried again.
 """
 
 from __future__ import annotations
@@ -33,6 +37,23 @@ _TRIES_AT_ONCE = 2
 _ANSWER_BYTES = 1 << 16
 _ABORT = struct.pack("ii", 1, 0)
 """SO_LINGER: close by RST. What a broken link never acknowledges must not stay in the kernel for minutes."""
+_NO_PORT_AT_BIND = 24
+"""IP_BIND_ADDRESS_NO_PORT (linux/in.h): the local port is chosen by connect, so that connections to different ports
+share one. A range of ten local ports is enough then."""
+_SHORT_OF = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.EADDRINUSE, errno.EADDRNOTAVAIL})
+"""What may be there again when other connections are closed: files, memory, local ports."""
+# Not in Python's socket module: linux/in.h, linux/in6.h, linux/errqueue.h, linux/icmp.h, linux/icmpv6.h.
+_RECVERR: dict[int, tuple[int, int]] = {
+    socket.AF_INET: (socket.IPPROTO_IP, 11),
+    socket.AF_INET6: (socket.IPPROTO_IPV6, 25),
+}
+_EXTENDED_ERROR = struct.Struct("=IBBBB")
+"""sock_extended_err: errno, origin, type, code, padding."""
+_PROHIBITED = {
+    **dict.fromkeys([(2, 3, code) for code in (9, 10, 13)], "ICMP: communication prohibited"),
+    **dict.fromkeys([(3, 1, code) for code in (1, 5, 6)], "ICMPv6: communication prohibited"),
+}
+"""Origin, type and code of the ICMP messages that firewalls refuse with."""
 
 Address = tuple[str | int, ...]
 
@@ -69,7 +90,10 @@ class Dialer:
         self._tries: list[_Try] = []
         self._num_left = round(ANSWER_S / RETRY_S)
         self._is_done = False
+        self._has_begun = False
         self._reason: str | None = None
+        self._shortage: str | None = None
+        """Why no try has begun yet."""
         self._began_s = time.monotonic()
         self._try()
 
@@ -81,7 +105,7 @@ class Dialer:
         if any(each.is_connected for each in self._tries):
             self._end(None, f"connected, but no answer {waited}")
         else:
-            self._end(None, self._reason or f"no answer {waited}")
+            self._end(None, self._reason or self._shortage or f"no answer {waited}")
 
     def _try(self) -> None:
         if self._is_done:
@@ -104,20 +128,22 @@ class Dialer:
             self._tries.append(each)
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _ABORT)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            sock.setsockopt(*_RECVERR[self._family], 1)
             if self._source is not None:
+                sock.setsockopt(socket.IPPROTO_IP, _NO_PORT_AT_BIND, 1)
                 sock.bind(self._source)
             error = sock.connect_ex(self._address)
             if error not in (0, errno.EINPROGRESS):
-                self._end(None, _describe(error))
-                return
+                raise OSError(error, os.strerror(error))
+            self._has_begun, self._shortage = True, None
             self._loop.watch(sock, selectors.EVENT_WRITE, partial(self._on_event, each))
         except OSError as exc:
             if each is not None:
                 self._forget(each)
-            if exc.errno in (errno.EMFILE, errno.ENFILE):
-                self._reason = _describe(exc.errno)  # others will be done soon
+            if exc.errno in _SHORT_OF:  # others will be done soon
+                self._shortage = None if self._has_begun else describe_error(exc.errno)
             else:
-                self._end(None, _describe(exc.errno or 0))
+                self._end(None, describe_error(exc.errno or 0))
 
     def _on_event(self, each: _Try, _mask: int) -> None:
         if self._is_done or each.sock.fileno() < 0:
@@ -125,9 +151,12 @@ class Dialer:
         if not each.is_connected:
             error = each.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if error:
-                self._end(None, _describe(error))
+                self._end(None, _read_refusal(each.sock) or describe_error(error))
                 return
             each.is_connected = True
+            each.sock.setsockopt(
+                *_RECVERR[self._family], 0
+            )  # what ICMP says of a connection that works is no end of it
             self._loop.watch(each.sock, selectors.EVENT_READ, partial(self._on_event, each))
         try:
             if self._words and not each.has_spoken:
@@ -138,7 +167,7 @@ class Dialer:
         except BlockingIOError:
             return
         except OSError as exc:
-            self._reason = f"connected, then: {_describe(exc.errno or 0)}"
+            self._reason = f"connected, then: {describe_error(exc.errno or 0)}"
             self._forget(each)
             return
         each.received += data
@@ -251,5 +280,29 @@ def _noise(num_bytes: int) -> bytes:
     return random.Random(num_bytes).randbytes(num_bytes)
 
 
-def _describe(error: int) -> str:
-    return "refused" if error == errno.ECONNREFUSED else os.strerror(error)
+def describe_error(error: int) -> str:
+    """`refused`, or another errno by text and name: `No route to host (EHOSTUNREACH)`.
+
+    >>> describe_error(113)
+    'No route to host (EHOSTUNREACH)'
+    """
+    if error == errno.ECONNREFUSED:
+        return "refused"
+    return f"{os.strerror(error)} ({errno.errorcode.get(error, error)})"
+
+
+def _read_refusal(sock: socket.socket) -> str:
+    """Return how a firewall on the way refused the connection, where ICMP says so; else empty (before Linux 5.8, too).
+
+    The errno alone does not tell: EHOSTUNREACH is both "no route" and "prohibited by the administrator".
+    """
+    try:
+        _, ancillary, _, _ = sock.recvmsg(0, 512, socket.MSG_ERRQUEUE)
+    except OSError:
+        return ""
+    for level, kind, data in ancillary:
+        if (level, kind) in _RECVERR.values() and len(data) >= _EXTENDED_ERROR.size:
+            _, origin, icmp_type, code, _ = _EXTENDED_ERROR.unpack_from(data)
+            if (origin, icmp_type, code) in _PROHIBITED:
+                return f"refused on the way ({_PROHIBITED[origin, icmp_type, code]})"
+    return ""

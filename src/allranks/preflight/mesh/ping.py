@@ -16,7 +16,7 @@ from allranks.preflight.mesh.loop import Loop
 WINDOW = 4
 """Datagrams of a pair on their way: 63 nodes that do this at once still fit into one socket's default buffer."""
 PATIENCE_S = 0.1
-"""After that, a datagram on its way no longer keeps the next one back."""
+"""After this time, a datagram in flight stops counting against WINDOW."""
 REPLY_S = 0.4
 """After the last one was sent, those that are not back are lost."""
 TRIES = 6

@@ -43,7 +43,7 @@ from typing import cast
 from allranks.model.card import TestPorts
 from allranks.model.errors import WireError
 from allranks.model.pair import Effort, PairResult, Target
-from allranks.preflight.mesh.dial import Address, Dialer, LargeEcho
+from allranks.preflight.mesh.dial import Address, Dialer, LargeEcho, describe_error
 from allranks.preflight.mesh.echo import Echo
 from allranks.preflight.mesh.loop import Loop
 from allranks.preflight.mesh.ping import COMMON_MTU, Ping, PingSocket
@@ -334,7 +334,7 @@ class _Pair:
         try:
             ping_socket = self._mesh._ping_socket(family, source, self._token)
         except OSError as exc:
-            self.problem = f"cannot send from {self._own_address}: {exc.strerror}"
+            self.problem = f"cannot send from {self._own_address}: {describe_error(exc.errno or 0)}"
             return
         self._num_parts += 1
         self._ping = Ping(

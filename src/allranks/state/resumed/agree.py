@@ -30,6 +30,7 @@ class Wish:
 
     saves: bool = False
     leaves: bool = False
+    stops: bool = False
 
 
 class Agreement:
@@ -59,11 +60,19 @@ class Agreement:
         if self._next_step is not None and step < self._next_step:
             return Wish()
         steps = self._steps_until_next(step) if self._is_leader else 0
-        said = torch.tensor([wish.saves, wish.leaves, steps], dtype=torch.int64, device=self._device)
-        dist.all_reduce(said, dist.ReduceOp.MAX)
-        saves, leaves, steps = said.tolist()
+        saves, leaves, stops, steps = self._largest(wish.saves, wish.leaves, wish.stops, steps)
         self._next_step = step + steps
-        return Wish(bool(saves), bool(leaves))
+        return Wish(bool(saves), bool(leaves), bool(stops))
+
+    def can_all(self, can: bool) -> bool:
+        """Return whether all ranks can do what comes next, given whether this one can; all ranks call it together."""
+        is_alone = not dist.is_initialized() or dist.get_world_size() == 1
+        return can if is_alone else self._largest(not can) == [0]
+
+    def _largest(self, *numbers: int) -> list[int]:
+        said = torch.tensor(numbers, dtype=torch.int64, device=self._device)
+        dist.all_reduce(said, dist.ReduceOp.MAX)
+        return list(said.tolist())
 
     def _steps_until_next(self, step: int) -> int:
         now_s = time.monotonic()

@@ -3,11 +3,14 @@
 A DataLoader over our own `Sampler` needs nothing: the sampler has the position. A loader with a state of its own
 (torchdata's StatefulDataLoader, recognised by its `state_dict`) is asked for it at the step boundary, where nothing
 is fetched ahead of the steps but by its own workers, which it reckons with. Of any other iterable the batches that
-were used are counted, drawn again and passed over: right where its order is fixed, and slow.
+were used are counted, drawn again and passed over, which is slow. Its order must come from the generators of Python,
+NumPy and torch, or from the `generator` of a DataLoader: each epoch draws from a stream of its own, which depends on
+the run's seed and the epoch, so `DataLoader(shuffle=True)` has the same order again.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -19,25 +22,35 @@ from allranks.state.resumed.sampler import Sampler, Share, mix
 
 
 class Feed:
-    """The loader, and how far it has been used on this rank.
+    """The loader, and how far it has been used on this rank; it counts on the epochs of the feed before it."""
 
-    Args:
-        loader: DataLoader, StatefulDataLoader, or any iterable that can be begun again.
-    """
-
-    def __init__(self, loader: Any) -> None:
+    def __init__(self, loader: Any, before: Feed | None = None) -> None:
         self.loader = loader
         batch_sampler = getattr(loader, "batch_sampler", None)
         self.sampler = batch_sampler if isinstance(batch_sampler, Sampler) else None
         self._has_state = self.sampler is None and hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
         self._batches: Iterator[Any] | None = None
-        self._epoch = 0
+        self._fetched: list[Any] | None = None
+        self._noise: rng.Stream | None = None
+        """What this loader draws its random numbers from; None: those of the training."""
+        owners = (loader, getattr(loader, "sampler", None), getattr(batch_sampler, "sampler", None))
+        generators = [getattr(owner, "generator", None) for owner in owners]
+        self._generators = {id(own): own for own in generators if isinstance(own, torch.Generator)}.values()
+        self._epoch: int = before._epoch if before else 0
         self._used = 0
+        self._seeds = [torch.initial_seed(), *(generator.initial_seed() for generator in self._generators)]
+        if before and len(before._seeds) == len(self._seeds):
+            self._seeds = before._seeds
 
     @property
     def epoch(self) -> int:
         """The epoch of the next step."""
         return self.sampler.epoch if self.sampler else self._epoch
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the loader's own state is a batch ahead of the steps: it was fetched, and its step was not made."""
+        return self._has_state and self._fetched is not None
 
     def open(self, step: int) -> None:
         """Begin to draw, at the place where the state says; the generators of this process stay where they are.
@@ -48,13 +61,20 @@ class Feed:
         inner: Any = getattr(self.loader, "sampler", None)
         if hasattr(inner, "set_epoch"):
             inner.set_epoch(self.epoch)
-        with rng.seeded(mix(torch.initial_seed(), step)):  # iter() draws from torch's generator
+        if self.sampler or self._has_state:
+            with rng.seeded(mix(torch.initial_seed(), step)):  # iter() draws from torch's generator
+                self._batches = iter(self.loader)
+            return
+        for generator, seed in zip(self._generators, self._seeds[1:], strict=True):
+            generator.manual_seed(mix(seed, self.epoch))
+        self._noise = rng.Stream(mix(self._seeds[0], self.epoch))
+        with self._noise:
             self._batches = iter(self.loader)
-            for _ in range(0 if self.sampler or self._has_state else self._used):
+            for _ in range(self._used):
                 next(self._batches, None)
 
     def fetch(self, step: int, *, epochs: int | None) -> list[Any] | None:
-        """Return the micro batches of the next step, None where the last epoch is over.
+        """Return the micro batches of the next step, the same until `consume`; None where the last epoch is over.
 
         Raises:
             UsageError: the loader has nothing, even when it is begun again.
@@ -63,16 +83,23 @@ class Feed:
         for _ in range(2):
             if epochs is not None and self.epoch >= epochs:
                 return None
+            if self._fetched is not None:
+                return self._fetched
             if self._batches is None:
                 self.open(step)
-            assert self._batches is not None
             try:
-                return [next(self._batches) for _ in (share.parts if share else (1,))]
+                self._fetched = self._draw(len(share.parts) if share else 1)
+                return self._fetched
             except StopIteration:
                 self._batches = None
                 if not self.sampler:
                     self._epoch, self._used = self._epoch + 1, 0
         raise UsageError(f"the loader gave no batch for step {step}, not even when it was begun again")
+
+    def _draw(self, count: int) -> list[Any]:
+        assert self._batches is not None
+        with self._noise or contextlib.nullcontext():
+            return [next(self._batches) for _ in range(count)]
 
     def share(self) -> Share | None:
         """What the next step means for this rank, where it is known."""
@@ -80,6 +107,7 @@ class Feed:
 
     def consume(self) -> None:
         """Say that the step has been made."""
+        self._fetched = None
         if self.sampler:
             epoch = self.sampler.epoch
             self.sampler.advance()
@@ -90,13 +118,15 @@ class Feed:
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank must remember."""
-        state: dict[str, Any] = {"epoch": self._epoch, "used": self._used}
+        state: dict[str, Any] = {"epoch": self._epoch, "used": self._used, "seeds": self._seeds}
         if self._has_state and self._batches is not None:
             state["loader"] = self.loader.state_dict()
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on there, with the next `open`."""
-        self._epoch, self._used, self._batches = state["epoch"], state["used"], None
+        self._epoch, self._used, self._batches, self._fetched = state["epoch"], state["used"], None, None
+        if len(state.get("seeds", ())) == len(self._seeds):
+            self._seeds = state["seeds"]
         if self._has_state and "loader" in state:
             self.loader.load_state_dict(state["loader"])

@@ -52,12 +52,7 @@ class Pace:
         return self._clock() - self._saved_s >= self._interval.seconds
 
     def save_done(self, stall: Stall, write_s: float | None) -> None:
-        """Reckon anew from here.
-
-        Args:
-            stall: of the save at this boundary.
-            write_s: how long the last complete one took to write.
-        """
+        """Reckon anew from here, with the stall of this save, and how long the last complete one took to write."""
         now_s, is_first = self._clock(), not self._stalls_s
         self._stalls_s.append(stall.seconds)
         self._saved_s = now_s
@@ -75,13 +70,7 @@ class Pace:
 
 
 def pace_from_env(env: Mapping[str, str], *, num_nodes: int, say: Callable[[str], None]) -> Pace:
-    """The pace of the job that this environment tells of.
-
-    Args:
-        env: with what the agent and SLURM have set.
-        num_nodes: where the environment does not say.
-        say: takes one line.
-    """
+    """The pace of the job that this environment, of the agent and SLURM, tells of; `num_nodes` where it does not."""
     ends_at = env.get("SLURM_JOB_END_TIME", "")
     return Pace(
         num_nodes=int(env.get("GROUP_WORLD_SIZE") or num_nodes),

@@ -13,7 +13,7 @@ Where the sampler has a `micro_batch_size`, there may be several, and the last b
             optimizer.step()
             optimizer.zero_grad()
 
-Nothing of a step counts before the block is over: the position moves and checkpoints are taken between steps. So when
+A step counts when its block ends: then the position moves, and checkpoints are taken between steps. So when
 another rank is lost, the step is as if it had never begun: `StepLost` says so in one line and ends the process (it is a
 SystemExit, so no `except Exception` goes on with half a step), and the run resumes from the last checkpoint.
 """
@@ -34,10 +34,9 @@ from allranks.state.resumed.sampler import Share
 
 PROGRESS_EVERY_S = 10.0
 
-_LOST = re.compile(
-    r"/gloo/|Connection (?:closed|reset) by peer|Broken pipe|NCCL (?:error|communicator)|ncclRemoteError"
-)
-"""What torch says in a plain RuntimeError when a collective failed. Source: torch 2.13 with Gloo, measured."""
+_LOST = re.compile(r"/gloo/|^(?:Connection reset by peer|Broken pipe)$|NCCL (?:error|communicator)|ncclRemoteError")
+"""What torch says in a plain RuntimeError when a collective failed; a client of the script's own names more than the
+lost connection. Source: torch 2.13 with Gloo, measured."""
 
 
 class StepLost(AllranksError, SystemExit):
@@ -69,9 +68,12 @@ class Step:
         batches: of this rank; several only where `is_micro`.
         share: what the step means for this rank, where it is known.
         is_micro: the sampler has a `micro_batch_size`.
-        weigh: told before each batch over how many samples it is, and whether it is the step's last.
         progress: what `log` goes to.
+        begin: told before each batch how its gradients are to be weighed.
+        done: told that the block was left without an exception.
         lose: what to do with an error inside; it raises StepLost where that is a failed collective.
+    Raises:
+        UsageError: the block is entered a second time.
     """
 
     def __init__(
@@ -82,18 +84,22 @@ class Step:
         batches: Sequence[Any],
         share: Share | None,
         is_micro: bool,
-        weigh: Callable[[Share | None, int, bool], None],
+        begin: Callable[[Share | None, int, bool], None],
+        done: Callable[[], None],
         progress: Progress,
         lose: Callable[[BaseException], None],
     ) -> None:
         self.number = number
         self.epoch = epoch
         self.share = share
+        self.is_open = False
+        """The block is running, or was left by an exception."""
         self.is_done = False
-        """The block was left without an exception."""
+        """The block was left without an exception: the step counts."""
         self._batches = batches
         self._is_micro = is_micro
-        self._weigh = weigh
+        self._begin = begin
+        self._done = done
         self._progress = progress
         self._lose = lose
 
@@ -106,23 +112,28 @@ class Step:
         self._progress.note(values)
 
     def __enter__(self) -> Any:
+        if self.is_open or self.is_done:
+            raise UsageError(f"step {self.number} is entered twice: one `with step` block is one step")
+        self.is_open = True
         if self._is_micro:
             return self._each()
-        self._weigh(self.share, 0, True)
+        self._begin(self.share, 0, True)
         return self._batches[0]
 
     def _each(self) -> Iterator[Any]:
         last = len(self._batches) - 1
         for place, batch in enumerate(self._batches):
-            self._weigh(self.share, place, place == last)
+            self._begin(self.share, place, place == last)
             yield batch
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.is_done = error is None
         if error is not None:
             self._lose(error)
+            return
+        self.is_open, self.is_done = False, True
+        self._done()
 
 
 class Progress:

@@ -11,7 +11,8 @@ A step boundary, in this order:
 4  where the agent ordered to leave: wait until it is written, and end with 0
 5  the next batch is fetched                                    (state.resumed.feed)
 
-So a checkpoint holds no fetched batch and no half of a step. After a restart the same happens from 5 on, with all
+A step is done when its `with` block ends. The steps of a loop that was left by `break` are saved when the session is
+left. So a checkpoint holds no fetched batch and no half of a step. After a restart the same happens from 5 on, with all
 generators of random numbers put back after the loader has been opened, since that draws from them.
 
 At another number of ranks the order of samples, the model and the optimizer go on as they were, its learning rate
@@ -24,70 +25,60 @@ import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.distributed_c10d import _get_default_store
-from torch.distributed.tensor import DTensor
-from torch.nn.parallel import DistributedDataParallel
 
 from allranks.model.errors import UsageError
 from allranks.report.text import say
 from allranks.state.resumed import rng
 from allranks.state.resumed.agree import Agreement, Wish
+from allranks.state.resumed.averaging import Averaging
 from allranks.state.resumed.feed import Feed
 from allranks.state.resumed.pace import Pace
-from allranks.state.resumed.sampler import Share, mix
-from allranks.state.resumed.scaling import GradientWeight, gradient_factor
+from allranks.state.resumed.parts import Parts
+from allranks.state.resumed.sampler import mix
 from allranks.state.resumed.steps import Progress, Step, StepLost, first_words, is_collective_failure
-from allranks.state.resumed.telling import Cell, Telling
+from allranks.state.resumed.telling import Telling
 from allranks.state.saved.checkpoint import Checkpointer, Stall
+
+LEAVE_S = 120.0
+"""How long a rank that leaves the session after a `break` waits for the others, to save together."""
+LEAVING_PATIENCE_S = 30.0
+"""How long a save that an order to leave asks for waits for the save before it: the time limit is near."""
 
 
 def track(
     parts: Mapping[str, Any],
     *,
     directory: Path,
-    every: int | None,
+    on_exit: contextlib.ExitStack,
     rank: int,
     world_size: int,
-    cell: Cell | None,
     device: torch.device,
-    on_exit: contextlib.ExitStack,
-    on_loss: Callable[[], None],
-    pace: Pace | None = None,
+    **told: Any,
 ) -> Tracked:
     """Return the state of this training, as the newest whole checkpoint has it; all ranks call it together.
 
     Args:
         parts: what a checkpoint holds, by name.
         directory: of the checkpoints.
-        every: steps between them; None: the cadence decides.
+        on_exit: of the session; what is being written is waited for there.
         rank: of this process.
         world_size: number of ranks.
-        cell: how to speak with the agent; None: there is none.
         device: of this rank.
-        on_exit: of the session; what is being written is waited for there.
-        on_loss: called before this process ends because another rank was lost.
-        pace: when a checkpoint is due, on rank 0 where there is no `every`.
+        told: as for `Tracked`.
     """
     store = _get_default_store() if world_size > 1 else None
     checkpoints = Checkpointer(directory, rank=rank, world_size=world_size, store=store)
-    made = Tracked(
-        parts,
-        checkpoints=checkpoints,
-        rank=rank,
-        world_size=world_size,
-        every=every,
-        cell=cell,
-        device=torch.device("cpu") if "gloo" in dist.get_backend_config() else device,
-        on_loss=on_loss,
-        pace=pace,
-    )
+    device = torch.device("cpu") if "gloo" in dist.get_backend_config() else device
+    made = Tracked(parts, checkpoints=checkpoints, rank=rank, world_size=world_size, device=device, **told)
 
-    def close(kind: type[BaseException] | None, *_: object) -> None:
+    def close(kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if kind is None or (isinstance(error, SystemExit) and not error.code):
+            made.leave()
         if kind is None or (issubclass(kind, SystemExit) and not issubclass(kind, StepLost)):
             checkpoints.close()  # else the writer ends what it has, and nobody waits for ranks that are gone
 
@@ -105,12 +96,13 @@ class Tracked:
         rank: of this process.
         world_size: number of ranks.
         every: steps between checkpoints; None: the cadence decides.
+        accumulates: gradients go on from step to step, so checkpoints hold them.
         cell: how to speak with the agent; None: there is none.
         device: where the default process group takes tensors from.
         on_loss: called before this process ends because another rank was lost.
         pace: when a checkpoint is due; None: this rank does not say.
     Raises:
-        UsageError: a part has no state.
+        UsageError: a part has no state, or one that no checkpoint can hold.
     """
 
     def __init__(
@@ -121,34 +113,31 @@ class Tracked:
         rank: int,
         world_size: int,
         every: int | None = None,
-        cell: Cell | None = None,
+        accumulates: bool = False,
+        cell: Any = None,
         device: torch.device | None = None,
         on_loss: Callable[[], None] | None = None,
         pace: Pace | None = None,
     ) -> None:
-        for name, part in parts.items():
-            if not (hasattr(part, "state_dict") and hasattr(part, "load_state_dict")):
-                raise UsageError(f"track({name}={type(part).__name__}): expected something with state_dict")
         self.step = 0
-        """How many steps are done, over all restarts."""
+        """How many steps are done, over all restarts. A step is done when its `with` block ends."""
         self.checkpoints = checkpoints
-        self._parts = {name: _inner(part) for name, part in parts.items()}
+        self._parts = Parts(parts)
         self._rank = rank
         self._world_size = world_size
         self._every = every
+        self._accumulates = accumulates
         self._telling = Telling(cell)
         self._agreement = Agreement(is_leader=rank == 0, device=device or torch.device("cpu"))
         self._on_loss = on_loss
         self._pace = pace
-        modules = {name: part for name, part in parts.items() if isinstance(part, torch.nn.Module)}
-        self._ddp = [module for module in modules.values() if isinstance(module, DistributedDataParallel)]
-        self._not_weighed = [name for name, module in modules.items() if world_size > 1 and module not in self._ddp]
-        weighed = [module for name, module in modules.items() if name not in self._not_weighed]
-        self._weight = GradientWeight(parameter for module in weighed for parameter in module.parameters())
+        self._averaging = Averaging(parts, world_size=world_size)
         self._saved_step: int | None = None
-        self._is_save_wanted = False
+        self._is_save_wanted = self._is_stop_wanted = self._is_stopped = False
         self._feed: Feed | None = None
-        self._loaded: _Place | None = None
+        self._current: Step | None = None
+        self._loaded: tuple[Any, dict[str, Any]] | None = None
+        """This rank's own (None where another number of ranks wrote it) and the common place in the data."""
 
     def load(self) -> None:
         """Put everything back as the newest whole checkpoint has it; all ranks call it together.
@@ -156,42 +145,53 @@ class Tracked:
         Raises:
             UsageError: it holds other parts than are tracked.
         """
-        shaped = self._shape_sharded_optimizers()
+        shaped = self._parts.shape_sharded_optimizers()
         loaded = self.checkpoints.load(self._common())
         if loaded is None:
             for optimizer in shaped:
                 optimizer.state.clear()
             return
         kept = loaded.common["parts"]
-        if kept.keys() != self._parts.keys():
+        if kept.keys() != self._parts.live.keys():
             raise UsageError(
                 f"{loaded.directory} holds {', '.join(sorted(kept)) or 'nothing'}, but track() names "
-                f"{', '.join(sorted(self._parts)) or 'nothing'}; track the same, or begin with an empty directory"
+                f"{', '.join(sorted(self._parts.live)) or 'nothing'}; track the same, or begin with an empty directory"
             )
-        for name, part in self._parts.items():
-            part.load_state_dict(kept[name])
+        self._parts.load(kept)
         self.step = self._saved_step = loaded.common["step"]
-        self._loaded = _Place(loaded.per_rank, loaded.common["feed"])
+        self._loaded = loaded.per_rank, loaded.common["feed"]
         is_same_size = loaded.per_rank is not None
+        if is_same_size and (gradients := loaded.per_rank.pop("gradients", None)) and self._accumulates:
+            self._parts.load_gradients(gradients)
         if is_same_size and torch.get_num_threads() != loaded.common["threads"]:
             torch.set_num_threads(loaded.common["threads"])  # sums are cut into as many pieces as there are threads
         if self._rank == 0:
             sizes = "" if is_same_size else f"; {loaded.world_size} ranks wrote it, {self._world_size} go on"
             say(f"resumed at step {self.step} from {loaded.directory}{sizes}")
-
-    def _shape_sharded_optimizers(self) -> list[torch.optim.Optimizer]:
-        """Give optimizers of sharded parameters (FSDP2) the state that a step makes, for the shards to go into."""
-        modules = [part for part in self._parts.values() if isinstance(part, torch.nn.Module)]
-        shaped = []
-        for part in self._parts.values():
-            if isinstance(part, torch.optim.Optimizer) and not part.state and _has_shards(part):
-                get_optimizer_state_dict(torch.nn.ModuleList(modules), part)
-                shaped.append(part)
-        return shaped
+            if self._accumulates and not is_same_size:
+                say(
+                    "accumulated gradients start at 0: they are kept for each rank, and the number of ranks has changed"
+                )
 
     def save_now(self) -> None:
         """Ask for a checkpoint: all ranks save at their next common boundary, whoever of them asked."""
         self._is_save_wanted = True
+
+    def save(self) -> bool:
+        """Save now, and return whether the checkpoint is complete; all ranks call it together, between two steps.
+
+        Raises:
+            UsageError: it is called inside of a step.
+        """
+        if self._current is not None and self._current.is_open:
+            raise UsageError(f"state.save() inside of step {self.step}: call it after the step's `with` block")
+        with self._losing():
+            self._save()
+            return self._wait()
+
+    def stop(self) -> None:
+        """End the training early: all ranks leave `steps()` at their next common boundary, whoever of them asked."""
+        self._is_stop_wanted = True
 
     def steps(self, loader: Any, *, total: int | None = None, epochs: int | None = None) -> Iterator[Step]:
         """Yield the steps that are still to be done; the last state is saved when they are.
@@ -204,16 +204,15 @@ class Tracked:
             UsageError: the loader's sampler is not tracked, or a block was left by an exception that was caught.
             SystemExit: with 0, after a checkpoint: the agent ordered to leave.
         """
-        feed = Feed(loader)
-        if feed.sampler is not None and not any(feed.sampler is part for part in self._parts.values()):
+        feed = self._feed if self._feed and self._feed.loader is loader else Feed(loader, self._feed)
+        if feed.sampler is not None and not any(feed.sampler is part for part in self._parts.live.values()):
             raise UsageError("the loader's sampler is not tracked, so its position would be lost: track(sampler=...)")
-        if total is not None and self.step >= total:
+        if self._is_stopped or (total is not None and self.step >= total):
+            self._telling.finish()
             return
-        if feed.sampler is not None and self._not_weighed and feed.sampler.global_batch_size % self._world_size:
-            raise UsageError(
-                f"{', '.join(self._not_weighed)} is not in DDP, so only even slices can be averaged: global_batch_size "
-                f"is {feed.sampler.global_batch_size} at {self._world_size} ranks; take a multiple, or s.ddp()"
-            )
+        if feed.sampler is not None:
+            self._averaging.check(feed.sampler)
+        self._telling.finish(is_finished=False)
         self._resume(feed)
         self._feed = feed
         progress = Progress(is_shown=self._rank == 0, total=total)
@@ -222,46 +221,69 @@ class Tracked:
             with self._losing():
                 self._boundary()
             progress.reach(self.step)
-            if total is not None and self.step >= total:
+            if self._is_stopped or (total is not None and self.step >= total):
                 break
             share = feed.share()
             batches = feed.fetch(self.step, epochs=epochs)
             if batches is None:
                 break
-            step = Step(
+            self._current = step = Step(
                 self.step,
                 epoch=feed.epoch,
                 batches=batches,
                 share=share,
                 is_micro=feed.sampler is not None and feed.sampler.micro_batch_size is not None,
-                weigh=self._weigh,
+                begin=self._averaging.begin,
+                done=self._step_done,
                 progress=progress,
                 lose=self._lose,
             )
             yield step
             if not step.is_done:
                 raise UsageError(f"step {step.number} was not done: use `with step as batch`, and let its errors pass")
-            feed.consume()
-            self.step += 1
         with self._losing():
             if self._saved_step != self.step:
                 self._save()
-            self.checkpoints.wait()
-            self._telling.save_done(self.checkpoints.last_complete)
+            self._wait()
         self._telling.finish()
+
+    def leave(self) -> None:
+        """Save the steps of a loop that was left by `break`; all ranks call it when they leave the session."""
+        saved = self._saved_step or 0
+        if self._feed is None or self.step == saved:
+            return
+        why = ""
+        self._telling.phase("leaving")
+        if self._current is not None and self._current.is_open:
+            why = f"step {self.step} was left by an exception"
+        elif self._feed.is_ahead:
+            why = f"the loader has given the batch of step {self.step}, which was not made, and cannot go back"
+        try:
+            why = (
+                self.checkpoints.ranks.meet("leave the session", f"step {self.step}{why and ', '}{why}", LEAVE_S) or why
+            )
+        except RuntimeError as exc:
+            why = f"rank 0 is gone ({first_words(exc)})"
+        if why and (self._rank == 0 or why.startswith("rank 0")):
+            say(f"steps {saved + 1} to {self.step} are not saved: {why}")
+        if why:
+            return
+        with self._losing():
+            self._save()
+            self._wait()
 
     def _resume(self, feed: Feed) -> None:
         """Open the loader where the checkpoint was taken, and put the generators back."""
-        loaded, self._loaded = self._loaded, None
-        if loaded is None:
+        if self._loaded is None:
             return
-        if loaded.own is not None:
-            feed.load_state_dict(loaded.own["feed"])
+        (own, common), self._loaded = self._loaded, None
+        if own is not None:
+            feed.load_state_dict(own["feed"])
             feed.open(self.step)
-            rng.restore(loaded.own["rng"])
+            rng.restore(own["rng"])
             return
         if feed.sampler is None:
-            feed.load_state_dict(loaded.feed | {"used": 0})
+            feed.load_state_dict(common | {"used": 0})
             if self._rank == 0:
                 say(f"epoch {feed.epoch} begins again: only allranks' Sampler has an order for any number of ranks")
         feed.open(self.step)
@@ -276,11 +298,13 @@ class Tracked:
         wish = Wish(
             saves=self._is_save_wanted or is_checkpoint_due or order is not None,
             leaves=order is not None and order.leaves,
+            stops=self._is_stop_wanted,
         )
         agreed = self._agreement.reach(self.step, wish)
+        self._is_stopped |= agreed.stops
         is_in_turn = self._every is not None and self.step > 0 and self.step % self._every == 0
         if (agreed.saves or agreed.leaves or is_in_turn) and self._saved_step != self.step:
-            stall = self._save()
+            stall = self._save(LEAVING_PATIENCE_S if agreed.leaves else None)
             if self._pace is not None and not agreed.leaves:
                 self._pace.save_done(stall, self.checkpoints.write_s)
         if agreed.saves:
@@ -289,26 +313,38 @@ class Tracked:
         if agreed.leaves:
             self._leave(order.why if order is not None else "another rank was told to")
 
-    def _save(self) -> Stall:
+    def _step_done(self) -> None:
+        assert self._feed is not None
+        self._feed.consume()
+        self.step += 1
+
+    def _save(self, patience_s: float | None = None) -> Stall:
         self._telling.phase("saving")
         per_rank = {"rng": rng.capture(), "feed": self._feed.state_dict() if self._feed else None}
-        stall = self.checkpoints.save(self.step, self._common(), per_rank)
+        if self._accumulates:
+            per_rank["gradients"] = self._parts.gradients()
+        agree = self._agreement.can_all
+        stall = self.checkpoints.save(self.step, self._common(), per_rank, agree=agree, patience_s=patience_s)
         self._saved_step = self.step
         self._telling.phase("training")
         return stall
+
+    def _wait(self) -> bool:
+        is_written = self.checkpoints.wait()
+        self._telling.save_done(self.checkpoints.last_complete)
+        return is_written
 
     def _common(self) -> dict[str, Any]:
         return {
             "step": self.step,
             "threads": torch.get_num_threads(),
             "feed": {"epoch": self._feed.epoch if self._feed else 0},
-            "parts": {name: part.state_dict() for name, part in self._parts.items()},
+            "parts": self._parts.state(),
         }
 
     def _leave(self, why: str) -> None:
         self._telling.phase("leaving")
-        is_written = self.checkpoints.wait()
-        self._telling.save_done(self.checkpoints.last_complete)
+        is_written = self._wait()
         if self._rank == 0:
             at = self.checkpoints.last_complete
             kept = f"the checkpoint of step {at} is complete" if at is not None else "there is no checkpoint"
@@ -317,12 +353,6 @@ class Tracked:
         raise SystemExit(0)
 
     # Inside a step
-
-    def _weigh(self, share: Share | None, part: int, is_last: bool) -> None:
-        if share is not None:
-            self._weight.set(gradient_factor(share.parts[part], share.total, self._world_size))
-        for module in self._ddp:
-            module.require_backward_grad_sync = is_last
 
     @contextlib.contextmanager
     def _losing(self) -> Iterator[None]:
@@ -343,20 +373,3 @@ class Tracked:
         said = f"rank {self._rank}: step {self.step} does not count, a collective failed; {kept}: {first_words(error)}"
         print(f"error: {said}", file=sys.stderr, flush=True)
         raise StepLost(said) from error
-
-
-class _Place(NamedTuple):
-    """What a checkpoint says of where the data and the generators were."""
-
-    own: Any
-    """This rank's; None where another number of ranks wrote it."""
-    feed: dict[str, Any]
-
-
-def _has_shards(optimizer: torch.optim.Optimizer) -> bool:
-    return any(isinstance(parameter, DTensor) for group in optimizer.param_groups for parameter in group["params"])
-
-
-def _inner(part: Any) -> Any:
-    """The module itself, so that its names are the same with and without DDP around it."""
-    return part.module if isinstance(part, DistributedDataParallel) else part

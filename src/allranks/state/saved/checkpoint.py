@@ -47,7 +47,11 @@ from allranks.state.saved.tidy import KEEP_AT_LEAST
 __all__ = ["CheckpointError", "Checkpointer", "Loaded", "Skipped", "Stall", "StateError"]
 
 _numbers = itertools.count()
-"""Of the checkpointers in this process: every rank makes its own in the same order."""
+"""Instance counter for store keys; all ranks must construct their checkpointers in the same order."""
+
+
+GIVEN_UP_S = 15.0
+"""How long the end of a run waits for the save before one that was given up; its writer outlives the run."""
 
 
 class CheckpointError(SetupError):
@@ -131,26 +135,19 @@ class Checkpointer:
         self._keep = keep
         self._skip_after_s = skip_after_s
         self._say = say or say_to_stderr
-        self._ranks = Consensus(store, rank, world_size, prefix=f"allranks/checkpoints/{next(_numbers)}", say=self._say)
-        self._run = self._ranks.tell_all("the name of this run", uuid.uuid4().hex[:12])
+        self.ranks = Consensus(store, rank, world_size, prefix=f"allranks/checkpoints/{next(_numbers)}", say=self._say)
+        self._run = self.ranks.tell_all("the name of this run", uuid.uuid4().hex[:12])
         self._snapshot: Snapshot | None = None
         self._link: WriterLink | None = None
         self._loads = itertools.count()
         self._number = 0
         self._steps: dict[str, int] = {}
         self._is_whole = True
-        self._last_complete: int | None = None
-        self._write_s: float | None = None
-
-    @property
-    def last_complete(self) -> int | None:
-        """Step of the newest checkpoint that this run has written whole or loaded; costs nothing to ask."""
-        return self._last_complete
-
-    @property
-    def write_s(self) -> float | None:
-        """How long the last complete save took from the copy to the rename; None: there was none yet. On rank 0."""
-        return self._write_s
+        self._is_given_up = False
+        self.last_complete: int | None = None
+        """Step of the newest checkpoint that this run has written whole or loaded."""
+        self.write_s: float | None = None
+        """How long the last complete save took from the copy to the rename; on rank 0."""
 
     # Loading
 
@@ -168,18 +165,18 @@ class Checkpointer:
         key = f"load {next(self._loads)}"
         names: list[str] = []
         skipped: list[Skipped] = []
-        if self._ranks.rank == 0:
+        if self.ranks.rank == 0:
             skipped = [Skipped(path, why) for path, why in await_writers(self._root, self._say)]
             names = [path.name for path in list_checkpoints(self._root)]
-        names = json.loads(self._ranks.tell_all(f"{key}: the checkpoints there are", json.dumps(names)))
+        names = json.loads(self.ranks.tell_all(f"{key}: the checkpoints there are", json.dumps(names)))
         for index, name in enumerate(names):
             directory = self._root / name
             loaded, why = self._try(directory, like)
-            words = self._ranks.collect(f"{key}: what is read of {name} ({index})", why)
+            words = self.ranks.collect(f"{key}: what is read of {name} ({index})", why)
             faults = [f"rank {rank} reads {word}" for rank, word in enumerate(words) if word]
-            why = self._ranks.tell_all(f"{key}: whether {name} is whole ({index})", next(iter(faults), ""))
+            why = self.ranks.tell_all(f"{key}: whether {name} is whole ({index})", next(iter(faults), ""))
             if not why and loaded is not None:
-                self._last_complete = loaded.step
+                self.last_complete = loaded.step
                 self._tell_skipped(skipped, f"going on from {name}")
                 return replace(loaded, skipped=tuple(skipped))
             skipped.append(Skipped(directory, why))
@@ -193,7 +190,7 @@ class Checkpointer:
 
     def _try(self, directory: Path, like: object) -> tuple[Loaded | None, str]:
         """Read one checkpoint, or say what is wrong with it."""
-        rank, world_size = self._ranks.rank, self._ranks.world_size
+        rank, world_size = self.ranks.rank, self.ranks.world_size
         try:
             manifest, common, own = read_checkpoint(directory, rank=rank, world_size=world_size, like=like)
         except (Damaged, OSError) as exc:
@@ -201,44 +198,63 @@ class Checkpointer:
         return Loaded(manifest.step, directory, common, own, manifest.world_size), ""
 
     def _tell_skipped(self, skipped: list[Skipped], instead: str) -> None:
-        if self._ranks.rank == 0:
+        if self.ranks.rank == 0:
             for passed in skipped:
                 self._say(f"checkpoint {passed.directory} is passed over: {passed.why}; {instead}")
 
     # Saving
 
-    def save(self, step: int, common: object, per_rank: object = None, *, wait: bool = False) -> Stall:
+    def save(
+        self,
+        step: int,
+        common: object,
+        per_rank: object = None,
+        *,
+        wait: bool = False,
+        agree: Callable[[bool], bool] | None = None,
+        patience_s: float | None = None,
+    ) -> Stall:
         """Copy the state now and have it written meanwhile; all ranks call it at the same steps.
 
         Both parts are nested dicts, lists and tuples of tensors, numbers, str, bytes, None, NumPy arrays and scalars,
-        torch dtypes.
+        torch dtypes. A rank that cannot save, because its state holds something else or its writer is still busy, says
+        so before anything is copied: then all ranks give this save up, and rank 0 prints why.
 
         Args:
             step: how many steps are done.
             common: what is the same on all ranks: rank 0 writes it. Of DTensors every rank writes its shards.
             per_rank: what only this rank has: its random generators, its place in the data.
             wait: return only when it is written, or has failed.
-        Raises:
-            StateError: there is something in it that cannot be saved; the message names its path. Raised before
-                anything is written.
+            agree: returns whether all ranks can save, given whether this one can. None: this rank decides alone.
+            patience_s: how long the save before may take to be on disk; None: `skip_after_s`.
         """
         self._number += 1
         name = f"{self._run}-{self._number}"
-        attempt = {"step": step, "name": name}
-        self._steps[name] = step
         began_s = time.perf_counter()
-        if self._link and not self._link.wait_written(self._skip_after_s) and not self._link.is_gone:
-            self._fail(step, f"the one before is not on disk after {self._skip_after_s:g} s: does {self._root} hang?")
-            return Stall(0.0, time.perf_counter() - began_s)
+        why = self._make_room(self._skip_after_s if patience_s is None else patience_s)
         waited_s = time.perf_counter() - began_s
-        try:
-            request: dict[str, object] = {"attempt": attempt, "size_bytes": self._copy(common, per_rank)}
-        except StateError as exc:
-            self._ask(step, {"attempt": attempt, "why": str(exc)})
-            raise
-        except (OSError, MemoryError) as exc:
-            request = {"attempt": attempt, "why": f"no shared memory for the copy ({exc})"}
-        self._ask(step, request)
+        packer, tail = Packer(), b""
+        if not why:
+            try:
+                packer, tail = self._lay_out(common, per_rank)
+            except StateError as exc:
+                why = str(exc)
+            except (OSError, MemoryError) as exc:
+                why = f"no shared memory for the copy ({exc})"
+        laid_out_s = time.perf_counter()
+        can_all = agree(not why) if agree else not why
+        self._is_given_up = not can_all
+        waited_s += time.perf_counter() - laid_out_s
+        if not can_all:
+            words = self.ranks.collect(f"save {self._number}: why it is given up", why) if agree else [why]
+            if words:
+                rank = next(rank for rank, word in enumerate(words) if word)
+                self._fail(step, f"rank {rank}: {words[rank]}" if len(words) > 1 else why)
+            return Stall(0.0, time.perf_counter() - began_s)
+        assert self._snapshot is not None
+        self._snapshot.fill(packer.pieces, tail, packer.end)
+        self._steps[name] = step
+        self._ask(step, {"attempt": {"step": step, "name": name}, "size_bytes": packer.end + len(tail)})
         copy_s = time.perf_counter() - began_s - waited_s
         if wait:
             self.wait()
@@ -247,8 +263,9 @@ class Checkpointer:
     def wait(self, timeout_s: float = PATIENCE_S) -> bool:
         """Wait for the last save to be written; True: it is complete (or there was none)."""
         if self._link is None:
-            return True
-        return self._link.wait_settled(timeout_s) and self._is_whole
+            return not self._is_given_up
+        is_settled = self._link.wait_settled(GIVEN_UP_S if self._is_given_up else timeout_s)
+        return is_settled and self._is_whole and not self._is_given_up
 
     def close(self, *, wait: bool = True) -> None:
         """End the writer.
@@ -257,23 +274,32 @@ class Checkpointer:
             wait: until the last save is written. Where this process fails it need not: the writer finishes by itself.
         """
         if self._link is not None:
-            if wait and self._ranks.rank == 0:
-                self._link.wait_settled(PATIENCE_S)
-            elif wait:
-                self._link.wait_written(PATIENCE_S)
+            if wait:
+                waits = self._link.wait_settled if self.ranks.rank == 0 else self._link.wait_written
+                waits(GIVEN_UP_S if self._is_given_up else PATIENCE_S)
             self._link.close(wait=wait)
             self._link = None
         if self._snapshot is not None:
             self._snapshot.close()
             self._snapshot = None
 
-    def _copy(self, common: object, per_rank: object) -> int:
-        """Lay out this rank's part and copy it to shared memory; returns its size."""
+    def _make_room(self, patience_s: float) -> str:
+        """Wait until the memory is free for the next save; return why it is not, "" when it is."""
+        if self._link and not self._link.wait_written(patience_s) and not self._link.is_gone:
+            return f"the one before is not on disk after {patience_s:g} s: does {self._root} hang?"
+        try:
+            self._link = self._link or self._start_writer()
+        except OSError as exc:
+            return f"no writer can be started ({exc})"
+        return ""
+
+    def _lay_out(self, common: object, per_rank: object) -> tuple[Packer, bytes]:
+        """Return this rank's part as pieces and what follows them; the shared memory has room for it."""
         own, whole = Packer(), Packer()
         own_tree = own.pack(per_rank, "per_rank")
         if own.sharded:
             raise StateError(f"{next(iter(own.sharded))} is a DTensor, which several ranks have: it belongs to common")
-        is_first = self._ranks.rank == 0
+        is_first = self.ranks.rank == 0
         common_tree = (own if is_first else whole).pack(common, "common")
         own.sharded.update(whole.sharded)
         tensors: list[Any] = []
@@ -286,10 +312,9 @@ class Checkpointer:
         if is_first:
             tree |= {"common": common_tree, "tensors": tensors}
         tail, size_bytes = finish(own, tree)
-        if self._snapshot is None:
-            self._snapshot = Snapshot()
-        self._snapshot.fill(own.pieces, tail, own.end)
-        return size_bytes
+        assert self._snapshot is not None
+        self._snapshot.reserve(size_bytes)
+        return own, tail
 
     def _ask(self, step: int, request: dict[str, object]) -> None:
         """Hand the copy to the writer; one that has been killed is replaced."""
@@ -300,7 +325,7 @@ class Checkpointer:
                 self._link.ask(self._number, request)
                 return
             except WriterGoneError as exc:
-                self._say(f"the writer of rank {self._ranks.rank}'s checkpoints ({exc}) has been killed")
+                self._say(f"the writer of rank {self.ranks.rank}'s checkpoints ({exc}) has been killed")
                 self._link = None
             except OSError as exc:
                 self._fail(step, f"no writer can be started ({exc})")
@@ -309,13 +334,13 @@ class Checkpointer:
 
     def _start_writer(self) -> WriterLink:
         if self._snapshot is None:
-            self._snapshot = Snapshot()
+            self._snapshot = Snapshot(say=self._say)
         return WriterLink(
             self._snapshot.descriptor,
             self._hear,
             root=str(self._root),
-            rank=self._ranks.rank,
-            world_size=self._ranks.world_size,
+            rank=self.ranks.rank,
+            world_size=self.ranks.world_size,
             keep=self._keep,
             run=self._run,
             torch=torch.__version__,
@@ -328,13 +353,13 @@ class Checkpointer:
         step = self._steps.pop(message["attempt"])
         self._is_whole = bool(message["is_whole"])
         if message["is_whole"]:
-            self._last_complete = step
-            self._write_s = message.get("write_s", self._write_s)
+            self.last_complete = step
+            self.write_s = message.get("write_s", self.write_s)
         elif why := message.get("why"):
             self._fail(step, why)
 
     def _fail(self, step: int, why: str) -> None:
-        newest = "there is no other yet" if self._last_complete is None else f"the newest is step {self._last_complete}"
+        newest = "there is no other yet" if self.last_complete is None else f"the newest is step {self.last_complete}"
         self._say(f"the checkpoint of step {step} is not written: {why}; training goes on, {newest}")
 
     def __enter__(self) -> Checkpointer:

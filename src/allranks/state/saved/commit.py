@@ -31,7 +31,7 @@ import zlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 from allranks.state.saved.manifest import (
     BLOCK_BYTES,
@@ -52,7 +52,8 @@ from allranks.state.saved.parts import read_manifest
 PATIENCE_S = 600.0
 """How long the coordinator waits without any other part coming on: a rank may be evaluating before it saves."""
 ORPHANED_PATIENCE_S = 15.0
-"""The same once its trainer is dead."""
+"""The same once its trainer is dead, or asks for the next save: all ranks' parts of this one have been written by then,
+or have failed."""
 NOT_BEGUN_S = 3.0
 """The same where a rank has not even begun by then: its trainer died before it could ask for it."""
 _POLL_S = (0.01, 0.2)
@@ -84,11 +85,8 @@ class Attempt:
 
 
 def write_part(attempt: Attempt, content: memoryview) -> Part:
-    """Write this rank's part and report it; what it has made is gone again if that fails.
+    """Write the bytes of this rank's part and report it; what it has made is gone again if that fails.
 
-    Args:
-        attempt: what is being saved.
-        content: the bytes of the part.
     Raises:
         OSError: the file system would not take it.
         AttemptFailedError: the coordinator has removed the directory meanwhile.
@@ -115,39 +113,31 @@ def write_part(attempt: Attempt, content: memoryview) -> Part:
             path.unlink()  # makes room, also for the report
         with contextlib.suppress(OSError):
             _report(attempt, {"state": "failed", "why": explain(exc, attempt.root)})
+            if attempt.rank != 0:
+                raise AttemptFailedError("") from exc  # the coordinator says it, for all
         raise
     return part
-
-
-def refuse_part(attempt: Attempt, why: str) -> NoReturn:
-    """Tell the coordinator that there will be no part of this rank.
-
-    Raises:
-        AttemptFailedError: always; its message is `why`.
-    """
-    with contextlib.suppress(OSError):
-        attempt.root.mkdir(parents=True, exist_ok=True)
-        attempt.directory.mkdir(exist_ok=True)
-        _report(attempt, {"state": "failed", "why": why})
-    raise AttemptFailedError(why)
 
 
 # Phase 2
 
 
-def gather_parts(attempt: Attempt, *, is_orphaned: Callable[[], bool]) -> tuple[Part, ...]:
+def gather_parts(
+    attempt: Attempt, *, is_orphaned: Callable[[], bool], is_next_due: Callable[[], bool]
+) -> tuple[Part, ...]:
     """Wait for all parts of the checkpoint.
 
     Args:
-        attempt: what is being saved.
+        attempt: this save.
         is_orphaned: whether the coordinator's trainer is dead.
+        is_next_due: whether the trainer asks for the next save, or for nothing more.
     Raises:
         AttemptFailedError: a rank failed, or has not come on for too long.
         OSError: the directory cannot be read any more.
     """
     parts: dict[int, Part] = {}
     seen: object = None
-    came_on_s, pause_s, was_orphaned = time.monotonic(), _POLL_S[0], False
+    came_on_s, pause_s, haste = time.monotonic(), _POLL_S[0], (False, False)
     while True:
         begun = 0
         for rank in range(attempt.world_size):
@@ -157,13 +147,14 @@ def gather_parts(attempt: Attempt, *, is_orphaned: Callable[[], bool]) -> tuple[
                 parts[rank] = part
         if len(parts) == attempt.world_size:
             return tuple(parts[rank] for rank in range(attempt.world_size))
-        if seen != (seen := _progress(attempt.directory)) or was_orphaned != (was_orphaned := is_orphaned()):
+        if seen != (seen := _progress(attempt.directory)) or haste != (haste := (is_orphaned(), is_next_due())):
             came_on_s, pause_s = time.monotonic(), _POLL_S[0]
         waited_s = time.monotonic() - came_on_s
-        if waited_s > _patience_s(is_orphaned=was_orphaned, have_all_begun=begun == attempt.world_size):
-            missing = [rank for rank in range(attempt.world_size) if rank not in parts]
+        if waited_s > _patience_s(*haste, have_all_begun=begun == attempt.world_size):
+            missing = [str(rank) for rank in range(attempt.world_size) if rank not in parts]
+            names = f"rank{'s' * (len(missing) > 1)} {', '.join(missing[:8])}{', ...' * (len(missing) > 8)}"
             raise AttemptFailedError(
-                f"no part of {_ranks(missing)} has come to {attempt.root} in {waited_s:.0f} s: dead, stuck, or it does "
+                f"no part of {names} has come to {attempt.root} in {waited_s:.0f} s: dead, stuck, or it does "
                 f"not see this directory"
             )
         time.sleep(pause_s)
@@ -172,10 +163,10 @@ def gather_parts(attempt: Attempt, *, is_orphaned: Callable[[], bool]) -> tuple[
         pause_s = min(pause_s * 2, _POLL_S[1])
 
 
-def _patience_s(*, is_orphaned: bool, have_all_begun: bool) -> float:
-    if not is_orphaned:
-        return PATIENCE_S
-    return ORPHANED_PATIENCE_S if have_all_begun else NOT_BEGUN_S
+def _patience_s(is_orphaned: bool, is_next_due: bool, *, have_all_begun: bool) -> float:
+    if is_orphaned and not have_all_begun:
+        return NOT_BEGUN_S
+    return ORPHANED_PATIENCE_S if is_orphaned or is_next_due else PATIENCE_S
 
 
 def _look_for(attempt: Attempt, rank: int) -> tuple[str, Part | None]:
@@ -207,12 +198,8 @@ def _progress(directory: Path) -> object:
 
 
 def seal(attempt: Attempt, parts: tuple[Part, ...], *, torch: str) -> Path:
-    """Make the checkpoint of its parts, and return its directory.
+    """Make the checkpoint of the parts of all ranks, and return its directory.
 
-    Args:
-        attempt: what is being saved.
-        parts: of all ranks, in order.
-        torch: version that the state is from.
     Raises:
         OSError: the file system would not.
     """
@@ -250,11 +237,6 @@ def _rename(attempt: Attempt) -> Path:
             take += 1
 
 
-def give_up(attempt: Attempt) -> None:
-    """Remove all that there is of an attempt that failed; what cannot be removed is swept later."""
-    shutil.rmtree(attempt.directory, ignore_errors=True)
-
-
 # The other writers
 
 
@@ -282,7 +264,7 @@ def identify_process() -> dict[str, object]:
     """Who this process is, so that others on this machine can tell whether it still lives."""
     return {
         "host": os.uname().nodename,
-        "boot": _read("/proc/sys/kernel/random/boot_id"),
+        "boot": Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
         "pid_namespace": str(Path("/proc/self/ns/pid").readlink()),
         "pid": os.getpid(),
         "started": started_ticks(os.getpid()),
@@ -330,12 +312,7 @@ def sync_directory(path: Path) -> None:
 
 
 def explain(exc: OSError, root: Path) -> str:
-    """One line: what the file system said, where, and how much room there is.
-
-    Args:
-        exc: what it said.
-        root: directory of the checkpoints.
-    """
+    """One line: what the file system said, where, and how much room there is."""
     why = f"{exc.strerror or exc} ({root})"
     if exc.errno in (errno.ENOSPC, errno.EDQUOT):
         with contextlib.suppress(OSError):
@@ -346,12 +323,3 @@ def explain(exc: OSError, root: Path) -> str:
 def _write_all(descriptor: int, data: memoryview) -> None:
     while data:
         data = data[os.write(descriptor, data) :]
-
-
-def _ranks(ranks: list[int]) -> str:
-    shown = ", ".join(map(str, ranks[:8])) + (", ..." if len(ranks) > 8 else "")
-    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}"
-
-
-def _read(path: str) -> str:
-    return Path(path).read_text().strip()

@@ -31,11 +31,8 @@ class Consensus:
         self._say = say
 
     def tell_all(self, key: str, word: str | None = None) -> str:
-        """Rank 0 gives its word, the others wait for it; all return it.
+        """Rank 0 gives its word, the others wait for it; all return it. Each time has a key of its own.
 
-        Args:
-            key: what it is about; new each time.
-            word: rank 0's.
         Raises:
             NodeFaultError: rank 0 does not say it.
         """
@@ -49,17 +46,34 @@ class Consensus:
     def collect(self, key: str, word: str) -> Sequence[str]:
         """Give this rank's word; rank 0 returns all of them by rank, the others nothing.
 
-        Args:
-            key: what it is about; new each time.
-            word: this rank's.
         Raises:
             NodeFaultError: a rank does not say it.
         """
         if self._store is None:
             return [word]
-        keys = [f"{self._prefix}/{key}/{rank}" for rank in range(self.world_size)]
+        keys = self._keys(key)
         self._store.set(keys[self.rank], word)
         return self._hear(range(self.world_size), key, keys) if self.rank == 0 else ()
+
+    def meet(self, key: str, word: str, within_s: float) -> str:
+        """Return "" where all ranks come with one word within the time, else who did not; the same on all ranks."""
+        if self._store is None:
+            return ""
+        keys = self._keys(key)
+        self._store.set(keys[self.rank], word)
+        try:
+            self._store.wait(keys, timedelta(seconds=within_s))
+            words = [said.decode() for said in self._store.multi_get(keys)]
+            odd = next((rank for rank, said in enumerate(words) if said != words[0]), 0)
+            found = f"the ranks are not at one step (rank 0: {words[0]}, rank {odd}: {words[odd]})" if odd else "all"
+        except RuntimeError:
+            missing = [str(rank) for rank, name in enumerate(keys) if not self._store.check([name])]
+            found = f"rank {', '.join(missing[:8])} did not leave within {within_s:g} s"
+        first = self._store.compare_set(f"{self._prefix}/{key}", "", found).decode()  # else two ranks might differ
+        return "" if first == "all" else first
+
+    def _keys(self, key: str) -> list[str]:
+        return [f"{self._prefix}/{key}/{rank}" for rank in range(self.world_size)]
 
     def _hear(self, ranks: Sequence[int], key: str, keys: list[str]) -> list[str]:
         assert self._store is not None

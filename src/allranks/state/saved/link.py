@@ -32,13 +32,7 @@ class WriterLink:
     """One writer, and what it has said."""
 
     def __init__(self, memory: int, hear: Callable[[dict[str, Any]], None], **options: object) -> None:
-        """Start the writer.
-
-        Args:
-            memory: descriptor of the memory that it reads.
-            hear: called with each message, in a thread.
-            options: what `writer.Writer` wants to know.
-        """
+        """Start the writer, which reads the memory of this descriptor; `hear` gets its messages, in a thread."""
         self._hear = hear
         self._changed = threading.Condition()
         self._asked, self._written, self._settled = 0, 0, 0  # numbers of saves
@@ -60,11 +54,8 @@ class WriterLink:
         self._listener.start()
 
     def ask(self, number: int, request: dict[str, object]) -> None:
-        """Hand over a save.
+        """Hand over the save of this number; its name ends with it.
 
-        Args:
-            number: of the save in this run; its name ends with it.
-            request: what `writer.Writer` takes.
         Raises:
             WriterGoneError: there is nobody to take it; this link is closed.
         """
@@ -92,11 +83,7 @@ class WriterLink:
         return self._is_gone
 
     def close(self, *, wait: bool = True) -> None:
-        """Let the writer go; it ends by itself when it is done.
-
-        Args:
-            wait: briefly, until it has.
-        """
+        """Let the writer go; it ends by itself when it is done. Wait for that only briefly."""
         with contextlib.suppress(OSError):
             self._connection.shutdown(socket.SHUT_WR)
         try:

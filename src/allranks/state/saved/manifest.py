@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-FORMAT = 1
+FORMAT = 2
 BLOCK_BYTES = 4 << 20
 MANIFEST = "MANIFEST.json"
 
@@ -51,7 +51,7 @@ class Manifest:
     step: int
     world_size: int
     attempt: str
-    """Of which run, and its how many-eth save: the same on all ranks."""
+    """The run, and the save's number within it: the same on all ranks."""
     torch: str
     """Version that wrote it."""
     saved_s: float

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import struct
 import sys
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -36,6 +36,7 @@ DEEPEST = 100
 _FOOTER = struct.Struct("<QQ8s")
 _END = b"ar-state"
 _PLAIN = (bool, int, float, str, bytes, type(None))
+_DICTS: dict[type, str] = {dict: "dict", OrderedDict: "ordered", Counter: "counter"}
 _ARRAY_KINDS = "biufcSUmM"
 _MSGPACK_INTS = range(-(2**63), 2**64)
 
@@ -66,7 +67,7 @@ class Packer:
         offset = self.end
         if size_bytes := source.numel() * source.element_size():
             self.pieces.append(Piece(source, offset))
-            self.end = _aligned(offset + size_bytes)
+            self.end = -(-(offset + size_bytes) // ALIGN_BYTES) * ALIGN_BYTES
         return offset
 
     def pack(self, value: object, path: str, depth: int = 0) -> Any:
@@ -84,13 +85,13 @@ class Packer:
             return _pack_plain(value, path)
         if depth > DEEPEST:
             raise StateError(f"{path} is nested deeper than {DEEPEST}: does it contain itself?")
-        if kind is dict or kind is OrderedDict:
+        if kind in _DICTS:
             assert isinstance(value, dict)
             items = [
                 [self._pack_key(key, path), self.pack(item, f"{path}[{key!r}]", depth + 1)]
                 for key, item in value.items()
             ]
-            return ["dict" if kind is dict else "ordered", items]
+            return [_DICTS[kind], items]
         if kind is list or kind is tuple or kind is torch.Size:
             assert isinstance(value, list | tuple)
             items = [self.pack(item, f"{path}[{index}]", depth + 1) for index, item in enumerate(value)]
@@ -132,17 +133,13 @@ class Packer:
             raise _refuse(value, path)
         if isinstance(value, np.generic):
             return ["scalar", value.dtype.str, value.tobytes()]
-        data = value.tobytes()
-        return ["array", value.dtype.str, list(value.shape), self.place(_tensor_of(data)) if data else 0]
+        data = bytearray(value.tobytes())
+        source = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0)
+        return ["array", value.dtype.str, list(value.shape), self.place(source) if data else 0]
 
 
 def finish(packer: Packer, tree: dict[str, Any]) -> tuple[bytes, int]:
-    """Return what follows the pieces, from `packer.end` on, and the size of the part.
-
-    Args:
-        packer: with all pieces in their places.
-        tree: what `unpack_tree` is to find.
-    """
+    """Return what follows the pieces, from `packer.end` on, and the size of the part."""
     encoded = msgspec.msgpack.encode(tree)
     tail = encoded + _FOOTER.pack(packer.end, len(encoded), _END)
     return tail, packer.end + len(tail)
@@ -152,11 +149,8 @@ def finish(packer: Packer, tree: dict[str, Any]) -> tuple[bytes, int]:
 
 
 def read_tree(reader: PartReader, name: str) -> dict[str, Any]:
-    """The tree of a part.
+    """The tree of the part of this name.
 
-    Args:
-        reader: of the part.
-        name: of the part, for messages.
     Raises:
         Damaged: the part has none.
     """
@@ -174,12 +168,8 @@ def read_tree(reader: PartReader, name: str) -> dict[str, Any]:
 
 
 def unpack(node: Any, reader: PartReader, sharded: Callable[[str], torch.Tensor]) -> Any:
-    """Make the values of a tree again; tensors on the CPU, each with memory of its own.
+    """Make the values of a tree again; tensors on the CPU, each with memory of its own; `sharded` gives sharded ones.
 
-    Args:
-        node: a tree of `Packer.pack`.
-        reader: of the part that it is from.
-        sharded: gives the sharded tensor of a path.
     Raises:
         Damaged: it is none, or its bytes are not in the part.
     """
@@ -229,6 +219,7 @@ def _unpack_scalar(values: list[Any], *_: object) -> Any:
 _UNPACK: dict[str, Callable[[list[Any], PartReader, Callable[[str], torch.Tensor]], Any]] = {
     "dict": _unpack_dict,
     "ordered": lambda values, reader, sharded: OrderedDict(_unpack_dict(values, reader, sharded)),
+    "counter": lambda values, reader, sharded: Counter(_unpack_dict(values, reader, sharded)),
     "list": _unpack_items,
     "tuple": lambda values, reader, sharded: tuple(_unpack_items(values, reader, sharded)),
     "size": lambda values, reader, sharded: torch.Size(_unpack_items(values, reader, sharded)),
@@ -285,10 +276,6 @@ def _pack_plain(value: Any, path: str) -> Any:
     return value
 
 
-def _tensor_of(data: bytes) -> torch.Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
-
-
 def _is_dtensor(tensor: torch.Tensor) -> bool:
     """Without importing what is slow to import: who has a DTensor has imported it."""
     module = sys.modules.get("torch.distributed.tensor")
@@ -302,7 +289,3 @@ def _refuse(value: object, path: str) -> StateError:
         f"tuples of tensors, numbers, str, bytes, None, NumPy arrays and torch dtypes; save its state_dict(), or plain "
         f"values"
     )
-
-
-def _aligned(offset: int) -> int:
-    return -(-offset // ALIGN_BYTES) * ALIGN_BYTES

@@ -77,16 +77,12 @@ def _load_sharded(
 
 
 def await_writers(root: Path, say: Callable[[str], None]) -> list[tuple[Path, str]]:
-    """Wait for living writers that are about to finish a newer checkpoint; return what stays unfinished, and why.
-
-    Args:
-        root: directory of the checkpoints.
-        say: takes a line, once.
-    """
+    """Wait for living writers that are about to finish a newer checkpoint; return what stays unfinished, and why."""
     began_s = time.monotonic()
     while True:
         newest_step = max((_step_of(directory) for directory in list_checkpoints(root)), default=-1)
-        temps = [(temp[0], path) for path in _entries(root) if (temp := parse_temp(path.name))]
+        entries = list(root.iterdir()) if root.exists() else []
+        temps = [(temp[0], path) for path in entries if (temp := parse_temp(path.name))]
         unfinished = [path for step, path in sorted(temps, reverse=True) if step > newest_step]
         lives = {path: look_at_writers(path)[0] for path in unfinished}
         waited_s = time.monotonic() - began_s
@@ -105,10 +101,6 @@ def _patience_s(directory: Path, *, is_alive: bool | None) -> float:
     if is_alive is None:
         return UNSEEN_WRITERS_S if any(directory.glob("*.state")) else NEW_WRITERS_S
     return WRITERS_S if is_alive else 0.0
-
-
-def _entries(root: Path) -> list[Path]:
-    return list(root.iterdir()) if root.exists() else []
 
 
 def _step_of(directory: Path) -> int:

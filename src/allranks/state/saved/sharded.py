@@ -130,9 +130,6 @@ class ShardedTensors:
     ) -> dict[str, torch.Tensor]:
         """Read all tensors: as in `like` where the path is there, else on the mesh with their dimensions, else whole.
 
-        Args:
-            meshes: of today, by the names of their dimensions.
-            like: today's tensors by path.
         Raises:
             Damaged: a shard is not what was written.
         """

@@ -7,11 +7,10 @@ first save is slow and all others are not. Nothing of it is left when trainer an
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import mmap
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import torch
@@ -27,13 +26,19 @@ SMALL_BYTES = 1 << 20
 
 
 class Snapshot:
-    """Shared memory with room for one part."""
+    """Shared memory with room for one part.
 
-    def __init__(self) -> None:
+    Args:
+        say: takes one-line messages.
+    """
+
+    def __init__(self, *, say: Callable[[str], None]) -> None:
         self.descriptor = os.memfd_create("allranks-checkpoint")
         """The writer inherits it."""
         self._bytes = torch.empty(0, dtype=torch.uint8)
         self._is_pinned = False
+        self._may_pin = True
+        self._say = say
 
     def fill(self, pieces: Sequence[Piece], tail: bytes, tail_at: int) -> None:
         """Copy a part: header, pieces, tail. Returns when all is there, also from GPUs.
@@ -45,10 +50,10 @@ class Snapshot:
         Raises:
             OSError: there is not that much memory.
         """
-        self._reserve(tail_at + len(tail))
+        self.reserve(tail_at + len(tail))
         devices = {piece.source.device for piece in pieces if piece.source.device.type == "cuda"}
-        if devices and not self._is_pinned:
-            self._pin()
+        if devices and not self._is_pinned and self._may_pin:
+            self._pin(next(iter(devices)))
         plain = [piece for piece in pieces if _is_plain(piece.source)]
         with ThreadPoolExecutor(NUM_THREADS) as pool:
             slices = [job for piece in plain for job in self._slices(piece)]
@@ -78,7 +83,12 @@ class Snapshot:
     def _put(self, offset: int, data: bytes) -> None:
         self._bytes[offset : offset + len(data)].copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
 
-    def _reserve(self, size_bytes: int) -> None:
+    def reserve(self, size_bytes: int) -> None:
+        """Allocate shared memory for a part of this size.
+
+        Raises:
+            OSError: there is not that much memory.
+        """
         if size_bytes <= self._bytes.numel():
             return
         self._unpin()
@@ -89,14 +99,25 @@ class Snapshot:
 
     # GPUs copy to pinned memory without the CPU; where it cannot be pinned they copy all the same.
 
-    def _pin(self) -> None:
-        with contextlib.suppress(RuntimeError):
-            torch.cuda.cudart().cudaHostRegister(self._bytes.data_ptr(), self._bytes.numel(), 0)
-            self._is_pinned = True
+    def _pin(self, device: torch.device) -> None:
+        def register() -> int:
+            with torch.cuda.device(device):
+                return int(torch.cuda.cudart().cudaHostRegister(self._bytes.data_ptr(), self._bytes.numel(), 0))
+
+        # What CUDA refuses stays the calling thread's last error, and torch's next look at it would raise that.
+        with ThreadPoolExecutor(1) as own_thread:
+            code = own_thread.submit(register).result()
+        self._is_pinned = self._may_pin = code == 0
+        if code:
+            self._say(
+                f"checkpoints: {self._bytes.numel() / 1e6:.0f} MB of memory could not be pinned, so copies from "
+                f"{device} are slower: cudaHostRegister failed with CUDA error {code}; see ulimit -l"
+            )
 
     def _unpin(self) -> None:
         if self._is_pinned:
-            torch.cuda.cudart().cudaHostUnregister(self._bytes.data_ptr())
+            with ThreadPoolExecutor(1) as own_thread:
+                own_thread.submit(torch.cuda.cudart().cudaHostUnregister, self._bytes.data_ptr()).result()
             self._is_pinned = False
 
     def close(self) -> None:

@@ -30,27 +30,19 @@ class Keeper:
     """Deletes what is too old; remembers what it has verified."""
 
     def __init__(self, root: Path, keep: int) -> None:
-        """Nothing is done yet.
-
-        Args:
-            root: directory of the checkpoints.
-            keep: how many whole ones stay.
-        """
         self._root = root
         self._keep = max(keep, KEEP_AT_LEAST)
         self._verified: dict[Path, object] = {}
 
     def retain(self, should_stop: Callable[[], bool]) -> None:
-        """Delete checkpoints beyond the newest `keep` whole ones.
+        """Delete checkpoints beyond the newest `keep` whole ones, until `should_stop` has something better to do.
 
-        Args:
-            should_stop: asked between two blocks: there is something better to do.
         Raises:
             OSError: the directory cannot be read.
         """
         whole, found = 0, list_checkpoints(self._root)
         if len(found) > self._keep + MOST_OVERDUE:
-            should_stop = _never
+            should_stop = bool  # never
         for directory in found:
             if whole >= self._keep:
                 _remove(directory)
@@ -79,12 +71,8 @@ class Keeper:
 
 
 def sweep(root: Path, *, run: str, below: int) -> None:
-    """Remove temporary directories whose writers are dead.
+    """Remove temporary directories whose writers are dead, and this run's of saves below this number: given up.
 
-    Args:
-        root: directory of the checkpoints.
-        run: name of the run that sweeps.
-        below: saves of this run before this one have been given up.
     Raises:
         OSError: the directory cannot be read.
     """
@@ -139,10 +127,6 @@ def _lives(owner: dict[str, Any]) -> bool | None:
     if owner.get("pid_namespace") != me["pid_namespace"]:
         return None
     return bool(started_ticks(int(owner["pid"])) == owner["started"])
-
-
-def _never() -> bool:
-    return False
 
 
 def _look(path: Path) -> tuple[int, int, int, int]:

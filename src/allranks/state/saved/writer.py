@@ -19,6 +19,7 @@ import json
 import mmap
 import os
 import select
+import shutil
 import signal
 import socket
 import sys
@@ -31,8 +32,6 @@ from allranks.state.saved.commit import (
     AttemptFailedError,
     explain,
     gather_parts,
-    give_up,
-    refuse_part,
     seal,
     watch_outcome,
     write_part,
@@ -76,17 +75,15 @@ class Writer:
     def _save(self, attempt: Attempt, request: dict[str, Any]) -> dict[str, object]:
         began_s = time.monotonic()
         try:
-            if "why" in request:
-                refuse_part(attempt, request["why"])
             write_part(attempt, memoryview(mmap.mmap(self._memory, request["size_bytes"], prot=mmap.PROT_READ)))
             if self._rank != 0:
                 return {"is_whole": None if self._is_orphaned() else self._watch(attempt)}
             self._tell({"attempt": attempt.name, "is_written": True})
-            parts = gather_parts(attempt, is_orphaned=self._is_orphaned)
+            parts = gather_parts(attempt, is_orphaned=self._is_orphaned, is_next_due=self._has_news)
             directory = seal(attempt, parts, torch=self._torch)
         except Exception as exc:  # also what nobody thought of: this process has no terminal to die on
             if self._rank == 0:
-                give_up(attempt)
+                shutil.rmtree(attempt.directory, ignore_errors=True)  # what stays is swept later
             return {"is_whole": False, "why": self._explain(exc)}
         return {"is_whole": True, "directory": str(directory), "write_s": time.monotonic() - began_s}
 

@@ -71,6 +71,9 @@ def find_job_sources(job: str, *, log_dir: Path = RUNS) -> tuple[Source, ...]:
     if not sources:
         if problem:
             raise problem
+        if waiting := next((state for state in jobs if state.is_pending), None):
+            why = f" ({waiting.reason})" if waiting.reason else ""
+            raise UsageError(f"job {job}: it has not begun{why}, so there is no log yet; allranks status {job}")
         known = "SLURM does not know it" if not jobs else f"nothing fits {', '.join(patterns[:3])}"
         raise UsageError(f"job {job}: no log of it is here: {known}; name its files or directory instead")
     return tuple(sources.values())

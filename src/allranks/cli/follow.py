@@ -1,0 +1,168 @@
+"""`allranks status`, `logs`, `cancel`, `list`: what became of jobs of SLURM, and of runs that it knows nothing of."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from allranks.cli import complete
+from allranks.cli.options import json_option, log_dir_option
+from allranks.model.errors import Exit, SetupError
+from allranks.report.text import Style, render_findings, say
+
+if TYPE_CHECKING:
+    from allranks.host.slurm import JobState
+    from allranks.launch.batch.follow import JobReport
+    from allranks.launch.batch.local import LocalRun
+
+MAX_RUNS = 20
+"""Of the run directories, the newest: each costs some reads of a shared file system."""
+_BOTH_SPELLINGS = {"token_normalize_func": lambda name: name.replace("_", "-")}
+
+
+@click.command("status", context_settings=_BOTH_SPELLINGS)
+@log_dir_option
+@json_option
+@click.argument("jobs", nargs=-1, required=True, metavar="JOB...", shell_complete=complete.jobs)
+def status(jobs: tuple[str, ...], log_dir: Path, as_json: bool) -> int:
+    """Print the state of jobs: why they wait, where they run, how they ended.
+
+    \b
+    allranks status 4711
+    allranks status 4711_3                       one task of an array
+    allranks status latest                       the newest run in runs/, or a run by its id: allranks list
+    allranks status --json 4711 4712
+    """
+    from allranks.launch.batch.follow import find_job, report_job
+
+    meant = [find_job(job, log_dir=log_dir) for job in jobs]
+    reports = [report for job in meant for report in report_job(job, log_dir=log_dir)]
+    exit_code = Exit.UNKNOWN if any(report.is_unknown for report in reports) else Exit.OK
+    if as_json:
+        import msgspec
+
+        click.echo(msgspec.json.format(msgspec.json.encode(reports), indent=2))
+        return exit_code
+    show_reports(reports)
+    return exit_code
+
+
+def show_reports(reports: Sequence[JobReport]) -> None:
+    """Print what became of jobs, with their verdicts."""
+    from allranks.launch.batch.follow import describe
+
+    style = Style.of(sys.stdout)
+    for report in reports:
+        click.echo("\n".join(describe(report, now=datetime.now())))
+        if report.verdict is not None and report.verdict.findings:
+            click.echo("\n" + render_findings(report.verdict.findings, style) + "\n")
+        elif report.verdict is not None:
+            click.echo(f"  verdict   no finding, exit code {report.verdict.exit_code}")
+
+
+@click.command("logs", context_settings=_BOTH_SPELLINGS)
+@click.option("-f", "--follow", is_flag=True, help="Follow the output until the job ends.")
+@click.option(
+    "--rank", "ranks", type=click.IntRange(min=0), multiple=True, metavar="N", help="Print the files of this rank."
+)
+@log_dir_option
+@click.argument("job", shell_complete=complete.jobs)
+def logs(job: str, follow: bool, ranks: tuple[int, ...], log_dir: Path) -> None:
+    """Print the output of a job: of all ranks, or of some ranks.
+
+    \b
+    allranks logs -f 4711
+    allranks logs --rank 3 4711                  rank 3 of the newest attempt
+    allranks logs -f latest                      the newest run in runs/, or a run by its id: allranks list
+    """
+    from allranks.launch.batch.follow import find_job, show_logs
+
+    meant = find_job(job, log_dir=log_dir)
+    show_logs(meant, log_dir=log_dir, ranks=ranks, is_followed=follow, say=say)
+
+
+@click.command("cancel", context_settings=_BOTH_SPELLINGS)
+@log_dir_option
+@click.argument("jobs", nargs=-1, required=True, metavar="JOB...", shell_complete=complete.jobs)
+def cancel(jobs: tuple[str, ...], log_dir: Path) -> None:
+    """Cancel jobs.
+
+    \b
+    allranks cancel 4711
+    allranks cancel 4711_3                       one task of an array
+    allranks cancel 20261123-031500-977          a run on this machine: SIGTERM to its agent
+    """
+    from allranks.launch.batch.follow import cancel as cancel_one
+    from allranks.launch.batch.follow import find_job
+
+    for job in [find_job(job, log_dir=log_dir) for job in jobs]:
+        click.echo(cancel_one(job))
+
+
+@click.command("list", context_settings=_BOTH_SPELLINGS)
+@log_dir_option
+@json_option
+def list_own(log_dir: Path, as_json: bool) -> None:
+    """List your jobs that wait or run, and the newest runs that have left something in runs/.
+
+    \b
+    allranks list
+    allranks list --json
+    """
+    from allranks.host.slurm import list_jobs
+    from allranks.launch.batch.local import look_at_run
+    from allranks.report.runs import list_runs, read_run
+
+    paths = list_runs(log_dir)
+    jobs: tuple[JobState, ...] = ()
+    try:
+        jobs = list_jobs(pwd.getpwuid(os.getuid()).pw_name)
+    except SetupError as exc:
+        if not paths:
+            raise
+        say(f"no jobs of SLURM: {exc}")
+    listed = {job.id for job in jobs}
+    runs = [read_run(path) for path in paths[:MAX_RUNS] if path.name not in listed]
+    # Of a job that waits or that SLURM has forgotten, there may be the submitted script and no more.
+    seen = [look_at_run(run) for run in runs if run.attempt is not None]
+    if as_json:
+        import msgspec
+
+        click.echo(msgspec.json.format(msgspec.json.encode([*jobs, *seen]), indent=2))
+        return
+    if not jobs and not seen:
+        say(f"no job of yours waits or runs, and no run is in {log_dir}")
+        return
+    _print_table(
+        [("JOB", "NAME", "STATE", "NODES", "LEFT", "WHERE OR WHY"), *map(_job_row, jobs), *map(_run_row, seen)]
+    )
+    if len(paths) > MAX_RUNS:
+        say(f"{len(paths) - MAX_RUNS} older runs are in {log_dir}")
+
+
+def _job_row(job: JobState) -> tuple[str, ...]:
+    from allranks.launch.batch.follow import time_left
+
+    left = job.time_limit if job.is_pending else time_left(job.end, datetime.now())
+    where = job.reason if job.is_pending else job.nodes
+    return job.id, job.name, job.state, str(job.num_nodes), left or "-", where or "-"
+
+
+def _run_row(run: LocalRun) -> tuple[str, ...]:
+    words = [f"exit code {run.exit_code}"] if run.exit_code else []
+    words += [run.cause] if run.cause else []
+    words += [f"ended {run.end}"] if run.end else []
+    return run.id, run.name or "-", run.state, str(run.num_nodes), "-", ", ".join(words) or run.nodes or "-"
+
+
+def _print_table(rows: Sequence[tuple[str, ...]]) -> None:
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    for row in rows:
+        click.echo("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())

@@ -1,0 +1,35 @@
+"""Verbs that have verbs: without a word they print their help, and an unknown verb gets a suggestion."""
+
+from __future__ import annotations
+
+import click
+
+
+class VerbGroup(click.Group):
+    """A group whose errors suggest the nearest verb, as the errors of options do.
+
+    click has suggestions of its own since 8.4, but not for verbs that are imported only when they are called.
+    """
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read no words at all as `--help`, and `help lab up` as `lab up --help`."""
+        if not args or args[0] == "help":
+            args = [*args[1:], "--help"]
+        return super().parse_args(ctx, args)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the verb that is meant.
+
+        Raises:
+            click.UsageError: there is no such verb; it names the nearest one.
+        """
+        name = args[0]
+        if self.get_command(ctx, name) is None and name[:1] != "-" and not ctx.resilient_parsing:
+            import difflib  # only here: it costs time
+
+            close = difflib.get_close_matches(name, self.list_commands(ctx), n=1)
+            hint = f" (did you mean {close[0]!r}?)" if close else ""
+            raise click.UsageError(f"no such command {name!r}{hint}", ctx)
+        return super().resolve_command(ctx, args)

@@ -1,0 +1,131 @@
+"""What is a run doing that SLURM knows nothing of? Its files say how it ended, its agent's process whether it lives.
+
+    describe_local(look_at_run(read_run(Path("runs/20261123-031500-4711"))))
+
+An agent on another machine cannot be looked at: a run without a verdict is UNKNOWN then.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from datetime import datetime
+
+import psutil
+
+from allranks.launch.plan import count_of
+from allranks.model.errors import UsageError
+from allranks.model.hostlist import fold_hosts
+from allranks.report.runs import Run
+
+_STOPPED = {128 + signum for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+_CLOCK_S = 2.0
+"""By how much the kernel's time of a process's start may differ from the clock."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalRun:
+    """One run, as people and programs ask for it. Times are local ones, as SLURM writes them."""
+
+    id: str
+    name: str
+    """The script's."""
+    state: str
+    """RUNNING, COMPLETED, FAILED, CANCELLED; LOST: its agent ended without a verdict; UNKNOWN: nobody can tell."""
+    num_nodes: int
+    nodes: str
+    start: str
+    end: str
+    elapsed: str
+    exit_code: int | None
+    cause: str
+    """Of the first finding; "" where there is none."""
+    pid: int | None
+    """Of the agent that leads, on the first of the nodes."""
+    run_dir: str
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended for certain."""
+        return self.state not in ("RUNNING", "UNKNOWN")
+
+
+def look_at_run(run: Run) -> LocalRun:
+    """Return what a run is doing, or how it ended."""
+    seconds = round(run.ended_s - run.started_s) if run.ended_s and run.started_s else 0
+    findings = run.verdict.findings if run.verdict else ()
+    return LocalRun(
+        id=run.id,
+        name=run.script,
+        state=_state_of(run),
+        num_nodes=len(run.nodes),
+        nodes=fold_hosts(run.nodes),
+        start=_time(run.started_s),
+        end=_time(run.ended_s),
+        elapsed=f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}" if run.ended_s else "",
+        exit_code=run.verdict.exit_code if run.verdict else None,
+        cause=findings[0].cause if findings else "",
+        pid=run.pid,
+        run_dir=str(run.path),
+    )
+
+
+def describe_local(run: LocalRun) -> str:
+    """Return the line that people read of a run."""
+    where = f" on {count_of(run.num_nodes, 'node')} ({run.nodes})" if run.num_nodes else ""
+    match run.state:
+        case "RUNNING":
+            text = f"RUNNING{where}, since {run.start}; its agent is process {run.pid}"
+        case "LOST":
+            text = f"LOST: its agent, process {run.pid}{where}, ended without a verdict; allranks why {run.id}"
+        case "UNKNOWN":
+            text = f"UNKNOWN: there is no verdict yet, and its agent{where} cannot be looked at from here"
+        case _:
+            after = f" after {run.elapsed}" if run.start else ""
+            text = f"{run.state}, exit code {run.exit_code}{where}, ended {run.end}{after}"
+    return "   ".join(filter(None, [f"run {run.id}", run.name, text]))
+
+
+def cancel_run(run: LocalRun) -> str:
+    """Tell the agent of a run to end it, and return what was done.
+
+    Raises:
+        UsageError: the agent cannot be reached from here.
+    """
+    if run.is_over:
+        return f"run {run.id} had ended before: {run.state}"
+    if run.state != "RUNNING" or run.pid is None:
+        where = f"runs on {run.nodes}: cancel it there" if run.nodes else "has not started its ranks yet: use Ctrl-C"
+        raise UsageError(f"run {run.id}: its agent {where}")
+    try:
+        os.kill(run.pid, signal.SIGTERM)
+    except ProcessLookupError:
+        return f"run {run.id} had ended before"
+    except PermissionError as exc:
+        raise UsageError(f"run {run.id}: process {run.pid} is another user's") from exc
+    return f"run {run.id} is being ended: SIGTERM to its agent, process {run.pid}"
+
+
+def _state_of(run: Run) -> str:
+    if run.verdict is not None:
+        code = run.verdict.exit_code
+        return "COMPLETED" if code == 0 else "CANCELLED" if code in _STOPPED else "FAILED"
+    here = os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
+    if run.pid is None or run.nodes[:1] != (here,):
+        return "UNKNOWN"
+    return "RUNNING" if _is_agent(run.pid, run.started_s or 0.0) else "LOST"
+
+
+def _is_agent(pid: int, started_s: float) -> bool:
+    """Whether this process is the one that started the ranks then, and not a later one of the same id."""
+    try:
+        process = psutil.Process(pid)
+        is_old_enough: bool = process.create_time() <= started_s + _CLOCK_S
+        return is_old_enough and bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
+
+
+def _time(seconds: float | None) -> str:
+    return datetime.fromtimestamp(seconds).isoformat(timespec="seconds") if seconds else ""

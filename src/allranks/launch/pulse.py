@@ -1,0 +1,48 @@
+"""When is it worth a line that the workers run and write nothing? Ever more rarely. Pure.
+
+pulse = Pulse(began_s=now_s)                   each generation of workers
+silent_s = pulse.turn(now_s, has_news=False)   after each look at their output; None: nothing to say
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+FIRST_S = 10.0
+"""A script that has written nothing yet: does it run at all?"""
+SPOKEN_S = 300.0
+"""A script that has written something: shorter silence between two lines of its own is no news."""
+FACTOR = 6.0
+"""Each pause is so many times as long as the one before."""
+LONGEST_S = 3600.0
+
+
+@dataclass(slots=True)
+class Pulse:
+    """The silence of this node's workers.
+
+    Args:
+        began_s: monotonic, when they were started.
+    """
+
+    began_s: float
+    has_spoken: bool = False
+    """Whether they have written anything."""
+    _pause_s: float = FIRST_S
+    _heard_s: float = field(init=False)
+    _next_s: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._heard_s, self._next_s = self.began_s, self.began_s + FIRST_S
+
+    def turn(self, now_s: float, *, has_news: bool) -> float | None:
+        """Return for how long nothing has been written, where that is worth a line now."""
+        if has_news:
+            self.has_spoken, self._heard_s = True, now_s
+            self._pause_s = max(self._pause_s, SPOKEN_S)
+            self._next_s = now_s + self._pause_s
+        if now_s < self._next_s:
+            return None
+        self._pause_s = min(LONGEST_S, FACTOR * self._pause_s)
+        self._next_s = now_s + self._pause_s
+        return now_s - self._heard_s

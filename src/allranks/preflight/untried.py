@@ -1,0 +1,72 @@
+"""Which connections of the pair tests did a node's own kernel not even make, and why? Pure.
+
+Too many open files, no free local port, no route: such an errno says nothing of the other node, so nobody is blamed for
+it. The tester's node is named with what its kernel said, as a warning: the job may need less than the tests.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+
+from allranks.causes.cause import Outcome, warned
+from allranks.model.card import Card
+from allranks.model.hostlist import fold_hosts
+from allranks.model.pair import PairResult
+from allranks.preflight.links import Judged
+from allranks.preflight.symptoms import is_silent, own_errno
+from allranks.preflight.vet import is_plausible
+
+_LOCAL_PORTS = frozenset({"EADDRINUSE", "EADDRNOTAVAIL"})
+_NO_ROUTE = frozenset({"EHOSTUNREACH", "ENETUNREACH", "EHOSTDOWN", "ENETDOWN", "EINVAL"})
+_CANNOT_SEND = "cannot send from "
+"""How the problem of a pair begins whose datagrams this kernel did not send."""
+
+
+def judge_untried(results: Sequence[PairResult], cards: Mapping[int, Card]) -> list[Judged]:
+    """Name the nodes whose own kernel made no connection to some others.
+
+    Args:
+        results: of the last time each pair was tried.
+        cards: by node index; their hosts are the names.
+    """
+    targets: dict[tuple[int, str], list[int]] = defaultdict(list)
+    reasons: dict[tuple[int, str], str] = {}
+    for each in results:
+        if not {each.source, each.target} <= set(cards) or not is_plausible(each) or is_silent(each):
+            continue  # of a pair between which nothing at all comes through AR210 and AR211 tell
+        said = [*each.closed.values(), each.store or ""]
+        if (each.problem or "").startswith(_CANNOT_SEND):
+            said.append((each.problem or "").rpartition(": ")[2])
+        for reason in dict.fromkeys(said):
+            if (name := own_errno(reason)) is not None:
+                key = each.source, name
+                reasons[key] = reason
+                if each.target not in targets[key]:
+                    targets[key].append(each.target)
+    return [_judge(cards, index, name, reasons[index, name], found) for (index, name), found in sorted(targets.items())]
+
+
+def _judge(cards: Mapping[int, Card], index: int, name: str, reason: str, targets: Sequence[int]) -> Judged:
+    card = cards[index]
+    to = fold_hosts(sorted(cards[target].host for target in targets))
+    if name == "EMFILE":
+        limit = card.facts.limits.get("nofile") if card.facts else None
+        evidence = f"connections to {to} could not be tried: {reason}"
+        return Judged("AR004", card.host, (card.host,), warned(evidence, limit=limit or "so many"))
+    what = f"its own kernel made no connection to {to}, so they could not be tested: {reason}"
+    return Judged("AR217", card.host, (card.host,), _outcome(card, name, what, cards[targets[0]].data_address))
+
+
+def _outcome(card: Card, name: str, what: str, address: str | None) -> Outcome:
+    interfaces = card.facts.interfaces if card.facts else ()
+    if name in _NO_ROUTE:
+        hint = "other packets come through: a route for some of them only, or a firewall that answers so"
+        return warned(hint, what=what, command=f"ip route get {address or 'ADDRESS'}; nft list ruleset")
+    if name == "EADDRNOTAVAIL" and interfaces and not any(card.data_address in nic.addresses for nic in interfaces):
+        return warned(f"no interface has {card.data_address}", what=what, command="ip -br addr")
+    if name in _LOCAL_PORTS:
+        ports = card.facts.port_range if card.facts else None
+        hint = f"net.ipv4.ip_local_port_range is {ports[0]} to {ports[1]}" if ports else "no local port is free"
+        return warned(hint, what=what, command="sysctl net.ipv4.ip_local_port_range; ss -s")
+    return warned(what=what, command=f"ip route get {address or 'ADDRESS'}; nft list ruleset; ulimit -a")

@@ -1,0 +1,152 @@
+"""Which runs lie below a directory, and what do their files say of each? Nothing else is asked.
+
+    find_run("latest", Path("runs")).id          # 20261123-031500-4711
+
+A run is the directory that one job leaves behind (rundir.py), of SLURM or not.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from allranks.model.errors import UsageError
+from allranks.model.finding import Verdict
+from allranks.report.rundir import LATEST, as_file_name
+
+_MARKS = (
+    "submission.sh", "leader.json", "attempt_*/events.jsonl", "attempt_*/roll_call.json", "attempt_*/verdict.json",
+    "attempt_*/*/env.json",
+)  # fmt: skip
+"""What allranks alone writes: torchrun's log directory has `attempt_0`, too."""
+_JOB_OF_SLURM = re.compile(r"\d+([_+]\d+)?")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What the files of one run say, of its newest attempt."""
+
+    id: str
+    path: Path
+    attempt: int | None = None
+    """None: no agent has come up."""
+    command: tuple[str, ...] = ()
+    nodes: tuple[str, ...] = ()
+    """In the order of the ranks; the first one's agent leads."""
+    pid: int | None = None
+    """Of the agent that leads, on its node."""
+    started_s: float | None = None
+    """Unix time; None where the ranks have not been started."""
+    ended_s: float | None = None
+    verdict: Verdict | None = None
+    """None: it has not ended, or nobody was left to say how."""
+
+    @property
+    def is_of_slurm(self) -> bool:
+        """Whether its id is that of a job of SLURM."""
+        return is_job_of_slurm(self.id)
+
+    @property
+    def script(self) -> str:
+        """Name of what it runs, without its directory: the word after the interpreter."""
+        words = [word for word in self.command[1:] if word != "-m"] or self.command
+        return Path(words[0]).name if words else ""
+
+
+def is_job_of_slurm(text: str) -> bool:
+    """Whether a word is the id of a job of SLURM: 123, 123_4 (a task of an array), 123+1 (a part)."""
+    return bool(_JOB_OF_SLURM.fullmatch(text))
+
+
+def find_run(text: str, log_dir: Path) -> Run | None:
+    """Return the run that is meant; None where there is none of this name.
+
+    Args:
+        text: a run's id, `latest`, or the path of a run directory.
+        log_dir: where the runs of these ids are.
+    Raises:
+        UsageError: `latest`, and there is no run yet.
+    """
+    name = text.strip("/")
+    if name == LATEST:
+        path = log_dir / (log_dir / LATEST).resolve().name
+        if path.name == LATEST or not path.is_dir():
+            raise UsageError(f"there is no run in {log_dir} yet, so no latest one")
+        return read_run(path)
+    path = Path(text) if "/" in name else log_dir / name
+    if "/" in name and path.name == LATEST:
+        return find_run(LATEST, path.parent)
+    return read_run(path) if name and as_file_name(path.name) == path.name and is_run(path) else None
+
+
+def list_runs(log_dir: Path) -> list[Path]:
+    """Return the directories of all runs below a directory, the newest first."""
+    try:
+        found = [path for path in log_dir.iterdir() if not path.is_symlink() and is_run(path)]
+        return sorted(found, key=lambda path: (_begin_of(path), path.name), reverse=True)
+    except OSError:
+        return []
+
+
+def is_run(path: Path) -> bool:
+    """Whether a directory is what a job of allranks leaves behind."""
+    return path.is_dir() and any(next(path.glob(mark), None) for mark in _MARKS)
+
+
+def read_run(path: Path) -> Run:
+    """Return what the files of one run say; what cannot be read is left open."""
+    attempts = sort_by_number(path.glob("attempt_*"))
+    if not attempts:
+        return Run(id=path.name, path=path)
+    started = _read_start(attempts[-1] / "events.jsonl")
+    verdict = read_verdict(attempts[-1] / "verdict.json")
+    return Run(
+        id=path.name,
+        path=path,
+        attempt=int(attempts[-1].name.rpartition("_")[2]),
+        command=tuple(started.get("command", ())),
+        nodes=tuple(started.get("members", ())),
+        pid=started.get("pid"),
+        started_s=started.get("time_s"),
+        ended_s=(attempts[-1] / "verdict.json").stat().st_mtime if verdict else None,
+        verdict=verdict,
+    )
+
+
+def read_verdict(path: Path) -> Verdict | None:
+    """Return a verdict; None where there is none that can be read."""
+    try:
+        return Verdict.from_json(path.read_bytes())
+    except (OSError, msgspec.DecodeError):
+        return None
+
+
+def sort_by_number(paths: Iterable[Path]) -> list[Path]:
+    """Return the paths that end with `_` and a number, `attempt_2` before `attempt_10`."""
+    numbered = [path for path in paths if re.search(r"_\d+$", path.name)]
+    return sorted(numbered, key=lambda path: int(path.name.rpartition("_")[2]))
+
+
+def _begin_of(path: Path) -> float:
+    """When its newest attempt began, else when it was made."""
+    attempts = sort_by_number(path.glob("attempt_*"))
+    started: float | None = _read_start(attempts[-1] / "events.jsonl").get("time_s") if attempts else None
+    return started or (attempts[-1] if attempts else path).stat().st_mtime
+
+
+def _read_start(events: Path) -> dict[str, Any]:
+    """The event with which the ranks were started; empty where there is none."""
+    try:
+        with events.open("rb") as file:
+            for line in file:
+                event = msgspec.json.decode(line)
+                if event.get("event") == "started":
+                    return dict(event)
+    except (OSError, msgspec.DecodeError):
+        pass
+    return {}

@@ -1,0 +1,66 @@
+"""What does `allranks` say before a verb is found: without words, to `help`, to a misspelled verb?"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from allranks.model.errors import Exit
+from conftest import Allranks
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.parametrize(
+    ("words", "same_as"),
+    [
+        ((), ("--help",)),
+        (("lab",), ("lab", "--help")),
+        (("config",), ("config", "--help")),
+        (("help",), ("--help",)),
+        (("help", "why"), ("why", "--help")),
+        (("help", "lab", "inject"), ("lab", "inject", "--help")),
+        (("lab", "help", "inject"), ("lab", "inject", "--help")),
+    ],
+    ids=" ".join,
+)
+def test_help_is_printed_and_is_no_error(words: tuple[str, ...], same_as: tuple[str, ...], allranks: Allranks) -> None:
+    result = allranks(*words)
+    assert (result.returncode, result.stderr) == (0, "")
+    assert result.stdout == allranks(*same_as).stdout
+    assert result.stdout.startswith(f"Usage: {' '.join(('allranks', *same_as[:-1]))} [OPTIONS]")
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (("rnu",), "no such command 'rnu' (did you mean 'run'?); see allranks --help"),
+        (("chek",), "no such command 'chek' (did you mean 'check'?); see allranks --help"),
+        (("lab", "injekt"), "no such command 'injekt' (did you mean 'inject'?); see allranks lab --help"),
+        (("config", "shw"), "no such command 'shw' (did you mean 'show'?); see allranks config --help"),
+        (("help", "submti"), "no such command 'submti' (did you mean 'submit'?); see allranks --help"),
+        (("xyzzy",), "no such command 'xyzzy'; see allranks --help"),
+        (("",), "no such command ''; see allranks --help"),
+    ],
+)
+def test_a_misspelled_verb_gets_the_nearest_one(words: tuple[str, ...], line: str, allranks: Allranks) -> None:
+    result = allranks(*words)
+    assert (result.returncode, result.stdout, result.stderr) == (2, "", f"error: {line}\n")
+
+
+def test_help_imports_no_verb(allranks: Allranks) -> None:
+    result = allranks("--help", env={"PYTHONPROFILEIMPORTTIME": "1"})
+    imported = {line.rpartition("|")[2].strip() for line in result.stderr.splitlines()}
+    own = {name for name in imported if name.startswith("allranks.cli.")}
+    assert own == {"allranks.cli.main", "allranks.cli.group"}
+    assert not {"difflib", "psutil", "jinja2", "torch"} & imported
+
+
+def test_both_tables_of_exit_codes_have_every_code(allranks: Allranks) -> None:
+    table = (ROOT / "docs/reference/exit-codes.md").read_text()
+    listed = " ".join(allranks("--help").stdout.partition("Exit codes:")[2].split())
+    for code in Exit:
+        assert re.search(rf"\| {int(code)} \|", table), code
+        assert re.search(rf"(^|,)\s*{int(code)} ", listed), code

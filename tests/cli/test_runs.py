@@ -1,0 +1,265 @@
+"""Are runs that SLURM knows nothing of jobs for list, status, logs, why and cancel, by their id and as `latest`?"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from allranks.model.finding import Confidence, Finding, Severity, Verdict
+from allranks.report.rundir import RunDir
+from conftest import Allranks, allranks_command, clean_env, wait_until
+from fake_slurm import FakeSlurm, assert_one_line, fake_slurm, show_job  # noqa: F401  (a fixture)
+
+OLD, NEW = "20261123-031500-41", "20261123-040000-42"
+HERE = {"SLURMD_NODENAME": "node07"}
+BOOM = 'Traceback (most recent call last):\n  File "train.py", line 7, in <module>\nValueError: boom\n'
+FINDING = Finding(
+    cause="AR590 user-code-error",
+    severity=Severity.FAIL,
+    confidence=Confidence.CERTAIN,
+    node="node07",
+    ranks=(1,),
+    message="ValueError: boom",
+)
+
+
+def leave_run(
+    folder: Path, name: str = NEW, *, exit_code: int | None = 0, node: str = "node07", pid: int = 2**22 + 1
+) -> Path:
+    """What a run of two ranks leaves behind; without an exit code it has no verdict."""
+    run_dir = RunDir(folder / "runs", name)
+    run_dir.create()
+    run_dir.create_attempt(None)
+    run_dir.add_event("started", generation=0, job=name, command=["python", "dir/train.py"], members=[node], pid=pid)
+    made = run_dir.create_node(node)
+    for rank in (0, 1):
+        (made / f"rank_{rank}.out").write_text(f"hello {rank} of {name}\n")
+        (made / f"rank_{rank}.err").write_text(BOOM if rank and exit_code else "")
+    if exit_code is not None:
+        findings = (FINDING,) if exit_code == 1 else ()
+        run_dir.write_verdict(Verdict(job=name, attempt=0, exit_code=exit_code, findings=findings), node=node)
+    return run_dir.path
+
+
+@pytest.fixture
+def runs(tmp_path: Path, slurm: FakeSlurm) -> Path:
+    """Two runs: an old one that ended well and a new one that failed. SLURM is there and knows neither."""
+    leave_run(tmp_path, OLD)
+    os.utime(tmp_path / "runs" / OLD / "attempt_0/events.jsonl", (0, 0))
+    leave_run(tmp_path, NEW, exit_code=1)
+    return tmp_path / "runs"
+
+
+@pytest.mark.parametrize("name", [NEW, "latest", f"runs/{NEW}", "runs/latest"])
+def test_a_run_is_told_by_its_id_by_latest_and_by_its_path(
+    name: str, runs: Path, slurm: FakeSlurm, allranks: Allranks
+) -> None:
+    result = allranks("status", name)
+    assert (result.returncode, result.stderr) == (0, "")
+    lines = result.stdout.splitlines()
+    assert lines[0].startswith(f"run {NEW}   train.py   FAILED, exit code 1 on 1 node (node07), ended ")
+    assert lines[1] == f"  run       runs/{NEW} (attempt 0)"
+    assert "AR590 user-code-error" in result.stdout
+    logs = allranks("logs", name)
+    assert "[node07 r1] hello 1 of " + NEW in logs.stdout
+    assert "[node07 r1] ValueError: boom" in logs.stderr
+    assert OLD not in logs.stdout
+    assert allranks("logs", "--rank", "0", name).stdout == f"hello 0 of {NEW}\n"
+    assert slurm.calls() == []
+
+
+@pytest.mark.parametrize("words", [(), ("latest",), (NEW,), ("runs",)], ids=" ".join)
+def test_why_explains_the_newest_run(words: tuple[str, ...], runs: Path, allranks: Allranks) -> None:
+    result = allranks("why", "--json", *words)
+    assert result.returncode == 1, result.stderr
+    document = json.loads(result.stdout)
+    assert document["findings"][0]["cause"] == "AR590 user-code-error"
+    assert {source["path"].split("/")[1] for source in document["sources"]} == {NEW}
+    said = {
+        (): f"reading runs/{NEW}, the newest run here",
+        ("latest",): f"reading runs/{NEW}, the newest run here",
+        (NEW,): f"reading runs/{NEW}",
+        ("runs",): f"runs holds 2 runs; reading the newest, runs/{NEW}; the one before is runs/{OLD}",
+    }
+    assert result.stderr == f"allranks: {said[words]}\n"
+
+
+def test_why_explains_an_older_run_by_its_id(runs: Path, allranks: Allranks) -> None:
+    document = json.loads(allranks("why", "--json", OLD).stdout)
+    assert [finding["cause"] for finding in document["findings"]] == ["AR599 healthy"]
+
+
+def test_why_reads_all_of_a_torchrun_log_directory(allranks: Allranks, tmp_path: Path) -> None:
+    """Each node has a directory of its own there, with attempt_0 in it: they are one run."""
+    for node, text in {"none_a": "", "none_b": BOOM}.items():
+        folder = tmp_path / "logs" / node / "attempt_0" / "0"
+        folder.mkdir(parents=True)
+        (folder / "stderr.log").write_text(text)
+    result = allranks("why", "--json", "logs")
+    assert result.stderr == ""
+    assert len(json.loads(result.stdout)["sources"]) == 2
+
+
+def test_stack_of_a_run_that_has_ended_says_where_to_look(runs: Path, allranks: Allranks) -> None:
+    result = allranks("stack", "latest")
+    assert (result.returncode, result.stderr) == (
+        3,
+        f"error: run {NEW} has ended; what happened to it: allranks why {NEW}\n",
+    )
+
+
+def test_list_shows_jobs_of_slurm_and_runs(runs: Path, slurm: FakeSlurm, allranks: Allranks, tmp_path: Path) -> None:
+    leave_run(tmp_path, "12", exit_code=None)  # of a job that SLURM lists itself
+    (tmp_path / "runs" / "13").mkdir()
+    (tmp_path / "runs" / "13" / "submission.sh").touch()  # has not begun
+    row = ["12", "RUNNING", "None", "2", "n[1-2]", "main", "ada", "s", "N/A", "2:00:00", "0:02", "/h", "gpt"]
+    slurm.answer("squeue", out="\x1f".join(row) + "\n")
+    lines = [line.split() for line in allranks("list").stdout.splitlines()]
+    assert lines[1] == ["12", "gpt", "RUNNING", "2", "-", "n[1-2]"]
+    assert lines[2][:-1] == [
+        NEW,
+        "train.py",
+        "FAILED",
+        "1",
+        "-",
+        "exit",
+        "code",
+        "1,",
+        "AR590",
+        "user-code-error,",
+        "ended",
+    ]
+    assert lines[3][:-1] == [OLD, "train.py", "COMPLETED", "1", "-", "ended"]
+    assert len(lines) == 4
+    found = json.loads(allranks("list", "--json").stdout)
+    assert [(each["id"], each["state"]) for each in found] == [
+        ("12", "RUNNING"), (NEW, "FAILED"), (OLD, "COMPLETED"),
+    ]  # fmt: skip
+    assert found[1]["cause"] == "AR590 user-code-error"
+    assert found[1]["run_dir"] == f"runs/{NEW}"
+
+
+def test_list_shows_runs_where_there_is_no_slurm(runs: Path, allranks: Allranks) -> None:
+    result = allranks("list", env={"PATH": "/nowhere"})
+    assert result.returncode == 0
+    assert [line.split()[0] for line in result.stdout.splitlines()] == ["JOB", NEW, OLD]
+    assert result.stderr.startswith("allranks: no jobs of SLURM: squeue: no such program here")
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "node", "state", "line"),
+    [
+        (143, "node07", "CANCELLED", "CANCELLED, exit code 143 on 1 node (node07), ended "),
+        (None, "node07", "LOST", "LOST: its agent, process 4194305 on 1 node (node07), ended without a verdict"),
+        (None, "node08", "UNKNOWN", "UNKNOWN: there is no verdict yet, and its agent on 1 node (node08) cannot be"),
+    ],
+)
+def test_a_run_without_a_verdict_is_not_called_running(
+    exit_code: int | None, node: str, state: str, line: str, allranks: Allranks, tmp_path: Path
+) -> None:
+    leave_run(tmp_path, exit_code=exit_code, node=node)
+    assert line in allranks("status", "latest", env=HERE).stdout
+    (found,) = json.loads(allranks("status", "--json", "latest", env=HERE).stdout)
+    assert found["local"]["state"] == state
+
+
+def test_a_process_id_that_was_given_again_is_not_the_agent(allranks: Allranks, tmp_path: Path) -> None:
+    """The test's own process is younger than the run's start."""
+    path = leave_run(tmp_path, exit_code=None, pid=os.getpid())
+    events = path / "attempt_0/events.jsonl"
+    event = json.loads(events.read_text())
+    assert "RUNNING" in allranks("status", NEW, env=HERE).stdout
+    events.write_text(json.dumps(event | {"time_s": 1000.0}) + "\n")
+    assert "LOST" in allranks("status", NEW, env=HERE).stdout
+    assert allranks("cancel", NEW, env=HERE).stdout == f"run {NEW} had ended before: LOST\n"
+
+
+@pytest.mark.parametrize("verb", ["status", "logs", "cancel"])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("20261123-05", "no such run in runs; expected the id of a run (allranks list shows them), latest, or the id"),
+        ("..", "no such run in runs"),
+        ("runs", "no such run in runs"),
+    ],
+)
+def test_what_is_no_run_is_refused(verb: str, name: str, words: str, runs: Path, allranks: Allranks) -> None:
+    result = allranks(verb, name)
+    assert result.returncode == 2
+    assert_one_line(result.stderr)
+    assert words in result.stderr
+
+
+def test_without_a_run_there_is_no_latest(allranks: Allranks) -> None:
+    for verb in ("status", "logs", "cancel", "why"):
+        result = allranks(verb, "latest")
+        assert (result.returncode, result.stderr) == (2, "error: there is no run in runs yet, so no latest one\n")
+    assert "there is no run in runs/" in allranks("why").stderr
+
+
+def test_after_submit_latest_is_the_job_that_was_submitted(
+    runs: Path, slurm: FakeSlurm, allranks: Allranks, tmp_path: Path
+) -> None:
+    (tmp_path / "train.py").touch()
+    assert allranks("submit", "--nodes", "2", "train.py").returncode == 0
+    pending = show_job(state="PENDING", reason="Resources", nodes="", start="Unknown", work=tmp_path)
+    slurm.answer("scontrol", "show job 12", out=pending)
+    assert allranks("status", "latest").stdout.startswith("job 12   train   PENDING for 2 nodes: Resources; ")
+    for words in ((), ("latest",)):
+        why = allranks("why", *words)
+        assert (why.returncode, why.stderr.splitlines()[-1]) == (
+            2,
+            "error: job 12: it has not begun (Resources), so there is no log yet; allranks status 12",
+        )
+    assert "it has not begun (Resources)" in allranks("logs", "latest").stderr
+    allranks("cancel", "latest")
+    assert [call["argv"] for call in slurm.calls("scancel")] == [["12"]]
+
+
+WAITS = """\
+import os, pathlib, time
+print("begun", os.environ["RANK"], flush=True)
+while not pathlib.Path("go").exists():
+    time.sleep(0.02)
+print("gone", os.environ["RANK"], flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_run_that_runs_is_listed_followed_and_cancelled(allranks: Allranks, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(WAITS)
+    command = allranks_command("run", "--ignore", "AR011", "--nproc-per-node", "2", "train.py")
+    env = clean_env(os.environ, **HERE)
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with subprocess.Popen(command, cwd=tmp_path, env=env, **quiet) as agent:  # type: ignore[call-overload]
+        try:
+            wait_until(
+                lambda: len([f for f in tmp_path.glob("runs/latest/*/*/rank_*.out") if f.read_text()]) == 2, "ranks"
+            )
+            name = (tmp_path / "runs/latest").readlink().name
+            assert "RUNNING on 1 node (node07), since " in allranks("status", name, env=HERE).stdout
+            assert f"{name}  train.py  RUNNING" in allranks("list", env=HERE).stdout
+            with subprocess.Popen(
+                allranks_command("logs", "-f", name), cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True
+            ) as follower:
+                assert follower.stdout is not None
+                assert {follower.stdout.readline() for _ in range(2)} == {
+                    "[node07 r0] begun 0\n",
+                    "[node07 r1] begun 1\n",
+                }
+                (tmp_path / "go").touch()
+                assert {follower.stdout.readline() for _ in range(2)} == {
+                    "[node07 r0] gone 0\n",
+                    "[node07 r1] gone 1\n",
+                }
+                told = allranks("cancel", name, env=HERE)
+                assert told.stdout == f"run {name} is being ended: SIGTERM to its agent, process {agent.pid}\n"
+                assert agent.wait(60) == 143
+                assert follower.wait(60) == 0
+        finally:
+            agent.terminate()
+    assert "CANCELLED, exit code 143 on 1 node (node07)" in allranks("status", name, env=HERE).stdout

@@ -1,0 +1,247 @@
+"""What the leader makes of what agents tell it: real lines, with the test at the agents' ends of them."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from allranks.guard.judged import Judged, name_fault
+from allranks.guard.verdict import Guard
+from allranks.launch.lead.course import Terms
+from allranks.launch.lead.group import make_group
+from allranks.launch.lead.leader import Leader
+from allranks.launch.lead.newcomers import Newcomers
+from allranks.launch.lead.recovery import History
+from allranks.launch.queue import ending
+from allranks.model.beat import NodeBeat, RankBeat
+from allranks.model.card import Card
+from allranks.model.cluster import GuardTable
+from allranks.wire.connection import Connection
+from allranks.wire.door import Door
+from allranks.wire.leader import Hint, bind_port
+from allranks.wire.protocol import (
+    Beat,
+    Exited,
+    Failed,
+    Goodbye,
+    Interrupted,
+    Message,
+    Order,
+    Ping,
+    Plan,
+    Refused,
+    Stop,
+    Stopped,
+    WorkerEnd,
+)
+from allranks.wire.secret import Secret
+from allranks.wire.seek import seek_leader
+
+KEY = Secret(b"swordfish", "test")
+PATIENCE_S = 40
+
+
+def card(index: int) -> Card:
+    return Card(host=f"node{index + 1:02}", pid=800 + index, node_index=index, num_workers=1, num_gpus=0)
+
+
+class Job:
+    """A leader of three nodes with one rank each, and the agents' ends of its lines."""
+
+    def __init__(self, checkpoints: Path, *, guard: Guard | None = None, max_restarts: int = 0) -> None:
+        self.listener = bind_port(0)
+        self.lines: list[str] = []
+        terms = Terms(
+            job="train", attempt=0, wanted_backend="gloo", store_address="127.0.0.1", store_port=29501, min_nodes=2,
+            max_restarts=max_restarts, capacity_s=30.0, beat_s=0.2, checkpoints=checkpoints,
+        )  # fmt: skip
+        newcomers = Newcomers(
+            door=Door(self.listener, job="train", attempt=0, secret=KEY),
+            num_seats=3, say=self.lines.append, gone_s=3.0, beat_s=0.2,
+        )  # fmt: skip
+        self.leader = Leader(
+            terms,
+            guard=guard or Guard(GuardTable()),
+            history=History(restarts_left=max_restarts),
+            newcomers=newcomers,
+            say=self.lines.append,
+            show=lambda _: None,
+            on_event=lambda *_, **__: None,
+            on_signal=lambda *_: ending.Decision(ending=ending.Ending.SAVE_AND_REQUEUE, grace_s=None, line="saving"),
+        )
+        self.selector = selectors.DefaultSelector()
+        self.agents: list[Connection] = []
+        self.heard: list[list[Message]] = [[], [], []]
+        for index in range(3):
+            own, others = socket.socketpair()
+            self.leader.seats.take(
+                index, card(index), Connection(own, peer=f"node{index + 1:02}"), name=f"node{index + 1:02}"
+            )
+            self.agents.append(Connection(others, peer="the leader"))
+        plans = make_group(
+            {index: card(index) for index in range(3)},
+            wanted_backend="gloo", attempt=0, store_address="127.0.0.1", store_port=29501, max_restarts=max_restarts,
+        )  # fmt: skip
+        self.leader.begin(plans, time.monotonic())
+        self.leader.attach(self.selector)
+
+    def tell(self, index: int, message: Message) -> None:
+        self.agents[index].send(message)
+
+    def turn(self) -> None:
+        """One turn of the loop that the leader lives in, and of its agents' ears."""
+        for key, _ in self.selector.select(0.02):
+            key.data(key.fileobj)
+        self.leader.turn(time.monotonic())
+        for index, agent in enumerate(self.agents):
+            with contextlib.suppress(ConnectionError):
+                self.heard[index] += [each for each in agent.receive() if not isinstance(each, Ping)]
+
+    def run_until(self, is_so: Callable[[], Any], what: str) -> None:
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not is_so():
+            assert time.monotonic() < deadline_s, f"{what}: not in {PATIENCE_S} s"
+            self.turn()
+
+    def has_heard(self, kind: type, *agents: int) -> bool:
+        return all(any(isinstance(each, kind) for each in self.heard[agent]) for agent in agents)
+
+    def stop_all(self) -> None:
+        """The leader ends the workers, and all agents say that theirs have ended."""
+        self.run_until(lambda: self.has_heard(Stop, 0, 1, 2), "the Stop")
+        for index in range(3):
+            self.tell(index, Stopped())
+
+    def close(self) -> None:
+        self.leader.close()
+        for agent in self.agents:
+            agent.close()
+        self.selector.close()
+
+
+@pytest.fixture
+def make_job(tmp_path: Path) -> Iterator[Callable[..., Job]]:
+    with contextlib.ExitStack() as stack:
+
+        def make(**more: Any) -> Job:
+            job = Job(tmp_path, **more)
+            stack.callback(job.close)
+            return job
+
+        yield make
+
+
+def failed(rank: int, *, age_s: float, clock_s: float) -> Failed:
+    end = WorkerEnd(
+        rank=rank, local_rank=0, node=f"node{rank + 1:02}", exit_code=1, time_s=clock_s, message=f"ValueError: {rank}"
+    )
+    return Failed(end=end, age_s=age_s)
+
+
+@pytest.mark.parametrize("first", [0, 2])
+def test_who_failed_first_is_told_by_the_ages_whatever_the_nodes_clocks_say(
+    make_job: Callable[..., Job], first: int
+) -> None:
+    job = make_job()
+    for rank in range(3):  # the clock of whoever was first is an hour ahead
+        is_first = rank == first
+        job.tell(rank, failed(rank, age_s=30.0 if is_first else 0.1 * rank, clock_s=5000.0 if is_first else 1400.0))
+    job.stop_all()
+    job.run_until(lambda: job.leader.verdict, "the verdict")
+    assert job.leader.verdict is not None
+    assert job.leader.verdict.findings[0].ranks == (first,)
+
+
+class Told(Guard):
+    """A guard that comes to one fault, once."""
+
+    def __init__(self, judged: Judged) -> None:
+        super().__init__(GuardTable())
+        self._told: Judged | None = judged
+
+    def judge(self, now_s: float) -> Judged | None:
+        told, self._told = self._told, None
+        return told
+
+
+def come_back(job: Job, index: int) -> str:
+    """A new agent of a node asks to be let in; returns what it is told, or what the leader says of it."""
+    port = job.listener.getsockname()[1]
+    lines: list[Connection] = []
+
+    def seek() -> None:
+        lines.append(
+            seek_leader(
+                lambda: [[Hint("127.0.0.1", port, "test")]],
+                job="train", attempt=0, secret=lambda: KEY, card=card(index), deadline_s=PATIENCE_S,
+                on_wait=lambda *_: None, check_signals=lambda: None,
+            )
+        )  # fmt: skip
+
+    thread = threading.Thread(target=seek)
+    thread.start()
+    job.run_until(lambda: not thread.is_alive(), "the handshake")
+    answers: list[str] = []
+
+    def has_answer() -> bool:
+        with contextlib.suppress(ConnectionError):
+            answers.extend(each.reason for each in lines[0].receive() if isinstance(each, Refused))
+        answers.extend(line for line in job.lines if "waits to be taken in" in line)
+        return bool(answers)
+
+    with contextlib.closing(lines[0]):
+        job.run_until(has_answer, "an answer")
+    return answers[0]
+
+
+@pytest.mark.parametrize(
+    ("is_here", "answer"),
+    [
+        pytest.param(True, "node rank 2 was at fault and is left out for the rest of this job", id="still here"),
+        pytest.param(False, "node03 is here and waits to be taken in", id="gone before"),
+    ],
+)
+def test_a_node_that_was_left_out_may_come_back_only_where_its_agent_was_gone(
+    make_job: Callable[..., Job], is_here: bool, answer: str
+) -> None:
+    finding = name_fault("AR210", "its link is down", node="node03", fix="")
+    job = make_job(guard=Told(Judged(findings=(finding,), exit_code=75, nodes=(2,), cures=True)), max_restarts=1)
+    job.run_until(lambda: job.has_heard(Stop, 0, 1, 2), "the Stop")
+    for index in (0, 1):
+        job.tell(index, Stopped())
+    if is_here:
+        job.tell(2, Stopped())
+    else:
+        job.agents[2].close()
+    job.run_until(lambda: job.has_heard(Plan, 0, 1), "the next generation")
+    (plan,) = (each for each in job.heard[0] if isinstance(each, Plan))
+    assert [member.name for member in plan.members] == ["node01", "node02"]
+    assert job.has_heard(Goodbye, 2) is is_here
+    assert come_back(job, 2) == answer
+
+
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_a_job_that_made_all_its_steps_is_not_put_back_into_the_queue(
+    make_job: Callable[..., Job], is_finished: bool
+) -> None:
+    """SLURM's warning came while the last steps were made."""
+    job = make_job()
+    job.tell(0, Beat(node=NodeBeat(node_index=0, generation=0, ranks=(RankBeat(rank=0, step=99),))))
+    job.tell(0, Interrupted(signum=signal.SIGUSR1))
+    job.run_until(lambda: job.has_heard(Order, 0, 1, 2), "the order to save")
+    for rank in range(3):
+        job.tell(rank, Exited(rank=rank, is_finished=is_finished and rank == 1))
+    job.stop_all()
+    job.run_until(lambda: job.leader.verdict, "the verdict")
+    assert job.leader.is_to_requeue is not is_finished
+    assert job.leader.verdict is not None
+    assert job.leader.verdict.exit_code == 0

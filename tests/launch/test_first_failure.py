@@ -1,0 +1,73 @@
+"""Of several ranks that raise, is the one named that raised first, and not the one whose process ended first?"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+from allranks.model.finding import Verdict
+from conftest import allranks_command, clean_env, is_alive, wait_until
+
+SCRIPT = """
+import atexit, os, pathlib, time
+
+rank = os.environ["RANK"]
+here = pathlib.Path.cwd()
+
+def wait_for(name):
+    while not (here / name).exists():
+        time.sleep(0.01)
+
+def leave():
+    record = pathlib.Path(os.environ["TORCHELASTIC_ERROR_FILE"]).read_text()
+    (here / f"record{rank}").write_text(record)
+    (here / f"raised{rank}").touch()
+    wait_for(f"end{rank}")
+
+atexit.register(leave)
+(here / f"pid{rank}.new").write_text(str(os.getpid()))
+(here / f"pid{rank}.new").rename(here / f"pid{rank}")
+wait_for(f"go{rank}")
+raise ValueError(f"rank {rank}")
+"""
+
+
+def test_the_rank_that_raised_first_is_named_though_its_process_ended_last(tmp_path: Path) -> None:
+    """The agent stands still meanwhile, so it learns of both ends at once, the later failure first."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    agent = subprocess.Popen(
+        allranks_command("run", "--nproc-per-node", "2", "train.py"),
+        cwd=tmp_path,
+        env=clean_env(os.environ),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        pids = {}
+        for rank in range(2):
+            path = tmp_path / f"pid{rank}"
+            wait_until(path.exists, f"rank {rank}")
+            pids[rank] = int(path.read_text())
+        agent.send_signal(signal.SIGSTOP)
+        for rank in (0, 1):
+            told_s = time.time()
+            (tmp_path / f"go{rank}").touch()
+            wait_until((tmp_path / f"raised{rank}").exists, f"the exception of rank {rank}")
+            record = json.loads((tmp_path / f"record{rank}").read_text())
+            assert told_s - 0.1 <= record["message"]["extraInfo"]["time_s"] <= time.time()
+        for rank in (1, 0):
+            (tmp_path / f"end{rank}").touch()
+            wait_until(lambda rank=rank: not is_alive(pids[rank]), f"the end of rank {rank}")
+        agent.send_signal(signal.SIGCONT)
+        _, said = agent.communicate(timeout=60)
+    finally:
+        agent.kill()
+        agent.communicate()
+    assert agent.returncode == 1, said
+    verdict = Verdict.from_json(next((tmp_path / "runs/latest/").rglob("verdict.json")).read_bytes())
+    assert (verdict.findings[0].ranks, verdict.findings[0].message.partition(" (")[0]) == ((0,), "ValueError: rank 0")

@@ -1,0 +1,116 @@
+"""Does a reader that has stopped leave the writer alone, and does one that reads get everything?"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from allranks.launch.screen import Screen
+from conftest import wait_until
+
+MUCH = b"".join(b"%07d\n" % number for number in range(1 << 18))
+"""2 MiB: more than a pipe holds, and more than waits in memory."""
+
+
+class Pipe:
+    """A pipe that is read when the test says so."""
+
+    def __init__(self) -> None:
+        self.reader, self.writer = os.pipe()
+        self._is_open = True
+
+    def read(self, size: int) -> bytes:
+        got = bytearray()
+        while len(got) < size:
+            got += os.read(self.reader, size - len(got))
+        return bytes(got)
+
+    def leave(self) -> None:
+        os.close(self.reader)
+        self._is_open = False
+
+    def close(self) -> None:
+        if self._is_open:
+            self.leave()
+        os.close(self.writer)
+
+
+@pytest.fixture
+def out() -> Iterator[Pipe]:
+    pipe = Pipe()
+    yield pipe
+    pipe.close()
+
+
+@pytest.fixture
+def err() -> Iterator[Pipe]:
+    pipe = Pipe()
+    yield pipe
+    pipe.close()
+
+
+def test_everything_comes_in_order_to_who_reads_late(out: Pipe, err: Pipe):
+    screen = Screen(out_fd=out.writer, err_fd=err.writer)
+    for start in range(0, len(MUCH), 50_000):
+        screen.write("out", MUCH[start : start + 50_000])
+    assert out.read(len(MUCH)) == MUCH
+    assert screen.flush("out", patience_s=30)
+
+
+def test_a_stream_that_nobody_reads_does_not_hold_the_other_one_up(out: Pipe, err: Pipe):
+    screen = Screen(out_fd=out.writer, err_fd=err.writer)
+    screen.write("out", MUCH)
+    screen.write("err", b"verdict\n")
+    assert err.read(8) == b"verdict\n"
+    assert not screen.has_room("out")
+
+
+def test_two_streams_that_are_one_file_keep_their_order(out: Pipe):
+    screen = Screen(out_fd=out.writer, err_fd=os.dup(out.writer))
+    expected = b""
+    for number in range(200):
+        for stream in ("out", "err"):
+            line = b"%s %d\n" % (stream.encode(), number)
+            screen.write(stream, line)
+            expected += line
+    assert out.read(len(expected)) == expected
+
+
+def test_a_reader_that_takes_nothing_is_given_up_and_the_lines_are_counted(out: Pipe, err: Pipe):
+    screen = Screen(out_fd=out.writer, err_fd=err.writer)
+    for line in MUCH.splitlines(keepends=True)[: 1 << 15]:
+        screen.write("out", line)
+    assert not screen.flush("out", patience_s=0.3)
+    assert 0 < screen.num_dropped_lines < 1 << 15
+    assert screen.is_given_up("out")
+    screen.write("out", b"more\n")
+    assert screen.flush("out", patience_s=0.3)
+    assert not screen.is_given_up("err")
+
+
+def test_a_wait_for_a_reader_ends_when_it_is_told_to(out: Pipe, err: Pipe):
+    screen = Screen(out_fd=out.writer, err_fd=err.writer)
+    screen.write("out", MUCH)
+    assert not screen.flush("out", is_over=lambda: True)
+
+
+def test_a_reader_that_has_left_makes_room_for_everything(out: Pipe, err: Pipe):
+    screen = Screen(out_fd=out.writer, err_fd=err.writer)
+    out.leave()
+    screen.write("out", MUCH)
+    wait_until(lambda: screen.is_given_up("out"), "the reader that left is noticed")
+    screen.write("out", MUCH)
+    assert screen.has_room("out")
+
+
+def test_what_is_printed_goes_the_same_way(out: Pipe, err: Pipe):
+    screen, before = Screen(out_fd=out.writer, err_fd=err.writer), sys.stderr
+    with screen.as_stderr():
+        print("caf\xe9", file=sys.stderr, flush=True)
+        assert not sys.stderr.isatty()
+        assert sys.stderr.fileno() == err.writer
+    assert sys.stderr is before
+    assert err.read(4)[:3] == b"caf"
