@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 import pytest
 
 from allranks.state.saved.checkpoint import Checkpointer, Loaded
+from allranks.state.saved.commit import started_ticks
 from allranks.state.saved.parts import list_checkpoints
 from conftest import wait_until
 from state.conftest import Zygote, handed_over, kill, writers_of
@@ -82,13 +85,24 @@ def test_a_run_goes_on_where_the_killed_one_was_and_sweeps_up_after_it(zygote: Z
     directory = tmp_path / "run"
     trainer = zygote.start(directory)
     wait_until(lambda: handed_over(directory) >= 3, "three saves")
-    wait_until(lambda: list(directory.glob("*.tmp.*")), "a save in its middle")
-    kill(*writers_of(directory), trainer)
-    wait_until(lambda: not writers_of(directory), "the writer's end")
+    (writer,) = writers_of(directory)
+    wait_until(lambda: is_stopped_in_a_save(writer, directory), "a save in its middle")
+    kill(writer, trainer)
+    wait_until(lambda: started_ticks(writer) is None, "the writer's end")
     resumed = zygote.start(directory, first=1000, steps=3, stays=True)  # a writer without a trainer does not tidy
     whole = {"step_1000", "step_1001", "step_1002"}
     wait_until(lambda: {path.name for path in directory.iterdir()} == whole, "three checkpoints and nothing else")
     kill(resumed)
+
+
+def is_stopped_in_a_save(writer: int, directory: Path) -> bool:
+    """Stop the writer where it has said that it writes; before that, a save's directory stays for an hour."""
+    os.kill(writer, signal.SIGSTOP)
+    wait_until(lambda: Path(f"/proc/{writer}/stat").read_text().rpartition(")")[2].split()[0] == "T", "its stop")
+    if any(directory.glob("*.tmp.*/rank_00000.json")):
+        return True
+    os.kill(writer, signal.SIGCONT)
+    return False
 
 
 def test_a_load_waits_for_a_writer_that_outlived_its_trainer(zygote: Zygote, tmp_path: Path) -> None:
