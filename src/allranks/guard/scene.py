@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from allranks.guard.judged import name_fault
-from allranks.guard.vet import vet_beat
 from allranks.model.beat import NodeBeat, ProcessState, RankBeat, TrySeen
 from allranks.model.cluster import GuardTable
 from allranks.model.finding import Finding
@@ -193,7 +194,11 @@ class Scene:
         if not 0 <= beat.node_index < len(self.nodes) or beat.generation != self.generation:
             return False
         node = self.nodes[beat.node_index]
-        beat = vet_beat(beat, node.member, len(self.nodes))
+        beat = msgspec.structs.replace(
+            beat,
+            ranks=tuple(rank for rank in beat.ranks if rank.rank in node.ranks),
+            tries=tuple(each for each in beat.tries if each.target < len(self.nodes)),
+        )
         node.beat, node.heard_s = beat, now_s
         node.lost_reason, node.lost_s = "", None  # it speaks
         if beat.oom_kills > node.oom_kills:

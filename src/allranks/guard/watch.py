@@ -205,7 +205,6 @@ def _as_link(stuck: Stuck) -> LinkSeen:
         unacked_bytes=each.unacked_bytes,
         stalled_s=stuck.stalled_s,
         retransmits=each.retransmits,
-        mss=each.mss,
     )
 
 

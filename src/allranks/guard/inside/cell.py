@@ -100,8 +100,6 @@ class CellRead(NamedTuple):
     """Last words, at an exception: JSON."""
     call: PythonCall | None
     step: int | None
-    step_ns: int
-    """When the step was told, by CLOCK_MONOTONIC."""
     saved: int | None
     phase: str
 
@@ -278,7 +276,6 @@ class Cell:
             words=self._records["words"].read(),
             call=self._read_call(),
             step=_NUMBER.unpack(step.data)[0] if step else None,
-            step_ns=step.written_ns if step else 0,
             saved=_NUMBER.unpack(saved.data)[0] if saved else None,
             phase=phase.data.decode(errors="replace") if phase else "",
         )
