@@ -79,14 +79,10 @@ class Beat:
             try:
                 self._tell()
             except Exception as exc:  # a torch whose inside we do not know: what is left is said
-                self._note(f"a beat failed: {exc!r}")
+                self._flight.note(f"a beat failed: {exc!r}")
             if is_last:
                 return
             is_last = self._ended.wait(self._every_s)  # and once more: what was called since the last beat
-
-    def _note(self, text: str) -> None:
-        if len(self._flight.blind) < 8 and text not in self._flight.blind:
-            self._flight.blind.append(text[:200])
 
     def _tell(self) -> None:
         states = self._flight.states()
@@ -100,7 +96,7 @@ class Beat:
             self._told, self._blob = facts, self._write(states, at)
         if not self._cell.tell(self._blob):
             self._calls, self._lags = self._calls[-16:], []
-            self._note("a beat was too long to be told")
+            self._flight.note("a beat was too long to be told")
 
     def _write(self, states: dict[str, tuple[int, int]], at: str) -> bytes:
         told = {
@@ -140,7 +136,7 @@ class Beat:
         elif not is_long:
             if self._calls:
                 self._calls, self._calls_of = [], None
-            if may_dump and self._flight.has_untold(self._told_lags):
+            if may_dump and self._flight.untold(self._told_lags):
                 self._lags = self._timed(lambda: self._flight.lags(self._told_lags), now_ns)
 
     def _timed(self, dump: Any, now_ns: int) -> Any:

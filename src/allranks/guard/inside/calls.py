@@ -142,7 +142,7 @@ class _Collective:
                     before = row.numbers._get_sequence_number_for_group()
                     number = self._enter(cell, flight, group, row, before, given)
             except Exception as exc:  # an argument that torch will refuse, or a torch whose inside we do not know
-                _note(flight, exc)
+                flight.note(f"a call could not be told: {exc!r}")
             try:
                 return self._original(*args, **kwargs)
             except Exception:
@@ -157,7 +157,7 @@ class _Collective:
                     for taken in range(before + 1, row.numbers._get_sequence_number_for_group() + 1):
                         flight.count_p2p(row.key, taken)
                 except Exception as exc:
-                    _note(flight, exc)
+                    flight.note(f"a call could not be told: {exc!r}")
 
     def _row(self, flight: Flight, group: Any, given: _Given) -> _Row:
         known = flight.group(group)
@@ -212,11 +212,6 @@ class _Collective:
         if in_group is None and (rank := given.get(self._peer_name)) is not None:
             in_group = self._teller.world.pg_group_ranks[group][rank]
         return -1 if in_group is None else int(in_group)
-
-
-def _note(flight: Flight, exc: Exception) -> None:
-    if len(flight.blind) < 4:
-        flight.blind.append(f"a call could not be told: {exc!r}"[:200])
 
 
 @functools.cache
