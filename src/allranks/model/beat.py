@@ -13,7 +13,7 @@ items that do, each alone, and the rest counts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Annotated, Any
 
@@ -77,6 +77,15 @@ class CallSeen(msgspec.Struct, frozen=True, kw_only=True):
     """Where the user's code called it: `train.py:12 in step`; empty: not known."""
     peer: int | None = None
     """Of a send or a receive: the other side's rank in the group. Their `seq` counts the group's sends and receives."""
+
+    def __str__(self) -> str:
+        return show_call(self.op, self.sizes, self.dtypes)
+
+
+def show_call(op: str, sizes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> str:
+    """Return a call as people read it: `all_reduce [8] Float`."""
+    shown = " ".join(str(list(size)) for size in sizes[:3]) + (" ..." if len(sizes) > 3 else "")
+    return " ".join(filter(None, (op, shown, " ".join(dict.fromkeys(dtypes)))))
 
 
 class GroupSeen(msgspec.Struct, frozen=True, kw_only=True):

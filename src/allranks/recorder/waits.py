@@ -217,7 +217,7 @@ def _kind(calls: Sequence[Call], *, is_over: bool) -> tuple[object, ...]:
     return tuple(
         (
             call.op,
-            () if call.op.startswith(_FREE_INPUTS) else (call.input_sizes, call.input_dtypes),
+            () if call.op.startswith(_FREE_INPUTS) else (call.sizes, call.dtypes),
             () if call.op.startswith(_FREE_OUTPUTS) else (call.output_sizes, call.output_dtypes),
         )
         for call in calls
