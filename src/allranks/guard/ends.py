@@ -18,6 +18,7 @@ from allranks.guard.judged import Judged
 from allranks.guard.scene import Scene
 from allranks.model.errors import Exit, UsageError, exit_for_signal
 from allranks.model.finding import Confidence, Evidence, Finding
+from allranks.model.hostlist import expand_hosts
 from allranks.wire.protocol import WorkerEnd
 
 SETTLE_S = 1.5
@@ -172,12 +173,10 @@ def _name_whom_victims_lost(scene: Scene, first: WorkerEnd) -> Finding:
 def _ranks_waited_for(end: WorkerEnd) -> tuple[int, ...]:
     """The ranks that join.group named as missing."""
     waited = re.search(r"init_process_group waited \d+ s for ([^;]+);", end.message or "")
-    ranks: list[int] = []
-    for run in re.findall(r"ranks? ([\d,-]+) \(", waited[1] if waited else ""):
-        for part in run.split(","):
-            first, _, last = part.partition("-")
-            ranks += range(int(first), int(last or first) + 1)
-    return tuple(ranks)
+    runs = re.findall(r"ranks? ([\d,-]+) \(", waited[1] if waited else "")
+    with contextlib.suppress(UsageError):
+        return tuple(int(name[1:]) for run in runs for name in expand_hosts(f"r[{run}]"))
+    return ()
 
 
 def _describe(end: WorkerEnd) -> tuple[str, str, str | None]:

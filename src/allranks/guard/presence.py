@@ -71,7 +71,8 @@ def judge_gone(scene: Scene, now_s: float) -> tuple[Judged | None, bool]:
     if not proven:
         return None, False
     is_open = len(proven) < len(suspects)
-    if len(proven) == len(scene.nodes) - 1 >= 2 and not any(_is_refused(scene, scene.nodes[i]) for i in proven):
+    tried = [each for i in proven for _, each in _tries_of(scene, scene.nodes[i], scene.nodes[i].lost_s or 0.0)]
+    if len(proven) == len(scene.nodes) - 1 >= 2 and not any(each.seen.refused for each in tried):
         return _blame_leader(scene, now_s), is_open
     gone = tuple(sorted(proven))
     ranks = tuple(rank for index in gone for rank in scene.nodes[index].ranks)
@@ -164,10 +165,6 @@ def _tries_of(scene: Scene, node: NodeView, since_s: float) -> list[tuple[int, T
         for (target, _), tried in other.tries.items()
         if target == node.index and tried[-1].at_s >= since_s
     ]
-
-
-def _is_refused(scene: Scene, node: NodeView) -> bool:
-    return any(each.seen.refused for _, each in _tries_of(scene, node, node.lost_s or 0.0))
 
 
 def _is_waited_for(scene: Scene, node: NodeView, now_s: float) -> bool:

@@ -168,10 +168,10 @@ class Guard:
         now = self._now(now_s)
         if self._judged is not None and self._judged.is_final:
             return self._judged
-        found = self._judge_ends(now) if self._judged is not None else self._find(now)
-        if found is not None:
-            blocked = self._judged.blocked if self._judged is not None else self._blocked(now)
-            self._judged = replace(found, blocked=blocked)
+        if self._judged is not None:
+            self._judged = replace(self._judge_ends(now) or self._judged, blocked=self._judged.blocked)
+        elif (found := self._find(now)) is not None:
+            self._judged = replace(found, blocked=self._blocked(now))
         return self._judged
 
     def lines(self, now_s: float) -> list[str]:
@@ -217,7 +217,8 @@ class Guard:
         waited_s = now - min(heard_s for _, heard_s in scene.ends.values())
         if presence.find_suspects(self._scene, now) and waited_s < EXPLAIN_S + self._settings.gone_s:
             return None
-        if self._is_one_leaving() and waited_s < LEAVE_S:
+        is_one_leaving = any(view.is_leaving and view.beat.state is not ProcessState.GONE for view in scene.running())
+        if is_one_leaving and waited_s < LEAVE_S:
             return None
         if (aborted := find_aborted(scene)) is not None:
             return replace(mismatch.explain_abort(scene, aborted.rank), is_final=False)
@@ -237,10 +238,6 @@ class Guard:
             or now > ended_s + self._next_word_s
             for rank, (_, ended_s) in self._scene.ends.items()
         )
-
-    def _is_one_leaving(self) -> bool:
-        """Whether a rank that has not ended yet has begun to."""
-        return any(view.is_leaving and view.beat.state is not ProcessState.GONE for view in self._scene.running())
 
     def _judge_primary(self, end: WorkerEnd, now: float) -> Judged | None:
         """A worker broke by itself; of SIGKILL the node's next word says whose it is."""

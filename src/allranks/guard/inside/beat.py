@@ -4,9 +4,8 @@ It runs also while the main thread is blocked in C++ (a collective lets go of th
 process is stopped or its GIL held, which the agent then sees from outside. What it tells, as JSON, all times `_ns` by
 CLOCK_MONOTONIC but `created_ns`:
 
-    pid, phase, every_s, cpu_ns (of this thread), at (main thread's place), since_ns (nothing went on since then),
-    groups [[name, ranks, enqueued, completed, open_since_ns]], calls (model.beat.CallSeen, where one is open for long),
-    lags [[group, seq, created_ns]], blind [text]
+    at (main thread's place), since_ns (nothing went on since then), lags [[group, seq, created_ns]], blind [text],
+    groups [[name, ranks, enqueued, completed, open_since_ns]], calls (model.beat.CallSeen, where one is open for long)
 
 Its own cost is bounded: a dump of the recorder takes milliseconds with the GIL held, so the next one for lags waits
 until they are DUMP_SHARE of the time. Runs in the worker's Python.
@@ -56,17 +55,11 @@ class Beat:
         self._lags: list[tuple[str, int, int]] = []
         self._told_lags: dict[str, int] = {}
         self._next_dump_ns = 0
-        self.phase = "init"
 
     def start(self) -> None:
         """Begin to beat."""
-        self._cell.phase(self.phase)
+        self._cell.phase("init")
         self._thread.start()
-
-    def enter(self, phase: str) -> None:
-        """Say what the worker does from now on."""
-        self.phase = phase
-        self._cell.phase(phase)
 
     def end(self) -> None:
         """Stop, before the interpreter goes: a thread that it ends inside C++ would abort the process."""
@@ -91,7 +84,7 @@ class Beat:
         self._look_at_calls(states, now_ns)
         at = place_of(sys._current_frames().get(self._main or 0))
         # Identity is enough: what is told is replaced, never changed.
-        facts = self._moved, self.phase, at, id(self._calls), id(self._lags), len(self._flight.blind)
+        facts = self._moved, at, id(self._calls), id(self._lags), len(self._flight.blind)
         if facts != self._told:
             self._told, self._blob = facts, self._write(states, at)
         if not self._cell.tell(self._blob):
@@ -100,10 +93,6 @@ class Beat:
 
     def _write(self, states: dict[str, tuple[int, int]], at: str) -> bytes:
         told = {
-            "pid": os.getpid(),
-            "phase": self.phase,
-            "every_s": self._every_s,
-            "cpu_ns": time.thread_time_ns(),
             "at": at,
             "since_ns": self._since_ns,
             "groups": [

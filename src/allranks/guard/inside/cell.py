@@ -32,6 +32,7 @@ import threading
 import time
 import zlib
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 ENV_FD = "ALLRANKS_CELL_FD"
@@ -335,12 +336,7 @@ class _Record:
             view.release()
 
 
-def _place_records() -> tuple[dict[str, tuple[int, int]], int]:
-    places, at = {}, _RECORDS_AT
-    for name, room in _ROOMS.items():
-        places[name] = at, room
-        at += 8 + 2 * (_SLOT.size + room)
-    return places, at
-
-
-_PLACES, _TOTAL = _place_records()
+_SIZES = [8 + 2 * (_SLOT.size + room) for room in _ROOMS.values()]
+_PLACES = dict(zip(_ROOMS, zip(accumulate(_SIZES, initial=_RECORDS_AT), _ROOMS.values(), strict=False), strict=False))
+"""Where each record begins, and its room."""
+_TOTAL = _RECORDS_AT + sum(_SIZES)

@@ -84,8 +84,8 @@ def begin() -> None:
 
 def enter(phase: str) -> None:
     """Say what the worker does from now on: `arriving` while init_process_group waits for all ranks of the job."""
-    if _beat is not None:
-        _beat.enter(phase)
+    if _teller is not None and _teller.cell is not None:
+        _teller.cell.phase(phase)
 
 
 def _note_groups() -> None:
