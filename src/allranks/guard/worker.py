@@ -166,17 +166,11 @@ def _calls(
 ) -> tuple[CallSeen, ...]:
     """The recorder's calls, later words over earlier ones, and the one that Python made where no recorder has it."""
     known = {(each.group, each.seq, each.peer): each for each in (*told.calls, *(words.calls if words else ()))}
+    if call is not None and not _is_p2p(call) and (key := (call.group, call.seq, None)) in known:
+        known[key] = msgspec.structs.replace(known[key], place=call.place)
+        call = None
     calls = sorted(known.values(), key=lambda each: each.created_ns)
-    if call is None:
-        return tuple(calls)
-    key = call.group, call.seq, None
-    if _is_p2p(call) or key not in known:
-        return (*calls, _as_call(call, groups))
-    is_it = [(each.group, each.seq, each.peer) == key for each in calls]
-    return tuple(
-        msgspec.structs.replace(each, place=call.place) if is_this else each
-        for each, is_this in zip(calls, is_it, strict=True)
-    )
+    return tuple(calls) if call is None else (*calls, _as_call(call, groups))
 
 
 def _as_call(call: PythonCall, groups: tuple[GroupSeen, ...]) -> CallSeen:
