@@ -201,9 +201,8 @@ def _dump_of(view: RankView, views: dict[int, RankView]) -> Dump | None:
 
 def _dump_of_left(beat: RankBeat) -> Dump:
     """Of a rank that has left, or is about to: what it called is done, whatever its last beat said."""
-    dump = _as_dump(beat)
-    status = {name: Status(each.enqueued, -1, each.enqueued) for name, each in dump.status.items()}
-    return Dump(rank=beat.rank, calls=(), status=status, members=dump.members, is_whole=False)
+    groups = tuple(msgspec.structs.replace(group, completed=group.enqueued) for group in beat.groups)
+    return _as_dump(msgspec.structs.replace(beat, calls=(), groups=groups))
 
 
 def _has_gone_on(group: GroupSeen, said_s: float, views: dict[int, RankView]) -> bool:

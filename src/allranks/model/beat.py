@@ -57,6 +57,9 @@ class ProcessState(StrEnum):
     """Dead, or not there (Z, X, no such process)."""
 
 
+HELD_STATES = (ProcessState.STOPPED, ProcessState.TRACED, ProcessState.BLOCKED)
+
+
 class CallSeen(msgspec.Struct, frozen=True, kw_only=True):
     """One collective of one process group, as one rank called it."""
 

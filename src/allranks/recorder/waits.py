@@ -225,10 +225,8 @@ def _kind(calls: Sequence[Call], *, is_over: bool) -> tuple[object, ...]:
 
 
 def _difference(first: Sequence[Call], second: Sequence[Call]) -> tuple[Call, Call]:
-    for one, two in zip(first, second, strict=False):
-        if _kind([one], is_over=False) != _kind([two], is_over=False):
-            return one, two
-    return first[0], second[0]
+    pairs = [*zip(first, second, strict=False)]
+    return next((pair for pair in pairs if len({_kind([call], is_over=False) for call in pair}) > 1), pairs[0])
 
 
 # --- Who waits for whom -----------------------------------------------------------------------------------------------
