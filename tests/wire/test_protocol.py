@@ -50,6 +50,9 @@ from allranks.wire.protocol import (
 
 NUMBERS = st.integers(-(2**63), 2**63 - 1)
 TEXTS = st.text(max_size=40)
+AGES = st.floats(0, 1e15)
+WORDS = st.text(st.characters(categories=["L", "N", "P", "S", "Zs"]), max_size=40)
+SEQS = st.integers(-1, 2**63 - 1)
 BYTES = st.binary(max_size=40)
 FLOATS = st.floats(allow_nan=False)
 MAYBE_TEXT = st.none() | TEXTS
@@ -116,22 +119,28 @@ ENDS = st.builds(
     could_not_start=st.booleans(),
 )
 CALLS = st.builds(
-    CallSeen, group=TEXTS, seq=NUMBERS, op=TEXTS, sizes=st.lists(st.tuples(NUMBERS), max_size=2).map(tuple)
+    CallSeen, group=WORDS, seq=NUMBERS, op=WORDS, sizes=st.lists(st.tuples(NUMBERS), max_size=2).map(tuple)
 )
 RANK_BEATS = st.builds(
     RankBeat,
     rank=NUMBERS,
     state=st.sampled_from(ProcessState),
-    silent_s=st.none() | FLOATS,
+    silent_s=st.none() | AGES,
     step=st.none() | NUMBERS,
-    groups=st.lists(st.builds(GroupSeen, name=TEXTS, enqueued=NUMBERS), max_size=2).map(tuple),
+    groups=st.lists(st.builds(GroupSeen, name=WORDS, enqueued=SEQS), max_size=2).map(tuple),
     calls=st.lists(CALLS, max_size=2).map(tuple),
     lags=st.lists(st.tuples(TEXTS, NUMBERS, NUMBERS), max_size=2).map(tuple),
 )
 LINKS = st.builds(
-    LinkSeen, own_address=TEXTS, peer_address=TEXTS, unacked_bytes=NUMBERS, stalled_s=FLOATS, retransmits=NUMBERS
+    LinkSeen, own_address=TEXTS, peer_address=WORDS, unacked_bytes=SEQS.map(abs), stalled_s=AGES, retransmits=NUMBERS
 )
-TRIES = st.builds(TrySeen, target=NUMBERS, network=TEXTS, connects=st.booleans(), carries=st.none() | st.booleans())
+TRIES = st.builds(
+    TrySeen,
+    target=SEQS.map(abs),
+    network=st.sampled_from(["data", "control"]),
+    connects=st.booleans(),
+    carries=st.none() | st.booleans(),
+)
 NODE_BEATS = st.builds(
     NodeBeat,
     node_index=NUMBERS,

@@ -46,7 +46,7 @@ from pathlib import Path
 
 import msgspec
 
-from allranks.model.beat import NodeBeat
+from allranks.model.beat import NodeBeat, drop_unsound
 from allranks.model.card import Card, Place
 from allranks.model.errors import WireError
 from allranks.model.finding import Verdict
@@ -333,10 +333,22 @@ def decode_frames(buffer: bytearray, *, at_most: int | None = None) -> list[Mess
         payload = bytes(buffer[LENGTH.size : LENGTH.size + length])
         del buffer[: LENGTH.size + length]
         try:
-            messages.append(_decoder.decode(payload))
+            messages.append(_decode(payload))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
             raise WireError(_describe_foreign_frame(payload) or f"a frame that is no message of ours: {exc}") from exc
     return messages
+
+
+def _decode(payload: bytes) -> Message:
+    try:
+        return _decoder.decode(payload)
+    except msgspec.ValidationError:  # of a Beat, what is sound counts
+        told = msgspec.msgpack.decode(payload)
+        if not isinstance(told, dict) or "node" not in told:
+            raise
+        drop_unsound(told["node"], NodeBeat)
+        sound: Message = msgspec.convert(told, Message)
+        return sound
 
 
 def plain_address(address: str) -> str:
