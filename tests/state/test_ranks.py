@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+from safetensors.torch import load_file
 
 from allranks.state.saved.checkpoint import Checkpointer, Loaded
 
@@ -61,7 +62,7 @@ def load_what_one_rank_cannot_read(checkpoints: Checkpointer, rank: int, world_s
     assert loaded.common["weights"].eq(20).all()
     assert loaded.per_rank["rng"].tolist() == [rank] * 3
     [skipped] = loaded.skipped
-    assert skipped.why == "rank 1 reads rank_00001.state: block 1 of 1 does not match its checksum"
+    assert skipped.why == "rank 1 reads rank_00001.safetensors: block 1 of 1 does not match its checksum"
 
 
 def load_at_another_size(checkpoints: Checkpointer, rank: int, world_size: int) -> None:
@@ -75,15 +76,15 @@ def test_all_ranks_pass_over_what_one_of_them_cannot_read(tmp_path: Path) -> Non
     run("save_replicated", 3, tmp_path)
     assert {path.name for path in (tmp_path / "step_30").iterdir()} == {
         "MANIFEST.json",
-        "rank_00000.state",
-        "rank_00001.state",
-        "rank_00002.state",
+        "rank_00000.safetensors",
+        "rank_00001.safetensors",
+        "rank_00002.safetensors",
     }
-    altered = tmp_path / "step_30" / "rank_00001.state"
-    altered.write_bytes(altered.read_bytes().replace(b"ar-state", b"ar-stare"))
+    altered = tmp_path / "step_30" / "rank_00001.safetensors"
+    altered.write_bytes(altered.read_bytes().replace(b"per_rank", b"per_rang"))
     run("load_what_one_rank_cannot_read", 3, tmp_path)
-    altered.write_bytes(altered.read_bytes().replace(b"ar-stare", b"ar-state"))
-    os.truncate(tmp_path / "step_30" / "rank_00002.state", 64)
+    altered.write_bytes(altered.read_bytes().replace(b"per_rang", b"per_rank"))
+    os.truncate(tmp_path / "step_30" / "rank_00002.safetensors", 64)
     run("load_at_another_size", 2, tmp_path)
 
 
@@ -168,8 +169,8 @@ def test_shards_come_back_at_another_world_size(tmp_path: Path) -> None:
 
 def test_copies_of_a_shard_are_written_once(tmp_path: Path) -> None:
     run("save_on_a_mesh_of_two", 2, tmp_path)
-    sizes = [(tmp_path / "step_1" / f"rank_0000{rank}.state").stat().st_size for rank in range(2)]
-    assert sizes[1] < 200 < sizes[0]
+    shards = [list(load_file(tmp_path / "step_1" / f"rank_0000{rank}.safetensors").values()) for rank in range(2)]
+    assert [[shard.shape for shard in own] for own in shards] == [[(5, 3)], []]
     with Checkpointer(tmp_path) as checkpoints:
         loaded = taken(checkpoints.load())
     assert loaded.common["w"].equal(torch.arange(15.0).reshape(5, 3))

@@ -1,9 +1,9 @@
 """What is a whole checkpoint made of?  Names, checksums and the MANIFEST, pure.
 
     step_300/
-        rank_00000.state      what is common to all ranks, and what is rank 0's own
-        rank_00001.state      rank 1's own, and its shards of sharded tensors
-        MANIFEST.json         written last: step, world size, size and checksums of every part
+        rank_00000.safetensors    what is common to all ranks, and what is rank 0's own
+        rank_00001.safetensors    rank 1's own, and its shards of sharded tensors
+        MANIFEST.json             written last: step, world size, size and checksums of every part
 
 Checksums are CRC-32 of blocks of 4 MiB, so that a rank which needs a slice of a part can verify what it reads. A CRC
 finds every burst of up to 32 bits, and leaves 1 of 4 billion of all other alterations; it runs at memory speed, which
@@ -21,13 +21,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-FORMAT = 2
+FORMAT = 3
 BLOCK_BYTES = 4 << 20
 MANIFEST = "MANIFEST.json"
 
 _FINAL = re.compile(r"step_(?P<step>[0-9]{1,18})(?:\.(?P<take>[0-9]{1,9}))?")
 _TEMP = re.compile(r"step_(?P<step>[0-9]{1,18})\.tmp\.(?P<attempt>[0-9a-f]{4,64}-[0-9]{1,9})")
-_PART = re.compile(r"rank_[0-9]{5,9}\.state")
+_PART = re.compile(r"rank_[0-9]{5,9}\.safetensors")
 
 
 class Damaged(ValueError):
@@ -133,9 +133,9 @@ def part_name(rank: int) -> str:
     """File name of a rank's part.
 
     >>> part_name(3)
-    'rank_00003.state'
+    'rank_00003.safetensors'
     """
-    return f"rank_{rank:05d}.state"
+    return f"rank_{rank:05d}.safetensors"
 
 
 def report_name(rank: int) -> str:

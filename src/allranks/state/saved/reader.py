@@ -5,13 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from allranks.state.saved.manifest import Damaged, Manifest, parse_temp
-from allranks.state.saved.pack import read_tree, unpack
+from allranks.state.saved.pack import StateFile
 from allranks.state.saved.parts import PartReader, list_checkpoints, read_manifest
 from allranks.state.saved.tidy import look_at_writers
 
@@ -35,43 +36,35 @@ def read_checkpoint(directory: Path, *, rank: int, world_size: int, like: object
         Damaged: something is not what was written.
     """
     manifest = read_manifest(directory)
+    sharded: dict[str, torch.Tensor] = {}
     with ExitStack() as stack:
-        readers: dict[int, PartReader] = {}
-        trees: dict[int, dict[str, Any]] = {}
 
-        def open_part(index: int) -> PartReader:
-            if index not in readers:
-                readers[index] = stack.enter_context(PartReader(directory, manifest.parts[index]))
-            return readers[index]
+        @cache
+        def reader_of(index: int) -> PartReader:
+            return stack.enter_context(PartReader(directory, manifest.parts[index]))
 
-        def tree_of(index: int) -> dict[str, Any]:
-            if index not in trees:
-                trees[index] = read_tree(open_part(index), manifest.parts[index].name)
-            return trees[index]
+        @cache
+        def open_part(index: int) -> StateFile:
+            return StateFile(reader_of(index), sharded.__getitem__)
 
-        sharded: dict[str, torch.Tensor] = {}
-        if tree_of(0)["tensors"]:
-            sharded = _load_sharded(manifest, tree_of, open_part, like)
-        common = unpack(tree_of(0)["common"], open_part(0), sharded.__getitem__)
+        first = open_part(0)
+        if first.tree["tensors"]:
+            sharded.update(_load_sharded(manifest, open_part, like))
+        common = first.unpack(first.tree["common"])
         own = None
         if manifest.world_size == world_size:
-            own = unpack(tree_of(rank)["own"], open_part(rank), sharded.__getitem__)
+            own = open_part(rank).unpack(open_part(rank).tree["own"])
         for index in range(rank, manifest.world_size, world_size):
-            open_part(index).verify_rest()
+            reader_of(index).verify_rest()
     return manifest, common, own
 
 
-def _load_sharded(
-    manifest: Manifest,
-    tree_of: Callable[[int], dict[str, Any]],
-    open_part: Callable[[int], PartReader],
-    like: object,
-) -> dict[str, torch.Tensor]:
+def _load_sharded(manifest: Manifest, open_part: Callable[[int], StateFile], like: object) -> dict[str, torch.Tensor]:
     from allranks.state.saved.sharded import ShardedTensors, find_meshes, find_sharded
 
-    tensors = ShardedTensors({described[0]: described for described in tree_of(0)["tensors"]})
+    tensors = ShardedTensors({described[0]: described for described in open_part(0).tree["tensors"]})
     for index in range(manifest.world_size):
-        tensors.add_part(tree_of(index)["shards"], open_part(index))
+        tensors.add_part(open_part(index).tree["shards"], open_part(index))
     live = dict(find_sharded(like, "common"))
     return tensors.load(find_meshes(live), live)
 
@@ -99,7 +92,7 @@ def await_writers(root: Path, say: Callable[[str], None]) -> list[tuple[Path, st
 
 def _patience_s(directory: Path, *, is_alive: bool | None) -> float:
     if is_alive is None:
-        return UNSEEN_WRITERS_S if any(directory.glob("*.state")) else NEW_WRITERS_S
+        return UNSEEN_WRITERS_S if any(directory.glob("*.safetensors")) else NEW_WRITERS_S
     return WRITERS_S if is_alive else 0.0
 
 

@@ -27,8 +27,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from allranks.state.saved.manifest import Damaged
-from allranks.state.saved.pack import Packer, StateError, dtype_of, read_tensor
-from allranks.state.saved.parts import PartReader
+from allranks.state.saved.pack import Packer, StateError, StateFile, dtype_of
 
 _OTHER = -1
 
@@ -52,7 +51,7 @@ def describe_tensors(tensors: Mapping[str, DTensor]) -> list[Any]:
 
 
 def pack_shards(packer: Packer) -> list[Any]:
-    """Give this rank's shards their places; returns path, place in the whole, shape and offset of each.
+    """Take this rank's shards in; returns path, place in the whole, shape and name of each.
 
     Of copies on several ranks, the first rank along each mesh dimension writes one.
     """
@@ -65,7 +64,8 @@ def pack_shards(packer: Packer) -> list[Any]:
         shard = planner.resolve_data(item)
         assert isinstance(shard, torch.Tensor)
         chunk = item.tensor_data.chunk
-        chunks.append([item.index.fqn, list(chunk.offsets), list(chunk.sizes), packer.place(shard)])
+        name = packer.add(shard, f"{item.index.fqn}@{list(chunk.offsets)}")
+        chunks.append([item.index.fqn, list(chunk.offsets), list(chunk.sizes), name])
     return chunks
 
 
@@ -94,8 +94,8 @@ def _names_of(mesh: DeviceMesh) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    reader: PartReader
-    offset: int
+    file: StateFile
+    name: str
     sizes: torch.Size
 
 
@@ -107,10 +107,10 @@ class ShardedTensors:
     """By path, as `describe_tensors` gave them."""
     chunks: dict[MetadataIndex, _Chunk] = field(default_factory=dict)
 
-    def add_part(self, chunks: list[Any], reader: PartReader) -> None:
+    def add_part(self, chunks: list[Any], file: StateFile) -> None:
         """Take in what `pack_shards` gave on one rank."""
-        for path, offsets, sizes, offset in chunks:
-            self.chunks[MetadataIndex(path, torch.Size(offsets))] = _Chunk(reader, offset, torch.Size(sizes))
+        for path, offsets, sizes, name in chunks:
+            self.chunks[MetadataIndex(path, torch.Size(offsets))] = _Chunk(file, name, torch.Size(sizes))
 
     def check(self) -> None:
         """Every element of every tensor is in one shard.
@@ -159,8 +159,7 @@ class ShardedTensors:
     def _read(self, item: ReadItem) -> torch.Tensor:
         """The slice of a saved shard that DCP asks for."""
         chunk = self.chunks[MetadataIndex(item.storage_index.fqn, item.storage_index.offset)]
-        saved = torch.empty(chunk.sizes, dtype=dtype_of(self.tensors[item.storage_index.fqn][1]))
-        read_tensor(chunk.reader, chunk.offset, saved)
+        saved = chunk.file.read(chunk.name, self.tensors[item.storage_index.fqn][1], list(chunk.sizes))
         for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
             saved = saved.narrow(dim, start, length)
         return saved
