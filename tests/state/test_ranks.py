@@ -12,10 +12,15 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
 from safetensors.torch import load_file
+from torch.distributed.checkpoint import HuggingFaceStorageReader
 
+import allranks
 from allranks.state.saved.checkpoint import Checkpointer, Loaded
+from allranks.state.saved.manifest import part_name
+from allranks.state.saved.reader import CheckpointReader
 
 pytestmark = pytest.mark.torch
 
@@ -132,7 +137,10 @@ def load_sharded(checkpoints: Checkpointer, rank: int, world_size: int) -> None:
     with Checkpointer(first.directory.parent / "copy", rank=rank, world_size=world_size, store=store_of()) as older:
         loaded = taken(older.load(like={"model": model.state_dict()}))
         whole = taken(older.load())
+        read_by_dcp = {"model": {name: torch.zeros_like(value) for name, value in model.state_dict().items()}}
+        dcp.load(read_by_dcp, storage_reader=HuggingFaceStorageReader(str(loaded.directory)))
     for name, weights in model.state_dict().items():
+        assert read_by_dcp["model"][name].to_local().equal(loaded.common["model"][name].to_local())
         assert loaded.common["model"][name].placements == weights.placements
         assert loaded.common["model"][name].full_tensor().equal(whole.common["model"][name])
     model.load_state_dict(loaded.common["model"])
@@ -153,11 +161,18 @@ def save_on_a_mesh_of_two(checkpoints: Checkpointer, rank: int, world_size: int)
 
     mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("copies", "shards"))
     whole = torch.arange(15.0).reshape(5, 3)
-    checkpoints.save(1, {"w": distribute_tensor(whole, mesh, [Replicate(), Shard(0)])}, wait=True)
+    cut = distribute_tensor(whole, mesh, [Replicate(), Shard(0)])
+    checkpoints.save(1, {"parts": {"model": {"w": cut}}}, wait=True)
     checkpoints.save(2, {"w": distribute_tensor(whole, mesh, [Shard(1), Replicate()])}, wait=True)
     loaded = taken(checkpoints.load(like={"other": distribute_tensor(whole, mesh, [Replicate(), Replicate()])}))
     assert loaded.common["w"].placements == (Shard(1), Replicate())
     assert loaded.common["w"].full_tensor().equal(whole)
+    if rank == 0:  # its part has all that it needs, and it opens no other
+        (loaded.directory / part_name(1)).unlink()
+        with CheckpointReader(loaded.directory) as checkpoint:
+            checkpoint.load_sharded("common", loaded.common, rank=rank, world_size=world_size)
+            alone = checkpoint.part(0).unpack(checkpoint.part(0).tree["common"])
+        assert alone["w"].to_local().equal(whole[:, :2])
 
 
 def test_shards_come_back_at_another_world_size(tmp_path: Path) -> None:
@@ -172,5 +187,7 @@ def test_copies_of_a_shard_are_written_once(tmp_path: Path) -> None:
     shards = [list(load_file(tmp_path / "step_1" / f"rank_0000{rank}.safetensors").values()) for rank in range(2)]
     assert [[shard.shape for shard in own] for own in shards] == [[(5, 3)], []]
     with Checkpointer(tmp_path) as checkpoints:
-        loaded = taken(checkpoints.load())
-    assert loaded.common["w"].equal(torch.arange(15.0).reshape(5, 3))
+        loaded = taken(checkpoints.load())  # of step 2, one part is gone
+    whole = torch.arange(15.0).reshape(5, 3)
+    assert loaded.common["parts"]["model"]["w"].equal(whole)
+    assert allranks.load_weights(tmp_path / "step_1")["w"].equal(whole)

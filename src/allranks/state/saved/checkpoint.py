@@ -297,7 +297,7 @@ class Checkpointer:
     def _lay_out(self, common: object, per_rank: object) -> tuple[bytes, list[Piece], int]:
         """Return this rank's part as `Packer.lay_out` does; the shared memory has room for it."""
         own, whole = Packer(), Packer()
-        own_tree = own.pack(per_rank, "per_rank")
+        own_tree = own.pack(per_rank, f"per_rank[{self.ranks.rank}]")
         if own.sharded:
             raise StateError(f"{next(iter(own.sharded))} is a DTensor, which several ranks have: it belongs to common")
         is_first = self.ranks.rank == 0

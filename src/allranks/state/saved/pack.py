@@ -15,6 +15,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import re
 import sys
 from collections import Counter, OrderedDict
 from collections.abc import Callable
@@ -38,7 +39,7 @@ DEEPEST = 100
 _TREE = "allranks"
 """Key of the tree in `__metadata__`."""
 # Source: safetensors 0.8, safetensors/torch.py. Other dtypes are stored as U8.
-_CODES = {
+CODES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3",
     "float8_e5m2": "F8_E5M2", "complex64": "C64", "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
     "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
@@ -66,9 +67,11 @@ class Packer:
     """Collects the values of one part."""
 
     tensors: dict[str, torch.Tensor] = field(default_factory=dict)
-    """By their path, which is their name in the file. Tensors in the same memory are there once."""
+    """By their names in the file. Tensors in the same memory are there once."""
     sharded: dict[str, DTensor] = field(default_factory=dict)
     """DTensors by their path, for `state/saved/sharded.py`."""
+    offsets: dict[str, list[int]] = field(default_factory=dict)
+    """Of tensors that are shards, by their names: the place of the first element in the whole."""
     _names: dict[object, str] = field(default_factory=dict)
 
     def add(self, tensor: torch.Tensor, path: str) -> str:
@@ -78,9 +81,9 @@ class Packer:
             look = None if is_plain(tensor) else (tensor.dtype, tensor.shape, tensor.stride(), tensor.is_neg())
             where = (tensor.device, tensor.data_ptr(), tensor.nbytes, tensor.is_conj(), look)
         if where not in self._names:
-            name = path
+            name = _dotted(path)
             while name in self.tensors:
-                name += "'"  # keys of other types may be written alike
+                name += "'"  # other paths may be written alike
             self._names[where] = name
             self.tensors[name] = tensor
         return self._names[where]
@@ -118,7 +121,7 @@ class Packer:
         if isinstance(value, torch.Tensor):
             return self._pack_tensor(value, path)
         if kind is torch.dtype:
-            return ["dtype", _name_of(value)]
+            return ["dtype", name_of(value)]
         if kind.__module__ == "numpy":
             return self._pack_numpy(value, path)
         raise _refuse(value, path)
@@ -139,7 +142,7 @@ class Packer:
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type == "meta":
             what = "quantized" if tensor.is_quantized else f"of layout {tensor.layout} on {tensor.device}"
             raise StateError(f"{path} is a tensor {what}; a checkpoint holds dense tensors with data")
-        return ["tensor", self.add(tensor.detach(), path), _name_of(tensor.dtype), list(tensor.shape)]
+        return ["tensor", self.add(tensor.detach(), path), name_of(tensor.dtype), list(tensor.shape)]
 
     def _pack_numpy(self, value: Any, path: str) -> Any:
         import numpy as np
@@ -158,15 +161,18 @@ class Packer:
         Raises:
             StateError: the header is larger than safetensors allows.
         """
-        offset, placed = 0, []
+        offset, placed, begins = 0, [], {}
         header: dict[str, Any] = {"__metadata__": {_TREE: json.dumps(tree)}}
         # Gaps are not allowed: with the largest elements first, every tensor is aligned to its own elements.
         for name, source in sorted(self.tensors.items(), key=lambda each: -each[1].element_size()):
-            code, end = _CODES.get(_name_of(source.dtype)), offset + source.nbytes
+            code, end = CODES.get(name_of(source.dtype)), offset + source.nbytes
             shape = list(source.shape) if code else [source.nbytes]
             header[name] = {"dtype": code or "U8", "shape": shape, "data_offsets": [offset, end]}
+            begins[name] = {"saved_offsets": self.offsets.get(name, [0] * len(shape))}
             placed.append((source, offset))
             offset = end
+        if self.offsets:
+            header["__metadata__"]["DCP_SHARDING_INFO"] = json.dumps(begins)  # for its HuggingFaceStorageReader
         encoded = json.dumps(header).encode()
         encoded = encoded.ljust(-(-(8 + len(encoded)) // ALIGN_BYTES) * ALIGN_BYTES - 8)
         if len(encoded) > LARGEST_HEADER_BYTES:
@@ -193,7 +199,7 @@ class StateFile:
         Raises:
             Damaged: it has none, or one that does not match its checksum.
         """
-        self._reader, self._sharded = reader, sharded
+        self.reader, self._sharded = reader, sharded
         self._loaded: dict[str, torch.Tensor] = {}
         try:
             self._data_at = 8 + int.from_bytes(reader.read(0, 8), "little")
@@ -218,7 +224,7 @@ class StateFile:
         except Damaged:
             raise
         except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError, RecursionError) as exc:
-            raise Damaged(f"{self._reader.name}: its tree holds what no state has ({exc!r})") from exc
+            raise Damaged(f"{self.reader.name}: its tree holds what no state has ({exc!r})") from exc
 
     def read(self, name: str, dtype: str, shape: list[int]) -> torch.Tensor:
         """Return a new tensor with the bytes of this name.
@@ -229,9 +235,9 @@ class StateFile:
         tensor = torch.empty(shape, dtype=dtype_of(dtype))
         begin, end = self._header[name]["data_offsets"]
         if end - begin != tensor.nbytes:
-            raise Damaged(f"{self._reader.name}: {name} has {end - begin} bytes instead of {tensor.nbytes}")
+            raise Damaged(f"{self.reader.name}: {name} has {end - begin} bytes instead of {tensor.nbytes}")
         if tensor.nbytes:
-            self._reader.read_into(self._data_at + begin, memoryview(_bytes_of(tensor).numpy()))
+            self.reader.read_into(self._data_at + begin, memoryview(_bytes_of(tensor).numpy()))
         return tensor
 
     def _unpack(self, node: Any) -> Any:
@@ -268,7 +274,7 @@ class StateFile:
         if name not in self._loaded:
             self._loaded[name] = self.read(name, dtype, shape)
         loaded = self._loaded[name]
-        if (_name_of(loaded.dtype), list(loaded.shape)) == (dtype, shape):
+        if (name_of(loaded.dtype), list(loaded.shape)) == (dtype, shape):
             return loaded
         return _bytes_of(loaded).view(dtype_of(dtype)).view(shape)
 
@@ -296,17 +302,27 @@ def dtype_of(name: str) -> torch.dtype:
     return dtype
 
 
+def name_of(dtype: object) -> str:
+    """`float32` for torch.float32."""
+    return str(dtype).removeprefix("torch.")
+
+
 def is_plain(tensor: torch.Tensor) -> bool:
     """Whether its bytes lie in memory as they are to be saved."""
     return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
+def _dotted(path: str) -> str:
+    """As DCP names what lies in nested dicts.
+
+    >>> _dotted("common['parts']['model']['0.weight']"), _dotted("per_rank[3]['rng'][0]")
+    ('parts.model.0.weight', 'per_rank.3.rng.0')
+    """
+    return re.sub(r"\['?(.*?)'?\]", r".\1", path).removeprefix("common.")
+
+
 def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1).view(torch.uint8)
-
-
-def _name_of(dtype: object) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _numpy_dtype(name: str) -> np.dtype[Any]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,58 @@ NEW_WRITERS_S = 0.5
 """The same where the directory is so new, or so old, that nobody has written into it."""
 
 
+class CheckpointReader:
+    """One checkpoint, whose parts are opened when they are needed."""
+
+    def __init__(self, directory: Path) -> None:
+        """Read its manifest.
+
+        Raises:
+            Damaged: it has none that can be believed.
+        """
+        self.manifest = read_manifest(directory)
+        self._directory = directory
+        self._stack = ExitStack()
+        self._parts: dict[int, StateFile] = {}
+        self._sharded: dict[str, torch.Tensor] = {}
+
+    def part(self, rank: int) -> StateFile:
+        """Return the part that this rank wrote.
+
+        Raises:
+            Damaged: it is not what was written.
+        """
+        if rank not in self._parts:
+            reader = self._stack.enter_context(PartReader(self._directory, self.manifest.parts[rank]))
+            self._parts[rank] = StateFile(reader, self._sharded.__getitem__)
+        return self._parts[rank]
+
+    def load_sharded(self, path: str, like: object = None, *, rank: int = 0, world_size: int = 1) -> None:
+        """Read the sharded tensors below this path, before it is unpacked.
+
+        Args:
+            path: `common`, or one in it: `common['parts']['model']`.
+            like: the live value of it, whose DTensors say how sharded ones are placed now.
+            rank: of this process.
+            world_size: of this run, which may be another than the one that wrote it.
+        """
+        tensors = {
+            described[0]: described for described in self.part(0).tree["tensors"] if described[0].startswith(path)
+        }
+        if tensors:
+            from allranks.state.saved.sharded import find_sharded, load_sharded
+
+            num = self.manifest.world_size
+            near = sorted(range(num), key=lambda index: abs((index + 0.5) / num - (rank + 0.5) / world_size))
+            self._sharded |= load_sharded(tensors, map(self.part, near), dict(find_sharded(like, path)))
+
+    def __enter__(self) -> CheckpointReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+
 def read_checkpoint(directory: Path, *, rank: int, world_size: int, like: object) -> tuple[Manifest, Any, Any]:
     """Return manifest, common state and this rank's own; all ranks together verify all of its bytes.
 
@@ -35,38 +86,15 @@ def read_checkpoint(directory: Path, *, rank: int, world_size: int, like: object
     Raises:
         Damaged: something is not what was written.
     """
-    manifest = read_manifest(directory)
-    sharded: dict[str, torch.Tensor] = {}
-    with ExitStack() as stack:
-
-        @cache
-        def reader_of(index: int) -> PartReader:
-            return stack.enter_context(PartReader(directory, manifest.parts[index]))
-
-        @cache
-        def open_part(index: int) -> StateFile:
-            return StateFile(reader_of(index), sharded.__getitem__)
-
-        first = open_part(0)
-        if first.tree["tensors"]:
-            sharded.update(_load_sharded(manifest, open_part, like))
-        common = first.unpack(first.tree["common"])
+    with CheckpointReader(directory) as checkpoint:
+        checkpoint.load_sharded("common", like, rank=rank, world_size=world_size)
+        common = checkpoint.part(0).unpack(checkpoint.part(0).tree["common"])
         own = None
-        if manifest.world_size == world_size:
-            own = open_part(rank).unpack(open_part(rank).tree["own"])
-        for index in range(rank, manifest.world_size, world_size):
-            reader_of(index).verify_rest()
-    return manifest, common, own
-
-
-def _load_sharded(manifest: Manifest, open_part: Callable[[int], StateFile], like: object) -> dict[str, torch.Tensor]:
-    from allranks.state.saved.sharded import ShardedTensors, find_meshes, find_sharded
-
-    tensors = ShardedTensors({described[0]: described for described in open_part(0).tree["tensors"]})
-    for index in range(manifest.world_size):
-        tensors.add_part(open_part(index).tree["shards"], open_part(index))
-    live = dict(find_sharded(like, "common"))
-    return tensors.load(find_meshes(live), live)
+        if checkpoint.manifest.world_size == world_size:
+            own = checkpoint.part(rank).unpack(checkpoint.part(rank).tree["own"])
+        for index in range(rank, checkpoint.manifest.world_size, world_size):
+            checkpoint.part(index).reader.verify_rest()
+        return checkpoint.manifest, common, own
 
 
 def await_writers(root: Path, say: Callable[[str], None]) -> list[tuple[Path, str]]:
