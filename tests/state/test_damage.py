@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from allranks.state.saved import tidy
 from allranks.state.saved.checkpoint import Checkpointer, CheckpointError, Loaded
 from allranks.state.saved.manifest import MANIFEST, Manifest, Part
+from allranks.state.saved.parts import PartReader
 from conftest import wait_until
 from state.conftest import Zygote, writers_of
 from state.zygote import is_of
@@ -184,6 +186,32 @@ def test_retention_keeps_the_newest_two_that_are_whole(directory: Path) -> None:
     with Checkpointer(directory, keep=2) as checkpoints:
         checkpoints.save(5, {"step": 5}, wait=True)
     assert {path.name for path in directory.iterdir()} == {"step_4", "step_5"}
+
+
+def test_tidying_reads_only_what_was_touched_since_its_writer_verified_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    with Checkpointer(tmp_path) as checkpoints:
+        for step in (1, 2, 3):
+            checkpoints.save(step, {"step": step}, wait=True)
+
+    class Watched(PartReader):
+        def __init__(self, directory: Path, part: Part) -> None:
+            opened.append(f"{directory.name}/{part.name}")
+            super().__init__(directory, part)
+
+    monkeypatch.setattr(tidy, "PartReader", Watched)
+    keeper = tidy.Keeper(tmp_path, keep=3)
+    keeper.retain(lambda: False)
+    assert opened == []
+    os.utime(tmp_path / "step_2" / FILES[1])
+    keeper.retain(lambda: False)
+    keeper.retain(lambda: False)
+    assert opened == [f"step_2/{FILES[1]}"]
+    (tmp_path / "step_3" / FILES[1]).unlink()
+    tidy.Keeper(tmp_path, keep=2).retain(lambda: False)
+    assert {path.name for path in tmp_path.iterdir()} == {"step_1", "step_2", "step_3"}
 
 
 def test_a_step_that_is_saved_again_lies_beside_the_first(directory: Path) -> None:
