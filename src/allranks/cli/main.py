@@ -29,6 +29,7 @@ VERBS = {
     "list": ("allranks.cli.follow", "list_own", "List your jobs that wait or run, and the newest runs."),
     "stack": ("allranks.cli.stack", "stack", "Show where every rank of a running job is."),
     "why": ("allranks.cli.why", "why", "Explain a failed job from its logs, and name the culprit."),
+    "export": ("allranks.cli.export", "export", "Write the weights of a checkpoint to one file, for inference."),
     "env": ("allranks.cli.show", "show_env", "Print the environment that a worker would get, and why."),
     "explain": ("allranks.cli.explain", "explain", "Explain a cause: what it means, and how to fix it."),
     "config": ("allranks.cli.show", "config", "Print the configuration from cluster.toml."),
