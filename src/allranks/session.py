@@ -127,6 +127,8 @@ class Session:
         *,
         checkpoint_dir: str | Path | None = None,
         checkpoint_every: int | None = None,
+        keep: int = 3,
+        keep_best: tuple[str, str] | None = None,
         accumulates: bool = False,
         **parts: Any,
     ) -> Tracked:
@@ -135,6 +137,8 @@ class Session:
         Args:
             checkpoint_dir: seen by all nodes. None: what `allranks run` says, else checkpoints/ of this job.
             checkpoint_every: steps. None: what `allranks run --checkpoint-every` says, else the cadence decides.
+            keep: how many of the newest checkpoints stay, at least 2.
+            keep_best: name of a value given to `state.save`, and "min" or "max"; the best checkpoint stays, too.
             accumulates: gradients go on from step to step, so checkpoints hold them.
             parts: model, optimizer, scheduler, sampler, scaler: anything with state_dict, the same on all ranks.
         Raises:
@@ -154,6 +158,8 @@ class Session:
             parts,
             directory=Path(checkpoint_dir or os.environ.get("ALLRANKS_CHECKPOINT_DIR") or default),
             every=every,
+            keep=keep,
+            keep_best=keep_best,
             accumulates=accumulates,
             rank=self.rank,
             world_size=self.world_size,

@@ -36,6 +36,7 @@ from allranks.report.text import say
 from allranks.state.resumed import rng
 from allranks.state.resumed.agree import Agreement, Wish
 from allranks.state.resumed.averaging import Averaging
+from allranks.state.resumed.best import Best
 from allranks.state.resumed.feed import Feed
 from allranks.state.resumed.pace import Pace
 from allranks.state.resumed.parts import Parts
@@ -58,6 +59,7 @@ def track(
     rank: int,
     world_size: int,
     device: torch.device,
+    keep: int = 3,
     **told: Any,
 ) -> Tracked:
     """Return the state of this training, as the newest whole checkpoint has it; all ranks call it together.
@@ -69,10 +71,11 @@ def track(
         rank: of this process.
         world_size: number of ranks.
         device: of this rank.
+        keep: how many checkpoints stay.
         told: as for `Tracked`.
     """
     store = _get_default_store() if world_size > 1 else None
-    checkpoints = Checkpointer(directory, rank=rank, world_size=world_size, store=store)
+    checkpoints = Checkpointer(directory, rank=rank, world_size=world_size, store=store, keep=keep)
     device = torch.device("cpu") if "gloo" in dist.get_backend_config() else device
     made = Tracked(parts, checkpoints=checkpoints, rank=rank, world_size=world_size, device=device, **told)
 
@@ -96,6 +99,7 @@ class Tracked:
         rank: of this process.
         world_size: number of ranks.
         every: steps between checkpoints; None: the cadence decides.
+        keep_best: name of a value given to `save`, and "min" or "max": the checkpoint with the best one stays.
         accumulates: gradients go on from step to step, so checkpoints hold them.
         cell: how to speak with the agent; None: there is none.
         device: where the default process group takes tensors from.
@@ -113,6 +117,7 @@ class Tracked:
         rank: int,
         world_size: int,
         every: int | None = None,
+        keep_best: tuple[str, str] | None = None,
         accumulates: bool = False,
         cell: Any = None,
         device: torch.device | None = None,
@@ -123,6 +128,7 @@ class Tracked:
         """How many steps are done, over all restarts. A step is done when its `with` block ends."""
         self.checkpoints = checkpoints
         self._parts = Parts(parts)
+        self._best = Best(checkpoints.directory, keep_best)
         self._rank = rank
         self._world_size = world_size
         self._every = every
@@ -177,17 +183,23 @@ class Tracked:
         """Ask for a checkpoint: all ranks save at their next common boundary, whoever of them asked."""
         self._is_save_wanted = True
 
-    def save(self) -> bool:
+    def save(self, **values: Any) -> bool:
         """Save now, and return whether the checkpoint is complete; all ranks call it together, between two steps.
 
+        Args:
+            values: the number that `keep_best` names. Rank 0's decides.
         Raises:
-            UsageError: it is called inside of a step.
+            UsageError: it is called inside of a step, or with another value.
         """
+        self._best.check(values)
         if self._current is not None and self._current.is_open:
             raise UsageError(f"state.save() inside of step {self.step}: call it after the step's `with` block")
         with self._losing():
             self._save()
-            return self._wait()
+            is_complete = self._wait()
+        if is_complete and self._rank == 0:
+            self._best.consider(self.step, values)
+        return is_complete
 
     def stop(self) -> None:
         """End the training early: all ranks leave `steps()` at their next common boundary, whoever of them asked."""
