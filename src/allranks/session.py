@@ -129,6 +129,7 @@ class Session:
         checkpoint_every: int | None = None,
         keep: int = 3,
         keep_best: tuple[str, str] | None = None,
+        partial: bool = False,
         accumulates: bool = False,
         **parts: Any,
     ) -> Tracked:
@@ -139,11 +140,12 @@ class Session:
             checkpoint_every: steps. None: what `allranks run --checkpoint-every` says, else the cadence decides.
             keep: how many of the newest checkpoints stay, at least 2.
             keep_best: name of a value given to `state.save`, and "min" or "max"; the best checkpoint stays, too.
+            partial: take the parts that are in the checkpoint, and let the others begin anew; says which.
             accumulates: gradients go on from step to step, so checkpoints hold them.
             parts: model, optimizer, scheduler, sampler, scaler: anything with state_dict, the same on all ranks.
         Raises:
             UsageError: something has no state_dict, or one that cannot be saved, or the newest checkpoint holds other
-                parts.
+                parts, or it is another experiment's and nobody named its directory.
         """
         from allranks.state.resumed.pace import pace_from_env
         from allranks.state.resumed.sigterm import leave_to_agent
@@ -153,6 +155,7 @@ class Session:
             leave_to_agent(lambda: cell.is_ending)
         every = checkpoint_every or int(os.environ.get("ALLRANKS_CHECKPOINT_EVERY") or 0) or None
         num_nodes = -(-self.world_size // self.local_world_size)
+        named = f"ALLRANKS_CHECKPOINT_DIR{'_CHOSEN' * ('ALLRANKS_AGENT_PID' in os.environ)}"
         default = RunDir(RUN_ROOT, self.job).checkpoints_path(None) if self.job else Path("checkpoints")
         return track(
             parts,
@@ -160,6 +163,8 @@ class Session:
             every=every,
             keep=keep,
             keep_best=keep_best,
+            partial=partial,
+            is_default=checkpoint_dir is None and named not in os.environ,
             accumulates=accumulates,
             rank=self.rank,
             world_size=self.world_size,

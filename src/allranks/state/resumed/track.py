@@ -33,7 +33,7 @@ from torch.distributed.distributed_c10d import _get_default_store
 
 from allranks.model.errors import UsageError
 from allranks.report.text import say
-from allranks.state.resumed import rng
+from allranks.state.resumed import experiment, rng
 from allranks.state.resumed.agree import Agreement, Wish
 from allranks.state.resumed.averaging import Averaging
 from allranks.state.resumed.best import Best
@@ -100,6 +100,8 @@ class Tracked:
         world_size: number of ranks.
         every: steps between checkpoints; None: the cadence decides.
         keep_best: name of a value given to `save`, and "min" or "max": the checkpoint with the best one stays.
+        partial: take the parts that are in the checkpoint, and let the others begin anew.
+        is_default: nobody named the directory, so it may hold another experiment's checkpoints.
         accumulates: gradients go on from step to step, so checkpoints hold them.
         cell: how to speak with the agent; None: there is none.
         device: where the default process group takes tensors from.
@@ -118,6 +120,8 @@ class Tracked:
         world_size: int,
         every: int | None = None,
         keep_best: tuple[str, str] | None = None,
+        partial: bool = False,
+        is_default: bool = False,
         accumulates: bool = False,
         cell: Any = None,
         device: torch.device | None = None,
@@ -128,10 +132,13 @@ class Tracked:
         """How many steps are done, over all restarts. A step is done when its `with` block ends."""
         self.checkpoints = checkpoints
         self._parts = Parts(parts)
+        self._experiment = experiment.describe()
         self._best = Best(checkpoints.directory, keep_best)
         self._rank = rank
         self._world_size = world_size
         self._every = every
+        self._partial = partial
+        self._is_default = is_default
         self._accumulates = accumulates
         self._telling = Telling(cell)
         self._agreement = Agreement(is_leader=rank == 0, device=device or torch.device("cpu"))
@@ -149,20 +156,27 @@ class Tracked:
         """Put everything back as the newest whole checkpoint has it; all ranks call it together.
 
         Raises:
-            UsageError: it holds other parts than are tracked.
+            UsageError: it holds other parts than are tracked, or is another experiment's.
         """
         shaped = self._parts.shape_sharded_optimizers()
         loaded = self.checkpoints.load(self._common())
         if loaded is None:
-            for optimizer in shaped:
+            for optimizer in shaped.values():
                 optimizer.state.clear()
             return
-        kept = loaded.common["parts"]
-        if kept.keys() != self._parts.live.keys():
-            raise UsageError(
-                f"{loaded.directory} holds {', '.join(sorted(kept)) or 'nothing'}, but track() names "
-                f"{', '.join(sorted(self._parts.live)) or 'nothing'}; track the same, or begin with an empty directory"
+        kept, why, lines = loaded.common["parts"], "", list[str]()
+        if self._rank == 0:
+            why, lines = experiment.compare(
+                loaded.directory,
+                loaded.common,
+                self._parts.state(),
+                is_default=self._is_default,
+                is_partial=self._partial,
             )
+        if why := self.checkpoints.ranks.tell_all("whose checkpoint it is", why):
+            raise UsageError(why)
+        for name in shaped.keys() - kept.keys():
+            shaped[name].state.clear()
         self._parts.load(kept)
         self.step = self._saved_step = loaded.common["step"]
         self._loaded = loaded.per_rank, loaded.common["feed"]
@@ -174,6 +188,8 @@ class Tracked:
         if self._rank == 0:
             sizes = "" if is_same_size else f"; {loaded.world_size} ranks wrote it, {self._world_size} go on"
             say(f"resumed at step {self.step} from {loaded.directory}{sizes}")
+            for line in lines:
+                say(line)
             if self._accumulates and not is_same_size:
                 say(
                     "accumulated gradients start at 0: they are kept for each rank, and the number of ranks has changed"
@@ -350,6 +366,7 @@ class Tracked:
         return {
             "step": self.step,
             "threads": torch.get_num_threads(),
+            "experiment": self._experiment,
             "feed": {"epoch": self._feed.epoch if self._feed else 0},
             "parts": self._parts.state(),
         }
