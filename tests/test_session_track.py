@@ -316,3 +316,26 @@ def test_random_kills_leave_no_trace_in_weights_and_samples(tmp_path: Path):
     runs = re.search(r"2 kills in (\d+) runs", result.stdout)
     assert runs is not None
     assert f"bit-identical weights  {runs[1]} of {runs[1]}" in result.stdout
+
+
+VALIDATE = """
+    import torch
+    import allranks
+
+    with allranks.session(timeout_s=20) as s:
+        layers = torch.nn.Sequential(torch.nn.BatchNorm1d(1), torch.nn.Dropout(0.5))
+        model = s.ddp(layers)                       # sends its buffers in each forward pass
+        before = torch.get_rng_state()
+        measure = lambda batch: {"sum": model(batch).sum(), "count": len(batch)}
+        data = torch.arange(7.0)[:, None]
+        sums = [s.validate(model, s.seeded(data), measure, batch_size=size, num_workers=size % 2) for size in (1, 2, 9)]
+        assert model.training and torch.equal(torch.get_rng_state(), before)
+        s.barrier()
+        print([{name: round(value, 3) for name, value in each.items()} for each in sums], "\\n", end="")
+"""
+
+
+def test_a_validation_counts_each_sample_once_and_no_rank_waits_for_another(tmp_path: Path):
+    result = run_ranks(tmp_path, "3,2", VALIDATE)
+    assert result.stdout.count("codes [0, 0, 0]") == result.stdout.count("codes [0, 0]") == 1, result.stderr
+    assert result.stdout.count(str([{"count": 7.0, "sum": 21.0}] * 3)) == 5

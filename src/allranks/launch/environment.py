@@ -102,6 +102,8 @@ def node_settings(
         unless_set("ALLRANKS_TIMEOUT_S", timeout_s, why, "train.timeout_s")
     fixed("ALLRANKS_BEAT_S", plan.guard.beat_s, "how often a worker tells how it is", "guard.beat_s")
     if checkpoints is not None:
+        if plan.request.checkpoint_dir is not None or "ALLRANKS_CHECKPOINT_DIR" in env:
+            fixed("ALLRANKS_CHECKPOINT_DIR_CHOSEN", 1, "checkpoints of another script are taken if they fit", "user")
         unless_set("ALLRANKS_CHECKPOINT_DIR", checkpoints, "the same for all attempts and restarts", "run dir")
     if plan.request.checkpoint_every is not None:
         fixed("ALLRANKS_CHECKPOINT_EVERY", plan.request.checkpoint_every, "steps, as asked for", "--checkpoint-every")

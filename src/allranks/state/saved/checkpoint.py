@@ -131,7 +131,7 @@ class Checkpointer:
             raise UsageError(f"a checkpointer for {world_size} ranks needs the store of their process group")
         if keep < KEEP_AT_LEAST:
             raise UsageError(f"keep={keep}: the newest {KEEP_AT_LEAST} checkpoints always stay")
-        self._root = Path(directory).absolute()
+        self.directory = self._root = Path(directory).absolute()
         self._keep = keep
         self._skip_after_s = skip_after_s
         self._say = say or say_to_stderr

@@ -1,4 +1,5 @@
-"""Which checkpoints can go?  Old ones, and what dead writers left behind; never the newest two that are whole.
+"""Which checkpoints can go?  Old ones, and what dead writers left behind; never the newest two that are whole, nor the
+one that `best` links to.
 
 Whole means verified: each part of those that stay has been read back by its writer, and is read again here when its
 file looks touched since. Deleting on the word of names alone could delete the last one that can be read.
@@ -22,6 +23,8 @@ from allranks.state.saved.parts import PartReader, list_checkpoints, read_manife
 KEEP_AT_LEAST = 2
 MOST_OVERDUE = 3
 """So many more than wanted may lie there before tidying no longer gives way to the next save."""
+BEST = "best"
+"""Link to the best checkpoint, beside the checkpoints; rank 0 sets it (state.resumed.best)."""
 LEFT_AFTER_S = 3600.0
 """When a temporary directory that nobody has touched is left over, where its writers cannot be seen from here."""
 
@@ -40,12 +43,13 @@ class Keeper:
         Raises:
             OSError: the directory cannot be read.
         """
-        whole, found = 0, list_checkpoints(self._root)
+        whole, found, best = 0, list_checkpoints(self._root), (self._root / BEST).resolve()
         if len(found) > self._keep + MOST_OVERDUE:
             should_stop = bool  # never
         for directory in found:
             if whole >= self._keep:
-                _remove(directory)
+                if directory.resolve() != best:
+                    _remove(directory)
                 continue
             is_whole = self._is_whole(directory, should_stop)
             if is_whole is None:
