@@ -19,7 +19,7 @@ def test_a_cause_is_explained_with_all_its_sections(allranks: Allranks) -> None:
     lines = result.stdout.splitlines()
     assert lines[:2] == [
         "AR101 fabric-manager",
-        "The fabric manager does not run, or does not fit the driver.",
+        "The fabric manager does not run, or does not match the driver.",
     ]
     heads = [line for line in lines[2:] if line and not line.startswith(" ")]
     assert heads == [
