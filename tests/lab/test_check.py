@@ -134,7 +134,7 @@ def test_with_no_place_to_write_it_works(six_nodes: TestLab) -> None:
         six_nodes, "master-node", "env", "HOME=/proc", *CHECK, "--nodes", "3", "--ignore", "AR005", cwd=Path("/proc")
     )
     assert found.returncode == 0, found.stdout + found.stderr
-    assert "no run directory was looked at" in found.stdout
+    assert "no run directory was checked" in found.stdout
 
 
 def test_a_wrong_node_name_is_one_line(six_nodes: TestLab, tmp_path: Path) -> None:

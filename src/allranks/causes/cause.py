@@ -195,7 +195,7 @@ class Cause:
         Raises:
             KeyError: message or fix ask for a value that the outcome does not have.
         """
-        values = {"node": node, "interface": outcome.interface or "<interface>", **outcome.values}
+        values = {"node": node or "the node", "interface": outcome.interface or "<interface>", **outcome.values}
         return Finding(
             cause=cls.label(),
             severity=Severity.WARN if outcome.status is Status.WARN else Severity.FAIL,
