@@ -245,7 +245,7 @@ def test_the_list_says_how_each_check_looks(allranks: Allranks) -> None:
         "AR001": "by the roll call: who does not answer",
         "AR002": "on each node",
         "AR204": "between pairs of nodes",
-        "AR205": "on all nodes, side by side",
+        "AR205": "over all nodes together",
         "AR403": "by --deep: Gloo between pairs of nodes",
         "AR505": "compared on all nodes",
     }

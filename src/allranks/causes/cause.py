@@ -50,9 +50,9 @@ class Symptom(StrEnum):
     SILENT = "silent", "no packets pass, neither connections nor datagrams"
     FILTERED = "filtered", "some ports of the ephemeral range do not answer, but other traffic passes"
     STORE_FILTERED = "store-filtered", "the leader's port does not answer, but other ports of its node do"
-    LARGE_LOST = "large-lost", "small packets pass, large ones are lost"
+    LARGE_LOST = "large-lost", "small packets pass, but large ones are lost"
     LOSSY = "lossy", "some packets are lost"
-    SLOW = "slow", "a link carries much less than its neighbors"
+    SLOW = "slow", "a link carries much less than those of the other nodes"
     CLOCK = "clock", "the two clocks differ"
 
     def __new__(cls, value: str, words: str) -> Symptom:

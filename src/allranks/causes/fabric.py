@@ -95,7 +95,7 @@ class HcaSetDiffers(Cause, id="AR303"):
 
     @classmethod
     def alike(cls, card: Card) -> Mapping[str, str | None] | None:
-        """The active RDMA ports that NCCL would use are as many on all nodes; their names may differ."""
+        """All nodes must have the same number of active RDMA ports that NCCL would use; names may differ."""
         if card.facts is None or why_no_rdma(card):
             return None
         if "rdma_ports" in card.facts.unread:
@@ -146,7 +146,7 @@ class GdrDiffers(Cause, id="AR304"):
 
     @classmethod
     def alike(cls, card: Card) -> Mapping[str, str | None] | None:
-        """GPU memory can be registered for RDMA on all nodes that have it, or on none."""
+        """GPU memory can be registered for RDMA on all nodes with RDMA, or on none."""
         if card.facts is None or why_skipped(card, card.facts) or not active_ports(card.facts):
             return None
         words = {True: "it", False: "none", None: None}

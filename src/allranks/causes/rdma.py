@@ -81,7 +81,7 @@ class RdmaMtuUnequal(Cause, id="AR305"):
 
     @classmethod
     def alike(cls, card: Card) -> Mapping[str, str | None] | None:
-        """The active MTU of the RDMA ports that NCCL would use; AR205 says it of RoCE on the data interface."""
+        """The active MTU of the RDMA ports that NCCL would use; AR205 covers RoCE on the data interface."""
         facts = card.facts
         if facts is None or why_skipped(card, facts) or not (ports := _ports_off_data(card, facts)):
             return None
@@ -138,7 +138,7 @@ class RoceGidDiffers(Cause, id="AR306"):
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
-        """Fails where there is nothing at NCCL_IB_GID_INDEX; warns where NCCL can choose no RoCE v2 with IPv4."""
+        """Fails if the entry at NCCL_IB_GID_INDEX is empty; warns if no RoCE v2 address has IPv4."""
         facts = rdma_facts(card)
         if isinstance(facts, Outcome):
             return facts

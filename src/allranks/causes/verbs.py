@@ -200,7 +200,7 @@ class IbConfig(Cause, id="AR301"):
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
-        """Fails where a device cannot be opened, has no subnet manager, or NCCL_IB_HCA fits nothing."""
+        """Fails if a device cannot be opened, no subnet manager configured it, or NCCL_IB_HCA matches no port."""
         facts = rdma_facts(card)
         if isinstance(facts, Outcome):
             return facts
@@ -222,7 +222,7 @@ class IbConfig(Cause, id="AR301"):
 
     @classmethod
     def survey(cls, cards: Sequence[Card]) -> Sequence[tuple[tuple[str, ...], Outcome]]:
-        """Fails where a port is not active that is on most of the other nodes."""
+        """Fails if a port is inactive that is active on most of the other nodes."""
         states: dict[str, dict[str, RdmaPort]] = {}
         for card in cards:
             if card.facts is not None and not why_no_rdma(card):
@@ -352,7 +352,7 @@ class IbLinkError(Cause, id="AR302"):
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
-        """Warns where an active port that NCCL would use has counted errors of the link."""
+        """Warns if an active port that NCCL would use has counted link errors."""
         facts = rdma_facts(card)
         if isinstance(facts, Outcome):
             return facts

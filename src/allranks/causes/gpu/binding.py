@@ -69,7 +69,7 @@ class GpuBusy(Cause, id="AR104"):
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
-        """Fails where other processes hold over 30 % of a GPU's memory; warns of any, and of memory nobody owns."""
+        """Fails if other processes hold over 30 % of a GPU's memory; warns about less, or about ownerless memory."""
         facts = gpu_facts(card)
         if isinstance(facts, Outcome):
             return facts
@@ -154,7 +154,7 @@ class DuplicateGpu(Cause, id="AR107"):
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
-        """Fails where CUDA_VISIBLE_DEVICES names a GPU twice."""
+        """Fails if CUDA_VISIBLE_DEVICES lists a GPU twice."""
         facts = gpu_facts(card)
         if isinstance(facts, Outcome):
             return facts
@@ -166,7 +166,7 @@ class DuplicateGpu(Cause, id="AR107"):
 
     @classmethod
     def survey(cls, cards: Sequence[Card]) -> Sequence[tuple[tuple[str, ...], Outcome]]:
-        """Fails where two machines show one serial number, warns where two agents of one machine see the same GPU."""
+        """Fails if two machines show the same serial number; warns if two agents of one machine see the same GPU."""
         owners: dict[str, list[Card]] = defaultdict(list)
         for card in cards:
             if card.facts is None:
@@ -248,7 +248,7 @@ class GpuBinding(Cause, id="AR108"):
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
-        """Warns where the variable shows fewer GPUs than workers although the node has enough; Gloo needs none."""
+        """Warns if the variable shows fewer GPUs than workers although the node has enough; Gloo needs none."""
         facts = gpu_facts(card)
         if isinstance(facts, Outcome):
             return facts

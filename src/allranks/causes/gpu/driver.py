@@ -105,7 +105,7 @@ class DriverCudaMismatch(Cause, id="AR102"):
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
-        """Fails on cuInit 803 and 804, and where PyTorch's CUDA needs a newer driver than there is."""
+        """Fails on cuInit 803 and 804, and if PyTorch's CUDA needs a newer driver than the node has."""
         if card.facts and card.facts.cuda_init in (803, 804):
             code, driver = card.facts.cuda_init, card.facts.driver_version or "unknown"
             return failed(what=f"CUDA fails to start (error {code}): libcuda does not match driver {driver}")
@@ -204,7 +204,7 @@ class GpuMissing(Cause, id="AR103"):
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
-        """Fails where nvidia-smi works and lists fewer GPUs than SLURM promised; slices (MIG) are not counted."""
+        """Fails if nvidia-smi works and lists fewer GPUs than SLURM allocated; MIG slices are not counted."""
         facts = _counted_facts(card)
         if isinstance(facts, Outcome):
             return facts
@@ -215,7 +215,7 @@ class GpuMissing(Cause, id="AR103"):
 
     @classmethod
     def survey(cls, cards: Sequence[Card]) -> Sequence[tuple[tuple[str, ...], Outcome]]:
-        """Fails where a node shows fewer GPUs than most nodes, unless it shows what SLURM promised."""
+        """Fails if a node shows fewer GPUs than most nodes, unless it shows the number that SLURM allocated."""
         counted = [(card, len(facts.gpus)) for card in cards if isinstance(facts := _counted_facts(card), Facts)]
         if not counted:
             return []
@@ -266,7 +266,7 @@ class GpuSoftwareDiffers(Cause, id="AR115"):
 
     @classmethod
     def alike(cls, card: Card) -> Mapping[str, str | None] | None:
-        """GPU model, driver, MIG mode and, as warnings, compute mode and VBIOS are the same on all nodes with GPUs."""
+        """GPU model, driver and MIG mode must be equal on all nodes with GPUs; compute mode and VBIOS only warn."""
         facts = card.facts
         if facts is None or not facts.gpus:
             return None

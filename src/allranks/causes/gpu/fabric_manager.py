@@ -84,7 +84,7 @@ class FabricManager(Cause, id="AR101"):
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
-        """Fails on cuInit 802, on a service that is down or not the driver's version, on a fabric that is not ready."""
+        """Fails on cuInit 802, if the service is down or has another version than the driver, or an unready fabric."""
         if card.facts and card.facts.cuda_init == 802:
             return failed(*_fabric_evidence(card.facts), what="CUDA fails to start: system not yet initialized (802)")
         facts = gpu_facts(card)

@@ -204,7 +204,7 @@ class GpuHardware(Cause, id="AR105"):
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
-        """Fails on uncorrected memory errors, a failed row remap, a wanted recovery, a fatal Xid."""
+        """Fails on uncorrected memory errors, a failed row remap, a requested recovery, or a fatal Xid."""
         facts = card.facts if card.facts and card.facts.xids else gpu_facts(card)
         if isinstance(facts, Outcome):
             return facts
@@ -259,7 +259,7 @@ class PcieDegraded(Cause, id="AR112"):
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
-        """Warns where a GPU's link has fewer lanes than both ends can."""
+        """Warns if a GPU's link uses fewer lanes than both ends support."""
         facts = gpu_facts(card)
         if isinstance(facts, Outcome):
             return facts
@@ -307,7 +307,7 @@ class NvlinkDegraded(Cause, id="AR113"):
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
-        """Warns where a GPU has fewer active links than another one of the same model in the node."""
+        """Warns if a GPU has fewer active links than another of the same model in the node."""
         facts = gpu_facts(card)
         if isinstance(facts, Outcome):
             return facts
@@ -356,7 +356,7 @@ class GpuThrottled(Cause, id="AR114"):
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
-        """Warns of a hardware slowdown, of heat and of the power brake; a power cap set on purpose is none of them."""
+        """Warns about a hardware slowdown, heat, or a power brake; a power cap is allowed."""
         facts = gpu_facts(card)
         if isinstance(facts, Outcome):
             return facts

@@ -91,7 +91,7 @@ class EnvDrift(Cause, id="AR503"):
 
     @classmethod
     def alike(cls, card: Card) -> Mapping[str, str | None] | None:
-        """NCCL's, Gloo's, PyTorch's and CUDA's variables are equal on all nodes; "not set" is a value, too.
+        """The variables of NCCL, Gloo, PyTorch and CUDA must be equal on all nodes; "not set" counts as a value.
 
         A variable that a node lacks stands in no key of it: who compares the nodes reads that as not set.
         """
@@ -174,7 +174,7 @@ class NcclVersionMismatch(Cause, id="AR504"):
 
     @classmethod
     def alike(cls, card: Card) -> Mapping[str, str | None] | None:
-        """The NCCL that PyTorch would load, and the network plugin that NCCL would load, are equal on all nodes."""
+        """The NCCL that PyTorch would load, and NCCL's network plugin, must be equal on all nodes."""
         facts = card.facts
         if facts is None:
             return None
@@ -223,7 +223,7 @@ class SoftwareDiffers(Cause, id="AR505"):
 
     @classmethod
     def alike(cls, card: Card) -> Mapping[str, str | None] | None:
-        """PyTorch with its CUDA, Python, allranks and, as warnings, other packages, Python's patch level and glibc."""
+        """PyTorch with its CUDA, Python and allranks must be equal; other packages, glibc and patch levels warn."""
         facts = card.facts
         if facts is None or "packages" in facts.unread:
             return None

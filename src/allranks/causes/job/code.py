@@ -84,7 +84,7 @@ class CodeDiffers(Cause, id="AR513"):
 
     @classmethod
     def alike(cls, card: Card) -> Mapping[str, str | None] | None:
-        """The bytes of the training script, where the nodes start one."""
+        """The bytes of the training script must be equal on all nodes."""
         facts = card.facts
         if facts is None or (facts.code is None and "code" not in facts.unread):
             return None
@@ -92,7 +92,7 @@ class CodeDiffers(Cause, id="AR513"):
 
     @classmethod
     def survey(cls, cards: Sequence[Card]) -> Sequence[tuple[tuple[str, ...], Outcome]]:
-        """Warns where a .py file beside the script differs, or is not on all nodes."""
+        """Warns if a .py file beside the script differs, or is missing on some nodes."""
         beside = {
             card.host: facts.code.beside
             for card, facts in with_facts(cards)

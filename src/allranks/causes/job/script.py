@@ -259,7 +259,7 @@ class TimeoutByAccident(Cause, id="AR510"):
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
-        """Warns of variables that shorten, switch off or only pretend to set the timeout of collectives."""
+        """Warns about variables that shorten or disable the timeout of collectives, or have no effect."""
         if card.facts is None:
             return unknown("this node reported no facts")
         said = [

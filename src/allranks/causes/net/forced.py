@@ -221,7 +221,7 @@ class WrongNic(Cause, id="AR203"):
 
     @classmethod
     def survey(cls, cards: Sequence[Card]) -> Sequence[tuple[tuple[str, ...], Outcome]]:
-        """Fails where a variable of the user picks an interface off the network that the others use."""
+        """Fails if a variable of the user selects an interface outside the network of the other nodes."""
         if len(cards) < 2:
             return []
         own = {card.host: data_network(card) for card, _ in with_facts(cards)}
@@ -352,7 +352,7 @@ class NicNotFound(Cause, id="AR208"):
 
     @classmethod
     def survey(cls, cards: Sequence[Card]) -> Sequence[tuple[tuple[str, ...], Outcome]]:
-        """Fails where a variable of the user names no interface of the node, or one that is down."""
+        """Fails if a variable of the user names a missing interface, or one that is down."""
         if len(cards) < 2:
             return []
         found: dict[tuple[Status, str, str | None], list[str]] = {}

@@ -148,7 +148,7 @@ class LinkDown(Cause, id="AR210"):
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
-        """Fails where the data interface is switched off or has no signal."""
+        """Fails if the data interface is switched off or has no carrier."""
         if card.facts is None or "interfaces" in card.facts.unread:
             return unknown("the node's interfaces could not be read")
         nic = data_interface(card)

@@ -149,7 +149,7 @@ class MasterDns(Cause, id="AR202"):
 
     @classmethod
     def survey(cls, cards: Sequence[Card]) -> Sequence[tuple[tuple[str, ...], Outcome]]:
-        """Fails where the endpoint that was named does not resolve on a node, warns for other nodes' names."""
+        """Fails if the configured endpoint does not resolve on a node; warns about other names."""
         endpoints = {card.endpoint for card in cards if card.endpoint}
         known = [(card, facts) for card, facts in with_facts(cards) if "resolved" not in facts.unread]
         found: dict[tuple[Status, tuple[str, ...], int], list[str]] = {}

@@ -127,7 +127,7 @@ class LoopbackHostname(Cause, id="AR209"):
 
     @classmethod
     def survey(cls, cards: Sequence[Card]) -> Sequence[tuple[tuple[str, ...], Outcome]]:
-        """Warns where a node's own name is its loopback address, and not all nodes are set up so."""
+        """Warns if a node's own name resolves to its loopback address, unless this is so on all nodes."""
         known = [(card, facts.host_name, facts.resolved.get(facts.host_name, ())) for card, facts in with_facts(cards)]
         odd = [(card, name, addresses) for card, name, addresses in known if _are_loopback(addresses)]
         is_one_machine = len(cards) == 1 and cards[0].test_ports is None
@@ -208,7 +208,7 @@ class IpFamilyMismatch(Cause, id="AR214"):
 
     @classmethod
     def survey(cls, cards: Sequence[Card]) -> Sequence[tuple[tuple[str, ...], Outcome]]:
-        """Fails where the data addresses are of two families."""
+        """Fails if some data addresses are IPv4 and others IPv6."""
         families = {
             card.host: address.version for card in cards if (address := parse_address(card.data_address)) is not None
         }
@@ -264,7 +264,7 @@ class DuplicateSubnet(Cause, id="AR216"):
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
-        """Warns where a second interface that is up has an address in the data subnet."""
+        """Warns if a second interface that is up has an address in the data subnet."""
         if card.facts is None or "interfaces" in card.facts.unread:
             return unknown("the node's interfaces could not be read")
         own, network = data_interface(card), data_network(card)

@@ -137,7 +137,7 @@ class MtuUnequal(Cause, id="AR205"):
 
     @classmethod
     def survey(cls, cards: Sequence[Card]) -> Sequence[tuple[tuple[str, ...], Outcome]]:
-        """Warns where the MTUs of the data interfaces differ, fails where RoCE runs over them."""
+        """Warns if the MTUs of the data interfaces differ; fails if RoCE uses them."""
         nics = _data_interfaces(cards)
         mtus = {host: nic.mtu for host, nic in nics.items() if nic.mtu}
         counts = Counter(mtus.values()).most_common()
@@ -297,7 +297,7 @@ class SlowLink(Cause, id="AR213"):
 
     @classmethod
     def survey(cls, cards: Sequence[Card]) -> Sequence[tuple[tuple[str, ...], Outcome]]:
-        """Warns where a few data interfaces came up at a lower speed than the others."""
+        """Warns if a minority of the data interfaces came up at a lower speed than the others."""
         nics = _data_interfaces(cards)
         speeds = {h: nic.speed_mbit_s for h, nic in nics.items() if nic.speed_mbit_s and nic.speed_mbit_s > 0}
         counts = Counter(speeds.values()).most_common()

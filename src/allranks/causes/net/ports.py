@@ -303,7 +303,7 @@ class PortInUse(Cause, id="AR207"):
 
     @classmethod
     def probe(cls, card: Card) -> Outcome | None:
-        """Warns where the leader found its port taken."""
+        """Warns if another process used the leader's port."""
         if card.came_by is not None:
             return None
         if card.port_holder is None or card.test_ports is None:  # on one machine any port does

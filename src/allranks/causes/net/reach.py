@@ -254,7 +254,7 @@ class MasterUnreachable(Cause, id="AR201"):
 
     @classmethod
     def survey(cls, cards: Sequence[Card]) -> Sequence[tuple[tuple[str, ...], Outcome]]:
-        """Fails where the endpoint that was named leads to no address of the leader, and nobody came by it."""
+        """Fails if the configured endpoint is no address of the leader, and no node joined through it."""
         asked = [card for card in cards if card.endpoint]
         if not asked or len(cards) < 2 or cards[0].facts is None:
             return []

@@ -96,8 +96,7 @@ class ShmTooSmall(Cause, id="AR002"):
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
-        """With GPUs, fails below 128 MiB in all or 64 MiB free, and warns below 1 GiB or 512 MiB; without, warns below
-        128 MiB or 64 MiB: data loaders alone need it there."""
+        """Fails below 128 MiB or 64 MiB free (warns without GPUs); with GPUs, warns below 1 GiB or 512 MiB free."""
         if card.facts is None:
             return unknown("this node reported no facts")
         place = next((place for place in card.facts.places if place.purpose == "/dev/shm"), None)  # noqa: S108
@@ -191,7 +190,7 @@ class IbMemlock(Cause, id="AR003"):
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
-        """With an active RDMA port: fails below 16 GiB. Without one there is nothing to judge on one node alone."""
+        """Fails below 16 GiB if the node has an active RDMA port."""
         if card.facts is None:
             return unknown("this node reported no facts")
         if card.facts.environment.get("NCCL_IB_DISABLE") == "1":
@@ -207,7 +206,7 @@ class IbMemlock(Cause, id="AR003"):
 
     @classmethod
     def survey(cls, cards: Sequence[Card]) -> Sequence[tuple[tuple[str, ...], Outcome]]:
-        """Without RDMA: warns of nodes whose limit is lower than that of most nodes."""
+        """Without RDMA, warns about nodes whose limit is lower than that of most nodes."""
         known = [
             (card, math.inf if limit is None else float(limit))
             for card in cards
@@ -300,7 +299,7 @@ class TooManyOpenFiles(Cause, id="AR004"):
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
-        """Fails below 1024, the soft limit that most machines have."""
+        """Fails below 1024, the soft limit of most machines."""
         if card.facts is None:
             return unknown("this node reported no facts")
         if "nofile" not in card.facts.limits:
@@ -358,7 +357,7 @@ class CpuStarved(Cause, id="AR011"):
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
-        """Warns where the cores that the job may use are fewer than the workers that drive GPUs."""
+        """Warns if the job may use fewer cores than it has workers with GPUs."""
         if card.facts is None or card.facts.num_cpus < 1:
             return unknown("the number of cores is unknown")
         # Workers without a GPU are what somebody asked for, on a laptop often more than cores.
@@ -368,7 +367,7 @@ class CpuStarved(Cause, id="AR011"):
 
     @classmethod
     def survey(cls, cards: Sequence[Card]) -> Sequence[tuple[tuple[str, ...], Outcome]]:
-        """Warns where a node has fewer cores than most of the nodes, and not fewer workers to match."""
+        """Warns if a node has fewer cores than most nodes, and fewer per worker."""
         known = [
             (card, facts.num_cpus) for card, facts in with_facts(cards) if facts.num_cpus > 0 and card.num_workers > 0
         ]

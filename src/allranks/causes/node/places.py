@@ -122,7 +122,7 @@ class DiskFull(Cause, id="AR005"):
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
-        """Fails with less than 64 MiB free in run directory or TMPDIR, warns below 1 GiB and of a full HOME."""
+        """Fails with less than 64 MiB free in the run directory or TMPDIR; warns below 1 GiB, or if HOME is full."""
         if card.facts is None:
             return unknown("this node reported no facts")
         places = [place for place in card.facts.places if place.purpose in _WRITTEN_TO]
@@ -211,7 +211,7 @@ class RunDirNotShared(Cause, id="AR006"):
 
     @classmethod
     def survey(cls, cards: Sequence[Card]) -> Sequence[tuple[tuple[str, ...], Outcome]]:
-        """Fails where a node does not see the leader's file in the run directory, or may not write there."""
+        """Fails if a node does not see the leader's file in the run directory, or may not write there."""
         places = {card.host: _run_directory(card) for card in cards}
         leaders = [card for card in cards if card.came_by is None]
         leader = max(

@@ -98,7 +98,7 @@ class ClockSkew(Cause, id="AR007"):
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
-        """Never an alarm on one node alone: it notes a clock that nothing sets. Offsets are measured between nodes."""
+        """Notes a clock that no time service sets; it never warns, because offsets are measured between nodes."""
         if card.facts is None:
             return unknown("this node reported no facts")
         if card.facts.is_clock_synchronised is None:
@@ -147,7 +147,7 @@ class DuplicateHost(Cause, id="AR009"):
 
     @classmethod
     def survey(cls, cards: Sequence[Card]) -> Sequence[tuple[tuple[str, ...], Outcome]]:
-        """Fails where NCCL takes two machines for one (name and boot id equal, addresses not), warns of equal names."""
+        """Fails if two machines with different addresses have equal names and boot ids; warns if only names are."""
         by_name: dict[str, list[Card]] = defaultdict(list)
         for card in cards:
             if card.facts and card.facts.host_name:
