@@ -121,7 +121,7 @@ def test_a_silent_node_is_the_finding(allranks: Allranks, step: FakeStep, tmp_pa
     )
     assert result.returncode == 1
     assert "AR001 node-silent   n2" in result.stdout
-    assert f"its agent did not come within {ENOUGH_S} s; 2 of 3 nodes are here" in result.stdout
+    assert f"the node's agent did not join within {ENOUGH_S} s; 2 of 3 nodes joined" in result.stdout
     assert re.search(r"waiting \d+ s for n2; 2 of 3 answered", result.stderr)
     assert result.stdout.splitlines()[-1].startswith("3 nodes: 1 problem that would stop a job (n2); ")
     assert time.monotonic() - began_s < 55
@@ -245,7 +245,7 @@ def test_the_list_says_how_each_check_looks(allranks: Allranks) -> None:
         "AR001": "by the roll call: who does not answer",
         "AR002": "on each node",
         "AR204": "between pairs of nodes",
-        "AR205": "on all nodes, side by side",
+        "AR205": "over all nodes together",
         "AR403": "by --deep: Gloo between pairs of nodes",
         "AR505": "compared on all nodes",
     }

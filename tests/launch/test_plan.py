@@ -277,7 +277,7 @@ def test_one_machine_stays_on_loopback(cluster):
 @pytest.mark.parametrize("env", [{}, slurm_env()], ids=["one machine", "six nodes"])
 def test_a_subnet_without_interface_lists_those_that_are_there(env):
     assert refusal(env=env, cluster=cluster_with("192.168.99.0/24"), kind=ConfigError) == (
-        "[network] data = 192.168.99.0/24: no interface of node03 is in it; there are lo 127.0.0.1 ::1, "
+        "[network] data = 192.168.99.0/24: no interface of node03 is in that subnet; it has lo 127.0.0.1 ::1, "
         "eno1 10.1.0.3, ens1f1 192.168.20.3 fd00:20::3; correct the subnet, or run on this machine alone with "
         "--standalone"
     )
@@ -286,7 +286,7 @@ def test_a_subnet_without_interface_lists_those_that_are_there(env):
 def test_a_machine_without_addresses_says_so():
     facts = NodeFacts(host="node03", interfaces=(Interface("eno1", (), is_up=False),), num_gpus=0, num_cpus=1)
     text = refusal(env=slurm_env(), cluster=SUBNET, facts=facts, kind=ConfigError)
-    assert "no interface of node03 is in it; there are none with an address; correct the subnet" in text
+    assert "no interface of node03 is in that subnet; it has none with an address; correct the subnet" in text
 
 
 def test_a_node_whose_address_is_elsewhere_is_refused():
@@ -306,8 +306,8 @@ def test_standalone_ignores_what_the_file_says_of_the_network(cluster):
 def test_another_interface_than_the_file_says_is_refused(name):
     cluster = cluster_with("192.168.20.0/24", name=name, address="192.168.20.3", interface="ens1f0")
     assert refusal(env=slurm_env(), cluster=cluster, kind=ConfigError) == (
-        f"[[node]] {name}: interface = ens1f0, but 192.168.20.3 is on ens1f1 there; correct it, or leave it out: "
-        "it is found from [network] data"
+        f"[[node]] {name}: interface = ens1f0, but 192.168.20.3 is on ens1f1 there; correct it, or omit it: "
+        "allranks finds the interface from [network] data"
     )
 
 
@@ -322,8 +322,8 @@ def test_an_interface_that_is_down_is_refused_with_the_cure():
     down = Interface("ens1f1", ("192.168.20.3",), is_up=False)
     facts = NodeFacts(host="node03", interfaces=(LO, down), num_gpus=0, num_cpus=1)
     assert refusal(env=slurm_env(), cluster=SUBNET, facts=facts, kind=SetupError) == (
-        "the data interface of node03, ens1f1 192.168.20.3 (down), carries nothing: it is down; ip link set ens1f1 up, "
-        "or look at its cable and switch port"
+        "the data interface of node03 is down: ens1f1 192.168.20.3 (down); run ip link set ens1f1 up, "
+        "or check its cable and switch port"
     )
 
 

@@ -378,7 +378,10 @@ def test_a_data_subnet_that_no_interface_is_in_is_one_line(allranks: Allranks, t
     assert result.returncode == 2
     assert result.stderr.count("\n") == 1
     assert result.stderr.startswith("error: ")
-    assert "[network] data = 203.0.113.0/24: no interface of node07 is in it; there are lo 127.0.0.1" in result.stderr
+    assert (
+        "[network] data = 203.0.113.0/24: no interface of node07 is in that subnet; it has lo 127.0.0.1"
+        in result.stderr
+    )
     assert not (tmp_path / "runs").exists()
 
 

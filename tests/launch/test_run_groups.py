@@ -154,7 +154,7 @@ def test_a_wrong_secret_is_refused_by_name_and_both_end_soon(start: Start, port:
     assert code == 75
     assert f"allranks: 127.0.0.1 was refused: {reason}\n" in stderr
     assert "AR001 node-silent   node rank 1 " in stderr
-    assert "its agent did not come within 4 s; 1 of 2 nodes are here" in stderr
+    assert "the node's agent did not join within 4 s; 1 of 2 nodes joined" in stderr
     assert "open sesame" not in stderr
     assert "Traceback" not in stderr
 

@@ -192,7 +192,7 @@ def _finding(
     outcome = Outcome(
         Status.FAIL,
         values={"what": f"an all-reduce of 4 MiB over {NAMES[backend]} fails between {between}"},
-        evidence=(*evidence, *([f"what would decide it: {found.would_decide}"] if found.would_decide else [])),
+        evidence=(*evidence, *([f"to be certain: {found.would_decide}"] if found.would_decide else [])),
         confidence=Confidence.UNDECIDED if found.kind is Kind.UNDECIDED else found.confidence,
     )
     others = {name for edge in edges for name in (edge.source, edge.target)} - set(culprits)

@@ -37,7 +37,7 @@ DEEP = {
 }
 """What only real collectives find: id -> how."""
 # As causes.catalogue.ways_to_find names them.
-ON_EACH_NODE, COMPARED, SIDE_BY_SIDE = "on each node", "compared on all nodes", "on all nodes, side by side"
+ON_EACH_NODE, COMPARED, SIDE_BY_SIDE = "on each node", "compared on all nodes", "over all nodes together"
 ALONE = "one node alone"
 _ALWAYS = frozenset(("AR001", "AR012", "AR512"))
 """Looked for whatever is selected: without an answer nothing else can be said."""
