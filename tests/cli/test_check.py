@@ -48,7 +48,7 @@ def test_this_machine_without_a_scheduler(allranks: Allranks, tmp_path: Path) ->
     result = allranks("check", "--ignore", "AR005", env={"PATH": "/usr/bin:/bin"})
     assert result.returncode == 0, result.stdout + result.stderr
     assert "one node alone" in result.stdout
-    assert ": all is well, " in result.stdout.splitlines()[-1]
+    assert ": no problem found, " in result.stdout.splitlines()[-1]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -56,14 +56,14 @@ def test_a_deep_check_of_one_machine_has_nothing_to_pair(allranks: Allranks) -> 
     result = allranks("check", "--deep", "--select", "AR403", env={"PATH": "/usr/bin:/bin"})
     assert result.returncode == 0, result.stdout + result.stderr
     assert "1 check skipped on" in result.stdout
-    assert result.stderr == "allranks: --deep: one node alone has nobody to be paired with\n"
+    assert result.stderr == "allranks: --deep: no collectives were run, because they need at least two nodes\n"
 
 
 def test_a_deep_check_stops_where_the_check_found_something(allranks: Allranks, step: FakeStep) -> None:
     silent = step.env | {"FAKE_SILENT": "n2"}
     result = allranks("check", "--nodes", "3", "--timeout", ENOUGH_S, "--deep", *ONE_MACHINE, env=silent)
     assert result.returncode == 1
-    assert "--deep: no collective was tried, since the check found what would stop a job" in result.stderr
+    assert "--deep: no collectives were run, because the check found a problem that would stop a job" in result.stderr
     assert "AR403" not in result.stdout
 
 
@@ -76,7 +76,7 @@ def test_a_deep_check_is_no_part_of_a_step(allranks: Allranks) -> None:
     result = allranks("check", "--deep", env=task)
     assert (result.returncode, result.stderr) == (
         2,
-        "error: --deep starts steps of its own: run it in the allocation, without srun\n",
+        "error: --deep starts its own job steps: run it in the allocation, without srun\n",
     )
 
 
@@ -85,7 +85,7 @@ def test_all_nodes_and_pairs_in_one_step(allranks: Allranks, step: FakeStep, tmp
     assert result.returncode == 0, result.stdout + result.stderr
     assert "network: " in result.stdout
     assert "checks passed on 3 nodes" in result.stdout
-    assert result.stdout.splitlines()[-1].startswith("3 nodes: all is well, ")
+    assert result.stdout.splitlines()[-1].startswith("3 nodes: no problem found, ")
     assert "Welcome" not in result.stdout
     flags = step.call["flags"]
     assert isinstance(flags, dict)
@@ -203,9 +203,9 @@ BAD = {
     ("--select", "AR999"): 'no cause "AR999": expected an id, a name or an alias; allranks explain lists them',
     ("--ignore", "mtu"): 'no cause "mtu": did you mean "mtu-blackhole"? ',
     ("--select", "AR590"): "AR590 user-code-error cannot be found before a run; allranks check --list has what can",
-    ("--select", "AR403"): "AR403 gloo-timeout is looked for with --deep only",
+    ("--select", "AR403"): "--select AR403: this check runs only with --deep",
     ("--select", "AR2", "--ignore", "AR2"): "--select and --ignore leave nothing to look for; ",
-    ("--exclude-list", "--json"): "--exclude-list prints names alone: leave --json and --verbose out",
+    ("--exclude-list", "--json"): "--exclude-list prints only names of nodes: remove --json and --verbose",
     ("--nodes", "1", "--nodelist", "n[1-2]"): "check: --nodes 1 is less than --nodelist n[1-2] (2 nodes)",
     ("--nodelist", "n1,n1"): "check: --nodelist n1,n1: expected each node once",
     ("--nodelist", "n[1-"): "host list ",

@@ -171,7 +171,7 @@ def test_the_whole_file() -> None:
              unread={"gpus": "nvidia-smi: no answer within 3 s"}),
     ]  # fmt: skip
     around = Surroundings(
-        cluster_name="ada", partition="gpu", partition_reason="you named it", promised_gpus={"n1": 1, "n2": 8},
+        cluster_name="ada", partition="gpu", partition_reason="given by --partition", promised_gpus={"n1": 1, "n2": 8},
         silent=("n4", "n5"), waited_s=20,
     )  # fmt: skip
     title, tables = describe_cluster(cards, around)
@@ -192,7 +192,7 @@ port = 29500                   # the default, torchrun's too
 # infiniband: not set, NCCL decides: n1 has mlx5_0 (InfiniBand, 400 Gb/sec), n3 has none active
 
 [slurm]
-partition = "gpu"              # you named it
+partition = "gpu"              # given by --partition
 # time: not set, the partition's limit holds
 
 [[node]]
@@ -266,7 +266,7 @@ def test_all_idle_nodes_of_the_default_partition(
 ) -> None:
     step = FakeStep(tmp_path_factory.mktemp("slurm") / "bin")
     result = allranks("init", "--json", env=step.env)
-    assert without_waiting(result.stderr) == "allranks: looking at n[1-2]\n"
+    assert without_waiting(result.stderr) == "allranks: examining n[1-2]\n"
     flags = step.call["flags"]
     assert isinstance(flags, dict)
     assert (flags["partition"], flags["nodelist"], flags["gpus-per-node"]) == ("main", "n1,n2", "4")
@@ -286,14 +286,14 @@ def test_a_node_that_is_silent_is_left_out_and_said(
     result = allranks("init", "--nodes", "2", "--timeout", "12", "-o", "-", env=env)
     assert result.returncode == 3
     assert "# n2 did not answer within 12 s: add what is missing, or run allranks init again" in result.stdout
-    assert result.stderr.splitlines()[-1] == "allranks: n2 did not answer within 12 s and is not in it"
+    assert result.stderr.splitlines()[-1] == "allranks: n2 did not answer within 12 s, and is not in the file"
 
 
 def test_flags_that_contradict_are_one_line(allranks: Allranks, tmp_path: Path) -> None:
     result = allranks("init", "--standalone", "--nodes", "2")
     assert (result.returncode, result.stderr) == (
         2,
-        "error: init: --standalone means this machine: leave --nodes, --partition and --nodelist out\n",
+        "error: init: --standalone examines only this machine: remove --nodes, --partition and --nodelist\n",
     )
     result = allranks("init", "--standalone", "-o", "no/such/place.toml")
     assert (result.returncode, result.stderr) == (

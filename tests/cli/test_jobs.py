@@ -245,7 +245,7 @@ def test_list_shows_what_waits_and_runs(slurm: FakeSlurm, allranks: Allranks) ->
 
 def test_list_of_nothing_says_so(slurm: FakeSlurm, allranks: Allranks) -> None:
     result = allranks("list")
-    assert (result.stdout, result.stderr) == ("", "allranks: no job of yours waits or runs, and no run is in runs\n")
+    assert (result.stdout, result.stderr) == ("", "allranks: you have no pending or running job, and runs has no run\n")
 
 
 @pytest.mark.parametrize("arguments", [("status", "12"), ("logs", "12"), ("cancel", "12"), ("list",)])

@@ -80,10 +80,10 @@ def test_why_explains_the_newest_run(words: tuple[str, ...], runs: Path, allrank
     assert document["findings"][0]["cause"] == "AR590 user-code-error"
     assert {source["path"].split("/")[1] for source in document["sources"]} == {NEW}
     said = {
-        (): f"reading runs/{NEW}, the newest run here",
-        ("latest",): f"reading runs/{NEW}, the newest run here",
+        (): f"reading runs/{NEW}, the newest run",
+        ("latest",): f"reading runs/{NEW}, the newest run",
         (NEW,): f"reading runs/{NEW}",
-        ("runs",): f"runs holds 2 runs; reading the newest, runs/{NEW}; the one before is runs/{OLD}",
+        ("runs",): f"runs has 2 runs; reading the newest, runs/{NEW}; the previous one is runs/{OLD}",
     }
     assert result.stderr == f"allranks: {said[words]}\n"
 
@@ -108,7 +108,7 @@ def test_stack_of_a_run_that_has_ended_says_where_to_look(runs: Path, allranks: 
     result = allranks("stack", "latest")
     assert (result.returncode, result.stderr) == (
         3,
-        f"error: run {NEW} has ended; what happened to it: allranks why {NEW}\n",
+        f"error: run {NEW} has ended; to see what happened: allranks why {NEW}\n",
     )
 
 
@@ -147,7 +147,7 @@ def test_list_shows_runs_where_there_is_no_slurm(runs: Path, allranks: Allranks)
     result = allranks("list", env={"PATH": "/nowhere"})
     assert result.returncode == 0
     assert [line.split()[0] for line in result.stdout.splitlines()] == ["JOB", NEW, OLD]
-    assert result.stderr.startswith("allranks: no jobs of SLURM: squeue: no such program here")
+    assert result.stderr.startswith("allranks: cannot list SLURM jobs: squeue: no such program here")
 
 
 @pytest.mark.parametrize(

@@ -150,7 +150,7 @@ def test_ctrl_c_ends_the_step_at_once(slurm: dict[str, str], tmp_path: Path) -> 
             2,
             "error: stack 7: squeue: Invalid job id specified",
         ),
-        ({"FAKE_ROWS": ""}, 3, "error: job 7 has ended; what happened to it: allranks why 7"),
+        ({"FAKE_ROWS": ""}, 3, "error: job 7 has ended; to see what happened: allranks why 7"),
         (
             {"FAKE_ROWS": "7|7|PENDING||Priority\n"},
             3,
@@ -192,7 +192,7 @@ def test_processes_of_this_machine_need_no_slurm(allranks: Allranks, start: Star
     result = allranks("stack", "--pid", str(pid), "4194304")
     assert result.returncode == 0, result.stderr
     assert f"pid {pid}   sleep at train.py:4 straggle" in result.stdout
-    assert result.stderr == "allranks: no such process here: 4194304\n"
+    assert result.stderr == "allranks: no such process on this machine: 4194304\n"
 
 
 def test_two_jobs_of_this_machine_are_shown_apart(allranks: Allranks, start: Start, tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ def test_init_finds_the_cluster_as_its_owners_describe_it(six_nodes: TestLab, tm
     done = on(six_nodes, "master-node", *ALLRANKS, "init", "--timeout", "100", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert without_waiting(done.stderr).splitlines() == [
-        "allranks: looking at master-node,node[01-05]",
+        "allranks: examining master-node,node[01-05]",
         "allranks: cluster.toml written: 6 nodes, data network 192.168.20.0/24; next: allranks check",
     ]
     found = read_cluster(tmp_path / "cluster.toml").cluster

@@ -186,10 +186,10 @@ def test_unused_flags_are_accepted_and_said_to_be_unused(allranks: Allranks, tmp
     result = allranks("run", *flags, "train.py")
     assert (result.returncode, result.stdout) == (0, "ran\n")
     assert result.stderr.splitlines()[:4] == [
-        "allranks: --rdzv-backend is unused: the leader's own roll call is used",
-        "allranks: --monitor-interval is unused: workers are watched without polling",
-        "allranks: --start-method is unused: workers are processes of their own",
-        "allranks: --run-path is unused: the script is started as it is",
+        "allranks: --rdzv-backend has no effect: the leader's roll call replaces the rendezvous",
+        "allranks: --monitor-interval has no effect: workers are watched without polling",
+        "allranks: --start-method has no effect: workers are started as new processes",
+        "allranks: --run-path has no effect: the script is always started directly",
     ]
 
 
@@ -280,7 +280,10 @@ def test_port_0_is_any_free_one(allranks: Allranks, tmp_path: Path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["gone.py"], "gone.py: no such script; expected a Python file (a module takes -m, a program --no-python)"),
+        (
+            ["gone.py"],
+            "gone.py: no such script; expected a Python file (for a module add -m, for another program --no-python)",
+        ),
         (["-m", "gone.train"], f"-m gone.train: no such module in {sys.executable} or this directory"),
         (
             ["--no-python", "./gone"],
@@ -311,7 +314,7 @@ def test_port_0_is_any_free_one(allranks: Allranks, tmp_path: Path):
         (["-m", "--no-python", "x"], "-m and --no-python contradict each other: a module is run by Python"),
         (
             ["--redirects", "4", "train.py"],
-            "--redirects '4': expected 0, 1, 2 or 3, or local ranks with them, for example 0:3,1:2",
+            "--redirects '4': expected 0, 1, 2 or 3, for all local ranks or for each, for example 0:3,1:2",
         ),
         (
             ["--local-ranks-filter", "a", "train.py"],

@@ -168,7 +168,10 @@ def test_a_script_that_one_node_lacks_ends_all_with_its_name(start: Start, port:
     assert report(ends[0][2]) == report(ends[1][2])
     head, said, *_ = report(ends[0][2])
     assert re.fullmatch(r"\S AR512 node-cannot-start   b +certain", head)
-    assert said == "  train.py: no such script; expected a Python file (a module takes -m, a program --no-python)"
+    assert (
+        said
+        == "  train.py: no such script; expected a Python file (for a module add -m, for another program --no-python)"
+    )
     assert report(ends[0][2])[-1] == "  waited for it: a"
 
 

@@ -91,7 +91,9 @@ def worker_command(request: Request) -> list[str]:
             raise UsageError(f"-m {first}: no such module in {sys.executable} or this directory")
         return [sys.executable, "-m", first, *arguments]
     if not Path(first).exists():
-        raise UsageError(f"{first}: no such script; expected a Python file (a module takes -m, a program --no-python)")
+        raise UsageError(
+            f"{first}: no such script; expected a Python file (for a module add -m, for another program --no-python)"
+        )
     return [python, first, *arguments]
 
 

@@ -79,7 +79,7 @@ def find_components(job: str, rows: str) -> list[Component]:
     """
     found = [line.split("|", 4) for line in rows.splitlines() if line.count("|") >= 4]
     if not found:
-        raise AllranksError(f"job {job} has ended; what happened to it: allranks why {job}")
+        raise AllranksError(f"job {job} has ended; to see what happened: allranks why {job}")
     leaders = {shown.partition("+")[0] for _, shown, *_ in found}
     running = [row for row in found if row[2] == "RUNNING"]
     if not running:
