@@ -284,10 +284,10 @@ def test_port_0_is_any_free_one(allranks: Allranks, tmp_path: Path):
             ["gone.py"],
             "gone.py: no such script; expected a Python file (for a module add -m, for another program --no-python)",
         ),
-        (["-m", "gone.train"], f"-m gone.train: no such module in {sys.executable} or this directory"),
+        (["-m", "gone.train"], f"-m gone.train: no such module in this directory or for {sys.executable}"),
         (
             ["--no-python", "./gone"],
-            "./gone: no such program; --no-python runs it as it is, give a path or one on PATH",
+            "./gone: no such program; --no-python expects a path, or a name on PATH",
         ),
         (["--nproc-per-node", "0", "train.py"], "--nproc-per-node '0': expected a number from 1, auto, gpu or cpu"),
         (["--nproc-per-node", "x", "train.py"], "--nproc-per-node 'x': expected a number from 1, auto, gpu or cpu"),
@@ -296,8 +296,7 @@ def test_port_0_is_any_free_one(allranks: Allranks, tmp_path: Path):
         (["--nnodes", "4:2", "train.py"], "--nnodes '4:2': expected a number from 1, or MIN:MAX, for example 6 or 4:6"),
         (
             ["--nnodes", "2", "train.py"],
-            "--nnodes 2: where do the nodes meet? Give all of them the same --rdzv-endpoint HOST:PORT, a name or "
-            "address of the first node",
+            "--nnodes 2: the address of the first node is missing; add the same --rdzv-endpoint HOST:PORT on all nodes",
         ),
         (
             ["--nnodes", "2", "--node-rank", "2", "--rdzv-endpoint", "a", "train.py"],
@@ -353,11 +352,11 @@ def test_no_script_is_one_line(allranks: Allranks, tmp_path: Path):
     [
         ('[network]\nport = "29k"\n', '[network] port = "29k": expected an integer from 1 to 65535, for example 29500'),
         ("[network]\nprot = 29500\n", '[network] prot = 29500: unknown key, did you mean "port"?'),
-        ("", "says nothing: expected at least one table, for example [cluster] with a name"),
+        ("", "is empty: expected at least one table, for example [cluster] with a name"),
         (
             '[network]\ndata = "10.0.0.0/24"\n[[node]]\nname = "a"\naddress = "10.0.0.1"\n'
             '[[node]]\nname = "a"\naddress = "10.0.0.2"\n',
-            '[[node]] 2 name = "a": [[node]] 1 has it: expected each once',
+            '[[node]] 2 name = "a": [[node]] 1 has the same name: expected each name once',
         ),
         (
             '[[node]]\nname = "node\\u001b01"\naddress = "10.0.0.1"\n',
@@ -411,5 +410,5 @@ def test_plan_starts_nothing(allranks: Allranks, tmp_path: Path):
     write(tmp_path / "train.py", textwrap.dedent("open('ran', 'w')"))
     result = allranks("run", "--plan", "train.py")
     assert result.returncode == 0
-    assert "one rank unless told otherwise" in result.stdout
+    assert "one rank by default" in result.stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py"]

@@ -314,7 +314,7 @@ def test_sigterm_ends_a_paused_job_with_its_own_code_and_a_verdict(start: Start,
     assert leader.stderr is not None
     said = iter(leader.stderr.readline, "")
     for _ in range(2):  # 10 s lie between two of them: the workers here have been gone for long
-        next(line for line in said if line.startswith("allranks: paused: 1 of at least 2 nodes; "))
+        next(line for line in said if line.startswith("allranks: paused: only 1 of at least 2 nodes; "))
     leader.send_signal(signal.SIGUSR1)
     assert any("SIGUSR1: for scripts that handle it" in line for line in said)
     leader.send_signal(signal.SIGTERM)

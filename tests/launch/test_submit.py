@@ -133,7 +133,7 @@ def test_without_slurm_it_says_where_there_is_one(allranks: Allranks, tmp_path: 
     result = allranks("submit", "train.py", env={"PATH": str(tmp_path)})
     assert result.returncode == 78
     assert_one_line(result.stderr)
-    assert "sbatch: no such program here" in result.stderr
+    assert "sbatch: not found on this machine" in result.stderr
 
 
 def test_a_node_that_is_down_is_told_with_slurm_s_reason(slurm: FakeSlurm, allranks: Allranks) -> None:
