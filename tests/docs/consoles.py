@@ -33,6 +33,7 @@ _VOLATILE = [
     (re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d"), "DATE"),
     (re.compile(r"\b(job|pid) \d+"), r"\1 N"),
     (re.compile(r"\d+(\.\d+)? s\b"), "N s"),
+    (re.compile(r"\bafter \d+:\d\d:\d\d"), "after TIME"),
     (re.compile(r"\d+(-\d+)? % CPU"), "N % CPU"),
     (re.compile(r"\bseed \d+"), "seed N"),
     (re.compile(r"\bens1f\d(np0)?"), "ens1fN"),
