@@ -154,7 +154,7 @@ def test_a_wrong_secret_is_refused_by_name_and_both_end_soon(start: Start, port:
     assert code == 75
     assert f"allranks: 127.0.0.1 was refused: {reason}\n" in stderr
     assert "AR001 node-silent   node rank 1 " in stderr
-    assert "its agent did not come within 4 s; 1 of 2 nodes are here" in stderr
+    assert "the node's agent did not join within 4 s; 1 of 2 nodes joined" in stderr
     assert "open sesame" not in stderr
     assert "Traceback" not in stderr
 
@@ -168,7 +168,10 @@ def test_a_script_that_one_node_lacks_ends_all_with_its_name(start: Start, port:
     assert report(ends[0][2]) == report(ends[1][2])
     head, said, *_ = report(ends[0][2])
     assert re.fullmatch(r"\S AR512 node-cannot-start   b +certain", head)
-    assert said == "  train.py: no such script; expected a Python file (a module takes -m, a program --no-python)"
+    assert (
+        said
+        == "  train.py: no such script; expected a Python file (for a module add -m, for another program --no-python)"
+    )
     assert report(ends[0][2])[-1] == "  waited for it: a"
 
 
@@ -311,7 +314,7 @@ def test_sigterm_ends_a_paused_job_with_its_own_code_and_a_verdict(start: Start,
     assert leader.stderr is not None
     said = iter(leader.stderr.readline, "")
     for _ in range(2):  # 10 s lie between two of them: the workers here have been gone for long
-        next(line for line in said if line.startswith("allranks: paused: 1 of at least 2 nodes; "))
+        next(line for line in said if line.startswith("allranks: paused: only 1 of at least 2 nodes; "))
     leader.send_signal(signal.SIGUSR1)
     assert any("SIGUSR1: for scripts that handle it" in line for line in said)
     leader.send_signal(signal.SIGTERM)

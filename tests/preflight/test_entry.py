@@ -305,7 +305,7 @@ def test_a_missing_leader_is_named(tmp_path):
         entry.take_part()
     finding = given_up.value.finding
     assert (finding.cause, finding.node) == ("AR001 node-silent", "node01")
-    assert "its agent, which leads, did not come within" in finding.message
+    assert "no leader answered within" in finding.message
 
 
 def test_a_leader_that_is_announced_and_not_reached_is_another_matter(tmp_path):
@@ -321,7 +321,7 @@ def test_a_leader_that_is_announced_and_not_reached_is_another_matter(tmp_path):
         entry.take_part()
     finding = given_up.value.finding
     assert finding.cause == "AR201 master-unreachable"
-    assert finding.message == "node01 leads at 127.0.0.9, and node02 reaches none of them"
+    assert finding.message == "the leader listens at 127.0.0.9, but node02 reaches none of these addresses"
 
 
 def stop_after(delay_s: float) -> Callable[[], None]:

@@ -382,7 +382,9 @@ def test_a_missing_node_is_named_and_the_verdict_comes_in_time(call):
     came = call.add(card(1))
     judgement = call.hold(3, join_s=5)
     assert brief(judgement) == [("AR001", "node03", "fail", "certain")]
-    assert re.fullmatch(r"its agent did not come within [5-9] s; 2 of 3 nodes are here", judgement.findings[0].message)
+    assert re.fullmatch(
+        r"the node's agent did not join within [5-9] s; 2 of 3 nodes joined", judgement.findings[0].message
+    )
     assert judgement.exit_code == 75
     assert [line for line in call.lines if re.fullmatch(r"waiting [345] s for node03; 2 of 3 are here", line)]
     assert 5 < call.took_s < 30
@@ -525,7 +527,7 @@ def test_a_node_that_does_not_report_is_named_at_the_deadline(call):
     call.add(card(2), behave=be_silent)
     judgement = call.hold(3)
     assert brief(judgement) == [("AR001", "node03", "fail", "certain")]
-    assert judgement.findings[0].message == "its agent joined, and then did not answer in time"
+    assert judgement.findings[0].message == "the node's agent joined, then stopped answering"
     assert call.took_s < 30
     call.agents[1].is_over.set()
     verdict = call.stop(judgement)
@@ -585,7 +587,7 @@ def test_a_left_over_of_an_earlier_attempt_is_refused(call):
     judgement = call.hold(2, attempt=1, check=check)
     assert brief(judgement) == [("AR404", "stale", "warn", "certain")]
     assert judgement.is_go
-    assert "it is of attempt 0, this is attempt 1" in str(stale.error)
+    assert "it belongs to attempt 0, this is attempt 1" in str(stale.error)
 
 
 def test_somebody_without_the_secret_is_refused(call):

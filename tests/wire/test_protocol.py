@@ -342,7 +342,7 @@ def test_a_message_longer_than_four_mebibytes_is_not_sent():
 def test_a_frame_longer_than_four_mebibytes_is_not_waited_for():
     with pytest.raises(WireError) as refused:
         decode_frames(bytearray(b"\x00\x40\x00\x01"))
-    assert str(refused.value) == ("a frame of 4194305 bytes, at most 4194304 are allowed: not an allranks peer")
+    assert str(refused.value) == ("a frame of 4194305 bytes, more than 4194304: the peer is not allranks")
 
 
 def test_a_frame_of_exactly_four_mebibytes_passes():
@@ -450,7 +450,7 @@ def test_garbage_on_a_connection_is_a_wire_error(pair):
     near, far = pair
     near.sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
     wait_readable(far)
-    with pytest.raises(WireError, match="not an allranks peer"):
+    with pytest.raises(WireError, match="the peer is not allranks"):
         far.receive()
 
 

@@ -53,7 +53,8 @@ def name_fault(
         about: any other field of Finding.
     """
     cause = find_cause(cause_id)
-    fix = cause.fix.format_map({"node": node or "the node"}) if fix is None else fix
+    if fix is None:
+        fix = cause.fix.format_map({"node": node or "the node", "interface": "<interface>"})
     seen = tuple(Evidence(seen=each) if isinstance(each, str) else each for each in evidence)
     more = {"severity": Severity.FAIL, "confidence": Confidence.CERTAIN} | about
     return Finding(cause=cause.label(), message=message, node=node, evidence=seen, fix=fix or None, **more)

@@ -336,10 +336,12 @@ class Entry:
         found = read_announcement(mine.run_dir.path)
         leader = mine.node_names[0] if mine.node_names else "the leader"
         if found is not None and found.job == mine.job and found.attempt == (mine.attempt or found.attempt):
-            what = f"{found.host} leads at {', '.join(found.addresses)}, and {mine.host} reaches none of them"
+            what = (
+                f"the leader listens at {', '.join(found.addresses)}, but {mine.host} reaches none of these addresses"
+            )
             return find_cause("AR201").find(failed(reason, what=what), node=found.host)
         # No word of this node alone: all that wait say the same.
-        what = f"its agent, which leads, did not come within {mine.guard.join_s:.0f} s"
+        what = f"no leader answered within {mine.guard.join_s:.0f} s"
         waiting = fold_hosts(mine.node_names[1:]) if mine.node_names else None
         return find_cause("AR001").find(failed(what=what), node=leader, waiting=waiting)
 

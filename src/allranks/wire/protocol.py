@@ -327,7 +327,7 @@ def decode_frames(buffer: bytearray, *, at_most: int | None = None) -> list[Mess
     while len(buffer) >= LENGTH.size and (at_most is None or len(messages) < at_most):
         (length,) = LENGTH.unpack_from(buffer)
         if length > MAX_FRAME_BYTES:
-            raise WireError(f"a frame of {length} bytes, at most {MAX_FRAME_BYTES} are allowed: not an allranks peer")
+            raise WireError(f"a frame of {length} bytes, more than {MAX_FRAME_BYTES}: the peer is not allranks")
         if len(buffer) < LENGTH.size + length:
             break
         payload = bytes(buffer[LENGTH.size : LENGTH.size + length])
@@ -335,7 +335,9 @@ def decode_frames(buffer: bytearray, *, at_most: int | None = None) -> list[Mess
         try:
             messages.append(_decode(payload))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-            raise WireError(_describe_foreign_frame(payload) or f"a frame that is no message of ours: {exc}") from exc
+            raise WireError(
+                _describe_foreign_frame(payload) or f"a frame that is not an allranks message: {exc}"
+            ) from exc
     return messages
 
 
@@ -393,6 +395,6 @@ def _describe_foreign_frame(payload: bytes) -> str | None:
     if head.protocol == PROTOCOL:
         return None
     return (
-        f"words of allranks {as_one_line(head.version, at_most=40)} (protocol {head.protocol}, here {PROTOCOL}); "
+        f"a message of allranks {as_one_line(head.version, at_most=40)} (protocol {head.protocol}, here {PROTOCOL}); "
         "install one version everywhere"
     )
