@@ -34,8 +34,7 @@ SLOW = {
     ),
     "the GIL": (
         away(2, num=NUM, silent_s=40.6, state=ProcessState.RUNNING),
-        "slow: rank 2 has let no other thread run for 41 s (something holds the GIL): evaluate.py:88 in run; "
-        "3 ranks wait",
+        "slow: rank 2 has run no other thread for 41 s (one thread holds the GIL): evaluate.py:88 in run; 3 ranks wait",
         "AR408 stuck-rank",
     ),
     "the kernel": (

@@ -68,8 +68,7 @@ def name_fault(
         ranks=tuple(ranks),
         message=message,
         evidence=tuple(Evidence(seen=seen) for seen in evidence),
-        fix=(cause.fix.format_map({"node": node or "the node", "interface": "<interface>"}) if fix is None else fix)
-        or None,
+        fix=(cause.fix.format_map({"node": node or "the node"}) if fix is None else fix) or None,
         ask=ask,
         victims=tuple(victims),
     )
