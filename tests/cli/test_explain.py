@@ -26,7 +26,7 @@ def test_a_cause_is_explained_with_all_its_sections(allranks: Allranks) -> None:
         "What it means", "Why it breaks the job", "Example", "Fix", "Source", "How it is found", "Also called MN1.",
     ]  # fmt: skip
     assert "      systemctl restart nvidia-fabricmanager" in lines
-    assert "  This check was tested with recorded output only, not on real hardware." in lines
+    assert "  The probe was tested with recorded output only, not on real hardware." in lines
 
 
 def test_the_list_has_every_cause_on_one_line(allranks: Allranks) -> None:

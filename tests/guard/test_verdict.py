@@ -210,7 +210,7 @@ def test_a_rank_that_ends_with_0_while_others_wait_for_it_to_come_is_named_withi
     finding = judged.findings[0]
     assert (finding.cause, finding.ranks, finding.confidence) == ("AR401 missing-rank", (1,), "certain")
     assert finding.message == (
-        "it ended with exit code 0 before it came to init_process_group, where ranks 0,2 waited for it"
+        "it exited with code 0 before it reached init_process_group, where ranks 0,2 waited for it"
     )
     assert (judged.exit_code, judged.is_retryable, finding.victims) == (1, False, (0, 2))
 

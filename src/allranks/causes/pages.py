@@ -84,9 +84,9 @@ def _page(cause: type[Cause]) -> str:
         lines += [f"## {head}", "", text, ""]
     if not cause.is_outcome:
         ways = [f"- {way}" + (f": {what}" if what else "") for way, what in ways_to_find(cause).items()]
-        lines += ["## How it is found", "", *(ways or ["- by allranks itself, when it starts or runs the job"]), ""]
+        lines += ["## How it is found", "", *(ways or ["- allranks itself, while it starts or runs the job"]), ""]
         if cause.never_on_hardware:
-            lines += ["This check was tested with recorded output only, not on real hardware.", ""]
+            lines += ["The probe was tested with recorded output only, not on real hardware.", ""]
     lines += [f"Exit code {_EXITS.get(Exit(cause.exit_code), str(int(cause.exit_code)))}.", ""]
     if cause.also:
         names = [_link(other) for other in all_causes() if other.id in cause.also]

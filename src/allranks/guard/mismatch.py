@@ -122,7 +122,7 @@ def explain_abort(scene: Scene, aborted: int) -> Judged:
             f"{fold_ranks(agreed)} agree, and what it called is not known",
             odd,
             evidence=[
-                f"rank {aborted}: Gloo got data of another size than it asked for, and aborted the process",
+                f"rank {aborted}: Gloo received data of an unexpected size and aborted the process",
                 *(f"rank {rank}: {calls[rank]}{calls[rank].at}" for rank in agreed[:4]),
             ],
             confidence=Confidence.LIKELY,

@@ -105,7 +105,7 @@ class Speech:
         late_ms = f"{each.lag_s * 1e3:.0f} ms"
         return name_fault(
             "AR409",
-            f"calls most collectives {late_ms} after all others: up to {each.share:.0%} of everybody's time",
+            f"calls most collectives {late_ms} after all others, which lose up to {each.share:.0%} of their time",
             node=self._scene.node_of(each.rank).name,
             ranks=(each.rank,),
             evidence=[f"the last of all ranks, by {late_ms}, over {each.num_collectives} collectives"],

@@ -135,11 +135,11 @@ def judge_left(scene: Scene, waiting: Waiting) -> Judged | None:
         return None
     finding = scene.fault(
         "AR407",
-        f"it left with exit code 0, and {fold_ranks(waiting.waiting)} waited for it in {_shown(waiting.stop)}",
+        f"it exited with code 0, and {fold_ranks(waiting.waiting)} waited for it in {_shown(waiting.stop)}",
         *gone,
         evidence=[waiting.stop.message],
         confidence=Confidence.LIKELY,
-        fix="every rank must run the same number of steps: look at how the data is divided",
+        fix="every rank must run the same number of steps: check how the data is divided",
     )
     return Judged(findings=(finding,), exit_code=Exit.USER_CODE, ranks=gone, is_retryable=False)
 
@@ -154,10 +154,10 @@ def judge_never_came(scene: Scene) -> Judged | None:
     ranks = fold_ranks(sorted(view.beat.rank for view in waiting))
     finding = scene.fault(
         "AR401",
-        f"it ended with exit code 0 before it came to init_process_group, where {ranks} waited for it",
+        f"it exited with code 0 before it reached init_process_group, where {ranks} waited for it",
         *gone,
         evidence=[f"rank {view.beat.rank} waits{_at(view.beat.main_at)}" for view in waiting[:MAX_NAMED]],
-        fix="look at why it ended: its .out and .err lie beside the log",
+        fix="find out why it exited: read its .out and .err in the run directory",
     )
     return Judged(findings=(finding,), exit_code=Exit.USER_CODE, ranks=gone, is_retryable=False)
 
@@ -249,10 +249,10 @@ def _as_call(call: CallSeen) -> Call:
 def _say_sink(scene: Scene, rank: int, waiting: Waiting, now_s: float, *, is_short: bool = False) -> str:
     who = "it" if is_short and len(waiting.sinks) == 1 else f"rank {rank}"
     if rank in scene.left:
-        return f"{who} has left with exit code 0"
+        return f"{who} has exited with code 0"
     view = scene.ranks.get(rank)
     if view is None:
-        return f"{who} has told nothing"
+        return f"{who} has sent no heartbeat"
     beat = view.beat
     away_s = min(now_s - view.moved_s, max(waiting.waited_s, 0.0)) if now_s > view.moved_s else waiting.waited_s
     place = f": {beat.main_at}" if beat.main_at else ""
@@ -261,7 +261,7 @@ def _say_sink(scene: Scene, rank: int, waiting: Waiting, now_s: float, *, is_sho
     if beat.state is ProcessState.BLOCKED:
         return f"{who} waits in the kernel for {beat.state_for_s:.0f} s (state D: a disk, a file server){place}"
     if beat.silent_s is not None and beat.silent_s > SILENT_S:
-        return f"{who} has let no other thread run for {beat.silent_s:.0f} s (something holds the GIL){place}"
+        return f"{who} has run no other thread for {beat.silent_s:.0f} s (one thread holds the GIL){place}"
     return f"{who} has been in user code for {away_s:.0f} s{place}"
 
 
@@ -284,11 +284,11 @@ def _judge_nobody(scene: Scene, waiting: Waiting) -> Judged:
     what = (
         "ranks waited for each other in several groups"
         if is_circle
-        else f"all ranks came to {_shown(waiting.stop)}, and it did not end: a link, a GPU, or a send without a receive"
+        else f"all ranks entered {_shown(waiting.stop)}, but it did not end: a link, a GPU, or a send without a receive"
     )
     finding = name_fault(
         "AR490",
-        f"{what}; nothing moved for {waiting.stuck_s:.0f} s",
+        f"{what}; no progress for {waiting.stuck_s:.0f} s",
         ranks=waiting.stop.ranks if is_circle else (),
         evidence=[f"rank {rank}: group {call.group}, number {call.seq}{call.at}" for rank, call in waiting.stop.calls],
         confidence=Confidence.UNDECIDED,

@@ -45,7 +45,7 @@ class LinkDown(Cause, id="AR210"):
 
     message = "{what}"
     fix = (
-        "on {node}: ip -br link; DOWN: ip link set {interface} up; NO-CARRIER: check cable, transceiver, switch "
+        "on {node}: ip -br link; DOWN: ip link set <interface> up; NO-CARRIER: check cable, transceiver, switch "
         "port; UP: check the switch port's VLAN and state"
     )
     exit_code = Exit.NODE_FAULT
@@ -165,7 +165,7 @@ class LinkDown(Cause, id="AR210"):
 
 
 class Partition(Cause, id="AR211"):
-    """Two nodes, or two groups of nodes, cannot reach each other, but both reach all other nodes.
+    """Two nodes, or two groups of nodes, cannot reach each other.
 
     ## What it means
     Neither node is broken: each communicates with others. No packets pass between these two nodes or groups. Common
