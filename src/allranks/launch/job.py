@@ -1,7 +1,7 @@
 """One job, as one agent goes through it: who am I, gather, start the workers, watch them, say what it came to.
 
 Phase 1  who am I            identity, this machine, cluster.toml -> JobPlan             (launch.plan)
-Phase 2  roll call           the leader binds the port, the others look for it; all are  (launch.membership)
+Phase 2  roll call           the leader binds the port, the others look for it; all are  (launch.rendezvous)
                              here, alike and reachable, or one verdict says who is not   (preflight.rollcall)
 Phase 3  start               environment of every worker, with reasons                   (launch.crew, .environment)
 Phase 4  watch               agents tell, the leader asks the guard, and starts again    (launch.agent, .lead)
@@ -34,10 +34,10 @@ from allranks.launch.agent import Agent, SignalInbox
 from allranks.launch.console import Console
 from allranks.launch.crew import Crew, Output
 from allranks.launch.lead.outcome import describe_success
-from allranks.launch.membership import Membership, apply, find_membership
 from allranks.launch.plan import LOOPBACK, JobPlan, Request, count_of
 from allranks.launch.queue.exclusion import describe_return, read_culprits
 from allranks.launch.queue.scheduler import Scheduler
+from allranks.launch.rendezvous import Rendezvous, apply, take_part
 from allranks.launch.screen import Screen
 from allranks.launch.workers import become_subreaper
 from allranks.model.errors import AllranksError, Exit, UsageError
@@ -127,23 +127,23 @@ def _run_phases(plan: JobPlan, output: Output, env: Mapping[str, str], screen: S
         check_signals=inbox.check,
     )
     try:
-        membership = find_membership(applicant, max_restarts=plan.request.max_restarts)
+        rendezvous = take_part(applicant, max_restarts=plan.request.max_restarts)
     except AllranksError as exc:
         if exc.finding is None:
             raise
         run_dir.attempt = plan.attempt or run_dir.attempt
         verdict = Verdict(job=plan.job, attempt=run_dir.attempt, exit_code=exc.exit_code, findings=(exc.finding,))
         return _speak_alone(verdict, plan, run_dir, env)
-    if isinstance(membership, Goodbye):
-        exit_code = _do_not_begin(membership, plan, run_dir)
+    if isinstance(rendezvous, Goodbye):
+        exit_code = _do_not_begin(rendezvous, plan, run_dir)
         if plan.node_index == 0 and plan.world.launcher is Launcher.SLURM:
-            _end_silent_tasks(membership.verdict, env)
+            _end_silent_tasks(rendezvous.verdict, env)
         return exit_code
-    if membership.warnings:
-        print("\n" + render_findings(membership.warnings, Style.of(sys.stderr)) + "\n", file=sys.stderr, flush=True)
-    with membership.listener or contextlib.nullcontext():
+    if rendezvous.warnings:
+        print("\n" + render_findings(rendezvous.warnings, Style.of(sys.stderr)) + "\n", file=sys.stderr, flush=True)
+    with rendezvous.listener or contextlib.nullcontext():
         roll_call_s = time.monotonic() - started_s
-        return _run_workers(plan, output, run_dir, membership, inbox, env, screen, roll_call_s=roll_call_s)
+        return _run_workers(plan, output, run_dir, rendezvous, inbox, env, screen, roll_call_s=roll_call_s)
 
 
 def _names(plan: JobPlan) -> list[str]:
@@ -202,19 +202,19 @@ def _run_workers(
     plan: JobPlan,
     output: Output,
     run_dir: RunDir,
-    membership: Membership,
+    rendezvous: Rendezvous,
     inbox: SignalInbox,
     env: Mapping[str, str],
     screen: Screen,
     *,
     roll_call_s: float,
 ) -> int:
-    group = membership.group
+    group = rendezvous.group
     me = group.members[group.node_index]
-    is_leader = membership.leader is None
-    interface = plan.data_path.interface if plan.data_path else _interface_to_leader(plan, membership)
+    is_leader = rendezvous.leader is None
+    interface = plan.data_path.interface if plan.data_path else _interface_to_leader(plan, rendezvous)
     is_port_held = env.get("ALLRANKS_HOOK") != "0" and plan.request.container is None
-    listener = membership.listener
+    listener = rendezvous.listener
     command = worker_command(plan.request)
     if is_leader:
         run_dir.add_event(
@@ -227,7 +227,7 @@ def _run_workers(
         )
         for note in plan.world.notes:
             say(f"note: {note}")
-        if plan.data_path is None and (advice := advise_network([*membership.cards.values()], membership.own_address)):
+        if plan.data_path is None and (advice := advise_network([*rendezvous.cards.values()], rendezvous.own_address)):
             say(f"note: {advice}")
         say(_headline(group, interface, plan, run_dir, roll_call_s))
         if group.attempt and (words := describe_return(read_culprits(run_dir.path), attempt=group.attempt)):
@@ -249,9 +249,9 @@ def _run_workers(
     scheduler = None
     if plan.world.launcher is Launcher.SLURM:
         scheduler = Scheduler.of(env, run_dir=run_dir.path, attempt=group.attempt, min_nodes=plan.min_nodes, say=say)
-    line = membership.leader
-    control_address = membership.own_address or LOOPBACK
-    leader_address = membership.leader_address or group.store_address
+    line = rendezvous.leader
+    control_address = rendezvous.own_address or LOOPBACK
+    leader_address = rendezvous.leader_address or group.store_address
     data_address = plan.data_path.address if plan.data_path else control_address
     leader = None
     if line is None:
@@ -261,7 +261,7 @@ def _run_workers(
         from allranks.launch.lead.appoint import appoint_leader
 
         leader = appoint_leader(
-            plan, membership, Connection(there, peer=me.name), run_dir, scheduler, env, show=_print_findings
+            plan, rendezvous, Connection(there, peer=me.name), run_dir, scheduler, env, show=_print_findings
         )
         crew.spared = leader.newcomers.started_pids
     watch = Watch(plan.guard, data_address=data_address, control_address=control_address)
@@ -274,10 +274,10 @@ def _run_workers(
         _show_rest(crew.console, inbox, run_dir.node_path(me.name))
     if leader is not None and leader.verdict is not None:
         verdict = leader.verdict
-        whole = msgspec.structs.replace(verdict, findings=(*verdict.findings, *membership.warnings))
+        whole = msgspec.structs.replace(verdict, findings=(*verdict.findings, *rendezvous.warnings))
         is_quiet = leader.is_said or leader.interrupted_by is not None
         _pronounce(
-            whole, run_dir, node=me.name, already_said=len(whole.findings) if is_quiet else len(membership.warnings)
+            whole, run_dir, node=me.name, already_said=len(whole.findings) if is_quiet else len(rendezvous.warnings)
         )
     if inbox.received:
         name = signal.Signals(inbox.received[0]).name
@@ -375,8 +375,8 @@ def _headline(group: Plan, interface: str | None, plan: JobPlan, run_dir: RunDir
     return f"{ranks} on {where}, {group.backend}{over}{called}; logs in {run_dir.attempt_path}"
 
 
-def _interface_to_leader(plan: JobPlan, membership: Membership) -> str | None:
+def _interface_to_leader(plan: JobPlan, rendezvous: Rendezvous) -> str | None:
     """The interface that the agents' own connection uses: it works."""
-    address = membership.own_address
+    address = rendezvous.own_address
     nic = find_interface_of(address, plan.facts.interfaces) if address is not None else None
     return nic.name if nic else None
