@@ -157,8 +157,8 @@ class Checkpointer:
         All ranks call it together and get the same one. What is torn or altered is passed over and said aloud.
 
         Args:
-            like: the live state, as `save` would get it. Sharded tensors (DTensor) come back as DTensors on the meshes
-                found in it; without it they come back whole.
+            like: the live state, as `save` would get it. A sharded tensor (DTensor) comes back placed as the one of its
+                path in it; where there is none, it comes back whole.
         Raises:
             CheckpointError: there are checkpoints, and every one is damaged.
         """
