@@ -112,7 +112,7 @@ def test_all_there_names_nobody():
     found = find_waiting(made, NOW_S)
     assert found.sinks == ()
     judged = judge_hang(made, found, NOW_S)
-    assert "all ranks came to collective 5 of group 0" in judged.findings[0].message
+    assert "all ranks entered collective 5 of group 0" in judged.findings[0].message
     assert (judged.ranks, judged.nodes) == ((), ())
 
 

@@ -157,7 +157,7 @@ class Newcomers:
     def _objection(self, seat: int) -> str:
         if seat in self._barred:
             return f"node rank {seat} was at fault and is left out for the rest of this job"
-        return f"node rank {seat} is here already, or all {self.num_seats} nodes are"
+        return f"node rank {seat} has already joined, or all {self.num_seats} nodes have"
 
     def _listen(self, seat: int) -> None:
         """Whoever waits has nothing to say: this is its end."""
