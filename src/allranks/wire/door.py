@@ -132,7 +132,7 @@ class Door:
             with contextlib.suppress(ConnectionError):
                 guest.send(Refused(reason=reason, is_final=True))
         self.dismiss(guest)
-        raise StrangerError(f"{guest.peer} was refused: {reason}", intrusion=intrusion, host=host)
+        raise StrangerError(f"{guest.peer} was rejected: {reason}", intrusion=intrusion, host=host)
 
     def refuse(self, guest: Connection, reason: str) -> None:
         """Send a member away again that had proven itself, for example the second one with the same node rank."""

@@ -261,7 +261,7 @@ def _shake_hands(
     answer = _read(sock, buffer, deadline_s, hint)
     if isinstance(answer, Refused):
         if answer.is_final:
-            raise WireError(f"the leader at {hint} refused this node: {as_one_line(answer.reason)}")
+            raise WireError(f"the leader at {hint} rejected this node: {as_one_line(answer.reason)}")
         raise _NotTheLeader(f"{hint} ({hint.source}): {as_one_line(answer.reason)}")
     if not isinstance(answer, Welcome) or not is_welcome_proof(
         key, answer.proof, leader_nonce=hello.nonce, nonce=nonce
