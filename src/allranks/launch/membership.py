@@ -1,4 +1,4 @@
-"""How this agent gets its place in the group: the roll call (preflight.entry), and then who is which rank."""
+"""Get this agent's place in the group: the roll call (preflight.entry), then the assignment of ranks."""
 
 from __future__ import annotations
 
