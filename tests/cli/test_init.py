@@ -144,7 +144,7 @@ def test_nodes_that_are_down_or_not_on_it_are_named() -> None:
     found = choose_network(cards)
     assert found.network is not None
     assert found.network.subnet == "192.168.20.0/24"
-    assert "down now: the interface of n2" in found.notes
+    assert "down at the moment: the interface of n2" in found.notes
     apart = [
         node("n1", nic("eth0", "10.1.1.1")),
         node("n2", nic("eth0", "10.1.2.1")),
