@@ -84,11 +84,12 @@ def main() -> None:
         with (life / f"{s.rank}.steps").open("w", buffering=1) as taken:
             for step in state.steps(loader, total=options.total):
                 with step as batches:
+                    samples = []
                     for indices, inputs, targets in batches if options.micro else [batches]:
-                        samples = indices.tolist() if step.share.own else []
-                        taken.write(" ".join(map(str, [step.number, *samples])) + "\n")
+                        samples += indices.tolist() if step.share.own else []
                         loss = (model(inputs) - targets).square().mean()
                         loss.backward()
+                    taken.write(" ".join(map(str, [step.number, *samples])) + "\n")
                     if options.full:
                         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
                     optimizer.step()
