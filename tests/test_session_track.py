@@ -123,13 +123,53 @@ def test_a_lost_rank_ends_the_others_in_one_line_and_nothing_of_the_step_counts(
         ), line
 
 
-def test_the_example_of_the_guide_runs_and_has_nothing_to_do_when_it_is_run_again(tmp_path: Path):
+FRAGMENTS = """
+    import os
+    import textwrap
+    from pathlib import Path
+
+    import allranks
+
+    example, *fragments = Path("blocks").read_text().split("BLOCK")
+    imports, _, block = example.partition("with allranks.session() as s:\n")
+    before_loop = textwrap.dedent(block.partition("    for step in state.steps")[0])
+    with allranks.session(timeout_s=60) as s:
+        for number, fragment in enumerate(fragments):
+            os.environ["ALLRANKS_CHECKPOINT_DIR"] = f"checkpoints_{number}"
+            names = {"s": s}
+            exec(imports + before_loop, names)
+
+            def loss_of(got, wanted):
+                return (got - wanted).square().mean()
+
+            def train_step(batch):
+                loss = loss_of(names["model"](batch[0]), batch[1])
+                loss.backward()
+                names["optimizer"].step()
+                names["optimizer"].zero_grad()
+                return loss.detach()
+
+            names |= {"loss_of": loss_of, "train_step": train_step, "validate": lambda model: None}
+            exec(fragment, names)
+            if "state.steps" not in fragment:
+                for step in names["state"].steps(names["loader"], epochs=1):
+                    with step as batch:
+                        train_step(batch)
+            loss = float(loss_of(names["model"](names["inputs"]), names["inputs"].sum(1, keepdim=True)))
+            if s.is_leader:
+                print(names["state"].step, loss < 0.01, flush=True)
+"""
+
+
+def test_the_fragments_of_the_guide_train_to_their_end(tmp_path: Path):
+    """Each in the place of the loop of the guide's example, which the test of its console runs."""
     guide = (Path(__file__).parents[1] / "docs" / "how-to" / "session.md").read_text()
-    example = next(
-        block for block in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "allranks.session" in block
-    )
-    result = run_ranks(tmp_path, "2,1", example)
-    assert result.stdout == "200 steps are done\ncodes [0, 0]\n200 steps are done\ncodes [0]\n", result.stderr
+    (tmp_path / "blocks").write_text("BLOCK".join(re.findall(r"```python\n(.*?)```", guide, re.DOTALL)))
+    result = run_ranks(tmp_path, "2", FRAGMENTS, within_s=200)
+    stopped, *others, codes = result.stdout.splitlines()
+    assert (others, codes) == (["63 True", "200 True", "200 True", "20 False"], "codes [0, 0]"), result.stderr
+    steps, is_small = stopped.split()
+    assert (int(steps) < 10_000, is_small) == (True, "True")
 
 
 LIVES = """

@@ -80,14 +80,14 @@ OTHER = {**SAME, "model.py": "b" * 16}
 def test_a_file_beside_it_that_differs_warns(beside: dict[str, str | None], files: str) -> None:
     [(hosts, outcome)] = CodeDiffers.survey(many(node(1, beside=beside), 6))
     assert (hosts, outcome.status, outcome.confidence) == (("node01",), Status.WARN, Confidence.CERTAIN)
-    assert message(outcome) == f"code beside the script ({files}) differs: 5 of 6 nodes are alike; node01 is not"
+    assert message(outcome) == f"code beside the script ({files}) differs: 5 of 6 nodes have the same; node01 differs"
 
 
 def test_the_evidence_says_who_has_what() -> None:
     [(_, outcome)] = CodeDiffers.survey(many(node(1, beside={**OTHER, "new.py": "c" * 16}), 4))
     assert outcome.evidence == (
         "model.py: node[02-04] aaaaaaaaaaaa; node01 bbbbbbbbbbbb",
-        "new.py: node[02-04] not there; node01 cccccccccccc",
+        "new.py: node[02-04] missing; node01 cccccccccccc",
     )
 
 
@@ -101,7 +101,7 @@ def test_many_files_are_one_finding_with_some_names() -> None:
 def test_without_a_majority_all_are_named_undecided() -> None:
     [(hosts, outcome)] = CodeDiffers.survey(many(node(1, beside=OTHER), 2))
     assert (hosts, outcome.confidence) == (("node01", "node02"), Confidence.UNDECIDED)
-    assert message(outcome).endswith("(model.py) differs: no version is the usual one; node[01-02] do not agree")
+    assert message(outcome).endswith("(model.py) differs: no version has a majority; node[01-02] differ")
 
 
 @pytest.mark.parametrize(

@@ -85,14 +85,14 @@ def test_a_card_without_facts_is_no_pass(cause: type[Cause]) -> None:
         (
             (port(state="INIT", sm_lid="0x0"),),
             {},
-            "mlx5_0:1 has a link and no subnet manager: state INIT, sm_lid 0",
+            "mlx5_0:1 has a link but no subnet manager: state INIT, sm_lid 0",
         ),
         (
             (port(), port("mlx5_1", has_uverbs=False)),
             {},
-            "mlx5_1:1 is active, and this user may not open its /dev/infiniband/uverbs device",
+            "mlx5_1:1 is active, but this user may not open its /dev/infiniband/uverbs device",
         ),
-        (TWO, {"NCCL_IB_HCA": "mlx5_7"}, "NCCL_IB_HCA=mlx5_7 fits none of its ports: mlx5_0:1, mlx5_1:1"),
+        (TWO, {"NCCL_IB_HCA": "mlx5_7"}, "NCCL_IB_HCA=mlx5_7 matches none of the node's ports: mlx5_0:1, mlx5_1:1"),
     ],
 )
 def test_a_port_that_nccl_cannot_use_fails(ports: tuple[RdmaPort, ...], env: dict[str, str], message: str) -> None:
@@ -121,7 +121,7 @@ def test_a_port_that_is_down_on_one_node_is_named() -> None:
     down = (port("mlx5_0"), port("mlx5_1", state="DOWN", phys_state="Polling"))
     ((hosts, outcome),) = IbConfig.survey([node(1), node(2), node(3, down)])
     assert (hosts, outcome.status) == (("node03",), Status.FAIL)
-    assert outcome.values["what"] == "mlx5_1:1 is DOWN (Polling); on 2 of the 2 others it is active"
+    assert outcome.values["what"] == "mlx5_1:1 is DOWN (Polling); it is active on 2 of the other 2 nodes"
 
 
 def test_a_port_that_is_down_on_most_nodes_is_nobodys_fault() -> None:
@@ -133,7 +133,7 @@ def test_error_counters_warn() -> None:
     ports = (port(error_counters={"symbol_error": 7, "link_downed": 2, "VL15_dropped": 9}), port("mlx5_1"))
     assert probed(IbLinkError, node(1, ports)) == (
         Status.WARN,
-        "mlx5_0:1 counted errors since the last reset: link_downed 2, symbol_error 7",
+        "mlx5_0:1 has counted errors since its last reset: link_downed 2, symbol_error 7",
     )
 
 

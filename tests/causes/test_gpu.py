@@ -91,8 +91,8 @@ def test_a_healthy_node_is_fine(cause: type[Cause]) -> None:
 @pytest.mark.parametrize(
     ("node", "what"),
     [
-        (card(gpu(), cuda_init=802), "CUDA does not start: system not yet initialized (802)"),
-        (card(cuda_init=802), "CUDA does not start: system not yet initialized (802)"),
+        (card(gpu(), cuda_init=802), "CUDA fails to start: system not yet initialized (802)"),
+        (card(cuda_init=802), "CUDA fails to start: system not yet initialized (802)"),
         (card(gpu(), fabric_manager="inactive"), "nvidia-fabricmanager is inactive"),
         (card(gpu(fabric_state=None), fabric_manager="failed", cuda_init=None), "nvidia-fabricmanager is failed"),
         (card(gpu(fabric_state="In Progress", fabric_status=None)), "the fabric of GPU 0 is not ready: In Progress"),
@@ -100,7 +100,7 @@ def test_a_healthy_node_is_fine(cause: type[Cause]) -> None:
             card(gpu(), gpu(1, fabric_status="Insufficient Resources", fabric_clique="0", fabric_cluster="0000")),
             "the fabric of GPU 1 is not ready: Completed / Insufficient Resources",
         ),
-        (card(gpu(), fabric_manager_version="570.86.15"), f"fabric manager 570.86.15 does not fit driver {DRIVER}"),
+        (card(gpu(), fabric_manager_version="570.86.15"), f"fabric manager 570.86.15 does not match driver {DRIVER}"),
     ],
 )
 def test_a_fabric_that_is_not_ready_fails(node: Card, what: str) -> None:
@@ -153,13 +153,13 @@ def test_driver_and_cuda_must_fit(node: Card, status: Status) -> None:
 
 def test_fewer_gpus_than_promised_fail() -> None:
     outcome = GpuMissing.probe(card(*map(gpu, range(7)), promised=8))
-    assert shown(GpuMissing, outcome) == "it shows 7 of 8 GPUs (SLURM promised them)"
+    assert shown(GpuMissing, outcome) == "the node shows 7 of 8 GPUs (allocated by SLURM)"
     assert GpuMissing.probe(card(*map(gpu, range(8)), promised=4)).status is Status.PASS
 
 
 def test_no_gpu_at_all_although_nvidia_smi_works_fails() -> None:
     outcome = GpuMissing.probe(card(promised=8, unread={"gpus": "nvidia-smi: No devices were found"}))
-    assert shown(GpuMissing, outcome) == "it shows 0 of 8 GPUs (SLURM promised them)"
+    assert shown(GpuMissing, outcome) == "the node shows 0 of 8 GPUs (allocated by SLURM)"
 
 
 def test_slices_are_not_counted() -> None:
@@ -170,7 +170,7 @@ def test_a_node_with_fewer_gpus_than_most_is_named() -> None:
     usual = [card(*map(gpu, range(8)), host=host) for host in "abc"]
     [(hosts, outcome)] = GpuMissing.survey([*usual, card(*map(gpu, range(7)), host="odd")])
     assert hosts == ("odd",)
-    assert shown(GpuMissing, outcome) == "it shows 7 of 8 GPUs (3 of 4 nodes show 8)"
+    assert shown(GpuMissing, outcome) == "the node shows 7 of 8 GPUs (3 of 4 nodes show 8)"
     # SLURM promised one of the eight, and does not hide the others.
     assert [hosts for hosts, _ in GpuMissing.survey([*usual, card(*map(gpu, range(7)), host="odd", promised=1)])] == [
         ("odd",)
@@ -189,14 +189,14 @@ def test_foreign_processes_are_warned_of_and_much_memory_fails() -> None:
     who = ("python3 (pid 812, 14336 MiB)",)
     outcome = GpuBusy.probe(card(gpu(), gpu(1, processes=who, memory_used_mib=14340)))
     assert (outcome.status, outcome.evidence) == (Status.WARN, who)
-    assert shown(GpuBusy, outcome) == "GPU 1 (00000000:19:00.0): 14340 MiB of 81559 MiB in use"
+    assert shown(GpuBusy, outcome) == "14340 MiB of 81559 MiB of GPU 1 (00000000:19:00.0) are already in use"
     assert GpuBusy.probe(card(gpu(processes=who, memory_used_mib=60000))).status is Status.FAIL
 
 
 def test_memory_that_nobody_owns_is_warned_of() -> None:
     outcome = GpuBusy.probe(card(gpu(memory_used_mib=60000)))
     assert outcome.status is Status.WARN
-    assert shown(GpuBusy, outcome).endswith("in use, by no process that can be seen from here")
+    assert shown(GpuBusy, outcome).endswith("in use; no process visible here owns them")
 
 
 def test_gpus_that_are_hidden_from_the_job_may_be_busy() -> None:
@@ -207,13 +207,13 @@ def test_gpus_that_are_hidden_from_the_job_may_be_busy() -> None:
 
 def test_a_gpu_named_twice_fails() -> None:
     outcome = DuplicateGpu.probe(card(gpu(), gpu(1), environment={"CUDA_VISIBLE_DEVICES": "1, 1"}))
-    assert shown(DuplicateGpu, outcome) == "CUDA_VISIBLE_DEVICES=1, 1 names 1 twice, and CUDA then hides all"
+    assert shown(DuplicateGpu, outcome) == "CUDA_VISIBLE_DEVICES=1, 1 lists 1 twice, so CUDA hides all GPUs"
 
 
 def test_one_gpu_on_two_nodes_fails() -> None:
     [(hosts, outcome)] = DuplicateGpu.survey([card(gpu(), gpu(1), host="a"), card(gpu(), gpu(1), host="b")])
     assert (hosts, outcome.status) == (("a", "b"), Status.FAIL)
-    assert shown(DuplicateGpu, outcome) == "2 nodes show one and the same GPU, GPU-0000"
+    assert shown(DuplicateGpu, outcome) == "2 nodes show the same GPU, GPU-0000"
 
 
 def test_two_agents_that_see_the_same_gpus_are_warned_of() -> None:
@@ -226,7 +226,7 @@ def test_two_agents_that_see_the_same_gpus_are_warned_of() -> None:
 def test_a_variable_that_hides_gpus_from_workers_is_warned_of() -> None:
     narrow = {"environment": {"CUDA_VISIBLE_DEVICES": "0"}, "num_workers": 2}
     outcome = GpuBinding.probe(card(gpu(), gpu(1), **narrow))
-    assert shown(GpuBinding, outcome) == "CUDA_VISIBLE_DEVICES=0 shows 1 of 2 GPUs to 2 workers"
+    assert shown(GpuBinding, outcome) == "CUDA_VISIBLE_DEVICES=0 shows only 1 of 2 GPUs to 2 workers"
     assert GpuBinding.probe(card(gpu(), gpu(1), backend="gloo", **narrow)).status is Status.SKIP
     assert GpuBinding.probe(card(gpu(), **narrow)).status is Status.PASS
 
@@ -245,22 +245,22 @@ def test_a_variable_that_hides_gpus_from_workers_is_warned_of() -> None:
         (
             card(gpu(remap_failed=True)),
             Status.FAIL,
-            "GPU 0 (00000000:18:00.0): a bad memory row could not be replaced: the card is to be replaced",
+            "GPU 0 (00000000:18:00.0): a bad memory row could not be remapped: replace the card",
         ),
         (
             card(gpu(remap_pending=True)),
             Status.WARN,
-            "GPU 0 (00000000:18:00.0): a bad memory row waits for a reset to be replaced",
+            "GPU 0 (00000000:18:00.0): a bad memory row will be remapped at the next reset",
         ),
         (
             card(gpu(recovery_action="Reboot")),
             Status.FAIL,
-            "GPU 0 (00000000:18:00.0): the driver asks for: Reboot",
+            "GPU 0 (00000000:18:00.0): the driver requests: Reboot",
         ),
         (
             card(gpu(pci_bus=None), xids=("NVRM: Xid (PCI:0000:44:00): 79, GPU has fallen off the bus",)),
             Status.FAIL,
-            "GPU at 0000:44:00: Xid 79: it fell off the bus",
+            "GPU at 0000:44:00: Xid 79: the GPU fell off the bus",
         ),
         (
             card(gpu(), xids=("NVRM: Xid (PCI:0000:18:00): 48, pid=1, DBE",)),
@@ -300,10 +300,13 @@ def test_a_broken_gpu_that_is_hidden_from_the_job_is_warned_of() -> None:
 
 def test_lost_lanes_and_links_and_heat_are_warned_of() -> None:
     slow = PcieDegraded.probe(card(gpu(pcie_width=8, pcie_max_width=16)))
-    assert shown(PcieDegraded, slow) == "GPU 0 (00000000:18:00.0): PCIe link has 8 of 16 lanes"
+    assert shown(PcieDegraded, slow) == "the PCIe link of GPU 0 (00000000:18:00.0) has 8 of 16 lanes"
     assert PcieDegraded.probe(card(gpu())).status is Status.SKIP
     fewer = NvlinkDegraded.probe(card(gpu(nvlinks_active=18), gpu(1, nvlinks_active=17)))
-    assert shown(NvlinkDegraded, fewer) == "GPU 1 (00000000:19:00.0): 17 active NVLinks, its siblings have 18"
+    assert (
+        shown(NvlinkDegraded, fewer)
+        == "GPU 1 (00000000:19:00.0) has 17 active NVLinks; others of its model in the node have 18"
+    )
     assert NvlinkDegraded.probe(card(gpu(), gpu(1))).status is Status.SKIP
     hot = GpuThrottled.probe(card(gpu(throttle_reasons=0x48)))
     assert shown(GpuThrottled, hot).endswith("hardware slowdown, too hot (hardware thermal slowdown)")

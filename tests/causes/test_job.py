@@ -116,16 +116,18 @@ def test_a_difference_reads_well() -> None:
     outcome = failed(what="torch", usual="5 of 6 nodes have 2.13.0", odd="node04 has 2.4.0")
     finding = SoftwareDiffers.find(outcome, node="node04")
     assert finding.message == "torch differs: 5 of 6 nodes have 2.13.0; node04 has 2.4.0"
-    assert finding.fix == "use one environment on all nodes; on node04: which python; is its file system mounted?"
+    assert finding.fix == (
+        "use one environment on all nodes; on node04: which python, and check that its file system is mounted (findmnt)"
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [
-        ("NCCL_TIMEOUT", "1800", "NCCL_TIMEOUT=1800 is read by nobody: the timeout is another one"),
+        ("NCCL_TIMEOUT", "1800", "NCCL_TIMEOUT=1800 has no effect: no program reads it"),
         ("TORCH_NCCL_BLOCKING_WAIT", "1", "TORCH_NCCL_BLOCKING_WAIT=1 blocks the CPU"),
         ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", "switches error handling off"),
-        ("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "30", "ends ranks that are busy for longer"),
+        ("TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC", "30", "ends ranks that compile or save a checkpoint for longer"),
         ("NCCL_BLOCKING_WAIT", "1", "is the old name of TORCH_NCCL_BLOCKING_WAIT"),
     ],
 )

@@ -167,7 +167,7 @@ def test_an_endpoint_that_is_not_the_leaders_is_a_failure_of_the_leader(endpoint
 def test_the_evidence_names_the_address_its_source_and_what_the_leader_has() -> None:
     ((_, outcome),) = MasterUnreachable.survey(cluster(2, n1=node(1, **named("head", "192.168.20.99"))))
     assert outcome.evidence == (
-        "head, which is 192.168.20.99 there, was named on node01 by --rdzv-endpoint or --master-addr",
+        "node01 got head (there 192.168.20.99) from --rdzv-endpoint or --master-addr",
         "node01 has lo 127.0.0.1 ::1, eno1 10.77.0.1, docker0 172.17.0.1, ens1f1 192.168.20.1 fe80::1",
     )
 
@@ -202,7 +202,7 @@ def test_a_name_that_one_node_does_not_find_is_a_warning_there() -> None:
     cards = [resolving(number, storage=("10.0.0.9",)) for number in (1, 2, 3)]
     cards[1] = resolving(2, storage=())
     assert found(MasterDns, cards) == [(Status.WARN, "node02")]
-    assert message_of(MasterDns, cards) == "storage has no address there; 2 other nodes find one"
+    assert message_of(MasterDns, cards) == "storage does not resolve on this node; 2 other nodes resolve it"
 
 
 def test_the_endpoint_that_one_node_does_not_find_is_a_failure_there() -> None:
@@ -217,7 +217,9 @@ def test_a_name_that_nobody_finds_matters_only_where_it_is_the_endpoint() -> Non
     assert found(MasterDns, cards) == []
     cards = [type(card)(**{**_fields(card), "endpoint": "gone"}) for card in cards]
     assert found(MasterDns, cards) == [(Status.FAIL, "node01 node02")]
-    assert message_of(MasterDns, cards) == "gone has no address there; nobody who asked finds one"
+    assert (
+        message_of(MasterDns, cards) == "gone does not resolve on this node; no node that looked it up got an address"
+    )
 
 
 def test_a_node_that_knows_its_own_name_is_no_witness() -> None:
@@ -228,7 +230,10 @@ def test_many_names_are_one_finding() -> None:
     names = [f"n{number}" for number in range(9)]
     cards = [resolving(number, **dict.fromkeys(names, ("10.0.0.9",))) for number in (1, 2)]
     cards.append(resolving(3, **dict.fromkeys(names, ())))
-    assert message_of(MasterDns, cards) == "n0, n1, n2, n3 and 5 more has no address there; 2 other nodes find one"
+    assert (
+        message_of(MasterDns, cards)
+        == "n0, n1, n2, n3 and 5 more does not resolve on this node; 2 other nodes resolve it"
+    )
     assert len(found(MasterDns, cards)) == 1
 
 
@@ -250,10 +255,10 @@ def test_one_node_forced_off_the_data_network_is_named(name: str) -> None:
 
 def test_the_message_tells_variable_address_and_data_network() -> None:
     assert message_of(WrongNic, cluster(3, n2=forced(2, "eno1"))) == (
-        "GLOO_SOCKET_IFNAME=eno1 makes it announce 10.77.0.2 on eno1, and the other nodes are in 192.168.20.0/24"
+        "GLOO_SOCKET_IFNAME=eno1 selects eno1 with 10.77.0.2, but the other nodes are in 192.168.20.0/24"
     )
     assert message_of(WrongNic, cluster(3, n2=forced(2, "docker0"))) == (
-        "GLOO_SOCKET_IFNAME=docker0 makes it announce 172.17.0.1 on docker0, where no other node reaches it"
+        "GLOO_SOCKET_IFNAME=docker0 selects docker0 with 172.17.0.1, which no other node can reach"
     )
 
 
@@ -342,7 +347,7 @@ def test_both_variables_on_one_interface_are_one_finding() -> None:
     env = {"GLOO_SOCKET_IFNAME": "docker0", "NCCL_SOCKET_IFNAME": "docker0"}
     cards = [node(1, num_gpus=1), node(2, num_gpus=1, env=env)]
     assert found(WrongNic, cards) == [(Status.FAIL, "node02")]
-    assert message_of(WrongNic, cards).startswith("NCCL_SOCKET_IFNAME GLOO_SOCKET_IFNAME=docker0 makes it announce")
+    assert message_of(WrongNic, cards).startswith("NCCL_SOCKET_IFNAME GLOO_SOCKET_IFNAME=docker0 selects docker0")
 
 
 def test_an_interface_that_is_not_there_is_named_with_those_that_are() -> None:
@@ -350,7 +355,7 @@ def test_an_interface_that_is_not_there_is_named_with_those_that_are() -> None:
     assert found(NicNotFound, cards) == [(Status.FAIL, "node02")]
     assert found(WrongNic, cards) == []
     assert message_of(NicNotFound, cards) == (
-        "GLOO_SOCKET_IFNAME=eth9: this node has no interface 'eth9'; there are lo, eno1, docker0, ens1f1"
+        "GLOO_SOCKET_IFNAME=eth9: this node has no interface 'eth9'; it has lo, eno1, docker0, ens1f1"
     )
 
 
@@ -389,7 +394,7 @@ def with_mtu(number: int, mtu: int, **changes: Any) -> Card:
 def test_the_node_with_another_mtu_is_named() -> None:
     cards = cluster(6, n3=with_mtu(3, 1500))
     assert found(MtuUnequal, cards) == [(Status.WARN, "node03")]
-    assert message_of(MtuUnequal, cards) == "its data interface has MTU 1500, those of 5 of 6 nodes have 9000"
+    assert message_of(MtuUnequal, cards) == "the data interface has MTU 1500; 5 of 6 nodes have 9000"
     ((_, outcome),) = MtuUnequal.survey(cards)
     assert MtuUnequal.find(outcome, node="node03").interface == "ens1f1"
 
@@ -428,7 +433,9 @@ def test_unequal_mtus_fail_where_nccl_speaks_roce_over_them(
 def test_a_link_that_came_up_slower_is_named() -> None:
     cards = cluster(6, n3=node(3, nic=data(3, speed_mbit_s=1000)))
     assert found(SlowLink, cards) == [(Status.WARN, "node03")]
-    assert message_of(SlowLink, cards) == "node03 carries 1000 Mbit/s, its neighbours 10000"
+    assert (
+        message_of(SlowLink, cards) == "the link of node03 carries 1000 Mbit/s, those of the other nodes 10000 Mbit/s"
+    )
 
 
 @pytest.mark.parametrize("speeds", [(10000, 1000), (1000, 25000, 1000), (None, -1, 1000), (10000, 10000, None)])
@@ -444,7 +451,7 @@ def test_a_port_that_was_taken_is_a_warning_on_the_leader_only() -> None:
     assert outcome is not None
     finding = PortInUse.find(outcome, node="node01")
     assert finding.severity is Severity.WARN
-    assert finding.message == "port 29500 is held by python3 (pid 812, alice); the leader took another one"
+    assert finding.message == "python3 (pid 812, alice) uses port 29500; the leader took another port"
     assert PortInUse.probe(node(2)) is None
 
 
@@ -456,7 +463,8 @@ def test_only_the_node_that_is_loopback_to_itself_is_named() -> None:
     cards = cluster(3, n2=loopback(2))
     assert found(LoopbackHostname, cards) == [(Status.WARN, "node02")]
     assert (
-        message_of(LoopbackHostname, cards) == "its name node02 is 127.0.1.1 to itself; other nodes have a real address"
+        message_of(LoopbackHostname, cards)
+        == "the node's own name node02 resolves to 127.0.1.1, a loopback address; other nodes have a real address"
     )
     assert found(LoopbackHostname, cluster(2, n1=loopback(1, "::1"))) == [(Status.WARN, "node01")]
 
@@ -471,7 +479,7 @@ def test_one_node_alone_warns_unless_its_job_has_no_other() -> None:
 
 
 @pytest.mark.parametrize(
-    ("has_carrier", "words"), [(False, "no signal on its cable"), (None, "it is switched off"), (True, "not running")]
+    ("has_carrier", "words"), [(False, "no carrier"), (None, "switched off"), (True, "not running")]
 )
 def test_a_data_interface_that_carries_nothing_fails(has_carrier: bool | None, words: str) -> None:
     outcome = LinkDown.probe(node(2, nic=data(2, is_up=False, has_carrier=has_carrier)))
@@ -523,7 +531,7 @@ def test_other_interfaces_do_not_warn(other: Interface) -> None:
             MtuBlackhole,
             (Symptom.LARGE_LOST,),
             {"path_mtu": "1500", "culprit": "node03", "peers": "every other node", "mtu": "9000"},
-            "packets above 1500 bytes are lost between node03 and every other node; both ends say MTU 9000",
+            "packets above 1500 bytes are lost between node03 and every other node; the interfaces have MTU 9000",
         ),
         (
             PacketLoss,
@@ -535,7 +543,7 @@ def test_other_interfaces_do_not_warn(other: Interface) -> None:
             SlowLink,
             (Symptom.SLOW,),
             {"culprit": "node03", "mbit_s": "94", "usual_mbit_s": "941"},
-            "node03 carries 94 Mbit/s, its neighbours 941",
+            "the link of node03 carries 94 Mbit/s, those of the other nodes 941 Mbit/s",
         ),
         (
             FirewallPort,

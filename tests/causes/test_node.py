@@ -99,7 +99,7 @@ def test_a_node_with_less_locked_memory_than_most_is_warned_of() -> None:
     cards = [card(host, limits={"memlock_bytes": limit}) for host, limit in limits.items()]
     [(hosts, outcome)] = IbMemlock.survey(cards)
     assert (hosts, outcome.status) == (("c",), Status.WARN)
-    assert shown(IbMemlock, outcome) == "processes may lock only 64 KiB of memory; 2 of 3 nodes allow 8 MiB"
+    assert shown(IbMemlock, outcome) == "a process may lock only 64 KiB of memory; 2 of 3 nodes allow 8 MiB"
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_open_files_are_judged_by_the_soft_limit(limit: int | None, status: Stat
 def test_cores_are_held_against_workers() -> None:
     outcome = CpuStarved.probe(card(num_cpus=1, num_workers=8, num_gpus=8))
     assert outcome.status is Status.WARN
-    assert shown(CpuStarved, outcome) == "1 cores for 8 workers"
+    assert shown(CpuStarved, outcome) == "the node has 1 core for 8 workers"
     assert CpuStarved.probe(card(num_cpus=8, num_workers=8, num_gpus=8, load=99.0)).status is Status.PASS
     assert CpuStarved.probe(card(num_cpus=2, num_workers=6)).status is Status.PASS
 
@@ -161,7 +161,7 @@ def test_cores_are_held_against_the_workers_that_share_them() -> None:
     assert CpuStarved.survey([*usual, card("c", num_cpus=64, num_workers=16)]) == []
     [(hosts, outcome)] = CpuStarved.survey([*usual, card("c", num_cpus=12, num_workers=4)])
     assert hosts == ("c",)
-    assert shown(CpuStarved, outcome) == "12 cores for 4 workers; 4 of 5 nodes have 64"
+    assert shown(CpuStarved, outcome) == "the node has 12 cores for 4 workers; 4 of 5 nodes have 64"
 
 
 @pytest.mark.parametrize(
@@ -199,7 +199,7 @@ def test_a_full_disk_is_named_by_what_it_is_for(there: Place, status: Status) ->
 
 def test_the_worst_disk_is_named() -> None:
     outcome = DiskFull.probe(card(places=(place("TMPDIR", free_bytes=MIB), place("run directory", free_bytes=GIB - 1))))
-    assert shown(DiskFull, outcome) == "TMPDIR (/scratch): 1 MiB left"
+    assert shown(DiskFull, outcome) == "TMPDIR (/scratch) has 1 MiB left"
 
 
 def run_dir(**values: Any) -> dict[str, Any]:
@@ -212,10 +212,13 @@ LEADER = card("leader", came_by=None, **run_dir(nonce="n1"))
 @pytest.mark.parametrize(
     ("theirs", "what"),
     [
-        (run_dir(nonce=None), "the file that leader wrote there is not visible: another directory of the same name"),
-        (run_dir(nonce="n0"), "it shows another file than the one that leader wrote there"),
-        (run_dir(nonce="n1", is_writable=False, problem="Read-only file system"), "it cannot be written to: Read-only"),
-        (run_dir(free_bytes=None, is_writable=None, problem="No such file or directory"), "there is no such directory"),
+        (run_dir(nonce=None), "the file that leader wrote is missing, so this is another directory of the same name"),
+        (run_dir(nonce="n0"), "it shows another file than leader wrote"),
+        (run_dir(nonce="n1", is_writable=False, problem="Read-only file system"), "it is not writable: Read-only"),
+        (
+            run_dir(free_bytes=None, is_writable=None, problem="No such file or directory"),
+            "the directory does not exist",
+        ),
     ],
 )
 def test_a_node_that_does_not_share_the_run_directory_is_named(theirs: dict[str, Any], what: str) -> None:
@@ -228,7 +231,7 @@ def test_a_leader_whose_file_nobody_sees_is_the_odd_one() -> None:
     others = [card(host, **run_dir(nonce=None)) for host in "abc"]
     [(hosts, outcome)] = RunDirNotShared.survey([LEADER, *others])
     assert hosts == ("leader",)
-    assert "none of the 3 other nodes sees the file that leader wrote there" in shown(RunDirNotShared, outcome)
+    assert "none of the 3 other nodes sees the file that leader wrote" in shown(RunDirNotShared, outcome)
 
 
 def test_a_leader_that_cannot_write_is_itself_the_culprit() -> None:
@@ -270,7 +273,7 @@ def machine(
 def test_cloned_machines_fail() -> None:
     [(hosts, outcome)] = DuplicateHost.survey([machine("a"), machine("b", address="10.0.0.2"), machine("c", name="x")])
     assert (hosts, outcome.status) == (("a", "b"), Status.FAIL)
-    assert shown(DuplicateHost, outcome) == "2 machines say that they are gpu: NCCL takes them for one"
+    assert shown(DuplicateHost, outcome) == "2 machines have the host name gpu: NCCL treats them as one machine"
     assert outcome.evidence == ("a: boot id b1", "b: boot id b1")
 
 
@@ -297,6 +300,6 @@ def test_two_agents_on_one_machine_are_fine() -> None:
 
 def test_a_clock_that_nothing_sets_is_noted_and_no_alarm() -> None:
     outcome = ClockSkew.probe(card(is_clock_synchronised=False))
-    assert (outcome.status, outcome.note) == (Status.PASS, "not synchronised (NTP)")
+    assert (outcome.status, outcome.note) == (Status.PASS, "not synchronized (NTP)")
     assert ClockSkew.probe(card(is_clock_synchronised=True)).note == ""
     assert ClockSkew.probe(card()).status is Status.SKIP

@@ -59,7 +59,7 @@ def probed(cause: type[Cause], card: Card) -> tuple[Status, str] | None:
         (node(1, port(), num_gpus=0), (Status.SKIP, "no rank here uses NCCL")),
         (
             node(1, facts={"unread": {"rdma_ports": "torn"}}),
-            (Status.UNKNOWN, "its RDMA devices could not be read"),
+            (Status.UNKNOWN, "the node's RDMA devices could not be read"),
         ),
     ],
 )
@@ -148,13 +148,13 @@ def test_the_index_is_set_or_that_of_an_old_nccl(env: dict[str, str], version: s
         (
             (roce(*USUAL[:3]),),
             {},
-            (Status.WARN, "no address for RoCE: NCCL looks for RoCE v2 with IPv4; mlx5_0:1 has none"),
+            (Status.WARN, "no usable RoCE address: NCCL needs RoCE v2 with IPv4; mlx5_0:1 has none"),
         ),
         ((roce(*USUAL[:3]),), {"NCCL_IB_ADDR_FAMILY": "AF_INET6"}, (Status.PASS, "")),
         (
             (roce(*USUAL), roce(*WITHOUT_LINK_LOCAL, device="mlx5_1")),
             {"NCCL_IB_GID_INDEX": "3"},
-            (Status.FAIL, "NCCL_IB_GID_INDEX=3: no address at this index; mlx5_1:1"),
+            (Status.FAIL, "NCCL_IB_GID_INDEX=3: the table has no address at this index; mlx5_1:1"),
         ),
     ],
 )

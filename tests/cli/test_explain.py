@@ -19,14 +19,14 @@ def test_a_cause_is_explained_with_all_its_sections(allranks: Allranks) -> None:
     lines = result.stdout.splitlines()
     assert lines[:2] == [
         "AR101 fabric-manager",
-        "The fabric manager does not run, or does not fit the driver.",
+        "The fabric manager does not run, or does not match the driver.",
     ]
     heads = [line for line in lines[2:] if line and not line.startswith(" ")]
     assert heads == [
         "What it means", "Why it breaks the job", "Example", "Fix", "Source", "How it is found", "Also called MN1.",
     ]  # fmt: skip
     assert "      systemctl restart nvidia-fabricmanager" in lines
-    assert "  Its probe has only seen recorded output so far, no real hardware." in lines
+    assert "  The probe was tested with recorded output only, not on real hardware." in lines
 
 
 def test_the_list_has_every_cause_on_one_line(allranks: Allranks) -> None:
@@ -38,7 +38,7 @@ def test_the_list_has_every_cause_on_one_line(allranks: Allranks) -> None:
 
 def test_how_a_pair_fails_is_said_in_words(allranks: Allranks) -> None:
     lines = allranks("explain", "AR204").stdout.splitlines()
-    assert "  between pairs of nodes: small packets pass, large ones are lost." in lines
+    assert "  between pairs of nodes: small packets pass, but large ones are lost." in lines
     for cause in all_causes():
         text = render_cause(cause, PLAIN)
         assert not [symptom for symptom in cause.symptoms if "-" in symptom and symptom in text], cause.id

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from allranks.causes.catalogue import all_causes
+from allranks.causes.catalogue import all_causes, ways_to_find
+from allranks.causes.cause import Cause
 from allranks.cli.pages import make_pages
 
 ROOT = Path(__file__).parents[2]
@@ -26,7 +27,17 @@ BRITISH = (
     "behaviour", "colour", "favour", "honour", "neighbour", "centre", "initialise", "initialised", "recognise",
     "recognised", "organise", "serialise", "serialised", "whilst", "grey", "analyse", "cancelled by", "licence",
 )  # fmt: skip
+IDIOMS = (
+    "knock", "knocks", "knocked", "hand in", "hands in", "mend", "left to itself", "comes through", "come through",
+    "nobody says", "whoever", "goes on", "go on", "gone on", "is none", "looked at", "held against", "told apart",
+    "leave it away", "without a word", "does not come to its end", "in vain", "broke off", "made to use", "so many",
+)  # fmt: skip
+"""What causes said before somebody wrote it in the field's terms."""
 WORDS_IN_A_SENTENCE = 40
+WORDS_OF_A_CAUSE = 35
+WORDS_IN_A_LINE = 25
+CHARACTERS_IN_A_TITLE = 80
+LINES_OF_A_FINDING = ("message", "told", "fix")
 
 
 def paragraphs(markdown: str) -> Iterator[str]:
@@ -45,7 +56,33 @@ def texts() -> dict[str, str]:
     written = [page for page in pages if "causes" not in page.parts and page.name != "command-line.md"]
     found = {str(page.relative_to(ROOT)): " ".join(paragraphs(page.read_text())) for page in written}
     found["allranks --help"] = make_pages()["command-line.md"]
-    return found | {f"cause {cause.id}": f"{cause.title()} {cause.told or ''}" for cause in all_causes()}
+    return found | {cause.id: " ".join([*lines_of(cause), *sentences_of(cause)]) for cause in all_causes()}
+
+
+def lines_of(cause: type[Cause]) -> list[str]:
+    """The single lines of a cause: its headlines, its fix, and how it is found."""
+    return [cause.title(), cause.message, cause.told, cause.fix, cause.no_fault_yet, *ways_to_find(cause).values()]
+
+
+def sentences_of(cause: type[Cause]) -> list[str]:
+    """The sentences of a cause's sections, without examples and commands; sources are quoted as they are."""
+    found = []
+    for head, text in cause.sections().items():
+        prose = re.sub(r"^    .*$", "", text, flags=re.MULTILINE)
+        blocks = [] if head == "Source" else paragraphs(prose)
+        found += [sentence for block in blocks for sentence in re.split(r"(?<=[.!?:]) ", block)]
+    return found
+
+
+def breaches(line: str) -> list[str]:
+    """The rules for a headline or a fix that a line breaks; its first word may be a name, such as NCCL or `{node}`."""
+    rules = {
+        "too many words": len(line.split()) <= WORDS_IN_A_LINE,
+        "ends with a full stop": not re.search(r"[^.]\.$", line),
+        "asks a question": "?" not in line,
+        "begins with a capital letter": not re.match(r"[A-Z][a-z]+\b", line),
+    }
+    return [rule for rule, is_kept in rules.items() if not is_kept]
 
 
 @pytest.mark.parametrize("words", [OLD_PHRASES, AVOID, BRITISH], ids=["old phrases", "words to avoid", "spelling"])
@@ -55,12 +92,9 @@ def test_no_text_uses_words_that_plain_english_avoids(words: tuple[str, ...]) ->
     assert found == []
 
 
-def test_sentences_of_readme_and_tutorials_are_short() -> None:
-    pages = [
-        ROOT / "README.md",
-        *sorted((ROOT / "docs/tutorials").glob("*.md")),
-        *(ROOT / "docs/concepts").glob("*.md"),
-    ]
+def test_sentences_of_readme_tutorials_how_tos_and_concepts_are_short() -> None:
+    folders = ("tutorials", "how-to", "concepts")
+    pages = [ROOT / "README.md", *(page for name in folders for page in sorted((ROOT / "docs" / name).glob("*.md")))]
     long = [
         f"{page.name}: {sentence}"
         for page in pages
@@ -69,6 +103,41 @@ def test_sentences_of_readme_and_tutorials_are_short() -> None:
         if len(sentence.split()) > WORDS_IN_A_SENTENCE
     ]
     assert long == []
+
+
+def test_causes_use_the_terms_of_the_field() -> None:
+    pattern = re.compile(r"\b(" + "|".join(map(re.escape, IDIOMS)) + r")(?!\w)")
+    said = {cause.id: " ".join([*lines_of(cause), *sentences_of(cause)]) for cause in all_causes()}
+    assert [f"{where}: {match[0]}" for where, text in said.items() for match in pattern.finditer(text)] == []
+
+
+def test_sentences_of_causes_are_short() -> None:
+    said = [(cause.id, sentence) for cause in all_causes() for sentence in sentences_of(cause)]
+    assert [each for each in said if len(each[1].split()) > WORDS_OF_A_CAUSE] == []
+
+
+def test_titles_of_causes_are_short() -> None:
+    assert [cause.title() for cause in all_causes() if len(cause.title()) > CHARACTERS_IN_A_TITLE] == []
+
+
+def test_headlines_and_fixes_are_lines_and_no_questions() -> None:
+    said = {(cause.id, name): breaches(getattr(cause, name)) for cause in all_causes() for name in LINES_OF_A_FINDING}
+    assert {where: broken for where, broken in said.items() if broken} == {}
+
+
+@pytest.mark.parametrize(
+    ("line", "broken"),
+    [
+        ("on {node}: nvidia-smi -L; dmesg -T | grep -i xid", []),
+        ("NCCL's watchdog thread hung, and its monitor ended the process", []),
+        ("check the path between them: sbatch --nodelist=...", []),
+        ("is it up, and can it reach the leader?", ["asks a question"]),
+        ("Look at the log.", ["ends with a full stop", "begins with a capital letter"]),
+        ("word " * 26, ["too many words"]),
+    ],
+)
+def test_what_a_headline_may_not_be(line: str, broken: list[str]) -> None:
+    assert breaches(line) == broken
 
 
 def test_code_and_tables_are_not_prose() -> None:

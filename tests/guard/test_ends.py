@@ -7,9 +7,12 @@ import itertools
 import msgspec
 import pytest
 
-from allranks.guard.ends import Ledger, is_failure, is_secondary
+from allranks.guard.ends import is_secondary, judge_ends, should_stop
+from allranks.guard.scene import Scene
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
 from allranks.wire.protocol import Member, WorkerEnd
+
+from .scenes import FAST
 
 MEMBERS = (
     Member(name="node01", first_rank=0, num_workers=2, host="node01"),
@@ -35,13 +38,18 @@ def lost(rank: int, *, at: float = 100.0) -> WorkerEnd:
     return end(rank, at=at, message=GLOO_LOST)
 
 
-def judge(*ends: WorkerEnd, exits: dict[int, float] | None = None) -> Verdict:
-    ledger = Ledger(MEMBERS)
+def scene_of(*ends: WorkerEnd, exits: dict[int, float] | None = None) -> Scene:
+    scene = Scene(FAST, MEMBERS, 0, {}, 0.0)
     for rank, time_s in (exits or {}).items():
-        ledger.add_exit(rank, time_s)
+        scene.end(end(rank, 0, at=time_s), time_s)
     for worker_end in ends:
-        ledger.add_failure(worker_end, worker_end.time_s)
-    return ledger.verdict("4711", 0)
+        scene.end(worker_end, worker_end.time_s)
+    return scene
+
+
+def judge(*ends: WorkerEnd, exits: dict[int, float] | None = None) -> Verdict:
+    judged = judge_ends(scene_of(*ends, exits=exits))
+    return Verdict(job="4711", attempt=0, exit_code=judged.exit_code, findings=judged.findings)
 
 
 def the_finding(verdict: Verdict) -> Finding:
@@ -203,7 +211,6 @@ def test_of_two_culprits_the_earlier_one_is_named_whichever_was_noticed_first():
 def test_a_worker_that_we_ended_is_never_the_culprit():
     ours = end(0, -15, at=90.0, ended_by_us=True)
     crashed = end(1, message="ValueError: in its finally", at=91.0, ended_by_us=True)
-    assert not is_failure(ours)
     assert the_finding(judge(ours, crashed, end(3, 3, at=100.0))).ranks == (3,)
     assert judge(ours, crashed) == Verdict(job="4711", attempt=0, exit_code=3)
 
@@ -277,9 +284,9 @@ def test_a_rank_that_had_ended_with_0_was_not_running():
     assert finding.message == "ended with exit code 0 before it came to init_process_group"
 
 
-def test_all_well_is_zero_without_findings():
-    verdict = judge(exits=dict.fromkeys(range(8), 100.0))
-    assert verdict == Verdict(job="4711", attempt=0, exit_code=0)
+def test_all_is_well_where_everybody_ended_with_zero():
+    assert scene_of(exits=dict.fromkeys(range(8), 100.0)).is_all_well
+    assert not scene_of(end(7, -9), exits=dict.fromkeys(range(7), 100.0)).is_all_well
 
 
 def test_victims_that_had_already_left_with_zero_are_not_counted():
@@ -316,12 +323,12 @@ STOP_TABLE = {
 @pytest.mark.parametrize("case", STOP_TABLE)
 def test_the_rest_is_ended_when_the_culprit_is_known_or_the_time_is_up(case):
     ends, exits, now_s, is_time = STOP_TABLE[case]
-    ledger = Ledger(MEMBERS)
-    for rank, time_s in exits.items():
-        ledger.add_exit(rank, time_s)
-    for worker_end in ends:
-        ledger.add_failure(worker_end, worker_end.time_s)
-    assert ledger.should_stop(now_s) is is_time
+    assert should_stop(scene_of(*ends, exits=exits), now_s) is is_time
+
+
+def test_words_that_only_look_like_a_cause_are_the_users_own():
+    finding = the_finding(judge(end(3, message="RuntimeError: allranks: AR999 no-such-cause: x")))
+    assert finding.cause == "AR590 user-code-error"
 
 
 def test_a_watchdog_that_aborts_its_rank_is_a_victim():

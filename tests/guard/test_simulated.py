@@ -395,7 +395,7 @@ def test_a_rank_that_left_while_others_wait_for_it_is_named():
     assert world.judged is not None
     finding = world.judged.findings[0]
     assert (finding.cause, finding.ranks) == ("AR407 dead-rank", (4,))
-    assert finding.message.startswith("it left with exit code 0, and ranks 0-3,5 waited for it")
+    assert finding.message.startswith("it exited with code 0, and ranks 0-3,5 waited for it")
 
 
 @pytest.mark.parametrize("skew_s", [0.0, 5.0])

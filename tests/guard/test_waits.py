@@ -34,8 +34,7 @@ SLOW = {
     ),
     "the GIL": (
         away(2, num=NUM, silent_s=40.6, state=ProcessState.RUNNING),
-        "slow: rank 2 has let no other thread run for 41 s (something holds the GIL): evaluate.py:88 in run; "
-        "3 ranks wait",
+        "slow: rank 2 has run no other thread for 41 s (one thread holds the GIL): evaluate.py:88 in run; 3 ranks wait",
         "AR408 stuck-rank",
     ),
     "the kernel": (
@@ -113,7 +112,7 @@ def test_all_there_names_nobody():
     found = find_waiting(made, NOW_S)
     assert found.sinks == ()
     judged = judge_hang(made, found, NOW_S)
-    assert "all ranks came to collective 5 of group 0" in judged.findings[0].message
+    assert "all ranks entered collective 5 of group 0" in judged.findings[0].message
     assert (judged.ranks, judged.nodes) == ((), ())
 
 

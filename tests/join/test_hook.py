@@ -280,7 +280,7 @@ def test_a_rank_that_ends_with_0_before_the_group_is_named_long_before_the_timeo
     )
     result = allranks("run", "--nproc-per-node", "2", "train.py", env=NODE, timeout_s=120)
     assert result.returncode == 1
-    said = "ended with exit code 0 before it came to init_process_group, where rank 0 waited for it"
+    said = "it exited with code 0 before it reached init_process_group, where rank 0 waited for it"
     assert only_message(tmp_path) == ([1], f"it {said}")
     assert "AR401 missing-rank   node07 · rank 1" in result.stderr
 
@@ -329,7 +329,7 @@ def test_nccl_without_a_gpu_is_refused_with_the_nodes_name(allranks: Allranks, t
     result = allranks("run", "--nproc-per-node", "2", "train.py", env=NODE | {"CUDA_VISIBLE_DEVICES": ""})
     assert result.returncode == 1
     _, message = only_message(tmp_path)
-    said = "RuntimeError: allranks: init_process_group asks for nccl, but node07 has no GPU; use gloo here"
+    said = "RuntimeError: allranks: init_process_group asks for nccl, but node07 has no GPU; use gloo"
     assert message.startswith(said)
     assert f"\n  {said}" in result.stderr
 
@@ -417,12 +417,10 @@ def test_a_launcher_within_the_workers_is_refused_at_once(
     write(tmp_path / "train.py", textwrap.dedent(SPAWNED).format(setting=setting, arguments=arguments))
     result = allranks("run", "--nproc-per-node", "2", "train.py", env=NODE)
     assert result.returncode == 1
-    said = (
-        "allranks: AR502 spawn-inside-srun: multiprocessing (mp.spawn) started this process in a worker, and it comes "
-    )
+    said = "allranks: AR502 spawn-inside-srun: multiprocessing (mp.spawn) started this process in a worker; it calls "
     assert said in result.stderr
     _, message = only_message(tmp_path)
-    assert message.startswith("multiprocessing (mp.spawn) started this process in a worker, and it comes "), message
+    assert message.startswith("multiprocessing (mp.spawn) started this process in a worker; it calls "), message
     assert re.search(r"as rank (\d) of 2, but the worker is RANK=(?!\1)\d of WORLD_SIZE=2, set by allranks", message)
 
 

@@ -123,7 +123,7 @@ def test_a_silent_node_is_named_at_the_deadline(six_nodes: TestLab, tmp_path: Pa
     found = json.loads(out)
     assert process.returncode == 1
     assert [(each["cause"], each["node"]) for each in found["findings"]] == [("AR001 node-silent", "node04")]
-    assert found["findings"][0]["message"] == "its agent did not come within 15 s; 5 of 6 nodes are here"
+    assert found["findings"][0]["message"] == "the node's agent did not join within 15 s; 5 of 6 nodes joined"
     assert found["elapsed_s"] < 100
     assert "for node04; 5 of 6 answered" in err
 
@@ -134,7 +134,7 @@ def test_with_no_place_to_write_it_works(six_nodes: TestLab) -> None:
         six_nodes, "master-node", "env", "HOME=/proc", *CHECK, "--nodes", "3", "--ignore", "AR005", cwd=Path("/proc")
     )
     assert found.returncode == 0, found.stdout + found.stderr
-    assert "no run directory was looked at" in found.stdout
+    assert "no run directory was checked" in found.stdout
 
 
 def test_a_wrong_node_name_is_one_line(six_nodes: TestLab, tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_init_finds_the_cluster_as_its_owners_describe_it(six_nodes: TestLab, tm
     done = on(six_nodes, "master-node", *ALLRANKS, "init", "--timeout", "100", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert without_waiting(done.stderr).splitlines() == [
-        "allranks: looking at master-node,node[01-05]",
+        "allranks: examining master-node,node[01-05]",
         "allranks: cluster.toml written: 6 nodes, data network 192.168.20.0/24; next: allranks check",
     ]
     found = read_cluster(tmp_path / "cluster.toml").cluster
@@ -178,5 +178,5 @@ def test_init_finds_the_cluster_as_its_owners_describe_it(six_nodes: TestLab, tm
     expected = [(node.name, node.address, node.interface) for node in EXPECTED.node]
     assert [(node.name, node.address, node.interface) for node in found.node] == expected
     text = (tmp_path / "cluster.toml").read_text()
-    assert "host names lead to 10.77.0.0/24, so that one is for management (no speeds to go by)" in text
-    assert text.count("# the driver shows none, SLURM promises 1") == 6
+    assert "host names lead to 10.77.0.0/24, so that one is for management (no speeds to compare)" in text
+    assert text.count("# the driver shows none, SLURM configures 1") == 6

@@ -480,7 +480,7 @@ def test_eight_tasks_start_on_each_node_whatever_its_cores(healed: Lab) -> None:
 def test_the_command_says_where_and_heals_from_another_process(six: TestLab) -> None:
     said = six.run("inject", "interface-renamed", "--on", "node02", "--seed", "7").stderr
     assert "interface-renamed on node02 (seed 7)" in said
-    assert "to be found: AR208 node02 ens1f0np0" in said
+    assert "expected finding: AR208 node02 ens1f0np0" in said
     assert "ens1f9" in six.on("node02", "ls", "/sys/class/net")
     again = six.run("inject", "interface-renamed", "--on", "node02", must_work=False)
     assert again.returncode == 2
@@ -493,11 +493,11 @@ def test_the_command_says_where_and_heals_from_another_process(six: TestLab) -> 
 @pytest.mark.lab
 def test_wrong_requests_are_refused_in_one_line(six: TestLab) -> None:
     for arguments, message in [
-        (["inject", "cable-puled"], "no fault 'cable-puled': did you mean cable-pulled?"),
+        (["inject", "cable-puled"], "unknown fault 'cable-puled': did you mean cable-pulled?"),
         (["inject", "cable-pulled", "--on", "node99"], "no node 'node99': expected one of master-node, node01"),
-        (["inject", "port-in-use", "--on", "node01"], "port-in-use cannot be put on node01: expected master-node"),
-        (["inject"], "which fault?"),
-        (["heal", "slow-link"], "has no slow-link: there is none"),
+        (["inject", "port-in-use", "--on", "node01"], "port-in-use cannot be injected on node01: expected master-node"),
+        (["inject"], "expected the name of a fault"),
+        (["heal", "slow-link"], "has no slow-link: its faults are: none"),
     ]:
         done = six.run(*arguments, must_work=False)
         assert done.returncode == 2, arguments

@@ -136,7 +136,7 @@ def test_a_node_without_its_data_interface_is_named_and_all_end_alike(make_lab: 
     code, _, stderr = end(srun(lab, folder, *AGENT, "show.py"))
     assert code == 78
     assert stderr.count("✗ AR210 link-down   node02 · ens1f0np0 ") == 1
-    assert "the data interface of node02, ens1f0np0 192.168.20.17 (down), carries nothing" in stderr
+    assert "the data interface of node02 is down: ens1f0np0 192.168.20.17 (down)" in stderr
     assert stderr.count("Exited with exit code 78") == 6
 
 

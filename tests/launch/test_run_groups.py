@@ -148,13 +148,13 @@ def test_a_wrong_secret_is_refused_by_name_and_both_end_soon(start: Start, port:
     code, _, stderr = end(stranger, within_s=15)
     reason = "it does not know this job's secret (the leader's comes from $ALLRANKS_SECRET)"
     assert code == 78
-    assert re.fullmatch(rf"error: the leader at localhost:\d+ refused this node: {re.escape(reason)}\n", stderr)
+    assert re.fullmatch(rf"error: the leader at localhost:\d+ rejected this node: {re.escape(reason)}\n", stderr)
     code, _, stderr = end(leader, within_s=30)
     assert time.monotonic() - started_s < 15
     assert code == 75
-    assert f"allranks: 127.0.0.1 was refused: {reason}\n" in stderr
+    assert f"allranks: 127.0.0.1 was rejected: {reason}\n" in stderr
     assert "AR001 node-silent   node rank 1 " in stderr
-    assert "its agent did not come within 4 s; 1 of 2 nodes are here" in stderr
+    assert "the node's agent did not join within 4 s; 1 of 2 nodes joined" in stderr
     assert "open sesame" not in stderr
     assert "Traceback" not in stderr
 
@@ -168,7 +168,10 @@ def test_a_script_that_one_node_lacks_ends_all_with_its_name(start: Start, port:
     assert report(ends[0][2]) == report(ends[1][2])
     head, said, *_ = report(ends[0][2])
     assert re.fullmatch(r"\S AR512 node-cannot-start   b +certain", head)
-    assert said == "  train.py: no such script; expected a Python file (a module takes -m, a program --no-python)"
+    assert (
+        said
+        == "  train.py: no such script; expected a Python file (for a module add -m, for another program --no-python)"
+    )
     assert report(ends[0][2])[-1] == "  waited for it: a"
 
 
@@ -285,7 +288,7 @@ def test_a_second_agent_of_the_same_node_rank_is_refused(start: Start, port: int
     last = start("d", *meeting(port, nodes=3), "--node-rank", 2, script)
     assert code == 78
     assert re.search(
-        r"refused this node: node rank 1 is here already \([bc], pid \d+\); give each node its own", stderr
+        r"rejected this node: node rank 1 has already joined \([bc], pid \d+\); give each node its own", stderr
     )
     assert [end(agent)[0] for agent in (leader, last)] == [0, 0]
 
@@ -311,7 +314,7 @@ def test_sigterm_ends_a_paused_job_with_its_own_code_and_a_verdict(start: Start,
     assert leader.stderr is not None
     said = iter(leader.stderr.readline, "")
     for _ in range(2):  # 10 s lie between two of them: the workers here have been gone for long
-        next(line for line in said if line.startswith("allranks: paused: 1 of at least 2 nodes; "))
+        next(line for line in said if line.startswith("allranks: paused: only 1 of at least 2 nodes; "))
     leader.send_signal(signal.SIGUSR1)
     assert any("SIGUSR1: for scripts that handle it" in line for line in said)
     leader.send_signal(signal.SIGTERM)

@@ -103,7 +103,7 @@ def test_a_missing_node_is_named_and_all_that_came_end_alike(tmp_path: Path) -> 
     assert run.codes == {0: 75, 1: 75}
     assert re.search(r"waiting \d+ s for node03; 2 of 3 are here", run.err[0])
     assert "AR001 node-silent   node03 " in run.err[0]
-    assert "its agent did not come within 20 s; 2 of 3 nodes are here" in run.err[0]
+    assert "the node's agent did not join within 20 s; 2 of 3 nodes joined" in run.err[0]
     assert without_waiting(run.err[1]) == ""
     verdict = json.loads((tmp_path / "runs/4711/attempt_0/verdict.json").read_text())
     assert verdict["findings"][0]["node"] == "node03"

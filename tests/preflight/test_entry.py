@@ -196,7 +196,7 @@ def test_an_open_group_is_said_to_be_open(tmp_path, capfd):
     port = free_port()
     hold(*(Node(by_endpoint(tmp_path, port, index=index, rdzv_id=None)) for index in (0, 1)))
     said = capfd.readouterr().err  # the port is another one where somebody has taken it meanwhile
-    assert re.search(r"reaches port \d+ can join this group; close it with --rdzv-id or \$ALLRANKS_SECRET$", said, re.M)
+    assert re.search(r"reaches port \d+ can join; protect the group with --rdzv-id or \$ALLRANKS_SECRET$", said, re.M)
 
 
 def test_agents_of_another_group_are_not_let_in(tmp_path):
@@ -305,7 +305,7 @@ def test_a_missing_leader_is_named(tmp_path):
         entry.take_part()
     finding = given_up.value.finding
     assert (finding.cause, finding.node) == ("AR001 node-silent", "node01")
-    assert "its agent, which leads, did not come within" in finding.message
+    assert "no leader answered within" in finding.message
 
 
 def test_a_leader_that_is_announced_and_not_reached_is_another_matter(tmp_path):
@@ -321,7 +321,7 @@ def test_a_leader_that_is_announced_and_not_reached_is_another_matter(tmp_path):
         entry.take_part()
     finding = given_up.value.finding
     assert finding.cause == "AR201 master-unreachable"
-    assert finding.message == "node01 leads at 127.0.0.9, and node02 reaches none of them"
+    assert finding.message == "the leader listens at 127.0.0.9, but node02 reaches none of these addresses"
 
 
 def stop_after(delay_s: float) -> Callable[[], None]:

@@ -194,7 +194,7 @@ def test_a_card_that_makes_no_sense_is_its_nodes_problem(kind):
     own = msgspec.structs.replace(sound_card(2), **ABSURD[kind])
     judgement = judge(Observations(cards={0: sound_card(0), 1: sound_card(1), 2: own}), terms(3))
     assert brief(judgement) == [("AR512", "node03", "fail", "certain")]
-    assert judgement.findings[0].message.startswith("its card makes no sense: ")
+    assert judgement.findings[0].message.startswith("the node report is invalid: ")
     assert judgement.exit_code == 78
     assert_harmless(judgement)
 
@@ -285,7 +285,7 @@ def test_a_result_that_cannot_be_is_told(kind):
     assert is_plausible(good(2, 1))
     assert not is_plausible(good(2, 1, **NONSENSE[kind]))
     assert find_nonsense(Tested(results=(good(2, 0), good(2, 1, **NONSENSE[kind])), round=1)) == (
-        "what it says of node 1 cannot be"
+        "its test result for node 1 is impossible"
     )
 
 
@@ -307,7 +307,7 @@ def test_a_report_that_cannot_be_ends_the_membership(call):  # noqa: F811
     judgement = call.hold(3)
     assert ("AR012", "node03") in [row[:2] for row in brief(judgement)]
     (finding,) = [each for each in judgement.findings if each.cause[:5] == "AR012"]
-    assert finding.evidence[0].seen == "node03: what it says of node 0 cannot be"
+    assert finding.evidence[0].seen == "node03: its test result for node 0 is impossible"
 
 
 def test_nobody_speaks_for_other_nodes_nor_of_those_that_do_not_exist(call):  # noqa: F811

@@ -76,7 +76,7 @@ def test_a_missing_node_and_a_silent_link_are_both_named():
         ("AR001", "node06", "fail", "certain"),
         ("AR211", "node02 <-> node04", "fail", "certain"),
     ]
-    assert judgement.findings[0].message == "its agent did not come within 60 s; 5 of 6 nodes are here"
+    assert judgement.findings[0].message == "the node's agent did not join within 60 s; 5 of 6 nodes joined"
     assert judgement.exit_code == 75
 
 
@@ -98,7 +98,7 @@ def test_an_interface_that_is_down_is_not_also_silent(down):
     named = {finding.node for finding in judgement.findings}
     assert {finding.cause[:5] for finding in judgement.findings} == {"AR210"}
     assert len(judgement.findings) == len(named)
-    assert all("carries nothing: no signal on its cable" in finding.message for finding in judgement.findings)
+    assert all("is down: no carrier" in finding.message for finding in judgement.findings)
 
 
 def test_a_node_that_does_not_report_is_not_also_silent_in_the_pairs_of_the_others():
@@ -109,7 +109,7 @@ def test_a_node_that_does_not_report_is_not_also_silent_in_the_pairs_of_the_othe
 
     judgement = judged(6, only_others_report, silent=frozenset({2}))
     assert brief(judgement) == [("AR001", "node03", "fail", "certain")]
-    assert judgement.findings[0].message == "its agent joined, and then did not answer in time"
+    assert judgement.findings[0].message == "the node's agent joined, then stopped answering"
     assert judgement.findings[0].waiting == "node[01-02,04-06]"
 
 
@@ -120,7 +120,7 @@ def test_a_node_whose_agent_says_that_its_interface_is_down_is_not_also_silent()
         confidence=Confidence.CERTAIN,
         node="whatever",
         interface="ens1f1",
-        message="the data interface carries nothing",
+        message="the data interface is down",
     )
     problem = card(2, problem="ens1f1 is down", problem_exit=78, problem_finding=own, facts=None)
     judgement = judged(6, is_silent(2), cards={2: problem})
@@ -129,7 +129,7 @@ def test_a_node_whose_agent_says_that_its_interface_is_down_is_not_also_silent()
 
 
 def test_the_same_stranger_twice_is_one_finding():
-    strangers = tuple(Stranger("AR406", "10.0.0.9", f"10.0.0.9 was refused: {why}") for why in ("a", "b"))
+    strangers = tuple(Stranger("AR406", "10.0.0.9", f"10.0.0.9 was rejected: {why}") for why in ("a", "b"))
     judgement = judged(6, strangers=strangers)
     assert brief(judgement) == [("AR406", "10.0.0.9", "warn", "certain")]
     assert judgement.exit_code == 0

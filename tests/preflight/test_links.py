@@ -221,7 +221,7 @@ def test_without_a_quiet_look_a_few_lost_datagrams_say_nothing():
 def test_a_slow_node_is_told_by_the_quiet_look():
     judgement = judged(6, quiet=quiet_look(2, delivery_mbit_s=90.0, large_s=0.02))
     assert brief(judgement) == [("AR213", "node03", "fail", "certain")]
-    assert judgement.findings[0].message == "node03 carries 90 Mbit/s, its neighbours 900"
+    assert judgement.findings[0].message == "the link of node03 carries 90 Mbit/s, those of the other nodes 900 Mbit/s"
     assert judgement.findings[0].interface == "ens1f1"
 
 
@@ -233,7 +233,7 @@ def test_a_node_that_loses_is_not_also_slow():
 def test_a_silent_link_says_that_both_ends_reach_the_others():
     (finding,) = judged(6, silent_pairs(*BOTH)).findings
     assert finding.message == (
-        "nothing comes through between node02 and node04 on the data network, although the agents hear each other over "
+        "no packets pass between node02 and node04 on the data network; the agents still reach each other over "
         "another path"
     )
     assert finding.waiting == "node[01,03,05-06]"
@@ -244,7 +244,7 @@ def test_nobody_waits_for_a_partition_but_its_own_groups():
     (finding,) = judged(6, partition(range(3), range(3, 6))).findings
     assert finding.waiting is None
     assert finding.evidence[0].seen == (
-        "the groups are alike in subnet, interface, MTU and kernel: look at the switches between them"
+        "both groups have the same subnet, interface, MTU and kernel: check the switches between them"
     )
 
 
@@ -259,12 +259,12 @@ def test_a_partition_says_what_differs_between_its_groups():
 def test_a_black_hole_is_told_with_its_figures():
     (finding,) = judged(6, blackhole(around(2, 6))).findings
     assert finding.message == (
-        "packets above 1500 bytes are lost between node03 and every other node; both ends say MTU 9000"
+        "packets above 1500 bytes are lost between node03 and every other node; the interfaces have MTU 9000"
     )
     assert [evidence.seen for evidence in finding.evidence] == [
-        "datagrams of 1500 bytes pass, of 9000 do not",
+        "datagrams of 1500 bytes pass, those of 9000 bytes do not",
         "node01 -> node03: 0 of 49152 bytes came back, 49152 unacknowledged, 3 retransmits",
-        "10 tests failed, 0 with the same nodes passed",
+        "10 pair tests failed; 0 tests of the same nodes passed",
     ]
 
 
@@ -272,7 +272,7 @@ def test_a_filtered_link_is_told_with_its_ports():
     (finding,) = judged(6, filter_ports(BOTH)).findings
     assert finding.message == ("12 of 16 TCP ports of the ephemeral range do not answer between node02 and node04")
     assert finding.evidence[0].seen == (
-        "for example port 40001, 40002, 40003, 40004: no answer in 1.6 s; other packets come through"
+        "for example port 40001, 40002, 40003, 40004: no answer in 1.6 s; other packets pass"
     )
     assert finding.fix is not None
     assert "TCP ports 32768 to 60999" in finding.fix
@@ -295,9 +295,9 @@ def test_agents_that_are_too_busy_to_answer_are_no_firewall():
 
 def test_a_filtered_store_port_is_told_with_who_gets_no_answer():
     (finding,) = judged(6, store_filtered(ALL_TO_FIRST)).findings
-    assert finding.message == ("none of 5 nodes gets an answer from port 29500 of node01, while its other ports answer")
+    assert finding.message == ("port 29500 of node01 answers none of 5 nodes, but its other ports answer")
     (finding,) = judged(6, store_filtered([4])).findings
-    assert finding.message == "node05 gets no answer from port 29500 of node01, while its other ports answer"
+    assert finding.message == "port 29500 of node01 does not answer node05, but its other ports answer"
 
 
 def test_the_sign_of_a_clock_offset_is_the_culprits():

@@ -99,17 +99,17 @@ def test_nodes_that_do_not_say_their_rank_are_counted_in_order_of_arrival():
     [
         (
             1,
-            "node rank 1 is here already (node02, pid 801); give each node its own --node-rank, and each job its own "
-            "--rdzv-id",
+            "node rank 1 has already joined (node02, pid 801); give each node its own --node-rank, and each job "
+            "its own --rdzv-id",
         ),
         (
             0,
-            "node rank 0 is here already (node01, pid 800); give each node its own --node-rank, and each job its own "
-            "--rdzv-id",
+            "node rank 0 has already joined (node01, pid 800); give each node its own --node-rank, and each job "
+            "its own --rdzv-id",
         ),
         (2, "node rank 2 does not exist in a job of 2 nodes (--nnodes)"),
         (-1, "node rank -1 does not exist in a job of 2 nodes (--nnodes)"),
-        (None, "all 2 nodes are here already"),
+        (None, "all 2 nodes have already joined"),
     ],
 )
 def test_a_node_that_does_not_fit_is_told_why(index, text):
@@ -382,7 +382,9 @@ def test_a_missing_node_is_named_and_the_verdict_comes_in_time(call):
     came = call.add(card(1))
     judgement = call.hold(3, join_s=5)
     assert brief(judgement) == [("AR001", "node03", "fail", "certain")]
-    assert re.fullmatch(r"its agent did not come within [5-9] s; 2 of 3 nodes are here", judgement.findings[0].message)
+    assert re.fullmatch(
+        r"the node's agent did not join within [5-9] s; 2 of 3 nodes joined", judgement.findings[0].message
+    )
     assert judgement.exit_code == 75
     assert [line for line in call.lines if re.fullmatch(r"waiting [345] s for node03; 2 of 3 are here", line)]
     assert 5 < call.took_s < 30
@@ -525,7 +527,7 @@ def test_a_node_that_does_not_report_is_named_at_the_deadline(call):
     call.add(card(2), behave=be_silent)
     judgement = call.hold(3)
     assert brief(judgement) == [("AR001", "node03", "fail", "certain")]
-    assert judgement.findings[0].message == "its agent joined, and then did not answer in time"
+    assert judgement.findings[0].message == "the node's agent joined, then stopped answering"
     assert call.took_s < 30
     call.agents[1].is_over.set()
     verdict = call.stop(judgement)
@@ -568,10 +570,10 @@ def test_the_second_of_two_nodes_with_one_rank_is_refused(call):
 
     judgement = call.hold(3, check=send_the_others)
     why = (
-        "node rank 1 is here already (node02, pid 801); give each node its own --node-rank, and each job its own "
-        "--rdzv-id"
+        "node rank 1 has already joined (node02, pid 801); give each node its own --node-rank, and each job "
+        "its own --rdzv-id"
     )
-    assert call.lines == [f"twin was refused: {why}"]
+    assert call.lines == [f"twin was rejected: {why}"]
     assert ("refused", {"node": "twin", "reason": why}) in call.events
     assert brief(judgement) == [("AR405", "twin", "warn", "certain")]
     assert judgement.is_go
@@ -585,13 +587,13 @@ def test_a_left_over_of_an_earlier_attempt_is_refused(call):
     judgement = call.hold(2, attempt=1, check=check)
     assert brief(judgement) == [("AR404", "stale", "warn", "certain")]
     assert judgement.is_go
-    assert "it is of attempt 0, this is attempt 1" in str(stale.error)
+    assert "it belongs to attempt 0, this is attempt 1" in str(stale.error)
 
 
 def test_somebody_without_the_secret_is_refused(call):
     stranger = call.add(card(1, host="stranger"), secret=Secret(b"haddock", "test"))
     judgement = call.hold(2, check=once(call, stranger, lambda: call.add(card(1))))
-    text = "127.0.0.1 was refused: it does not know this job's secret (the leader's comes from test)"
+    text = "127.0.0.1 was rejected: it does not know this job's secret (the leader's comes from test)"
     assert call.lines == [text]
     assert brief(judgement) == [("AR406", "stranger", "warn", "certain")]
     assert call.call.roster.cards[1].host == "node02"
@@ -752,7 +754,9 @@ def test_an_agent_whose_leader_dies_says_so(phase):
         guest.close()
         agent.join(PATIENCE_S)
     assert isinstance(agent.error, NodeFaultError)
-    assert re.match(r"the leader left before the job began: 127.0.0.1:\d+ closed the connection$", str(agent.error))
+    assert re.match(
+        r"the leader disconnected before the job started: 127.0.0.1:\d+ closed the connection$", str(agent.error)
+    )
 
 
 def test_an_agent_that_is_refused_after_all_says_why(call):
@@ -768,7 +772,7 @@ def test_an_agent_that_is_refused_after_all_says_why(call):
     call.hold(2, join_s=0.5)
     call.join_agents()
     assert isinstance(agent.error, WireError)
-    assert str(agent.error) == "the leader refused this node: too late"
+    assert str(agent.error) == "the leader rejected this node: too late"
 
 
 # ---- farewell
@@ -799,7 +803,7 @@ def test_words_that_no_agent_says_end_its_membership(call):
     call.add(card(1), behave=babble)
     judgement = call.hold(2, join_s=0.6)
     assert brief(judgement) == [("AR012", "node02", "fail", "certain")]
-    assert judgement.findings[0].evidence[0].seen == "node02: it said Stopped, which an agent never does now"
+    assert judgement.findings[0].evidence[0].seen == "node02: it sent Stopped, which no agent sends in this phase"
 
 
 def test_a_join_by_hand_is_heard_byte_by_byte(call):

@@ -89,7 +89,7 @@ def test_only_ports_that_are_kept_closed_are_counted_and_shown() -> None:
     first, *others = judged(6, fault).findings
     assert first.cause == "AR206 firewall-port"
     assert first.message.startswith("20 of 80 TCP ports ")
-    assert first.evidence[0].seen == f"for example port {PORTS[0]}, {PORTS[1]}: {NO_ANSWER}; other packets come through"
+    assert first.evidence[0].seen == f"for example port {PORTS[0]}, {PORTS[1]}: {NO_ANSWER}; other packets pass"
     assert {each.cause for each in others} == {"AR217 local-connect-error"}
 
 

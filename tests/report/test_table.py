@@ -26,7 +26,7 @@ SEEN = [
     *cells("AR103 gpu-missing", Status.SKIP, note="no NVIDIA GPU"),
     *cells("AR205 mtu-unequal", Status.PASS),
     *cells("AR210 link-down", Status.PASS, "node01", "node02"),
-    *cells("AR210 link-down", Status.FAIL, "node03", note="its data interface carries nothing"),
+    *cells("AR210 link-down", Status.FAIL, "node03", note="the data interface ens1f1 is down: no carrier"),
 ]
 
 

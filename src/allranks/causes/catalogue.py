@@ -86,7 +86,7 @@ def ways_to_find(cause: type[Cause]) -> dict[str, str]:
     """Return how a cause is looked for: the way -> when it speaks up, in one line (of its hook's docstring)."""
     from allranks.causes.cause import Cause
 
-    hooks = {"probe": "on each node", "alike": "compared on all nodes", "survey": "on all nodes, side by side"}
+    hooks = {"probe": "on each node", "alike": "compared on all nodes", "survey": "over all nodes together"}
     ways = {}
     for name, way in hooks.items():
         hook = getattr(cause, name)

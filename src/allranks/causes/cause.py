@@ -47,13 +47,13 @@ class Symptom(StrEnum):
     words: str
     """The same for people."""
 
-    SILENT = "silent", "nothing passes, neither a connection nor a datagram"
-    FILTERED = "filtered", "some ports of the ephemeral range do not answer, other traffic passes"
-    STORE_FILTERED = "store-filtered", "the leader's port does not answer, other ports of its node do"
-    LARGE_LOST = "large-lost", "small packets pass, large ones are lost"
-    LOSSY = "lossy", "a share of the packets is lost"
-    SLOW = "slow", "a link carries much less than its neighbors"
-    CLOCK = "clock", "the two clocks disagree"
+    SILENT = "silent", "no packets pass, neither connections nor datagrams"
+    FILTERED = "filtered", "some ports of the ephemeral range do not answer, but other traffic passes"
+    STORE_FILTERED = "store-filtered", "the leader's port does not answer, but other ports of its node do"
+    LARGE_LOST = "large-lost", "small packets pass, but large ones are lost"
+    LOSSY = "lossy", "some packets are lost"
+    SLOW = "slow", "a link carries much less than those of the other nodes"
+    CLOCK = "clock", "the two clocks differ"
 
     def __new__(cls, value: str, words: str) -> Symptom:
         """Keep the words beside the value."""
@@ -195,7 +195,7 @@ class Cause:
         Raises:
             KeyError: message or fix ask for a value that the outcome does not have.
         """
-        values = {"node": node, "interface": outcome.interface, **outcome.values}
+        values = {"node": node or "the node", "interface": outcome.interface or "<interface>", **outcome.values}
         return Finding(
             cause=cls.label(),
             severity=Severity.WARN if outcome.status is Status.WARN else Severity.FAIL,

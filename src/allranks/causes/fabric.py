@@ -1,4 +1,4 @@
-"""Family 3, RDMA and fabric: have all nodes the same ports for NCCL, and which are they?
+"""Family 3, RDMA and fabric: do all nodes have the same ports for NCCL, and which are they?
 
 Nothing here ran on RDMA hardware: the probes were fed with sysfs trees as the kernel's documentation describes them.
 """
@@ -35,25 +35,25 @@ class HcaSetDiffers(Cause, id="AR303"):
     """The nodes have different sets of RDMA ports for NCCL.
 
     ## What it means
-    After NCCL_IB_HCA has been applied this node has another number of active ports than the others, or other ones.
+    With NCCL_IB_HCA applied, this node has a different number of active ports than the others, or different ports.
 
     ## Why it breaks the job
-    NCCL builds channels over all ports that a rank has. Channels over a port that the peer does not have wait for ever:
-    all GPUs at 100 %, no traffic, no message. Since NCCL 2.30 the check for it is off by default
+    NCCL builds channels over all ports that a rank has. A channel over a port that the peer lacks waits forever: all
+    GPUs show 100 % use, there is no traffic, and no message is printed. Since NCCL 2.30 its own check is off by default
     (NCCL_IGNORE_NET_MISMATCH=1).
 
     ## Example
-    From NVIDIA/nccl#2428; the second node could open one of its two devices:
+    From NVIDIA/nccl#2428, where the second node could open only one of its two devices:
 
         Channel 00 -> NET/IB/0/GDRDMA     Channel 01 -> NET/IB/1
 
     ## Fix
-    See what each node has:
+    List the ports of each node:
 
         srun --ntasks-per-node=1 bash -c 'hostname; grep . /sys/class/infiniband/*/ports/*/state'
 
-    Bring the missing port up (`allranks explain AR301`), or name the ports that all nodes have, exactly:
-    `export NCCL_IB_HCA==mlx5_0:1,mlx5_1:1`.
+    Bring the missing port up (`allranks explain AR301`), or name exactly the ports that all nodes have: `export
+    NCCL_IB_HCA==mlx5_0:1,mlx5_1:1`.
 
     ## Source
     https://github.com/NVIDIA/nccl/issues/2428 (NCCL 2.30.7, read 2026-11-21). NCCL user guide, NCCL_IB_HCA:
@@ -61,7 +61,7 @@ class HcaSetDiffers(Cause, id="AR303"):
     """
 
     message = "{what} differs: {usual}; {odd}"
-    told = "ranks have different numbers of RDMA ports"
+    told = "the ranks have different numbers of RDMA ports"
     signs = (
         Sign(r"Detected mixed local Net device counts across ranks .{0,60}Set NCCL_IGNORE_NET", blames=Blames.NOBODY),
         Sign(r"Detected mixed local Net device counts across ranks .{0,60}Ignoring", Role.LIKELY, Blames.NOBODY),
@@ -79,20 +79,23 @@ class HcaSetDiffers(Cause, id="AR303"):
         "node01:4123:4190 [0] NCCL INFO Rank 8 has 1 local Net devices (max 2).",
     )
     misses = ("node01:4123:4190 [0] NCCL INFO NET/IB : Using [0]mlx5_0:1/RoCE [RO]; OOB eth0:10.0.0.1<0>",)
-    fix = "bring the missing port of {node} up, or name the ports that all nodes have: NCCL_IB_HCA==mlx5_0:1,..."
+    fix = (
+        "bring the missing port of {node} up (ibstat), or name only the ports that all nodes have: "
+        "NCCL_IB_HCA==mlx5_0:1,..."
+    )
     exit_code = Exit.NODE_FAULT
     no_fault_yet = NO_LAB
     never_on_hardware = True
 
     @classmethod
     def probe(cls, card: Card) -> Outcome | None:
-        """Skipped where there is no RDMA device, or NCCL does not use it; the nodes are compared else."""
+        """Skipped without an RDMA device, or if NCCL does not use RDMA; otherwise the nodes are compared."""
         reason = why_skipped(card, card.facts) if card.facts is not None else ""
         return skipped(reason) if reason and "rdma_ports" not in (card.facts or Facts()).unread else None
 
     @classmethod
     def alike(cls, card: Card) -> Mapping[str, str | None] | None:
-        """The active RDMA ports that NCCL would use are as many on all nodes; their names may differ."""
+        """All nodes must have the same number of active RDMA ports that NCCL would use; names may differ."""
         if card.facts is None or why_no_rdma(card):
             return None
         if "rdma_ports" in card.facts.unread:
@@ -104,20 +107,20 @@ class GdrDiffers(Cause, id="AR304"):
     """GPUDirect RDMA works on some nodes and not on others.
 
     ## What it means
-    The kernel of some nodes can register GPU memory with the RDMA device (nvidia_peermem is loaded, or DMA-BUF is
-    supported), that of this node cannot, or the other way round.
+    The kernel of some nodes can register GPU memory with the RDMA device: nvidia_peermem is loaded, or DMA-BUF is
+    supported. The kernel of this node cannot, or it is the only one that can.
 
     ## Why it breaks the job
-    It runs. On nodes without it NCCL copies everything through host memory: half of the bandwidth and less, and all
-    other nodes wait for it.
+    The job runs, but slowly. On nodes without GPUDirect RDMA, NCCL copies everything through host memory, at half the
+    bandwidth or less, and all other nodes wait.
 
     ## Example
-    In NCCL's INFO log a node with it says `NET/IB/0/GDRDMA`, one without it:
+    In NCCL's INFO log, a node with GPUDirect RDMA prints `NET/IB/0/GDRDMA`, and a node without it prints:
 
         Channel 01 -> NET/IB/1
 
     ## Fix
-    As root on the odd node, and so that it outlives a reboot:
+    Load the module as root on the odd node, and make it survive a reboot:
 
         modprobe nvidia_peermem && echo nvidia_peermem > /etc/modules-load.d/nvidia_peermem.conf
 
@@ -127,7 +130,7 @@ class GdrDiffers(Cause, id="AR304"):
     """
 
     message = "{what} differs: {usual}; {odd}"
-    told = "GPUDirect RDMA is off"
+    told = "GPUDirect RDMA is not available"
     signs = (Sign(r"GPU Direct RDMA Disabled for (?:HCA|GPU) [0-9]+", Role.CONTEXT),)
     hits = ("node01:4123:4190 [0] NCCL INFO NET/IB : GPU Direct RDMA Disabled for HCA 0 'mlx5_0'",)
     misses = ("node01:4123:4190 [0] NCCL INFO NET/IB : GPU Direct RDMA Enabled for HCA 0 'mlx5_0'",)
@@ -138,12 +141,12 @@ class GdrDiffers(Cause, id="AR304"):
 
     @classmethod
     def probe(cls, card: Card) -> Outcome | None:
-        """Skipped where there is no RDMA device, or NCCL does not use it; the nodes are compared else."""
+        """Skipped without an RDMA device, or if NCCL does not use RDMA; otherwise the nodes are compared."""
         return HcaSetDiffers.probe(card)
 
     @classmethod
     def alike(cls, card: Card) -> Mapping[str, str | None] | None:
-        """GPU memory can be registered for RDMA on all nodes that have it, or on none."""
+        """GPU memory can be registered for RDMA on all nodes with RDMA, or on none."""
         if card.facts is None or why_skipped(card, card.facts) or not active_ports(card.facts):
             return None
         words = {True: "it", False: "none", None: None}
@@ -163,7 +166,7 @@ def why_skipped(card: Card, facts: Facts) -> str:
 def rdma_facts(card: Card) -> Facts | Outcome:
     """Return the facts of a node whose RDMA ports can be judged; else why they cannot."""
     if card.facts is None or "rdma_ports" in card.facts.unread:
-        return unknown("its RDMA devices could not be read")
+        return unknown("the node's RDMA devices could not be read")
     reason = why_skipped(card, card.facts)
     return skipped(reason) if reason else card.facts
 

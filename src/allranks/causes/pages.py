@@ -18,11 +18,11 @@ if TYPE_CHECKING:
     from allranks.causes.cause import Cause
 
 _EXITS = {
-    Exit.NODE_FAULT: "75: leaving the node out cures it",
-    Exit.SETUP: "78: cluster or set-up must change first",
-    Exit.USAGE: "2: flags or environment must change first",
+    Exit.NODE_FAULT: "75: excluding the node fixes it",
+    Exit.SETUP: "78: the cluster or set-up must change first",
+    Exit.USAGE: "2: the flags or environment must change first",
     Exit.USER_CODE: "1: the user's code failed",
-    Exit.HANG: "124: a rank hung, and no node or link is known to be at fault",
+    Exit.HANG: "124: a rank hung, and no fault of a node or link is known",
     Exit.OK: "0",
 }
 
@@ -84,9 +84,9 @@ def _page(cause: type[Cause]) -> str:
         lines += [f"## {head}", "", text, ""]
     if not cause.is_outcome:
         ways = [f"- {way}" + (f": {what}" if what else "") for way, what in ways_to_find(cause).items()]
-        lines += ["## How it is found", "", *(ways or ["- by allranks itself, while it starts or runs the job"]), ""]
+        lines += ["## How it is found", "", *(ways or ["- allranks itself, while it starts or runs the job"]), ""]
         if cause.never_on_hardware:
-            lines += ["Its probe has only seen recorded output so far, no real hardware.", ""]
+            lines += ["The probe was tested with recorded output only, not on real hardware.", ""]
     lines += [f"Exit code {_EXITS.get(Exit(cause.exit_code), str(int(cause.exit_code)))}.", ""]
     if cause.also:
         names = [_link(other) for other in all_causes() if other.id in cause.also]
@@ -99,12 +99,12 @@ def _index() -> str:
     lines = [
         "# Causes",
         "",
-        "Everything that allranks can name as the reason why a job does not come up or not stay up. An id names the",
-        "cause, however it was found, and is never given to another one. `allranks explain ID` prints a page in the",
-        "terminal. These pages are written by `python -m allranks.causes.pages`, from the code.",
+        "Every fault that allranks can find as the reason why a job does not start or fails. An id always means the",
+        "same cause, however it was found, and is never reused. `allranks explain ID` prints a page in the",
+        "terminal. `python -m allranks.causes.pages` generates these pages from the code.",
         "",
-        "Under Source, `read DATE` means that the text named was opened on that day. It does not mean that every",
-        "version of it was. What is said to be from public logs was seen there only.",
+        "Under Source, `read DATE` means that somebody read the named text on that day. It does not mean that every",
+        "version of it was checked. Texts marked as from public logs were seen only there.",
         "",
     ]
     for digit, family in FAMILIES.items():

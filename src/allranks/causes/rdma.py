@@ -1,4 +1,4 @@
-"""Family 3, RDMA: do the ports of all nodes speak alike: the size of their packets, the addresses they go by?
+"""Family 3, RDMA: do the ports of all nodes agree on packet size (MTU) and kind of address (GID)?
 
 Nothing here ran on RDMA hardware: the probes were fed with sysfs trees as the kernel's documentation describes them.
 """
@@ -23,33 +23,35 @@ class RdmaMtuUnequal(Cause, id="AR305"):
     """The RDMA ports of the nodes have different MTUs.
 
     ## What it means
-    RDMA has a packet size of its own: 256, 512, 1024, 2048 or 4096 bytes of payload. An InfiniBand port gets it from
-    the subnet manager. That of a RoCE port is the largest that fits into its Ethernet interface's MTU with 96 bytes of
-    headers: 1024 for MTU 1500, 4096 for 4200 and more. This node's ports have another one than most.
+    RDMA has its own packet size: 256, 512, 1024, 2048 or 4096 bytes of payload. The subnet manager sets it for an
+    InfiniBand port. A RoCE port uses the largest size that fits into the MTU of its Ethernet interface with 96 bytes of
+    headers: 1024 for MTU 1500, 4096 for MTU 4200 and above. The ports of this node use another size than those of most
+    nodes.
 
     ## Why it breaks the job
-    Both ends of a connection must be told the same size. Versions of NCCL tell each end its own: the first large
-    message ends with a length error on the side that takes less, or the collective hangs. Small messages, and the
-    set-up of the group, go well before that.
+    Both ends of a connection must use the same size, but some versions of NCCL let each end use its own. Small messages
+    and the set-up of the group still pass. The first large message then fails with a length error on the end with the
+    smaller size, or the collective hangs.
 
     ## Example
-    As `ibv_devinfo` shows it on two nodes. NVIDIA/nccl#1524, PR NVIDIA/nccl#2135: IBV_WC_LOC_LEN_ERR, all-reduce hangs:
+    Output of `ibv_devinfo` on two nodes. NVIDIA/nccl#1524 and PR NVIDIA/nccl#2135 show the result: IBV_WC_LOC_LEN_ERR,
+    or an all-reduce that hangs:
 
         active_mtu:             4096 (5)
         active_mtu:             1024 (3)
 
     ## Fix
-    See what each node has:
+    Show the size on each node:
 
         srun --ntasks-per-node=1 bash -c 'hostname; ibv_devinfo | grep -E "hca_id|active_mtu"'
 
-    RoCE: give the interface the MTU of the others, the switch port included, and where it outlives a reboot:
+    RoCE: set the interface and its switch port to the MTU of the other nodes, and make it survive a reboot:
 
-        ip link set IFACE mtu 4200                       # or 9000: whatever the others have
+        ip link set IFACE mtu 4200                       # or 9000: the value of the other nodes
         nmcli connection modify CONNECTION 802-3-ethernet.mtu 4200
 
-    InfiniBand: the subnet manager's partition (`mtu=5` in opensm's partitions.conf is 4096), or a switch that can do
-    no more.
+    InfiniBand: check the subnet manager's partition (`mtu=5` in opensm's partitions.conf is 4096), and whether a switch
+    on the path supports that size.
 
     ## Source
     https://github.com/NVIDIA/nccl/issues/1524, https://github.com/NVIDIA/nccl/pull/2135 (read 2026-11-21).
@@ -57,26 +59,29 @@ class RdmaMtuUnequal(Cause, id="AR305"):
     """
 
     message = "{what} differs: {usual}; {odd}"
-    fix = "on {node}: ibv_devinfo; RoCE: ip link set IFACE mtu 4200 (as the others); InfiniBand: the subnet manager"
+    fix = (
+        "on {node}: ibv_devinfo; RoCE: ip link set IFACE mtu 4200 (the value of the other nodes); InfiniBand: check "
+        "the subnet manager"
+    )
     exit_code = Exit.NODE_FAULT
     no_fault_yet = NO_LAB
     never_on_hardware = True
 
     @classmethod
     def probe(cls, card: Card) -> Outcome | None:
-        """Skipped where NCCL uses no RDMA, unknown where an MTU cannot be read; the nodes are compared else."""
+        """Skipped if NCCL uses no RDMA, unknown if an MTU cannot be read; otherwise the nodes are compared."""
         facts = rdma_facts(card)
         if isinstance(facts, Outcome):
             return facts
         silent = [port_name(port) for port in _ports_off_data(card, facts) if port.active_mtu is None]
         if silent:
-            reason = facts.unread.get("rdma_ports.active_mtu", "nothing on the node tells")
+            reason = facts.unread.get("rdma_ports.active_mtu", "no source on the node shows it")
             return unknown(f"the MTU of {', '.join(silent)} could not be read: {reason}")
         return None
 
     @classmethod
     def alike(cls, card: Card) -> Mapping[str, str | None] | None:
-        """The active MTU of the RDMA ports that NCCL would use; AR205 says it of RoCE on the data interface."""
+        """The active MTU of the RDMA ports that NCCL would use; AR205 covers RoCE on the data interface."""
         facts = card.facts
         if facts is None or why_skipped(card, facts) or not (ports := _ports_off_data(card, facts)):
             return None
@@ -85,34 +90,35 @@ class RdmaMtuUnequal(Cause, id="AR305"):
 
 
 class RoceGidDiffers(Cause, id="AR306"):
-    """The index into the RoCE GID tables leads to another kind of address on this node.
+    """NCCL_IB_GID_INDEX selects another kind of RoCE address on this node.
 
     ## What it means
     A RoCE port has a table of addresses (GIDs): each IP address of its interface, once for RoCE v1 and once for RoCE
-    v2. NCCL_IB_GID_INDEX names one by its place, and the places depend on how many addresses the interface has and when
-    they came. On this node the index leads to another version, another family of addresses, or to nothing.
+    v2. NCCL_IB_GID_INDEX selects an entry by its index. The index of an address depends on how many addresses the
+    interface has and in which order they were added. On this node the index selects another version, another address
+    family, or an empty entry.
 
-    Without the variable NCCL 2.21 and newer choose the entry themselves, older ones take index 0. Then this cause says
-    only that a port has no RoCE v2 entry with an IPv4 address to be chosen.
+    Without the variable, NCCL 2.21 and newer choose the entry, and older versions use index 0. This finding then means
+    only that a port has no RoCE v2 entry with an IPv4 address.
 
     ## Why it breaks the job
-    The connection for the set-up is TCP and works. The first message over RoCE goes to an address that the other side
-    does not answer under, or that no router carries (link-local): a timeout that names a QP, not the node.
+    The set-up connection uses TCP and works. The first RoCE message goes to an address that the peer does not answer,
+    or that no router forwards (link-local). The resulting timeout names a QP, not the node.
 
     ## Example
-    From NVIDIA/nccl#769; index 1 was the link-local address of RoCE v2, index 3 its IPv4 address:
+    From NVIDIA/nccl#769, where index 1 was the link-local address of RoCE v2 and index 3 its IPv4 address:
 
         ibvwrap.cc: NCCL WARN Call to ibv_modify_qp failed with error Connection timed out
 
     ## Fix
-    See the tables; `show_gids` comes with NVIDIA's drivers:
+    Show the tables (`show_gids` comes with NVIDIA's drivers):
 
         show_gids; ibv_devinfo -v | grep GID
         grep . /sys/class/infiniband/*/ports/*/gid_attrs/types/* 2>/dev/null
 
-    With NCCL 2.21 and newer take the variable away. With older ones bring the tables into one order: the same number of
-    addresses on all interfaces (IPv6 off or on everywhere), then take the interface down and up again. An interface
-    without an IPv4 address has no such entry: give it one.
+    With NCCL 2.21 and newer, unset the variable. With older versions, make the tables equal: give all interfaces the
+    same number of addresses (IPv6 on everywhere or off everywhere), then take the interface down and up again. If an
+    interface has no IPv4 address, add one.
 
     ## Source
     NCCL user guide, NCCL_IB_GID_INDEX, NCCL_IB_ROCE_VERSION_NUM:
@@ -122,14 +128,17 @@ class RoceGidDiffers(Cause, id="AR306"):
     """
 
     message = "{what}: {usual}; {odd}"
-    fix = "on {node}: show_gids; unset NCCL_IB_GID_INDEX (NCCL 2.21 or newer), or give its interface the same addresses"
+    fix = (
+        "on {node}: show_gids; unset NCCL_IB_GID_INDEX (NCCL 2.21 or newer), or give the interface the same "
+        "addresses as on other nodes"
+    )
     exit_code = Exit.NODE_FAULT
     no_fault_yet = NO_LAB
     never_on_hardware = True
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
-        """Fails where there is nothing at NCCL_IB_GID_INDEX; warns where NCCL can choose no RoCE v2 with IPv4."""
+        """Fails if the entry at NCCL_IB_GID_INDEX is empty; warns if no RoCE v2 address has IPv4."""
         facts = rdma_facts(card)
         if isinstance(facts, Outcome):
             return facts
@@ -169,7 +178,7 @@ def _choosable(facts: Facts, ports: Sequence[RdmaPort]) -> Outcome:
     if not without:
         return PASSED
     odd = f"{', '.join(without)} {'has' if len(without) == 1 else 'have'} none"
-    return warned(what="no address for RoCE", usual="NCCL looks for RoCE v2 with IPv4", odd=odd)
+    return warned(what="no usable RoCE address", usual="NCCL needs RoCE v2 with IPv4", odd=odd)
 
 
 def _all_filled(ports: Sequence[RdmaPort], index: int) -> Outcome:
@@ -178,11 +187,11 @@ def _all_filled(ports: Sequence[RdmaPort], index: int) -> Outcome:
         return PASSED
     evidence = [f"{port_name(port)}: {_table(port)}" for port in empty]
     odd = ", ".join(port_name(port) for port in empty)
-    return failed(*evidence, what=f"{_INDEX}={index}", usual="no address at this index", odd=odd)
+    return failed(*evidence, what=f"{_INDEX}={index}", usual="the table has no address at this index", odd=odd)
 
 
 def _table(port: RdmaPort) -> str:
-    return "; ".join(f"{gid.index} {_kind(gid)}" for gid in port.gids) or "its table is empty"
+    return "; ".join(f"{gid.index} {_kind(gid)}" for gid in port.gids) or "the GID table is empty"
 
 
 def _roce_ports(facts: Facts) -> list[RdmaPort]:

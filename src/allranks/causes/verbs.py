@@ -44,39 +44,38 @@ _EVENT = (
 
 
 class IbConfig(Cause, id="AR301"):
-    """An RDMA port that NCCL would use is not usable on this node.
+    """NCCL cannot use an RDMA port of this node.
 
     ## What it means
-    A port is not active although it is on other nodes, or no subnet manager has taken it in, or this user may not open
-    the device, or NCCL_IB_HCA names devices that are not here.
+    One of these is true: a port is inactive here but active on other nodes; no subnet manager configured it; this user
+    may not open the device; NCCL_IB_HCA names devices that this node does not have.
 
     ## Why it breaks the job
-    NCCL leaves out what it cannot use and says so in its INFO log only. It then has fewer rails than its peers, or
-    falls back to TCP sockets on this node alone: a hang in the first collective, or a tenth of the bandwidth for
-    everybody.
+    NCCL skips ports that it cannot use, and says so only in its INFO log. It then has fewer rails than its peers, or
+    uses TCP sockets on this node alone. The first collective hangs, or all nodes run at a tenth of the bandwidth.
 
     ## Example
-    From NVIDIA/nccl#2428, where a container had been given one of two devices:
+    From NVIDIA/nccl#2428, where a container had access to only one of two devices:
 
         NCCL WARN NET/IB : Unable to open device erdma_1
 
-    From NCCL's troubleshooting guide, a GID index that does not fit; and from a run with PCIe ACS switched on:
+    From NCCL's troubleshooting guide, with a wrong GID index, and from a run with PCIe ACS switched on:
 
         NCCL WARN Call to ibv_modify_qp failed with error Invalid argument
         NCCL WARN NET/IB : Got completion with error 4, opcode 1, len 21938, vendor err 81
 
     ## Fix
-    See what the port says; `INIT` is a link without subnet manager, `DOWN` a cable or a switch port:
+    Show the state of the port. `INIT` means a link without a subnet manager; `DOWN` means a cable or switch port fault:
 
         ibstat; ls -l /dev/infiniband; cat /sys/class/infiniband/*/ports/*/state
         systemctl status opensm                           # where the subnet manager runs on a host
 
-    RoCE: `show_gids` lists the addresses of each port; `NCCL_IB_GID_INDEX` must name the RoCE v2 one (NCCL finds it by
-    itself since 2.21), and all nodes must be able to reach it. Status 4 ("local protection") with GPUDirect: switch ACS
-    off, or see whether `NCCL_NET_GDR_LEVEL=LOC` cures it.
+    RoCE: `show_gids` lists the addresses of each port. `NCCL_IB_GID_INDEX` must select the RoCE v2 address (NCCL 2.21
+    and newer find it), and all nodes must be able to reach it. For status 4 ("local protection") with GPUDirect, switch
+    ACS off, or test whether `NCCL_NET_GDR_LEVEL=LOC` helps.
 
-    In containers hand in all of /dev/infiniband. Where NCCL shall not use RDMA at all: `[network] infiniband = false`,
-    which sets NCCL_IB_DISABLE=1 on all nodes.
+    In containers, pass in all of /dev/infiniband. To run without RDMA, set `[network] infiniband = false`, which sets
+    NCCL_IB_DISABLE=1 on all nodes.
 
     ## Source
     Linux, Documentation/ABI/stable/sysfs-class-infiniband: state, sm_lid (6.18).
@@ -87,8 +86,11 @@ class IbConfig(Cause, id="AR301"):
     """
 
     message = "{what}"
-    told = "RDMA is not set up right: device, GID index, GPUDirect (ACS) or permissions"
-    fix = "on {node}: ibstat; ls -l /dev/infiniband; DOWN: cable, switch port; INIT: subnet manager; or NCCL_IB_HCA"
+    told = "the RDMA set-up is wrong: device, GID index, GPUDirect (ACS) or permissions"
+    fix = (
+        "on {node}: ibstat; ls -l /dev/infiniband; DOWN: check cable, switch port; INIT: start the subnet manager; "
+        "else correct NCCL_IB_HCA"
+    )
     exit_code = Exit.NODE_FAULT
     no_fault_yet = NO_LAB
     never_on_hardware = True
@@ -198,7 +200,7 @@ class IbConfig(Cause, id="AR301"):
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
-        """Fails where a device cannot be opened, has no subnet manager, or NCCL_IB_HCA fits nothing."""
+        """Fails if a device cannot be opened, no subnet manager configured it, or NCCL_IB_HCA matches no port."""
         facts = rdma_facts(card)
         if isinstance(facts, Outcome):
             return facts
@@ -206,19 +208,21 @@ class IbConfig(Cause, id="AR301"):
         problems = []
         if not chosen:
             there = ", ".join(port_name(port) for port in facts.rdma_ports)
-            problems.append(f"NCCL_IB_HCA={facts.environment.get('NCCL_IB_HCA')} fits none of its ports: {there}")
+            problems.append(
+                f"NCCL_IB_HCA={facts.environment.get('NCCL_IB_HCA')} matches none of the node's ports: {there}"
+            )
         for port in chosen:
             if port.link_layer == "InfiniBand" and port.phys_state == "LinkUp" and _is_zero(port.sm_lid):
-                problems.append(f"{port_name(port)} has a link and no subnet manager: state {port.state}, sm_lid 0")
+                problems.append(f"{port_name(port)} has a link but no subnet manager: state {port.state}, sm_lid 0")
             elif port.state == "ACTIVE" and port.has_uverbs is False:
                 problems.append(
-                    f"{port_name(port)} is active, and this user may not open its /dev/infiniband/uverbs device"
+                    f"{port_name(port)} is active, but this user may not open its /dev/infiniband/uverbs device"
                 )
         return failed(*problems[1:], what=problems[0]) if problems else PASSED
 
     @classmethod
     def survey(cls, cards: Sequence[Card]) -> Sequence[tuple[tuple[str, ...], Outcome]]:
-        """Fails where a port is not active that is on most of the other nodes."""
+        """Fails if a port is inactive that is active on most of the other nodes."""
         states: dict[str, dict[str, RdmaPort]] = {}
         for card in cards:
             if card.facts is not None and not why_no_rdma(card):
@@ -230,35 +234,36 @@ class IbConfig(Cause, id="AR301"):
             for host, port in ports.items():
                 if port.state != "ACTIVE" and num_active * 2 > len(ports) - 1 and num_active > 0:
                     state = f"is {port.state} ({port.phys_state})"
-                    what = f"{name} {state}; on {num_active} of the {len(ports) - 1} others it is active"
+                    what = f"{name} {state}; it is active on {num_active} of the other {len(ports) - 1} nodes"
                     found.append(((host,), failed(what=what)))
         return found
 
 
 class IbLinkError(Cause, id="AR302"):
-    """An RDMA port counted errors.
+    """An RDMA port has counted errors.
 
     ## What it means
-    The error counters of a port are not zero: bits arrived wrong, the link went down and came back, packets were
-    discarded or had to be sent again. They count since the port was reset, so that old errors show, too.
+    The error counters of a port are not zero: bits arrived wrong, the link went down and came back, or packets were
+    discarded or resent. The counters run since the port was last reset, so they include old errors.
 
     ## Why it breaks the job
-    A few errors cost some time. A link that goes down for longer than NCCL retries (NCCL_IB_TIMEOUT, NCCL_IB_RETRY_CNT:
-    about half a minute) ends the job, and the message names the peer's address, not the port that is at fault.
+    A few errors cost some time. A link that stays down longer than NCCL retries (NCCL_IB_TIMEOUT, NCCL_IB_RETRY_CNT:
+    about half a minute) ends the job. The message names the peer's address, not the faulty port.
 
     ## Example
-    From NVIDIA/nccl#1405; status 12 means that retries were used up, and 5 on other operations is only what follows:
+    From NVIDIA/nccl#1405. Status 12 means that the retry limit was exceeded; status 5 on other operations is a
+    consequence:
 
         NCCL WARN NET/IB : Got completion from peer 10.216.210.236<54862> with status=12 opcode=0 len=0 vendor err 129 (Recv)
 
     ## Fix
-    See whether they still grow; as root clear them and look again after some minutes of traffic:
+    Find out whether the counters still rise: as root, clear them, and read them again after some minutes of traffic:
 
         perfquery -x; ibqueryerrors; perfquery -R
         grep . /sys/class/infiniband/*/ports/*/counters/{symbol_error,link_downed} /sys/class/infiniband/*/ports/*/hw_counters/*
 
-    Symbol errors and recoveries: reseat or replace the cable. Discards and retries: congestion, on RoCE look at PFC and
-    ECN. Growing counters on one port only: its cable, its switch port.
+    Symbol errors and recoveries: reseat or replace the cable. Discards and retries: the network is congested; on RoCE
+    check PFC and ECN. If the counters of only one port rise, check its cable and switch port.
 
     ## Source
     Linux, Documentation/ABI/stable/sysfs-class-infiniband, counters, hw_counters (6.18).
@@ -269,11 +274,11 @@ class IbLinkError(Cause, id="AR302"):
     https://github.com/NVIDIA/nccl/issues/1405 (read 2026-11-21).
     """  # noqa: E501  (a real line, a command)
 
-    message = "{ports} counted errors since the last reset: {counters}"
+    message = "{ports} has counted errors since its last reset: {counters}"
     told = "RDMA retry limit exceeded, or a port lost its link: link fault, or the peer process died"
     fix = (
-        "on {node}: read the port's error counters twice, 60 s apart (perfquery -x, ibqueryerrors); "
-        "if they rise: cable, transceiver, switch port"
+        "on {node}: read the port's error counters twice, 60 s apart (perfquery -x, ibqueryerrors); if they rise: "
+        "check cable, transceiver, switch port"
     )
     exit_code = Exit.NODE_FAULT
     no_fault_yet = NO_LAB
@@ -347,7 +352,7 @@ class IbLinkError(Cause, id="AR302"):
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
-        """Warns where an active port that NCCL would use has counted errors of the link."""
+        """Warns if an active port that NCCL would use has counted link errors."""
         facts = rdma_facts(card)
         if isinstance(facts, Outcome):
             return facts

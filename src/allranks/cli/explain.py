@@ -58,7 +58,7 @@ def render_list(style: Style) -> str:
         ]
         if rows:
             blocks.append("\n".join([style.paint(family, "1"), *rows]))
-    return "\n\n".join([*blocks, "allranks explain ID says more about one of them."])
+    return "\n\n".join([*blocks, "allranks explain ID prints one of them in full."])
 
 
 def render_cause(cause: type[Cause], style: Style) -> str:
@@ -71,9 +71,9 @@ def render_cause(cause: type[Cause], style: Style) -> str:
         blocks.append(f"{style.paint(head, '1')}\n{_flow(text, width)}")
     if not cause.is_outcome:
         ways = [f"{way}: {what}" if what else way for way, what in ways_to_find(cause).items()]
-        ways = ways or ["by allranks itself, while it starts or runs the job"]
+        ways = ways or ["allranks itself, while it starts or runs the job"]
         if cause.never_on_hardware:
-            ways.append("Its probe has only seen recorded output so far, no real hardware.")
+            ways.append("The probe was tested with recorded output only, not on real hardware.")
         lines = [_fill(way, width, "  ", hanging="    ") for way in ways]
         blocks.append(f"{style.paint('How it is found', '1')}\n" + "\n".join(lines))
     if cause.aliases:

@@ -20,11 +20,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from allranks.guard.judged import Judged, name_fault
-from allranks.guard.scene import LEADER, NodeView, Scene, Tried
+from allranks.guard.judged import Judged
+from allranks.guard.scene import LEADER, Scene, Tried
 from allranks.model.beat import LinkSeen
 from allranks.model.errors import Exit
-from allranks.model.finding import Confidence, Finding
+from allranks.model.finding import Confidence
 from allranks.model.hostlist import fold_hosts
 from allranks.wire.protocol import TryTarget
 
@@ -50,7 +50,6 @@ class Stalled:
     own: int
     peer: int
     link: LinkSeen
-    since_s: float
 
 
 @dataclass(slots=True)
@@ -67,15 +66,16 @@ class Episode:
 
 def find_stalled(scene: Scene, now_s: float, *, share: float = 1.0) -> list[Stalled]:
     """Return the connections between nodes of ours that have got nothing across for (this share of) stalled_s."""
-    owner = {address: node.index for node in scene.nodes for address in _addresses(node)}
+    owner = {address: node.index for node in scene.nodes if node.beat for address in node.beat.addresses}
+    owner |= {node.address("data"): node.index for node in scene.nodes}
     found = []
     for node in scene.nodes:
         if node.beat is None or node.heard_s is None or now_s - node.heard_s > scene.fresh_s:
             continue
         for link in node.beat.links:
-            peer = owner.get(link.peer_address)
+            peer = owner.get(link.peer_address) if link.peer_address else None
             if peer is not None and peer != node.index and link.stalled_s >= share * scene.settings.stalled_s:
-                found.append(Stalled(node.index, peer, link, node.heard_s - link.stalled_s))
+                found.append(Stalled(node.index, peer, link))
     return found
 
 
@@ -137,7 +137,7 @@ def judge_links(scene: Scene, episode: Episode, stalled: Sequence[Stalled]) -> J
     before = episode.rounds[-2] if len(episode.rounds) > 1 else None
     apart = _apart(scene, ok, bad)
     if apart and before is None:
-        is_plain = len(apart) == 1 and len(apart[0]) == 1 and _num_bad(bad, apart[0]) >= MIN_APART
+        is_plain = len(apart) == 1 and len(apart[0]) == 1 and sum(apart[0][0] in pair for pair in bad) >= MIN_APART
         return _judge_apart(scene, apart, bad, now, stalled) if is_plain else None
     if before is None:
         return None
@@ -149,30 +149,15 @@ def judge_links(scene: Scene, episode: Episode, stalled: Sequence[Stalled]) -> J
     return _judge_pairs(scene, bad, now, stalled)
 
 
-def _addresses(node: NodeView) -> set[str]:
-    return {*(node.beat.addresses if node.beat else ()), node.address("data")} - {""}
-
-
 def _apart(scene: Scene, ok: set[Pair], bad: set[Pair]) -> list[tuple[int, ...]]:
     """Parts that packets do not join to the main one; the main one is the largest, of equal ones the leader's."""
-    part = {index: index for pair in ok | bad for index in pair}
-
-    def find(index: int) -> int:
-        while part[index] != index:
-            index = part[index]
-        return index
-
-    for one, two in ok:
-        part[find(one)] = find(two)
-    parts: dict[int, list[int]] = {}
-    for index in sorted(part):
-        parts.setdefault(find(index), []).append(index)
-    main = max(parts.values(), key=lambda members: (len(members), LEADER in members))
-    return [tuple(members) for members in parts.values() if members is not main]
-
-
-def _num_bad(bad: set[Pair], members: Sequence[int]) -> int:
-    return sum(1 for pair in bad if set(pair) & set(members))
+    parts = [{index} for index in sorted({index for pair in ok | bad for index in pair})]
+    for pair in ok:
+        joined = [part for part in parts if part & set(pair)]
+        parts = [part for part in parts if part not in joined] + [set[int]().union(*joined)]
+    parts.sort(key=min)
+    main = max(parts, key=lambda members: (len(members), LEADER in members))
+    return [tuple(sorted(part)) for part in parts if part is not main]
 
 
 def _is_large_lost(tried: Sequence[Tried]) -> bool:
@@ -190,58 +175,35 @@ def _judge_apart(
     findings = []
     for part in apart:
         mine = [pair for pair in sorted(bad) if set(pair) & set(part)]
-        is_alone = len(part) == 1
-        is_undecided = is_alone and len(in_main) < 2
-        large = sum(_is_large_lost(now[pair]) for pair in mine)
-        evidence = _evidence(scene, stalled, mine, now)
-        if is_alone:
-            findings.append(_of_node(scene, part[0], in_main, evidence, large == len(mine), is_undecided))
-        else:
-            findings.append(_of_parts(scene, part, in_main, evidence))
-    nodes = tuple(sorted(index for part in apart for index in part))
-    ranks = tuple(rank for index in nodes for rank in scene.nodes[index].ranks)
-    return Judged(findings=tuple(findings), exit_code=Exit.NODE_FAULT, ranks=ranks, nodes=nodes, cures=True)
-
-
-def _of_node(
-    scene: Scene, index: int, others: set[int], evidence: Sequence[str], is_mtu: bool, is_undecided: bool
-) -> Finding:
-    node = scene.nodes[index]
-    peers = fold_hosts([scene.nodes[other].name for other in sorted(others)])
-    name = f"{peers} or {node.name}" if is_undecided else node.name
-    confidence = Confidence.UNDECIDED if is_undecided else Confidence.CERTAIN
-    if is_mtu:
-        return scene.fault(
-            "AR204",
-            f"small packets pass between {node.name} and {peers}, full-sized ones are lost",
-            *node.ranks,
-            node=name,
-            evidence=evidence,
-            confidence=confidence,
-            fix=f"set the switch port, bridge or tunnel of {node.name} to the MTU of its data interface, or all data "
-            "interfaces to what passes: ip link set <name> mtu 1500",
+        one, two = (fold_hosts([scene.nodes[i].name for i in sorted(side)]) for side in (in_main, part))
+        is_undecided = len(part) > 1 or len(in_main) < 2
+        cause_id, fix, ranks = "AR210", None, scene.nodes[part[0]].ranks
+        what = f"nothing comes through between it and {one} on the data network; its agent still answers"
+        if is_undecided:
+            what = f"nothing comes through between {one} and {two} on the data network; both agents still answer"
+        if len(part) > 1:
+            cause_id, ranks = "AR211", range(0)
+            what = f"nothing comes through between {one} and {two} on the data network; within each group all is well"
+        elif all(_is_large_lost(now[pair]) for pair in mine):
+            cause_id = "AR204"
+            what = f"small packets pass between {two} and {one}, full-sized ones are lost"
+            fix = (
+                f"set the switch port, bridge or tunnel of {two} to the MTU of its data interface, or all data "
+                "interfaces to what passes: ip link set <name> mtu 1500"
+            )
+        finding = scene.fault(
+            cause_id,
+            what,
+            *ranks,
+            node=f"{one} or {two}" if is_undecided else two,
+            evidence=_evidence(scene, stalled, mine, now),
+            confidence=Confidence.UNDECIDED if is_undecided else Confidence.CERTAIN,
+            fix=fix,
         )
-    return scene.fault(
-        "AR210",
-        f"nothing comes through between it and {peers} on the data network; its agent still answers"
-        if not is_undecided
-        else f"nothing comes through between {peers} and {node.name} on the data network; both agents still answer",
-        *node.ranks,
-        node=name,
-        evidence=evidence,
-        confidence=confidence,
-    )
-
-
-def _of_parts(scene: Scene, part: Sequence[int], others: set[int], evidence: Sequence[str]) -> Finding:
-    one, two = (fold_hosts([scene.nodes[i].name for i in sorted(side)]) for side in (others, part))
-    return scene.fault(
-        "AR211",
-        f"nothing comes through between {one} and {two} on the data network; within each group all is well",
-        node=f"{one} or {two}",
-        evidence=evidence,
-        confidence=Confidence.UNDECIDED,
-    )
+        findings.append(finding)
+    nodes = tuple(sorted(index for part in apart for index in part))
+    ranks_apart = tuple(rank for index in nodes for rank in scene.nodes[index].ranks)
+    return Judged(findings=tuple(findings), exit_code=Exit.NODE_FAULT, ranks=ranks_apart, nodes=nodes, cures=True)
 
 
 def _judge_pairs(
@@ -280,12 +242,12 @@ def _judge_lossy(scene: Scene, episode: Episode, bad: set[Pair], stalled: Sequen
     tries = [each for one in episode.rounds for pair, tried in one.items() if leave in pair for each in tried]
     lost = sum(not each.is_ok for each in tries)
     node = scene.nodes[leave]
-    finding = name_fault(
+    finding = scene.fault(
         "AR212",
         f"packets to or from it are lost: {lost} of {len(tries)} tries between it and other nodes came to nothing, "
         "the rest passed",
+        *(node.ranks if is_decided else ()),
         node=node.name if is_decided else " or ".join(names[:2]),
-        ranks=tuple(node.ranks) if is_decided else (),
         evidence=_evidence(scene, stalled, sorted(bad), episode.rounds[-1]),
         confidence=Confidence.LIKELY if is_decided else Confidence.UNDECIDED,
         fix=f"ip -s link and ethtool -S on {node.name}: CRC errors: cable, transceiver; drops: congestion",

@@ -60,8 +60,7 @@ def targets_of(node: NodeView) -> tuple[TryTarget, ...]:
 
 def pick_triers(scene: Scene, suspects: Sequence[NodeView]) -> list[NodeView]:
     """Return who is to try a silent node: the leader's own, and some others that are heard."""
-    well = [node for node in scene.nodes if node not in suspects]
-    return well[:NUM_TRIERS]
+    return [node for node in scene.nodes if node not in suspects][:NUM_TRIERS]
 
 
 def judge_gone(scene: Scene, now_s: float) -> tuple[Judged | None, bool]:
@@ -71,7 +70,8 @@ def judge_gone(scene: Scene, now_s: float) -> tuple[Judged | None, bool]:
     if not proven:
         return None, False
     is_open = len(proven) < len(suspects)
-    if len(proven) == len(scene.nodes) - 1 >= 2 and not any(_is_refused(scene, scene.nodes[i]) for i in proven):
+    tried = [each for i in proven for _, each in _tries_of(scene, scene.nodes[i], scene.nodes[i].lost_s or 0.0)]
+    if len(proven) == len(scene.nodes) - 1 >= 2 and not any(each.seen.refused for each in tried):
         return _blame_leader(scene, now_s), is_open
     gone = tuple(sorted(proven))
     ranks = tuple(rank for index in gone for rank in scene.nodes[index].ranks)
@@ -117,32 +117,26 @@ def judge_stopped(scene: Scene) -> Judged | None:
 def _suspected_since_s(scene: Scene, node: NodeView, now_s: float) -> float | None:
     if node.lost_s is not None:
         return node.lost_s
-    if node.index == LEADER or _has_finished(scene, node):
+    if node.index == LEADER or all(rank in scene.left for rank in node.ranks):
         return None
     patience_s = suspicion_s(scene) if node.heard_s is not None else max(START_S, MUTE_FACTOR * scene.settings.gone_s)
     silent_s = node.silent_s(now_s)
     return now_s - silent_s if silent_s > patience_s else None
 
 
-def _has_finished(scene: Scene, node: NodeView) -> bool:
-    return all(rank in scene.left for rank in node.ranks)
-
-
 def _judge_node(scene: Scene, node: NodeView, now_s: float) -> Finding | None:
-    since_s = _suspected_since_s(scene, node, now_s)
-    assert since_s is not None
     gone_s = scene.settings.gone_s
     silent_s = node.silent_s(now_s)
     is_lost = node.lost_s is not None
     first = node.lost_reason if is_lost else f"no word from its agent for {silent_s:.1f} s"
-    tried = _tries_of(scene, node, since_s)
+    tried = _tries_of(scene, node, _suspected_since_s(scene, node, now_s) or 0.0)
     told = [_say(scene, index, each) for index, each in tried]
     if any(each.seen.refused for _, each in tried):
-        return _gone(
-            scene,
-            node,
+        return scene.fault(
+            "AR012",
             "its agent is gone, and the machine lives: somebody ended the agent, or the kernel did, out of memory",
-            [first, *told],
+            *node.ranks,
+            evidence=[first, *told],
             fix=f"on {node.name}: dmesg -T | grep -i 'killed process', and the end of its SLURM log",
         )
     is_late = is_lost or silent_s >= gone_s
@@ -151,18 +145,14 @@ def _judge_node(scene: Scene, node: NodeView, now_s: float) -> Finding | None:
         wanted = {target.network for target in targets_of(node)}
         if is_late and tried_networks >= wanted:
             ways = "on no network" if len(tried_networks) > 1 else f"on the {next(iter(tried_networks))} network"
-            return _gone(scene, node, f"the node is gone: its machine answers {ways}", [first, *told])
+            what = f"the node is gone: its machine answers {ways}"
+            return scene.fault("AR012", what, *node.ranks, evidence=[first, *told])
     patience_s = MUTE_FACTOR * gone_s if tried else 2 * gone_s
     mute_s = max(silent_s, now_s - node.lost_s if node.lost_s is not None else 0.0)
     if is_late and mute_s >= patience_s and (is_lost or _is_waited_for(scene, node, now_s)):
         what = "its machine answers, and its agent does not speak: the processes there are stopped, or starved"
-        return _gone(
-            scene,
-            node,
-            what if tried else "its agent is gone, and nobody can try its machine",
-            [first, *told],
-            confidence=Confidence.LIKELY,
-        )
+        what = what if tried else "its agent is gone, and nobody can try its machine"
+        return scene.fault("AR012", what, *node.ranks, evidence=[first, *told], confidence=Confidence.LIKELY)
     return None
 
 
@@ -174,10 +164,6 @@ def _tries_of(scene: Scene, node: NodeView, since_s: float) -> list[tuple[int, T
         for (target, _), tried in other.tries.items()
         if target == node.index and tried[-1].at_s >= since_s
     ]
-
-
-def _is_refused(scene: Scene, node: NodeView) -> bool:
-    return any(each.seen.refused for _, each in _tries_of(scene, node, node.lost_s or 0.0))
 
 
 def _is_waited_for(scene: Scene, node: NodeView, now_s: float) -> bool:
@@ -199,18 +185,6 @@ def _say(scene: Scene, index: int, each: Tried) -> str:
     if not seen.connects:
         return f"{where}: {seen.error or 'no answer'}"
     return f"{where}: answers" + ("" if seen.carries is not False else ", but acknowledges nothing of full size")
-
-
-def _gone(
-    scene: Scene,
-    node: NodeView,
-    what: str,
-    evidence: Sequence[str],
-    *,
-    confidence: Confidence = Confidence.CERTAIN,
-    fix: str | None = None,
-) -> Finding:
-    return scene.fault("AR012", what, *node.ranks, evidence=evidence, confidence=confidence, fix=fix)
 
 
 def _blame_leader(scene: Scene, now_s: float) -> Judged:

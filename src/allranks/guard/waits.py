@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from allranks.guard.judged import Judged, name_fault
-from allranks.guard.mismatch import POINT_TO_POINT, canonical, describe
+from allranks.guard.mismatch import POINT_TO_POINT, canonical
 from allranks.guard.scene import SILENT_S, RankView, Scene
 from allranks.model.beat import CallSeen, GroupSeen, ProcessState, RankBeat
 from allranks.model.errors import Exit
@@ -99,7 +101,7 @@ def say_slow(scene: Scene, waiting: Waiting, now_s: float) -> str:
     if not waiting.sinks:
         what = "wait for each other" if waiting.stop.kind is StopKind.CIRCLE else "are in it and do not leave it"
         call = waiting.stop.calls[0][1] if waiting.stop.calls else None
-        where = f": {call.op}{f' at {call.place}' if call and call.place else ''}" if call else ""
+        where = f": {call.op}{call.at}" if call else ""
         return f"slow: {fold_ranks(waiting.waiting)} {what} for {waiting.waited_s:.0f} s{where}"
     parts = [_say_sink(scene, rank, waiting, now_s) for rank in waiting.sinks[:MAX_NAMED]]
     more = f" and {len(waiting.sinks) - MAX_NAMED} more" if len(waiting.sinks) > MAX_NAMED else ""
@@ -133,11 +135,11 @@ def judge_left(scene: Scene, waiting: Waiting) -> Judged | None:
         return None
     finding = scene.fault(
         "AR407",
-        f"it left with exit code 0, and {fold_ranks(waiting.waiting)} waited for it in {_shown(waiting.stop)}",
+        f"it exited with code 0, and {fold_ranks(waiting.waiting)} waited for it in {_shown(waiting.stop)}",
         *gone,
         evidence=[waiting.stop.message],
         confidence=Confidence.LIKELY,
-        fix="every rank must run the same number of steps: look at how the data is divided",
+        fix="every rank must run the same number of steps: check how the data is divided",
     )
     return Judged(findings=(finding,), exit_code=Exit.USER_CODE, ranks=gone, is_retryable=False)
 
@@ -152,10 +154,10 @@ def judge_never_came(scene: Scene) -> Judged | None:
     ranks = fold_ranks(sorted(view.beat.rank for view in waiting))
     finding = scene.fault(
         "AR401",
-        f"it ended with exit code 0 before it came to init_process_group, where {ranks} waited for it",
+        f"it exited with code 0 before it reached init_process_group, where {ranks} waited for it",
         *gone,
         evidence=[f"rank {view.beat.rank} waits{_at(view.beat.main_at)}" for view in waiting[:MAX_NAMED]],
-        fix="look at why it ended: its .out and .err lie beside the log",
+        fix="find out why it exited: read its .out and .err in the run directory",
     )
     return Judged(findings=(finding,), exit_code=Exit.USER_CODE, ranks=gone, is_retryable=False)
 
@@ -199,9 +201,8 @@ def _dump_of(view: RankView, views: dict[int, RankView]) -> Dump | None:
 
 def _dump_of_left(beat: RankBeat) -> Dump:
     """Of a rank that has left, or is about to: what it called is done, whatever its last beat said."""
-    dump = _as_dump(beat)
-    status = {name: Status(each.enqueued, -1, each.enqueued) for name, each in dump.status.items()}
-    return Dump(rank=beat.rank, calls=(), status=status, members=dump.members, is_whole=False)
+    groups = tuple(msgspec.structs.replace(group, completed=group.enqueued) for group in beat.groups)
+    return _as_dump(msgspec.structs.replace(beat, calls=(), groups=groups))
 
 
 def _has_gone_on(group: GroupSeen, said_s: float, views: dict[int, RankView]) -> bool:
@@ -238,16 +239,8 @@ def _as_dump(beat: RankBeat) -> Dump:
 def _as_call(call: CallSeen) -> Call:
     # Sizes are mismatch.py's to compare: the walk only asks who is where.
     is_p2p = canonical(call.op) in POINT_TO_POINT
-    return Call(
-        group=call.group,
-        seq=call.seq,
-        op=call.op if is_p2p else _UNKNOWN_OP,
-        is_done=call.is_done,
-        is_p2p=is_p2p,
-        peer=call.peer,
-        place=call.place,
-        created_s=call.created_ns / 1e9,
-    )
+    told = msgspec.structs.asdict(call) | {"op": call.op if is_p2p else _UNKNOWN_OP, "sizes": (), "dtypes": ()}
+    return Call(**told, is_p2p=is_p2p)
 
 
 # --- As people read it ------------------------------------------------------------------------------------------------
@@ -256,10 +249,10 @@ def _as_call(call: CallSeen) -> Call:
 def _say_sink(scene: Scene, rank: int, waiting: Waiting, now_s: float, *, is_short: bool = False) -> str:
     who = "it" if is_short and len(waiting.sinks) == 1 else f"rank {rank}"
     if rank in scene.left:
-        return f"{who} has left with exit code 0"
+        return f"{who} has exited with code 0"
     view = scene.ranks.get(rank)
     if view is None:
-        return f"{who} has told nothing"
+        return f"{who} has sent no heartbeat"
     beat = view.beat
     away_s = min(now_s - view.moved_s, max(waiting.waited_s, 0.0)) if now_s > view.moved_s else waiting.waited_s
     place = f": {beat.main_at}" if beat.main_at else ""
@@ -268,7 +261,7 @@ def _say_sink(scene: Scene, rank: int, waiting: Waiting, now_s: float, *, is_sho
     if beat.state is ProcessState.BLOCKED:
         return f"{who} waits in the kernel for {beat.state_for_s:.0f} s (state D: a disk, a file server){place}"
     if beat.silent_s is not None and beat.silent_s > SILENT_S:
-        return f"{who} has let no other thread run for {beat.silent_s:.0f} s (something holds the GIL){place}"
+        return f"{who} has run no other thread for {beat.silent_s:.0f} s (one thread holds the GIL){place}"
     return f"{who} has been in user code for {away_s:.0f} s{place}"
 
 
@@ -281,7 +274,7 @@ def _evidence(scene: Scene, waiting: Waiting, now_s: float) -> list[str]:
         last = beat.calls[-1] if beat.calls else None
         lines.append(
             f"rank {rank}, pid {beat.pid}: {beat.state}, {beat.cpu_s:.0f} s of processor time, last moved "
-            f"{now_s - view.moved_s:.0f} s ago{_at(beat.main_at)}{f'; last call {describe(last)}' if last else ''}"
+            f"{now_s - view.moved_s:.0f} s ago{_at(beat.main_at)}{f'; last call {last}{last.at}' if last else ''}"
         )
     return lines
 
@@ -291,15 +284,13 @@ def _judge_nobody(scene: Scene, waiting: Waiting) -> Judged:
     what = (
         "ranks waited for each other in several groups"
         if is_circle
-        else f"all ranks came to {_shown(waiting.stop)}, and it did not end: a link, a GPU, or a send without a receive"
+        else f"all ranks entered {_shown(waiting.stop)}, but it did not end: a link, a GPU, or a send without a receive"
     )
     finding = name_fault(
         "AR490",
-        f"{what}; nothing moved for {waiting.stuck_s:.0f} s",
+        f"{what}; no progress for {waiting.stuck_s:.0f} s",
         ranks=waiting.stop.ranks if is_circle else (),
-        evidence=[
-            f"rank {rank}: group {call.group}, number {call.seq}{_at(call.place)}" for rank, call in waiting.stop.calls
-        ],
+        evidence=[f"rank {rank}: group {call.group}, number {call.seq}{call.at}" for rank, call in waiting.stop.calls],
         confidence=Confidence.UNDECIDED,
         fix="" if not is_circle else "every rank must call its groups' collectives in one order",
         victims=waiting.waiting,

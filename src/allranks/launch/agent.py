@@ -1,15 +1,15 @@
-"""The agent: one process on each node that starts this node's workers, tells of them, and obeys the leader.
+"""The agent: one process per node that starts the node's workers, reports on them, and obeys the leader.
 
-One thread, one selector: pidfds of the workers, the line to the leader, signals. The workers' output is read between
-two waits, and written by threads that may block (launch.screen). What a failure means for the others is decided in one
-place, by launch.lead; every agent, the leader's own included, only tells (Beat, Failed, Exited, Interrupted) and obeys
-(Order, Try, Stop, Plan, Goodbye).
+One thread, one selector: pidfds of the workers, the connection to the leader, signals. The workers' output is read
+between two waits, and written by threads that may block (launch.screen). Only launch.lead decides what a failure means
+for the others; every agent, the leader's own included, reports (Beat, Failed, Exited, Interrupted) and obeys (Order,
+Try, Stop, Plan, Goodbye).
 
     starting -> watching -> ending -> waiting -> starting ...     a Plan begins the next generation
                                          `-----> gone            a Goodbye, or a leader that is lost: from anywhere
 
-Ending: the signal (SIGTERM, or what the user sent) goes to every worker's process group, SIGKILL after the grace, and
-whatever they left behind is ended with them. A second Ctrl-C kills at once.
+Ending: the signal (SIGTERM, or the user's) goes to every worker's process group, SIGKILL follows after the grace
+period, and processes that the workers left running are ended, too. A second Ctrl-C kills at once.
 """
 
 from __future__ import annotations
@@ -220,7 +220,7 @@ class Agent:
             self._standbys_at_s = now_s + STANDBYS_AFTER_S
             self._crew.prepare_standbys()
         if now_s - self._heard_s > LEADER_SILENT_S:
-            self._lose(f"it has said nothing for {LEADER_SILENT_S:.0f} s, although its machine answers")
+            self._lose(f"it has sent nothing for {LEADER_SILENT_S:.0f} s, although its machine answers")
 
     def _tell_silence(self, step: int | None) -> None:
         """Say that the workers run, where they have written nothing here for a while."""
@@ -263,7 +263,7 @@ class Agent:
         self._stopped_at_s = time.monotonic()
         left = self._crew.sweep(grace_s=0.5)
         if left and self._interrupted_by is None and all(w.end and w.end.exit_code == 0 for w in self._crew.workers):
-            self._crew.say(f"ended what the workers left running: {', '.join(left)}")
+            self._crew.say(f"ended processes that the workers left running: {', '.join(left)}")
         self._send(Stopped())
 
     # Talking
@@ -300,7 +300,7 @@ class Agent:
                 self._goodbye = message
                 self._crew.end(signal.SIGTERM, grace_s=GRACE_S)
             case _:
-                self._lose(f"it said {type(message).__name__}, which a leader never does now")
+                self._lose(f"it sent {type(message).__name__}, which a leader does not send now")
 
     def _keep_evidence(self) -> None:
         assert self.plan is not None
@@ -316,7 +316,7 @@ class Agent:
             self._lose(str(exc))
 
     def _lose(self, reason: str) -> None:
-        """The line to the leader has ended: end the workers, and leave. After its Goodbye the leader is not lost."""
+        """End the workers and leave, because the connection to the leader ended; after its Goodbye that is no loss."""
         if self._line.fileno() < 0:
             return  # lost already, while its messages were handled
         self._selector.unregister(self._line)
@@ -330,7 +330,7 @@ class Agent:
 
     @property
     def _has_stopped(self) -> bool:
-        """Whether all workers of this generation have ended, and the leader was told."""
+        """Whether all workers of this generation have ended and the leader knows it."""
         return self._stopped_at_s is not None
 
     def _is_over(self) -> bool:
@@ -340,6 +340,6 @@ class Agent:
         if self._interrupted_by is None or self._stopped_at_s is None:
             return False
         if time.monotonic() - max(self._stopped_at_s, self._interrupted_s) > PEERS_GRACE_S:
-            summary = "the leader's agent did not say how it ended"
+            summary = "the leader's agent sent no final verdict"
             self._goodbye = Goodbye(exit_code=Exit.NODE_FAULT, summary=summary)
         return self._goodbye is not None

@@ -1,4 +1,4 @@
-"""Workers in containers: the agent stays on the host, resolves everything there, and hands it in by name.
+"""Workers in containers: the agent stays on the host and passes every variable into the container by name.
 
     allranks run --container image.sif train.py        apptainer exec --bind ... image.sif python3 train.py
 
@@ -35,7 +35,9 @@ def find_runtime(wanted: str | None) -> str:
         if shutil.which(runtime):
             return runtime
     names = wanted or ", ".join(RUNTIMES)
-    raise SetupError(f"--container: {names} not found on PATH; load its module, or name one with --container-runtime")
+    raise SetupError(
+        f"--container: {names} not found on PATH; load its module, or choose another with --container-runtime"
+    )
 
 
 def wrap_command(

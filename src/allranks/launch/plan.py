@@ -1,8 +1,8 @@
-"""What would run where: every choice of `allranks run`, as pure functions with their reasons.
+"""Make the plan of `allranks run`: every choice, with its reason, as pure functions.
 
     request (flags) + World (who am I) + Cluster (cluster.toml) + NodeFacts (this machine)  ->  JobPlan
 
-What needs the other nodes too (ranks, backend) is decided by the leader, with `assign_ranks` and `choose_backend`.
+The leader decides what depends on other nodes (ranks, backend), with `assign_ranks` and `choose_backend`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What the command line asks for; None where it says nothing."""
+    """The options of the command line; None if not given."""
 
     command: tuple[str, ...] = ()
     """Script (or module, or program) and its arguments."""
@@ -44,7 +44,7 @@ class Request:
     endpoint: Hint | None = None
     """`--rdzv-endpoint`, or `--master-addr` and `--master-port`."""
     port: int | None = None
-    """A port that the user named, by whatever flag."""
+    """The port, if any flag gives one."""
     rdzv_id: str | None = None
     standalone: bool = False
     backend: str | None = None
@@ -54,25 +54,25 @@ class Request:
     role: str = "default"
     local_address: str | None = None
     ignored: tuple[str, ...] = ()
-    """Ids of causes that stop nobody (`--ignore`)."""
+    """Ids of causes that do not stop the job (`--ignore`)."""
     max_restarts: int = 0
-    """How often workers are started again after a fault that this can cure."""
+    """Maximum number of restarts after faults that a restart can cure."""
     retries_errors: bool = False
-    """Errors of the script are such faults, too (`--restart-on-error`)."""
+    """Whether errors of the script are restarted, too (`--restart-on-error`)."""
     has_standbys: bool = False
-    """A process with torch imported waits for each worker's next start."""
+    """Whether each worker has a standby process, with torch imported."""
     capacity_s: float = 600.0
-    """How long a job below its minimum of nodes waits for more."""
+    """Seconds that a job below its minimum of nodes waits for more."""
     hang_s: float | None = None
-    """When a merely slow rank is ended; None: what cluster.toml says."""
+    """Seconds after which a hanging rank is ended; None: as in cluster.toml."""
     checkpoint_dir: str | None = None
     checkpoint_every: int | None = None
-    """Steps between two checkpoints; None: found from their cost and the rate of faults."""
+    """Steps between checkpoints; None: computed from their cost and the failure rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPlan:
-    """What this agent is going to do, before it has spoken with any other."""
+    """What this agent will do, decided before it connects to any other."""
 
     world: World
     cluster: Cluster
@@ -85,29 +85,29 @@ class JobPlan:
     num_workers: int
     port: int
     guesses: tuple[Hint, ...]
-    """Where the leader may be, from the scheduler."""
+    """Possible addresses of the leader, from the scheduler."""
     data_path: DataPath | None
-    """None: found from the path to the leader."""
+    """None: determined by the path to the leader."""
     settings: tuple[Setting, ...]
     attempt: int | None = None
     node_names: tuple[str, ...] = field(default=())
     problem: AllranksError | None = None
-    """Why this node cannot take part in a job of several nodes: its agent joins all the same, and says so."""
+    """Why this node cannot take part in a job of several nodes: its agent still joins, and reports it."""
 
     @property
     def wanted_backend(self) -> str:
-        """What flag or cluster.toml ask for: auto, nccl or gloo."""
+        """The backend of flag or cluster.toml: auto, nccl or gloo."""
         return _wanted_backend(self.request, self.cluster)
 
     @property
     def guard(self) -> GuardTable:
-        """How long to wait before what is called a fault."""
+        """The guard's timeouts."""
         own = self.cluster.guard
         return own if self.request.hang_s is None else msgspec.structs.replace(own, hang_s=self.request.hang_s)
 
     @property
     def is_one_machine(self) -> bool:
-        """Whether the agent speaks with nobody."""
+        """Whether the job runs on this machine only."""
         return self.num_nodes == 1
 
 
@@ -184,7 +184,7 @@ def refuse_world_of_one(plan: JobPlan) -> None:
     """
     alone = plan.is_one_machine and not plan.request.standalone and plan.request.max_nodes is None
     if alone and plan.world.launcher is Launcher.NONE and plan.world.num_job_nodes > 1:
-        raise IdentityError(f"{plan.world.notes[0]}; on this one alone: --standalone")
+        raise IdentityError(f"{plan.world.notes[0]}; to run on this machine only: --standalone")
 
 
 def choose_backend(wanted: str, nodes: Sequence[tuple[str, int, int]]) -> tuple[str, str]:
@@ -200,7 +200,7 @@ def choose_backend(wanted: str, nodes: Sequence[tuple[str, int, int]]) -> tuple[
     """
     short = next(((name, workers, gpus) for name, workers, gpus in nodes if gpus < workers), None)
     if wanted == Backend.GLOO:
-        return "gloo", "asked for"
+        return "gloo", "given by --backend or cluster.toml"
     if short is None:
         return "nccl", "every rank has a GPU of its own"
     name, workers, gpus = short
@@ -232,7 +232,7 @@ def choose_data_path(
         nic = find_interface_of(_address(request.local_address, "--local-addr"), facts.interfaces)
         if nic is None:
             raise UsageError(f"--local-addr {request.local_address}: {facts.host} has {list_nics(facts.interfaces)}")
-        return DataPath(nic.name, request.local_address, "you named its address", "--local-addr")
+        return DataPath(nic.name, request.local_address, "it has the address that --local-addr gives", "--local-addr")
     return of_cluster
 
 
@@ -268,8 +268,8 @@ def _num_nodes(request: Request, world: World) -> tuple[int, int, str]:
     if world.launcher in (Launcher.SLURM, Launcher.MPI):
         if asked is not None and not (request.min_nodes or asked) <= world.num_nodes <= asked:
             raise IdentityError(
-                f"--nnodes {asked}, but {world.launcher} started this on {world.num_nodes} nodes; leave the flag out, "
-                "or ask the scheduler for as many"
+                f"--nnodes {asked}, but {world.launcher} started this on {world.num_nodes} nodes; remove the flag, "
+                "or request that number from the scheduler"
             )
         at_least = world.num_nodes if request.min_nodes is None else min(request.min_nodes, world.num_nodes)
         return at_least, world.num_nodes, str(world.launcher)
@@ -281,24 +281,26 @@ def _num_nodes(request: Request, world: World) -> tuple[int, int, str]:
 def _node_index(request: Request, world: World, num_nodes: int) -> int | None:
     if num_nodes == 1:
         if request.node_rank and world.launcher is Launcher.NONE:
-            raise UsageError(f"--node-rank {request.node_rank}, but there is one node; say how many with --nnodes")
+            raise UsageError(
+                f"--node-rank {request.node_rank}, but the job has one node; add --nnodes with the number of nodes"
+            )
         return 0
     if world.launcher is Launcher.MPI and request.endpoint is None:
-        raise UsageError("MPI does not say where the nodes meet: give --rdzv-endpoint HOST:PORT, the first node")
+        raise UsageError("MPI does not tell the address of the first node; give it with --rdzv-endpoint HOST:PORT")
     if world.launcher in (Launcher.SLURM, Launcher.MPI):
         # One agent a node: its rank among the agents decides, also under an arbitrary distribution.
         if request.node_rank is not None and request.node_rank != world.rank:
             raise IdentityError(
-                f"--node-rank {request.node_rank}, but this is task {world.rank} of the step; leave the flag out "
-                "($SLURM_PROCID in a batch script is 0 on every node: it is expanded too early)"
+                f"--node-rank {request.node_rank}, but this is task {world.rank} of the step; remove the flag "
+                "($SLURM_PROCID in a batch script is 0 on every node: the shell expands it before srun starts)"
             )
         return world.rank
     if request.node_rank is not None and request.node_rank >= num_nodes:
         raise UsageError(f"--node-rank {request.node_rank}: expected 0 to {num_nodes - 1} for --nnodes {num_nodes}")
     if request.endpoint is None:
         raise UsageError(
-            f"--nnodes {num_nodes}: where do the nodes meet? Give all of them the same --rdzv-endpoint HOST:PORT, "
-            "a name or address of the first node"
+            f"--nnodes {num_nodes}: the address of the first node is missing; add the same --rdzv-endpoint HOST:PORT "
+            "on all nodes"
         )
     return request.node_rank
 
@@ -307,19 +309,19 @@ def _num_workers(request: Request, world: World, facts: NodeFacts) -> tuple[int,
     flag = "--nproc-per-node"
     match request.num_workers:
         case None if world.launcher is Launcher.SLURM and facts.num_gpus:
-            return facts.num_gpus, "one rank a GPU", "driver"
+            return facts.num_gpus, "one rank per GPU", "driver"
         case None:
-            return 1, "one rank unless told otherwise", "default"
+            return 1, "one rank by default", "default"
         case "gpu" if not facts.num_gpus:
-            raise SetupError(f"{flag} gpu: {facts.host} has no GPU that the driver shows; give a number")
+            raise SetupError(f"{flag} gpu: the driver shows no GPU on {facts.host}; give a number")
         case "gpu":
-            return facts.num_gpus, "one rank a GPU", flag
+            return facts.num_gpus, "one rank per GPU", flag
         case "auto" if facts.num_gpus:
-            return facts.num_gpus, "one rank a GPU", flag
+            return facts.num_gpus, "one rank per GPU", flag
         case "auto" | "cpu":
-            return facts.num_cpus, "one rank a core", flag
+            return facts.num_cpus, "one rank per core", flag
         case text if re.fullmatch(r"0*[1-9][0-9]{0,5}", text):
-            return int(text), "asked for", flag
+            return int(text), "given on the command line", flag
         case text:
             raise UsageError(f"{flag} {text!r}: expected a number from 1, auto, gpu or cpu")
 

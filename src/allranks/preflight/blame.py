@@ -228,7 +228,7 @@ def _describe(
         failed = {(a, b) for a, b in across if b in tests.failed[a]}
         direction = _direction(tests, groups[0], failed) if len(groups) == 2 else ""
         is_certain = len(failed) == len(across) > 3
-        decide = "more pairs across: test each node against nodes of the other groups"
+        decide = "test more pairs: each node against nodes of the other groups"
         yield _blame(tests, Kind.PARTITION, groups, failed, across, direction, "" if is_certain else decide)
 
     for node in sorted(cover.nodes):
@@ -236,9 +236,9 @@ def _describe(
         failed = {(a, b) for a, b in around if b in tests.failed[a]}
         of_it_alone = {pair for pair in failed if not {*pair} - {node} & blamed}
         witnesses = {b for b in tests.failed[node] - blamed if tests.passed[b]}
-        decide = f"another node that passes elsewhere: test {tests.names[node]} against it"
+        decide = f"test {tests.names[node]} against another node, one that passes elsewhere"
         if tests.passed[node]:
-            decide = f"repeat the tests of {tests.names[node]}: does it fail with others the next time?"
+            decide = f"repeat the tests of {tests.names[node]} and see whether it fails with other nodes"
         elif len(witnesses) > 2 or (len(witnesses) == 2 and witnesses == {*area} - blamed):
             decide = ""
         yield _blame(tests, Kind.NODE, [[node]], failed, around, _direction(tests, [node], of_it_alone), decide)
@@ -247,7 +247,7 @@ def _describe(
     for link in sorted(cover.links):
         direction = _direction(tests, link[:1], {link})
         unsure = [tests.names[n] for n in link if ends[n] > 1 or not tests.passed[n] - blamed]
-        decide = f"more tests of {' and '.join(unsure)}: against nodes that pass elsewhere" if unsure else ""
+        decide = f"test {' and '.join(unsure)} against nodes that pass elsewhere" if unsure else ""
         sides = [[node] for node in (link[::-1] if direction == "to" else link)]
         yield _blame(tests, Kind.LINK, sides, {link}, {link}, direction and "from", decide)
 
@@ -264,9 +264,9 @@ def _undecided(tests: _Tests, across: set[Pair], cover: Cover) -> Iterator[Blame
         links = sorted(link for link in cover.maybe_links if link[0] in part)
         around = {pair_of(node, b) for node in nodes for b in tests.tested[node]}
         who = "both" if len(nodes) == 2 and not links else "each of them"
-        decide = f"a node that passes elsewhere: test {who} against it"
+        decide = f"test {who} against a node that passes elsewhere"
         if not any(tests.passed[node] for node in nodes):
-            decide = f"a {'third' if len(nodes) == 2 else 'further'} node: test {who} against it"
+            decide = f"test {who} against a {'third' if len(nodes) == 2 else 'further'} node"
         groups = [*([node] for node in nodes), *links]
         yield _blame(tests, Kind.UNDECIDED, groups, {p for p in failed if p[0] in part}, around, "", decide)
 

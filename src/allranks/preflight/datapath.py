@@ -36,7 +36,7 @@ def data_path_of_cluster(cluster: Cluster, facts: NodeFacts, origin: Mapping[str
         found = find_interface_in(ip_network(data), facts.interfaces, preferred=node.interface if node else None)
         if found is None:
             there = list_nics(facts.interfaces)
-            text = f"[network] data = {data}: no interface of {facts.host} is in it; there are {there}"
+            text = f"[network] data = {data}: no interface of {facts.host} is in that subnet; it has {there}"
             raise ConfigError(
                 f"{text}; correct the subnet, or run on this machine alone with --standalone",
                 finding=_finding("AR208", text, facts),
@@ -58,14 +58,14 @@ def data_path_of_cluster(cluster: Cluster, facts: NodeFacts, origin: Mapping[str
     if node is not None and node.interface not in (None, nic.name):
         text = f"[[node]] {node.name}: interface = {node.interface}, but {address} is on {nic.name} there"
         raise ConfigError(
-            f"{text}; correct it, or leave it out: it is found from [network] data",
+            f"{text}; correct it, or omit it: allranks finds the interface from [network] data",
             finding=_finding("AR208", text, facts, interface=node.interface),
         )
     if not nic.is_up:
-        why = "it has no carrier: no signal on the cable" if nic.has_carrier is False else "it is down"
-        text = f"the data interface of {facts.host}, {nic}, carries nothing: {why}"
+        why = "has no carrier" if nic.has_carrier is False else "is down"
+        text = f"the data interface of {facts.host} {why}: {nic}"
         raise SetupError(
-            f"{text}; ip link set {nic.name} up, or look at its cable and switch port",
+            f"{text}; run ip link set {nic.name} up, or check its cable and switch port",
             finding=_finding("AR210", text, facts, interface=nic.name),
         )
     return DataPath(nic.name, address, reason, source)

@@ -262,21 +262,21 @@ class _Bench:
 
 def _judge_presence(seen: Observations, terms: JobTerms, names: Mapping[int, str], bench: _Bench) -> None:
     silent_node, left_node = find_cause("AR001"), find_cause("AR012")
-    here = f"{len(seen.cards)} of {terms.num_nodes} nodes are here"
+    here = f"{len(seen.cards)} of {terms.num_nodes} nodes joined"
     gone = [index for index in seen.missing if index not in seen.left]
     if gone:
         missing = _name(gone, terms)
-        outcome = failed(what=f"its agent did not come within {seen.waited_s:.0f} s; {here}")
+        outcome = failed(what=f"the node's agent did not join within {seen.waited_s:.0f} s; {here}")
         bench.add(silent_node, missing, outcome)
     for index, reason in seen.left.items():
         node = names.get(index) or _name([index], terms)[0]
-        bench.add(left_node, (node,), failed(reason, what="its agent came to the roll call and was gone again"))
+        bench.add(left_node, (node,), failed(reason, what="the node's agent joined the roll call, then disconnected"))
     silent = [names[index] for index in sorted(seen.silent & set(names))]
     if silent:
-        bench.add(silent_node, silent, failed(what="its agent joined, and then did not answer in time"))
+        bench.add(silent_node, silent, failed(what="the node's agent joined, then stopped answering"))
         bench.unreachable.update(silent)  # that it answers no test either is no news
     for stranger in seen.strangers:
-        what = f"{stranger.host} wanted to join and was refused"
+        what = f"the leader rejected {stranger.host}, which tried to join"
         bench.add(find_cause(stranger.cause), (stranger.host,), warned(stranger.reason, what=what))
 
 

@@ -123,8 +123,8 @@ class _Tests:
         return next((card.data_interface for card in self.cards.values() if card.host == found.groups[0][0]), None)
 
     def outcome(self, found: Blame, status: Status, *evidence: str, **values: object) -> Outcome:
-        decide = [f"what would decide it: {found.would_decide}"] if found.would_decide else []
-        seen = f"{found.num_failed} tests failed, {found.num_passed} with the same nodes passed"
+        decide = [f"to be certain: {found.would_decide}"] if found.would_decide else []
+        seen = f"{found.num_failed} pair tests failed; {found.num_passed} tests of the same nodes passed"
         named = {"culprit": found.culprit, "peers": self.peers(found), **values}
         return Outcome(
             status,
@@ -159,22 +159,22 @@ def _silent(tests: _Tests, shown: Sequence[_Shown]) -> list[Judged]:
     judged = []
     for found, explained in _blame_symptom(tests, shown, Symptom.SILENT):
         culprit, peers = found.culprit, tests.peers(found)
-        network = "on the data network, although the agents hear each other over another path"
-        what = f"nothing comes through between {culprit} and {peers} {network}"
+        network = "on the data network; the agents still reach each other over another path"
+        what = f"no packets pass between {culprit} and {peers} {network}"
         cause, evidence = "AR210", []
         if found.kind is Kind.PARTITION:
             cause = "AR211"
             groups = " and ".join(fold_hosts(list(group)) for group in found.groups)
-            what = f"nothing comes through between {groups} {network}"
+            what = f"no packets pass between {groups} {network}"
             evidence = _differences(tests, found)
         elif found.kind is Kind.LINK:
             cause = "AR211"
-            what = f"nothing comes through from {culprit.replace(' -> ', ' to ')} {network}"
+            what = f"no packets pass from {culprit.replace(' -> ', ' to ')} {network}"
             if not found.is_one_way:
-                what = f"nothing comes through between {' and '.join(g[0] for g in found.groups)} {network}"
-            evidence = ["both reach the other nodes"]
+                what = f"no packets pass between {' and '.join(g[0] for g in found.groups)} {network}"
+            evidence = ["both nodes reach the other nodes"]
         elif found.kind is Kind.UNDECIDED:
-            what = f"nothing comes through between {culprit.replace(' or ', ' and ')} {network}"
+            what = f"no packets pass between {culprit.replace(' or ', ' and ')} {network}"
         outcome = tests.outcome(found, Status.FAIL, *evidence, *_no_routes(tests, explained), what=what)
         judged.append(Judged(cause, culprit, _nodes(found), outcome))
     return judged
@@ -223,7 +223,7 @@ def _lossy(tests: _Tests, shown: Sequence[_Shown], quiet: Sequence[PairResult]) 
         retransmits = sum(each.retransmits for each in explained)
         if not retransmits:
             continue  # a busy agent drops datagrams; a network that does drops segments, too
-        seen = f"{lost} of {sent} datagrams did not come back, and TCP sent {retransmits} segments again"
+        seen = f"{lost} of {sent} datagrams were lost, and TCP retransmitted {retransmits} segments"
         outcome = tests.outcome(found, Status.FAIL, seen, percent=f"{100 * one_way:.2g}")
         judged.append(Judged("AR212", found.culprit, _nodes(found), outcome))
     return judged
@@ -249,7 +249,7 @@ def _filtered(tests: _Tests, shown: Sequence[_Shown]) -> list[Judged]:
         what = f"{closed} of {tried} TCP ports of the ephemeral range do not answer between {between}"
         examples = sorted({port for each in failing for port in filtered_ports(each)})[:4]
         told = "; ".join(reasons[:MAX_REASONS])
-        seen = f"for example port {', '.join(map(str, examples))}: {told}; other packets come through"
+        seen = f"for example port {', '.join(map(str, examples))}: {told}; other packets pass"
         outcome = tests.outcome(found, Status.FAIL, seen, what=what, ports=_port_range(tests), where=where)
         judged.append(Judged("AR206", where, _nodes(found), outcome))
     return judged
@@ -266,9 +266,9 @@ def _store_filtered(tests: _Tests, shown: Sequence[_Shown], store_port: int | No
     sources = fold_hosts([tests.names[each.source] for each in silent])
     everybody = len(silent) == len(asked)
     culprit = leader if everybody or len(silent) > 1 else f"{sources} -> {leader}"
-    who = f"none of {len(asked)} nodes gets" if everybody and len(asked) > 1 else f"{sources} gets no"
-    what = f"{who} an answer" if everybody and len(asked) > 1 else f"{who} answer"
-    what += f" from port {store_port} of {leader}, while its other ports answer"
+    whom = f"none of {len(asked)} nodes" if everybody and len(asked) > 1 else ""
+    what = f"port {store_port} of {leader} {f'answers {whom}' if whom else f'does not answer {sources}'}"
+    what += ", but its other ports answer"
     outcome = Outcome(
         Status.FAIL,
         values={"what": what, "ports": f"port {store_port}", "where": leader, "culprit": culprit, "peers": sources},
@@ -292,10 +292,10 @@ def _large_lost(tests: _Tests, shown: Sequence[_Shown]) -> list[Judged]:
         failing = [each.result for each in explained]
         lost = [size for each in failing for size, came in each.datagrams.items() if not came]
         passed = [size for each in failing for size, came in each.datagrams.items() if came]
-        mtu = max((each.common_mtu for each in explained if each.common_mtu), default=0) or "the same"
+        mtu = max((each.common_mtu for each in explained if each.common_mtu), default=0) or "(unknown)"
         path_mtu = max(passed, default=min([576, *lost]))
         worst = max(failing, key=lambda each: each.unacked_bytes)
-        seen = [f"datagrams of {max(passed)} bytes pass, of {min(lost)} do not" if passed and lost else ""]
+        seen = [f"datagrams of {max(passed)} bytes pass, those of {min(lost)} bytes do not" if passed and lost else ""]
         if worst.large_sent and worst.large_s is None:
             seen.append(
                 f"{tests.names[worst.source]} -> {tests.names[worst.target]}: {worst.large_back} of "
@@ -324,7 +324,7 @@ def _slow(tests: _Tests, quiet: Sequence[PairResult]) -> list[Judged]:
                 "mbit_s": f"{slow.mbit_s:.0f}",
                 "usual_mbit_s": f"{slow.usual_mbit_s:.0f}",
             },
-            evidence=(f"no faster with any of {fold_hosts(sorted(rates))}, one at a time",),
+            evidence=(f"tested one at a time with {fold_hosts(sorted(rates))}: no faster",),
             interface=tests.cards[node].data_interface,
             confidence=Confidence.CERTAIN,
         )
@@ -378,7 +378,7 @@ def _differences(tests: _Tests, found: Blame) -> list[str]:
                 f"{fold_hosts(list(group))} {min(each)}" for group, each in zip(found.groups, per_group, strict=True)
             )
             told.append(f"the groups differ in {what}: {values}")
-    return told or ["the groups are alike in subnet, interface, MTU and kernel: look at the switches between them"]
+    return told or ["both groups have the same subnet, interface, MTU and kernel: check the switches between them"]
 
 
 def _describe(card: Card, what: str) -> str:

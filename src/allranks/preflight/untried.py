@@ -52,16 +52,16 @@ def _judge(cards: Mapping[int, Card], index: int, name: str, reason: str, target
     to = fold_hosts(sorted(cards[target].host for target in targets))
     if name == "EMFILE":
         limit = card.facts.limits.get("nofile") if card.facts else None
-        evidence = f"connections to {to} could not be tried: {reason}"
-        return Judged("AR004", card.host, (card.host,), warned(evidence, limit=limit or "so many"))
-    what = f"its own kernel made no connection to {to}, so they could not be tested: {reason}"
+        evidence = f"connections to {to} could not be tested: {reason}"
+        return Judged("AR004", card.host, (card.host,), warned(evidence, limit=limit or "too few"))
+    what = f"the node's own kernel could not connect to {to}, so the path is untested: {reason}"
     return Judged("AR217", card.host, (card.host,), _outcome(card, name, what, cards[targets[0]].data_address))
 
 
 def _outcome(card: Card, name: str, what: str, address: str | None) -> Outcome:
     interfaces = card.facts.interfaces if card.facts else ()
     if name in _NO_ROUTE:
-        hint = "other packets come through: a route for some of them only, or a firewall that answers so"
+        hint = "other packets pass: only some have a route, or a firewall rejects these"
         return warned(hint, what=what, command=f"ip route get {address or 'ADDRESS'}; nft list ruleset")
     if name == "EADDRNOTAVAIL" and interfaces and not any(card.data_address in nic.addresses for nic in interfaces):
         return warned(f"no interface has {card.data_address}", what=what, command="ip -br addr")

@@ -47,7 +47,7 @@ def vet_card(card: Card) -> Card:
             num_workers=1,
             num_gpus=0,
             attempt=card.attempt,
-            problem=f"its card makes no sense: {absurd}",
+            problem=f"the node report is invalid: {absurd}",
             problem_exit=Exit.SETUP,
         )
     exit_code = card.problem_exit if not card.problem or 0 < card.problem_exit < 256 else int(Exit.SETUP)
@@ -66,10 +66,10 @@ def plain_name(name: str) -> str:
 def find_nonsense(report: Tested) -> str | None:
     """Return what cannot be in a report of pair tests, None where all of it can."""
     if report.run_dir is not None and not _is_plausible_place(report.run_dir):
-        return "its run directory is none"
+        return "the run directory is not a path"
     for result in report.results:
         if not is_plausible(result):
-            return f"what it says of node {result.target} cannot be"
+            return f"its test result for node {result.target} is impossible"
     return None
 
 
@@ -123,9 +123,9 @@ def _absurdity(card: Card) -> str | None:
         if not 0 <= number <= most:
             return f"{number} {what}"
     if card.data_address is not None and not _is_address(card.data_address):
-        return f"{as_one_line(card.data_address, at_most=60)!r} is no address"
+        return f"{as_one_line(card.data_address, at_most=60)!r} is not an IP address"
     if card.test_ports is not None and not _are_ports(card.test_ports):
-        return "the ports where it can be tested are none"
+        return "its test ports are not port numbers"
     facts = card.facts
     if facts is not None:
         beside = facts.code.beside if facts.code and facts.code.beside else {}

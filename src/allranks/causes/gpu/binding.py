@@ -1,4 +1,4 @@
-"""Which GPU is whose: is it free, is it one rank's alone, can each rank get one?"""
+"""Which rank uses which GPU: is it free, does no other rank use it, and are there enough?"""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from allranks.model.finding import Confidence
 
 
 class GpuBusy(Cause, id="AR104"):
-    """Somebody else's process is on a GPU.
+    """Another process uses a GPU of this job.
 
     ## What it means
-    Before the job's workers start, there is a process with memory on the GPU: left over from an earlier job, of a user
-    beside the scheduler, or of another job that was given the same GPU.
+    Before the job's workers start, some process already holds memory on the GPU. It is left over from an earlier job,
+    runs outside the scheduler, or belongs to another job that was given the same GPU.
 
     ## Why it breaks the job
-    The memory it holds is missing: out of memory on one rank of many, at the first large batch. The time it takes is
-    missing, too, and all ranks wait for this one. In mode Exclusive_Process the rank gets no GPU at all.
+    The job lacks the memory that the process holds, and one rank of many runs out of memory at the first large batch.
+    The process also takes compute time, and all ranks wait for this one. In mode Exclusive_Process the rank gets no GPU
+    at all.
 
     ## Example
     From pytorch/pytorch#100691:
@@ -32,21 +33,22 @@ class GpuBusy(Cause, id="AR104"):
         RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable
 
     ## Fix
-    See whose it is:
+    Find the owner of the process:
 
         nvidia-smi --query-compute-apps=pid,used_memory,name --format=csv
         ps -o user,lstart,cmd -p PID
 
-    Yours, of a job that is over: `kill PID`. Of somebody else: tell the admin; an epilog that kills what is left, and
-    `ConstrainDevices=yes` in cgroup.conf, keep it from happening again. Meanwhile: `--exclude=NODE`.
+    If it is left over from a job of yours, run `kill PID`. If it belongs to somebody else, tell the admin. To prevent
+    it, let an epilog kill leftover processes, and set `ConstrainDevices=yes` in cgroup.conf. Until then:
+    `--exclude=NODE`.
 
     ## Source
     SLURM, cgroup.conf(5), ConstrainDevices: https://slurm.schedmd.com/cgroup.conf.html.
     """
 
-    message = "{gpu}: {used} MiB of {total} MiB in use{who}"
-    told = "a GPU is not free: another process has it, or it is kept for one process"
-    fix = "on {node}: nvidia-smi shows the process; end it, or leave the node out: --exclude={node}"
+    message = "{used} MiB of {total} MiB of {gpu} are already in use{who}"
+    told = "the GPU is not free: another process uses it, or it accepts only one process"
+    fix = "on {node}: nvidia-smi lists the process; end it (kill PID), or exclude the node: --exclude={node}"
     exit_code = Exit.NODE_FAULT
     signs = (
         Sign(r"CUDA-capable device\(s\) is/are busy or unavailable", Role.LIKELY),  # or the GPU is broken
@@ -67,7 +69,7 @@ class GpuBusy(Cause, id="AR104"):
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
-        """Fails where other processes hold over 30 % of a GPU's memory; warns of any, and of memory nobody owns."""
+        """Fails if other processes hold over 30 % of a GPU's memory; warns about less, or about ownerless memory."""
         facts = gpu_facts(card)
         if isinstance(facts, Outcome):
             return facts
@@ -77,7 +79,7 @@ class GpuBusy(Cause, id="AR104"):
             is_much = used > 0.3 * total > 0
             if not gpu.processes and not is_much:
                 continue
-            who = "" if gpu.processes else ", by no process that can be seen from here"
+            who = "" if gpu.processes else "; no process visible here owns them"
             values: dict[str, Any] = {"gpu": name_of(gpu), "used": used, "total": total or "?", "who": who}
             if gpu.processes and is_much:
                 return failed(*gpu.processes[:4], **values)
@@ -90,13 +92,13 @@ class DuplicateGpu(Cause, id="AR107"):
     """Two ranks would use the same GPU.
 
     ## What it means
-    CUDA_VISIBLE_DEVICES names a GPU twice, two agents on one machine see the same GPUs, or two nodes show a GPU with
-    one and the same serial number.
+    CUDA_VISIBLE_DEVICES lists a GPU twice, two agents on one machine see the same GPUs, or two nodes show a GPU with
+    the same serial number.
 
     ## Why it breaks the job
-    NCCL refuses a group in which two ranks share a GPU, "invalid usage", and the line names ranks and no node. CUDA
-    hides all GPUs from a process whose list names one twice. Often the script is the reason: it does not use
-    LOCAL_RANK, and all ranks take GPU 0.
+    NCCL rejects a group in which two ranks share a GPU ("invalid usage"), with a line that names ranks but no node.
+    CUDA hides all GPUs from a process whose list has a duplicate. Often the script is the cause: it ignores LOCAL_RANK,
+    and all ranks use GPU 0.
 
     ## Example
     From horovod/horovod#3949:
@@ -104,12 +106,13 @@ class DuplicateGpu(Cause, id="AR107"):
         init.cc:748 NCCL WARN Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 3b000
 
     ## Fix
-    In the script, before anything else touches CUDA:
+    In the script, before any other CUDA call:
 
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 
-    In the batch script, see what each task gets: `srun bash -c 'hostname; echo $CUDA_VISIBLE_DEVICES'`. Take back what
-    .bashrc or the script sets: `unset CUDA_VISIBLE_DEVICES`. One agent a node: `--ntasks-per-node=1`.
+    In the batch script, show what each task gets: `srun bash -c 'hostname; echo $CUDA_VISIBLE_DEVICES'`. Remove the
+    variable where .bashrc or the script sets it: `unset CUDA_VISIBLE_DEVICES`. Start one agent per node:
+    `--ntasks-per-node=1`.
 
     ## Source
     NCCL 2.30, src/init.cc, "Duplicate GPU detected". CUDA programming guide 13, "CUDA Environment Variables".
@@ -117,7 +120,10 @@ class DuplicateGpu(Cause, id="AR107"):
 
     message = "{what}"
     told = "two ranks use the same GPU"
-    fix = "unset CUDA_VISIBLE_DEVICES, start one agent a node, and let each rank take the GPU of its LOCAL_RANK"
+    fix = (
+        "unset CUDA_VISIBLE_DEVICES; start one agent per node; in the script: "
+        'torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))'
+    )
     exit_code = Exit.SETUP
     signs = (
         Sign(
@@ -148,19 +154,19 @@ class DuplicateGpu(Cause, id="AR107"):
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
-        """Fails where CUDA_VISIBLE_DEVICES names a GPU twice."""
+        """Fails if CUDA_VISIBLE_DEVICES lists a GPU twice."""
         facts = gpu_facts(card)
         if isinstance(facts, Outcome):
             return facts
         said = facts.environment.get("CUDA_VISIBLE_DEVICES", "")
         twice = [entry for entry, times in Counter(filter(None, map(str.strip, said.split(",")))).items() if times > 1]
         if twice:
-            return failed(what=f"CUDA_VISIBLE_DEVICES={said} names {twice[0]} twice, and CUDA then hides all")
+            return failed(what=f"CUDA_VISIBLE_DEVICES={said} lists {twice[0]} twice, so CUDA hides all GPUs")
         return PASSED
 
     @classmethod
     def survey(cls, cards: Sequence[Card]) -> Sequence[tuple[tuple[str, ...], Outcome]]:
-        """Fails where two machines show one serial number, warns where two agents of one machine see the same GPU."""
+        """Fails if two machines show the same serial number; warns if two agents of one machine see the same GPU."""
         owners: dict[str, list[Card]] = defaultdict(list)
         for card in cards:
             if card.facts is None:
@@ -177,40 +183,40 @@ class DuplicateGpu(Cause, id="AR107"):
             if one and other and is_same_machine(one, other):
                 found.setdefault(hosts, warned(what=f"{len(same)} agents on one machine both see {uuid}"))
             else:
-                found.setdefault(hosts, failed(what=f"{len(same)} nodes show one and the same GPU, {uuid}"))
+                found.setdefault(hosts, failed(what=f"{len(same)} nodes show the same GPU, {uuid}"))
         return list(found.items())
 
 
 class GpuBinding(Cause, id="AR108"):
-    """CUDA_VISIBLE_DEVICES leaves too few GPUs for the workers.
+    """CUDA_VISIBLE_DEVICES shows the workers too few GPUs.
 
     ## What it means
-    The node has enough GPUs; the variable shows the workers fewer than there are workers.
+    The node has enough GPUs, but the variable shows fewer GPUs than there are workers.
 
     ## Why it breaks the job
-    The ranks above that number fail with "invalid device ordinal", or share a GPU with another rank. It comes from a
-    line in .bashrc or the batch script, or from SLURM's binding: with `--gpus-per-task=1` and one task a node SLURM
+    The ranks above that number fail with "invalid device ordinal", or share a GPU with another rank. The cause is a
+    line in .bashrc or in the batch script, or SLURM's binding: with `--gpus-per-task=1` and one task per node, SLURM
     shows one GPU.
 
     ## Example
-    From cudaErrorInvalidDevice's text in CUDA 13:
+    The text of cudaErrorInvalidDevice in CUDA 13:
 
         RuntimeError: CUDA error: invalid device ordinal
 
     ## Fix
-    See who sets it:
+    Find where it is set:
 
         srun --ntasks-per-node=1 bash -c 'hostname; echo $CUDA_VISIBLE_DEVICES'; grep -n CUDA_VISIBLE ~/.bashrc
 
-    Ask for the node's GPUs and not for a task's: `--gpus-per-node=8` (or `--gres=gpu:8`) with one task a node, or
+    Request GPUs per node instead of per task: `--gpus-per-node=8` (or `--gres=gpu:8`) with one task per node, or
     `--gpu-bind=none`.
 
     ## Source
     SLURM, "Generic resource scheduling": https://slurm.schedmd.com/gres.html (23.11).
     """
 
-    message = "CUDA_VISIBLE_DEVICES={said} shows {visible} of {present} GPUs to {workers} workers"
-    fix = "unset CUDA_VISIBLE_DEVICES, or ask SLURM for the node's GPUs: --gpus-per-node, not --gpus-per-task"
+    message = "CUDA_VISIBLE_DEVICES={said} shows only {visible} of {present} GPUs to {workers} workers"
+    fix = "unset CUDA_VISIBLE_DEVICES, or request GPUs per node: --gpus-per-node={workers} instead of --gpus-per-task"
     no_fault_yet = "the lab's nodes have one pretended GPU each"
     never_on_hardware = True
     told = "SLURM binds a task to GPUs that its job does not have"
@@ -242,7 +248,7 @@ class GpuBinding(Cause, id="AR108"):
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
-        """Warns where the variable shows fewer GPUs than workers although the node has enough; Gloo needs none."""
+        """Warns if the variable shows fewer GPUs than workers although the node has enough; Gloo needs none."""
         facts = gpu_facts(card)
         if isinstance(facts, Outcome):
             return facts
@@ -256,25 +262,25 @@ class GpuBinding(Cause, id="AR108"):
 
 
 class BackendDeviceMismatch(Cause, id="AR111"):
-    """The backend does not fit the devices that the nodes have.
+    """The backend does not match the devices of the nodes.
 
     ## What it means
-    NCCL moves data between GPUs and needs one for each rank. Some node has fewer GPUs than ranks, or none.
+    NCCL moves data between GPUs and needs one for each rank. A node has fewer GPUs than ranks, or none.
 
     ## Why it breaks the job
-    The ranks without a GPU fail when the group is formed, or when the first tensor of theirs is reduced; the others
-    wait. Where each node chooses its backend by itself, some come with NCCL and some with Gloo, and nobody meets.
+    The ranks without a GPU fail when the group is created, or at the first collective, and the others wait. If each
+    node chooses its backend by itself, some use NCCL and some Gloo, and the ranks never meet.
 
     ## Example
-    From torch/csrc/distributed/c10d (2.13); the second for a tensor on the CPU in a group of NCCL alone:
+    From torch/csrc/distributed/c10d (2.13); the second line appears for a CPU tensor in a group that has only NCCL:
 
         ValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!
         RuntimeError: No backend type associated with device type cpu
 
     ## Fix
-    GPUs are expected: `nvidia-smi` on the named nodes; `sbatch --gpus-per-node=N`. None are expected: `--backend gloo`,
-    or `backend = "gloo"` in cluster.toml. Tensors on both: `init_process_group("cpu:gloo,cuda:nccl")`, which is what
-    PyTorch does when no backend is named.
+    If GPUs are expected, run `nvidia-smi` on the named nodes and submit with `sbatch --gpus-per-node=N`. If not, use
+    `--backend gloo`, or `backend = "gloo"` in cluster.toml. For tensors on both, use
+    `init_process_group("cpu:gloo,cuda:nccl")`, which is PyTorch's default without a backend.
 
     ## Source
     PyTorch, "Distributed communication package", backends: https://docs.pytorch.org/docs/stable/distributed.html
@@ -282,8 +288,8 @@ class BackendDeviceMismatch(Cause, id="AR111"):
     """
 
     message = "{what}"
-    told = "the backend does not fit the device of the tensors, or of the node"
-    fix = "nvidia-smi on those nodes (is the driver loaded?), or --backend gloo"
+    told = "the backend does not match the device of the tensors, or of the node"
+    fix = "on {node}: nvidia-smi shows whether the driver is loaded; to run without GPUs: --backend gloo"
     exit_code = Exit.SETUP
     signs = (
         Sign(r"ProcessGroupNCCL is only supported with GPUs, no GPUs found"),

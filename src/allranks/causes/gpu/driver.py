@@ -1,4 +1,4 @@
-"""Does the driver fit, and is every GPU there, and of the same make?"""
+"""Does the driver match CUDA, is every GPU present, and are all GPUs of one model?"""
 
 from __future__ import annotations
 
@@ -17,18 +17,19 @@ _OLDEST_DRIVER = {11: (450, 80, 2), 12: (525, 60, 13), 13: (580, 65, 6)}
 
 
 class DriverCudaMismatch(Cause, id="AR102"):
-    """The GPU driver does not fit the CUDA that PyTorch was built for.
+    """The GPU driver does not match the CUDA version of PyTorch.
 
     ## What it means
-    Three pieces must fit: the kernel's driver, its library libcuda, and the CUDA version inside PyTorch. Two of them do
-    not.
+    Three parts must match: the kernel's driver, its library libcuda, and the CUDA version inside PyTorch. Two of them
+    do not.
 
     ## Why it breaks the job
-    CUDA does not start, and PyTorch says that there are no GPUs. On one node of many that is a driver update without
-    a reboot, or a container image with another libcuda. The other nodes wait for its ranks.
+    CUDA fails to start, and PyTorch reports that there are no GPUs. If this happens on one node of many, the driver was
+    updated without a reboot, or a container image brings another libcuda. The other nodes wait for the ranks of this
+    one.
 
     ## Example
-    From torch/cuda (text unchanged since 1.x); nvidia-smi after an update without a reboot:
+    From torch/cuda (text unchanged since 1.x), and from nvidia-smi after an update without a reboot:
 
         RuntimeError: The NVIDIA driver on your system is too old (found version 11040).
         Failed to initialize NVML: Driver/library version mismatch
@@ -38,9 +39,9 @@ class DriverCudaMismatch(Cause, id="AR102"):
 
         cat /proc/driver/nvidia/version; nvidia-smi; python -c 'import torch; print(torch.version.cuda)'
 
-    Updated without a reboot: reboot, or unload and load the modules. Driver too old: a PyTorch built for an older CUDA
-    (the same major version is enough), or a newer driver. In a container: let the runtime bring libcuda (`--nv`,
-    `--gpus all`), and keep none in the image.
+    If the driver was updated without a reboot, reboot, or unload and load the modules. If the driver is too old,
+    install a PyTorch for an older CUDA (the same major version is enough), or a newer driver. In a container, let the
+    runtime bring libcuda (`--nv`, `--gpus all`), and keep none in the image.
 
     ## Source
     CUDA compatibility: https://docs.nvidia.com/deploy/cuda-compatibility/minor-version-compatibility.html (r590, read
@@ -49,8 +50,8 @@ class DriverCudaMismatch(Cause, id="AR102"):
 
     no_fault_yet = "the lab has no libcuda that could answer cuInit with 803"
     message = "{what}"
-    told = "the GPU driver does not fit the CUDA that the program was built for"
-    fix = "on {node}: reboot after a driver update, or install a PyTorch for the driver's CUDA"
+    told = "the GPU driver does not match the CUDA version of the program"
+    fix = "on {node}: reboot after a driver update, or install a PyTorch that was built for the driver's CUDA version"
     exit_code = Exit.NODE_FAULT
     also = ("AR504", "AR101", "AR503")
     signs = (
@@ -104,10 +105,10 @@ class DriverCudaMismatch(Cause, id="AR102"):
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
-        """Fails on cuInit 803 and 804, and where PyTorch's CUDA needs a newer driver than there is."""
+        """Fails on cuInit 803 and 804, and if PyTorch's CUDA needs a newer driver than the node has."""
         if card.facts and card.facts.cuda_init in (803, 804):
             code, driver = card.facts.cuda_init, card.facts.driver_version or "unknown"
-            return failed(what=f"CUDA does not start ({code}): libcuda does not fit driver {driver}")
+            return failed(what=f"CUDA fails to start (error {code}): libcuda does not match driver {driver}")
         facts = gpu_facts(card)
         if isinstance(facts, Outcome):
             return facts
@@ -116,10 +117,10 @@ class DriverCudaMismatch(Cause, id="AR102"):
         # With NVIDIA's compatibility package in front, an older driver may do.
         if oldest and ours and ours < oldest and "compat" not in facts.environment.get("LD_LIBRARY_PATH", ""):
             needed = ".".join(f"{part:02}" for part in oldest)
-            wanted = f"PyTorch was built for CUDA {facts.torch_cuda}, which needs driver {needed}"
-            return failed(what=f"{wanted}, not {facts.driver_version}")
+            wanted = f"PyTorch was built for CUDA {facts.torch_cuda}, which needs driver {needed} or newer"
+            return failed(what=f"{wanted}; the node has {facts.driver_version}")
         if facts.cuda_init not in (None, 0, 802):
-            return unknown(f"CUDA does not start: cuInit returned {facts.cuda_init}")
+            return unknown(f"CUDA fails to start: cuInit returned {facts.cuda_init}")
         return PASSED
 
 
@@ -127,32 +128,33 @@ class GpuMissing(Cause, id="AR103"):
     """A node shows fewer GPUs than it should have.
 
     ## What it means
-    SLURM gave more GPUs to the job than the driver lists on the node, or the other nodes show more.
+    SLURM gave the job more GPUs than the driver lists on the node, or the other nodes show more.
 
     ## Why it breaks the job
-    The ranks of the missing GPUs cannot start, and all others wait for them. A GPU disappears when it falls off the
-    PCIe bus, when the driver could not set it up at boot, or when a container or cgroup hides it.
+    The ranks of the missing GPUs cannot start, and all others wait for them. A GPU is missing if it fell off the PCIe
+    bus, if the driver could not initialize it at boot, or if a container or cgroup hides it.
 
     ## Example
-    From nvidia-smi's own text:
+    From nvidia-smi:
 
         NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the latest NVIDIA driver is installed and running.
 
     ## Fix
-    Compare what the bus and what the driver show:
+    Compare what the bus and the driver show:
 
         lspci -d 10de: ; nvidia-smi -L; dmesg -T | grep -i -e xid -e nvrm | tail
 
-    On the bus and not in nvidia-smi: reboot; it happens again: the card or its slot. Not even on the bus: power the node
-    off and on. Leave the node out meanwhile: `--exclude=NODE`. SLURM's own count is in gres.conf.
+    If the GPU is on the bus but not in nvidia-smi, reboot. If that happens again, the card or its slot is faulty. If it
+    is not on the bus, power-cycle the node. Until then, exclude the node: `--exclude=NODE`. SLURM's own count is in
+    gres.conf.
 
     ## Source
     NVIDIA GPU debug guidelines: https://docs.nvidia.com/deploy/gpu-debug-guidelines/index.html.
     """  # noqa: E501  (a real line)
 
-    message = "it shows {seen} of {wanted} GPUs ({source})"
-    told = "a process sees no GPU, or fewer than there should be"
-    fix = "on {node}: nvidia-smi -L; dmesg -T | grep -i xid; reboot it, or leave it out: --exclude={node}"
+    message = "the node shows {seen} of {wanted} GPUs ({source})"
+    told = "a process sees no GPU, or fewer than expected"
+    fix = "on {node}: nvidia-smi -L; dmesg -T | grep -i xid; reboot the node, or exclude it: --exclude={node}"
     exit_code = Exit.NODE_FAULT
     also = ("AR106", "AR105", "AR102")
     signs = (
@@ -202,18 +204,18 @@ class GpuMissing(Cause, id="AR103"):
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
-        """Fails where nvidia-smi works and lists fewer GPUs than SLURM promised; slices (MIG) are not counted."""
+        """Fails if nvidia-smi works and lists fewer GPUs than SLURM allocated; MIG slices are not counted."""
         facts = _counted_facts(card)
         if isinstance(facts, Outcome):
             return facts
         promised, seen = card.num_promised_gpus, len(facts.gpus)
         if promised is not None and seen < promised:
-            return failed(_list(facts), seen=seen, wanted=promised, source="SLURM promised them")
+            return failed(_list(facts), seen=seen, wanted=promised, source="allocated by SLURM")
         return PASSED
 
     @classmethod
     def survey(cls, cards: Sequence[Card]) -> Sequence[tuple[tuple[str, ...], Outcome]]:
-        """Fails where a node shows fewer GPUs than most nodes, unless it shows what SLURM promised."""
+        """Fails if a node shows fewer GPUs than most nodes, unless it shows the number that SLURM allocated."""
         counted = [(card, len(facts.gpus)) for card in cards if isinstance(facts := _counted_facts(card), Facts)]
         if not counted:
             return []
@@ -229,42 +231,42 @@ class GpuMissing(Cause, id="AR103"):
 
 
 class GpuSoftwareDiffers(Cause, id="AR115"):
-    """GPUs, their driver or their modes differ between nodes.
+    """The GPUs, their driver or their modes differ between nodes.
 
     ## What it means
-    Most nodes have one GPU model, driver and mode; this one has another.
+    Most nodes have the same GPU model, driver and modes. This node differs.
 
     ## Why it breaks the job
-    Different models or drivers make different choices in NCCL and in kernels: the job hangs in the first collective, runs
-    at the pace of the slowest, or gives results that differ by rank. A GPU cut into slices (MIG) takes no part in
-    NVLink, and in mode Exclusive_Process it takes one process only.
+    With different models or drivers, NCCL and kernels make different choices. The job then hangs in the first
+    collective, runs at the pace of the slowest GPU, or computes results that differ by rank. A GPU in MIG mode cannot
+    use NVLink, and a GPU in mode Exclusive_Process accepts only one process.
 
     ## Example
-    From pytorch/pytorch#100691; one way in which an exclusive GPU shows:
+    From pytorch/pytorch#100691; one of the errors that an exclusive GPU causes:
 
         RuntimeError: CUDA error: CUDA-capable device(s) is/are busy or unavailable
 
     ## Fix
-    Compare, then set the odd node right:
+    Compare the nodes, then correct the odd one:
 
         srun --ntasks-per-node=1 nvidia-smi --query-gpu=name,driver_version,vbios_version,mig.mode.current,compute_mode --format=csv
         nvidia-smi -c DEFAULT; nvidia-smi -mig 0        # as root; MIG needs a reset of the GPU
 
-    Two models in one partition on purpose: ask for one with `--constraint` or `--gpus-per-node=h100:8`.
+    If a partition has two models on purpose, request one with `--constraint` or `--gpus-per-node=h100:8`.
 
     ## Source
     nvidia-smi(1), r580.
     """  # noqa: E501  (a command)
 
     message = "{what} differs: {usual}; {odd}"
-    fix = "make {what} of {node} like the others', or leave it out: --exclude={node}"
+    fix = "change the {what} of {node} to that of the other nodes, or exclude the node: --exclude={node}"
     exit_code = Exit.NODE_FAULT
     no_fault_yet = "the lab's pretended GPUs are all of one kind"
     never_on_hardware = True
 
     @classmethod
     def alike(cls, card: Card) -> Mapping[str, str | None] | None:
-        """GPU model, driver, MIG mode and, as warnings, compute mode and VBIOS are the same on all nodes with GPUs."""
+        """GPU model, driver and MIG mode must be equal on all nodes with GPUs; compute mode and VBIOS only warn."""
         facts = card.facts
         if facts is None or not facts.gpus:
             return None

@@ -1,4 +1,4 @@
-"""Do the GPUs behind NVSwitch work together: is the fabric manager there, and of the driver's version?"""
+"""Can the GPUs behind NVSwitch reach each other: does the fabric manager run, in the driver's version?"""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ _NVSWITCH = re.compile(r"SXM|HGX|HBM3|\bH200\b|\bH800\b|\b[GB]B[23]00\b|\bB[23]0
 
 
 class FabricManager(Cause, id="AR101"):
-    """The fabric manager does not run, or does not fit the driver.
+    """The fabric manager does not run, or does not match the driver.
 
     ## What it means
-    On boards with NVSwitch a service, `nvidia-fabricmanager`, sets the switches up so that the GPUs reach each other.
-    It is down here, failed, has another version than the driver, or has not finished.
+    On boards with NVSwitch, a service named `nvidia-fabricmanager` configures the switches so that the GPUs reach each
+    other. On this node it is down, failed, has another version than the driver, or has not finished.
 
     ## Why it breaks the job
-    Until it has finished, CUDA refuses to start: error 802, "system not yet initialized". `nvidia-smi` lists all GPUs
-    as if nothing were wrong, which is why nodes in this state stay in service for weeks. PyTorch says that there are no
-    GPUs and the other nodes wait for the missing ranks. When one GPU of a multi-node NVLink domain is not ready, NCCL
-    silently does without NVLink between nodes, and everything is slow.
+    Until it has finished, CUDA does not start: error 802, "system not yet initialized". `nvidia-smi` lists all GPUs as
+    healthy, so nodes in this state can stay in service for weeks. PyTorch reports that there are no GPUs, and the other
+    nodes wait for the missing ranks. If one GPU of a multi-node NVLink domain is not ready, NCCL silently runs without
+    NVLink between nodes, which is slow.
 
     ## Example
     From huggingface/huggingface_hub#4134:
@@ -40,9 +40,9 @@ class FabricManager(Cause, id="AR101"):
         systemctl restart nvidia-fabricmanager
         nvidia-smi -q | grep -A4 Fabric          # State: Completed, Status: Success
 
-    Does it say that its version is not the driver's? Install the package of exactly the driver's version
-    (`nvidia-smi --query-gpu=driver_version --format=csv,noheader`) and keep both from being updated alone. Does it stay
-    "In Progress"? See its log, /var/log/fabricmanager.log, and reboot the node.
+    If it reports another version than the driver's, install the package of exactly the driver's version (`nvidia-smi
+    --query-gpu=driver_version --format=csv,noheader`), and pin both so that neither is updated alone. If it stays "In
+    Progress", read its log, /var/log/fabricmanager.log, and reboot the node.
 
     ## Source
     NVIDIA Fabric Manager user guide: https://docs.nvidia.com/datacenter/tesla/fabric-manager-user-guide/index.html
@@ -51,8 +51,8 @@ class FabricManager(Cause, id="AR101"):
 
     aliases = ("MN1",)
     message = "{what}"
-    told = "CUDA does not start: the fabric manager does not run, or does not fit the driver"
-    fix = "as root on {node}: systemctl restart nvidia-fabricmanager (its version must be the driver's)"
+    told = "CUDA fails to start: the fabric manager does not run, or does not match the driver"
+    fix = "as root on {node}: systemctl restart nvidia-fabricmanager (its version must equal the driver's)"
     exit_code = Exit.NODE_FAULT
     also = ("AR105", "AR102")
     signs = (
@@ -84,9 +84,9 @@ class FabricManager(Cause, id="AR101"):
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
-        """Fails on cuInit 802, on a service that is down or not the driver's version, on a fabric that is not ready."""
+        """Fails on cuInit 802, if the service is down or has another version than the driver, or an unready fabric."""
         if card.facts and card.facts.cuda_init == 802:
-            return failed(*_fabric_evidence(card.facts), what="CUDA does not start: system not yet initialized (802)")
+            return failed(*_fabric_evidence(card.facts), what="CUDA fails to start: system not yet initialized (802)")
         facts = gpu_facts(card)
         if isinstance(facts, Outcome):
             return facts
@@ -103,7 +103,7 @@ class FabricManager(Cause, id="AR101"):
                 return failed(*_fabric_evidence(facts), what=f"the fabric of GPU {gpu.index} is not ready: {said}")
         theirs, ours = read_version(facts.fabric_manager_version), read_version(facts.driver_version)
         if has_switches and theirs and ours and theirs != ours:
-            what = f"fabric manager {facts.fabric_manager_version} does not fit driver {facts.driver_version}"
+            what = f"fabric manager {facts.fabric_manager_version} does not match driver {facts.driver_version}"
             return failed(*_fabric_evidence(facts), what=what)
         return PASSED if has_switches else skipped("no NVSwitch")
 

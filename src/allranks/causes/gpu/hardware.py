@@ -1,4 +1,4 @@
-"""Is the GPU well: memory errors, Xids, PCIe, NVLink, heat and power?"""
+"""Is the GPU healthy: memory errors, Xids, PCIe, NVLink, heat and power?"""
 
 from __future__ import annotations
 
@@ -28,33 +28,33 @@ _ASKING_XIDS = XIDS.keys() - PROGRAM_XIDS - _BROKEN_XIDS - {45}
 
 
 class GpuHardware(Cause, id="AR105"):
-    """A GPU is broken, or asks to be reset.
+    """A GPU has a hardware fault or needs a reset.
 
     ## What it means
     The GPU reported memory errors that could not be corrected, the driver logged an error (an Xid) after which the GPU
-    cannot be trusted, or the driver itself asks for a reset.
+    is not reliable, or the driver requests a reset.
 
     ## Why it breaks the job
-    A kernel on that GPU fails or never returns, so its rank dies or hangs, and all others wait. Worse are memory errors
-    that stay unnoticed: the numbers are wrong.
+    A kernel on that GPU fails or never returns, so its rank dies or hangs, and all others wait. Undetected memory
+    errors are worse: they make the results wrong.
 
     ## Example
-    From NVIDIA/NVSentinel#155; cudaErrorECCUncorrectable's text in CUDA 13:
+    From NVIDIA/NVSentinel#155, and the text of cudaErrorECCUncorrectable in CUDA 13:
 
         NVRM: Xid (PCI:0000:44:00): 79, GPU has fallen off the bus
         torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered
 
     ## Fix
-    See what it reports:
+    Read what the GPU reports:
 
         nvidia-smi -q -d ECC,ROW_REMAPPER; dmesg -T | grep -i xid
         nvidia-smi --query-gpu=index,gpu_recovery_action --format=csv
 
-    Leave the node out (`--exclude=NODE`), and tell the admin the lines. Reset when nobody uses the GPU:
-    `nvidia-smi --gpu-reset -i INDEX` as root; after Xid 79 only a reboot or a power cycle helps. It comes back: the
-    card is to be replaced. Xid 63 and 94 leave the GPU usable until it is reset. Xids 74 and 144 to 150, and the
-    NVSwitch's SXids, are NVLink: `nvidia-smi nvlink --status; nvidia-smi nvlink -e` show which link, and its other end
-    may be the broken one. `CUDA error: unknown error` proves nothing alone: look at the kernel's log of that node.
+    Exclude the node (`--exclude=NODE`), and send these lines to the admin. Reset the GPU while it is idle, as root:
+    `nvidia-smi --gpu-reset -i INDEX`. After Xid 79, only a reboot or a power cycle helps. If the fault returns, replace
+    the card. Xid 63 and 94 leave the GPU usable until it is reset. Xids 74 and 144 to 150, and the SXids of NVSwitch,
+    are NVLink faults: `nvidia-smi nvlink --status; nvidia-smi nvlink -e` show which link; the other end of the link may
+    be the faulty one. `CUDA error: unknown error` proves nothing by itself: read the kernel log of that node.
 
     ## Source
     Xid catalogue: https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html (read 2026-11-21).
@@ -64,7 +64,10 @@ class GpuHardware(Cause, id="AR105"):
 
     message = "{gpu}: {what}"
     told = "GPU or NVLink hardware fault; a reset is required"
-    fix = "leave {node} out (--exclude={node}) and have it reset or repaired: nvidia-smi -q -d ECC,ROW_REMAPPER"
+    fix = (
+        "exclude {node} (--exclude={node}) and have it reset or repaired; for the admin: nvidia-smi -q -d "
+        "ECC,ROW_REMAPPER"
+    )
     exit_code = Exit.NODE_FAULT
     signs = (
         Sign(xid_pattern(_BROKEN_XIDS)),
@@ -201,7 +204,7 @@ class GpuHardware(Cause, id="AR105"):
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
-        """Fails on uncorrected memory errors, a failed row remap, a wanted recovery, a fatal Xid."""
+        """Fails on uncorrected memory errors, a failed row remap, a requested recovery, or a fatal Xid."""
         facts = card.facts if card.facts and card.facts.xids else gpu_facts(card)
         if isinstance(facts, Outcome):
             return facts
@@ -213,7 +216,7 @@ class GpuHardware(Cause, id="AR105"):
                 return failed(gpu=name_of(gpu), what=what)
         pending = next((gpu for gpu in used if gpu.remap_pending), None)
         if pending:
-            return warned(gpu=name_of(pending), what="a bad memory row waits for a reset to be replaced")
+            return warned(gpu=name_of(pending), what="a bad memory row will be remapped at the next reset")
         for gpu in facts.gpus:
             if what := _broken(gpu):
                 return warned(gpu=name_of(gpu), what=f"{what}; CUDA_VISIBLE_DEVICES hides it from this job")
@@ -224,11 +227,11 @@ class PcieDegraded(Cause, id="AR112"):
     """A GPU's PCIe link has lost lanes.
 
     ## What it means
-    The link between GPU and board runs with fewer lanes than both ends have, for example 8 of 16.
+    The link between GPU and board uses fewer lanes than both ends support, for example 8 of 16.
 
     ## Why it breaks the job
-    The job runs. Whatever passes the link takes twice as long or more: data for the GPU, checkpoints, and the gradients
-    on their way to the network card. All ranks wait for this one in each step.
+    The job runs, but all traffic over this link takes twice as long or more: input data, checkpoints, and gradients on
+    their way to the network card. All ranks wait for this one in each step.
 
     ## Example
     From nvidia-smi's field names:
@@ -236,27 +239,27 @@ class PcieDegraded(Cause, id="AR112"):
         pcie.link.width.current [8], pcie.link.width.max [16]
 
     ## Fix
-    See it at both ends, and as root in the kernel's own words:
+    Read the width at both ends; the second command needs root:
 
         nvidia-smi --query-gpu=index,pcie.link.width.current,pcie.link.width.max --format=csv
         lspci -vv -s BUS | grep -i lnksta
 
-    For the admin: reseat the card, look at the riser. The speed (GT/s) is no sign: an idle GPU lowers it; the width
-    stays.
+    The admin should reseat the card and check the riser. The speed (GT/s) is no evidence: an idle GPU lowers it. The
+    width does not change.
 
     ## Source
     nvidia-smi(1), "PCIe link width", r580.
     """
 
-    message = "{gpu}: PCIe link has {width} of {max_width} lanes"
-    fix = "for the admin of {node}: reseat the card; lspci -vv shows both ends (LnkSta)"
+    message = "the PCIe link of {gpu} has {width} of {max_width} lanes"
+    fix = "for the admin of {node}: reseat the card; lspci -vv shows the width at both ends (LnkSta)"
     exit_code = Exit.NODE_FAULT
     no_fault_yet = "the lab's pretended GPUs all have their full width"
     never_on_hardware = True
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
-        """Warns where a GPU's link has fewer lanes than both ends can."""
+        """Warns if a GPU's link uses fewer lanes than both ends support."""
         facts = gpu_facts(card)
         if isinstance(facts, Outcome):
             return facts
@@ -265,19 +268,19 @@ class PcieDegraded(Cause, id="AR112"):
             if width and max_width and width < max_width:
                 return warned(gpu=name_of(gpu), width=width, max_width=max_width)
         if not any(width and max_width for _, width, max_width in known):
-            return skipped("the driver does not say how wide the link is")
+            return skipped("the driver does not report the width of the link")
         return PASSED
 
 
 class NvlinkDegraded(Cause, id="AR113"):
-    """A GPU has fewer NVLinks than its siblings.
+    """A GPU has fewer active NVLinks than others in the node.
 
     ## What it means
-    GPUs of one model in one node have equally many active links, as a rule. This one has fewer.
+    GPUs of one model in one node usually have the same number of active links. This one has fewer.
 
     ## Why it breaks the job
-    The job runs, slower: traffic inside the node takes the remaining links, or PCIe. NCCL builds its rings along the
-    weakest GPU, so all GPUs of the job get slower.
+    The job runs, but slower: traffic inside the node uses the remaining links, or PCIe. NCCL builds its rings for the
+    weakest GPU, so all GPUs of the job become slower.
 
     ## Example
     From nvidia-smi nvlink --status:
@@ -289,22 +292,22 @@ class NvlinkDegraded(Cause, id="AR113"):
 
         nvidia-smi nvlink --status; nvidia-smi nvlink -e; dmesg -T | grep -i -e 'xid.*: 74' -e sxid
 
-    For the admin: reset the GPUs, then reseat bridge or board. An inactive link alone is no fault: an H100 NVL has some
-    by design; what counts is the difference.
+    The admin should reset the GPUs, then reseat bridge or board. An inactive link alone is not a fault: an H100 NVL has
+    some by design. What counts is the difference between GPUs.
 
     ## Source
     NVIDIA/nccl#1608 (inactive links by design); nvidia-smi(1), r580.
     """
 
-    message = "{gpu}: {links} active NVLinks, its siblings have {usual}"
-    fix = "on {node}: nvidia-smi nvlink --status; for the admin: reset the GPUs, then look at bridge or board"
+    message = "{gpu} has {links} active NVLinks; others of its model in the node have {usual}"
+    fix = "on {node}: nvidia-smi nvlink --status; for the admin: reset the GPUs, then check bridge and board"
     exit_code = Exit.NODE_FAULT
     no_fault_yet = "the lab's pretended GPUs all have their links"
     never_on_hardware = True
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
-        """Warns where a GPU has fewer active links than another one of the same model in the node."""
+        """Warns if a GPU has fewer active links than another of the same model in the node."""
         facts = gpu_facts(card)
         if isinstance(facts, Outcome):
             return facts
@@ -319,14 +322,14 @@ class NvlinkDegraded(Cause, id="AR113"):
 
 
 class GpuThrottled(Cause, id="AR114"):
-    """A GPU is held back by heat or power.
+    """Heat or power limits slow a GPU down.
 
     ## What it means
-    The GPU lowers its clock by itself: it is too hot, its power supply asks for it, or its board's protection does.
-    This is seen before the job, when it should be cool.
+    The GPU lowers its clock because it is too hot, because its power supply requests it, or because its board protects
+    itself. allranks measured this before the job, when the GPU should be cool.
 
     ## Why it breaks the job
-    The job runs at the pace of this GPU, often at half the speed or less, and nothing fails.
+    The job runs at the pace of this GPU, often at half the speed or less, and no error appears.
 
     ## Example
     From nvidia-smi -q -d PERFORMANCE:
@@ -334,32 +337,32 @@ class GpuThrottled(Cause, id="AR114"):
         HW Thermal Slowdown : Active
 
     ## Fix
-    See why, and how hot it is:
+    Show the reason and the temperature:
 
         nvidia-smi -q -d PERFORMANCE,TEMPERATURE,POWER
 
-    For the admin: fans, air flow, power supply (a "power brake" is the node telling its GPUs to save). Leave the node
-    out where speed matters: `--exclude=NODE`.
+    The admin should check fans, air flow and power supply (with a "power brake", the node tells its GPUs to save
+    power). Exclude the node if speed matters: `--exclude=NODE`.
 
     ## Source
     NVML, nvmlClocksEventReasons: https://docs.nvidia.com/deploy/nvml-api/ (r580).
     """
 
-    message = "{gpu}: {why}"
-    fix = "on {node}: nvidia-smi -q -d PERFORMANCE,TEMPERATURE; for the admin: fans, air flow, power supply"
+    message = "{gpu} lowers its clock: {why}"
+    fix = "on {node}: nvidia-smi -q -d PERFORMANCE,TEMPERATURE; for the admin: check fans, air flow, power supply"
     exit_code = Exit.NODE_FAULT
     no_fault_yet = "the lab's pretended GPUs are never hot"
     never_on_hardware = True
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
-        """Warns of a hardware slowdown, of heat and of the power brake; a power cap set on purpose is none of them."""
+        """Warns about a hardware slowdown, heat, or a power brake; a power cap is allowed."""
         facts = gpu_facts(card)
         if isinstance(facts, Outcome):
             return facts
         known = [(gpu, gpu.throttle_reasons) for gpu in visible_gpus(facts) if gpu.throttle_reasons is not None]
         if not known:
-            return skipped("the driver does not say why clocks are low")
+            return skipped("the driver does not report why clocks are low")
         for gpu, reasons in known:
             if said := [text for bit, text in _SLOWED.items() if reasons & bit]:
                 return warned(f"clocks_event_reasons.active: 0x{reasons:x}", gpu=name_of(gpu), why=", ".join(said))
@@ -370,9 +373,9 @@ def _broken(gpu: Gpu) -> str | None:
     if gpu.uncorrected_ecc:
         return f"{gpu.uncorrected_ecc} uncorrected memory errors since the driver was loaded"
     if gpu.remap_failed:
-        return "a bad memory row could not be replaced: the card is to be replaced"
+        return "a bad memory row could not be remapped: replace the card"
     if gpu.recovery_action and gpu.recovery_action.strip("[] ").upper() not in {"", "NONE", "N/A"}:
-        return f"the driver asks for: {gpu.recovery_action}"
+        return f"the driver requests: {gpu.recovery_action}"
     return None
 
 

@@ -1,4 +1,4 @@
-"""What a program did wrong with its GPU: asked for one that is not there, for too much memory, for a wrong address."""
+"""What a program did wrong with its GPU: it used a missing GPU, too much memory, or a wrong address."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from allranks.model.finding import Confidence
 
 
 class InvalidDevice(Cause, id="AR106"):
-    """A rank asks for a GPU that it does not see.
+    """A rank uses a GPU that is not visible to it.
 
     ## What it means
-    The program names a GPU by a number, and fewer are visible to this process. On the node there may be enough:
-    CUDA_VISIBLE_DEVICES, SLURM's binding or a container shows the process a part of them, and counts them anew from 0.
+    The program names a GPU by a number, and fewer GPUs are visible to this process. The node may have enough of them:
+    CUDA_VISIBLE_DEVICES, SLURM's binding or a container shows the process only some, numbered from 0.
 
     ## Why it breaks the job
-    The rank ends before it has joined the group, and the others wait for it. Usual reasons: more processes on the node
-    than GPUs, the global rank taken instead of LOCAL_RANK, `--gpus-per-task=1` together with
-    `set_device(LOCAL_RANK)`, a checkpoint that was saved on `cuda:3` and is loaded without `map_location`.
+    The rank fails before it joins the group, and the others wait for it. Common reasons are more processes on the node
+    than GPUs, the global rank used in place of LOCAL_RANK, `--gpus-per-task=1` together with `set_device(LOCAL_RANK)`,
+    and a checkpoint that was saved on `cuda:3` and is loaded without `map_location`.
 
     ## Example
-    From a Lightning job on two nodes with two GPUs each, whose tasks all had LOCAL_RANK 0:
+    From a Lightning job on two nodes with two GPUs each, in which every task had LOCAL_RANK 0:
 
         RuntimeError: CUDA error: invalid device ordinal
 
     ## Fix
-    See what each task gets:
+    Show what each task gets:
 
         srun bash -c 'hostname; echo $SLURM_LOCALID $CUDA_VISIBLE_DEVICES; nvidia-smi -L'
 
-    As many processes as GPUs (`--nproc-per-node`, `--ntasks-per-node`), and in the script
+    Start as many processes as GPUs (`--nproc-per-node`, `--ntasks-per-node`). In the script, call
     `torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))`. Load checkpoints with `map_location="cpu"`.
 
     ## Source
@@ -39,9 +39,12 @@ class InvalidDevice(Cause, id="AR106"):
     PyTorch, torch/serialization.py, c10/cuda/CUDAException.cpp (2.13 and older, read 2026-11-21).
     """
 
-    message = "a rank asks for a GPU that it does not see"
-    fix = "as many workers a node as GPUs, set_device(LOCAL_RANK), and all GPUs visible to each: --gpus-per-node"
-    told = "a rank asks for a GPU that it does not see"
+    message = "a rank uses a GPU that is not visible to it"
+    fix = (
+        "start as many workers per node as GPUs, call torch.cuda.set_device(LOCAL_RANK), and submit with "
+        "--gpus-per-node"
+    )
+    told = "a rank uses a GPU that is not visible to it"
     exit_code = Exit.SETUP
     also = ("AR108",)
     no_fault_yet = "the lab's nodes have one pretended GPU each, which no program can open"
@@ -90,27 +93,27 @@ class CudaOom(Cause, id="AR109"):
     """A rank ran out of GPU memory.
 
     ## What it means
-    The program asked for more memory than is free on its GPU: for weights, gradients, optimizer state and activations,
+    The program requested more memory than is free on its GPU: for weights, gradients, optimizer state and activations,
     or for the buffers of NCCL, cuBLAS and cuDNN, which do not come from PyTorch's pool.
 
     ## Why it breaks the job
-    The rank that fails ends with an exception, the others wait for it. Often it is one rank alone: it has the longest
-    sequence, it gathers a checkpoint, or a process of somebody else is on its GPU.
+    The rank fails with an exception, and the others wait for it. Often only one rank fails: it has the longest
+    sequence, it gathers a checkpoint, or another user's process runs on its GPU.
 
     ## Example
-    From torch/c10/cuda/CUDACachingAllocator.cpp; the first until 2.0, the second from 2.1 on:
+    From torch/c10/cuda/CUDACachingAllocator.cpp; the first line until 2.0, the second since 2.1:
 
         RuntimeError: CUDA out of memory. Tried to allocate 2.00 GiB (GPU 3; 39.59 GiB total capacity; 35.51 GiB already allocated; 1.17 GiB free; 36.79 GiB reserved in total by PyTorch)
         torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB. GPU 3 has a total capacity of 79.15 GiB of which 1.17 GiB is free. Process 21044 has 77.98 GiB memory in use.
 
     ## Fix
-    See who has it: `nvidia-smi` on that node; the message names other processes. Yours alone: a smaller batch per rank
-    with more gradient accumulation, activation checkpointing, sharding (FSDP, ZeRO), shorter sequences. Much reserved
-    and little allocated is fragmentation:
+    Find out which process has the memory: run `nvidia-smi` on that node; the message names other processes. If it is
+    only yours, use a smaller batch per rank with more gradient accumulation, activation checkpointing, sharding (FSDP,
+    ZeRO) or shorter sequences. If much is reserved and little allocated, memory is fragmented:
 
         export PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True
 
-    It grows from step to step: something keeps the graph, often `loss` summed without `.item()`.
+    If it grows from step to step, something keeps the autograd graph, often a sum of `loss` without `.item()`.
 
     ## Source
     PyTorch, c10/cuda/CUDACachingAllocator.cpp (2.13 and older); "CUDA semantics", memory management:
@@ -118,7 +121,10 @@ class CudaOom(Cause, id="AR109"):
     """  # noqa: E501  (real lines)
 
     message = "a rank ran out of GPU memory"
-    fix = "nvidia-smi: is somebody else on that GPU? Else a smaller batch, activation checkpointing, sharding"
+    fix = (
+        "on {node}: nvidia-smi shows other processes on the GPU; if there are none: smaller batch, activation "
+        "checkpointing, sharding"
+    )
     told = "a rank ran out of GPU memory"
     exit_code = Exit.USER_CODE
     no_fault_yet = "the lab has no GPU"
@@ -194,16 +200,16 @@ class CudaOom(Cause, id="AR109"):
 
 
 class CudaIllegalAccess(Cause, id="AR110"):
-    """A kernel on a GPU failed: an illegal access, an assertion, a launch failure.
+    """A GPU kernel failed: illegal access, assertion or launch failure.
 
     ## What it means
-    Code that ran on the GPU read or wrote where it may not, met an assertion (an index that is out of range), or was
-    stopped. The context of the process is lost with it: every later CUDA call of this process fails with the same text.
+    Code on the GPU accessed memory that it may not, failed an assertion (such as an index out of range), or was
+    stopped. The CUDA context of the process is lost: every later CUDA call of this process fails with the same text.
 
     ## Why it breaks the job
-    The rank ends, often in NCCL's watchdog, which only asked first. Errors of kernels come late, so that the Python
-    traceback shows a line that has nothing to do with it. In most cases the program or a library's kernel is wrong. The
-    same program that fails on one node only, or always with the same GPU, points to the hardware (AR105).
+    The rank fails, often in NCCL's watchdog, which was only the next to call CUDA. Kernel errors are reported late, so
+    the Python traceback may show an unrelated line. In most cases the program or a library's kernel is wrong. If the
+    same program fails on one node only, or always on the same GPU, suspect the hardware (AR105).
 
     ## Example
     From torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp and ATen's kernels (2.x):
@@ -212,14 +218,14 @@ class CudaIllegalAccess(Cause, id="AR110"):
         /pytorch/aten/src/ATen/native/cuda/Indexing.cu:1422: indexSelectSmallIndex: block: [0,0,0], thread: [0,0,0] Assertion `srcIndex < srcSelectDimSize` failed.
 
     ## Fix
-    Have errors shown where they are made, on the rank that was first, and look for the address:
+    Make the first failing rank report errors where they occur, and look for the address:
 
         export CUDA_LAUNCH_BLOCKING=1
         compute-sanitizer --tool memcheck python3 train.py
 
-    An assertion in an index or loss kernel: look at labels and token ids that are out of range (on the CPU the same call
-    raises a readable error). In a library's kernel (flash-attention, Triton): another version of it. Always on the same
-    GPU: run `dcgmi diag -r 3` there.
+    After an assertion in an index or loss kernel, look for labels and token ids that are out of range (on the CPU the
+    same call raises a readable error). If a library's kernel failed (flash-attention, Triton), try another version of
+    it. If it is always the same GPU, run `dcgmi diag -r 3` there.
 
     ## Source
     CUDA Runtime API, error types 700, 702, 710, 715 to 719 (13.1). PyTorch, c10/cuda/CUDAException.cpp (2.13).
@@ -227,9 +233,12 @@ class CudaIllegalAccess(Cause, id="AR110"):
     https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html. All read 2026-11-21.
     """  # noqa: E501  (real lines)
 
-    message = "a kernel on a GPU failed: an illegal access, an assertion or a launch failure"
-    fix = "on that rank: CUDA_LAUNCH_BLOCKING=1, then compute-sanitizer; only on one node: look at its GPU (AR105)"
-    told = "a kernel on a GPU failed (illegal access, assertion or launch failure)"
+    message = "a GPU kernel failed: illegal access, assertion or launch failure"
+    fix = (
+        "set CUDA_LAUNCH_BLOCKING=1, then run that rank under compute-sanitizer; if only one node fails, check its "
+        "GPU (AR105)"
+    )
+    told = "a GPU kernel failed: illegal access, assertion or launch failure"
     exit_code = Exit.USER_CODE
     no_fault_yet = "the lab has no GPU"
     also = ("AR105",)

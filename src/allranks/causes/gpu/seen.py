@@ -12,7 +12,7 @@ def gpu_facts(card: Card) -> Facts | Outcome:
     """Return the facts of a node with GPUs; else why they cannot be judged: there is none, or they were not read."""
     facts = card.facts
     if facts is None:
-        return unknown("no facts of this node")
+        return unknown("this node reported no facts")
     if facts.gpus:
         return facts
     reason = facts.unread.get("gpus")

@@ -14,13 +14,13 @@ from typing import NamedTuple
 class Ask(StrEnum):
     """What an Xid asks for."""
 
-    PROGRAM = "look at the program: compute-sanitizer, CUDA_LAUNCH_BLOCKING=1"
-    RESET = "reset the GPU when nobody uses it: nvidia-smi --gpu-reset; again: replace it"
-    RESET_LATER = "the job may run on; reset the GPU when it is free"
-    REBOOT = "reboot or power-cycle the node; again: the card, its slot or riser"
-    LINK = "nvidia-smi nvlink --status and -e; reset the GPUs, then look at link, bridge or switch"
-    HANDS = "look at the power cable of the card"
-    WATCH = "nothing now; often: tell the admin"
+    PROGRAM = "debug the program: compute-sanitizer, CUDA_LAUNCH_BLOCKING=1"
+    RESET = "reset the GPU while it is idle: nvidia-smi --gpu-reset; if it happens again, replace the GPU"
+    RESET_LATER = "the job may continue; reset the GPU when it is idle"
+    REBOOT = "reboot or power-cycle the node; if it happens again, check the card, its slot and riser"
+    LINK = "nvidia-smi nvlink --status and -e; reset the GPUs, then check link, bridge and switch"
+    HANDS = "check the power cable of the card"
+    WATCH = "nothing now; if it happens often, tell the admin"
 
 
 class Xid(NamedTuple):
@@ -34,39 +34,39 @@ XIDS = {
     13: Xid("a kernel made an illegal access", Ask.PROGRAM),
     31: Xid("memory page fault: a kernel read or wrote where it may not", Ask.PROGRAM),
     32: Xid("corrupted commands arrived over PCIe", Ask.WATCH),
-    43: Xid("it stopped a program after a fault of that program", Ask.PROGRAM),
-    45: Xid("it cleaned up after a program that ended", Ask.WATCH),
-    46: Xid("it stopped processing", Ask.RESET),
+    43: Xid("the GPU stopped a program after a fault of that program", Ask.PROGRAM),
+    45: Xid("the driver cleaned up after a program that ended", Ask.WATCH),
+    46: Xid("the GPU stopped processing", Ask.RESET),
     48: Xid("uncorrectable memory error", Ask.RESET),
     54: Xid("auxiliary power is not connected", Ask.HANDS),
     56: Xid("display engine error", Ask.WATCH),
-    57: Xid("memory interface could not be set up", Ask.REBOOT),
+    57: Xid("memory interface could not be initialized", Ask.REBOOT),
     58: Xid("unstable memory interface", Ask.REBOOT),
-    61: Xid("its micro-controller stopped at a breakpoint", Ask.RESET_LATER),
-    62: Xid("its micro-controller halted", Ask.RESET),
-    63: Xid("a bad memory row waits for a reset to be replaced", Ask.RESET_LATER),
-    64: Xid("a bad memory row could not be replaced", Ask.RESET),
+    61: Xid("the GPU's micro-controller stopped at a breakpoint", Ask.RESET_LATER),
+    62: Xid("the GPU's micro-controller halted", Ask.RESET),
+    63: Xid("a bad memory row will be remapped at the next reset", Ask.RESET_LATER),
+    64: Xid("a bad memory row could not be remapped", Ask.RESET),
     68: Xid("video decoder exception", Ask.PROGRAM),
-    69: Xid("a kernel used it wrongly (engine class error)", Ask.PROGRAM),
+    69: Xid("a kernel used the GPU wrongly (engine class error)", Ask.PROGRAM),
     74: Xid("NVLink error", Ask.RESET),
-    79: Xid("it fell off the bus", Ask.REBOOT),
+    79: Xid("the GPU fell off the bus", Ask.REBOOT),
     80: Xid("corrupted data arrived over PCIe", Ask.WATCH),
     92: Xid("many corrected memory errors", Ask.WATCH),
-    94: Xid("contained memory error: one program met it", Ask.RESET_LATER),
+    94: Xid("contained memory error: it affected one program", Ask.RESET_LATER),
     95: Xid("uncontained memory error", Ask.RESET),
     109: Xid("context switch timed out", Ask.RESET),
     110: Xid("security fault", Ask.RESET),
-    119: Xid("its system processor (GSP) does not answer", Ask.RESET),
-    120: Xid("its system processor (GSP) failed", Ask.RESET),
+    119: Xid("the GPU's system processor (GSP) does not answer", Ask.RESET),
+    120: Xid("the GPU's system processor (GSP) failed", Ask.RESET),
     121: Xid("corrected errors on the link to the CPU (C2C)", Ask.WATCH),
-    122: Xid("its flash memory could not be read", Ask.WATCH),
-    123: Xid("its flash memory could not be written", Ask.WATCH),
-    124: Xid("its flash memory could not be erased", Ask.WATCH),
-    125: Xid("the file system of its flash memory is damaged", Ask.WATCH),
+    122: Xid("the GPU's flash memory could not be read", Ask.WATCH),
+    123: Xid("the GPU's flash memory could not be written", Ask.WATCH),
+    124: Xid("the GPU's flash memory could not be erased", Ask.WATCH),
+    125: Xid("the file system of the GPU's flash memory is damaged", Ask.WATCH),
     136: Xid("a link could not be trained", Ask.RESET),
     137: Xid("a kernel made an illegal access over NVLink", Ask.PROGRAM),
     140: Xid("unrecovered memory error", Ask.RESET),
-    143: Xid("it could not be initialised", Ask.RESET),
+    143: Xid("the GPU could not be initialized", Ask.RESET),
     144: Xid("NVLink error (SAW)", Ask.LINK),
     145: Xid("NVLink error (RLW)", Ask.LINK),
     146: Xid("NVLink error (TLW)", Ask.LINK),
@@ -75,14 +75,14 @@ XIDS = {
     149: Xid("NVLink error (NETIR)", Ask.LINK),
     150: Xid("NVLink error (MSE)", Ask.LINK),
     151: Xid("key rotation failed", Ask.REBOOT),
-    154: Xid("the driver asks for another recovery", Ask.RESET_LATER),
+    154: Xid("the driver requests another recovery action", Ask.RESET_LATER),
     155: Xid("an NVLink went down", Ask.LINK),
     156: Xid("memory was retired", Ask.RESET),
     157: Xid("memory could not be retired", Ask.WATCH),
     158: Xid("fatal timeout", Ask.RESET),
     167: Xid("fatal PCIe timeout", Ask.RESET),
     168: Xid("errors in write-protected memory", Ask.RESET),
-    169: Xid("its security processor halted", Ask.RESET),
+    169: Xid("the GPU's security processor halted", Ask.RESET),
     171: Xid("uncorrectable memory error (DRAM)", Ask.RESET),
     172: Xid("uncorrectable memory error (SRAM)", Ask.RESET),
 }

@@ -1,4 +1,4 @@
-"""Do all ranks do the same: the same collectives in the same order, as many steps, with all parameters?"""
+"""Do all ranks run the same collectives in the same order, as many steps, with all parameters?"""
 
 from __future__ import annotations
 
@@ -12,30 +12,31 @@ _NAMED = Blames.NAMED
 
 
 class CollectiveMismatch(Cause, id="AR410"):
-    """Ranks are in different collectives, or in the same one with other shapes.
+    """Ranks run different collectives, or the same one with other shapes.
 
     ## What it means
-    At the same place in the order of a group one rank runs a broadcast where the others run a barrier, or sends a tensor
-    of another size. Usually a branch of the script that depends on the rank, on its data, or on a random number; a logged
-    value that only some ranks have; other versions or settings on one node.
+    At the same position in a group's sequence, one rank runs a broadcast and the others run a barrier, or a rank sends
+    a tensor of another size. The usual reason is a branch of the script that depends on the rank, on its data or on a
+    random number. A logged value that only some ranks have, or other versions or settings on one node, have the same
+    effect.
 
     ## Why it breaks the job
-    The library does not look: messages of two collectives meet, and the job hangs, crashes or computes with garbage.
+    The library does not check: messages of two collectives mix, and the job hangs, crashes or computes wrong results.
 
     ## Example
-    From a script on accelerate with TORCH_DISTRIBUTED_DEBUG=DETAIL, and Gloo without it (pytorch/gloo#334):
+    From a script with accelerate and TORCH_DISTRIBUTED_DEBUG=DETAIL, and from Gloo without it (pytorch/gloo#334):
 
         RuntimeError: Detected mismatch between collectives on ranks. Rank 3 is running collective: CollectiveFingerPrint(OpType=BARRIER), but Rank 0 is running collective: CollectiveFingerPrint(OpType=ALLGATHER_COALESCED).
         what():  [enforce fail at ../third_party/gloo/gloo/transport/tcp/pair.cc:490] op.preamble.length <= op.nbytes. 881392472 vs 881392448
 
     ## Fix
-    The guard of `allranks run` says which rank called what, and where. Without it, run once with the collectives
-    compared before each call, and look at the lines of the script that it names:
+    The guard of `allranks run` reports which rank called what, and where. Without it, run once with a comparison before
+    each collective, and look at the script lines in its message:
 
         TORCH_DISTRIBUTED_DEBUG=DETAIL TORCH_SHOW_CPP_STACKTRACES=1 torchrun ...
 
-    Take `if rank == 0:` away from whatever calls a collective, also hidden ones: `log(..., sync_dist=True)`,
-    `state_dict()` of FSDP and ZeRO-3, a forward pass through DDP with buffers.
+    Remove `if rank == 0:` around every collective call, including hidden ones: `log(..., sync_dist=True)`,
+    `state_dict()` of FSDP and ZeRO-3, and a forward pass through DDP with buffers.
 
     ## Source
     PyTorch, torch/csrc/distributed/c10d/ProcessGroupWrapper.cpp, reducer.cpp and utils.hpp (2.13 and older). NCCL,
@@ -45,8 +46,8 @@ class CollectiveMismatch(Cause, id="AR410"):
     """  # noqa: E501  (real lines)
 
     message = "{what}"
-    told = "ranks did not run the same collective, or not with the same shapes"
-    fix = "run it with TORCH_DISTRIBUTED_DEBUG=DETAIL; no collective may stand in a branch that only some ranks take"
+    told = "ranks did not run the same collective, or ran it with different shapes"
+    fix = "run once with TORCH_DISTRIBUTED_DEBUG=DETAIL; remove collectives from branches that only some ranks take"
     exit_code = Exit.USER_CODE
     also = ("AR408", "AR503", "AR504")
     signs = (
@@ -180,26 +181,27 @@ class UnevenInputs(Cause, id="AR411"):
     """Ranks have different numbers of batches.
 
     ## What it means
-    One rank is at the end of its data while the others still train: an IterableDataset without a split by rank, a
-    sampler of one's own, shards of different sizes, a filter that drops samples, `drop_last=False`.
+    One rank is at the end of its data while the others still train. Common reasons are an IterableDataset that is not
+    split by rank, a custom sampler, shards of different sizes, a filter that drops samples, and `drop_last=False`.
 
     ## Why it breaks the job
-    The rank that is done leaves the loop and comes to another collective, or ends. The others wait in the gradients'
-    all-reduce until the timeout, which names them, not the one that left.
+    The finished rank leaves the loop and enters another collective, or ends. The others wait in the gradients'
+    all-reduce until the timeout, which names them and not the rank that left.
 
     ## Example
-    From PyTorch, DistributedDataParallel.join(throw_on_early_termination=True), on the rank that is done and on others:
+    From PyTorch with DistributedDataParallel.join(throw_on_early_termination=True), on the finished rank and on the
+    others:
 
         RuntimeError: Rank 1 exhausted all inputs.
         RuntimeError: Detected at least one rank that exhausted inputs. Throwing across all ranks.
 
     ## Fix
-    Make the counts equal, or let DDP cover for those that are done:
+    Make the counts equal, or let DDP continue for the ranks that have finished:
 
         sampler = DistributedSampler(dataset, drop_last=True)
         with model.join(): ...
 
-    For an IterableDataset count the batches of each rank first and stop all at the smallest.
+    For an IterableDataset, count the batches of each rank first, and stop all ranks at the smallest count.
 
     ## Source
     PyTorch, torch/distributed/algorithms/join.py (2.13 and older), torch/nn/parallel/distributed.py (old versions),
@@ -209,10 +211,10 @@ class UnevenInputs(Cause, id="AR411"):
     """
 
     message = "{what}"
-    told = "ranks had different numbers of batches: one was done while the others went on"
+    told = "ranks had different numbers of batches: one finished while the others continued"
     fix = "give every rank the same number of batches (DistributedSampler, drop_last=True), or use model.join()"
     exit_code = Exit.USER_CODE
-    no_fault_yet = "it takes a script with uneven data; nothing of the cluster is in it"
+    no_fault_yet = "it needs a script with uneven data; the cluster is not involved"
     also = ("AR409", "AR410")
     signs = (
         Sign(r"Rank (?P<rank>[0-9]+) exhausted all inputs", blames=_NAMED),
@@ -253,15 +255,15 @@ class UnevenInputs(Cause, id="AR411"):
 
 
 class UnusedParameters(Cause, id="AR412"):
-    """DDP waits for gradients of parameters that took no part in the loss, or gets one twice.
+    """DDP waits for gradients of unused parameters, or gets a gradient twice.
 
     ## What it means
-    A layer was not used in this step (a branch, a frozen part, an output that the loss leaves out), or the same parameter
-    was used in several backward passes (activation checkpointing, a shared layer, `forward` called twice).
+    A layer was not used in this step (a branch, a frozen part, an output that is not in the loss). Or the same
+    parameter was used in several backward passes (activation checkpointing, a shared layer, `forward` called twice).
 
     ## Why it breaks the job
-    DDP reduces the gradients in buckets and waits until a bucket is full. With one missing it never is; DDP finds out at
-    the next forward pass. Where only some ranks skip a layer, the others hang in the all-reduce.
+    DDP reduces gradients in buckets and waits until a bucket is full. If one gradient is missing, the bucket never
+    fills, and DDP notices at the next forward pass. If only some ranks skip a layer, the others hang in the all-reduce.
 
     ## Example
     From buxiangzhiren/DDCap#35:
@@ -270,12 +272,14 @@ class UnusedParameters(Cause, id="AR412"):
         Parameter indices which did not receive grad for rank 0: 1
 
     ## Fix
-    Find the parameter by name, then leave it out of the model, freeze it, or let DDP look for such ones in each step:
+    Find the parameter by name. Then remove it from the model, freeze it, or let DDP detect unused parameters in each
+    step:
 
         TORCH_DISTRIBUTED_DEBUG=DETAIL
         DistributedDataParallel(model, find_unused_parameters=True)
 
-    `marked as ready twice`: `torch.utils.checkpoint.checkpoint(..., use_reentrant=False)`, or `static_graph=True`.
+    For `marked as ready twice`, use `torch.utils.checkpoint.checkpoint(..., use_reentrant=False)` or
+    `static_graph=True`.
 
     ## Source
     PyTorch, torch/csrc/distributed/c10d/reducer.cpp (2.13 and older). Lightning, strategies/ddp.py (2.5). DeepSpeed,
@@ -284,10 +288,10 @@ class UnusedParameters(Cause, id="AR412"):
     """  # noqa: E501  (a real line)
 
     message = "{what}"
-    told = "parameters took no part in the loss, or more than once, and DDP cannot reduce their gradients"
-    fix = "TORCH_DISTRIBUTED_DEBUG=DETAIL names the parameter; leave it out, freeze it, or find_unused_parameters=True"
+    told = "parameters took no part in the loss, or took part more than once, so DDP cannot reduce their gradients"
+    fix = "TORCH_DISTRIBUTED_DEBUG=DETAIL names the parameter; remove it, freeze it, or set find_unused_parameters=True"
     exit_code = Exit.USER_CODE
-    no_fault_yet = "a bug of the model; nothing of the cluster is in it"
+    no_fault_yet = "a bug of the model; the cluster is not involved"
     signs = (
         Sign(r"Expected to have finished reduction in the prior iteration before starting a new one"),
         Sign(r"Expected to mark a variable ready only once"),

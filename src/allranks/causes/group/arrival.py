@@ -1,4 +1,4 @@
-"""Who comes to the group: does every rank and every agent, and is nobody there who should not be?"""
+"""Who joins the group: does every rank and every agent, and does nobody else?"""
 
 from __future__ import annotations
 
@@ -23,33 +23,33 @@ def _more_than_wanted() -> str:
 
 
 class MissingRank(Cause, id="AR401"):
-    """A rank never came to init_process_group.
+    """A rank never reached init_process_group.
 
     ## What it means
-    Its process was started, or should have been, and did not join the group: it hangs before that line, imports for
-    minutes, ended early, or never came up.
+    The rank's process was started, or should have been, but did not join the group. It hangs before that call, imports
+    for minutes, ended early, or never started.
 
     ## Why it breaks the job
-    `init_process_group` returns when all ranks are there. Plain PyTorch counts who came, after 10 to 30 minutes, and
-    does not say which rank did not; on the other ranks the missing one hides in the last number of a key.
+    `init_process_group` returns when all ranks have joined. Plain PyTorch reports how many joined, after 10 to 30
+    minutes, but not which rank is missing. On the other ranks, the missing rank is the last number of a key.
 
     ## Example
-    From PyTorch 2.13, on rank 0; then, as another rank words it, rank 1 is missing:
+    From PyTorch 2.13. The first line is of rank 0; the second, of another rank, means that rank 1 is missing:
 
         torch.distributed.DistStoreError: Timed out after 1801 seconds waiting for clients. 1/3 clients joined.
         DistStoreError: wait timeout after 15000ms, keys: /default_pg/0//cpu//0/1
 
-    The same from PyTorch 1.8 to 1.13, as each rank that is there says it (pytorch-lightning#4420); rank 4 never does:
+    The same from PyTorch 1.8 to 1.13, on each rank that joined (pytorch-lightning#4420); rank 4 never prints it:
 
         INFO:root:Waiting in store based barrier to initialize process group for rank: 5, key: store_based_barrier_key:1 (world_size=8, worker_count=7, timeout=0:30:00)
 
     ## Fix
-    Look at what that rank does instead: its .out and .err in the run directory, and its stack while it hangs:
+    Find out what that rank does instead. Read its .out and .err in the run directory, and its stack while it hangs:
 
         allranks stack JOB; allranks logs JOB
 
-    Usual reasons: it downloads data or a model first, it waits for a lock on a shared file system, a branch of the
-    script that only this rank takes, an import error.
+    Common reasons: the rank first downloads data or a model, it waits for a lock on a shared file system, only this
+    rank takes some branch of the script, or an import failed.
 
     ## Source
     PyTorch, torch/csrc/distributed/c10d/TCPStore.cpp (2.13, seen 2026-11-21).
@@ -59,10 +59,13 @@ class MissingRank(Cause, id="AR401"):
     """  # noqa: E501  (a real line)
 
     message = "{what}"
-    told = "not all ranks came to the start of the group; the others waited for them until the timeout"
-    fix = "look at what it does before that line: its .out and .err, or allranks stack JOB while it hangs"
+    told = "not all ranks joined the process group; the others waited until the timeout"
+    fix = (
+        "find out what the rank does before init_process_group: allranks stack JOB while it hangs, and the end of "
+        "its .out and .err"
+    )
     exit_code = Exit.USER_CODE
-    no_fault_yet = "it takes a script that holds a rank back; the tests of join start such ones"
+    no_fault_yet = "it needs a script that delays one rank; the tests of join start such scripts"
     also = ("AR201", "AR402")
     signs = (
         Sign(
@@ -153,11 +156,11 @@ class RendezvousTimeout(Cause, id="AR402"):
     """torchrun's rendezvous timed out: too few nodes joined.
 
     ## What it means
-    A job that was started with torchrun waited at its rendezvous for more nodes and gave up: not all agents were
-    started, they have different `--rdzv-id`s or endpoints, or some do not reach the store.
+    A job that torchrun started waited at the rendezvous for more nodes and gave up. Not all agents were started, their
+    `--rdzv-id` or endpoints differ, or some cannot reach the store.
 
     ## Why it breaks the job
-    No worker is started at all. The message has no text: neither how many nodes came nor which ones did not.
+    No worker starts. The message has no text: it says neither how many nodes joined nor which are missing.
 
     ## Example
     From facebookresearch/av_hubert#19:
@@ -165,9 +168,9 @@ class RendezvousTimeout(Cause, id="AR402"):
         "message": "RendezvousTimeoutError: ",
 
     ## Fix
-    Start it with `allranks run` in place of torchrun: same flags, and the nodes that are missing are named within
-    seconds. With torchrun: compare `--nnodes`, `--rdzv-id` and `--rdzv-endpoint` on all nodes, and see that torchrun
-    runs once on each: `srun --ntasks-per-node=1`.
+    Start the job with `allranks run` instead of torchrun. It takes the same flags, and lists missing nodes within
+    seconds. With torchrun, compare `--nnodes`, `--rdzv-id` and `--rdzv-endpoint` on all nodes, and make sure that
+    torchrun runs once per node: `srun --ntasks-per-node=1`.
 
     ## Source
     PyTorch, torch/distributed/elastic/rendezvous/dynamic_rendezvous.py (2.13: join 600 s).
@@ -176,9 +179,12 @@ class RendezvousTimeout(Cause, id="AR402"):
 
     message = "{what}"
     told = "torchrun's rendezvous timed out: too few nodes joined"
-    fix = "allranks run in place of torchrun names the missing nodes; else compare --nnodes, --rdzv-id, --rdzv-endpoint"
+    fix = (
+        "start with allranks run, which lists missing nodes; with torchrun: compare --nnodes, --rdzv-id, "
+        "--rdzv-endpoint on all nodes"
+    )
     exit_code = Exit.SETUP
-    no_fault_yet = "it is torchrun's own; allranks has no such rendezvous"
+    no_fault_yet = "it is torchrun's own fault; allranks has no such rendezvous"
     also = ("AR201", "AR401")
     signs = (
         Sign(r"message.{1,3}: .RendezvousTimeoutError", blames=_NOBODY),
@@ -238,33 +244,33 @@ class RendezvousTimeout(Cause, id="AR402"):
 
 
 class StaleStore(Cause, id="AR404"):
-    """A left-over of an earlier start wanted to join.
+    """A process left over from an earlier start tried to join.
 
     ## What it means
-    An agent or a rank of an earlier attempt of this job still runs somewhere and knocked at the leader's door. It was
-    refused: attempts are told apart.
+    An agent or a rank of an earlier attempt of this job still runs and connected to the leader. The leader rejected it,
+    because each attempt has its own id.
 
     ## Why it breaks the job
-    It does not break this one. With plain PyTorch such a rank joins the new store: ranks count wrong, keys of two
-    runs mix, and the job hangs or ends with numbers that nobody can explain. It may still hold a GPU, a port, or
-    write a checkpoint.
+    It does not break this job. With plain PyTorch, such a rank joins the new store: the ranks are miscounted, and keys
+    of two runs mix. The job hangs, or ends with wrong results. The old process may also hold a GPU or a port, or write
+    a checkpoint.
 
     ## Example
-    From our lab, an agent of attempt 0 that survived into attempt 1:
+    From our lab: an agent of attempt 0 was still running during attempt 1:
 
-        AR404 stale-store   node03   node03 wanted to join and was refused
+        AR404 stale-store   node03   the leader rejected node03, which tried to join
 
-    With plain PyTorch, 16 came where 8 belong; it never counts down to 8:
+    With plain PyTorch, 16 ranks joined a group of 8, so the count never matches:
 
         RuntimeError: Timed out initializing process group in store based barrier on rank: 0, for key: store_based_barrier_key:1 (world_size=8, worker_count=16, timeout=0:15:00)
 
     ## Fix
-    End what was left behind on that node:
+    End the leftover process on that node:
 
         pgrep -u $USER -af 'allranks run|train.py'; kill PID
 
-    SLURM does that at the end of a job where `ProctrackType=proctrack/cgroup` is set; with linuxproc or pgid processes
-    that left their session survive. Ask the admin.
+    With `ProctrackType=proctrack/cgroup`, SLURM ends such processes when the job ends. With linuxproc or pgid,
+    processes that left their session survive; ask the admin.
 
     ## Source
     SLURM, slurm.conf(5), ProctrackType: https://slurm.schedmd.com/slurm.conf.html.
@@ -273,8 +279,8 @@ class StaleStore(Cause, id="AR404"):
     """  # noqa: E501  (a real line)
 
     message = "{what}"
-    told = "more ranks came to the store than the job has: some are of an earlier start, or of another job"
-    fix = "on {node}: pgrep -u $USER -af 'allranks run' shows what was left behind; end it"
+    told = "more ranks joined the store than the job has: some belong to an earlier start or to another job"
+    fix = "on {node}: pgrep -u $USER -af 'allranks run' lists leftover processes; end them (kill PID)"
     exit_code = Exit.SETUP
     also = ("AR401", "AR602")
     signs = (
@@ -320,28 +326,30 @@ class StaleStore(Cause, id="AR404"):
 
 
 class DuplicateRank(Cause, id="AR405"):
-    """Two agents came for the same place in the group.
+    """Two agents joined as the same node.
 
     ## What it means
-    A second agent came that said it were node N of the job, when node N was there already. The first one stays, the
-    second was refused.
+    A second agent joined as node N of the job after another had joined as node N. The leader keeps the first and
+    rejected the second.
 
     ## Why it breaks the job
-    With plain PyTorch the second process with the same rank overwrites the first one's address in the store. Some ranks
-    connect to the one, some to the other; the group hangs, and the rank that nobody started is reported missing.
+    With plain PyTorch, the second process with the same rank overwrites the first one's address in the store. Some
+    ranks connect to the first, some to the second. The group hangs, and the rank that nobody started is reported as
+    missing.
 
     ## Example
-    From our lab; the same with torchrun by hand is two machines with `--node-rank 1`:
+    From our lab; with torchrun by hand, two machines with `--node-rank 1` give the same:
 
-        AR405 duplicate-rank   node03   node03 wanted to join and was refused
+        AR405 duplicate-rank   node03   the leader rejected node03, which tried to join
 
-    As NCCL words it:
+    NCCL's message:
 
         NCCL WARN Bootstrap Root : rank 1 of 4 ranks has already checked in
 
     ## Fix
-    Count what is started where. Under SLURM one agent a node: `srun --ntasks-per-node=1 allranks run ...`. By hand each
-    node its own `--node-rank`, 0 to one less than `--nnodes`. Do not set RANK or GROUP_RANK in .bashrc.
+    Count what is started where. Under SLURM, start one agent per node: `srun --ntasks-per-node=1 allranks run ...`. By
+    hand, give each node its own `--node-rank`, from 0 to one less than `--nnodes`. Do not set RANK or GROUP_RANK in
+    .bashrc.
 
     ## Source
     PyTorch, torchrun, --node-rank: https://docs.pytorch.org/docs/stable/elastic/run.html (2.13).
@@ -349,8 +357,11 @@ class DuplicateRank(Cause, id="AR405"):
     """
 
     message = "{what}"
-    told = "two processes came as rank {rank}"
-    fix = "start one agent for each node: srun --ntasks-per-node=1, or by hand another --node-rank for each"
+    told = "two processes joined as rank {rank}"
+    fix = (
+        "start one agent per node: srun --ntasks-per-node=1 allranks run ...; without SLURM, give each node its own "
+        "--node-rank"
+    )
     exit_code = Exit.SETUP
     also = ("AR501", "AR404", "AR502")
     signs = (
@@ -366,32 +377,34 @@ class DuplicateRank(Cause, id="AR405"):
 
 
 class Stranger(Cause, id="AR406"):
-    """Something that is not of this job knocked at the leader's port.
+    """A process that does not belong to this job connected to the leader's port.
 
     ## What it means
-    It named another job, did not know the job's secret, speaks another version of the protocol, or sent something
-    that is no message of ours at all: a port scanner, a monitoring agent, a browser, a job of somebody else with the
-    same port.
+    It named another job, did not know the job's secret, used another version of the protocol, or sent something else.
+    It may be a port scanner, a monitoring agent, a browser, or another user's job with the same port.
 
     ## Why it breaks the job
-    It does not: it was refused before it was believed. Plain PyTorch's store lets in whoever connects; a stranger that
-    stays silent can hold up NCCL's bootstrap, and one with the same rank takes a place in the group.
+    It does not: the leader rejected it in the handshake. Plain PyTorch's store accepts every connection. A foreign
+    process that stays silent can block NCCL's bootstrap, and one with the same rank takes a place in the group.
 
     ## Example
-    From NVIDIA/nccl#1612, NCCL before 2.27.3 and a scanner that hangs up early:
+    From NVIDIA/nccl#1612, with NCCL before 2.27.3 and a scanner that disconnected early:
 
         misc/socket.cc:71 NCCL WARN socketProgress: Connection closed by remote peer 10.10.1.3<36138>
 
     ## Fix
-    Most often nothing. The evidence says who it was and what it sent. Another job of yours at the same port: give
-    each its own, `[network] port` or `--master-port`. Other versions of allranks on some nodes: install the same on
-    all. A scanner: tell the admin which network gradients use.
+    Most often, do nothing. The evidence says who connected and what it sent. If another job of yours uses the same
+    port, give each its own with `[network] port` or `--master-port`. If nodes have different versions of allranks,
+    install the same one everywhere. If it is a scanner, tell the admin which network carries gradients.
 
     ## Source
     https://github.com/NVIDIA/nccl/issues/1612 (read 2026-11-21). What the handshake proves: allranks' wire protocol.
     """
 
     message = "{what}"
-    fix = "see who {node} is and what it sent; another job at this port: give each its own [network] port"
+    fix = (
+        "read in the evidence who {node} is and what it sent; if another job uses this port, give each its own "
+        "[network] port"
+    )
     exit_code = Exit.SETUP
-    no_fault_yet = "the tests of wire and preflight knock with other secrets, versions and garbage"
+    no_fault_yet = "the tests of wire and preflight connect with other secrets, versions and garbage"

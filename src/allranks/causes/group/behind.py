@@ -1,4 +1,4 @@
-"""Who keeps the others waiting: a rank that does not come to a collective, and one that comes late."""
+"""Who keeps the others waiting: a rank that never enters a collective, and one that enters late."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _RANKS = r"(?P<ranks>[0-9]+(?:, ?[0-9]+)*)"
 
 
 class StuckRank(Cause, id="AR408"):
-    """A rank is alive and does not come to a collective.
+    """A rank is alive but does not enter a collective.
 
     ## What it means
-    The other ranks are in a collective and wait for this one. Its process is there: it waits for a lock, a file, its
-    data loader, or for a collective of another group; or its code took another branch.
+    The other ranks are in a collective and wait for this one. Its process exists. It waits for a lock, a file, its data
+    loader or a collective of another group, or its code took another branch.
 
     ## Why it breaks the job
-    A collective has no end before all ranks are in it. Until a timeout nothing is printed; then each rank that waited
-    reports a timeout of its own, and the one that caused it often reports nothing.
+    A collective completes only when all ranks have entered it. Nothing is printed until the timeout. Then each waiting
+    rank reports its own timeout, and the rank that caused it often reports nothing.
 
     ## Example
     From Lightning-AI/pytorch-lightning#5155 (Horovod), the PyTorch documentation (monitored_barrier), and a run with
@@ -34,11 +34,11 @@ class StuckRank(Cause, id="AR408"):
          - To our best knowledge, ranks [3] are the lagging ranks that caused this timeout. They never joined any
 
     ## Fix
-    Look at what that rank does while it hangs, and at what its log says last:
+    Find out what that rank does while it hangs, and what its log says last:
 
         allranks stack JOB; py-spy dump --pid PID; cat /proc/PID/wchan
 
-    In PyTorch TORCH_DISTRIBUTED_DEBUG=DETAIL puts a monitored barrier before every collective: it names the rank.
+    In PyTorch, TORCH_DISTRIBUTED_DEBUG=DETAIL runs a monitored barrier before every collective, which names the rank.
 
     ## Source
     PyTorch, torch/csrc/distributed/c10d/ProcessGroupGloo.cpp, monitoredBarrier (2.13 and older), TraceUtils.h (2.13 and
@@ -48,8 +48,8 @@ class StuckRank(Cause, id="AR408"):
     """
 
     message = "{what}"
-    told = "a rank did not come to a collective in which the others waited"
-    fix = "look at what it waits for: allranks stack JOB while it hangs, and the last lines of its log"
+    told = "a rank never entered a collective in which the others waited"
+    fix = "find out what the rank waits for: allranks stack JOB while it hangs, and the last lines of its log"
     exit_code = Exit.HANG
     also = ("AR410", "AR409", "AR401", "AR411")
     signs = (
@@ -161,28 +161,28 @@ class StuckRank(Cause, id="AR408"):
 
 
 class StragglerRank(Cause, id="AR409"):
-    """A rank comes late to a collective, and all others wait for it.
+    """A rank enters collectives late, and all others wait for it.
 
     ## What it means
-    It works, and slower than the others, or at something that the others do not do: it evaluates, tokenises, downloads,
-    saves a checkpoint, or its GPU, disk or data loader is slow.
+    The rank works, but it is slower than the others, or it does something that the others do not: it evaluates,
+    tokenizes, downloads, or saves a checkpoint. Or its GPU, disk or data loader is slow.
 
     ## Why it breaks the job
-    Every step takes as long as the slowest rank. Where it is later than the timeout (10 minutes with NCCL, 30 with Gloo
-    and the store), the others give up, and the run ends though nothing was broken.
+    Every step takes as long as the slowest rank. If it is later than the timeout (10 minutes with NCCL, 30 with Gloo
+    and the store), the others give up, and the run fails although nothing is broken.
 
     ## Example
-    From a repository's README on the store, where rank 0 waited for a person to log in; and NVIDIA's resiliency extension:
+    From a repository's README, where rank 0 waited for a person to log in, and from NVIDIA's resiliency extension:
 
         torch.distributed.DistBackendError: [1] is setting up NCCL communicator and retrieving ncclUniqueId from [0] via c10d key-value store by key '0', but store->get('0') got error: Socket Timeout
         STRAGGLER DETECTION WARNING: Some GPUs have worse relative performance. Affected ranks: [76, 13, 45]
 
     ## Fix
-    Find what only that rank does, and move it before `init_process_group`, or give it time:
+    Find what only that rank does. Move it before `init_process_group`, or raise the timeout:
 
         torch.distributed.init_process_group("nccl", timeout=timedelta(hours=2))
 
-    A rank that is slower in every step: compare its GPU and node with the others: `nvidia-smi -q -d CLOCK,PERFORMANCE`,
+    If the rank is slower in every step, compare its GPU and node with the others: `nvidia-smi -q -d CLOCK,PERFORMANCE`,
     `allranks check --deep`.
 
     ## Source
@@ -193,7 +193,10 @@ class StragglerRank(Cause, id="AR409"):
 
     message = "{what}"
     told = "a rank missed the timeout of a collective"
-    fix = "find what only that rank does before the collective (data, evaluation, checkpoint), or raise the timeout"
+    fix = (
+        "find what only that rank does before the collective (data, evaluation, checkpoint): allranks stack JOB; or "
+        "raise the timeout"
+    )
     exit_code = Exit.USER_CODE
     also = ("AR401", "AR408")
     signs = (

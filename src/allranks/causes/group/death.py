@@ -1,4 +1,4 @@
-"""Who died while it ran: a process that ended by a signal, as launchers, MPI, SLURM and the kernel say it."""
+"""Which process died by a signal while the job ran, as launchers, MPI, SLURM and the kernel report it."""
 
 from __future__ import annotations
 
@@ -59,17 +59,17 @@ def _forms(code: str, number: str, name: str, words: str) -> Iterator[str]:
 
 
 class DeadRank(Cause, id="AR407"):
-    """A rank died or left, and the others lost it in the middle of a collective.
+    """A rank died or exited, and the others lost it in a collective.
 
     ## What it means
-    Its process was killed by a signal that nobody of allranks sent, or it ended by itself before the others were done.
-    A killed worker of its `DataLoader` takes the rank along, too: the message names that process.
-    What the other ranks report afterwards (connection closed, timeout) are consequences.
+    A signal that allranks did not send killed the process, or the process exited before the others had finished. If a
+    worker of its `DataLoader` is killed, the rank fails too, and the message names that worker. The errors of the other
+    ranks (connection closed, timeout) are consequences.
 
     ## Why it breaks the job
-    A collective needs every rank. With NCCL the survivors wait until the watchdog's timeout, 10 minutes by default,
-    and each of them reports a timeout of its own: hundreds of ranks, none of which is at fault. The one that died
-    says nothing, because it is dead. With Gloo the error comes at once and names a neighbour.
+    A collective needs every rank. With NCCL, the surviving ranks wait until the watchdog's timeout, 10 minutes by
+    default. Then each reports its own timeout: hundreds of ranks, none of them at fault. The dead process reports
+    nothing. With Gloo, the error appears at once and names a neighbor.
 
     ## Example
     From hpcaitech/ColossalAI#3514, torchrun on the node of the dead rank; -9 is SIGKILL, most often out of memory:
@@ -82,13 +82,14 @@ class DeadRank(Cause, id="AR407"):
         srun: error: node03: task 3: Segmentation fault (core dumped)
 
     ## Fix
-    Look at how it ended, on its own node:
+    Find out on its node how it ended:
 
         dmesg -T | grep -iE 'killed process|segfault'; sacct -j JOB --format=JobID,NodeList,State,ExitCode,MaxRSS
 
-    SIGKILL: memory; fewer data loader workers, a smaller batch, `--mem`. SIGSEGV, SIGABRT: a crash in native code;
-    run with PYTHONFAULTHANDLER=1. SIGBUS: a full /dev/shm. Exit code 0: it was done before the others; every rank
-    must run the same number of steps.
+    - SIGKILL: usually memory. Use fewer data loader workers, a smaller batch, or more `--mem`.
+    - SIGSEGV, SIGABRT: a crash in native code. Run with PYTHONFAULTHANDLER=1.
+    - SIGBUS: /dev/shm is full.
+    - Exit code 0: the rank finished before the others. Every rank must run the same number of steps.
 
     ## Source
     signal(7). PyTorch, torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp, kProcessGroupNCCLDefaultTimeout (2.13);
@@ -101,8 +102,8 @@ class DeadRank(Cause, id="AR407"):
 
     aliases = ("MN3",)
     message = "{what}"
-    told = "a process of the job died, and the others lost it"
-    fix = "look at how it ended on {node}: dmesg -T | grep -iE 'killed process|segfault', and the end of its .err"
+    told = "a process of the job died, and the others lost their connection to it"
+    fix = "on {node}: dmesg -T | grep -iE 'killed process|segfault', and read the end of the rank's .err"
     exit_code = Exit.USER_CODE
     also = ("AR008", "AR508")
     signs = (

@@ -1,4 +1,4 @@
-"""What the group stands on and loses: the store that all ranks read, and the thread that watches NCCL."""
+"""Did the group lose its store, which all ranks read, or does the thread that watches NCCL hang?"""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ _NOBODY = Blames.NOBODY
 
 
 class HeartbeatStuck(Cause, id="AR413"):
-    """The thread that watches NCCL makes no progress, and its monitor ends the process.
+    """NCCL's watchdog thread hangs, and its monitor ends the process.
 
     ## What it means
-    PyTorch's watchdog looks at the running collectives all the time. A second thread sees that it does not come round
-    any more: it hangs in a call of CUDA or NCCL, or waits for the GIL that another thread holds inside such a call.
+    PyTorch's watchdog thread checks the running collectives all the time. A second thread monitors it and found no
+    progress: the watchdog hangs in a call of CUDA or NCCL, or waits for the GIL that another thread holds in such a
+    call.
 
     ## Why it breaks the job
-    After TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC (480 s, in PyTorch 2.2 and 2.3 600 s) the process is aborted. Where all ranks
-    say it, they hang together in a collective that never ends; where one says it, it is that rank.
+    The process is aborted after TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC (480 s; 600 s in PyTorch 2.2 and 2.3). If all ranks
+    report this, they hang together in a collective that never completes. If one rank reports it, that rank is at fault.
 
     ## Example
     From Intellindust-AI-Lab/DEIM#105:
@@ -27,12 +28,12 @@ class HeartbeatStuck(Cause, id="AR413"):
         [rank1]:[E ProcessGroupNCCL.cpp:1316] [PG 0 Rank 1] Heartbeat monitor timed out! Process will be terminated after dumping debug info. workMetaList_.size()=103
 
     ## Fix
-    Find where it hangs, before it is ended: the stacks of Python and C++ of that rank:
+    Find where it hangs before it is ended. Print the Python and C++ stacks of that rank:
 
         py-spy dump --native --pid PID
 
-    Often it is a rank with other data than the rest (streaming datasets), a checkpoint that takes long while the GIL is
-    held, or a broken GPU. Only a wait that is honestly long is cured by a larger TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC.
+    Often the rank has other data than the rest (streaming datasets), a long checkpoint holds the GIL, or a GPU is
+    broken. Raise TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC only if the wait is legitimate.
 
     ## Source
     PyTorch, torch/csrc/distributed/c10d/ProcessGroupNCCL.cpp, HeartbeatMonitor::runLoop (read 2026-11-21).
@@ -40,10 +41,13 @@ class HeartbeatStuck(Cause, id="AR413"):
     """  # noqa: E501  (a real line)
 
     message = "{what}"
-    told = "the watchdog thread of NCCL hung, and its monitor ended the process"
-    fix = "py-spy dump --native --pid PID of that rank, while it hangs, shows the call; an honest wait needs more time"
+    told = "NCCL's watchdog thread hung, and its monitor ended the process"
+    fix = (
+        "while that rank hangs: py-spy dump --native --pid PID; if the wait is legitimate, raise "
+        "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC"
+    )
     exit_code = Exit.HANG
-    no_fault_yet = "it takes a GPU and a call of CUDA that hangs"
+    no_fault_yet = "it needs a GPU and a CUDA call that hangs"
     also = ("AR490",)
     signs = (
         Sign(
@@ -88,15 +92,16 @@ class HeartbeatStuck(Cause, id="AR413"):
 
 
 class StoreLost(Cause, id="AR414"):
-    """The key-value store of the group, or of torchrun's rendezvous, is gone.
+    """The group's key-value store, or that of torchrun's rendezvous, is gone.
 
     ## What it means
-    The store lives in one process: in rank 0, with torchrun's c10d rendezvous in the agent that hosts the endpoint. That
-    process ended, its node is gone, or the way to it is cut.
+    One process hosts the store: rank 0, or with torchrun's c10d rendezvous the agent at the endpoint. That process
+    ended, its node is gone, or the path to it is broken.
 
     ## Why it breaks the job
-    Nobody can form a group any more, and what reads the store (the start of a communicator, barriers, the exchange of
-    dumps) fails on all other ranks. They report a broken connection; the reason is in the log of the one that hosted it.
+    No group can be formed any more. Everything that reads the store fails on all other ranks: the start of a
+    communicator, barriers, the exchange of dumps. They report a broken connection; the reason is in the log of the
+    process that hosted it.
 
     ## Example
     From PyTorch 2.7 (tdrussell/diffusion-pipe#333), and hpcaitech/ColossalAI#2748:
@@ -105,12 +110,12 @@ class StoreLost(Cause, id="AR414"):
         WARNING:torch.distributed.elastic.rendezvous.dynamic_rendezvous:The node 'xxxxxx' has failed to send a keep-alive heartbeat to the rendezvous 'colossalai-default-job' due to an error of type RendezvousConnectionError.
 
     ## Fix
-    Look at the host of the store: the first lines of the failure are there. It is MASTER_ADDR, or what
-    `--rdzv-endpoint` names:
+    Read the log of the store's host: the first lines of the failure are there. The host is MASTER_ADDR, or the host in
+    `--rdzv-endpoint`:
 
         echo $MASTER_ADDR; sacct -j JOB --format=JobID,NodeList,State,ExitCode,MaxRSS
 
-    At the end of a run the same lines only say that rank 0 was done first: call `torch.distributed.barrier()` and
+    At the end of a run, the same lines mean only that rank 0 finished first: call `torch.distributed.barrier()` and
     `destroy_process_group()` on all ranks.
 
     ## Source
@@ -121,10 +126,10 @@ class StoreLost(Cause, id="AR414"):
     """  # noqa: E501  (real lines)
 
     message = "{what}"
-    told = "the process that hosts the store is gone, and the others lost it"
-    fix = "look at the log of the host of the store (MASTER_ADDR, --rdzv-endpoint): it ended before the others"
+    told = "the process that hosts the store ended, and the others lost their connection to it"
+    fix = "read the log of the store's host (MASTER_ADDR, --rdzv-endpoint): its process ended before the others"
     exit_code = Exit.NODE_FAULT
-    no_fault_yet = "it takes a job of plain torchrun whose first agent is killed"
+    no_fault_yet = "it needs a plain torchrun job whose first agent is killed"
     also = ("AR201", "AR215", "AR602", "AR404")
     signs = (
         Sign(

@@ -1,4 +1,4 @@
-"""What timed out: Gloo or NCCL between two nodes, a collective of the job, or nothing that says so."""
+"""What timed out: Gloo or NCCL between two nodes, a collective of the job, or a hang without a message."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ _WORK = (
 
 
 class GlooTimeout(Cause, id="AR403"):
-    """Gloo cannot carry a collective between two nodes.
+    """Gloo cannot complete a collective between two nodes.
 
     ## What it means
-    Two nodes reach each other, and yet an all-reduce over Gloo between them does not come to its end: the connections
-    are not made, bytes stop flowing, or the sum is wrong.
+    Two nodes reach each other, but an all-reduce over Gloo between them does not complete: the connections are not
+    made, bytes stop flowing, or the sum is wrong.
 
     ## Why it breaks the job
-    Every collective of every rank waits for these two. With Gloo all ranks report a timeout of their own, 30 minutes
-    later by default, and each of them names a neighbour, not the culprit.
+    Every collective of every rank waits for these two. With Gloo, all ranks report their own timeout, 30 minutes later
+    by default, and each names a neighbor, not the culprit.
 
     ## Example
     From meta-pytorch/torchtune#2676, and from PyTorch 2.13 where the other process was stopped:
@@ -36,8 +36,8 @@ class GlooTimeout(Cause, id="AR403"):
         [/__w/pytorch/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 5000ms for recv operation to complete
 
     ## Fix
-    Gloo listens on an ephemeral port of the interface in GLOO_SOCKET_IFNAME, or of what the host name resolves to. On
-    the culprit see that this is the data interface and that nothing filters those ports:
+    Gloo listens on an ephemeral port of the interface in GLOO_SOCKET_IFNAME, or of the address of the host name. Check
+    on the culprit that this is the data interface, and that no firewall filters those ports:
 
         echo $GLOO_SOCKET_IFNAME; getent hosts $(hostname); cat /proc/sys/net/ipv4/ip_local_port_range; nft list ruleset
 
@@ -47,10 +47,13 @@ class GlooTimeout(Cause, id="AR403"):
     """  # noqa: E501  (real lines)
 
     message = "{what}"
-    told = "a Gloo operation between two ranks did not come to its end in time"
-    fix = "see on {node} that GLOO_SOCKET_IFNAME is the data interface and that no firewall filters its ephemeral ports"
+    told = "a Gloo operation between two ranks timed out"
+    fix = (
+        "on {node}: echo $GLOO_SOCKET_IFNAME must show the data interface; nft list ruleset must not filter its "
+        "ephemeral ports"
+    )
     exit_code = Exit.NODE_FAULT
-    no_fault_yet = "found by check --deep only; the roll call names what the lab can break before"
+    no_fault_yet = "only check --deep finds it; the roll call finds the faults of the lab earlier"
     also = ("AR409", "AR490")
     signs = (
         Sign(
@@ -78,24 +81,24 @@ class GlooTimeout(Cause, id="AR403"):
 
 
 class NcclPairFailed(Cause, id="AR416"):
-    """NCCL cannot carry a collective between two nodes.
+    """NCCL cannot complete a collective between two nodes.
 
     ## What it means
-    Two nodes reach each other over TCP, and yet an all-reduce over NCCL between one GPU of each does not come to its
-    end, or its sum is wrong: their RDMA ports, GPUs, plugins or NCCL settings do not work together. `allranks check
-    --deep` names the two. In a log all of it may be NCCL's "unhandled system error", which names nobody.
+    Two nodes reach each other over TCP, but an all-reduce over NCCL between one GPU of each does not complete, or its
+    sum is wrong. Their RDMA ports, GPUs, plugins or NCCL settings do not work together. `allranks check --deep` names
+    the two nodes. A log may contain only NCCL's "unhandled system error", which names no node.
 
     ## Why it breaks the job
     The first collective of the job hangs on all ranks. NCCL's watchdog ends them after 10 minutes by default, and no
     rank says between which two nodes it hung.
 
     ## Example
-    From NVIDIA/nccl#1409, as the ranks of such a job end:
+    From NVIDIA/nccl#1409, the last line of each rank:
 
         [rank7]:[E816 01:45:40.183009389 ProcessGroupNCCL.cpp:607] [Rank 7] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=80078, OpType=BROADCAST, NumelIn=5056, NumelOut=5056, Timeout(ms)=600000) ran for 600026 milliseconds before timing out.
 
     ## Fix
-    Run the pair again with NCCL's own words, and leave RDMA out to see whether it is the fabric:
+    Run the pair again with NCCL's log, and once without RDMA to see whether the fabric is at fault:
 
         NCCL_DEBUG=INFO allranks run train.py; NCCL_IB_DISABLE=1 allranks run train.py
 
@@ -105,7 +108,7 @@ class NcclPairFailed(Cause, id="AR416"):
     """  # noqa: E501  (a real line)
 
     message = "{what}"
-    told = "NCCL could not carry a collective, and its own lines, which say why, were not asked for"
+    told = "NCCL could not complete a collective; its log, which says why, was not enabled"
     also = ("AR215", "AR206", "AR203")
     # All that NCCL says where its own lines were not asked for: a socket, a device or shared memory refused it.
     signs = (
@@ -121,32 +124,35 @@ class NcclPairFailed(Cause, id="AR416"):
         "unhandled system error (run with NCCL_DEBUG=INFO for details), NCCL version 2.19.3",
     )
     misses = ("NCCL error in: ../torch/lib/c10d/ProcessGroupNCCL.cpp:911, invalid usage, NCCL version 2.7.8",)
-    fix = "leave {node} out, or run it with NCCL_DEBUG=INFO, and with NCCL_IB_DISABLE=1 to see whether it is the fabric"
+    fix = (
+        "run with NCCL_DEBUG=INFO, and once with NCCL_IB_DISABLE=1 to see whether the fabric is at fault; until then "
+        "exclude {node}"
+    )
     exit_code = Exit.NODE_FAULT
-    no_fault_yet = "found by check --deep on nodes with GPUs only"
+    no_fault_yet = "only check --deep on nodes with GPUs finds it"
     never_on_hardware = True
 
 
 class SlowCollective(Cause, id="AR417"):
-    """Collectives with a node carry much less than those between the other nodes.
+    """Collectives with this node are much slower than those between other nodes.
 
     ## What it means
-    An all-reduce between this node and each of its partners comes to its end, and takes longer than those of the other
-    pairs, measured at its best. Everything that it needs may be the reason: the link, the cores that serve it, memory
-    and PCIe, for NCCL the transport that was chosen (sockets instead of RDMA, no GPUDirect).
+    An all-reduce between this node and each of its partners completes, but takes longer than those of other pairs, even
+    at its best. The link may be slow, or the cores that serve it, memory, or PCIe. With NCCL the transport may be the
+    reason: sockets instead of RDMA, or no GPUDirect.
 
     ## Why it breaks the job
-    It runs, at the speed of this node: in a ring every byte passes through every node, and all GPUs wait for it in each
-    step.
+    The job runs, but at the speed of this node: in a ring every byte passes through every node, and all GPUs wait for
+    it in each step.
 
     ## Example
-    From our lab, six nodes with links of 1 Gbit/s, that of node03 at 400 Mbit/s, `allranks check --deep -v`:
+    From our lab: six nodes with links of 1 Gbit/s, and node03 with 400 Mbit/s, in `allranks check --deep -v`:
 
         gloo, round 2: master-node <-> node04: 4 MiB in 0.05024 s, 83.5 MB/s; 16 MiB in 144 ms, busbw 0.117 GB/s
         gloo, round 2: node05 <-> node03: 4 MiB in 0.089746 s, 46.7 MB/s; 16 MiB in 351 ms, busbw 0.0477 GB/s
 
     ## Fix
-    Run both nodes of a slow pair, and a fast pair, and compare; NCCL says which transport it took:
+    Run this on both nodes of a slow pair and of a fast pair, and compare. NCCL logs which transport it chose:
 
         top -b -n 1 | head -15; ethtool IFACE | grep Speed; tc qdisc show dev IFACE; lspci -vv | grep LnkSta:
         NCCL_DEBUG=INFO allranks run train.py 2>&1 | grep -E 'via NET|NET/'
@@ -157,31 +163,31 @@ class SlowCollective(Cause, id="AR417"):
 
     message = "{what}"
     fix = (
-        "compare {node} with a fast node: busy cores (top), ethtool <name>, tc qdisc; for NCCL the transport that it "
-        "takes: NCCL_DEBUG=INFO"
+        "compare {node} with a fast node: top (busy cores), ethtool {interface}, tc qdisc; with NCCL_DEBUG=INFO, "
+        "NCCL's transport"
     )
     exit_code = Exit.NODE_FAULT
-    no_fault_yet = "found by check --deep only; the lab's slow-link is named by the roll call before it, as AR213"
+    no_fault_yet = "only check --deep finds it; the roll call reports the lab's slow-link earlier, as AR213"
 
 
 class CollectiveTimeout(Cause, id="AR490"):
-    """Ranks waited in a collective until it timed out, and nothing says why.
+    """Ranks waited in a collective until the timeout, and no line says why.
 
     ## What it means
-    An outcome, not a cause: some rank did not come to a collective that the others were in. Who reports it is a victim.
+    This is an outcome, not a cause: some rank did not enter a collective in which the others waited. The ranks that
+    report it are victims.
 
     ## Why it breaks the job
-    The process group cannot be used any more; NCCL's watchdog ends the process. The reason is on another rank: it
-    died, it hangs, it took another branch, it is slow, or its network is gone. That rank's own log has it, or its
-    silence.
+    The process group is unusable afterwards; NCCL's watchdog ends the process. The cause is on another rank: it died,
+    it hangs, it took another branch, it is slow, or it lost its network. That rank's log shows it, or its silence does.
 
     ## Example
-    From NVIDIA/nccl#1409 (NCCL), meta-pytorch/torchtune#2676 (Gloo):
+    From NVIDIA/nccl#1409 (NCCL) and meta-pytorch/torchtune#2676 (Gloo):
 
         [rank7]:[E816 01:45:40.183009389 ProcessGroupNCCL.cpp:607] [Rank 7] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=80078, OpType=BROADCAST, NumelIn=5056, NumelOut=5056, Timeout(ms)=600000) ran for 600026 milliseconds before timing out.
         [rank2]: RuntimeError: [/pytorch/third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to complete
 
-    PyTorch 2.5 and later say how far each rank had come; a rank that completed less than the others is the one to look at:
+    PyTorch 2.5 and later print the progress of each rank. Look at the rank that completed less work than the others:
 
         [rank1]:[E1218 20:27:21.484903450 ProcessGroupNCCL.cpp:2168] [PG ID 1 PG GUID 1 Rank 1]  failure detected by watchdog at work sequence id: 1 PG status: last enqueued work: 547, last completed work: -1
 
@@ -191,7 +197,7 @@ class CollectiveTimeout(Cause, id="AR490"):
     """  # noqa: E501  (real lines)
 
     message = "{what}"
-    told = "ranks waited in a collective until it timed out; the logs do not say for whom"
+    told = "ranks waited in a collective until the timeout; the logs do not say for which rank"
     exit_code = Exit.HANG
     is_outcome = True
     also = ("AR409", "AR407", "AR410", "AR411", "AR403")
@@ -290,17 +296,17 @@ class CollectiveTimeout(Cause, id="AR490"):
 
 
 class SilentHang(Cause, id="AR491"):
-    """The job hangs, and nothing of it says so: its logs just stop.
+    """The job hangs without an error: its logs just stop.
 
     ## What it means
-    An outcome, not a cause: all ranks printed for a while, and then none of them did, with no error before the end.
+    This is an outcome, not a cause: all ranks printed for a while, and then none did, without an error before the end.
 
     ## Why it breaks the job
-    It holds its nodes until somebody looks, or until its time is out. What it waits for is in none of the logs: a
-    collective without a timeout (the watchdog is off, or the wait is in CUDA), a file system, a lock.
+    The job keeps its nodes until somebody looks, or until its time limit. No log shows what it waits for: a collective
+    without a timeout (the watchdog is off, or the wait is in CUDA), a file system, or a lock.
 
     ## Example
-    From Lightning-AI/pytorch-lightning#19606, all that there is:
+    From Lightning-AI/pytorch-lightning#19606, the whole output:
 
         [rank: 0] Seed set to 42
         Initializing distributed: GLOBAL_RANK: 0, MEMBER: 1/5
@@ -311,7 +317,7 @@ class SilentHang(Cause, id="AR491"):
     """
 
     message = "{what}"
-    told = "the logs stop, and nothing in them says why"
+    told = "the logs stop, and no line says why"
     exit_code = Exit.HANG
     is_outcome = True
     also = ("AR409", "AR599")

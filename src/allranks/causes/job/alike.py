@@ -1,4 +1,4 @@
-"""What must be the same on all nodes: environment, NCCL, software. The majority is right, the odd node is named."""
+"""What must be the same on all nodes: environment, NCCL, software. The majority value is the reference."""
 
 from __future__ import annotations
 
@@ -30,13 +30,12 @@ class EnvDrift(Cause, id="AR503"):
     """The environment differs between nodes.
 
     ## What it means
-    A variable that steers NCCL, Gloo, CUDA or PyTorch has another value on this node than on most, or is set here and
-    not there. The NCCL configuration files (`/etc/nccl.conf`, `~/.nccl.conf`) count, too.
+    A variable that configures NCCL, Gloo, CUDA or PyTorch has another value on this node than on most, or is set only
+    on some nodes. The NCCL configuration files (`/etc/nccl.conf`, `~/.nccl.conf`) are compared too.
 
     ## Why it breaks the job
-    NCCL does not compare settings between ranks. Where two sides chose another algorithm, protocol or transport, each
-    waits for something that the other never sends: no error, no progress. Another LD_LIBRARY_PATH brings other
-    libraries.
+    NCCL does not compare settings between ranks. If two sides choose different algorithms, protocols or transports,
+    each waits for data that the other never sends, without an error. Another LD_LIBRARY_PATH loads other libraries.
 
     ## Example
     From NVIDIA/nccl#969; closed as "environment configure error":
@@ -44,13 +43,13 @@ class EnvDrift(Cause, id="AR503"):
         NCCL WARN NET/IB : req 0/1 tag 0 peer 10.10.23.6<58683> collective mismatch error, local size 496640 remote size 65536
 
     ## Fix
-    Find where it is set on the odd node:
+    Find out where the odd node sets it:
 
         srun --ntasks-per-node=1 bash -c 'hostname; env | grep -E "^(NCCL|GLOO|TORCH|CUDA|UCX|FI)_|^LD_"; cat /etc/nccl.conf ~/.nccl.conf'
 
-    Usual places: /etc/environment, /etc/profile.d, a module that is only loaded there, /etc/nccl.conf. Set it in one
-    place for all: the batch script. `sbatch` hands the login shell's variables to the job (`--export`), a login shell
-    on the node may override them.
+    Common places are /etc/environment, /etc/profile.d, a module that only that node loads, and /etc/nccl.conf. Set the
+    variable in one place for all nodes: the batch script. `sbatch` passes the submitting shell's variables to the job
+    (`--export`); a login shell on the node may override them.
 
     ## Source
     NCCL user guide, "Environment variables": https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html
@@ -58,9 +57,9 @@ class EnvDrift(Cause, id="AR503"):
     """  # noqa: E501  (a real line, a command)
 
     message = "{what} differs: {usual}; {odd}"
-    fix = "set {what} once, in the batch script; on {node} see /etc/environment, /etc/profile.d, /etc/nccl.conf"
+    fix = "set {what} once, in the batch script; on {node}, check /etc/environment, /etc/profile.d and /etc/nccl.conf"
     exit_code = Exit.NODE_FAULT
-    told = "the two sides of a connection act on different settings: the environment differs between nodes"
+    told = "the two sides of a connection use different settings: the environment differs between nodes"
     also = ("AR504", "AR410", "AR590")
     signs = (
         # NCCL, src/transport/net_socket.cc; what the later ones suspect holds where an earlier one says less.
@@ -92,7 +91,7 @@ class EnvDrift(Cause, id="AR503"):
 
     @classmethod
     def alike(cls, card: Card) -> Mapping[str, str | None] | None:
-        """NCCL's, Gloo's, PyTorch's and CUDA's variables are equal on all nodes; "not set" is a value, too.
+        """The variables of NCCL, Gloo, PyTorch and CUDA must be equal on all nodes; "not set" counts as a value.
 
         A variable that a node lacks stands in no key of it: who compares the nodes reads that as not set.
         """
@@ -114,15 +113,15 @@ class EnvDrift(Cause, id="AR503"):
 
 
 class NcclVersionMismatch(Cause, id="AR504"):
-    """NCCL, or its network plugin, differs between nodes.
+    """NCCL or its network plugin differs between nodes.
 
     ## What it means
-    This node would load another version of NCCL than the others, or a network plugin (`libnccl-net.so`) that they do
-    not have, or lacks the one that they have.
+    This node would load another version of NCCL than the others. Or it has a network plugin (`libnccl-net.so`) that
+    they lack, or lacks the one that they have.
 
     ## Why it breaks the job
-    With two versions NCCL ends with "invalid usage" and names the odd rank by number only. With two plugins it says
-    nothing at all: each side waits on a transport of its own.
+    With two versions, NCCL fails with "invalid usage" and names the odd rank only by number. With two plugins it prints
+    nothing: each side waits on its own transport.
 
     ## Example
     From NCCL 2.30, src/init.cc; a plugin on some nodes only: NVIDIA/nccl#1634:
@@ -130,13 +129,13 @@ class NcclVersionMismatch(Cause, id="AR504"):
         init.cc:1039 NCCL WARN Mismatched NCCL version detected : rank 1 version 22705 rank 0 version 22703
 
     ## Fix
-    See what is loaded where:
+    Show what each node loads:
 
         srun --ntasks-per-node=1 python -c 'import os, torch; print(os.uname().nodename, torch.cuda.nccl.version())'
         ldconfig -p | grep nccl; echo $LD_LIBRARY_PATH
 
-    One environment for all nodes, on the shared file system or in one image. Without the plugin on purpose:
-    `NCCL_NET_PLUGIN=none` everywhere.
+    Use one environment for all nodes, on the shared file system or in one image. To run without the plugin, set
+    `NCCL_NET_PLUGIN=none` on all nodes.
 
     ## Source
     NCCL user guide, NCCL_NET_PLUGIN: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html (2.30).
@@ -145,7 +144,7 @@ class NcclVersionMismatch(Cause, id="AR504"):
     message = "{what} differs: {usual}; {odd}"
     fix = "use one environment on all nodes; on {node}: ldconfig -p | grep nccl; echo $LD_LIBRARY_PATH"
     exit_code = Exit.NODE_FAULT
-    told = "NCCL's version is not the same on all ranks"
+    told = "the ranks use different versions of NCCL"
     also = ("AR503", "AR410")
     signs = (
         # NCCL, src/init.cc (2.4 to 2.30): first the other rank, then the one that speaks.
@@ -175,7 +174,7 @@ class NcclVersionMismatch(Cause, id="AR504"):
 
     @classmethod
     def alike(cls, card: Card) -> Mapping[str, str | None] | None:
-        """The NCCL that PyTorch would load, and the network plugin that NCCL would load, are equal on all nodes."""
+        """The NCCL that PyTorch would load, and NCCL's network plugin, must be equal on all nodes."""
         facts = card.facts
         if facts is None:
             return None
@@ -194,23 +193,22 @@ class SoftwareDiffers(Cause, id="AR505"):
     This node would run the job with another version than most nodes.
 
     ## Why it breaks the job
-    Two versions of PyTorch may order their collectives differently or divide gradients into other buckets: the job
-    hangs in the first step, or fails with sizes that do not match. Objects pickled by one Python cannot be read by an
-    older one. Often the node looks at another environment: a file system that is not mounted, a stale copy on a local
-    disk.
+    Two versions of PyTorch may order their collectives differently, or divide gradients into different buckets: the job
+    hangs in the first step, or fails with sizes that do not match. An older Python cannot read objects that a newer one
+    pickled. Often the node uses another environment: a file system is not mounted, or a local copy is outdated.
 
     ## Example
-    From allranks' own verdict:
+    A finding of allranks:
 
         AR505 software-differs   node04   torch differs: 5 of 6 nodes have 2.13.0; node04 has 2.4.0
 
     ## Fix
-    See what the odd node runs:
+    Show what each node runs:
 
         srun --ntasks-per-node=1 bash -c 'hostname; which python; python -c "import torch; print(torch.__version__, torch.__file__)"'
 
-    One environment for all, on the shared file system or in one image; the same `source .../activate` in the batch
-    script for all nodes. A copy on a local disk: make it anew.
+    Use one environment for all nodes, on the shared file system or in one image, and the same `source .../activate` in
+    the batch script. If the node has a local copy, recreate it.
 
     ## Source
     PyTorch, DistributedDataParallel, "Internal design" (buckets in the order of the parameters, equal on all ranks):
@@ -218,12 +216,14 @@ class SoftwareDiffers(Cause, id="AR505"):
     """  # noqa: E501  (a command)
 
     message = "{what} differs: {usual}; {odd}"
-    fix = "use one environment on all nodes; on {node}: which python; is its file system mounted?"
+    fix = (
+        "use one environment on all nodes; on {node}: which python, and check that its file system is mounted (findmnt)"
+    )
     exit_code = Exit.NODE_FAULT
 
     @classmethod
     def alike(cls, card: Card) -> Mapping[str, str | None] | None:
-        """PyTorch with its CUDA, Python, allranks and, as warnings, other packages, Python's patch level and glibc."""
+        """PyTorch with its CUDA, Python and allranks must be equal; other packages, glibc and patch levels warn."""
         facts = card.facts
         if facts is None or "packages" in facts.unread:
             return None

@@ -1,4 +1,4 @@
-"""Would all nodes run the same code? The script must be equal everywhere, the modules beside it should be."""
+"""Would all nodes run the same code? The script must be the same on all nodes; the modules beside it should be."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from allranks.model.finding import Confidence, Status
 from allranks.model.hostlist import fold_hosts
 
 SCRIPT = "the training script"
-ABSENT = "not there"
+ABSENT = "missing"
 MAX_NAMED = 4
 """Files that a message names."""
 MAX_SHOWN = 8
@@ -45,30 +45,30 @@ class CodeDiffers(Cause, id="AR513"):
     """The nodes would run different code.
 
     ## What it means
-    The training script, or a Python file beside it, is not the same on this node as on most. Each node has a copy of
-    its own (no shared file system, an image, a `git pull` that one node missed), or another directory is mounted there.
-    Compared are the bytes of the script and of the other .py files in its directory, up to 200 files and 4 MiB; modules
-    from elsewhere are not looked at.
+    The training script, or a Python file beside it, differs on this node from most. Each node has its own copy (no
+    shared file system, an image, a `git pull` that one node missed), or another directory is mounted there. allranks
+    compares the bytes of the script and of the other .py files in its directory, up to 200 files and 4 MiB. It does not
+    check modules elsewhere.
 
     ## Why it breaks the job
-    Ranks that run different code call other collectives, in another order, with other sizes: the job hangs in the first
-    step, ends with an error about shapes, or, worst, trains something that nobody wrote. The script itself differing
-    stops the job; a file beside it may not be used at all, so that is a warning.
+    Ranks that run different code call different collectives, in another order or with other sizes. The job hangs in the
+    first step, fails with an error about shapes, or trains something that nobody intended. A different script stops the
+    job. A different file beside it is a warning, because the script may not use it.
 
     ## Example
-    What DistributedDataParallel says when the model differs:
+    DistributedDataParallel's error if the model differs:
 
         RuntimeError: DDP expects same model across all ranks, but Rank 0 has 10 params, while rank 1 has inconsistent 8 params.
 
     ## Fix
-    Compare, then bring the odd node up to date:
+    Compare the nodes, then update the odd one:
 
         srun --ntasks-per-node=1 bash -c 'hostname; sha256sum train.py *.py'
         git -C DIR status; git -C DIR log -1                 # on each node
         rsync -a DIR/ NODE:DIR/
 
-    One directory for all nodes, on a shared file system, or one image keeps it so. Where the nodes are meant to run
-    different scripts: `--ignore AR513`.
+    To prevent it, use one directory on a shared file system, or one image. If the nodes should run different scripts,
+    use `--ignore AR513`.
 
     ## Source
     PyTorch, torch/csrc/distributed/c10d/reducer.cpp, verify_params_across_processes (2.13); DistributedDataParallel,
@@ -76,12 +76,15 @@ class CodeDiffers(Cause, id="AR513"):
     """  # noqa: E501  (a real line)
 
     message = "{what} differs: {usual}; {odd}"
-    fix = "bring the code on {node} up to date (git pull, rsync), or start it from one shared directory; see sha256sum"
+    fix = (
+        "update the code on {node} (git pull, rsync), or start from one shared directory; sha256sum *.py shows the "
+        "difference"
+    )
     exit_code = Exit.NODE_FAULT
 
     @classmethod
     def alike(cls, card: Card) -> Mapping[str, str | None] | None:
-        """The bytes of the training script, where the nodes start one."""
+        """The bytes of the training script must be equal on all nodes."""
         facts = card.facts
         if facts is None or (facts.code is None and "code" not in facts.unread):
             return None
@@ -89,7 +92,7 @@ class CodeDiffers(Cause, id="AR513"):
 
     @classmethod
     def survey(cls, cards: Sequence[Card]) -> Sequence[tuple[tuple[str, ...], Outcome]]:
-        """Warns where a .py file beside the script differs, or is not on all nodes."""
+        """Warns if a .py file beside the script differs, or is missing on some nodes."""
         beside = {
             card.host: facts.code.beside
             for card, facts in with_facts(cards)
@@ -126,10 +129,10 @@ def _outcome(hosts: Sequence[str], files: Mapping[str, _Difference]) -> Outcome:
     folded = fold_hosts(list(hosts))
     values = {
         "what": f"code beside the script ({', '.join(names[:MAX_NAMED] + more)})",
-        "usual": f"{num_usual} of {len(first.digests)} nodes are alike"
+        "usual": f"{num_usual} of {len(first.digests)} nodes have the same"
         if is_decided
-        else "no version is the usual one",
-        "odd": f"{folded} {'is' if len(hosts) == 1 else 'are'} not" if is_decided else f"{folded} do not agree",
+        else "no version has a majority",
+        "odd": f"{folded} {'differs' if len(hosts) == 1 else 'differ'}" if is_decided else f"{folded} differ",
     }
     return Outcome(
         Status.WARN,

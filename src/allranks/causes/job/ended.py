@@ -1,4 +1,4 @@
-"""Who ended the job from outside: the scheduler (preempted, out of time), a person, or too many restarts."""
+"""Who ended the job from outside: the scheduler (preemption, time limit), a person, or too many restarts."""
 
 from __future__ import annotations
 
@@ -11,28 +11,29 @@ _NOBODY = Blames.NOBODY
 
 
 class Preempted(Cause, id="AR506"):
-    """The scheduler took the nodes away for other work.
+    """The scheduler preempted the job.
 
     ## What it means
-    A job of higher priority, or the owner of the nodes, wanted them: SLURM preempted the job, a cloud took its spot
-    instance back, Kubernetes evicted the pod. Nothing is wrong with the job or its nodes.
+    A job of higher priority, or the owner of the nodes, needed them. SLURM preempted the job, a cloud took its spot
+    instance back, or Kubernetes evicted the pod. Nothing is wrong with the job or its nodes.
 
     ## Why it breaks the job
-    All ranks get SIGTERM and, after a grace time, SIGKILL. What comes after it in the logs (a SignalException of
-    torchrun, broken connections, a CUDA driver that shuts down) follows from that.
+    All ranks get SIGTERM and, after a grace period, SIGKILL. Later log lines are consequences: a SignalException of
+    torchrun, broken connections, a CUDA driver that shuts down.
 
     ## Example
-    From SLURM; older ones write `JOB 11509447 CANCELLED AT ... DUE TO PREEMPTION on nodeau01`:
+    From SLURM; older versions write `JOB 11509447 CANCELLED AT ... DUE TO PREEMPTION on nodeau01`:
 
         slurmstepd: error: *** JOB 11509447 ON nodeau01 CANCELLED AT 2026-03-25T10:34:07 DUE TO PREEMPTION ***
 
     ## Fix
-    Let SLURM queue the job again, and write a checkpoint when it warns:
+    Let SLURM requeue the job, and write a checkpoint when SLURM sends a warning:
 
         #SBATCH --requeue --signal=B:USR1@120 --open-mode=append
 
-    The script must find its last complete checkpoint by itself, and must not refuse a directory that exists. How long
-    the warning is: `scontrol show partition` (GraceTime), `scontrol show config | grep -i preempt`.
+    The script must find its last complete checkpoint by itself, and must accept a directory that already exists. These
+    commands show how much time the warning leaves: `scontrol show partition` (GraceTime), `scontrol show config | grep
+    -i preempt`.
 
     ## Source
     SLURM, "Preemption": https://slurm.schedmd.com/preempt.html; its words: src/slurmd/slurmstepd/req.c,
@@ -42,8 +43,8 @@ class Preempted(Cause, id="AR506"):
     """
 
     message = "the scheduler preempted the job"
-    told = "the scheduler preempted the job: its nodes were taken for other work"
-    fix = "submit it again with --requeue, and write a checkpoint on the warning: #SBATCH --signal=B:USR1@120"
+    told = "the scheduler preempted the job and gave its nodes to other work"
+    fix = "submit with sbatch --requeue, and save a checkpoint on the warning signal: #SBATCH --signal=B:USR1@120"
     exit_code = Exit.SETUP
     signs = (
         Sign(r"DUE TO PREEMPTION", blames=_NOBODY),
@@ -79,18 +80,18 @@ class Preempted(Cause, id="AR506"):
         "slurmstepd: error: *** JOB 1 ON n1 CANCELLED AT 2023-01-05T07:00:11 DUE TO TIME LIMIT ***",
         "Kernel is configured with CONFIG_PREEMPT=y; preemption timer calibrated",
     )
-    no_fault_yet = "the strike preempted has SLURM take nodes: the job resumes, and nobody is at fault"
+    no_fault_yet = "the strike preempted lets SLURM take nodes away: the job resumes, and nobody is at fault"
 
 
 class TimeLimit(Cause, id="AR507"):
     """The job reached its time limit.
 
     ## What it means
-    The wall time that was asked for (`--time`, or the partition's default) ran out while the job was at work. Whether
-    it was slow, hung, or just long, the logs before it tell.
+    The requested wall time (`--time`, or the partition's default) ran out while the job was running. The earlier log
+    lines show whether it was slow, hung, or just long.
 
     ## Why it breaks the job
-    SLURM sends SIGTERM to all tasks, SIGKILL after KillWait (30 s). What was not saved is lost.
+    SLURM sends SIGTERM to all tasks, and SIGKILL after KillWait (30 s). Everything since the last checkpoint is lost.
 
     ## Example
     From a job of 2022:
@@ -98,11 +99,12 @@ class TimeLimit(Cause, id="AR507"):
         slurmstepd: error: *** JOB 42221 ON clr1247 CANCELLED AT 2022-04-14T16:20:46 DUE TO TIME LIMIT ***
 
     ## Fix
-    A longer `--time`, or checkpoints and a chain of jobs (`--dependency=singleton`). Five minutes of warning:
+    Request a longer `--time`, or save checkpoints and chain jobs (`--dependency=singleton`). This gives five minutes of
+    warning:
 
         #SBATCH --signal=B:USR1@300
 
-    Did the last lines come long before the end? Then it hung, and the time limit only ended it: look for the hang.
+    If the last log lines are much older than the end, the job hung before: look for that hang.
 
     ## Source
     SLURM, src/slurmd/slurmstepd/req.c, and salloc's "has exceeded its time limit" (read 2026-11-21). sbatch(1), --time,
@@ -111,7 +113,7 @@ class TimeLimit(Cause, id="AR507"):
 
     message = "the job reached its time limit"
     told = "the job reached its time limit, and SLURM ended it"
-    fix = "a longer #SBATCH --time, or a checkpoint before the end: #SBATCH --signal=B:USR1@300"
+    fix = "request a longer #SBATCH --time, or save a checkpoint before the end: #SBATCH --signal=B:USR1@300"
     exit_code = Exit.SETUP
     signs = (
         Sign(r"DUE TO TIME LIMIT", blames=_NOBODY),
@@ -146,18 +148,18 @@ class TimeLimit(Cause, id="AR507"):
         "RuntimeError: [Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=7, OpType=ALLREDUCE)",
         "slurmstepd: error: *** STEP 77.0 ON n1 CANCELLED AT 2023-01-05T07:00:11 ***",
     )
-    no_fault_yet = "the strike time-limit lets one pass: the job saves and ends in order, and nobody is at fault"
+    no_fault_yet = "the strike time-limit lets one pass: the job saves and exits, and nobody is at fault"
 
 
 class Cancelled(Cause, id="AR508"):
-    """Somebody ended the job on purpose.
+    """Somebody cancelled the job.
 
     ## What it means
-    `scancel`, Ctrl-C, a terminal that was closed, or a script that stops jobs: a signal came from outside, and no time
-    limit, preemption or lost node is named as its reason.
+    A signal came from outside: `scancel`, Ctrl-C, a terminal that was closed, or a script that stops jobs. No time
+    limit, preemption or lost node is reported as its reason.
 
     ## Why it breaks the job
-    All ranks are told to end. A line `*** STEP ... CANCELLED AT ... ***` alone proves less: `srun --kill-on-bad-exit`
+    All ranks are told to exit. A line `*** STEP ... CANCELLED AT ... ***` alone proves less: `srun --kill-on-bad-exit`
     ends a step with the same words after one of its tasks failed (`srun: error: node03: task 5: Exited with exit code
     1`). Then that task is the cause.
 
@@ -167,12 +169,12 @@ class Cancelled(Cause, id="AR508"):
         slurmstepd: error: *** JOB 524547 ON ault43 CANCELLED AT 2024-10-09T23:20:53 ***
 
     ## Fix
-    Ask who it was: sacct shows the uid ("CANCELLED by 1001").
+    Find out who cancelled it: sacct shows the uid ("CANCELLED by 1001").
 
         sacct -j JOB -X --format=JobID,State%30,End,Elapsed,ExitCode
 
-    A run that ended with the terminal: start it with sbatch, or in tmux. `nohup` alone does not keep torchrun alive,
-    which answers to SIGHUP itself.
+    If the run ended when a terminal closed, start it with sbatch or in tmux. `nohup` alone does not keep torchrun
+    alive, because torchrun handles SIGHUP itself.
 
     ## Source
     SLURM, src/slurmd/slurmstepd/req.c, src/srun and src/salloc; PyTorch 2.13,
@@ -180,9 +182,12 @@ class Cancelled(Cause, id="AR508"):
     from public logs. sacct(1), "Job state codes": https://slurm.schedmd.com/sacct.html (not checked again).
     """
 
-    message = "somebody ended the job"
-    told = "a signal from outside ended the job: scancel, Ctrl-C, or a terminal that was closed"
-    fix = "sacct -j JOB -X --format=JobID,State%30,End says who cancelled it; nobody: look at what failed before it"
+    message = "somebody cancelled the job"
+    told = "a signal from outside ended the job: scancel, Ctrl-C, or a closed terminal"
+    fix = (
+        "sacct -j JOB -X --format=JobID,State%30,End shows who cancelled it; if nobody did, look at what failed "
+        "before it"
+    )
     exit_code = Exit.SETUP
     signs = (
         Sign(
@@ -259,15 +264,15 @@ class Cancelled(Cause, id="AR508"):
 
 
 class CrashLoop(Cause, id="AR509"):
-    """The job was started again and again, and ended each time.
+    """The job was restarted again and again, and failed each time.
 
     ## What it means
-    torchrun, SLURM or Kubernetes started the workers anew after a failure, until no attempt was left. The restarts are
-    not the cause: the same failure came back, and it stands in the first attempt as well as in the last.
+    torchrun, SLURM or Kubernetes restarted the workers after a failure until no attempt was left. The restarts are not
+    the cause: the same failure returned, and it appears in the first attempt as well as in the last.
 
     ## Why it breaks the job
-    Each attempt costs the time from the start to the failure, and hides the first error under those of later attempts
-    (a port that is still in use, a checkpoint that was half written).
+    Each attempt costs the time from its start to the failure. Errors of later attempts (a port still in use, a
+    half-written checkpoint) hide the first error.
 
     ## Example
     From torch 2.13, the last of three restarts:
@@ -275,11 +280,11 @@ class CrashLoop(Cause, id="AR509"):
         INFO:torch.distributed.elastic.agent.server.api:[default] Worker group FAILED. 1/3 attempts left; will restart worker group
 
     ## Fix
-    Read the first attempt: `attempt_0/RANK/stderr.log` of torchrun, and run without restarts until it is cured:
+    Read the first attempt (`attempt_0/RANK/stderr.log` of torchrun), and run without restarts until it is fixed:
 
         torchrun --max-restarts=0 --log-dir=logs --tee=3 train.py
 
-    A job that SLURM holds: `scontrol show job JOB` says JobHoldMaxRequeue; `scontrol release JOB` when it is cured.
+    If SLURM holds the job, `scontrol show job JOB` prints JobHoldMaxRequeue. Run `scontrol release JOB` after the fix.
 
     ## Source
     PyTorch 2.13, torch/distributed/elastic/agent/server/api.py, _invoke_run; SLURM, the names of a job's reasons (read
@@ -287,9 +292,9 @@ class CrashLoop(Cause, id="AR509"):
     https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/. These two pages were not checked again.
     """  # noqa: E501  (a real line)
 
-    message = "it was started again until no attempt was left"
-    told = "it was started again until no attempt was left; the first attempt's error is the one to read"
-    fix = "read the error of the first attempt, and run without restarts until it is cured: --max-restarts=0"
+    message = "the job was restarted until no attempt was left"
+    told = "the job was restarted until no attempt was left; the first attempt's error is the one to read"
+    fix = "read the error of the first attempt, and run without restarts until it is fixed: --max-restarts=0"
     also = ("AR602",)
     exit_code = Exit.SETUP
     signs = (
@@ -325,4 +330,4 @@ class CrashLoop(Cause, id="AR509"):
         "worker group",
         "  max_restarts     : 3",
     )
-    no_fault_yet = "any fault that comes back after a restart makes one"
+    no_fault_yet = "every fault that returns after a restart produces one"

@@ -1,4 +1,4 @@
-"""What a job ended with that no cluster can help: the script's own error, or nothing at all."""
+"""How a job ended without a fault of the cluster: an error of the script, or success."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from allranks.model.finding import Confidence
 
 
 class UserCodeError(Cause, id="AR590"):
-    """A worker's own code failed.
+    """The user's own code failed.
 
     ## What it means
-    The script raised an exception or ended with an exit code other than 0, and nothing points to the cluster.
+    The script raised an exception or exited with a code other than 0, and no evidence points to the cluster.
 
     ## Why it breaks the job
-    One rank that leaves ends the job: the others would wait for it in the next collective.
+    One rank that exits ends the job: the others would wait for it in the next collective.
 
     ## Example
-    From allranks' own verdict:
+    A finding of allranks:
 
         AR590 user-code-error   node07 - rank 1   ValueError: bad batch (train.py:7 in <module>)
 
     ## Fix
-    The traceback in the verdict is the first one in time; those of other ranks follow from it. The whole output lies in
-    `runs/JOB/attempt_K/NODE/rank_R.err`. One rank only, and always the same one: look at its share of the data.
+    The verdict shows the traceback that came first; those of other ranks are consequences. The whole output is in
+    `runs/JOB/attempt_K/NODE/rank_R.err`. If it is always the same rank, look at its share of the data.
 
     ## Source
     How the first one is found: allranks' verdict (times of the workers' ends, each on its agent's clock).
@@ -32,7 +32,7 @@ class UserCodeError(Cause, id="AR590"):
 
     is_outcome = True
     message = "{what}"
-    told = "the script itself failed, and nothing points to the cluster"
+    told = "the script itself failed; no evidence points to the cluster"
     exit_code = Exit.USER_CODE
     also = ("AR407",)
     signs = (
@@ -97,10 +97,10 @@ class UserCodeError(Cause, id="AR590"):
 
 
 class Healthy(Cause, id="AR599"):
-    """All is well.
+    """The job is healthy.
 
     ## What it means
-    All ranks ended with exit code 0, or are running, and nothing speaks against them.
+    All ranks exited with code 0 or are running, and there is no evidence of a fault.
 
     ## Why it breaks the job
     It does not.
@@ -116,8 +116,8 @@ class Healthy(Cause, id="AR599"):
 
     is_outcome = True
     also = ("AR491",)
-    message = "nothing found"
-    told = "the job came to its end, and nothing speaks against it"
+    message = "no fault found"
+    told = "the job finished without evidence of a fault"
     exit_code = Exit.OK
     also = ("AR491",)
     signs = (

@@ -10,29 +10,30 @@ from allranks.model.finding import Confidence
 
 
 class SlurmEnv(Cause, id="AR501"):
-    """The environment contradicts itself about who this process is.
+    """The environment contains contradictory ranks, sizes or addresses.
 
     ## What it means
     Rank, world size and leader can be read from several variables: SLURM's, torchrun's, MPI's, and those that a person
-    set. Here two of them disagree.
+    set. Here two of them contradict each other.
 
     ## Why it breaks the job
-    Whichever is believed, some ranks believe the other one. The typical results: six jobs of one rank each instead of
-    one of six, two ranks with one number, or all waiting for a MASTER_ADDR that was left in .bashrc last month.
+    Whichever value one rank uses, another rank may use the other. Typical results are six jobs of one rank instead of
+    one job of six, two ranks with the same number, or ranks that wait for a MASTER_ADDR left in .bashrc last month.
 
     ## Example
-    From allranks' own refusal, shortened:
+    An error of allranks, shortened:
 
         error: SLURM_NTASKS=6 but WORLD_SIZE=1; unset what is left over from another launcher
 
     ## Fix
-    See where each value comes from:
+    Show where each value comes from:
 
         allranks env --explain
         env | grep -E '^(SLURM_|RANK|WORLD_SIZE|LOCAL_|MASTER_|OMPI_|PMI)'
 
-    Take away what is left over: `unset RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT`, and the same lines in
-    .bashrc and the batch script. In an `salloc` or `sbatch` shell start ranks with `srun`; the shell itself is no rank.
+    Unset leftover variables (`unset RANK WORLD_SIZE LOCAL_RANK MASTER_ADDR MASTER_PORT`), and remove such lines from
+    .bashrc and the batch script. In an `salloc` or `sbatch` shell, start ranks with `srun`; the shell itself is not a
+    rank.
 
     ## Source
     SLURM, srun(1), "Output environment variables": https://slurm.schedmd.com/srun.html.
@@ -40,9 +41,9 @@ class SlurmEnv(Cause, id="AR501"):
     """
 
     message = "{what}"
-    fix = "allranks env --explain names both sources; unset the one that is left over"
+    fix = "allranks env --explain shows where both values come from; unset the leftover one"
     exit_code = Exit.USAGE
-    told = "what SLURM started and what the program expects do not fit: tasks, ranks and nodes are counted differently"
+    told = "SLURM's tasks do not match what the program expects: they count tasks, ranks or nodes differently"
     also = ("AR502", "AR401", "AR106")
     signs = (
         # Lightning, plugins/environments/slurm.py, 1.8 to 2.6.
@@ -166,38 +167,38 @@ class SlurmEnv(Cause, id="AR501"):
 
 
 class SpawnInsideSrun(Cause, id="AR502"):
-    """A launcher runs in each of several tasks of a node.
+    """A launcher runs in each of several tasks on one node.
 
     ## What it means
-    `srun` starts one task for each rank, and the command of each task is again a launcher (`torchrun`, `allranks run`),
-    which starts a worker for each GPU: eight times eight on a node with eight GPUs.
+    `srun` starts one task for each rank, and each task runs a launcher (`torchrun`, `allranks run`) that starts a
+    worker for each GPU. A node with eight GPUs then runs 64 workers.
 
     ## Why it breaks the job
-    The launchers of a node fight for one port, each believes that it is the only one, and the ranks are counted several
-    times. The job ends with "address already in use", hangs at the rendezvous, or runs out of GPU memory.
+    The launchers of a node compete for one port, each acts as if it were the only one, and ranks are counted several
+    times. The job fails with "address already in use", hangs at the rendezvous, or runs out of GPU memory.
 
     ## Example
-    From allranks' own refusal. With torchrun: "RuntimeError: Address already in use", ai4d-iasc/trixie#52:
+    An error of allranks; torchrun prints "RuntimeError: Address already in use", ai4d-iasc/trixie#52:
 
         error: node node01 has 8 agents (SLURM_STEP_TASKS_PER_NODE=8(x2)), allranks needs one a node: srun --nodes=2 --ntasks-per-node=1 allranks run ...
 
     ## Fix
-    One task a node, and the launcher makes the ranks:
+    Start one task per node, and let the launcher start the ranks:
 
         srun --ntasks-per-node=1 allranks run --nproc-per-node=8 train.py
 
-    or one task a rank, and no launcher:
+    Or start one task per rank, without a launcher:
 
         srun --ntasks-per-node=8 python train.py
 
-    `allranks submit` writes the first one.
+    `allranks submit` writes the first form.
 
     ## Source
     PyTorch, torchrun, one agent a node: https://docs.pytorch.org/docs/stable/elastic/run.html (2.13).
     """  # noqa: E501  (a real line)
 
     message = "{what}"
-    fix = "srun --ntasks-per-node=1 allranks run ...: one agent a node, it starts the workers"
+    fix = "start one agent per node, which starts the workers: srun --ntasks-per-node=1 allranks run ..."
     exit_code = Exit.USAGE
     also = ("AR501", "AR405", "AR404")
     signs = (
@@ -223,15 +224,15 @@ class SpawnInsideSrun(Cause, id="AR502"):
 
 
 class TimeoutByAccident(Cause, id="AR510"):
-    """A timeout setting does not do what it seems to do.
+    """A timeout variable does not do what its name suggests.
 
     ## What it means
-    The environment has a variable that shortens, switches off or only pretends to set the timeout of collectives.
+    The environment has a variable that shortens or disables the timeout of collectives, or that has no effect.
 
     ## Why it breaks the job
-    A short heartbeat ends healthy ranks during a long checkpoint or a slow first compile. With error handling off,
-    a rank whose partner died waits for ever. A variable that nobody reads gives false safety: the timeout in force is
-    another one.
+    A short heartbeat timeout ends healthy ranks during a long checkpoint or a slow first compile. With error handling
+    off, a rank whose peer died waits forever. A variable that no program reads gives false safety: another timeout is
+    in force.
 
     ## Example
     From public batch scripts; neither NCCL 2.30 nor torch 2.13 reads NCCL_TIMEOUT:
@@ -240,12 +241,12 @@ class TimeoutByAccident(Cause, id="AR510"):
         export TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=30
 
     ## Fix
-    Take the variables away and set the timeout on purpose, in one place:
+    Unset these variables, and set the timeout in one place:
 
         init_process_group(timeout=datetime.timedelta(seconds=600))
 
-    or `[train] timeout_s` in cluster.toml. Leave the heartbeat above the longest time in which the process is busy
-    without Python: compiles, checkpoints, first steps; 480 s is PyTorch's own value.
+    or `[train] timeout_s` in cluster.toml. The heartbeat timeout must exceed the longest time in which the process does
+    not run Python: compiles, checkpoints, first steps. PyTorch's default is 480 s.
 
     ## Source
     PyTorch, "ProcessGroupNCCL environment variables":
@@ -254,13 +255,13 @@ class TimeoutByAccident(Cause, id="AR510"):
 
     message = "{what}"
     fix = "unset {variable}; set the timeout in one place: [train] timeout_s, or init_process_group(timeout=...)"
-    no_fault_yet = "a job runs with it; only the variable is looked at"
+    no_fault_yet = "a job runs with it; the roll call checks the variable"
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
-        """Warns of variables that shorten, switch off or only pretend to set the timeout of collectives."""
+        """Warns about variables that shorten or disable the timeout of collectives, or have no effect."""
         if card.facts is None:
-            return unknown("no facts of this node")
+            return unknown("this node reported no facts")
         said = [
             (name, value, why)
             for name, value in sorted(card.facts.environment.items())
@@ -273,37 +274,37 @@ class TimeoutByAccident(Cause, id="AR510"):
 
 
 class NodeCannotStart(Cause, id="AR512"):
-    """A node's agent says that it cannot take part.
+    """A node's agent cannot start its workers.
 
     ## What it means
-    The agent of this node came to the roll call and brought a reason why it cannot start its workers: the script is not
-    there, a flag or cluster.toml does not fit this machine, the environment contradicts itself.
+    The agent of this node joined the roll call and reported why it cannot start its workers: the script is missing, a
+    flag or cluster.toml does not match this machine, or the environment contains contradictory values.
 
     ## Why it breaks the job
-    A group needs all its ranks. The other nodes are told at once and end with it, instead of waiting for the timeout.
+    A group needs all its ranks. The other nodes are told at once and exit, instead of waiting for the timeout.
 
     ## Example
-    From allranks' own verdict, shortened:
+    A finding of allranks, shortened:
 
         AR512 node-cannot-start   node03   train.py: no such file here
 
     ## Fix
-    Do what the message says, on the node that it names. A file is missing on one node only: is its file system mounted
-    (`findmnt --target DIRECTORY`)? The same on all nodes: it is a flag or cluster.toml; `allranks run --dry-run` on a
-    node shows what is wrong before the job.
+    Follow the message on the node that it names. If a file is missing on one node only, check that its file system is
+    mounted (`findmnt --target DIRECTORY`). If all nodes report it, correct the flag or cluster.toml; `allranks run
+    --dry-run` on a node shows the error without a job.
 
     ## Source
     What is checked, and with which words: `allranks run --dry-run`, `allranks config show --origin`.
     """
 
     message = "{what}"
-    fix = "do what the message says on {node}; allranks run --dry-run shows it there without a job"
+    fix = "correct on {node} what the message reports; allranks run --dry-run tests it there without a job"
     exit_code = Exit.SETUP
-    no_fault_yet = "the launcher says it; its own tests leave the script away on one node"
+    no_fault_yet = "the launcher reports it; its own tests omit the script on one node"
 
 
 _DEAD_NAMES = {
-    "NCCL_TIMEOUT": "is read by nobody: the timeout is another one",
+    "NCCL_TIMEOUT": "has no effect: no program reads it",
     "NCCL_BLOCKING_WAIT": "is the old name of TORCH_NCCL_BLOCKING_WAIT",
     "NCCL_ASYNC_ERROR_HANDLING": "is the old name of TORCH_NCCL_ASYNC_ERROR_HANDLING",
     "NCCL_DESYNC_DEBUG": "is the old name of TORCH_NCCL_DESYNC_DEBUG",
@@ -317,7 +318,7 @@ def _surprise(name: str, value: str) -> str | None:
     if name == "TORCH_NCCL_BLOCKING_WAIT" and value not in ("", "0"):
         return "blocks the CPU in each collective and switches the watchdog's error handling off"
     if name == "TORCH_NCCL_ASYNC_ERROR_HANDLING" and value == "0":
-        return "switches error handling off: a rank whose partner died waits for ever"
+        return "switches error handling off: a rank whose peer died waits forever"
     if name == "TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC" and value.isdecimal() and int(value) < 60:
-        return "ends ranks that are busy for longer: compiles, checkpoints"
+        return "ends ranks that compile or save a checkpoint for longer than that"
     return None

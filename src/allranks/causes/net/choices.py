@@ -75,7 +75,7 @@ def _nccl_choices(facts: Facts, spelled: str) -> Iterator[tuple[Interface | None
     if named is not None:
         yield named, None, f"{named.name} is down"
     else:
-        yield None, None, f"no interface of this node fits; there are {_names(facts)}"
+        yield None, None, f"no interface of this node matches; it has {_names(facts)}"
 
 
 def _gloo_choices(facts: Facts, spelled: str) -> Iterator[tuple[Interface | None, str | None, str]]:
@@ -83,7 +83,7 @@ def _gloo_choices(facts: Facts, spelled: str) -> Iterator[tuple[Interface | None
     for name in spelled.split(","):
         nic, address, _ = gloo_address(facts.interfaces, {GLOO: name}, {}, "")
         if nic is None or not name:
-            yield None, None, f"this node has no interface {name!r}; there are {_names(facts)}"
+            yield None, None, f"this node has no interface {name!r}; it has {_names(facts)}"
         elif address is None:
             yield nic, None, f"{name} has no address"
         else:

@@ -18,30 +18,30 @@ from allranks.model.finding import Confidence, Status
 
 
 class WrongNic(Cause, id="AR203"):
-    """NCCL or Gloo is made to use an interface that does not lead to the other nodes.
+    """NCCL or Gloo is set to an interface that does not lead to the other nodes.
 
     ## What it means
-    NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME is set on this node, and what it matches is docker0, the loopback, or an
-    interface on another network than the one that the other nodes use; or they are not set, and it took the bridge or
-    veth of a container by itself. The rank announces an address there, and the others cannot use it.
+    NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME is set on this node and selects docker0, the loopback, or an interface on
+    another network than the other nodes use. Or neither is set, and the library chose the bridge or veth of a container
+    by itself. The rank announces the address of that interface, which the others cannot use.
 
     ## Why it breaks the job
-    The other ranks connect to the announced address: to themselves (127.0.0.1, or docker0, which has the same address
-    on every node), or to nobody. Each of them reports itself; nothing names the node that announced the wrong
-    address. Where the address is reached all the same, gradients run over the slow management network.
+    The other ranks connect to the announced address. They reach themselves (127.0.0.1, or docker0, which has the same
+    address on every node) or nothing. Each of them reports itself; no message names the node that announced the wrong
+    address. If the address can be reached, gradients use the slow management network.
 
     ## Example
-    From our lab, one of six ranks on docker0, PyTorch 2.13 with Gloo: five ranks end with `connectFullMesh failed`,
-    each with `remote=[172.17.0.1]`; the sixth, which announced it, is named by none.
+    From our lab: one of six ranks uses docker0, with PyTorch 2.13 and Gloo. Five ranks fail with `connectFullMesh
+    failed`, each with `remote=[172.17.0.1]`. No line names the sixth, which announced that address.
 
     ## Fix
-    Take the variable away: allranks sets both to the data interface of each node, whatever its name there.
+    Unset the variables: allranks sets both to the data interface of each node, whatever its name there.
 
         unset NCCL_SOCKET_IFNAME GLOO_SOCKET_IFNAME     # also in .bashrc, /etc/nccl.conf, the batch script
-        allranks env --explain                          # what it sets, and why
+        allranks env --explain                          # shows which values it sets, and why
 
-    To set it by hand: NCCL takes prefixes (`eth` means eth0, eth1, ...), exact names behind `=`, and `^` for all but
-    these; `^docker0` alone lets it take the loopback. Gloo takes exact names only.
+    If you must set them by hand: NCCL takes prefixes (`eth` means eth0, eth1, ...), exact names after `=`, and
+    exclusions after `^`. `^docker0` alone still allows the loopback. Gloo takes exact names only.
 
     ## Source
     NCCL user guide, NCCL_SOCKET_IFNAME: https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html (read
@@ -50,11 +50,11 @@ class WrongNic(Cause, id="AR203"):
     """
 
     aliases = ("MN2",)
-    message = "{variable}={spelled} makes it announce {address} on {nic}, {why}"
-    fix = "on {node}: unset {variable} (allranks sets the data interface), or set it to the one in {network}"
+    message = "{variable}={spelled} selects {nic} with {address}, {why}"
+    fix = "on {node}: unset {variable}; allranks then sets the data interface (or name the interface in {network})"
     exit_code = Exit.NODE_FAULT
     also = ("AR206", "AR201", "AR209", "AR208", "AR215", "AR210", "AR214")
-    told = "a rank announced an address that the other nodes do not reach: that of a bridge, a veth or a loopback"
+    told = "a rank announced an address that other nodes cannot reach: that of a bridge, a veth or a loopback"
     signs = (
         Sign(
             r"[Cc]onnect to "
@@ -221,7 +221,7 @@ class WrongNic(Cause, id="AR203"):
 
     @classmethod
     def survey(cls, cards: Sequence[Card]) -> Sequence[tuple[tuple[str, ...], Outcome]]:
-        """Fails where a variable of the user picks an interface off the network that the others use."""
+        """Fails if a variable of the user selects an interface outside the network of the other nodes."""
         if len(cards) < 2:
             return []
         own = {card.host: data_network(card) for card, _ in with_facts(cards)}
@@ -245,16 +245,16 @@ class WrongNic(Cause, id="AR203"):
 
 
 class NicNotFound(Cause, id="AR208"):
-    """A network interface that is named somewhere is not there.
+    """A network interface that the configuration names does not exist.
 
     ## What it means
-    cluster.toml, NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME names an interface that this node does not have, or that is
-    switched off there; or no interface of the node is in the subnet that `[network] data` names. Names differ between
-    machines (`eth0`, `ens1f1`, `enp5s0f1np1`) and change with kernels, slots and firmware.
+    cluster.toml, NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME names an interface that is missing or switched off on this
+    node. Or no interface of the node is in the subnet of `[network] data`. Names differ between machines (`eth0`,
+    `ens1f1`, `enp5s0f1np1`) and change with kernels, slots and firmware.
 
     ## Why it breaks the job
-    Gloo ends at once on this node, all others wait for it until their timeout. NCCL ends with "no socket interface
-    found", or, in some versions, with an address family that makes no sense.
+    Gloo fails at once on this node, and all others wait for it until their timeout. NCCL fails with "no socket
+    interface found", or in some versions with a meaningless address family.
 
     ## Example
     From PyTorch 2.13, seen 2026-11-21 with GLOO_SOCKET_IFNAME=eth99; the second from EasonXiao-888/MambaTree#14:
@@ -263,13 +263,13 @@ class NicNotFound(Cause, id="AR208"):
         Bootstrap : no socket interface found
 
     ## Fix
-    See what there is:
+    List the node's interfaces:
 
         ip -br addr
 
-    Unset the variable: allranks finds the interface of each node by its address. In cluster.toml `[network] data`
-    with the subnet fits all nodes, whatever the names; `interface` under `[[node]]` is only needed where two are in
-    it.
+    Unset the variable: allranks finds the interface of each node by its address. In cluster.toml, the subnet in
+    `[network] data` fits all nodes, whatever the names of their interfaces. You need `interface` under `[[node]]` only
+    if two interfaces are in that subnet.
 
     ## Source
     Gloo, gloo/transport/tcp/device.cc (in PyTorch 2.13). https://github.com/NVIDIA/nccl/issues/1837 (NCCL 2.27.7) and
@@ -277,10 +277,10 @@ class NicNotFound(Cause, id="AR208"):
     """  # noqa: E501  (a real line)
 
     message = "{what}"
-    fix = "ip -br addr on {node} shows what there is; correct cluster.toml, or unset the variable that names it"
+    fix = "on {node}: ip -br addr lists the interfaces; correct the name in cluster.toml, or unset the variable"
     exit_code = Exit.NODE_FAULT
     also = ("AR203", "AR202", "AR214")
-    told = "a network interface that was asked for by name is not there, or has no address"
+    told = "a network interface that was selected by name does not exist or has no address"
     signs = (
         Sign(r"ifa != nullptr\. Unable to find address for: (?P<interface>[^\s,]{1,60})"),
         Sign(r"(?:Error|\]): Unable to find address for: (?P<interface>[^\s,]{1,60})", confidence=Confidence.LIKELY),
@@ -352,7 +352,7 @@ class NicNotFound(Cause, id="AR208"):
 
     @classmethod
     def survey(cls, cards: Sequence[Card]) -> Sequence[tuple[tuple[str, ...], Outcome]]:
-        """Fails where a variable of the user names no interface of the node, or one that is down."""
+        """Fails if a variable of the user names a missing interface, or one that is down."""
         if len(cards) < 2:
             return []
         found: dict[tuple[Status, str, str | None], list[str]] = {}
@@ -372,9 +372,9 @@ def _outcome(choices: Sequence[Choice], network: str | None) -> Outcome:
     """Return what the choices that lead astray come to; `network`: the one that the nodes share."""
     first = choices[0]
     assert first.interface is not None
-    why = f"and the other nodes are in {network}" if network else "and no other node is reached over it"
+    why = f"but the other nodes are in {network}" if network else "which leads to no other node"
     if first.is_of_one_machine:
-        why = "where no other node reaches it"
+        why = "which no other node can reach"
     return Outcome(
         Status.FAIL if any(choice.status is Status.FAIL for choice in choices) else Status.WARN,
         values={

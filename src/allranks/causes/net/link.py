@@ -12,19 +12,18 @@ from allranks.model.finding import Confidence
 
 
 class LinkDown(Cause, id="AR210"):
-    """A node's data link is down, or nothing comes through it.
+    """A node's data link is down or passes no packets.
 
     ## What it means
-    The data interface is switched off, has no signal on its cable, or sends and receives nothing although it looks up:
-    a wrong VLAN, a switch port that is shut, a dead transceiver. The node itself lives: its agent answers over another
-    network.
+    The data interface is switched off, has no carrier, or is up and passes no packets. In the last case the VLAN may be
+    wrong, the switch port shut, or the transceiver dead. The node itself works: its agent answers over another network.
 
     ## Why it breaks the job
-    Every collective needs every node. The ranks of the node connect to nobody; all others wait for them. Neither NCCL
-    nor Gloo says which node it is: each rank names the neighbour that it happened to wait for.
+    Every collective needs every node. The ranks of this node cannot connect, and all others wait for them. Neither NCCL
+    nor Gloo says which node is at fault: each rank names the neighbor that it happened to wait for.
 
     ## Example
-    As `ip -br link` shows it; UP with NO-CARRIER is a cable without a signal:
+    Output of `ip -br link`. UP together with NO-CARRIER would mean a cable without a signal:
 
         ens1f1           DOWN           b8:ce:f6:11:22:33 <NO-CARRIER,BROADCAST,MULTICAST,UP>
 
@@ -32,11 +31,11 @@ class LinkDown(Cause, id="AR210"):
     Look at the interface, then at the switch port on its other end:
 
         ip -br link; ethtool IFACE | grep -E 'Link|Speed'; dmesg | grep -i 'link is'
-        ip link set IFACE up                              # where it is only switched off
+        ip link set IFACE up                              # if it is only switched off
 
-    No signal: reseat cable and transceiver, try another switch port. Signal, and still nothing: compare the VLAN of
-    its switch port with a neighbour's, and `ip neigh` for FAILED entries. Until then run without the node:
-    `--exclude=NODE`.
+    If there is no carrier, reseat cable and transceiver, then try another switch port. If there is a carrier, compare
+    the VLAN of its switch port with that of a neighbor, and look for FAILED entries in `ip neigh`. Until then, run
+    without the node: `--exclude=NODE`.
 
     ## Source
     Linux, what drivers print when a link goes: ethernet/broadcom/tg3.c, ethernet/mellanox/mlx5/core, intel/e1000e,
@@ -46,13 +45,13 @@ class LinkDown(Cause, id="AR210"):
 
     message = "{what}"
     fix = (
-        "ip -br link on {node}: DOWN: ip link set <name> up; NO-CARRIER: cable, transceiver, switch port; "
-        "UP: VLAN and state of its switch port"
+        "on {node}: ip -br link; DOWN: ip link set <interface> up; NO-CARRIER: check cable, transceiver, switch "
+        "port; UP: check the switch port's VLAN and state"
     )
     exit_code = Exit.NODE_FAULT
     symptoms = (Symptom.SILENT,)
     also = ("AR203", "AR201", "AR206", "AR214", "AR302")
-    told = "a network interface lost its link, or there is no way to the network"
+    told = "a network interface lost its link, or there is no route to the network"
     signs = (
         Sign(
             r"[ :](?P<interface>[A-Za-z][A-Za-z0-9_.-]{1,15}):?(?: e1000_watchdog:)? NIC (?:Copper )?Link is [Dd]own",
@@ -149,45 +148,45 @@ class LinkDown(Cause, id="AR210"):
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
-        """Fails where the data interface is switched off or has no signal."""
+        """Fails if the data interface is switched off or has no carrier."""
         if card.facts is None or "interfaces" in card.facts.unread:
-            return unknown("its interfaces could not be read")
+            return unknown("the node's interfaces could not be read")
         nic = data_interface(card)
         if nic is None:
-            return skipped("nobody says which interface carries gradients")
+            return skipped("the interface that carries gradients is unknown")
         if nic.is_up:
             return PASSED
-        why = {False: "no signal on its cable", None: "it is switched off"}.get(nic.has_carrier, "it is not running")
+        why = {False: "no carrier", None: "switched off"}.get(nic.has_carrier, "not running")
         return failed(
             f"{nic}, carrier: {nic.has_carrier}, changes since boot: {nic.carrier_changes}",
             interface=nic.name,
-            what=f"its data interface {nic.name} carries nothing: {why}",
+            what=f"the data interface {nic.name} is down: {why}",
         )
 
 
 class Partition(Cause, id="AR211"):
-    """Two nodes, or two groups of nodes, do not reach each other, and each reaches the rest.
+    """Two nodes, or two groups of nodes, cannot reach each other.
 
     ## What it means
-    Neither node is broken: each speaks with others. Nothing passes between these two, or between these two groups: a
-    missing trunk between switches, a VLAN that ends at one of them, a routing or firewall rule for one pair, a
-    duplicate address.
+    Neither node is broken: each communicates with others. No packets pass between these two nodes or groups. Common
+    reasons are a missing trunk between switches, a VLAN that ends at one of them, a routing or firewall rule for one
+    pair, or a duplicate address.
 
     ## Why it breaks the job
-    A ring or tree that crosses the gap stands still. On both sides some ranks report that they are ready, so every rank
-    looks healthy to its neighbours; nobody names the gap.
+    A ring or tree that crosses the gap stops. On both sides some ranks report that they are ready, so every rank looks
+    healthy to its neighbors, and no message names the gap.
 
     ## Example
-    From NVIDIA/nccl#1634: nodes 1 to 5 run together, 6 and 11 run together, any mix of both hangs in the first
-    collective. There a missing plugin was the reason, a partition of the network looks the same.
+    From NVIDIA/nccl#1634: nodes 1 to 5 run together, and nodes 6 and 11 run together, but any mix of both groups hangs
+    in the first collective. The reason there was a missing plugin; a network partition looks the same.
 
     ## Fix
-    See from one side of the gap who is lost, and where the path ends:
+    Find out from one side of the gap which addresses fail, and where the path ends:
 
         ip neigh | grep -i failed; traceroute -n ADDRESS; arping -I IFACE ADDRESS
 
-    Give the switches and ports of both groups to the network's admin: what lies between them is at fault. Until then
-    run within one group: `--nodelist=...`, or `#SBATCH --switches=1`.
+    Tell the network's admin the switches and ports of both groups: the fault is between them. Until then, run within
+    one group: `--nodelist=...`, or `#SBATCH --switches=1`.
 
     ## Source
     https://github.com/NVIDIA/nccl/issues/1634 (read 2026-11-21). SLURM, sbatch(1), --switches:
@@ -195,22 +194,25 @@ class Partition(Cause, id="AR211"):
     """
 
     message = "{what}"
-    fix = "what lies between them is at fault: trunk, VLAN, route, filter; until then leave out one side"
+    fix = (
+        "check the path between them: trunk, VLAN, route, filter (traceroute -n ADDRESS); until then run on one side "
+        "only: sbatch --nodelist=..."
+    )
     exit_code = Exit.NODE_FAULT
     symptoms = (Symptom.SILENT,)
 
 
 class PeerConnectionLost(Cause, id="AR215"):
-    """A connection between two ranks broke off in the middle of the job.
+    """A connection between two ranks broke during the job.
 
     ## What it means
-    A rank lost its connection to another one. Most often the other end died (AR407 names it) and this line is a
-    consequence; where both ends still live, the path between them broke.
+    A rank lost its connection to another one. Most often the process at the other end died (AR407 names it), and this
+    line is a consequence. If both processes still run, the path between them failed.
 
     ## Why it breaks the job
-    A group does not mend a lost connection: the collective fails on this rank, then on its neighbours, one after the
-    other. Each names the neighbour that it lost, so that most of these lines point at innocent ranks. The earliest one
-    comes closest.
+    A process group does not repair a lost connection: the collective fails on this rank, then on its neighbors, one
+    after the other. Each rank names the neighbor that it lost, so most of these lines point at innocent ranks. The
+    earliest line is closest to the cause.
 
     ## Example
     From PyTorch with Gloo, and from NVIDIA/nccl#1232:
@@ -219,12 +221,12 @@ class PeerConnectionLost(Cause, id="AR215"):
         misc/socket.cc:49 NCCL WARN socketProgress: Connection closed by remote peer node2<42830>
 
     ## Fix
-    First see who died: the rank without such a line, the earliest end of a process.
+    First find out which process died: look for the rank without such a line, and for the process that ended first.
 
         allranks why JOB; sacct -j JOB --format=JobID,NodeList,State,ExitCode
 
-    All processes alive: look at the link (`dmesg | grep -i 'link is'`, carrier_changes under /sys/class/net/IFACE)
-    and at firewalls that forget idle connections.
+    If all processes were alive, check the link (`dmesg | grep -i 'link is'`, carrier_changes under
+    /sys/class/net/IFACE), and check for firewalls that drop idle connections.
 
     ## Source
     Gloo, gloo/transport/tcp/pair.cc (in PyTorch 2.13). NCCL, src/misc/socket.cc (several versions), src/os/linux.cc.
@@ -233,11 +235,14 @@ class PeerConnectionLost(Cause, id="AR215"):
     """
 
     message = "{what}"
-    fix = "see who died first: allranks why JOB; all alive: dmesg | grep -i 'link is' on {node} and its neighbours"
+    fix = (
+        "find the process that died first: allranks why JOB; if none died, on {node} and its neighbors: dmesg | grep "
+        "-i 'link is'"
+    )
     exit_code = Exit.NODE_FAULT
-    no_fault_yet = "the guard names what is behind it (AR210, AR211, AR204, AR407); logs alone do not always"
+    no_fault_yet = "the guard finds the cause behind it (AR210, AR211, AR204, AR407); logs alone do not always show it"
     also = ("AR407", "AR203", "AR206", "AR210", "AR211", "AR414")
-    told = "a connection between two ranks broke off, and nothing says why"
+    told = "a connection between two ranks broke; these logs do not say why"
     signs = (
         Sign(r"Connection closed by peer " + GLOO_PEER, Role.VICTIM, Blames.PEER, Confidence.LIKELY),
         Sign(r"tcp/pair\.cc:[0-9]+\] Connection closed by peer$", Role.VICTIM, Blames.NOBODY, Confidence.LIKELY),

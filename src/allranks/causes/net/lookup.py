@@ -20,28 +20,29 @@ class MasterDns(Cause, id="AR202"):
     """A host name does not resolve on a node.
 
     ## What it means
-    This node asks for the address of another one, most often of the first node, and gets none. Other nodes get one.
+    This node looked up the name of another node, most often the first one, and got no address. Other nodes got one.
 
     ## Why it breaks the job
-    A rank there never finds the store. PyTorch asks again and again until its timeout; the other ranks wait for it as
-    long and then report a rank that is missing, not a name.
+    A rank on this node cannot find the store. PyTorch repeats the lookup until its timeout. The other ranks wait as
+    long, and then report a missing rank, not a name.
 
     ## Example
     From PyTorch 2.13, seen 2026-11-21 with a name that does not exist:
 
         [W1121 09:34:34.642965573 socket.cpp:764] [c10d] The IPv6 network addresses of (no-such-host.invalid, 29555) cannot be retrieved (gai error: -2 - Name or service not known).
 
-    Older versions print this line for every name without an IPv6 address, too: alone it proves little there. A host
-    that is called by a number is taken for an address: 05 is 0.0.0.5, from ofsoundof/GRL-Image-Restoration#27:
+    Older versions print this line for every name without an IPv6 address, so the line alone proves little there. A host
+    name that consists of digits is taken for an address: 05 is 0.0.0.5, from ofsoundof/GRL-Image-Restoration#27:
 
         [W socket.cpp:558] [c10d] The client socket has failed to connect to [::ffff:0.0.0.5]:40323 (errno: 110 - Connection timed out).
 
     ## Fix
-    Ask as the node does, then look at why it answers so:
+    Look the name up on the node, then see which configuration gives that answer:
 
         getent hosts NAME; cat /etc/resolv.conf /etc/nsswitch.conf; grep NAME /etc/hosts
 
-    Quick way round: give an address in place of the name. Lasting: the same /etc/hosts or DNS on all nodes.
+    As a workaround, give an address instead of the name. For a permanent fix, use the same /etc/hosts or DNS on all
+    nodes.
 
     ## Source
     PyTorch, torch/csrc/distributed/c10d/socket.cpp (2.13). https://github.com/pytorch/pytorch/issues/150532, /64990.
@@ -50,11 +51,11 @@ class MasterDns(Cause, id="AR202"):
     https://github.com/stackhpc/ansible-role-openhpc/issues/157 (all read 2026-11-21).
     """  # noqa: E501  (a real line)
 
-    message = "{names} has no address there; {contrast}"
-    fix = "on {node}: getent hosts {names}; add it to DNS or /etc/hosts there, or give an address in its place"
+    message = "{names} does not resolve on this node; {contrast}"
+    fix = "on {node}: getent hosts {names}; add the name to DNS or to /etc/hosts there, or give an address instead"
     exit_code = Exit.NODE_FAULT
     also = ("AR201", "AR214")
-    told = "a host name does not resolve, or resolves to an address that is not the host's"
+    told = "a host name does not resolve, or resolves to an address of another machine"
     signs = (
         Sign(
             r"The (?:IPv4 )?network addresses of \((?P<node>[^,)]{1,120}), " + PORT + r"\) cannot be retrieved "
@@ -148,7 +149,7 @@ class MasterDns(Cause, id="AR202"):
 
     @classmethod
     def survey(cls, cards: Sequence[Card]) -> Sequence[tuple[tuple[str, ...], Outcome]]:
-        """Fails where the endpoint that was named does not resolve on a node, warns for other nodes' names."""
+        """Fails if the configured endpoint does not resolve on a node; warns about other names."""
         endpoints = {card.endpoint for card in cards if card.endpoint}
         known = [(card, facts) for card, facts in with_facts(cards) if "resolved" not in facts.unread]
         found: dict[tuple[Status, tuple[str, ...], int], list[str]] = {}
@@ -166,6 +167,6 @@ class MasterDns(Cause, id="AR202"):
     @classmethod
     def _outcome(cls, status: Status, names: Sequence[str], num_found: int) -> Outcome:
         shown = ", ".join(names[:MAX_NAMES]) + (f" and {len(names) - MAX_NAMES} more" if names[MAX_NAMES:] else "")
-        contrast = {0: "nobody who asked finds one", 1: "another node finds one"}
-        values = {"names": shown, "contrast": contrast.get(num_found, f"{num_found} other nodes find one")}
+        contrast = {0: "no node that looked it up got an address", 1: "another node resolves it"}
+        values = {"names": shown, "contrast": contrast.get(num_found, f"{num_found} other nodes resolve it")}
         return Outcome(status, values=values)

@@ -19,21 +19,21 @@ class LoopbackHostname(Cause, id="AR209"):
     """A node's own name resolves to its loopback address.
 
     ## What it means
-    /etc/hosts on this node maps its name to 127.0.0.1 or 127.0.1.1, as Debian's and Ubuntu's installers write it. Other
-    nodes have their real address there.
+    /etc/hosts on this node maps the node's name to 127.0.0.1 or 127.0.1.1. The installers of Debian and Ubuntu write
+    such a line. On the other nodes the name resolves to a real address.
 
     ## Why it breaks the job
-    Left to itself Gloo announces the address of the host name: the other nodes then connect to themselves and get
-    "connection refused". allranks sets GLOO_SOCKET_IFNAME for its workers, so its jobs run all the same; scripts that
-    look up their own name, and jobs started by other means, fail on this node.
+    Without GLOO_SOCKET_IFNAME, Gloo announces the address of the host name. The other nodes then connect to themselves
+    and get "connection refused". allranks sets GLOO_SOCKET_IFNAME for its workers, so its jobs run. Scripts that look
+    up their own name, and jobs that something else starts, fail on this node.
 
     ## Example
-    From ray-project/ray#37461: Gloo refused between two machines until this line of Ubuntu's /etc/hosts was changed:
+    From ray-project/ray#37461: Gloo could not connect two machines until this line of Ubuntu's /etc/hosts was changed:
 
         127.0.1.1 node03
 
     ## Fix
-    Give the name the address of the data network in /etc/hosts, or take the line away where DNS knows the name:
+    Map the name to the node's data address in /etc/hosts. If DNS knows the name, delete the line instead:
 
         getent hosts $(hostname); sed -i 's/^127.0.1.1 /192.168.20.13 /' /etc/hosts
 
@@ -43,11 +43,11 @@ class LoopbackHostname(Cause, id="AR209"):
     2026-11-21).
     """
 
-    message = "its name {name} is {address} to itself; other nodes have a real address"
-    fix = "in /etc/hosts on {node}: give its name the address of the data network, in place of {address}"
+    message = "the node's own name {name} resolves to {address}, a loopback address; other nodes have a real address"
+    fix = "in /etc/hosts on {node}: map {name} to the node's address on the data network instead of {address}"
     exit_code = Exit.NODE_FAULT
     also = ("AR201", "AR203", "AR206", "AR215")
-    told = "a rank announced its loopback address, at which the other nodes find themselves only"
+    told = "a rank announced its loopback address; other nodes that connect to it reach only themselves"
     signs = (
         Sign(
             r"connect \[(?P<address>127\.0\.(?:1\.1|0\.[2-9]))\]:" + ANY_PORT + r": (?P<error>[A-Z][a-z ]{4,50})",
@@ -127,7 +127,7 @@ class LoopbackHostname(Cause, id="AR209"):
 
     @classmethod
     def survey(cls, cards: Sequence[Card]) -> Sequence[tuple[tuple[str, ...], Outcome]]:
-        """Warns where a node's own name is its loopback address, and not all nodes are set up so."""
+        """Warns if a node's own name resolves to its loopback address, unless this is so on all nodes."""
         known = [(card, facts.host_name, facts.resolved.get(facts.host_name, ())) for card, facts in with_facts(cards)]
         odd = [(card, name, addresses) for card, name, addresses in known if _are_loopback(addresses)]
         is_one_machine = len(cards) == 1 and cards[0].test_ports is None
@@ -140,13 +140,13 @@ class IpFamilyMismatch(Cause, id="AR214"):
     """Some nodes use IPv4 on the data network, others IPv6.
 
     ## What it means
-    The data address of this node is of the other family than most. cluster.toml names it so, or the node has only one
-    family on that network.
+    The data address of this node is of another family (IPv4 or IPv6) than those of most nodes. Either cluster.toml
+    names it, or the node has only one family on that network.
 
     ## Why it breaks the job
-    A rank that announces an IPv6 address is out of reach for one that has IPv4 only, and the other way round. NCCL
-    takes the first address of the interface, of whatever family; the connection ends with "address family not
-    supported", or is never made.
+    A rank that has only IPv4 cannot connect to a rank that announces an IPv6 address, and vice versa. NCCL takes the
+    first address of the interface, whatever its family. The connection fails with "address family not supported", or is
+    never made.
 
     ## Example
     From NVIDIA/nccl#210, where one node had IPv6 and the others IPv4:
@@ -154,7 +154,7 @@ class IpFamilyMismatch(Cause, id="AR214"):
         include/socket.h:344 WARN Socket creation failed : Address family not supported by protocol
 
     ## Fix
-    One family everywhere. Give the node an address of it, name that in cluster.toml, and tell NCCL:
+    Use one family on all nodes. Give the node an address of that family, name it in cluster.toml, and tell NCCL:
 
         ip -br addr
         export NCCL_SOCKET_FAMILY=AF_INET                 # or AF_INET6
@@ -166,11 +166,11 @@ class IpFamilyMismatch(Cause, id="AR214"):
     """
 
     message = "{what}"
-    fix = "give all nodes an address of one family on the data network, and name it in cluster.toml: ip -br addr"
+    fix = "use IPv4 or IPv6 for all data addresses: ip -br addr shows them; [network] data in cluster.toml selects one"
     exit_code = Exit.SETUP
     no_fault_yet = "a lab is either IPv4 or IPv6"
     also = ("AR202", "AR203", "AR206", "AR208")
-    told = "one end speaks IPv4, the other IPv6"
+    told = "one end uses IPv4, the other IPv6"
     signs = (
         Sign(r"Socket creation failed : Address family not supported by protocol", confidence=Confidence.LIKELY),
         Sign(r"Call to socket failed ?: Address family not supported by protocol", confidence=Confidence.LIKELY),
@@ -208,7 +208,7 @@ class IpFamilyMismatch(Cause, id="AR214"):
 
     @classmethod
     def survey(cls, cards: Sequence[Card]) -> Sequence[tuple[tuple[str, ...], Outcome]]:
-        """Fails where the data addresses are of two families."""
+        """Fails if some data addresses are IPv4 and others IPv6."""
         families = {
             card.host: address.version for card in cards if (address := parse_address(card.data_address)) is not None
         }
@@ -223,7 +223,7 @@ class IpFamilyMismatch(Cause, id="AR214"):
             values = {"what": what}
             outcome = Outcome(Status.FAIL, values=values, evidence=evidence, confidence=Confidence.UNDECIDED)
             return [(tuple(families), outcome)]
-        what = f"its data address is IPv{odd}, those of {num_usual} of {len(families)} nodes are IPv{usual}"
+        what = f"the data address is IPv{odd}; {num_usual} of {len(families)} nodes use IPv{usual}"
         return [(by_family[odd], failed(*evidence, what=what))]
 
 
@@ -231,24 +231,23 @@ class DuplicateSubnet(Cause, id="AR216"):
     """Two interfaces of one node are in the data subnet.
 
     ## What it means
-    The node has two interfaces that are up and have an address in the same subnet, which is the one that carries
-    gradients.
+    Two interfaces of the node are up and have an address in the subnet that carries gradients.
 
     ## Why it breaks the job
-    The kernel sends everything for the subnet out of one of them, whichever route came first, and answers ARP
-    requests for both addresses on either. What a rank believes to send over the fast interface may leave over the
-    slow one, answers come back elsewhere and are dropped by reverse path filters, and the order can differ from node
-    to node and from boot to boot.
+    The kernel sends all traffic for the subnet through one of the two interfaces: the one whose route comes first. It
+    answers ARP requests for both addresses on either interface. Traffic that a rank sends to the fast interface's
+    address may therefore use the slow one. Replies arrive on the other interface, where a reverse path filter may drop
+    them. Which interface wins can change from node to node and from boot to boot.
 
     ## Example
-    As `ip route` shows it; which line comes first decides:
+    Output of `ip route`; the first line wins:
 
         192.168.20.0/24 dev eno2 proto kernel scope link src 192.168.20.113
         192.168.20.0/24 dev ens1f1 proto kernel scope link src 192.168.20.13
 
     ## Fix
-    Take one of them out of the subnet: another subnet for it, a bond of the two, or `ip addr del`. Where several
-    rails in one subnet are meant to be so, each needs routes of its own:
+    Move one of them to another subnet, bond the two, or remove an address with `ip addr del`. If you want several rails
+    in one subnet, give each its own routing table:
 
         sysctl -w net.ipv4.conf.all.arp_ignore=1 net.ipv4.conf.all.arp_announce=2
         ip rule add from 192.168.20.13 table 101; ip route add 192.168.20.0/24 dev ens1f1 table 101
@@ -258,19 +257,19 @@ class DuplicateSubnet(Cause, id="AR216"):
     https://github.com/NVIDIA/nccl/issues/1580.
     """
 
-    message = "{names} are both in {network}: what is sent over one may leave over the other"
-    fix = "on {node}: take all but one of {names} out of {network}, or bond them: ip -br addr; ip route"
+    message = "{names} are both in {network}: traffic meant for one may leave through the other"
+    fix = "on {node}: keep only one of {names} in {network}, or bond them; ip -br addr and ip route show both"
     exit_code = Exit.NODE_FAULT
     no_fault_yet = "the lab gives each node one interface in the data subnet"
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
-        """Warns where a second interface that is up has an address in the data subnet."""
+        """Warns if a second interface that is up has an address in the data subnet."""
         if card.facts is None or "interfaces" in card.facts.unread:
-            return unknown("its interfaces could not be read")
+            return unknown("the node's interfaces could not be read")
         own, network = data_interface(card), data_network(card)
         if own is None or network is None:
-            return skipped("nobody says which network carries gradients")
+            return skipped("the network that carries gradients is unknown")
         others = [
             nic.name for nic in card.facts.interfaces if nic.name != own.name and nic.is_up and _is_in(network, nic)
         ]

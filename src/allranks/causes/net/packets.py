@@ -16,32 +16,33 @@ from allranks.model.hostlist import fold_hosts
 
 
 class MtuBlackhole(Cause, id="AR204"):
-    """Large packets vanish on the way between two nodes.
+    """Large packets are lost between two nodes.
 
     ## What it means
-    Both interfaces say that they may send packets of some size, and something between them takes smaller ones only: a
-    switch port, a bridge or a tunnel at MTU 1500 below interfaces at 9000. Nothing tells the sender: an ICMP message
-    that would is not sent by a switch, or is filtered.
+    Both interfaces are set to send packets of some size, but a device between them accepts only smaller ones: a switch
+    port, a bridge or a tunnel has MTU 1500 and the interfaces have 9000. The sender does not notice. A router would
+    tell it with an ICMP message, but a switch sends none, and a filter may drop it.
 
     ## Why it breaks the job
-    Handshakes are small and pass, so `init_process_group` succeeds on all ranks. The first all-reduce is large: TCP
-    sends the same full-sized segments again and again, nothing arrives, and the job hangs without a word until the
+    The packets of a handshake are small and pass, so `init_process_group` succeeds on all ranks. The first all-reduce
+    is large: TCP resends the same full-sized segments, none arrives, and the job hangs without a message until the
     timeout.
 
     ## Example
-    From our lab, six nodes at MTU 9000, the switch port of one at 1500; nothing else is ever printed. `ping` shows it:
+    From our lab: six nodes have MTU 9000, and one switch port has MTU 1500. The job itself prints nothing. `ping` shows
+    the loss:
 
         $ ping -c 3 -M do -s 8972 192.168.20.13
         3 packets transmitted, 0 received, 100% packet loss
 
     ## Fix
-    Find the largest packet that passes (28 bytes of headers come on top), then make the path and both ends agree:
+    Find the largest packet that passes (`ping -s` does not count 28 bytes of headers):
 
         ping -c 3 -M do -s 1472 ADDRESS; ping -c 3 -M do -s 8972 ADDRESS; tracepath -n ADDRESS
 
-    Either the switch ports, bridges and tunnels of the data network at 9000 and more (many switches want 9216), or all
-    data interfaces at what passes: `ip link set IFACE mtu 1500`. `sysctl -w net.ipv4.tcp_mtu_probing=1` lets TCP find a
-    way by itself after some seconds; RDMA and UDP it does not help.
+    Then either set the switch ports, bridges and tunnels of the data network to at least 9000 (many switches want
+    9216), or set all data interfaces to the size that passes: `ip link set IFACE mtu 1500`. `sysctl -w
+    net.ipv4.tcp_mtu_probing=1` lets TCP find the size by itself after some seconds; it does not help RDMA and UDP.
 
     ## Source
     RFC 2923, "TCP Problems with Path MTU Discovery", 2.1 Black Hole Detection: https://www.rfc-editor.org/rfc/rfc2923.
@@ -49,15 +50,15 @@ class MtuBlackhole(Cause, id="AR204"):
     """
 
     aliases = ("MN4",)
-    message = "packets above {path_mtu} bytes are lost between {culprit} and {peers}; both ends say MTU {mtu}"
+    message = "packets above {path_mtu} bytes are lost between {culprit} and {peers}; the interfaces have MTU {mtu}"
     fix = (
-        "set switch port, bridge or tunnel of {culprit} to MTU {mtu}, or all data interfaces to {path_mtu}: "
-        "ip link set <name> mtu {path_mtu}"
+        "set the switch port, bridge or tunnel of {culprit} to MTU {mtu}, or run on all nodes: ip link set "
+        "{interface} mtu {path_mtu}"
     )
     exit_code = Exit.NODE_FAULT
     symptoms = (Symptom.LARGE_LOST,)
     also = ("AR205", "AR215")
-    told = "packets of the size that the interface allows do not come through"
+    told = "packets as large as the interface's MTU are lost"
     signs = (
         Sign(
             r"From (?P<peer>[^ ]{1,120}) (?:\([0-9a-fA-F.:]{3,45}\) )?icmp_seq=[0-9]+ Frag needed and DF set "
@@ -85,23 +86,23 @@ class MtuUnequal(Cause, id="AR205"):
     """The data interfaces have different MTUs.
 
     ## What it means
-    One node's data interface takes larger packets than another's. Usually one was set by hand and lost it with a
-    reboot.
+    The data interface of one node accepts larger packets than that of another. Usually somebody set one by hand, and a
+    reboot reset it.
 
     ## Why it breaks the job
-    TCP agrees on the smaller size when it connects, so that a job over plain Ethernet runs, slower than it could.
-    RDMA takes its packet size from the interface: over RoCE the two ends do not fit. UDP datagrams larger than the
-    smaller MTU vanish, and so does everything that a bridge on the way would have to split.
+    TCP agrees on the smaller size when it connects. A job over plain Ethernet runs, but slower than it could. RDMA
+    takes its packet size from the interface, so over RoCE the two ends do not match. UDP datagrams that are larger than
+    the smaller MTU are lost, and so is every packet that a bridge on the way would have to split.
 
     ## Example
-    As `ip link` shows it on two nodes. NCCL says nothing of it; since 2.20, over RoCE, it ends with "local access
-    violation work queue error", and NVIDIA/nccl#1524 asks for a warning:
+    Output of `ip link` on two nodes. NCCL does not report the difference. Since 2.20 it fails over RoCE with "local
+    access violation work queue error"; NVIDIA/nccl#1524 asks for a warning:
 
         ens1f1: <BROADCAST,MULTICAST,UP,LOWER_UP> mtu 9000 qdisc mq state UP
         ens1f1: <BROADCAST,MULTICAST,UP,LOWER_UP> mtu 1500 qdisc mq state UP
 
     ## Fix
-    The same value everywhere, the switch ports included, and where it outlives a reboot:
+    Set the same value on all nodes and switch ports, and make it survive a reboot:
 
         ip link set IFACE mtu 9000
         nmcli connection modify CONNECTION 802-3-ethernet.mtu 9000
@@ -112,10 +113,10 @@ class MtuUnequal(Cause, id="AR205"):
     """
 
     message = "{what}"
-    fix = "give all data interfaces MTU {wanted}: ip link set <name> mtu {wanted}"
+    fix = "set all data interfaces to MTU {wanted}: ip link set {interface} mtu {wanted}"
     exit_code = Exit.NODE_FAULT
     also = ("AR301", "AR302")
-    told = "two ends of an RDMA connection disagree, as they do when one has a larger MTU than the other"
+    told = "two ends of an RDMA connection disagree, for example because one has a larger MTU"
     signs = (
         # Since NCCL 2.20 the larger MTU is no longer lowered to the peer's; other faults of RDMA end so, too.
         Sign(
@@ -136,7 +137,7 @@ class MtuUnequal(Cause, id="AR205"):
 
     @classmethod
     def survey(cls, cards: Sequence[Card]) -> Sequence[tuple[tuple[str, ...], Outcome]]:
-        """Warns where the MTUs of the data interfaces differ, fails where RoCE runs over them."""
+        """Warns if the MTUs of the data interfaces differ; fails if RoCE uses them."""
         nics = _data_interfaces(cards)
         mtus = {host: nic.mtu for host, nic in nics.items() if nic.mtu}
         counts = Counter(mtus.values()).most_common()
@@ -156,7 +157,7 @@ class MtuUnequal(Cause, id="AR205"):
         for mtu, _ in counts[1:]:
             hosts = tuple(host for host, own in mtus.items() if own == mtu)
             values = {
-                "what": f"its data interface has MTU {mtu}, those of {num_usual} of {len(mtus)} nodes have {usual}",
+                "what": f"the data interface has MTU {mtu}; {num_usual} of {len(mtus)} nodes have {usual}",
                 "wanted": usual,
             }
             outcome = Outcome(status, values=values, evidence=evidence, interface=_common_name(nics, hosts))
@@ -165,29 +166,30 @@ class MtuUnequal(Cause, id="AR205"):
 
 
 class PacketLoss(Cause, id="AR212"):
-    """A share of the packets is lost between two nodes.
+    """Some packets are lost between two nodes.
 
     ## What it means
-    Connections are made and data arrives, but some packets do not: a bad cable or transceiver, a duplex mismatch, a
-    full switch buffer, an overloaded link.
+    The nodes connect and data arrives, but some packets are lost. Common reasons are a bad cable or transceiver, a
+    duplex mismatch, a full switch buffer, or an overloaded link.
 
     ## Why it breaks the job
-    TCP takes each lost packet for congestion and slows down: one per cent of loss costs most of the bandwidth of a fast
-    link. A collective is as fast as its slowest link, so the whole job crawls; with bad luck it looks like a hang. RoCE
-    without lossless Ethernet breaks off.
+    TCP takes each lost packet for congestion and slows down: a loss of 1 % costs most of the bandwidth of a fast link.
+    A collective is as fast as its slowest link, so the whole job slows down and may look as if it hangs. RoCE without
+    lossless Ethernet fails.
 
     ## Example
-    As `ethtool -S` shows it (mlx5 driver) where cable or transceiver is bad; 0 is what it should be:
+    A counter in `ethtool -S` (mlx5 driver) with a bad cable or transceiver. It should be 0:
 
         rx_crc_errors_phy: 184467
 
     ## Fix
-    Count where they are lost, on both ends and at the switch port:
+    Find where packets are lost. Run this on both ends, and read the counters of the switch port:
 
         ip -s link show IFACE; ethtool -S IFACE | grep -iE 'err|drop|discard|crc'; ping -c 200 -i 0.01 -q ADDRESS
 
-    CRC errors: clean or replace transceiver and cable. Drops without errors: congestion, look at flow control (`ethtool
-    -a IFACE`) and at who else uses the link. Until then run without the node: `--exclude=NODE`.
+    If CRC errors rise, clean or replace the transceiver and the cable. If packets are dropped without errors, the link
+    is congested: check flow control (`ethtool -a IFACE`) and which other jobs use the link. Until then, run without the
+    node: `--exclude=NODE`.
 
     ## Source
     Linux, Documentation/networking/statistics.rst (6.18). ethtool(8).
@@ -195,10 +197,13 @@ class PacketLoss(Cause, id="AR212"):
     """
 
     message = "{percent} % of the packets between {culprit} and {peers} are lost"
-    fix = "ip -s link and ethtool -S on {culprit}: CRC errors: cable, transceiver; drops: congestion, flow control"
+    fix = (
+        "on {culprit}: ip -s link show {interface}; ethtool -S {interface}; CRC errors: replace cable or "
+        "transceiver; drops: check congestion and flow control"
+    )
     exit_code = Exit.NODE_FAULT
     symptoms = (Symptom.LOSSY,)
-    told = "a share of the packets is lost"
+    told = "some packets are lost"
     signs = (
         Sign(r"nf_conntrack: (?:nf_conntrack: )?table full, dropping packet"),
         Sign(r"neighbour: (?:arp_cache|ndisc_cache): neighbor table overflow"),
@@ -230,15 +235,16 @@ class SlowLink(Cause, id="AR213"):
     """A node's link is slower than its neighbors'.
 
     ## What it means
-    The interface came up at a lower speed than those of the other nodes (a bad cable makes 10 Gbit/s out of 25), or it
-    says the same speed and carries less: another job on the link, a shaper, a slot with too few PCIe lanes.
+    The interface came up at a lower speed than those of the other nodes (a bad cable turns 25 Gbit/s into 10), or it
+    reports the same speed and carries less. Then another job uses the link, a traffic shaper limits it, or its slot has
+    too few PCIe lanes.
 
     ## Why it breaks the job
-    It runs, at the speed of this link: in a ring all-reduce every byte passes through every node. All GPUs of all other
-    nodes wait for it in each step.
+    The job runs, but at the speed of this link: in a ring all-reduce every byte passes through every node. All GPUs of
+    all other nodes wait for it in each step.
 
     ## Example
-    As `ethtool` shows it on the slow node and on another one:
+    Output of `ethtool` on the slow node and on another one:
 
         Speed: 1000Mb/s
         Speed: 10000Mb/s
@@ -249,19 +255,22 @@ class SlowLink(Cause, id="AR213"):
         ethtool IFACE | grep -E 'Speed|Duplex|Auto'; tc qdisc show dev IFACE; lspci -vv | grep -E 'Ethernet|LnkSta:'
         iperf3 -s                                         # on one node, iperf3 -c ADDRESS on the other
 
-    A lower speed: cable, transceiver, the setting of the switch port. The same speed: see who else uses the link. Until
-    then run without the node: `--exclude=NODE`.
+    If `ethtool` shows a lower speed, check cable, transceiver and the settings of the switch port. If it shows the same
+    speed, find out who else uses the link. Until then, run without the node: `--exclude=NODE`.
 
     ## Source
     Linux, Documentation/ABI/testing/sysfs-class-net: speed (6.18).
     nccl-tests, doc/PERFORMANCE.md: what each link carries in a ring: https://github.com/NVIDIA/nccl-tests.
     """
 
-    message = "{culprit} carries {mbit_s} Mbit/s, its neighbours {usual_mbit_s}"
-    fix = "ethtool <name> on {culprit}: low Speed: cable, transceiver, switch port; else who uses the link, tc qdisc"
+    message = "the link of {culprit} carries {mbit_s} Mbit/s, those of the other nodes {usual_mbit_s} Mbit/s"
+    fix = (
+        "on {culprit}: ethtool {interface}; low Speed: check cable, transceiver, switch port; full Speed: check tc "
+        "qdisc and who else uses the link"
+    )
     exit_code = Exit.NODE_FAULT
     symptoms = (Symptom.SLOW,)
-    told = "a network interface came up slower than it is"
+    told = "a network interface came up below its full speed"
     signs = (
         Sign(r"Link Speed was downgraded by SmartSpeed"),
         Sign(
@@ -288,7 +297,7 @@ class SlowLink(Cause, id="AR213"):
 
     @classmethod
     def survey(cls, cards: Sequence[Card]) -> Sequence[tuple[tuple[str, ...], Outcome]]:
-        """Warns where a few data interfaces came up at a lower speed than the others."""
+        """Warns if a minority of the data interfaces came up at a lower speed than the others."""
         nics = _data_interfaces(cards)
         speeds = {h: nic.speed_mbit_s for h, nic in nics.items() if nic.speed_mbit_s and nic.speed_mbit_s > 0}
         counts = Counter(speeds.values()).most_common()

@@ -11,33 +11,33 @@ from allranks.model.finding import Confidence
 
 
 class FirewallPort(Cause, id="AR206"):
-    """A firewall lets some ports through and others not.
+    """A firewall blocks some ports between two nodes.
 
     ## What it means
-    Two nodes reach each other, but not at every port: the leader's port, or ports of the ephemeral range, do not
-    answer. Something drops or rejects them: a firewall on a node, a security group, a switch.
+    Two nodes reach each other, but not on every port: the leader's port, or ports of the ephemeral range, do not
+    answer. A firewall on a node, a security group or a switch drops or rejects the packets.
 
     ## Why it breaks the job
-    NCCL and Gloo listen at ports that the kernel picks from `net.ipv4.ip_local_port_range`, another one for each
-    connection. With the master port alone opened the ranks find the store, and then hang when they connect to each
-    other. A port that rejects shows as "No route to host", one that drops shows as nothing at all.
+    NCCL and Gloo listen on ports that the kernel picks from `net.ipv4.ip_local_port_range`, a new one for each
+    connection. If only the master port is open, the ranks find the store, and then hang when they connect to each
+    other. A rejected connection shows as "No route to host"; a dropped one shows no message at all.
 
     ## Example
-    From sgl-project/sglang#3820, two nodes with a firewall that rejects:
+    From sgl-project/sglang#3820: two nodes with a firewall that rejects:
 
         misc/socket.cc:533 NCCL WARN socketPollConnect: Connect to 10.0.0.4<56849> returned 113(No route to host) errno 115(Operation now in progress)
 
     ## Fix
-    See what filters, on both nodes:
+    List the firewall rules on both nodes:
 
         nft list ruleset; iptables -S; firewall-cmd --list-all; ufw status
 
-    Let the nodes of the data network reach each other at all ports (the simplest rule is one for the subnet):
+    Allow all ports between the nodes of the data network (one rule for the subnet is simplest):
 
         firewall-cmd --permanent --zone=trusted --add-source=192.168.20.0/24 && firewall-cmd --reload
 
-    Or narrow what the kernel picks and open that: `sysctl -w net.ipv4.ip_local_port_range="50000 51000"`, and the
-    port in `[network] port`.
+    Or narrow the range from which the kernel picks, and open that range and the port in `[network] port`: `sysctl -w
+    net.ipv4.ip_local_port_range="50000 51000"`.
 
     ## Source
     NCCL user guide, "Networking Troubleshooting", IP ports:
@@ -48,11 +48,11 @@ class FirewallPort(Cause, id="AR206"):
     """  # noqa: E501  (a real line)
 
     message = "{what}"
-    fix = "open {ports} on {where} to the nodes of the data network: nft list ruleset shows what filters there"
+    fix = "open {ports} on {where} to the nodes of the data network; nft list ruleset shows the rules in force"
     exit_code = Exit.SETUP
     symptoms = (Symptom.FILTERED, Symptom.STORE_FILTERED)
     also = ("AR201", "AR203", "AR210", "AR211", "AR215")
-    told = "a node is there, and a port of it does not answer"
+    told = "the host answers, but one of its ports does not"
     signs = (
         Sign(
             r"[Cc]onnect to " + FAR_PEER + rf"<{PORT}> (?:failed : |returned (?:113\()?)No route to host",
@@ -174,13 +174,13 @@ class PortInUse(Cause, id="AR207"):
     """Another process holds the leader's port.
 
     ## What it means
-    The preferred port (29500, or what flag or cluster.toml say) is taken on the first node: by another job, by a worker
-    that an earlier job left behind, by a service.
+    Another program uses the preferred port on the first node (29500, or the port of the flag or of cluster.toml). It
+    may be another job, a worker left over from an earlier job, or a service.
 
     ## Why it breaks the job
-    It does not break this one: the leader took another port and announced it. Where a firewall opens the preferred
-    port only, the nodes do not reach the other one. With plain PyTorch the first rank ends with an error, and if what
-    holds the port stays silent the other ranks hang beyond their timeout.
+    It does not break this job: the leader took another port and announced it. If a firewall opens only the preferred
+    port, the nodes cannot reach the other one. With plain PyTorch, the first rank fails with an error. If the program
+    on the port stays silent, the other ranks hang beyond their timeout.
 
     ## Example
     From modelscope/ms-swift#3988; PyTorch 2.13 writes the same:
@@ -188,23 +188,25 @@ class PortInUse(Cause, id="AR207"):
         RuntimeError: The server socket has failed to listen on any local network address. port: 29500, useIpv6: 0, code: -98, name: EADDRINUSE, message: address already in use
 
     ## Fix
-    See who it is, and end it where it is a left-over of yours:
+    Find the process, and end it if it is a leftover of yours:
 
         ss -ltnp 'sport = :29500'
 
-    Or prefer another port: `[network] port` in cluster.toml, `--master-port`. Choose one outside of
-    `net.ipv4.ip_local_port_range`: the kernel gives those to anybody.
+    Or choose another port with `[network] port` in cluster.toml or with `--master-port`. Choose one outside
+    `net.ipv4.ip_local_port_range`: the kernel may give those to any program.
 
     ## Source
     PyTorch, torch/csrc/distributed/c10d/socket.cpp (2.13, seen 2026-11-21).
     https://github.com/modelscope/ms-swift/issues/3988. Accelerate, src/accelerate/utils/launch.py (read 2026-11-21).
     """  # noqa: E501  (a real line)
 
-    message = "port {port} is held by {holder}; the leader took another one"
-    fix = "on {node}: ss -ltnp 'sport = :{port}'; end what was left behind, or set another [network] port"
+    message = "{holder} uses port {port}; the leader took another port"
+    fix = (
+        "on {node}: ss -ltnp 'sport = :{port}'; end the leftover process, or set another [network] port in cluster.toml"
+    )
     exit_code = Exit.SETUP
     also = ("AR201", "AR405", "AR501", "AR502")
-    told = "another process holds the port that this one was told to listen at"
+    told = "another process uses the port that this one was told to listen on"
     signs = (
         Sign(
             r"server socket has failed to listen on any local network address\. port: (?P<port>[0-9]+), useIpv6: "
@@ -301,7 +303,7 @@ class PortInUse(Cause, id="AR207"):
 
     @classmethod
     def probe(cls, card: Card) -> Outcome | None:
-        """Warns where the leader found its port taken."""
+        """Warns if another process used the leader's port."""
         if card.came_by is not None:
             return None
         if card.port_holder is None or card.test_ports is None:  # on one machine any port does
@@ -310,32 +312,33 @@ class PortInUse(Cause, id="AR207"):
 
 
 class LocalConnectError(Cause, id="AR217"):
-    """A node's own kernel does not make a connection to another node.
+    """A node's own kernel could not open a connection to another node.
 
     ## What it means
-    In the pair tests of the roll call `connect` failed on this node itself, before anything was sent: no local port is
-    free, an address is not its own, there is no route for these packets, a policy forbids it. That is neither a refusal
-    nor a silence of the other node, which therefore could not be tested.
+    In the pair tests of the roll call, `connect` failed on this node itself before anything was sent. Either no local
+    port is free, an address is not the node's own, there is no route for these packets, or a policy forbids them. This
+    says nothing about the other node, which could not be tested.
 
     ## Why it breaks the job
-    It need not. The tests open some dozens of connections at the same time, NCCL and Gloo open more and at other
-    times. If it lasts, the ranks of this node fail with the same errno, and all others wait for them.
+    It may not. The pair tests open some dozens of connections at once; NCCL and Gloo open more, at other times. If the
+    error persists, the ranks of this node fail with the same errno, and all others wait for them.
 
     ## Example
-    From allranks' own verdict, with `net.ipv4.ip_local_port_range` of ten ports that other programs hold:
+    From a finding of allranks, with ten ports in `net.ipv4.ip_local_port_range`, all used by other programs:
 
-        its own kernel made no connection to node01, so they could not be tested: Address already in use (EADDRINUSE)
+        the node's own kernel could not connect to node01, so the path is untested: Address already in use (EADDRINUSE)
 
     ## Fix
-    By the errno: EADDRINUSE and EADDRNOTAVAIL, widen the range of local ports, or end what holds them:
+    The errno decides. For EADDRINUSE and EADDRNOTAVAIL, widen the range of local ports, or end the processes that use
+    them:
 
         sysctl -w net.ipv4.ip_local_port_range="32768 60999"; ss -s
 
-    EHOSTUNREACH and ENETUNREACH: see which way the packets would take, and which firewall answers for the other node:
+    For EHOSTUNREACH and ENETUNREACH, check the route and the firewall:
 
         ip route get 192.168.20.15; nft list ruleset
 
-    EPERM and EACCES: a firewall, a cgroup or a security module of this node.
+    For EPERM and EACCES, check the node's firewall, cgroups and security modules.
 
     ## Source
     Linux, connect(2) and ip(7), ip_local_port_range (man-pages 6.9).
@@ -344,4 +347,6 @@ class LocalConnectError(Cause, id="AR217"):
     message = "{what}"
     fix = "on {node}: {command}"
     exit_code = Exit.NODE_FAULT
-    no_fault_yet = "the tests of the pair tests provoke it: a range of ten local ports, a rule that prohibits"
+    no_fault_yet = (
+        "the tests of the pair tests provoke it: a range of ten local ports, and a rule that prohibits a route"
+    )

@@ -14,31 +14,31 @@ from allranks.model.finding import Confidence
 
 
 class MasterUnreachable(Cause, id="AR201"):
-    """The address of the leader is not the leader's, or is not reached.
+    """The configured leader address is not the leader's, or cannot be reached.
 
     ## What it means
     The nodes were told to meet at an address (`--rdzv-endpoint`, `--master-addr`) that no interface of the first node
-    has, or the leader listens and another node reaches none of its addresses.
+    has. Or the leader listens, and another node can reach none of its addresses.
 
     ## Why it breaks the job
-    All ranks meet at one store. Plain PyTorch knocks at the wrong address without a word until its timeout, 10 to 30
+    All ranks meet at one store. Plain PyTorch tries the wrong address without a message until its timeout of 10 to 30
     minutes, tries once more, and then prints a C++ stack.
 
     ## Example
-    From pytorch/pytorch#107021, the same with torchrun:
+    From pytorch/pytorch#107021; torchrun prints the same:
 
         [E socket.cpp:860] [c10d] The client socket has timed out after 60s while trying to connect to 192.0.0.1:1234
         RendezvousConnectionError: The connection to the C10d store has failed. See inner exception for details.
 
     ## Fix
-    Under SLURM leave the flag away: the leader announces where it is. Without SLURM name the first node by an address
-    that it has on a network that all nodes share:
+    Under SLURM, omit the flag: the leader announces its own address. Without SLURM, give an address of the first node
+    on a network that all nodes share:
 
         ip -br addr                                       # on the first node
         allranks run --nnodes 2 --rdzv-endpoint 192.168.20.15:29500 train.py
 
-    Usual mistakes: an address from an older job in .bashrc, the address of the login node, `hostname -I` (several
-    words), a public address in front of a NAT.
+    Common mistakes are an address of an older job in .bashrc, the address of the login node, the output of `hostname
+    -I` (several words), and a public address behind NAT.
 
     ## Source
     PyTorch, torch/csrc/distributed/c10d/TCPStore.cpp and socket.cpp (2.13: seen there, 2026-11-21).
@@ -48,12 +48,12 @@ class MasterUnreachable(Cause, id="AR201"):
     """
 
     message = "{what}"
-    fix = "leave the address away under SLURM, else name one of {node} that all nodes reach: ip -br addr"
+    fix = "under SLURM omit the address; otherwise give one of {node} that all nodes reach (on {node}: ip -br addr)"
     exit_code = Exit.SETUP
     also = ("AR206", "AR203", "AR209", "AR202", "AR401", "AR402", "AR210", "AR414")
     told = (
-        "nothing answers where the ranks were told to meet: a wrong address, a filtered port, or a host that is not "
-        "up; these logs cannot tell which"
+        "the rendezvous address does not answer: wrong address, filtered port, or host down; these logs cannot tell "
+        "which"
     )
     signs = (
         Sign(
@@ -254,7 +254,7 @@ class MasterUnreachable(Cause, id="AR201"):
 
     @classmethod
     def survey(cls, cards: Sequence[Card]) -> Sequence[tuple[tuple[str, ...], Outcome]]:
-        """Fails where the endpoint that was named leads to no address of the leader, and nobody came by it."""
+        """Fails if the configured endpoint is no address of the leader, and no node joined through it."""
         asked = [card for card in cards if card.endpoint]
         if not asked or len(cards) < 2 or cards[0].facts is None:
             return []
@@ -268,10 +268,10 @@ class MasterUnreachable(Cause, id="AR201"):
         has_led = endpoint.strip("[]") in came_by or led_to & {parse_address(text) for text in came_by}
         if not led_to or not own or led_to & own or has_led or any(each and each.is_loopback for each in led_to):
             return []
-        there = "" if literal else f", which is {', '.join(sorted(map(str, led_to)))} there,"
-        what = f"the nodes were told to meet at {endpoint}; {leader.host}, which leads, has no such address"
+        there = "" if literal else f" (there {', '.join(sorted(map(str, led_to)))})"
+        what = f"the nodes were told to meet at {endpoint}, but the leader {leader.host} has no such address"
         evidence = (
-            f"{endpoint}{there} was named on {card.host} by --rdzv-endpoint or --master-addr",
+            f"{card.host} got {endpoint}{there} from --rdzv-endpoint or --master-addr",
             f"{leader.host} has {', '.join(str(nic) for nic in cards[0].facts.interfaces if nic.addresses)}",
         )
         return [((leader.host,), failed(*evidence, what=what))]

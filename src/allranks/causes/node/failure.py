@@ -1,4 +1,4 @@
-"""Is a node lost that was there?"""
+"""Was a node lost while the job ran?"""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ class NodeFailure(Cause, id="AR012"):
     """A node was lost while the job ran.
 
     ## What it means
-    The agent of the node is gone without a goodbye: the machine crashed or lost its network, or somebody killed the
-    agent there.
+    The agent of the node disconnected without an exit message. The machine crashed, lost its network, or somebody
+    killed the agent.
 
     ## Why it breaks the job
-    Its ranks are gone, too. The ranks of the other nodes wait for them in the next collective.
+    The ranks of the node are gone too. The ranks of the other nodes wait for them in the next collective.
 
     ## Example
-    From a public training log; the first line is srun's, the second slurmstepd's:
+    From a public training log; the first line is from srun, the second from slurmstepd:
 
         srun: error: Node failure on jean-zay-iam37
         slurmstepd: error: *** STEP 1943824.0 ON jean-zay-iam17 CANCELLED AT 2023-03-06T03:17:51 DUE TO NODE FAILURE, SEE SLURMCTLD LOG FOR DETAILS ***
 
     ## Fix
-    Is it up, and what does it say for itself?
+    Check whether the node is up, and read its kernel log:
 
         sinfo -N -n NODE -o '%N %T %E'
         ssh NODE 'uptime; dmesg -T | tail -50'
 
-    An agent alone is gone: `dmesg` shows an out-of-memory kill, the end of its SLURM log shows a signal. Start again
-    without the node (`--exclude=NODE`); from a checkpoint the job goes on where it was.
+    If only the agent is gone, `dmesg` shows an out-of-memory kill, or the end of its SLURM log shows a signal. Start
+    again without the node (`--exclude=NODE`); the job resumes from its last checkpoint.
 
     ## Source
     SLURM, ping_nodes.c, node_mgr.c and job_mgr.c in src/slurmctld, src/api/step_launch.c, src/slurmd/slurmstepd/req.c;
@@ -43,7 +43,10 @@ class NodeFailure(Cause, id="AR012"):
 
     message = "{what}"
     also = ("AR215",)
-    fix = "look at {node} (is it up? dmesg, the end of its SLURM log) and start again without it"
+    fix = (
+        "sinfo -N -n {node} -o '%N %T %E'; read dmesg and the end of its SLURM log; start again without it: "
+        "--exclude={node}"
+    )
     exit_code = Exit.NODE_FAULT
     told = "a node was lost while the job ran"
     signs = (

@@ -1,4 +1,4 @@
-"""Does the node give a job enough of what the kernel counts: shared and locked memory, open files, cores?"""
+"""Are the node's limits high enough for a job: shared memory, locked memory, open files, cores?"""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ LIKELY = Confidence.LIKELY
 
 
 class ShmTooSmall(Cause, id="AR002"):
-    """Shared memory is too small for NCCL and for data loaders.
+    """Shared memory is too small for NCCL and data loaders.
 
     ## What it means
-    `/dev/shm` is a directory in memory. Processes of one node pass data to each other through files in it. Here it is
-    small, or nearly full.
+    `/dev/shm` is a directory in memory, through whose files the processes of a node exchange data. On this node it is
+    small or nearly full.
 
     ## Why it breaks the job
-    NCCL and Gloo put the buffers between ranks of one node there, about 10 MiB for each pair and channel. PyTorch's
-    data loaders put whole batches there. When it is full, NCCL stops with a system error, and a loader's worker dies of
-    a bus error, often hours into the run. Containers are the usual reason: Docker gives them 64 MiB.
+    NCCL and Gloo keep the buffers between ranks of one node there, about 10 MiB for each pair and channel. PyTorch's
+    data loaders put whole batches there. When it is full, NCCL fails with a system error, and a data loader worker dies
+    of a bus error, often hours into the run. Containers are the usual reason: Docker gives them 64 MiB.
 
     ## Example
     From pytorch/ci-infra#490:
@@ -35,16 +35,16 @@ class ShmTooSmall(Cause, id="AR002"):
         misc/shmutils.cc:88 NCCL WARN Error: failed to extend /dev/shm/nccl-WU88OE to 9637892 bytes, error: No space left on device (28)
 
     ## Fix
-    See what is in it. Files `nccl-*` and `torch_*` of processes that are gone may be removed:
+    List its files. You may remove `nccl-*` and `torch_*` files of processes that no longer exist:
 
         df -h /dev/shm; ls -l /dev/shm
 
-    Make it larger. As root on the node, for good in /etc/fstab:
+    Make it larger, as root on the node; a line in /etc/fstab makes it permanent:
 
         mount -o remount,size=8G /dev/shm
 
-    In a container: `docker run --shm-size=8g` or `--ipc=host`; Apptainer uses the node's own.
-    In Kubernetes: mount an emptyDir with `medium: Memory` at /dev/shm.
+    In a container, use `docker run --shm-size=8g` or `--ipc=host`; Apptainer uses the node's own. In Kubernetes, mount
+    an emptyDir with `medium: Memory` at /dev/shm.
 
     ## Source
     NCCL user guide, "Troubleshooting", Shared Memory:
@@ -53,7 +53,7 @@ class ShmTooSmall(Cause, id="AR002"):
 
     message = "/dev/shm has {free} free of {size}"  # noqa: S108
     told = "/dev/shm is full: NCCL or MPI could not create a shared memory segment"  # noqa: S108
-    fix = "on {node}: mount -o remount,size=8G /dev/shm; in a container: --shm-size=8g"
+    fix = "as root on {node}: mount -o remount,size=8G /dev/shm; in a container: --shm-size=8g"
     exit_code = Exit.NODE_FAULT
     signs = (
         Sign(r"failed to extend (?P<thing>/dev/shm)/nccl-"),
@@ -96,14 +96,13 @@ class ShmTooSmall(Cause, id="AR002"):
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
-        """With GPUs, fails below 128 MiB in all or 64 MiB free, and warns below 1 GiB or 512 MiB; without, warns below
-        128 MiB or 64 MiB: data loaders alone need it there."""
+        """Fails below 128 MiB or 64 MiB free (warns without GPUs); with GPUs, warns below 1 GiB or 512 MiB free."""
         if card.facts is None:
-            return unknown("no facts of this node")
+            return unknown("this node reported no facts")
         place = next((place for place in card.facts.places if place.purpose == "/dev/shm"), None)  # noqa: S108
         if place is None or place.size_bytes is None or place.free_bytes is None:
             why = place.problem if place else card.facts.unread.get("places")
-            return unknown(why or "it was not looked at")
+            return unknown(why or "shared memory was not checked")
         values = {"free": size_text(place.free_bytes), "size": size_text(place.size_bytes)}
         if place.size_bytes < 128 * MIB or place.free_bytes < 64 * MIB:
             return failed(**values) if card.num_gpus else warned(**values)
@@ -113,30 +112,30 @@ class ShmTooSmall(Cause, id="AR002"):
 
 
 class IbMemlock(Cause, id="AR003"):
-    """Too little memory can be locked for RDMA.
+    """The limit on locked memory is too low for RDMA.
 
     ## What it means
-    A network card that does RDMA reads and writes memory by itself, so that memory must stay where it is: it is
-    locked. How much a process may lock is a limit (`ulimit -l`), and here it is low.
+    An RDMA network card reads and writes memory directly, so that memory must not move: it is locked. How much a
+    process may lock is limited (`ulimit -l`), and on this node the limit is low.
 
     ## Why it breaks the job
     NCCL locks its buffers when it sets up InfiniBand or RoCE. With a low limit that call fails with "Cannot allocate
-    memory", although there is memory enough. The job ends when the first collective starts. Without RDMA the limit does
-    no harm; a node that differs from the others in it was set up differently, and that is worth a look.
+    memory", although enough memory is free. The job fails when the first collective starts. Without RDMA the limit does
+    no harm, but a node whose limit differs was configured differently from the others.
 
     ## Example
-    From NVIDIA/nccl-tests#206; the limit there was 8 MiB:
+    From NVIDIA/nccl-tests#206, with a limit of 8 MiB:
 
         misc/ibvwrap.cc:278 NCCL WARN Call to ibv_reg_mr_iova2 failed with error Cannot allocate memory
 
     ## Fix
-    Look at it where the job runs, not in a login shell. SLURM hands limits on from two places:
+    Read the limit where the job runs, not in a login shell:
 
         srun --nodelist=NODE bash -c 'ulimit -l'
 
-    For the admin: `LimitMEMLOCK=infinity` in slurmd's systemd unit (systemctl edit slurmd), then restart slurmd; and
-    `PropagateResourceLimitsExcept=MEMLOCK` in slurm.conf, or else the low limit of the login node comes along.
-    In a container: `--ulimit memlock=-1`. Without RDMA on purpose: `NCCL_IB_DISABLE=1`.
+    The admin should set `LimitMEMLOCK=infinity` in slurmd's systemd unit (systemctl edit slurmd) and restart slurmd.
+    With `PropagateResourceLimitsExcept=MEMLOCK` in slurm.conf, SLURM does not copy the low limit of the login node. In
+    a container, use `--ulimit memlock=-1`. To run without RDMA, set `NCCL_IB_DISABLE=1`.
 
     ## Source
     NCCL user guide, "Troubleshooting", InfiniBand:
@@ -145,9 +144,11 @@ class IbMemlock(Cause, id="AR003"):
     The figure of 16 GiB: awsome-distributed-training, hyperpod-precheck.py (2026-02).
     """
 
-    message = "processes may lock only {limit} of memory; {wanted}"
-    told = "memory could not be locked for RDMA, most probably because of a low limit (ulimit -l)"
-    fix = "on {node}: LimitMEMLOCK=infinity for slurmd, PropagateResourceLimitsExcept=MEMLOCK in slurm.conf"
+    message = "a process may lock only {limit} of memory; {wanted}"
+    told = "memory could not be locked for RDMA, most probably because the limit (ulimit -l) is low"
+    fix = (
+        "for the admin of {node}: LimitMEMLOCK=infinity for slurmd, PropagateResourceLimitsExcept=MEMLOCK in slurm.conf"
+    )
     exit_code = Exit.NODE_FAULT
     also = ("AR301", "AR002")
     signs = (
@@ -189,23 +190,23 @@ class IbMemlock(Cause, id="AR003"):
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
-        """With an active RDMA port: fails below 16 GiB. Without one there is nothing to judge on one node alone."""
+        """Fails below 16 GiB if the node has an active RDMA port."""
         if card.facts is None:
-            return unknown("no facts of this node")
+            return unknown("this node reported no facts")
         if card.facts.environment.get("NCCL_IB_DISABLE") == "1":
             return skipped("NCCL_IB_DISABLE=1")
         if not _has_rdma(card.facts):
             return skipped("no active RDMA port")
         if "memlock_bytes" not in card.facts.limits:
-            return unknown(card.facts.unread.get("limits", "the limit was not read"))
+            return unknown(card.facts.unread.get("limits", "the limit could not be read"))
         limit = card.facts.limits["memlock_bytes"]
         if limit is not None and limit < 16 * GIB:
-            return failed(f"ulimit -l: {limit // KIB} KiB", limit=size_text(limit), wanted="RDMA wants unlimited")
+            return failed(f"ulimit -l: {limit // KIB} KiB", limit=size_text(limit), wanted="RDMA needs unlimited")
         return PASSED
 
     @classmethod
     def survey(cls, cards: Sequence[Card]) -> Sequence[tuple[tuple[str, ...], Outcome]]:
-        """Without RDMA: warns of nodes whose limit is lower than that of most nodes."""
+        """Without RDMA, warns about nodes whose limit is lower than that of most nodes."""
         known = [
             (card, math.inf if limit is None else float(limit))
             for card in cards
@@ -229,26 +230,26 @@ class TooManyOpenFiles(Cause, id="AR004"):
     """A process may open too few files.
 
     ## What it means
-    Every socket, pipe, shared-memory block and file that a process holds open counts against one limit (`ulimit -n`).
-    Here that limit is low.
+    Every socket, pipe, shared-memory block and file that a process has open counts toward one limit (`ulimit -n`). On
+    this node that limit is low.
 
     ## Why it breaks the job
-    A rank holds connections to many others, and each data loader holds pipes and shared tensors. When the limit is
-    reached, whatever opens the next file fails: a loader, a checkpoint, NCCL, an import. It comes late and looks like
-    something else. It grows with the number of ranks, so a job that works on two nodes fails on forty.
+    A rank has connections to many others, and each data loader has pipes and shared tensors. At the limit, the next
+    call that opens a file fails: a data loader, a checkpoint, NCCL, or an import. It happens late and looks like
+    another fault. The need grows with the number of ranks, so a job that works on two nodes can fail on forty.
 
     ## Example
-    From CPython's text for EMFILE:
+    CPython's text for EMFILE:
 
         OSError: [Errno 24] Too many open files: '/dev/shm/torch_2194_3017881412_12'
 
     ## Fix
-    In the batch script, as far as the hard limit goes:
+    In the batch script, raise it to the hard limit:
 
         ulimit -n $(ulimit -Hn)
 
-    For the admin: `LimitNOFILE=131072` in slurmd's systemd unit, and look whether slurm.conf hands the login node's
-    limit on (`PropagateResourceLimits`). For data loaders: fewer workers, or
+    The admin should set `LimitNOFILE=131072` in slurmd's systemd unit, and check whether slurm.conf copies the login
+    node's limit (`PropagateResourceLimits`). Data loaders need fewer files with fewer workers, or with
     `torch.multiprocessing.set_sharing_strategy("file_system")`.
 
     ## Source
@@ -259,8 +260,11 @@ class TooManyOpenFiles(Cause, id="AR004"):
     """
 
     message = "a process may open only {limit} files"
-    told = "a process ran out of open files (ulimit -n)"
-    fix = "in the batch script: ulimit -n $(ulimit -Hn); for good on {node}: LimitNOFILE=131072 for slurmd"
+    told = "a process reached its limit of open files (ulimit -n)"
+    fix = (
+        "in the batch script: ulimit -n $(ulimit -Hn); permanently, for the admin of {node}: LimitNOFILE=131072 for "
+        "slurmd"
+    )
     exit_code = Exit.NODE_FAULT
     signs = (
         Sign(r"\[Errno 24\] Too many open files(?:: '(?P<thing>[^']{1,200}))?"),
@@ -295,11 +299,11 @@ class TooManyOpenFiles(Cause, id="AR004"):
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
-        """Fails below 1024, the soft limit that most machines have."""
+        """Fails below 1024, the soft limit of most machines."""
         if card.facts is None:
-            return unknown("no facts of this node")
+            return unknown("this node reported no facts")
         if "nofile" not in card.facts.limits:
-            return unknown(card.facts.unread.get("limits", "the limit was not read"))
+            return unknown(card.facts.unread.get("limits", "the limit could not be read"))
         limit = card.facts.limits["nofile"]
         if limit is None or limit >= 1024:
             return PASSED
@@ -307,18 +311,18 @@ class TooManyOpenFiles(Cause, id="AR004"):
 
 
 class CpuStarved(Cause, id="AR011"):
-    """There are fewer cores than ranks, or fewer than on the other nodes.
+    """A node has fewer cores than ranks, or fewer than the other nodes.
 
     ## What it means
-    The cores that this job may use on the node are fewer than its workers there, or fewer than on most nodes with as
-    many workers to share them. What counts is what the step really has: its affinity (SLURM's binding, cgroup cpusets)
-    and the quotas of all cgroups above it.
+    The job may use fewer cores on the node than it has workers there, or fewer than on most nodes with as many workers.
+    allranks counts the cores of the job step: its affinity (SLURM's binding, cgroup cpusets) and the quotas of all
+    cgroups above it.
 
     ## Why it breaks the job
-    It runs, slowly. Each rank needs a core to feed its GPU and to drive the network, and Gloo computes on it. Where
-    several ranks share a core, one always waits, and a collective waits for the slowest. The usual reason is a batch
-    script that asks for tasks or GPUs and not for cores: SLURM then gives one core a task, and `srun` does not take
-    `--cpus-per-task` over from `sbatch`.
+    The job runs slowly. Each rank needs a core to feed its GPU and to drive the network, and Gloo computes on it. If
+    several ranks share a core, one always waits, and a collective waits for the slowest. Usually the batch script
+    requests tasks or GPUs but no cores. SLURM then gives each task one core, and `srun` ignores the `--cpus-per-task`
+    of `sbatch`.
 
     ## Example
     From torch/utils/data/dataloader.py, 2.13:
@@ -326,20 +330,20 @@ class CpuStarved(Cause, id="AR011"):
         UserWarning: This DataLoader will create 8 worker processes in total. Our suggested max number of worker in current system is 1
 
     ## Fix
-    Ask for cores, and hand them on to the step:
+    Request cores, and pass them to the step:
 
         #SBATCH --cpus-per-task=16
         export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 
-    or start fewer workers: `--nproc-per-node`. `allranks submit` does both.
+    Or start fewer workers: `--nproc-per-node`. `allranks submit` does both.
 
     ## Source
     SLURM, srun(1), --cpus-per-task: https://slurm.schedmd.com/srun.html (22.05 and later).
     """  # noqa: E501  (a real line)
 
-    message = "{cpus} cores for {workers} workers{others}"
-    told = "fewer cores than workers: the data loader itself says so"
-    fix = "ask for more cores a task (--cpus-per-task, and export SRUN_CPUS_PER_TASK), or start fewer workers"
+    message = "the node has {cores} for {workers} workers{others}"
+    told = "the node has fewer cores than workers, as the data loader reports"
+    fix = "request more cores per task (#SBATCH --cpus-per-task, export SRUN_CPUS_PER_TASK), or start fewer workers"
     no_fault_yet = "the lab divides the machine's cores among its nodes and cannot take one away"
     signs = (
         Sign(
@@ -353,17 +357,17 @@ class CpuStarved(Cause, id="AR011"):
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
-        """Warns where the cores that the job may use are fewer than the workers that drive GPUs."""
+        """Warns if the job may use fewer cores than it has workers with GPUs."""
         if card.facts is None or card.facts.num_cpus < 1:
-            return unknown("the number of cores is not known")
+            return unknown("the number of cores is unknown")
         # Workers without a GPU are what somebody asked for, on a laptop often more than cores.
         if card.num_gpus and card.facts.num_cpus < card.num_workers:
-            return warned(cpus=card.facts.num_cpus, workers=card.num_workers, others="")
+            return warned(cores=_cores(card.facts.num_cpus), workers=card.num_workers, others="")
         return PASSED
 
     @classmethod
     def survey(cls, cards: Sequence[Card]) -> Sequence[tuple[tuple[str, ...], Outcome]]:
-        """Warns where a node has fewer cores than most of the nodes, and not fewer workers to match."""
+        """Warns if a node has fewer cores than most nodes, and fewer per worker."""
         known = [
             (card, facts.num_cpus) for card, facts in with_facts(cards) if facts.num_cpus > 0 and card.num_workers > 0
         ]
@@ -373,7 +377,7 @@ class CpuStarved(Cause, id="AR011"):
         shares = [cpus / card.num_workers for card, cpus in known if cpus == usual]
         others = f"; {len(shares)} of {len(known)} nodes have {usual}"
         return [
-            ((card.host,), warned(cpus=cpus, workers=card.num_workers, others=others))
+            ((card.host,), warned(cores=_cores(cpus), workers=card.num_workers, others=others))
             for card, cpus in known
             if cpus < usual and cpus / card.num_workers < min(shares) and cls.probe(card).status is Status.PASS
         ]
@@ -385,6 +389,10 @@ def size_text(size_bytes: float) -> str:
         return "unlimited"
     unit, name = next(((unit, name) for unit, name in ((GIB, "GiB"), (MIB, "MiB")) if size_bytes >= unit), (KIB, "KiB"))
     return f"{size_bytes / unit:.1f}".removesuffix(".0") + f" {name}"
+
+
+def _cores(number: int) -> str:
+    return f"{number} core{'s' * (number != 1)}"
 
 
 def _has_rdma(facts: Facts) -> bool:

@@ -12,31 +12,31 @@ class HostOomKill(Cause, id="AR008"):
     """A process was killed because the node ran out of memory.
 
     ## What it means
-    The memory of the machine, or the share of it that the job was given, was used up, and the kernel ended a process
-    with SIGKILL. This is host memory, not that of a GPU.
+    The memory of the machine, or the job's share of it, was used up, and the kernel killed a process with SIGKILL. This
+    is host memory, not GPU memory.
 
     ## Why it breaks the job
-    A process that is killed so says nothing: its log just stops. The other ranks wait for it or lose their connection,
-    and name themselves. It comes late as a rule: when a checkpoint is gathered on one rank, when data loaders have
-    touched all their data, when an epoch ends. An exit code of -9 or 137 alone is no proof: somebody may have sent the
-    signal.
+    The killed process prints nothing: its log just stops. The other ranks wait for it or lose their connection, and
+    report themselves. It usually happens late: when one rank gathers a checkpoint, when data loaders have touched all
+    their data, or at the end of an epoch. An exit code of -9 or 137 alone is no proof, because anybody may have sent
+    the signal.
 
     ## Example
-    From a job on an HPE cluster; the texts are slurmstepd's, srun's and the kernel's:
+    From a job on an HPE cluster; the lines are from slurmstepd, srun and the kernel:
 
         slurmstepd: error: Detected 1 oom_kill event in StepId=8538204.0. Some of the step tasks have been OOM Killed.
         srun: error: nid006024: task 0: Out Of Memory
         Memory cgroup out of memory: Killed process 21044 (python3) total-vm:812345678kB, anon-rss:263456789kB
 
     ## Fix
-    See whether it was the kernel, and how much there was:
+    Check whether the kernel killed it, and how much memory was used:
 
         ssh NODE 'dmesg -T | grep -i -e oom -e "out of memory"'
         sacct -j JOB --format=JobID,State,ReqMem,MaxRSS,NodeList
 
-    Ask for all of the node: `#SBATCH --mem=0`; in Kubernetes raise `resources.limits.memory`. Use less: fewer data
-    loader workers, checkpoints in shards instead of the whole state on one rank, `low_cpu_mem_usage=True`, data that is
-    mapped instead of read.
+    Request all memory of the node: `#SBATCH --mem=0`; in Kubernetes raise `resources.limits.memory`. Or use less: fewer
+    data loader workers, sharded checkpoints instead of the whole state on one rank, `low_cpu_mem_usage=True`, and
+    memory-mapped data.
 
     ## Source
     Linux, mm/oom_kill.c; SLURM, its cgroup plugin, its accounting of memory, and srun's launch of tasks; Kubernetes,
@@ -45,9 +45,11 @@ class HostOomKill(Cause, id="AR008"):
     https://docs.ray.io/en/latest/ray-core/scheduling/ray-oom-prevention.html.
     """
 
-    message = "a process was killed: the node, or the job's share of it, ran out of memory"
-    fix = "ask for more (--mem=0 is all of the node), or use less: fewer loader workers, sharded checkpoints"
-    told = "out of host memory: a process was killed, most probably by the kernel"
+    message = "the kernel killed a process: the node, or the job's share of it, ran out of memory"
+    fix = (
+        "request more (sbatch --mem=0 is all of the node), or use less: fewer data loader workers, sharded checkpoints"
+    )
+    told = "a process was killed, most probably by the kernel: the host ran out of memory"
     exit_code = Exit.SETUP
     also = ("AR407",)
     signs = (

@@ -1,4 +1,4 @@
-"""Can the job write where it writes: the run directory, TMPDIR, HOME; and is the run directory shared?"""
+"""Can the job write to the run directory, TMPDIR and HOME, and is the run directory shared?"""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ class DiskFull(Cause, id="AR005"):
     """A disk that the job writes to is full.
 
     ## What it means
-    The run directory, TMPDIR or HOME has next to no free space, or the quota there is used up.
+    The run directory, TMPDIR or HOME has almost no free space, or its quota is used up.
 
     ## Why it breaks the job
-    The first write that does not fit ends a rank: a log line, a compiled kernel in TMPDIR or `~/.cache`, and most often
-    the checkpoint, which is then half written and lost as well. The other ranks wait for it in a collective.
+    The first write that does not fit fails and ends a rank. It may be a log line, a compiled kernel in TMPDIR or
+    `~/.cache`, or most often the checkpoint, which is then incomplete. The other ranks wait for it in a collective.
 
     ## Example
-    From CPython's text for ENOSPC:
+    CPython's text for ENOSPC:
 
         OSError: [Errno 28] No space left on device
 
     ## Fix
-    See which file system it is, and what fills it:
+    Find out which file system is full, and with what:
 
         df -h "$TMPDIR" "$HOME"; df -i "$TMPDIR"; du -xsh "$TMPDIR"/* | sort -h | tail
 
-    On a file system with quotas: `quota -s`, or `lfs quota -h -u $USER DIRECTORY` on Lustre. Files that earlier jobs
-    left in TMPDIR are the usual filling of a node's local disk. To go on at once: another TMPDIR, `--log-dir` on
-    another file system, or the job without that node.
+    On a file system with quotas, use `quota -s`, or `lfs quota -h -u $USER DIRECTORY` on Lustre. Leftover files of
+    earlier jobs in TMPDIR often fill a node's local disk. To continue at once, set another TMPDIR, use `--log-dir` on
+    another file system, or exclude that node.
 
     ## Source
     statvfs(3) and errno(3), Linux man-pages 6.9. Kubernetes, pkg/kubelet/eviction/helpers.go.
     """
 
-    message = "{place} ({path}): {free} left"
-    told = "a disk is full, or a quota used up"
-    fix = "on {node}: df -h {path}; remove what is old there, or name another place (TMPDIR, --log-dir)"
+    message = "{place} ({path}) has {free} left"
+    told = "a disk is full, or a quota is used up"
+    fix = "on {node}: df -h {path}; remove old files there, or use another place (TMPDIR, --log-dir)"
     exit_code = Exit.NODE_FAULT
     signs = (
         # A path in /dev/shm is another cause.
@@ -122,9 +122,9 @@ class DiskFull(Cause, id="AR005"):
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
-        """Fails with less than 64 MiB free in run directory or TMPDIR, warns below 1 GiB and of a full HOME."""
+        """Fails with less than 64 MiB free in the run directory or TMPDIR; warns below 1 GiB, or if HOME is full."""
         if card.facts is None:
-            return unknown("no facts of this node")
+            return unknown("this node reported no facts")
         places = [place for place in card.facts.places if place.purpose in _WRITTEN_TO]
         known = {place.purpose: place for place in places if place.free_bytes is not None}
         worst = PASSED
@@ -145,41 +145,41 @@ class DiskFull(Cause, id="AR005"):
         for place in places:
             if place.free_bytes is None:
                 return unknown(f"{place.purpose}: {place.problem}")
-        return PASSED if places else unknown(card.facts.unread.get("places", "no directory was looked at"))
+        return PASSED if places else unknown(card.facts.unread.get("places", "no directory was checked"))
 
 
 class RunDirNotShared(Cause, id="AR006"):
     """A node does not see the leader's run directory.
 
     ## What it means
-    The leader wrote a file into the run directory, and the same path on this node does not show it, or shows another
-    one, or cannot be written to. So the path is on a local disk there, or another file system is mounted.
+    The leader wrote a file into the run directory. On this node the same path does not show that file, shows another
+    one, or is not writable. The path is on a local disk there, or another file system is mounted.
 
     ## Why it breaks the job
-    Logs, verdict and checkpoints of one job lie in many places, and those on local disks are gone with the node.
-    Sharded checkpoints cannot be put together again, so the job cannot resume. Where the leader is found through the
-    run directory, the node does not find it.
+    Logs, verdict and checkpoints of one job are spread over several places, and those on local disks are lost with the
+    node. Sharded checkpoints are incomplete, so the job cannot resume. If the leader is found through the run
+    directory, this node cannot find it.
 
     ## Example
-    From allranks' own line where the leader's announcement is not visible:
+    A line of allranks where a node cannot see the leader's announcement:
 
         waiting 6 s for node03 (rank 3); 5 of 6 are here
 
     ## Fix
-    Compare what is mounted:
+    Compare which file systems are mounted:
 
         srun --ntasks-per-node=1 bash -c 'hostname; findmnt --target RUN_DIRECTORY'
 
-    Then name a directory that all nodes share with `--log-dir`, or mount it on the odd node (`mount -a` as root, and
-    look at `systemctl --failed`). A container must bind it, too.
+    Then choose a directory that all nodes share with `--log-dir`, or mount it on the odd node (`mount -a` as root, and
+    check `systemctl --failed`). A container must bind it too.
 
     ## Source
     findmnt(8), util-linux 2.38. What allranks keeps there: docs of `allranks run`.
     """
 
-    message = "{path} on {node}: {what}"
-    told = "a directory of the job is not there on a node"
-    fix = "name a directory that all nodes share: --log-dir; or mount it on {node}: findmnt --target {path}"
+    message = "run directory {path} is not usable on {node}: {what}"
+    told = "a directory of the job is missing on a node"
+    fix = "choose a directory that all nodes share: --log-dir; or mount it on {node} (findmnt --target {path})"
     exit_code = Exit.NODE_FAULT
     signs = (
         Sign(
@@ -201,17 +201,17 @@ class RunDirNotShared(Cause, id="AR006"):
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
-        """Says on which nodes the run directory could not be looked at: that is no proof of anything."""
+        """Reports on which nodes the run directory could not be checked, which proves nothing."""
         place = _run_directory(card)
         if place is None:
-            return skipped("no run directory was looked at")
+            return skipped("no run directory was checked")
         if place.free_bytes is None and place.problem is not None:
             return unknown(f"{place.path}: {place.problem}")
         return PASSED
 
     @classmethod
     def survey(cls, cards: Sequence[Card]) -> Sequence[tuple[tuple[str, ...], Outcome]]:
-        """Fails where a node does not see the leader's file in the run directory, or may not write there."""
+        """Fails if a node does not see the leader's file in the run directory, or may not write there."""
         places = {card.host: _run_directory(card) for card in cards}
         leaders = [card for card in cards if card.came_by is None]
         leader = max(
@@ -226,7 +226,7 @@ class RunDirNotShared(Cause, id="AR006"):
         # Where nobody sees what the leader wrote, the leader is the odd one.
         is_leaders = len(blind) == len(others) > 1
         if is_leaders:
-            alone = f"none of the {len(others)} other nodes sees the file that {leader.host} wrote there"
+            alone = f"none of the {len(others)} other nodes sees the file that {leader.host} wrote"
             found.append(((leader.host,), failed(path=theirs.path, what=alone)))
         for card in cards:
             place = places[card.host]
@@ -243,7 +243,7 @@ def is_full(place: Place) -> bool:
 
 def _free(place: Place) -> str:
     if is_full(place):
-        return "nothing (disk or quota)"
+        return "no space"
     return size_text(place.free_bytes or 0)
 
 
@@ -263,11 +263,11 @@ def _objection(place: Place, theirs: Place, leader: str) -> str | None:
     if is_full(place):
         return None  # AR005 says so
     if place.is_writable is False:
-        return f"it cannot be written to: {place.problem or 'no permission'}"
+        return f"it is not writable: {place.problem or 'no permission'}"
     if place.problem is not None:
-        return "there is no such directory" if "No such file" in place.problem else None
+        return "the directory does not exist" if "No such file" in place.problem else None
     if theirs.nonce is None or place.nonce == theirs.nonce:
         return None
     if place.nonce is None:
-        return f"the file that {leader} wrote there is not visible: another directory of the same name"
-    return f"it shows another file than the one that {leader} wrote there: another directory of the same name"
+        return f"the file that {leader} wrote is missing, so this is another directory of the same name"
+    return f"it shows another file than {leader} wrote, so this is another directory of the same name"

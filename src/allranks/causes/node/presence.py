@@ -1,4 +1,4 @@
-"""Is the node there, is it one node and not two, does its clock agree?"""
+"""Did the node's agent join, does its host name occur only once, is its clock right?"""
 
 from __future__ import annotations
 
@@ -13,69 +13,70 @@ from allranks.model.finding import Confidence, Status
 
 
 class NodeSilent(Cause, id="AR001"):
-    """A node's agent did not come to the roll call.
+    """A node's agent did not join the roll call.
 
     ## What it means
-    SLURM gave the node to the job, and nobody there said a word to the leader in time.
+    SLURM gave the node to the job, but no agent of that node contacted the leader in time.
 
     ## Why it breaks the job
-    A group needs all its ranks. Plain PyTorch waits for the missing ones until the timeout, 10 or 30 minutes, and then
-    does not say which they are.
+    A group needs all its ranks. Plain PyTorch waits for the missing ones until the timeout of 10 or 30 minutes, and
+    then does not say which they are.
 
     ## Example
-    From allranks' own verdict:
+    A finding of allranks:
 
-        AR001 node-silent   node03   its agent did not come within 60 s; 5 of 6 nodes are here
+        AR001 node-silent   node03   the node's agent did not join within 60 s; 5 of 6 nodes joined
 
     ## Fix
-    See whether it is up, and whether anything starts there:
+    Check whether the node is up, and whether a command starts there:
 
         sinfo -N -n NODE -o '%N %T %E'
         srun --overlap --jobid=JOB --nodelist=NODE hostname
 
-    Up and silent: Python may hang on a network file system (`allranks stack JOB` shows processes without an agent's
-    help), or the leader's port is closed to it. Start without it: `--exclude=NODE`. On slow file systems give it
-    longer: `[guard] join_s` in cluster.toml.
+    If the node is up, Python may hang on a network file system (`allranks stack JOB` shows processes without help of an
+    agent), or a firewall blocks the leader's port. To start without the node, use `--exclude=NODE`. If file systems are
+    slow, allow more time with `[guard] join_s` in cluster.toml.
 
     ## Source
     How long is waited, and why: allranks' roll call.
     """
 
     message = "{what}"
-    fix = "is it up, and can it reach the leader? Or start without it: --exclude={node}"
+    fix = "sinfo -N -n {node} -o '%N %T %E' shows whether it is up; start without it: --exclude={node}"
     exit_code = Exit.NODE_FAULT
 
 
 class ClockSkew(Cause, id="AR007"):
-    """A node's clock differs from the others'.
+    """A node's clock differs from those of the others.
 
     ## What it means
-    The clock of the node is wrong by more than a network explains: nothing sets it, or it was set by hand.
+    The clock of the node is off by more than network delays explain: no time service sets it, or somebody set it by
+    hand.
 
     ## Why it breaks the job
-    Training itself does not look at the clock. What is around it does: munge refuses SLURM's messages when clocks are
-    minutes apart, certificates and tokens are "not yet valid", file times on a shared file system lie, and the logs
-    of two nodes cannot be laid side by side, which is where one looks first after a hang.
+    Training itself does not use the clock, but other parts do. munge rejects SLURM's messages if clocks are minutes
+    apart, certificates and tokens are "not yet valid", and file times on a shared file system are wrong. After a hang,
+    the logs of two nodes cannot be compared by time.
 
     ## Example
-    From munge 0.5 (EMUNGE_CRED_REWOUND) in slurmctld.log: the sender's clock is ahead:
+    From munge 0.5 (EMUNGE_CRED_REWOUND) in slurmctld.log, where the sender's clock is ahead:
 
         error: Munge decode failed: Rewound credential
 
     ## Fix
-    See who sets it, and by how much it is off:
+    Show which service sets the clock, and its error:
 
         timedatectl; chronyc tracking
 
-    As root: `systemctl enable --now chronyd; chronyc makestep`.
+    Then, as root: `systemctl enable --now chronyd; chronyc makestep`.
 
     ## Source
     munge(7), credentials' time to live: https://github.com/dun/munge/wiki (0.5.16).
     chronyc(1): https://chrony-project.org/documentation.html (4.6).
     """
 
-    message = "{culprit}'s clock is {offset_s} s off the others'"
-    told = "the clocks of two nodes disagree"
+    message = "the clock of {culprit} differs from the others by {offset_s} s"
+    told = "the clocks of two nodes differ"
     fix = "as root on {node}: systemctl enable --now chronyd && chronyc makestep"
     exit_code = Exit.NODE_FAULT
     symptoms = (Symptom.CLOCK,)
@@ -97,38 +98,38 @@ class ClockSkew(Cause, id="AR007"):
 
     @classmethod
     def probe(cls, card: Card) -> Outcome:
-        """Never an alarm on one node alone: it notes a clock that nothing sets. Offsets are measured between nodes."""
+        """Notes a clock that no time service sets; it never warns, because offsets are measured between nodes."""
         if card.facts is None:
-            return unknown("no facts of this node")
+            return unknown("this node reported no facts")
         if card.facts.is_clock_synchronised is None:
-            return skipped("the kernel does not say whether the clock is synchronised")
-        return PASSED if card.facts.is_clock_synchronised else Outcome(Status.PASS, "not synchronised (NTP)")
+            return skipped("the kernel does not report whether the clock is synchronized")
+        return PASSED if card.facts.is_clock_synchronised else Outcome(Status.PASS, "not synchronized (NTP)")
 
 
 class DuplicateHost(Cause, id="AR009"):
-    """Two machines of the job have the same identity.
+    """Two machines of the job have the same host name.
 
     ## What it means
-    Two nodes say the same host name. If they have the same boot id, too, they are copies of one image or containers
-    of one machine.
+    Two nodes report the same host name. If their boot ids are equal too, they are copies of one image, or containers of
+    one machine.
 
     ## Why it breaks the job
-    NCCL takes host name and boot id for the machine. Where both are equal it believes that the ranks are on one
-    machine, tries shared memory and direct GPU copies between them, and hangs, or says that a GPU is used twice. Where
-    only the names are equal, logs and verdicts name the wrong node, and Gloo may connect to the wrong one.
+    NCCL identifies a machine by host name and boot id. If both are equal, it treats the ranks as if they were on one
+    machine. It tries shared memory and direct GPU copies between them, and hangs or reports that a GPU is used twice.
+    If only the names are equal, logs and verdicts name the wrong node, and Gloo may connect to the wrong one.
 
     ## Example
-    From horovod/horovod#3949; NCCL says so when two machines look like one:
+    From horovod/horovod#3949; NCCL prints this if two machines look like one:
 
         init.cc:748 NCCL WARN Duplicate GPU detected : rank 0 and rank 1 both on CUDA device 3b000
 
     ## Fix
-    Compare:
+    Compare the nodes:
 
         srun --ntasks-per-node=1 bash -c 'echo $SLURMD_NODENAME $(hostname) $(cat /proc/sys/kernel/random/boot_id)'
 
-    Give each its own name (`hostnamectl set-hostname NAME` as root). For containers that share boot id and name on
-    purpose, tell NCCL who is who, before the job:
+    Give each its own name (`hostnamectl set-hostname NAME` as root). If containers share name and boot id on purpose,
+    tell NCCL their identities before the job:
 
         export NCCL_HOSTID=$SLURMD_NODENAME
 
@@ -137,14 +138,16 @@ class DuplicateHost(Cause, id="AR009"):
     https://docs.nvidia.com/deeplearning/nccl/user-guide/docs/env.html.
     """
 
-    message = "{count} machines say that they are {name}: {what}"
-    fix = "as root: hostnamectl set-hostname NAME; or for NCCL alone: export NCCL_HOSTID=$SLURMD_NODENAME"
+    message = "{count} machines have the host name {name}: {what}"
+    fix = (
+        "as root on one of them: hostnamectl set-hostname NAME; or for NCCL alone: export NCCL_HOSTID=$SLURMD_NODENAME"
+    )
     exit_code = Exit.SETUP
     also = ("AR107",)
 
     @classmethod
     def survey(cls, cards: Sequence[Card]) -> Sequence[tuple[tuple[str, ...], Outcome]]:
-        """Fails where NCCL takes two machines for one (name and boot id equal, addresses not), warns of equal names."""
+        """Fails if two machines with different addresses have equal names and boot ids; warns if only names are."""
         by_name: dict[str, list[Card]] = defaultdict(list)
         for card in cards:
             if card.facts and card.facts.host_name:
@@ -159,9 +162,9 @@ class DuplicateHost(Cause, id="AR009"):
             evidence = [f"{card.host}: boot id {card.facts.boot_id or 'unknown'}" for card in same if card.facts]
             identities = [_nccl_identity(card.facts) for card in same if card.facts]
             if None not in identities and len(set(identities)) < len(identities):
-                outcome = failed(*evidence, count=len(same), name=name, what="NCCL takes them for one")
+                outcome = failed(*evidence, count=len(same), name=name, what="NCCL treats them as one machine")
             else:
-                what = "a boot id is not known" if None in identities else "NCCL can tell them apart, logs cannot"
+                what = "a boot id is unknown" if None in identities else "NCCL can tell them apart, logs cannot"
                 outcome = warned(*evidence, count=len(same), name=name, what=what)
             found.append((hosts, outcome))
         return found
@@ -171,32 +174,32 @@ class ProcessStopped(Cause, id="AR010"):
     """A worker's process is stopped.
 
     ## What it means
-    The process exists and does not run: somebody or something sent it SIGSTOP, a debugger holds it, or its cgroup is
-    frozen. `ps` shows state T, or t under a debugger.
+    The process exists but does not run: it got SIGSTOP, a debugger stopped it, or its cgroup is frozen. `ps` shows
+    state T, or t under a debugger.
 
     ## Why it breaks the job
-    The connections of a stopped process stay open, so nobody notices. All other ranks wait in the next collective until
-    it times out, and each of them then names itself.
+    The connections of a stopped process stay open, so no peer notices. All other ranks wait in the next collective
+    until it times out, and then each reports itself.
 
     ## Example
-    From ps(1), state column:
+    From ps(1); the last column is the state:
 
         alice  21044  0.0  1.2 python3 train.py  T
 
     ## Fix
-    Let it go on:
+    Continue the process:
 
         kill -CONT PID
 
-    and find out who stopped it: `grep TracerPid /proc/PID/status` names a debugger; `scontrol show job JOB` says
-    SUSPENDED where SLURM did it (`scontrol resume JOB`), often by gang scheduling.
+    Then find out what stopped it: `grep TracerPid /proc/PID/status` shows a debugger. `scontrol show job JOB` shows
+    SUSPENDED if SLURM did it, often by gang scheduling (`scontrol resume JOB`).
 
     ## Source
     proc(5), /proc/PID/status, and signal(7), Linux man-pages 6.9.
     """
 
     message = "{what}"
-    fix = "on {node}: kill -CONT PID; see who stopped it: grep TracerPid /proc/PID/status"
+    fix = "on {node}: kill -CONT PID; to see what stopped it: grep TracerPid /proc/PID/status"
     told = "a process is stopped (SIGSTOP, a debugger, a suspended job)"
     exit_code = Exit.NODE_FAULT
     signs = (

@@ -1,4 +1,4 @@
-"""Can the saved state be read, and by this number of ranks?"""
+"""Can the checkpoint be read, and by this number of ranks?"""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ class CheckpointCorrupt(Cause, id="AR601"):
     """A checkpoint or weights file is incomplete or damaged.
 
     ## What it means
-    The file exists and cannot be read to its end: the writer was killed in the middle, the disk or the quota was full,
-    a copy or download stopped, or it is a Git LFS pointer instead of the file.
+    The file exists but cannot be read to its end. The writer was killed, the disk or quota was full, a copy or download
+    stopped, or the file is a Git LFS pointer.
 
     ## Why it breaks the job
-    The job cannot go on from where it was, and a restart fails at the same place each time. Where only some ranks read
-    the damaged part, they end with an exception and the others wait for them.
+    The job cannot resume, and every restart fails at the same place. If only some ranks read the damaged part, they
+    fail with an exception, and the others wait for them.
 
     ## Example
-    From open-mmlab/mmdetection#4835, torch 1.6; and from torch 2.0:
+    From open-mmlab/mmdetection#4835 (torch 1.6), and from torch 2.0:
 
         RuntimeError: [enforce fail at inline_container.cc:144] . PytorchStreamReader failed reading zip archive: failed finding central directory
         RuntimeError: PytorchStreamReader failed reading file data/8: invalid header or archive is corrupted
 
     ## Fix
-    Go on from the checkpoint before it; move the damaged one away so that no restart picks it. Test one:
+    Resume from the previous checkpoint, and move the damaged one away so that no restart picks it. Test a file:
 
         python -c "import torch, sys; torch.load(sys.argv[1], map_location='cpu', weights_only=True)" FILE
 
-    Whether a directory keeps checkpoints at all: `allranks check --checkpoints DIR`.
-    Write to a temporary name and rename when it is complete, from one rank or with torch.distributed.checkpoint; look
-    at `df` and the quota. A file of a few hundred bytes is a pointer: `git lfs pull`.
+    `allranks check --checkpoints DIR` tests whether a directory can hold checkpoints. Write to a temporary name and
+    rename the complete file, from one rank or with torch.distributed.checkpoint. Check `df` and the quota. A file of a
+    few hundred bytes is a pointer: `git lfs pull`.
 
     ## Source
     PyTorch, caffe2/serialize/inline_container.cc and third_party/miniz (the zip's words; "high likelihood" since
@@ -42,7 +42,7 @@ class CheckpointCorrupt(Cause, id="AR601"):
 
     message = "a checkpoint is incomplete or damaged"
     told = "a checkpoint or weights file is incomplete or damaged"
-    fix = "go on from the checkpoint before it, and move the damaged one away; look at df and the quota"
+    fix = "resume from the previous checkpoint, and move the damaged one away; check df and the quota"
     exit_code = Exit.SETUP
     also = ("AR005",)
     signs = (
@@ -101,8 +101,8 @@ class CheckpointCorrupt(Cause, id="AR601"):
         "OSError: Unable to open file (truncated file: eof = 96, sblock->base_addr = 0, stored_eof = 2048)",
         "FileNotFoundError: [Errno 2] No such file or directory: '/ckpt/step-1000/.metadata'",
         "allranks.state.saved.checkpoint.CheckpointError: none of the 2 checkpoints in /scratch/ckpt is whole, the "
-        "newest: rank 1 reads rank_00001.state: block 3 of 96 does not match its checksum; move them away to begin "
-        "anew",
+        "newest: rank 1 reads rank_00001.safetensors: block 3 of 96 does not match its checksum; move them away to "
+        "begin anew",
         "allranks: checkpoint /scratch/ckpt/step_300 is passed over: rank 0 reads MANIFEST.json: is not there; going "
         "on from step_200",
         "tensorflow.python.framework.errors_impl.DataLossError: Data loss: not an sstable (bad magic number)",
@@ -122,15 +122,15 @@ class CheckpointCorrupt(Cause, id="AR601"):
 
 
 class WorldSizeChanged(Cause, id="AR603"):
-    """The saved state belongs to another number of ranks.
+    """The checkpoint was written by another number of ranks.
 
     ## What it means
-    The checkpoint was written by a job of another size: optimizer state in as many shards as there were ranks, tensors
-    cut for another tensor or pipeline parallelism. Or the batch size does not divide by the new number of ranks.
+    A job of another size wrote the checkpoint: it has one optimizer shard per rank of that job, or tensors that were
+    split for another tensor or pipeline parallelism. Or the batch size is not divisible by the new number of ranks.
 
     ## Why it breaks the job
-    Each rank reads the shard of its own number. With fewer or more ranks, shards are missing or left over; frameworks
-    refuse, or fail later with tensors of unequal sizes.
+    Each rank reads the shard of its own number. With fewer or more ranks, shards are missing or unused. Frameworks
+    reject such a checkpoint, or fail later with tensors of unequal sizes.
 
     ## Example
     From THUDM/GLM#136, DeepSpeed:
@@ -138,9 +138,9 @@ class WorldSizeChanged(Cause, id="AR603"):
         deepspeed.runtime.zero.utils.ZeRORuntimeException: The checkpoint being loaded used a DP world size of 256 but the current world size is 2. Automatic adjustment of ZeRO's optimizer state partitioning with a new world size is not currently supported.
 
     ## Fix
-    Run with the old number of ranks, or convert the state: DeepSpeed's universal checkpoint (`ds_to_universal.py
-    --input_folder IN --output_folder OUT`, `"load_universal": true`), Megatron's `--ckpt-format torch_dist`,
-    `torch.distributed.checkpoint` (it reshards). Only the weights are needed: load without the optimizer. An elastic
+    Run with the old number of ranks, or convert the checkpoint: DeepSpeed's universal checkpoint (`ds_to_universal.py
+    --input_folder IN --output_folder OUT`, `"load_universal": true`), Megatron's `--ckpt-format torch_dist`, or
+    `torch.distributed.checkpoint`, which reshards. If you need only the weights, load without the optimizer. An elastic
     restart with fewer nodes needs one of these from the start.
 
     ## Source
@@ -149,8 +149,8 @@ class WorldSizeChanged(Cause, id="AR603"):
     megatron/training/checkpointing.py. All read 2026-11-21.
     """  # noqa: E501  (a real line)
 
-    message = "the saved state belongs to another number of ranks"
-    told = "the saved state belongs to another number of ranks than this job has"
+    message = "the checkpoint was written by another number of ranks"
+    told = "the checkpoint was written by another number of ranks than this job has"
     fix = (
         "run with the number of ranks that wrote it, or convert it (universal checkpoint, torch.distributed.checkpoint)"
     )

@@ -1,4 +1,4 @@
-"""Does an elastic job go on, and from where it was?"""
+"""Does an elastic job resume, and from its last checkpoint?"""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ _NOBODY = Blames.NOBODY
 
 
 class ElasticNoResume(Cause, id="AR602"):
-    """An elastic job was to start anew, and did not go on from where it was.
+    """An elastic job restarted but did not resume from its checkpoint.
 
     ## What it means
-    torchrun restarts all workers when one fails or a node joins. It does not restore anything: the script must load its
-    last checkpoint at start. This one found none, did not look for one, or looked in another place. Or the agents did
-    not come together again: the first one that gives up or is done closes the rendezvous, and whoever comes to it later
-    gets a RendezvousClosedError, also after a restart of its pod, as long as the run's id is the same.
+    torchrun restarts all workers when one fails or a node joins, but it restores nothing: the script must load its last
+    checkpoint when it starts. This script found none, did not look for one, or looked in another place. Or the agents
+    did not meet again: the first agent that gives up or finishes closes the rendezvous. An agent that joins later gets
+    a RendezvousClosedError, even after a restart of its pod, as long as the run's id is the same.
 
     ## Why it breaks the job
-    All steps since the start are lost, without an error. Learning rate and data order begin anew as well, so the
-    curves of before and after do not fit together. With frequent preemptions the job never ends.
+    All steps since the start are lost without an error. Learning rate and data order start again too, so the curves
+    before and after do not match. With frequent preemptions the job never finishes.
 
     ## Example
-    torchrun of torch 2.4, and Megatron-LM after it:
+    From torchrun of torch 2.4, followed by Megatron-LM:
 
         INFO:torch.distributed.elastic.agent.server.api:[default] Worker group FAILED. 3/3 attempts left; will restart worker group
         WARNING: could not find the metadata file /ckpt/latest_checkpointed_iteration.txt
             will not load any checkpoints and will start from random
 
     ## Fix
-    Load at start, whatever started the process: `trainer.train(resume_from_checkpoint=True)`, `trainer.fit(model,
+    Load the checkpoint at every start: `trainer.train(resume_from_checkpoint=True)`, `trainer.fit(model,
     ckpt_path="last")`, Megatron `--load` equal to `--save`, DeepSpeed `load_checkpoint(DIR)` with its `latest` file.
-    Save often enough, with optimizer, step, data position and random state, to a directory that all nodes share and
-    whose name does not contain the time or the attempt.
+    Save often, with optimizer, step, data position and random state. Save to a directory that all nodes share and whose
+    name contains neither the time nor the attempt.
 
     ## Source
     PyTorch, "Train script": https://docs.pytorch.org/docs/stable/elastic/train_script.html; its words: 2.13,
@@ -42,9 +42,9 @@ class ElasticNoResume(Cause, id="AR602"):
     copies of it have them (read 2026-11-21).
     """  # noqa: E501  (a real line)
 
-    message = "an elastic job was to start anew, and did not go on from where it was"
-    told = "an elastic job was to start anew, and did not go on from where it was"
-    fix = "load the last checkpoint at the start of the script; after a closed rendezvous, start with a new --rdzv-id"
+    message = "an elastic job restarted but did not resume from its checkpoint"
+    told = "an elastic job restarted but did not resume from its checkpoint"
+    fix = "load the last checkpoint when the script starts; after a closed rendezvous, start with a new --rdzv-id"
     exit_code = Exit.USER_CODE
     aliases = ("MN5",)
     also = ("AR404", "AR414", "AR509")
@@ -86,35 +86,34 @@ class ElasticNoResume(Cause, id="AR602"):
 
 
 class BelowMinimum(Cause, id="AR608"):
-    """Fewer nodes are left than an elastic job may run with.
+    """Fewer nodes are left than the elastic job needs.
 
     ## What it means
-    An elastic job may run with a number of nodes between a minimum and a maximum (`torchrun --nnodes=4:8`). Nodes left
-    it, and what remained is below the minimum.
+    An elastic job runs with a number of nodes between a minimum and a maximum (`torchrun --nnodes=4:8`). Nodes left,
+    and the rest is below the minimum.
 
     ## Why it breaks the job
-    It does not end, it waits: the agents meet at a new rendezvous and stay there until enough nodes came, or until the
-    rendezvous times out (torchrun: `join_timeout`, 600 s). GPUs are reserved and idle in the meantime.
+    The job does not end, it waits: the agents meet at a new rendezvous until enough nodes join, or until the rendezvous
+    times out (torchrun: `join_timeout`, 600 s). Meanwhile the GPUs are reserved and idle.
 
     ## Example
-    From torch 2.13 with TORCH_LOGS or the rendezvous logger at DEBUG (otherwise torchrun says nothing while it waits;
-    a job of `--nnodes=3:4` that was scaled down to 2 ends ten minutes later,
-    intelligent-machine-learning/dlrover#1534):
+    From torch 2.13 with the rendezvous logger at DEBUG; otherwise torchrun prints nothing while it waits. In
+    intelligent-machine-learning/dlrover#1534, a job of `--nnodes=3:4` with 2 nodes left ended ten minutes later:
 
         Number of participants 2 less than min_nodes 3, clearing deadline in state
 
     ## Fix
-    Bring nodes back, or allow fewer (`--nnodes=MIN:MAX`, Horovod `--min-np`). Say how long it may wait:
-    `--rdzv-conf=join_timeout=1800`. If nodes keep leaving, find out why they left: that is the cause.
+    Bring nodes back, or allow fewer (`--nnodes=MIN:MAX`, Horovod `--min-np`). Set how long the job may wait:
+    `--rdzv-conf=join_timeout=1800`. If nodes keep leaving, find out why: that is the cause.
 
     ## Source
     PyTorch, torchrun, "Elastic": https://docs.pytorch.org/docs/stable/elastic/run.html (2.13);
     torch/distributed/elastic/ rendezvous/dynamic_rendezvous.py, _remove_participant_epilogue, 2.13 (read 2026-11-21).
     """
 
-    message = "fewer nodes are left than the job may run with"
-    told = "fewer nodes are left than the elastic job may run with: it waits for more"
-    fix = "bring nodes back or allow fewer: --nnodes MIN:MAX; find out why they left"
+    message = "fewer nodes are left than the job needs"
+    told = "fewer nodes are left than the elastic job needs, so it waits for more"
+    fix = "bring nodes back, or allow fewer: --nnodes MIN:MAX; find out why the nodes left"
     exit_code = Exit.NODE_FAULT
     signs = (
         Sign(
@@ -132,18 +131,18 @@ class BelowMinimum(Cause, id="AR608"):
 
 
 class HorovodElasticTimeout(Cause, id="AR609"):
-    """Elastic Horovod waited in vain for enough slots.
+    """Elastic Horovod did not get enough slots in time.
 
     ## What it means
-    Horovod ran elastically (`--min-np`), lost hosts, and fewer slots remained than `--min-np`. It does not fail at
-    once: it pauses and asks the discovery script once a second for more hosts. `HOROVOD_ELASTIC_TIMEOUT` (600 s, or
-    `--elastic-timeout`) later it gives up. Hosts on which a worker failed are blacklisted and do not count, even when
-    the script still lists them. The other end: `--reset-limit` restarts were used up.
+    Horovod ran elastically (`--min-np`), lost hosts, and had fewer slots than `--min-np`. It does not fail at once: it
+    pauses, and asks the discovery script once a second for more hosts. It gives up after `HOROVOD_ELASTIC_TIMEOUT` (600
+    s, or `--elastic-timeout`). Hosts on which a worker failed are blacklisted and do not count, even if the script
+    still lists them. The job also ends when `--reset-limit` restarts are used up.
 
     ## Why it breaks the job
-    For ten minutes it looks like a hang: no step, no error, all GPUs idle. What ended it is what happened before the
-    pause: a preempted host, a worker that crashed (its host is then blacklisted), a discovery script that lists too
-    little.
+    For ten minutes the job seems to hang: no step, no error, all GPUs idle. The cause came before the pause: a
+    preempted host, a worker that crashed (its host is then blacklisted), or a discovery script that lists too few
+    hosts.
 
     ## Example
     From horovod/runner/elastic/driver.py, with `--min-np 4`:
@@ -151,12 +150,12 @@ class HorovodElasticTimeout(Cause, id="AR609"):
         Timed out waiting for minimum number of slots to become available. Please check that you have enough resources to run at least 4 Horovod processes.
 
     ## Fix
-    Longer patience where hosts do come back, and a lower minimum:
+    If hosts do come back, raise the timeout and lower the minimum:
 
         horovodrun -np 8 --min-np 2 --max-np 12 --elastic-timeout 3600 --blacklist-cooldown-range 30 300 --host-discovery-script ./hosts.sh python train.py
 
-    Run the discovery script by hand: it must print `HOST:SLOTS` a line. `--verbose` shows which host was blacklisted
-    (`blacklist failing host: HOST`); read the first error of its workers.
+    Run the discovery script by hand: it must print one `HOST:SLOTS` per line. `--verbose` shows which host was
+    blacklisted (`blacklist failing host: HOST`); read the first error of its workers.
 
     ## Source
     Horovod, "Elastic Horovod": https://horovod.readthedocs.io/en/stable/elastic_include.html;
@@ -164,9 +163,9 @@ class HorovodElasticTimeout(Cause, id="AR609"):
     2026-11-21). The deadlock after a pause: horovod/horovod#3494 (read 2026-11-21).
     """  # noqa: E501  (a real line, a command)
 
-    message = "elastic Horovod waited in vain for enough slots"
+    message = "elastic Horovod did not get enough slots in time"
     told = "elastic Horovod fell below --min-np, paused, and gave up after HOROVOD_ELASTIC_TIMEOUT"
-    fix = "bring hosts back, lower --min-np, or raise --elastic-timeout; see why hosts left or were blacklisted"
+    fix = "bring hosts back, lower --min-np, or raise --elastic-timeout; find out why hosts left or were blacklisted"
     exit_code = Exit.SETUP
     aliases = ("MN6",)
     signs = (

@@ -1,4 +1,4 @@
-"""Did the numbers stay finite?"""
+"""Did loss and gradients stay finite?"""
 
 from __future__ import annotations
 
@@ -33,24 +33,25 @@ class NanLoss(Cause, id="AR604"):
     """The loss or the gradients became NaN or infinite.
 
     ## What it means
-    Some number overflowed or was invalid, and everything that is computed from it is NaN. It is a matter of data,
-    learning rate and precision most of the time, and of a faulty GPU now and then.
+    A number overflowed or was invalid, and every value computed from it is NaN. Most of the time the reason is data,
+    learning rate or precision; sometimes it is a faulty GPU.
 
     ## Why it breaks the job
-    Frameworks stop on purpose: going on would only train noise. The rank that finds it first raises, all others wait
-    for it or are told to end. A single skipped step of fp16 training ("reducing loss scale") is no failure.
+    Frameworks stop on purpose, because further steps would train noise. The first rank to detect it raises an
+    exception; the others wait for it or are ended. A single skipped step of fp16 training ("reducing loss scale") is
+    not a failure.
 
     ## Example
-    From Megatron-LM, 70B on 4 nodes; and from DeepSpeed:
+    From Megatron-LM (70B on 4 nodes) and from DeepSpeed:
 
         AssertionError: Rank 11: found NaN in local grad norm in backward pass before data-parallel communication collective. Device: 3
         Exception: Current loss scale already at minimum - cannot decrease scale anymore. Exiting run.
 
     ## Fix
-    Go back to a checkpoint before it and skip the batch, lower the learning rate, clip gradients, use bf16 instead of
-    fp16. Find the operation: `torch.autograd.set_detect_anomaly(True)` for some steps, or Megatron's `--rerun-mode
-    validate_results`, which computes the step twice. Always the same rank or GPU, with other data too: take its node
-    out and test it (`dcgmi diag -r 3`).
+    Go back to an earlier checkpoint and skip the batch, lower the learning rate, clip gradients, or use bf16 instead of
+    fp16. To find the operation, use `torch.autograd.set_detect_anomaly(True)` for some steps, or Megatron's
+    `--rerun-mode validate_results`, which computes the step twice. If it is always the same rank or GPU, with other
+    data too, exclude its node and test it (`dcgmi diag -r 3`).
 
     ## Source
     Megatron-LM, megatron/core/distributed/param_and_grad_buffer.py, megatron/core/rerun_state_machine.py. DeepSpeed,
@@ -61,7 +62,10 @@ class NanLoss(Cause, id="AR604"):
 
     message = "the loss or the gradients became NaN or infinite"
     told = "the loss or the gradients became NaN or infinite"
-    fix = "go back to the checkpoint before it, skip the batch or lower the rate; always one GPU: test that node"
+    fix = (
+        "go back to an earlier checkpoint; skip the batch or lower the learning rate; if it is always one GPU: dcgmi "
+        "diag -r 3"
+    )
     exit_code = Exit.USER_CODE
     signs = (
         Sign(r"Rank (?P<rank>[0-9]+): found (?:NaN|Inf|unexpectedly large grads) in local", blames=Blames.NAMED),
@@ -152,4 +156,4 @@ class NanLoss(Cause, id="AR604"):
         "loss: nanmean over 8 ranks = 2.31",
         "[Rank 0] loss scale 65536",
     )
-    no_fault_yet = "the lab looks for faults of systems, not of numbers"
+    no_fault_yet = "the lab tests faults of systems, not of numbers"

@@ -1,4 +1,4 @@
-"""Do the files answer: a file system that hangs or lost its handles, shared memory that data loaders fill."""
+"""Can files be read: does a file system hang, is a handle stale, is shared memory full?"""
 
 from __future__ import annotations
 
@@ -19,37 +19,40 @@ _PLACES = ("nfs_start_io", "rpc_wait_bit", "do_truncate", "cl_sync_io", "request
 
 
 class NfsStale(Cause, id="AR605"):
-    """A file on the shared file system went away under an open handle.
+    """An open file on the shared file system was replaced or deleted (stale handle).
 
     ## What it means
-    NFS names a file by a handle of the server. The file was replaced or deleted by another node, the export was moved,
-    or the server was restored: the handle that this node keeps names nothing any more, and each access gives ESTALE
-    (116).
+    NFS identifies a file by a handle of the server. Another node replaced or deleted the file, the export was moved, or
+    the server was restored. The handle on this node is no longer valid, and each access fails with ESTALE (116).
 
     ## Why it breaks the job
-    Reads and writes of that file fail with OSError on this node, while other nodes may still see it. Usual victims: log
-    files, checkpoints that another rank rotates, a virtual environment that was rebuilt during the job.
+    Reads and writes of that file fail with OSError on this node, while other nodes may still see it. Log files,
+    checkpoints that another rank rotates, and virtual environments that are rebuilt during a job are affected most
+    often.
 
     ## Example
-    A checkpoint on a mounted NAS:
+    From a checkpoint on a mounted NAS:
 
         OSError: [Errno 116] Unable to synchronously create file (unable to fstat file, errno = 116, error message = 'Stale file handle')
 
     ## Fix
-    Close and open the file anew; a restart of the job does it. A mount point that is itself stale:
+    Close the file and open it again; restarting the job does that. If the mount point itself is stale:
 
         findmnt -t nfs,nfs4; sudo umount -l DIRECTORY && sudo mount DIRECTORY
 
-    Let one rank write and rotate checkpoints, with unique names; do not rebuild the environment of a running job.
+    Let one rank write and rotate checkpoints, with unique names. Do not rebuild the environment of a running job.
 
     ## Source
     Linux, errno(3), ESTALE; glibc's text is "Stale file handle", once "Stale NFS file handle". Linux NFS FAQ, A10:
     https://nfs.sourceforge.net/. Neither was checked again.
     """  # noqa: E501  (a real line)
 
-    message = "a file on the shared file system went away under an open handle"
-    told = "a file on the shared file system went away under an open handle (stale file handle)"
-    fix = "restart on a fresh mount; let one rank write and rotate files, with unique names"
+    message = "an open file on the shared file system was replaced or deleted (stale file handle)"
+    told = "an open file on the shared file system was replaced or deleted (stale file handle)"
+    fix = (
+        "restart the job; if the mount point is stale, remount it; let one rank write and rotate files, with unique "
+        "names"
+    )
     exit_code = Exit.NODE_FAULT
     signs = (
         Sign(r"\[Errno 116\] Stale (?:NFS )?file handle: b?'(?P<thing>[^']{1,300})(?:'|$)"),
@@ -86,28 +89,28 @@ class FilesystemHang(Cause, id="AR606"):
     """A file system does not answer, and a process waits for it in the kernel.
 
     ## What it means
-    A read, write or stat went to a shared file system (NFS, Lustre, GPFS, Ceph) and never came back. The process
-    stands in state D: no signal ends it, no timeout of Python or NCCL interrupts it.
+    A read, write or stat on a shared file system (NFS, Lustre, GPFS, Ceph) does not return. The process is in state D:
+    no signal ends it, and no timeout of Python or NCCL interrupts it.
 
     ## Why it breaks the job
-    One rank stops in a log line, a data file or a checkpoint, and all others wait for it in the next collective. A
-    watchdog's timeout may not fire on the stuck rank itself: its process does not run.
+    One rank stops at a log line, a data file or a checkpoint, and all others wait for it in the next collective. A
+    watchdog's timeout may not fire on the stuck rank, because its process does not run.
 
     ## Example
-    `ps` on a node of a 64-GPU job that hung after 3.5 hours: rank 0 wrote a log line (state `D`). And the kernel's
-    words:
+    In a 64-GPU job that hung after 3.5 hours, `ps` showed rank 0 in state `D` while it wrote a log line. The kernel
+    prints:
 
         INFO: task python:280058 blocked for more than 120 seconds.
         nfs: server 10.100.0.60 not responding, still trying
         Lustre: fs-OST0000-osc-ffff8: Connection to fs-OST0000 (at 10.0.1.5@tcp) was lost; in progress operations using this service will wait for recovery to complete
 
     ## Fix
-    See who waits, and for what, without touching the file system itself:
+    Find the waiting processes without touching the file system itself:
 
         ps -eo pid,stat,wchan:32,comm | awk '$2 ~ /^D/'; cat /proc/PID/stack; dmesg -T | tail -50
 
-    Tell the admin the node, the mount and the time. Logs and temporary files belong on a local disk; checkpoints are
-    copied from there. The processes end when the server answers, or with the node.
+    Tell the admin the node, the mount and the time. Write logs and temporary files to a local disk, and copy
+    checkpoints from there. The processes end when the server answers, or when the node reboots.
 
     ## Source
     Linux, kernel/hung_task.c, net/sunrpc/sched.c (rpc_wait_bit_killable), fs/ceph/mds_client.c; Lustre, ptlrpc/import.c:
@@ -117,7 +120,10 @@ class FilesystemHang(Cause, id="AR606"):
 
     message = "a file system does not answer, and a process waits for it in the kernel"
     told = "a file system does not answer, and a process waits for it in the kernel"
-    fix = "ps -eo pid,stat,wchan:32,comm | awk '$2 ~ /^D/' shows who waits; tell the admin the mount and the time"
+    fix = (
+        "on {node}: ps -eo pid,stat,wchan:32,comm | awk '$2 ~ /^D/' lists the waiting processes; tell the admin the "
+        "mount and the time"
+    )
     exit_code = Exit.SETUP
     also = ("AR605", "AR005")
     signs = (
@@ -218,36 +224,39 @@ class FilesystemHang(Cause, id="AR606"):
 
 
 class DataloaderShm(Cause, id="AR607"):
-    """Data loader workers run out of shared memory.
+    """Data loader workers ran out of shared memory.
 
     ## What it means
-    Workers of torch.utils.data.DataLoader hand batches over in `/dev/shm`. It is full: Docker gives a container 64 MB,
-    Kubernetes the same.
+    Workers of torch.utils.data.DataLoader pass batches through `/dev/shm`, and it is full. Docker and Kubernetes give a
+    container 64 MB by default.
 
     ## Why it breaks the job
-    A worker that touches a page which cannot be had gets SIGBUS and dies; the rank raises, and the others wait for it.
-    With many workers, large batches or pin_memory it comes after minutes or in the second epoch.
+    A worker that cannot get a page is killed by SIGBUS. The rank raises an exception, and the others wait for it. With
+    many workers, large batches or pin_memory, it happens after minutes or in the second epoch.
 
     ## Example
-    torch 1.x in a container:
+    From torch 1.x in a container:
 
         ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm).
         RuntimeError: DataLoader worker (pid 3867) is killed by signal: Bus error. It is possible that dataloader's workers are out of shared memory. Please try to raise your shared memory limit.
 
     ## Fix
-    More of it: `docker run --shm-size=16g` or `--ipc=host`; in Kubernetes an emptyDir with `medium: Memory` at
-    /dev/shm; on a node `mount -o remount,size=50% /dev/shm`. Less use: fewer workers, smaller `prefetch_factor`. Left
-    over from dead jobs: `ls -l /dev/shm/torch_*`. "exited unexpectedly" without a bus error may be another death: see
-    `dmesg` for the out-of-memory killer.
+    Provide more: `docker run --shm-size=16g` or `--ipc=host`; in Kubernetes an emptyDir with `medium: Memory` at
+    /dev/shm; on a node `mount -o remount,size=50% /dev/shm`. Or use less: fewer workers, a smaller `prefetch_factor`.
+    Dead jobs may have left files: `ls -l /dev/shm/torch_*`. "exited unexpectedly" without a bus error may have another
+    reason: look for the out-of-memory killer in `dmesg`.
 
     ## Source
     PyTorch 2.13, torch/utils/data/dataloader.py, and the strings of its libraries (torch/csrc/DataLoader.cpp,
     aten/src/ATen/MapAllocator.cpp; read 2026-11-21). Older wording is from public logs.
     """  # noqa: E501  (a real line)
 
-    message = "data loader workers run out of shared memory"
-    told = "data loader workers run out of shared memory (/dev/shm)"
-    fix = "docker run --shm-size=16g or --ipc=host; Kubernetes: emptyDir with medium: Memory at /dev/shm"
+    message = "data loader workers ran out of shared memory"
+    told = "data loader workers ran out of shared memory (/dev/shm)"
+    fix = (
+        "enlarge /dev/shm: docker run --shm-size=16g or --ipc=host; in Kubernetes an emptyDir with medium: Memory at "
+        "/dev/shm"
+    )
     exit_code = Exit.SETUP
     also = ("AR002", "AR008", "AR005")
     signs = (

@@ -15,7 +15,6 @@ import contextlib
 import functools
 import json
 import sys
-import time
 from typing import Any
 
 from .beat import Beat
@@ -24,7 +23,6 @@ from .cell import Cell
 from .flight import Flight
 
 _teller: Teller | None = None
-_c10d: Any = None
 _beat: Beat | None = None
 
 
@@ -36,10 +34,10 @@ def arm(c10d: Any) -> None:
     Raises:
         AttributeError: this torch does not have what we hold on to.
     """
-    global _teller, _c10d
+    global _teller
     if _teller is not None:
         return
-    _c10d, _teller = c10d, Teller(c10d)
+    _teller = Teller(c10d)
     wrap(c10d, _teller)
     init_process_group, destroy_process_group = c10d.init_process_group, c10d.destroy_process_group
 
@@ -74,7 +72,7 @@ def begin() -> None:
         cell = Cell.inherited()
         if cell is None or not cell.claim():
             return
-        _teller.flight = Flight(_c10d)
+        _teller.flight = Flight(_teller.c10d)
         _teller.is_compiling = sys.modules["torch"].compiler.is_compiling
         _teller.failed = last_words
         _teller.cell = cell
@@ -85,8 +83,8 @@ def begin() -> None:
 
 def enter(phase: str) -> None:
     """Say what the worker does from now on: `arriving` while init_process_group waits for all ranks of the job."""
-    if _beat is not None:
-        _beat.enter(phase)
+    if _teller is not None and _teller.cell is not None:
+        _teller.cell.phase(phase)
 
 
 def _note_groups() -> None:
@@ -100,8 +98,7 @@ def last_words() -> None:
     with contextlib.suppress(Exception):
         if _teller is None or _teller.cell is None or _teller.flight is None or not _teller.cell.is_mine:
             return
-        calls = _teller.flight.last_calls()
-        words = {"time_ns": time.time_ns(), "states": _teller.flight.states(), "calls": calls}
+        words = {"calls": _teller.flight.last_calls()}
         _teller.cell.last_words(json.dumps(words, separators=(",", ":")).encode())
 
 

@@ -9,7 +9,6 @@ import os
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 
 from allranks.state.saved.manifest import BLOCK_BYTES, MANIFEST, Damaged, Manifest, Part, parse_final
 
@@ -71,6 +70,11 @@ class PartReader:
         if size_bytes != part.size_bytes:
             self._file.close()
             raise Damaged(f"{part.name}: {size_bytes} bytes are there, {part.size_bytes} were written")
+
+    @property
+    def name(self) -> str:
+        """Of the file."""
+        return self._part.name
 
     @property
     def size_bytes(self) -> int:
@@ -135,7 +139,5 @@ class PartReader:
     def __enter__(self) -> PartReader:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
