@@ -12,8 +12,8 @@ LISTS := pyproject.toml constraints.txt
 # pip says much; of it, what takes time is shown, and everything if it fails.
 SHOW := sed -nu -e 's/^ *Downloading \([^ ]*\) *\((.*)\)/  fetching \1 \2/p' -e 's/^Installing collected.*/  unpacking/p'
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --progress-bar off --constraint constraints.txt
-# Processes that run tests; one of them has all tests of the lab.
-JOBS ?= 2
+# Processes that run tests, for two cores: two of them have a lab each, and all of them wait more than they compute.
+JOBS ?= 4
 # Tests start hundreds of Python processes, which load compiled files faster.
 unexport PYTHONDONTWRITEBYTECODE
 DEMO := allranks run --nproc-per-node 6 examples/six-node/py_exe.py --batch-size 8 --check

@@ -37,7 +37,7 @@ import torch
 from allranks.state.saved.checkpoint import Checkpointer
 
 SCRIPT = Path(__file__).parents[1] / "tests" / "scripts" / "exact_train.py"
-for _module in ("torch._dynamo", "allranks.session", "allranks.state.resumed.track"):
+for _module in ("torch._dynamo", "allranks.session", "allranks.state.resumed.begin"):
     importlib.import_module(_module)  # once, for all workers: DDP alone imports 800 modules when it is made
 LIFE_S = 120.0
 """Deadline of one life: a hang is a failure, too."""

@@ -166,17 +166,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.get_closest_marker("torch") is not None)
 
 
+LABS = {
+    "jobs": ("test_events.py", "test_jobs.py", "test_run.py", "test_stack.py"),
+    "faults": ("test_check.py", "test_drill.py", "test_faults.py", "test_lab.py", "test_running.py"),
+}
+"""Tests of these files share one lab each, one after the other; both take about as long."""
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """One process runs all tests of the lab, which wait for SLURM while the others compute. (No group: xdist 3.8 gives
+    """One process runs all tests of a lab, which wait for SLURM while the others compute. (No group: xdist 3.8 gives
     its name to an attribute that pytest 9.2 no longer has.)"""
     from xdist.scheduler import LoadScopeScheduling
 
-    class OneLab(LoadScopeScheduling):  # type: ignore[misc]
+    class OneProcessPerLab(LoadScopeScheduling):  # type: ignore[misc]
         def _split_scope(self, nodeid: str) -> str:
-            return "lab" if nodeid.startswith("tests/lab/") else nodeid
+            name = nodeid.partition("::")[0].rpartition("/")[2]
+            labs = (lab for lab, files in LABS.items() if nodeid.startswith("tests/lab/") and name in files)
+            return next(labs, nodeid)
 
-    return OneLab(config, log)
+    return OneProcessPerLab(config, log)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

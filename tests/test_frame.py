@@ -57,8 +57,8 @@ def test_what_enters_a_worker_imports_the_standard_library_and_torch_only() -> N
 
 def test_the_verbs_are_these() -> None:
     assert list(VERBS) == [
-        "run", "check", "init", "render", "submit", "status", "logs", "cancel", "list", "stack", "why", "env",
-        "explain", "config", "lab", "completion",
+        "run", "check", "init", "render", "submit", "status", "logs", "cancel", "list", "stack", "why", "export",
+        "env", "explain", "config", "lab", "completion",
     ]  # fmt: skip
 
 

@@ -123,13 +123,53 @@ def test_a_lost_rank_ends_the_others_in_one_line_and_nothing_of_the_step_counts(
         ), line
 
 
-def test_the_example_of_the_guide_runs_and_has_nothing_to_do_when_it_is_run_again(tmp_path: Path):
+FRAGMENTS = """
+    import os
+    import textwrap
+    from pathlib import Path
+
+    import allranks
+
+    example, *fragments = Path("blocks").read_text().split("BLOCK")
+    imports, _, block = example.partition("with allranks.session() as s:\n")
+    before_loop = textwrap.dedent(block.partition("    for step in state.steps")[0])
+    with allranks.session(timeout_s=60) as s:
+        for number, fragment in enumerate(fragments):
+            os.environ["ALLRANKS_CHECKPOINT_DIR"] = f"checkpoints_{number}"
+            names = {"s": s}
+            exec(imports + before_loop, names)
+
+            def loss_of(got, wanted):
+                return (got - wanted).square().mean()
+
+            def train_step(batch):
+                loss = loss_of(names["model"](batch[0]), batch[1])
+                loss.backward()
+                names["optimizer"].step()
+                names["optimizer"].zero_grad()
+                return loss.detach()
+
+            names |= {"loss_of": loss_of, "train_step": train_step, "validate": lambda model: None}
+            exec(fragment, names)
+            if "state.steps" not in fragment:
+                for step in names["state"].steps(names["loader"], epochs=1):
+                    with step as batch:
+                        train_step(batch)
+            loss = float(loss_of(names["model"](names["inputs"]), names["inputs"].sum(1, keepdim=True)))
+            if s.is_leader:
+                print(names["state"].step, loss < 0.01, flush=True)
+"""
+
+
+def test_the_fragments_of_the_guide_train_to_their_end(tmp_path: Path):
+    """Each in the place of the loop of the guide's example, which the test of its console runs."""
     guide = (Path(__file__).parents[1] / "docs" / "how-to" / "session.md").read_text()
-    example = next(
-        block for block in re.findall(r"```python\n(.*?)```", guide, re.DOTALL) if "allranks.session" in block
-    )
-    result = run_ranks(tmp_path, "2,1", example)
-    assert result.stdout == "200 steps are done\ncodes [0, 0]\n200 steps are done\ncodes [0]\n", result.stderr
+    (tmp_path / "blocks").write_text("BLOCK".join(re.findall(r"```python\n(.*?)```", guide, re.DOTALL)))
+    result = run_ranks(tmp_path, "2", FRAGMENTS, within_s=200)
+    stopped, *others, codes = result.stdout.splitlines()
+    assert (others, codes) == (["63 True", "200 True", "200 True", "20 False"], "codes [0, 0]"), result.stderr
+    steps, is_small = stopped.split()
+    assert (int(steps) < 10_000, is_small) == (True, "True")
 
 
 LIVES = """
@@ -316,3 +356,26 @@ def test_random_kills_leave_no_trace_in_weights_and_samples(tmp_path: Path):
     runs = re.search(r"2 kills in (\d+) runs", result.stdout)
     assert runs is not None
     assert f"bit-identical weights  {runs[1]} of {runs[1]}" in result.stdout
+
+
+VALIDATE = """
+    import torch
+    import allranks
+
+    with allranks.session(timeout_s=20) as s:
+        layers = torch.nn.Sequential(torch.nn.BatchNorm1d(1), torch.nn.Dropout(0.5))
+        model = s.ddp(layers)                       # sends its buffers in each forward pass
+        before = torch.get_rng_state()
+        measure = lambda batch: {"sum": model(batch).sum(), "count": len(batch)}
+        data = torch.arange(7.0)[:, None]
+        sums = [s.validate(model, s.seeded(data), measure, batch_size=size, num_workers=size % 2) for size in (1, 2, 9)]
+        assert model.training and torch.equal(torch.get_rng_state(), before)
+        s.barrier()
+        print([{name: round(value, 3) for name, value in each.items()} for each in sums], "\\n", end="")
+"""
+
+
+def test_a_validation_counts_each_sample_once_and_no_rank_waits_for_another(tmp_path: Path):
+    result = run_ranks(tmp_path, "3,2", VALIDATE)
+    assert result.stdout.count("codes [0, 0, 0]") == result.stdout.count("codes [0, 0]") == 1, result.stderr
+    assert result.stdout.count(str([{"count": 7.0, "sum": 21.0}] * 3)) == 5

@@ -12,7 +12,7 @@ Phase 2  roll call       `allranks run`: its agents have held it. srun, MPI: the
                          torchrun: there is none. Nobody launched this: a world of one.               (preflight.place)
 Phase 3  form the group  init_process_group, given the environment that an agent would give            (join.group)
 Phase 4  the block       its steps, and checkpoints between them                              (state.resumed.track)
-Phase 5  leave           destroy_process_group, after an exception, too
+Phase 5  leave           destroy_process_group, after an exception, too                                (join.leave)
 
 What stops it before phase 4 is said once on the terminal and raised as SessionError. Uncaught, it ends the process with
 the exit code that `allranks run` would have, and without a traceback. Errors of torch and of the block stay what they
@@ -22,11 +22,10 @@ are. Limits: the roll call uses `runs/` in the working directory; torch is impor
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import multiprocessing
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Callable, Iterator, Mapping, Sized
 from dataclasses import dataclass, field
 from datetime import timedelta
 from functools import partial
@@ -37,6 +36,7 @@ from typing import TYPE_CHECKING, Any
 from allranks.config.file import LoadedCluster, find_cluster_file, read_cluster
 from allranks.guard.inside.cell import Cell
 from allranks.host.node import read_facts
+from allranks.join.leave import leave
 from allranks.model.cluster import Backend
 from allranks.model.contradiction import check_no_launcher_inside, check_not_spawned, finding_of_refusals
 from allranks.model.errors import AllranksError, IdentityError, SetupError, UsageError
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     import torch
 
     from allranks.state.resumed.buckets import PinnedBuckets
-    from allranks.state.resumed.sampler import Sampler
+    from allranks.state.resumed.sampler import Sampler, SeededDataset
     from allranks.state.resumed.track import Tracked
 
 RUN_ROOT = Path("runs")
@@ -122,12 +122,45 @@ class Session:
         own = {"rank": self.rank, "world_size": self.world_size}
         return Sampler(dataset, global_batch_size=global_batch_size, **own | arguments)
 
+    def seeded(self, dataset: Any) -> SeededDataset:
+        """Return the dataset with a seed for each sample: the same augmentation on any rank, and after a restart."""
+        from allranks.state.resumed.sampler import SeededDataset
+
+        return SeededDataset(dataset)
+
+    def validate(
+        self,
+        model: torch.nn.Module,
+        dataset: Any,
+        measure: Callable[[Any], Mapping[str, Any]],
+        *,
+        batch_size: int,
+        **arguments: Any,
+    ) -> dict[str, float]:
+        """Return sums over a whole dataset, each sample counted once; all ranks call it together.
+
+        Args:
+            model: in eval mode meanwhile; no gradients are computed, and random generators stay where they are.
+            dataset: with `__getitem__` and `__len__`; the ranks share it.
+            measure: returns the sums of a batch, by name, the same names each time: {"loss": ..., "correct": ...}.
+            batch_size: most samples of one forward pass on one rank.
+            arguments: of DataLoader: num_workers, collate_fn.
+        """
+        from allranks.state.resumed.validation import validate
+
+        own = {"rank": self.rank, "world_size": self.world_size, "device": self.device}
+        return validate(model, dataset, measure, batch_size=batch_size, **own | arguments)
+
     def track(
         self,
         *,
         checkpoint_dir: str | Path | None = None,
         checkpoint_every: int | None = None,
+        keep: int = 3,
+        keep_best: tuple[str, str] | None = None,
+        partial: bool = False,
         accumulates: bool = False,
+        log: Any = None,
         **parts: Any,
     ) -> Tracked:
         """Say what a checkpoint holds, and put it back where there is one; all ranks call it together.
@@ -135,33 +168,35 @@ class Session:
         Args:
             checkpoint_dir: seen by all nodes. None: what `allranks run` says, else checkpoints/ of this job.
             checkpoint_every: steps. None: what `allranks run --checkpoint-every` says, else the cadence decides.
+            keep: how many of the newest checkpoints stay, at least 2.
+            keep_best: name of a value given to `state.save`, and "min" or "max"; the best checkpoint stays, too.
+            partial: take the parts that are in the checkpoint, and let the others begin anew; says which.
             accumulates: gradients go on from step to step, so checkpoints hold them.
+            log: gets the values of `step.log`, too, on rank 0: a run of W&B, a SummaryWriter, or f(step, values).
             parts: model, optimizer, scheduler, sampler, scaler: anything with state_dict, the same on all ranks.
         Raises:
             UsageError: something has no state_dict, or one that cannot be saved, or the newest checkpoint holds other
-                parts.
+                parts, or it is another experiment's and nobody named its directory.
         """
-        from allranks.state.resumed.pace import pace_from_env
-        from allranks.state.resumed.sigterm import leave_to_agent
-        from allranks.state.resumed.track import track
+        from allranks.state.resumed.begin import begin
 
-        if (cell := _own_cell()) is not None:
-            leave_to_agent(lambda: cell.is_ending)
-        every = checkpoint_every or int(os.environ.get("ALLRANKS_CHECKPOINT_EVERY") or 0) or None
-        num_nodes = -(-self.world_size // self.local_world_size)
-        default = RunDir(RUN_ROOT, self.job).checkpoints_path(None) if self.job else Path("checkpoints")
-        return track(
+        return begin(
             parts,
-            directory=Path(checkpoint_dir or os.environ.get("ALLRANKS_CHECKPOINT_DIR") or default),
-            every=every,
-            accumulates=accumulates,
+            checkpoint_dir=checkpoint_dir,
+            checkpoint_every=checkpoint_every,
+            default=RunDir(RUN_ROOT, self.job).checkpoints_path(None) if self.job else Path("checkpoints"),
+            num_nodes=-(-self.world_size // self.local_world_size),
             rank=self.rank,
             world_size=self.world_size,
-            cell=cell,
             device=self.device,
+            keep=keep,
+            keep_best=keep_best,
+            partial=partial,
+            accumulates=accumulates,
+            log=log,
+            cell=_own_cell(),
             on_exit=self._on_exit,
             on_loss=_say_last_words,
-            pace=pace_from_env(os.environ, num_nodes=num_nodes, say=say) if self.is_leader and not every else None,
         )
 
 
@@ -235,7 +270,7 @@ def _enter(
     )
     if ground is not None:
         ground.release_port()  # the store has its own hold on it
-    on_exit.push(partial(_leave, dist))
+    on_exit.push(partial(leave, dist))
     return Session(
         rank=world.rank,
         local_rank=world.local_rank,
@@ -259,35 +294,6 @@ def _say_last_words() -> None:
     """Have the agent learn what this rank last called: a SystemExit passes by the hook that does so otherwise."""
     if entry := sys.modules.get("_allranks_inside.entry"):
         entry.last_words()
-
-
-def _leave(dist: ModuleType, kind: type[BaseException] | None, *_: object) -> None:
-    """Destroy the group; what that says is of no interest where the block has failed already.
-
-    NCCL is aborted then: to destroy it means to wait for collectives that other ranks may never come to.
-    """
-    if not dist.is_initialized():
-        return
-    end, c10d = dist.destroy_process_group, dist.distributed_c10d
-    if kind is not None:
-        _keep_groups(dist)
-        if any("nccl" in str(backend) for backend, _ in c10d._world.pg_map.values()):
-            end = getattr(c10d, "_abort_process_group", end)
-    try:
-        end()
-    except RuntimeError:
-        if kind is None:
-            raise
-
-
-def _keep_groups(dist: ModuleType) -> None:
-    """Have no group's memory given back before the process ends.
-
-    DDP's reducer is mostly the last that holds a group. Where it goes it waits for Gloo's threads with the GIL in hand,
-    and a thread with a failed collective waits for the GIL: seen with torch 2.13, for good.
-    """
-    for group in list(getattr(dist.distributed_c10d._world, "pg_map", ())):
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 # Phase 1

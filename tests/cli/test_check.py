@@ -48,7 +48,7 @@ def test_this_machine_without_a_scheduler(allranks: Allranks, tmp_path: Path) ->
     result = allranks("check", "--ignore", "AR005", env={"PATH": "/usr/bin:/bin"})
     assert result.returncode == 0, result.stdout + result.stderr
     assert "one node alone" in result.stdout
-    assert ": all is well, " in result.stdout.splitlines()[-1]
+    assert ": no problem found, " in result.stdout.splitlines()[-1]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -56,14 +56,14 @@ def test_a_deep_check_of_one_machine_has_nothing_to_pair(allranks: Allranks) -> 
     result = allranks("check", "--deep", "--select", "AR403", env={"PATH": "/usr/bin:/bin"})
     assert result.returncode == 0, result.stdout + result.stderr
     assert "1 check skipped on" in result.stdout
-    assert result.stderr == "allranks: --deep: one node alone has nobody to be paired with\n"
+    assert result.stderr == "allranks: --deep: no collectives were run, because they need at least two nodes\n"
 
 
 def test_a_deep_check_stops_where_the_check_found_something(allranks: Allranks, step: FakeStep) -> None:
     silent = step.env | {"FAKE_SILENT": "n2"}
     result = allranks("check", "--nodes", "3", "--timeout", ENOUGH_S, "--deep", *ONE_MACHINE, env=silent)
     assert result.returncode == 1
-    assert "--deep: no collective was tried, since the check found what would stop a job" in result.stderr
+    assert "--deep: no collectives were run, because the check found a problem that would stop a job" in result.stderr
     assert "AR403" not in result.stdout
 
 
@@ -76,7 +76,7 @@ def test_a_deep_check_is_no_part_of_a_step(allranks: Allranks) -> None:
     result = allranks("check", "--deep", env=task)
     assert (result.returncode, result.stderr) == (
         2,
-        "error: --deep starts steps of its own: run it in the allocation, without srun\n",
+        "error: --deep starts its own job steps: run it in the allocation, without srun\n",
     )
 
 
@@ -85,7 +85,7 @@ def test_all_nodes_and_pairs_in_one_step(allranks: Allranks, step: FakeStep, tmp
     assert result.returncode == 0, result.stdout + result.stderr
     assert "network: " in result.stdout
     assert "checks passed on 3 nodes" in result.stdout
-    assert result.stdout.splitlines()[-1].startswith("3 nodes: all is well, ")
+    assert result.stdout.splitlines()[-1].startswith("3 nodes: no problem found, ")
     assert "Welcome" not in result.stdout
     flags = step.call["flags"]
     assert isinstance(flags, dict)
@@ -174,7 +174,7 @@ def test_the_queue_is_said_and_left_at_its_deadline(allranks: Allranks, step: Fa
     assert re.fullmatch(queue, waiting[-1])
     assert last == (
         "error: SLURM has not started 3 nodes within 5 s (SLURM: job 7 queued and waiting for resources); "
-        "wait longer with --queue-timeout DURATION, or see squeue and sinfo -R"
+        "wait longer with --queue-timeout DURATION, or look at squeue and sinfo -R"
     )
     assert left_behind(tmp_path) == []
     assert not Path("/proc", str(step.call["pid"])).exists()
@@ -202,10 +202,13 @@ def test_ctrl_c_ends_the_step_and_leaves_nothing(step: FakeStep, tmp_path: Path)
 BAD = {
     ("--select", "AR999"): 'no cause "AR999": expected an id, a name or an alias; allranks explain lists them',
     ("--ignore", "mtu"): 'no cause "mtu": did you mean "mtu-blackhole"? ',
-    ("--select", "AR590"): "AR590 user-code-error cannot be found before a run; allranks check --list has what can",
-    ("--select", "AR403"): "AR403 gloo-timeout is looked for with --deep only",
-    ("--select", "AR2", "--ignore", "AR2"): "--select and --ignore leave nothing to look for; ",
-    ("--exclude-list", "--json"): "--exclude-list prints names alone: leave --json and --verbose out",
+    (
+        "--select",
+        "AR590",
+    ): "allranks check does not test for AR590 user-code-error; allranks check --list prints all its checks",
+    ("--select", "AR403"): "--select AR403: this check runs only with --deep",
+    ("--select", "AR2", "--ignore", "AR2"): "--select and --ignore leave no check to run; ",
+    ("--exclude-list", "--json"): "--exclude-list prints only names of nodes: remove --json and --verbose",
     ("--nodes", "1", "--nodelist", "n[1-2]"): "check: --nodes 1 is less than --nodelist n[1-2] (2 nodes)",
     ("--nodelist", "n1,n1"): "check: --nodelist n1,n1: expected each node once",
     ("--nodelist", "n[1-"): "host list ",
@@ -233,8 +236,8 @@ def test_without_srun_nodes_cannot_be_reached(allranks: Allranks, tmp_path: Path
     result = allranks("check", "--nodes", "2", env={"PATH": str(tmp_path)})
     assert (result.returncode, result.stderr) == (
         78,
-        "error: srun: no such program here; SLURM's commands are needed: load the slurm module, or log in to a login "
-        "node of the cluster\n",
+        "error: srun: not found on this machine; SLURM's commands are needed: load the slurm module, or log in to "
+        "a login node of the cluster\n",
     )
 
 
@@ -242,7 +245,7 @@ def test_the_list_says_how_each_check_looks(allranks: Allranks) -> None:
     result = allranks("check", "--list", "--select", "AR001,AR002,AR205,AR204,AR403,AR505")
     ways = {line.split()[0]: line.rpartition("; ")[2] for line in result.stdout.splitlines()}
     assert ways == {
-        "AR001": "by the roll call: who does not answer",
+        "AR001": "by the roll call: a node does not answer",
         "AR002": "on each node",
         "AR204": "between pairs of nodes",
         "AR205": "over all nodes together",
@@ -264,8 +267,8 @@ def test_flags_and_allocation_must_agree() -> None:
     assert choose_in_job(Asked(nodelist="n3"), "12", nodes, verb="check").names == ("n3",)
     for asked, said in (
         (Asked(nodelist="n[3-5]"), r"inside job 12, which has n\[1-3\], not n\[4-5\] \(--nodelist\)"),
-        (Asked(nodes=4), "--nodes 4 is more than these"),
-        (Asked(partition="main"), "leave --partition out"),
+        (Asked(nodes=4), "expected at most 3 for --nodes, got 4"),
+        (Asked(partition="main"), "remove --partition"),
         (Asked(nodes=1, nodelist="n[1-2]"), "disagree"),
     ):
         with pytest.raises(UsageError, match=said):
@@ -284,7 +287,7 @@ def test_gpus_in_slurm_s_words() -> None:
 
 
 def test_an_order_of_another_version_is_refused() -> None:
-    with pytest.raises(UsageError, match="no order of this version"):
+    with pytest.raises(UsageError, match="not from this version"):
         decode_order("bm9uZQ==")
 
 
@@ -350,12 +353,12 @@ def test_only_nodes_that_are_at_fault_are_excluded() -> None:
     outcome = Outcome(nodes=("n1", "n2", "n3", "n4", "n5"), results=(), findings=found, exit_code=1)
     assert nodes_to_exclude(outcome) == (
         ["n2", "n3"],
-        ["AR210 link-down of n1 <-> n4 excludes nobody: cut", "AR210 link-down of n1 or n5 excludes nobody: cut"],
+        ["AR210 link-down (n1 <-> n4) excludes no node: cut", "AR210 link-down (n1 or n5) excludes no node: cut"],
     )
     everybody = Outcome(nodes=("n1",), results=(), findings=(finding("n1"),), exit_code=1)
     assert nodes_to_exclude(everybody) == (
         ["n1"],
-        ["this is every node that was checked: leaving nodes out does not cure it"],
+        ["all checked nodes are at fault: excluding nodes does not cure it"],
     )
 
 
@@ -369,7 +372,7 @@ def test_a_node_that_speaks_through_slurm_alone_is_cut_off_and_not_silent() -> N
     )
     outcome = judge_check(sum_up(heard, 3, waited_s=5.0), choose_checks(["AR201"], []))
     assert [(each.cause, each.node, each.message) for each in outcome.findings] == [
-        ("AR201 master-unreachable", "n3", "n3 answers through SLURM and does not reach the leader on n1")
+        ("AR201 master-unreachable", "n3", "n3 answers through SLURM but does not reach the leader on n1")
     ]
 
 
@@ -380,7 +383,7 @@ def test_a_leader_whom_nobody_reaches_is_the_one() -> None:
     )
     outcome = judge_check(sum_up(heard, 3, waited_s=5.0), choose_checks(["AR201"], []))
     assert [(each.node, each.message) for each in outcome.findings] == [
-        ("n1", "2 nodes answer through SLURM and do not reach the leader on n1")
+        ("n1", "2 nodes answer through SLURM but do not reach the leader on n1")
     ]
 
 

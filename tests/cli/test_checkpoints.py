@@ -29,4 +29,4 @@ def test_a_directory_that_cannot_be_written_is_refused_with_the_systems_words(al
     result = allranks("check", "--checkpoints", "/proc/checkpoints")
     assert result.returncode == 1
     assert "x write  No such file or directory (/proc/checkpoints)" in result.stdout.replace("✗", "x")
-    assert "/proc/checkpoints: not fit for them" in result.stdout
+    assert "/proc/checkpoints: not fit for checkpoints" in result.stdout

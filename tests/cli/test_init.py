@@ -144,7 +144,7 @@ def test_nodes_that_are_down_or_not_on_it_are_named() -> None:
     found = choose_network(cards)
     assert found.network is not None
     assert found.network.subnet == "192.168.20.0/24"
-    assert "down at the moment: the interface of n2" in found.notes
+    assert "down now: the interface of n2" in found.notes
     apart = [
         node("n1", nic("eth0", "10.1.1.1")),
         node("n2", nic("eth0", "10.1.2.1")),
@@ -171,29 +171,29 @@ def test_the_whole_file() -> None:
              unread={"gpus": "nvidia-smi: no answer within 3 s"}),
     ]  # fmt: skip
     around = Surroundings(
-        cluster_name="ada", partition="gpu", partition_reason="you named it", promised_gpus={"n1": 1, "n2": 8},
+        cluster_name="ada", partition="gpu", partition_reason="given by --partition", promised_gpus={"n1": 1, "n2": 8},
         silent=("n4", "n5"), waited_s=20,
     )  # fmt: skip
     title, tables = describe_cluster(cards, around)
     assert (
         render_toml(tables, title=title)
         == """\
-# Written by allranks init, which looked at 3 nodes, n[1-3]; behind each value is why it was chosen.
+# Written by allranks init, which examined 3 nodes, n[1-3]. The comment after a value says why it was chosen.
 
 [cluster]
-name = "ada"                   # what SLURM calls it
+name = "ada"                   # SLURM's name of the cluster
 
 [network]
 # skipped: docker0 172.17.0.0/16 (a bridge)
-# down at the moment: the interface of n3
+# down now: the interface of n3
 # other networks: 10.77.0.0/24 (eno1)
 data = "10.9.0.0/16"           # all 3 nodes are on it; 400 Gbit/s, 10.77.0.0/24 has 1
-port = 29500                   # the default, torchrun's too
+port = 29500                   # the default, as in torchrun
 # infiniband: not set, NCCL decides: n1 has mlx5_0 (InfiniBand, 400 Gb/sec), n3 has none active
 
 [slurm]
-partition = "gpu"              # you named it
-# time: not set, the partition's limit holds
+partition = "gpu"              # given by --partition
+# time: not set, the partition's limit applies
 
 [[node]]
 name = "n1"
@@ -205,15 +205,15 @@ gpus = 1                       # NVIDIA H100 80GB HBM3
 name = "n2"
 address = "10.9.0.2"
 interface = "ib0"              # 400 Gbit/s, MTU 4092
-# gpus: SLURM promises 8, the driver shows none to a step without GPUs; ask for them with --gpus-per-node 8
+# gpus: SLURM configures 8, but the driver shows none to a step without GPUs; request them with --gpus-per-node 8
 
 [[node]]
 name = "n3"
 address = "10.9.0.3"
-interface = "ib0"              # 400 Gbit/s, MTU 4092, down at the moment
+interface = "ib0"              # 400 Gbit/s, MTU 4092, down now
 # gpus: could not be counted: nvidia-smi: no answer within 3 s
 
-# n[4-5] did not answer within 20 s: add what is missing, or run allranks init again
+# n[4-5] did not answer within 20 s: add the missing nodes, or run allranks init again
 """
     )
     cluster = parse_cluster(render_toml(tables, title=title), Path("cluster.toml")).cluster
@@ -266,7 +266,7 @@ def test_all_idle_nodes_of_the_default_partition(
 ) -> None:
     step = FakeStep(tmp_path_factory.mktemp("slurm") / "bin")
     result = allranks("init", "--json", env=step.env)
-    assert without_waiting(result.stderr) == "allranks: looking at n[1-2]\n"
+    assert without_waiting(result.stderr) == "allranks: examining n[1-2]\n"
     flags = step.call["flags"]
     assert isinstance(flags, dict)
     assert (flags["partition"], flags["nodelist"], flags["gpus-per-node"]) == ("main", "n1,n2", "4")
@@ -274,7 +274,7 @@ def test_all_idle_nodes_of_the_default_partition(
     assert found["cluster"]["cluster"]["name"] == "ada"
     assert found["reasons"]["slurm.partition"] == "SLURM's default"
     assert found["silent"] == []
-    assert "# n2 is left out: its address " in found["text"]
+    assert "# n2 is left out: n1 has the same address, " in found["text"]
     assert list(tmp_path.iterdir()) == []
 
 
@@ -285,15 +285,15 @@ def test_a_node_that_is_silent_is_left_out_and_said(
     env = step.env | {"FAKE_SILENT": "n2"}
     result = allranks("init", "--nodes", "2", "--timeout", "12", "-o", "-", env=env)
     assert result.returncode == 3
-    assert "# n2 did not answer within 12 s: add what is missing, or run allranks init again" in result.stdout
-    assert result.stderr.splitlines()[-1] == "allranks: n2 did not answer within 12 s and is not in it"
+    assert "# n2 did not answer within 12 s: add the missing nodes, or run allranks init again" in result.stdout
+    assert result.stderr.splitlines()[-1] == "allranks: n2 did not answer within 12 s, and is not in the file"
 
 
 def test_flags_that_contradict_are_one_line(allranks: Allranks, tmp_path: Path) -> None:
     result = allranks("init", "--standalone", "--nodes", "2")
     assert (result.returncode, result.stderr) == (
         2,
-        "error: init: --standalone means this machine: leave --nodes, --partition and --nodelist out\n",
+        "error: init: --standalone examines only this machine: remove --nodes, --partition and --nodelist\n",
     )
     result = allranks("init", "--standalone", "-o", "no/such/place.toml")
     assert (result.returncode, result.stderr) == (

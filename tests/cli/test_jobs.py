@@ -90,8 +90,7 @@ def test_a_vanished_job_is_told_from_its_run_directory(slurm: FakeSlurm, allrank
     result = allranks("status", "12")
     assert result.returncode == 0
     assert result.stdout.startswith(
-        "job 12: SLURM no longer knows it; what it left behind is in its run directory\n"
-        "  run       runs/12 (attempt 0)\n"
+        "job 12: SLURM no longer knows it; its output is in its run directory\n  run       runs/12 (attempt 0)\n"
     )
     assert "RuntimeError: boom" in result.stdout
 
@@ -99,7 +98,7 @@ def test_a_vanished_job_is_told_from_its_run_directory(slurm: FakeSlurm, allrank
 def test_a_job_that_nobody_knows_is_said_and_could_not_be_told(slurm: FakeSlurm, allranks: Allranks) -> None:
     result = allranks("status", "99")
     assert result.returncode == 3
-    assert result.stdout.startswith("job 99: SLURM does not know it, or no longer")
+    assert result.stdout.startswith("job 99: SLURM does not know it, or not any more")
 
 
 def test_an_array_has_a_line_a_task(slurm: FakeSlurm, allranks: Allranks, tmp_path: Path) -> None:
@@ -163,8 +162,8 @@ def test_logs_of_ranks_stand_in_where_the_job_s_own_are_out_of_reach(
 @pytest.mark.parametrize(
     ("arguments", "line"),
     [
-        (("12",), "it has not begun (Resources); -f waits for it"),
-        (("--rank", "7", "12"), "it has not begun"),
+        (("12",), "has not started (Resources); -f waits for it"),
+        (("--rank", "7", "12"), "has not started"),
     ],
 )
 def test_logs_of_a_waiting_job_say_so(
@@ -204,7 +203,7 @@ def test_logs_follow_until_the_job_ends(slurm: FakeSlurm, allranks: Allranks, tm
 def test_cancel_ends_what_runs(slurm: FakeSlurm, allranks: Allranks) -> None:
     slurm.answer("scontrol", out=show_job())
     result = allranks("cancel", "12")
-    assert result.stdout == "job 12 is being ended; it was RUNNING\n"
+    assert result.stdout == "cancelling job 12; its state was RUNNING\n"
     assert [call["argv"] for call in slurm.calls("scancel")] == [["12"]]
 
 
@@ -212,10 +211,10 @@ def test_cancel_says_what_has_ended_and_what_is_unknown(slurm: FakeSlurm, allran
     result = allranks("cancel", "99")
     assert (result.returncode, result.stderr) == (
         2,
-        "error: job 99: SLURM knows no such job; allranks list shows yours\n",
+        "error: job 99: SLURM knows no such job; allranks list prints your jobs\n",
     )
     slurm.answer("scontrol", out=show_job(state="COMPLETED"))
-    assert allranks("cancel", "12").stdout == "job 12 had ended before: COMPLETED\n"
+    assert allranks("cancel", "12").stdout == "job 12 had already ended: COMPLETED\n"
     assert slurm.calls("scancel") == []
 
 
@@ -245,7 +244,7 @@ def test_list_shows_what_waits_and_runs(slurm: FakeSlurm, allranks: Allranks) ->
 
 def test_list_of_nothing_says_so(slurm: FakeSlurm, allranks: Allranks) -> None:
     result = allranks("list")
-    assert (result.stdout, result.stderr) == ("", "allranks: no job of yours waits or runs, and no run is in runs\n")
+    assert (result.stdout, result.stderr) == ("", "allranks: you have no pending or running job, and runs has no run\n")
 
 
 @pytest.mark.parametrize("arguments", [("status", "12"), ("logs", "12"), ("cancel", "12"), ("list",)])
@@ -253,7 +252,7 @@ def test_without_slurm_each_verb_says_so_in_one_line(arguments: tuple[str, ...],
     result = allranks(*arguments, env={"PATH": "/nowhere"})
     assert result.returncode == 78
     assert_one_line(result.stderr)
-    assert "no such program here" in result.stderr
+    assert "not found on this machine" in result.stderr
 
 
 def test_the_verbs_do_not_import_jinja2() -> None:

@@ -138,7 +138,7 @@ def test_flags_become_one_request(flags, expected):
             {"rdzv_endpoint": "node01:29500", "master_addr": "node02"},
             "--rdzv-endpoint node01:29500 and --master-addr node02 contradict each other",
         ),
-        ({"restart_on_error": True}, "--restart-on-error retries nothing without --max-restarts N"),
+        ({"restart_on_error": True}, "--restart-on-error has no effect without --max-restarts N"),
         ({"nnodes": "0"}, "--nnodes '0': expected a number from 1, or MIN:MAX, for example 6 or 4:6"),
         ({"nnodes": ""}, "--nnodes '': expected a number from 1, or MIN:MAX, for example 6 or 4:6"),
     ],
@@ -175,13 +175,13 @@ def test_streams_are_hidden_as_the_flags_say(redirects, tee, ranks, hidden):
     [
         (
             {"redirects": "4"},
-            "--redirects '4': expected 0, 1, 2 or 3, or local ranks with them, for example 0:3,1:2",
+            "--redirects '4': expected 0, 1, 2 or 3, for all local ranks or for each, for example 0:3,1:2",
         ),
-        ({"tee": "0:4"}, "--tee '0:4': expected 0, 1, 2 or 3, or local ranks with them, for example 0:3,1:2"),
-        ({"tee": ""}, "--tee '': expected 0, 1, 2 or 3, or local ranks with them, for example 0:3,1:2"),
+        ({"tee": "0:4"}, "--tee '0:4': expected 0, 1, 2 or 3, for all local ranks or for each, for example 0:3,1:2"),
+        ({"tee": ""}, "--tee '': expected 0, 1, 2 or 3, for all local ranks or for each, for example 0:3,1:2"),
         (
             {"redirects": "0:1,"},
-            "--redirects '0:1,': expected 0, 1, 2 or 3, or local ranks with them, for example 0:3,1:2",
+            "--redirects '0:1,': expected 0, 1, 2 or 3, for all local ranks or for each, for example 0:3,1:2",
         ),
         ({"local_ranks_filter": "0,x"}, "--local-ranks-filter '0,x': expected local ranks, for example 0,1"),
         ({"local_ranks_filter": "0-2"}, "--local-ranks-filter '0-2': expected local ranks, for example 0,1"),

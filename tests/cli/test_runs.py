@@ -80,10 +80,10 @@ def test_why_explains_the_newest_run(words: tuple[str, ...], runs: Path, allrank
     assert document["findings"][0]["cause"] == "AR590 user-code-error"
     assert {source["path"].split("/")[1] for source in document["sources"]} == {NEW}
     said = {
-        (): f"reading runs/{NEW}, the newest run here",
-        ("latest",): f"reading runs/{NEW}, the newest run here",
+        (): f"reading runs/{NEW}, the newest run",
+        ("latest",): f"reading runs/{NEW}, the newest run",
         (NEW,): f"reading runs/{NEW}",
-        ("runs",): f"runs holds 2 runs; reading the newest, runs/{NEW}; the one before is runs/{OLD}",
+        ("runs",): f"runs has 2 runs; reading the newest, runs/{NEW}; the previous one is runs/{OLD}",
     }
     assert result.stderr == f"allranks: {said[words]}\n"
 
@@ -108,7 +108,7 @@ def test_stack_of_a_run_that_has_ended_says_where_to_look(runs: Path, allranks: 
     result = allranks("stack", "latest")
     assert (result.returncode, result.stderr) == (
         3,
-        f"error: run {NEW} has ended; what happened to it: allranks why {NEW}\n",
+        f"error: run {NEW} has ended; to see what happened: allranks why {NEW}\n",
     )
 
 
@@ -147,7 +147,7 @@ def test_list_shows_runs_where_there_is_no_slurm(runs: Path, allranks: Allranks)
     result = allranks("list", env={"PATH": "/nowhere"})
     assert result.returncode == 0
     assert [line.split()[0] for line in result.stdout.splitlines()] == ["JOB", NEW, OLD]
-    assert result.stderr.startswith("allranks: no jobs of SLURM: squeue: no such program here")
+    assert result.stderr.startswith("allranks: cannot list SLURM jobs: squeue: not found on this machine")
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_list_shows_runs_where_there_is_no_slurm(runs: Path, allranks: Allranks)
     [
         (143, "node07", "CANCELLED", "CANCELLED, exit code 143 on 1 node (node07), ended "),
         (None, "node07", "LOST", "LOST: its agent, process 4194305 on 1 node (node07), ended without a verdict"),
-        (None, "node08", "UNKNOWN", "UNKNOWN: there is no verdict yet, and its agent on 1 node (node08) cannot be"),
+        (None, "node08", "UNKNOWN", "UNKNOWN: it has no verdict yet, and its agent on 1 node (node08) is not visible"),
     ],
 )
 def test_a_run_without_a_verdict_is_not_called_running(
@@ -175,14 +175,14 @@ def test_a_process_id_that_was_given_again_is_not_the_agent(allranks: Allranks, 
     assert "RUNNING" in allranks("status", NEW, env=HERE).stdout
     events.write_text(json.dumps(event | {"time_s": 1000.0}) + "\n")
     assert "LOST" in allranks("status", NEW, env=HERE).stdout
-    assert allranks("cancel", NEW, env=HERE).stdout == f"run {NEW} had ended before: LOST\n"
+    assert allranks("cancel", NEW, env=HERE).stdout == f"run {NEW} had already ended: LOST\n"
 
 
 @pytest.mark.parametrize("verb", ["status", "logs", "cancel"])
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("20261123-05", "no such run in runs; expected the id of a run (allranks list shows them), latest, or the id"),
+        ("20261123-05", "no such run in runs; expected the id of a run (allranks list prints them), latest, or the id"),
         ("..", "no such run in runs"),
         ("runs", "no such run in runs"),
     ],
@@ -197,7 +197,7 @@ def test_what_is_no_run_is_refused(verb: str, name: str, words: str, runs: Path,
 def test_without_a_run_there_is_no_latest(allranks: Allranks) -> None:
     for verb in ("status", "logs", "cancel", "why"):
         result = allranks(verb, "latest")
-        assert (result.returncode, result.stderr) == (2, "error: there is no run in runs yet, so no latest one\n")
+        assert (result.returncode, result.stderr) == (2, "error: latest: there is no run in runs yet\n")
     assert "there is no run in runs/" in allranks("why").stderr
 
 
@@ -215,7 +215,7 @@ def test_after_submit_latest_is_the_job_that_was_submitted(
             2,
             "error: job 12: it has not begun (Resources), so there is no log yet; allranks status 12",
         )
-    assert "it has not begun (Resources)" in allranks("logs", "latest").stderr
+    assert "has not started (Resources)" in allranks("logs", "latest").stderr
     allranks("cancel", "latest")
     assert [call["argv"] for call in slurm.calls("scancel")] == [["12"]]
 
@@ -257,7 +257,7 @@ def test_a_run_that_runs_is_listed_followed_and_cancelled(allranks: Allranks, tm
                     "[node07 r1] gone 1\n",
                 }
                 told = allranks("cancel", name, env=HERE)
-                assert told.stdout == f"run {name} is being ended: SIGTERM to its agent, process {agent.pid}\n"
+                assert told.stdout == f"cancelling run {name}: sent SIGTERM to its agent, process {agent.pid}\n"
                 assert agent.wait(60) == 143
                 assert follower.wait(60) == 0
         finally:

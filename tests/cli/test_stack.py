@@ -150,11 +150,11 @@ def test_ctrl_c_ends_the_step_at_once(slurm: dict[str, str], tmp_path: Path) -> 
             2,
             "error: stack 7: squeue: Invalid job id specified",
         ),
-        ({"FAKE_ROWS": ""}, 3, "error: job 7 has ended; what happened to it: allranks why 7"),
+        ({"FAKE_ROWS": ""}, 3, "error: job 7 has ended; to see what happened: allranks why 7"),
         (
             {"FAKE_ROWS": "7|7|PENDING||Priority\n"},
             3,
-            "error: job 7 is PENDING (Priority); only a running job can be looked into",
+            "error: job 7 is PENDING (Priority); expected a running job",
         ),
         (
             {"FAKE_ROWS": "7|7|RUNNING|n[1-2]|None\n", "FAKE_REFUSAL": "Access/permission denied"},
@@ -174,8 +174,8 @@ def test_without_slurm_it_says_what_to_do(allranks: Allranks, tmp_path: Path) ->
     result = allranks("stack", "7", env={"PATH": str(tmp_path)})
     assert result.returncode == 78
     assert result.stderr == (
-        "error: squeue: no such program here; SLURM's commands are needed: load the slurm module, or log in to a login "
-        "node of the cluster\n"
+        "error: squeue: not found on this machine; SLURM's commands are needed: load the slurm module, or log in to "
+        "a login node of the cluster\n"
     )
 
 
@@ -192,7 +192,7 @@ def test_processes_of_this_machine_need_no_slurm(allranks: Allranks, start: Star
     result = allranks("stack", "--pid", str(pid), "4194304")
     assert result.returncode == 0, result.stderr
     assert f"pid {pid}   sleep at train.py:4 straggle" in result.stdout
-    assert result.stderr == "allranks: no such process here: 4194304\n"
+    assert result.stderr == "allranks: no such process on this machine: 4194304\n"
 
 
 def test_two_jobs_of_this_machine_are_shown_apart(allranks: Allranks, start: Start, tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_two_jobs_of_this_machine_are_shown_apart(allranks: Allranks, start: Sta
 
     lines = wait_until(look, "all three jobs")
     missing = [lines[lines.index(head) + 2] for head in heads]
-    assert missing[0].endswith("rank 1   no process found: never started, or ended")
+    assert missing[0].endswith("rank 1   no process found: it never started, or has ended")
     assert all("sleep at train.py:4 straggle" in line for line in missing[1:])
     document = json.loads(allranks("stack", "--local", "--json").stdout)
     assert {job["job"]: job["missing_ranks"] for job in document["jobs"] if job["job"] in ours} == dict(

@@ -105,7 +105,7 @@ def test_json_is_a_document(allranks: Allranks, logs: Path) -> None:
         (FINISHED, 0, "\u2713 AR599 healthy   "),
         (GOES_ON, 0, "\u2713 AR599 healthy   "),
         ("hello\n", 3, "no known cause; the last lines of a.log are"),
-        ("", 3, "no known cause; there is nothing in these logs"),
+        ("", 3, "no known cause; these logs are empty"),
         (GOES_ON + "it hangs here for hours, stuck here forever\n", 3, "\u26a0 AR491 silent-hang"),
         (OOM, 1, "\u2717 AR109 cuda-oom   "),
         (WATCHDOG.format(rank=1), 1, "\u2717 AR490 collective-timeout   "),
@@ -158,9 +158,9 @@ def test_packed_logs_and_what_is_wrong_with_them(allranks: Allranks, tmp_path: P
     assert result.returncode == 1
     assert "whole.log.gz:3" in result.stdout
     last = result.stdout.splitlines()[-1]
-    assert last.startswith("not read to its end: cut.log.gz: its gzip data ends too early")
+    assert last.startswith("not fully read: cut.log.gz: its gzip data ends too early")
     assert json.loads(allranks("why", "--json", "cut.log.gz").stdout)["problems"] == [
-        last.removeprefix("not read to its end: ")
+        last.removeprefix("not fully read: ")
     ]
 
 

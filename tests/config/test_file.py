@@ -48,7 +48,7 @@ address = "192.168.20.16"
 
 DATA = '[network]\ndata = "192.168.20.0/24"\n'
 NODE = DATA + '[[node]]\nname = "n1"\naddress = "192.168.20.1"\n'
-TOML = "expected TOML, texts in double quotes"
+TOML = "expected TOML, with texts in double quotes"
 TABLES = "expected one of cluster, network, train, guard, slurm, node"
 PORT = "expected an integer from 1 to 65535, for example 29500"
 SUBNET = 'expected a subnet, for example "192.168.20.0/24"'
@@ -59,7 +59,7 @@ HOST = 'expected a host name, for example "node01"'
 NAME = 'expected 1 to 64 ASCII characters, for example "six-node"'
 INTERFACE = 'expected an interface name of 1 to 15 letters, digits, "_", ".", "+" and "-", for example "ens1f1"'
 GPUS = "expected an integer from 0 to 1024, for example 1"
-NOTHING = "says nothing: expected at least one table, for example [cluster] with a name"
+NOTHING = "is empty: expected at least one table, for example [cluster] with a name"
 
 REFUSED = {
     # TOML itself
@@ -74,7 +74,7 @@ REFUSED = {
     'x = "\x1b"\n': f'line 1, column 6: illegal character \'\\x1b\' in "x = \\"\\x1b\\"": {TOML}',
     'x = """\n': f"at the end: unterminated string: {TOML}",
     "x = " + "1" * 5000: "exceeds the limit (4300 digits) for integer string conversion: value has 5000 di...: " + TOML,
-    "x = " + "[" * 5000: "nested too deep: expected tables of plain values",
+    "x = " + "[" * 5000: "nested too deeply: expected tables of plain values",
     # tables
     "[netwrok]\n": '[netwrok]: unknown table, did you mean "network"?',
     "[[nodes]]\n": '[[nodes]]: unknown table, did you mean "node"?',
@@ -140,7 +140,7 @@ REFUSED = {
     '[[node]]\naddress = "10.0.0.1"\n': f"[[node]] 1: no name: {HOST}",
     '[[node]]\nname = "n1"\n': f"[[node]] n1: no address: {ADDRESS}",
     '[[node]]\nname = "n1"\naddress = "10.0.0.1"\n': "[[node]] n1: no interface: "
-    "expected one, or [network] data to find it by",
+    "expected one, or [network] data, which determines it",
     NODE + "[[node]]\nname = 5\n": f"[[node]] 2 name = 5: {HOST}",
     NODE + '[[node]]\nname = "a b"\n': f'[[node]] 2 name = "a b": {HOST}',
     NODE + '[[node]]\nname = "a\\u0007\\n"\n': f'[[node]] 2 name = "a\\x07\\n": {HOST}',
@@ -148,17 +148,17 @@ REFUSED = {
     NODE + f'[[node]]\nname = "{"a" * 254}"\n': f'[[node]] 2 name = "{"a" * 60}"...: {HOST}',
     NODE + '[[node]]\nname = "n[2-3]"\n': '[[node]] 2 name = "n[2-3]": '
     "expected one host name, not a host list: write a [[node]] for each",
-    NODE + '[[node]]\nname = "n1"\naddress = "192.168.20.2"\n': '[[node]] 2 name = "n1": [[node]] 1 has it: '
-    "expected each once",
-    NODE + '[[node]]\nname = "n2"\naddress = "192.168.20.1"\n': '[[node]] n2 address = "192.168.20.1": n1 has it: '
-    "expected each once",
+    NODE + '[[node]]\nname = "n1"\naddress = "192.168.20.2"\n': '[[node]] 2 name = "n1": [[node]] 1 has the same name: '
+    "expected each name once",
+    NODE + '[[node]]\nname = "n2"\naddress = "192.168.20.1"\n': '[[node]] n2 address = "192.168.20.1": '
+    "n1 has the same address: expected each address once",
     NODE + '[[node]]\nname = "n2"\naddress = 5\n': f"[[node]] n2 address = 5: {ADDRESS}",
     NODE + '[[node]]\nname = "n2"\naddress = "n2"\n': f'[[node]] n2 address = "n2": {ADDRESS}',
     NODE + '[[node]]\nname = "n2"\naddress = "192.168.20.300"\n': f'[[node]] n2 address = "192.168.20.300": {ADDRESS}',
     NODE + '[[node]]\nname = "n2"\naddress = "0.0.0.0"\n': f'[[node]] n2 address = "0.0.0.0": {ADDRESS}',
     NODE + '[[node]]\nname = "n2"\naddress = "fe80::1%\\u001b"\n': f'[[node]] n2 address = "fe80::1%\\x1b": {ADDRESS}',
     NODE + '[[node]]\nname = "n2"\naddress = "192.168.20.2/24"\n': '[[node]] n2 address = "192.168.20.2/24": '
-    'expected the address alone, did you mean "192.168.20.2"?',
+    'expected only the address, did you mean "192.168.20.2"?',
     NODE + '[[node]]\nname = "n2"\naddress = "10.0.0.2"\n': '[[node]] n2 address = "10.0.0.2": '
     'expected an address in [network] data = "192.168.20.0/24"',
     NODE + '[[node]]\nname = "n2"\naddress = "fd00::2"\n': '[[node]] n2 address = "fd00::2": '
@@ -361,7 +361,7 @@ def _refusal(path: Path) -> str:
 
 
 def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
-    end = "expected a file as `allranks init` writes"
+    end = "expected a file as written by `allranks init`"
     assert _refusal(tmp_path) == f"{tmp_path}: cannot be read: is a directory: {end}"
     missing = tmp_path / "no.toml"
     assert _refusal(missing) == f"{missing}: cannot be read: no such file or directory: {end}"
@@ -374,7 +374,7 @@ def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
 def test_forbidden_file_is_named(without_root: Path) -> None:
     path = without_root / "cluster.toml"
     path.touch(mode=0o000)
-    end = "expected a file as `allranks init` writes"
+    end = "expected a file as written by `allranks init`"
     assert _refusal(path) == f"{path}: cannot be read: permission denied: {end}"
 
 

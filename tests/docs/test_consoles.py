@@ -1,63 +1,96 @@
-"""Do the commands of README and tutorials print what these pages show?"""
+"""Do the commands of README, tutorials and how-tos print what these pages show?"""
 
 from __future__ import annotations
 
+import contextlib
 import os
-import re
 from pathlib import Path
 
 import pytest
 
-from docs.consoles import Typed, find_missing, read_examples, run
+from conftest import is_alive
+from docs.consoles import Terminal, Typed, find_missing, read_examples
 
 ROOT = Path(__file__).parents[2]
+HOW_TOS = ROOT / "docs/how-to"
+ON_THIS_MACHINE = ("install", "from-torchrun", "slurm")
+WITH_TORCH = ("hang", "why", "session")
+IN_THE_LAB = ("check", "restarts", "lab")
 
 
-def try_examples(text: str, folder: Path) -> None:
+def try_examples(text: str, terminal: Terminal, folder: Path) -> None:
     examples = read_examples(text)
     assert any(isinstance(each, Typed) and each.shown for each in examples)
-    for example in examples:
-        if isinstance(example, Typed):
-            output = run(example.command, folder)
-            missing = find_missing(example.shown, output)
-            assert not missing, f"$ {example.command}\nnot printed: {missing}\nprinted:\n{output}"
-        else:
-            name, text = example
-            (folder / name).write_text(text)
+    with contextlib.ExitStack() as running:
+        for example in examples:
+            if not isinstance(example, Typed):
+                name, text = example
+                (folder / name).write_text(text)
+            elif example.is_kept:
+                running.enter_context(terminal.keep(example))
+            else:
+                output = terminal.type(example)
+                missing = find_missing(example.shown, output)
+                assert not missing, f"$ {example.command}\nnot printed: {missing}\nprinted:\n{output}"
+
+
+def test_every_console_of_the_how_tos_is_run() -> None:
+    with_consoles = {page.stem for page in HOW_TOS.glob("*.md") if "```console" in page.read_text()}
+    assert with_consoles == {*ON_THIS_MACHINE, *WITH_TORCH, *IN_THE_LAB}
+
+
+@pytest.mark.parametrize(
+    "name", [*ON_THIS_MACHINE, *(pytest.param(each, marks=pytest.mark.torch) for each in WITH_TORCH)]
+)
+@pytest.mark.timeout(600)
+def test_a_how_to_prints_what_it_shows(name: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").touch()  # the reader's own script
+    try_examples((HOW_TOS / f"{name}.md").read_text(), Terminal(tmp_path), tmp_path)
 
 
 @pytest.mark.torch
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", ["first-run", "survive-a-crash"])
 def test_a_tutorial_prints_what_it_shows(name: str, tmp_path: Path) -> None:
-    try_examples((ROOT / f"docs/tutorials/{name}.md").read_text(), tmp_path)
+    try_examples((ROOT / f"docs/tutorials/{name}.md").read_text(), Terminal(tmp_path), tmp_path)
 
 
 @pytest.mark.lab
 @pytest.mark.torch
-@pytest.mark.timeout(900)
-def test_the_lab_s_tutorial_prints_what_it_shows(tmp_path: Path) -> None:
-    name = f"test-docs-{os.getpid()}"
-    page = (ROOT / "docs/tutorials/first-slurm-job.md").read_text()
-    own = re.sub(r"allranks lab (\w+)", rf"allranks lab \1 --name {name}", page).replace("lab lab:", f"lab {name}:")
+@pytest.mark.timeout(1200)
+def test_the_pages_of_the_lab_print_what_they_show(tmp_path: Path) -> None:
+    """One test, so that one lab serves all pages."""
+    lab = f"test-docs-{os.getpid()}"
     try:
-        try_examples(own, tmp_path)
+        for page in (ROOT / "docs/tutorials/first-slurm-job.md", *(HOW_TOS / f"{name}.md" for name in IN_THE_LAB)):
+            folder = tmp_path / page.stem
+            folder.mkdir()
+            terminal = Terminal(folder, lab=lab)
+            terminal.type(Typed("allranks lab up", [], is_on_host=True))
+            try_examples(page.read_text(), terminal, folder)
+            terminal.type(Typed("allranks lab heal", [], is_on_host=True))
     finally:
-        run(f"allranks lab down --name {name}", tmp_path)
+        Terminal(tmp_path, lab=lab).type(Typed("allranks lab down", [], is_on_host=True))
 
 
 @pytest.mark.torch
 @pytest.mark.timeout(600)
 def test_the_readme_s_quick_start_prints_what_it_shows(tmp_path: Path) -> None:
     section = (ROOT / "README.md").read_text().partition("## Quick start")[2].partition("\n## ")[0]
-    try_examples(section, tmp_path)
+    try_examples(section, Terminal(tmp_path), tmp_path)
 
 
 def test_a_line_that_was_not_printed_is_found() -> None:
-    typed = "$ cat a.txt  # read it\nhello\n...\n$ true\ngone\n"
+    typed = "$ cat a.txt  # read it\nhello\n...\n# true\ngone\n"
     page = f"Save this as `a.txt`:\n```text\nhello\n```\n```console\n{typed}```\n"
     saved, cat, true = read_examples(page)
     assert saved == ("a.txt", "hello\n")
     assert cat == Typed("cat a.txt", ["hello", "..."])
-    assert true == Typed("true", ["gone"])
+    assert true == Typed("true", ["gone"], is_on_host=True)
     assert find_missing(["took 1.5 s", "rank 1", "..."], "took 20 s\nrank 2\n") == ["rank 1"]
+
+
+def test_a_command_with_an_ampersand_goes_on_until_the_page_ends(tmp_path: Path) -> None:
+    first = "$ sh -c 'echo $$ >pid; echo here; exec sleep 1000' &\nhere\n"
+    try_examples(f"```console\n{first}$ kill -0 $(cat pid) && echo alive\nalive\n```\n", Terminal(tmp_path), tmp_path)
+    assert not is_alive(int((tmp_path / "pid").read_text()))

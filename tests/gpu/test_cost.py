@@ -39,13 +39,13 @@ def test_the_guard_costs_under_a_percent_of_steps_of_ten_milliseconds(note: Note
 
 
 def test_a_checkpoint_holds_up_the_training_less_than_dcp_does(note: Note):
-    """Expected: the median stall is shorter than that of torch.save, of DCP's async_save, and of DCP's own best,
-    pinned and staged in the background (torch 2.11, torch.distributed.checkpoint.staging.DefaultStager): all of them
-    copy the same bytes over PCIe, so of the last one at most 1.2 times its time.
+    """Expected: with AdamW's state, the median stall from the second save on is at most that of DCP's best way (torch
+    2.13, DefaultStager in shared and pinned memory; writing in a thread or a process, staged behind the training or
+    not). All of them copy the same bytes over PCIe.
     """
     rounds, parameters = ("2", "4_000_000") if is_rehearsal() else ("7", "100_000_000")
     text = measure("checkpoint_stall.py", "--rounds", rounds, "--parameters", parameters, note=note)
     ratios = {name: float(ratio) for name, ratio in re.findall(r"allranks / (.+?) +([\d.]+) +quartiles", text)}
-    assert set(ratios) == {"torch.save", "DCP async_save", "DCP staged"}
-    assert is_rehearsal() or max(ratios["torch.save"], ratios["DCP async_save"]) < 1
-    assert is_rehearsal() or ratios["DCP staged"] < 1.2
+    ways = {f"DCP shared, {by}{how}" for by in ("thread", "process") for how in ("", ", staged behind")}
+    assert set(ratios) == ways | {"DCP unshared, thread"}
+    assert is_rehearsal() or max(ratios.values()) <= 1

@@ -7,9 +7,12 @@ import itertools
 import msgspec
 import pytest
 
-from allranks.guard.ends import Ledger, is_failure, is_secondary
+from allranks.guard.ends import is_secondary, judge_ends, should_stop
+from allranks.guard.scene import Scene
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
 from allranks.wire.protocol import Member, WorkerEnd
+
+from .scenes import FAST
 
 MEMBERS = (
     Member(name="node01", first_rank=0, num_workers=2, host="node01"),
@@ -35,13 +38,18 @@ def lost(rank: int, *, at: float = 100.0) -> WorkerEnd:
     return end(rank, at=at, message=GLOO_LOST)
 
 
-def judge(*ends: WorkerEnd, exits: dict[int, float] | None = None) -> Verdict:
-    ledger = Ledger(MEMBERS)
+def scene_of(*ends: WorkerEnd, exits: dict[int, float] | None = None) -> Scene:
+    scene = Scene(FAST, MEMBERS, 0, {}, 0.0)
     for rank, time_s in (exits or {}).items():
-        ledger.add_exit(rank, time_s)
+        scene.end(end(rank, 0, at=time_s), time_s)
     for worker_end in ends:
-        ledger.add_failure(worker_end, worker_end.time_s)
-    return ledger.verdict("4711", 0)
+        scene.end(worker_end, worker_end.time_s)
+    return scene
+
+
+def judge(*ends: WorkerEnd, exits: dict[int, float] | None = None) -> Verdict:
+    judged = judge_ends(scene_of(*ends, exits=exits))
+    return Verdict(job="4711", attempt=0, exit_code=judged.exit_code, findings=judged.findings)
 
 
 def the_finding(verdict: Verdict) -> Finding:
@@ -103,7 +111,7 @@ def test_each_kind_of_end_has_its_cause_and_exit_code(worker_end, cause, message
 @pytest.mark.parametrize(
     ("exit_code", "fix"),
     [
-        (-9, "often the kernel out of memory: dmesg -T | grep -i 'killed process'"),
+        (-9, "often the kernel, out of memory: dmesg -T | grep -i 'killed process'"),
         (-11, "a crash in native code: run with PYTHONFAULTHANDLER=1 to see where"),
         (-7, "often a full /dev/shm: df -h /dev/shm"),
         (-15, None),
@@ -203,7 +211,6 @@ def test_of_two_culprits_the_earlier_one_is_named_whichever_was_noticed_first():
 def test_a_worker_that_we_ended_is_never_the_culprit():
     ours = end(0, -15, at=90.0, ended_by_us=True)
     crashed = end(1, message="ValueError: in its finally", at=91.0, ended_by_us=True)
-    assert not is_failure(ours)
     assert the_finding(judge(ours, crashed, end(3, 3, at=100.0))).ranks == (3,)
     assert judge(ours, crashed) == Verdict(job="4711", attempt=0, exit_code=3)
 
@@ -217,7 +224,7 @@ def test_victims_alone_leave_the_verdict_undecided():
         (2,),
         "node02",
     )
-    assert finding.message == "it was the first to lose the others; no rank says why"
+    assert finding.message == "it was the first rank to lose a connection; no rank reports why"
     assert finding.victims == (0, 1, 3, 4, 5, 6, 7)
     assert verdict.exit_code == 1
 
@@ -231,8 +238,8 @@ def test_a_rank_that_left_early_with_zero_is_named_by_those_it_left():
         (5,),
         "node03",
     )
-    assert finding.message == "it left with exit code 0, 2.5 s before rank 0 lost its connection"
-    assert finding.fix == "every rank must run the same number of steps: look at how the data is divided"
+    assert finding.message == "it exited with code 0, 2.5 s before rank 0 lost its connection"
+    assert finding.fix == "every rank must run the same number of steps: check how the data is divided"
     assert finding.victims == (0, 1, 2, 3, 4, 7)
     assert verdict.exit_code == 1
 
@@ -264,7 +271,7 @@ def test_ranks_that_never_came_are_named_by_those_that_waited(whom, ranks, node)
     first = min(set(range(8)) - set(ranks))
     assert (finding.cause, finding.ranks, finding.node) == ("AR401 missing-rank", ranks, node)
     assert finding.confidence is Confidence.CERTAIN
-    assert finding.message == "never came to init_process_group, though its process was running"
+    assert finding.message == "it never reached init_process_group, although its process ran"
     assert finding.evidence == (Evidence(seen=f"rank {first} waited 15 s for {whom}"),)
     assert set(finding.victims) == set(range(8)) - set(ranks)
     assert verdict.exit_code == 1
@@ -274,12 +281,12 @@ def test_a_rank_that_had_ended_with_0_was_not_running():
     message = "allranks: init_process_group waited 15 s for rank 5 (node03); 7 of 8 ranks are here; look at what"
     finding = the_finding(judge(*(end(rank, message=message) for rank in range(8) if rank != 5), exits={5: 80.0}))
     assert (finding.cause, finding.ranks) == ("AR401 missing-rank", (5,))
-    assert finding.message == "ended with exit code 0 before it came to init_process_group"
+    assert finding.message == "it exited with code 0 before it reached init_process_group"
 
 
-def test_all_well_is_zero_without_findings():
-    verdict = judge(exits=dict.fromkeys(range(8), 100.0))
-    assert verdict == Verdict(job="4711", attempt=0, exit_code=0)
+def test_all_is_well_where_everybody_ended_with_zero():
+    assert scene_of(exits=dict.fromkeys(range(8), 100.0)).is_all_well
+    assert not scene_of(end(7, -9), exits=dict.fromkeys(range(7), 100.0)).is_all_well
 
 
 def test_victims_that_had_already_left_with_zero_are_not_counted():
@@ -316,12 +323,12 @@ STOP_TABLE = {
 @pytest.mark.parametrize("case", STOP_TABLE)
 def test_the_rest_is_ended_when_the_culprit_is_known_or_the_time_is_up(case):
     ends, exits, now_s, is_time = STOP_TABLE[case]
-    ledger = Ledger(MEMBERS)
-    for rank, time_s in exits.items():
-        ledger.add_exit(rank, time_s)
-    for worker_end in ends:
-        ledger.add_failure(worker_end, worker_end.time_s)
-    assert ledger.should_stop(now_s) is is_time
+    assert should_stop(scene_of(*ends, exits=exits), now_s) is is_time
+
+
+def test_words_that_only_look_like_a_cause_are_the_users_own():
+    finding = the_finding(judge(end(3, message="RuntimeError: allranks: AR999 no-such-cause: x")))
+    assert finding.cause == "AR590 user-code-error"
 
 
 def test_a_watchdog_that_aborts_its_rank_is_a_victim():

@@ -85,6 +85,14 @@ def test_an_address_of_another_machine_opens_no_door():
     watch.close()
 
 
+def test_a_network_on_which_nobody_can_try_this_machine_has_no_port():
+    watch = Watch(FAST, data_address="127.0.0.1", control_address="192.0.2.1")
+    watch.begin(0, [], 100.0, node_index=0)
+    data_port, control_port = watch.beat(100.0).try_ports
+    assert (data_port > 0, control_port) == (True, 0)
+    watch.close()
+
+
 def test_what_is_kept_can_be_read_by_why(watch, tmp_path):
     code = "import time\ndef stuck():\n    time.sleep(60)\nstuck()\n"
     with subprocess.Popen([sys.executable, "-c", code]) as child:

@@ -110,7 +110,7 @@ def test_a_count_that_lags_behind_its_own_entries_is_brought_up(cell: Cell, tmp_
 def test_last_words_go_before_what_was_told_earlier(cell: Cell, tmp_path: Path):
     call = {"group": "0", "seq": 1, "op": "broadcast", "sizes": [[1]], "dtypes": ["Long"], "created_ns": 100}
     tell(cell, calls=[{**call, "is_done": False}])
-    words = {"states": {"0": [2, 1]}, "calls": [{**call, "is_done": True}, {**call, "seq": 2, "created_ns": 200}]}
+    words = {"calls": [{**call, "is_done": True}, {**call, "seq": 2, "created_ns": 200}]}
     cell.last_words(json.dumps(words).encode())
     beat = watched(cell, tmp_path).look()
     assert beat.state is ProcessState.GONE
@@ -136,3 +136,23 @@ def test_what_cannot_be_read_is_as_if_it_were_not_there(cell: Cell, tmp_path: Pa
     beat = watched(cell, tmp_path).look()
     assert (beat.groups, beat.calls, beat.main_at) == ((), (), "")
     assert beat.silent_s is not None
+
+
+def test_what_makes_no_sense_costs_itself_alone(cell: Cell, tmp_path: Path):
+    sound = {"group": "0", "seq": 1, "op": "broadcast"}
+    calls = [sound, {**sound, "seq": "x"}, {**sound, "place": "\x1b[2J"}, {**sound, "dtypes": ["Long"] * 65}, 7]
+    tell(
+        cell, at="evil\x1b[2J.py:1 in f", calls=calls, groups=[["0", [0, 1], 8, 7, 0], ["1", None], ["\n", [], 8, 7, 0]]
+    )
+    cell.last_words(json.dumps({"calls": [{**sound, "seq": 2}, {**sound, "seq": None}]}).encode())
+    cell.phase("\x1b[2J")
+    beat = watched(cell, tmp_path).look()
+    assert [each.seq for each in beat.calls] == [1, 2]
+    assert [group.name for group in beat.groups] == ["0"]
+    assert (beat.main_at, beat.phase) == (r"evil\x1b[2J.py:1 in f", r"\x1b[2J")
+
+
+def test_a_flood_of_calls_is_as_long_as_the_cell(cell: Cell, tmp_path: Path):
+    calls = [{"group": "0", "seq": seq, "op": "x"} for seq in range(9000)]
+    assert not cell.tell(json.dumps({"calls": calls}).encode())
+    assert watched(cell, tmp_path).look().calls == ()

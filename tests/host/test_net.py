@@ -126,7 +126,7 @@ def test_a_port_that_nobody_holds_is_said_so():
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))  # bound, not listening: nobody else takes it meanwhile
         port = sock.getsockname()[1]
-        assert describe_port_holder(port) == "a process that is gone again or in another namespace"
+        assert describe_port_holder(port) == "a process that has ended, or is in another namespace"
 
 
 def link_tree(root: Path, **files: str) -> Path:

@@ -40,7 +40,7 @@ def test_the_id_is_the_last_line_that_looks_like_one(text: str, job: str) -> Non
 
 
 def test_no_id_is_an_error_with_what_was_printed() -> None:
-    with pytest.raises(SetupError, match="printed 'queued'; see squeue"):
+    with pytest.raises(SetupError, match="got 'queued'; see squeue"):
         parse_job_id("queued")
 
 
@@ -196,5 +196,5 @@ def test_a_wrong_value_is_usage_and_a_refusal_is_not(slurm: FakeSlurm, words: st
 
 def test_a_missing_program_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(SetupError, match=r"scontrol: no such program here; .*load the slurm module, or log in"):
+    with pytest.raises(SetupError, match=r"scontrol: not found on this machine; .*load the slurm module, or log in"):
         find_jobs("12")

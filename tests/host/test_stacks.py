@@ -129,7 +129,7 @@ def test_without_py_spy_the_processes_are_named_all_the_same(start: Start, monke
     monkeypatch.setattr(sys, "executable", "/nowhere/python3")
     monkeypatch.setenv("PATH", "/nowhere")
     found = look(Wanted(job=JOB), node="here").processes[0]
-    assert (found.rank, found.problem) == (0, "no py-spy beside /nowhere/python3: pip install py-spy")
+    assert (found.rank, found.problem) == (0, "py-spy is not installed for /nowhere/python3: pip install py-spy")
 
 
 def test_a_py_spy_that_does_not_come_back_costs_its_deadline(
@@ -143,7 +143,7 @@ def test_a_py_spy_that_does_not_come_back_costs_its_deadline(
     look_until(lambda found: len(found.processes) == 1)
     monkeypatch.setattr(sys, "executable", str(slow.with_name("python3")))
     began_s = time.monotonic()
-    assert look(Wanted(job=JOB), node="here").processes[0].problem == "py-spy did not get through within 4 s"
+    assert look(Wanted(job=JOB), node="here").processes[0].problem == "py-spy did not finish within 4 s"
     assert time.monotonic() - began_s < 40
 
 
@@ -232,11 +232,11 @@ def test_every_process_with_a_rank_is_found_without_a_job(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("scope", "words"),
     [
-        ("0", "ask as its owner or as root"),
-        ("", "ask as its owner or as root"),
+        ("0", "run this as its owner or as root"),
+        ("", "run this as its owner or as root"),
         ("1", "as root: sysctl -w kernel.yama.ptrace_scope=0"),
         ("2", "as root: sysctl -w kernel.yama.ptrace_scope=0"),
-        ("3", "only by a reboot"),
+        ("3", "only with a reboot"),
     ],
 )
 def test_a_refusal_of_the_kernel_comes_with_its_cure(scope: str, words: str) -> None:

@@ -238,7 +238,7 @@ def test_a_rank_that_never_comes_is_named(allranks: Allranks, tmp_path: Path):
         "DistStoreError: allranks: init_process_group waited 4 s for rank 1 (node07); 2 of 3 ranks are here; look at "
     )
     assert said in words_of(tmp_path, 0)
-    assert only_message(tmp_path) == ([1], "never came to init_process_group, though its process was running")
+    assert only_message(tmp_path) == ([1], "it never reached init_process_group, although its process ran")
     assert "AR401 missing-rank   node07 · rank 1" in result.stderr
     assert "[node07 r0] allranks: waiting 3 s at init_process_group for rank 1 (node07); 2 of 3 ranks are here\n" in (
         result.stderr
@@ -262,7 +262,7 @@ def test_a_missing_rank_0_is_named_though_it_holds_the_store(allranks: Allranks,
     assert result.returncode == 1
     said = "allranks: init_process_group waited 2 s for rank 0 (node07) to open the store; look at "
     assert said in words_of(tmp_path, 1)
-    assert only_message(tmp_path) == ([0], "never came to init_process_group, though its process was running")
+    assert only_message(tmp_path) == ([0], "it never reached init_process_group, although its process ran")
 
 
 @pytest.mark.torch
@@ -329,7 +329,7 @@ def test_nccl_without_a_gpu_is_refused_with_the_nodes_name(allranks: Allranks, t
     result = allranks("run", "--nproc-per-node", "2", "train.py", env=NODE | {"CUDA_VISIBLE_DEVICES": ""})
     assert result.returncode == 1
     _, message = only_message(tmp_path)
-    said = "RuntimeError: allranks: init_process_group asks for nccl, but node07 has no GPU; use gloo here"
+    said = "RuntimeError: allranks: init_process_group asks for nccl, but node07 has no GPU; use gloo"
     assert message.startswith(said)
     assert f"\n  {said}" in result.stderr
 
@@ -417,12 +417,10 @@ def test_a_launcher_within_the_workers_is_refused_at_once(
     write(tmp_path / "train.py", textwrap.dedent(SPAWNED).format(setting=setting, arguments=arguments))
     result = allranks("run", "--nproc-per-node", "2", "train.py", env=NODE)
     assert result.returncode == 1
-    said = (
-        "allranks: AR502 spawn-inside-srun: multiprocessing (mp.spawn) started this process in a worker, and it comes "
-    )
+    said = "allranks: AR502 spawn-inside-srun: multiprocessing (mp.spawn) started this process in a worker; it calls "
     assert said in result.stderr
     _, message = only_message(tmp_path)
-    assert message.startswith("multiprocessing (mp.spawn) started this process in a worker, and it comes "), message
+    assert message.startswith("multiprocessing (mp.spawn) started this process in a worker; it calls "), message
     assert re.search(r"as rank (\d) of 2, but the worker is RANK=(?!\1)\d of WORLD_SIZE=2, set by allranks", message)
 
 

@@ -96,14 +96,14 @@ def test_a_partner_that_never_comes_is_said_at_the_deadline(port: int, rank: int
     assert time.monotonic() - began_s < IMPORT_S
     assert line["status"] == "failed"
     assert line["what"].startswith(
-        f"n9 did not come to the store at 127.0.0.1:{port}" if rank == 0 else f"no store of n9 at 127.0.0.1:{port}: "
+        f"n9 did not connect to the store at 127.0.0.1:{port}" if rank == 0 else f"no store of n9 at 127.0.0.1:{port}: "
     )
 
 
 @pytest.mark.parametrize(
     ("pair_s", "timeout_s", "what"),
     [
-        (5.0, 90.0, "no end within 5 s after both were there"),
+        (5.0, 90.0, "no end within 5 s after both had joined"),
         (90.0, 5.0, "wait timeout after 5000ms, keys: /gloo0/0//cpu//0/0"),
     ],
     ids=["killed", "by its timeout"],

@@ -170,7 +170,7 @@ def test_init_finds_the_cluster_as_its_owners_describe_it(six_nodes: TestLab, tm
     done = on(six_nodes, "master-node", *ALLRANKS, "init", "--timeout", "100", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert without_waiting(done.stderr).splitlines() == [
-        "allranks: looking at master-node,node[01-05]",
+        "allranks: examining master-node,node[01-05]",
         "allranks: cluster.toml written: 6 nodes, data network 192.168.20.0/24; next: allranks check",
     ]
     found = read_cluster(tmp_path / "cluster.toml").cluster
@@ -179,4 +179,4 @@ def test_init_finds_the_cluster_as_its_owners_describe_it(six_nodes: TestLab, tm
     assert [(node.name, node.address, node.interface) for node in found.node] == expected
     text = (tmp_path / "cluster.toml").read_text()
     assert "host names lead to 10.77.0.0/24, so that one is for management (no speeds to compare)" in text
-    assert text.count("# the driver shows none, SLURM promises 1") == 6
+    assert text.count("# the driver shows none, SLURM configures 1") == 6

@@ -218,5 +218,5 @@ def test_a_node_that_slurm_has_given_up_is_no_longer_in_the_job(cluster: Cluster
     cluster.lab.run("up", "--cluster", SIX_NODE)
     (cluster.directory / "lost.node03").touch()
     cluster.wait_for_words(
-        job, "node03: SLURM has taken it out of the job; it can take part again in the job's next run"
+        job, "node03: SLURM has removed it from the job; it can take part again in the job's next run"
     )

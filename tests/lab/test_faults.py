@@ -480,7 +480,7 @@ def test_eight_tasks_start_on_each_node_whatever_its_cores(healed: Lab) -> None:
 def test_the_command_says_where_and_heals_from_another_process(six: TestLab) -> None:
     said = six.run("inject", "interface-renamed", "--on", "node02", "--seed", "7").stderr
     assert "interface-renamed on node02 (seed 7)" in said
-    assert "to be found: AR208 node02 ens1f0np0" in said
+    assert "expected finding: AR208 node02 ens1f0np0" in said
     assert "ens1f9" in six.on("node02", "ls", "/sys/class/net")
     again = six.run("inject", "interface-renamed", "--on", "node02", must_work=False)
     assert again.returncode == 2

@@ -88,11 +88,11 @@ def test_cancel_ends_a_job_and_its_ranks(login: LoginNode) -> None:
     job = submit(login, "--nodes", "2", "train.py", "300", "-")
     while login("logs", job).stdout.count("] rank") != 2:
         time.sleep(0.5)
-    assert login("cancel", job).stdout == f"job {job} is being ended; it was RUNNING\n"
+    assert login("cancel", job).stdout == f"cancelling job {job}; its state was RUNNING\n"
     assert login("logs", "-f", job).returncode == 0
     (report,) = json.loads(login("status", "--json", job).stdout)
     assert report["slurm"]["state"] == "CANCELLED"
-    assert login("cancel", job).stdout == f"job {job} had ended before: CANCELLED\n"
+    assert login("cancel", job).stdout == f"job {job} had already ended: CANCELLED\n"
 
 
 def test_a_node_out_of_service_is_reported_with_slurm_s_reason(login: LoginNode, six_nodes: TestLab) -> None:
@@ -103,7 +103,7 @@ def test_a_node_out_of_service_is_reported_with_slurm_s_reason(login: LoginNode,
         assert "node03 drained: bad NIC, see T-12" in result.stderr
         job = result.stdout.split()[1]
         assert "  nodes     node03 drained: bad NIC, see T-12\n" in login("status", job).stdout
-        assert login("cancel", job).stdout == f"job {job} is being ended; it was PENDING\n"
+        assert login("cancel", job).stdout == f"cancelling job {job}; its state was PENDING\n"
     finally:
         six_nodes.on("master-node", "scontrol", "update", "nodename=node03", "state=resume")
 

@@ -50,6 +50,8 @@ def pids_of(lab: Lab) -> dict[str, int]:
 def traces_of(lab: Lab, namespaces: set[str]) -> list[str]:
     """What is there of a lab: its directory, processes that name it or live in its namespaces, mounts, interfaces."""
     found = [str(lab.dir)] if lab.dir.exists() else []
+    for other in lab.dir.parent.glob("*"):  # the kernel gives a number again, and other labs' nodes come up meanwhile
+        namespaces = namespaces - (namespaces_of(Lab(other.name)) if other != lab.dir else set())
     for process in Path("/proc").iterdir():
         if process.name.isdigit():
             with contextlib.suppress(OSError):

@@ -110,7 +110,7 @@ def test_a_pending_and_an_unknown_job_are_refused_in_slurm_s_words(six_nodes: Te
     six_nodes.on("master-node", "scancel", job)
     assert (held.returncode, held.stderr) == (
         3,
-        f"error: job {job} is PENDING (JobHeldUser); only a running job can be looked into\n",
+        f"error: job {job} is PENDING (JobHeldUser); expected a running job\n",
     )
     assert (unknown.returncode, unknown.stderr) == (2, "error: stack 999999: squeue: Invalid job id specified\n")
 

@@ -47,7 +47,7 @@ def test_a_worker_that_outlives_the_signal_is_named_and_killed_after_its_grace(c
     crew.end(signal.SIGCONT, grace_s=3.0)  # which ends nobody
     for turn in range(1, 50):
         assert not crew.advance(begin_s + 0.06 * turn)
-    assert lines_of(crew) == ["rank 0 has not ended on SIGCONT yet; SIGKILL in 2 s"]
+    assert lines_of(crew) == ["rank 0 has not ended after SIGCONT yet; SIGKILL in 2 s"]
     assert not is_killed(crew)
     for turn in range(50, 60):
         crew.advance(begin_s + 0.06 * turn)

@@ -126,7 +126,7 @@ def test_a_child_without_a_last_word_is_the_one() -> None:
     told.reports = [each for each in told.reports if each.node != "node02"]
     (found,) = judged(order, told).findings
     assert found.node == "node02"
-    assert "node02 with node05: it did not come to the end of it" in [each.seen for each in found.evidence]
+    assert "node02 with node05: it did not finish the collective" in [each.seen for each in found.evidence]
 
 
 def test_a_port_in_use_or_a_node_that_was_not_started_is_no_failure() -> None:
@@ -158,7 +158,7 @@ def test_a_node_whose_pairs_are_slow_is_named_and_the_figures_say_what_they_carr
     assert (found.cause, found.node, found.severity, found.interface) == (
         "AR417 slow-collective", "node03", Severity.FAIL, "eth0",
     )  # fmt: skip
-    assert found.message == ("all-reduces over Gloo carry 0.0559 and 0.0559 GB/s here, the median of all pairs 0.168")
+    assert found.message == ("all-reduces over Gloo reach 0.0559 and 0.0559 GB/s here, the median of all pairs 0.168")
     assert [each.seen for each in found.evidence] == [
         "node03 <-> node04: 16 MiB in 300 ms, busbw 0.0559 GB/s",
         "node02 <-> node03: 16 MiB in 300 ms, busbw 0.0559 GB/s",
@@ -271,5 +271,5 @@ def test_one_node_has_nobody_to_be_paired_with() -> None:
 
 
 def test_an_order_of_another_version_is_refused() -> None:
-    with pytest.raises(UsageError, match="no order of this version"):
+    with pytest.raises(UsageError, match="not from this version"):
         decode_order("bm9uZQ==")

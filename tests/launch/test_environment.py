@@ -144,7 +144,7 @@ def test_every_setting_says_why_and_where_from(env):
 def test_what_the_user_set_is_kept_and_said_so(name, value):
     cluster = Cluster(network=NetworkTable(infiniband=False))
     found = [s for s in all_settings(env={name: value}, cluster=cluster) if s.name == name]
-    assert found == [Setting(name, value, "you set it; it is kept", "environment")]
+    assert found == [Setting(name, value, "already set in the environment; kept", "environment")]
 
 
 @pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "LOCAL_RANK", "GROUP_RANK"])

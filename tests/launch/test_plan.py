@@ -87,8 +87,8 @@ def setting(made: JobPlan, name: str) -> Setting | None:
         ("auto", [("node01", 1, 0)], ("gloo", "node01 has 0 GPUs for 1 rank")),
         ("auto", [("node01", 8, 8), ("node02", 8, 7)], ("gloo", "node02 has 7 GPUs for 8 ranks")),
         ("auto", [("node01", 2, 1), ("node02", 2, 0)], ("gloo", "node01 has 1 GPU for 2 ranks")),
-        ("gloo", [("node01", 4, 4)], ("gloo", "asked for")),
-        ("gloo", [("node01", 4, 0)], ("gloo", "asked for")),
+        ("gloo", [("node01", 4, 4)], ("gloo", "given by --backend or cluster.toml")),
+        ("gloo", [("node01", 4, 0)], ("gloo", "given by --backend or cluster.toml")),
         ("nccl", [("node01", 4, 4), ("node02", 2, 4)], ("nccl", "every rank has a GPU of its own")),
         ("nccl", [(f"n{i}", 8, 8) for i in range(1024)], ("nccl", "every rank has a GPU of its own")),
     ],
@@ -123,15 +123,15 @@ def test_nccl_without_gpus_is_refused_with_node_and_numbers(nodes, text):
 @pytest.mark.parametrize(
     ("asked", "facts", "env", "num_workers", "reason", "source"),
     [
-        (None, FACTS, {}, 1, "one rank unless told otherwise", "default"),
-        (None, GPU_FACTS, {}, 1, "one rank unless told otherwise", "default"),
-        (None, FACTS, slurm_env(), 1, "one rank unless told otherwise", "default"),
-        (None, GPU_FACTS, slurm_env(), 4, "one rank a GPU", "driver"),
-        ("6", GPU_FACTS, slurm_env(), 6, "asked for", "--nproc-per-node"),
-        ("gpu", GPU_FACTS, {}, 4, "one rank a GPU", "--nproc-per-node"),
-        ("auto", GPU_FACTS, {}, 4, "one rank a GPU", "--nproc-per-node"),
-        ("auto", FACTS, {}, 16, "one rank a core", "--nproc-per-node"),
-        ("cpu", GPU_FACTS, {}, 16, "one rank a core", "--nproc-per-node"),
+        (None, FACTS, {}, 1, "one rank by default", "default"),
+        (None, GPU_FACTS, {}, 1, "one rank by default", "default"),
+        (None, FACTS, slurm_env(), 1, "one rank by default", "default"),
+        (None, GPU_FACTS, slurm_env(), 4, "one rank per GPU", "driver"),
+        ("6", GPU_FACTS, slurm_env(), 6, "given on the command line", "--nproc-per-node"),
+        ("gpu", GPU_FACTS, {}, 4, "one rank per GPU", "--nproc-per-node"),
+        ("auto", GPU_FACTS, {}, 4, "one rank per GPU", "--nproc-per-node"),
+        ("auto", FACTS, {}, 16, "one rank per core", "--nproc-per-node"),
+        ("cpu", GPU_FACTS, {}, 16, "one rank per core", "--nproc-per-node"),
     ],
 )
 def test_the_number_of_ranks_has_a_reason(asked, facts, env, num_workers, reason, source):
@@ -148,7 +148,7 @@ def test_a_number_of_ranks_that_makes_no_sense_is_refused(asked):
 
 def test_gpu_on_a_node_without_one_is_refused_by_name():
     text = refusal(Request(num_workers="gpu"), kind=SetupError)
-    assert text == "--nproc-per-node gpu: node03 has no GPU that the driver shows; give a number"
+    assert text == "--nproc-per-node gpu: the driver shows no GPU on node03; give a number"
 
 
 # ---- nodes
@@ -181,7 +181,8 @@ def test_the_number_of_nodes_is_the_schedulers_or_the_flags(request_, env, nodes
 def test_another_number_of_nodes_than_the_schedulers_is_refused(low, high):
     text = refusal(Request(min_nodes=low, max_nodes=high), env=slurm_env(num_nodes=6), kind=IdentityError)
     assert text == (
-        f"--nnodes {high}, but slurm started this on 6 nodes; leave the flag out, or ask the scheduler for as many"
+        f"--nnodes {high}, but slurm started this on 6 nodes; remove the flag, "
+        "or request that number from the scheduler"
     )
 
 
@@ -204,8 +205,8 @@ def test_the_index_of_the_node_is_the_schedulers_or_the_flags(request_, env, ind
 def test_a_node_rank_against_the_schedulers_is_refused_with_the_usual_reason():
     text = refusal(Request(node_rank=0), env=slurm_env(rank=2), kind=IdentityError)
     assert text == (
-        "--node-rank 0, but this is task 2 of the step; leave the flag out "
-        "($SLURM_PROCID in a batch script is 0 on every node: it is expanded too early)"
+        "--node-rank 0, but this is task 2 of the step; remove the flag "
+        "($SLURM_PROCID in a batch script is 0 on every node: the shell expands it before srun starts)"
     )
 
 
@@ -217,8 +218,7 @@ def test_a_node_rank_beyond_the_last_node_is_refused():
 def test_several_nodes_without_a_meeting_place_are_refused():
     text = refusal(Request(min_nodes=2, max_nodes=2, node_rank=1), kind=UsageError)
     assert text == (
-        "--nnodes 2: where do the nodes meet? Give all of them the same --rdzv-endpoint HOST:PORT, "
-        "a name or address of the first node"
+        "--nnodes 2: the address of the first node is missing; add the same --rdzv-endpoint HOST:PORT on all nodes"
     )
 
 
@@ -329,7 +329,7 @@ def test_an_interface_that_is_down_is_refused_with_the_cure():
 
 def test_the_local_address_beats_the_file():
     made = plan(Request(local_address="10.1.0.3"), env=slurm_env(), cluster=SUBNET)
-    assert made.data_path == DataPath("eno1", "10.1.0.3", "you named its address", "--local-addr")
+    assert made.data_path == DataPath("eno1", "10.1.0.3", "it has the address that --local-addr gives", "--local-addr")
 
 
 @pytest.mark.parametrize(
@@ -452,12 +452,14 @@ def test_a_thousand_nodes_have_eight_thousand_ranks():
 
 
 def test_mpi_on_several_nodes_needs_a_meeting_point():
-    with pytest.raises(UsageError, match=r"^MPI does not say where the nodes meet: give --rdzv-endpoint HOST:PORT"):
+    with pytest.raises(UsageError, match=r"^MPI does not tell the address of the first node; give it with --rdzv"):
         plan(Request(), env=MPI_ENV)
 
 
 def test_a_node_rank_alone_asks_for_the_number_of_nodes():
-    with pytest.raises(UsageError, match=r"^--node-rank 3, but there is one node; say how many with --nnodes$"):
+    with pytest.raises(
+        UsageError, match=r"^--node-rank 3, but the job has one node; add --nnodes with the number of nodes$"
+    ):
         plan(Request(node_rank=3))
 
 

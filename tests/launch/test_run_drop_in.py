@@ -186,10 +186,10 @@ def test_unused_flags_are_accepted_and_said_to_be_unused(allranks: Allranks, tmp
     result = allranks("run", *flags, "train.py")
     assert (result.returncode, result.stdout) == (0, "ran\n")
     assert result.stderr.splitlines()[:4] == [
-        "allranks: --rdzv-backend is unused: the leader's own roll call is used",
-        "allranks: --monitor-interval is unused: workers are watched without polling",
-        "allranks: --start-method is unused: workers are processes of their own",
-        "allranks: --run-path is unused: the script is started as it is",
+        "allranks: --rdzv-backend has no effect: the leader's roll call replaces the rendezvous",
+        "allranks: --monitor-interval has no effect: workers are watched without polling",
+        "allranks: --start-method has no effect: workers are started as new processes",
+        "allranks: --run-path has no effect: the script is always started directly",
     ]
 
 
@@ -280,11 +280,14 @@ def test_port_0_is_any_free_one(allranks: Allranks, tmp_path: Path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["gone.py"], "gone.py: no such script; expected a Python file (a module takes -m, a program --no-python)"),
-        (["-m", "gone.train"], f"-m gone.train: no such module in {sys.executable} or this directory"),
+        (
+            ["gone.py"],
+            "gone.py: no such script; expected a Python file (for a module add -m, for another program --no-python)",
+        ),
+        (["-m", "gone.train"], f"-m gone.train: no such module in this directory or for {sys.executable}"),
         (
             ["--no-python", "./gone"],
-            "./gone: no such program; --no-python runs it as it is, give a path or one on PATH",
+            "./gone: no such program; --no-python expects a path, or a name on PATH",
         ),
         (["--nproc-per-node", "0", "train.py"], "--nproc-per-node '0': expected a number from 1, auto, gpu or cpu"),
         (["--nproc-per-node", "x", "train.py"], "--nproc-per-node 'x': expected a number from 1, auto, gpu or cpu"),
@@ -293,8 +296,7 @@ def test_port_0_is_any_free_one(allranks: Allranks, tmp_path: Path):
         (["--nnodes", "4:2", "train.py"], "--nnodes '4:2': expected a number from 1, or MIN:MAX, for example 6 or 4:6"),
         (
             ["--nnodes", "2", "train.py"],
-            "--nnodes 2: where do the nodes meet? Give all of them the same --rdzv-endpoint HOST:PORT, a name or "
-            "address of the first node",
+            "--nnodes 2: the address of the first node is missing; add the same --rdzv-endpoint HOST:PORT on all nodes",
         ),
         (
             ["--nnodes", "2", "--node-rank", "2", "--rdzv-endpoint", "a", "train.py"],
@@ -311,7 +313,7 @@ def test_port_0_is_any_free_one(allranks: Allranks, tmp_path: Path):
         (["-m", "--no-python", "x"], "-m and --no-python contradict each other: a module is run by Python"),
         (
             ["--redirects", "4", "train.py"],
-            "--redirects '4': expected 0, 1, 2 or 3, or local ranks with them, for example 0:3,1:2",
+            "--redirects '4': expected 0, 1, 2 or 3, for all local ranks or for each, for example 0:3,1:2",
         ),
         (
             ["--local-ranks-filter", "a", "train.py"],
@@ -350,11 +352,11 @@ def test_no_script_is_one_line(allranks: Allranks, tmp_path: Path):
     [
         ('[network]\nport = "29k"\n', '[network] port = "29k": expected an integer from 1 to 65535, for example 29500'),
         ("[network]\nprot = 29500\n", '[network] prot = 29500: unknown key, did you mean "port"?'),
-        ("", "says nothing: expected at least one table, for example [cluster] with a name"),
+        ("", "is empty: expected at least one table, for example [cluster] with a name"),
         (
             '[network]\ndata = "10.0.0.0/24"\n[[node]]\nname = "a"\naddress = "10.0.0.1"\n'
             '[[node]]\nname = "a"\naddress = "10.0.0.2"\n',
-            '[[node]] 2 name = "a": [[node]] 1 has it: expected each once',
+            '[[node]] 2 name = "a": [[node]] 1 has the same name: expected each name once',
         ),
         (
             '[[node]]\nname = "node\\u001b01"\naddress = "10.0.0.1"\n',
@@ -411,5 +413,5 @@ def test_plan_starts_nothing(allranks: Allranks, tmp_path: Path):
     write(tmp_path / "train.py", textwrap.dedent("open('ran', 'w')"))
     result = allranks("run", "--plan", "train.py")
     assert result.returncode == 0
-    assert "one rank unless told otherwise" in result.stdout
+    assert "one rank by default" in result.stdout
     assert sorted(path.name for path in tmp_path.iterdir()) == ["train.py"]

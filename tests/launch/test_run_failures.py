@@ -274,7 +274,7 @@ def test_a_worker_that_ignores_sigterm_is_killed_after_the_grace(allranks: Allra
     started_s = time.monotonic()
     result = allranks("run", *ANY_CORES, "--nproc-per-node", "2", "train.py", env=NODE)
     assert time.monotonic() - started_s < 100
-    assert "allranks: rank 0 has not ended on SIGTERM yet; SIGKILL in 2 s\n" in result.stderr
+    assert "allranks: rank 0 has not ended after SIGTERM yet; SIGKILL in 2 s\n" in result.stderr
     assert result.returncode == 1
     assert only_finding(tmp_path)["message"] == "RuntimeError: broken (train.py:10 in <module>)"
     ends = {event["rank"]: event["exit_code"] for event in read_events(tmp_path) if event["event"] == "worker_ended"}
@@ -436,4 +436,4 @@ def test_an_exception_is_retried_as_often_as_was_asked_for(allranks: Allranks, t
     (tmp_path / "starts").unlink()
     result = allranks("run", *flags, "train.py", "once", env=NODE)
     assert (result.returncode, (tmp_path / "starts").read_text()) == (0, "01")
-    assert "allranks: restart 1 on 1 node, from what the script itself has saved; 1 more restart left" in result.stderr
+    assert "allranks: restart 1 on 1 node, from whatever the script saves itself; 1 more restart left" in result.stderr

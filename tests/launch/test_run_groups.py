@@ -168,7 +168,10 @@ def test_a_script_that_one_node_lacks_ends_all_with_its_name(start: Start, port:
     assert report(ends[0][2]) == report(ends[1][2])
     head, said, *_ = report(ends[0][2])
     assert re.fullmatch(r"\S AR512 node-cannot-start   b +certain", head)
-    assert said == "  train.py: no such script; expected a Python file (a module takes -m, a program --no-python)"
+    assert (
+        said
+        == "  train.py: no such script; expected a Python file (for a module add -m, for another program --no-python)"
+    )
     assert report(ends[0][2])[-1] == "  waited for it: a"
 
 
@@ -253,7 +256,7 @@ def test_a_killed_agent_is_named_by_the_leader(start: Start, port: int, tmp_path
     assert time.monotonic() - killed_s < 10
     assert code == 75
     assert stderr.count("AR012 node-failure   b · rank 1") == 1
-    assert "\n  its agent is gone, and the machine lives: somebody ended the agent, or the kernel did" in stderr
+    assert "\n  the node's agent died, but the machine answers: somebody killed it, or the kernel did" in stderr
     assert stderr.endswith("  others waited for it or were ended: rank 0\n")
 
 
@@ -311,7 +314,7 @@ def test_sigterm_ends_a_paused_job_with_its_own_code_and_a_verdict(start: Start,
     assert leader.stderr is not None
     said = iter(leader.stderr.readline, "")
     for _ in range(2):  # 10 s lie between two of them: the workers here have been gone for long
-        next(line for line in said if line.startswith("allranks: paused: 1 of at least 2 nodes; "))
+        next(line for line in said if line.startswith("allranks: paused: only 1 of at least 2 nodes; "))
     leader.send_signal(signal.SIGUSR1)
     assert any("SIGUSR1: for scripts that handle it" in line for line in said)
     leader.send_signal(signal.SIGTERM)

@@ -123,7 +123,7 @@ def test_workers_that_ignore_the_signal_are_killed(
     _, stderr = agent.communicate(timeout=60)
     assert time.monotonic() - sent_s < 60  # the workers sleep for 300
     assert agent.returncode == exit_code
-    assert f"allranks: rank 0, 1 have not ended on {signum.name} yet; SIGKILL in 2 s\n" in stderr
+    assert f"allranks: ranks 0, 1 have not ended after {signum.name} yet; SIGKILL in 2 s\n" in stderr
     assert alive(pids) == []
 
 
@@ -174,7 +174,7 @@ def test_a_daemon_left_by_a_worker_that_ended_well_is_ended_and_named(allranks: 
     pid = int(result.stdout)
     assert alive([pid]) == []
     assert result.returncode == 0
-    assert f"allranks: ended what the workers left running: sleep (pid {pid})" in result.stderr.splitlines()
+    assert f"allranks: ended processes that the workers left running: sleep (pid {pid})" in result.stderr.splitlines()
 
 
 def test_a_second_ctrl_c_kills_at_once(start: Start, tmp_path: Path):

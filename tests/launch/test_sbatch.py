@@ -151,11 +151,11 @@ def test_what_would_end_the_line_is_refused(value: str) -> None:
     ("option", "advice"),
     [
         ("licenses=a", "expected an option of sbatch"),
-        ("--foo=a\nb", "cannot stand in a line"),
+        ("--foo=a\nb", "an #SBATCH line cannot contain"),
         ("--foo bar", "expected an option of sbatch"),
-        ("--nodes=6", "give it as --nodes"),
+        ("--nodes=6", "give --nodes directly"),
         ("--export=NONE", "--env NAME"),
-        ("--wrap=ls", "does not go together"),
+        ("--wrap=ls", "conflicts with"),
     ],
 )
 def test_the_escape_hatch_has_bounds(option: str, advice: str) -> None:
@@ -259,7 +259,7 @@ def test_only_names_of_variables_are_names(word: str) -> None:
 
 
 def test_an_expanded_secret_is_refused_without_showing_it() -> None:
-    with pytest.raises(UsageError, match="holds the value of WANDB_API_KEY") as caught:
+    with pytest.raises(UsageError, match="contains the value of WANDB_API_KEY") as caught:
         refuse_secret_values(["train.py", "--key=0123456789abc"], {"WANDB_API_KEY": "0123456789abc"})
     assert "0123456789" not in str(caught.value)
 

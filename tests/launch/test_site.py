@@ -26,16 +26,16 @@ def test_slurm_s_defaults_need_no_word() -> None:
 @pytest.mark.parametrize(
     ("site", "rules", "options", "line"),
     [
-        (site(kill_wait_s=5), None, SbatchOptions(), "KillWait is 5 s: after SIGTERM a checkpoint has no"),
-        (site(requeues=False), None, SbatchOptions(), "JobRequeue=0 here: jobs are put back only where they ask"),
+        (site(kill_wait_s=5), None, SbatchOptions(), "KillWait is 5 s: a checkpoint after SIGTERM has only"),
+        (site(requeues=False), None, SbatchOptions(), "JobRequeue=0 here: SLURM requeues only jobs with --requeue"),
         (DEFAULTS, None, SbatchOptions(requeue=False), "--no-requeue: after the time limit, a preemption or a node"),
         (site(max_batch_requeue=1), None, SbatchOptions(), "MaxBatchRequeue is 1: SLURM holds a job"),
         (site(signals_children=True), None, SbatchOptions(), "SLURM signals every process of a job here"),
-        (site(preempt_type="qos", preempt_mode="CANCEL"), None, SbatchOptions(), "a preempted job is cancelled here"),
-        (site(preempt_type="qos", preempt_mode="SUSPEND"), None, SbatchOptions(), "a preempted job is stopped here"),
+        (site(preempt_type="qos", preempt_mode="CANCEL"), None, SbatchOptions(), "SLURM cancels preempted jobs here"),
+        (site(preempt_type="qos", preempt_mode="SUSPEND"), None, SbatchOptions(), "SLURM suspends preempted jobs here"),
         (site(preempt_type="partition_prio", preempt_mode="REQUEUE"), PartitionRules(), SbatchOptions(),
-         "preemption comes without GraceTime here: a checkpoint has 30 s (KillWait);"),
-        (DEFAULTS, None, SbatchOptions(time="2"), "--time 2: the warning USR1@120 may come as soon as the"),
+         "preemption has no GraceTime here: a checkpoint has 30 s (KillWait);"),
+        (DEFAULTS, None, SbatchOptions(time="2"), "--time 2: the warning USR1@120 may come at the start of"),
         (DEFAULTS, None, SbatchOptions(time="0:90", signal="USR1"), "--time 0:90: the warning USR1 may come"),
     ],
 )  # fmt: skip
@@ -66,6 +66,6 @@ def test_submit_says_it(slurm: FakeSlurm, allranks: Allranks) -> None:
     slurm.answer("scontrol", "show config", out="KillWait                = 5 sec\nProctrackType = proctrack/cgroup\n")
     result = allranks("submit", "--nodes", "2", "--no-python", "true")
     assert result.stderr == (
-        "allranks: note: KillWait is 5 s: after SIGTERM a checkpoint has no longer; "
+        "allranks: note: KillWait is 5 s: a checkpoint after SIGTERM has only this time; "
         "--signal=USR1@120 warns before the time limit\n"
     )

@@ -158,7 +158,7 @@ GOLDEN = """\
 job 12: 3 ranks on 3 of 4 nodes, 2 places
 
 x n3   did not answer within 20 s
-x rank 3   no process found: never started, or ended
+x rank 3   no process found: it never started, or has ended
 x n2   no Python process of the job; runs bash
 
 rank 2   n1   pid 102   DataLoader next at train.py:61 epoch   0 % CPU
@@ -198,13 +198,13 @@ def test_the_states_and_reasons_stand_in_the_headline() -> None:
             "n0",
             process(0, state="T"),
             process(1, state="D", kernel_wait="nfs_wait_bit_killable"),
-            process(2, (), problem="has ended; its parent has not collected it", state="Z"),
+            process(2, (), problem="has ended (zombie)", state="Z"),
         )
     ]
     text = render_stacks(StackReport(job="12", documents=documents), fold(documents), ASCII)
     heads = [line for line in text.splitlines() if line.startswith("rank")]
     assert heads == [
-        "rank 2   n0   pid 102   has ended; its parent has not collected it   0 % CPU",
+        "rank 2   n0   pid 102   has ended (zombie)   0 % CPU",
         "rank 0   n0   pid 100   stopped by a signal, all_reduce at train.py:88 step   0 % CPU",
         "rank 1   n0   pid 101   waits in the kernel (nfs_wait_bit_killable), all_reduce at train.py:88 step   0 % CPU",
     ]
@@ -247,7 +247,7 @@ def test_squeue_s_rows_become_what_one_srun_reaches() -> None:
     [
         ("", AllranksError, "job 7 has ended"),
         ("7|7|PENDING||Resources\n", AllranksError, "job 7 is PENDING (Resources)"),
-        ("8|7_0|RUNNING|n1|None\n7|7_1|RUNNING|n2|None\n", UsageError, "name one of its running jobs: 7_0, 7_1"),
+        ("8|7_0|RUNNING|n1|None\n7|7_1|RUNNING|n2|None\n", UsageError, "give one of its running jobs: 7_0, 7_1"),
     ],
 )
 def test_a_job_without_one_place_to_look_is_refused(rows: str, error: type[Exception], words: str) -> None:

@@ -84,14 +84,14 @@ def test_a_token_is_in_no_file_argument_or_output(
 
 def test_secrets_that_stay_behind_are_named(slurm: FakeSlurm, allranks: Allranks) -> None:
     result = allranks("submit", "train.py", env={"HF_TOKEN": CANARY})
-    assert result.stderr == "allranks: not handed to the job: HF_TOKEN; --env NAME hands one in\n"
+    assert result.stderr == "allranks: not passed to the job: HF_TOKEN; to pass one, add --env NAME\n"
 
 
 def test_a_dry_run_submits_nothing(slurm: FakeSlurm, allranks: Allranks, tmp_path: Path) -> None:
     result = allranks("submit", "--dry-run", "--nodes", "2", "train.py")
     assert result.returncode == 0
     assert result.stdout.startswith("#!/bin/bash\n#SBATCH --job-name=train\n")
-    assert "would run: sbatch --parsable --export=ALL" in result.stderr
+    assert "submit would run: sbatch --parsable --export=ALL" in result.stderr
     assert "SLURM would start it 2026-11-21T03:16:17 on node[01-02]" in result.stderr
     assert [call["argv"] for call in slurm.calls("sbatch")] == [["--test-only", "--export=ALL"]]
     assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
@@ -101,7 +101,7 @@ def test_a_dry_run_needs_no_slurm(allranks: Allranks, tmp_path: Path) -> None:
     (tmp_path / "bash").symlink_to("/bin/bash")
     result = allranks("submit", "--dry-run", "train.py", env={"PATH": str(tmp_path)})
     assert result.returncode == 0
-    assert result.stderr.endswith("allranks: not checked by SLURM: there is no sbatch here\n")
+    assert result.stderr.endswith("allranks: SLURM did not check the script: this machine has no sbatch\n")
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_without_slurm_it_says_where_there_is_one(allranks: Allranks, tmp_path: 
     result = allranks("submit", "train.py", env={"PATH": str(tmp_path)})
     assert result.returncode == 78
     assert_one_line(result.stderr)
-    assert "sbatch: no such program here" in result.stderr
+    assert "sbatch: not found on this machine" in result.stderr
 
 
 def test_a_node_that_is_down_is_told_with_slurm_s_reason(slurm: FakeSlurm, allranks: Allranks) -> None:
@@ -270,7 +270,7 @@ def test_ctrl_c_ends_the_wait_and_not_the_job(slurm: FakeSlurm, tmp_path: Path) 
     assert process.stderr.readline() == "allranks: job 12 is RUNNING on node[01-02]\n"
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
-    assert err == "allranks: no longer waiting: job 12 goes on (allranks status 12; allranks cancel 12 ends it)\n"
+    assert err == "allranks: stopped waiting; job 12 goes on (allranks status 12; allranks cancel 12 ends it)\n"
     assert process.returncode == 130
     assert slurm.calls("scancel") == []
 

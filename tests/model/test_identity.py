@@ -199,7 +199,7 @@ def test_batch_script_says_how_to_start_on_all_nodes() -> None:
     assert world.step_id is None
     assert world.node_name == "n1"
     assert world.notes == (
-        "this is the job's script or shell, not a task: one node of SLURM_JOB_NUM_NODES=6; "
+        "this is the job's script or shell, not a task: it runs on one node, and SLURM_JOB_NUM_NODES=6; "
         "on all nodes: srun --ntasks-per-node=1 --nodes=6 --ntasks=6 allranks run ...",
     )
 
@@ -378,21 +378,21 @@ def test_master_address_is_a_hint(address: str, note: str) -> None:
 @pytest.mark.parametrize("address", ["localhost", "LOCALHOST", "127.0.1.1", "::1", "[::1]", "0.0.0.0", "::"])
 def test_loopback_leader_on_six_nodes_is_refused(address: str) -> None:
     assert refusal(AGENT | {"MASTER_ADDR": address}) == (
-        f"MASTER_ADDR={address} is every node's own but SLURM_STEP_NUM_NODES=6; "
+        f"MASTER_ADDR={address} means each node itself but SLURM_STEP_NUM_NODES=6; "
         "unset MASTER_ADDR MASTER_PORT, the leader announces itself"
     )
 
 
 def test_loopback_leader_of_torchrun_is_only_noted() -> None:
     world = world_from_env(TORCHRUN | {"MASTER_ADDR": "127.0.0.1"})
-    assert world.notes == ("MASTER_ADDR=127.0.0.1 but GROUP_WORLD_SIZE=2: right only if they are one machine",)
+    assert world.notes == ("MASTER_ADDR=127.0.0.1 but GROUP_WORLD_SIZE=2: correct only if all of them are one machine",)
 
 
 def test_several_words_are_no_address() -> None:
     world = world_from_env(AGENT | {"MASTER_ADDR": "10.0.0.1 192.168.0.1\n"})
     assert world.master is None
     assert world.notes == (
-        "MASTER_ADDR=10.0.0.1 192.168.0.1\\n is not one address and not used; the leader announces itself",
+        "MASTER_ADDR=10.0.0.1 192.168.0.1\\n is not a single address and is ignored; the leader announces itself",
     )
 
 
@@ -402,7 +402,7 @@ def test_several_words_are_no_address() -> None:
         pytest.param(
             AGENT | {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "localhost"},
             "RANK=0 but SLURM_PROCID=3, and slurm started this process; unset RANK, "
-            "which a parent job, the job script or a shell profile has set",
+            "which a parent job, the job script or a shell profile set",
             id="stale-rank",
         ),
         pytest.param(
@@ -414,8 +414,8 @@ def test_several_words_are_no_address() -> None:
         pytest.param(
             GPU_TASK | TORCHRUN,
             "torchrun (TORCHELASTIC_RUN_ID=none, LOCAL_WORLD_SIZE=8) runs inside each of 8 tasks a node "
-            "(SLURM_STEP_TASKS_PER_NODE=8(x6)); start one a node: srun --ntasks-per-node=1 --nodes=6 --ntasks=6 "
-            "torchrun ..., or one task a GPU without torchrun",
+            "(SLURM_STEP_TASKS_PER_NODE=8(x6)); start one per node: srun --ntasks-per-node=1 --nodes=6 --ntasks=6 "
+            "torchrun ..., or one task per GPU without torchrun",
             id="torchrun-in-eight-tasks",
         ),
         pytest.param(
@@ -425,7 +425,7 @@ def test_several_words_are_no_address() -> None:
         ),
         pytest.param(
             AGENT | TORCHRUN | {"RANK": "5", "WORLD_SIZE": "8", "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1"},
-            "GROUP_WORLD_SIZE=1 but SLURM_STEP_NUM_NODES=6; every node would train alone: srun",
+            "GROUP_WORLD_SIZE=1 but SLURM_STEP_NUM_NODES=6; every node would train alone; use srun",
             id="six-torchruns-alone",
         ),
         pytest.param(
@@ -456,7 +456,7 @@ def test_several_words_are_no_address() -> None:
             without(AGENT, "SLURM_PROCID"), "SLURM_PROCID is missing beside SLURM_STEP_NUM_TASKS=6", id="no-procid"
         ),
         pytest.param(
-            TORCHRUN | {"RANK": "16"}, "RANK=16 but WORLD_SIZE=16, which is to be larger", id="rank-too-large"
+            TORCHRUN | {"RANK": "16"}, "RANK=16 but WORLD_SIZE=16, expected a larger value", id="rank-too-large"
         ),
         pytest.param(
             TORCHRUN | {"RANK": "-1"},
@@ -472,21 +472,25 @@ def test_several_words_are_no_address() -> None:
         pytest.param(TORCHRUN | {"LOCAL_WORLD_SIZE": "16"}, "WORLD_SIZE=16 but LOCAL_WORLD_SIZE=16, GROUP", id="sizes"),
         pytest.param(
             {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "0"},
-            "LOCAL_RANK=0 but LOCAL_WORLD_SIZE=0, which is to be larger",
+            "LOCAL_RANK=0 but LOCAL_WORLD_SIZE=0, expected a larger value",
             id="empty-node",
         ),
         pytest.param(
             OPEN_MPI | {"OMPI_COMM_WORLD_SIZE": "7"},
-            "no equal nodes in block order give these; start with srun",
+            "equal nodes in block order cannot have these; start with srun",
             id="odd-mpi",
         ),
         pytest.param(
-            OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_RANK": "2"}, "no equal nodes in block order give these", id="cyclic-mpi"
+            OPEN_MPI | {"OMPI_COMM_WORLD_LOCAL_RANK": "2"},
+            "equal nodes in block order cannot have these",
+            id="cyclic-mpi",
         ),
         pytest.param(AGENT | {"SLURM_STEP_ID": "x"}, "SLURM_STEP_ID=x: expected an integer", id="step-id"),
-        pytest.param(AGENT | {"SLURM_NODEID": "6"}, "SLURM_NODEID=6 but SLURM_STEP_NUM_NODES=6, which", id="node-id"),
         pytest.param(
-            AGENT | {"SLURM_LOCALID": "1"}, "SLURM_LOCALID=1 but SLURM_STEP_TASKS_PER_NODE=1, which", id="local-id"
+            AGENT | {"SLURM_NODEID": "6"}, "SLURM_NODEID=6 but SLURM_STEP_NUM_NODES=6, expected", id="node-id"
+        ),
+        pytest.param(
+            AGENT | {"SLURM_LOCALID": "1"}, "SLURM_LOCALID=1 but SLURM_STEP_TASKS_PER_NODE=1, expected", id="local-id"
         ),
         pytest.param(
             UNEVEN | {"SLURM_STEP_TASKS_PER_NODE": "8(x3),5"},
@@ -509,7 +513,7 @@ def test_several_words_are_no_address() -> None:
         ),
         pytest.param(
             AGENT | {"SLURMD_NODENAME": "m4"},
-            "SLURMD_NODENAME=m4 but SLURM_STEP_NODELIST=n[1-6] does not have it; variables of two steps are mixed: "
+            "SLURMD_NODENAME=m4 but SLURM_STEP_NODELIST=n[1-6] does not contain it; variables of two steps are mixed: "
             "start this process with srun, from a shell without SLURM_STEP_*",
             id="step-of-another-job",
         ),
@@ -528,7 +532,7 @@ def test_nodes_in_another_order_than_the_list_are_noted() -> None:
     world = world_from_env(AGENT | {"SLURMD_NODENAME": "n2"})
     assert world.rank == 3
     assert world.notes == (
-        "SLURM_NODEID=3 but SLURM_STEP_NODELIST=n[1-6] has SLURMD_NODENAME=n2 elsewhere: it is in another order",
+        "SLURM_NODEID=3 but SLURM_STEP_NODELIST=n[1-6] has SLURMD_NODENAME=n2 at another place: their orders differ",
     )
 
 
@@ -565,8 +569,8 @@ def test_one_agent_per_node_is_accepted(env: dict[str, str]) -> None:
         ),
         pytest.param(
             TORCHRUN,
-            "allranks run is an agent, but RANK=13 and WORLD_SIZE=16 say it is a worker of torchrun; start it in "
-            "torchrun's place with the same flags, or, if they were left over: unset RANK WORLD_SIZE LOCAL_RANK "
+            "allranks run is an agent, but RANK=13 and WORLD_SIZE=16 say that it is a worker of torchrun; start it "
+            "instead of torchrun, with the same flags, or, if they are left over: unset RANK WORLD_SIZE LOCAL_RANK "
             "LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE TORCHELASTIC_RUN_ID",
             id="torchrun",
         ),
@@ -591,7 +595,7 @@ def test_second_agent_on_a_node_is_refused(env: dict[str, str], expected: str) -
             "AR501 slurm-env",
             "n4",
             "RANK=0 but SLURM_PROCID=3, and slurm started this process",
-            "unset RANK, which a parent job, the job script or a shell profile has set",
+            "unset RANK, which a parent job, the job script or a shell profile set",
             id="stale-rank",
         ),
         pytest.param(
@@ -600,8 +604,8 @@ def test_second_agent_on_a_node_is_refused(env: dict[str, str], expected: str) -
             "n2",
             "torchrun (TORCHELASTIC_RUN_ID=none, LOCAL_WORLD_SIZE=8) runs inside each of 8 tasks a node "
             "(SLURM_STEP_TASKS_PER_NODE=8(x6))",
-            "start one a node: srun --ntasks-per-node=1 --nodes=6 --ntasks=6 torchrun ..., or one task a GPU without "
-            "torchrun",
+            "start one per node: srun --ntasks-per-node=1 --nodes=6 --ntasks=6 torchrun ..., or one task per GPU "
+            "without torchrun",
             id="torchrun-in-tasks",
         ),
         pytest.param(
@@ -639,7 +643,9 @@ def test_the_labels_are_the_catalogues() -> None:
 
 @pytest.mark.parametrize("env", [AGENT, GPU_TASK, OPEN_MPI, TORCHRUN])
 def test_a_spawned_process_of_several_ranks_is_refused(env: dict[str, str]) -> None:
-    with pytest.raises(IdentityError, match=r"\(mp.spawn\) started this process .* and all that it starts") as caught:
+    with pytest.raises(
+        IdentityError, match=r"\(mp.spawn\) started this process .* every process that it starts"
+    ) as caught:
         check_not_spawned(world_from_env(env))
     assert caught.value.finding is not None
     assert caught.value.finding.cause == SPAWN_INSIDE_SRUN

@@ -200,7 +200,7 @@ def test_a_file_that_does_not_fit_ends_check_and_run_from_the_shell(allranks: An
     checked = allranks("check", "--cluster", "cluster.toml", env={"PATH": "/usr/bin:/bin"})
     assert checked.returncode == 1
     assert "AR208 nic-not-found" in checked.stdout
-    assert "all is well" not in checked.stdout
+    assert "no problem found" not in checked.stdout
     ran = allranks("run", "--cluster", "cluster.toml", "train.py")
     assert ran.returncode == 2
     assert "(AR208 nic-not-found)" in ran.stderr

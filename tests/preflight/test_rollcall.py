@@ -587,7 +587,7 @@ def test_a_left_over_of_an_earlier_attempt_is_refused(call):
     judgement = call.hold(2, attempt=1, check=check)
     assert brief(judgement) == [("AR404", "stale", "warn", "certain")]
     assert judgement.is_go
-    assert "it is of attempt 0, this is attempt 1" in str(stale.error)
+    assert "it belongs to attempt 0, this is attempt 1" in str(stale.error)
 
 
 def test_somebody_without_the_secret_is_refused(call):

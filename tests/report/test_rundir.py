@@ -80,7 +80,7 @@ def test_a_log_directory_that_cannot_be_made_names_the_flag(tmp_path):
     with pytest.raises(UsageError) as refused:
         RunDir(tmp_path / "runs", "4711").create()
     assert str(refused.value) == (
-        f"{tmp_path}/runs/4711: Not a directory; logs and verdicts are written there, name another place with --log-dir"
+        f"{tmp_path}/runs/4711: Not a directory; logs and verdicts go there; choose another directory with --log-dir"
     )
 
 
@@ -105,7 +105,9 @@ def test_the_schedulers_count_is_kept(tmp_path):
 
 def test_an_attempt_without_its_job_names_the_flag(tmp_path):
     run_dir = RunDir(tmp_path, "4711")
-    with pytest.raises(UsageError, match="attempt_0: No such file or directory; name another place with --log-dir"):
+    with pytest.raises(
+        UsageError, match="attempt_0: No such file or directory; choose another directory with --log-dir"
+    ):
         run_dir.create_attempt(None)
 
 
@@ -143,13 +145,18 @@ def test_env_json_says_what_was_set_and_why_without_secrets(tmp_path):
         "node 01",
         [
             Setting("OMP_NUM_THREADS", "4", reason="8 cores for 2 ranks", source="allranks"),
-            Setting("HF_TOKEN", "hf_swordfish", reason="you set it; it is kept", source="environment"),
+            Setting("HF_TOKEN", "hf_swordfish", reason="already set in the environment; kept", source="environment"),
         ],
     )
     path = tmp_path / "4711" / "attempt_0" / "node_01" / "env.json"
     assert json.loads(path.read_text()) == [
         {"name": "OMP_NUM_THREADS", "value": "4", "reason": "8 cores for 2 ranks", "source": "allranks"},
-        {"name": "HF_TOKEN", "value": "(hidden)", "reason": "you set it; it is kept", "source": "environment"},
+        {
+            "name": "HF_TOKEN",
+            "value": "(hidden)",
+            "reason": "already set in the environment; kept",
+            "source": "environment",
+        },
     ]
     assert [entry.name for entry in path.parent.iterdir()] == ["env.json"]
 
@@ -214,7 +221,7 @@ def test_a_line_that_is_being_written_is_not_counted_yet(tmp_path):
 
 def test_a_directory_that_may_not_be_written_is_said_so(without_root):
     without_root.chmod(0o500)
-    with pytest.raises(UsageError, match="Permission denied; logs and verdicts are written there"):
+    with pytest.raises(UsageError, match="Permission denied; logs and verdicts go there"):
         RunDir(without_root, "4711").create()
 
 

@@ -30,7 +30,7 @@ def run_rank(rank: int, num_ranks: int, port: int) -> int:
     return 0
 
 
-for name in ("torch._dynamo", "allranks.session", "allranks.state.resumed.track"):
+for name in ("torch._dynamo", "allranks.session", "allranks.state.resumed.begin"):
     importlib.import_module(name)  # once, for all ranks: DDP alone imports 800 modules when it is made
 torch.set_num_threads(1)
 for life, size in enumerate(map(int, sys.argv[1].split(","))):

@@ -96,6 +96,29 @@ def test_a_rank_that_could_not_write_its_part_ends_the_attempt(
         gather_parts(attempt_of(root), is_orphaned=fail, is_next_due=fail)
 
 
+def test_a_part_that_reads_back_as_something_else_ends_the_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempt = attempt_of(tmp_path, world_size=1)
+
+    def lose_a_byte(descriptor: int, *_: int) -> None:
+        os.pwrite(descriptor, b"?", 5)
+
+    monkeypatch.setattr(os, "posix_fadvise", lose_a_byte)
+    with pytest.raises(OSError, match=r"read back after writing, rank_00000.safetensors: block 1 of 1 does not match"):
+        write_part(attempt, memoryview(CONTENT))
+    with pytest.raises(AttemptFailedError, match="rank 0: read back after writing"):
+        gather_parts(attempt, is_orphaned=lambda: False, is_next_due=lambda: False)
+
+
+def test_a_part_is_not_read_back_where_the_next_save_waits(tmp_path: Path) -> None:
+    attempt, told = attempt_of(tmp_path, world_size=1), []
+    part = write_part(
+        attempt, memoryview(CONTENT), written=lambda: told.append("written"), should_stop=lambda: bool(told)
+    )
+    assert (part.verified_ns, told) == (0, ["written"])
+
+
 def test_a_step_that_is_saved_again_lies_beside_the_first(tmp_path: Path) -> None:
     for name in ("abc-1", "def-1"):
         attempt = attempt_of(tmp_path, world_size=1, name=name)

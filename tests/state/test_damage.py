@@ -13,14 +13,16 @@ from pathlib import Path
 import pytest
 import torch
 
+from allranks.state.saved import tidy
 from allranks.state.saved.checkpoint import Checkpointer, CheckpointError, Loaded
 from allranks.state.saved.manifest import MANIFEST, Manifest, Part
+from allranks.state.saved.parts import PartReader
 from conftest import wait_until
 from state.conftest import Zygote, writers_of
 from state.zygote import is_of
 
 pytestmark = pytest.mark.torch
-FILES = (MANIFEST, "rank_00000.state", "rank_00001.state")
+FILES = (MANIFEST, "rank_00000.safetensors", "rank_00001.safetensors")
 
 
 @pytest.fixture(scope="session")
@@ -107,7 +109,7 @@ def test_a_truncation_says_how_much_is_there(directory: Path) -> None:
     os.truncate(directory / "step_3" / FILES[1], 100)
     size_bytes = (directory / "step_2" / FILES[1]).stat().st_size
     assert assert_refused(directory, FILES[1]) == (
-        f"rank 0 reads rank_00000.state: 100 bytes are there, {size_bytes} were written"
+        f"rank 0 reads rank_00000.safetensors: 100 bytes are there, {size_bytes} were written"
     )
 
 
@@ -118,12 +120,25 @@ def test_where_none_is_whole_nobody_begins_anew_in_silence(directory: Path) -> N
         load(directory)
 
 
+def test_a_checkpoint_of_an_older_format_is_refused_by_name(directory: Path) -> None:
+    """Its parts have other names, too; nobody takes the directory for an empty one."""
+    for step in (1, 2, 3):
+        for rank in (0, 1):
+            (directory / f"step_{step}" / FILES[1 + rank]).rename(directory / f"step_{step}" / f"rank_0000{rank}.state")
+        path = directory / f"step_{step}" / MANIFEST
+        line = path.read_bytes().partition(b"\n")[0].replace(b'"format": 3', b'"format": 2')
+        line = line.replace(b".safetensors", b".state") + b"\n"
+        path.write_bytes(line + b"%08x\n" % zlib.crc32(line))
+    with pytest.raises(CheckpointError, match=r"MANIFEST.json: format 2, this allranks reads format 3; move them away"):
+        load(directory)
+
+
 def test_what_is_passed_over_is_said_aloud(directory: Path) -> None:
     (directory / "step_3" / FILES[1]).unlink()
     said: list[str] = []
     with Checkpointer(directory, say=said.append) as checkpoints:
         checkpoints.load()
-    why = "rank 0 reads rank_00000.state: is not there"
+    why = "rank 0 reads rank_00000.safetensors: is not there"
     assert said == [f"checkpoint {directory}/step_3 is passed over: {why}; going on from step_2"]
 
 
@@ -156,7 +171,7 @@ def test_a_part_that_is_a_pickle_is_refused_and_not_run(directory: Path, tmp_pat
         parts=(Part(name, len(data), (zlib.crc32(data),)), manifest.parts[1]),
     )
     (directory / "step_3" / MANIFEST).write_bytes(forged.to_bytes())
-    assert assert_refused(directory, name).startswith("rank 0 reads rank_00000.state: is no state of ours")
+    assert assert_refused(directory, name).startswith("rank 0 reads rank_00000.safetensors: is no state of ours")
     assert not went_off.exists()
 
 
@@ -171,6 +186,32 @@ def test_retention_keeps_the_newest_two_that_are_whole(directory: Path) -> None:
     with Checkpointer(directory, keep=2) as checkpoints:
         checkpoints.save(5, {"step": 5}, wait=True)
     assert {path.name for path in directory.iterdir()} == {"step_4", "step_5"}
+
+
+def test_tidying_reads_only_what_was_touched_since_its_writer_verified_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    opened: list[str] = []
+    with Checkpointer(tmp_path) as checkpoints:
+        for step in (1, 2, 3):
+            checkpoints.save(step, {"step": step}, wait=True)
+
+    class Watched(PartReader):
+        def __init__(self, directory: Path, part: Part) -> None:
+            opened.append(f"{directory.name}/{part.name}")
+            super().__init__(directory, part)
+
+    monkeypatch.setattr(tidy, "PartReader", Watched)
+    keeper = tidy.Keeper(tmp_path, keep=3)
+    keeper.retain(lambda: False)
+    assert opened == []
+    os.utime(tmp_path / "step_2" / FILES[1])
+    keeper.retain(lambda: False)
+    keeper.retain(lambda: False)
+    assert opened == [f"step_2/{FILES[1]}"]
+    (tmp_path / "step_3" / FILES[1]).unlink()
+    tidy.Keeper(tmp_path, keep=2).retain(lambda: False)
+    assert {path.name for path in tmp_path.iterdir()} == {"step_1", "step_2", "step_3"}
 
 
 def test_a_step_that_is_saved_again_lies_beside_the_first(directory: Path) -> None:

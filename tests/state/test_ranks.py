@@ -12,9 +12,15 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
+from safetensors.torch import load_file
+from torch.distributed.checkpoint import HuggingFaceStorageReader
 
+import allranks
 from allranks.state.saved.checkpoint import Checkpointer, Loaded
+from allranks.state.saved.manifest import part_name
+from allranks.state.saved.reader import CheckpointReader
 
 pytestmark = pytest.mark.torch
 
@@ -61,7 +67,7 @@ def load_what_one_rank_cannot_read(checkpoints: Checkpointer, rank: int, world_s
     assert loaded.common["weights"].eq(20).all()
     assert loaded.per_rank["rng"].tolist() == [rank] * 3
     [skipped] = loaded.skipped
-    assert skipped.why == "rank 1 reads rank_00001.state: block 1 of 1 does not match its checksum"
+    assert skipped.why == "rank 1 reads rank_00001.safetensors: block 1 of 1 does not match its checksum"
 
 
 def load_at_another_size(checkpoints: Checkpointer, rank: int, world_size: int) -> None:
@@ -75,15 +81,15 @@ def test_all_ranks_pass_over_what_one_of_them_cannot_read(tmp_path: Path) -> Non
     run("save_replicated", 3, tmp_path)
     assert {path.name for path in (tmp_path / "step_30").iterdir()} == {
         "MANIFEST.json",
-        "rank_00000.state",
-        "rank_00001.state",
-        "rank_00002.state",
+        "rank_00000.safetensors",
+        "rank_00001.safetensors",
+        "rank_00002.safetensors",
     }
-    altered = tmp_path / "step_30" / "rank_00001.state"
-    altered.write_bytes(altered.read_bytes().replace(b"ar-state", b"ar-stare"))
+    altered = tmp_path / "step_30" / "rank_00001.safetensors"
+    altered.write_bytes(altered.read_bytes().replace(b"per_rank", b"per_rang"))
     run("load_what_one_rank_cannot_read", 3, tmp_path)
-    altered.write_bytes(altered.read_bytes().replace(b"ar-stare", b"ar-state"))
-    os.truncate(tmp_path / "step_30" / "rank_00002.state", 64)
+    altered.write_bytes(altered.read_bytes().replace(b"per_rang", b"per_rank"))
+    os.truncate(tmp_path / "step_30" / "rank_00002.safetensors", 64)
     run("load_at_another_size", 2, tmp_path)
 
 
@@ -131,7 +137,10 @@ def load_sharded(checkpoints: Checkpointer, rank: int, world_size: int) -> None:
     with Checkpointer(first.directory.parent / "copy", rank=rank, world_size=world_size, store=store_of()) as older:
         loaded = taken(older.load(like={"model": model.state_dict()}))
         whole = taken(older.load())
+        read_by_dcp = {"model": {name: torch.zeros_like(value) for name, value in model.state_dict().items()}}
+        dcp.load(read_by_dcp, storage_reader=HuggingFaceStorageReader(str(loaded.directory)))
     for name, weights in model.state_dict().items():
+        assert read_by_dcp["model"][name].to_local().equal(loaded.common["model"][name].to_local())
         assert loaded.common["model"][name].placements == weights.placements
         assert loaded.common["model"][name].full_tensor().equal(whole.common["model"][name])
     model.load_state_dict(loaded.common["model"])
@@ -152,11 +161,18 @@ def save_on_a_mesh_of_two(checkpoints: Checkpointer, rank: int, world_size: int)
 
     mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("copies", "shards"))
     whole = torch.arange(15.0).reshape(5, 3)
-    checkpoints.save(1, {"w": distribute_tensor(whole, mesh, [Replicate(), Shard(0)])}, wait=True)
+    cut = distribute_tensor(whole, mesh, [Replicate(), Shard(0)])
+    checkpoints.save(1, {"parts": {"model": {"w": cut}}}, wait=True)
     checkpoints.save(2, {"w": distribute_tensor(whole, mesh, [Shard(1), Replicate()])}, wait=True)
     loaded = taken(checkpoints.load(like={"other": distribute_tensor(whole, mesh, [Replicate(), Replicate()])}))
     assert loaded.common["w"].placements == (Shard(1), Replicate())
     assert loaded.common["w"].full_tensor().equal(whole)
+    if rank == 0:  # its part has all that it needs, and it opens no other
+        (loaded.directory / part_name(1)).unlink()
+        with CheckpointReader(loaded.directory) as checkpoint:
+            checkpoint.load_sharded("common", loaded.common, rank=rank, world_size=world_size)
+            alone = checkpoint.part(0).unpack(checkpoint.part(0).tree["common"])
+        assert alone["w"].to_local().equal(whole[:, :2])
 
 
 def test_shards_come_back_at_another_world_size(tmp_path: Path) -> None:
@@ -168,8 +184,10 @@ def test_shards_come_back_at_another_world_size(tmp_path: Path) -> None:
 
 def test_copies_of_a_shard_are_written_once(tmp_path: Path) -> None:
     run("save_on_a_mesh_of_two", 2, tmp_path)
-    sizes = [(tmp_path / "step_1" / f"rank_0000{rank}.state").stat().st_size for rank in range(2)]
-    assert sizes[1] < 200 < sizes[0]
+    shards = [list(load_file(tmp_path / "step_1" / f"rank_0000{rank}.safetensors").values()) for rank in range(2)]
+    assert [[shard.shape for shard in own] for own in shards] == [[(5, 3)], []]
     with Checkpointer(tmp_path) as checkpoints:
-        loaded = taken(checkpoints.load())
-    assert loaded.common["w"].equal(torch.arange(15.0).reshape(5, 3))
+        loaded = taken(checkpoints.load())  # of step 2, one part is gone
+    whole = torch.arange(15.0).reshape(5, 3)
+    assert loaded.common["parts"]["model"]["w"].equal(whole)
+    assert allranks.load_weights(tmp_path / "step_1")["w"].equal(whole)

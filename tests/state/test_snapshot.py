@@ -47,7 +47,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, bool]]:
 def fill(snapshot: Snapshot, num: int) -> bytes:
     """Copy so many numbers; return what the writer finds."""
     source = torch.arange(num, dtype=torch.float32)
-    snapshot.fill([Piece(source.as_subclass(OnGpu), 64)], b"tail", 64 + 4 * num)
+    snapshot.reserve(64 + 4 * num)
+    snapshot.fill(b"header", [Piece(source.as_subclass(OnGpu), 64)])
     found = os.pread(snapshot.descriptor, 4 * num, 64)
     assert found == source.numpy().tobytes()
     return found

@@ -65,8 +65,13 @@ def dump(rank: int, *calls: Call, **more: Any) -> Dump:
     return Dump(rank, calls, **more)
 
 
+def raw(group: str, seq: int, op: str, sizes=(), output_sizes=(), dtypes=(), output_dtypes=(), **more: Any) -> Call:
+    about = {"sizes": sizes, "output_sizes": output_sizes, "dtypes": dtypes, "output_dtypes": output_dtypes}
+    return Call(group=group, seq=seq, op=op, **about, **more)
+
+
 def call(seq: int, op: str = "all_reduce", *, done: bool = False, group: str = "0", **more: Any) -> Call:
-    return Call(group, seq, op, ((8,),), ((8,),), ("Float",), ("Float",), is_done=done, **more)
+    return raw(group, seq, op, ((8,),), ((8,),), ("Float",), ("Float",), is_done=done, **more)
 
 
 WORLD = {"0": (0, 1, 2)}
@@ -107,17 +112,17 @@ STOPS: list[tuple[str, list[Dump], StopKind | None, tuple[int, ...], tuple[int, 
     ("two against each other", [dump(0, call(2)), dump(1, call(2, "barrier"))], StopKind.MISMATCH, (0, 1), (), False),
     (
         "another size",
-        [dump(0, call(2)), dump(1, Call("0", 2, "all_reduce", ((9,),), ((9,),), *FLOAT)), dump(2, call(2))],
+        [dump(0, call(2)), dump(1, raw("0", 2, "all_reduce", ((9,),), ((9,),), *FLOAT)), dump(2, call(2))],
         StopKind.MISMATCH, (1,), (0, 2), True,
     ),
     (
         "another dtype",
-        [dump(0, call(2)), dump(1, Call("0", 2, "all_reduce", ((8,),), ((8,),), *HALF)), dump(2, call(2))],
+        [dump(0, call(2)), dump(1, raw("0", 2, "all_reduce", ((8,),), ((8,),), *HALF)), dump(2, call(2))],
         StopKind.MISMATCH, (1,), (0, 2), True,
     ),
     (
         "a gather has outputs on its root alone",
-        [dump(0, Call("0", 2, "gather", ((8,),), ((2, 8),))), dump(1, Call("0", 2, "gather", ((8,),)))],
+        [dump(0, raw("0", 2, "gather", ((8,),), ((2, 8),))), dump(1, raw("0", 2, "gather", ((8,),)))],
         StopKind.ALL_THERE, (), (0, 1), False,
     ),
     ("all are there", [dump(rank, call(2)) for rank in range(3)], StopKind.ALL_THERE, (), (0, 1, 2), False),
@@ -153,8 +158,8 @@ STOPS: list[tuple[str, list[Dump], StopKind | None, tuple[int, ...], tuple[int, 
     (
         "a receive waits for its sender",
         [
-            dump(0, Call("0", 1, "recv 0<-1", is_p2p=True, peer=1), members=WORLD),
-            dump(1, Call("0", 1, "recv 1<-2", is_p2p=True, peer=2), members=WORLD),
+            dump(0, raw("0", 1, "recv 0<-1", is_p2p=True, peer=1), members=WORLD),
+            dump(1, raw("0", 1, "recv 1<-2", is_p2p=True, peer=2), members=WORLD),
             dump(2, members=WORLD),
         ],
         StopKind.MISSING, (2,), (0, 1), True,

@@ -219,8 +219,8 @@ def test_a_left_over_of_an_earlier_start_is_refused():
         with pytest.raises(WireError) as refused:
             seek(leader.port, attempt=1)
         assert str(refused.value) == (
-            f"the leader at 127.0.0.1:{leader.port} rejected this node: it is of attempt 1, this is attempt 2; "
-            "a left-over of an earlier start"
+            f"the leader at 127.0.0.1:{leader.port} rejected this node: it belongs to attempt 1, this is attempt 2; "
+            "it is left over from an earlier one"
         )
         assert leader.let_in == []
 
@@ -229,7 +229,7 @@ ESCAPED = r"\x1b[2J\n" * 6 + r"\x1b[2J..."
 REFUSALS = {
     "other job": (
         lambda hello: join_after(hello, job="eval"),
-        Refused(reason="it is of job eval, this is job train", is_final=False),
+        Refused(reason="it belongs to job eval, this is job train", is_final=False),
     ),
     "other protocol": (
         lambda hello: msgspec.structs.replace(join_after(hello), protocol=99, version="9.9"),
@@ -257,7 +257,7 @@ REFUSALS = {
     ),
     "no Join": (
         lambda hello: Stopped(),
-        Refused(reason="it said Stopped where Join was expected", is_final=True),
+        Refused(reason="it sent Stopped, expected Join", is_final=True),
     ),
 }
 
@@ -302,9 +302,9 @@ def test_a_replayed_join_is_refused():
     [
         (
             b"GET / HTTP/1.1\r\n\r\n",
-            "it sent a frame of 1195725856 bytes, at most 4194304 are allowed: not an allranks peer",
+            "it sent a frame of 1195725856 bytes, more than 4194304: the peer is not allranks",
         ),
-        (b"\x00\x00\x00\x01\xc1", "it sent a frame that is no message of ours: "),
+        (b"\x00\x00\x00\x01\xc1", "it sent a frame that is not an allranks message: "),
     ],
 )
 def test_garbage_is_refused_and_the_next_guest_let_in(garbage, reason):
@@ -413,10 +413,10 @@ def lie(sock: socket.socket) -> None:
 
 
 STRANGERS = {
-    "silent": (say_nothing, "something listens there and says nothing"),
-    "http": (say_http, "a frame of 1213486160 bytes, at most 4194304 are allowed: not an allranks peer"),
+    "silent": (say_nothing, "a program listens there but sends nothing"),
+    "http": (say_http, "a frame of 1213486160 bytes, more than 4194304: the peer is not allranks"),
     "hangs up": (hang_up, "it closed the connection"),
-    "wrong first words": (say_stopped, "no leader of ours"),
+    "wrong first words": (say_stopped, "the program there is not an allranks leader"),
     "wrong key": (lie, "it does not know this job's secret"),
 }
 
@@ -436,7 +436,7 @@ def test_a_stranger_alone_is_named_when_time_is_up(kind):
             seek(port, deadline_s=0.6)
         assert str(given_up.value) == (
             f"no leader of job train within 1 s; last try: 127.0.0.1:{port} (test): {obstacle}; "
-            "is the first node up, and is its port open from here?"
+            "check that the first node is up and that its port is open from here"
         )
 
 
@@ -555,14 +555,14 @@ def test_the_deadline_names_the_job_and_the_last_obstacle():
         seek(port, deadline_s=0.2)
     assert str(given_up.value) == (
         f"no leader of job train within 0 s; last try: 127.0.0.1:{port} (test): connection refused; "
-        "is the first node up, and is its port open from here?"
+        "check that the first node is up and that its port is open from here"
     )
     assert given_up.value.exit_code == 75
 
 
 def test_a_key_that_never_appears_is_the_last_obstacle():
     with Leader() as leader:
-        with pytest.raises(NodeFaultError, match="last try: the job's secret is not in the run directory yet;"):
+        with pytest.raises(NodeFaultError, match="last try: the run directory does not have the job's secret yet;"):
             seek(leader.port, secret=None, deadline_s=0.2)
         assert leader.let_in == []
 
@@ -594,11 +594,11 @@ def test_a_version_with_other_fields_is_named():
         guest.sock.sendall(len(payload).to_bytes(4, "big") + payload)
         answer = guest.read()
     assert isinstance(answer, Refused)
-    assert "words of allranks 9.9 (protocol 7, here 4)" in answer.reason
+    assert "a message of allranks 9.9 (protocol 7, here 4)" in answer.reason
 
 
 def test_without_any_hint_the_search_ends_at_its_deadline():
-    with pytest.raises(NodeFaultError, match="nobody has announced a leader"):
+    with pytest.raises(NodeFaultError, match="no leader has announced itself"):
         seek(hints=list, deadline_s=0.2)
 
 

@@ -76,7 +76,7 @@ def test_no_free_port_names_the_ports_and_the_flag():
         with pytest.raises(SetupError) as refused:
             bind_port(port, tries=1)
     assert str(refused.value) == (
-        f"ports {port} to {port} are all in use or forbidden; name a free one with --master-port"
+        f"ports {port} to {port} are all in use or forbidden; choose a free one with --master-port"
     )
 
 

@@ -50,6 +50,9 @@ from allranks.wire.protocol import (
 
 NUMBERS = st.integers(-(2**63), 2**63 - 1)
 TEXTS = st.text(max_size=40)
+AGES = st.floats(0, 1e15)
+WORDS = st.text(st.characters(categories=["L", "N", "P", "S", "Zs"]), max_size=40)
+SEQS = st.integers(-1, 2**63 - 1)
 BYTES = st.binary(max_size=40)
 FLOATS = st.floats(allow_nan=False)
 MAYBE_TEXT = st.none() | TEXTS
@@ -116,22 +119,28 @@ ENDS = st.builds(
     could_not_start=st.booleans(),
 )
 CALLS = st.builds(
-    CallSeen, group=TEXTS, seq=NUMBERS, op=TEXTS, sizes=st.lists(st.tuples(NUMBERS), max_size=2).map(tuple)
+    CallSeen, group=WORDS, seq=NUMBERS, op=WORDS, sizes=st.lists(st.tuples(NUMBERS), max_size=2).map(tuple)
 )
 RANK_BEATS = st.builds(
     RankBeat,
     rank=NUMBERS,
     state=st.sampled_from(ProcessState),
-    silent_s=st.none() | FLOATS,
+    silent_s=st.none() | AGES,
     step=st.none() | NUMBERS,
-    groups=st.lists(st.builds(GroupSeen, name=TEXTS, enqueued=NUMBERS), max_size=2).map(tuple),
+    groups=st.lists(st.builds(GroupSeen, name=WORDS, enqueued=SEQS), max_size=2).map(tuple),
     calls=st.lists(CALLS, max_size=2).map(tuple),
     lags=st.lists(st.tuples(TEXTS, NUMBERS, NUMBERS), max_size=2).map(tuple),
 )
 LINKS = st.builds(
-    LinkSeen, own_address=TEXTS, peer_address=TEXTS, unacked_bytes=NUMBERS, stalled_s=FLOATS, retransmits=NUMBERS
+    LinkSeen, own_address=TEXTS, peer_address=WORDS, unacked_bytes=SEQS.map(abs), stalled_s=AGES, retransmits=NUMBERS
 )
-TRIES = st.builds(TrySeen, target=NUMBERS, network=TEXTS, connects=st.booleans(), carries=st.none() | st.booleans())
+TRIES = st.builds(
+    TrySeen,
+    target=SEQS.map(abs),
+    network=st.sampled_from(["data", "control"]),
+    connects=st.booleans(),
+    carries=st.none() | st.booleans(),
+)
 NODE_BEATS = st.builds(
     NodeBeat,
     node_index=NUMBERS,
@@ -333,7 +342,7 @@ def test_a_message_longer_than_four_mebibytes_is_not_sent():
 def test_a_frame_longer_than_four_mebibytes_is_not_waited_for():
     with pytest.raises(WireError) as refused:
         decode_frames(bytearray(b"\x00\x40\x00\x01"))
-    assert str(refused.value) == ("a frame of 4194305 bytes, at most 4194304 are allowed: not an allranks peer")
+    assert str(refused.value) == ("a frame of 4194305 bytes, more than 4194304: the peer is not allranks")
 
 
 def test_a_frame_of_exactly_four_mebibytes_passes():
@@ -441,7 +450,7 @@ def test_garbage_on_a_connection_is_a_wire_error(pair):
     near, far = pair
     near.sock.sendall(b"GET / HTTP/1.1\r\n\r\n")
     wait_readable(far)
-    with pytest.raises(WireError, match="not an allranks peer"):
+    with pytest.raises(WireError, match="the peer is not allranks"):
         far.receive()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import stat
 
@@ -55,7 +56,7 @@ def test_each_job_has_a_key_of_its_own(tmp_path):
 def test_the_leader_does_not_take_a_key_that_others_could_know(tmp_path):
     ensure_secret_file(tmp_path / "secret")
     (tmp_path / "secret").chmod(0o644)
-    with pytest.raises(SetupError, match="mode 644; expected mine and 0600"):
+    with pytest.raises(SetupError, match=rf"mode 644; expected owner {os.geteuid()}, mode 0600"):
         ensure_secret_file(tmp_path / "secret")
 
 
@@ -67,7 +68,7 @@ def test_a_file_that_others_could_read_or_replace_is_refused(tmp_path, mode):
     with pytest.raises(SetupError) as refused:
         read_secret_file(path)
     owner = path.stat().st_uid
-    assert str(refused.value) == f"{path}: owner {owner}, mode {mode:o}; expected mine and 0600"
+    assert str(refused.value) == f"{path}: owner {owner}, mode {mode:o}; expected owner {os.geteuid()}, mode 0600"
 
 
 def test_a_file_that_is_not_there_yet_is_no_error(tmp_path):
@@ -76,7 +77,7 @@ def test_a_file_that_is_not_there_yet_is_no_error(tmp_path):
 
 
 def test_a_run_directory_that_cannot_be_written_names_the_flag(tmp_path):
-    with pytest.raises(SetupError, match="the run directory must be writable, see --log-dir"):
+    with pytest.raises(SetupError, match="the run directory must be writable; choose another one with --log-dir"):
         ensure_secret_file(tmp_path / "missing" / "secret")
 
 

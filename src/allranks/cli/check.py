@@ -1,4 +1,4 @@
-"""`allranks check`: every node, every pair, before a job needs them."""
+"""`allranks check`: test every node and every pair of nodes before a job needs them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 def node_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the flags that say which nodes, and how long is waited for them."""
+    """Add the flags that choose the nodes and the timeouts."""
     options = [
         click.option("--nodes", type=click.IntRange(min=1), metavar="N", help="Number of nodes; SLURM chooses them."),
         click.option(
@@ -44,13 +44,13 @@ def node_options(function: Callable[..., Any]) -> Callable[..., Any]:
             "--gpus-per-node",
             type=click.IntRange(min=0),
             metavar="N",
-            help="GPUs to request from SLURM, which may hide all others.",
+            help="GPUs per node to request; SLURM may hide GPUs that nobody requested.",
         ),
         timeout_option(
             "--timeout", "join_s", waits_for="for each node to answer", default=JOIN_S, at_least=1, at_most=3600
         ),
         timeout_option(
-            "--queue-timeout", "queue_s", waits_for="for SLURM to give the nodes", default=QUEUE_S, at_least=1
+            "--queue-timeout", "queue_s", waits_for="for SLURM to allocate the nodes", default=QUEUE_S, at_least=1
         ),
     ]
     for option in reversed(options):
@@ -69,13 +69,13 @@ def node_options(function: Callable[..., Any]) -> Callable[..., Any]:
     "--checkpoints",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Only check whether DIR can hold checkpoints: write, kill, load.",
+    help="Only check whether DIR is fit for checkpoints: write, kill, load.",
 )
 @click.option("--list", "is_list", is_flag=True, help="List all checks, and how each works.")
 @click.option(
     "--exclude-list", "is_exclude_list", is_flag=True, help="Print only the nodes at fault, for sbatch --exclude."
 )
-@click.option("-v", "--verbose", is_flag=True, help="Print every check, also those that passed.")
+@click.option("-v", "--verbose", is_flag=True, help="Print every check, including those that passed.")
 @cluster_option
 @json_option
 @click.option("--member", is_flag=True, hidden=True)  # one node of a check that another process started
@@ -103,7 +103,7 @@ def check(
     allranks check --nodes 6                     from a login node: six nodes that SLURM chooses
     allranks check --nodelist node[01-04] --select AR2,disk-full
     allranks check --nodes 6 --deep              also real collectives between pairs of nodes
-    allranks check --checkpoints /scratch/me     can this directory hold checkpoints?
+    allranks check --checkpoints /scratch/me     is this directory fit for checkpoints?
     sbatch --exclude="$(allranks check --partition main --exclude-list)" job.sh
 
     Exit codes: 0 no problem, 1 a problem would stop a job, 2 usage error, 3 no result.
@@ -122,9 +122,9 @@ def check(
         _print_list(as_json=as_json, chosen={cause.id for cause in wanted})
         return Exit.OK
     if is_exclude_list and (as_json or verbose):
-        raise UsageError("--exclude-list prints names alone: leave --json and --verbose out")
+        raise UsageError("--exclude-list prints only names of nodes: remove --json and --verbose")
     if not is_deep and {cause.id for cause in wanted} <= set(DEEP):
-        raise UsageError(f"{wanted[0].label()} is looked for with --deep only")
+        raise UsageError(f"--select {wanted[0].id}: this check runs only with --deep")
     loaded = load_cluster(cluster_file)
     view = _View(
         wanted=tuple(cause for cause in wanted if is_deep or cause.id not in DEEP),
@@ -139,12 +139,13 @@ def check(
     world = world_from_env(os.environ)
     if world.launcher is Launcher.SLURM and not asked.is_any:
         if is_deep:
-            raise UsageError("--deep starts steps of its own: run it in the allocation, without srun")
+            raise UsageError("--deep starts its own job steps: run it in the allocation, without srun")
         return _in_step(loaded.cluster, world, join_s=join_s, view=view)
     place = find_place(asked, os.environ, verb="check")
     held = look_at(place, loaded.cluster, join_s=join_s, queue_s=queue_s)
     # A step that asked for no cores in particular has one.
-    skipped = {"AR011": "this check asked SLURM for one core a node"} if place and place.job_id is None else {}
+    note = "this check requested only one core per node from SLURM"
+    skipped = {"AR011": note} if place and place.job_id is None else {}
     outcome = view.judge(held, skipped=skipped)
     deep = None
     if is_deep:
@@ -156,10 +157,10 @@ def check(
 
 
 def find_place(asked: Asked, env: Any, *, verb: str) -> Place | None:
-    """Return the nodes that flags and environment mean; None for this machine.
+    """Return the nodes to check, from flags and environment; None for this machine.
 
     Raises:
-        AllranksError: flags contradict each other or the allocation, or SLURM does not know them.
+        AllranksError: flags contradict each other or the allocation, or SLURM does not know the nodes.
     """
     from allranks.host.slurm import find_jobs, list_nodes
     from allranks.launch.check.where import choose_in_cluster, choose_in_job
@@ -169,12 +170,12 @@ def find_place(asked: Asked, env: Any, *, verb: str) -> Place | None:
     if job_id:
         if env.get("SLURM_HET_SIZE", "1") not in ("", "0", "1"):
             raise UsageError(
-                f"{verb}: job {job_id} is heterogeneous; start it on all its nodes: srun --overlap --het-group=0-1 "
+                f"{verb}: job {job_id} is heterogeneous; run this on all its nodes: srun --overlap --het-group=0-1 "
                 f"--ntasks-per-node=1 allranks {verb}"
             )
         nodes = env.get("SLURM_JOB_NODELIST") or next((job.nodes for job in _ask(lambda: find_jobs(job_id))), "")
         if not nodes:
-            raise UsageError(f"{verb}: SLURM_JOB_ID={job_id}, but that job has no nodes now; unset SLURM_JOB_ID")
+            raise UsageError(f"{verb}: SLURM_JOB_ID={job_id}, but this job has no nodes; unset SLURM_JOB_ID")
         return choose_in_job(asked, job_id, expand_hosts(nodes), verb=verb)
     if asked.is_any:
         return choose_in_cluster(asked, verb=verb, list_idle=lambda name: _ask(lambda: list_nodes(partition=name)))
@@ -182,7 +183,7 @@ def find_place(asked: Asked, env: Any, *, verb: str) -> Place | None:
 
 
 def _ask(slurm: Callable[[], T]) -> T:
-    """Ask SLURM; that it is not there is a wrong use of this command, and no finding."""
+    """Ask SLURM; a missing SLURM is a usage error, not a finding."""
     try:
         return slurm()
     except SetupError as exc:
@@ -190,7 +191,7 @@ def _ask(slurm: Callable[[], T]) -> T:
 
 
 def look_at(place: Place | None, cluster: Cluster, *, join_s: float, queue_s: float) -> Held:
-    """Look at nodes of the cluster, or at this machine.
+    """Check nodes of the cluster, or this machine.
 
     Raises:
         AllranksError: SLURM refuses, or no node answers.
@@ -209,7 +210,7 @@ def look_at(place: Place | None, cluster: Cluster, *, join_s: float, queue_s: fl
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _View:
-    """What is looked for, and what is shown of it."""
+    """Which checks run, and which results are printed."""
 
     wanted: tuple[Any, ...]
     ignored: frozenset[str]
@@ -249,8 +250,8 @@ class _View:
         if held.num_nodes > 1 and not self.data:
             from allranks.preflight.networks import address_taken, advise_network
 
-            path = "tested is the path on which the nodes find each other"
-            say(f"no cluster.toml names the data network: {path}; allranks init writes one")
+            path = "the test used the network over which the nodes found each other"
+            say(f"cluster.toml does not name the data network: {path}; allranks init writes cluster.toml")
             cards = [*held.seen.cards.values()]
             if advice := advise_network(cards, address_taken(cards)):
                 say(f"note: {advice}")
@@ -277,8 +278,8 @@ def summarise(outcome: Outcome, *, elapsed_s: float) -> str:
     if warnings:
         said.append(count_of(warnings, "warning"))
     if lost:
-        said.append(f"could not tell {count_of(len(lost), 'check')}")
-    verdict = ", ".join(said) or f"all is well, {count_of(len(passed), 'check')} passed"
+        said.append(f"{count_of(len(lost), 'check')} without a result")
+    verdict = ", ".join(said) or f"no problem found, {count_of(len(passed), 'check')} passed"
     return f"{where}: {verdict}; {elapsed_s:.1f} s"
 
 
@@ -323,7 +324,7 @@ def _print_list(*, as_json: bool, chosen: set[str]) -> None:
 
 
 def _be_member(*, with_torch: bool) -> None:
-    """One node of a check; the process ends here, also while a thread waits for a file system that hangs."""
+    """Check this node for another process, then end this process, even if a thread waits for a hung file system."""
     exit_code = 0
     try:
         _serve_pairs() if with_torch else _serve()
@@ -361,7 +362,7 @@ def _serve_pairs() -> None:
 
 
 def _in_step(cluster: Cluster, world: World, *, join_s: float, view: _View) -> int:
-    """Every task of a step that the user started is a member; the first one speaks."""
+    """Check the nodes of a step that the user started: every task takes part, the first one prints."""
     from allranks.launch.agent import SignalInbox
     from allranks.launch.check.member import Order, Stopped, step_directory, take_part
     from allranks.wire.protocol import Goodbye
@@ -380,7 +381,7 @@ def _in_step(cluster: Cluster, world: World, *, join_s: float, view: _View) -> i
     if isinstance(found, Stopped):
         finding = found.card.problem_finding
         if finding is None:
-            raise AllranksError(found.card.problem or "this node could not take part")
+            raise AllranksError(found.card.problem or "this node could not take part in the check")
         if world.rank == 1:  # in a step all terminals are one
             click.echo(render_findings([finding], Style.of(sys.stderr)), err=True)
         return Exit.USER_CODE

@@ -1,4 +1,4 @@
-"""`allranks check --checkpoints DIR`: does the directory hold checkpoints, or only look as if it did?"""
+"""`allranks check --checkpoints DIR`: is the directory fit for checkpoints?"""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ DEADLINE_S = 240.0
 
 
 def check_checkpoints(directory: Path, *, as_json: bool) -> int:
-    """Write, kill, load there, in a process of its own, since that needs torch and may hang; returns the exit code.
+    """Write, kill and load in a separate process, which needs torch and may hang; return the exit code.
 
     Args:
-        directory: where a job's checkpoints would lie.
+        directory: where a job would write checkpoints.
         as_json: print one JSON document instead of lines.
     """
     began_s = time.monotonic()
@@ -38,20 +38,20 @@ def check_checkpoints(directory: Path, *, as_json: bool) -> int:
         click.echo(printable(f"{mark} {step['name']:<6} {step['note']}"))
     if unknown:
         say(printable(unknown))
-    verdict = {Exit.OK: "checkpoints can lie there", Exit.UNKNOWN: "could not tell"}.get(exit_code, "not fit for them")
+    verdict = {Exit.OK: "fit for checkpoints", Exit.UNKNOWN: "no result"}.get(exit_code, "not fit for checkpoints")
     click.echo(printable(f"{directory}: {verdict}; {elapsed_s:.1f} s"))
     return exit_code
 
 
 def _try(directory: Path) -> tuple[list[dict[str, Any]], str]:
-    """What was tried, and why it cannot be told, if so."""
+    """Return the steps that ran, and why there is no result, if so."""
     command = [sys.executable, "-m", "allranks.state.saved.dry_run", str(directory.absolute())]
     try:
         result = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     except subprocess.TimeoutExpired:
-        note = f"no answer in {DEADLINE_S:.0f} s: the file system hangs, or is far too slow"
+        note = f"no answer within {DEADLINE_S:.0f} s: the file system hangs, or is far too slow"
         return [{"name": "write", "is_fine": False, "note": note}], ""
     if result.returncode != 0:
         last = (result.stderr.strip() or f"exit code {result.returncode}").splitlines()[-1]
-        return [], f"a dry run needs PyTorch in {sys.executable}: {last}"
+        return [], f"this test needs PyTorch in {sys.executable}: {last}"
     return json.loads(result.stdout), ""

@@ -1,4 +1,4 @@
-"""What a shell offers for a word that is being typed: causes, faults, jobs and runs, paths.
+"""Completions that a shell offers: causes, faults, jobs and runs, paths.
 
 Each function is a `shell_complete` of click: it gets the beginning of the word. All imports are inside, since the verbs
 import this file whenever they run.
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 MAX_RUNS = 20
 SQUEUE_S = 2.0
-"""A user who waits for a list of jobs that long types the id."""
+"""A user who has to wait longer types the id instead."""
 
 
 def causes(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:

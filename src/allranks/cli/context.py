@@ -1,4 +1,4 @@
-"""What several verbs need to know first: the cluster file, the identity, this machine, and the plan that follows."""
+"""Shared by several verbs: read the cluster file, the environment and this machine, and make the plan."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def load_cluster(explicit: Path | None) -> LoadedCluster:
-    """Read the cluster file that applies here, or take the defaults where there is none.
+    """Read the cluster file, or return the defaults if there is none.
 
     Raises:
         ConfigError: it cannot be read or is wrong.

@@ -1,4 +1,4 @@
-"""`allranks check --deep`: after a check that found nothing, real collectives between pairs of its nodes."""
+"""`allranks check --deep`: after a check without findings, run real collectives between pairs of its nodes."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ def look_deeper(
     wanted: Collection[type[Any]],
     queue_s: float,
 ) -> tuple[Outcome, Deep | None]:
-    """Return the outcome with what the collectives came to; as it is where the check found something already.
+    """Return the outcome with the results of the collectives; unchanged if the check found a problem already.
 
     Args:
-        place: where the check was; None: on this machine alone.
-        cluster: for the port that the nodes meet at, where no roll call was held.
-        held: what the check saw.
-        outcome: what it came to.
+        place: the nodes of the check; None: this machine alone.
+        cluster: its port is used if there was no roll call.
+        held: the measurements of the check.
+        outcome: the results of the check.
         wanted: causes to look for.
-        queue_s: how long SLURM may take to give the nodes again.
+        queue_s: how long SLURM may take to allocate the nodes again.
     Raises:
         AllranksError: SLURM does not start a second step.
     """
@@ -45,14 +45,14 @@ def look_deeper(
     from allranks.launch.check.outcome import add_more
 
     if any(finding.severity is Severity.FAIL for finding in outcome.findings):
-        say("--deep: no collective was tried, since the check found what would stop a job")
+        say("--deep: no collectives were run, because the check found a problem that would stop a job")
         return outcome, None
     order, skipped = plan_pairs(held, port=cluster.network.port)
     told = Told()
     if place is None or held.num_nodes == 1:
-        say("--deep: one node alone has nobody to be paired with")
+        say("--deep: no collectives were run, because they need at least two nodes")
     elif order is None:
-        say("--deep: fewer than two nodes can take part")
+        say("--deep: no collectives were run, because fewer than two nodes can take part")
     else:
         nodes = tuple(order.ends)
         again = replace(place, num_nodes=len(nodes), names=nodes, pinned=nodes)

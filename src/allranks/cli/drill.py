@@ -1,4 +1,4 @@
-"""`allranks lab drill`: faults in, a real job, the verdict against the truth; one line each, and a table at the end."""
+"""`allranks lab drill`: inject faults, start a real job, compare its verdict with the truth, print one line each."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 @click.option(
     "--running",
     is_flag=True,
-    help="Inject faults into a job while it trains; FAULTS are names of strikes, or `healthy`.",
+    help="Inject faults (strikes) into a job while it trains; FAULTS may be `healthy`, for none.",
 )
 @click.option("--plain", is_flag=True, help="With --running: use a script without allranks.session().")
 @click.option(
     "--minutes", type=float, default=2.0, show_default=True, help="With --running healthy: duration in minutes."
 )
-@click.option("--on", "node", metavar="NODE", help="[default: drawn by the seed]")
-@click.option("--seed", type=int, metavar="N", help="Seed of all random choices. [default: drawn]")
+@click.option("--on", "node", metavar="NODE", help="Node that gets the fault. [default: chosen by the seed]")
+@click.option("--seed", type=int, metavar="N", help="Seed of all random choices. [default: random, printed]")
 @click.option("--baseline", is_flag=True, help="Also run one fault of each class under plain torchrun.")
 @click.option("--json", "json_path", type=click.Path(path_type=Path), metavar="FILE", help="Write the results to FILE.")
 @click.option(
@@ -70,12 +70,12 @@ def drill(
 
     \b
     allranks lab drill mtu-blackhole
-    allranks lab drill cable-pulled+env-drift-nccl-algo       two at a time
+    allranks lab drill cable-pulled+env-drift-nccl-algo       two faults at a time
     allranks lab drill --all --healthy 10 --json drills.json
-    allranks lab drill --running node-killed mtu-lowered      at a job that trains
+    allranks lab drill --running node-killed mtu-lowered      in a job that trains
     allranks lab drill --running healthy --minutes 30
 
-    Exit code 1 if a verdict was wrong.
+    Exit codes: 0 all verdicts were correct, 1 a verdict was wrong or a drill did not run.
     """
     seed = random.randrange(10_000) if seed is None else seed
     if running:
@@ -103,7 +103,9 @@ def drill(
 
     rounds = [*([] for _ in range(healthy)), *(words.split("+") for words in (FAULTS if is_all else faults))]
     if not rounds:
-        raise UsageError("lab drill: which fault? allranks lab inject --list prints them; or --all, or --healthy N")
+        raise UsageError(
+            "lab drill: expected names of faults (allranks lab inject --list prints all), --all or --healthy N"
+        )
     for words in rounds:
         for word in words:
             refuse_strikes(find_fault(word))
@@ -125,7 +127,7 @@ def drill(
         except AllranksError as exc:
             if not is_all:
                 raise
-            say(f"{'+'.join(words)}: could not be drilled: {exc}")
+            say(f"{'+'.join(words)}: the drill did not run: {exc}")
             continue
         done.append(result)
         click.echo(_describe(result))
@@ -151,5 +153,5 @@ def _describe(result: Drilled) -> str:
 def _notes(result: Drilled) -> Sequence[str]:
     notes = list(result.wrong)
     if result.baseline is not None:
-        notes.append(f"torchrun: silent for {result.baseline.silent_s:.0f} s, then: {result.baseline.said}")
+        notes.append(f"torchrun: no output for {result.baseline.silent_s:.0f} s, then: {result.baseline.said}")
     return notes

@@ -1,4 +1,4 @@
-"""`allranks lab drill --running`: strikes at a running job, one line each, and a table at the end."""
+"""`allranks lab drill --running`: inject faults into a running job, print one line each."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def drill_running(
     json_path: Path | None,
     table_path: Path | None,
 ) -> int:
-    """Go through the strikes and print what came; return the exit code."""
+    """Run the strikes and print their results; return the exit code."""
     import msgspec
 
     from allranks.lab.faults.running.catalogue import STRIKES
@@ -48,10 +48,12 @@ def drill_running(
         if name not in STRIKES and name != HEALTHY:
             close = difflib.get_close_matches(name, [*STRIKES, HEALTHY], n=1)
             hint = f"did you mean {close[0]}?" if close else "allranks lab inject --list prints them"
-            raise UsageError(f"no strike at a running job {name!r}: {hint}")
+            raise UsageError(f"lab drill --running {name}: unknown strike: {hint}")
     if not chosen:
-        raise UsageError("lab drill --running: which? allranks lab inject --list prints them; or --all, or healthy")
-    signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(exit_for_signal(signum)))  # what is in the lab is healed
+        raise UsageError(
+            "lab drill --running: expected names of strikes (allranks lab inject --list prints all), --all or healthy"
+        )
+    signal.signal(signal.SIGTERM, lambda signum, _: sys.exit(exit_for_signal(signum)))  # removes the injected faults
     work_dir.mkdir(parents=True, exist_ok=True)
     done: list[Drilled] = []
     began_s = time.monotonic()
@@ -77,7 +79,7 @@ def drill_running(
             if len(chosen) == 1:
                 raise
             missed += 1
-            say(f"{name}: could not be drilled: {exc}")
+            say(f"{name}: the drill did not run: {exc}")
             continue
         done.append(result)
         click.echo(_describe(result))
@@ -91,9 +93,9 @@ def drill_running(
 
 
 def describe_count(total: int, *, wrong: int, missed: int, took_s: float) -> str:
-    """`14 of 15 as they must be, 369 s; 1 could not be drilled`."""
-    could_not = f"; {missed} could not be drilled" if missed else ""
-    return f"{total - wrong - missed} of {total} as they must be, {took_s:.0f} s{could_not}"
+    """`14 of 15 correct, 369 s; 1 did not run`."""
+    not_run = f"; {missed} did not run" if missed else ""
+    return f"{total - wrong - missed} of {total} correct, {took_s:.0f} s{not_run}"
 
 
 def _describe(result: Drilled) -> str:
@@ -106,7 +108,7 @@ def _describe(result: Drilled) -> str:
     lines += [f"    {each}" for each in result.wrong]
     if (baseline := result.baseline) is not None:
         silent, next_s = _seconds(baseline.silent_s), _seconds(baseline.next_step_s)
-        lines.append(f"    torchrun: silent for {silent}, then: {baseline.said}; next step {next_s}")
+        lines.append(f"    torchrun: no output for {silent}, then: {baseline.said}; next step {next_s}")
     return "\n".join(lines)
 
 

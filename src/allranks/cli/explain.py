@@ -58,7 +58,7 @@ def render_list(style: Style) -> str:
         ]
         if rows:
             blocks.append("\n".join([style.paint(family, "1"), *rows]))
-    return "\n\n".join([*blocks, "allranks explain ID says more about one of them."])
+    return "\n\n".join([*blocks, "allranks explain ID prints one of them in full."])
 
 
 def render_cause(cause: type[Cause], style: Style) -> str:

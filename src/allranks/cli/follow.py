@@ -1,4 +1,4 @@
-"""`allranks status`, `logs`, `cancel`, `list`: what became of jobs of SLURM, and of runs that it knows nothing of."""
+"""`allranks status`, `logs`, `cancel`, `list`: for SLURM jobs, and for runs without SLURM."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from allranks.launch.batch.local import LocalRun
 
 MAX_RUNS = 20
-"""Of the run directories, the newest: each costs some reads of a shared file system."""
+"""Number of run directories that are listed: each costs some reads of a shared file system."""
 _BOTH_SPELLINGS = {"token_normalize_func": lambda name: name.replace("_", "-")}
 
 
@@ -55,7 +55,7 @@ def status(jobs: tuple[str, ...], log_dir: Path, as_json: bool) -> int:
 
 
 def show_reports(reports: Sequence[JobReport]) -> None:
-    """Print what became of jobs, with their verdicts."""
+    """Print the state of jobs, with their verdicts."""
     from allranks.launch.batch.follow import describe
 
     style = Style.of(sys.stdout)
@@ -97,7 +97,7 @@ def cancel(jobs: tuple[str, ...], log_dir: Path) -> None:
     \b
     allranks cancel 4711
     allranks cancel 4711_3                       one task of an array
-    allranks cancel 20261123-031500-977          a run on this machine: SIGTERM to its agent
+    allranks cancel 20261123-031500-977          a run on this machine: sends SIGTERM to its agent
     """
     from allranks.launch.batch.follow import cancel as cancel_one
     from allranks.launch.batch.follow import find_job
@@ -110,7 +110,7 @@ def cancel(jobs: tuple[str, ...], log_dir: Path) -> None:
 @log_dir_option
 @json_option
 def list_own(log_dir: Path, as_json: bool) -> None:
-    """List your jobs that wait or run, and the newest runs that have left something in runs/.
+    """List your pending and running jobs, and the newest runs in runs/.
 
     \b
     allranks list
@@ -127,10 +127,10 @@ def list_own(log_dir: Path, as_json: bool) -> None:
     except SetupError as exc:
         if not paths:
             raise
-        say(f"no jobs of SLURM: {exc}")
+        say(f"cannot list SLURM jobs: {exc}")
     listed = {job.id for job in jobs}
     runs = [read_run(path) for path in paths[:MAX_RUNS] if path.name not in listed]
-    # Of a job that waits or that SLURM has forgotten, there may be the submitted script and no more.
+    # A pending job, or one that SLURM has forgotten, may have left only its script.
     seen = [look_at_run(run) for run in runs if run.attempt is not None]
     if as_json:
         import msgspec
@@ -138,13 +138,13 @@ def list_own(log_dir: Path, as_json: bool) -> None:
         click.echo(msgspec.json.format(msgspec.json.encode([*jobs, *seen]), indent=2))
         return
     if not jobs and not seen:
-        say(f"no job of yours waits or runs, and no run is in {log_dir}")
+        say(f"you have no pending or running job, and {log_dir} has no run")
         return
     _print_table(
         [("JOB", "NAME", "STATE", "NODES", "LEFT", "WHERE OR WHY"), *map(_job_row, jobs), *map(_run_row, seen)]
     )
     if len(paths) > MAX_RUNS:
-        say(f"{len(paths) - MAX_RUNS} older runs are in {log_dir}")
+        say(f"{log_dir} has {len(paths) - MAX_RUNS} older runs")
 
 
 def _job_row(job: JobState) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""Verbs that have verbs: without a word they print their help, and an unknown verb gets a suggestion."""
+"""Groups of verbs: without a verb they print their help, and for an unknown verb they suggest the nearest."""
 
 from __future__ import annotations
 

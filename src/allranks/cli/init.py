@@ -1,4 +1,4 @@
-"""`allranks init`: looks at every node and writes cluster.toml, with a reason for each value."""
+"""`allranks init`: examine every node and write cluster.toml, with a reason for each value."""
 
 from __future__ import annotations
 
@@ -59,14 +59,14 @@ def init(
         raise UsageError(f"init: {output} exists; replace it with --force, or name another file with --output")
     asked = Asked(**flags)
     if standalone and asked.is_any:
-        raise UsageError("init: --standalone means this machine: leave --nodes, --partition and --nodelist out")
+        raise UsageError("init: --standalone examines only this machine: remove --nodes, --partition and --nodelist")
     place, around = (None, _nothing_around()) if standalone else _choose(asked)
     held = look_at(place, Cluster(), join_s=join_s, queue_s=queue_s)
     around = replace(around, silent=_silent(held), waited_s=join_s)
     cards = [held.seen.cards[index] for index in sorted(held.seen.cards)]
     title, tables = describe_cluster(cards, around)
     text = render_toml(tables, title=title)
-    cluster = parse_cluster(text, output).cluster  # what is written must be read
+    cluster = parse_cluster(text, output).cluster  # the file must be readable before it is written
     if as_json:
         import msgspec
 
@@ -76,29 +76,29 @@ def init(
         click.echo(text, nl=False)
     else:
         _write(output, text)
-        data = cluster.network.data or "no data network was found"
+        data = cluster.network.data or "not found"
         say(f"{output} written: {count_of(len(cluster.node), 'node')}, data network {data}; next: allranks check")
     for name in around.silent:
-        say(f"{name} did not answer within {join_s:.0f} s and is not in it")
+        say(f"{name} did not answer within {join_s:.0f} s, and is not in the file")
     return Exit.UNKNOWN if around.silent else Exit.OK
 
 
 def _choose(asked: Asked) -> tuple[Place | None, Surroundings]:
-    """Which nodes are looked at, and what SLURM says of them."""
+    """Return the nodes to examine, and what SLURM says about them."""
     from allranks.launch.check.describe import Surroundings
     from allranks.launch.check.where import find_default_partition, read_cluster_name, read_promised_gpus
 
     if not (asked.is_any or os.environ.get("SLURM_JOB_ID")) and shutil.which("sinfo") is None:
         return None, _nothing_around()
     in_job = os.environ.get("SLURM_JOB_ID")
-    partition, reason = asked.partition, "you named it"
+    partition, reason = asked.partition, "given by --partition"
     if partition is None:
         found = os.environ.get("SLURM_JOB_PARTITION") if in_job else find_default_partition(os.environ)
-        partition, reason = found, "of the job that this ran in" if in_job else "SLURM's default"
+        partition, reason = found, "partition of the job that this ran in" if in_job else "SLURM's default"
     if not asked.is_any and not in_job:
         if partition is None:
             raise UsageError(
-                "init: SLURM has no default partition; name one with --partition, or nodes with --nodelist"
+                "init: SLURM has no default partition; give one with --partition, or nodes with --nodelist"
             )
         asked = replace(asked, partition=partition)
     promised = read_promised_gpus(os.environ)
@@ -108,7 +108,7 @@ def _choose(asked: Asked) -> tuple[Place | None, Surroundings]:
         # SLURM hides GPUs from a step that asked for none.
         least = min((promised.get(name, 0) for name in place.names), default=0)
         place = replace(place, gpus_per_node=least or None)
-    say(f"looking at {place.describe()}")
+    say(f"examining {place.describe()}")
     return place, Surroundings(
         cluster_name=read_cluster_name(os.environ),
         partition=partition,

@@ -1,4 +1,4 @@
-"""`allranks render`, `submit`: jobs of SLURM, from the login node."""
+"""`allranks render`, `submit`: SLURM jobs, from the login node."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ from allranks.report.text import say
 if TYPE_CHECKING:
     from allranks.launch.batch.submit import Submission
 
-# Flags of `run` that go into the script as they are.
+# Flags of `run` that are copied into the script.
 RUN_FLAGS = (
     "nproc_per_node", "nnodes", "backend", "master_port", "module", "no_python", "redirects", "tee",
     "local_ranks_filter", "log_dir", "cluster_file", "max_restarts", "restart_on_error", "standby", "capacity_timeout",
     "hang_timeout", "checkpoint_every", "checkpoint_dir", "container", "container_runtime", "ignore",
 )  # fmt: skip
 MAX_RESTARTS = 3
-"""What a submitted job gets, where torchrun's default is none: nobody watches it."""
+"""Default of a submitted job, since nobody watches it; torchrun's default is 0."""
 _BOTH_SPELLINGS = {"token_normalize_func": lambda name: name.replace("_", "-")}
 _SCRIPT = {"allow_interspersed_args": False, **_BOTH_SPELLINGS}
 
 
 def _run_flags(command: click.Command) -> click.Command:
-    """Add the flags of `run`, without its letters: `-t` is the time limit to who knows sbatch."""
+    """Add the flags of `run` without their short forms: in sbatch, `-t` is the time limit."""
     for param in _taken_from_run():
         mine = copy.copy(param)
         mine.opts = [flag for flag in param.opts if flag.startswith("--") or flag == "-m"]
@@ -64,12 +64,12 @@ def _run_flags(command: click.Command) -> click.Command:
 
 
 def _taken_from_run() -> list[click.Parameter]:
-    """Those of RUN_FLAGS that `run` has; what it only accepts and ignores is none."""
+    """Return the options of `run` that RUN_FLAGS names."""
     return [each for each in run_command.params if each.name in RUN_FLAGS and not getattr(each, "hidden", False)]
 
 
 def _job_options(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Add sbatch's options under its own names, and what the script is made of."""
+    """Add sbatch's options under their own names, and the options that change the script."""
     more = [
         click.option(
             "--sbatch-option", "more", multiple=True, metavar="--NAME=VALUE", help="Pass any other option to sbatch."
@@ -128,7 +128,7 @@ def render(**flags: Any) -> None:
 @click.command("submit", context_settings=_SCRIPT)
 @_job_options
 @click.option("--dry-run", is_flag=True, help="Print the script and let SLURM test it; submit nothing.")
-@click.option("-W", "--wait", "is_waiting", is_flag=True, help="Wait for the job's end, and end with its exit code.")
+@click.option("-W", "--wait", "is_waiting", is_flag=True, help="Wait for the job to end, and exit with its exit code.")
 @json_option
 @click.argument("script", shell_complete=complete.paths)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED, shell_complete=complete.paths)
@@ -138,9 +138,9 @@ def submit(dry_run: bool, is_waiting: bool, as_json: bool, **flags: Any) -> int:
     \b
     allranks submit --nodes 6 --gpus-per-node 1 train.py --epochs 3
     allranks submit --nodes 2 --nproc-per-node 4 --cpus-per-task 32 --time 30 train.py
-    allranks submit --nodes 2 --env HF_TOKEN train.py          the token is passed by name; its value is stored nowhere
+    allranks submit --nodes 2 --env HF_TOKEN train.py          passes the token by name; its value is stored nowhere
     allranks submit --array 0-2 --dry-run train.py
-    allranks submit -N 2 -t 30 --wait train.py && ./next       Ctrl-C ends the wait alone: the job goes on
+    allranks submit -N 2 -t 30 --wait train.py && ./next       Ctrl-C ends only the wait: the job goes on
     """
     from allranks.launch.batch.submit import SBATCH_ARGUMENTS, check_script, lines_to_follow
     from allranks.launch.batch.submit import submit as submit_job
@@ -152,7 +152,7 @@ def submit(dry_run: bool, is_waiting: bool, as_json: bool, **flags: Any) -> int:
     if dry_run:
         check_script(text)
         click.echo(text, nl=False)
-        say(f"would run: sbatch --parsable {' '.join(SBATCH_ARGUMENTS)} < this script")
+        say(f"submit would run: sbatch --parsable {' '.join(SBATCH_ARGUMENTS)} < this script")
         say(f"the job's environment: {' '.join(sorted(env))}")
         _note_withheld(withheld)
         _try(text, env)
@@ -184,14 +184,14 @@ def _tell(submission: Submission, lines: Sequence[str]) -> None:
 
 
 def _wait(job: str, log_dir: Path, *, as_json: bool) -> int:
-    """Wait for the end of a job and return its exit code; 130 where the user ends the wait."""
+    """Wait for a job to end and return its exit code; 130 if the user presses Ctrl-C."""
     from allranks.cli.follow import show_reports
     from allranks.launch.batch.follow import wait_for_end
 
     try:
         reports, exit_code = wait_for_end(job, log_dir=log_dir, say=say)
     except KeyboardInterrupt:
-        say(f"no longer waiting: job {job} goes on (allranks status {job}; allranks cancel {job} ends it)")
+        say(f"stopped waiting; job {job} goes on (allranks status {job}; allranks cancel {job} ends it)")
         return exit_for_signal(signal.SIGINT)
     if not as_json:
         show_reports(reports)
@@ -199,7 +199,7 @@ def _wait(job: str, log_dir: Path, *, as_json: bool) -> int:
 
 
 def _render(flags: dict[str, Any]) -> tuple[str, SbatchOptions, JobEnvironment]:
-    """The script's text and what it was made from."""
+    """Return the script's text, and the options and environment that it was made from."""
     slurm = load_cluster(flags["cluster_file"]).cluster.slurm
     options = SbatchOptions(**{each.name: flags[each.name] for each in fields(SbatchOptions)})
     options = replace(
@@ -210,7 +210,7 @@ def _render(flags: dict[str, Any]) -> tuple[str, SbatchOptions, JobEnvironment]:
         time=options.time or slurm.time,
     )
     run_flags = {name: flags[name] for name in REQUEST_FLAGS if name in flags}
-    make_request((flags["script"], *flags["arguments"]), **run_flags)  # what the nodes would refuse is refused here
+    make_request((flags["script"], *flags["arguments"]), **run_flags)  # reject here what the nodes would reject
     asked = parse_env(flags["env"], os.environ)
     try:
         agent = shlex.split(flags["allranks_command"] or "") or [sys.executable, "-m", "allranks"]
@@ -226,7 +226,7 @@ def _render(flags: dict[str, Any]) -> tuple[str, SbatchOptions, JobEnvironment]:
 
 def _flags_for_run(flags: dict[str, Any]) -> list[str]:
     words: list[str] = []
-    if flags["chdir"]:  # the agents would look for it there
+    if flags["chdir"]:  # the agents would look for cluster.toml there
         found = find_cluster_file(flags["cluster_file"], os.environ, Path())
         words += ["--cluster", str(found.resolve())] if found else []
     has_cluster = bool(words)
@@ -239,7 +239,7 @@ def _flags_for_run(flags: dict[str, Any]) -> list[str]:
 
 
 def words_of(param: click.Parameter, value: Any) -> list[str]:
-    """Return the words by which a command line gives an option this value; none where only leaving it out does."""
+    """Return the arguments that give an option this value; none if the option has to be left out for it."""
     flag, no_flag = (
         next((flag for flag in names if flag.startswith("--")), None) for names in (param.opts, param.secondary_opts)
     )
@@ -259,16 +259,18 @@ def _is_said(name: str) -> bool:
 def _check_there(flags: dict[str, Any], options: SbatchOptions) -> None:
     path = Path(options.chdir or ".", flags["script"])
     if not flags["module"] and not flags["no_python"] and not path.exists():
-        raise UsageError(f"{path}: no such script; expected a Python file (a module takes -m, a program --no-python)")
+        raise UsageError(
+            f"{path}: no such script; expected a Python file (for a module add -m, for another program --no-python)"
+        )
 
 
 def _note_withheld(names: list[str]) -> None:
     if names:
-        say(f"not handed to the job: {', '.join(names)}; --env NAME hands one in")
+        say(f"not passed to the job: {', '.join(names)}; to pass one, add --env NAME")
 
 
 def _note_limits(options: SbatchOptions, env: dict[str, str]) -> None:
-    """Say what this site does not let a job do that wants to come back; a site that does not answer says nothing."""
+    """Print how this site limits requeue and saving; nothing if SLURM does not answer."""
     from allranks.host.slurm_site import read_partition, read_site
     from allranks.launch.batch.site import limits
 
@@ -286,7 +288,7 @@ def _try(text: str, env: dict[str, str]) -> None:
     from allranks.launch.batch.submit import SBATCH_ARGUMENTS
 
     if shutil.which("sbatch") is None:
-        say("not checked by SLURM: there is no sbatch here")
+        say("SLURM did not check the script: this machine has no sbatch")
         return
     trial = try_script(text, SBATCH_ARGUMENTS, env=env)
     when = (

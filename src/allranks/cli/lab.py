@@ -1,4 +1,4 @@
-"""`allranks lab`: the cluster of a cluster.toml as a real SLURM on this one machine."""
+"""`allranks lab`: the nodes of a cluster.toml as a real SLURM cluster on one machine."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from allranks.lab.faults.fault import Fault, Scene
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "six-node" / "cluster.toml"
-"""The default cluster, in a checkout of the project; an installed package comes without it."""
+"""The default cluster, in a checkout of the project; an installed package does not have it."""
 
 
 @click.group(cls=VerbGroup)
@@ -35,11 +35,11 @@ def lab() -> None:
     """Start a real SLURM cluster on this Linux machine, in network namespaces. Needs root.
 
     \b
-    allranks lab up                                            six nodes, as in examples/six-node/cluster.toml
+    allranks lab up                                            six nodes, by default
     allranks lab exec master-node -- sinfo                     any command, on any node
     allranks lab exec master-node -- srun -N6 allranks run train.py
-    allranks lab inject cable-pulled                           break something, see inject --list
-    allranks lab heal
+    allranks lab inject cable-pulled                           break something; inject --list prints all faults
+    allranks lab heal                                          repair it
     allranks lab status
     allranks lab down
     """
@@ -51,7 +51,7 @@ def lab() -> None:
     "cluster_file",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="[default: $ALLRANKS_CLUSTER, ./cluster.toml, six nodes]",
+    help="Path of cluster.toml. [default: $ALLRANKS_CLUSTER, ./cluster.toml, six nodes]",
 )
 @click.option(
     "--tasks-per-node",
@@ -59,7 +59,7 @@ def lab() -> None:
     default=1,
     show_default=True,
     metavar="K",
-    help="Number of workers that fit on a node.",
+    help="Maximum number of workers per node.",
 )
 @name_option
 def up(cluster_file: Path | None, tasks_per_node: int, name: str) -> None:
@@ -74,11 +74,13 @@ def up(cluster_file: Path | None, tasks_per_node: int, name: str) -> None:
     began = time.monotonic()
     path = find_cluster_file(cluster_file, os.environ, Path()) or EXAMPLE
     if path == EXAMPLE and not path.exists():
-        raise UsageError("lab up: no cluster.toml here, and the example came without this package; give --cluster FILE")
+        raise UsageError(
+            "lab up: no cluster.toml in this directory, and the installed package has no example; give --cluster FILE"
+        )
     planned = Lab(name).up(read_cluster(path).cluster, tasks_per_node=tasks_per_node, say=say)
     flag = "" if name == "lab" else f" --name {name}"
     say(
-        f"lab {name}: {len(planned)} nodes in service after {time.monotonic() - began:.1f} s; "
+        f"lab {name}: {len(planned)} nodes ready after {time.monotonic() - began:.1f} s; "
         f"try: allranks lab exec{flag} {planned[0].name} -- sinfo"
     )
 
@@ -88,7 +90,7 @@ def up(cluster_file: Path | None, tasks_per_node: int, name: str) -> None:
 @click.argument("node")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
 def execute(name: str, node: str, command: tuple[str, ...]) -> None:
-    """Run a command on a node, in this directory; ends with its exit code.
+    """Run a command on a node, in this directory, and exit with its exit code.
 
     \b
     allranks lab exec node03 -- ip -brief address
@@ -101,7 +103,7 @@ def execute(name: str, node: str, command: tuple[str, ...]) -> None:
     which = Lab(name)
     if command[0] == "--":
         command = command[1:] or ("true",)
-    # The allranks that made the lab is the one that its jobs find.
+    # Jobs in the lab use the allranks that made it.
     path = f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}"
     env = os.environ | {"SLURM_CONF": str(conf_path(which.dir)), "PATH": path}
     sys.exit(run_for_user(which.find_init(node), command, env))
@@ -111,7 +113,7 @@ def execute(name: str, node: str, command: tuple[str, ...]) -> None:
 @name_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(name: str, as_json: bool) -> None:
-    """Print the nodes, what SLURM says of them, their interfaces and process ids, and the faults that are there.
+    """Print the nodes with their SLURM state, interfaces and process ids, and the injected faults.
 
     \b
     allranks lab status --json
@@ -126,14 +128,16 @@ def status(name: str, as_json: bool) -> None:
 
 @lab.command()
 @click.argument("fault", required=False, shell_complete=complete.faults)
-@click.option("--on", "node", metavar="NODE", help="[default: drawn by the seed]")
-@click.option("--seed", type=click.IntRange(0), metavar="N", help="What is left to chance. [default: drawn, printed]")
+@click.option("--on", "node", metavar="NODE", help="Node that gets the fault. [default: chosen by the seed]")
+@click.option(
+    "--seed", type=click.IntRange(0), metavar="N", help="Seed of all random choices. [default: random, printed]"
+)
 @click.option(
     "--run-dir",
     type=click.Path(path_type=Path),
     default=Path("runs"),
     show_default=True,
-    help="Where jobs have their run directories (--log-dir).",
+    help="Parent of the jobs' run directories (their --log-dir).",
 )
 @click.option("--list", "is_list", is_flag=True, help="List all faults, and what each does.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -160,11 +164,11 @@ def inject(
             click.echo(json.dumps([_describe(each) for each in (*FAULTS.values(), *STRIKES.values())], indent=2))
             return
         _list(FAULTS.values())
-        click.echo("\nstrikes at a running job: allranks lab drill --running NAME")
+        click.echo("\nfaults in a running job (strikes): allranks lab drill --running NAME")
         _list(STRIKES.values())
         return
     if fault is None:
-        raise UsageError("lab inject: which fault? allranks lab inject --list prints them")
+        raise UsageError("lab inject: expected the name of a fault; allranks lab inject --list prints all")
     refuse_strikes(find_fault(fault))
     there = put(Lab(name), fault, seed=random.randrange(10_000) if seed is None else seed, on=node, run_dir=run_dir)
     if as_json:
@@ -172,19 +176,19 @@ def inject(
         return
     say(f"lab {name}: {fault} on {there.scene.where.node} (seed {there.scene.where.seed}): {there.fault.title()}")
     truth = there.fault.culprit(there.scene)
-    say(f"to be found: {' or '.join(there.fault.cause) or 'nothing'} {truth}".rstrip())
+    say(f"expected finding: {' or '.join(there.fault.cause) or 'none'} {truth}".rstrip())
     start = there.fault.start(there.scene)
     parts = (start.srun_flags, start.prefix, ("allranks", "run"), start.run_flags, (str(start.program or "train.py"),))
     if command := [word for part in parts for word in part] if start != Start() else []:
-        say(f"start the job so: srun {shlex.join(command)}")
+        say(f"start the job like this: srun {shlex.join(command)}")
 
 
 @lab.command()
 @click.argument("fault", required=False, shell_complete=complete.faults)
-@click.option("--on", "node", metavar="NODE", help="[default: wherever it is]")
+@click.option("--on", "node", metavar="NODE", help="Only on this node. [default: all nodes]")
 @name_option
 def heal(fault: str | None, node: str | None, name: str) -> None:
-    """Remove a fault from the lab; by default all faults.
+    """Remove a fault from the lab; without FAULT, all faults.
 
     \b
     allranks lab heal
@@ -197,7 +201,7 @@ def heal(fault: str | None, node: str | None, name: str) -> None:
     for there in healed:
         say(f"lab {name}: {there.fault.name} on {there.scene.where.node}: healed")
     if not healed:
-        say(f"lab {name}: no faults")
+        say(f"lab {name}: there were no faults")
 
 
 lab.add_command(drill)
@@ -214,7 +218,7 @@ def down(name: str) -> None:
     from allranks.lab.lab import Lab
 
     if not Lab(name).down():
-        say(f"lab {name}: was not up")
+        say(f"lab {name} was not up")
 
 
 def _list(faults: Collection[type[Fault]]) -> None:
@@ -251,7 +255,7 @@ def _render_status(found: dict[str, Any]) -> str:
             notes += [f"{interface['rate_gbit_s']:g} Gbit/s"] if interface["rate_gbit_s"] else []
             lines.append(f"  {interface['name']:<15} {' '.join(interface['addresses'])}   {', '.join(notes)}".rstrip())
     if found["faults"]:
-        lines.append(f"faults: {', '.join(found['faults'])}; allranks lab heal takes them out")
+        lines.append(f"faults: {', '.join(found['faults'])}; allranks lab heal removes them")
     if not any(interface["rate_gbit_s"] for node in found["nodes"] for interface in node["interfaces"]):
-        lines.append("the data links are not shaped: this kernel has no tbf")
+        lines.append("the data links have no speed limit: this kernel has no tbf (CONFIG_NET_SCH_TBF)")
     return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""The `allranks` command: its verbs, and how errors end it. No torch; a verb's own imports happen when it is called."""
+"""The `allranks` command: its verbs, and the exit code of each error. Verbs are imported when called; torch never."""
 
 from __future__ import annotations
 
@@ -22,23 +22,32 @@ VERBS = {
     "check": ("allranks.cli.check", "check", "Check nodes and the network between them before a job needs them."),
     "init": ("allranks.cli.init", "init", "Examine the cluster and write cluster.toml, with a reason for each value."),
     "render": ("allranks.cli.jobs", "render", "Print the batch script that submit would pass to SLURM."),
-    "submit": ("allranks.cli.jobs", "submit", "Check a script, submit it to SLURM, and say how to follow it."),
-    "status": ("allranks.cli.follow", "status", "Print the state of jobs, and why they wait."),
-    "logs": ("allranks.cli.follow", "logs", "Print the output of a job; -f follows it."),
+    "submit": ("allranks.cli.jobs", "submit", "Check a script, submit it to SLURM, and print how to follow it."),
+    "status": (
+        "allranks.cli.follow",
+        "status",
+        "Print the state of jobs: why they wait, where they run, how they ended.",
+    ),
+    "logs": ("allranks.cli.follow", "logs", "Print the output of a job; follow it with -f."),
     "cancel": ("allranks.cli.follow", "cancel", "Cancel jobs."),
-    "list": ("allranks.cli.follow", "list_own", "List your jobs that wait or run, and the newest runs."),
+    "list": ("allranks.cli.follow", "list_own", "List your pending and running jobs, and the newest runs."),
     "stack": ("allranks.cli.stack", "stack", "Show where every rank of a running job is."),
     "why": ("allranks.cli.why", "why", "Explain a failed job from its logs, and name the culprit."),
+    "export": ("allranks.cli.export", "export", "Write the weights of a checkpoint to one file, for inference."),
     "env": ("allranks.cli.show", "show_env", "Print the environment that a worker would get, and why."),
-    "explain": ("allranks.cli.explain", "explain", "Explain a cause: what it means, and how to fix it."),
+    "explain": (
+        "allranks.cli.explain",
+        "explain",
+        "Explain a cause: what it means, why it breaks the job, how to fix it.",
+    ),
     "config": ("allranks.cli.show", "config", "Print the configuration from cluster.toml."),
     "lab": ("allranks.cli.lab", "lab", "Start a real SLURM cluster on this machine, for practice and tests."),
-    "completion": ("allranks.cli.show", "completion", "Print a shell's completion script."),
+    "completion": ("allranks.cli.show", "completion", "Print the completion script of a shell."),
 }
 
 
 class _LazyGroup(VerbGroup):
-    """Verbs that are imported when they are called: the agents start on every node from a network file system."""
+    """Verbs that are imported when called, because every agent loads this from a network file system."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(VERBS)
@@ -66,7 +75,7 @@ class _LazyGroup(VerbGroup):
     cls=_LazyGroup,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Exit codes: 0 success, 1 your code failed, 2 usage or configuration error, 3 no result, 75 a node is at "
-    "fault, 78 the cluster or its configuration is, 124 a rank hung, 128+n a worker was killed by signal n.",
+    "fault, 78 the cluster or its configuration is at fault, 124 a rank hung, 128+n signal n killed a worker.",
 )
 @click.version_option(__version__, prog_name="allranks", message="%(prog)s %(version)s")
 def cli() -> None:
@@ -107,7 +116,7 @@ def main() -> None:
 
 
 def _is_first_to_say(exc: AllranksError) -> bool:
-    """Whether nobody else says the same: how a SLURM step was started is wrong in all of its tasks alike."""
+    """Whether this process prints the error; if a whole step was started wrongly, only task 0 does."""
     is_of_all = exc.finding is not None and exc.finding.cause.startswith("AR502 ")
     return not is_of_all or os.environ.get("SLURM_PROCID", "0") == "0"
 

@@ -13,7 +13,7 @@ _SECONDS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86400}
 
 
 class Duration(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5
-    """A waiting time: seconds, or a number with a unit. Its value is in seconds.
+    """A duration: seconds, or a number with a unit. Its value is in seconds.
 
     >>> Duration().convert("5m", None, None), Duration().convert("1.5", None, None)
     (300.0, 1.5)
@@ -39,7 +39,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic since clic
 
 
 class AliasedOption(click.Option):
-    """An option whose help shows its names alone; `aliases` are further spellings that are taken."""
+    """An option with further spellings, `aliases`, that the help does not show."""
 
     def __init__(self, *args: Any, aliases: tuple[str, ...] = (), **attributes: Any) -> None:
         super().__init__(*args, **attributes)
@@ -66,7 +66,7 @@ def timeout_option(
     at_most: float = float("inf"),
     aliases: tuple[str, ...] = (),
 ) -> Callable[[Any], Any]:
-    """Add an option that is a waiting time: all of them take the same values and say so in the same words.
+    """Add an option that is a timeout; all timeouts take the same values and have the same help.
 
     Args:
         waits_for: ends the sentence "How long to wait ...".

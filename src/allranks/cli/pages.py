@@ -1,7 +1,7 @@
-"""Two generated pages of the documentation: every command with its help, and every key of cluster.toml.
+"""Generate two pages of the documentation: every command with its help, and every key of cluster.toml.
 
 python -m allranks.cli.pages docs/reference            writes command-line.md and cluster-toml.md
-python -m allranks.cli.pages docs/reference --check    names pages that are out of date; exit code 1
+python -m allranks.cli.pages docs/reference --check    prints pages that are out of date; exit code 1
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
         if not options.check:
             path.write_text(pages[path], encoding="utf-8")
     if stale and options.check:
-        print(f"write them again: python -m allranks.cli.pages {options.folder}", file=sys.stderr)
+        print(f"to update them: python -m allranks.cli.pages {options.folder}", file=sys.stderr)
     return Exit.USER_CODE if stale and options.check else Exit.OK
 
 

@@ -1,4 +1,4 @@
-"""What torchrun's flags ask for: from their values to one `Request`, pure."""
+"""Turn the values of torchrun's flags into one `Request` (pure)."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def make_request(
     if module and no_python:
         raise UsageError("-m and --no-python contradict each other: a module is run by Python")
     if restart_on_error and not max_restarts:
-        raise UsageError("--restart-on-error retries nothing without --max-restarts N")
+        raise UsageError("--restart-on-error has no effect without --max-restarts N")
     min_nodes, max_nodes = parse_nnodes(nnodes) if nnodes is not None else (None, None)
     endpoint, port = None, master_port
     if rdzv_endpoint:
@@ -161,6 +161,8 @@ def _parse_streams(flag: str, text: str, num_workers: int) -> set[tuple[int, str
     elif re.fullmatch(r"\d+:[0-3](,\d+:[0-3])*", text):
         by_rank = {int(rank): int(mask) for rank, _, mask in (part.partition(":") for part in text.split(","))}
     else:
-        raise UsageError(f"{flag} {text!r}: expected 0, 1, 2 or 3, or local ranks with them, for example 0:3,1:2")
+        raise UsageError(
+            f"{flag} {text!r}: expected 0, 1, 2 or 3, for all local ranks or for each, for example 0:3,1:2"
+        )
     bits = ((1, "out"), (2, "err"))
     return {(rank, stream) for rank, mask in by_rank.items() for bit, stream in bits if mask & bit}

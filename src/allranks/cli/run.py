@@ -1,4 +1,4 @@
-"""`allranks run`: torchrun's flags, spelled with dash or underscore, and what they mean here."""
+"""`allranks run`: torchrun's flags, with dashes or underscores."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from allranks.cli.options import AliasedOption, cluster_option, timeout_option
 from allranks.cli.request import REQUEST_FLAGS, hidden_streams, make_request
 from allranks.launch.plan import refuse_world_of_one
 
-# Flags of torchrun that mean nothing here, with why. They take one value; the flags below them take none.
+# Flags of torchrun that have no effect here, with the reason. These take one value; the next ones take none.
 UNUSED_WITH_VALUE = {
-    "--rdzv-backend": "the leader's own roll call is used",
-    "--rdzv-conf": "the figures are in cluster.toml, [guard]",
+    "--rdzv-backend": "the leader's roll call replaces the rendezvous",
+    "--rdzv-conf": "cluster.toml [guard] sets the timeouts",
     "--monitor-interval": "workers are watched without polling",
-    "--start-method": "workers are processes of their own",
+    "--start-method": "workers are started as new processes",
     "--event-log-handler": "events are in events.jsonl of the run directory",
-    "--duplicate-stdout-filters": "every rank has its own files",
-    "--duplicate-stderr-filters": "every rank has its own files",
-    "--logs-specs": "the run directory has one form",
-    "--numa-binding": "workers are not bound yet",
+    "--duplicate-stdout-filters": "every rank has its own output files",
+    "--duplicate-stderr-filters": "every rank has its own output files",
+    "--logs-specs": "the layout of the run directory is fixed",
+    "--numa-binding": "workers are not bound to NUMA nodes",
     "--signals-to-handle": "SIGTERM, SIGINT, SIGHUP and SIGQUIT are handled",
-    "--shutdown-timeout": "workers get 3 s after the first signal",
+    "--shutdown-timeout": "workers always get 3 s after the first signal",
 }
 UNUSED_WITHOUT_VALUE = {
-    "--run-path": "the script is started as it is",
-    "--virtual-local-rank": "local ranks are real",
+    "--run-path": "the script is always started directly",
+    "--virtual-local-rank": "LOCAL_RANK is always the real local rank",
 }
 
 
@@ -43,7 +43,7 @@ def both_spellings(flag: str) -> tuple[str, ...]:
 
 
 class _TorchrunOption(click.Option):
-    """An option in both spellings, of which the help shows the one with dashes."""
+    """An option in both spellings; the help shows the one with dashes."""
 
     def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
         opts, self.opts = self.opts, [opt for opt in self.opts if "_" not in opt]
@@ -61,7 +61,7 @@ def torchrun_option(flag: str, *short: str, **attributes: Any) -> Callable[[Any]
 
 
 def unused_options(function: Any) -> Any:
-    """Add the flags that are accepted and said to be unused."""
+    """Add the flags that are accepted and reported as unused."""
     for flag in UNUSED_WITH_VALUE:
         function = torchrun_option(flag, hidden=True)(function)
     for flag in UNUSED_WITHOUT_VALUE:
@@ -72,7 +72,7 @@ def unused_options(function: Any) -> Any:
 @click.command(
     "run",
     context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
-    epilog="Accepts torchrun's flags; flags without a meaning here are reported as unused.",
+    epilog="Accepts all flags of torchrun; those without an effect are reported.",
 )
 @torchrun_option(
     "--nproc-per-node",
@@ -90,7 +90,7 @@ def unused_options(function: Any) -> Any:
     "--master-port",
     type=click.IntRange(0, 65535),
     metavar="PORT",
-    help="Port that the leader tries first. [default: 29500]",
+    help="Port of the leader; the next free one if it is in use. [default: 29500]",
 )
 @torchrun_option("--local-addr", metavar="IP", help="This node's address on the data network.")
 @torchrun_option("--standalone", is_flag=True, help="Run on this machine only, whatever the environment says.")
@@ -109,13 +109,13 @@ def unused_options(function: Any) -> Any:
 @click.option(
     "--restart-on-error",
     is_flag=True,
-    help="With --max-restarts: retry errors of the script, too, as torchrun does.",
+    help="With --max-restarts: also restart after errors of the script, as torchrun does.",
 )
 @click.option(
     "--standby/--no-standby",
     "standby",
     default=True,
-    help="Keep a process with torch already imported for each worker's restart. [default: if restarts are allowed]",
+    help="Keep a standby process for each worker, with torch already imported. [default: if restarts are allowed]",
 )
 @timeout_option(
     "--capacity-timeout",
@@ -126,7 +126,7 @@ def unused_options(function: Any) -> Any:
 @timeout_option(
     "--hang-timeout",
     "hang_timeout",
-    waits_for="for a hanging rank before it is ended; all stacks are kept",
+    waits_for="for a hanging rank before all stacks are saved and the workers are ended",
     shown_default="cluster.toml, else 600s",
     at_least=0.001,
 )
@@ -194,14 +194,14 @@ def run(script: str, arguments: tuple[str, ...], **flags: Any) -> int:
     \b
     allranks run --nproc-per-node 6 train.py --epochs 3         six ranks on this machine
     srun allranks run train.py                                  in a SLURM job, one agent per node
-    allranks run --nnodes 2 --rdzv-endpoint node01:29500 ...    without a scheduler, the same line on both nodes
+    allranks run --nnodes 2 --rdzv-endpoint node01:29500 ...    without a scheduler: the same line on both nodes
 
     The report names the first rank that failed, with its traceback; the others are stopped. Output of every rank is in
     runs/latest/.
     """
     for flag, reason in (UNUSED_WITH_VALUE | UNUSED_WITHOUT_VALUE).items():
         if flags.pop(flag[2:].replace("-", "_")) is not None:
-            click.echo(f"allranks: {flag} is unused: {reason}", err=True)
+            click.echo(f"allranks: {flag} has no effect: {reason}", err=True)
     request = make_request((script, *arguments), **{name: flags[name] for name in REQUEST_FLAGS})
     plan = plan_here(request, cluster_file=flags["cluster_file"], job=f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}")
     refuse_world_of_one(plan)

@@ -1,4 +1,4 @@
-"""`allranks env`, `allranks config`, `allranks completion`: what would be set, and why; nothing is started."""
+"""`allranks env`, `config`, `completion`: print what would be set, and why; start nothing."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def show_config(origin: bool, cluster_file: Path | None, as_json: bool) -> None:
 @click.command("completion")
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion(shell: str) -> None:
-    """Print a shell's completion script.
+    """Print the completion script of a shell.
 
     \b
     eval "$(allranks completion bash)"           in ~/.bashrc
@@ -92,7 +92,7 @@ def completion(shell: str) -> None:
 
 
 def first_worker_settings(plan: JobPlan) -> list[Setting]:
-    """Return what the first worker of this node would get, as far as one node can know."""
+    """Return the environment of this node's first worker, as far as one node can know it."""
     from allranks.launch.environment import HOOK_PATH, node_settings, provisional_group, rank_settings
 
     group = provisional_group(plan)
@@ -109,22 +109,24 @@ def first_worker_settings(plan: JobPlan) -> list[Setting]:
 
 
 def _checkpoint_setting(plan: JobPlan) -> Setting:
-    """How often `allranks.session()` saves."""
+    """Return how often `allranks.session()` saves."""
     from allranks.state.cadence import choose_interval
 
     if (steps := plan.request.checkpoint_every) is not None:
-        return Setting("checkpoint_every", f"{steps} steps", reason="asked for", source="--checkpoint-every")
+        return Setting(
+            "checkpoint_every", f"{steps} steps", reason="given on the command line", source="--checkpoint-every"
+        )
     interval = choose_interval(stall_s=None, write_s=None, num_nodes=plan.num_nodes)
     return Setting("checkpoint_every", f"{interval.seconds:.0f} s", reason=interval.reason, source="state.cadence")
 
 
 def print_plan(plan: JobPlan) -> None:
-    """Print who this process is, what was decided, and what the first worker of this node gets."""
+    """Print this process's identity, the plan of the job, and the environment of this node's first worker."""
     style = Style.of(sys.stdout)
     click.echo(style.paint("this process and this job", "1"))
     click.echo(render_settings((*plan.settings, _checkpoint_setting(plan)), style))
     for note in plan.world.notes:
         click.echo(f"note: {note}")
     click.echo()
-    click.echo(style.paint(f"environment of the first of {plan.num_workers} workers here", "1"))
+    click.echo(style.paint(f"environment of this node's first worker (of {plan.num_workers})", "1"))
     click.echo(render_settings(first_worker_settings(plan), style))

@@ -1,4 +1,4 @@
-"""`allranks stack`: who is where in a job that hangs, also in one that allranks did not start."""
+"""`allranks stack`: where every rank of a hanging job is, whoever started it."""
 
 from __future__ import annotations
 
@@ -18,12 +18,14 @@ SILENCE_S = 20.0
 
 @click.command("stack")
 @click.option("--all-threads", is_flag=True, help="Show all threads, not only the main ones.")
-@click.option("--local", is_flag=True, help="Examine this machine only; without JOB, every process that has a RANK.")
+@click.option(
+    "--local", is_flag=True, help="Examine this machine only; without JOB, every process with RANK in its environment."
+)
 @click.option("--pid", "are_pids", is_flag=True, help="Take the arguments as process ids of this machine.")
 @timeout_option(
     "--timeout",
     "silence_s",
-    waits_for="for a further node to answer",
+    waits_for="for the next node to answer",
     default=SILENCE_S,
     at_least=0.1,
     aliases=("--deadline",),
@@ -42,7 +44,7 @@ def stack(
     as_json: bool,
     here: bool,
 ) -> int:
-    """Show where every rank of a running JOB is: equal stacks are folded, the one that differs comes first.
+    """Show where every rank of a running JOB is: equal stacks are folded, different ones come first.
 
     \b
     allranks stack 1234                          a SLURM job, whoever started it
@@ -51,7 +53,7 @@ def stack(
     allranks stack --local                       ranks that torchrun or allranks run started on this machine
     allranks stack --pid 4711 4712
 
-    It reads the processes from outside and does not stop them.
+    It reads the processes from outside (py-spy) without stopping them.
     """
     from allranks.host.stacks import Wanted, look
     from allranks.launch.look.stacks import StackReport, fold, render_stacks, split_jobs, stacks_to_json
@@ -76,12 +78,12 @@ def stack(
         reports = [StackReport(job="", documents=[document])]
         gone = sorted(set(pids) - {each.pid for each in document.processes})
         if gone:
-            say(f"no such process here: {', '.join(map(str, gone))}")
+            say(f"no such process on this machine: {', '.join(map(str, gone))}")
     else:
         run = find_run(targets[0], log_dir) if targets and not is_job_of_slurm(targets[0]) else None
         job = run.id if run else "".join(targets)
         if run is not None and run.verdict is not None and not run.is_of_slurm:
-            raise AllranksError(f"run {job} has ended; what happened to it: allranks why {job}")
+            raise AllranksError(f"run {job} has ended; to see what happened: allranks why {job}")
         if local or (run is not None and not run.is_of_slurm):
             reports = split_jobs(look(Wanted(job=job), node=node))
         else:

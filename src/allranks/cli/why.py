@@ -1,4 +1,4 @@
-"""`allranks why`: what happened to a job, and who caused it, from its logs alone."""
+"""`allranks why`: find out from logs alone what happened to a job, and who caused it."""
 
 from __future__ import annotations
 
@@ -36,30 +36,30 @@ SHOW_PROGRESS_AFTER_S = 2.0
 PROGRESS_EVERY_S = 0.2
 MAX_PROBLEMS = 8
 _GC_THRESHOLDS = (50_000, 20, 50)
-"""What is read is kept and has no cycles: to look for them as often as usual takes 5 % of the time."""
+"""Lines are kept and form no cycles: garbage collection at its usual rate takes 5 % of the time."""
 
 
 @click.command("why")
 @click.option("--timeline", "with_timeline", is_flag=True, help="Also print the events of all ranks in order.")
 @click.option("--all", "is_all", is_flag=True, help="Also print findings that are consequences or unlikely.")
-@click.option("--since", metavar="TIME", help="Skip lines before this time: 2026-03-25T10:00, 10:00, or 30m, 2h.")
+@click.option("--since", metavar="TIME", help="Skip lines before this time: 2026-03-25T10:00, 10:00, 30m or 2h.")
 @click.option("--until", metavar="TIME", help="Skip lines after this time.")
 @json_option
 @click.argument("targets", nargs=-1, metavar="[JOB | RUN | DIR | FILE... | -]", shell_complete=complete.jobs_or_paths)
 def why(
     targets: tuple[str, ...], with_timeline: bool, is_all: bool, since: str | None, until: str | None, as_json: bool
 ) -> int:
-    """Explain a failed job from its logs, of any launcher, and name the rank and node that caused it.
+    """Explain a failed job of any launcher from its logs, and name the rank and node that caused it.
 
     \b
     allranks why 4711                            a SLURM job: its output files, those of its steps, its run directory
-    allranks why logs/                           everything below a directory, also .gz and .zst
+    allranks why logs/                           all logs below a directory, including .gz and .zst
     allranks why 'out/rank_*.err' dmesg.txt
     kubectl logs job/train --prefix | allranks why -
-    allranks why                                 the newest run here, also: latest, or a run's id
+    allranks why                                 the newest run in runs/; allranks list prints the ids of others
     allranks why --timeline --since 30m logs/    events in order, in the last 30 minutes of the logs
 
-    2h and 30m count back from the last time in the logs; lines without a time stay.
+    30m and 2h count back from the last time in the logs. Lines without a time are kept.
 
     Exit codes: 0 no failure found, 1 a failure was found, 2 usage error, 3 no result, 78 SLURM is not available.
     """
@@ -69,7 +69,7 @@ def why(
 
     if not targets and not Path(RUNS, "latest").exists():
         raise UsageError(
-            "why: expected a job id, a directory, files, or - for standard input: there is no run in runs/"
+            "why: there is no run in runs/: expected a job id, a directory, files, or - for standard input"
         )
     asked, targets = targets, tuple(map(find_meant, targets or ("latest",)))
     first, last = (read_bound(text) if text else None for text in (since, until))
@@ -92,9 +92,9 @@ def why(
 
 
 def find_meant(target: str) -> str:
-    """Return what a word of the command line means: the id of a job of SLURM, a path, or `-`.
+    """Return what an argument means: the id of a SLURM job, a path, or `-`.
 
-    `latest` and a run's id mean the run in runs/; a directory that holds several runs means the newest of them.
+    `latest` and a run's id mean the run in runs/; a directory with several runs means the newest of them.
 
     Raises:
         UsageError: `latest`, and there is no run here.
@@ -102,25 +102,25 @@ def find_meant(target: str) -> str:
     from allranks.report.runs import find_run, list_runs
     from allranks.why.logs.job import is_job_id
 
-    if os.path.lexists(target):  # what is there under this name is meant
+    if os.path.lexists(target):  # an existing path comes first
         runs = list_runs(Path(target))
         if len(runs) < 2:
             return target
-        say(f"{target} holds {len(runs)} runs; reading the newest, {runs[0]}; the one before is {runs[1]}")
+        say(f"{target} has {len(runs)} runs; reading the newest, {runs[0]}; the previous one is {runs[1]}")
         return str(runs[0])
     run = None if target == "-" or is_job_id(target) else find_run(target, RUNS)
     if run is None:
         return target
-    say(f"reading {run.path}" + (", the newest run here" if target == "latest" else ""))
+    say(f"reading {run.path}" + (", the newest run" if target == "latest" else ""))
     return run.id if run.is_of_slurm else str(run.path)
 
 
 def find_logs(targets: Sequence[str]) -> tuple[Source, ...]:
-    """Return what to read; nothing where all that was named are dumps of the flight recorder.
+    """Return the logs to read; none if all arguments are flight recorder dumps.
 
     Raises:
-        UsageError: what was named is not there.
-        SetupError: a job was named, no log of it is here, and SLURM is not here or does not answer.
+        UsageError: a path does not exist.
+        SetupError: no log of a job is on this machine, and SLURM is missing or does not answer.
     """
     from allranks.report.runs import is_run
     from allranks.why.dumps import is_dump
@@ -130,7 +130,7 @@ def find_logs(targets: Sequence[str]) -> tuple[Source, ...]:
     targets = [target for target in targets if target == "-" or not is_dump(Path(target))]
     if not targets:
         return ()
-    # What is there under this name is meant, also where it looks like a job.
+    # An existing path comes first, even if its name looks like a job.
     jobs = [target for target in targets if is_job_id(target) and not os.path.lexists(target)]
     if not jobs:
         try:
@@ -143,15 +143,17 @@ def find_logs(targets: Sequence[str]) -> tuple[Source, ...]:
             return tuple(replace(each, shown=str(Path(targets[0], each.shown))) for each in found)
         return found
     if len(targets) > 1:
-        raise UsageError(f"why {' '.join(targets)}: expected one job alone; or name the files of all")
+        raise UsageError(
+            f"why {' '.join(targets)}: expected one job and nothing else; to combine logs, give only files"
+        )
     try:
         return find_job_sources(jobs[0])
     except SetupError as exc:
-        raise SetupError(f"job {jobs[0]}: {exc}; or name its files or directory") from exc
+        raise SetupError(f"job {jobs[0]}: {exc}; or give its log files or directory") from exc
 
 
 def find_recordings(targets: Sequence[str], sources: Sequence[Source]) -> tuple[Source, ...]:
-    """Return the flight recorder's dumps among what was named, or beside what was found instead."""
+    """Return the flight recorder dumps among the arguments, or next to the logs of a job."""
     from allranks.why.dumps import find_dumps
 
     named = [target for target in targets if os.path.lexists(target)]
@@ -207,48 +209,48 @@ class Read(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Document(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer for programs. Fields are added, none is changed or taken away while `version` stays."""
+    """The answer as JSON. Fields may be added; none is changed or removed within one `version`."""
 
     version: int = 1
     exit_code: int
     findings: tuple[Finding, ...]
-    """The answer, the culprit's first; with --all all of them."""
+    """The culprit's finding first; with --all, all findings."""
     others: int
-    """Findings that are left out."""
+    """Number of findings left out."""
     last_words: tuple[str, ...]
-    """Where no cause is known: last lines, and whose."""
+    """If no cause is known: a sentence that says which log stopped first, then its last lines."""
     problems: tuple[str, ...]
-    """What could not be read."""
+    """Logs that could not be read to the end, and why."""
     sources: tuple[Read, ...]
     lines: int
     bytes: int
     dropped: int
-    """Lines that matched and were too many to keep."""
+    """Number of matching lines that were not kept, because there were too many."""
     timeline: tuple[Spoken, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """What is said, before it is rendered."""
+    """The answer, before it is printed."""
 
     logs: Logs
     findings: tuple[Finding, ...]
     others: int
     last: tuple[str, ...]
-    """Where there are no findings."""
+    """Set if there are no findings."""
     problems: tuple[str, ...]
     rows: tuple[Row, ...] | None
 
     @property
     def exit_code(self) -> int:
-        """1 for a failure; 0 where all is well and was read; 3 where nobody can tell, as of a hang without a word."""
+        """1 for a failure; 0 for a job that ended well, with all logs read; 3 for no result, such as a silent hang."""
         severities = {finding.severity for finding in self.findings}
         if Severity.FAIL in severities:
             return Exit.USER_CODE
         return Exit.OK if Severity.NOTE in severities and not self.problems else Exit.UNKNOWN
 
     def document(self, sources: Sequence[Source], *, num_bytes: int) -> Document:
-        """Return it for programs."""
+        """Return the answer as JSON prints it."""
         from allranks.why.timeline import tell_times
 
         rows = self.rows
@@ -290,7 +292,7 @@ def make_answer(
     is_all: bool,
     with_timeline: bool,
 ) -> Answer:
-    """Find out what happened."""
+    """Return the findings, or the last lines if there are none."""
     from allranks.why.blame import conclude
     from allranks.why.findings import count_first, is_answer, to_finding
     from allranks.why.last import last_words, tell_line
@@ -303,7 +305,7 @@ def make_answer(
     if not is_answer(findings):
         findings = []
         clause, lines = last_words(logs)
-        last = (clause, *map(tell_line, lines)) if lines else ("there is nothing in these logs",)
+        last = (clause, *map(tell_line, lines)) if lines else ("these logs are empty",)
     count = len(findings) if is_all else count_first(findings)
     return Answer(
         logs=logs,
@@ -316,12 +318,12 @@ def make_answer(
 
 
 def render_answer(answer: Answer, style: Style, *, command: Sequence[str]) -> str:
-    """Return the answer as people read it.
+    """Return the answer as text.
 
     Args:
-        answer: what is said.
-        style: what the terminal can show.
-        command: what shows the other findings.
+        answer: findings, last lines and timeline.
+        style: colors and characters that the terminal supports.
+        command: the command that prints the other findings.
     """
     from allranks.why.timeline import render_timeline, tell_clocks
 
@@ -333,14 +335,14 @@ def render_answer(answer: Answer, style: Style, *, command: Sequence[str]) -> st
         noun = "finding" if answer.others == 1 else "findings"
         blocks.append(f"{answer.others} more {noun}: {one_line(shlex.join(command))}")
     if answer.rows is not None and not answer.rows:
-        blocks.append("nothing in these logs belongs in a timeline")
+        blocks.append("no timeline: these logs have no events")
     if answer.rows:
         text = render_timeline(answer.rows, mark=style.mark("▸", ">"), dots=style.mark("…", "..."))
         blocks.append("\n".join([text, *tell_clocks(answer.logs)]))
     if answer.problems:
-        shown = [f"not read to its end: {one_line(text)}" for text in answer.problems[:MAX_PROBLEMS]]
+        shown = [f"not fully read: {one_line(text)}" for text in answer.problems[:MAX_PROBLEMS]]
         if more := len(answer.problems) - len(shown):
-            shown.append(f"nor were {more} more: --json names them")
+            shown.append(f"{more} more were not fully read; --json lists them")
         blocks.append("\n".join(shown))
     return "\n\n".join(blocks)
 
@@ -355,11 +357,11 @@ def _is_packed(source: Source) -> bool:
 
 
 class _Progress:
-    """How much was read, on standard error where that is a terminal, once it takes longer."""
+    """Progress on standard error, if it is a terminal and reading takes longer than SHOW_PROGRESS_AFTER_S."""
 
     def __init__(self, total: int, *, is_packed: bool, clock: Callable[[], float] = time.monotonic) -> None:
         self.done = 0
-        self._total = 0 if is_packed else total  # sizes on disk say little of what comes out
+        self._total = 0 if is_packed else total  # a packed size does not tell the unpacked size
         self._clock = clock
         self._is_terminal = sys.stderr.isatty()
         self._next_s = clock() + SHOW_PROGRESS_AFTER_S

@@ -77,7 +77,7 @@ def read_cluster(path: Path) -> LoadedCluster:
         content = path.read_bytes()
     except (OSError, ValueError) as exc:  # ValueError: a NUL in the path
         seen = (getattr(exc, "strerror", None) or str(exc)).lower()
-        raise ConfigError(f"{file}: cannot be read: {seen}: expected a file as `allranks init` writes") from exc
+        raise ConfigError(f"{file}: cannot be read: {seen}: expected a file as written by `allranks init`") from exc
     try:
         text = content.decode("utf-8-sig")  # editors on Windows put a byte order mark first
     except UnicodeDecodeError as exc:
@@ -99,7 +99,7 @@ def parse_cluster(text: str, path: Path) -> LoadedCluster:
     file, text = plain(str(path)), text.replace("\r\n", "\n")
     document = load_toml(text, file)
     if not document:
-        raise ConfigError(f"{file}: says nothing: expected at least one table, for example [cluster] with a name")
+        raise ConfigError(f"{file}: is empty: expected at least one table, for example [cluster] with a name")
     tables: dict[str, Any] = {}
     for name, values in document.items():
         seen = show_entry(name, values)
@@ -151,13 +151,17 @@ def _read_nodes(file: str, values: Sequence[object], *, data: str | None) -> tup
             if needed not in clean:
                 raise ConfigError(f"{where}: no {needed}: expected {KEYS['node'][needed].expected}")
         if "interface" not in clean and data is None:
-            raise ConfigError(f"{where}: no interface: expected one, or [network] data to find it by")
+            raise ConfigError(f"{where}: no interface: expected one, or [network] data, which determines it")
         node, shown = Node(**clean), show(value["address"])
         if node.name in numbers:
             first = f"[[node]] {numbers[node.name]}"
-            raise ConfigError(f'{file}: [[node]] {number} name = "{node.name}": {first} has it: expected each once')
+            raise ConfigError(
+                f'{file}: [[node]] {number} name = "{node.name}": {first} has the same name: expected each name once'
+            )
         if node.address in owners:
-            raise ConfigError(f"{where} address = {shown}: {owners[node.address]} has it: expected each once")
+            raise ConfigError(
+                f"{where} address = {shown}: {owners[node.address]} has the same address: expected each address once"
+            )
         _check_place(f"{where} address = {shown}", node, first=nodes[0] if nodes else node, data=data)
         numbers[node.name], owners[node.address] = number, node.name
         nodes.append(node)

@@ -55,7 +55,7 @@ def _address(value: Any) -> str | None:
         return None
     address = ip_address(value.split("/")[0])
     if "/" in value:
-        raise ExpectedError(f'the address alone, did you mean "{address}"?')
+        raise ExpectedError(f'only the address, did you mean "{address}"?')
     return None if address.is_unspecified or address.is_multicast else str(address)
 
 
@@ -88,7 +88,7 @@ KEYS: dict[str, dict[str, Key]] = {
         ),
     },
     "network": {
-        "data": Key(_subnet, 'a subnet, for example "192.168.20.0/24"', "the subnet that carries gradients"),
+        "data": Key(_subnet, 'a subnet, for example "192.168.20.0/24"', "subnet that carries gradients"),
         "port": Key(
             _integer(1, 65535), "an integer from 1 to 65535, for example 29500", "TCP port that the leader tries first"
         ),
@@ -104,17 +104,21 @@ KEYS: dict[str, dict[str, Key]] = {
     },
     "guard": {
         "join_s": Key(_seconds, _SECONDS + "60", "time for all nodes to join, in seconds"),
-        "gone_s": Key(_seconds, _SECONDS + "10", "silence on two paths before a node is reported as lost, in seconds"),
+        "gone_s": Key(
+            _seconds,
+            _SECONDS + "10",
+            "time without an answer on two paths before a node is reported as lost, in seconds",
+        ),
         "beat_s": Key(_seconds, _SECONDS + "0.5", "heartbeat interval, in seconds"),
         "stopped_s": Key(
             _seconds,
             _SECONDS + "5",
-            "time that a worker may be stopped (SIGSTOP, a frozen cgroup) before that is a fault, in seconds",
+            "time that a worker may be stopped (SIGSTOP, a frozen cgroup) before the job ends, in seconds",
         ),
         "stalled_s": Key(
             _seconds, _SECONDS + "5", "time without an acknowledgement before a connection is tested, in seconds"
         ),
-        "slow_s": Key(_seconds, _SECONDS + "30", "time that others wait before a late rank is reported, in seconds"),
+        "slow_s": Key(_seconds, _SECONDS + "30", "time that ranks wait before the late rank is reported, in seconds"),
         "hang_s": Key(_seconds, _SECONDS + "600", "time after which a hanging rank is ended, in seconds"),
     },
     "slurm": {

@@ -29,7 +29,7 @@ def load_toml(text: str, file: str) -> dict[str, Any]:
     try:
         return tomllib.loads(text)
     except RecursionError as exc:
-        raise ConfigError(f"{file}: nested too deep: expected tables of plain values") from exc
+        raise ConfigError(f"{file}: nested too deeply: expected tables of plain values") from exc
     except ValueError as exc:  # TOMLDecodeError is one; so is what int() raises above 4300 digits
         found = re.fullmatch(r"(.*) \(at (?:line (\d+), column (\d+)|end of document)\)", str(exc), re.DOTALL)
         what = found[1] if found else str(exc).split(";")[0]
@@ -37,7 +37,7 @@ def load_toml(text: str, file: str) -> dict[str, Any]:
         if found and found[2]:
             line = text.split("\n")[int(found[2]) - 1].strip()
             what, place = f"{what} in {show(line)}", f": line {found[2]}, column {found[3]}"
-        raise ConfigError(f"{file}{place}: {what}: expected TOML, texts in double quotes") from exc
+        raise ConfigError(f"{file}{place}: {what}: expected TOML, with texts in double quotes") from exc
 
 
 _MAX_STATEMENT_LINES = 100

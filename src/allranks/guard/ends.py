@@ -8,13 +8,18 @@ that waited in vain), and the earliest primary end is the culprit, whenever it w
 
 from __future__ import annotations
 
+import contextlib
 import re
 import signal
-from collections.abc import Sequence
+from collections.abc import Callable
 
-from allranks.model.errors import Exit, exit_for_signal
-from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
-from allranks.wire.protocol import Member, WorkerEnd
+from allranks.causes.catalogue import find_cause
+from allranks.guard.judged import Judged
+from allranks.guard.scene import Scene
+from allranks.model.errors import Exit, UsageError, exit_for_signal
+from allranks.model.finding import Confidence, Evidence, Finding
+from allranks.model.hostlist import expand_hosts
+from allranks.wire.protocol import WorkerEnd
 
 SETTLE_S = 1.5
 """How long the last victim's failure waits for the culprit's: 0.02 to 0.46 s were seen between them with Gloo."""
@@ -64,11 +69,6 @@ _LIBRARY = re.compile(
 )
 
 
-def is_failure(end: WorkerEnd) -> bool:
-    """Whether a worker ended badly by itself."""
-    return end.exit_code != 0 and not end.ended_by_us
-
-
 def is_secondary(end: WorkerEnd) -> bool:
     """Whether a worker only says that another one was lost."""
     # torch's NCCL watchdog ends a victim by abort(); any other signal is its own story.
@@ -99,176 +99,116 @@ def loader_death(end: WorkerEnd) -> tuple[str, int] | None:
     return last["pids"], max(names.get((death["signal"] or "").strip(), 0) for death in deaths)
 
 
-class Ledger:
-    """All ends of a job's workers so far; says when to stop the rest, and what it came to.
+def should_stop(scene: Scene, now_s: float) -> bool:
+    """Whether the rest is to be ended now. One failed worker ends the job; a worker that ends with 0 does not."""
+    if len(scene.ended) == scene.world_size:
+        return True
+    if not scene.ends:
+        return False
+    heard_s = [each_s for _, each_s in scene.ends.values()]
+    has_settled = now_s - max(heard_s) >= SETTLE_S or now_s - min(heard_s) >= MAX_SETTLE_S
+    return has_settled or find_primary(scene) is not None
 
-    Args:
-        members: the nodes and their ranks.
-    """
 
-    def __init__(self, members: Sequence[Member]) -> None:
-        self._members = members
-        self._world_size = sum(member.num_workers for member in members)
-        self._failures: list[WorkerEnd] = []
-        self._exited: dict[int, float] = {}
-        self._first_failure_s: float | None = None
-        self._last_failure_s = 0.0
-        self._num_ended = 0
+def find_primary(scene: Scene) -> WorkerEnd | None:
+    """Return the end of the worker that broke first by itself."""
+    return _earliest(scene, lambda end: not is_secondary(end))
 
-    def add_failure(self, end: WorkerEnd, now_s: float) -> None:
-        """A worker ended badly; `end.time_s` is on the same clock as `now_s`."""
-        self._num_ended += 1
-        if is_failure(end):
-            self._failures.append(end)
-            self._last_failure_s = now_s
-            if self._first_failure_s is None:
-                self._first_failure_s = now_s
 
-    def add_exit(self, rank: int, now_s: float) -> None:
-        """A worker ended with 0."""
-        self._num_ended += 1
-        self._exited[rank] = now_s
+def find_aborted(scene: Scene) -> WorkerEnd | None:
+    """Return the end of the first worker that Gloo aborted for the size of what came."""
+    return _earliest(scene, is_abort_for_size)
 
-    @property
-    def is_all_well(self) -> bool:
-        """Whether every worker ended with 0."""
-        return len(self._exited) == self._world_size
 
-    @property
-    def are_all_ended(self) -> bool:
-        """Whether nobody runs any more."""
-        return self._num_ended == self._world_size
+def judge_ends(scene: Scene) -> Judged:
+    """Return what the ends come to: one culprit, the others are its victims."""
+    if (end := find_primary(scene)) is not None:
+        cause_id, message, fix = _describe(end)
+        finding = scene.fault(cause_id, message, end.rank, evidence=_evidence(end), fix=fix or "")
+        is_retryable = not is_own_doing(end)
+        return Judged(findings=(finding,), exit_code=exit_code_of(end), ranks=finding.ranks, is_retryable=is_retryable)
+    if (first := _earliest(scene)) is None:
+        return Judged(findings=(), exit_code=Exit.UNKNOWN, is_final=False)
+    finding = _name_whom_victims_lost(scene, first)
+    return Judged(findings=(finding,), exit_code=Exit.USER_CODE, ranks=finding.ranks, is_final=False)
 
-    @property
-    def first_failure_s(self) -> float | None:
-        """When the first worker was heard to have ended badly."""
-        return self._first_failure_s
 
-    @property
-    def primary(self) -> WorkerEnd | None:
-        """The earliest worker that broke by itself."""
-        ends = (end for end in self._failures if not is_secondary(end))
-        return min(ends, key=lambda end: end.time_s, default=None)
+def _earliest(scene: Scene, is_it: Callable[[WorkerEnd], bool] = lambda _: True) -> WorkerEnd | None:
+    return min((end for end, _ in scene.ends.values() if is_it(end)), key=lambda end: end.time_s, default=None)
 
-    @property
-    def first_aborted(self) -> WorkerEnd | None:
-        """The earliest worker that Gloo aborted for the size of what came."""
-        return min(filter(is_abort_for_size, self._failures), key=lambda end: end.time_s, default=None)
 
-    def should_stop(self, now_s: float) -> bool:
-        """Whether the rest is to be ended now. One failed worker ends the job; a worker that ends with 0 does not."""
-        if self.is_all_well or self.are_all_ended:
-            return True
-        if self._first_failure_s is None:
-            return False
-        has_settled = now_s - self._last_failure_s >= SETTLE_S or now_s - self._first_failure_s >= MAX_SETTLE_S
-        return has_settled or not all(map(is_secondary, self._failures))
-
-    def verdict(self, job: str, attempt: int) -> Verdict:
-        """Return what it came to: one culprit, the others are its victims."""
-        if self.is_all_well:
-            return Verdict(job=job, attempt=attempt, exit_code=Exit.OK)
-        if (primary := self.primary) is not None:
-            finding, exit_code = self._finding_of(primary), exit_code_of(primary)
-        elif self._failures:
-            finding, exit_code = self._finding_of_victims(), int(Exit.USER_CODE)
-        else:
-            return Verdict(job=job, attempt=attempt, exit_code=Exit.UNKNOWN)
-        return Verdict(job=job, attempt=attempt, exit_code=exit_code, findings=(finding,))
-
-    def _finding_of(self, end: WorkerEnd) -> Finding:
-        cause, message, fix = _describe(end)
-        return self._blame(cause, message, (end.rank,), _evidence(end), fix=fix)
-
-    def _finding_of_victims(self) -> Finding:
-        first = min(self._failures, key=lambda end: end.time_s)
-        if absent := _ranks_waited_for(first):
-            words = (first.message or "").partition("init_process_group waited ")[2].partition("; look at")[0]
-            message = "never came to init_process_group, though its process was running"
-            if absent[0] in self._exited:
-                message = "ended with exit code 0 before it came to init_process_group"
-            evidence = (Evidence(seen=f"rank {first.rank} waited {words}", source=first.stderr_path),)
-            fix = "look at what it does before that line: its .out and .err lie beside the log"
-            return self._blame("AR401 missing-rank", message, absent, evidence, fix=fix)
-        early = {rank: time_s for rank, time_s in self._exited.items() if time_s < first.time_s}
-        if early:
-            rank = min(early, key=lambda rank: early[rank])
-            ago_s = first.time_s - early[rank]
-            message = f"it left with exit code 0, {ago_s:.1f} s before rank {first.rank} lost its connection"
-            fix = "every rank must run the same number of steps: look at how the data is divided"
-            return self._blame("AR407 dead-rank", message, (rank,), _evidence(first), Confidence.LIKELY, fix=fix)
-        message = "it was the first to lose the others; no rank says why"
-        return self._blame("AR490 collective-timeout", message, (first.rank,), _evidence(first), Confidence.UNDECIDED)
-
-    def _blame(
-        self,
-        cause: str,
-        message: str,
-        ranks: tuple[int, ...],
-        evidence: tuple[Evidence, ...],
-        confidence: Confidence = Confidence.CERTAIN,
-        *,
-        fix: str | None = None,
-    ) -> Finding:
-        return Finding(
-            cause=cause,
-            severity=Severity.FAIL,
-            confidence=confidence,
-            node=self._node_of(ranks[0]),
-            ranks=ranks,
-            message=message,
-            evidence=evidence,
-            fix=fix,
-            victims=self._victims(set(ranks)),
+def _name_whom_victims_lost(scene: Scene, first: WorkerEnd) -> Finding:
+    if absent := [rank for rank in _ranks_waited_for(first) if scene.has_rank(rank)]:
+        words = (first.message or "").partition("init_process_group waited ")[2].partition("; look at")[0]
+        return scene.fault(
+            "AR401",
+            "it exited with code 0 before it reached init_process_group"
+            if absent[0] in scene.left
+            else "it never reached init_process_group, although its process ran",
+            *absent,
+            node=scene.node_of(absent[0]).name,
+            evidence=[Evidence(seen=f"rank {first.rank} waited {words}", source=first.stderr_path)],
+            fix="find out what it does before that call: read its .out and .err in the run directory",
         )
-
-    def _node_of(self, rank: int) -> str | None:
-        return next((m.name for m in self._members if m.first_rank <= rank < m.first_rank + m.num_workers), None)
-
-    def _victims(self, culprits: set[int]) -> tuple[int, ...]:
-        return tuple(rank for rank in range(self._world_size) if rank not in culprits and rank not in self._exited)
+    rank, left_s = min(scene.left.items(), key=lambda item: item[1], default=(-1, first.time_s))
+    if left_s < first.time_s:
+        return scene.fault(
+            "AR407",
+            f"it exited with code 0, {first.time_s - left_s:.1f} s before rank {first.rank} lost its connection",
+            rank,
+            evidence=_evidence(first),
+            confidence=Confidence.LIKELY,
+            fix="every rank must run the same number of steps: check how the data is divided",
+        )
+    return scene.fault(
+        "AR490",
+        "it was the first rank to lose a connection; no rank reports why",
+        first.rank,
+        evidence=_evidence(first),
+        confidence=Confidence.UNDECIDED,
+        fix="",
+    )
 
 
 def _ranks_waited_for(end: WorkerEnd) -> tuple[int, ...]:
     """The ranks that join.group named as missing."""
     waited = re.search(r"init_process_group waited \d+ s for ([^;]+);", end.message or "")
-    ranks: list[int] = []
-    for run in re.findall(r"ranks? ([\d,-]+) \(", waited[1] if waited else ""):
-        for part in run.split(","):
-            first, _, last = part.partition("-")
-            ranks += range(int(first), int(last or first) + 1)
-    return tuple(ranks)
+    runs = re.findall(r"ranks? ([\d,-]+) \(", waited[1] if waited else "")
+    with contextlib.suppress(UsageError):
+        return tuple(int(name[1:]) for run in runs for name in expand_hosts(f"r[{run}]"))
+    return ()
 
 
 def _describe(end: WorkerEnd) -> tuple[str, str, str | None]:
     """Cause, one line, and what to do about it."""
     if end.could_not_start:
-        return "AR401 missing-rank", f"could not be started: {end.message}", None
+        return "AR401", f"could not be started: {end.message}", None
     death = loader_death(end)
     if death is not None or end.exit_code < 0:
         pids, signum = death or ("", -end.exit_code)
         known = next((f"{known.name} (signal {signum})" for known in signal.Signals if known == signum), None)
         name = known or f"signal {signum}"
         fixes: dict[int, str] = {
-            signal.SIGKILL: "often the kernel out of memory: dmesg -T | grep -i 'killed process'",
+            signal.SIGKILL: "often the kernel, out of memory: dmesg -T | grep -i 'killed process'",
             signal.SIGSEGV: "a crash in native code: run with PYTHONFAULTHANDLER=1 to see where",
-            signal.SIGABRT: "native code gave up: its last words are in the log",
+            signal.SIGABRT: "native code aborted: read the last lines of its log",
             signal.SIGBUS: "often a full /dev/shm: df -h /dev/shm",
         }
         how = f"killed by {name}, not by allranks"
         if pids:
             how = f"its DataLoader worker (pid {pids}) {f'was {how}' if signum else 'exited unexpectedly'}"
-        return "AR407 dead-rank", how, fixes.get(signum)
+        return "AR407", how, fixes.get(signum)
     if (named := _NAMED.search(end.message or "")) is not None:
-        return named[1], named[2].partition("\n")[0], None
+        with contextlib.suppress(UsageError):  # the user's own words
+            return find_cause(named[1]).id, named[2].partition("\n")[0], None
     if end.message:
         where = _user_frame(end.traceback)
         first_line = end.message.strip().partition("\n")[0]
         fix = None
         if first_line == "ModuleNotFoundError: No module named 'torch'":
             fix = f"{end.python or 'python'} -m pip install torch: that interpreter runs the script and has no torch"
-        return "AR590 user-code-error", f"{first_line}{f' ({where})' if where else ''}", fix
-    return "AR590 user-code-error", f"ended with exit code {end.exit_code}", None
+        return "AR590", f"{first_line}{f' ({where})' if where else ''}", fix
+    return "AR590", f"ended with exit code {end.exit_code}", None
 
 
 def _evidence(end: WorkerEnd) -> tuple[Evidence, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from allranks.causes.catalogue import find_cause
 from allranks.model.finding import Confidence, Evidence, Finding, Severity
@@ -37,38 +38,23 @@ def name_fault(
     message: str,
     *,
     node: str | None = None,
-    ranks: Sequence[int] = (),
-    evidence: Sequence[str] = (),
-    confidence: Confidence = Confidence.CERTAIN,
+    evidence: Sequence[str | Evidence] = (),
     fix: str | None = None,
-    victims: Sequence[int] = (),
-    ask: str | None = None,
-    severity: Severity = Severity.FAIL,
+    **about: Any,
 ) -> Finding:
-    """Return a finding of a cause of the catalogue, in the guard's own words.
+    """Return a finding of a cause of the catalogue, in the guard's own words: certain, and a failure, unless told.
 
     Args:
         cause_id: `AR410`.
         message: what happened, one line.
         node: the culprit's name.
-        ranks: the culprits.
         evidence: what was seen, one line each.
-        confidence: how sure it is.
-        fix: what to do; the cause's own where it says nothing else.
-        victims: who waited or failed because of it.
-        ask: what would tell more.
-        severity: a warning where the job goes on.
+        fix: what to do; None: what the cause says; empty: nothing.
+        about: any other field of Finding.
     """
     cause = find_cause(cause_id)
-    return Finding(
-        cause=cause.label(),
-        severity=severity,
-        confidence=confidence,
-        node=node,
-        ranks=tuple(ranks),
-        message=message,
-        evidence=tuple(Evidence(seen=seen) for seen in evidence),
-        fix=(cause.fix.format_map({"node": node or "the node"}) if fix is None else fix) or None,
-        ask=ask,
-        victims=tuple(victims),
-    )
+    if fix is None:
+        fix = cause.fix.format_map({"node": node or "the node", "interface": "<interface>"})
+    seen = tuple(Evidence(seen=each) if isinstance(each, str) else each for each in evidence)
+    more = {"severity": Severity.FAIL, "confidence": Confidence.CERTAIN} | about
+    return Finding(cause=cause.label(), message=message, node=node, evidence=seen, fix=fix or None, **more)

@@ -20,11 +20,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from allranks.guard.judged import Judged, name_fault
-from allranks.guard.scene import LEADER, NodeView, Scene, Tried
+from allranks.guard.judged import Judged
+from allranks.guard.scene import LEADER, Scene, Tried
 from allranks.model.beat import LinkSeen
 from allranks.model.errors import Exit
-from allranks.model.finding import Confidence, Finding
+from allranks.model.finding import Confidence
 from allranks.model.hostlist import fold_hosts
 from allranks.wire.protocol import TryTarget
 
@@ -50,7 +50,6 @@ class Stalled:
     own: int
     peer: int
     link: LinkSeen
-    since_s: float
 
 
 @dataclass(slots=True)
@@ -67,15 +66,16 @@ class Episode:
 
 def find_stalled(scene: Scene, now_s: float, *, share: float = 1.0) -> list[Stalled]:
     """Return the connections between nodes of ours that have got nothing across for (this share of) stalled_s."""
-    owner = {address: node.index for node in scene.nodes for address in _addresses(node)}
+    owner = {address: node.index for node in scene.nodes if node.beat for address in node.beat.addresses}
+    owner |= {node.address("data"): node.index for node in scene.nodes}
     found = []
     for node in scene.nodes:
         if node.beat is None or node.heard_s is None or now_s - node.heard_s > scene.fresh_s:
             continue
         for link in node.beat.links:
-            peer = owner.get(link.peer_address)
+            peer = owner.get(link.peer_address) if link.peer_address else None
             if peer is not None and peer != node.index and link.stalled_s >= share * scene.settings.stalled_s:
-                found.append(Stalled(node.index, peer, link, node.heard_s - link.stalled_s))
+                found.append(Stalled(node.index, peer, link))
     return found
 
 
@@ -149,10 +149,6 @@ def judge_links(scene: Scene, episode: Episode, stalled: Sequence[Stalled]) -> J
     return _judge_pairs(scene, bad, now, stalled)
 
 
-def _addresses(node: NodeView) -> set[str]:
-    return {*(node.beat.addresses if node.beat else ()), node.address("data")} - {""}
-
-
 def _apart(scene: Scene, ok: set[Pair], bad: set[Pair]) -> list[tuple[int, ...]]:
     """Parts that packets do not join to the main one; the main one is the largest, of equal ones the leader's."""
     part = {index: index for pair in ok | bad for index in pair}
@@ -190,58 +186,35 @@ def _judge_apart(
     findings = []
     for part in apart:
         mine = [pair for pair in sorted(bad) if set(pair) & set(part)]
-        is_alone = len(part) == 1
-        is_undecided = is_alone and len(in_main) < 2
-        large = sum(_is_large_lost(now[pair]) for pair in mine)
-        evidence = _evidence(scene, stalled, mine, now)
-        if is_alone:
-            findings.append(_of_node(scene, part[0], in_main, evidence, large == len(mine), is_undecided))
-        else:
-            findings.append(_of_parts(scene, part, in_main, evidence))
-    nodes = tuple(sorted(index for part in apart for index in part))
-    ranks = tuple(rank for index in nodes for rank in scene.nodes[index].ranks)
-    return Judged(findings=tuple(findings), exit_code=Exit.NODE_FAULT, ranks=ranks, nodes=nodes, cures=True)
-
-
-def _of_node(
-    scene: Scene, index: int, others: set[int], evidence: Sequence[str], is_mtu: bool, is_undecided: bool
-) -> Finding:
-    node = scene.nodes[index]
-    peers = fold_hosts([scene.nodes[other].name for other in sorted(others)])
-    name = f"{peers} or {node.name}" if is_undecided else node.name
-    confidence = Confidence.UNDECIDED if is_undecided else Confidence.CERTAIN
-    if is_mtu:
-        return scene.fault(
-            "AR204",
-            f"small packets pass between {node.name} and {peers}, full-sized ones are lost",
-            *node.ranks,
-            node=name,
-            evidence=evidence,
-            confidence=confidence,
-            fix=f"set the switch port, bridge or tunnel of {node.name} to the MTU of its data interface, or all data "
-            "interfaces to what passes: ip link set <name> mtu 1500",
+        one, two = (fold_hosts([scene.nodes[i].name for i in sorted(side)]) for side in (in_main, part))
+        is_undecided = len(part) > 1 or len(in_main) < 2
+        cause_id, fix, ranks = "AR210", None, scene.nodes[part[0]].ranks
+        what = f"no packets pass between {two} and {one} on the data network; its agent still answers"
+        if is_undecided:
+            what = f"no packets pass between {one} and {two} on the data network; both agents still answer"
+        if len(part) > 1:
+            cause_id, ranks = "AR211", range(0)
+            what = f"no packets pass between {one} and {two} on the data network; each group works on its own"
+        elif all(_is_large_lost(now[pair]) for pair in mine):
+            cause_id = "AR204"
+            what = f"small packets pass between {two} and {one}, but full-sized ones are lost"
+            fix = (
+                f"set the switch port, bridge or tunnel of {two} to the MTU of its data interface, or run on all "
+                "nodes: ip link set <interface> mtu 1500"
+            )
+        finding = scene.fault(
+            cause_id,
+            what,
+            *ranks,
+            node=f"{one} or {two}" if is_undecided else two,
+            evidence=_evidence(scene, stalled, mine, now),
+            confidence=Confidence.UNDECIDED if is_undecided else Confidence.CERTAIN,
+            fix=fix,
         )
-    return scene.fault(
-        "AR210",
-        f"nothing comes through between it and {peers} on the data network; its agent still answers"
-        if not is_undecided
-        else f"nothing comes through between {peers} and {node.name} on the data network; both agents still answer",
-        *node.ranks,
-        node=name,
-        evidence=evidence,
-        confidence=confidence,
-    )
-
-
-def _of_parts(scene: Scene, part: Sequence[int], others: set[int], evidence: Sequence[str]) -> Finding:
-    one, two = (fold_hosts([scene.nodes[i].name for i in sorted(side)]) for side in (others, part))
-    return scene.fault(
-        "AR211",
-        f"nothing comes through between {one} and {two} on the data network; within each group all is well",
-        node=f"{one} or {two}",
-        evidence=evidence,
-        confidence=Confidence.UNDECIDED,
-    )
+        findings.append(finding)
+    nodes = tuple(sorted(index for part in apart for index in part))
+    ranks_apart = tuple(rank for index in nodes for rank in scene.nodes[index].ranks)
+    return Judged(findings=tuple(findings), exit_code=Exit.NODE_FAULT, ranks=ranks_apart, nodes=nodes, cures=True)
 
 
 def _judge_pairs(
@@ -254,15 +227,15 @@ def _judge_pairs(
     leave = max(met, key=lambda index: (met[index], index != LEADER, index))
     one, two = (scene.nodes[index].name for index in pairs[0])
     more = f" (and {len(pairs) - 1} more pairs)" if len(pairs) > 1 else ""
-    what = "full-sized packets are lost, small ones pass," if is_mtu else "nothing comes through"
+    what = "only small packets pass" if is_mtu else "no packets pass"
     finding = scene.fault(
         "AR204" if is_mtu else "AR211",
         f"{what} between {one} and {two} on the data network{more}; other nodes reach both",
         node=f"{one} or {two}",
         evidence=_evidence(scene, stalled, pairs, now),
         confidence=Confidence.UNDECIDED,
-        fix=f"what lies between {one} and {two} is at fault: a filter, a route, a trunk, its MTU; until then leave "
-        "out one of them",
+        fix=f"check the path between {one} and {two}: filter, route, trunk, MTU; until then exclude one of them: "
+        f"--exclude={two}",
     )
     return Judged(findings=(finding,), exit_code=Exit.NODE_FAULT, nodes=(leave,), cures=True)
 
@@ -280,15 +253,16 @@ def _judge_lossy(scene: Scene, episode: Episode, bad: set[Pair], stalled: Sequen
     tries = [each for one in episode.rounds for pair, tried in one.items() if leave in pair for each in tried]
     lost = sum(not each.is_ok for each in tries)
     node = scene.nodes[leave]
-    finding = name_fault(
+    finding = scene.fault(
         "AR212",
-        f"packets to or from it are lost: {lost} of {len(tries)} tries between it and other nodes came to nothing, "
-        "the rest passed",
+        f"packets to or from {node.name} are lost: {lost} of {len(tries)} tests between it and other nodes failed, "
+        "the others passed",
+        *(node.ranks if is_decided else ()),
         node=node.name if is_decided else " or ".join(names[:2]),
-        ranks=tuple(node.ranks) if is_decided else (),
         evidence=_evidence(scene, stalled, sorted(bad), episode.rounds[-1]),
         confidence=Confidence.LIKELY if is_decided else Confidence.UNDECIDED,
-        fix=f"ip -s link and ethtool -S on {node.name}: CRC errors: cable, transceiver; drops: congestion",
+        fix=f"on {node.name}: ip -s link; ethtool -S <interface>; CRC errors: replace cable or transceiver; "
+        "drops: check congestion and flow control",
         victims=scene.others(*node.ranks),
     )
     return Judged(findings=(finding,), exit_code=Exit.NODE_FAULT, ranks=finding.ranks, nodes=(leave,), cures=True)
@@ -307,13 +281,12 @@ def _judge_filtered(scene: Scene, episode: Episode, stalled: Sequence[Stalled]) 
     one, two = (scene.nodes[index].name for index in sorted((worst.own, worst.peer)))
     finding = scene.fault(
         "AR206",
-        f"a connection between {one} and {two} gets nothing across, while new ones pass: something between them drops "
-        "just this one",
+        f"a connection between {one} and {two} is stalled, but new ones work: something between them drops its packets",
         node=f"{one} or {two}",
         evidence=_evidence(scene, stalled, [(min(worst.own, worst.peer), max(worst.own, worst.peer))], {}),
         confidence=Confidence.UNDECIDED,
-        fix=f"on {one} and {two}: nft list ruleset; conntrack -S: a filter with state, or a full table, drops "
-        "connections that it has forgotten",
+        fix=f"on {one} and {two}: nft list ruleset; conntrack -S: a stateful firewall, or a full table, drops "
+        "connections that it no longer knows",
     )
     leave = max(worst.own, worst.peer)
     return Judged(findings=(finding,), exit_code=Exit.NODE_FAULT, nodes=(leave,), cures=True)
@@ -335,6 +308,6 @@ def _evidence(
             source = pair[0] if each.seen.target == pair[1] else pair[1]
             what = each.seen.error or "no answer"
             if each.seen.connects:
-                what = "connects, and nothing of full size is acknowledged" if not each.is_ok else "passes"
+                what = "connects, but no full-sized data is acknowledged" if not each.is_ok else "passes"
             lines.append(f"tried {scene.nodes[source].name} -> {scene.nodes[each.seen.target].name}: {what}")
     return lines[:10]

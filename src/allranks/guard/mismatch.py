@@ -48,9 +48,15 @@ class Mismatch:
     seq: int
     odd: tuple[int, ...]
     """The culprits; everybody where it is not decided."""
-    is_decided: bool
+    side: frozenset[int]
+    """Who called something else than the others."""
     calls: Mapping[int, CallSeen]
     """By rank."""
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether one side has the majority."""
+        return len(self.odd) == len(self.side)
 
     @property
     def key(self) -> tuple[str, int, tuple[int, ...]]:
@@ -88,16 +94,15 @@ def find_mismatch(scene: Scene) -> Mismatch | None:
 def judge_mismatch(scene: Scene, mismatch: Mismatch) -> Judged:
     """Return the verdict on a mismatch; an error of the user's code, wherever it runs."""
     calls = mismatch.calls
-    odd = set(mismatch.odd) if mismatch.is_decided else set(_smaller_side(calls))
-    usual = sorted(calls.keys() - odd)
-    parts = [_say(sorted(odd), calls), _say(usual, calls)]
+    odd, usual = sorted(mismatch.side), sorted(calls.keys() - mismatch.side)
+    parts = [_say(odd, calls), _say(usual, calls)]
     names = {scene.node_of(rank).name for rank in mismatch.odd}
     finding = scene.fault(
         "AR410",
         f"at collective {mismatch.seq} of group {mismatch.group} {parts[0]}, {parts[1]}",
         *mismatch.odd,
         node=next(iter(names)) if len(names) == 1 else None,
-        evidence=[f"rank {rank}: {describe(calls[rank])}" for rank in [*sorted(odd)[:4], *usual[:4]]],
+        evidence=[f"rank {rank}: {describe(calls[rank])}" for rank in [*odd[:4], *usual[:4]]],
         confidence=Confidence.CERTAIN if mismatch.is_decided else Confidence.UNDECIDED,
         fix="every rank must call the same collectives in the same order, with the same shapes and dtypes: "
         "compare the places named here, and what decides which of them a rank takes",
@@ -148,9 +153,7 @@ def canonical(op: str) -> str:
 
 def describe(call: CallSeen) -> str:
     """Return a call as people read it: `all_reduce [8] Float at train.py:12 in step`."""
-    sizes = " ".join(str(list(size)) for size in call.sizes[:3]) + (" ..." if len(call.sizes) > 3 else "")
-    words = " ".join(filter(None, (call.op, sizes, " ".join(dict.fromkeys(call.dtypes)))))
-    return f"{words} at {call.place}" if call.place else words
+    return f"{call} at {call.place}" if call.place else str(call)
 
 
 def _compare(calls: Mapping[int, CallSeen]) -> dict[int, Hashable] | None:
@@ -168,17 +171,13 @@ def _compare(calls: Mapping[int, CallSeen]) -> dict[int, Hashable] | None:
 
 
 def _weigh(group: str, seq: int, calls: Mapping[int, CallSeen], sides: Mapping[int, Hashable]) -> Mismatch:
-    counted = Counter(sides.values()).most_common()
-    is_decided = counted[0][1] > counted[1][1]
-    usual = counted[0][0]
-    odd = tuple(sorted(rank for rank, said in sides.items() if not is_decided or said != usual))
-    return Mismatch(group, seq, odd, is_decided, {rank: calls[rank] for rank in sides})
-
-
-def _smaller_side(calls: Mapping[int, CallSeen]) -> list[int]:
-    sides = _compare(calls) or {}
-    last = sides[max(sides)] if sides else None
-    return [rank for rank, said in sides.items() if said == last]
+    (usual, most), (_, next_most) = Counter(sides.values()).most_common(2)
+    is_decided = most > next_most
+    last = sides[max(sides)]
+    side = frozenset(rank for rank, said in sides.items() if (said != usual if is_decided else said == last))
+    return Mismatch(
+        group, seq, tuple(sorted(side if is_decided else sides)), side, {rank: calls[rank] for rank in sides}
+    )
 
 
 def _say(ranks: list[int], calls: Mapping[int, CallSeen]) -> str:

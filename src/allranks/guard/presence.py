@@ -71,7 +71,8 @@ def judge_gone(scene: Scene, now_s: float) -> tuple[Judged | None, bool]:
     if not proven:
         return None, False
     is_open = len(proven) < len(suspects)
-    if len(proven) == len(scene.nodes) - 1 >= 2 and not any(_is_refused(scene, scene.nodes[i]) for i in proven):
+    tried = [each for i in proven for _, each in _tries_of(scene, scene.nodes[i], scene.nodes[i].lost_s or 0.0)]
+    if len(proven) == len(scene.nodes) - 1 >= 2 and not any(each.seen.refused for each in tried):
         return _blame_leader(scene, now_s), is_open
     gone = tuple(sorted(proven))
     ranks = tuple(rank for index in gone for rank in scene.nodes[index].ranks)
@@ -101,14 +102,14 @@ def judge_stopped(scene: Scene) -> Judged | None:
     what = "held by a debugger" if is_traced else "stopped (SIGSTOP, or a frozen cgroup)"
     finding = scene.fault(
         "AR010",
-        f"its process is {what} for {first.state_for_s:.1f} s; it is there, and does not run",
+        f"the process has been {what} for {first.state_for_s:.1f} s: it exists, but does not run",
         *ranks,
         evidence=[
             f"rank {view.beat.rank}, pid {view.beat.pid}: state {'t' if is_traced else 'T'} in /proc for "
             f"{view.beat.state_for_s:.1f} s"
             for view in held[:8]
         ],
-        fix=f"on {scene.nodes[nodes[0]].name}: kill -CONT {first.pid or 'PID'}; see who stopped it: "
+        fix=f"on {scene.nodes[nodes[0]].name}: kill -CONT {first.pid or 'PID'}; to see what stopped it: "
         f"grep TracerPid /proc/{first.pid or 'PID'}/status, scontrol show job",
     )
     return Judged(findings=(finding,), exit_code=Exit.NODE_FAULT, ranks=ranks, nodes=nodes, cures=False)
@@ -117,32 +118,26 @@ def judge_stopped(scene: Scene) -> Judged | None:
 def _suspected_since_s(scene: Scene, node: NodeView, now_s: float) -> float | None:
     if node.lost_s is not None:
         return node.lost_s
-    if node.index == LEADER or _has_finished(scene, node):
+    if node.index == LEADER or all(rank in scene.left for rank in node.ranks):
         return None
     patience_s = suspicion_s(scene) if node.heard_s is not None else max(START_S, MUTE_FACTOR * scene.settings.gone_s)
     silent_s = node.silent_s(now_s)
     return now_s - silent_s if silent_s > patience_s else None
 
 
-def _has_finished(scene: Scene, node: NodeView) -> bool:
-    return all(rank in scene.left for rank in node.ranks)
-
-
 def _judge_node(scene: Scene, node: NodeView, now_s: float) -> Finding | None:
-    since_s = _suspected_since_s(scene, node, now_s)
-    assert since_s is not None
     gone_s = scene.settings.gone_s
     silent_s = node.silent_s(now_s)
     is_lost = node.lost_s is not None
     first = node.lost_reason if is_lost else f"no word from its agent for {silent_s:.1f} s"
-    tried = _tries_of(scene, node, since_s)
+    tried = _tries_of(scene, node, _suspected_since_s(scene, node, now_s) or 0.0)
     told = [_say(scene, index, each) for index, each in tried]
     if any(each.seen.refused for _, each in tried):
-        return _gone(
-            scene,
-            node,
-            "its agent is gone, and the machine lives: somebody ended the agent, or the kernel did, out of memory",
-            [first, *told],
+        return scene.fault(
+            "AR012",
+            "the node's agent died, but the machine answers: somebody killed it, or the kernel did, out of memory",
+            *node.ranks,
+            evidence=[first, *told],
             fix=f"on {node.name}: dmesg -T | grep -i 'killed process', and the end of its SLURM log",
         )
     is_late = is_lost or silent_s >= gone_s
@@ -151,18 +146,14 @@ def _judge_node(scene: Scene, node: NodeView, now_s: float) -> Finding | None:
         wanted = {target.network for target in targets_of(node)}
         if is_late and tried_networks >= wanted:
             ways = "on no network" if len(tried_networks) > 1 else f"on the {next(iter(tried_networks))} network"
-            return _gone(scene, node, f"the node is gone: its machine answers {ways}", [first, *told])
+            what = f"the node is gone: its machine answers {ways}"
+            return scene.fault("AR012", what, *node.ranks, evidence=[first, *told])
     patience_s = MUTE_FACTOR * gone_s if tried else 2 * gone_s
     mute_s = max(silent_s, now_s - node.lost_s if node.lost_s is not None else 0.0)
     if is_late and mute_s >= patience_s and (is_lost or _is_waited_for(scene, node, now_s)):
-        what = "its machine answers, and its agent does not speak: the processes there are stopped, or starved"
-        return _gone(
-            scene,
-            node,
-            what if tried else "its agent is gone, and nobody can try its machine",
-            [first, *told],
-            confidence=Confidence.LIKELY,
-        )
+        what = "the machine answers, but its agent does not: the processes there are stopped, or get no processor time"
+        what = what if tried else "the node's agent is gone, and no other node could test its machine"
+        return scene.fault("AR012", what, *node.ranks, evidence=[first, *told], confidence=Confidence.LIKELY)
     return None
 
 
@@ -174,10 +165,6 @@ def _tries_of(scene: Scene, node: NodeView, since_s: float) -> list[tuple[int, T
         for (target, _), tried in other.tries.items()
         if target == node.index and tried[-1].at_s >= since_s
     ]
-
-
-def _is_refused(scene: Scene, node: NodeView) -> bool:
-    return any(each.seen.refused for _, each in _tries_of(scene, node, node.lost_s or 0.0))
 
 
 def _is_waited_for(scene: Scene, node: NodeView, now_s: float) -> bool:
@@ -195,22 +182,10 @@ def _say(scene: Scene, index: int, each: Tried) -> str:
     seen = each.seen
     where = f"{scene.nodes[index].name} -> {scene.nodes[seen.target].name} on the {seen.network} network"
     if seen.refused:
-        return f"{where}: refused, nobody listens"
+        return f"{where}: connection refused"
     if not seen.connects:
         return f"{where}: {seen.error or 'no answer'}"
     return f"{where}: answers" + ("" if seen.carries is not False else ", but acknowledges nothing of full size")
-
-
-def _gone(
-    scene: Scene,
-    node: NodeView,
-    what: str,
-    evidence: Sequence[str],
-    *,
-    confidence: Confidence = Confidence.CERTAIN,
-    fix: str | None = None,
-) -> Finding:
-    return scene.fault("AR012", what, *node.ranks, evidence=evidence, confidence=confidence, fix=fix)
 
 
 def _blame_leader(scene: Scene, now_s: float) -> Judged:
@@ -219,7 +194,7 @@ def _blame_leader(scene: Scene, now_s: float) -> Judged:
     told = [_say(scene, LEADER, tried[-1]) for tried in leader.tries.values()]
     finding = scene.fault(
         "AR210",
-        "it hears nobody any more: all other nodes fell silent at once, so the link is its own",
+        "the node receives nothing: all other nodes became silent at once, so its own link is at fault",
         *leader.ranks,
         evidence=[f"no word from {fold_hosts([node.name for node in others])}", *told[:4]],
         confidence=Confidence.LIKELY,

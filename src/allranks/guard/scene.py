@@ -9,8 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from allranks.guard.judged import name_fault
-from allranks.guard.vet import vet_beat
 from allranks.model.beat import NodeBeat, ProcessState, RankBeat, TrySeen
 from allranks.model.cluster import GuardTable
 from allranks.model.finding import Finding
@@ -145,6 +146,8 @@ class Scene:
         """Of workers that ended badly by themselves, and when that was heard."""
         self.left: dict[int, float] = {}
         """Workers that ended with 0, and when."""
+        self.ended: set[int] = set()
+        """All that ended, those too that were told to."""
         self.calls_version = 0
         """Changes whenever a rank tells of other calls than before."""
         self._node_of = {rank: node for node in self.nodes for rank in node.ranks}
@@ -159,6 +162,11 @@ class Scene:
         """How old words about now may be."""
         return max(FRESH_S, 2.5 * self.settings.beat_s)
 
+    @property
+    def is_all_well(self) -> bool:
+        """Whether every worker ended with 0."""
+        return len(self.left) == self.world_size
+
     def node_of(self, rank: int) -> NodeView:
         """The node that a rank runs on."""
         return self._node_of[rank]
@@ -166,6 +174,16 @@ class Scene:
     def has_rank(self, rank: int) -> bool:
         """Whether there is such a rank."""
         return rank in self._node_of
+
+    def end(self, end: WorkerEnd, now_s: float) -> None:
+        """Take in that a worker ended, well or badly; what is told twice, or of nobody, counts once or not at all."""
+        if end.rank in self.ended or not self.has_rank(end.rank):
+            return
+        self.ended.add(end.rank)
+        if end.exit_code == 0:
+            self.left[end.rank] = now_s
+        elif not end.ended_by_us:
+            self.ends[end.rank] = end, now_s
 
     def running(self) -> Iterator[RankView]:
         """Ranks that have told of themselves and have not ended."""
@@ -181,8 +199,8 @@ class Scene:
         """All ranks but these and those that have left well: the victims."""
         return tuple(rank for rank in self._node_of if rank not in ranks and rank not in self.left)
 
-    def hear(self, beat: NodeBeat, now_s: float, *, told_s: float | None = None) -> bool:
-        """Take in a node's word; False: it is of no node of ours, or of another generation.
+    def hear(self, beat: NodeBeat, now_s: float, *, told_s: float | None = None) -> NodeBeat | None:
+        """Take in a node's word, and return what of it counts; None: it is of no node of ours or another generation.
 
         Args:
             beat: as it came.
@@ -191,9 +209,13 @@ class Scene:
         """
         told_s = now_s if told_s is None else told_s
         if not 0 <= beat.node_index < len(self.nodes) or beat.generation != self.generation:
-            return False
+            return None
         node = self.nodes[beat.node_index]
-        beat = vet_beat(beat, node.member, len(self.nodes))
+        beat = msgspec.structs.replace(
+            beat,
+            ranks=tuple(rank for rank in beat.ranks if rank.rank in node.ranks),
+            tries=tuple(each for each in beat.tries if each.target < len(self.nodes)),
+        )
         node.beat, node.heard_s = beat, now_s
         node.lost_reason, node.lost_s = "", None  # it speaks
         if beat.oom_kills > node.oom_kills:
@@ -204,7 +226,7 @@ class Scene:
         for seen in beat.tries:
             tried = node.tries.setdefault((seen.target, seen.network), [])
             _remember(tried, Tried(seen, told_s - seen.age_s))
-        return True
+        return beat
 
     def _hear_rank(self, beat: RankBeat, told_s: float) -> None:
         marks = (beat.step, *((group.name, group.enqueued, group.completed) for group in beat.groups))

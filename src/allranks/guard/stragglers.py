@@ -44,7 +44,6 @@ class Straggler:
     """Upper bound of the fraction of wall time that the others waited. Several collectives that it holds up at once are
     counted one by one, unless all were reported."""
     num_collectives: int
-    since_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +63,8 @@ class _Group:
     open: dict[int, dict[int, tuple[float, float]]] = field(default_factory=dict)
     """By number: of each rank, when it called, and how wrong that may be."""
     window: list[_Lag] = field(default_factory=list)
-    said: list[tuple[int, float, float, float]] = field(default_factory=list)
-    """Of each window in a row that blamed one and the same rank: it, its lag, its share, when the window began."""
+    said: list[Straggler] = field(default_factory=list)
+    """What each window in a row came to that blamed one and the same rank."""
     newest: int = 0
 
 
@@ -123,31 +122,30 @@ class Stragglers:
                 window.clear()
             return
         state.window = []
-        least_s = max(MIN_LAG_S, ERROR_FACTOR * median(lag.error_s for lag in window))
-        late = [lag for lag in window if lag.lag_s >= least_s]
-        if len(late) < MIN_LATE * len(window):
+        said = _weigh(window)
+        if said is None or (state.said and state.said[-1].rank != said.rank):
             state.said.clear()
-            return
-        rank, times = Counter(lag.rank for lag in late).most_common(1)[0]
-        lag_s = median(lag.lag_s for lag in late if lag.rank == rank)
-        share = _share(window, rank)
-        is_late = times >= MIN_TIMES_LAST * len(late) and share >= MIN_SHARE
-        if not is_late:
-            state.said.clear()
-            return
-        if state.said and state.said[-1][0] != rank:
-            state.said.clear()
-        state.said.append((rank, lag_s, share, window[0].called_s))
+        if said is not None:
+            state.said = [*state.said, said][-NUM_WINDOWS:]
         if len(state.said) >= NUM_WINDOWS:
-            last = state.said[-NUM_WINDOWS:]
-            self._named[rank] = Straggler(
-                rank=rank,
-                lag_s=median(each[1] for each in last),
-                share=median(each[2] for each in last),
+            self._named[state.said[-1].rank] = Straggler(
+                rank=state.said[-1].rank,
+                lag_s=median(each.lag_s for each in state.said),
+                share=median(each.share for each in state.said),
                 num_collectives=len(window) * NUM_WINDOWS,
-                since_s=state.said[0][3],
             )
-            del state.said[:-NUM_WINDOWS]
+
+
+def _weigh(window: list[_Lag]) -> Straggler | None:
+    """Return the rank that was late in one window; None: nobody was, or now this one and now that one."""
+    least_s = max(MIN_LAG_S, ERROR_FACTOR * median(lag.error_s for lag in window))
+    late = [lag for lag in window if lag.lag_s >= least_s]
+    if len(late) < MIN_LATE * len(window):
+        return None
+    rank, times = Counter(lag.rank for lag in late).most_common(1)[0]
+    lag_s, share = median(lag.lag_s for lag in late if lag.rank == rank), _share(window, rank)
+    is_late = times >= MIN_TIMES_LAST * len(late) and share >= MIN_SHARE
+    return Straggler(rank, lag_s, share, len(window)) if is_late else None
 
 
 def _share(window: list[_Lag], rank: int) -> float:

@@ -98,23 +98,21 @@ class Tries:
 
     def __init__(self, *, own_data_address: str = "") -> None:
         self._own_address = own_data_address
-        self._running: list[_Running] = []
+        self._running: dict[tuple[int, str], _Running] = {}
         self._done: dict[tuple[int, str], tuple[float, TrySeen]] = {}
 
     def begin(self, order: Try, now_s: float) -> None:
         """Start what was ordered; a try of the same target that still runs is dropped."""
-        wanted = {_key(target) for target in order.targets}
-        for each in [each for each in self._running if _key(each.target) in wanted]:
-            self._drop(each)
         for target in order.targets[: MAX_TRIES - len(self._running)]:
+            self._drop(_key(target))
             self._start(target, order.within_s, now_s)
 
     def turn(self, now_s: float) -> None:
         """Go on with what runs."""
-        for each in list(self._running):
+        for key, each in list(self._running.items()):
             if not each.is_connected:
                 self._look_for_answer(each, now_s)
-            if each.is_connected and each in self._running:
+            if each.is_connected and key in self._running:
                 self._look_for_acknowledgement(each, now_s)
 
     def results(self, now_s: float) -> tuple[TrySeen, ...]:
@@ -125,15 +123,15 @@ class Tries:
     def own_ports(self) -> frozenset[int]:
         """Return the ports that tries come from: what is stuck there is no worker's."""
         ports = set()
-        for each in self._running:
+        for each in self._running.values():
             with contextlib.suppress(OSError):
                 ports.add(int(each.sock.getsockname()[1]))
         return frozenset(ports)
 
     def close(self) -> None:
         """End all that runs."""
-        for each in list(self._running):
-            self._drop(each)
+        for key in list(self._running):
+            self._drop(key)
 
     def _start(self, target: TryTarget, within_s: float, now_s: float) -> None:
         try:
@@ -143,7 +141,7 @@ class Tries:
             return
         sock.setblocking(False)
         running = _Running(target, sock, now_s + within_s, within_s)
-        self._running.append(running)
+        self._running[_key(target)] = running
         try:
             if target.network == "data" and self._own_address and _family(self._own_address) == sock.family:
                 sock.bind((self._own_address, 0))
@@ -193,13 +191,13 @@ class Tries:
 
     def _end(self, each: _Running, now_s: float, *, connects: bool = False, **more: Any) -> None:
         self._done[_key(each.target)] = now_s, _seen(each.target, connects=connects, **more)
-        self._drop(each)
+        self._drop(_key(each.target))
 
-    def _drop(self, each: _Running) -> None:
-        self._running.remove(each)
-        with contextlib.suppress(OSError):  # what was pushed is nothing to wait for
-            each.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
-        each.sock.close()
+    def _drop(self, key: tuple[int, str]) -> None:
+        if each := self._running.pop(key, None):
+            with contextlib.suppress(OSError):  # what was pushed is nothing to wait for
+                each.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\x01\0\0\0\0\0\0\0")
+            each.sock.close()
 
 
 def _key(target: TryTarget) -> tuple[int, str]:

@@ -28,12 +28,14 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
+
+import msgspec
 
 from allranks.guard import links, mismatch, presence, waits
 from allranks.guard.clocks import NodeClock
-from allranks.guard.ends import Ledger, exit_code_of, is_abort_for_size, is_failure, is_own_doing, loader_death
+from allranks.guard.ends import exit_code_of, find_aborted, find_primary, judge_ends, loader_death, should_stop
 from allranks.guard.judged import Judged
 from allranks.guard.orders import Orders
 from allranks.guard.scene import HELD_STATES, Scene
@@ -74,7 +76,7 @@ class Guard:
         self._settings = settings
         self._asked_s: float | None = None
         self._slept_s = 0.0
-        self._start(Scene(settings, (), 0, {}, 0.0), Ledger(()))
+        self._start(Scene(settings, (), 0, {}, 0.0))
 
     def begin(self, plan: Plan, now_s: float, *, addresses: Mapping[int, Mapping[str, str]] | None = None) -> None:
         """New workers start; what was known of the last generation's is forgotten.
@@ -84,14 +86,11 @@ class Guard:
             now_s: the leader's clock.
             addresses: of each node, by its index and `data` or `control`: where others can try it.
         """
-        scene = Scene(self._settings, plan.members, plan.generation, addresses or {}, self._now(now_s))
-        self._start(scene, Ledger(plan.members))
+        self._start(Scene(self._settings, plan.members, plan.generation, addresses or {}, self._now(now_s)))
 
-    def _start(self, scene: Scene, ledger: Ledger) -> None:
+    def _start(self, scene: Scene) -> None:
         self._scene = scene
-        self._ledger = ledger
         self._judged: Judged | None = None
-        self._ended: set[int] = set()
         self._clocks = [NodeClock() for _ in scene.nodes]
         self._stragglers = Stragglers()
         self._speech = Speech(scene)
@@ -109,26 +108,22 @@ class Guard:
         """A node told of its workers. A beat of another generation, or one that makes no sense, is not believed."""
         now = self._now(now_s)
         scene = self._scene
-        if self._explained is None and self._judged is None and self._ledger.first_failure_s is not None:
+        if self._explained is None and self._judged is None and scene.ends:
             found = self._explain(now)  # while what it follows from can still be seen
             if found is not None and found.findings[0].confidence is not Confidence.UNDECIDED:
                 self._explained = found
-        node_clock = self._hear_clock(beat, now_s)
-        offset_s = node_clock.offset_s if node_clock else None
+        clock = self._hear_clock(beat, now_s)
+        offset_s = clock.offset_s if clock else None
         told_s = now if offset_s is None else now - min(max(now_s - beat.node.time_ns / 1e9 + offset_s, 0.0), MAX_WAY_S)
-        if not scene.hear(beat.node, now, told_s=told_s):
+        heard = scene.hear(beat.node, now, told_s=told_s)
+        if heard is None or clock is None or offset_s is None:
             return
-        node = scene.nodes[beat.node.node_index]
-        if node_clock is None or offset_s is None or node.beat is None:
-            return
-        for rank in node.beat.ranks:
-            if not rank.lags:
-                continue
+        for rank in heard.ranks:
             members = {group.name: group.ranks for group in rank.groups}
             for group, seq, created_ns in rank.lags:
-                known = members.get(group, ())
-                if len(known) > 1 and len(known) <= scene.world_size:
-                    self._stragglers.hear(group, known, rank.rank, seq, created_ns / 1e9 - offset_s, node_clock.error_s)
+                if 1 < len(members.get(group, ())) <= scene.world_size:
+                    called_s = created_ns / 1e9 - offset_s
+                    self._stragglers.hear(group, members[group], rank.rank, seq, called_s, clock.error_s)
 
     def _hear_clock(self, beat: Beat, now_s: float) -> NodeClock | None:
         if not 0 <= beat.node.node_index < len(self._clocks) or beat.ping_ns <= 0:
@@ -143,16 +138,7 @@ class Guard:
     def ended(self, end: WorkerEnd, now_s: float) -> None:
         """A worker ended, well or badly; `end.time_s` is on the same clock as `now_s`."""
         now = self._now(now_s)
-        if not self._scene.has_rank(end.rank) or end.rank in self._ended:
-            return
-        self._ended.add(end.rank)
-        if end.exit_code == 0:
-            self._ledger.add_exit(end.rank, now_s)
-            self._scene.left[end.rank] = now
-            return
-        self._ledger.add_failure(end, now_s)
-        if is_failure(end):
-            self._scene.ends.setdefault(end.rank, (end, now))
+        self._scene.end(msgspec.structs.replace(end, time_s=now - (now_s - end.time_s)), now)
 
     def lost(self, node_index: int, reason: str, now_s: float) -> None:
         """The connection to a node's agent is gone: the first of the two signs that a node is."""
@@ -166,7 +152,7 @@ class Guard:
     @property
     def is_all_well(self) -> bool:
         """Whether every worker ended with 0."""
-        return self._ledger.is_all_well
+        return self._scene.is_all_well
 
     @property
     def warnings(self) -> tuple[Finding, ...]:
@@ -182,61 +168,61 @@ class Guard:
         now = self._now(now_s)
         if self._judged is not None and self._judged.is_final:
             return self._judged
-        found = self._judge_ends(now_s, now) if self._judged is not None else self._find(now_s, now)
-        if found is not None:
-            blocked = self._judged.blocked if self._judged is not None else self._blocked(now)
-            self._judged = replace(found, blocked=blocked)
+        if self._judged is not None:
+            self._judged = replace(self._judge_ends(now) or self._judged, blocked=self._judged.blocked)
+        elif (found := self._find(now)) is not None:
+            self._judged = replace(found, blocked=self._blocked(now))
         return self._judged
 
     def lines(self, now_s: float) -> list[str]:
         """Return what to say aloud now; each line once."""
         now = self._now(now_s)
-        if self._judged is not None or self._ledger.is_all_well:
+        if self._judged is not None or self._scene.is_all_well:
             return []
         return self._speech.say(now, self._stragglers.named())
 
     def wants(self, now_s: float) -> Mapping[int, Try]:
         """Return the tries to order now, by the index of the node that is to make them; each once."""
         now = self._now(now_s)
-        if self._judged is not None or self._ledger.is_all_well:
+        if self._judged is not None or self._scene.is_all_well:
             return {}
         return self._orders.wants(now)
 
     # Judging
 
-    def _find(self, now_s: float, now: float) -> Judged | None:
-        rules: tuple[Callable[[], Judged | None], ...] = (
-            lambda: self._judge_ends(now_s, now),
-            lambda: self._judge_gone(now),
-            lambda: presence.judge_stopped(self._scene),
-            lambda: self._judge_mismatch(now),
-            lambda: self._judge_links(now),
-            lambda: waits.judge_never_came(self._scene),
-            lambda: self._judge_waits(now),
+    def _find(self, now: float) -> Judged | None:
+        return (
+            self._judge_ends(now)
+            or self._judge_gone(now)
+            or presence.judge_stopped(self._scene)
+            or self._judge_mismatch(now)
+            or self._judge_links(now)
+            or waits.judge_never_came(self._scene)
+            or self._judge_waits(now)
         )
-        return next((found for rule in rules if (found := rule()) is not None), None)
 
-    def _judge_ends(self, now_s: float, now: float) -> Judged | None:
-        if self._ledger.is_all_well or not self._ledger.should_stop(now_s):
+    def _judge_ends(self, now: float) -> Judged | None:
+        scene = self._scene
+        if scene.is_all_well or not should_stop(scene, now):
             return None
-        primary = self._ledger.primary
-        if primary is not None:
+        if (primary := find_primary(scene)) is not None:
             return self._judge_primary(primary, now)
-        if self._ledger.first_failure_s is None:
-            return self._from_ledger(now_s)  # all were ended by us
+        if not scene.ends:
+            return judge_ends(scene)  # all were ended by us
         if not self._has_heard_last_words(now):
             return None
         explained = self._explained or self._explain(now)
         if explained is not None:
             return explained
-        waited_s = now_s - self._ledger.first_failure_s
+        waited_s = now - min(heard_s for _, heard_s in scene.ends.values())
         if presence.find_suspects(self._scene, now) and waited_s < EXPLAIN_S + self._settings.gone_s:
             return None
-        if self._is_one_leaving() and waited_s < LEAVE_S:
+        is_one_leaving = any(view.is_leaving and view.beat.state is not ProcessState.GONE for view in scene.running())
+        if is_one_leaving and waited_s < LEAVE_S:
             return None
-        if (aborted := self._ledger.first_aborted) is not None:
-            return replace(mismatch.explain_abort(self._scene, aborted.rank), is_final=False)
-        return self._from_ledger(now_s)
+        if (aborted := find_aborted(scene)) is not None:
+            return replace(mismatch.explain_abort(scene, aborted.rank), is_final=False)
+        return judge_ends(scene)
 
     @property
     def _next_word_s(self) -> float:
@@ -253,10 +239,6 @@ class Guard:
             for rank, (_, ended_s) in self._scene.ends.items()
         )
 
-    def _is_one_leaving(self) -> bool:
-        """Whether a rank that has not ended yet has begun to."""
-        return any(view.is_leaving and view.beat.state is not ProcessState.GONE for view in self._scene.running())
-
     def _judge_primary(self, end: WorkerEnd, now: float) -> Judged | None:
         """A worker broke by itself; of SIGKILL the node's next word says whose it is."""
         pids, signum = loader_death(end) or ("", -end.exit_code)
@@ -265,39 +247,27 @@ class Guard:
         if pids and signum == signal.SIGBUS and node.beat is not None and node.beat.shm_used >= SHM_FULL:
             what = f"{who} got SIGBUS: /dev/shm was full"
             return self._judge_full("AR607", end, what, f"{node.beat.shm_used:.0%} of /dev/shm were in use")
-        if (signum == signal.SIGKILL or (pids and not signum)) and end.rank in self._scene.ends:
+        if signum == signal.SIGKILL or (pids and not signum):
             _, heard_s = self._scene.ends[end.rank]
             if node.lost_s is not None:
                 patience_s = EXPLAIN_S + self._settings.gone_s
-                return self._judge_gone(now) if now < heard_s + patience_s else self._from_ledger(now)
+                return self._judge_gone(now) if now < heard_s + patience_s else judge_ends(self._scene)
             has_spoken = node.heard_s is not None and node.heard_s > heard_s
             if not has_spoken and now < heard_s + self._next_word_s:
                 return None
             if node.oom_s is not None and node.oom_s >= heard_s - OOM_S:
-                what = f"{who} was killed: the node, or the job's share of its memory, was full"
-                return self._judge_full("AR008", end, what, f"the kernel counted {node.oom_kills} kills out of memory")
-        return self._from_ledger(now)
+                what = f"{who} was killed: the node, or the job's share of it, ran out of memory"
+                return self._judge_full("AR008", end, what, f"the kernel counted {node.oom_kills} out-of-memory kills")
+        return judge_ends(self._scene)
 
     def _judge_full(self, cause_id: str, end: WorkerEnd, what: str, seen: str) -> Judged:
         died = end.message if loader_death(end) else "killed by SIGKILL (signal 9)"
         finding = self._scene.fault(cause_id, what, end.rank, evidence=[died or "", seen])
         return Judged(findings=(finding,), exit_code=exit_code_of(end), ranks=(end.rank,))
 
-    def _from_ledger(self, now_s: float) -> Judged:
-        verdict = self._ledger.verdict("", 0)
-        ranks = verdict.findings[0].ranks if verdict.findings else ()
-        primary = self._ledger.primary
-        return Judged(
-            findings=verdict.findings,
-            exit_code=verdict.exit_code,
-            ranks=ranks,
-            is_retryable=primary is None or not is_own_doing(primary),
-            is_final=primary is not None,
-        )
-
     def _explain(self, now: float) -> Judged | None:
         """Say why workers lost others, from what was known before and since."""
-        if (found := mismatch.find_mismatch(self._scene)) is not None and self._has_size_abort():
+        if (found := mismatch.find_mismatch(self._scene)) is not None and find_aborted(self._scene) is not None:
             return mismatch.judge_mismatch(self._scene, found)
         if (gone := self._judge_gone(now)) is not None:
             return gone
@@ -316,9 +286,6 @@ class Guard:
         if waiting is None or not waiting.sinks or not set(waiting.sinks).isdisjoint(self._scene.ends):
             return None
         return waits.judge_hang(self._scene, waiting, now)
-
-    def _has_size_abort(self) -> bool:
-        return any(is_abort_for_size(end) for end, _ in self._scene.ends.values())
 
     def _judge_gone(self, now: float) -> Judged | None:
         found, may_grow = presence.judge_gone(self._scene, now)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from allranks.guard.judged import Judged, name_fault
 from allranks.guard.mismatch import POINT_TO_POINT, canonical, describe
 from allranks.guard.scene import SILENT_S, RankView, Scene
@@ -238,16 +240,8 @@ def _as_dump(beat: RankBeat) -> Dump:
 def _as_call(call: CallSeen) -> Call:
     # Sizes are mismatch.py's to compare: the walk only asks who is where.
     is_p2p = canonical(call.op) in POINT_TO_POINT
-    return Call(
-        group=call.group,
-        seq=call.seq,
-        op=call.op if is_p2p else _UNKNOWN_OP,
-        is_done=call.is_done,
-        is_p2p=is_p2p,
-        peer=call.peer,
-        place=call.place,
-        created_s=call.created_ns / 1e9,
-    )
+    told = msgspec.structs.asdict(call) | {"op": call.op if is_p2p else _UNKNOWN_OP, "sizes": (), "dtypes": ()}
+    return Call(**told, is_p2p=is_p2p)
 
 
 # --- As people read it ------------------------------------------------------------------------------------------------

@@ -17,15 +17,15 @@ import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
 
 import msgspec
 
 from allranks.guard.tries import Door, Tries
+from allranks.guard.worker import WatchedWorker
 from allranks.host import stacks
 from allranks.host.net import read_interfaces
 from allranks.host.oom import OomWatch
-from allranks.host.sockets import SocketWatch, Stuck
+from allranks.host.sockets import SocketWatch
 from allranks.model.beat import CallSeen, LinkSeen, NodeBeat, ProcessState, RankBeat
 from allranks.model.cluster import GuardTable
 from allranks.wire.protocol import Try, plain_address
@@ -36,17 +36,6 @@ MAX_LINKS = 64
 OOM_EVERY_S = 1.0
 SHM_S = 10.0
 """How long the largest use of /dev/shm is told."""
-
-
-class Watched(Protocol):
-    """One worker as the watch reads it: its cell and /proc (worker.WatchedWorker)."""
-
-    @property
-    def rank(self) -> int:
-        """Global."""
-
-    def look(self) -> RankBeat:
-        """Return how it is now; never waits, whatever the worker does."""
 
 
 class Watch:
@@ -66,11 +55,16 @@ class Watch:
         self._root = root
         self._node_index = 0
         self._generation = 0
-        self._workers: Sequence[Watched] = ()
+        self._workers: Sequence[WatchedWorker] = ()
         self._next_s = 0.0
         data, control = plain_address(data_address), plain_address(control_address)
         self._addresses = _all_of_interface(data)
-        self._doors = [_open_door(data), _open_door(control) if control != data else None]
+        self._tried_at = data, control
+        self._doors: dict[str, Door] = {}
+        """By address; none where that is not this machine's, and nobody can try it."""
+        for address in dict.fromkeys(self._tried_at):
+            with contextlib.suppress(OSError):
+                self._doors[address] = Door(address)
         self._tries = Tries(own_data_address=data)
         self._sockets = SocketWatch(root=root)
         self._oom_watch = OomWatch(root=root)
@@ -80,7 +74,7 @@ class Watch:
         """The largest share of /dev/shm in use, and when that was seen."""
         self._last: dict[int, RankBeat] = {}
 
-    def begin(self, generation: int, workers: Sequence[Watched], now_s: float, *, node_index: int) -> None:
+    def begin(self, generation: int, workers: Sequence[WatchedWorker], now_s: float, *, node_index: int) -> None:
         """Watch these workers from now on; the node may have another index in each generation."""
         self._generation, self._workers, self._node_index = generation, workers, node_index
         self._next_s = now_s
@@ -92,9 +86,8 @@ class Watch:
 
     def turn(self, now_s: float) -> NodeBeat | None:
         """Return a beat when one is due. Call it often (every 50 ms): tries go on in it, too."""
-        for door in self._doors:
-            if door is not None:
-                door.turn(now_s)
+        for door in self._doors.values():
+            door.turn(now_s)
         self._tries.turn(now_s)
         self._look_at_shm(now_s)
         if now_s < self._next_s:
@@ -106,7 +99,7 @@ class Watch:
         """Return how this node is now, due or not: after a worker's end, its last calls are in it."""
         ranks = tuple(worker.look() for worker in self._workers)
         self._last.update((rank.rank, rank) for rank in ranks)
-        ports = (self._port(0), self._port(1) or self._port(0))
+        data_port, control_port = (self._doors[at].port if at in self._doors else 0 for at in self._tried_at)
         return NodeBeat(
             node_index=self._node_index,
             generation=self._generation,
@@ -114,7 +107,7 @@ class Watch:
             links=self._links(now_s),
             tries=self._tries.results(now_s),
             addresses=self._addresses,
-            try_ports=ports,
+            try_ports=(data_port, control_port),
             oom_kills=self._count_ooms(now_s, is_urgent=any(rank.state is ProcessState.GONE for rank in ranks)),
             shm_used=self._shm[0],
             time_ns=time.time_ns(),
@@ -147,24 +140,24 @@ class Watch:
         """Close the sockets of tries, and let go of the kernel's log."""
         self._oom_watch.close()
         self._tries.close()
-        for door in self._doors:
-            if door is not None:
-                door.close()
-
-    def _port(self, which: int) -> int:
-        door = self._doors[which]
-        return 0 if door is None else door.port
+        for door in self._doors.values():
+            door.close()
 
     def _links(self, now_s: float) -> tuple[LinkSeen, ...]:
         own_ports = self._tries.own_ports()
-        stuck = [
-            each
-            for each in self._sockets.look(now_s, addresses=self._addresses)
-            if each.stalled_s >= min(TOLD_STALL_S, self._settings.stalled_s)
-            and each.connection.own_port not in own_ports
+        least_s = min(TOLD_STALL_S, self._settings.stalled_s)
+        links = [
+            LinkSeen(
+                own_address=stuck.connection.own_address,
+                peer_address=stuck.connection.peer_address,
+                unacked_bytes=stuck.connection.unacked_bytes,
+                stalled_s=stuck.stalled_s,
+                retransmits=stuck.connection.retransmits,
+            )
+            for stuck in self._sockets.look(now_s, addresses=self._addresses)
+            if stuck.stalled_s >= least_s and stuck.connection.own_port not in own_ports
         ]
-        stuck.sort(key=lambda each: -each.stalled_s)
-        return tuple(map(_as_link, stuck[:MAX_LINKS]))
+        return tuple(sorted(links, key=lambda link: -link.stalled_s)[:MAX_LINKS])
 
     def _look_at_shm(self, now_s: float) -> None:
         with contextlib.suppress(OSError):
@@ -180,14 +173,6 @@ class Watch:
         return self._ooms
 
 
-def _open_door(address: str) -> Door | None:
-    """None where the address is not this machine's: then nobody can try it there."""
-    try:
-        return Door(address)
-    except OSError:
-        return None
-
-
 def _all_of_interface(address: str) -> tuple[str, ...]:
     """The address first, then the others of the same interface: a library may use any of them."""
     for interface in read_interfaces():
@@ -195,18 +180,6 @@ def _all_of_interface(address: str) -> tuple[str, ...]:
         if address in addresses:
             return (address, *(each for each in addresses if each != address and not each.startswith("fe80")))
     return (address,)
-
-
-def _as_link(stuck: Stuck) -> LinkSeen:
-    each = stuck.connection
-    return LinkSeen(
-        own_address=each.own_address,
-        peer_address=each.peer_address,
-        unacked_bytes=each.unacked_bytes,
-        stalled_s=stuck.stalled_s,
-        retransmits=each.retransmits,
-        mss=each.mss,
-    )
 
 
 def _as_recorder(beat: RankBeat) -> dict[str, object]:

@@ -14,14 +14,26 @@ import contextlib
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from allranks.guard.inside.cell import Cell, CellRead, PythonCall
+from allranks.guard.inside.cell import Cell, PythonCall, Written
 from allranks.host import stacks
 from allranks.host.process import Seen, is_below, read_process
-from allranks.model.beat import CallSeen, GroupSeen, ProcessState, RankBeat
+from allranks.model.beat import (
+    MAX_CALLS,
+    MAX_GROUPS,
+    CallSeen,
+    GroupSeen,
+    Number,
+    Parts,
+    ProcessState,
+    RankBeat,
+    Word,
+    drop_unsound,
+)
+from allranks.wire.protocol import as_one_line
 
 SILENT_S = 1.0
 """Five beats: whoever told nothing for so long is looked at from outside."""
@@ -34,18 +46,28 @@ class _Told(msgspec.Struct):
 
     at: str = ""
     since_ns: int = 0
-    phase: str = ""
-    groups: list[tuple[str, tuple[int, ...], int, int, int]] = []
+    groups: list[tuple[Word, tuple[int, ...], Number, Number, int]] = []
     calls: list[CallSeen] = []
-    lags: list[tuple[str, int, int]] = []
-    blind: list[str] = []
+    lags: list[tuple[Word, int, int]] = []
+    blind: list[Word] = []
 
 
 class _Words(msgspec.Struct):
     """What stands there after an exception; see guard/inside/entry.py."""
 
-    states: dict[str, tuple[int, int]] = {}
     calls: list[CallSeen] = []
+
+
+_PARTS: Parts = {
+    _Told: {
+        "groups": (tuple[Word, tuple[int, ...], Number, Number, int], MAX_GROUPS),
+        "calls": (CallSeen, MAX_CALLS),
+        "lags": (tuple[Word, int, int], MAX_CALLS),
+        "blind": (Word, MAX_CALLS),
+    },
+    _Words: {"calls": (CallSeen, MAX_CALLS)},
+}
+_Kind = TypeVar("_Kind", _Told, _Words)
 
 
 class WatchedWorker:
@@ -66,7 +88,7 @@ class WatchedWorker:
         """Return how it is now."""
         now_ns = time.monotonic_ns()
         read = self._cell.read()
-        told = self._decode(read)
+        told = self._decode_told(read.told)
         seen = self._look_outside(read.pid)
         silent_s = _age_s(read.told.written_ns, now_ns) if read.told else None
         at, at_for_s = told.at, _age_s(told.since_ns, now_ns) if told.since_ns else 0.0
@@ -80,14 +102,13 @@ class WatchedWorker:
             state_for_s=time.monotonic() - self._since_s,
             cpu_s=seen.cpu_s,
             silent_s=silent_s,
-            main_at=at,
+            main_at=as_one_line(at),
             main_at_for_s=at_for_s,
             step=read.step,
-            step_age_s=_age_s(read.step_ns, now_ns) if read.step is not None else 0.0,
             checkpoint=read.saved,
-            phase=read.phase,
+            phase=as_one_line(read.phase),
             groups=groups,
-            calls=_calls(told, _decode_words(read), read.call, groups),
+            calls=_calls(told, _decode(read.words, _Words), read.call, groups),
             lags=self._new_lags(told),
             blind=tuple(told.blind),
         )
@@ -106,10 +127,9 @@ class WatchedWorker:
         self._seen = seen
         return seen
 
-    def _decode(self, read: CellRead) -> _Told:
-        if read.told is not None and read.told.number != self._told[0]:
-            with contextlib.suppress(msgspec.DecodeError):
-                self._told = read.told.number, msgspec.json.decode(read.told.data, type=_Told)
+    def _decode_told(self, written: Written | None) -> _Told:
+        if written is not None and written.number != self._told[0]:
+            self._told = written.number, _decode(written, _Told) or self._told[1]
         return self._told[1]
 
     def _new_lags(self, told: _Told) -> tuple[tuple[str, int, int], ...]:
@@ -141,9 +161,11 @@ def _completed(told: _Told, name: str, completed: int) -> int:
     return completed
 
 
-def _calls(told: _Told, words: _Words, call: PythonCall | None, groups: tuple[GroupSeen, ...]) -> tuple[CallSeen, ...]:
+def _calls(
+    told: _Told, words: _Words | None, call: PythonCall | None, groups: tuple[GroupSeen, ...]
+) -> tuple[CallSeen, ...]:
     """The recorder's calls, later words over earlier ones, and the one that Python made where no recorder has it."""
-    known = {(each.group, each.seq, each.peer): each for each in (*told.calls, *words.calls)}
+    known = {(each.group, each.seq, each.peer): each for each in (*told.calls, *(words.calls if words else ()))}
     calls = sorted(known.values(), key=lambda each: each.created_ns)
     if call is None:
         return tuple(calls)
@@ -176,11 +198,16 @@ def _is_p2p(call: PythonCall) -> bool:
     return call.op in ("send", "recv", "isend", "irecv")
 
 
-def _decode_words(read: CellRead) -> _Words:
-    if read.words is not None:
-        with contextlib.suppress(msgspec.DecodeError):
-            return msgspec.json.decode(read.words.data, type=_Words)
-    return _Words()
+def _decode(written: Written | None, kind: type[_Kind]) -> _Kind | None:
+    """Return what a worker wrote, without the items that make no sense; None: nothing, or nothing that can be read."""
+    if written is None:
+        return None
+    with contextlib.suppress(msgspec.DecodeError):
+        try:
+            return msgspec.json.decode(written.data, type=kind)
+        except msgspec.ValidationError:
+            return msgspec.convert(drop_unsound(msgspec.json.decode(written.data), kind, _PARTS), kind)
+    return None
 
 
 def _age_s(then_ns: int, now_ns: int) -> float:

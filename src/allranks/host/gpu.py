@@ -130,7 +130,7 @@ def read_gpus(*, deadline_s: float, env: Mapping[str, str] | None = None) -> Gpu
     """
     fields = list(QUERY_FIELDS)
     end_s = time.monotonic() + deadline_s
-    ran = Ran(None, problem="nvidia-smi: not asked")
+    ran = Ran(None, problem="nvidia-smi: not run")
     for _ in range(_MAX_ROUNDS):
         query = ("nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits")
         ran = run_command(query, deadline_s=max(0.0, end_s - time.monotonic()), env=env)

@@ -227,4 +227,4 @@ def describe_port_holder(port: int) -> str:
                 return f"{process.name()} (pid {connection.pid}, {process.username()})"
             except psutil.Error:
                 return f"pid {connection.pid}"
-    return "a process that is gone again or in another namespace"
+    return "a process that has ended, or is in another namespace"

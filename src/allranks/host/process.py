@@ -65,7 +65,7 @@ def is_below(pid: int, ancestor: int, *, root: Path = Path("/")) -> bool:
         if pid == ancestor:
             return True
         pid = read_process(pid, root=root).parent
-        if pid <= 1:
+        if pid < 1:
             return False
     return False
 

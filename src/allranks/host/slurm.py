@@ -149,7 +149,7 @@ def parse_job_id(text: str) -> str:
     """
     found = re.findall(r"^\s*(\d+)(?:;\S+)?\s*$", text, re.MULTILINE)
     if not found:
-        raise SetupError(f"sbatch: expected a job id, it printed {text[:200]!r}; see squeue for what became of it")
+        raise SetupError(f"sbatch: expected a job id, got {text[:200]!r}; see squeue for the job")
     return str(found[-1])
 
 

@@ -69,7 +69,7 @@ def run_slurm(
     except OSError as exc:
         raise SetupError(f"{tool}: {exc.strerror}") from exc
     except subprocess.TimeoutExpired as exc:
-        raise SetupError(f"{tool}: no answer from SLURM within {deadline_s:.0f} s; is its controller up?") from exc
+        raise SetupError(f"{tool}: SLURM did not answer within {deadline_s:.0f} s; check that slurmctld is up") from exc
     if answer.returncode != 0:
         refuse_without_cluster(tool, answer.stderr)
     return answer
@@ -82,7 +82,7 @@ def require_slurm(tool: str, env: Mapping[str, str]) -> None:
         SetupError: the command is not on PATH, or the file that SLURM_CONF names is not there.
     """
     if shutil.which(tool, path=env.get("PATH", os.defpath)) is None:
-        raise SetupError(f"{tool}: no such program here; SLURM's commands are needed: {_CURE}")
+        raise SetupError(f"{tool}: not found on this machine; SLURM's commands are needed: {_CURE}")
     conf = env.get("SLURM_CONF")
     if conf and not Path(conf).exists():  # SLURM's own commands would look for it for 60 s
         raise SetupError(f"{tool}: SLURM_CONF={conf}: no such file; SLURM's commands need it: {_CURE}")
@@ -119,7 +119,7 @@ def words_of(answer: subprocess.CompletedProcess[str]) -> str:
         for line in (answer.stderr or answer.stdout).splitlines()
         if line.strip() and not line.startswith('Try "')
     ]
-    said = "; ".join(dict.fromkeys(lines)) or f"exit code {answer.returncode} without a word"
+    said = "; ".join(dict.fromkeys(lines)) or f"exit code {answer.returncode} without a message"
     return "".join(c if c.isprintable() else " " for c in said)[:500]
 
 

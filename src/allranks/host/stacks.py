@@ -280,27 +280,27 @@ def _is_wanted(wanted: Wanted, pid: int, env: Mapping[str, str], root: Path) -> 
 def _dump(each: Found, deadline_s: float, root: Path) -> tuple[tuple[Thread, ...], str]:
     """Threads of one process, or why there are none."""
     if each.stat.state == "Z":
-        return (), "has ended; its parent has not collected it"
+        return (), "has ended (zombie)"
     py_spy = _find_py_spy()
     if py_spy is None:
-        return (), f"no py-spy beside {sys.executable}: pip install py-spy"
+        return (), f"py-spy is not installed for {sys.executable}: pip install py-spy"
     words = ""
     for _ in range(ATTEMPTS):
         limit_s = min(DUMP_S, deadline_s - time.monotonic())
         if limit_s <= 0:
-            return (), f"there was no time left: all of this node's processes get {LOOK_S:.0f} s"
+            return (), f"not read: the {LOOK_S:.0f} s for all processes of this node were used up"
         command = [py_spy, "dump", "--json", "--nonblocking", "--pid", str(each.pid)]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
             try:
                 out, err = child.communicate(timeout=limit_s)
             except subprocess.TimeoutExpired:
                 child.kill()
-                return (), f"py-spy did not get through within {limit_s:.0f} s"
+                return (), f"py-spy did not finish within {limit_s:.0f} s"
         if child.returncode == 0:
             return tuple(_thread(raw, each.pid) for raw in msgspec.json.decode(out)), ""
         words = err.decode(errors="replace")
         if not (root / f"proc/{each.pid}").exists():
-            return (), "has ended meanwhile"
+            return (), "has ended in the meantime"
         if "ermission" in words or "not permitted" in words:
             return (), explain_refusal(_read(root / "proc/sys/kernel/yama/ptrace_scope").decode().strip())
     if _namespace(root, each.pid) != _namespace(root, os.getpid()):
@@ -311,11 +311,11 @@ def _dump(each: Found, deadline_s: float, root: Path) -> tuple[tuple[Thread, ...
 def explain_refusal(ptrace_scope: str) -> str:
     """Say why the kernel does not let this user read a process, and what cures it; empty scope: no Yama here."""
     if ptrace_scope in ("", "0"):
-        return "may not be read: it is another user's, or it changed its user; ask as its owner or as root"
+        return "cannot be read: it belongs to another user, or changed its user; run this as its owner or as root"
     if ptrace_scope == "3":
-        return "may not be read: kernel.yama.ptrace_scope is 3 on this node; the admin can lower it only by a reboot"
+        return "cannot be read: kernel.yama.ptrace_scope is 3 on this node; the admin can lower it only with a reboot"
     return (
-        f"may not be read: kernel.yama.ptrace_scope is {ptrace_scope} on this node; "
+        f"cannot be read: kernel.yama.ptrace_scope is {ptrace_scope} on this node; "
         "as root: sysctl -w kernel.yama.ptrace_scope=0"
     )
 
@@ -410,4 +410,4 @@ def _count(env: Mapping[str, str], *names: str) -> int | None:
 def _shorten(words: str) -> str:
     """What py-spy said, without its own back trace."""
     lines = [line.strip() for line in words.partition("Stack backtrace")[0].splitlines() if line.strip()]
-    return "; ".join(line for line in lines if line != "Caused by:")[:200] or "it failed without a word"
+    return "; ".join(line for line in lines if line != "Caused by:")[:200] or "it failed without a message"

@@ -184,7 +184,7 @@ def _listening_socket(port: int) -> int:
     number = _env_int("ALLRANKS_STORE_FD")
     try:
         if number is None:
-            raise OSError("ALLRANKS_STORE_FD is no number")
+            raise OSError("ALLRANKS_STORE_FD is not a number")
         copy = os.dup(number)
         with socket.socket(fileno=os.dup(copy)) as sock:
             if sock.getsockname()[1] != port:
@@ -192,8 +192,8 @@ def _listening_socket(port: int) -> int:
         return copy
     except OSError as exc:
         raise RuntimeError(
-            f"allranks: rank 0 did not inherit the socket that its agent holds on port {port} ({exc}); something "
-            "between allranks and this process closes file descriptors; run it with ALLRANKS_HOOK=0"
+            f"allranks: rank 0 did not inherit its agent's socket on port {port} ({exc}): a program between "
+            "allranks and this process closes file descriptors; set ALLRANKS_HOOK=0 to run without the hook"
         ) from exc
 
 
@@ -248,7 +248,7 @@ class _Arrival:
 
     def _describe(self, missing: list[int]) -> str:
         here = self._world_size - len(missing)
-        who = name_ranks(missing, _members()) if missing else "the last rank, which came too late"
+        who = name_ranks(missing, _members()) if missing else "the last rank, which arrived too late"
         return f"{who}; {here} of {self._world_size} ranks are here"
 
     def _agree_on_missing(self) -> list[int]:
@@ -292,8 +292,8 @@ def _timeout_error(waited_s: float, whom: str) -> Exception:
 
     error: type[Exception] = DistStoreError
     return error(
-        f"allranks: init_process_group waited {waited_s:.0f} s for {whom}; look at what they do "
-        "(their .err and .out files), or give more time with its timeout argument"
+        f"allranks: init_process_group waited {waited_s:.0f} s for {whom}; look at their .err and .out files, "
+        "or allow more time with its timeout argument"
     )
 
 
@@ -307,7 +307,7 @@ def _explain(text: str) -> str | None:
     if found is None:
         return None
     who = name_ranks([int(found[2])], _members())
-    return f"{who} came to init_process_group but did not publish its address within {int(found[1]) / 1000:.0f} s"
+    return f"{who} called init_process_group but did not publish its address within {int(found[1]) / 1000:.0f} s"
 
 
 def _refuse_impostor(
@@ -330,9 +330,9 @@ def _refuse_impostor(
     claimed = (_env_int("RANK") if rank < 0 else rank, _env_int("WORLD_SIZE") if world_size < 0 else world_size)
     if claimed != _started_as:
         raise RuntimeError(
-            f"allranks: AR502 spawn-inside-srun: multiprocessing (mp.spawn) started this process in a worker, and it "
-            f"comes to init_process_group as rank {claimed[0]} of {claimed[1]}, but the worker is RANK={own_rank} of "
-            f"WORLD_SIZE={own_size}, set by allranks: on every node the same ranks would come; leave mp.spawn out and "
+            f"allranks: AR502 spawn-inside-srun: multiprocessing (mp.spawn) started this process in a worker; it "
+            f"calls init_process_group as rank {claimed[0]} of {claimed[1]}, but the worker is RANK={own_rank} of "
+            f"WORLD_SIZE={own_size}, set by allranks: every node would have the same ranks; remove mp.spawn and "
             "call the training function once, with RANK and LOCAL_RANK from the environment"
         )
 
@@ -344,7 +344,7 @@ def _refuse_what_cannot_work(backend: str) -> None:
         return
     node = os.environ.get("ALLRANKS_NODE", "this node")
     what = "no GPU" if gpus == 0 else f"{gpus} GPUs for {workers} ranks"
-    raise RuntimeError(f"allranks: init_process_group asks for nccl, but {node} has {what}; use gloo here")
+    raise RuntimeError(f"allranks: init_process_group asks for nccl, but {node} has {what}; use gloo")
 
 
 def _say_all_up(c10d: Any) -> None:

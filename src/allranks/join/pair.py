@@ -115,7 +115,7 @@ def _in_a_process(work: Any, *, arrive_by_s: float, pair_s: float) -> dict[str, 
         return dict(json.loads(lines[-1]))
     if has_ended:  # it went by itself, without a word: no exception, a crash
         return {"status": "failed", "what": f"the process of the pair crashed (exit {status})"}
-    what = f"no end within {pair_s:g} s after both were there" if is_here else "its store never answered"
+    what = f"no end within {pair_s:g} s after both were there" if is_here else "the store did not answer"
     return {"status": "failed", "what": what}
 
 
@@ -164,7 +164,7 @@ def _lead(pair: dict[str, Any], by_s: float) -> Any:
     store.set("here/0", "")
     while not store.check(["here/1"]):
         if time.monotonic() > by_s:
-            raise TimeoutError(f"{pair['peer']} did not come to the store at {pair['address']}:{pair['port']}")
+            raise TimeoutError(f"{pair['peer']} did not connect to the store at {pair['address']}:{pair['port']}")
         time.sleep(POLL_S)
     return store
 

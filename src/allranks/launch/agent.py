@@ -220,7 +220,7 @@ class Agent:
             self._standbys_at_s = now_s + STANDBYS_AFTER_S
             self._crew.prepare_standbys()
         if now_s - self._heard_s > LEADER_SILENT_S:
-            self._lose(f"it has said nothing for {LEADER_SILENT_S:.0f} s, although its machine answers")
+            self._lose(f"it has sent nothing for {LEADER_SILENT_S:.0f} s, although its machine answers")
 
     def _tell_silence(self, step: int | None) -> None:
         """Say that the workers run, where they have written nothing here for a while."""
@@ -263,7 +263,7 @@ class Agent:
         self._stopped_at_s = time.monotonic()
         left = self._crew.sweep(grace_s=0.5)
         if left and self._interrupted_by is None and all(w.end and w.end.exit_code == 0 for w in self._crew.workers):
-            self._crew.say(f"ended what the workers left running: {', '.join(left)}")
+            self._crew.say(f"ended processes that the workers left running: {', '.join(left)}")
         self._send(Stopped())
 
     # Talking
@@ -300,7 +300,7 @@ class Agent:
                 self._goodbye = message
                 self._crew.end(signal.SIGTERM, grace_s=GRACE_S)
             case _:
-                self._lose(f"it said {type(message).__name__}, which a leader never does now")
+                self._lose(f"it sent {type(message).__name__}, which a leader does not send now")
 
     def _keep_evidence(self) -> None:
         assert self.plan is not None
@@ -340,6 +340,6 @@ class Agent:
         if self._interrupted_by is None or self._stopped_at_s is None:
             return False
         if time.monotonic() - max(self._stopped_at_s, self._interrupted_s) > PEERS_GRACE_S:
-            summary = "the leader's agent did not say how it ended"
+            summary = "the leader's agent sent no final verdict"
             self._goodbye = Goodbye(exit_code=Exit.NODE_FAULT, summary=summary)
         return self._goodbye is not None

@@ -35,7 +35,9 @@ def find_runtime(wanted: str | None) -> str:
         if shutil.which(runtime):
             return runtime
     names = wanted or ", ".join(RUNTIMES)
-    raise SetupError(f"--container: {names} not found on PATH; load its module, or name one with --container-runtime")
+    raise SetupError(
+        f"--container: {names} not found on PATH; load its module, or choose another with --container-runtime"
+    )
 
 
 def wrap_command(

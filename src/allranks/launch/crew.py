@@ -254,7 +254,8 @@ class Crew:
             name = signal.Signals(ending.signum).name
             ranks, has = ", ".join(str(worker.rank) for worker in stubborn), "has" if len(stubborn) == 1 else "have"
             left_s = max(0.0, ending.grace_s - waited_s)
-            self.say(f"rank {ranks} {has} not ended on {name} yet; SIGKILL in {left_s:.0f} s")
+            noun = "rank" if len(stubborn) == 1 else "ranks"
+            self.say(f"{noun} {ranks} {has} not ended after {name} yet; SIGKILL in {left_s:.0f} s")
         if waited_s >= ending.grace_s and not ending.has_killed:
             ending.has_killed = True
             for worker in stubborn:
@@ -262,7 +263,7 @@ class Crew:
         if waited_s < ending.grace_s + REAP_S:
             return False
         for worker in stubborn:
-            self.say(f"rank {worker.rank} (pid {worker.pid}) cannot be ended: the kernel holds it (state D in ps)")
+            self.say(f"rank {worker.rank} (pid {worker.pid}) is unkillable: it hangs in the kernel (state D in ps)")
         return True
 
     def sweep(self, grace_s: float) -> list[str]:
@@ -275,7 +276,7 @@ class Crew:
         while (writers := find_writers()) and time.monotonic() < deadline_s:
             if time.monotonic() >= notice_at_s:
                 notice_at_s = deadline_s
-                self.say(f"waiting for a checkpoint to be written, {patience_s:.0f} s at most (pid {writers[0]})")
+                self.say(f"waiting at most {patience_s:.0f} s for a checkpoint to be written (pid {writers[0]})")
             time.sleep(0.05)
 
     def kill(self) -> None:

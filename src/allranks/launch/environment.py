@@ -49,7 +49,7 @@ def node_settings(
 
     def unless_set(name: str, value: object, reason: str, source: str = "allranks") -> None:
         if name in env:
-            fixed(name, env[name], "you set it; it is kept", "environment")
+            fixed(name, env[name], "already set in the environment; kept", "environment")
         else:
             fixed(name, value, reason, source)
 
@@ -67,54 +67,57 @@ def node_settings(
     fixed("TORCHELASTIC_RUN_ID", plan.job, torchrun)
     fixed("TORCHELASTIC_RESTART_COUNT", group.generation, torchrun)
     fixed("TORCHELASTIC_MAX_RESTARTS", group.max_restarts, torchrun)
-    fixed("TORCHELASTIC_USE_AGENT_STORE", False, "rank 0 hosts the store, on the socket that its agent holds")
+    fixed("TORCHELASTIC_USE_AGENT_STORE", False, "rank 0 hosts the store, on a socket of its agent")
     unless_set("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT", torchrun)
     unless_set("TORCH_NCCL_ASYNC_ERROR_HANDLING", 1, "a failed collective ends the worker instead of hanging it")
-    unless_set("TORCH_FR_BUFFER_SIZE", 512, "torch's flight recorder; a look at it holds up the script by its length")
+    unless_set("TORCH_FR_BUFFER_SIZE", 512, "entries in torch's flight recorder; reading more delays the script")
     for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE") if recorder is not None else ():
-        unless_set(
-            name, recorder, "NCCL's watchdog leaves the last collectives here; allranks why reads them", "run dir"
-        )
+        unless_set(name, recorder, "NCCL's watchdog writes the last collectives here, for allranks why", "run dir")
     threads = max(1, plan.facts.num_cpus // me.num_workers)
     unless_set(
         "OMP_NUM_THREADS",
         threads,
-        f"{count_of(plan.facts.num_cpus, 'core')} for {count_of(me.num_workers, 'rank')}; more threads fight for them",
+        f"{count_of(plan.facts.num_cpus, 'core')} for {count_of(me.num_workers, 'rank')}; more would compete for cores",
     )
-    unless_set("PYTHONUNBUFFERED", 1, "output goes to files; lines appear when they are printed")
+    unless_set("PYTHONUNBUFFERED", 1, "lines appear in the files when they are printed")
     if interface is not None:
         reason = "all ranks are on this machine" if len(group.members) == 1 else "this node's data interface"
         unless_set("GLOO_SOCKET_IFNAME", interface, reason, "data_interface")
         unless_set("NCCL_SOCKET_IFNAME", f"={interface}", f"{reason}; = means exactly this name", "data_interface")
     if plan.cluster.network.infiniband is False:
-        unless_set(
-            "NCCL_IB_DISABLE", 1, "the cluster has no InfiniBand; NCCL need not look for it", "network.infiniband"
-        )
+        unless_set("NCCL_IB_DISABLE", 1, "cluster.toml says that NCCL must not use InfiniBand", "network.infiniband")
     fixed("ALLRANKS_BACKEND", group.backend, group.backend_reason)
     if plan.wanted_backend != Backend.AUTO:
-        fixed("ALLRANKS_BACKEND_CHOSEN", group.backend, "for scripts that leave the backend open", "--backend")
+        fixed("ALLRANKS_BACKEND_CHOSEN", group.backend, "for scripts that choose no backend", "--backend")
     timeout_s, hang_s = plan.cluster.train.timeout_s, plan.guard.hang_s
     if has_hook and hang_s <= timeout_s < hang_s + AFTER_GUARD_S:
-        why = f"after the guard, which names who hangs at {hang_s:g} s (guard.hang_s); torch names nobody"
+        why = f"later than the guard, which reports the hanging rank after {hang_s:g} s (guard.hang_s)"
         unless_set("ALLRANKS_TIMEOUT_S", hang_s + AFTER_GUARD_S, why, "guard.hang_s")
     else:
-        why = "collective timeout where the script gives none, instead of torch's 600 s (nccl) and 1800 s (gloo)"
+        why = "collective timeout if the script sets none; torch's default is 600 s (nccl) or 1800 s (gloo)"
         unless_set("ALLRANKS_TIMEOUT_S", timeout_s, why, "train.timeout_s")
-    fixed("ALLRANKS_BEAT_S", plan.guard.beat_s, "how often a worker tells how it is", "guard.beat_s")
+    fixed("ALLRANKS_BEAT_S", plan.guard.beat_s, "heartbeat interval of a worker, in seconds", "guard.beat_s")
     if checkpoints is not None:
+        if plan.request.checkpoint_dir is not None or "ALLRANKS_CHECKPOINT_DIR" in env:
+            fixed("ALLRANKS_CHECKPOINT_DIR_CHOSEN", 1, "checkpoints of another script are taken if they fit", "user")
         unless_set("ALLRANKS_CHECKPOINT_DIR", checkpoints, "the same for all attempts and restarts", "run dir")
     if plan.request.checkpoint_every is not None:
-        fixed("ALLRANKS_CHECKPOINT_EVERY", plan.request.checkpoint_every, "steps, as asked for", "--checkpoint-every")
+        fixed(
+            "ALLRANKS_CHECKPOINT_EVERY",
+            plan.request.checkpoint_every,
+            "steps between checkpoints",
+            "--checkpoint-every",
+        )
     fixed("ALLRANKS_NODE", me.name, "name of this node in the job")
     fixed("ALLRANKS_NODE_GPUS", plan.facts.num_gpus, "GPUs that the driver shows")
     fixed("ALLRANKS_MEMBERS", _encode_members(group.members), "node=first rank+number of ranks")
     if has_hook:
         fixed("ALLRANKS_STORE_PORT", group.store_port, "init_process_group on this port is watched")
         if store_fd is not None:
-            fixed("ALLRANKS_STORE_FD", store_fd, "the socket that the leader holds for rank 0")
+            fixed("ALLRANKS_STORE_FD", store_fd, "the leader's socket for rank 0's store")
         # Kept to the letter: an empty entry is the working directory.
         path = f"{hook_path}:{env['PYTHONPATH']}" if env.get("PYTHONPATH") else hook_path
-        fixed("PYTHONPATH", path, "the hook enters here; ALLRANKS_HOOK=0 leaves it out")
+        fixed("PYTHONPATH", path, "loads the hook; ALLRANKS_HOOK=0 disables it")
     return ours
 
 
@@ -124,7 +127,7 @@ def rank_settings(group: Plan, local_rank: int, *, error_file: Path) -> list[Set
     return [
         Setting("RANK", str(rank), reason="first rank of this node plus local rank", source="allranks"),
         Setting("ROLE_RANK", str(rank), reason="as torchrun sets it", source="allranks"),
-        Setting("LOCAL_RANK", str(local_rank), reason="counts the workers of this node", source="allranks"),
+        Setting("LOCAL_RANK", str(local_rank), reason="index of the worker on this node", source="allranks"),
         Setting(
             "TORCHELASTIC_ERROR_FILE", str(error_file), reason="@record writes its traceback there", source="run dir"
         ),

@@ -81,17 +81,21 @@ def worker_command(request: Request) -> list[str]:
     if request.no_python:
         program = shutil.which(first)
         if program is None and Path(first).is_file():
-            raise UsageError(f"{first}: not executable; chmod +x it, or leave --no-python out if it is a Python script")
+            raise UsageError(
+                f"{first}: not executable; run chmod +x on it, or remove --no-python if it is a Python script"
+            )
         if program is None:
-            raise UsageError(f"{first}: no such program; --no-python runs it as it is, give a path or one on PATH")
+            raise UsageError(f"{first}: no such program; --no-python expects a path, or a name on PATH")
         return [program, *arguments]
     if request.is_module:
         # Where `python -m` looks: this directory first.
         if PathFinder.find_spec(first.partition(".")[0], [str(Path.cwd()), *sys.path]) is None:
-            raise UsageError(f"-m {first}: no such module in {sys.executable} or this directory")
+            raise UsageError(f"-m {first}: no such module in this directory or for {sys.executable}")
         return [sys.executable, "-m", first, *arguments]
     if not Path(first).exists():
-        raise UsageError(f"{first}: no such script; expected a Python file (a module takes -m, a program --no-python)")
+        raise UsageError(
+            f"{first}: no such script; expected a Python file (for a module add -m, for another program --no-python)"
+        )
     return [python, first, *arguments]
 
 
@@ -280,7 +284,7 @@ def _run_workers(
         waited_s = time.monotonic() - started_s
         say(f"{name} after {waited_s:.0f} s: all workers here have ended; output in {run_dir.node_path(me.name)}")
     elif goodbye.summary and leader is None and plan.world.launcher is not Launcher.SLURM:
-        say(f"ended: {goodbye.summary}; the whole report is on {group.members[0].name}")
+        say(f"ended: {goodbye.summary}; the full report is on {group.members[0].name}")
     elif leader is not None and agent.plan is not None and goodbye.exit_code == Exit.OK and not leader.is_leaving:
         script, took_s = Path(plan.request.command[0]).name, time.monotonic() - started_s
         num_restarts = agent.plan.generation - group.generation
@@ -290,7 +294,7 @@ def _run_workers(
     if agent.is_leader_lost:
         say(f"ended: {goodbye.summary}")
         if _has_lost(me.name, run_dir, times_before=times_lost, patience_s=plan.guard.gone_s + LEADER_WRITES_S):
-            say(f"the leader lives, and has lost {me.name}: what becomes of the job is told there")
+            say(f"the leader is alive and reports that it lost {me.name}; see its output for the job's verdict")
             _wait_for_way_back(leader_address, group.store_port, inbox)
             return Exit.OK if plan.request.max_restarts else goodbye.exit_code
         if plan.request.max_restarts:
@@ -306,7 +310,7 @@ def _show_rest(console: Console, inbox: SignalInbox, files: Path) -> None:
         patience_s=READER_S, is_over=lambda: len(inbox.received) > num_signals or time.monotonic() > end_s
     )
     if num_lost:
-        say(f"nobody read {count_of(num_lost, 'line')} of the workers' output in time; {files} has them all")
+        say(f"{count_of(num_lost, 'line')} of output not shown, the terminal was too slow; all are in {files}")
 
 
 def _has_lost(node: str, run_dir: RunDir, *, times_before: int, patience_s: float) -> bool:
@@ -327,7 +331,7 @@ def _wait_for_way_back(address: str, port: int, inbox: SignalInbox) -> None:
     """
     if answers(address, port, within_s=1.0):
         return
-    say(f"waiting until {address} can be reached, {WAY_BACK_S:.0f} s at most: srun has to hear of this agent's end")
+    say(f"waiting at most {WAY_BACK_S:.0f} s until {address} is reachable: else srun would never see this agent end")
     deadline_s = time.monotonic() + WAY_BACK_S
     while not inbox.received and time.monotonic() < deadline_s and not answers(address, port, within_s=1.0):
         time.sleep(0.2)

@@ -184,7 +184,7 @@ def refuse_world_of_one(plan: JobPlan) -> None:
     """
     alone = plan.is_one_machine and not plan.request.standalone and plan.request.max_nodes is None
     if alone and plan.world.launcher is Launcher.NONE and plan.world.num_job_nodes > 1:
-        raise IdentityError(f"{plan.world.notes[0]}; on this one alone: --standalone")
+        raise IdentityError(f"{plan.world.notes[0]}; to run on this machine only: --standalone")
 
 
 def choose_backend(wanted: str, nodes: Sequence[tuple[str, int, int]]) -> tuple[str, str]:
@@ -200,7 +200,7 @@ def choose_backend(wanted: str, nodes: Sequence[tuple[str, int, int]]) -> tuple[
     """
     short = next(((name, workers, gpus) for name, workers, gpus in nodes if gpus < workers), None)
     if wanted == Backend.GLOO:
-        return "gloo", "asked for"
+        return "gloo", "given by --backend or cluster.toml"
     if short is None:
         return "nccl", "every rank has a GPU of its own"
     name, workers, gpus = short
@@ -232,7 +232,7 @@ def choose_data_path(
         nic = find_interface_of(_address(request.local_address, "--local-addr"), facts.interfaces)
         if nic is None:
             raise UsageError(f"--local-addr {request.local_address}: {facts.host} has {list_nics(facts.interfaces)}")
-        return DataPath(nic.name, request.local_address, "you named its address", "--local-addr")
+        return DataPath(nic.name, request.local_address, "it has the address that --local-addr gives", "--local-addr")
     return of_cluster
 
 
@@ -268,8 +268,8 @@ def _num_nodes(request: Request, world: World) -> tuple[int, int, str]:
     if world.launcher in (Launcher.SLURM, Launcher.MPI):
         if asked is not None and not (request.min_nodes or asked) <= world.num_nodes <= asked:
             raise IdentityError(
-                f"--nnodes {asked}, but {world.launcher} started this on {world.num_nodes} nodes; leave the flag out, "
-                "or ask the scheduler for as many"
+                f"--nnodes {asked}, but {world.launcher} started this on {world.num_nodes} nodes; remove the flag, "
+                "or request that number from the scheduler"
             )
         at_least = world.num_nodes if request.min_nodes is None else min(request.min_nodes, world.num_nodes)
         return at_least, world.num_nodes, str(world.launcher)
@@ -281,24 +281,26 @@ def _num_nodes(request: Request, world: World) -> tuple[int, int, str]:
 def _node_index(request: Request, world: World, num_nodes: int) -> int | None:
     if num_nodes == 1:
         if request.node_rank and world.launcher is Launcher.NONE:
-            raise UsageError(f"--node-rank {request.node_rank}, but there is one node; say how many with --nnodes")
+            raise UsageError(
+                f"--node-rank {request.node_rank}, but the job has one node; add --nnodes with the number of nodes"
+            )
         return 0
     if world.launcher is Launcher.MPI and request.endpoint is None:
-        raise UsageError("MPI does not say where the nodes meet: give --rdzv-endpoint HOST:PORT, the first node")
+        raise UsageError("MPI does not tell the address of the first node; give it with --rdzv-endpoint HOST:PORT")
     if world.launcher in (Launcher.SLURM, Launcher.MPI):
         # One agent a node: its rank among the agents decides, also under an arbitrary distribution.
         if request.node_rank is not None and request.node_rank != world.rank:
             raise IdentityError(
-                f"--node-rank {request.node_rank}, but this is task {world.rank} of the step; leave the flag out "
-                "($SLURM_PROCID in a batch script is 0 on every node: it is expanded too early)"
+                f"--node-rank {request.node_rank}, but this is task {world.rank} of the step; remove the flag "
+                "($SLURM_PROCID in a batch script is 0 on every node: the shell expands it before srun starts)"
             )
         return world.rank
     if request.node_rank is not None and request.node_rank >= num_nodes:
         raise UsageError(f"--node-rank {request.node_rank}: expected 0 to {num_nodes - 1} for --nnodes {num_nodes}")
     if request.endpoint is None:
         raise UsageError(
-            f"--nnodes {num_nodes}: where do the nodes meet? Give all of them the same --rdzv-endpoint HOST:PORT, "
-            "a name or address of the first node"
+            f"--nnodes {num_nodes}: the address of the first node is missing; add the same --rdzv-endpoint HOST:PORT "
+            "on all nodes"
         )
     return request.node_rank
 
@@ -307,19 +309,19 @@ def _num_workers(request: Request, world: World, facts: NodeFacts) -> tuple[int,
     flag = "--nproc-per-node"
     match request.num_workers:
         case None if world.launcher is Launcher.SLURM and facts.num_gpus:
-            return facts.num_gpus, "one rank a GPU", "driver"
+            return facts.num_gpus, "one rank per GPU", "driver"
         case None:
-            return 1, "one rank unless told otherwise", "default"
+            return 1, "one rank by default", "default"
         case "gpu" if not facts.num_gpus:
-            raise SetupError(f"{flag} gpu: {facts.host} has no GPU that the driver shows; give a number")
+            raise SetupError(f"{flag} gpu: the driver shows no GPU on {facts.host}; give a number")
         case "gpu":
-            return facts.num_gpus, "one rank a GPU", flag
+            return facts.num_gpus, "one rank per GPU", flag
         case "auto" if facts.num_gpus:
-            return facts.num_gpus, "one rank a GPU", flag
+            return facts.num_gpus, "one rank per GPU", flag
         case "auto" | "cpu":
-            return facts.num_cpus, "one rank a core", flag
+            return facts.num_cpus, "one rank per core", flag
         case text if re.fullmatch(r"0*[1-9][0-9]{0,5}", text):
-            return int(text), "asked for", flag
+            return int(text), "given on the command line", flag
         case text:
             raise UsageError(f"{flag} {text!r}: expected a number from 1, auto, gpu or cpu")
 

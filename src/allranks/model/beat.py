@@ -1,17 +1,43 @@
-"""What is told of running workers: by each worker to its agent, by the agent to the leader. Frozen data, no behaviour.
+"""What is told of running workers: by each worker to its agent, by the agent to the leader. Frozen data.
 
     worker --cell (shared memory)--> agent --NodeBeat, one message a node--> leader --> guard
 
 A worker tells what only it knows: its step, its place in the code, the calls of its process groups. The agent adds what
 is seen from outside: the state of the process, the kernel's view of its connections. Ages are seconds by the sender's
 monotonic clock, since clocks of nodes differ; times since the epoch are the sender's wall clock and marked as such.
+
+An agent is of this job (the wire proved it), but a worker's cell may hold anything: NaN, names with control characters,
+ten thousand calls. The types below say what can be worked with. Where a message breaks them, `drop_unsound` drops the
+items that do, each alone, and the rest counts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
+from typing import Annotated, Any
 
 import msgspec
+
+MAX_GROUPS = 512
+MAX_CALLS = 4096
+MAX_SIZES = 64
+"""Tensors of one call that are told, and dimensions of each."""
+
+Age = Annotated[float, msgspec.Meta(ge=0, le=1e15)]
+"""Seconds; neither NaN nor infinite."""
+Word = Annotated[
+    str,
+    msgspec.Meta(
+        max_length=300,
+        pattern=r"^[^\x00-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ud800-\udfff]*\Z",
+    ),
+]
+"""Without what a terminal would obey: control characters, and those that turn the direction of writing."""
+Number = Annotated[int, msgspec.Meta(ge=-1)]
+"""Of a collective."""
+Few = msgspec.Meta(max_length=MAX_SIZES)
+Network = Annotated[str, msgspec.Meta(pattern=r"^(data|control)\Z")]
 
 
 class ProcessState(StrEnum):
@@ -34,37 +60,46 @@ class ProcessState(StrEnum):
 class CallSeen(msgspec.Struct, frozen=True, kw_only=True):
     """One collective of one process group, as one rank called it."""
 
-    group: str
+    group: Word
     """Key of the process group, the same on all its ranks: its name, `0`; where it has several backends, also which,
     `0/nccl`; where it was destroyed and formed again, also a count, `0#2`."""
     seq: int
     """Its number in the group; the same collective has the same one on all ranks, 1 is the first."""
-    op: str
+    op: Word
     """`all_reduce`, without the backend."""
-    sizes: tuple[tuple[int, ...], ...] = ()
-    dtypes: tuple[str, ...] = ()
+    sizes: Annotated[tuple[Annotated[tuple[int, ...], Few], ...], Few] = ()
+    dtypes: Annotated[tuple[Word, ...], Few] = ()
     """As torch's recorder writes them: `Float`."""
     is_done: bool = False
     created_ns: int = 0
     """When it was called: since the epoch, by the worker's wall clock."""
-    place: str = ""
+    place: Word = ""
     """Where the user's code called it: `train.py:12 in step`; empty: not known."""
     peer: int | None = None
     """Of a send or a receive: the other side's rank in the group. Their `seq` counts the group's sends and receives."""
+
+    def __str__(self) -> str:
+        return show_call(self.op, self.sizes, self.dtypes)
+
+
+def show_call(op: str, sizes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> str:
+    """Return a call as people read it: `all_reduce [8] Float`."""
+    shown = " ".join(str(list(size)) for size in sizes[:3]) + (" ..." if len(sizes) > 3 else "")
+    return " ".join(filter(None, (op, shown, " ".join(dict.fromkeys(dtypes)))))
 
 
 class GroupSeen(msgspec.Struct, frozen=True, kw_only=True):
     """How far one rank is in one process group."""
 
-    name: str
+    name: Word
     """Its key, as in CallSeen."""
     ranks: tuple[int, ...] = ()
     """Global ranks of its members; empty: not known, all for the default group."""
-    enqueued: int = -1
+    enqueued: Number = -1
     """Number of the last collective that it called; -1: not known."""
-    completed: int = -1
+    completed: Number = -1
     """Number of the last one that is done."""
-    waiting_s: float = 0.0
+    waiting_s: Age = 0.0
     """How long the first open one has been open; 0: none is."""
 
 
@@ -74,26 +109,25 @@ class RankBeat(msgspec.Struct, frozen=True, kw_only=True):
     rank: int
     pid: int = 0
     state: ProcessState = ProcessState.RUNNING
-    state_for_s: float = 0.0
+    state_for_s: Age = 0.0
     """How long it has been in that state, as seen from outside."""
-    cpu_s: float = 0.0
+    cpu_s: Age = 0.0
     """Processor time that it has used, all threads."""
-    silent_s: float | None = None
+    silent_s: Age | None = None
     """Since its beat thread last told anything; None: it never did (no torch, no hook)."""
-    main_at: str = ""
+    main_at: Word = ""
     """Where its main thread is in the user's code: `evaluate.py:88 in run`; empty: not known."""
-    main_at_for_s: float = 0.0
+    main_at_for_s: Age = 0.0
     """Since anything last went on: a call that began or ended, a step. The place may have moved meanwhile."""
     step: int | None = None
     """Where the script says it."""
-    step_age_s: float = 0.0
     checkpoint: int | None = None
     """Step of its last complete checkpoint."""
-    phase: str = ""
+    phase: Word = ""
     """`init` until its first group is formed, `arriving` while it waits in init_process_group for all ranks of the job,
     `training` after, `saving` inside a checkpoint, `leaving` at the end."""
-    groups: tuple[GroupSeen, ...] = ()
-    calls: tuple[CallSeen, ...] = ()
+    groups: Annotated[tuple[GroupSeen, ...], msgspec.Meta(max_length=MAX_GROUPS)] = ()
+    calls: Annotated[tuple[CallSeen, ...], msgspec.Meta(max_length=MAX_CALLS)] = ()
     """The last ones of each group, oldest first: always the open ones; many where it waits or has failed."""
     lags: tuple[tuple[str, int, int], ...] = ()
     """(group, seq, created_ns) of some calls, chosen by their number, so that all ranks tell of the same ones."""
@@ -105,30 +139,28 @@ class LinkSeen(msgspec.Struct, frozen=True, kw_only=True):
     """One connection of a worker on the data network that does not get its bytes across, as the kernel has it."""
 
     own_address: str
-    peer_address: str
-    unacked_bytes: int
-    stalled_s: float
+    peer_address: Word
+    unacked_bytes: Annotated[int, msgspec.Meta(ge=0)]
+    stalled_s: Age
     """Since the other machine last acknowledged anything."""
     retransmits: int
     """Timeouts in a row without an acknowledgement."""
-    mss: int = 0
 
 
 class TrySeen(msgspec.Struct, frozen=True, kw_only=True):
     """What came of one agent's try to reach another one's machine: only what two kernels do, whatever runs there."""
 
-    target: int
+    target: Annotated[int, msgspec.Meta(ge=0)]
     """Node index."""
-    network: str
-    """`data` or `control`."""
+    network: Network
     connects: bool
     """A SYN was answered, also by a refusal."""
     refused: bool = False
     """The machine answered that nobody listens: it lives, its agent does not."""
     carries: bool | None = None
     """Full-sized packets were acknowledged; None: not tried, since it did not connect."""
-    error: str = ""
-    age_s: float = 0.0
+    error: Word = ""
+    age_s: Age = 0.0
 
 
 class NodeBeat(msgspec.Struct, frozen=True, kw_only=True):
@@ -150,3 +182,34 @@ class NodeBeat(msgspec.Struct, frozen=True, kw_only=True):
     """Of /dev/shm: the largest share that was in use lately, since what a dead process had there is free at once."""
     time_ns: int = 0
     """The node's wall clock when this was sent."""
+
+
+Parts = Mapping[Any, Mapping[str, tuple[Any, int]]]
+NODE_PARTS: Parts = {
+    NodeBeat: {"ranks": (RankBeat, MAX_CALLS), "links": (LinkSeen, MAX_CALLS), "tries": (TrySeen, MAX_CALLS)},
+    RankBeat: {"groups": (GroupSeen, MAX_GROUPS), "calls": (CallSeen, MAX_CALLS)},
+}
+"""By type and key, the lists that lose what is unsound: of what, and how many items count, the last ones."""
+
+
+def drop_unsound(told: Any, kind: Any, parts: Parts = NODE_PARTS) -> Any:
+    """Return a message without the items of its lists that are not what their type says.
+
+    Args:
+        told: as JSON or MessagePack is decoded without a type; is changed.
+        kind: its type.
+        parts: which lists it and its items have.
+    """
+    for key, (item_kind, at_most) in parts.get(kind, {}).items():
+        if isinstance(told, dict) and isinstance(items := told.get(key), list):
+            sound = [item for item in items if _is_sound(drop_unsound(item, item_kind, parts), item_kind)]
+            told[key] = sound[-at_most:]
+    return told
+
+
+def _is_sound(item: Any, kind: Any) -> bool:
+    try:
+        msgspec.convert(item, kind)
+    except msgspec.ValidationError:
+        return False
+    return True

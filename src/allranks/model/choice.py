@@ -81,7 +81,7 @@ def gloo_address(
         reason = f"GLOO_SOCKET_IFNAME={spelled}"
         nic = next((nic for nic in interfaces if nic.name == name), None)
         if nic is None:
-            return None, None, f"{reason}: there is no interface {name!r}"
+            return None, None, f"{reason}: this node has no interface {name!r}"
         if not nic.addresses:
             return nic, None, f"{reason}: {name} has no address"
         return nic, nic.addresses[0], reason
@@ -93,7 +93,9 @@ def gloo_address(
             return owner, text, f"the host name {host_name} resolves to it"
         if address is not None and address.version == 4 and address.is_loopback:  # all of 127/8 can be bound
             return _loopback(interfaces), text, f"the host name {host_name} resolves to it"
-    problem = f"resolves to {', '.join(addresses)}, which is not of this node" if addresses else "does not resolve"
+    problem = (
+        f"resolves to {', '.join(addresses)}, which is not an address of this node" if addresses else "does not resolve"
+    )
     return _loopback(interfaces), "127.0.0.1", f"the host name {host_name} {problem}: Gloo falls back to loopback"
 
 

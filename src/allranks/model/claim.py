@@ -71,7 +71,7 @@ class Env(dict[str, str]):
             beside = next(name for name in (*names.values(), "TORCHELASTIC_RUN_ID") if name in self)
             raise IdentityError(f"{names[field]} is missing beside {self.said(beside)}; set both, or unset {beside}")
         if below and count.value >= below.value:
-            raise clash(count, f"{below}, which is to be larger", _MIXED)
+            raise clash(count, f"{below}, expected a larger value", _MIXED)
         return count
 
     def said(self, name: str) -> str:
@@ -118,7 +118,7 @@ _MPI = (
     _names("MV2_COMM_WORLD_RANK MV2_COMM_WORLD_SIZE MV2_COMM_WORLD_LOCAL_RANK MV2_COMM_WORLD_LOCAL_SIZE"),
     _names("PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS"),  # MPICH, Intel MPI, MVAPICH 3
 )
-_MIXED = "variables of two launches are mixed: unset those left over by a parent job or a shell profile, and start anew"
+_MIXED = "variables of two launches are mixed: unset those left over from a parent job or a shell profile, and restart"
 _MIXED_STEPS = "variables of two steps are mixed: start this process with srun, from a shell without SLURM_STEP_*"
 
 
@@ -144,9 +144,9 @@ def claim_of_step(env: Env) -> Claim | None:
     # gave the step variables of the job it was called in.
     node_name = env.get("SLURMD_NODENAME")
     if hosts and node_name and node_name not in hosts:
-        raise clash(env.said("SLURMD_NODENAME"), f"{said} does not have it", _MIXED_STEPS)
+        raise clash(env.said("SLURMD_NODENAME"), f"{said} does not contain it", _MIXED_STEPS)
     if hosts and node_name and node_name != hosts[index.value]:
-        notes.append(f"{index} but {said} has {env.said('SLURMD_NODENAME')} elsewhere: it is in another order")
+        notes.append(f"{index} but {said} has {env.said('SLURMD_NODENAME')} at another place: their orders differ")
     in_block = [str(rank.value - local_rank.value + i) for i in range(here.value)]
     ranks = env.get("SLURM_GTIDS", ",".join(in_block)).split(",")
     if len(ranks) != here.value or ranks[local_rank.value] != str(rank.value):
@@ -212,19 +212,19 @@ def claim_of_torchrun(env: Env, outer: Claim | None) -> Claim | None:
         for field, name in TORCHRUN.items():
             theirs, ours = env.count(name), outer.numbers[field]
             if theirs and theirs.value != ours.value:
-                cure = f"unset {name}, which a parent job, the job script or a shell profile has set"
+                cure = f"unset {name}, which a parent job, the job script or a shell profile set"
                 raise clash(theirs, f"{ours}, and {outer.launcher} started this process", cure)
         return None
     most = max(outer.tasks_per_node, default=here.value)
     if most > 1:
         raise NestedStartError(
             f"torchrun ({env.said('TORCHELASTIC_RUN_ID')}, {env.said('LOCAL_WORLD_SIZE')}) runs inside each of {most} "
-            f"tasks a node ({env.said(here.source)}); start one a node: {srun_line(nodes.value, 'torchrun ...')}, "
-            "or one task a GPU without torchrun"
+            f"tasks a node ({env.said(here.source)}); start one per node: {srun_line(nodes.value, 'torchrun ...')}, "
+            "or one task per GPU without torchrun"
         )
     claim = _claim(env, Launcher.TORCHRUN, TORCHRUN)
     if claim.numbers["num_nodes"].value == 1 < nodes.value:
-        cure = f"every node would train alone: {srun_line(nodes.value)}, or torchrun --nnodes={nodes.value}"
+        cure = f"every node would train alone; use {srun_line(nodes.value)}, or torchrun --nnodes={nodes.value}"
         raise clash(claim.numbers["num_nodes"], nodes, cure)
     return claim
 
@@ -241,8 +241,8 @@ def _claim(env: Env, launcher: Launcher, names: Mapping[str, str]) -> Claim:
         index = env.need(names, "node_index", below=nodes)
     else:  # In another order than block some rank does not fit and is refused here, so none trains with a wrong node.
         if size.value % here.value or rank.value % here.value != local_rank.value:
-            cure = "start with srun or torchrun, which say the node, or with as many ranks on each node, in block order"
-            raise clash(f"{rank}, {size}, {local_rank}, {here}", "no equal nodes in block order give these", cure)
+            cure = "start with srun or torchrun, which tell the node, or with equal ranks per node in block order"
+            raise clash(f"{rank}, {size}, {local_rank}, {here}", "equal nodes in block order cannot have these", cure)
         nodes = Count(size.value // here.value, size.source, f"{size} by {here}")
         index = Count(rank.value // here.value, rank.source, "ranks fill node after node")
     # Every other node has at least one rank.

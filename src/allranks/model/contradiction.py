@@ -63,8 +63,8 @@ def check_not_spawned(world: World) -> None:
         with finding_of_refusals(world.node_name):
             raise NestedStartError(
                 f"multiprocessing (mp.spawn) started this process inside the task that {_STARTERS[world.launcher]} "
-                f"started as {said['rank']} of {said['world_size']}, and all that it starts there would be that rank; "
-                "start one task a rank and call the training function itself, without mp.spawn"
+                f"started as {said['rank']} of {said['world_size']}: every process that it starts there would be that "
+                "rank; start one task per rank and call the training function directly, without mp.spawn"
             )
 
 
@@ -80,5 +80,5 @@ def check_no_launcher_inside(env: Mapping[str, str]) -> None:
         with finding_of_refusals(env.get("ALLRANKS_NODE")):
             raise NestedStartError(
                 f"WORLD_SIZE={said} but ALLRANKS_MEMBERS has {size} ranks: another launcher runs inside a worker of "
-                "allranks run; let allranks run start the script itself, without torchrun in between"
+                "allranks run; start the script directly with allranks run, without torchrun in between"
             )

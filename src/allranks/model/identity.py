@@ -72,7 +72,7 @@ def _read_world(env: Env) -> World:
         ("node_name", node_name, "SLURM's name of this node", "SLURMD_NODENAME"),
         ("hosts", ",".join(claim.hosts), "the step's nodes, not the job's", "SLURM_STEP_NODELIST"),
         ("tasks_per_node", env.get(counts), why, counts),
-        ("master", master and ":".join(map(str, filter(None, master))), "a hint, no more", "MASTER_ADDR"),
+        ("master", master and ":".join(map(str, filter(None, master))), "only a hint", "MASTER_ADDR"),
     )
     return World(
         launcher=claim.launcher,
@@ -99,8 +99,8 @@ def check_one_agent_per_node(world: World) -> None:
 def _check_one_agent_per_node(world: World) -> None:
     if world.launcher is Launcher.TORCHRUN:
         raise IdentityError(
-            f"allranks run is an agent, but RANK={world.rank} and WORLD_SIZE={world.world_size} say it is a worker of "
-            "torchrun; start it in torchrun's place with the same flags, or, if they were left over: unset "
+            f"allranks run is an agent, but RANK={world.rank} and WORLD_SIZE={world.world_size} say that it is a "
+            "worker of torchrun; start it instead of torchrun, with the same flags, or, if they are left over: unset "
             + " ".join((*TORCHRUN.values(), "TORCHELASTIC_RUN_ID"))
         )
     said = next((f"{s.source}={s.value}" for s in world.settings if s.name == "tasks_per_node"), "tasks_per_node")
@@ -126,7 +126,9 @@ def _job_notes(env: Env, claim: Claim, step: Claim | None) -> list[str]:
     if job and job.value > nodes.value:
         start = srun_line(job.value)
         if claim.launcher is Launcher.NONE:
-            notes.append(f"this is the job's script or shell, not a task: one node of {job}; on all nodes: {start}")
+            notes.append(
+                f"this is the job's script or shell, not a task: it runs on one node, and {job}; on all nodes: {start}"
+            )
         elif size.value == 1 and not step:
             cure = f"unset {claim.numbers['rank'].source} {size.source} and start on all nodes: {start}"
             raise clash(size, f"{job}: a world of one on {job.value} nodes", cure)
@@ -147,13 +149,15 @@ def _master(env: Env, claim: Claim, notes: list[str]) -> tuple[str, int | None] 
     said, nodes = env.said("MASTER_ADDR"), claim.numbers["num_nodes"]
     if host is None or not re.fullmatch(r"[!-~]+", host):
         if host or (port and claim.launcher is Launcher.SLURM):
-            notes.append(f"{said if host else port} is not one address and not used; the leader announces itself")
+            notes.append(
+                f"{said if host else port} is not a single address and is ignored; the leader announces itself"
+            )
         return None
     if nodes.value > 1 and _OWN_MACHINE.fullmatch(host):
         if claim.launcher is not Launcher.TORCHRUN:
             cure = "unset MASTER_ADDR MASTER_PORT, the leader announces itself"
-            raise clash(f"{said} is every node's own", nodes, cure)
-        notes.append(f"{said} but {nodes}: right only if they are one machine")
+            raise clash(f"{said} means each node itself", nodes, cure)
+        notes.append(f"{said} but {nodes}: correct only if all of them are one machine")
     elif nodes.value > 1 and claim.launcher is Launcher.SLURM:
         odd = "" if {host, host.split(".")[0]} & set(claim.hosts) else "no name in SLURM_STEP_NODELIST and "
         notes.append(f"{said} is {odd}only a hint; the leader announces itself")

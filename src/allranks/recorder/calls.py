@@ -5,38 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from allranks.model.beat import CallSeen, show_call
 
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One operation of one rank."""
 
-    group: str
-    """Name of the process group; the same on all its ranks."""
-    seq: int
-    """Its number in the group; sends and receives are counted apart."""
-    op: str
-    """`all_reduce`, without the backend."""
-    input_sizes: tuple[tuple[int, ...], ...] = ()
+class Call(CallSeen, frozen=True, kw_only=True):
+    """One operation of one rank: what a beat tells of it, and what only a dump has."""
+
     output_sizes: tuple[tuple[int, ...], ...] = ()
-    input_dtypes: tuple[str, ...] = ()
     output_dtypes: tuple[str, ...] = ()
-    is_done: bool = False
-    peer: int | None = None
-    """Of a send or a receive: the other side's rank within the group."""
     is_p2p: bool = False
-    place: str = ""
-    """Where the user's code called it: `train.py:12 in step`."""
-    created_s: float | None = None
-    """Since the epoch, by its node's clock."""
     number: int = 0
     """Of its entry in the dump, from 1."""
 
+    @property
+    def created_s(self) -> float | None:
+        """Since the epoch, by its node's clock; None: not known."""
+        return self.created_ns / 1e9 if self.created_ns else None
+
     def __str__(self) -> str:
-        """`all_reduce [8] Float`."""
-        sizes = self.input_sizes or self.output_sizes
-        dtypes = self.input_dtypes or self.output_dtypes
-        shown = " ".join(str(list(size)) for size in sizes[:3]) + (" ..." if len(sizes) > 3 else "")
-        return " ".join(filter(None, (self.op, shown, " ".join(dict.fromkeys(dtypes)))))
+        return show_call(self.op, self.sizes or self.output_sizes, self.dtypes or self.output_dtypes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
+from typing import Any
 
 from allranks.recorder.calls import Call, Dump
 from allranks.report.text import fold_ranks
@@ -92,6 +93,24 @@ class _Group:
 
     def shown(self) -> str:
         return f"group {self.name}" + (f" ({self.desc})" if self.desc and self.desc != "undefined" else "")
+
+    def stop(self, kind: StopKind, seq: int, message: str, calls: Iterable[tuple[int, Call]], **about: Any) -> Stop:
+        """Return an answer about one number of this group; `about`: ranks, victims, is_decided, and who waits."""
+        ranks, victims, waiting = (tuple(sorted(about.get(who, ()))) for who in ("ranks", "victims", "waiting"))
+        is_decided = about.get("is_decided", False)
+        waited_s = self.waited_s(waiting, seq)
+        return Stop(kind, ranks, victims, self.name, seq, is_decided, message, tuple(calls), waited_s)
+
+    def waited_s(self, ranks: Iterable[int], seq: int) -> float | None:
+        """Half of those who wait had waited this long."""
+        waited = [
+            taken - call.created_s
+            for rank in ranks
+            if (taken := self.dumps[rank].taken_s) is not None
+            for call in self.calls.get(rank, {}).get(seq, ())[:1]
+            if call.created_s is not None
+        ]
+        return median(waited) if waited else None
 
     def reach(self, rank: int) -> int | None:
         """The last number that a rank has called; None: unknown."""
@@ -173,17 +192,16 @@ def _mismatch(group: _Group) -> Stop | None:
         is_tie = next_most == most
         first, other = min(odd), min(ranks.keys() - odd)
         one, two = _difference(ranks[first], ranks[other])
-        return Stop(
-            kind=StopKind.MISMATCH,
-            ranks=tuple(sorted(ranks if is_tie else odd)),
-            victims=() if is_tie else tuple(sorted(set(group.dumps) - odd)),
-            group=group.name,
-            seq=seq,
-            is_decided=not is_tie and not is_over,
-            message=f"at collective {seq} of {group.shown()} {fold_ranks(odd)} called {one}{_at(one)}, "
+        return group.stop(
+            StopKind.MISMATCH,
+            seq,
+            f"at collective {seq} of {group.shown()} {fold_ranks(odd)} called {one}{_at(one)}, "
             f"{fold_ranks(ranks.keys() - odd)} {two}{_at(two)}",
-            calls=((first, one), (other, two)),
-            waited_s=_waited(group, ranks, seq),
+            ((first, one), (other, two)),
+            ranks=ranks if is_tie else odd,
+            victims=() if is_tie else set(group.dumps) - odd,
+            waiting=ranks,
+            is_decided=not is_tie and not is_over,
         )
     return None
 
@@ -199,7 +217,7 @@ def _kind(calls: Sequence[Call], *, is_over: bool) -> tuple[object, ...]:
     return tuple(
         (
             call.op,
-            () if call.op.startswith(_FREE_INPUTS) else (call.input_sizes, call.input_dtypes),
+            () if call.op.startswith(_FREE_INPUTS) else (call.sizes, call.dtypes),
             () if call.op.startswith(_FREE_OUTPUTS) else (call.output_sizes, call.output_dtypes),
         )
         for call in calls
@@ -305,31 +323,23 @@ def _name_missing(
     if not is_one_place:
         message += f"; others waited for {fold_ranks(culprits - lacks(wait))}"
     is_decided = is_one_place and (kind is StopKind.MISSING or len(culprits) < len(waiting))
-    return Stop(
-        kind=kind,
-        ranks=tuple(sorted(culprits)),
-        victims=tuple(sorted(waiting - culprits)),
-        group=wait.group.name,
-        seq=wait.seq,
+    return wait.group.stop(
+        kind,
+        wait.seq,
+        message,
+        (*last[:2], *calls),
+        ranks=culprits,
+        victims=waiting - culprits,
+        waiting=wait.waiting,
         is_decided=is_decided,
-        message=message,
-        calls=(*last[:2], *calls),
-        waited_s=_waited(wait.group, wait.waiting, wait.seq),
     )
 
 
 def _all_there(wait: _Wait) -> Stop:
-    return Stop(
-        kind=StopKind.ALL_THERE,
-        ranks=(),
-        victims=tuple(sorted(wait.waiting)),
-        group=wait.group.name,
-        seq=wait.seq,
-        is_decided=False,
-        message=f"all ranks came to {wait.shown()}, and {fold_ranks(wait.waiting)} never left it{_at(wait.call)}",
-        calls=((min(wait.waiting), wait.call),),
-        waited_s=_waited(wait.group, wait.waiting, wait.seq),
-    )
+    who = fold_ranks(wait.waiting)
+    message = f"all ranks came to {wait.shown()}, and {who} never left it{_at(wait.call)}"
+    calls = [(min(wait.waiting), wait.call)]
+    return wait.group.stop(StopKind.ALL_THERE, wait.seq, message, calls, victims=wait.waiting, waiting=wait.waiting)
 
 
 def _circle(waits: Sequence[_Wait], waiting: frozenset[int]) -> Stop:
@@ -343,16 +353,14 @@ def _circle(waits: Sequence[_Wait], waiting: frozenset[int]) -> Stop:
     ring = path[path.index(wait) :]
     parts = [f"{fold_ranks(each.waiting)} waited in {each.shown()}{_at(each.call)}" for each in ring[:4]]
     ranks = frozenset().union(*(each.waiting for each in ring))
-    return Stop(
-        kind=StopKind.CIRCLE,
-        ranks=tuple(sorted(ranks)),
-        victims=tuple(sorted(waiting - ranks)),
-        group=ring[0].group.name,
-        seq=ring[0].seq,
-        is_decided=False,
-        message="ranks waited for each other: " + ", ".join(parts),
-        calls=tuple((min(each.waiting), each.call) for each in ring[:4]),
-        waited_s=_waited(ring[0].group, ring[0].waiting, ring[0].seq),
+    return ring[0].group.stop(
+        StopKind.CIRCLE,
+        ring[0].seq,
+        "ranks waited for each other: " + ", ".join(parts),
+        [(min(each.waiting), each.call) for each in ring[:4]],
+        ranks=ranks,
+        victims=waiting - ranks,
+        waiting=ring[0].waiting,
     )
 
 
@@ -368,29 +376,9 @@ def _behind(groups: Sequence[_Group]) -> Iterator[Stop]:
         calls = [(rank, seqs[max(seqs)][0]) for rank in (min(late), there[0]) if (seqs := group.calls.get(rank))]
         if not calls:
             continue
-        yield Stop(
-            kind=StopKind.BEHIND,
-            ranks=tuple(sorted(late)),
-            victims=tuple(there),
-            group=group.name,
-            seq=ahead,
-            is_decided=False,
-            message=f"{fold_ranks(late)} had come to collective {reaches[min(late)]} of {group.shown()}, "
-            f"{fold_ranks(there)} to {ahead}{_at(calls[-1][1])}",
-            calls=tuple(calls),
-        )
-
-
-def _waited(group: _Group, ranks: Iterable[int], seq: int) -> float | None:
-    """Half of those who wait had waited this long."""
-    waited = [
-        taken - call.created_s
-        for rank in ranks
-        if (taken := group.dumps[rank].taken_s) is not None
-        for call in group.calls.get(rank, {}).get(seq, ())[:1]
-        if call.created_s is not None
-    ]
-    return median(waited) if waited else None
+        message = f"{fold_ranks(late)} had come to collective {reaches[min(late)]} of {group.shown()}, "
+        message += f"{fold_ranks(there)} to {ahead}{_at(calls[-1][1])}"
+        yield group.stop(StopKind.BEHIND, ahead, message, calls, ranks=late, victims=there)
 
 
 def _at(call: Call) -> str:

@@ -66,7 +66,7 @@ class RunDir:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as exc:
             raise UsageError(
-                f"{self.path}: {exc.strerror}; logs and verdicts are written there, name another place with --log-dir"
+                f"{self.path}: {exc.strerror}; logs and verdicts go there; choose another directory with --log-dir"
             ) from exc
         point_latest(self.root, self.path.name)
 
@@ -89,7 +89,7 @@ class RunDir:
                     self.attempt_path.mkdir()
                     return
         except OSError as exc:
-            raise UsageError(f"{self.attempt_path}: {exc.strerror}; name another place with --log-dir") from exc
+            raise UsageError(f"{self.attempt_path}: {exc.strerror}; choose another directory with --log-dir") from exc
 
     @property
     def attempt_path(self) -> Path:
@@ -118,7 +118,7 @@ class RunDir:
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as exc:
-            raise UsageError(f"{path}: {exc.strerror}; name another place with --log-dir") from exc
+            raise UsageError(f"{path}: {exc.strerror}; choose another directory with --log-dir") from exc
         return path
 
     def write_settings(self, node: str, settings: Iterable[Setting]) -> None:

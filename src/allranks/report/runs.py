@@ -76,7 +76,7 @@ def find_run(text: str, log_dir: Path) -> Run | None:
     if name == LATEST:
         path = log_dir / (log_dir / LATEST).resolve().name
         if path.name == LATEST or not path.is_dir():
-            raise UsageError(f"there is no run in {log_dir} yet, so no latest one")
+            raise UsageError(f"latest: there is no run in {log_dir} yet")
         return read_run(path)
     path = Path(text) if "/" in name else log_dir / name
     if "/" in name and path.name == LATEST:

@@ -264,15 +264,15 @@ def _call(entry: _Entry, number: int) -> Call:
         group=_group_of(entry)[0],
         seq=next((seq for seq in seqs if seq is not None), 0),
         op=strip_control(op),
-        input_sizes=tuple(map(tuple, entry.input_sizes or ())),
+        sizes=tuple(map(tuple, entry.input_sizes or ())),
         output_sizes=tuple(map(tuple, entry.output_sizes or ())),
-        input_dtypes=tuple(entry.input_dtypes or ()),
+        dtypes=tuple(entry.input_dtypes or ()),
         output_dtypes=tuple(entry.output_dtypes or ()),
         is_done=_is_done(entry),
         peer=int(pair[3]) if pair else None,
         is_p2p=is_p2p,
         place=_place(entry.frames or ()),
-        created_s=entry.time_created_ns / 1e9 if entry.time_created_ns else None,
+        created_ns=entry.time_created_ns or 0,
         number=number,
     )
 

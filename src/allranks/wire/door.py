@@ -122,7 +122,7 @@ class Door:
                 guest.send(Welcome(proof=proof))
                 del self._guests[guest]
                 return join.card
-            intrusion, reason = objection or (Intrusion.GARBAGE, "that is no Join")
+            intrusion, reason = objection or (Intrusion.GARBAGE, "expected a Join message")
             host = as_one_line(join.card.host, at_most=MAX_SHOWN) if isinstance(join, Join) else host
             guest.send(Refused(reason=reason, is_final=intrusion is not Intrusion.OTHER_JOB))
         except ConnectionError as exc:
@@ -164,7 +164,7 @@ class Door:
     def _objection(self, join: Message, nonce: bytes) -> tuple[Intrusion, str] | None:
         # Order matters: a newer protocol may differ in everything but its first fields.
         if not isinstance(join, Join):
-            return Intrusion.GARBAGE, f"it said {type(join).__name__} where Join was expected"
+            return Intrusion.GARBAGE, f"it sent {type(join).__name__}, expected Join"
         if join.protocol != PROTOCOL:
             version = as_one_line(join.version, at_most=MAX_SHOWN)
             return Intrusion.OTHER_VERSION, (
@@ -173,7 +173,7 @@ class Door:
             )
         if join.job != self._job:
             job = as_one_line(join.job, at_most=MAX_SHOWN)
-            return Intrusion.OTHER_JOB, f"it is of job {job}, this is job {self._job}"
+            return Intrusion.OTHER_JOB, f"it belongs to job {job}, this is job {self._job}"
         if not is_join_proof(
             self._secret, join.proof, leader_nonce=nonce, nonce=join.nonce, job=join.job, card=join.card
         ):
@@ -182,6 +182,7 @@ class Door:
             )
         if join.attempt is not None and join.attempt != self._attempt:
             return Intrusion.EARLIER_ATTEMPT, (
-                f"it is of attempt {join.attempt}, this is attempt {self._attempt}; a left-over of an earlier start"
+                f"it belongs to attempt {join.attempt}, this is attempt {self._attempt}; "
+                "it is left over from an earlier one"
             )
         return None

@@ -65,7 +65,7 @@ def bind_port(preferred: int, *, tries: int = PORTS_TRIED) -> socket.socket:
     for port in range(preferred, last + 1):
         with contextlib.suppress(OSError):
             return _listen(port)
-    raise SetupError(f"ports {preferred} to {last} are all in use or forbidden; name a free one with --master-port")
+    raise SetupError(f"ports {preferred} to {last} are all in use or forbidden; choose a free one with --master-port")
 
 
 def _listen(port: int) -> socket.socket:

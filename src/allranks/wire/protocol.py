@@ -46,7 +46,7 @@ from pathlib import Path
 
 import msgspec
 
-from allranks.model.beat import NodeBeat
+from allranks.model.beat import NodeBeat, drop_unsound
 from allranks.model.card import Card, Place
 from allranks.model.errors import WireError
 from allranks.model.finding import Verdict
@@ -327,16 +327,30 @@ def decode_frames(buffer: bytearray, *, at_most: int | None = None) -> list[Mess
     while len(buffer) >= LENGTH.size and (at_most is None or len(messages) < at_most):
         (length,) = LENGTH.unpack_from(buffer)
         if length > MAX_FRAME_BYTES:
-            raise WireError(f"a frame of {length} bytes, at most {MAX_FRAME_BYTES} are allowed: not an allranks peer")
+            raise WireError(f"a frame of {length} bytes, more than {MAX_FRAME_BYTES}: the peer is not allranks")
         if len(buffer) < LENGTH.size + length:
             break
         payload = bytes(buffer[LENGTH.size : LENGTH.size + length])
         del buffer[: LENGTH.size + length]
         try:
-            messages.append(_decoder.decode(payload))
+            messages.append(_decode(payload))
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-            raise WireError(_describe_foreign_frame(payload) or f"a frame that is no message of ours: {exc}") from exc
+            raise WireError(
+                _describe_foreign_frame(payload) or f"a frame that is not an allranks message: {exc}"
+            ) from exc
     return messages
+
+
+def _decode(payload: bytes) -> Message:
+    try:
+        return _decoder.decode(payload)
+    except msgspec.ValidationError:  # of a Beat, what is sound counts
+        told = msgspec.msgpack.decode(payload)
+        if not isinstance(told, dict) or "node" not in told:
+            raise
+        drop_unsound(told["node"], NodeBeat)
+        sound: Message = msgspec.convert(told, Message)
+        return sound
 
 
 def plain_address(address: str) -> str:
@@ -381,6 +395,6 @@ def _describe_foreign_frame(payload: bytes) -> str | None:
     if head.protocol == PROTOCOL:
         return None
     return (
-        f"words of allranks {as_one_line(head.version, at_most=40)} (protocol {head.protocol}, here {PROTOCOL}); "
+        f"a message of allranks {as_one_line(head.version, at_most=40)} (protocol {head.protocol}, here {PROTOCOL}); "
         "install one version everywhere"
     )

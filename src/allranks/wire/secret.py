@@ -94,7 +94,9 @@ def ensure_secret_file(path: Path) -> Secret:
             file.write(key)
         draft.replace(path)
     except OSError as exc:
-        raise SetupError(f"{path}: {exc.strerror}; the run directory must be writable, see --log-dir") from exc
+        raise SetupError(
+            f"{path}: {exc.strerror}; the run directory must be writable; choose another one with --log-dir"
+        ) from exc
     return Secret(key.encode(), str(path))
 
 
@@ -110,7 +112,9 @@ def read_secret_file(path: Path) -> Secret | None:
     except OSError:
         return None
     if status.st_uid not in (os.geteuid(), 0) or status.st_mode & 0o077:
-        raise SetupError(f"{path}: owner {status.st_uid}, mode {status.st_mode & 0o777:o}; expected mine and 0600")
+        raise SetupError(
+            f"{path}: owner {status.st_uid}, mode {status.st_mode & 0o777:o}; expected owner {os.geteuid()}, mode 0600"
+        )
     return Secret(key.encode(), str(path))
 
 

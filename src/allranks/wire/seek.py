@@ -55,7 +55,7 @@ class _NotTheLeader(Exception):
 class _Search:
     """What all hints came to so far."""
 
-    obstacle: str = "nobody has announced a leader"
+    obstacle: str = "no leader has announced itself"
     silent: dict[str, str] = field(default_factory=dict)
 
 
@@ -100,8 +100,8 @@ def seek_leader(
         waited_s = time.monotonic() - started_s
         if waited_s > deadline_s:
             raise NodeFaultError(
-                f"no leader of job {job} within {deadline_s:.0f} s; last try: {search.obstacle}; is the first node "
-                "up, and is its port open from here?"
+                f"no leader of job {job} within {deadline_s:.0f} s; last try: {search.obstacle}; check that the first "
+                "node is up and that its port is open from here"
             )
         if waited_s - last_told_s >= 1:
             last_told_s = waited_s
@@ -199,7 +199,7 @@ class _Race:
         if waited_s < SILENT_S:
             return
         if each.is_connected:
-            reason = "something listens there and says nothing"
+            reason = "a program listens there but sends nothing"
             self._search.obstacle = f"{each.hint} ({each.hint.source}): {reason}"
             if waited_s >= HANDSHAKE_S:
                 self._leave(sock, each, reason, each.rest)
@@ -207,7 +207,7 @@ class _Race:
         self._search.silent[str(each.hint)] = f"{each.hint.source}: no answer"
         self._search.obstacle = f"{each.hint} ({each.hint.source}): no answer"
         if waited_s >= CONNECT_S:
-            self._leave(sock, each, f"no answer in {CONNECT_S:.1f} s", [])
+            self._leave(sock, each, f"no answer within {CONNECT_S:.1f} s", [])
 
     def _leave(self, sock: socket.socket, each: _Try, reason: str, rest: list[Hint]) -> None:
         self._selector.unregister(sock)
@@ -247,12 +247,12 @@ def _shake_hands(
     buffer = bytearray()
     hello = _read(sock, buffer, deadline_s, hint)
     if not isinstance(hello, Hello):
-        raise _NotTheLeader(f"{hint} ({hint.source}): no leader of ours")
+        raise _NotTheLeader(f"{hint} ({hint.source}): the program there is not an allranks leader")
     if hello.job != job:
         raise _NotTheLeader(f"{hint} ({hint.source}): leader of another job, {as_one_line(hello.job)}")
     key = secret()  # only now: the leader wrote it before it said Hello
     if key is None:
-        raise _NotTheLeader("the job's secret is not in the run directory yet")
+        raise _NotTheLeader("the run directory does not have the job's secret yet")
     nonce = fresh_nonce()
     card = msgspec.structs.replace(card, age_s=own_age_s())
     proof = join_proof(key, leader_nonce=hello.nonce, nonce=nonce, job=job, card=card)
@@ -281,7 +281,7 @@ def _read(sock: socket.socket, buffer: bytearray, deadline_s: float, hint: Hint)
             return messages[0]
         left_s = deadline_s - time.monotonic()
         if left_s <= 0:
-            raise _NotTheLeader(f"{hint} ({hint.source}): something listens there and says nothing")
+            raise _NotTheLeader(f"{hint} ({hint.source}): a program listens there but sends nothing")
         sock.settimeout(left_s)
         try:
             data = sock.recv(1 << 16)

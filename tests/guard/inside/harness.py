@@ -12,9 +12,6 @@ import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 import allranks
 from allranks.guard.inside.cell import Cell
@@ -40,11 +37,6 @@ class Started:
     @property
     def pid(self) -> int:
         return self.process.pid
-
-    def told(self) -> dict[str, Any]:
-        """The last beat, empty where there is none."""
-        told = self.cell.read().told
-        return msgspec.json.decode(told.data) if told else {}
 
 
 @contextlib.contextmanager

@@ -75,11 +75,10 @@ def test_what_a_worker_wrote_is_there_after_its_death(cell: Cell):
     assert seen.call is not None
     assert seen.call[:8] == ("0", 7, "all_reduce", "[[8]]", "Float", "train.py:3 in step", -1, False)
     assert abs(seen.call.created_ns - time.time_ns()) < 30e9
-    assert abs(seen.step_ns - time.monotonic_ns()) < 30e9
 
 
 def test_a_fresh_cell_says_nothing(cell: Cell):
-    assert cell.read() == (0, None, None, None, None, 0, None, "")
+    assert cell.read() == (0, None, None, None, None, None, "")
     assert cell.order() is None
 
 

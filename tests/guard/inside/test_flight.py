@@ -95,7 +95,7 @@ def test_lags_are_multiples_of_a_power_of_two_and_at_most_sixteen(monkeypatch: p
     assert [seq for _, seq, _ in lags] == [32 * n for n in range(1, 10)]
     assert lags[0] == ("0", 32, 1032)
     assert told == {"0": 300}
-    assert not seen.has_untold(told)
+    assert not seen.untold(told)
     assert seen.lags(told) == []
 
 

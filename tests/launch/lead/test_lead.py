@@ -195,7 +195,7 @@ def come_back(job: Job, index: int) -> str:
     def has_answer() -> bool:
         with contextlib.suppress(ConnectionError):
             answers.extend(each.reason for each in lines[0].receive() if isinstance(each, Refused))
-        answers.extend(line for line in job.lines if "waits to be taken in" in line)
+        answers.extend(line for line in job.lines if "waits for the next restart" in line)
         return bool(answers)
 
     with contextlib.closing(lines[0]):
@@ -206,8 +206,8 @@ def come_back(job: Job, index: int) -> str:
 @pytest.mark.parametrize(
     ("is_here", "answer"),
     [
-        pytest.param(True, "node rank 2 was at fault and is left out for the rest of this job", id="still here"),
-        pytest.param(False, "node03 is here and waits to be taken in", id="gone before"),
+        pytest.param(True, "node rank 2 was at fault and is excluded for the rest of this job", id="still here"),
+        pytest.param(False, "node03 has joined and waits for the next restart", id="gone before"),
     ],
 )
 def test_a_node_that_was_left_out_may_come_back_only_where_its_agent_was_gone(

@@ -60,7 +60,7 @@ def test_below_the_minimum_it_waits_for_nodes():
 def test_the_leaders_node_cannot_be_left_out():
     decision = move(judged(cures=True, exit_code=75, nodes=(0,)), history=History(restarts_left=3), culprits=(0,))
     assert (decision.move, decision.exit_code) == (Move.END, Exit.NODE_FAULT)
-    assert decision.note == "n0 leads the job and cannot be left out of it: it must be started again elsewhere"
+    assert decision.note == "n0 runs the leader, which the job needs: the job must start again on other nodes"
 
 
 def test_an_error_of_the_users_code_is_not_tried_again():
@@ -68,7 +68,7 @@ def test_an_error_of_the_users_code_is_not_tried_again():
     decision = move(judged(is_retryable=False, exit_code=1), history=history)
     assert (decision.move, decision.exit_code, history.restarts_left) == (Move.END, 1, 3)
     assert decision.note == (
-        "not restarted: a restart does not cure an error of the script; --restart-on-error restarts all the same"
+        "not restarted: a restart does not cure an error of the script; --restart-on-error restarts anyway"
     )
 
 
@@ -105,7 +105,7 @@ def test_the_same_rank_the_third_time_without_progress_ends_the_job():
     moves = [move(judged(), history=history, at=step) for step in (10, 20, 30)]
     assert [each.move for each in moves] == [Move.RESTART, Move.RESTART, Move.END]
     assert moves[-1].exit_code == Exit.SETUP
-    assert moves[-1].note == "rank 2 broke 3 times without progress between; a restart does not cure it"
+    assert moves[-1].note == "rank 2 failed 3 times without progress; a restart does not cure it"
 
 
 def test_workers_that_ran_for_long_have_got_on():

@@ -30,19 +30,21 @@ def culprit(node: str, *attempts: int) -> Culprit:
         ({"excluded_nodes": "n1"}, [culprit("n3", 0)], 3, {"ExcNodeList": "n[1,3]"}, "without n3"),
         ({"excluded_nodes": "n3"}, [culprit("n3", 0)], 3, {}, "without n3"),
         # What the user leaves out is nobody's replacement.
-        ({"excluded_nodes": "n[4-6]"}, [culprit("n3", 0)], 3, {}, "n3 stays in, since it needs 3 nodes and has 3"),
+        ({"excluded_nodes": "n[4-6]"}, [culprit("n3", 0)], 3, {},
+         "n3 is not excluded, because the job needs 3 of 3 nodes"),
         ({"excluded_nodes": "n[4-6]"}, [culprit("n3", 0)], 2,
          {"ExcNodeList": "n[4-6,3]", "NumNodes": "2"}, "without n3, on 2 nodes instead of 3"),
         # SLURM has taken the lost node away: the job would ask for one less from then on.
         ({"num_nodes": 2}, [culprit("n3", 0)], 3, {"ExcNodeList": "n3", "NumNodes": "3"}, "without n3"),
         # Named by the user, and all of them needed.
-        ({"asked_nodes": "n[1-3]"}, [culprit("n3", 0)], 3, {}, "n3 stays in, since it needs 3 nodes and has 3"),
+        ({"asked_nodes": "n[1-3]"}, [culprit("n3", 0)], 3, {},
+         "n3 is not excluded, because the job needs 3 of 3 nodes"),
         ({"asked_nodes": "n[1-3]"}, [culprit("n3", 0)], 2,
          {"ExcNodeList": "n3", "ReqNodeList": "n[1-2]", "NumNodes": "2"}, "without n3, on 2 nodes instead of 3"),
         # Only some are named: the others are SLURM's choice.
         ({"asked_nodes": "n3"}, [culprit("n3", 0)], 3, {"ExcNodeList": "n3", "ReqNodeList": ""}, "without n3"),
         ({}, [culprit("n1", 0), culprit("n2", 0), culprit("n3", 1), culprit("n4", 2)], 3,
-         {"ExcNodeList": "n[1,3-4]"}, "without n[1,3-4], n2 stays in, since it needs 3 nodes and has 6"),
+         {"ExcNodeList": "n[1,3-4]"}, "without n[1,3-4], n2 is not excluded, because the job needs 3 of 6 nodes"),
     ],
 )  # fmt: skip
 def test_what_a_waiting_job_asks_for(
@@ -102,15 +104,16 @@ def test_the_same_culprit_for_the_third_time_ends_the_job(partition: FakeSlurm, 
         codes.append(requeue_once(JOB, run_dir=run_dir, attempt=attempt, say=said.append, nodes=["n3"], cause="AR3 x"))
     assert codes == [75, 75, 78]
     assert said[0] == (
-        "job 12 goes back into the queue, n3 stays in, since it needs 3 nodes and has 3; it resumes in its next run"
+        "job 12 goes back into the queue, n3 is not excluded, because the job needs 3 of 3 nodes; "
+        "it resumes in its next run"
     )
-    assert said[2] == "job 12 ends: n3 was at fault in 3 runs, and it cannot do without; AR3 x"
+    assert said[2] == "job 12 ends: n3 was at fault in 3 runs and cannot be replaced; AR3 x"
 
 
 @pytest.mark.parametrize(
     ("shown", "words"),
     [
-        (show_job().replace("BatchFlag=1", "BatchFlag=0"), "it has no batch script"),
+        (show_job().replace("BatchFlag=1", "BatchFlag=0"), "only jobs with a batch script"),
         (show_job().replace("Requeue=1", "Requeue=0"), "it was submitted with --no-requeue"),
     ],
 )
@@ -127,7 +130,7 @@ def test_what_slurm_refuses_is_said_with_the_command_for_it(partition: FakeSlurm
     said: list[str] = []
     assert requeue_once(JOB, run_dir=run_dir, attempt=0, say=said.append) == 0
     assert said[1] == (
-        "job 12: scontrol: Requested operation is presently disabled for job 12; by hand: scontrol requeue 12"
+        "job 12: scontrol: Requested operation is presently disabled for job 12; to do it by hand: scontrol requeue 12"
     )
 
 
@@ -149,7 +152,9 @@ def test_a_preempted_job_stays_until_slurm_ends_it(slurm: FakeSlurm) -> None:
     slurm.answer_once("scontrol", "show job 12", out=preempted)
     said: list[str] = []
     assert outlast_preemption(JOB, say=said.append)
-    assert said == ["preempted: waiting for SLURM to end this run of job 12, 10 s of grace since 2026-11-22T00:02:54"]
+    assert said == [
+        "preempted: waiting for SLURM to end this run of job 12, grace period 10 s since 2026-11-22T00:02:54"
+    ]
 
 
 def test_a_warning_that_was_a_preemption_leaves_the_job_to_slurm(partition: FakeSlurm, run_dir: Path) -> None:

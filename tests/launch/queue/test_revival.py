@@ -79,7 +79,7 @@ def test_a_node_that_slurm_took_away_is_not_tried_again(srun: Srun, tmp_path: Pa
     srun('echo "srun: error: Unable to create step: Requested node configuration is not available" >&2; exit 1')
     revival = revive(tmp_path)
     step_until(revival, 0.0, lambda: revival.stage is Stage.TAKEN_AWAY)
-    assert revival.line == "node03: SLURM has taken it out of the job; it can take part again in the job's next run"
+    assert revival.line == "node03: SLURM has removed it from the job; it can take part again in the job's next run"
 
 
 def test_other_failures_are_tried_again_until_patience_ends(srun: Srun, tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_other_failures_are_tried_again_until_patience_ends(srun: Srun, tmp_path
         now_s += 0.1
         time.sleep(0.02)
     assert revival.stage is Stage.GIVEN_UP
-    assert revival.line == f"node03: has not come back; see {tmp_path / 'agent.out'}"
+    assert revival.line == f"node03 has not come back; see {tmp_path / 'agent.out'}"
     tries = (tmp_path / "agent.out").read_text().count("Task launch failed")
     assert tries in (2, 3)
 
@@ -119,7 +119,7 @@ def test_the_new_agent_takes_the_lost_one_s_place(srun: Srun, tmp_path: Path) ->
     )
     revivals.expect("node03", seat=3)
     revivals.expect("node03", seat=3)
-    assert revivals.turn(0.0) == [f"node03: its agent is started again as soon as the node is back; see {log}"]
+    assert revivals.turn(0.0) == [f"node03: its agent will be restarted when the node comes back; see {log}"]
     end_s = time.monotonic() + 10
     while not log.exists() or not log.read_text().endswith("t.py\n"):
         assert time.monotonic() < end_s
@@ -141,5 +141,5 @@ def test_a_node_that_is_gone_for_good_is_said_once(srun: Srun, tmp_path: Path) -
     while len(lines) < 2 and time.monotonic() < end_s:
         lines += revivals.turn(0.0)
         time.sleep(0.02)
-    assert lines[1] == "node03: SLURM has taken it out of the job; it can take part again in the job's next run"
+    assert lines[1] == "node03: SLURM has removed it from the job; it can take part again in the job's next run"
     assert revivals.turn(0.0) == []

@@ -261,7 +261,7 @@ def test_a_job_without_logs_is_one_line(slurm: FakeSlurm, home: Path, monkeypatc
     with pytest.raises(UsageError, match="job 12: no log of it is here: SLURM does not know it; name its files"):
         find_job_sources("12")
     monkeypatch.setenv("PATH", str(home / "nothing"))
-    with pytest.raises(SetupError, match="scontrol: no such program here"):
+    with pytest.raises(SetupError, match="scontrol: not found on this machine"):
         find_job_sources("12")
     with pytest.raises(UsageError, match="expected the id of a job"):
         find_job_sources("train.log")

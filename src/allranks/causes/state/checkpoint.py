@@ -101,8 +101,8 @@ class CheckpointCorrupt(Cause, id="AR601"):
         "OSError: Unable to open file (truncated file: eof = 96, sblock->base_addr = 0, stored_eof = 2048)",
         "FileNotFoundError: [Errno 2] No such file or directory: '/ckpt/step-1000/.metadata'",
         "allranks.state.saved.checkpoint.CheckpointError: none of the 2 checkpoints in /scratch/ckpt is whole, the "
-        "newest: rank 1 reads rank_00001.state: block 3 of 96 does not match its checksum; move them away to begin "
-        "anew",
+        "newest: rank 1 reads rank_00001.safetensors: block 3 of 96 does not match its checksum; move them away to "
+        "begin anew",
         "allranks: checkpoint /scratch/ckpt/step_300 is passed over: rank 0 reads MANIFEST.json: is not there; going "
         "on from step_200",
         "tensorflow.python.framework.errors_impl.DataLossError: Data loss: not an sstable (bad magic number)",

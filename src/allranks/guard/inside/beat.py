@@ -4,9 +4,8 @@ It runs also while the main thread is blocked in C++ (a collective lets go of th
 process is stopped or its GIL held, which the agent then sees from outside. What it tells, as JSON, all times `_ns` by
 CLOCK_MONOTONIC but `created_ns`:
 
-    pid, phase, every_s, cpu_ns (of this thread), at (main thread's place), since_ns (nothing went on since then),
-    groups [[name, ranks, enqueued, completed, open_since_ns]], calls (model.beat.CallSeen, where one is open for long),
-    lags [[group, seq, created_ns]], blind [text]
+    at (main thread's place), since_ns (nothing went on since then), lags [[group, seq, created_ns]], blind [text],
+    groups [[name, ranks, enqueued, completed, open_since_ns]], calls (model.beat.CallSeen, where one is open for long)
 
 Its own cost is bounded: a dump of the recorder takes milliseconds with the GIL held, so the next one for lags waits
 until they are DUMP_SHARE of the time. Runs in the worker's Python.
@@ -56,17 +55,11 @@ class Beat:
         self._lags: list[tuple[str, int, int]] = []
         self._told_lags: dict[str, int] = {}
         self._next_dump_ns = 0
-        self.phase = "init"
 
     def start(self) -> None:
         """Begin to beat."""
-        self._cell.phase(self.phase)
+        self._cell.phase("init")
         self._thread.start()
-
-    def enter(self, phase: str) -> None:
-        """Say what the worker does from now on."""
-        self.phase = phase
-        self._cell.phase(phase)
 
     def end(self) -> None:
         """Stop, before the interpreter goes: a thread that it ends inside C++ would abort the process."""
@@ -79,14 +72,10 @@ class Beat:
             try:
                 self._tell()
             except Exception as exc:  # a torch whose inside we do not know: what is left is said
-                self._note(f"a beat failed: {exc!r}")
+                self._flight.note(f"a beat failed: {exc!r}")
             if is_last:
                 return
             is_last = self._ended.wait(self._every_s)  # and once more: what was called since the last beat
-
-    def _note(self, text: str) -> None:
-        if len(self._flight.blind) < 8 and text not in self._flight.blind:
-            self._flight.blind.append(text[:200])
 
     def _tell(self) -> None:
         states = self._flight.states()
@@ -95,19 +84,15 @@ class Beat:
         self._look_at_calls(states, now_ns)
         at = place_of(sys._current_frames().get(self._main or 0))
         # Identity is enough: what is told is replaced, never changed.
-        facts = self._moved, self.phase, at, id(self._calls), id(self._lags), len(self._flight.blind)
+        facts = self._moved, at, id(self._calls), id(self._lags), len(self._flight.blind)
         if facts != self._told:
             self._told, self._blob = facts, self._write(states, at)
         if not self._cell.tell(self._blob):
             self._calls, self._lags = self._calls[-16:], []
-            self._note("a beat was too long to be told")
+            self._flight.note("a beat was too long to be told")
 
     def _write(self, states: dict[str, tuple[int, int]], at: str) -> bytes:
         told = {
-            "pid": os.getpid(),
-            "phase": self.phase,
-            "every_s": self._every_s,
-            "cpu_ns": time.thread_time_ns(),
             "at": at,
             "since_ns": self._since_ns,
             "groups": [
@@ -140,7 +125,7 @@ class Beat:
         elif not is_long:
             if self._calls:
                 self._calls, self._calls_of = [], None
-            if may_dump and self._flight.has_untold(self._told_lags):
+            if may_dump and self._flight.untold(self._told_lags):
                 self._lags = self._timed(lambda: self._flight.lags(self._told_lags), now_ns)
 
     def _timed(self, dump: Any, now_ns: int) -> Any:

@@ -77,7 +77,6 @@ class Teller:
         """torch.compiler's, which is not there yet while torch is being imported."""
         self.world = c10d._world
         self.here = threading.local()
-        self.dtypes: dict[Any, str] = {}
 
 
 def wrap(c10d: Any, teller: Teller) -> None:
@@ -90,48 +89,7 @@ def wrap(c10d: Any, teller: Teller) -> None:
     for name, described in COLLECTIVES.items():
         original = getattr(c10d, name, None)
         if inspect.isfunction(original):
-            setattr(c10d, name, _wrapped(name, described, original, teller))
-
-
-def _wrapped(name: str, described: _Described, original: Callable[..., Any], teller: Teller) -> Callable[..., Any]:
-    reader = _Arguments(name, described, original)
-
-    @functools.wraps(original)
-    def call(*args: Any, **kwargs: Any) -> Any:
-        if teller.cell is None or teller.is_compiling() or getattr(teller.here, "is_inside", False):
-            return original(*args, **kwargs)
-        return _tell_and_call(reader, teller, original, args, kwargs)
-
-    return call
-
-
-def _tell_and_call(
-    reader: _Arguments, teller: Teller, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> Any:
-    teller.here.is_inside = True  # one collective may be made of others
-    number, row, before = 0, None, -1
-    try:
-        try:
-            given = reader.given(args, kwargs)
-            group = reader.group(teller, given)
-            if group is not None:
-                row = _row_of(reader, teller, group, given)
-                before = row.numbers._get_sequence_number_for_group()
-                number = _enter(reader, teller, group, row, before, given)
-        except Exception as exc:
-            # An argument that torch will refuse, or a torch whose inside we do not know: it has the say.
-            _note(teller, exc)
-        try:
-            return original(*args, **kwargs)
-        except Exception:
-            teller.failed()
-            raise
-    finally:
-        teller.here.is_inside = False
-        if number and teller.cell is not None:
-            teller.cell.leave_call(number)
-        if reader.is_p2p and before >= 0 and row is not None:
-            _count_p2p(teller, row, before)
+            setattr(c10d, name, _Collective(name, described, original, teller).wrapped())
 
 
 class _Row(NamedTuple):
@@ -144,105 +102,119 @@ class _Row(NamedTuple):
     """Group or backend of torch's, which tells the last number."""
 
 
-def _row_of(reader: _Arguments, teller: Teller, group: Any, given: _Given) -> _Row:
-    assert teller.flight is not None
-    known = teller.flight.group(group)
-    backend, numbers = next(iter(known.backends.values())), group
-    if len(set(known.backends.values())) > 1:
-        device_type = reader.device_type(group, known.backends, given)
-        backend, numbers = known.backends[device_type], group._get_backend(sys.modules["torch"].device(device_type))
-    return _Row(known.key(backend), backend, numbers)
+class _Collective:
+    """One function of torch.distributed, and where among its arguments stands what is told."""
 
-
-def _enter(reader: _Arguments, teller: Teller, group: Any, row: _Row, before: int, given: _Given) -> int:
-    assert teller.cell is not None
-    assert teller.flight is not None
-    num_p2p = teller.flight.num_p2p.get(row.key, 0)
-    sizes, dtypes = reader.inputs(teller, given)
-    return teller.cell.enter_call(
-        group=row.key,
-        seq=1 + (num_p2p if reader.is_p2p else before - num_p2p),
-        op=reader.described.op if row.backend == "nccl" else reader.described.gloo_op,
-        sizes=sizes,
-        dtypes=dtypes,
-        place=place_of(sys._getframe(3)),
-        peer=reader.peer(teller, group, given),
-    )
-
-
-def _count_p2p(teller: Teller, row: _Row, before: int) -> None:
-    try:
-        assert teller.flight is not None
-        for number in range(before + 1, row.numbers._get_sequence_number_for_group() + 1):
-            teller.flight.count_p2p(row.key, number)
-    except Exception as exc:
-        _note(teller, exc)
-
-
-def _note(teller: Teller, exc: Exception) -> None:
-    if teller.flight is not None and len(teller.flight.blind) < 4:
-        teller.flight.blind.append(f"a call could not be told: {exc!r}"[:200])
-
-
-class _Arguments:
-    """Finds what is told among a function's arguments."""
-
-    def __init__(self, name: str, described: _Described, original: Callable[..., Any]) -> None:
-        self.described = described
-        self.is_p2p = name in _PEERS
-        self._peer = _PEERS.get(name, "")
+    def __init__(self, name: str, described: _Described, original: Callable[..., Any], teller: Teller) -> None:
+        self._described = described
+        self._original = original
+        self._teller = teller
+        self._is_p2p = name in _PEERS
+        self._peer_name = _PEERS.get(name, "")
         self._is_list_of_one = described.gloo_op == "all_reduce" and described.tensors == "input_list"
         self._is_stacked = name == "scatter"
         self._parameters = tuple(inspect.signature(original).parameters)
 
-    def given(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Given:
-        """Return what a call was given, by parameter."""
-        return dict(zip(self._parameters, args, strict=False)) | kwargs
+    def wrapped(self) -> Callable[..., Any]:
+        """Return the function that tells, and then calls the original."""
+        teller, original = self._teller, self._original
 
-    def group(self, teller: Teller, given: _Given) -> Any:
-        """Return the process group, None where this rank is not in it."""
-        group = given.get("group")
-        group = teller.world.default_pg if group is None else group
-        return group if group in teller.world.pg_names else None
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            cell, flight = teller.cell, teller.flight
+            is_told = cell is not None and not teller.is_compiling() and not getattr(teller.here, "is_inside", False)
+            if cell is None or flight is None or not is_told:
+                return original(*args, **kwargs)
+            return self._tell_and_call(cell, flight, args, kwargs)
 
-    def tensors(self, given: _Given) -> list[Any]:
-        """Return the inputs."""
-        tensors = given.get(self.described.tensors)
+        return call
+
+    def _tell_and_call(self, cell: Cell, flight: Flight, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self._teller.here.is_inside = True  # one collective may be made of others
+        number, row, before = 0, None, -1
+        try:
+            try:
+                given = dict(zip(self._parameters, args, strict=False)) | kwargs
+                group = given.get("group")
+                group = self._teller.world.default_pg if group is None else group
+                if group in self._teller.world.pg_names:  # else this rank is not in it
+                    row = self._row(flight, group, given)
+                    before = row.numbers._get_sequence_number_for_group()
+                    number = self._enter(cell, flight, group, row, before, given)
+            except Exception as exc:  # an argument that torch will refuse, or a torch whose inside we do not know
+                flight.note(f"a call could not be told: {exc!r}")
+            try:
+                return self._original(*args, **kwargs)
+            except Exception:
+                self._teller.failed()
+                raise
+        finally:
+            self._teller.here.is_inside = False
+            if number:
+                cell.leave_call(number)
+            if self._is_p2p and row is not None and before >= 0:
+                try:
+                    for taken in range(before + 1, row.numbers._get_sequence_number_for_group() + 1):
+                        flight.count_p2p(row.key, taken)
+                except Exception as exc:
+                    flight.note(f"a call could not be told: {exc!r}")
+
+    def _row(self, flight: Flight, group: Any, given: _Given) -> _Row:
+        known = flight.group(group)
+        backend, numbers = next(iter(known.backends.values())), group
+        if len(set(known.backends.values())) > 1:
+            device_type = self._device_type(group, known.backends, given)
+            backend, numbers = known.backends[device_type], group._get_backend(sys.modules["torch"].device(device_type))
+        return _Row(known.key(backend), backend, numbers)
+
+    def _enter(self, cell: Cell, flight: Flight, group: Any, row: _Row, before: int, given: _Given) -> int:
+        num_p2p = flight.num_p2p.get(row.key, 0)
+        sizes, dtypes = self._inputs(given)
+        return cell.enter_call(
+            group=row.key,
+            seq=1 + (num_p2p if self._is_p2p else before - num_p2p),
+            op=self._described.op if row.backend == "nccl" else self._described.gloo_op,
+            sizes=sizes,
+            dtypes=dtypes,
+            place=place_of(sys._getframe(3)),
+            peer=self._peer(group, given),
+        )
+
+    def _tensors(self, given: _Given) -> list[Any]:
+        tensors = given.get(self._described.tensors)
         return [] if tensors is None else list(tensors) if isinstance(tensors, list | tuple) else [tensors]
 
-    def device_type(self, group: Any, backends: Mapping[str, str], given: _Given) -> str:
+    def _device_type(self, group: Any, backends: Mapping[str, str], given: _Given) -> str:
         """Return the type of device that the call is for, as torch chooses it."""
-        tensors = self.tensors(given) or [given.get("tensor")]
+        tensors = self._tensors(given) or [given.get("tensor")]
         if tensors[0] is not None:
             return str(tensors[0].device.type)
         # A barrier. Source: torch 2.13, distributed_c10d.barrier.
         is_on_gpu = bool(given.get("device_ids")) or getattr(group, "bound_device_id", None) is not None
         return next((device for device in backends if (device != "cpu") is is_on_gpu), next(iter(backends)))
 
-    def inputs(self, teller: Teller, given: _Given) -> tuple[str, str]:
+    def _inputs(self, given: _Given) -> tuple[str, str]:
         """Return sizes and dtypes of the inputs, as the recorder has them."""
-        tensors = self.tensors(given)
+        tensors = self._tensors(given)
         sizes = [list(tensor.shape) for tensor in tensors]
-        dtypes = [self._dtype(teller, tensor.dtype) for tensor in tensors]
+        dtypes = [_dtype(tensor.dtype) for tensor in tensors]
         if self._is_list_of_one:  # Gloo reduces them one after the other
             sizes, dtypes = sizes[:1], dtypes[:1]
         elif self._is_stacked and sizes:
             sizes, dtypes = [[len(sizes), *sizes[0]]], dtypes[:1]
         return json.dumps(sizes[:64]), ",".join(dtypes[:64])
 
-    @staticmethod
-    def _dtype(teller: Teller, dtype: Any) -> str:
-        name = teller.dtypes.get(dtype)
-        if name is None:
-            word = str(dtype).rpartition(".")[2]
-            name = teller.dtypes[dtype] = _DTYPES.get(word, word)
-        return name
-
-    def peer(self, teller: Teller, group: Any, given: _Given) -> int:
+    def _peer(self, group: Any, given: _Given) -> int:
         """Return the other side's rank in the group; -1: there is none, or it may be any."""
-        if not self.is_p2p:
+        if not self._is_p2p:
             return -1
-        in_group = given.get(f"group_{self._peer}")
-        if in_group is None and (rank := given.get(self._peer)) is not None:
-            in_group = teller.world.pg_group_ranks[group][rank]
+        in_group = given.get(f"group_{self._peer_name}")
+        if in_group is None and (rank := given.get(self._peer_name)) is not None:
+            in_group = self._teller.world.pg_group_ranks[group][rank]
         return -1 if in_group is None else int(in_group)
+
+
+@functools.cache
+def _dtype(dtype: Any) -> str:
+    word = str(dtype).rpartition(".")[2]
+    return _DTYPES.get(word, word)

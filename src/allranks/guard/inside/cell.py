@@ -32,6 +32,7 @@ import threading
 import time
 import zlib
 from collections.abc import Mapping
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 ENV_FD = "ALLRANKS_CELL_FD"
@@ -100,8 +101,6 @@ class CellRead(NamedTuple):
     """Last words, at an exception: JSON."""
     call: PythonCall | None
     step: int | None
-    step_ns: int
-    """When the step was told, by CLOCK_MONOTONIC."""
     saved: int | None
     phase: str
 
@@ -168,7 +167,7 @@ class Cell:
         """Become the process that writes, unless another one is and lives; tell whether this one now is."""
         pid, own = int(self._numbers[_PID]), os.getpid()
         if pid != own:
-            if pid and _is_alive(pid):
+            if pid and os.path.exists(f"/proc/{pid}"):
                 return False
             self._numbers[_PID] = own
         self._owner = own
@@ -278,7 +277,6 @@ class Cell:
             words=self._records["words"].read(),
             call=self._read_call(),
             step=_NUMBER.unpack(step.data)[0] if step else None,
-            step_ns=step.written_ns if step else 0,
             saved=_NUMBER.unpack(saved.data)[0] if saved else None,
             phase=phase.data.decode(errors="replace") if phase else "",
         )
@@ -338,22 +336,7 @@ class _Record:
             view.release()
 
 
-def _place_records() -> tuple[dict[str, tuple[int, int]], int]:
-    places, at = {}, _RECORDS_AT
-    for name, room in _ROOMS.items():
-        places[name] = at, room
-        at += 8 + 2 * (_SLOT.size + room)
-    return places, at
-
-
-_PLACES, _TOTAL = _place_records()
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+_SIZES = [8 + 2 * (_SLOT.size + room) for room in _ROOMS.values()]
+_PLACES = dict(zip(_ROOMS, zip(accumulate(_SIZES, initial=_RECORDS_AT), _ROOMS.values(), strict=False), strict=False))
+"""Where each record begins, and its room."""
+_TOTAL = _RECORDS_AT + sum(_SIZES)

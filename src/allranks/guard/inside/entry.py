@@ -15,7 +15,6 @@ import contextlib
 import functools
 import json
 import sys
-import time
 from typing import Any
 
 from .beat import Beat
@@ -85,8 +84,8 @@ def begin() -> None:
 
 def enter(phase: str) -> None:
     """Say what the worker does from now on: `arriving` while init_process_group waits for all ranks of the job."""
-    if _beat is not None:
-        _beat.enter(phase)
+    if _teller is not None and _teller.cell is not None:
+        _teller.cell.phase(phase)
 
 
 def _note_groups() -> None:
@@ -100,8 +99,7 @@ def last_words() -> None:
     with contextlib.suppress(Exception):
         if _teller is None or _teller.cell is None or _teller.flight is None or not _teller.cell.is_mine:
             return
-        calls = _teller.flight.last_calls()
-        words = {"time_ns": time.time_ns(), "states": _teller.flight.states(), "calls": calls}
+        words = {"calls": _teller.flight.last_calls()}
         _teller.cell.last_words(json.dumps(words, separators=(",", ":")).encode())
 
 

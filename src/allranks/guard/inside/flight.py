@@ -26,6 +26,7 @@ from typing import Any, NamedTuple
 KEPT_CALLS = 16
 """Of each group, in a beat."""
 MAX_LAGS = 16
+MAX_NOTES = 8
 _SCANNED = 128
 """Entries that are looked at from the end of a dump."""
 _SOURCES = {"gloo": "_dump_fr_trace_json", "nccl": "_dump_nccl_trace_json"}
@@ -66,7 +67,7 @@ class Flight:
             backend: dump for backend, name in _SOURCES.items() if (dump := getattr(inside, name, None))
         }
         if not self._dumps:
-            self.blind.append(f"no flight recorder that can be read in torch {torch.__version__}")
+            self.note(f"no flight recorder that can be read in torch {torch.__version__}")
         self._raw: dict[str, bytes] = {}
         self._states: dict[str, dict[str, tuple[int, int]]] = {}
         """By backend."""
@@ -81,6 +82,11 @@ class Flight:
         self.p2p: dict[str, deque[int]] = {}
         """By key of the group: the numbers that sends and receives took in its row, the last ones."""
         self.num_p2p: dict[str, int] = {}
+
+    def note(self, text: str) -> None:
+        """Keep what cannot be seen, and why: the first few of such texts."""
+        if (text := text[:200]) not in self.blind and len(self.blind) < MAX_NOTES:
+            self.blind.append(text)
 
     def groups(self) -> Mapping[str, Group]:
         """Return the groups by key, one for each backend. New ones, and those that are gone, are noticed here."""
@@ -157,12 +163,11 @@ class Flight:
                     kept.setdefault(name, []).extend(call for call in found if call and call["group"] == name)
         return sorted((call for own in kept.values() for call in own), key=lambda call: call["created_ns"])
 
-    def has_untold(self, told: Mapping[str, int]) -> bool:
-        """Tell whether `lags` would find any."""
-        return bool(self._untold(told))
+    def untold(self, told: Mapping[str, int]) -> dict[str, int]:
+        """Return by key the last number called where `told` has a lower one.
 
-    def _untold(self, told: Mapping[str, int]) -> dict[str, int]:
-        """By key, the last number called: in Gloo, since calls of NCCL come back at once, however late the GPU is."""
+        In Gloo, since calls of NCCL come back at once, however late the GPU is.
+        """
         self.states()
         return {key: last for key, (last, _) in self._states.get("gloo", {}).items() if last > told.get(key, 0)}
 
@@ -174,7 +179,7 @@ class Flight:
         Args:
             told: the last number by group; is brought up to date.
         """
-        untold = self._untold(told)
+        untold = self.untold(told)
         wanted: dict[str, set[int]] = {}
         for name, enqueued in untold.items():
             stride, first = 1, told.get(name, 0)
@@ -196,7 +201,7 @@ class Flight:
             return bytes(self._dumps[source](**options))
         except Exception as exc:
             del self._dumps[source]
-            self.blind.append(f"the flight recorder of {source} does not answer: {exc!r}"[:200])
+            self.note(f"the flight recorder of {source} does not answer: {exc!r}")
             return b""
 
     def _as_call(self, source: str, entry: Mapping[str, Any]) -> dict[str, Any] | None:

@@ -72,8 +72,8 @@ def find_job(text: str, *, log_dir: Path) -> Run | str:
     run = find_run(text, log_dir)
     if run is None:
         raise UsageError(
-            f"JOB {text!r}: no such run in {log_dir}; expected the id of a run (allranks list shows them), latest, or "
-            "the id of a job of SLURM, for example 4711, or 4711_3 for a task of an array"
+            f"JOB {text!r}: no such run in {log_dir}; expected the id of a run (allranks list prints them), latest, or "
+            "the id of a SLURM job, for example 4711, or 4711_3 for a task of an array"
         )
     return run.id if run.is_of_slurm else run
 
@@ -116,11 +116,11 @@ def describe(report: JobReport, *, now: datetime) -> list[str]:
         lines = [describe_local(report.local)]
     elif job is None and report.is_unknown:
         return [
-            f"{head}: SLURM does not know it, or no longer (finished jobs are kept some minutes, accounting is off or "
-            "empty), and no run directory of it is here; look in the directory it was submitted from, or give --log-dir"
+            f"{head}: SLURM does not know it, or not any more (it keeps finished jobs for some minutes, and accounting "
+            "is off or empty), and it has no run directory here; run this where it was submitted, or give --log-dir"
         ]
     elif job is None:
-        lines = [f"{head}: SLURM no longer knows it; what it left behind is in its run directory"]
+        lines = [f"{head}: SLURM no longer knows it; its output is in its run directory"]
     else:
         lines = ["   ".join(filter(None, [head, job.name, _describe_state(job, now)]))]
         if report.unavailable:
@@ -129,7 +129,7 @@ def describe(report: JobReport, *, now: datetime) -> list[str]:
         if files and not job.is_pending:
             lines.append(f"  output    {' '.join(files)}")
     if report.run_dir:
-        attempt = f" (attempt {report.attempt})" if report.attempt is not None else " (no agent has come up there)"
+        attempt = f" (attempt {report.attempt})" if report.attempt is not None else " (no agent has started yet)"
         lines.append(f"  run       {report.run_dir}{attempt}")
     return lines
 
@@ -141,7 +141,7 @@ def _describe_state(job: JobState, now: datetime) -> str:
         size = f" for {count_of(job.num_nodes, 'node')}" if job.num_nodes else ""
         why = f": {job.reason}" if job.reason else ""
         return f"{job.state}{size}{why}; " + (
-            f"expected to start {job.start}" if job.start else "SLURM does not say yet when it starts"
+            f"expected to start {job.start}" if job.start else "SLURM has not estimated its start yet"
         )
     if job.is_finished:
         code = f", exit code {job.exit_code}" if job.exit_code or job.state in ("COMPLETED", "FAILED") else ""
@@ -180,14 +180,14 @@ def cancel(job: Run | str) -> str:
 def _cancel_slurm_job(job_id: str) -> str:
     jobs = find_jobs(job_id)
     if not jobs:
-        raise UsageError(f"job {job_id}: SLURM knows no such job; allranks list shows yours")
+        raise UsageError(f"job {job_id}: SLURM knows no such job; allranks list prints your jobs")
     active = [job for job in jobs if not job.is_finished]
     if not active:
-        return f"job {job_id} had ended before: {jobs[0].state}"
+        return f"job {job_id} had already ended: {jobs[0].state}"
     cancel_job(job_id)
     states = ", ".join(dict.fromkeys(job.state for job in active))
     tasks = f" ({count_of(len(active), 'task')})" if len(jobs) > 1 else ""
-    return f"job {job_id}{tasks} is being ended; it was {states}"
+    return f"cancelling job {job_id}{tasks}; its state was {states}"
 
 
 def wait_for_end(job_id: str, *, log_dir: Path, say: Callable[[str], None]) -> tuple[list[JobReport], int]:
@@ -284,12 +284,12 @@ def show_logs(
 def _nothing_to_show(report: JobReport, ranks: Sequence[int]) -> str:
     head = f"{'run' if report.local else 'job'} {report.job}"
     if report.is_unknown:
-        return f"{head}: SLURM does not know it, and no run directory of it is here; give --log-dir"
+        return f"{head}: SLURM does not know it, and it has no run directory here; give --log-dir"
     if report.slurm is not None and report.slurm.is_pending:
-        return f"{head}: it has not begun ({report.slurm.reason or report.slurm.state}); -f waits for it"
+        return f"{head} has not started ({report.slurm.reason or report.slurm.state}); -f waits for it"
     if ranks:
-        return f"{head}: no rank {ranks[0]} in {report.run_dir or 'its run directory'}"
-    return f"{head}: it has printed nothing, or its files are out of reach from here"
+        return f"{head}: {report.run_dir or 'its run directory'} has no files of rank {ranks[0]}"
+    return f"{head} has no output yet, or its files are not readable from this machine"
 
 
 def _files(reports: Iterable[JobReport], ranks: Sequence[int]) -> list[tuple[Path, str, str]]:

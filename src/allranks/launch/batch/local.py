@@ -78,9 +78,11 @@ def describe_local(run: LocalRun) -> str:
         case "RUNNING":
             text = f"RUNNING{where}, since {run.start}; its agent is process {run.pid}"
         case "LOST":
-            text = f"LOST: its agent, process {run.pid}{where}, ended without a verdict; allranks why {run.id}"
+            text = (
+                f"LOST: its agent, process {run.pid}{where}, ended without a verdict; to see why: allranks why {run.id}"
+            )
         case "UNKNOWN":
-            text = f"UNKNOWN: there is no verdict yet, and its agent{where} cannot be looked at from here"
+            text = f"UNKNOWN: it has no verdict yet, and its agent{where} is not visible from this machine"
         case _:
             after = f" after {run.elapsed}" if run.start else ""
             text = f"{run.state}, exit code {run.exit_code}{where}, ended {run.end}{after}"
@@ -94,17 +96,17 @@ def cancel_run(run: LocalRun) -> str:
         UsageError: the agent cannot be reached from here.
     """
     if run.is_over:
-        return f"run {run.id} had ended before: {run.state}"
+        return f"run {run.id} had already ended: {run.state}"
     if run.state != "RUNNING" or run.pid is None:
         where = f"runs on {run.nodes}: cancel it there" if run.nodes else "has not started its ranks yet: use Ctrl-C"
         raise UsageError(f"run {run.id}: its agent {where}")
     try:
         os.kill(run.pid, signal.SIGTERM)
     except ProcessLookupError:
-        return f"run {run.id} had ended before"
+        return f"run {run.id} had already ended"
     except PermissionError as exc:
-        raise UsageError(f"run {run.id}: process {run.pid} is another user's") from exc
-    return f"run {run.id} is being ended: SIGTERM to its agent, process {run.pid}"
+        raise UsageError(f"run {run.id}: process {run.pid} belongs to another user") from exc
+    return f"cancelling run {run.id}: sent SIGTERM to its agent, process {run.pid}"
 
 
 def _state_of(run: Run) -> str:

@@ -33,14 +33,14 @@ class SbatchOptions:
 
     job_name: str | None = _option("Name of the job. [default: the script's]", "NAME", short="-J")
     nodes: str | None = _option("Number of nodes. [default: --nnodes]", "N|MIN-MAX", short="-N")
-    ntasks_per_node: int = _option("Agents per node, always 1; --nproc-per-node sets the number of ranks.", "1", 1)
-    gpus: str | None = _option("GPUs of the whole job; SLURM spreads them.", "[TYPE:]N", short="-G")
+    ntasks_per_node: int = _option("Agents per node, always 1; --nproc-per-node sets the ranks.", "1", 1)
+    gpus: str | None = _option("GPUs of the whole job; SLURM distributes them.", "[TYPE:]N", short="-G")
     gpus_per_node: str | None = _option("GPUs per node.", "[TYPE:]N")
     cpus_per_task: int | None = _option("Cores per node, for all its ranks together.", "N", short="-c")
     mem: str | None = _option("Memory per node.", "SIZE[K|M|G|T]")
     gres: str | None = _option("Other resources per node.", "LIST")
     nodelist: str | None = _option("Use these nodes.", "HOSTLIST", short="-w")
-    exclude: str | None = _option("Leave these nodes out.", "HOSTLIST", short="-x")
+    exclude: str | None = _option("Exclude these nodes.", "HOSTLIST", short="-x")
     constraint: str | None = _option("Features that each node must have.", "FEATURES")
     exclusive: bool = _option("Allow no other job on the nodes.", None, False)
     partition: str | None = _option("Partition. [default: cluster.toml]", "NAME", short="-p")
@@ -49,7 +49,7 @@ class SbatchOptions:
     qos: str | None = _option("Quality of service.", "NAME", short="-q")
     reservation: str | None = _option("Reservation.", "NAME")
     array: str | None = _option("Submit a job array.", "0-9%2")
-    dependency: str | None = _option("Start after other jobs.", "afterok:ID")
+    dependency: str | None = _option("Start only after other jobs, as sbatch defines.", "afterok:ID")
     begin: str | None = _option("Start no earlier than this.", "TIME")
     signal: str = _option(
         "Signal before the time limit; the job then saves and is requeued. [default: USR1@120]",
@@ -64,7 +64,7 @@ class SbatchOptions:
     output: str | None = _option("File of the job's output. [default: slurm-%j.out]", "FILE")
     error: str | None = _option("File of its standard error. [default: the output file]", "FILE")
     open_mode: str = _option(
-        "Append to the files of a requeued job, or truncate them. [default: append]", "append|truncate", "append"
+        "Append to the output files after a requeue, or truncate them. [default: append]", "append|truncate", "append"
     )
 
     @property
@@ -105,7 +105,7 @@ def render_sbatch(
 
     for word in (*command, *(env or {}).values()):
         if "\0" in word:
-            raise UsageError(f"{word[:80]!r}: no program can be given a NUL")
+            raise UsageError(f"{word[:80]!r}: expected an argument without NUL characters")
     environment = jinja2.Environment(  # no autoescape: this is shell, and every value goes through `quote`
         loader=jinja2.PrefixLoader({"allranks": jinja2.PackageLoader("allranks.launch.batch")}),
         undefined=jinja2.StrictUndefined,
@@ -128,7 +128,9 @@ def render_sbatch(
     except jinja2.TemplateSyntaxError as exc:
         raise UsageError(f"{template}:{exc.lineno}: {exc.message}") from exc
     except jinja2.TemplateNotFound as exc:  # an OSError, too
-        raise UsageError(f'{template}: no template {exc.name!r}; {{% extends "allranks/job.sh.j2" %}}') from exc
+        raise UsageError(
+            f'{template}: no template {exc.name!r}; expected {{% extends "allranks/job.sh.j2" %}}'
+        ) from exc
     except jinja2.TemplateError as exc:
         raise UsageError(f"{template}: {exc.message}") from exc
     except (OSError, UnicodeDecodeError) as exc:
@@ -144,8 +146,8 @@ def directives(options: SbatchOptions, more: Sequence[str] = ()) -> list[str]:
     """
     if options.ntasks_per_node != 1:
         raise UsageError(
-            f"--ntasks-per-node {options.ntasks_per_node}: allranks starts one agent a node, which starts its ranks; "
-            f"use --nproc-per-node {options.ntasks_per_node}, and --cpus-per-task for the cores of all of them"
+            f"--ntasks-per-node {options.ntasks_per_node}: allranks starts one agent per node, which starts the ranks; "
+            f"use --nproc-per-node {options.ntasks_per_node}, and --cpus-per-task for the cores of all ranks together"
         )
     lines = []
     for each in fields(options):
@@ -196,11 +198,11 @@ def quote_for_sbatch(flag: str, value: str) -> str:
         UsageError: it is empty, too long, or would end the line.
     """
     if not value.strip():
-        raise UsageError(f"{flag}: expected a value, not an empty text")
+        raise UsageError(f"{flag}: expected a value, got an empty text")
     if odd := next((c for c in value if not c.isprintable()), None):
-        raise UsageError(f"{flag} {value[:80]!r}: {odd!r} cannot stand in a line of #SBATCH")
+        raise UsageError(f"{flag} {value[:80]!r}: an #SBATCH line cannot contain {odd!r}")
     if len(value) > OPTION_LIMIT:
-        raise UsageError(f"{flag}: {len(value)} characters; expected {OPTION_LIMIT} at most")
+        raise UsageError(f"{flag}: {len(value)} characters; expected at most {OPTION_LIMIT}")
     if re.fullmatch(r"[A-Za-z0-9_./:,=%@+&|*()\[\]^~-]+", value):
         return value
     return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
@@ -212,11 +214,11 @@ def _more_option(text: str) -> str:
         raise UsageError(f"--sbatch-option {text!r}: expected an option of sbatch, for example --licenses=matlab:2")
     flag, value = match[1], match[2]
     if flag[2:].replace("-", "_") in (*(each.name for each in fields(SbatchOptions)), "no_requeue"):
-        raise UsageError(f"--sbatch-option {flag}: give it as {flag}, without --sbatch-option")
+        raise UsageError(f"--sbatch-option {flag}: give {flag} directly, without --sbatch-option")
     if flag in ("--export", "--export-file", "--get-user-env"):
-        raise UsageError(f"--sbatch-option {flag}: what the job gets is said with --env NAME or --env NAME=VALUE")
+        raise UsageError(f"--sbatch-option {flag}: set the job's variables with --env NAME or --env NAME=VALUE instead")
     if flag in ("--wrap", "--parsable", "--test-only", "--quiet", "--wait", "--ntasks", "--uid", "--gid"):
-        raise UsageError(f"--sbatch-option {flag}: does not go together with what allranks does")
+        raise UsageError(f"--sbatch-option {flag}: conflicts with the way allranks submits jobs")
     return flag if value is None else f"{flag}={quote_for_sbatch(flag, value)}"
 
 
@@ -246,13 +248,13 @@ def parse_env(words: Sequence[str], environ: Mapping[str, str]) -> JobEnvironmen
         if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
             raise UsageError(f"--env {name!r}: expected NAME=VALUE or NAME, the name of a variable")
         if not has_value and name not in environ:
-            raise UsageError(f"--env {name}: it is not set here; export it first")
+            raise UsageError(f"--env {name}: not set in this shell; export it first")
         if not has_value:
             names.append(name)
         elif is_secret_name(name):
             raise UsageError(
-                f"--env {name}=...: a secret's value would stand in the script for all to read; export {name} and give "
-                f"--env {name}, which hands it in by name"
+                f"--env {name}=...: everybody could read the secret in the script; export {name} and give "
+                f"--env {name}, which passes it by name"
             )
         else:
             values[name] = value
@@ -268,8 +270,8 @@ def refuse_secret_values(words: Sequence[str], environ: Mapping[str, str]) -> No
     for name, value in environ.items():
         if len(value) >= 8 and is_secret_name(name) and any(value in word for word in words):
             raise UsageError(
-                f"an argument holds the value of {name}, and would stand in the script for all to read; let the "
-                f"program read the variable, and give --env {name}, which hands it in by name"
+                f"an argument contains the value of {name}, and everybody could read it in the script; let the "
+                f"program read the variable, and give --env {name}, which passes it by name"
             )
 
 

@@ -1,7 +1,7 @@
 """What does this site's SLURM make impossible for a job that wants to come back? Said at submission; pure.
 
     >>> limits(Site(kill_wait_s=5.0), PartitionRules(), SbatchOptions(time="60"))
-    ['KillWait is 5 s: after SIGTERM a checkpoint has no longer; --signal=USR1@120 warns before the time limit']
+    ['KillWait is 5 s: a checkpoint after SIGTERM has only this time; --signal=USR1@120 warns before the time limit']
 
 One line each, with what to do. A site with SLURM's defaults and proctrack/cgroup gets none.
 """
@@ -30,13 +30,13 @@ def limits(site: Site, rules: PartitionRules | None, options: SbatchOptions) -> 
     lines = [*_about_warning(options), *_about_requeue(site, options), *_about_preemption(site, rules)]
     if site.kill_wait_s is not None and site.kill_wait_s < SHORT_KILL_WAIT_S:
         lines.append(
-            f"KillWait is {site.kill_wait_s:.0f} s: after SIGTERM a checkpoint has no longer; "
+            f"KillWait is {site.kill_wait_s:.0f} s: a checkpoint after SIGTERM has only this time; "
             f"--signal={options.signal} warns before the time limit"
         )
     if site.signals_children:
         lines.append(
-            "SLURM signals every process of a job here (SignalChildrenProcesses, or proctrack/linuxproc): at SIGTERM a "
-            "script without a handler of its own, or allranks.session, saves nothing"
+            "SLURM signals every process of a job here (SignalChildrenProcesses, or proctrack/linuxproc): after "
+            "SIGTERM a script saves nothing unless it handles the signal or uses allranks.session()"
         )
     return lines
 
@@ -66,9 +66,9 @@ def _about_warning(options: SbatchOptions) -> list[str]:
     warned = re.fullmatch(r"(?:[BR]+:)?\w+(?:@(\d+))?", options.signal)
     before_s = int(warned[1] or EARLY_S) if warned else 0
     if limit_s and before_s and limit_s <= before_s + EARLY_S:
-        expected = f"expected a limit above {before_s + EARLY_S} s, or fewer seconds behind @"
+        expected = f"expected a limit above {before_s + EARLY_S} s, or fewer seconds after @"
         return [
-            f"--time {options.time}: the warning {options.signal} may come as soon as the job begins: SLURM sends it "
+            f"--time {options.time}: the warning {options.signal} may come at the start of the job: SLURM sends it "
             f"up to {EARLY_S} s early; {expected}"
         ]
     return []
@@ -76,17 +76,17 @@ def _about_warning(options: SbatchOptions) -> list[str]:
 
 def _about_requeue(site: Site, options: SbatchOptions) -> list[str]:
     if not options.requeue:
-        return ["--no-requeue: after the time limit, a preemption or a node fault, submit it again; it resumes"]
+        return ["--no-requeue: after the time limit, a preemption or a node fault, submit the job again; it resumes"]
     lines = []
     if site.requeues is False:
         lines.append(
-            "JobRequeue=0 here: jobs are put back only where they ask for it, as this one does (--requeue); "
-            "scontrol show job says Requeue=1 where that was granted"
+            "JobRequeue=0 here: SLURM requeues only jobs with --requeue, which this one has; "
+            "scontrol show job prints Requeue=1 if SLURM accepted it"
         )
     if site.max_batch_requeue is not None and site.max_batch_requeue < FEW_REQUEUES:
         lines.append(
-            f"MaxBatchRequeue is {site.max_batch_requeue}: SLURM holds a job that it has put back so often by itself; "
-            "scontrol release JOB lets it go on"
+            f"MaxBatchRequeue is {site.max_batch_requeue}: SLURM holds a job after that many requeues; "
+            "scontrol release JOB lets it continue"
         )
     return lines
 
@@ -96,13 +96,13 @@ def _about_preemption(site: Site, rules: PartitionRules | None) -> list[str]:
         return []
     mode = ((rules.preempt_mode if rules else "") or site.preempt_mode).upper()
     if "CANCEL" in mode:
-        return ["a preempted job is cancelled here, not put back (PreemptMode=CANCEL); submit it again, it resumes"]
+        return ["SLURM cancels preempted jobs here (PreemptMode=CANCEL); submit the job again, and it resumes"]
     if "SUSPEND" in mode or "GANG" in mode:
         return [
-            f"a preempted job is stopped here and goes on later (PreemptMode={mode}); all ranks stand still together, "
-            "and connections may time out meanwhile"
+            f"SLURM suspends preempted jobs here and resumes them later (PreemptMode={mode}); all ranks pause "
+            "together, and connections may time out meanwhile"
         ]
     if "REQUEUE" in mode and rules is not None and not rules.grace_s:
         wait = f"{site.kill_wait_s:.0f} s (KillWait)" if site.kill_wait_s is not None else "KillWait"
-        return [f"preemption comes without GraceTime here: a checkpoint has {wait}; --checkpoint-every bounds the loss"]
+        return [f"preemption has no GraceTime here: a checkpoint has {wait}; --checkpoint-every limits the lost work"]
     return []

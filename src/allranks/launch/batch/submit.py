@@ -62,9 +62,9 @@ def check_script(script: str) -> None:
             check=False,
         )
     except FileNotFoundError as exc:
-        raise SetupError("bash: no such program here; SLURM runs batch scripts with it") from exc
+        raise SetupError("bash: not found on this machine; SLURM runs batch scripts with it") from exc
     if answer.returncode != 0:
-        raise UsageError(f"the script is no bash: {'; '.join(answer.stderr.strip().splitlines())[:300]}")
+        raise UsageError(f"the script is not valid bash: {'; '.join(answer.stderr.strip().splitlines())[:300]}")
 
 
 def submit(script: str, options: SbatchOptions, *, env: Mapping[str, str], log_dir: Path) -> Submission:
@@ -85,7 +85,7 @@ def submit(script: str, options: SbatchOptions, *, env: Mapping[str, str], log_d
     try:
         root.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
-        raise UsageError(f"{root}: {exc.strerror}; name another place with --log-dir") from exc
+        raise UsageError(f"{root}: {exc.strerror}; choose another directory with --log-dir") from exc
     job = submit_script(script, SBATCH_ARGUMENTS, env={**env, SECRET_VARIABLE: secrets.token_hex(32)})
     path = root / as_file_name(job)
     problem = ""
@@ -94,7 +94,7 @@ def submit(script: str, options: SbatchOptions, *, env: Mapping[str, str], log_d
         (path / "submission.sh").write_text(script)
         point_latest(root, path.name)
     except OSError as exc:  # the job is in: that counts
-        problem = f"{path / 'submission.sh'}: {exc.strerror}; scontrol write batch_script {job} has it"
+        problem = f"{path / 'submission.sh'}: {exc.strerror}; to get the script: scontrol write batch_script {job}"
     return Submission(
         job=job,
         log_dir=str(log_dir),

@@ -30,7 +30,7 @@ MIN_PAIRS = 4
 OVER_THE_LINK = 1.1
 """Pairs that carry so much more than their data interface says go another way, RDMA for example."""
 MAX_EVIDENCE = 6
-TOO_FEW = "too few pairs to hold against each other"
+TOO_FEW = "too few pairs to compare"
 NAMES = {"gloo": "Gloo", "nccl": "NCCL"}
 
 
@@ -137,7 +137,7 @@ def _judge(
     outcome = Outcome(
         Status.FAIL if is_node and max(around) < FAIL_BELOW else Status.WARN,
         values={
-            "what": f"all-reduces over {NAMES[backend]} carry {carried} GB/s here, the median of all pairs {usual:.3g}"
+            "what": f"all-reduces over {NAMES[backend]} reach {carried} GB/s here, the median of all pairs {usual:.3g}"
         },
         evidence=tuple(f"{' <-> '.join(each.nodes)}: {describe_speed(each)}" for each in slow[:MAX_EVIDENCE]),
         interface=ends[node].interface if is_node else None,

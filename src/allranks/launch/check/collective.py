@@ -139,10 +139,10 @@ def run_pairs(
             for line in output.lines():
                 _take(told, unpacker, line)
     if not told.here:
-        said = words_of(told.words) or f"no word within {queue_s:.0f} s"
+        said = words_of(told.words) or f"no answer within {queue_s:.0f} s"
         raise AllranksError(f"check --deep: SLURM started no second step on {place.describe()}: {said}")
     if silent := sorted(set(order.ends) - told.done):
-        say(f"no end of the collectives on {', '.join(silent)}")
+        say(f"the collectives did not finish on {', '.join(silent)}")
     return told
 
 

@@ -68,7 +68,7 @@ def plan_pairs(held: Held, *, port: int) -> tuple[PairOrder | None, dict[str, st
         if card.facts is None or "torch" not in card.facts.packages:
             skipped[name] = "torch is not installed"
         elif end is None:
-            skipped[name] = "its data interface is not known; cluster.toml says it"
+            skipped[name] = "its data interface is unknown; name it in cluster.toml"
         else:
             ends[name] = end
     if len(ends) < 2:
@@ -145,10 +145,10 @@ def _cells(
         if name in met:
             cells[name] = Status.PASS, ""
         elif name in failed:
-            cells[name] = Status.UNKNOWN, "no pair with it passed"
+            cells[name] = Status.UNKNOWN, "no pair with this node passed"
         else:
             taken = next((each.what for each in told.reports if each.node == name and each.status == "unknown"), "")
-            cells[name] = Status.UNKNOWN, taken or "no pair with it was tested"
+            cells[name] = Status.UNKNOWN, taken or "no pair with this node was tested"
     return cells
 
 
@@ -175,7 +175,7 @@ def _edges(
 
 
 def _reason(report: Report | None) -> str:
-    return (report.what or "failed") if report is not None else "it did not come to the end of it"
+    return (report.what or "failed") if report is not None else "it did not finish the collective"
 
 
 def _finding(
@@ -211,7 +211,7 @@ def _slow(order: PairOrder | None, told: Told, *, skipped: Mapping[str, str]) ->
         findings += [cause.find(outcome, node=name) for name, outcome in found]
         for name in order.ends.keys() - skipped.keys():
             own = [each for each in speeds if name in each.nodes]
-            status, note = Status.SKIP, TOO_FEW if own else "no pair with it was measured"
+            status, note = Status.SKIP, TOO_FEW if own else "no pair with this node was measured"
             if own and len(speeds) >= MIN_PAIRS:
                 best = max(own, key=lambda each: each.busbw_gb_s)
                 status, note = Status.PASS, f"{NAMES[backend]}: {describe_speed(best)}"

@@ -49,9 +49,14 @@ def describe_cluster(cards: Sequence[Card], around: Surroundings) -> tuple[str, 
         *_nodes(cards, choice, around),
     ]
     if around.silent:
-        what = f"{fold_hosts(around.silent)} did not answer within {around.waited_s:.0f} s: add what is missing, or run"
+        what = (
+            f"{fold_hosts(around.silent)} did not answer within {around.waited_s:.0f} s: add the missing nodes, or run"
+        )
         tables.append(Table("", notes=(f"{what} allranks init again",)))
-    return f"Written by allranks init, which looked at {count}; behind each value is why it was chosen.", tables
+    return (
+        f"Written by allranks init, which examined {count}. The comment after a value says why it was chosen.",
+        tables,
+    )
 
 
 def reasons_of(tables: Sequence[Table]) -> dict[str, str]:
@@ -67,13 +72,13 @@ def reasons_of(tables: Sequence[Table]) -> dict[str, str]:
 
 def _name(cards: Sequence[Card], around: Surroundings) -> Key:
     if around.cluster_name:
-        return Key("name", around.cluster_name, "what SLURM calls it")
-    return Key("name", cards[0].host, "this machine's name: there is no scheduler to ask")
+        return Key("name", around.cluster_name, "SLURM's name of the cluster")
+    return Key("name", cards[0].host, "this machine's name, because there is no scheduler")
 
 
 def _network(cards: Sequence[Card], choice: Choice) -> Table:
     holders = sorted({card.port_holder for card in cards if card.port_holder})
-    port = f"the default; on the first node {holders[0]} has it now" if holders else "the default, torchrun's too"
+    port = f"the default; on the first node, {holders[0]} uses it now" if holders else "the default, as in torchrun"
     data = choice.network.subnet if choice.network else None
     return Table(
         "[network]",
@@ -103,8 +108,10 @@ def _infiniband(cards: Sequence[Card]) -> Key:
 
 
 def _slurm(around: Surroundings) -> Table:
-    partition = Key("partition", around.partition, around.partition_reason or "SLURM's own default is taken")
-    return Table("[slurm]", (partition, Key("time", None, "not set, the partition's limit holds")))
+    partition = Key(
+        "partition", around.partition, around.partition_reason or "not set, SLURM uses its default partition"
+    )
+    return Table("[slurm]", (partition, Key("time", None, "not set, the partition's limit applies")))
 
 
 def _nodes(cards: Sequence[Card], choice: Choice, around: Surroundings) -> list[Table]:
@@ -114,7 +121,7 @@ def _nodes(cards: Sequence[Card], choice: Choice, around: Surroundings) -> list[
         table = _node(card, choice, around)
         address = next((key.value for key in table.keys if key.name == "address"), None)
         if address is not None and (owner := owners.setdefault(address, card.host)) != card.host:
-            table = Table("", notes=(f"{card.host} is left out: its address {address} is {owner}'s, too",))
+            table = Table("", notes=(f"{card.host} is left out: {owner} has the same address, {address}",))
         tables.append(table)
     return tables
 
@@ -126,7 +133,7 @@ def _node(card: Card, choice: Choice, around: Surroundings) -> Table:
         nic = ways[0].nic
         facts = [f"{nic.speed_mbit_s / 1000:g} Gbit/s" if nic.speed_mbit_s else "speed unknown"]
         facts += [f"MTU {nic.mtu}"] if nic.mtu else []
-        facts += [] if nic.is_up else ["down at the moment"]
+        facts += [] if nic.is_up else ["down now"]
         facts += [f"also {', '.join(each.nic.name for each in ways[1:])}"] if len(ways) > 1 else []
         keys = (Key("name", card.host), Key("address", ways[0].address), Key("interface", nic.name, ", ".join(facts)))
         return Table("[[node]]", (*keys, gpus))
@@ -139,7 +146,7 @@ def _node(card: Card, choice: Choice, around: Surroundings) -> Table:
         "[[node]]",
         (
             Key("name", card.host),
-            Key("address", address, "its host name leads there; no data network was found"),
+            Key("address", address, "its host name resolves to it; no data network was found"),
             Key("interface", interface),
             gpus,
         ),
@@ -164,10 +171,12 @@ def _gpus(card: Card, around: Surroundings) -> Key:
     if not shown and problem and "not installed" not in problem:
         return Key("gpus", None, f"could not be counted: {problem}")
     if not shown and promised and facts.driver_version:
-        ask = f"ask for them with --gpus-per-node {promised}"
-        return Key("gpus", None, f"SLURM promises {promised}, the driver shows none to a step without GPUs; {ask}")
+        ask = f"request them with --gpus-per-node {promised}"
+        return Key(
+            "gpus", None, f"SLURM configures {promised}, but the driver shows none to a step without GPUs; {ask}"
+        )
     if promised is not None and promised != shown:
-        return Key("gpus", shown, f"the driver shows {shown or 'none'}, SLURM promises {promised}")
+        return Key("gpus", shown, f"the driver shows {shown or 'none'}, SLURM configures {promised}")
     models = sorted({gpu.name for gpu in facts.gpus})
     seen = ", ".join(models[:2]) if models else "as the driver shows"
     return Key(

@@ -21,19 +21,19 @@ from allranks.preflight.judge import judge, name_nodes
 from allranks.preflight.symptoms import is_untried
 
 PRESENCE = {
-    "AR001": "who does not answer",
-    "AR012": "who answers and is gone again",
-    "AR404": "who is of an earlier attempt",
-    "AR217": "whose own kernel makes no connection",
-    "AR405": "who comes twice",
-    "AR406": "who is not of this check",
-    "AR512": "who says itself that it cannot take part",
+    "AR001": "a node does not answer",
+    "AR012": "a node answers, then disconnects",
+    "AR404": "a node belongs to an earlier attempt",
+    "AR217": "a node's own kernel blocks its connections",
+    "AR405": "a node joins twice",
+    "AR406": "a node does not belong to this check",
+    "AR512": "a node reports that it cannot take part",
 }
 """What the roll call itself finds, without a probe: id -> how."""
 DEEP = {
     "AR403": "by --deep: Gloo between pairs of nodes",
     "AR416": "by --deep: NCCL between pairs of nodes",
-    "AR417": "by --deep: what pairs of nodes carry, held against each other",
+    "AR417": "by --deep: bandwidth of pairs of nodes, compared",
 }
 """What only real collectives find: id -> how."""
 # As causes.catalogue.ways_to_find names them.
@@ -92,8 +92,10 @@ def choose_checks(select: Sequence[str], ignore: Sequence[str]) -> tuple[type[Ca
     left = tuple(cause for cause in chosen if cause.id in known)
     if not left:
         if len(chosen) == 1 and not ignore:
-            raise UsageError(f"{chosen[0].label()} cannot be found before a run; allranks check --list has what can")
-        raise UsageError("--select and --ignore leave nothing to look for; allranks check --list has what there is")
+            raise UsageError(
+                f"allranks check does not test for {chosen[0].label()}; allranks check --list prints all its checks"
+            )
+        raise UsageError("--select and --ignore leave no check to run; allranks check --list prints all checks")
     return left
 
 
@@ -171,12 +173,12 @@ def nodes_to_exclude(outcome: Outcome) -> tuple[list[str], list[str]]:
             continue
         named = _named(finding)
         if finding.confidence is Confidence.UNDECIDED or not named or set(named) - set(outcome.nodes):
-            left.append(f"{finding.cause} of {finding.node or 'no node'} excludes nobody: {finding.message}")
+            left.append(f"{finding.cause} ({finding.node or 'no node'}) excludes no node: {finding.message}")
         else:
             excluded |= set(named)
     names = [node for node in outcome.nodes if node in excluded]
     if names and len(names) == len(outcome.nodes):
-        left.append("this is every node that was checked: leaving nodes out does not cure it")
+        left.append("all checked nodes are at fault: excluding nodes does not cure it")
     return names, left
 
 
@@ -251,14 +253,14 @@ def _pairs_of(held: Held, cause: type[Cause], index: int) -> tuple[Status, str]:
         return Status.SKIP, ALONE
     card = held.seen.cards[index]
     if card.problem is not None:
-        return Status.SKIP, "it cannot take part in the tests"
+        return Status.SKIP, "the node cannot take part in the tests"
     own = [each for each in held.seen.results if each.source == index]
     if crashed := next((each.problem for each in own if each.problem), None):
         return Status.CRASH, crashed
     if untried := next((each for each in own if is_untried(each)), None):
         return Status.UNKNOWN, f"not tested from here: {next(iter(untried.closed.values()))}"
     if index in held.seen.silent or not (own or any(each.target == index for each in held.seen.results)):
-        return Status.UNKNOWN, "no pair with it was tested"
+        return Status.UNKNOWN, "no pair with this node was tested"
     if cause.symptoms == (Symptom.LARGE_LOST,) and not any(map(_is_large, held.seen.results)):
-        return Status.SKIP, "not tested between so many nodes"
+        return Status.SKIP, "not tested between this many nodes"
     return Status.PASS, ""

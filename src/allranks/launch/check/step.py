@@ -182,7 +182,9 @@ def sum_up(heard: Heard, num_nodes: int, *, waited_s: float) -> Held:
         # That they looked for their leader in vain is said once, of the leader.
         cards = {index: _without_problem(card) for index, card in heard.cards.items()}
         missing = tuple(index for index in range(num_nodes) if index not in heard.cards)
-        left = {0: f"it answered through SLURM and held no roll call{_because(heard.words)}"} if 0 in heard.here else {}
+        left = (
+            {0: f"it answered through SLURM but started no roll call{_because(heard.words)}"} if 0 in heard.here else {}
+        )
         seen = Observations(cards=cards, missing=missing, waited_s=waited_s, left=left)
         return Held(seen=seen, num_nodes=num_nodes, node_names=names if len(names) == num_nodes else ())
     found = [index for index in held.seen.missing if index in heard.cards]
@@ -191,13 +193,13 @@ def sum_up(heard: Heard, num_nodes: int, *, waited_s: float) -> Held:
     leader = held.seen.cards[0]
     cards = dict(held.seen.cards)
     if len(found) > 1 and len(cards) == 1:  # it is the leader then
-        what = f"{count_of(len(found), 'node')} answer through SLURM and do not reach the leader on {leader.host}"
+        what = f"{count_of(len(found), 'node')} answer through SLURM but do not reach the leader on {leader.host}"
         cards[0] = _with_finding(leader, what, heard.cards[found[0]].problem or "")
         cards |= {index: _without_problem(heard.cards[index]) for index in found}
     else:
         for index in found:
             card = heard.cards[index]
-            what = f"{card.host} answers through SLURM and does not reach the leader on {leader.host}"
+            what = f"{card.host} answers through SLURM but does not reach the leader on {leader.host}"
             cards[index] = _with_finding(card, what, card.problem or "")
     missing = tuple(index for index in held.seen.missing if index not in found)
     return msgspec.structs.replace(held, seen=replace(held.seen, cards=cards, missing=missing))
@@ -233,7 +235,7 @@ def _listen(
         if not heard.here and now_s > began_s + queue_s:
             raise AllranksError(
                 f"SLURM has not started {place.describe()} within {queue_s:.0f} s{_because(heard.words)}; "
-                "wait longer with --queue-timeout DURATION, or see squeue and sinfo -R"
+                "wait longer with --queue-timeout DURATION, or look at squeue and sinfo -R"
             )
         if heard.here and now_s > last_s + order.join_s * 4 / 3 + SILENCE_S:
             break
@@ -261,17 +263,17 @@ def _is_complete(heard: Heard, num_nodes: int, *, late_s: float) -> bool:
 
 def _notice(heard: Heard, place: Place, waited_s: float) -> str:
     if not heard.here:
-        return f"waiting {waited_s:.0f} s for SLURM to start {place.describe()}{_because(heard.words)}"
+        return f"waited {waited_s:.0f} s for SLURM to start {place.describe()}{_because(heard.words)}"
     if missing := heard.missing(place.num_nodes):
         names = fold_hosts(missing) if heard.node_names else ", ".join(missing)
-        return f"waiting {waited_s:.0f} s for {names}; {len(heard.here)} of {place.num_nodes} answered"
-    return f"waiting {waited_s:.0f} s for the roll call of {place.num_nodes} nodes"
+        return f"waited {waited_s:.0f} s for {names}; {len(heard.here)} of {place.num_nodes} nodes have answered"
+    return f"waited {waited_s:.0f} s for the roll call of {place.num_nodes} nodes"
 
 
 def _refuse(words: Sequence[str], place: Place) -> NoReturn:
     """Raise what srun said, where it ended without a word of a node."""
     refuse_without_cluster("srun", "\n".join(words))
-    said = words_of(words).removeprefix("Unable to allocate resources: ") or "srun ended without a word"
+    said = words_of(words).removeprefix("Unable to allocate resources: ") or "srun ended without a message"
     is_usage = any(part in said.lower() for part in _USAGE)
     hint = "; sinfo -N lists the nodes" if "node name" in said.lower() else ""
     raise (UsageError if is_usage else AllranksError)(f"{place.describe()}: SLURM says: {said}{hint}")

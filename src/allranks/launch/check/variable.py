@@ -31,4 +31,4 @@ def from_variable(text: str, kind: type[AnyOrder], *, name: str) -> AnyOrder:
     try:
         return msgspec.json.decode(zlib.decompress(base64.b64decode(text)), type=kind)
     except (ValueError, zlib.error) as exc:
-        raise UsageError(f"{name} is no order of this version of allranks; unset it") from exc
+        raise UsageError(f"{name} is not from this version of allranks; unset it") from exc

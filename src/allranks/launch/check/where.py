@@ -60,12 +60,12 @@ def choose_in_job(asked: Asked, job_id: str, nodes: Sequence[str], *, verb: str)
     """
     where = f"{verb}: this is inside job {job_id}, which has {fold_hosts(nodes)}"
     if asked.partition:
-        raise UsageError(f"{where}: leave --partition out, or run it outside of the job")
+        raise UsageError(f"{where}: remove --partition, or run it outside the job")
     chosen = _expand(asked, verb=verb) or tuple(nodes)
     if strangers := [name for name in chosen if name not in nodes]:
         raise UsageError(f"{where}, not {fold_hosts(strangers)} (--nodelist)")
     if asked.nodes is not None and asked.nodes > len(nodes):
-        raise UsageError(f"{where}: --nodes {asked.nodes} is more than these")
+        raise UsageError(f"{where}: expected at most {len(nodes)} for --nodes, got {asked.nodes}")
     if asked.nodelist is None:
         chosen = chosen[: asked.nodes]
     elif asked.nodes is not None and asked.nodes != len(chosen):
@@ -106,7 +106,7 @@ def choose_in_cluster(asked: Asked, *, verb: str, list_idle: Callable[[str], Seq
     if not idle:
         states = ", ".join(sorted({node.state for node in nodes}))
         raise AllranksError(
-            f"{verb}: no node of partition {asked.partition} is idle (they are {states}); name some with --nodelist, "
+            f"{verb}: no node of partition {asked.partition} is idle (they are {states}); choose some with --nodelist, "
             "or wait for them with --nodes N --queue-timeout DURATION"
         )
     return Place(num_nodes=len(idle), names=idle, pinned=idle, partition=asked.partition, gpus_per_node=gpus)
@@ -124,7 +124,7 @@ def find_default_partition(env: Mapping[str, str]) -> str | None:
     if said.rc != 0:
         refuse_without_cluster("sinfo", said.stderr)
         words = re.sub(r"^sinfo: (error: |fatal: )?", "", said.words)
-        raise UsageError(f"sinfo: {words}; for this machine alone: --standalone")
+        raise UsageError(f"sinfo: {words}; to examine only this machine: --standalone")
     return parse_default_partition(said.stdout)
 
 

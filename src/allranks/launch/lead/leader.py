@@ -61,7 +61,7 @@ SPARE_S = 4.0
 """Seconds of the grace period reserved for shutdown."""
 NOTICE_S = 10.0
 """How often a paused job says so."""
-_LEFT_OUT = Goodbye(exit_code=Exit.OK, summary="the job goes on without this node")
+_LEFT_OUT = Goodbye(exit_code=Exit.OK, summary="the job continues without this node")
 """Its agent exits with 0: SLURM takes the highest code of all for the job's, and that is for the others to say."""
 
 
@@ -195,7 +195,7 @@ class Leader:
             case Stopped():
                 seat.has_stopped = True
             case _:
-                self.seats.lose(index, f"it said {type(message).__name__}, which an agent never does")
+                self.seats.lose(index, f"it sent {type(message).__name__}, which is not a message of an agent")
 
     def _record(self, end: WorkerEnd, now_s: float) -> None:
         told = end.ended_by_us
@@ -224,7 +224,7 @@ class Leader:
             return
         reason = Reason.REQUEUE if meant.ending is ending.Ending.SAVE_AND_REQUEUE else Reason.LEAVE
         if not is_running:
-            self._say(f"{meant.line}; no worker runs now: what was saved before has to do")
+            self._say(f"{meant.line}; no worker runs now, so the last checkpoint has to suffice")
             if self._decision is not None and self._decision.move is not Move.END:
                 self._asked = reason
             return
@@ -240,7 +240,7 @@ class Leader:
             grows = self._asked is Reason.GROW and not self._is_finished
             self._stop(Decision(move=Move.RESTART if grows else Move.END), now_s)
         elif self.interrupted_by is not None and self._asked_until_s is not None and now_s > self._asked_until_s:
-            self._say("the checkpoint was not done in time; ending all ranks")
+            self._say("the checkpoint was not finished in time; ending all ranks")
             self._stop(Decision(move=Move.END), now_s)
         else:
             self._consult(now_s)
@@ -256,7 +256,7 @@ class Leader:
             self._decide(judged, now_s)
         elif self._asked is None and self.newcomers.cards and self.progress.steps:
             names = fold_hosts([card.host for card in self.newcomers.cards.values()])
-            self._ask(Reason.GROW, f"{names} is taken in after a checkpoint", now_s)
+            self._ask(Reason.GROW, f"saving a checkpoint and restarting with {names}", now_s)
 
     def _decide(self, judged: Judged, now_s: float) -> None:
         culprits = [self._members[position] for position in judged.nodes]
@@ -312,7 +312,7 @@ class Leader:
         if self.seats.running and now_s < self._deadline_s:
             return
         for index in self.seats.running:
-            self.seats.lose(index, f"its workers had not ended {STOPPED_S:.0f} s after the grace")
+            self.seats.lose(index, f"its workers had not ended {STOPPED_S:.0f} s after the grace period")
         assert self._decision is not None
         if self._judged is not None and not self._judged.is_final:
             self._judged = self._guard.judge(now_s) or self._judged  # ends that came late may name the culprit

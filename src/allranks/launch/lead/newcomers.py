@@ -152,12 +152,12 @@ class Newcomers:
         self._lines[seat] = guest
         assert self._selector is not None
         self._selector.register(guest, selectors.EVENT_READ, lambda _: self._listen(seat))
-        self.say(f"{card.host} is here and waits to be taken in")
+        self.say(f"{card.host} has joined and waits for the next restart")
 
     def _objection(self, seat: int) -> str:
         if seat in self._barred:
-            return f"node rank {seat} was at fault and is left out for the rest of this job"
-        return f"node rank {seat} has already joined, or all {self.num_seats} nodes have"
+            return f"node rank {seat} was at fault and is excluded for the rest of this job"
+        return f"node rank {seat} is already in the job, or all {self.num_seats} nodes are"
 
     def _listen(self, seat: int) -> None:
         """Whoever waits has nothing to say: this is its end."""

@@ -25,8 +25,8 @@ def crash_loop(finding: Finding, step: int | None) -> Finding:
 
 def below_minimum(num_nodes: int, min_nodes: int, waited_s: float, checkpoint: int | None) -> Finding:
     """Return the finding that too few nodes are left, and none came in time."""
-    last = "there is no checkpoint" if checkpoint is None else f"the last checkpoint is of step {checkpoint}"
-    what = f"{num_nodes} of at least {min_nodes} nodes for {waited_s:.0f} s; {last}"
+    last = "there is no checkpoint" if checkpoint is None else f"the last checkpoint is at step {checkpoint}"
+    what = f"only {num_nodes} of at least {min_nodes} nodes for {waited_s:.0f} s; {last}"
     return name_fault("AR608", what)
 
 
@@ -57,16 +57,16 @@ def describe_restart(
     """
     where = f"from the checkpoint of step {checkpoint}"
     if checkpoint is None:
-        where = "from the beginning" if is_tracked else "from what the script itself has saved"
+        where = "from the beginning" if is_tracked else "from whatever the script saves itself"
     left = f" without {fold_hosts(without)}" if without else ""
     more = count_of(num_left, "more restart")
     return f"restart {generation} on {count_of(len(nodes), 'node')}{left}, {where}; {more} left"
 
 
 def describe_pause(num_nodes: int, min_nodes: int, left_s: float, capacity_s: float) -> str:
-    """`paused: 3 of at least 4 nodes; waiting for capacity, 9:40 left (--capacity-timeout 600)`."""
+    """`paused: only 3 of at least 4 nodes; waiting for capacity, 9:40 left (--capacity-timeout 600)`."""
     left = f"{int(left_s) // 60}:{int(left_s) % 60:02d}"
-    here = f"{num_nodes} of at least {min_nodes} nodes"
+    here = f"only {num_nodes} of at least {min_nodes} nodes"
     return f"paused: {here}; waiting for capacity, {left} left (--capacity-timeout {capacity_s:.0f})"
 
 

@@ -25,7 +25,7 @@ PROGRESS_S = 600.0
 """A generation that ran this long counts as progress, even without a known checkpoint."""
 
 
-_NOT_RETRIED = "not restarted: a restart does not cure an error of the script; --restart-on-error restarts all the same"
+_NOT_RETRIED = "not restarted: a restart does not cure an error of the script; --restart-on-error restarts anyway"
 
 
 class Move(StrEnum):
@@ -127,11 +127,11 @@ def decide(
         return Decision(move=Move.END, exit_code=judged.exit_code)
     worn = next((rank for rank in judged.ranks if history.faults[rank] >= MOST_FAULTS_OF_ONE), None)
     if worn is not None and not judged.cures and not is_error:
-        note = f"rank {worn} broke {history.faults[worn]} times without progress between; a restart does not cure it"
+        note = f"rank {worn} failed {history.faults[worn]} times without progress; a restart does not cure it"
         return Decision(move=Move.END, exit_code=Exit.SETUP, note=note)
     without = frozenset(culprits) if judged.cures else frozenset()
     if leader_seat in without:
-        note = f"{seats[leader_seat]} leads the job and cannot be left out of it: it must be started again elsewhere"
+        note = f"{seats[leader_seat]} runs the leader, which the job needs: the job must start again on other nodes"
         return Decision(move=Move.END, exit_code=Exit.NODE_FAULT, note=note)
     history.restarts_left -= 1
     is_enough = len(seats.keys() - without) >= min_nodes

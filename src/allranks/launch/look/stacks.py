@@ -188,7 +188,7 @@ def render_stacks(report: StackReport, groups: Sequence[Group], style: Style) ->
     mark = style.mark("✗", "x")
     missing = [f"{mark} {name}   {printable(why)}" for name, why in report.silent.items()]
     if report.missing_ranks:
-        missing.append(f"{mark} {fold_ranks(report.missing_ranks)}   no process found: never started, or ended")
+        missing.append(f"{mark} {fold_ranks(report.missing_ranks)}   no process found: it never started, or has ended")
     empty: dict[tuple[str, ...], list[str]] = {}
     for document in report.documents:
         if not document.processes:
@@ -250,7 +250,7 @@ def _group_of(process: Process, thread: Thread) -> Group:
     frames = thread.frames
     problem = process.problem
     if not frames and not problem:
-        problem = "has no Python frames: it starts, ends, or runs no Python in its main thread"
+        problem = "has no Python frames: it is starting, ending, or its main thread runs no Python"
     return Group(
         role=process.role,
         thread="" if thread.is_main else re.sub(r"-?\d+", "", thread.name) or "thread",

@@ -79,16 +79,16 @@ def find_components(job: str, rows: str) -> list[Component]:
     """
     found = [line.split("|", 4) for line in rows.splitlines() if line.count("|") >= 4]
     if not found:
-        raise AllranksError(f"job {job} has ended; what happened to it: allranks why {job}")
+        raise AllranksError(f"job {job} has ended; to see what happened: allranks why {job}")
     leaders = {shown.partition("+")[0] for _, shown, *_ in found}
     running = [row for row in found if row[2] == "RUNNING"]
     if not running:
         _, _, state, _, reason = found[0]
         why = f" ({reason})" if reason not in ("", "None") else ""
-        raise AllranksError(f"job {job} is {state}{why}; only a running job can be looked into")
+        raise AllranksError(f"job {job} is {state}{why}; expected a running job")
     if len(leaders) > 1:
         ids = ", ".join(sorted(row[1] for row in running))
-        raise UsageError(f"job {job} is an array; name one of its running jobs: {ids}")
+        raise UsageError(f"job {job} is an array; give one of its running jobs: {ids}")
     return [
         Component(leader if plus else number, group if plus else "", tuple(dict.fromkeys(expand_hosts(nodes))))
         for number, shown, _, nodes, _ in running
@@ -133,7 +133,9 @@ def _squeue(job: str, env: Mapping[str, str]) -> str:
             command, env=env, capture_output=True, text=True, errors="replace", timeout=SQUEUE_S, check=False
         )
     except subprocess.TimeoutExpired as exc:
-        raise AllranksError(f"stack {job}: squeue did not answer within {SQUEUE_S:.0f} s: slurmctld is busy") from exc
+        raise AllranksError(
+            f"stack {job}: squeue did not answer within {SQUEUE_S:.0f} s: slurmctld is busy or down"
+        ) from exc
     if result.returncode != 0:
         refuse_without_cluster("squeue", result.stderr)
         words = words_of(result.stderr.splitlines())
@@ -157,7 +159,7 @@ def _collect(
         if now > began_s + NOTICE_AFTER_S and not was_told:
             was_told = True
             late = fold_hosts([node for node in wanted if node not in documents])
-            say(f"waiting {now - began_s:.0f} s for {late}; {len(documents)} of {len(wanted)} are here")
+            say(f"waited {now - began_s:.0f} s for {late}; {len(documents)} of {len(wanted)} nodes have answered")
         for line in output.lines():
             if line.is_aside:
                 words.append(line.text)
@@ -182,5 +184,5 @@ def _why_silent(node: str, words: Sequence[str], *, has_ended: bool, silence_s: 
     if about:
         return f"did not answer: {words_of(about)}"
     if has_ended:
-        return "did not answer, and srun did not say why" + (f": {words_of(words)}" if words_of(words) else "")
+        return "did not answer; srun gave no reason" + (f": {words_of(words)}" if words_of(words) else "")
     return f"did not answer within {silence_s:.0f} s"

@@ -76,7 +76,7 @@ def decide(
     if signum == signal.SIGUSR1:
         when = f", {left_s:.0f} s to the time limit" if left_s is not None else ""
         if save_s == 0:  # a job that went back with nothing saved would begin anew for ever
-            line = f"{name}{when}: for scripts that handle it; no rank has anything that allranks could save"
+            line = f"{name}{when}: passed to the script; allranks itself has nothing to save"
             return Decision(ending=Ending.SAVE_AND_LEAVE, grace_s=None, line=line)
         if job is None:
             return Decision(
@@ -90,9 +90,9 @@ def decide(
     if signum == signal.SIGTERM and job is not None:
         grace_s = DEFAULT_GRACE_S if grace_s is None else grace_s
         if grace_s > SAFETY * (save_s or 0.0) and save_s != 0:
-            line = f"{name} from SLURM: saving a checkpoint, SIGKILL comes in {grace_s:.0f} s"
+            line = f"{name} from SLURM: saving a checkpoint; SIGKILL follows in {grace_s:.0f} s"
             return Decision(ending=Ending.SAVE_AND_LEAVE, grace_s=grace_s, line=line)
-        why = f"a checkpoint takes {save_s:.0f} s, SIGKILL comes in {grace_s:.0f} s" if save_s else "nothing to save"
+        why = f"a checkpoint takes {save_s:.0f} s, SIGKILL follows in {grace_s:.0f} s" if save_s else "nothing to save"
         return Decision(ending=Ending.STOP, grace_s=grace_s, line=f"{name} from SLURM: ending the ranks; {why}")
     return Decision(ending=Ending.STOP, grace_s=None, line=f"{name}: ending the ranks")
 
@@ -106,9 +106,9 @@ def why_no_requeue(job: OwnJob, *, is_batch: bool, may_requeue: bool) -> str:
         may_requeue: its `Requeue=`.
     """
     if job.is_heterogeneous:
-        return "a heterogeneous job is not put back by allranks; submit it again, it resumes"
+        return "allranks does not requeue heterogeneous jobs; submit it again, and it resumes"
     if not is_batch:
-        return "it has no batch script, SLURM starts only such jobs again (allranks submit makes one)"
+        return "SLURM requeues only jobs with a batch script (allranks submit writes one)"
     if not may_requeue:
-        return "it was submitted with --no-requeue; submit it again, it resumes"
+        return "it was submitted with --no-requeue; submit it again, and it resumes"
     return ""

@@ -87,15 +87,14 @@ def describe_return(culprits: Sequence[Culprit], *, attempt: int) -> str:
     """Return why this run of the job began; empty where no node ended the one before.
 
     >>> describe_return([Culprit(node="node01", cause="AR012 node-failure", attempts=(0,))], attempt=1)
-    'run 2 of this job: node01 was lost in the one before (AR012 node-failure); going on from its checkpoints'
+    'run 2 of this job: the previous run lost node01 (AR012 node-failure); resuming from its checkpoints'
     """
     last = [culprit for culprit in culprits if attempt - 1 in culprit.attempts]
     if not last:
         return ""
     names = fold_hosts([culprit.node for culprit in last])
     return (
-        f"run {attempt + 1} of this job: {names} was lost in the one before ({last[0].cause}); going on from its "
-        "checkpoints"
+        f"run {attempt + 1} of this job: the previous run lost {names} ({last[0].cause}); resuming from its checkpoints"
     )
 
 

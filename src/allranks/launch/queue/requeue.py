@@ -91,7 +91,9 @@ def plan_requeue(
     if num_nodes != job.num_nodes:
         parts.append(f"on {num_nodes} nodes instead of {job.num_nodes}")
     if stay:
-        parts.append(f"{fold_hosts(list(stay))} stays in, since it needs {min_nodes} nodes and has {len(pool)}")
+        parts.append(
+            f"{fold_hosts(list(stay))} is not excluded, because the job needs {min_nodes} of {len(pool)} nodes"
+        )
     return QueuePlan(values=values, line=", ".join(parts))
 
 
@@ -128,13 +130,13 @@ def requeue_once(
     write_culprits(run_dir, culprits)
     if is_hopeless(culprits, nodes):
         names = fold_hosts(list(nodes))
-        say(f"job {job.id} ends: {names} was at fault in {MOST_TIMES} runs, and it cannot do without; {cause}")
+        say(f"job {job.id} ends: {names} was at fault in {MOST_TIMES} runs and cannot be replaced; {cause}")
         return Exit.SETUP
     by_hand = f"scontrol requeue {job.id}"
     try:
         state = find_job(job.id)
         if state is None:
-            raise AllranksError("SLURM does not know it")
+            raise AllranksError("SLURM does not know this job")
         if state.is_pending:
             return exit_code  # somebody else has put it back
         if state.preempted_at:  # SLURM decides whether it comes back, also where its warning was the user's own signal
@@ -155,7 +157,7 @@ def requeue_once(
                 by_hand = f"scontrol update JobId={job.id} " + " ".join(f"{k}={v}" for k, v in plan.values.items())
                 change_waiting(job.id, **plan.values)
     except AllranksError as exc:
-        say(f"job {job.id}: {exc}; by hand: {by_hand}")
+        say(f"job {job.id}: {exc}; to do it by hand: {by_hand}")
     return exit_code
 
 
@@ -175,7 +177,7 @@ def outlast_preemption(job: OwnJob, *, say: Callable[[str], None]) -> bool:
         rules = read_partition(state.partition)
     except AllranksError:
         return False
-    grace = f"{rules.grace_s:.0f} s of grace since {state.preempted_at}"
+    grace = f"grace period {rules.grace_s:.0f} s since {state.preempted_at}"
     say(f"preempted: waiting for SLURM to end this run of job {job.id}, {grace}")
     end_s = time.monotonic() + min(rules.grace_s + 60.0, LONGEST_GRACE_S)
     while time.monotonic() < end_s:

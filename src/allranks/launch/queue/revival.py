@@ -196,11 +196,11 @@ class Revival:
         """What people are told of where it stands."""
         match self.stage:
             case Stage.TAKEN_AWAY:
-                return f"{self.node}: SLURM has taken it out of the job; it can take part again in the job's next run"
+                return f"{self.node}: SLURM has removed it from the job; it can take part again in the job's next run"
             case Stage.GIVEN_UP:
-                return f"{self.node}: has not come back; see {self._log}"
+                return f"{self.node} has not come back; see {self._log}"
             case _:
-                return f"{self.node}: its agent is started again as soon as the node is back; see {self._log}"
+                return f"{self.node}: its agent will be restarted when the node comes back; see {self._log}"
 
     def _start(self) -> None:
         with self._log.open("ab") as log:

@@ -11,7 +11,7 @@ the run's seed and the epoch, so `DataLoader(shuffle=True)` has the same order a
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -73,9 +73,13 @@ class Feed:
             for _ in range(self._used):
                 next(self._batches, None)
 
-    def fetch(self, step: int, *, epochs: int | None) -> list[Any] | None:
+    def fetch(self, step: int, *, epochs: int | None, ended: Callable[[], None]) -> list[Any] | None:
         """Return the micro batches of the next step, the same until `consume`; None where the last epoch is over.
 
+        Args:
+            step: how many steps are done.
+            epochs: of the whole run.
+            ended: called when the loader says that its epoch is over, before the next one is begun.
         Raises:
             UsageError: the loader has nothing, even when it is begun again.
         """
@@ -91,9 +95,10 @@ class Feed:
                 self._fetched = self._draw(len(share.parts) if share else 1)
                 return self._fetched
             except StopIteration:
-                self._batches = None
                 if not self.sampler:
                     self._epoch, self._used = self._epoch + 1, 0
+                    ended()  # with the old iterator: a loader's own state belongs to that
+                self._batches = None
         raise UsageError(f"the loader gave no batch for step {step}, not even when it was begun again")
 
     def _draw(self, count: int) -> list[Any]:

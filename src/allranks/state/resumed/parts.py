@@ -46,9 +46,9 @@ class Parts:
         return {name: _state_of(part) for name, part in self.live.items()}
 
     def load(self, kept: Mapping[str, Any]) -> None:
-        """Put back what `state` returned."""
-        for name, part in self.live.items():
-            state = kept[name]
+        """Put back what `state` returned; a part that is not in it stays as it is."""
+        for name in kept.keys() & self.live.keys():
+            part, state = self.live[name], kept[name]
             if name in self._modules:
                 names = {own.replace(_COMPILED, ""): own for own in part.state_dict() if _COMPILED in own}
                 state = {names.get(key, key): value for key, value in state.items()} if names else state
@@ -65,17 +65,17 @@ class Parts:
         """Put back what `gradients` returned."""
         for name, module in self._modules.items():
             for key, own in _named(module):
-                if key in kept[name]:
+                if key in kept.get(name, ()):
                     own.grad = torch.zeros_like(own, requires_grad=False)
                     _local(own.grad).copy_(kept[name][key])
 
-    def shape_sharded_optimizers(self) -> list[torch.optim.Optimizer]:
+    def shape_sharded_optimizers(self) -> dict[str, torch.optim.Optimizer]:
         """Give optimizers of sharded parameters (FSDP2) the state that a step makes, for the shards to go into."""
-        shaped = []
-        for part in self.live.values():
+        shaped = {}
+        for name, part in self.live.items():
             if isinstance(part, torch.optim.Optimizer) and not part.state and _has_shards(part):
                 get_optimizer_state_dict(torch.nn.ModuleList(self._modules.values()), part)
-                shaped.append(part)
+                shaped[name] = part
         return shaped
 
 

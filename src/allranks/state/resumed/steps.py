@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from allranks.model.errors import AllranksError, Exit, UsageError
@@ -104,12 +105,12 @@ class Step:
         self._lose = lose
 
     def log(self, **values: Any) -> None:
-        """Show these on rank 0's terminal with the next line of progress, every ten seconds.
+        """Show these on rank 0's terminal with the next line of progress, every ten seconds; `track(log=)` gets all.
 
         Args:
-            values: numbers, or tensors of one number; of a GPU they are fetched only when they are shown.
+            values: numbers, or tensors of one number; of a GPU they are fetched only when somebody gets them.
         """
-        self._progress.note(values)
+        self._progress.note(self.number + 1, values)
 
     def __enter__(self) -> Any:
         if self.is_open or self.is_done:
@@ -136,23 +137,47 @@ class Step:
         self._done()
 
 
+Sink = Callable[[int, dict[str, float]], object]
+
+
+def sink_of(log: Any) -> Sink | None:
+    """Return what takes the number of a step and its values.
+
+    Args:
+        log: a run of W&B or the module itself, a SummaryWriter of TensorBoard, or such a function; None: nothing.
+    Raises:
+        UsageError: it is none of them.
+    """
+    if hasattr(log, "add_scalar"):
+        return lambda step, values: [log.add_scalar(name, value, step) for name, value in values.items()]
+    if hasattr(log, "log"):
+        return lambda step, values: log.log(values, step=step)
+    if log is not None and not callable(log):
+        raise UsageError(f"track(log={log!r}): expected a run of W&B, a SummaryWriter, or f(step, values)")
+    return log  # type: ignore[no-any-return]
+
+
 class Progress:
     """Rank 0's lines of progress.
 
     Args:
         is_shown: this is rank 0.
         total: steps of the whole run, where it is known.
+        sink: what else gets the values.
     """
 
-    def __init__(self, *, is_shown: bool, total: int | None) -> None:
+    def __init__(self, *, is_shown: bool, total: int | None, sink: Sink | None = None) -> None:
         self._is_shown = is_shown
+        self._sink = sink
         self._total = total
         self._values: dict[str, Any] = {}
         self._since: tuple[int, float] | None = None
 
-    def note(self, values: dict[str, Any]) -> None:
-        """Remember what to show."""
+    def note(self, step: int, values: dict[str, Any]) -> None:
+        """Remember what to show, and hand it on; `step` steps are done with this one."""
         self._values.update(values)
+        if self._sink is not None:
+            self._sink(step, {name: _number(value) for name, value in values.items()})
 
     def reach(self, step: int) -> None:
         """Show a line where it is time to; `step` steps are done."""
@@ -164,13 +189,13 @@ class Progress:
             return
         rate = (step - first_step) / (now_s - first_s)
         of = f" of {self._total}" if self._total is not None else ""
-        values = "".join(f", {name} {_show(value)}" for name, value in self._values.items())
+        values = "".join(f", {name} {_number(value):.5g}" for name, value in self._values.items())
         say(f"step {step}{of}, {rate:.3g} steps/s{values}")
         self._since = step, now_s
 
 
-def _show(value: Any) -> str:
+def _number(value: Any) -> float:
     try:
-        return f"{float(value):.5g}"
+        return float(value.detach() if isinstance(value, torch.Tensor) else value)
     except (TypeError, ValueError, RuntimeError):
         raise UsageError(f"step.log({value!r}): expected a number, or a tensor of one number") from None

@@ -24,23 +24,21 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
-from torch.distributed.distributed_c10d import _get_default_store
 
 from allranks.model.errors import UsageError
 from allranks.report.text import say
-from allranks.state.resumed import rng
+from allranks.state.resumed import experiment, rng
 from allranks.state.resumed.agree import Agreement, Wish
 from allranks.state.resumed.averaging import Averaging
+from allranks.state.resumed.best import Best
 from allranks.state.resumed.feed import Feed
 from allranks.state.resumed.pace import Pace
 from allranks.state.resumed.parts import Parts
 from allranks.state.resumed.sampler import mix
-from allranks.state.resumed.steps import Progress, Step, StepLost, first_words, is_collective_failure
+from allranks.state.resumed.steps import Progress, Step, StepLost, first_words, is_collective_failure, sink_of
 from allranks.state.resumed.telling import Telling
 from allranks.state.saved.checkpoint import Checkpointer, Stall
 
@@ -48,43 +46,6 @@ LEAVE_S = 120.0
 """How long a rank that leaves the session after a `break` waits for the others, to save together."""
 LEAVING_PATIENCE_S = 30.0
 """How long a save that an order to leave asks for waits for the save before it: the time limit is near."""
-
-
-def track(
-    parts: Mapping[str, Any],
-    *,
-    directory: Path,
-    on_exit: contextlib.ExitStack,
-    rank: int,
-    world_size: int,
-    device: torch.device,
-    **told: Any,
-) -> Tracked:
-    """Return the state of this training, as the newest whole checkpoint has it; all ranks call it together.
-
-    Args:
-        parts: what a checkpoint holds, by name.
-        directory: of the checkpoints.
-        on_exit: of the session; what is being written is waited for there.
-        rank: of this process.
-        world_size: number of ranks.
-        device: of this rank.
-        told: as for `Tracked`.
-    """
-    store = _get_default_store() if world_size > 1 else None
-    checkpoints = Checkpointer(directory, rank=rank, world_size=world_size, store=store)
-    device = torch.device("cpu") if "gloo" in dist.get_backend_config() else device
-    made = Tracked(parts, checkpoints=checkpoints, rank=rank, world_size=world_size, device=device, **told)
-
-    def close(kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
-        if kind is None or (isinstance(error, SystemExit) and not error.code):
-            made.leave()
-        if kind is None or (issubclass(kind, SystemExit) and not issubclass(kind, StepLost)):
-            checkpoints.close()  # else the writer ends what it has, and nobody waits for ranks that are gone
-
-    on_exit.push(close)
-    made.load()
-    return made
 
 
 class Tracked:
@@ -96,6 +57,10 @@ class Tracked:
         rank: of this process.
         world_size: number of ranks.
         every: steps between checkpoints; None: the cadence decides.
+        keep_best: name of a value given to `save`, and "min" or "max": the checkpoint with the best one stays.
+        partial: take the parts that are in the checkpoint, and let the others begin anew.
+        log: where rank 0's `step.log` goes beside the terminal; see state.resumed.steps.
+        is_default: nobody named the directory, so it may hold another experiment's checkpoints.
         accumulates: gradients go on from step to step, so checkpoints hold them.
         cell: how to speak with the agent; None: there is none.
         device: where the default process group takes tensors from.
@@ -113,6 +78,10 @@ class Tracked:
         rank: int,
         world_size: int,
         every: int | None = None,
+        keep_best: tuple[str, str] | None = None,
+        partial: bool = False,
+        log: Any = None,
+        is_default: bool = False,
         accumulates: bool = False,
         cell: Any = None,
         device: torch.device | None = None,
@@ -123,16 +92,24 @@ class Tracked:
         """How many steps are done, over all restarts. A step is done when its `with` block ends."""
         self.checkpoints = checkpoints
         self._parts = Parts(parts)
+        self._experiment = experiment.describe()
+        self._best = Best(checkpoints.directory, keep_best)
         self._rank = rank
         self._world_size = world_size
         self._every = every
+        self._partial = partial
+        self._is_default = is_default
+        self._log = sink_of(log) if rank == 0 else None
         self._accumulates = accumulates
         self._telling = Telling(cell)
         self._agreement = Agreement(is_leader=rank == 0, device=device or torch.device("cpu"))
         self._on_loss = on_loss
         self._pace = pace
         self._averaging = Averaging(parts, world_size=world_size)
-        self._saved_step: int | None = None
+        self._epochs = 0
+        """How many epochs are over, and `after_epoch` was called for them."""
+        self._saved: tuple[int, int] | None = None
+        """Step and epochs of the last save."""
         self._is_save_wanted = self._is_stop_wanted = self._is_stopped = False
         self._feed: Feed | None = None
         self._current: Step | None = None
@@ -143,22 +120,29 @@ class Tracked:
         """Put everything back as the newest whole checkpoint has it; all ranks call it together.
 
         Raises:
-            UsageError: it holds other parts than are tracked.
+            UsageError: it holds other parts than are tracked, or is another experiment's.
         """
         shaped = self._parts.shape_sharded_optimizers()
         loaded = self.checkpoints.load(self._common())
         if loaded is None:
-            for optimizer in shaped:
+            for optimizer in shaped.values():
                 optimizer.state.clear()
             return
-        kept = loaded.common["parts"]
-        if kept.keys() != self._parts.live.keys():
-            raise UsageError(
-                f"{loaded.directory} holds {', '.join(sorted(kept)) or 'nothing'}, but track() names "
-                f"{', '.join(sorted(self._parts.live)) or 'nothing'}; track the same, or begin with an empty directory"
+        kept, why, lines = loaded.common["parts"], "", list[str]()
+        if self._rank == 0:
+            why, lines = experiment.compare(
+                loaded.directory,
+                loaded.common,
+                self._parts.state(),
+                is_default=self._is_default,
+                is_partial=self._partial,
             )
+        if why := self.checkpoints.ranks.tell_all("whose checkpoint it is", why):
+            raise UsageError(why)
+        for name in shaped.keys() - kept.keys():
+            shaped[name].state.clear()
         self._parts.load(kept)
-        self.step = self._saved_step = loaded.common["step"]
+        self.step, self._epochs = self._saved = loaded.common["step"], loaded.common["epochs"]
         self._loaded = loaded.per_rank, loaded.common["feed"]
         is_same_size = loaded.per_rank is not None
         if is_same_size and (gradients := loaded.per_rank.pop("gradients", None)) and self._accumulates:
@@ -168,6 +152,8 @@ class Tracked:
         if self._rank == 0:
             sizes = "" if is_same_size else f"; {loaded.world_size} ranks wrote it, {self._world_size} go on"
             say(f"resumed at step {self.step} from {loaded.directory}{sizes}")
+            for line in lines:
+                say(line)
             if self._accumulates and not is_same_size:
                 say(
                     "accumulated gradients start at 0: they are kept for each rank, and the number of ranks has changed"
@@ -177,29 +163,43 @@ class Tracked:
         """Ask for a checkpoint: all ranks save at their next common boundary, whoever of them asked."""
         self._is_save_wanted = True
 
-    def save(self) -> bool:
+    def save(self, **values: Any) -> bool:
         """Save now, and return whether the checkpoint is complete; all ranks call it together, between two steps.
 
+        Args:
+            values: the number that `keep_best` names. Rank 0's decides.
         Raises:
-            UsageError: it is called inside of a step.
+            UsageError: it is called inside of a step, or with another value.
         """
+        self._best.check(values)
         if self._current is not None and self._current.is_open:
             raise UsageError(f"state.save() inside of step {self.step}: call it after the step's `with` block")
         with self._losing():
             self._save()
-            return self._wait()
+            is_complete = self._wait()
+        if is_complete and self._rank == 0:
+            self._best.consider(self.step, values)
+        return is_complete
 
     def stop(self) -> None:
         """End the training early: all ranks leave `steps()` at their next common boundary, whoever of them asked."""
         self._is_stop_wanted = True
 
-    def steps(self, loader: Any, *, total: int | None = None, epochs: int | None = None) -> Iterator[Step]:
+    def steps(
+        self,
+        loader: Any,
+        *,
+        total: int | None = None,
+        epochs: int | None = None,
+        after_epoch: Callable[[int], object] | None = None,
+    ) -> Iterator[Step]:
         """Yield the steps that are still to be done; the last state is saved when they are.
 
         Args:
             loader: DataLoader over our Sampler; else see resumed.feed.
             total: steps of the whole run, restarts included.
             epochs: of the whole run. With both, what comes first.
+            after_epoch: called on all ranks when an epoch is over, with its number, before the state is saved.
         Raises:
             UsageError: the loader's sampler is not tracked, or a block was left by an exception that was caught.
             SystemExit: with 0, after a checkpoint: the agent ordered to leave.
@@ -215,16 +215,17 @@ class Tracked:
         self._telling.finish(is_finished=False)
         self._resume(feed)
         self._feed = feed
-        progress = Progress(is_shown=self._rank == 0, total=total)
+        progress = Progress(is_shown=self._rank == 0, total=total, sink=self._log)
         self._telling.phase("training")
         while True:
+            self._end_epochs(feed, after_epoch)
             with self._losing():
                 self._boundary()
             progress.reach(self.step)
             if self._is_stopped or (total is not None and self.step >= total):
                 break
             share = feed.share()
-            batches = feed.fetch(self.step, epochs=epochs)
+            batches = feed.fetch(self.step, epochs=epochs, ended=lambda: self._end_epochs(feed, after_epoch))
             if batches is None:
                 break
             self._current = step = Step(
@@ -242,15 +243,15 @@ class Tracked:
             if not step.is_done:
                 raise UsageError(f"step {step.number} was not done: use `with step as batch`, and let its errors pass")
         with self._losing():
-            if self._saved_step != self.step:
+            if self._saved != self._place:
                 self._save()
             self._wait()
         self._telling.finish()
 
     def leave(self) -> None:
         """Save the steps of a loop that was left by `break`; all ranks call it when they leave the session."""
-        saved = self._saved_step or 0
-        if self._feed is None or self.step == saved:
+        saved = self._saved or (0, 0)
+        if self._feed is None or self._place == saved:
             return
         why = ""
         self._telling.phase("leaving")
@@ -265,7 +266,7 @@ class Tracked:
         except RuntimeError as exc:
             why = f"rank 0 is gone ({first_words(exc)})"
         if why and (self._rank == 0 or why.startswith("rank 0")):
-            say(f"steps {saved + 1} to {self.step} are not saved: {why}")
+            say(f"steps {saved[0] + 1} to {self.step} are not saved: {why}")
         if why:
             return
         with self._losing():
@@ -289,7 +290,18 @@ class Tracked:
         feed.open(self.step)
         rng.seed_all(mix(torch.initial_seed(), self.step))
 
+    def _end_epochs(self, feed: Feed, after_epoch: Callable[[int], object] | None) -> None:
+        while self._epochs < feed.epoch:
+            self._epochs += 1  # first: a save inside of the call holds what was done in it
+            if after_epoch is not None:
+                with self._losing():
+                    after_epoch(self._epochs - 1)
+
     # A boundary
+
+    @property
+    def _place(self) -> tuple[int, int]:
+        return self.step, self._epochs
 
     def _boundary(self) -> None:
         self._telling.save_done(self.checkpoints.last_complete)
@@ -303,7 +315,7 @@ class Tracked:
         agreed = self._agreement.reach(self.step, wish)
         self._is_stopped |= agreed.stops
         is_in_turn = self._every is not None and self.step > 0 and self.step % self._every == 0
-        if (agreed.saves or agreed.leaves or is_in_turn) and self._saved_step != self.step:
+        if (agreed.saves or agreed.leaves or is_in_turn) and self._saved != self._place:
             stall = self._save(LEAVING_PATIENCE_S if agreed.leaves else None)
             if self._pace is not None and not agreed.leaves:
                 self._pace.save_done(stall, self.checkpoints.write_s)
@@ -325,7 +337,7 @@ class Tracked:
             per_rank["gradients"] = self._parts.gradients()
         agree = self._agreement.can_all
         stall = self.checkpoints.save(self.step, self._common(), per_rank, agree=agree, patience_s=patience_s)
-        self._saved_step = self.step
+        self._saved = self._place
         self._telling.phase("training")
         return stall
 
@@ -337,7 +349,9 @@ class Tracked:
     def _common(self) -> dict[str, Any]:
         return {
             "step": self.step,
+            "epochs": self._epochs,
             "threads": torch.get_num_threads(),
+            "experiment": self._experiment,
             "feed": {"epoch": self._feed.epoch if self._feed else 0},
             "parts": self._parts.state(),
         }

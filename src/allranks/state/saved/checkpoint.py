@@ -38,7 +38,7 @@ from allranks.state.saved.commit import PATIENCE_S
 from allranks.state.saved.consensus import Consensus
 from allranks.state.saved.link import WriterGoneError, WriterLink
 from allranks.state.saved.manifest import Damaged
-from allranks.state.saved.pack import Packer, StateError, finish
+from allranks.state.saved.pack import Packer, Piece, StateError
 from allranks.state.saved.parts import list_checkpoints
 from allranks.state.saved.reader import await_writers, read_checkpoint
 from allranks.state.saved.snapshot import Snapshot
@@ -64,7 +64,7 @@ class Skipped:
 
     directory: Path
     why: str
-    """One line, in words: `rank_00001.state: 4096 bytes are there, the manifest says 8192`."""
+    """One line, in words: `rank_00001.safetensors: 4096 bytes are there, the manifest says 8192`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class Checkpointer:
             raise UsageError(f"a checkpointer for {world_size} ranks needs the store of their process group")
         if keep < KEEP_AT_LEAST:
             raise UsageError(f"keep={keep}: the newest {KEEP_AT_LEAST} checkpoints always stay")
-        self._root = Path(directory).absolute()
+        self.directory = self._root = Path(directory).absolute()
         self._keep = keep
         self._skip_after_s = skip_after_s
         self._say = say or say_to_stderr
@@ -233,10 +233,10 @@ class Checkpointer:
         began_s = time.perf_counter()
         why = self._make_room(self._skip_after_s if patience_s is None else patience_s)
         waited_s = time.perf_counter() - began_s
-        packer, tail = Packer(), b""
+        laid_out: tuple[bytes, list[Piece], int] = b"", [], 0
         if not why:
             try:
-                packer, tail = self._lay_out(common, per_rank)
+                laid_out = self._lay_out(common, per_rank)
             except StateError as exc:
                 why = str(exc)
             except (OSError, MemoryError) as exc:
@@ -252,9 +252,10 @@ class Checkpointer:
                 self._fail(step, f"rank {rank}: {words[rank]}" if len(words) > 1 else why)
             return Stall(0.0, time.perf_counter() - began_s)
         assert self._snapshot is not None
-        self._snapshot.fill(packer.pieces, tail, packer.end)
+        header, pieces, size_bytes = laid_out
+        self._snapshot.fill(header, pieces)
         self._steps[name] = step
-        self._ask(step, {"attempt": {"step": step, "name": name}, "size_bytes": packer.end + len(tail)})
+        self._ask(step, {"attempt": {"step": step, "name": name}, "size_bytes": size_bytes})
         copy_s = time.perf_counter() - began_s - waited_s
         if wait:
             self.wait()
@@ -293,10 +294,10 @@ class Checkpointer:
             return f"no writer can be started ({exc})"
         return ""
 
-    def _lay_out(self, common: object, per_rank: object) -> tuple[Packer, bytes]:
-        """Return this rank's part as pieces and what follows them; the shared memory has room for it."""
+    def _lay_out(self, common: object, per_rank: object) -> tuple[bytes, list[Piece], int]:
+        """Return this rank's part as `Packer.lay_out` does; the shared memory has room for it."""
         own, whole = Packer(), Packer()
-        own_tree = own.pack(per_rank, "per_rank")
+        own_tree = own.pack(per_rank, f"per_rank[{self.ranks.rank}]")
         if own.sharded:
             raise StateError(f"{next(iter(own.sharded))} is a DTensor, which several ranks have: it belongs to common")
         is_first = self.ranks.rank == 0
@@ -311,10 +312,10 @@ class Checkpointer:
         tree = {"own": own_tree, "shards": shards}
         if is_first:
             tree |= {"common": common_tree, "tensors": tensors}
-        tail, size_bytes = finish(own, tree)
+        laid_out = own.lay_out(tree)
         assert self._snapshot is not None
-        self._snapshot.reserve(size_bytes)
-        return own, tail
+        self._snapshot.reserve(laid_out[-1])
+        return laid_out
 
     def _ask(self, step: int, request: dict[str, object]) -> None:
         """Hand the copy to the writer; one that has been killed is replaced."""

@@ -3,7 +3,8 @@
 All ranks' writers, on any node, and nothing but the shared directory between them:
 
     Phase 1  every writer makes `step_N.tmp.<attempt>` (the first one does), puts `rank_k.json` there (who is writing),
-             writes its part, fsyncs it, replaces `rank_k.json` by one with size and checksums, fsyncs the directory.
+             writes its part, fsyncs it, reads it back unless the next save waits, replaces `rank_k.json` by one with
+             size and checksums, fsyncs the directory.
     Phase 2  rank 0's writer, the coordinator, waits until every rank's `rank_k.json` is there and its part is as
              large as it says. One that failed, or none that comes on for PATIENCE_S, ends the attempt.
     Phase 3  the coordinator writes MANIFEST.json, fsyncs it and the directory.
@@ -29,7 +30,7 @@ import shutil
 import time
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,7 +48,7 @@ from allranks.state.saved.manifest import (
     report_name,
     temp_name,
 )
-from allranks.state.saved.parts import read_manifest
+from allranks.state.saved.parts import PartReader, read_manifest
 
 PATIENCE_S = 600.0
 """How long the coordinator waits without any other part coming on: a rank may be evaluating before it saves."""
@@ -84,11 +85,22 @@ class Attempt:
 # Phase 1
 
 
-def write_part(attempt: Attempt, content: memoryview) -> Part:
-    """Write the bytes of this rank's part and report it; what it has made is gone again if that fails.
+def write_part(
+    attempt: Attempt,
+    content: memoryview,
+    *,
+    written: Callable[[], None] = lambda: None,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> Part:
+    """Write the bytes of this rank's part, verify and report it; what it has made is gone again if that fails.
 
+    Args:
+        attempt: this save.
+        content: the bytes.
+        written: called when they are needed no more.
+        should_stop: whether there is no time to verify.
     Raises:
-        OSError: the file system would not take it.
+        OSError: the file system would not take it, or gives back something else.
         AttemptFailedError: the coordinator has removed the directory meanwhile.
     """
     attempt.root.mkdir(parents=True, exist_ok=True)
@@ -103,7 +115,9 @@ def write_part(attempt: Attempt, content: memoryview) -> Part:
                 blocks.append(zlib.crc32(block))
                 _write_all(file.fileno(), block)
             os.fsync(file.fileno())
-        part = Part(path.name, len(content), tuple(blocks))
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)  # what is read back comes from the disk
+        written()
+        part = _read_back(Part(path.name, len(content), tuple(blocks)), attempt.directory, should_stop)
         _report(attempt, {"state": "done", **part_to_json(part)})
         sync_directory(attempt.directory)
     except OSError as exc:
@@ -117,6 +131,16 @@ def write_part(attempt: Attempt, content: memoryview) -> Part:
                 raise AttemptFailedError("") from exc  # the coordinator says it, for all
         raise
     return part
+
+
+def _read_back(part: Part, directory: Path, should_stop: Callable[[], bool]) -> Part:
+    """Every writer does it for its own part; else rank 0's would read all bytes of all ranks before tidying."""
+    try:
+        with PartReader(directory, part) as reader:
+            is_verified = reader.verify_rest(should_stop)
+    except Damaged as exc:
+        raise OSError(errno.EIO, f"read back after writing, {exc}") from exc
+    return replace(part, verified_ns=(directory / part.name).stat().st_mtime_ns) if is_verified else part
 
 
 # Phase 2

@@ -24,6 +24,7 @@ import torch
 
 from allranks.state.saved.checkpoint import Checkpointer, CheckpointError, Loaded
 from allranks.state.saved.commit import ORPHANED_PATIENCE_S, explain
+from allranks.state.saved.manifest import part_name
 
 SIZE_BYTES = 64 << 20
 FINISH_S = ORPHANED_PATIENCE_S + 60.0
@@ -93,7 +94,7 @@ def _try_all(place: Path) -> list[Step]:
     if loaded is None or loaded.step != 2 or not _is_of(2, loaded):
         return [*steps, Step("load", False, f"what was written is not what is read: {_last(said)}")]
     steps.append(Step("load", True, f"step 2 as it was saved, verified in {time.monotonic() - began_s:.2f} s"))
-    with (place / "step_2" / "rank_00000.state").open("r+b") as file:
+    with (place / "step_2" / part_name(0)).open("r+b") as file:
         file.seek(SIZE_BYTES // 2)
         byte = file.read(1)[0]
         file.seek(SIZE_BYTES // 2)

@@ -1,9 +1,9 @@
 """What is a whole checkpoint made of?  Names, checksums and the MANIFEST, pure.
 
     step_300/
-        rank_00000.state      what is common to all ranks, and what is rank 0's own
-        rank_00001.state      rank 1's own, and its shards of sharded tensors
-        MANIFEST.json         written last: step, world size, size and checksums of every part
+        rank_00000.safetensors    what is common to all ranks, and what is rank 0's own
+        rank_00001.safetensors    rank 1's own, and its shards of sharded tensors
+        MANIFEST.json             written last: step, world size, size and checksums of every part
 
 Checksums are CRC-32 of blocks of 4 MiB, so that a rank which needs a slice of a part can verify what it reads. A CRC
 finds every burst of up to 32 bits, and leaves 1 of 4 billion of all other alterations; it runs at memory speed, which
@@ -18,16 +18,16 @@ import json
 import re
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
-FORMAT = 2
+FORMAT = 3
 BLOCK_BYTES = 4 << 20
 MANIFEST = "MANIFEST.json"
 
 _FINAL = re.compile(r"step_(?P<step>[0-9]{1,18})(?:\.(?P<take>[0-9]{1,9}))?")
 _TEMP = re.compile(r"step_(?P<step>[0-9]{1,18})\.tmp\.(?P<attempt>[0-9a-f]{4,64}-[0-9]{1,9})")
-_PART = re.compile(r"rank_[0-9]{5,9}\.state")
+_PART = re.compile(r"rank_[0-9]{5,9}\.safetensors")
 
 
 class Damaged(ValueError):
@@ -42,6 +42,8 @@ class Part:
     size_bytes: int
     blocks: tuple[int, ...]
     """CRC-32 of each block of BLOCK_BYTES; the last one may be shorter."""
+    verified_ns: int = 0
+    """The file's mtime when its writer had read it back and found it right; 0: it had no time to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +68,7 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """The file: one line of JSON, and one with its CRC-32."""
-        fields = {
-            "format": FORMAT,
-            "step": self.step,
-            "world_size": self.world_size,
-            "attempt": self.attempt,
-            "torch": self.torch,
-            "saved_s": self.saved_s,
-            "parts": [part_to_json(part) for part in self.parts],
-        }
+        fields = {"format": FORMAT, **asdict(self), "parts": [part_to_json(part) for part in self.parts]}
         line = json.dumps(fields).encode() + b"\n"
         return line + _checksum_line(line)
 
@@ -90,17 +84,10 @@ class Manifest:
             raise Damaged(f"{MANIFEST}: does not match its own checksum")
         try:
             fields = json.loads(line)
-            if fields["format"] != FORMAT:
-                raise Damaged(f"{MANIFEST}: format {fields['format']}, this allranks reads format {FORMAT}")
+            if (found := fields.pop("format")) != FORMAT:
+                raise Damaged(f"{MANIFEST}: format {found}, this allranks reads format {FORMAT}")
             parts = tuple(part_from_json(part) for part in fields.pop("parts"))
-            manifest = cls(
-                step=int(fields["step"]),
-                world_size=int(fields["world_size"]),
-                attempt=str(fields["attempt"]),
-                torch=str(fields["torch"]),
-                saved_s=float(fields["saved_s"]),
-                parts=parts,
-            )
+            manifest = cls(**fields, parts=parts)
         except (KeyError, TypeError, AttributeError, json.JSONDecodeError) as exc:
             raise Damaged(f"{MANIFEST}: is no manifest of ours ({exc!r})") from exc
         if [part.name for part in parts] != [part_name(rank) for rank in range(manifest.world_size)]:
@@ -110,7 +97,7 @@ class Manifest:
 
 def part_to_json(part: Part) -> dict[str, object]:
     """As plain values."""
-    return {"name": part.name, "size_bytes": part.size_bytes, "blocks": [f"{block:08x}" for block in part.blocks]}
+    return {**asdict(part), "blocks": [f"{block:08x}" for block in part.blocks]}
 
 
 def part_from_json(fields: Mapping[str, Any]) -> Part:
@@ -120,22 +107,22 @@ def part_from_json(fields: Mapping[str, Any]) -> Part:
         Damaged: a part that cannot be.
     """
     try:
-        name, size_bytes = str(fields["name"]), int(fields["size_bytes"])
+        name, size_bytes, verified_ns = str(fields["name"]), int(fields["size_bytes"]), int(fields["verified_ns"])
         blocks = tuple(int(block, 16) for block in fields["blocks"])
     except (KeyError, TypeError, ValueError) as exc:
         raise Damaged(f"{MANIFEST}: is no manifest of ours ({exc!r})") from exc
     if not _PART.fullmatch(name) or size_bytes < 0 or len(blocks) != -(-size_bytes // BLOCK_BYTES):
         raise Damaged(f"{MANIFEST}: {name} of {size_bytes} bytes in {len(blocks)} blocks cannot be")
-    return Part(name, size_bytes, blocks)
+    return Part(name, size_bytes, blocks, verified_ns)
 
 
 def part_name(rank: int) -> str:
     """File name of a rank's part.
 
     >>> part_name(3)
-    'rank_00003.state'
+    'rank_00003.safetensors'
     """
-    return f"rank_{rank:05d}.state"
+    return f"rank_{rank:05d}.safetensors"
 
 
 def report_name(rank: int) -> str:

@@ -1,25 +1,27 @@
-"""What does the state of a run look like as bytes?  Nested values in, the bytes of a part out, and back.
+"""How does the state of a run become a safetensors file, and a state again?  Nested values in, bytes out, and back.
 
-A part is a header, the bytes of all tensors and arrays (each at a multiple of 64), a tree in MessagePack, and a footer
-that says where the tree is. In the tree, None, bool, int, float, str and bytes stand for themselves; everything else is
-a list that begins with its kind: `["tuple", [...]]`, `["tensor", "float32", [2, 3], 64]`. So reading a part can make
-nothing but these values: no pickle, no names of classes, nothing that runs.
+A part is a safetensors file: 8 bytes with the length of a JSON header, the header, the bytes of all tensors. The tree
+of the state is JSON, too, and lies in the header's `__metadata__`. In it None, bool, int, float, str and dicts with
+text for keys stand for themselves; everything else is a list that begins with its kind: `["tuple", [...]]`, `["tensor",
+NAME, "float32", [2, 3]]`. So reading a part can make nothing but these values: no pickle, no class names, no code.
 
-Why not torch.save or DCP's files: both pickle, and both write from the training process's memory through the
-interpreter that trains. Tensors here go straight to shared memory, one copy each; only the tree is encoded. Sharded
-tensors take DCP's planners (`state/saved/sharded.py`).
+We lay the file out ourselves, because tensors go straight to shared memory, one copy each. We read it ourselves, too:
+the safetensors library maps the file, so it would read bytes again after their checksum was verified, and a file that
+is deleted on a file server meanwhile would kill the process (SIGBUS).
 """
 
 from __future__ import annotations
 
-import struct
+import base64
+import json
+import math
+import re
 import sys
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import msgspec
 import torch
 
 from allranks.model.errors import UsageError
@@ -30,15 +32,23 @@ if TYPE_CHECKING:
     import numpy as np
     from torch.distributed.tensor import DTensor
 
-HEADER = b"allranks state 1\n".ljust(64, b"\0")
 ALIGN_BYTES = 64
+LARGEST_HEADER_BYTES = 100_000_000
+"""The safetensors library reads no larger one."""
 DEEPEST = 100
-_FOOTER = struct.Struct("<QQ8s")
-_END = b"ar-state"
-_PLAIN = (bool, int, float, str, bytes, type(None))
-_DICTS: dict[type, str] = {dict: "dict", OrderedDict: "ordered", Counter: "counter"}
+_TREE = "allranks"
+"""Key of the tree in `__metadata__`."""
+# Source: safetensors 0.8, safetensors/torch.py. Other dtypes are stored as U8.
+CODES = {
+    "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "float8_e4m3fn": "F8_E4M3",
+    "float8_e5m2": "F8_E5M2", "complex64": "C64", "int64": "I64", "int32": "I32", "int16": "I16", "int8": "I8",
+    "uint64": "U64", "uint32": "U32", "uint16": "U16", "uint8": "U8", "bool": "BOOL",
+}  # fmt: skip
+_DICTS: dict[str, Callable[[Any], Any]] = {"dict": dict, "ordered": OrderedDict, "counter": Counter}
+_LISTS: dict[str, Callable[[Any], Any]] = {"list": list, "tuple": tuple, "size": torch.Size}
+_KINDS = {kind: name for name, kind in (_DICTS | _LISTS).items()}
 _ARRAY_KINDS = "biufcSUmM"
-_MSGPACK_INTS = range(-(2**63), 2**64)
+_LARGEST_INT = 2**63
 
 
 class StateError(UsageError):
@@ -54,24 +64,32 @@ class Piece(NamedTuple):
 
 @dataclass(slots=True)
 class Packer:
-    """Lays out the values of one part."""
+    """Collects the values of one part."""
 
-    pieces: list[Piece] = field(default_factory=list)
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    """By their names in the file. Tensors in the same memory are there once."""
     sharded: dict[str, DTensor] = field(default_factory=dict)
     """DTensors by their path, for `state/saved/sharded.py`."""
-    end: int = len(HEADER)
-    """Where the next piece can lie."""
+    offsets: dict[str, list[int]] = field(default_factory=dict)
+    """Of tensors that are shards, by their names: the place of the first element in the whole."""
+    _names: dict[object, str] = field(default_factory=dict)
 
-    def place(self, source: torch.Tensor) -> int:
-        """Give a tensor its place, and return it."""
-        offset = self.end
-        if size_bytes := source.numel() * source.element_size():
-            self.pieces.append(Piece(source, offset))
-            self.end = -(-(offset + size_bytes) // ALIGN_BYTES) * ALIGN_BYTES
-        return offset
+    def add(self, tensor: torch.Tensor, path: str) -> str:
+        """Take a tensor in, and return the name under which its bytes are stored."""
+        where: object = path
+        if tensor.numel():
+            look = None if is_plain(tensor) else (tensor.dtype, tensor.shape, tensor.stride(), tensor.is_neg())
+            where = (tensor.device, tensor.data_ptr(), tensor.nbytes, tensor.is_conj(), look)
+        if where not in self._names:
+            name = _dotted(path)
+            while name in self.tensors:
+                name += "'"  # other paths may be written alike
+            self._names[where] = name
+            self.tensors[name] = tensor
+        return self._names[where]
 
     def pack(self, value: object, path: str, depth: int = 0) -> Any:
-        """Return the tree of a value, and give its tensors their places.
+        """Return the tree of a value, and take its tensors in.
 
         Args:
             value: nested dicts, lists and tuples of what can be saved.
@@ -81,37 +99,38 @@ class Packer:
             StateError: it holds something else.
         """
         kind = type(value)
-        if kind in _PLAIN:
-            return _pack_plain(value, path)
+        if kind in (bool, str, type(None)):
+            return value
         if depth > DEEPEST:
             raise StateError(f"{path} is nested deeper than {DEEPEST}: does it contain itself?")
-        if kind in _DICTS:
-            assert isinstance(value, dict)
-            items = [
-                [self._pack_key(key, path), self.pack(item, f"{path}[{key!r}]", depth + 1)]
-                for key, item in value.items()
-            ]
-            return [_DICTS[kind], items]
-        if kind is list or kind is tuple or kind is torch.Size:
-            assert isinstance(value, list | tuple)
-            items = [self.pack(item, f"{path}[{index}]", depth + 1) for index, item in enumerate(value)]
-            return ["size" if kind is torch.Size else kind.__name__, items]
+        if isinstance(value, int) and kind is int:
+            return value if abs(value) < _LARGEST_INT else ["int", hex(value)]
+        if isinstance(value, float) and kind is float:
+            return value if math.isfinite(value) else ["float", repr(value)]
+        if isinstance(value, complex) and kind is complex:
+            return ["complex", repr(value.real), repr(value.imag)]
+        if isinstance(value, bytes) and kind is bytes:
+            return ["bytes", base64.b64encode(value).decode()]
+        if isinstance(value, dict) and kind in _KINDS:
+            items = [(key, self.pack(item, f"{path}[{key!r}]", depth + 1)) for key, item in value.items()]
+            if kind is dict and all(type(key) is str for key in value):
+                return dict(items)
+            return [_KINDS[kind], [[self._pack_key(key, path), item] for key, item in items]]
+        if isinstance(value, list | tuple) and kind in _KINDS:
+            return [_KINDS[kind], [self.pack(item, f"{path}[{at}]", depth + 1) for at, item in enumerate(value)]]
         if isinstance(value, torch.Tensor):
             return self._pack_tensor(value, path)
         if kind is torch.dtype:
-            return ["dtype", str(value).removeprefix("torch.")]
-        if kind is complex:
-            assert isinstance(value, complex)
-            return ["complex", value.real, value.imag]
+            return ["dtype", name_of(value)]
         if kind.__module__ == "numpy":
             return self._pack_numpy(value, path)
         raise _refuse(value, path)
 
     def _pack_key(self, key: object, path: str) -> Any:
-        if type(key) in _PLAIN:
-            return _pack_plain(key, f"a key of {path}")
         if type(key) is tuple:
             return ["tuple", [self._pack_key(item, path) for item in key]]
+        if isinstance(key, bool | int | float | str | bytes | None):
+            return self.pack(key, f"a key of {path}")
         raise _refuse(key, f"a key of {path}")
 
     def _pack_tensor(self, tensor: torch.Tensor, path: str) -> Any:
@@ -123,8 +142,7 @@ class Packer:
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.device.type == "meta":
             what = "quantized" if tensor.is_quantized else f"of layout {tensor.layout} on {tensor.device}"
             raise StateError(f"{path} is a tensor {what}; a checkpoint holds dense tensors with data")
-        dtype = str(tensor.dtype).removeprefix("torch.")
-        return ["tensor", dtype, list(tensor.shape), self.place(tensor.detach())]
+        return ["tensor", self.add(tensor.detach(), path), name_of(tensor.dtype), list(tensor.shape)]
 
     def _pack_numpy(self, value: Any, path: str) -> Any:
         import numpy as np
@@ -132,116 +150,144 @@ class Packer:
         if not isinstance(value, np.ndarray | np.generic) or value.dtype.kind not in _ARRAY_KINDS:
             raise _refuse(value, path)
         if isinstance(value, np.generic):
-            return ["scalar", value.dtype.str, value.tobytes()]
+            return ["scalar", base64.b64encode(value.tobytes()).decode(), value.dtype.str]
         data = bytearray(value.tobytes())
-        source = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0)
-        return ["array", value.dtype.str, list(value.shape), self.place(source) if data else 0]
+        source = torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
+        return ["array", self.add(source, path), value.dtype.str, list(value.shape)]
 
+    def lay_out(self, tree: dict[str, Any]) -> tuple[bytes, list[Piece], int]:
+        """Return the file's header with this tree, the tensors with their places, and the file's size.
 
-def finish(packer: Packer, tree: dict[str, Any]) -> tuple[bytes, int]:
-    """Return what follows the pieces, from `packer.end` on, and the size of the part."""
-    encoded = msgspec.msgpack.encode(tree)
-    tail = encoded + _FOOTER.pack(packer.end, len(encoded), _END)
-    return tail, packer.end + len(tail)
+        Raises:
+            StateError: the header is larger than safetensors allows.
+        """
+        offset, placed, begins = 0, [], {}
+        header: dict[str, Any] = {"__metadata__": {_TREE: json.dumps(tree)}}
+        # Gaps are not allowed: with the largest elements first, every tensor is aligned to its own elements.
+        for name, source in sorted(self.tensors.items(), key=lambda each: -each[1].element_size()):
+            code, end = CODES.get(name_of(source.dtype)), offset + source.nbytes
+            shape = list(source.shape) if code else [source.nbytes]
+            header[name] = {"dtype": code or "U8", "shape": shape, "data_offsets": [offset, end]}
+            begins[name] = {"saved_offsets": self.offsets.get(name, [0] * len(shape))}
+            placed.append((source, offset))
+            offset = end
+        if self.offsets:
+            header["__metadata__"]["DCP_SHARDING_INFO"] = json.dumps(begins)  # for its HuggingFaceStorageReader
+        encoded = json.dumps(header).encode()
+        encoded = encoded.ljust(-(-(8 + len(encoded)) // ALIGN_BYTES) * ALIGN_BYTES - 8)
+        if len(encoded) > LARGEST_HEADER_BYTES:
+            raise StateError(
+                f"numbers and text take {len(encoded) / 1e6:.0f} MB of this checkpoint, at most "
+                f"{LARGEST_HEADER_BYTES / 1e6:.0f} are possible: save long lists of numbers as tensors"
+            )
+        data = len(encoded).to_bytes(8, "little") + encoded
+        return data, [Piece(source, len(data) + at) for source, at in placed], len(data) + offset
 
 
 # And back
 
 
-def read_tree(reader: PartReader, name: str) -> dict[str, Any]:
-    """The tree of the part of this name.
+class StateFile:
+    """One part, opened: its tree, and its tensors by name."""
 
-    Raises:
-        Damaged: the part has none.
-    """
-    footer_at = reader.size_bytes - _FOOTER.size
-    offset, size_bytes, end = _FOOTER.unpack(reader.read(footer_at, _FOOTER.size))
-    if end != _END or offset + size_bytes != footer_at or reader.read(0, len(HEADER)) != HEADER:
-        raise Damaged(f"{name}: is no state of ours")
-    try:
-        tree = msgspec.msgpack.decode(reader.read(offset, size_bytes))
-    except (msgspec.DecodeError, RecursionError) as exc:
-        raise Damaged(f"{name}: its tree cannot be read ({exc})") from exc
-    if not isinstance(tree, dict):
-        raise Damaged(f"{name}: has no tree")
-    return tree
+    def __init__(self, reader: PartReader, sharded: Callable[[str], torch.Tensor]) -> None:
+        """Read the header.
 
+        Args:
+            reader: of the part.
+            sharded: returns the DTensor of this path.
+        Raises:
+            Damaged: it has none, or one that does not match its checksum.
+        """
+        self.reader, self._sharded = reader, sharded
+        self._loaded: dict[str, torch.Tensor] = {}
+        try:
+            self._data_at = 8 + int.from_bytes(reader.read(0, 8), "little")
+            if self._data_at > reader.size_bytes:
+                raise ValueError
+            self._header = json.loads(reader.read(8, self._data_at - 8))
+            self.tree: dict[str, Any] = json.loads(self._header["__metadata__"][_TREE])
+            if not {"own", "shards"} <= self.tree.keys():
+                raise KeyError("own")
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as exc:
+            why = str(exc) if isinstance(exc, Damaged) else f"{reader.name}: is no state of ours"
+            raise Damaged(why) from exc
 
-def unpack(node: Any, reader: PartReader, sharded: Callable[[str], torch.Tensor]) -> Any:
-    """Make the values of a tree again; tensors on the CPU, each with memory of its own; `sharded` gives sharded ones.
+    def unpack(self, node: Any) -> Any:
+        """Make the values of a tree again, tensors on the CPU; those that lay in the same memory do again.
 
-    Raises:
-        Damaged: it is none, or its bytes are not in the part.
-    """
-    if not isinstance(node, list):
-        return node
-    try:
-        kind, *values = node
-        return _UNPACK[kind](values, reader, sharded)
-    except Damaged:
-        raise
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError, RecursionError) as exc:
-        raise Damaged(f"the tree holds what no state has: {str(node)[:80]} ({exc!r})") from exc
+        Raises:
+            Damaged: it is no tree, or its bytes are not in the part.
+        """
+        try:
+            return self._unpack(node)
+        except Damaged:
+            raise
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, RuntimeError, RecursionError) as exc:
+            raise Damaged(f"{self.reader.name}: its tree holds what no state has ({exc!r})") from exc
 
+    def read(self, name: str, dtype: str, shape: list[int]) -> torch.Tensor:
+        """Return a new tensor with the bytes of this name.
 
-def _unpack_items(values: list[Any], reader: PartReader, sharded: Callable[[str], torch.Tensor]) -> list[Any]:
-    return [unpack(item, reader, sharded) for item in values[0]]
+        Raises:
+            Damaged: they are altered, or others.
+        """
+        tensor = torch.empty(shape, dtype=dtype_of(dtype))
+        begin, end = self._header[name]["data_offsets"]
+        if end - begin != tensor.nbytes:
+            raise Damaged(f"{self.reader.name}: {name} has {end - begin} bytes instead of {tensor.nbytes}")
+        if tensor.nbytes:
+            self.reader.read_into(self._data_at + begin, memoryview(_bytes_of(tensor).numpy()))
+        return tensor
 
+    def _unpack(self, node: Any) -> Any:
+        if isinstance(node, dict):
+            return {key: self._unpack(item) for key, item in node.items()}
+        if not isinstance(node, list):
+            return node
+        kind, first, *rest = node
+        if kind in _DICTS:
+            return _DICTS[kind]({self._unpack(key): self._unpack(item) for key, item in first})
+        if kind in _LISTS:
+            return _LISTS[kind]([self._unpack(item) for item in first])
+        return getattr(self, f"_unpack_{kind}")(first, *rest)
 
-def _unpack_dict(values: list[Any], reader: PartReader, sharded: Callable[[str], torch.Tensor]) -> dict[Any, Any]:
-    return {unpack(key, reader, sharded): unpack(item, reader, sharded) for key, item in values[0]}
+    def _unpack_int(self, value: str) -> int:
+        return int(value, 16)
 
+    def _unpack_float(self, value: str) -> float:
+        return float(value)
 
-def _unpack_tensor(values: list[Any], reader: PartReader, _: object) -> torch.Tensor:
-    dtype, shape, offset = values
-    tensor = torch.empty(shape, dtype=dtype_of(dtype))
-    read_tensor(reader, offset, tensor)
-    return tensor
+    def _unpack_complex(self, real: str, imag: str) -> complex:
+        return complex(float(real), float(imag))
 
+    def _unpack_bytes(self, value: str) -> bytes:
+        return base64.b64decode(value)
 
-def _unpack_array(values: list[Any], reader: PartReader, _: object) -> np.ndarray[Any, Any]:
-    import numpy as np
+    def _unpack_dtype(self, name: str) -> torch.dtype:
+        return dtype_of(name)
 
-    dtype, shape, offset = values
-    array: np.ndarray[Any, Any] = np.empty(shape, dtype=_numpy_dtype(dtype))
-    if array.nbytes:
-        reader.read_into(offset, array.reshape(-1).view(np.uint8).data)
-    return array
+    def _unpack_sharded(self, path: str) -> torch.Tensor:
+        return self._sharded(path)
 
+    def _unpack_tensor(self, name: str, dtype: str, shape: list[int]) -> torch.Tensor:
+        if name not in self._loaded:
+            self._loaded[name] = self.read(name, dtype, shape)
+        loaded = self._loaded[name]
+        if (name_of(loaded.dtype), list(loaded.shape)) == (dtype, shape):
+            return loaded
+        return _bytes_of(loaded).view(dtype_of(dtype)).view(shape)
 
-def _unpack_scalar(values: list[Any], *_: object) -> Any:
-    import numpy as np
+    def _unpack_array(self, name: str, dtype: str, shape: list[int]) -> np.ndarray[Any, Any]:
+        import numpy as np
 
-    dtype, data = values
-    return np.frombuffer(data, dtype=_numpy_dtype(dtype))[0]
+        data = self.read(name, "uint8", self._header[name]["shape"]).numpy()
+        return data.view(_numpy_dtype(dtype)).reshape(shape) if data.size else np.empty(shape, _numpy_dtype(dtype))
 
+    def _unpack_scalar(self, data: str, dtype: str) -> Any:
+        import numpy as np
 
-_UNPACK: dict[str, Callable[[list[Any], PartReader, Callable[[str], torch.Tensor]], Any]] = {
-    "dict": _unpack_dict,
-    "ordered": lambda values, reader, sharded: OrderedDict(_unpack_dict(values, reader, sharded)),
-    "counter": lambda values, reader, sharded: Counter(_unpack_dict(values, reader, sharded)),
-    "list": _unpack_items,
-    "tuple": lambda values, reader, sharded: tuple(_unpack_items(values, reader, sharded)),
-    "size": lambda values, reader, sharded: torch.Size(_unpack_items(values, reader, sharded)),
-    "int": lambda values, *_: int(values[0], 16),
-    "complex": lambda values, *_: complex(values[0], values[1]),
-    "dtype": lambda values, *_: dtype_of(values[0]),
-    "tensor": _unpack_tensor,
-    "array": _unpack_array,
-    "scalar": _unpack_scalar,
-    "sharded": lambda values, _, sharded: sharded(values[0]),
-}
-
-
-def read_tensor(reader: PartReader, offset: int, tensor: torch.Tensor) -> None:
-    """Fill a contiguous tensor on the CPU with its bytes in a part.
-
-    Raises:
-        Damaged: they are not there, or altered.
-    """
-    if tensor.numel():
-        flat = tensor.reshape(-1).view(torch.uint8)
-        reader.read_into(offset, memoryview(flat.numpy()))
+        return np.frombuffer(base64.b64decode(data), dtype=_numpy_dtype(dtype))[0]
 
 
 def dtype_of(name: str) -> torch.dtype:
@@ -256,6 +302,29 @@ def dtype_of(name: str) -> torch.dtype:
     return dtype
 
 
+def name_of(dtype: object) -> str:
+    """`float32` for torch.float32."""
+    return str(dtype).removeprefix("torch.")
+
+
+def is_plain(tensor: torch.Tensor) -> bool:
+    """Whether its bytes lie in memory as they are to be saved."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
+
+
+def _dotted(path: str) -> str:
+    """As DCP names what lies in nested dicts.
+
+    >>> _dotted("common['parts']['model']['0.weight']"), _dotted("per_rank[3]['rng'][0]")
+    ('parts.model.0.weight', 'per_rank.3.rng.0')
+    """
+    return re.sub(r"\['?(.*?)'?\]", r".\1", path).removeprefix("common.")
+
+
+def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(-1).view(torch.uint8)
+
+
 def _numpy_dtype(name: str) -> np.dtype[Any]:
     import numpy as np
 
@@ -263,17 +332,6 @@ def _numpy_dtype(name: str) -> np.dtype[Any]:
     if dtype.kind not in _ARRAY_KINDS:
         raise Damaged(f"an array of {name} is nothing that a checkpoint holds")
     return dtype
-
-
-def _pack_plain(value: Any, path: str) -> Any:
-    if type(value) is int and value not in _MSGPACK_INTS:
-        return ["int", hex(value)]
-    if type(value) is str and not value.isascii():
-        try:
-            value.encode()
-        except UnicodeEncodeError as exc:
-            raise StateError(f"{path} is text that is no Unicode ({exc.reason}): save bytes instead") from exc
-    return value
 
 
 def _is_dtensor(tensor: torch.Tensor) -> bool:

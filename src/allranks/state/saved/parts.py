@@ -73,6 +73,11 @@ class PartReader:
             raise Damaged(f"{part.name}: {size_bytes} bytes are there, {part.size_bytes} were written")
 
     @property
+    def name(self) -> str:
+        """Of the file."""
+        return self._part.name
+
+    @property
     def size_bytes(self) -> int:
         """Of the whole part."""
         return self._part.size_bytes

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from allranks.state.saved.manifest import Damaged, Manifest, parse_temp
-from allranks.state.saved.pack import read_tree, unpack
+from allranks.state.saved.pack import StateFile
 from allranks.state.saved.parts import PartReader, list_checkpoints, read_manifest
 from allranks.state.saved.tidy import look_at_writers
 
@@ -21,6 +21,58 @@ UNSEEN_WRITERS_S = 5.0
 """The same where the writer is on another machine, and may be dead."""
 NEW_WRITERS_S = 0.5
 """The same where the directory is so new, or so old, that nobody has written into it."""
+
+
+class CheckpointReader:
+    """One checkpoint, whose parts are opened when they are needed."""
+
+    def __init__(self, directory: Path) -> None:
+        """Read its manifest.
+
+        Raises:
+            Damaged: it has none that can be believed.
+        """
+        self.manifest = read_manifest(directory)
+        self._directory = directory
+        self._stack = ExitStack()
+        self._parts: dict[int, StateFile] = {}
+        self._sharded: dict[str, torch.Tensor] = {}
+
+    def part(self, rank: int) -> StateFile:
+        """Return the part that this rank wrote.
+
+        Raises:
+            Damaged: it is not what was written.
+        """
+        if rank not in self._parts:
+            reader = self._stack.enter_context(PartReader(self._directory, self.manifest.parts[rank]))
+            self._parts[rank] = StateFile(reader, self._sharded.__getitem__)
+        return self._parts[rank]
+
+    def load_sharded(self, path: str, like: object = None, *, rank: int = 0, world_size: int = 1) -> None:
+        """Read the sharded tensors below this path, before it is unpacked.
+
+        Args:
+            path: `common`, or one in it: `common['parts']['model']`.
+            like: the live value of it, whose DTensors say how sharded ones are placed now.
+            rank: of this process.
+            world_size: of this run, which may be another than the one that wrote it.
+        """
+        tensors = {
+            described[0]: described for described in self.part(0).tree["tensors"] if described[0].startswith(path)
+        }
+        if tensors:
+            from allranks.state.saved.sharded import find_sharded, load_sharded
+
+            num = self.manifest.world_size
+            near = sorted(range(num), key=lambda index: abs((index + 0.5) / num - (rank + 0.5) / world_size))
+            self._sharded |= load_sharded(tensors, map(self.part, near), dict(find_sharded(like, path)))
+
+    def __enter__(self) -> CheckpointReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
 
 
 def read_checkpoint(directory: Path, *, rank: int, world_size: int, like: object) -> tuple[Manifest, Any, Any]:
@@ -34,46 +86,15 @@ def read_checkpoint(directory: Path, *, rank: int, world_size: int, like: object
     Raises:
         Damaged: something is not what was written.
     """
-    manifest = read_manifest(directory)
-    with ExitStack() as stack:
-        readers: dict[int, PartReader] = {}
-        trees: dict[int, dict[str, Any]] = {}
-
-        def open_part(index: int) -> PartReader:
-            if index not in readers:
-                readers[index] = stack.enter_context(PartReader(directory, manifest.parts[index]))
-            return readers[index]
-
-        def tree_of(index: int) -> dict[str, Any]:
-            if index not in trees:
-                trees[index] = read_tree(open_part(index), manifest.parts[index].name)
-            return trees[index]
-
-        sharded: dict[str, torch.Tensor] = {}
-        if tree_of(0)["tensors"]:
-            sharded = _load_sharded(manifest, tree_of, open_part, like)
-        common = unpack(tree_of(0)["common"], open_part(0), sharded.__getitem__)
+    with CheckpointReader(directory) as checkpoint:
+        checkpoint.load_sharded("common", like, rank=rank, world_size=world_size)
+        common = checkpoint.part(0).unpack(checkpoint.part(0).tree["common"])
         own = None
-        if manifest.world_size == world_size:
-            own = unpack(tree_of(rank)["own"], open_part(rank), sharded.__getitem__)
-        for index in range(rank, manifest.world_size, world_size):
-            open_part(index).verify_rest()
-    return manifest, common, own
-
-
-def _load_sharded(
-    manifest: Manifest,
-    tree_of: Callable[[int], dict[str, Any]],
-    open_part: Callable[[int], PartReader],
-    like: object,
-) -> dict[str, torch.Tensor]:
-    from allranks.state.saved.sharded import ShardedTensors, find_meshes, find_sharded
-
-    tensors = ShardedTensors({described[0]: described for described in tree_of(0)["tensors"]})
-    for index in range(manifest.world_size):
-        tensors.add_part(tree_of(index)["shards"], open_part(index))
-    live = dict(find_sharded(like, "common"))
-    return tensors.load(find_meshes(live), live)
+        if checkpoint.manifest.world_size == world_size:
+            own = checkpoint.part(rank).unpack(checkpoint.part(rank).tree["own"])
+        for index in range(rank, checkpoint.manifest.world_size, world_size):
+            checkpoint.part(index).reader.verify_rest()
+        return checkpoint.manifest, common, own
 
 
 def await_writers(root: Path, say: Callable[[str], None]) -> list[tuple[Path, str]]:
@@ -99,7 +120,7 @@ def await_writers(root: Path, say: Callable[[str], None]) -> list[tuple[Path, st
 
 def _patience_s(directory: Path, *, is_alive: bool | None) -> float:
     if is_alive is None:
-        return UNSEEN_WRITERS_S if any(directory.glob("*.state")) else NEW_WRITERS_S
+        return UNSEEN_WRITERS_S if any(directory.glob("*.safetensors")) else NEW_WRITERS_S
     return WRITERS_S if is_alive else 0.0
 
 

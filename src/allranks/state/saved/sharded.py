@@ -7,9 +7,7 @@ plans for itself, and the manifest joins the parts), nor are its files: they pic
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -17,7 +15,6 @@ from torch.distributed.checkpoint import DefaultLoadPlanner, DefaultSavePlanner
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     Metadata,
-    MetadataIndex,
     TensorProperties,
     TensorStorageMetadata,
 )
@@ -27,8 +24,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from allranks.state.saved.manifest import Damaged
-from allranks.state.saved.pack import Packer, StateError, dtype_of, read_tensor
-from allranks.state.saved.parts import PartReader
+from allranks.state.saved.pack import Packer, StateError, StateFile, dtype_of
 
 _OTHER = -1
 
@@ -52,7 +48,7 @@ def describe_tensors(tensors: Mapping[str, DTensor]) -> list[Any]:
 
 
 def pack_shards(packer: Packer) -> list[Any]:
-    """Give this rank's shards their places; returns path, place in the whole, shape and offset of each.
+    """Take this rank's shards in; returns path, place in the whole, shape and name of each.
 
     Of copies on several ranks, the first rank along each mesh dimension writes one.
     """
@@ -65,7 +61,9 @@ def pack_shards(packer: Packer) -> list[Any]:
         shard = planner.resolve_data(item)
         assert isinstance(shard, torch.Tensor)
         chunk = item.tensor_data.chunk
-        chunks.append([item.index.fqn, list(chunk.offsets), list(chunk.sizes), packer.place(shard)])
+        name = packer.add(shard, item.index.fqn)
+        packer.offsets[name] = list(chunk.offsets)
+        chunks.append([item.index.fqn, list(chunk.offsets), list(chunk.sizes), name])
     return chunks
 
 
@@ -92,96 +90,70 @@ def _names_of(mesh: DeviceMesh) -> list[str]:
 # And back
 
 
-@dataclass(frozen=True, slots=True)
-class _Chunk:
-    reader: PartReader
-    offset: int
-    sizes: torch.Size
+def load_sharded(
+    tensors: Mapping[str, list[Any]], parts: Iterable[StateFile], like: Mapping[str, DTensor]
+) -> dict[str, torch.Tensor]:
+    """Read tensors: as in `like` where the path is there, else on the mesh with their dimensions, else whole.
 
-
-@dataclass(slots=True)
-class ShardedTensors:
-    """The sharded tensors of one checkpoint; all parts that have shards are open."""
-
-    tensors: dict[str, list[Any]]
-    """By path, as `describe_tensors` gave them."""
-    chunks: dict[MetadataIndex, _Chunk] = field(default_factory=dict)
-
-    def add_part(self, chunks: list[Any], reader: PartReader) -> None:
-        """Take in what `pack_shards` gave on one rank."""
-        for path, offsets, sizes, offset in chunks:
-            self.chunks[MetadataIndex(path, torch.Size(offsets))] = _Chunk(reader, offset, torch.Size(sizes))
-
-    def check(self) -> None:
-        """Every element of every tensor is in one shard.
-
-        Raises:
-            Damaged: some are in none. DCP would leave them as they happen to be.
-        """
-        found = dict.fromkeys(self.tensors, 0)
-        for index, chunk in self.chunks.items():
-            found[index.fqn] = found.get(index.fqn, 0) + math.prod(chunk.sizes)
-        for path, (_, _, shape, _, _) in self.tensors.items():
-            if found[path] != math.prod(shape):
-                raise Damaged(f"{path}: shards with {found[path]} of {math.prod(shape)} elements are there")
-
-    def load(
-        self, meshes: Mapping[tuple[str, ...], DeviceMesh], like: Mapping[str, DTensor]
-    ) -> dict[str, torch.Tensor]:
-        """Read all tensors: as in `like` where the path is there, else on the mesh with their dimensions, else whole.
-
-        Raises:
-            Damaged: a shard is not what was written.
-        """
-        self.check()
-        targets = {path: self._target(path, meshes, like.get(path)) for path in self.tensors}
-        if targets:
+    Args:
+        tensors: by path, as `describe_tensors` gave them.
+        parts: opened one by one, until no slice is missing; those that probably have what is needed come first.
+        like: live tensors by path.
+    Raises:
+        Damaged: a shard is missing, or not what was written. DCP would leave the tensor as it happens to be.
+    """
+    meshes = {tuple(_names_of(tensor.device_mesh)): tensor.device_mesh for tensor in like.values()}
+    targets = {path: _target(described, meshes, like.get(path)) for path, described in tensors.items()}
+    missing = {path: size for path, target in targets.items() if (size := _local(target).numel())}
+    found: dict[str, dict[tuple[int, ...], tuple[StateFile, list[Any]]]] = {path: {} for path in missing}
+    for part in parts if missing else ():
+        shards = [shard for shard in part.tree["shards"] if shard[0] in missing]
+        for shard in shards:
+            found[shard[0]][tuple(shard[1])] = part, shard
+        for path in {shard[0] for shard in shards}:
             planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-            planner.set_up_planner(targets, self._describe())
-            plan = planner.finish_plan(planner.create_global_plan([planner.create_local_plan()])[0])
-            for item in plan.items:
-                target = planner.resolve_tensor(item)
-                target.detach().copy_(self._read(item))
-                planner.commit_tensor(item, target)
-        return targets
-
-    def _target(self, path: str, meshes: Mapping[tuple[str, ...], DeviceMesh], like: DTensor | None) -> torch.Tensor:
-        _, dtype, shape, dimensions, names = self.tensors[path]
-        if like is not None and list(like.shape) == shape:
-            mesh, placements = like.device_mesh, tuple(like.placements)
-        elif _OTHER not in dimensions and (found := meshes.get(tuple(names))):
-            mesh = found
-            placements = tuple(Replicate() if dim is None else Shard(dim) for dim in dimensions)
-        else:
-            return torch.empty(shape, dtype=dtype_of(dtype))
-        return torch.distributed.tensor.empty(*shape, dtype=dtype_of(dtype), device_mesh=mesh, placements=placements)
-
-    def _read(self, item: ReadItem) -> torch.Tensor:
-        """The slice of a saved shard that DCP asks for."""
-        chunk = self.chunks[MetadataIndex(item.storage_index.fqn, item.storage_index.offset)]
-        saved = torch.empty(chunk.sizes, dtype=dtype_of(self.tensors[item.storage_index.fqn][1]))
-        read_tensor(chunk.reader, chunk.offset, saved)
-        for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
-            saved = saved.narrow(dim, start, length)
-        return saved
-
-    def _describe(self) -> Metadata:
-        """As DCP wants to know it."""
-        chunks: dict[str, list[ChunkStorageMetadata]] = {path: [] for path in self.tensors}
-        for index, chunk in self.chunks.items():
-            assert index.offset is not None
-            chunks[index.fqn].append(ChunkStorageMetadata(index.offset, chunk.sizes))
-        return Metadata(
-            {
-                path: TensorStorageMetadata(TensorProperties(dtype_of(dtype)), torch.Size(shape), chunks[path])
-                for path, (_, dtype, shape, _, _) in self.tensors.items()
-            }
-        )
+            chunks = [
+                ChunkStorageMetadata(torch.Size(at), torch.Size(shard[2])) for at, (_, shard) in found[path].items()
+            ]
+            _, dtype, shape, *_ = tensors[path]
+            described = TensorStorageMetadata(TensorProperties(dtype_of(dtype)), torch.Size(shape), chunks)
+            planner.set_up_planner({path: targets[path]}, Metadata({path: described}))
+            items = planner.create_local_plan().items
+            if sum(item.lengths.numel() for item in items) == missing[path]:
+                for item in items:
+                    assert item.storage_index.offset is not None
+                    _read(item, planner.resolve_tensor(item), *found[path][tuple(item.storage_index.offset)], dtype)
+                del missing[path]
+        if not missing:
+            break
+    for path, size in missing.items():
+        raise Damaged(f"{path}: of {size} elements that this rank needs, some are in no shard")
+    return targets
 
 
-def find_meshes(like: Mapping[str, DTensor]) -> dict[tuple[str, ...], DeviceMesh]:
-    """The meshes that live tensors are on, by the names of their dimensions."""
-    return {tuple(_names_of(tensor.device_mesh)): tensor.device_mesh for tensor in like.values()}
+def _target(described: list[Any], meshes: Mapping[tuple[str, ...], DeviceMesh], like: DTensor | None) -> torch.Tensor:
+    _, dtype, shape, dimensions, names = described
+    if like is not None and list(like.shape) == shape:
+        mesh, placements = like.device_mesh, tuple(like.placements)
+    elif _OTHER not in dimensions and (found := meshes.get(tuple(names))):
+        mesh = found
+        placements = tuple(Replicate() if dim is None else Shard(dim) for dim in dimensions)
+    else:
+        return torch.empty(shape, dtype=dtype_of(dtype))
+    return torch.distributed.tensor.empty(*shape, dtype=dtype_of(dtype), device_mesh=mesh, placements=placements)
+
+
+def _read(item: ReadItem, target: torch.Tensor, part: StateFile, shard: list[Any], dtype: str) -> None:
+    """Fill the target with the slice of a saved shard that DCP asks for."""
+    _, _, sizes, name = shard
+    saved = part.read(name, dtype, sizes)
+    for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
+        saved = saved.narrow(dim, start, length)
+    target.detach().copy_(saved)
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def find_sharded(value: object, path: str) -> Iterator[tuple[str, DTensor]]:

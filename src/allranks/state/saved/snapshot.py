@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
-from allranks.state.saved.pack import HEADER, Piece
+from allranks.state.saved.pack import Piece, is_plain
 
 NUM_THREADS = 4
 """Copying frees the interpreter. More do not make memory faster; fewer, or torch's own with a fixed share each, wait
@@ -40,33 +40,28 @@ class Snapshot:
         self._may_pin = True
         self._say = say
 
-    def fill(self, pieces: Sequence[Piece], tail: bytes, tail_at: int) -> None:
-        """Copy a part: header, pieces, tail. Returns when all is there, also from GPUs.
+    def fill(self, header: bytes, pieces: Sequence[Piece]) -> None:
+        """Copy a part, for which there is room; returns when all is there, also from GPUs.
 
         Args:
+            header: what the part begins with.
             pieces: tensors and their places.
-            tail: what follows them.
-            tail_at: where.
-        Raises:
-            OSError: there is not that much memory.
         """
-        self.reserve(tail_at + len(tail))
         devices = {piece.source.device for piece in pieces if piece.source.device.type == "cuda"}
         if devices and not self._is_pinned and self._may_pin:
             self._pin(next(iter(devices)))
-        plain = [piece for piece in pieces if _is_plain(piece.source)]
+        plain = {each for each, (source, _) in enumerate(pieces) if source.device.type == "cpu" and is_plain(source)}
         with ThreadPoolExecutor(NUM_THREADS) as pool:
-            slices = [job for piece in plain for job in self._slices(piece)]
+            slices = [job for each in plain for job in self._slices(pieces[each])]
             waiting = [pool.submit(ctypes.memmove, *job) for job in slices if job[2] >= SMALL_BYTES]
             for job in slices:
                 if job[2] < SMALL_BYTES:
                     ctypes.memmove(*job)
-            for source, offset in pieces:
-                if not _is_plain(source):
-                    target = self._bytes[offset : offset + source.numel() * source.element_size()]
+            for each, (source, offset) in enumerate(pieces):
+                if each not in plain:
+                    target = self._bytes[offset : offset + source.nbytes]
                     target.view(source.dtype).view(source.shape).copy_(source, non_blocking=True)
-            self._put(0, HEADER)
-            self._put(tail_at, tail)
+            self._bytes[: len(header)].copy_(torch.frombuffer(bytearray(header), dtype=torch.uint8))
             for done in waiting:
                 done.result()
         for device in devices:
@@ -75,13 +70,9 @@ class Snapshot:
     def _slices(self, piece: Piece) -> Iterator[tuple[int, int, int]]:
         """To, from and how much: addresses of a contiguous tensor's slices."""
         source, offset = piece
-        size_bytes = source.numel() * source.element_size()
         to, where = self._bytes.data_ptr() + offset, source.data_ptr()
-        for start in range(0, size_bytes, SLICE_BYTES):
-            yield to + start, where + start, min(SLICE_BYTES, size_bytes - start)
-
-    def _put(self, offset: int, data: bytes) -> None:
-        self._bytes[offset : offset + len(data)].copy_(torch.frombuffer(bytearray(data), dtype=torch.uint8))
+        for start in range(0, source.nbytes, SLICE_BYTES):
+            yield to + start, where + start, min(SLICE_BYTES, source.nbytes - start)
 
     def reserve(self, size_bytes: int) -> None:
         """Allocate shared memory for a part of this size.
@@ -125,8 +116,3 @@ class Snapshot:
         self._unpin()
         self._bytes = torch.empty(0, dtype=torch.uint8)
         os.close(self.descriptor)
-
-
-def _is_plain(source: torch.Tensor) -> bool:
-    """Whether its bytes lie in memory as they are to be saved."""
-    return source.device.type == "cpu" and source.is_contiguous() and not source.is_conj() and not source.is_neg()

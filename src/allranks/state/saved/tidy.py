@@ -1,7 +1,8 @@
-"""Which checkpoints can go?  Old ones, and what dead writers left behind; never the newest two that are whole.
+"""Which checkpoints can go?  Old ones, and what dead writers left behind; never the newest two that are whole, nor the
+one that `best` links to.
 
-Whole means verified: each of those that stay has been read back and held against its checksums, once, and again when
-its files look touched. Deleting on the word of names alone could delete the last one that can be read.
+Whole means verified: each part of those that stay has been read back by its writer, and is read again here when its
+file looks touched since. Deleting on the word of names alone could delete the last one that can be read.
 
 Standard library only: it runs in the writer's process.
 """
@@ -22,6 +23,8 @@ from allranks.state.saved.parts import PartReader, list_checkpoints, read_manife
 KEEP_AT_LEAST = 2
 MOST_OVERDUE = 3
 """So many more than wanted may lie there before tidying no longer gives way to the next save."""
+BEST = "best"
+"""Link to the best checkpoint, beside the checkpoints; rank 0 sets it (state.resumed.best)."""
 LEFT_AFTER_S = 3600.0
 """When a temporary directory that nobody has touched is left over, where its writers cannot be seen from here."""
 
@@ -32,7 +35,7 @@ class Keeper:
     def __init__(self, root: Path, keep: int) -> None:
         self._root = root
         self._keep = max(keep, KEEP_AT_LEAST)
-        self._verified: dict[Path, object] = {}
+        self._verified: dict[Path, int] = {}
 
     def retain(self, should_stop: Callable[[], bool]) -> None:
         """Delete checkpoints beyond the newest `keep` whole ones, until `should_stop` has something better to do.
@@ -40,13 +43,13 @@ class Keeper:
         Raises:
             OSError: the directory cannot be read.
         """
-        whole, found = 0, list_checkpoints(self._root)
+        whole, found, best = 0, list_checkpoints(self._root), (self._root / BEST).resolve()
         if len(found) > self._keep + MOST_OVERDUE:
             should_stop = bool  # never
         for directory in found:
             if whole >= self._keep:
-                _remove(directory)
-                self._verified.pop(directory, None)
+                if directory.resolve() != best:
+                    _remove(directory)
                 continue
             is_whole = self._is_whole(directory, should_stop)
             if is_whole is None:
@@ -56,17 +59,17 @@ class Keeper:
     def _is_whole(self, directory: Path, should_stop: Callable[[], bool]) -> bool | None:
         """None: told to stop."""
         try:
-            manifest = read_manifest(directory)
-            looks = [_look(directory / name) for name in (MANIFEST, *(part.name for part in manifest.parts))]
-            if self._verified.get(directory) == looks:
-                return True
-            for part in manifest.parts:
+            for part in read_manifest(directory).parts:
+                path = directory / part.name
+                touched_ns = path.stat().st_mtime_ns
+                if touched_ns == self._verified.get(path, part.verified_ns) and path.stat().st_size == part.size_bytes:
+                    continue
                 with PartReader(directory, part) as reader:
                     if not reader.verify_rest(should_stop):
                         return None
+                self._verified[path] = touched_ns
         except (Damaged, FileNotFoundError):
             return False
-        self._verified[directory] = looks
         return True
 
 
@@ -127,12 +130,6 @@ def _lives(owner: dict[str, Any]) -> bool | None:
     if owner.get("pid_namespace") != me["pid_namespace"]:
         return None
     return bool(started_ticks(int(owner["pid"])) == owner["started"])
-
-
-def _look(path: Path) -> tuple[int, int, int, int]:
-    """What changes when a file is written to."""
-    stat = path.stat()
-    return stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns
 
 
 def _remove(directory: Path) -> None:

@@ -75,10 +75,14 @@ class Writer:
     def _save(self, attempt: Attempt, request: dict[str, Any]) -> dict[str, object]:
         began_s = time.monotonic()
         try:
-            write_part(attempt, memoryview(mmap.mmap(self._memory, request["size_bytes"], prot=mmap.PROT_READ)))
+            write_part(
+                attempt,
+                memoryview(mmap.mmap(self._memory, request["size_bytes"], prot=mmap.PROT_READ)),
+                written=lambda: self._tell({"attempt": attempt.name, "is_written": True}),
+                should_stop=self._has_request,
+            )
             if self._rank != 0:
-                return {"is_whole": None if self._is_orphaned() else self._watch(attempt)}
-            self._tell({"attempt": attempt.name, "is_written": True})
+                return {"is_whole": None if self._is_orphaned() else watch_outcome(attempt, self._has_news)}
             parts = gather_parts(attempt, is_orphaned=self._is_orphaned, is_next_due=self._has_news)
             directory = seal(attempt, parts, torch=self._torch)
         except Exception as exc:  # also what nobody thought of: this process has no terminal to die on
@@ -91,10 +95,6 @@ class Writer:
         if isinstance(exc, OSError):
             return explain(exc, self._root)
         return str(exc) if isinstance(exc, AttemptFailedError | Damaged) else f"the writer failed: {exc!r}"
-
-    def _watch(self, attempt: Attempt) -> bool | None:
-        self._tell({"attempt": attempt.name, "is_written": True})
-        return watch_outcome(attempt, self._has_news)
 
     def _tidy(self, attempt: str) -> None:
         """After each save, whatever became of it; what fails here is tried again after the next one."""

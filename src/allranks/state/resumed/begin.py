@@ -1,0 +1,86 @@
+"""Where are the checkpoints, and when is one taken? What `Session.track` finds out before anything is loaded."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _get_default_store
+
+from allranks.report.text import say
+from allranks.state.resumed.pace import pace_from_env
+from allranks.state.resumed.sigterm import leave_to_agent
+from allranks.state.resumed.steps import StepLost
+from allranks.state.resumed.track import Tracked
+from allranks.state.saved.checkpoint import Checkpointer
+
+
+def begin(
+    parts: Mapping[str, Any],
+    *,
+    checkpoint_dir: str | Path | None,
+    checkpoint_every: int | None,
+    default: Path,
+    num_nodes: int,
+    rank: int,
+    world_size: int,
+    device: torch.device,
+    keep: int,
+    cell: Any,
+    on_exit: contextlib.ExitStack,
+    **told: Any,
+) -> Tracked:
+    """Return the state of this training, as the newest whole checkpoint has it; all ranks call it together.
+
+    Args:
+        parts: what a checkpoint holds, by name.
+        checkpoint_dir: where the script wants checkpoints.
+        checkpoint_every: steps, as the script wants it.
+        default: directory where nobody names one.
+        num_nodes: that train together.
+        rank: of this process.
+        world_size: number of ranks.
+        device: of this rank.
+        keep: how many checkpoints stay.
+        cell: how to speak with the agent; None: there is none.
+        on_exit: of the session; what is being written is waited for there.
+        told: as for `Tracked`.
+    """
+    if cell is not None:
+        leave_to_agent(lambda: bool(cell.is_ending))
+    named = f"ALLRANKS_CHECKPOINT_DIR{'_CHOSEN' * ('ALLRANKS_AGENT_PID' in os.environ)}"
+    every = checkpoint_every or int(os.environ.get("ALLRANKS_CHECKPOINT_EVERY") or 0) or None
+    checkpoints = Checkpointer(
+        Path(checkpoint_dir or os.environ.get("ALLRANKS_CHECKPOINT_DIR") or default),
+        rank=rank,
+        world_size=world_size,
+        store=_get_default_store() if world_size > 1 else None,
+        keep=keep,
+    )
+    made = Tracked(
+        parts,
+        checkpoints=checkpoints,
+        rank=rank,
+        world_size=world_size,
+        every=every,
+        is_default=checkpoint_dir is None and named not in os.environ,
+        cell=cell,
+        device=torch.device("cpu") if "gloo" in dist.get_backend_config() else device,
+        pace=pace_from_env(os.environ, num_nodes=num_nodes, say=say) if rank == 0 and not every else None,
+        **told,
+    )
+
+    def close(kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        if kind is None or (isinstance(error, SystemExit) and not error.code):
+            made.leave()
+        if kind is None or (issubclass(kind, SystemExit) and not issubclass(kind, StepLost)):
+            checkpoints.close()  # else the writer ends what it has, and nobody waits for ranks that are gone
+
+    on_exit.push(close)
+    made.load()
+    return made

@@ -1,0 +1,70 @@
+"""Is this checkpoint of the same experiment, and what has changed since? The default directory may hold another's.
+
+In the default directory a checkpoint of another script, or with parameters of other names or shapes, is rejected. In a
+directory that somebody named, whatever fits is taken. All other changes are printed, and the training goes on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+
+def describe() -> dict[str, Any]:
+    """Return the script of this process, a checksum of its text, its arguments, and the version of torch."""
+    script = Path(getattr(sys.modules["__main__"], "__file__", None) or sys.argv[0]).resolve()
+    text = hashlib.blake2b(script.read_bytes(), digest_size=16).hexdigest() if script.is_file() else ""
+    return {"script": str(script), "text": text, "arguments": shlex.join(sys.argv[1:]), "torch": str(torch.__version__)}
+
+
+def compare(
+    directory: Path, before: Mapping[str, Any], now: Mapping[str, Any], *, is_default: bool, is_partial: bool
+) -> tuple[str, list[str]]:
+    """Return why this training cannot go on from a checkpoint, "" if it can, and what to print if it does.
+
+    Args:
+        directory: of the checkpoint.
+        before: what it holds: `describe()` of the experiment, and the state of each part.
+        now: the state of each part in this process.
+        is_default: nobody named the directory.
+        is_partial: it may lack parts and hold others.
+    """
+    then, here = before["experiment"], describe()
+    changed = {name: f"{name}: {then[name] or 'none'} -> {here[name] or 'none'}" for name in here}
+    changed["text"] = f"{Path(here['script']).name} was edited"
+    changed = {name: said for name, said in changed.items() if then[name] != here[name]}
+    new, gone = (", ".join(sorted(names)) for names in (now.keys() - before["parts"], before["parts"].keys() - now))
+    if (new or gone) and not is_partial:
+        lacks = " and ".join([f"lacks {new}"] * bool(new) + [f"also holds {gone}"] * bool(gone))
+        return f"{directory} {lacks}; track the same parts, or take those that are there with partial=True", []
+    differs = [said for name, said in changed.items() if name == "script"] + _misfits(before["parts"], now)
+    if differs and is_default:
+        more = f"; {len(differs) - 3} more differences" * (len(differs) > 3)
+        advice = f"to go on from it, say --checkpoint-dir {directory.parent}; to begin anew, name another directory"
+        return f"{directory} is another experiment's ({'; '.join(differs[:3])}{more}); {advice}", []
+    lines = [f"changed since that checkpoint: {', '.join(changed.values())}"] * bool(changed)
+    lines += [f"begins anew, since the checkpoint lacks it: {new}"] * bool(new)
+    return "", lines + [f"in the checkpoint, but not tracked: {gone}"] * bool(gone)
+
+
+def _misfits(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return which tensors have other names or shapes, of parts that hold tensors by name: modules do."""
+    found = []
+    for part in sorted(before.keys() & now.keys()):
+        old, new = ({key: tuple(own.shape) for key, own in _tensors(states[part])} for states in (before, now))
+        for key in sorted(old.keys() | new.keys()):
+            if old.get(key) != new.get(key):
+                shapes = (f"of shape {own[key]}" if key in own else "missing" for own in (old, new))
+                found.append("{}.{} is {} there, {} here".format(part, key, *shapes))
+    return found
+
+
+def _tensors(state: Any) -> list[tuple[str, torch.Tensor]]:
+    named = state.items() if isinstance(state, Mapping) else ()
+    return [(key, own) for key, own in named if isinstance(own, torch.Tensor)]

@@ -1,0 +1,125 @@
+"""Which checkpoints stay, and which ones a training goes on from?"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from allranks.model.errors import UsageError
+from allranks.state.resumed.track import Tracked
+from allranks.state.saved.checkpoint import Checkpointer
+from state.test_loops import tracked
+
+pytestmark = pytest.mark.torch
+
+
+def test_the_best_checkpoint_outlives_the_newest_ones_and_a_restart(tmp_path: Path):
+    values = [0.5, 0.2, 0.4, float("nan"), 0.3, 0.3]
+    for upto in (4, 6):  # a second life knows the first one's best value
+        with tracked(tmp_path, keep_best=("loss", "min")) as state:
+            for step in state.steps([0] * 9, total=6):
+                with step:
+                    pass
+                assert state.save(loss=torch.tensor(values[step.number]))
+                if state.step == upto:
+                    break
+    assert {path.name for path in tmp_path.glob("step_*")} == {"step_2", "step_4", "step_5", "step_6"}
+    assert (tmp_path / "best").readlink() == Path("step_2")
+    with tracked(tmp_path, keep_best=("accuracy", "max")) as state:  # another value begins anew
+        assert state.save(accuracy=0.1)
+    assert (tmp_path / "best").readlink() == Path("step_6.2")
+
+
+def test_a_value_that_keep_best_does_not_name_is_refused(tmp_path: Path):
+    with pytest.raises(UsageError, match=r'^track\(keep_best=\(.*\)\): expected a name and "min" or "max"'):
+        Tracked({}, checkpoints=Checkpointer(tmp_path), rank=0, world_size=1, keep_best=("loss", "low"))
+    with tracked(tmp_path, keep_best=("loss", "min")) as state, pytest.raises(UsageError, match=r"names loss$"):
+        state.save(los=0.1)
+    with tracked(tmp_path) as state, pytest.raises(UsageError, match=r"is not set$"):
+        state.save(loss=0.1)
+
+
+# What a training goes on from
+
+
+def net(size: int = 4, **arguments: Any) -> torch.nn.Module:
+    return torch.nn.Linear(size, 1, **arguments)
+
+
+def one_step(folder: Path, **parts: Any) -> None:
+    with tracked(folder, **parts) as state:
+        for step in state.steps([0], total=1):
+            with step:
+                pass
+
+
+def test_a_part_more_or_less_is_refused_and_taken_with_partial(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    old, new = net(), net()
+    one_step(tmp_path, model=old, teacher=net())
+    with pytest.raises(UsageError, match="step_1 lacks ema and also holds teacher; track the same parts, or"):
+        one_step(tmp_path, model=new, ema=net())
+    ema = net()
+    before = ema.weight.clone()
+    with tracked(tmp_path, model=new, ema=ema, partial=True) as state:
+        assert state.step == 1
+    assert new.weight.equal(old.weight)
+    assert ema.weight.equal(before)
+    said = capsys.readouterr().err
+    assert "begins anew, since the checkpoint lacks it: ema\n" in said
+    assert "in the checkpoint, but not tracked: teacher\n" in said
+
+
+@pytest.mark.parametrize("is_default", [True, False])
+def test_another_script_is_refused_in_the_default_directory_and_said_in_one_that_was_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], is_default: bool
+):
+    def life(script: str) -> None:
+        path = tmp_path / script
+        path.parent.mkdir(exist_ok=True)
+        path.touch()
+        monkeypatch.setattr(sys.modules["__main__"], "__file__", str(path))
+        one_step(tmp_path / "checkpoints", model=net(), is_default=is_default)
+
+    life("a/train.py")
+    life("a/train.py")
+    assert "changed" not in capsys.readouterr().err
+    moved = f"script: {tmp_path}/a/train.py -> {tmp_path}/b/train.py"
+    if is_default:
+        with pytest.raises(UsageError) as refused:
+            life("b/train.py")
+        assert f"step_1 is another experiment's ({moved}); to go on from it, say --checkpoint-dir" in str(refused.value)
+    else:
+        life("b/train.py")
+        assert f"allranks: changed since that checkpoint: {moved}\n" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("other", "differs"),
+    [
+        (net(5), "model.weight is of shape (1, 4) there, of shape (1, 5) here"),
+        (net(bias=False), "model.bias is of shape (1,) there, missing here"),
+    ],
+    ids=["shape", "name"],
+)
+def test_other_parameters_are_refused_in_the_default_directory(tmp_path: Path, other: torch.nn.Module, differs: str):
+    one_step(tmp_path, model=net())
+    with pytest.raises(UsageError) as refused:
+        one_step(tmp_path, model=other, is_default=True)
+    assert f"step_1 is another experiment's ({differs}); " in str(refused.value)
+
+
+def test_an_edited_script_with_other_arguments_goes_on_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    script = tmp_path / "train.py"
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script))
+    for text, arguments in (("a", []), ("b", ["--lr", "0.1 x"])):
+        script.write_text(text)
+        monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
+        one_step(tmp_path, model=net(), is_default=True)
+    said = "changed since that checkpoint: train.py was edited, arguments: none -> --lr '0.1 x'"
+    assert f"allranks: {said}\n" in capsys.readouterr().err

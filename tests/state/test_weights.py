@@ -1,0 +1,87 @@
+"""Weights get out of a checkpoint without a process group, as a file that other programs read."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import allranks
+from allranks.model.errors import UsageError
+from allranks.state.saved.checkpoint import Checkpointer, CheckpointError
+from allranks.state.saved.manifest import part_name
+from conftest import Allranks
+
+pytestmark = pytest.mark.torch
+
+
+def weights(step: int) -> OrderedDict[str, torch.Tensor]:
+    table = torch.arange(12, dtype=torch.bfloat16).reshape(4, 3) + step
+    return OrderedDict({"_orig_mod.table": table, "_orig_mod.head": table, "blocks.0._orig_mod.bias": torch.ones(3)})
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Steps 1 and 2; the optimizer's bytes of step 2 are altered, and with them what is in the same block."""
+    root = tmp_path_factory.mktemp("run") / "checkpoints"
+    with Checkpointer(root) as saved:
+        for step in (1, 2):
+            parts = {"model": weights(step), "ema": {"table": torch.zeros(2)}, "scheduler": {"last": 3, "rate": [0.1]}}
+            saved.save(step, {"step": step, "parts": parts}, wait=True)
+    path = root / "step_2" / part_name(0)
+    path.write_bytes(path.read_bytes()[:-1] + b"?")
+    return root
+
+
+def test_the_newest_whole_checkpoint_is_read_under_the_names_of_the_module(
+    checkpoints: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    loaded = allranks.load_weights(checkpoints)
+    assert list(loaded) == ["table", "head", "blocks.0.bias"]
+    assert loaded["table"].equal(weights(1)["_orig_mod.table"])
+    assert loaded["table"].data_ptr() == loaded["head"].data_ptr()
+    said = capsys.readouterr().err
+    assert f"{checkpoints}/step_2 is passed over: {part_name(0)}: block 1 of 1 does not match its checksum" in said
+    assert "trying step_1" in said
+    assert list(allranks.load_weights(str(checkpoints / "step_1"), part="ema")) == ["table"]
+
+
+def test_what_is_not_there_is_said(checkpoints: Path, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="has no part 'teacher' with weights, but ema, model, scheduler"):
+        allranks.load_weights(checkpoints / "step_1", part="teacher")
+    with pytest.raises(UsageError, match="is no checkpoint, and has none in it"):
+        allranks.load_weights(tmp_path)
+    with pytest.raises(CheckpointError, match="block 1 of 1 does not match its checksum; there is no other"):
+        allranks.load_weights(checkpoints / "step_2")
+
+
+def test_load_file_of_safetensors_and_torch_load_read_what_export_writes(
+    allranks: Allranks, checkpoints: Path, tmp_path: Path
+) -> None:
+    outs = tmp_path / "model.safetensors", tmp_path / "model.pt"
+    result = allranks("export", checkpoints / "step_1", "--safetensors", outs[0], "--torch", outs[1])
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.splitlines()[0] == f"{outs[0]}: 3 tensors, 0.0 MB"
+    for loaded in load_file(outs[0]), torch.load(outs[1], weights_only=True):
+        assert loaded.keys() == {"table", "head", "blocks.0.bias"}
+        assert loaded["head"].dtype is torch.bfloat16
+        assert loaded["head"].equal(weights(1)["_orig_mod.head"])
+    assert sorted(tmp_path.iterdir()) == sorted(outs)
+
+
+@pytest.mark.parametrize(
+    ("flags", "code", "why"),
+    [
+        ([], 2, "error: export: say what to write: --safetensors OUT or --torch OUT"),
+        (["--part", "scheduler", "--safetensors", "out"], 2, "scheduler['last'] is a int, which safetensors cannot"),
+        (["--torch", "/proc/none/out"], 2, "error: export: /proc/none/out: No such file or directory"),
+    ],
+)
+def test_an_export_that_cannot_be_says_why(
+    allranks: Allranks, checkpoints: Path, flags: list[str], code: int, why: str
+) -> None:
+    result = allranks("export", checkpoints / "step_1", *flags)
+    assert (result.returncode, why in result.stderr) == (code, True), result.stderr
