@@ -17,8 +17,8 @@ from allranks.causes.cause import Cause
 from allranks.host.node import NodeFacts
 from allranks.launch.check.member import Held, NoRunDir, hold_alone, look_here
 from allranks.launch.check.outcome import checks, choose_checks, judge_check
-from allranks.launch.membership import apply
 from allranks.launch.plan import Request, plan_job
+from allranks.launch.rendezvous import apply
 from allranks.model.card import Facts, Gid, Gpu, Interface, Place, RdmaPort
 from allranks.model.cluster import Cluster, NetworkTable, Node
 from allranks.model.errors import AllranksError, Exit

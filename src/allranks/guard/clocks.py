@@ -43,12 +43,11 @@ class NodeClock:
         if not 0 <= delay_s < WINDOW_S:
             return False
         new = _Sample(now_s, delay_s, node_s - now_s + delay_s / 2)
-        was_set = False
-        if self._best is not None:
-            was_set = abs(new.offset_s - self._best.offset_s) > (new.delay_s + self._best.delay_s) / 2 + STEP_S
-            if was_set:
-                self._samples.clear()
-                self._best = None
+        best = self._best
+        was_set = best is not None and abs(new.offset_s - best.offset_s) > (new.delay_s + best.delay_s) / 2 + STEP_S
+        if was_set:
+            self._samples.clear()
+            self._best = None
         self._samples.append(new)
         if self._best is None or new.delay_s <= self._best.delay_s:
             self._best = new

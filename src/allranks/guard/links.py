@@ -137,7 +137,7 @@ def judge_links(scene: Scene, episode: Episode, stalled: Sequence[Stalled]) -> J
     before = episode.rounds[-2] if len(episode.rounds) > 1 else None
     apart = _apart(scene, ok, bad)
     if apart and before is None:
-        is_plain = len(apart) == 1 and len(apart[0]) == 1 and _num_bad(bad, apart[0]) >= MIN_APART
+        is_plain = len(apart) == 1 and len(apart[0]) == 1 and sum(apart[0][0] in pair for pair in bad) >= MIN_APART
         return _judge_apart(scene, apart, bad, now, stalled) if is_plain else None
     if before is None:
         return None
@@ -151,24 +151,13 @@ def judge_links(scene: Scene, episode: Episode, stalled: Sequence[Stalled]) -> J
 
 def _apart(scene: Scene, ok: set[Pair], bad: set[Pair]) -> list[tuple[int, ...]]:
     """Parts that packets do not join to the main one; the main one is the largest, of equal ones the leader's."""
-    part = {index: index for pair in ok | bad for index in pair}
-
-    def find(index: int) -> int:
-        while part[index] != index:
-            index = part[index]
-        return index
-
-    for one, two in ok:
-        part[find(one)] = find(two)
-    parts: dict[int, list[int]] = {}
-    for index in sorted(part):
-        parts.setdefault(find(index), []).append(index)
-    main = max(parts.values(), key=lambda members: (len(members), LEADER in members))
-    return [tuple(members) for members in parts.values() if members is not main]
-
-
-def _num_bad(bad: set[Pair], members: Sequence[int]) -> int:
-    return sum(1 for pair in bad if set(pair) & set(members))
+    parts = [{index} for index in sorted({index for pair in ok | bad for index in pair})]
+    for pair in ok:
+        joined = [part for part in parts if part & set(pair)]
+        parts = [part for part in parts if part not in joined] + [set[int]().union(*joined)]
+    parts.sort(key=min)
+    main = max(parts, key=lambda members: (len(members), LEADER in members))
+    return [tuple(sorted(part)) for part in parts if part is not main]
 
 
 def _is_large_lost(tried: Sequence[Tried]) -> bool:

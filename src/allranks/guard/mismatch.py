@@ -102,7 +102,7 @@ def judge_mismatch(scene: Scene, mismatch: Mismatch) -> Judged:
         f"at collective {mismatch.seq} of group {mismatch.group} {parts[0]}, {parts[1]}",
         *mismatch.odd,
         node=next(iter(names)) if len(names) == 1 else None,
-        evidence=[f"rank {rank}: {describe(calls[rank])}" for rank in [*odd[:4], *usual[:4]]],
+        evidence=[f"rank {rank}: {calls[rank]}{calls[rank].at}" for rank in [*odd[:4], *usual[:4]]],
         confidence=Confidence.CERTAIN if mismatch.is_decided else Confidence.UNDECIDED,
         fix="every rank must call the same collectives in the same order, with the same shapes and dtypes: "
         "compare the places named here, and what decides which of them a rank takes",
@@ -123,7 +123,7 @@ def explain_abort(scene: Scene, aborted: int) -> Judged:
             odd,
             evidence=[
                 f"rank {aborted}: Gloo received data of an unexpected size and aborted the process",
-                *(f"rank {rank}: {describe(calls[rank])}" for rank in agreed[:4]),
+                *(f"rank {rank}: {calls[rank]}{calls[rank].at}" for rank in agreed[:4]),
             ],
             confidence=Confidence.LIKELY,
         )
@@ -133,7 +133,7 @@ def explain_abort(scene: Scene, aborted: int) -> Judged:
         "Gloo got data of another size than it asked for, and aborted it: ranks are in different collectives, or in "
         "one with other shapes or dtypes; which rank is the odd one is not known",
         aborted,
-        evidence=[f"rank {rank}: {describe(call)}" for rank, call in sorted(calls.items())[:8]],
+        evidence=[f"rank {rank}: {call}{call.at}" for rank, call in sorted(calls.items())[:8]],
         confidence=Confidence.UNDECIDED,
         ask="run it again with TORCH_DISTRIBUTED_DEBUG=DETAIL: every collective is compared before it is run",
     )
@@ -149,11 +149,6 @@ def canonical(op: str) -> str:
     """
     plain = _VARIANT.sub("", op.lower().rpartition(":")[2].lstrip("_"))
     return _SPELLINGS.get(plain, plain)
-
-
-def describe(call: CallSeen) -> str:
-    """Return a call as people read it: `all_reduce [8] Float at train.py:12 in step`."""
-    return f"{call} at {call.place}" if call.place else str(call)
 
 
 def _compare(calls: Mapping[int, CallSeen]) -> dict[int, Hashable] | None:
@@ -181,9 +176,8 @@ def _weigh(group: str, seq: int, calls: Mapping[int, CallSeen], sides: Mapping[i
 
 
 def _say(ranks: list[int], calls: Mapping[int, CallSeen]) -> str:
-    kinds = {describe(calls[rank]) for rank in ranks}
-    shown = describe(calls[ranks[0]]) + (" and others" if len(kinds) > 1 else "")
-    return f"{fold_ranks(ranks)} called {shown}"
+    kinds = [f"{calls[rank]}{calls[rank].at}" for rank in ranks]
+    return f"{fold_ranks(ranks)} called {kinds[0]}{' and others' if len(set(kinds)) > 1 else ''}"
 
 
 def _newest_calls(scene: Scene) -> tuple[str, int, dict[int, CallSeen]]:

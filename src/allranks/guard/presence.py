@@ -60,8 +60,7 @@ def targets_of(node: NodeView) -> tuple[TryTarget, ...]:
 
 def pick_triers(scene: Scene, suspects: Sequence[NodeView]) -> list[NodeView]:
     """Return who is to try a silent node: the leader's own, and some others that are heard."""
-    well = [node for node in scene.nodes if node not in suspects]
-    return well[:NUM_TRIERS]
+    return [node for node in scene.nodes if node not in suspects][:NUM_TRIERS]
 
 
 def judge_gone(scene: Scene, now_s: float) -> tuple[Judged | None, bool]:

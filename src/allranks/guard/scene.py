@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from allranks.guard.judged import name_fault
-from allranks.model.beat import NodeBeat, ProcessState, RankBeat, TrySeen
+from allranks.model.beat import NodeBeat, RankBeat, TrySeen
 from allranks.model.cluster import GuardTable
 from allranks.model.finding import Finding
 from allranks.model.hostlist import fold_hosts
@@ -22,7 +22,6 @@ LEADER = 0
 """The leader is the agent of rank 0's node."""
 FRESH_S = 1.5
 """Words that are no older than this, or than two beats and a half, speak of now."""
-HELD_STATES = (ProcessState.STOPPED, ProcessState.TRACED, ProcessState.BLOCKED)
 SILENT_S = 3.0
 """A beat thread that has not spoken for so long cannot run: it does so several times a second."""
 _TRIES_KEPT = 6

@@ -65,8 +65,9 @@ class Speech:
         waiting = waits.find_waiting(self._scene, now)
         if waiting is None or waiting.waited_s < slow_s:
             return []
-        fresh_s = now - self._scene.fresh_s
-        known = tuple(rank for rank in waiting.sinks if rank in self._scene.left or self._told_s(rank) >= fresh_s)
+        fresh_s, ranks = now - self._scene.fresh_s, self._scene.ranks
+        is_old = {rank for rank, view in ranks.items() if view.told_s < fresh_s and rank not in self._scene.left}
+        known = tuple(rank for rank in waiting.sinks if rank not in is_old)
         if waiting.sinks and not known:
             return []  # of a node that is not heard: who knows where they are now
         waiting = replace(waiting, sinks=known)
@@ -77,10 +78,6 @@ class Speech:
             return []
         self._slow_at_s[who] = LATER_FACTOR * waiting.waited_s
         return [waits.say_slow(self._scene, waiting, now)]
-
-    def _told_s(self, rank: int) -> float:
-        view = self._scene.ranks.get(rank)
-        return view.told_s if view is not None else float("inf")  # never told anything: nothing is old
 
     def _say_mute(self, now: float) -> list[str]:
         suspects = presence.find_suspects(self._scene, now)

@@ -110,9 +110,8 @@ class Stragglers:
 
     def named(self) -> Iterable[Straggler]:
         """Return who was named since the last time this was asked."""
-        named = list(self._named.values())
-        self._named.clear()
-        return named
+        named, self._named = self._named, {}
+        return named.values()
 
     def _close_window(self, state: _Group) -> None:
         window = state.window

@@ -137,7 +137,7 @@ class Tries:
         try:
             sock = socket.socket(_family(target.address), socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         except OSError as exc:
-            self._done[_key(target)] = now_s, _seen(target, connects=False, error=_words(exc))
+            self._tell(target, now_s, error=_words(exc))
             return
         sock.setblocking(False)
         running = _Running(target, sock, now_s + within_s, within_s)
@@ -189,9 +189,13 @@ class Tries:
         is_refused = number == errno.ECONNREFUSED
         self._end(each, now_s, connects=is_refused, refused=is_refused, error=os.strerror(number))
 
-    def _end(self, each: _Running, now_s: float, *, connects: bool = False, **more: Any) -> None:
-        self._done[_key(each.target)] = now_s, _seen(each.target, connects=connects, **more)
+    def _end(self, each: _Running, now_s: float, **what: Any) -> None:
+        self._tell(each.target, now_s, **what)
         self._drop(_key(each.target))
+
+    def _tell(self, target: TryTarget, now_s: float, *, connects: bool = False, **more: Any) -> None:
+        seen = TrySeen(target=target.node_index, network=target.network, connects=connects, **more)
+        self._done[_key(target)] = now_s, seen
 
     def _drop(self, key: tuple[int, str]) -> None:
         if each := self._running.pop(key, None):
@@ -202,10 +206,6 @@ class Tries:
 
 def _key(target: TryTarget) -> tuple[int, str]:
     return target.node_index, target.network
-
-
-def _seen(target: TryTarget, **what: Any) -> TrySeen:
-    return TrySeen(target=target.node_index, network=target.network, **what)
 
 
 def _family(address: str) -> socket.AddressFamily:

@@ -38,10 +38,10 @@ from allranks.guard.clocks import NodeClock
 from allranks.guard.ends import exit_code_of, find_aborted, find_primary, judge_ends, loader_death, should_stop
 from allranks.guard.judged import Judged
 from allranks.guard.orders import Orders
-from allranks.guard.scene import HELD_STATES, Scene
+from allranks.guard.scene import Scene
 from allranks.guard.speech import Speech
 from allranks.guard.stragglers import Stragglers
-from allranks.model.beat import ProcessState
+from allranks.model.beat import HELD_STATES, ProcessState
 from allranks.model.cluster import GuardTable
 from allranks.model.finding import Confidence, Finding
 from allranks.wire.protocol import Beat, Plan, Try, WorkerEnd
@@ -74,6 +74,8 @@ class Guard:
 
     def __init__(self, settings: GuardTable) -> None:
         self._settings = settings
+        self._next_word_s = max(AFTER_KILL_S, 2 * settings.beat_s)
+        """How long a node's next word is waited for, when a worker there has ended."""
         self._asked_s: float | None = None
         self._slept_s = 0.0
         self._start(Scene(settings, (), 0, {}, 0.0))
@@ -112,9 +114,13 @@ class Guard:
             found = self._explain(now)  # while what it follows from can still be seen
             if found is not None and found.findings[0].confidence is not Confidence.UNDECIDED:
                 self._explained = found
-        clock = self._hear_clock(beat, now_s)
+        is_timed = 0 <= beat.node.node_index < len(self._clocks) and beat.ping_ns > 0
+        clock = self._clocks[beat.node.node_index] if is_timed else None
+        sent_s, held_s, node_s = beat.ping_ns / 1e9, beat.held_ns / 1e9, beat.node.time_ns / 1e9
+        if clock is not None and clock.hear(sent_s=sent_s, held_s=held_s, node_s=node_s, now_s=now_s):
+            self._stragglers.forget()
         offset_s = clock.offset_s if clock else None
-        told_s = now if offset_s is None else now - min(max(now_s - beat.node.time_ns / 1e9 + offset_s, 0.0), MAX_WAY_S)
+        told_s = now if offset_s is None else now - min(max(now_s - node_s + offset_s, 0.0), MAX_WAY_S)
         heard = scene.hear(beat.node, now, told_s=told_s)
         if heard is None or clock is None or offset_s is None:
             return
@@ -124,16 +130,6 @@ class Guard:
                 if 1 < len(members.get(group, ())) <= scene.world_size:
                     called_s = created_ns / 1e9 - offset_s
                     self._stragglers.hear(group, members[group], rank.rank, seq, called_s, clock.error_s)
-
-    def _hear_clock(self, beat: Beat, now_s: float) -> NodeClock | None:
-        if not 0 <= beat.node.node_index < len(self._clocks) or beat.ping_ns <= 0:
-            return None
-        clock = self._clocks[beat.node.node_index]
-        if clock.hear(
-            sent_s=beat.ping_ns / 1e9, held_s=beat.held_ns / 1e9, node_s=beat.node.time_ns / 1e9, now_s=now_s
-        ):
-            self._stragglers.forget()
-        return clock
 
     def ended(self, end: WorkerEnd, now_s: float) -> None:
         """A worker ended, well or badly; `end.time_s` is on the same clock as `now_s`."""
@@ -223,11 +219,6 @@ class Guard:
         if (aborted := find_aborted(scene)) is not None:
             return replace(mismatch.explain_abort(scene, aborted.rank), is_final=False)
         return judge_ends(scene)
-
-    @property
-    def _next_word_s(self) -> float:
-        """How long a node's next word is waited for, when a worker there has ended."""
-        return max(AFTER_KILL_S, 2 * self._settings.beat_s)
 
     def _has_heard_last_words(self, now: float) -> bool:
         """Whether the nodes of those that ended have told what they called last."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import msgspec
 
 from allranks.guard.judged import Judged, name_fault
-from allranks.guard.mismatch import POINT_TO_POINT, canonical, describe
+from allranks.guard.mismatch import POINT_TO_POINT, canonical
 from allranks.guard.scene import SILENT_S, RankView, Scene
 from allranks.model.beat import CallSeen, GroupSeen, ProcessState, RankBeat
 from allranks.model.errors import Exit
@@ -101,7 +101,7 @@ def say_slow(scene: Scene, waiting: Waiting, now_s: float) -> str:
     if not waiting.sinks:
         what = "wait for each other" if waiting.stop.kind is StopKind.CIRCLE else "are in it and do not leave it"
         call = waiting.stop.calls[0][1] if waiting.stop.calls else None
-        where = f": {call.op}{f' at {call.place}' if call and call.place else ''}" if call else ""
+        where = f": {call.op}{call.at}" if call else ""
         return f"slow: {fold_ranks(waiting.waiting)} {what} for {waiting.waited_s:.0f} s{where}"
     parts = [_say_sink(scene, rank, waiting, now_s) for rank in waiting.sinks[:MAX_NAMED]]
     more = f" and {len(waiting.sinks) - MAX_NAMED} more" if len(waiting.sinks) > MAX_NAMED else ""
@@ -201,9 +201,8 @@ def _dump_of(view: RankView, views: dict[int, RankView]) -> Dump | None:
 
 def _dump_of_left(beat: RankBeat) -> Dump:
     """Of a rank that has left, or is about to: what it called is done, whatever its last beat said."""
-    dump = _as_dump(beat)
-    status = {name: Status(each.enqueued, -1, each.enqueued) for name, each in dump.status.items()}
-    return Dump(rank=beat.rank, calls=(), status=status, members=dump.members, is_whole=False)
+    groups = tuple(msgspec.structs.replace(group, completed=group.enqueued) for group in beat.groups)
+    return _as_dump(msgspec.structs.replace(beat, calls=(), groups=groups))
 
 
 def _has_gone_on(group: GroupSeen, said_s: float, views: dict[int, RankView]) -> bool:
@@ -275,7 +274,7 @@ def _evidence(scene: Scene, waiting: Waiting, now_s: float) -> list[str]:
         last = beat.calls[-1] if beat.calls else None
         lines.append(
             f"rank {rank}, pid {beat.pid}: {beat.state}, {beat.cpu_s:.0f} s of processor time, last moved "
-            f"{now_s - view.moved_s:.0f} s ago{_at(beat.main_at)}{f'; last call {describe(last)}' if last else ''}"
+            f"{now_s - view.moved_s:.0f} s ago{_at(beat.main_at)}{f'; last call {last}{last.at}' if last else ''}"
         )
     return lines
 
@@ -291,9 +290,7 @@ def _judge_nobody(scene: Scene, waiting: Waiting) -> Judged:
         "AR490",
         f"{what}; no progress for {waiting.stuck_s:.0f} s",
         ranks=waiting.stop.ranks if is_circle else (),
-        evidence=[
-            f"rank {rank}: group {call.group}, number {call.seq}{_at(call.place)}" for rank, call in waiting.stop.calls
-        ],
+        evidence=[f"rank {rank}: group {call.group}, number {call.seq}{call.at}" for rank, call in waiting.stop.calls],
         confidence=Confidence.UNDECIDED,
         fix="" if not is_circle else "every rank must call its groups' collectives in one order",
         victims=waiting.waiting,

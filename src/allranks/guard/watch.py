@@ -13,15 +13,14 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
 from allranks.guard.tries import Door, Tries
-from allranks.guard.worker import WatchedWorker
+from allranks.guard.worker import Look, WatchedWorker
 from allranks.host import stacks
 from allranks.host.net import read_interfaces
 from allranks.host.oom import OomWatch
@@ -124,17 +123,26 @@ class Watch:
             The files written.
         """
         written = []
+        for name, data in self._to_keep(within_s):
+            with contextlib.suppress(OSError):
+                (directory / name).write_bytes(data)
+                written.append(directory / name)
+        return written
+
+    def _to_keep(self, within_s: float) -> Iterator[tuple[str, bytes]]:
         for rank, beat in sorted(self._last.items()):
             if beat.calls:
-                path = directory / f"recorder_rank_{rank}.json"
-                if _write(path, msgspec.json.format(msgspec.json.encode(_as_recorder(beat)), indent=1)):
-                    written.append(path)
+                yield (
+                    f"recorder_rank_{rank}.json",
+                    msgspec.json.format(msgspec.json.encode(_as_recorder(beat)), indent=1),
+                )
         pids = {beat.pid: rank for rank, beat in self._last.items() if beat.state is not ProcessState.GONE and beat.pid}
-        for process in _look_at(tuple(pids), within_s):
-            path = directory / f"rank_{pids.get(process.pid, process.rank)}.stack.txt"
-            if process.pid in pids and _write(path, _render_stack(process).encode()):
-                written.append(path)
-        return written
+        if pids:
+            look = Look(*pids)
+            look.thread.join(within_s)
+            for process in look.found:
+                if process.pid in pids:
+                    yield f"rank_{pids[process.pid]}.stack.txt", _render_stack(process).encode()
 
     def close(self) -> None:
         """Close the sockets of tries, and let go of the kernel's log."""
@@ -220,22 +228,6 @@ def _as_entry(number: int, call: CallSeen) -> dict[str, object]:
     }
 
 
-def _look_at(pids: tuple[int, ...], within_s: float) -> list[stacks.Process]:
-    """Stacks of these processes; a look that does not come back is left alone."""
-    if not pids:
-        return []
-    found: list[stacks.Process] = []
-
-    def look() -> None:
-        with contextlib.suppress(OSError):
-            found.extend(stacks.look(stacks.Wanted(pids=pids), node="").processes)
-
-    looker = threading.Thread(target=look, name="allranks-keep", daemon=True)
-    looker.start()
-    looker.join(within_s)
-    return list(found)
-
-
 def _render_stack(process: stacks.Process) -> str:
     """As py-spy prints it, so that whoever reads py-spy's dumps reads this."""
     lines = [f"Process {process.pid}: state {process.state}, {process.cpu:.2f} cores"]
@@ -245,11 +237,3 @@ def _render_stack(process: stacks.Process) -> str:
         lines += ["", f'Thread {process.pid if thread.is_main else number} (idle): "{thread.name}"']
         lines += [f"    {frame.function} ({frame.file}:{frame.line})" for frame in thread.frames]
     return "\n".join(lines) + "\n"
-
-
-def _write(path: Path, data: bytes) -> bool:
-    try:
-        path.write_bytes(data)
-    except OSError:
-        return False
-    return True

@@ -14,7 +14,7 @@ import contextlib
 import threading
 import time
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import msgspec
 
@@ -22,6 +22,7 @@ from allranks.guard.inside.cell import Cell, PythonCall, Written
 from allranks.host import stacks
 from allranks.host.process import Seen, is_below, read_process
 from allranks.model.beat import (
+    HELD_STATES,
     MAX_CALLS,
     MAX_GROUPS,
     CallSeen,
@@ -38,7 +39,6 @@ from allranks.wire.protocol import as_one_line
 SILENT_S = 1.0
 """Five beats: whoever told nothing for so long is looked at from outside."""
 SPY_EVERY_S = 5.0
-STILL = (ProcessState.BLOCKED, ProcessState.STOPPED, ProcessState.TRACED)
 
 
 class _Told(msgspec.Struct):
@@ -82,7 +82,9 @@ class WatchedWorker:
         self._since_s = time.monotonic()
         self._told: tuple[int, _Told] = (0, _Told())
         self._told_lags: object = None
-        self._spy = _Spy()
+        self._spy: Look | None = None
+        self._spied = ""
+        """Where py-spy saw the main thread last."""
 
     def look(self) -> RankBeat:
         """Return how it is now."""
@@ -93,7 +95,7 @@ class WatchedWorker:
         silent_s = _age_s(read.told.written_ns, now_ns) if read.told else None
         at, at_for_s = told.at, _age_s(told.since_ns, now_ns) if told.since_ns else 0.0
         if silent_s is not None and silent_s > SILENT_S and seen.state is not ProcessState.GONE:
-            at = self._spy.place(seen.pid) or at
+            at = self._spy_on(seen.pid) or at
         groups = _groups(told, read.call, now_ns)
         return RankBeat(
             rank=self.rank,
@@ -119,13 +121,22 @@ class WatchedWorker:
             pid = claimed_pid  # a shell or a wrapper stands between
         before, seen = self._seen, read_process(pid, root=self._root)
         is_same = before is not None and before.pid == pid and before.state is seen.state
-        if is_same and seen.state in STILL:  # a process that went in and out of it meanwhile moved
+        if is_same and seen.state in HELD_STATES:  # a process that went in and out of it meanwhile moved
             assert before is not None
             is_same = (before.num_switches, before.cpu_s) == (seen.num_switches, seen.cpu_s)
         if not is_same:
             self._since_s = time.monotonic()
         self._seen = seen
         return seen
+
+    def _spy_on(self, pid: int) -> str:
+        """Return what the last look at this process came to, and look again where that is old."""
+        if self._spy is None or self._spy.pids != (pid,):
+            self._spy, self._spied = Look(pid), ""
+        self._spied = self._spy.place or self._spied
+        if time.monotonic() - self._spy.began_s > SPY_EVERY_S:
+            self._spy = Look(pid)
+        return self._spied
 
     def _decode_told(self, written: Written | None) -> _Told:
         if written is not None and written.number != self._told[0]:
@@ -166,17 +177,11 @@ def _calls(
 ) -> tuple[CallSeen, ...]:
     """The recorder's calls, later words over earlier ones, and the one that Python made where no recorder has it."""
     known = {(each.group, each.seq, each.peer): each for each in (*told.calls, *(words.calls if words else ()))}
+    if call is not None and not _is_p2p(call) and (key := (call.group, call.seq, None)) in known:
+        known[key] = msgspec.structs.replace(known[key], place=call.place)
+        call = None
     calls = sorted(known.values(), key=lambda each: each.created_ns)
-    if call is None:
-        return tuple(calls)
-    key = call.group, call.seq, None
-    if _is_p2p(call) or key not in known:
-        return (*calls, _as_call(call, groups))
-    is_it = [(each.group, each.seq, each.peer) == key for each in calls]
-    return tuple(
-        msgspec.structs.replace(each, place=call.place) if is_this else each
-        for each, is_this in zip(calls, is_it, strict=True)
-    )
+    return tuple(calls) if call is None else (*calls, _as_call(call, groups))
 
 
 def _as_call(call: PythonCall, groups: tuple[GroupSeen, ...]) -> CallSeen:
@@ -214,28 +219,24 @@ def _age_s(then_ns: int, now_ns: int) -> float:
     return max(0.0, (now_ns - then_ns) / 1e9)
 
 
-class _Spy:
-    """py-spy, asked in a thread of its own about a process that cannot tell where it is."""
+class Look:
+    """A look of py-spy at processes, in a thread of its own: one that does not come back is left alone."""
 
-    def __init__(self) -> None:
-        self._asked_s = 0.0
-        self._answer: dict[str, Any] = {}
+    def __init__(self, *pids: int) -> None:
+        self.pids = pids
+        self.began_s = time.monotonic()
+        self.found: list[stacks.Process] = []
+        self.thread = threading.Thread(target=self._run, name="allranks-look", daemon=True)
+        self.thread.start()
 
-    def place(self, pid: int) -> str:
-        """Return the last answer about this process, and ask again where that is old; empty: none yet."""
-        now_s = time.monotonic()
-        if self._answer.get("pid") != pid:
-            self._answer, self._asked_s = {"pid": pid}, 0.0
-        if now_s - self._asked_s > SPY_EVERY_S:
-            self._asked_s = now_s
-            threading.Thread(target=self._ask, args=(pid, self._answer), name="allranks-spy", daemon=True).start()
-        return str(self._answer.get("place", ""))
-
-    @staticmethod
-    def _ask(pid: int, answer: dict[str, Any]) -> None:
+    def _run(self) -> None:
         with contextlib.suppress(Exception):
-            for process in stacks.look(stacks.Wanted(pids=(pid,)), node="").processes:
-                for thread in process.threads:
-                    frame = next((each for each in thread.frames if not stacks.is_library(each.file)), None)
-                    if thread.is_main and frame is not None:
-                        answer["place"] = f"{Path(frame.file).name}:{frame.line} in {frame.function}"
+            self.found.extend(stacks.look(stacks.Wanted(pids=self.pids), node="").processes)
+
+    @property
+    def place(self) -> str:
+        """Where the main thread is in the user's code; empty: not known."""
+        threads = (thread for process in self.found for thread in process.threads if thread.is_main)
+        frames = (frame for thread in threads for frame in thread.frames if not stacks.is_library(frame.file))
+        frame = next(frames, None)
+        return f"{Path(frame.file).name}:{frame.line} in {frame.function}" if frame else ""

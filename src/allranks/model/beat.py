@@ -57,6 +57,9 @@ class ProcessState(StrEnum):
     """Dead, or not there (Z, X, no such process)."""
 
 
+HELD_STATES = (ProcessState.STOPPED, ProcessState.TRACED, ProcessState.BLOCKED)
+
+
 class CallSeen(msgspec.Struct, frozen=True, kw_only=True):
     """One collective of one process group, as one rank called it."""
 
@@ -80,6 +83,11 @@ class CallSeen(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         return show_call(self.op, self.sizes, self.dtypes)
+
+    @property
+    def at(self) -> str:
+        """Its place, to be put behind what it is: ` at train.py:12 in step`."""
+        return f" at {self.place}" if self.place else ""
 
 
 def show_call(op: str, sizes: Sequence[Sequence[int]], dtypes: Sequence[str]) -> str:

@@ -97,7 +97,7 @@ def choose_network(cards: Sequence[Card]) -> Choice:
     if absent := [host for host in facts if host not in chosen.nodes]:
         notes.append(f"not on {chosen.subnet}: {fold_hosts(absent)}")
     if down := [host for host, ways in chosen.nodes.items() if not ways[0].nic.is_up]:
-        notes.append(f"down now: the interface of {fold_hosts(down)}")
+        notes.append(f"down at the moment: the interface of {fold_hosts(down)}")
     if others := [each for each in networks if each is not chosen]:
         notes.append(f"other networks: {', '.join(f'{each.subnet} ({each.interfaces})' for each in others[:6])}")
     return Choice(network=chosen, reason=reason, notes=tuple(notes))

@@ -195,8 +195,8 @@ def _mismatch(group: _Group) -> Stop | None:
         return group.stop(
             StopKind.MISMATCH,
             seq,
-            f"at collective {seq} of {group.shown()} {fold_ranks(odd)} called {one}{_at(one)}, "
-            f"{fold_ranks(ranks.keys() - odd)} {two}{_at(two)}",
+            f"at collective {seq} of {group.shown()} {fold_ranks(odd)} called {one}{one.at}, "
+            f"{fold_ranks(ranks.keys() - odd)} {two}{two.at}",
             ((first, one), (other, two)),
             ranks=ranks if is_tie else odd,
             victims=() if is_tie else set(group.dumps) - odd,
@@ -225,10 +225,8 @@ def _kind(calls: Sequence[Call], *, is_over: bool) -> tuple[object, ...]:
 
 
 def _difference(first: Sequence[Call], second: Sequence[Call]) -> tuple[Call, Call]:
-    for one, two in zip(first, second, strict=False):
-        if _kind([one], is_over=False) != _kind([two], is_over=False):
-            return one, two
-    return first[0], second[0]
+    pairs = [*zip(first, second, strict=False)]
+    return next((pair for pair in pairs if len({_kind([call], is_over=False) for call in pair}) > 1), pairs[0])
 
 
 # --- Who waits for whom -----------------------------------------------------------------------------------------------
@@ -312,13 +310,13 @@ def _name_missing(
         (each for each in waits if lacks(each)), key=lambda each: (len(lacks(each)), -(each.call.created_s or 0.0))
     )
     there = f"{fold_ranks(wait.waiting)} waited in"
-    message = f"{fold_ranks(lacks(wait))} did not come to {wait.shown()}; {there} it{_at(wait.call)}"
+    message = f"{fold_ranks(lacks(wait))} did not come to {wait.shown()}; {there} it{wait.call.at}"
     calls = [(min(wait.waiting), wait.call)]
     last = [(rank, dump.calls[-1]) for rank in sorted(lacks(wait)) if (dump := dumps.get(rank)) and dump.calls]
     if last:
-        message += f"; the last call of {fold_ranks([last[0][0]])} was {last[0][1]}{_at(last[0][1])}"
+        message += f"; the last call of {fold_ranks([last[0][0]])} was {last[0][1]}{last[0][1].at}"
     if kind is StopKind.NO_DUMP:
-        message = f"{fold_ranks(culprits)} left no dump; {there} {wait.shown()}{_at(wait.call)}"
+        message = f"{fold_ranks(culprits)} left no dump; {there} {wait.shown()}{wait.call.at}"
     is_one_place = lacks(wait) == culprits
     if not is_one_place:
         message += f"; others waited for {fold_ranks(culprits - lacks(wait))}"
@@ -337,7 +335,7 @@ def _name_missing(
 
 def _all_there(wait: _Wait) -> Stop:
     who = fold_ranks(wait.waiting)
-    message = f"all ranks came to {wait.shown()}, and {who} never left it{_at(wait.call)}"
+    message = f"all ranks came to {wait.shown()}, and {who} never left it{wait.call.at}"
     calls = [(min(wait.waiting), wait.call)]
     return wait.group.stop(StopKind.ALL_THERE, wait.seq, message, calls, victims=wait.waiting, waiting=wait.waiting)
 
@@ -351,7 +349,7 @@ def _circle(waits: Sequence[_Wait], waiting: frozenset[int]) -> Stop:
         path.append(wait)
         wait = of_rank[min(wait.missing)]
     ring = path[path.index(wait) :]
-    parts = [f"{fold_ranks(each.waiting)} waited in {each.shown()}{_at(each.call)}" for each in ring[:4]]
+    parts = [f"{fold_ranks(each.waiting)} waited in {each.shown()}{each.call.at}" for each in ring[:4]]
     ranks = frozenset().union(*(each.waiting for each in ring))
     return ring[0].group.stop(
         StopKind.CIRCLE,
@@ -377,9 +375,5 @@ def _behind(groups: Sequence[_Group]) -> Iterator[Stop]:
         if not calls:
             continue
         message = f"{fold_ranks(late)} had come to collective {reaches[min(late)]} of {group.shown()}, "
-        message += f"{fold_ranks(there)} to {ahead}{_at(calls[-1][1])}"
+        message += f"{fold_ranks(there)} to {ahead}{calls[-1][1].at}"
         yield group.stop(StopKind.BEHIND, ahead, message, calls, ranks=late, victims=there)
-
-
-def _at(call: Call) -> str:
-    return f" at {call.place}" if call.place else ""

@@ -75,7 +75,7 @@ class Teller:
         """Called when a collective raised."""
         self.is_compiling: Callable[[], bool] = lambda: False
         """torch.compiler's, which is not there yet while torch is being imported."""
-        self.world = c10d._world
+        self.c10d = c10d
         self.here = threading.local()
 
 
@@ -90,16 +90,6 @@ def wrap(c10d: Any, teller: Teller) -> None:
         original = getattr(c10d, name, None)
         if inspect.isfunction(original):
             setattr(c10d, name, _Collective(name, described, original, teller).wrapped())
-
-
-class _Row(NamedTuple):
-    """Where a call has its number: each backend of a group counts its own."""
-
-    key: str
-    """Of the group on this backend."""
-    backend: str
-    numbers: Any
-    """Group or backend of torch's, which tells the last number."""
 
 
 class _Collective:
@@ -131,16 +121,18 @@ class _Collective:
 
     def _tell_and_call(self, cell: Cell, flight: Flight, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         self._teller.here.is_inside = True  # one collective may be made of others
-        number, row, before = 0, None, -1
+        number, key, before = 0, "", -1
+        numbers: Any = None
         try:
             try:
                 given = dict(zip(self._parameters, args, strict=False)) | kwargs
                 group = given.get("group")
-                group = self._teller.world.default_pg if group is None else group
-                if group in self._teller.world.pg_names:  # else this rank is not in it
-                    row = self._row(flight, group, given)
-                    before = row.numbers._get_sequence_number_for_group()
-                    number = self._enter(cell, flight, group, row, before, given)
+                group = self._teller.c10d._world.default_pg if group is None else group
+                if group in self._teller.c10d._world.pg_names:  # else this rank is not in it
+                    key, backend, numbers = self._row(flight, group, given)
+                    before, num_p2p = numbers._get_sequence_number_for_group(), flight.num_p2p.get(key, 0)
+                    seq = 1 + (num_p2p if self._is_p2p else before - num_p2p)
+                    number = self._enter(cell, group, key, backend, seq, given)
             except Exception as exc:  # an argument that torch will refuse, or a torch whose inside we do not know
                 flight.note(f"a call could not be told: {exc!r}")
             try:
@@ -152,28 +144,31 @@ class _Collective:
             self._teller.here.is_inside = False
             if number:
                 cell.leave_call(number)
-            if self._is_p2p and row is not None and before >= 0:
+            if self._is_p2p and before >= 0:
                 try:
-                    for taken in range(before + 1, row.numbers._get_sequence_number_for_group() + 1):
-                        flight.count_p2p(row.key, taken)
+                    for taken in range(before + 1, numbers._get_sequence_number_for_group() + 1):
+                        flight.count_p2p(key, taken)
                 except Exception as exc:
                     flight.note(f"a call could not be told: {exc!r}")
 
-    def _row(self, flight: Flight, group: Any, given: _Given) -> _Row:
+    def _row(self, flight: Flight, group: Any, given: _Given) -> tuple[str, str, Any]:
+        """Return where a call has its number: the group's key, the backend, and what tells the last number of the two.
+
+        Each backend of a group counts its own.
+        """
         known = flight.group(group)
         backend, numbers = next(iter(known.backends.values())), group
         if len(set(known.backends.values())) > 1:
             device_type = self._device_type(group, known.backends, given)
             backend, numbers = known.backends[device_type], group._get_backend(sys.modules["torch"].device(device_type))
-        return _Row(known.key(backend), backend, numbers)
+        return known.key(backend), backend, numbers
 
-    def _enter(self, cell: Cell, flight: Flight, group: Any, row: _Row, before: int, given: _Given) -> int:
-        num_p2p = flight.num_p2p.get(row.key, 0)
+    def _enter(self, cell: Cell, group: Any, key: str, backend: str, seq: int, given: _Given) -> int:
         sizes, dtypes = self._inputs(given)
         return cell.enter_call(
-            group=row.key,
-            seq=1 + (num_p2p if self._is_p2p else before - num_p2p),
-            op=self._described.op if row.backend == "nccl" else self._described.gloo_op,
+            group=key,
+            seq=seq,
+            op=self._described.op if backend == "nccl" else self._described.gloo_op,
             sizes=sizes,
             dtypes=dtypes,
             place=place_of(sys._getframe(3)),
@@ -210,7 +205,7 @@ class _Collective:
             return -1
         in_group = given.get(f"group_{self._peer_name}")
         if in_group is None and (rank := given.get(self._peer_name)) is not None:
-            in_group = self._teller.world.pg_group_ranks[group][rank]
+            in_group = self._teller.c10d._world.pg_group_ranks[group][rank]
         return -1 if in_group is None else int(in_group)
 
 

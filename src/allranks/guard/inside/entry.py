@@ -23,7 +23,6 @@ from .cell import Cell
 from .flight import Flight
 
 _teller: Teller | None = None
-_c10d: Any = None
 _beat: Beat | None = None
 
 
@@ -35,10 +34,10 @@ def arm(c10d: Any) -> None:
     Raises:
         AttributeError: this torch does not have what we hold on to.
     """
-    global _teller, _c10d
+    global _teller
     if _teller is not None:
         return
-    _c10d, _teller = c10d, Teller(c10d)
+    _teller = Teller(c10d)
     wrap(c10d, _teller)
     init_process_group, destroy_process_group = c10d.init_process_group, c10d.destroy_process_group
 
@@ -73,7 +72,7 @@ def begin() -> None:
         cell = Cell.inherited()
         if cell is None or not cell.claim():
             return
-        _teller.flight = Flight(_c10d)
+        _teller.flight = Flight(_teller.c10d)
         _teller.is_compiling = sys.modules["torch"].compiler.is_compiling
         _teller.failed = last_words
         _teller.cell = cell

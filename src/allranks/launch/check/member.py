@@ -22,8 +22,8 @@ from pathlib import Path
 import msgspec
 
 from allranks.host.node import NodeFacts, begin_card_facts, read_card_facts, read_facts
-from allranks.launch.membership import apply
 from allranks.launch.plan import DataPath, Request, choose_data_path, plan_job
+from allranks.launch.rendezvous import apply
 from allranks.launch.step.parcels import pack
 from allranks.model.card import Card, Facts
 from allranks.model.cluster import Cluster

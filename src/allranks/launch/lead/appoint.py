@@ -1,4 +1,4 @@
-"""What makes the leader of a job: its terms, the lines to all agents, who may come later, what SLURM does for it."""
+"""Create the leader of a job: its terms, its connections to all agents, its newcomers, its link to SLURM."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from allranks.launch.lead.course import Terms
 from allranks.launch.lead.leader import Leader
 from allranks.launch.lead.newcomers import Newcomers
 from allranks.launch.lead.recovery import History
-from allranks.launch.membership import Membership
 from allranks.launch.plan import LOOPBACK, JobPlan
 from allranks.launch.queue import ending
 from allranks.launch.queue.revival import Revivals, own_command
 from allranks.launch.queue.scheduler import Scheduler
+from allranks.launch.rendezvous import Rendezvous
 from allranks.model.finding import Finding
 from allranks.report.rundir import RunDir
 from allranks.report.text import say
@@ -23,7 +23,7 @@ from allranks.wire.connection import Connection
 
 def appoint_leader(
     plan: JobPlan,
-    membership: Membership,
+    rendezvous: Rendezvous,
     own: Connection,
     run_dir: RunDir,
     scheduler: Scheduler | None,
@@ -35,7 +35,7 @@ def appoint_leader(
 
     Args:
         plan: of this agent.
-        membership: the leader's, after the roll call.
+        rendezvous: the leader's, after the roll call.
         own: its end of the line to the agent in this process.
         run_dir: of the job.
         scheduler: None outside of SLURM.
@@ -49,17 +49,17 @@ def appoint_leader(
         return scheduler.decide(signum, save_s=save_s)
 
     guard, request = plan.guard, plan.request
-    door = membership.door
+    door = rendezvous.door
     if door is not None and not request.max_restarts:
         door.shut()
         door = None
     leader = Leader(
         Terms(
             job=plan.job,
-            attempt=membership.group.attempt,
+            attempt=rendezvous.group.attempt,
             wanted_backend=plan.wanted_backend,
-            store_address=membership.store_address,
-            store_port=membership.group.store_port,
+            store_address=rendezvous.store_address,
+            store_port=rendezvous.group.store_port,
             min_nodes=plan.min_nodes,
             max_restarts=request.max_restarts,
             capacity_s=request.capacity_s,
@@ -82,10 +82,10 @@ def appoint_leader(
         on_event=run_dir.add_event,
         on_signal=on_signal,
     )
-    leader.seats.own_address = membership.own_address or LOOPBACK
-    for index, peer in {0: own, **membership.peers}.items():
-        leader.seats.take(index, membership.cards[index], peer, name=membership.cards[index].host)
-    leader.begin(membership.plans, time.monotonic())
+    leader.seats.own_address = rendezvous.own_address or LOOPBACK
+    for index, peer in {0: own, **rendezvous.peers}.items():
+        leader.seats.take(index, rendezvous.cards[index], peer, name=rendezvous.cards[index].host)
+    leader.begin(rendezvous.plans, time.monotonic())
     return leader
 
 

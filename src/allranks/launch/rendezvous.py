@@ -1,4 +1,4 @@
-"""How this agent gets its place in the group: the roll call (preflight.entry), and then who is which rank."""
+"""Get this agent's place in the group: the roll call (preflight.entry), then the assignment of ranks."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from allranks.wire.protocol import Goodbye, Plan
 
 
 @dataclass(slots=True, kw_only=True)
-class Membership:
-    """This agent's place in the group."""
+class Rendezvous:
+    """The group as this agent found it, and its connections to the others."""
 
     group: Plan
     listener: socket.socket | None = None
@@ -57,8 +57,8 @@ class Membership:
         return None
 
 
-def find_membership(applicant: Applicant, *, max_restarts: int = 0) -> Membership | Goodbye:
-    """Take part in the roll call; return this agent's place in the group, or the verdict why it does not begin.
+def take_part(applicant: Applicant, *, max_restarts: int = 0) -> Rendezvous | Goodbye:
+    """Take part in the roll call; return what came of it, or the verdict why the job does not begin.
 
     Args:
         applicant: this node.
@@ -73,7 +73,7 @@ def find_membership(applicant: Applicant, *, max_restarts: int = 0) -> Membershi
     if isinstance(called.answer, Goodbye):
         called.leader.close()
         return called.answer
-    return Membership(group=called.answer, leader=called.leader)
+    return Rendezvous(group=called.answer, leader=called.leader)
 
 
 def apply(
@@ -126,7 +126,7 @@ def apply(
     )
 
 
-def _give_out_plans(called: Called, applicant: Applicant, max_restarts: int) -> Membership | Goodbye:
+def _give_out_plans(called: Called, applicant: Applicant, max_restarts: int) -> Rendezvous | Goodbye:
     """Tell everybody who is which rank, or the verdict."""
     verdict, plans = called.verdict(applicant), {}
     try:
@@ -153,7 +153,7 @@ def _give_out_plans(called: Called, applicant: Applicant, max_restarts: int) -> 
         _close(called)
         summary = "" if verdict.findings else "it does not begin"
         return Goodbye(exit_code=verdict.exit_code, summary=summary, verdict=verdict)
-    return Membership(
+    return Rendezvous(
         group=plans[0],
         listener=called.listener,
         peers=called.peers,
