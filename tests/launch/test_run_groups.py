@@ -256,7 +256,7 @@ def test_a_killed_agent_is_named_by_the_leader(start: Start, port: int, tmp_path
     assert time.monotonic() - killed_s < 10
     assert code == 75
     assert stderr.count("AR012 node-failure   b · rank 1") == 1
-    assert "\n  its agent is gone, and the machine lives: somebody ended the agent, or the kernel did" in stderr
+    assert "\n  the node's agent died, but the machine answers: somebody killed it, or the kernel did" in stderr
     assert stderr.endswith("  others waited for it or were ended: rank 0\n")
 
 

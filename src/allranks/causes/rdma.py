@@ -60,7 +60,7 @@ class RdmaMtuUnequal(Cause, id="AR305"):
 
     message = "{what} differs: {usual}; {odd}"
     fix = (
-        "on {node}: ibv_devinfo; RoCE: ip link set IFACE mtu 4200 (the value of the other nodes); InfiniBand: check "
+        "on {node}: ibv_devinfo; RoCE: ip link set {interface} mtu 4200 (the value of the other nodes); InfiniBand: check "
         "the subnet manager"
     )
     exit_code = Exit.NODE_FAULT
