@@ -26,17 +26,17 @@ from allranks.state.saved.consensus import Consensus
 pytestmark = pytest.mark.torch
 
 
-TOLD = ("accumulates", "keep_best", "partial", "is_default", "log")
+TOLD, LOADED = ("accumulates", "keep_best", "log"), ("partial", "is_default")
 """What `tracked` takes beside the parts."""
 
 
 @contextlib.contextmanager
 def tracked(folder: Path, cell: Cell | None = None, every: int | None = None, **parts: Any) -> Iterator[Tracked]:
     """One life of a training on one rank, as `s.track` makes it and as leaving the session ends it."""
-    told = {name: parts.pop(name) for name in TOLD if name in parts}
+    told, loaded = ({name: parts.pop(name) for name in names if name in parts} for names in (TOLD, LOADED))
     with Checkpointer(folder) as checkpoints:
         made = Tracked(parts, checkpoints=checkpoints, rank=0, world_size=1, cell=cell, every=every, **told)
-        made.load()
+        made.load(**loaded)
         yield made
         made.leave()
 

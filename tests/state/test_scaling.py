@@ -7,9 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from allranks.model.errors import UsageError
 from allranks.state.resumed.sampler import Sampler
-from allranks.state.resumed.scaling import GradientWeight, gradient_factor, learning_rate
+from allranks.state.resumed.scaling import GradientWeight, gradient_factor
 
 
 @given(st.integers(1, 50), st.integers(1, 20), st.integers(1, 9), st.none() | st.integers(1, 6), st.integers(0, 300))
@@ -62,12 +61,3 @@ def test_a_factor_of_one_leaves_no_hook_and_zero_wipes_out_what_is_no_number():
     assert parameter.grad.tolist() == [1.5, 1.5]
     weight.set(1.0)
     assert not parameter._backward_hooks
-
-
-def test_the_learning_rate_follows_the_global_batch():
-    assert learning_rate(0.1, global_batch_size=1024, reference_batch_size=256) == pytest.approx(0.4)
-    assert learning_rate(0.1, global_batch_size=64, reference_batch_size=256, is_square_root=True) == pytest.approx(
-        0.05
-    )
-    with pytest.raises(UsageError, match="global_batch_size is 0"):
-        learning_rate(0.1, global_batch_size=0, reference_batch_size=256)

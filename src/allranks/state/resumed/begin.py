@@ -31,6 +31,7 @@ def begin(
     world_size: int,
     device: torch.device,
     keep: int,
+    partial: bool,
     cell: Any,
     on_exit: contextlib.ExitStack,
     **told: Any,
@@ -59,7 +60,6 @@ def begin(
         rank=rank,
         world_size=world_size,
         every=every,
-        is_default=checkpoint_dir is None and named not in os.environ,
         cell=cell,
         device=torch.device("cpu") if "gloo" in dist.get_backend_config() else device,
         pace=pace_from_env(os.environ, num_nodes=num_nodes, say=say) if rank == 0 and not every else None,
@@ -73,5 +73,5 @@ def begin(
             checkpoints.close()  # else the writer ends what it has, and nobody waits for ranks that are gone
 
     on_exit.push(close)
-    made.load()
+    made.load(partial=partial, is_default=checkpoint_dir is None and named not in os.environ)
     return made

@@ -17,8 +17,6 @@ import torch
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from allranks.model.errors import UsageError
-
 
 def gradient_factor(samples: int, total: int, world_size: int) -> float:
     """What to multiply a rank's gradient with, so that DDP's average over ranks is the average over samples.
@@ -32,31 +30,6 @@ def gradient_factor(samples: int, total: int, world_size: int) -> float:
         world_size: number of ranks that DDP averages over.
     """
     return samples * world_size / total
-
-
-def learning_rate(
-    base: float, *, global_batch_size: int, reference_batch_size: int, is_square_root: bool = False
-) -> float:
-    """The learning rate for a global batch of this size, where `base` is right for one of the reference size.
-
-    >>> learning_rate(0.1, global_batch_size=1024, reference_batch_size=256)
-    0.4
-
-    Args:
-        base: tuned at the reference size.
-        global_batch_size: samples of a step over all ranks, however many there are.
-        reference_batch_size: where `base` was tuned.
-        is_square_root: grow with the square root of the ratio, as is usual with Adam; else with the ratio, for SGD.
-    Raises:
-        UsageError: a size is not positive.
-    """
-    if global_batch_size < 1 or reference_batch_size < 1:
-        raise UsageError(
-            f"learning_rate: global_batch_size is {global_batch_size}, reference_batch_size {reference_batch_size}; "
-            "expected 1 or more"
-        )
-    ratio = global_batch_size / reference_batch_size
-    return base * (ratio**0.5 if is_square_root else ratio)
 
 
 class GradientWeight:

@@ -53,7 +53,6 @@ class Tracked:
 
     Args:
         checkpoints: where it is kept.
-        is_default: nobody named the directory, so it may hold another experiment's checkpoints.
         cell: how to speak with the agent; None: there is none.
         device: where the default process group takes tensors from.
         on_loss: called before this process ends because another rank was lost.
@@ -71,9 +70,7 @@ class Tracked:
         world_size: int,
         every: int | None = None,
         keep_best: tuple[str, str] | None = None,
-        partial: bool = False,
         log: Any = None,
-        is_default: bool = False,
         accumulates: bool = False,
         cell: Any = None,
         device: torch.device | None = None,
@@ -89,8 +86,6 @@ class Tracked:
         self._rank = rank
         self._world_size = world_size
         self._every = every
-        self._partial = partial
-        self._is_default = is_default
         self._log = sink_of(log) if rank == 0 else None
         self._accumulates = accumulates
         self._telling = Telling(cell)
@@ -108,9 +103,12 @@ class Tracked:
         self._loaded: tuple[Any, dict[str, Any]] | None = None
         """This rank's own (None where another number of ranks wrote it) and the common place in the data."""
 
-    def load(self) -> None:
+    def load(self, *, partial: bool = False, is_default: bool = False) -> None:
         """Put everything back as the newest whole checkpoint has it; all ranks call it together.
 
+        Args:
+            partial: take the parts that are in the checkpoint, and let the others begin anew.
+            is_default: nobody named the directory, so it may hold another experiment's checkpoints.
         Raises:
             UsageError: it holds other parts than are tracked, or is another experiment's.
         """
@@ -126,8 +124,8 @@ class Tracked:
                 loaded.directory,
                 loaded.common,
                 self._parts.state(),
-                is_default=self._is_default,
-                is_partial=self._partial,
+                is_default=is_default,
+                is_partial=partial,
             )
         if why := self.checkpoints.ranks.tell_all("whose checkpoint it is", why):
             raise UsageError(why)
