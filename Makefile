@@ -7,9 +7,9 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# The lists that decide what is installed; a change to them installs anew.
+# These lists decide what is installed; a change to them installs again.
 LISTS := pyproject.toml constraints.txt
-# pip says much; of it, what takes time is shown, and everything if it fails.
+# pip prints much: show only the slow parts, and everything if it fails.
 SHOW := sed -nu -e 's/^ *Downloading \([^ ]*\) *\((.*)\)/  fetching \1 \2/p' -e 's/^Installing collected.*/  unpacking/p'
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --progress-bar off --constraint constraints.txt
 # Processes that run tests, for two cores: two of them have a lab each, and all of them wait more than they compute.
@@ -26,13 +26,13 @@ RAN_TODAY = @sed -i "/^| .make $@. /s/[^|]*|$$/ $$(date -u +%F) |/" docs/develop
 .PHONY: help demo test test-all test-by-hand lint bench drills mutations gpu carry pages docs clean
 
 help:
-	@echo "make demo          train a small model on real data with six ranks, and prove the result"
-	@echo "make test          lint, every test that needs neither torch nor a lab, and one healthy job of each kind"
-	@echo "                   (at most 6 minutes on 2 cores; JOBS=0: one test after another)"
-	@echo "make test-all      what CI runs: all tests but those that run by hand (at most 20 minutes on 2 cores)"
+	@echo "make demo          train a small model on real data with six ranks, and check the result"
+	@echo "make test          lint, all tests without torch or a lab, and one healthy job of each kind"
+	@echo "                   (at most 6 minutes on 2 cores; JOBS=0 runs one test at a time)"
+	@echo "make test-all      what CI runs: all tests except those that run by hand (at most 20 minutes on 2 cores)"
 	@echo "make lint          formatting, types, import contracts"
-	@echo "make pages         write the generated pages: docs/reference"
-	@echo "make docs          build the documentation site: site/index.html"
+	@echo "make pages         write the generated pages in docs/reference"
+	@echo "make docs          build the documentation site, site/index.html"
 	@echo "make clean         remove .venv and caches"
 	@echo
 	@echo "By hand:"
@@ -46,7 +46,7 @@ demo: $(VENV)/.torch
 	@echo "Next:  source $(VENV)/bin/activate, and then"
 	@echo "  allranks run --nproc-per-node 2 YOUR_SCRIPT.py      any script that torchrun runs"
 	@echo "  allranks env --explain                              every value it sets, and why"
-	@echo "  less runs/latest/attempt_0/*/rank_0.out             what rank 0 wrote; the other ranks lie beside it"
+	@echo "  less runs/latest/attempt_0/*/rank_0.out             output of rank 0; the other ranks' files are in the same directory"
 	@echo "  README.md                                           several nodes, SLURM, cluster.toml"
 
 test: $(VENV)/.dev lint

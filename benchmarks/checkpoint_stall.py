@@ -137,8 +137,9 @@ def report(stalls: dict[str, list[float]], count: int) -> None:
         print(
             f"  {way:<35} median {median:7.1f}   quartiles {low:7.1f} to {high:7.1f}   first {first[way] * 1000:7.1f}"
         )
-    best = min((way for way in stalls if way != "allranks"), key=lambda way: statistics.median(stalls[way]))
-    for way in stalls.keys() - {"allranks"}:
+    others = [way for way in stalls if way != "allranks"]
+    best = min(others, key=lambda way: statistics.median(stalls[way]))
+    for way in others:
         ratios = [ours / theirs for ours, theirs in zip(stalls["allranks"], stalls[way], strict=True)]
         low, _, high = statistics.quantiles(ratios, n=4)
         ratio = statistics.median(stalls["allranks"]) / statistics.median(stalls[way])

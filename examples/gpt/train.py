@@ -2,7 +2,7 @@
 
     python train.py --layers 2 --width 64 --context 64 --steps 100      # alone, on a CPU
     torchrun --standalone --nproc-per-node 2 train.py
-    allranks run --nproc-per-node 2 train.py                            # the same; says why when it does not start
+    allranks run --nproc-per-node 2 train.py                            # the same; explains failures
     srun --nodes=6 --ntasks-per-node=1 python train.py --seconds 60     # each task a rank; MASTER_ADDR and _PORT set
 
 By default 11 M parameters and 2048 bytes a rank and step: some 1 GB of memory, and about a second on two CPU cores.
@@ -208,22 +208,20 @@ def train(args: argparse.Namespace, rank: int, world_size: int, backend: str, de
 def main() -> None:
     defaults = argparse.ArgumentDefaultsHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0], formatter_class=defaults)
-    parser.add_argument("--layers", type=int, default=6, help="blocks")
-    parser.add_argument("--heads", type=int, default=6, help="attention heads a block; must divide --width")
-    parser.add_argument("--width", type=int, default=384, help="numbers a byte is represented by")
-    parser.add_argument("--context", type=int, default=256, help="bytes that a guess may look back on")
-    parser.add_argument("--batch-size", type=int, default=8, help="sequences a rank and step")
-    parser.add_argument("--steps", type=int, default=200, help="steps to stop after")
-    parser.add_argument(
-        "--seconds", type=float, default=math.inf, help="time to stop after, looked at with every log line"
-    )
+    parser.add_argument("--layers", type=int, default=6, help="number of transformer blocks")
+    parser.add_argument("--heads", type=int, default=6, help="attention heads per block; must divide --width")
+    parser.add_argument("--width", type=int, default=384, help="size of the embedding of a byte")
+    parser.add_argument("--context", type=int, default=256, help="number of earlier bytes that a prediction can use")
+    parser.add_argument("--batch-size", type=int, default=8, help="sequences per rank and step")
+    parser.add_argument("--steps", type=int, default=200, help="number of steps")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="time limit, checked at every log line")
     parser.add_argument("--lr", type=float, default=1e-3, help="learning rate, after 20 steps of warm-up")
-    parser.add_argument("--seed", type=int, default=0, help="of the first weights and of the order of the text")
-    parser.add_argument("--max-bytes", type=int, default=16_000_000, help="of text")
-    parser.add_argument("--log-every", type=int, default=10, help="steps")
-    parser.add_argument("--json", action="store_true", help="end with the figures as one line of JSON")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first weights and the order of the text")
+    parser.add_argument("--max-bytes", type=int, default=16_000_000, help="maximum number of bytes of text")
+    parser.add_argument("--log-every", type=int, default=10, help="steps between log lines")
+    parser.add_argument("--json", action="store_true", help="print the results as one line of JSON at the end")
     parser.add_argument("--backend", choices=["auto", "nccl", "gloo"], default="auto", help="auto: nccl on GPUs")
-    parser.add_argument("--timeout", type=float, default=300, help="seconds, to form the group and of each collective")
+    parser.add_argument("--timeout", type=float, default=300, help="timeout of collectives, in seconds")
     args = parser.parse_args()
     if args.width % args.heads:
         parser.error(f"--width {args.width} is not a multiple of --heads {args.heads}")

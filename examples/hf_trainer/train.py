@@ -55,8 +55,8 @@ def newest_whole(directory: Path) -> str | None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=60)
-    parser.add_argument("--save-every", type=int, default=5, help="steps between two checkpoints")
-    parser.add_argument("--step-s", type=float, default=0.0, help="how long a step takes at least")
+    parser.add_argument("--save-every", type=int, default=5, help="steps between checkpoints")
+    parser.add_argument("--step-s", type=float, default=0.0, help="minimum duration of a step, in seconds")
     parser.add_argument("--dir", type=Path, default=Path("checkpoints"))
     args = parser.parse_args()
 

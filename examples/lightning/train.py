@@ -59,7 +59,7 @@ class EndOnWarning(pl.Callback):
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=8)
-    parser.add_argument("--step-s", type=float, default=0.0, help="how long a step takes at least")
+    parser.add_argument("--step-s", type=float, default=0.0, help="minimum duration of a step, in seconds")
     parser.add_argument("--dir", type=Path, default=Path("checkpoints"))
     args = parser.parse_args()
 

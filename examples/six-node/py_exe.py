@@ -1,8 +1,8 @@
 """Does training on many nodes work here? A small real model, trained by all ranks together, that can prove its result.
 
-    python py_exe.py                                                         # alone, one process
+    python py_exe.py                                                         # one process, no launcher
     torchrun --standalone --nproc-per-node 6 py_exe.py --batch-size 8 --check
-    allranks run --nproc-per-node 6 py_exe.py --batch-size 8 --check         # the same; says why when it does not start
+    allranks run --nproc-per-node 6 py_exe.py --batch-size 8 --check         # the same; explains failures
     srun --ntasks-per-node=1 allranks run py_exe.py                          # on all nodes of a SLURM job
 
 Plain srun needs no launcher, each task is a rank (inside sbatch or salloc):
@@ -224,7 +224,7 @@ def check(
     odd_ranks = [r for r in range(world_size) if not torch.equal(all_weights[r], all_weights[0])]
     if odd_ranks:
         sys.exit(
-            f"other weights than rank 0's on ranks {odd_ranks}: expected the same on every rank" if rank == 0 else 1
+            f"weights differ from rank 0's on ranks {odd_ranks}: expected the same on every rank" if rank == 0 else 1
         )
 
     # Phase 2: one process, same batches.
@@ -249,24 +249,22 @@ def check(
         verdict = f"largest difference {difference:.1e} (limit 1e-5)"
         # Sums in another order differ by some 1e-7, a gradient lost by 1e-2. Not `>`: NaN must fail too.
         if not difference <= 1e-5:
-            sys.exit(f"other weights than one process: {verdict}")
+            sys.exit(f"the weights differ from a training in one process: {verdict}")
         print(f"same weights on every rank\nsame weights as one process: {verdict}", flush=True)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--backend", choices=["auto", "nccl", "gloo"], default="auto", help="auto: nccl on GPUs")
-    parser.add_argument("--batch-size", type=int, default=64, help="patients a rank and step (default: 64)")
+    parser.add_argument("--batch-size", type=int, default=64, help="patients per rank and step (default: 64)")
     parser.add_argument("--epochs", type=int, default=20)
-    parser.add_argument(
-        "--lr", type=float, default=0.02, help="for 64 patients a step; grows with them (default: 0.02)"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of the first weights and of the order of the patients")
-    parser.add_argument("--check", action="store_true", help="prove the result against one process")
+    parser.add_argument("--lr", type=float, default=0.02, help="learning rate at 64 patients per step (default: 0.02)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first weights and the order of the patients")
+    parser.add_argument("--check", action="store_true", help="compare the result with a training in one process")
     parser.add_argument("--data", type=Path, default=Path(__file__).with_name("diabetes.csv"))
     parser.add_argument("--master-addr", default=os.environ.get("MASTER_ADDR"), help="default: $MASTER_ADDR")
     parser.add_argument("--master-port", type=int, default=os.environ.get("MASTER_PORT"), help="default: $MASTER_PORT")
-    parser.add_argument("--init-timeout", type=float, default=120, help="seconds, also of each collective")
+    parser.add_argument("--init-timeout", type=float, default=120, help="timeout of collectives, in seconds")
     args = parser.parse_args()
 
     rank, world_size, local_rank, ranks_per_node = find_rank(os.environ)
@@ -286,7 +284,7 @@ def main() -> None:
         setup(rank, world_size, args.master_addr, args.master_port, backend=backend, timeout_s=args.init_timeout)
         if rank == 0:
             unused = f" ({num_gpus} GPUs here are not used)" if backend == "gloo" and num_gpus else ""
-            print(f"world size {world_size}, {backend} on {device.type}{unused}, batches of {args.batch_size} a rank")
+            print(f"world size {world_size}, {backend} on {device.type}{unused}, batches of {args.batch_size} per rank")
         train(args, rank, world_size, device)
     finally:
         cleanup()

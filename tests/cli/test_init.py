@@ -64,10 +64,10 @@ def test_names_lead_to_the_management_network_where_no_speed_is_told() -> None:
     assert found.network is not None
     assert found.network.subnet == "192.168.20.0/24"
     assert found.reason == (
-        "all 2 nodes are on it; host names lead to 10.77.0.0/24, so that one is for management (no speeds to go by)"
+        "all 2 nodes are on it; host names lead to 10.77.0.0/24, so that one is for management (no speeds to compare)"
     )
     assert found.notes == (
-        "passed over: docker0 172.17.0.0/16 (a bridge)",
+        "skipped: docker0 172.17.0.0/16 (a bridge)",
         "other networks: 10.77.0.0/24 (eno1)",
     )
 
@@ -95,7 +95,7 @@ def test_a_link_is_as_fast_as_its_slowest_end_and_rdma_goes_first() -> None:
     assert fast.network is not None
     assert (fast.network.subnet, fast.reason) == (
         "10.9.0.0/16",
-        "all 2 nodes are on it; it has RDMA, 10.77.0.0/24 has not",
+        "all 2 nodes are on it; it has RDMA; 10.77.0.0/24 does not",
     )
 
 
@@ -104,7 +104,7 @@ def test_what_nothing_tells_apart_is_said() -> None:
     found = choose_network(cards)
     assert found.network is not None
     assert found.network.subnet == "192.168.20.0/24"
-    assert found.reason.endswith("the lowest address: nothing tells it from 192.168.21.0/24; check this one")
+    assert found.reason.endswith("the lowest address: it looks the same as 192.168.21.0/24; check this choice")
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_an_address_that_several_nodes_have_leads_nowhere() -> None:
     assert found.network is not None
     assert found.network.subnet == "10.77.0.0/24"
     assert found.notes[0] == (
-        "passed over: usb0 10.55.0.0/24 (the same address on several nodes); docker0 172.17.0.0/16 (a bridge)"
+        "skipped: usb0 10.55.0.0/24 (the same address on several nodes); docker0 172.17.0.0/16 (a bridge)"
     )
 
 
@@ -144,7 +144,7 @@ def test_nodes_that_are_down_or_not_on_it_are_named() -> None:
     found = choose_network(cards)
     assert found.network is not None
     assert found.network.subnet == "192.168.20.0/24"
-    assert "down now: the interface of n2" in found.notes
+    assert "down at the moment: the interface of n2" in found.notes
     apart = [
         node("n1", nic("eth0", "10.1.1.1")),
         node("n2", nic("eth0", "10.1.2.1")),
@@ -184,8 +184,8 @@ def test_the_whole_file() -> None:
 name = "ada"                   # SLURM's name of the cluster
 
 [network]
-# passed over: docker0 172.17.0.0/16 (a bridge)
-# down now: the interface of n3
+# skipped: docker0 172.17.0.0/16 (a bridge)
+# down at the moment: the interface of n3
 # other networks: 10.77.0.0/24 (eno1)
 data = "10.9.0.0/16"           # all 3 nodes are on it; 400 Gbit/s, 10.77.0.0/24 has 1
 port = 29500                   # the default, as in torchrun

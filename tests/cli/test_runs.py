@@ -213,7 +213,7 @@ def test_after_submit_latest_is_the_job_that_was_submitted(
         why = allranks("why", *words)
         assert (why.returncode, why.stderr.splitlines()[-1]) == (
             2,
-            "error: job 12: it has not begun (Resources), so there is no log yet; allranks status 12",
+            "error: job 12 has not started (Resources), so it has no log yet; see allranks status 12",
         )
     assert "has not started (Resources)" in allranks("logs", "latest").stderr
     allranks("cancel", "latest")

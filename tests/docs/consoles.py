@@ -10,6 +10,7 @@ Pages of the lab have two prompts: `#` is the root shell that started the lab, `
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import re
 import shlex
@@ -136,7 +137,8 @@ class Terminal:
         return find_missing(typed.shown, self._read(output))
 
     def _read(self, output: IO[str]) -> str:
-        said = Path(f"/proc/self/fd/{output.fileno()}").read_text().replace(f"{self._folder}/", "")
+        said = Path(f"/proc/self/fd/{output.fileno()}").read_text(errors="replace")
+        said = said.replace(f"{self._folder}/", "")
         return said if self._lab is None else said.replace(f" --name {self._lab}", "").replace(self._lab, "lab")
 
 
@@ -144,8 +146,14 @@ def _has(seen: set[str], line: str) -> bool:
     return line in seen or (line.endswith("...") and any(each.startswith(line[:-3].rstrip()) for each in seen))
 
 
+@functools.cache
+def _names() -> tuple[str, str]:
+    """What this machine is called; torchrun's reports have the first one. Asked once: a name server may be slow."""
+    return socket.getfqdn(), socket.gethostname()
+
+
 def _steady(line: str) -> str:
-    for name in (socket.getfqdn(), socket.gethostname()):
+    for name in _names():
         line = line.replace(name, "vm")
     line = line.strip()
     for pattern, word in _VOLATILE:

@@ -129,8 +129,16 @@ def test_plain_srun_forms_the_group_from_slurm_variables():
 @pytest.mark.parametrize(
     ("right", "wrong", "message"),
     [
-        ("num_replicas=world_size, rank=rank", "num_replicas=world_size, rank=0", "other weights than one process"),
-        ("F.cross_entropy(model(x_NM", "F.cross_entropy(model.module(x_NM", "other weights than rank 0's on ranks [1]"),
+        (
+            "num_replicas=world_size, rank=rank",
+            "num_replicas=world_size, rank=0",
+            "the weights differ from a training in one process",
+        ),
+        (
+            "F.cross_entropy(model(x_NM",
+            "F.cross_entropy(model.module(x_NM",
+            "weights differ from rank 0's on ranks [1]",
+        ),
     ],
     ids=["every rank trains on the same patients", "gradients are not averaged"],
 )

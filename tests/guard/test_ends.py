@@ -111,7 +111,7 @@ def test_each_kind_of_end_has_its_cause_and_exit_code(worker_end, cause, message
 @pytest.mark.parametrize(
     ("exit_code", "fix"),
     [
-        (-9, "often the kernel out of memory: dmesg -T | grep -i 'killed process'"),
+        (-9, "often the kernel, out of memory: dmesg -T | grep -i 'killed process'"),
         (-11, "a crash in native code: run with PYTHONFAULTHANDLER=1 to see where"),
         (-7, "often a full /dev/shm: df -h /dev/shm"),
         (-15, None),
@@ -224,7 +224,7 @@ def test_victims_alone_leave_the_verdict_undecided():
         (2,),
         "node02",
     )
-    assert finding.message == "it was the first to lose the others; no rank says why"
+    assert finding.message == "it was the first rank to lose a connection; no rank reports why"
     assert finding.victims == (0, 1, 3, 4, 5, 6, 7)
     assert verdict.exit_code == 1
 
@@ -238,8 +238,8 @@ def test_a_rank_that_left_early_with_zero_is_named_by_those_it_left():
         (5,),
         "node03",
     )
-    assert finding.message == "it left with exit code 0, 2.5 s before rank 0 lost its connection"
-    assert finding.fix == "every rank must run the same number of steps: look at how the data is divided"
+    assert finding.message == "it exited with code 0, 2.5 s before rank 0 lost its connection"
+    assert finding.fix == "every rank must run the same number of steps: check how the data is divided"
     assert finding.victims == (0, 1, 2, 3, 4, 7)
     assert verdict.exit_code == 1
 
@@ -271,7 +271,7 @@ def test_ranks_that_never_came_are_named_by_those_that_waited(whom, ranks, node)
     first = min(set(range(8)) - set(ranks))
     assert (finding.cause, finding.ranks, finding.node) == ("AR401 missing-rank", ranks, node)
     assert finding.confidence is Confidence.CERTAIN
-    assert finding.message == "never came to init_process_group, though its process was running"
+    assert finding.message == "it never reached init_process_group, although its process ran"
     assert finding.evidence == (Evidence(seen=f"rank {first} waited 15 s for {whom}"),)
     assert set(finding.victims) == set(range(8)) - set(ranks)
     assert verdict.exit_code == 1
@@ -281,7 +281,7 @@ def test_a_rank_that_had_ended_with_0_was_not_running():
     message = "allranks: init_process_group waited 15 s for rank 5 (node03); 7 of 8 ranks are here; look at what"
     finding = the_finding(judge(*(end(rank, message=message) for rank in range(8) if rank != 5), exits={5: 80.0}))
     assert (finding.cause, finding.ranks) == ("AR401 missing-rank", (5,))
-    assert finding.message == "ended with exit code 0 before it came to init_process_group"
+    assert finding.message == "it exited with code 0 before it reached init_process_group"
 
 
 def test_all_is_well_where_everybody_ended_with_zero():

@@ -48,22 +48,22 @@ TABLE = {
     "not silent for long enough": ({"silent_s": 2.0, "tries": NO_ANSWER}, None, None),
     "lost, and no answer": ({"silent_s": 1.0, "is_lost": True, "tries": NO_ANSWER}, "answers on no network", "certain"),
     "lost, and tried on one network only": ({"silent_s": 1.0, "is_lost": True, "tries": NO_ANSWER[:1]}, None, None),
-    "lost, and refused": ({"silent_s": 0.3, "is_lost": True, "tries": REFUSED}, "its agent is gone", "certain"),
-    "silent, and refused": ({"silent_s": 1.0, "tries": REFUSED}, "its agent is gone", "certain"),
+    "lost, and refused": ({"silent_s": 0.3, "is_lost": True, "tries": REFUSED}, "the node's agent died", "certain"),
+    "silent, and refused": ({"silent_s": 1.0, "tries": REFUSED}, "the node's agent died", "certain"),
     "silent, and its machine answers": ({"silent_s": 8.0, "tries": ANSWERS}, None, None),
     "one path answers": ({"silent_s": 8.0, "tries": [*NO_ANSWER, (1, "control", True, False)]}, None, None),
     "mute for long, and nobody waits": ({"silent_s": 100.0, "tries": ANSWERS}, None, None),
     "mute for long, and others wait": (
         {"silent_s": 9.5, "tries": ANSWERS, "waits": True},
-        "its agent does not speak",
+        "the machine answers, but its agent does not",
         "likely",
     ),
     "lost for long, and its machine answers": (
         {"silent_s": 9.5, "is_lost": True, "tries": ANSWERS},
-        "its agent does not speak",
+        "the machine answers, but its agent does not",
         "likely",
     ),
-    "lost, and nobody can try": ({"silent_s": 6.5, "is_lost": True}, "nobody can try its machine", "likely"),
+    "lost, and nobody can try": ({"silent_s": 6.5, "is_lost": True}, "no other node could test its machine", "likely"),
 }
 
 

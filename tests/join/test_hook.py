@@ -238,7 +238,7 @@ def test_a_rank_that_never_comes_is_named(allranks: Allranks, tmp_path: Path):
         "DistStoreError: allranks: init_process_group waited 4 s for rank 1 (node07); 2 of 3 ranks are here; look at "
     )
     assert said in words_of(tmp_path, 0)
-    assert only_message(tmp_path) == ([1], "never came to init_process_group, though its process was running")
+    assert only_message(tmp_path) == ([1], "it never reached init_process_group, although its process ran")
     assert "AR401 missing-rank   node07 · rank 1" in result.stderr
     assert "[node07 r0] allranks: waiting 3 s at init_process_group for rank 1 (node07); 2 of 3 ranks are here\n" in (
         result.stderr
@@ -262,7 +262,7 @@ def test_a_missing_rank_0_is_named_though_it_holds_the_store(allranks: Allranks,
     assert result.returncode == 1
     said = "allranks: init_process_group waited 2 s for rank 0 (node07) to open the store; look at "
     assert said in words_of(tmp_path, 1)
-    assert only_message(tmp_path) == ([0], "never came to init_process_group, though its process was running")
+    assert only_message(tmp_path) == ([0], "it never reached init_process_group, although its process ran")
 
 
 @pytest.mark.torch

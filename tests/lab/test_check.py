@@ -178,5 +178,5 @@ def test_init_finds_the_cluster_as_its_owners_describe_it(six_nodes: TestLab, tm
     expected = [(node.name, node.address, node.interface) for node in EXPECTED.node]
     assert [(node.name, node.address, node.interface) for node in found.node] == expected
     text = (tmp_path / "cluster.toml").read_text()
-    assert "host names lead to 10.77.0.0/24, so that one is for management (no speeds to go by)" in text
+    assert "host names lead to 10.77.0.0/24, so that one is for management (no speeds to compare)" in text
     assert text.count("# the driver shows none, SLURM configures 1") == 6

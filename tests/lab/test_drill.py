@@ -55,7 +55,7 @@ def test_every_way_of_going_wrong_is_named(six_nodes: TestLab, tmp_path: Path) -
 def test_an_unknown_fault_is_one_line(six_nodes: TestLab) -> None:
     done = six_nodes.run("drill", "cable-puled", must_work=False)
     assert done.returncode == 2
-    assert done.stderr == "error: no fault 'cable-puled': did you mean cable-pulled?\n"
+    assert done.stderr == "error: unknown fault 'cable-puled': did you mean cable-pulled?\n"
 
 
 def test_every_cause_is_provoked_in_the_lab_or_says_why_not() -> None:

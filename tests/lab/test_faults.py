@@ -493,11 +493,11 @@ def test_the_command_says_where_and_heals_from_another_process(six: TestLab) -> 
 @pytest.mark.lab
 def test_wrong_requests_are_refused_in_one_line(six: TestLab) -> None:
     for arguments, message in [
-        (["inject", "cable-puled"], "no fault 'cable-puled': did you mean cable-pulled?"),
+        (["inject", "cable-puled"], "unknown fault 'cable-puled': did you mean cable-pulled?"),
         (["inject", "cable-pulled", "--on", "node99"], "no node 'node99': expected one of master-node, node01"),
-        (["inject", "port-in-use", "--on", "node01"], "port-in-use cannot be put on node01: expected master-node"),
-        (["inject"], "which fault?"),
-        (["heal", "slow-link"], "has no slow-link: there is none"),
+        (["inject", "port-in-use", "--on", "node01"], "port-in-use cannot be injected on node01: expected master-node"),
+        (["inject"], "expected the name of a fault"),
+        (["heal", "slow-link"], "has no slow-link: its faults are: none"),
     ]:
         done = six.run(*arguments, must_work=False)
         assert done.returncode == 2, arguments

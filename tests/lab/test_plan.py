@@ -38,7 +38,7 @@ def test_names_lead_to_the_management_network() -> None:
     ("nodes", "message"),
     [
         ((), "no [[node]]"),
-        ((node("a", "192.168.20.15", "eno1"),), "the lab itself needs that name"),
+        ((node("a", "192.168.20.15", "eno1"),), "the lab itself uses this name"),
         ((node("a", "192.168.20.15", "ens 1"),), "expected up to 15"),
         ((node("a", "10.77.0.15"),), "is the lab's management network"),
         (tuple(node(f"n{i}", f"192.168.{i // 250}.{i % 250 + 1}") for i in range(255)), "at most 254"),

@@ -86,7 +86,7 @@ def _traces(lab: TestLab) -> list[str]:
 def test_what_strikes_a_running_job_is_not_put_in_before_it(six_nodes: TestLab) -> None:
     done = six_nodes.run("inject", "node-killed", must_work=False)
     assert done.returncode == 2
-    assert done.stderr == "error: node-killed strikes a running job: allranks lab drill --running node-killed\n"
+    assert done.stderr == "error: node-killed needs a running job: allranks lab drill --running node-killed\n"
 
 
 @pytest.mark.lab
@@ -180,12 +180,15 @@ def test_two_that_are_named_in_one_moment_are_one_verdict() -> None:
             {"events": (verdict(cause="AR215 peer-connection-lost"),)},
             "verdict AR215 peer-connection-lost node03 (3,); the truth is AR407 node03",
         ),
-        ({"events": (verdict(990.0), verdict())}, "false alarm before: AR407 dead-rank"),
-        ({"printed": ((1002.0, "AR407"),)}, "the verdict took 2.0 s, at most 1 s"),
+        ({"events": (verdict(990.0), verdict())}, "false alarm before the strike: AR407 dead-rank"),
+        ({"printed": ((1002.0, "AR407"),)}, "the verdict took 2.0 s, expected at most 1 s"),
         ({"steps": (step(999.9, generation=0),)}, "no further step"),
-        ({"checkpoint": 5, "steps": (step(1006.0, number=1),)}, "it began anew; there was a checkpoint of step 5"),
-        ({"steps": (step(1013.0),)}, "the next step took 13.0 s, at most 12 s"),
-        ({"has_ended": False, "exit_code": None}, "it did not end"),
+        (
+            {"checkpoint": 5, "steps": (step(1006.0, number=1),)},
+            "the job started from the beginning, although there was a checkpoint at step 5",
+        ),
+        ({"steps": (step(1013.0),)}, "the next step took 13.0 s, expected at most 12 s"),
+        ({"has_ended": False, "exit_code": None}, "the job did not end"),
         ({"exit_code": 75}, "exit code 75, expected 0"),
         ({"left": ("node03: python (pid 7)",)}, "left running: node03: python (pid 7)"),
         ({"more": ("resumed at step 1",)}, "resumed at step 1"),
@@ -199,7 +202,7 @@ def test_who_is_honest_and_slow_must_neither_be_accused_nor_started_again() -> N
     calm = {"events": (), "printed": (), "steps": (step(999.9, generation=0), step(1001.0, generation=0))}
     assert wrong(Late, **calm) == []
     assert wrong(Late, **calm | {"events": (verdict(),)}) == ["accused: AR407 dead-rank node03"]
-    assert wrong(Late, **calm | {"steps": (step(1001.0),)}) == ["it was started again"]
+    assert wrong(Late, **calm | {"steps": (step(1001.0),)}) == ["the job was restarted"]
 
 
 def test_a_job_that_must_end_ends_with_its_code() -> None:
@@ -218,8 +221,8 @@ def test_who_is_called_slow_must_have_been_at_something() -> None:
     busy = [Busy(rank=3, from_s=100.0, to_s=140.0, step=7)]
     assert judge_slow([(131.0, 3), (141.0, 3)], busy) == []
     assert judge_slow([(131.0, 2), (99.0, 3)], busy) == [
-        "rank 2 was called slow and was not",
-        "rank 3 was called slow and was not",
+        "rank 2 was reported as slow, but was not",
+        "rank 3 was reported as slow, but was not",
     ]
 
 

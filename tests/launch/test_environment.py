@@ -59,6 +59,7 @@ def all_settings(
     cluster: Cluster = DEFAULTS,
     group: Plan = GROUP,
     request: Request | None = None,
+    checkpoints: Path | None = None,
 ) -> list[Setting]:
     settings = node_settings(
         job_plan(request, cluster),
@@ -67,6 +68,7 @@ def all_settings(
         store_fd=store_fd,
         env=env or {},
         hook_path=Path("/opt/allranks/site"),
+        checkpoints=checkpoints,
     )
     return [*settings, *rank_settings(group, 3, error_file=Path("/runs/exp 7/rank_5.error.json"))]
 
@@ -249,3 +251,20 @@ def test_the_guessed_group_of_two_nodes_has_equal_nodes():
         backend="nccl",
         backend_reason="every rank has a GPU of its own",
     )
+
+
+def test_workers_learn_whether_somebody_named_the_directory_of_checkpoints() -> None:
+    def values(request: Request | None = None, **env: str) -> dict[str, str]:
+        settings = all_settings(request=request, env=env, checkpoints=Path("/runs/7/checkpoints"))
+        return {setting.name: setting.value for setting in settings if "CHECKPOINT" in setting.name}
+
+    assert values() == {"ALLRANKS_CHECKPOINT_DIR": "/runs/7/checkpoints"}
+    assert values(ALLRANKS_CHECKPOINT_DIR="/mine") == {
+        "ALLRANKS_CHECKPOINT_DIR": "/mine",
+        "ALLRANKS_CHECKPOINT_DIR_CHOSEN": "1",
+    }
+    endpoint = Hint("node01", 29500, "--rdzv-endpoint")
+    asked = Request(
+        num_workers="4", min_nodes=2, max_nodes=2, node_rank=1, endpoint=endpoint, checkpoint_dir="/runs/7/checkpoints"
+    )
+    assert values(asked)["ALLRANKS_CHECKPOINT_DIR_CHOSEN"] == "1"

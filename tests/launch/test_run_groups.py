@@ -148,11 +148,11 @@ def test_a_wrong_secret_is_refused_by_name_and_both_end_soon(start: Start, port:
     code, _, stderr = end(stranger, within_s=15)
     reason = "it does not know this job's secret (the leader's comes from $ALLRANKS_SECRET)"
     assert code == 78
-    assert re.fullmatch(rf"error: the leader at localhost:\d+ refused this node: {re.escape(reason)}\n", stderr)
+    assert re.fullmatch(rf"error: the leader at localhost:\d+ rejected this node: {re.escape(reason)}\n", stderr)
     code, _, stderr = end(leader, within_s=30)
     assert time.monotonic() - started_s < 15
     assert code == 75
-    assert f"allranks: 127.0.0.1 was refused: {reason}\n" in stderr
+    assert f"allranks: 127.0.0.1 was rejected: {reason}\n" in stderr
     assert "AR001 node-silent   node rank 1 " in stderr
     assert "the node's agent did not join within 4 s; 1 of 2 nodes joined" in stderr
     assert "open sesame" not in stderr
@@ -256,7 +256,7 @@ def test_a_killed_agent_is_named_by_the_leader(start: Start, port: int, tmp_path
     assert time.monotonic() - killed_s < 10
     assert code == 75
     assert stderr.count("AR012 node-failure   b · rank 1") == 1
-    assert "\n  its agent is gone, and the machine lives: somebody ended the agent, or the kernel did" in stderr
+    assert "\n  the node's agent died, but the machine answers: somebody killed it, or the kernel did" in stderr
     assert stderr.endswith("  others waited for it or were ended: rank 0\n")
 
 
@@ -288,7 +288,7 @@ def test_a_second_agent_of_the_same_node_rank_is_refused(start: Start, port: int
     last = start("d", *meeting(port, nodes=3), "--node-rank", 2, script)
     assert code == 78
     assert re.search(
-        r"refused this node: node rank 1 is here already \([bc], pid \d+\); give each node its own", stderr
+        r"rejected this node: node rank 1 has already joined \([bc], pid \d+\); give each node its own", stderr
     )
     assert [end(agent)[0] for agent in (leader, last)] == [0, 0]
 

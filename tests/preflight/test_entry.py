@@ -196,7 +196,7 @@ def test_an_open_group_is_said_to_be_open(tmp_path, capfd):
     port = free_port()
     hold(*(Node(by_endpoint(tmp_path, port, index=index, rdzv_id=None)) for index in (0, 1)))
     said = capfd.readouterr().err  # the port is another one where somebody has taken it meanwhile
-    assert re.search(r"reaches port \d+ can join this group; close it with --rdzv-id or \$ALLRANKS_SECRET$", said, re.M)
+    assert re.search(r"reaches port \d+ can join; protect the group with --rdzv-id or \$ALLRANKS_SECRET$", said, re.M)
 
 
 def test_agents_of_another_group_are_not_let_in(tmp_path):

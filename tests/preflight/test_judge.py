@@ -129,7 +129,7 @@ def test_a_node_whose_agent_says_that_its_interface_is_down_is_not_also_silent()
 
 
 def test_the_same_stranger_twice_is_one_finding():
-    strangers = tuple(Stranger("AR406", "10.0.0.9", f"10.0.0.9 was refused: {why}") for why in ("a", "b"))
+    strangers = tuple(Stranger("AR406", "10.0.0.9", f"10.0.0.9 was rejected: {why}") for why in ("a", "b"))
     judgement = judged(6, strangers=strangers)
     assert brief(judgement) == [("AR406", "10.0.0.9", "warn", "certain")]
     assert judgement.exit_code == 0

@@ -258,7 +258,7 @@ def test_a_stranger_on_the_port_is_no_answer(room: Room) -> None:
         for sock in served:
             sock.close()
         assert mesh.results is not None
-        assert mesh.results[0].closed == {port_of(server): "connected, but somebody else answers"}
+        assert mesh.results[0].closed == {port_of(server): "connected, but another process answers"}
 
 
 def test_a_target_with_another_token_does_not_answer(room: Room) -> None:

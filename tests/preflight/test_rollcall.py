@@ -99,17 +99,17 @@ def test_nodes_that_do_not_say_their_rank_are_counted_in_order_of_arrival():
     [
         (
             1,
-            "node rank 1 is here already (node02, pid 801); give each node its own --node-rank, and each job its own "
-            "--rdzv-id",
+            "node rank 1 has already joined (node02, pid 801); give each node its own --node-rank, and each job "
+            "its own --rdzv-id",
         ),
         (
             0,
-            "node rank 0 is here already (node01, pid 800); give each node its own --node-rank, and each job its own "
-            "--rdzv-id",
+            "node rank 0 has already joined (node01, pid 800); give each node its own --node-rank, and each job "
+            "its own --rdzv-id",
         ),
         (2, "node rank 2 does not exist in a job of 2 nodes (--nnodes)"),
         (-1, "node rank -1 does not exist in a job of 2 nodes (--nnodes)"),
-        (None, "all 2 nodes are here already"),
+        (None, "all 2 nodes have already joined"),
     ],
 )
 def test_a_node_that_does_not_fit_is_told_why(index, text):
@@ -570,10 +570,10 @@ def test_the_second_of_two_nodes_with_one_rank_is_refused(call):
 
     judgement = call.hold(3, check=send_the_others)
     why = (
-        "node rank 1 is here already (node02, pid 801); give each node its own --node-rank, and each job its own "
-        "--rdzv-id"
+        "node rank 1 has already joined (node02, pid 801); give each node its own --node-rank, and each job "
+        "its own --rdzv-id"
     )
-    assert call.lines == [f"twin was refused: {why}"]
+    assert call.lines == [f"twin was rejected: {why}"]
     assert ("refused", {"node": "twin", "reason": why}) in call.events
     assert brief(judgement) == [("AR405", "twin", "warn", "certain")]
     assert judgement.is_go
@@ -593,7 +593,7 @@ def test_a_left_over_of_an_earlier_attempt_is_refused(call):
 def test_somebody_without_the_secret_is_refused(call):
     stranger = call.add(card(1, host="stranger"), secret=Secret(b"haddock", "test"))
     judgement = call.hold(2, check=once(call, stranger, lambda: call.add(card(1))))
-    text = "127.0.0.1 was refused: it does not know this job's secret (the leader's comes from test)"
+    text = "127.0.0.1 was rejected: it does not know this job's secret (the leader's comes from test)"
     assert call.lines == [text]
     assert brief(judgement) == [("AR406", "stranger", "warn", "certain")]
     assert call.call.roster.cards[1].host == "node02"
@@ -754,7 +754,9 @@ def test_an_agent_whose_leader_dies_says_so(phase):
         guest.close()
         agent.join(PATIENCE_S)
     assert isinstance(agent.error, NodeFaultError)
-    assert re.match(r"the leader left before the job began: 127.0.0.1:\d+ closed the connection$", str(agent.error))
+    assert re.match(
+        r"the leader disconnected before the job started: 127.0.0.1:\d+ closed the connection$", str(agent.error)
+    )
 
 
 def test_an_agent_that_is_refused_after_all_says_why(call):
@@ -770,7 +772,7 @@ def test_an_agent_that_is_refused_after_all_says_why(call):
     call.hold(2, join_s=0.5)
     call.join_agents()
     assert isinstance(agent.error, WireError)
-    assert str(agent.error) == "the leader refused this node: too late"
+    assert str(agent.error) == "the leader rejected this node: too late"
 
 
 # ---- farewell
@@ -801,7 +803,7 @@ def test_words_that_no_agent_says_end_its_membership(call):
     call.add(card(1), behave=babble)
     judgement = call.hold(2, join_s=0.6)
     assert brief(judgement) == [("AR012", "node02", "fail", "certain")]
-    assert judgement.findings[0].evidence[0].seen == "node02: it said Stopped, which an agent never does now"
+    assert judgement.findings[0].evidence[0].seen == "node02: it sent Stopped, which no agent sends in this phase"
 
 
 def test_a_join_by_hand_is_heard_byte_by_byte(call):

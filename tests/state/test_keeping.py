@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import allranks
 from allranks.model.errors import UsageError
 from allranks.state.resumed.track import Tracked
 from allranks.state.saved.checkpoint import Checkpointer
@@ -123,3 +124,22 @@ def test_an_edited_script_with_other_arguments_goes_on_and_says_so(
         one_step(tmp_path, model=net(), is_default=True)
     said = "changed since that checkpoint: train.py was edited, arguments: none -> --lr '0.1 x'"
     assert f"allranks: {said}\n" in capsys.readouterr().err
+
+
+def test_only_a_directory_that_nobody_named_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def life(script: str, **named: Any) -> None:
+        monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / script))
+        with allranks.session(backend="gloo") as s:
+            state = s.track(model=net(), **named)
+            for step in state.steps([0], total=1):
+                with step:
+                    pass
+
+    monkeypatch.chdir(tmp_path)
+    life("a.py")
+    with pytest.raises(UsageError, match="another experiment's"):
+        life("b.py")
+    life("b.py", checkpoint_dir="checkpoints")
+    monkeypatch.setenv("ALLRANKS_CHECKPOINT_DIR", "checkpoints")
+    life("b.py")
+    monkeypatch.delenv("ALLRANKS_CHECKPOINT_DIR")

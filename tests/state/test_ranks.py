@@ -16,6 +16,7 @@ import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
 from safetensors.torch import load_file
 from torch.distributed.checkpoint import HuggingFaceStorageReader
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 import allranks
 from allranks.state.saved.checkpoint import Checkpointer, Loaded
@@ -131,11 +132,13 @@ def save_sharded(checkpoints: Checkpointer, rank: int, world_size: int) -> None:
 
 def load_sharded(checkpoints: Checkpointer, rank: int, world_size: int) -> None:
     model, optimizer, _ = sharded(world_size)
-    first = taken(checkpoints.load(like={"model": model.state_dict()}))
+    get_optimizer_state_dict(model, optimizer)  # gives the optimizer the state that a step makes
+    like = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    first = taken(checkpoints.load(like))
     assert first.step == 4
     expected: Any = first.common["weights"]
     with Checkpointer(first.directory.parent / "copy", rank=rank, world_size=world_size, store=store_of()) as older:
-        loaded = taken(older.load(like={"model": model.state_dict()}))
+        loaded = taken(older.load(like))
         whole = taken(older.load())
         read_by_dcp = {"model": {name: torch.zeros_like(value) for name, value in model.state_dict().items()}}
         dcp.load(read_by_dcp, storage_reader=HuggingFaceStorageReader(str(loaded.directory)))
@@ -164,7 +167,7 @@ def save_on_a_mesh_of_two(checkpoints: Checkpointer, rank: int, world_size: int)
     cut = distribute_tensor(whole, mesh, [Replicate(), Shard(0)])
     checkpoints.save(1, {"parts": {"model": {"w": cut}}}, wait=True)
     checkpoints.save(2, {"w": distribute_tensor(whole, mesh, [Shard(1), Replicate()])}, wait=True)
-    loaded = taken(checkpoints.load(like={"other": distribute_tensor(whole, mesh, [Replicate(), Replicate()])}))
+    loaded = taken(checkpoints.load(like={"w": distribute_tensor(whole * 0, mesh, [Shard(1), Replicate()])}))
     assert loaded.common["w"].placements == (Shard(1), Replicate())
     assert loaded.common["w"].full_tensor().equal(whole)
     if rank == 0:  # its part has all that it needs, and it opens no other

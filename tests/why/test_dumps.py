@@ -228,7 +228,7 @@ def test_the_users_frame_and_the_group_stand_in_the_message(tmp_path: Path) -> N
     assert conclusion.confidence is Confidence.CERTAIN
     assert conclusion.culprit.ranks == (1,)
     assert conclusion.message == (
-        "rank 1 did not come to collective 2 (all_reduce) of group 0 (default_pg); ranks 0,2 waited in it at "
+        "rank 1 did not enter collective 2 (all_reduce) of group 0 (default_pg); ranks 0,2 waited in it at "
         "/home/u/train.py:7 in step; the last call of rank 1 was all_reduce [8] Float at /home/u/train.py:7 in step"
     )
     assert [(line.source.shown, line.number, line.rank) for line in conclusion.evidence] == [
@@ -417,10 +417,10 @@ time.sleep(60)
 @pytest.mark.parametrize(
     ("fault", "cause", "says"),
     [
-        ("late", "straggler-rank", "rank 1 did not come to collective 3 (all_reduce) of group 0 (default_pg)"),
-        ("json", "straggler-rank", "rank 1 did not come to collective 3 (all_reduce) of group 0 (default_pg)"),
+        ("late", "straggler-rank", "rank 1 did not enter collective 3 (all_reduce) of group 0 (default_pg)"),
+        ("json", "straggler-rank", "rank 1 did not enter collective 3 (all_reduce) of group 0 (default_pg)"),
         ("op", "collective-mismatch", "at collective 3 of group 0 (default_pg) rank 1 called all_gather [8] Float"),
-        ("chain", "straggler-rank", "rank 1 did not come to"),
+        ("chain", "straggler-rank", "rank 1 did not enter"),
     ],
 )
 def test_dumps_of_real_ranks_name_the_one_that_is_late_or_elsewhere(

@@ -68,7 +68,7 @@ def test_a_false_blame_is_a_failure(folder: Path, capsys: pytest.CaptureFixture[
 
 def test_a_folder_without_cases_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path)]) == 2
-    assert "no case there" in capsys.readouterr().err
+    assert "no case found" in capsys.readouterr().err
 
 
 def test_a_place_that_is_not_there_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

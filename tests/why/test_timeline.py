@@ -72,7 +72,7 @@ def test_what_a_clock_is_off_is_taken_off_and_said(read: Read) -> None:
         texts[f"node0{rank}_rank_{rank}.err"] = text
     texts["node03_rank_3.err"] += "[E325 14:04:20 x.cpp:1] CUDA out of memory. Tried to allocate 2.00 GiB\n"
     logs = read(texts)
-    assert tell_clocks(logs) == ["the clock of node03 is 60.0 s ahead: set right above"]
+    assert tell_clocks(logs) == ["the clock of node03 is 60.0 s ahead: corrected above"]
     (oom,) = [line for line in render_timeline(make_timeline(logs)).splitlines() if "AR109" in line]
     assert oom.startswith("14:03:20  node03 rank 3  ")
 
@@ -178,7 +178,8 @@ def test_last_words_are_of_the_log_that_stops_first(read: Read) -> None:
 def test_without_times_nobody_can_say_who_stopped_first(read: Read) -> None:
     clause, lines = last_words(read({"a.log": "x\ny\n", "b.log": "z\n"}))
     assert clause == (
-        "without times nobody can say which of 2 logs stopped first; the last lines of the shortest, b.log, are"
+        "which of the 2 logs stopped first is unknown, since some have no times; the last lines of the shortest, "
+        "b.log, are"
     )
     assert [line.text for line in lines] == ["z"]
 

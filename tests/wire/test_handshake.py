@@ -204,12 +204,12 @@ def test_the_wrong_key_is_refused_with_the_place_of_the_right_one():
         with pytest.raises(WireError) as refused:
             seek(leader.port, secret=WRONG_KEY)
         assert str(refused.value) == (
-            f"the leader at 127.0.0.1:{leader.port} refused this node: it does not know this job's secret "
+            f"the leader at 127.0.0.1:{leader.port} rejected this node: it does not know this job's secret "
             "(the leader's comes from test)"
         )
         wait_until(lambda: leader.refusals, "the refusal")
         assert leader.refusals == [
-            "127.0.0.1 was refused: it does not know this job's secret (the leader's comes from test)"
+            "127.0.0.1 was rejected: it does not know this job's secret (the leader's comes from test)"
         ]
         assert leader.let_in == []
 
@@ -219,7 +219,7 @@ def test_a_left_over_of_an_earlier_start_is_refused():
         with pytest.raises(WireError) as refused:
             seek(leader.port, attempt=1)
         assert str(refused.value) == (
-            f"the leader at 127.0.0.1:{leader.port} refused this node: it belongs to attempt 1, this is attempt 2; "
+            f"the leader at 127.0.0.1:{leader.port} rejected this node: it belongs to attempt 1, this is attempt 2; "
             "it is left over from an earlier one"
         )
         assert leader.let_in == []
@@ -270,7 +270,7 @@ def test_a_guest_that_says_the_wrong_thing_is_told_why(case):
         assert guest.read() == answer
         assert guest.read() is None
         wait_until(lambda: leader.refusals, "the refusal")
-        assert leader.refusals == [f"127.0.0.1 was refused: {answer.reason}"]
+        assert leader.refusals == [f"127.0.0.1 was rejected: {answer.reason}"]
         assert leader.let_in == []
 
 
@@ -318,7 +318,7 @@ def test_garbage_is_refused_and_the_next_guest_let_in(garbage, reason):
         with contextlib.closing(seek(leader.port)):
             wait_until(lambda: leader.let_in, "the card")
         assert len(leader.refusals) == 1
-        assert leader.refusals[0].startswith(f"127.0.0.1 was refused: {reason}")
+        assert leader.refusals[0].startswith(f"127.0.0.1 was rejected: {reason}")
 
 
 def test_a_guest_that_hangs_up_is_refused_by_name():
@@ -326,7 +326,7 @@ def test_a_guest_that_hangs_up_is_refused_by_name():
         with Guest(leader.port) as guest:
             guest.read_hello()
         wait_until(lambda: leader.refusals, "the refusal")
-        assert leader.refusals == ["127.0.0.1 was refused: 127.0.0.1 closed the connection"]
+        assert leader.refusals == ["127.0.0.1 was rejected: 127.0.0.1 closed the connection"]
 
 
 def test_a_silent_guest_is_overdue_after_two_seconds():
@@ -357,8 +357,8 @@ def test_a_member_that_is_sent_away_again_is_told_why():
         guest.sock.sendall(encode_frame(join_after(guest.read_hello())))
         assert isinstance(guest.read(), Welcome)
         wait_until(lambda: leader.let_in, "the card")
-        leader.door.refuse(leader.let_in[0][1], "node rank 1 is here already")
-        assert guest.read() == Refused(reason="node rank 1 is here already", is_final=True)
+        leader.door.refuse(leader.let_in[0][1], "node rank 1 has already joined")
+        assert guest.read() == Refused(reason="node rank 1 has already joined", is_final=True)
         assert guest.read() is None
 
 

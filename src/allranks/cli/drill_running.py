@@ -47,7 +47,7 @@ def drill_running(
     for name in chosen:
         if name not in STRIKES and name != HEALTHY:
             close = difflib.get_close_matches(name, [*STRIKES, HEALTHY], n=1)
-            hint = f"did you mean {close[0]}?" if close else "allranks lab inject --list prints them"
+            hint = f"did you mean {close[0]}?" if close else "allranks lab inject --list prints all"
             raise UsageError(f"lab drill --running {name}: unknown strike: {hint}")
     if not chosen:
         raise UsageError(

@@ -142,27 +142,27 @@ def _name_whom_victims_lost(scene: Scene, first: WorkerEnd) -> Finding:
         words = (first.message or "").partition("init_process_group waited ")[2].partition("; look at")[0]
         return scene.fault(
             "AR401",
-            "ended with exit code 0 before it came to init_process_group"
+            "it exited with code 0 before it reached init_process_group"
             if absent[0] in scene.left
-            else "never came to init_process_group, though its process was running",
+            else "it never reached init_process_group, although its process ran",
             *absent,
             node=scene.node_of(absent[0]).name,
             evidence=[Evidence(seen=f"rank {first.rank} waited {words}", source=first.stderr_path)],
-            fix="look at what it does before that line: its .out and .err lie beside the log",
+            fix="find out what it does before that call: read its .out and .err in the run directory",
         )
     rank, left_s = min(scene.left.items(), key=lambda item: item[1], default=(-1, first.time_s))
     if left_s < first.time_s:
         return scene.fault(
             "AR407",
-            f"it left with exit code 0, {first.time_s - left_s:.1f} s before rank {first.rank} lost its connection",
+            f"it exited with code 0, {first.time_s - left_s:.1f} s before rank {first.rank} lost its connection",
             rank,
             evidence=_evidence(first),
             confidence=Confidence.LIKELY,
-            fix="every rank must run the same number of steps: look at how the data is divided",
+            fix="every rank must run the same number of steps: check how the data is divided",
         )
     return scene.fault(
         "AR490",
-        "it was the first to lose the others; no rank says why",
+        "it was the first rank to lose a connection; no rank reports why",
         first.rank,
         evidence=_evidence(first),
         confidence=Confidence.UNDECIDED,
@@ -189,9 +189,9 @@ def _describe(end: WorkerEnd) -> tuple[str, str, str | None]:
         known = next((f"{known.name} (signal {signum})" for known in signal.Signals if known == signum), None)
         name = known or f"signal {signum}"
         fixes: dict[int, str] = {
-            signal.SIGKILL: "often the kernel out of memory: dmesg -T | grep -i 'killed process'",
+            signal.SIGKILL: "often the kernel, out of memory: dmesg -T | grep -i 'killed process'",
             signal.SIGSEGV: "a crash in native code: run with PYTHONFAULTHANDLER=1 to see where",
-            signal.SIGABRT: "native code gave up: its last words are in the log",
+            signal.SIGABRT: "native code aborted: read the last lines of its log",
             signal.SIGBUS: "often a full /dev/shm: df -h /dev/shm",
         }
         how = f"killed by {name}, not by allranks"

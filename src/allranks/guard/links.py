@@ -178,18 +178,18 @@ def _judge_apart(
         one, two = (fold_hosts([scene.nodes[i].name for i in sorted(side)]) for side in (in_main, part))
         is_undecided = len(part) > 1 or len(in_main) < 2
         cause_id, fix, ranks = "AR210", None, scene.nodes[part[0]].ranks
-        what = f"nothing comes through between it and {one} on the data network; its agent still answers"
+        what = f"no packets pass between {two} and {one} on the data network; its agent still answers"
         if is_undecided:
-            what = f"nothing comes through between {one} and {two} on the data network; both agents still answer"
+            what = f"no packets pass between {one} and {two} on the data network; both agents still answer"
         if len(part) > 1:
             cause_id, ranks = "AR211", range(0)
-            what = f"nothing comes through between {one} and {two} on the data network; within each group all is well"
+            what = f"no packets pass between {one} and {two} on the data network; each group works on its own"
         elif all(_is_large_lost(now[pair]) for pair in mine):
             cause_id = "AR204"
-            what = f"small packets pass between {two} and {one}, full-sized ones are lost"
+            what = f"small packets pass between {two} and {one}, but full-sized ones are lost"
             fix = (
-                f"set the switch port, bridge or tunnel of {two} to the MTU of its data interface, or all data "
-                "interfaces to what passes: ip link set <name> mtu 1500"
+                f"set the switch port, bridge or tunnel of {two} to the MTU of its data interface, or run on all "
+                "nodes: ip link set <interface> mtu 1500"
             )
         finding = scene.fault(
             cause_id,
@@ -216,15 +216,15 @@ def _judge_pairs(
     leave = max(met, key=lambda index: (met[index], index != LEADER, index))
     one, two = (scene.nodes[index].name for index in pairs[0])
     more = f" (and {len(pairs) - 1} more pairs)" if len(pairs) > 1 else ""
-    what = "full-sized packets are lost, small ones pass," if is_mtu else "nothing comes through"
+    what = "only small packets pass" if is_mtu else "no packets pass"
     finding = scene.fault(
         "AR204" if is_mtu else "AR211",
         f"{what} between {one} and {two} on the data network{more}; other nodes reach both",
         node=f"{one} or {two}",
         evidence=_evidence(scene, stalled, pairs, now),
         confidence=Confidence.UNDECIDED,
-        fix=f"what lies between {one} and {two} is at fault: a filter, a route, a trunk, its MTU; until then leave "
-        "out one of them",
+        fix=f"check the path between {one} and {two}: filter, route, trunk, MTU; until then exclude one of them: "
+        f"--exclude={two}",
     )
     return Judged(findings=(finding,), exit_code=Exit.NODE_FAULT, nodes=(leave,), cures=True)
 
@@ -244,13 +244,14 @@ def _judge_lossy(scene: Scene, episode: Episode, bad: set[Pair], stalled: Sequen
     node = scene.nodes[leave]
     finding = scene.fault(
         "AR212",
-        f"packets to or from it are lost: {lost} of {len(tries)} tries between it and other nodes came to nothing, "
-        "the rest passed",
+        f"packets to or from {node.name} are lost: {lost} of {len(tries)} tests between it and other nodes failed, "
+        "the others passed",
         *(node.ranks if is_decided else ()),
         node=node.name if is_decided else " or ".join(names[:2]),
         evidence=_evidence(scene, stalled, sorted(bad), episode.rounds[-1]),
         confidence=Confidence.LIKELY if is_decided else Confidence.UNDECIDED,
-        fix=f"ip -s link and ethtool -S on {node.name}: CRC errors: cable, transceiver; drops: congestion",
+        fix=f"on {node.name}: ip -s link; ethtool -S <interface>; CRC errors: replace cable or transceiver; "
+        "drops: check congestion and flow control",
         victims=scene.others(*node.ranks),
     )
     return Judged(findings=(finding,), exit_code=Exit.NODE_FAULT, ranks=finding.ranks, nodes=(leave,), cures=True)
@@ -269,13 +270,12 @@ def _judge_filtered(scene: Scene, episode: Episode, stalled: Sequence[Stalled]) 
     one, two = (scene.nodes[index].name for index in sorted((worst.own, worst.peer)))
     finding = scene.fault(
         "AR206",
-        f"a connection between {one} and {two} gets nothing across, while new ones pass: something between them drops "
-        "just this one",
+        f"a connection between {one} and {two} is stalled, but new ones work: something between them drops its packets",
         node=f"{one} or {two}",
         evidence=_evidence(scene, stalled, [(min(worst.own, worst.peer), max(worst.own, worst.peer))], {}),
         confidence=Confidence.UNDECIDED,
-        fix=f"on {one} and {two}: nft list ruleset; conntrack -S: a filter with state, or a full table, drops "
-        "connections that it has forgotten",
+        fix=f"on {one} and {two}: nft list ruleset; conntrack -S: a stateful firewall, or a full table, drops "
+        "connections that it no longer knows",
     )
     leave = max(worst.own, worst.peer)
     return Judged(findings=(finding,), exit_code=Exit.NODE_FAULT, nodes=(leave,), cures=True)
@@ -297,6 +297,6 @@ def _evidence(
             source = pair[0] if each.seen.target == pair[1] else pair[1]
             what = each.seen.error or "no answer"
             if each.seen.connects:
-                what = "connects, and nothing of full size is acknowledged" if not each.is_ok else "passes"
+                what = "connects, but no full-sized data is acknowledged" if not each.is_ok else "passes"
             lines.append(f"tried {scene.nodes[source].name} -> {scene.nodes[each.seen.target].name}: {what}")
     return lines[:10]

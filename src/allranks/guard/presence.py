@@ -101,14 +101,14 @@ def judge_stopped(scene: Scene) -> Judged | None:
     what = "held by a debugger" if is_traced else "stopped (SIGSTOP, or a frozen cgroup)"
     finding = scene.fault(
         "AR010",
-        f"its process is {what} for {first.state_for_s:.1f} s; it is there, and does not run",
+        f"the process has been {what} for {first.state_for_s:.1f} s: it exists, but does not run",
         *ranks,
         evidence=[
             f"rank {view.beat.rank}, pid {view.beat.pid}: state {'t' if is_traced else 'T'} in /proc for "
             f"{view.beat.state_for_s:.1f} s"
             for view in held[:8]
         ],
-        fix=f"on {scene.nodes[nodes[0]].name}: kill -CONT {first.pid or 'PID'}; see who stopped it: "
+        fix=f"on {scene.nodes[nodes[0]].name}: kill -CONT {first.pid or 'PID'}; to see what stopped it: "
         f"grep TracerPid /proc/{first.pid or 'PID'}/status, scontrol show job",
     )
     return Judged(findings=(finding,), exit_code=Exit.NODE_FAULT, ranks=ranks, nodes=nodes, cures=False)
@@ -134,7 +134,7 @@ def _judge_node(scene: Scene, node: NodeView, now_s: float) -> Finding | None:
     if any(each.seen.refused for _, each in tried):
         return scene.fault(
             "AR012",
-            "its agent is gone, and the machine lives: somebody ended the agent, or the kernel did, out of memory",
+            "the node's agent died, but the machine answers: somebody killed it, or the kernel did, out of memory",
             *node.ranks,
             evidence=[first, *told],
             fix=f"on {node.name}: dmesg -T | grep -i 'killed process', and the end of its SLURM log",
@@ -150,8 +150,8 @@ def _judge_node(scene: Scene, node: NodeView, now_s: float) -> Finding | None:
     patience_s = MUTE_FACTOR * gone_s if tried else 2 * gone_s
     mute_s = max(silent_s, now_s - node.lost_s if node.lost_s is not None else 0.0)
     if is_late and mute_s >= patience_s and (is_lost or _is_waited_for(scene, node, now_s)):
-        what = "its machine answers, and its agent does not speak: the processes there are stopped, or starved"
-        what = what if tried else "its agent is gone, and nobody can try its machine"
+        what = "the machine answers, but its agent does not: the processes there are stopped, or get no processor time"
+        what = what if tried else "the node's agent is gone, and no other node could test its machine"
         return scene.fault("AR012", what, *node.ranks, evidence=[first, *told], confidence=Confidence.LIKELY)
     return None
 
@@ -181,7 +181,7 @@ def _say(scene: Scene, index: int, each: Tried) -> str:
     seen = each.seen
     where = f"{scene.nodes[index].name} -> {scene.nodes[seen.target].name} on the {seen.network} network"
     if seen.refused:
-        return f"{where}: refused, nobody listens"
+        return f"{where}: connection refused"
     if not seen.connects:
         return f"{where}: {seen.error or 'no answer'}"
     return f"{where}: answers" + ("" if seen.carries is not False else ", but acknowledges nothing of full size")
@@ -193,7 +193,7 @@ def _blame_leader(scene: Scene, now_s: float) -> Judged:
     told = [_say(scene, LEADER, tried[-1]) for tried in leader.tries.values()]
     finding = scene.fault(
         "AR210",
-        "it hears nobody any more: all other nodes fell silent at once, so the link is its own",
+        "the node receives nothing: all other nodes became silent at once, so its own link is at fault",
         *leader.ranks,
         evidence=[f"no word from {fold_hosts([node.name for node in others])}", *told[:4]],
         confidence=Confidence.LIKELY,

@@ -247,8 +247,8 @@ class Guard:
             if not has_spoken and now < heard_s + self._next_word_s:
                 return None
             if node.oom_s is not None and node.oom_s >= heard_s - OOM_S:
-                what = f"{who} was killed: the node, or the job's share of its memory, was full"
-                return self._judge_full("AR008", end, what, f"the kernel counted {node.oom_kills} kills out of memory")
+                what = f"{who} was killed: the node, or the job's share of it, ran out of memory"
+                return self._judge_full("AR008", end, what, f"the kernel counted {node.oom_kills} out-of-memory kills")
         return judge_ends(self._scene)
 
     def _judge_full(self, cause_id: str, end: WorkerEnd, what: str, seen: str) -> Judged:

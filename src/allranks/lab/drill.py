@@ -125,13 +125,13 @@ def render_table(done: Sequence[Drilled], *, seed: int) -> str:
     lines = [
         "# Drills",
         "",
-        "Every fault that the lab knows, put into a running six-node SLURM cluster in network namespaces; then a real",
-        "job is started, and its verdict is compared with the truth. `make drills` writes this page.",
+        "Every fault of the lab is injected into a running six-node SLURM cluster in network namespaces; then a real",
+        "job starts, and its verdict is compared with the truth. `make drills` writes this page.",
         "",
         f"Seed {seed}. Seconds: from the start of the last agent to the verdict. torchrun: the same program and fault",
         f"under plain torchrun; seconds until its first line about it, cut off at {BASELINE_S:.0f} s, and that line.",
         "",
-        "| fault | the truth | verdict | seconds | exit | right | torchrun silent | and says |",
+        "| fault | the truth | verdict | seconds | exit | correct | torchrun silent for | first line of torchrun |",
         "|---|---|---|---|---|---|---|---|",
     ]
     healthy = [each for each in done if not each.faults]

@@ -81,7 +81,7 @@ def start_hosts(lab_dir: Path, names: Sequence[str]) -> None:
             failed[name] = f"not ready after {COMMAND_S:.0f} s"
     for name, message in failed.items():
         hint = "; in a container this needs --privileged" if "not permitted" in message else ""
-        raise SetupError(f"lab: namespaces of {name.lstrip('@')} cannot be made: {message}{hint}")
+        raise SetupError(f"lab: namespaces of {name.lstrip('@')} cannot be created: {message}{hint}")
 
 
 def share_cores(inits: Mapping[str, int], hosts: Sequence[Host]) -> None:
@@ -185,7 +185,7 @@ def _run(
             cwd="/",
         )
     except subprocess.TimeoutExpired as exc:
-        raise SetupError(f"lab: {' '.join(command)}: no end after {COMMAND_S:.0f} s") from exc
+        raise SetupError(f"lab: {' '.join(command)}: not finished after {COMMAND_S:.0f} s") from exc
     if must_work and done.returncode:
         said = " ".join((done.stderr or done.stdout).split())
         raise SetupError(f"lab: {' '.join(command)}: exit code {done.returncode}: {said}")

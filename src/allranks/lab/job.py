@@ -215,7 +215,7 @@ def run_baseline(lab: Lab, injected: Sequence[Injected], run_dir: Path, *, say: 
     names = f'export GLOO_SOCKET_IFNAME="${{GLOO_SOCKET_IFNAME:-{data_interface_of(first)}}}"'
     command = ["srun", "--label", *tasks, *start.prefix, "sh", "-c", f'{names}; exec "$@"', "sh", *torchrun]
     label = ", ".join(each.fault.name for each in injected)
-    say(f"{label}: plain torchrun meets it, cut off after {BASELINE_S:.0f} s")
+    say(f"{label}: the same under plain torchrun, stopped after {BASELINE_S:.0f} s")
     log = run_dir / "torchrun.txt"
     began_s = time.monotonic()
     watch = _FirstWords(log)
@@ -224,7 +224,7 @@ def run_baseline(lab: Lab, injected: Sequence[Injected], run_dir: Path, *, say: 
     silent_s = watch.first_s - began_s if watch.first_s else min(time.monotonic() - began_s, BASELINE_S)
     said = watch.said or "nothing"
     if exit_code == 0:  # what it complained of then was no failure
-        said = "nothing: it ran to its end"
+        said = "nothing: the job ended well"
     return Baseline(silent_s=round(silent_s, 1), said=said, exit_code=exit_code)
 
 

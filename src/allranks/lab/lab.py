@@ -98,7 +98,7 @@ class Lab:
             self._write_plan(cluster, planned, tasks_per_node)
             # Phase 2: processes. A node without all its links was being made when an `up` was killed: make it anew.
             names = self._find_missing([SWITCH, *(host.name for host in planned)])
-            progress(f"making the namespaces of {len(names)} nodes")
+            progress(f"creating the namespaces of {len(names)} nodes")
             hosts.kill_hosts(self.dir, names)
             for name in names:  # a new boot_id for each life of a node
                 (self.dir / "nodes" / name / "boot_id").write_text(f"{uuid.uuid4()}\n")
@@ -106,7 +106,7 @@ class Lab:
             # Phase 3: links.
             inits = hosts.find_inits(self.dir)
             hosts.share_cores(inits, planned)
-            progress("cabling them")
+            progress("connecting the nodes")
             if SWITCH in names:
                 hosts.make_switch(inits)
             hosts.connect([host for host in planned if host.name in names], inits)
@@ -161,11 +161,13 @@ class Lab:
         """
         planned, inits = self._planned_names(), hosts.find_inits(self.dir)
         if not planned or not inits:
-            raise UsageError(f"lab {self.name!r} is not up{self._others()}; allranks lab up --name {self.name}")
+            raise UsageError(
+                f"lab {self.name!r} is not up{self._others()}; start it: allranks lab up --name {self.name}"
+            )
         if node not in planned and node != SWITCH:
             raise UsageError(f"lab {self.name!r} has no node {node!r}: expected one of {', '.join(planned)}")
         if node not in inits:
-            raise SetupError(f"lab {self.name!r}: {node} is dead; allranks lab up --name {self.name} brings it back")
+            raise SetupError(f"lab {self.name!r}: {node} is dead; restart it: allranks lab up --name {self.name}")
         return inits[node]
 
     def planned_hosts(self) -> Sequence[Host]:
@@ -202,7 +204,7 @@ class Lab:
             if plan_path.read_text() != wanted:
                 raise UsageError(
                     f"lab {self.name!r} is up with another cluster.toml or --tasks-per-node (see {plan_path}); "
-                    f"allranks lab down --name {self.name} first, or take another --name"
+                    f"allranks lab down --name {self.name} first, or choose another --name"
                 )
             return
         for name in (SWITCH, *(host.name for host in planned)):
@@ -238,7 +240,7 @@ class Lab:
 
     def _others(self) -> str:
         others = sorted(path.name for path in self.dir.parent.glob("*/"))
-        return f" (there is {', '.join(others)})" if others else ""
+        return f" (running: {', '.join(others)})" if others else ""
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -257,7 +259,7 @@ class Lab:
                 os.close(fd)
             if time.monotonic() > deadline:
                 raise SetupError(
-                    f"lab {self.name!r}: another `allranks lab` has been at work on {self.dir} for {LOCK_S:.0f} s; "
+                    f"lab {self.name!r}: another `allranks lab` has used {self.dir} for {LOCK_S:.0f} s; "
                     f"wait for it or end it"
                 )
             time.sleep(0.05)
@@ -289,9 +291,11 @@ def check_root() -> None:
         UsageError: this is a node.
     """
     if os.geteuid() != 0:
-        raise SetupError("lab: needs root to make network namespaces: sudo allranks lab ...")
+        raise SetupError("lab: creating network namespaces needs root: sudo allranks lab ...")
     if "lab/init.py\0" in Path("/proc/1/cmdline").read_text(errors="replace"):
-        raise UsageError(f"lab: this is {os.uname().nodename}, a node of a lab: expected the machine that it runs on")
+        raise UsageError(
+            f"lab: this is {os.uname().nodename}, a node of a lab: run this on the machine that hosts the lab"
+        )
 
 
 def check_machine() -> None:

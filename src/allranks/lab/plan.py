@@ -44,7 +44,7 @@ def plan_hosts(cluster: Cluster) -> tuple[Host, ...]:
         ConfigError: cluster.toml does not say enough, or says what the lab cannot build.
     """
     if not cluster.node:
-        raise ConfigError("cluster.toml: no [[node]]: the lab builds the nodes that are listed, expected at least one")
+        raise ConfigError("cluster.toml: no [[node]]: the lab builds the listed nodes, expected at least one")
     limit = MANAGEMENT_NETWORK.num_addresses - 2
     if len(cluster.node) > limit:
         raise ConfigError(f"cluster.toml: {len(cluster.node)} nodes: the lab builds at most {limit}")
@@ -54,7 +54,7 @@ def plan_hosts(cluster: Cluster) -> tuple[Host, ...]:
         interface = node.interface or DEFAULT_DATA_INTERFACE
         where = f"cluster.toml: [[node]] {node.name}"
         if interface in ("lo", MANAGEMENT_INTERFACE, DOCKER_INTERFACE):
-            raise ConfigError(f"{where}: interface = {interface!r}: the lab itself needs that name; take another one")
+            raise ConfigError(f"{where}: interface = {interface!r}: the lab itself uses this name; choose another one")
         if not re.fullmatch(r"[A-Za-z0-9_.-]{1,15}", interface):
             raise ConfigError(f"{where}: interface = {interface!r}: expected up to 15 letters, digits, '.', '_', '-'")
         address = _with_prefix(node.address, data)

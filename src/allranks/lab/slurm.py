@@ -192,7 +192,7 @@ def _start(init_pid: int, command: Sequence[str], log: Path) -> None:
     try:
         run_in(init_pid, command)
     except SetupError as exc:
-        raise SetupError(f"{exc}; the end of {log}: {_last_words(log)}") from exc
+        raise SetupError(f"{exc}; the last lines of {log}: {_last_words(log)}") from exc
 
 
 def wait_until_idle(
@@ -224,8 +224,8 @@ def wait_until_idle(
             log = lab_dir / "slurmctld.log" if not states else lab_dir / "nodes" / missing[0] / "slurmd.log"
             seen = states.get(missing[0], "slurmctld does not answer")
             raise SetupError(
-                f"lab: {', '.join(missing)}: not in service after {READY_S:.0f} s ({seen}); "
-                f"the end of {log}: {_last_words(log)}"
+                f"lab: {', '.join(missing)}: not ready after {READY_S:.0f} s ({seen}); "
+                f"the last lines of {log}: {_last_words(log)}"
             )
         progress(f"waiting for {', '.join(missing)} to report to slurmctld")
         time.sleep(0.1)

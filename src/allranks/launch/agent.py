@@ -1,15 +1,15 @@
-"""The agent: one process on each node that starts this node's workers, tells of them, and obeys the leader.
+"""The agent: one process per node that starts the node's workers, reports on them, and obeys the leader.
 
-One thread, one selector: pidfds of the workers, the line to the leader, signals. The workers' output is read between
-two waits, and written by threads that may block (launch.screen). What a failure means for the others is decided in one
-place, by launch.lead; every agent, the leader's own included, only tells (Beat, Failed, Exited, Interrupted) and obeys
-(Order, Try, Stop, Plan, Goodbye).
+One thread, one selector: pidfds of the workers, the connection to the leader, signals. The workers' output is read
+between two waits, and written by threads that may block (launch.screen). Only launch.lead decides what a failure means
+for the others; every agent, the leader's own included, reports (Beat, Failed, Exited, Interrupted) and obeys (Order,
+Try, Stop, Plan, Goodbye).
 
     starting -> watching -> ending -> waiting -> starting ...     a Plan begins the next generation
                                          `-----> gone            a Goodbye, or a leader that is lost: from anywhere
 
-Ending: the signal (SIGTERM, or what the user sent) goes to every worker's process group, SIGKILL after the grace, and
-whatever they left behind is ended with them. A second Ctrl-C kills at once.
+Ending: the signal (SIGTERM, or the user's) goes to every worker's process group, SIGKILL follows after the grace
+period, and processes that the workers left running are ended, too. A second Ctrl-C kills at once.
 """
 
 from __future__ import annotations
@@ -316,7 +316,7 @@ class Agent:
             self._lose(str(exc))
 
     def _lose(self, reason: str) -> None:
-        """The line to the leader has ended: end the workers, and leave. After its Goodbye the leader is not lost."""
+        """End the workers and leave, because the connection to the leader ended; after its Goodbye that is no loss."""
         if self._line.fileno() < 0:
             return  # lost already, while its messages were handled
         self._selector.unregister(self._line)
@@ -330,7 +330,7 @@ class Agent:
 
     @property
     def _has_stopped(self) -> bool:
-        """Whether all workers of this generation have ended, and the leader was told."""
+        """Whether all workers of this generation have ended and the leader knows it."""
         return self._stopped_at_s is not None
 
     def _is_over(self) -> bool:

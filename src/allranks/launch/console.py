@@ -1,10 +1,9 @@
-"""What of the workers' output the terminal shows: their files, followed, every line with its `[node03 r3]`.
+"""Follow the workers' output files and print them, each line with its prefix `[node03 r3]`.
 
-A worker alone in its job is shown as it is, byte by byte. Among several, lines stay whole. A progress bar that redraws
-itself with carriage returns becomes a line now and then (REDRAW_S), and its last state at the end.
+The output of a single worker is printed byte by byte. With several workers, lines stay whole. A progress bar that
+redraws itself with carriage returns is printed as a line every REDRAW_S, and once more at the end.
 
-Whoever reads slowly, or not at all, delays nobody: what the screen has no room for stays in the workers' files, and is
-shown when there is room again.
+A slow reader delays no worker: output that the screen has no room for stays in the files until there is room again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Workers in containers: the agent stays on the host, resolves everything there, and hands it in by name.
+"""Workers in containers: the agent stays on the host and passes every variable into the container by name.
 
     allranks run --container image.sif train.py        apptainer exec --bind ... image.sif python3 train.py
 

@@ -1,11 +1,11 @@
-"""This node's workers, one generation after the other: how they start, how they are ended, and what they leave.
+"""This node's workers, one generation after another: start them, end them, clean up after them.
 
     crew.start(plan)                        generation 0, with everything that the plan says
     crew.end(signal.SIGTERM, grace_s=3)     the signal to each worker's process group; at_once: SIGKILL
-    crew.advance(now_s)                     SIGKILL for whoever outlives the grace; called while the agent waits
+    crew.advance(now_s)                     SIGKILL to workers that outlive the grace; called while the agent waits
     crew.start(next_plan)                   generation 1, with the standbys that were ready
 
-The agent (launch.agent) decides when; what a worker's environment holds is launch.environment's business.
+The agent (launch.agent) decides when; launch.environment decides what a worker's environment contains.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from allranks.wire.protocol import Order, Plan
 from allranks.wire.secret import SECRET_VARIABLE
 
 LOCAL_RANK = "${local_rank}"
-"""What stands for the local rank in a worker's arguments, as torchrun has it."""
+"""Placeholder of the local rank in a worker's arguments, as in torchrun."""
 MOST_BETWEEN_LOOKS_S = 0.5
-"""The agent looks at workers that end 20 times a second. A longer pause was its own."""
+"""The agent looks at ending workers 20 times a second; a longer pause means that the agent itself did not run."""
 REAP_S = 1.0
 """Seconds after SIGKILL; a worker that still exists then is unkillable (state D)."""
 
@@ -59,7 +59,7 @@ class _Ending:
     grace_s: float
     looked_s: float
     waited_s: float = 0.0
-    """Of the agent's own time: while it does not run itself, a suspended or overloaded machine lets no worker end."""
+    """Measured while the agent runs: on a suspended or overloaded machine, workers cannot end either."""
     has_told: bool = False
     has_killed: bool = False
 
@@ -81,7 +81,7 @@ class Crew:
     say: Callable[[str], None]
     has_standbys: bool = False
     spared: Callable[[], list[int]] = list
-    """Pids of descendants that are no workers' left-overs."""
+    """Pids of descendants that must not be ended as left-overs of workers."""
     console: Console = field(default_factory=Console)
     workers: list[Worker] = field(default_factory=list)
     settings: list[Setting] = field(default_factory=list)
@@ -91,7 +91,7 @@ class Crew:
     # Starting
 
     def start(self, group: Plan) -> None:
-        """Start this node's workers; one that cannot be started has an `end` that says why.
+        """Start this node's workers; the `end` of one that cannot start gives the reason.
 
         Raises:
             OSError: their output files cannot be written.
@@ -177,7 +177,7 @@ class Crew:
         return wrapped, values | container.handed_in(runtime, {name: values[name] for name in names})
 
     def prepare_standbys(self) -> None:
-        """Have a process with torch imported ready for each worker, so that a restart does not wait for imports."""
+        """Start a standby for each worker, with torch already imported, so that a restart does not wait for imports."""
         env = self._base_env()
         is_one_command = LOCAL_RANK not in " ".join(self.command) and not self.job.request.container
         if not self.has_standbys or not is_one_command or not Standby.can_serve(self.command, env):
@@ -212,11 +212,11 @@ class Crew:
 
     @property
     def can_save(self) -> bool:
-        """Whether a worker tells of steps, and so reads orders."""
+        """Whether a worker reports steps, and therefore reads orders."""
         return any(worker.cell is not None and worker.cell.read().step is not None for worker in self.still_running)
 
     def order(self, order: Order) -> None:
-        """Hand an order to the workers; those with a handler of their own get the signal."""
+        """Give an order to the workers; those that handle the signal themselves get the signal."""
         for worker in self.still_running:
             if worker.cell is not None:
                 worker.cell.give_order(order.at_step, order.why, leaves=order.leaves)
@@ -224,7 +224,7 @@ class Crew:
                 worker.send(order.signum)
 
     def end(self, signum: int, *, grace_s: float, at_once: Sequence[int] = ()) -> None:
-        """Tell all workers to end; a second call changes nothing but who is killed at once."""
+        """Tell all workers to end; a second call only adds workers to kill at once."""
         is_first = self._ending is None
         if is_first:
             self._ending = _Ending(signum=signum, grace_s=grace_s, looked_s=time.monotonic())
@@ -235,12 +235,12 @@ class Crew:
                 worker.signal_tree(signum)
 
     def advance(self, now_s: float) -> bool:
-        """Do what is due while they end.
+        """Do what is due while the workers end.
 
         Args:
-            now_s: monotonic.
+            now_s: monotonic time.
         Returns:
-            Whether all have ended, or will not: the kernel holds them.
+            Whether all have ended, or are unkillable.
         """
         ending = self._ending
         stubborn = self.still_running
@@ -271,7 +271,7 @@ class Crew:
         return end_left_behind(grace_s, spared=[*self.spared(), *(each.process.pid for each in self._standbys)])
 
     def wait_for_writers(self, patience_s: float) -> None:
-        """Let checkpoints be written to their end: after this process, SLURM ends whatever is left of the step."""
+        """Wait until checkpoints are written: when this process ends, SLURM ends all other processes of the step."""
         deadline_s, notice_at_s = time.monotonic() + patience_s, time.monotonic() + 2.0
         while (writers := find_writers()) and time.monotonic() < deadline_s:
             if time.monotonic() >= notice_at_s:
@@ -280,7 +280,7 @@ class Crew:
             time.sleep(0.05)
 
     def kill(self) -> None:
-        """Kill everything below this process at once."""
+        """Kill all descendants of this process at once."""
         kill_descendants()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""What a worker gets in its environment: torchrun's variables, and what keeps a group alive, each with its reason."""
+"""The environment of a worker: torchrun's variables and those that keep a group alive, each with its reason."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from allranks.model.setting import Setting
 from allranks.wire.protocol import Member, Plan
 
 AFTER_GUARD_S = 60.0
-"""Between the guard's deadline for a hang and torch's own."""
+"""Seconds between the guard's hang timeout and torch's collective timeout."""
 HOOK_PATH = Path(__file__).parent.parent / "join" / "site"
 """Directory of the `sitecustomize` that enters the workers."""
 

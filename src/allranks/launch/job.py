@@ -1,11 +1,11 @@
-"""One job, as one agent goes through it: who am I, gather, start the workers, watch them, say what it came to.
+"""The five phases of a job, from the view of one agent.
 
 Phase 1  who am I            identity, this machine, cluster.toml -> JobPlan             (launch.plan)
-Phase 2  roll call           the leader binds the port, the others look for it; all are  (launch.rendezvous)
-                             here, alike and reachable, or one verdict says who is not   (preflight.rollcall)
+Phase 2  roll call           the leader binds the port, the others connect to it; all    (launch.rendezvous)
+                             nodes are alike and reachable, or one verdict says why not  (preflight.rollcall)
 Phase 3  start               environment of every worker, with reasons                   (launch.crew, .environment)
-Phase 4  watch               agents tell, the leader asks the guard, and starts again    (launch.agent, .lead)
-                             what a restart cures
+Phase 4  watch               agents report, the leader asks the guard, and restarts      (launch.agent, .lead)
+                             the workers if that cures the fault
 Phase 5  say                 one verdict on the leader's terminal, the same exit code everywhere
 """
 
@@ -54,23 +54,23 @@ if TYPE_CHECKING:
     from allranks.launch.lead.leader import Leader
 
 SILENT_GRACE_S = 1.0
-"""Between a verdict that names a silent node and the end of the step."""
+"""Seconds between a verdict that names a silent node and the end of the step."""
 LEADER_WRITES_S = 5.0
-"""A leader that lives writes down whom it has lost: so long after it may have noticed, at most."""
+"""Maximum seconds until a live leader has written down which node it lost."""
 WAY_BACK_S = 600.0
-"""For a cut-off node to reach the leader's machine again: longer than SLURM's own patience, 300 s by default."""
+"""Seconds for a cut-off node to reach the leader's machine again: longer than SlurmdTimeout, 300 s by default."""
 READER_S = 5.0
-"""Nobody who has read nothing for so long is waited for when the job has ended: a paused pager, Ctrl-S."""
+"""A reader that has read nothing for this many seconds (a paused pager, Ctrl-S) is given up when the job has ended."""
 SHOW_S = 60.0
-"""For the rest of the output, while somebody reads it."""
+"""Seconds to print the rest of the output, while somebody reads it."""
 SHOW_INTERRUPTED_S = 2.0
 
 
 def worker_command(request: Request) -> list[str]:
-    """Return what is executed for each worker.
+    """Return the command of each worker.
 
     Raises:
-        UsageError: the script, module or program is not there.
+        UsageError: the script, module or program does not exist.
     """
     first, *arguments = request.command
     python = container.PYTHON if request.container else sys.executable
@@ -158,7 +158,7 @@ def _script(request: Request) -> Path | None:
 
 
 def _do_not_begin(goodbye: Goodbye, plan: JobPlan, run_dir: RunDir) -> int:
-    """Say why, where nobody else says it on this terminal, and write it down."""
+    """Write the verdict, and print it unless another task prints it on the same terminal."""
     if goodbye.verdict is None or not goodbye.verdict.findings:
         if plan.world.launcher is not Launcher.SLURM or not goodbye.summary:
             say(goodbye.summary)
@@ -169,7 +169,7 @@ def _do_not_begin(goodbye: Goodbye, plan: JobPlan, run_dir: RunDir) -> int:
 
 
 def _speak_alone(verdict: Verdict, plan: JobPlan, run_dir: RunDir, env: Mapping[str, str]) -> int:
-    """Say what this agent found out without the others; of several that miss their leader, one speaks for all."""
+    """Print what this agent found out alone; of several agents without a leader, one prints for all."""
     is_leader, is_slurm = plan.node_index == 0, plan.world.launcher is Launcher.SLURM
     is_first = run_dir.write_verdict(verdict, node=plan.facts.host, is_of_all=is_leader)
     if is_first or not is_slurm:
@@ -180,7 +180,7 @@ def _speak_alone(verdict: Verdict, plan: JobPlan, run_dir: RunDir, env: Mapping[
 
 
 def _end_silent_tasks(verdict: Verdict | None, env: Mapping[str, str]) -> None:
-    """End this step, where a task of it hangs and never came: srun would wait for it until the job's time limit."""
+    """End this step if one of its tasks hangs and never joined: srun would wait for it until the job's time limit."""
     findings = verdict.findings if verdict else ()
     if not any(finding.cause.startswith("AR001 ") for finding in findings):
         return
@@ -303,7 +303,7 @@ def _run_workers(
 
 
 def _show_rest(console: Console, inbox: SignalInbox, files: Path) -> None:
-    """Show what the workers wrote last, as long as somebody reads it and no further signal comes."""
+    """Print the workers' last output, as long as somebody reads it and no further signal arrives."""
     num_signals = len(inbox.received)
     end_s = time.monotonic() + (SHOW_INTERRUPTED_S if num_signals else SHOW_S)
     num_lost = console.close(
@@ -314,7 +314,7 @@ def _show_rest(console: Console, inbox: SignalInbox, files: Path) -> None:
 
 
 def _has_lost(node: str, run_dir: RunDir, *, times_before: int, patience_s: float) -> bool:
-    """Whether the leader writes that it has lost us: then it lives, and the job goes on without this node."""
+    """Whether the leader reports this node as lost: it is alive then, and the job continues without this node."""
     deadline_s = time.monotonic() + patience_s
     while run_dir.count_events("node_lost", node=node) <= times_before:
         if time.monotonic() > deadline_s:
@@ -324,10 +324,10 @@ def _has_lost(node: str, run_dir: RunDir, *, times_before: int, patience_s: floa
 
 
 def _wait_for_way_back(address: str, port: int, inbox: SignalInbox) -> None:
-    """Do not end where nobody can hear of it.
+    """Wait until srun can learn that this task ends.
 
-    slurmstepd tells srun of a task's end for about 16 s and then no more, and srun would wait for it until the job's
-    time limit (SLURM 22.05: `Failed to send MESSAGE_TASK_EXIT: No route to host`).
+    slurmstepd reports a task's end to srun for about 16 s, then gives up, and srun would wait until the job's time
+    limit (SLURM 22.05: `Failed to send MESSAGE_TASK_EXIT: No route to host`).
     """
     if answers(address, port, within_s=1.0):
         return
@@ -338,7 +338,7 @@ def _wait_for_way_back(address: str, port: int, inbox: SignalInbox) -> None:
 
 
 def _queue_again(goodbye: Goodbye, leader: Leader, scheduler: Scheduler, plan: JobPlan) -> int:
-    """Have SLURM start the job again, where that is what it came to; return the exit code."""
+    """Requeue the job if that is the outcome; return the exit code."""
     if leader.is_to_requeue:
         return scheduler.requeue()
     if leader.interrupted_by == signal.SIGTERM:
@@ -350,7 +350,7 @@ def _queue_again(goodbye: Goodbye, leader: Leader, scheduler: Scheduler, plan: J
 
 
 def _pronounce(verdict: Verdict, run_dir: RunDir, *, node: str, is_spoken: bool = True, already_said: int = 0) -> int:
-    """Write the verdict, print what has not been said yet, and return its exit code."""
+    """Write the verdict, print the findings not yet printed, and return its exit code."""
     run_dir.attempt = verdict.attempt
     run_dir.write_verdict(verdict, node=node)
     if is_spoken:

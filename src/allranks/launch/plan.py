@@ -1,8 +1,8 @@
-"""What would run where: every choice of `allranks run`, as pure functions with their reasons.
+"""Make the plan of `allranks run`: every choice, with its reason, as pure functions.
 
     request (flags) + World (who am I) + Cluster (cluster.toml) + NodeFacts (this machine)  ->  JobPlan
 
-What needs the other nodes too (ranks, backend) is decided by the leader, with `assign_ranks` and `choose_backend`.
+The leader decides what depends on other nodes (ranks, backend), with `assign_ranks` and `choose_backend`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LOOPBACK = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What the command line asks for; None where it says nothing."""
+    """The options of the command line; None if not given."""
 
     command: tuple[str, ...] = ()
     """Script (or module, or program) and its arguments."""
@@ -44,7 +44,7 @@ class Request:
     endpoint: Hint | None = None
     """`--rdzv-endpoint`, or `--master-addr` and `--master-port`."""
     port: int | None = None
-    """A port that the user named, by whatever flag."""
+    """The port, if any flag gives one."""
     rdzv_id: str | None = None
     standalone: bool = False
     backend: str | None = None
@@ -54,25 +54,25 @@ class Request:
     role: str = "default"
     local_address: str | None = None
     ignored: tuple[str, ...] = ()
-    """Ids of causes that stop nobody (`--ignore`)."""
+    """Ids of causes that do not stop the job (`--ignore`)."""
     max_restarts: int = 0
-    """How often workers are started again after a fault that this can cure."""
+    """Maximum number of restarts after faults that a restart can cure."""
     retries_errors: bool = False
-    """Errors of the script are such faults, too (`--restart-on-error`)."""
+    """Whether errors of the script are restarted, too (`--restart-on-error`)."""
     has_standbys: bool = False
-    """A process with torch imported waits for each worker's next start."""
+    """Whether each worker has a standby process, with torch imported."""
     capacity_s: float = 600.0
-    """How long a job below its minimum of nodes waits for more."""
+    """Seconds that a job below its minimum of nodes waits for more."""
     hang_s: float | None = None
-    """When a merely slow rank is ended; None: what cluster.toml says."""
+    """Seconds after which a hanging rank is ended; None: as in cluster.toml."""
     checkpoint_dir: str | None = None
     checkpoint_every: int | None = None
-    """Steps between two checkpoints; None: found from their cost and the rate of faults."""
+    """Steps between checkpoints; None: computed from their cost and the failure rate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobPlan:
-    """What this agent is going to do, before it has spoken with any other."""
+    """What this agent will do, decided before it connects to any other."""
 
     world: World
     cluster: Cluster
@@ -85,29 +85,29 @@ class JobPlan:
     num_workers: int
     port: int
     guesses: tuple[Hint, ...]
-    """Where the leader may be, from the scheduler."""
+    """Possible addresses of the leader, from the scheduler."""
     data_path: DataPath | None
-    """None: found from the path to the leader."""
+    """None: determined by the path to the leader."""
     settings: tuple[Setting, ...]
     attempt: int | None = None
     node_names: tuple[str, ...] = field(default=())
     problem: AllranksError | None = None
-    """Why this node cannot take part in a job of several nodes: its agent joins all the same, and says so."""
+    """Why this node cannot take part in a job of several nodes: its agent still joins, and reports it."""
 
     @property
     def wanted_backend(self) -> str:
-        """What flag or cluster.toml ask for: auto, nccl or gloo."""
+        """The backend of flag or cluster.toml: auto, nccl or gloo."""
         return _wanted_backend(self.request, self.cluster)
 
     @property
     def guard(self) -> GuardTable:
-        """How long to wait before what is called a fault."""
+        """The guard's timeouts."""
         own = self.cluster.guard
         return own if self.request.hang_s is None else msgspec.structs.replace(own, hang_s=self.request.hang_s)
 
     @property
     def is_one_machine(self) -> bool:
-        """Whether the agent speaks with nobody."""
+        """Whether the job runs on this machine only."""
         return self.num_nodes == 1
 
 

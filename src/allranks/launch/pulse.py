@@ -1,4 +1,4 @@
-"""When is it worth a line that the workers run and write nothing? Ever more rarely. Pure.
+"""Decide when to print that the workers run but write nothing, at growing intervals (pure).
 
 pulse = Pulse(began_s=now_s)                   each generation of workers
 silent_s = pulse.turn(now_s, has_news=False)   after each look at their output; None: nothing to say

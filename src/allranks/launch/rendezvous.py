@@ -1,4 +1,4 @@
-"""What this agent gets out of the roll call (preflight.entry): who is which rank, and lines to the other agents."""
+"""Get this agent's place in the group: the roll call (preflight.entry), then the assignment of ranks."""
 
 from __future__ import annotations
 

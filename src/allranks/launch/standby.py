@@ -1,12 +1,12 @@
-"""A worker with torch already imported, for the next start: what takes longest is then behind it.
+"""A standby: a process with torch already imported, which becomes a worker at the next restart.
 
     standby = Standby.start(command, env)                  a process of its own; imports at low priority
     standby.become(env, out=..., err=..., fds={"ALLRANKS_CELL_FD": cell.fd})
     standby.process                                        is the worker from now on, with the same pid
 
-The process has the worker's own command line and waits in the hook (join/standby.py says how). One whose imports are
-not done yet can be ordered as well: it goes on where it is. With ALLRANKS_HOOK=0, or where the command is no Python
-script or module, there are none: nothing would make it wait.
+The process has the worker's command line and waits in the hook (see join/standby.py). It can become a worker before its
+imports are done; it then simply continues. There are no standbys with ALLRANKS_HOOK=0 or if the command is not a Python
+script or module, since nothing would make them wait.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
-"""Worker processes: how they start, how their end is noticed, and how nothing of them stays behind.
+"""Worker processes: start them, notice their end, and leave no process behind.
 
-Every worker is a session of its own, so Ctrl-C in the terminal reaches the agent alone. Its output goes straight into
-files: no pipe that a dead agent could break or a slow terminal could fill. A pidfd per worker tells of its end. The
-agent is the reaper of whatever its workers leave (PR_SET_CHILD_SUBREAPER), and workers die with the agent
-(PR_SET_PDEATHSIG, which is why they must be forked from the main thread).
+Every worker has its own session, so Ctrl-C in the terminal reaches only the agent. Its output goes directly into files,
+not through a pipe that a dead agent could break or a slow terminal could fill. A pidfd reports the end of each worker.
+The agent reaps all processes that its workers leave (PR_SET_CHILD_SUBREAPER), and workers die with the agent
+(PR_SET_PDEATHSIG, so they must be forked from the main thread).
 """
 
 from __future__ import annotations

@@ -104,18 +104,18 @@ class Attendance:
             messages = self._connection.receive(at_most=1)  # what follows the Plan is the agent's
             self._connection.flush()
         except (ConnectionError, WireError) as exc:
-            raise NodeFaultError(f"the leader left before the job began: {exc}") from exc
+            raise NodeFaultError(f"the leader disconnected before the job started: {exc}") from exc
         now_s = time.monotonic()
         if messages:
             self._heard_s = now_s
         elif now_s - self._heard_s > self._patience_s:
             raise NodeFaultError(
-                f"the leader at {self._connection.peer} has said nothing for {self._patience_s:.0f} s; is it stopped?"
+                f"the leader at {self._connection.peer} sent nothing for {self._patience_s:.0f} s; it may be stopped"
             )
         for message in messages:
             match message:
                 case Refused():
-                    raise WireError(f"the leader refused this node: {message.reason}")
+                    raise WireError(f"the leader rejected this node: {message.reason}")
                 case Plan() | Goodbye():
                     return message
                 case Test():
@@ -153,7 +153,7 @@ class Attendance:
         if not is_done and time.monotonic() < self._due_s:
             return
         if self._looked is not None:
-            self._place = Place(purpose="run directory", path="", problem="no answer within the test's deadline")
+            self._place = Place(purpose="run directory", path="", problem="no answer before the test's deadline")
             self._looked = None
         self._test = None
         with contextlib.suppress(ConnectionError):  # the next receive says so

@@ -223,7 +223,7 @@ class Entry:
                 listener = bind_port(port, tries=1)
                 return self.lead(listener)
             patience_s = 2.0  # the port went to somebody: give it the time to say whether it is our leader
-        raise NodeFaultError(f"ports {first} to {last} of {endpoint.host} are all in use by others")
+        raise NodeFaultError(f"ports {first} to {last} of {endpoint.host} are all in use by other processes")
 
     def _call_roll(self, card: Card, listener: socket.socket, nonce: str | None) -> Called:
         mine = self.applicant
@@ -253,7 +253,9 @@ class Entry:
             )
         secret = self._leaders_secret()
         if secret is OPEN_GROUP:
-            say(f"anybody who reaches port {port} can join this group; close it with --rdzv-id or ${SECRET_VARIABLE}")
+            say(
+                f"any process that reaches port {port} can join; protect the group with --rdzv-id or ${SECRET_VARIABLE}"
+            )
         secret = replace(secret, munge_socket=read_munge_socket(mine.env) if mine.is_slurm else None)
         with contextlib.ExitStack() as on_failure:
             side = on_failure.enter_context(bind_port(0))

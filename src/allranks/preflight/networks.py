@@ -81,7 +81,7 @@ def choose_network(cards: Sequence[Card]) -> Choice:
     """
     facts = {card.host: card.facts for card in cards if card.facts is not None}
     networks, passed_over = _find_networks(facts)
-    notes = [f"passed over: {'; '.join(passed_over)}"] if passed_over else []
+    notes = [f"skipped: {'; '.join(passed_over)}"] if passed_over else []
     if not networks:
         return Choice(network=None, reason="no network is left that could carry gradients", notes=tuple(notes))
     most = max(len(network.nodes) for network in networks)
@@ -175,7 +175,7 @@ def _narrow(networks: Sequence[Network], facts: Mapping[str, Facts]) -> tuple[Ne
 
     best = max((each.speed_mbit_s for each in left if each.speed_mbit_s is not None), default=0)
     # Order matters: what is measured before what is only a habit.
-    keep(lambda each: each.has_rdma, lambda lost: f"it has RDMA, {_subnets(lost)} has not")
+    keep(lambda each: each.has_rdma, lambda lost: f"it has RDMA; {_subnets(lost)} does not")
     best = max((each.speed_mbit_s for each in left if each.speed_mbit_s is not None), default=0)
     keep(lambda each: not has_lost(each, best), lambda lost: f"{best / 1000:g} Gbit/s, {_speeds(lost)}")
     is_told = why != []
@@ -187,7 +187,7 @@ def _narrow(networks: Sequence[Network], facts: Mapping[str, Facts]) -> tuple[Ne
         lambda each: each.subnet != management,
         lambda lost: (
             f"host names lead to {_subnets(lost)}, so that one is for management"
-            + ("" if is_told else " (no speeds to go by)")
+            + ("" if is_told else " (no speeds to compare)")
         ),
     )
     largest = max(each.mtu for each in left)
@@ -195,7 +195,7 @@ def _narrow(networks: Sequence[Network], facts: Mapping[str, Facts]) -> tuple[Ne
     keep(lambda each: ip_network(each.subnet).version == 4, lambda lost: f"IPv4, {_subnets(lost)} is IPv6")
     if len(left) > 1:
         left.sort(key=lambda each: ip_network(each.subnet).network_address.packed)
-        why.append(f"the lowest address: nothing tells it from {_subnets(left[1:])}; check this one")
+        why.append(f"the lowest address: it looks the same as {_subnets(left[1:])}; check this choice")
     return left[0], why
 
 

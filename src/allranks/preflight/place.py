@@ -174,7 +174,7 @@ def _give_out_places(called: Called, applicant: Applicant) -> Place | Goodbye:
     if verdict.exit_code:
         stop(called.peers, verdict, group=called.group)
         called.listener.close()
-        return Goodbye(exit_code=verdict.exit_code, summary="it does not begin", verdict=verdict)
+        return Goodbye(exit_code=verdict.exit_code, summary="the job does not start", verdict=verdict)
     return Place(group=plans[0], interface=interface, listener=called.listener, warnings=findings)
 
 
@@ -209,7 +209,7 @@ def _hand_over(peers: Mapping[int, Connection], plans: Mapping[int, Plan]) -> No
         for peer in peers.values():
             peer.flush()
         if time.monotonic() > deadline_s:
-            raise ConnectionError("it did not take its place in time")
+            raise ConnectionError("it did not join in time")
         time.sleep(0.001)
     for peer in peers.values():
         peer.close()

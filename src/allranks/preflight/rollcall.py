@@ -166,7 +166,7 @@ class RollCall:
         for door in self._doors:
             for guest in door.overdue(now_s):
                 selector.unregister(guest)
-                self._on_event("stranger", peer=guest.peer, reason="it connected and said nothing")
+                self._on_event("stranger", peer=guest.peer, reason="it connected and sent nothing")
                 door.dismiss(guest)
         for key, mask in selector.select(timeout_s):
             if isinstance(key.data, Door):
@@ -201,7 +201,7 @@ class RollCall:
         if (objection := self.roster.admit(card, source)) is not None:
             door.refuse(source, objection)
             self._on_event("refused", node=card.host, reason=objection)
-            self._note_stranger(Stranger("AR405", card.host, objection), f"{card.host} was refused: {objection}")
+            self._note_stranger(Stranger("AR405", card.host, objection), f"{card.host} was rejected: {objection}")
             return
         self._last_arrival_s = time.monotonic()
         index = next(index for index, peer in self.roster.peers.items() if peer is source)
@@ -227,7 +227,7 @@ class RollCall:
         try:
             messages = peer.receive()
         except AllranksError as exc:
-            self._lose(index, f"it said something that is no message of ours: {exc}", selector)
+            self._lose(index, f"it sent an invalid message: {exc}", selector)
             return
         except ConnectionError as exc:
             self._lose(index, str(exc), selector)
@@ -236,7 +236,7 @@ class RollCall:
             nonsense = (
                 find_nonsense(message)
                 if isinstance(message, Tested)
-                else f"it said {type(message).__name__}, which an agent never does now"
+                else f"it sent {type(message).__name__}, which no agent sends in this phase"
             )
             if nonsense is not None:
                 self._lose(index, nonsense, selector)
@@ -401,7 +401,7 @@ def _is_unsent(peer: Connection) -> bool:
 
 def stop(peers: Mapping[int, Connection], verdict: Verdict, *, group: str | None = None) -> None:
     """Give everybody the verdict; closes the connections. `group`: sent for the job's name, which may be the key."""
-    summary = "it does not begin"
+    summary = "the job does not start"
     if verdict.findings:
         culprit = verdict.findings[0]
         summary = f"{culprit.cause}: {culprit.node}: {culprit.message}" if culprit.node else culprit.message

@@ -47,13 +47,13 @@ class Roster:
         if index is None:
             index = next((i for i in range(num_nodes) if i not in self.cards), None)
             if index is None:
-                return f"all {num_nodes} nodes are here already"
+                return f"all {num_nodes} nodes have already joined"
         if not 0 <= index < num_nodes:
             return f"node rank {index} does not exist in a job of {num_nodes} nodes (--nnodes)"
         if index in self.cards:
             there = self.cards[index]
             return (
-                f"node rank {index} is here already ({there.host}, pid {there.pid}); give each node its own "
+                f"node rank {index} has already joined ({there.host}, pid {there.pid}); give each node its own "
                 "--node-rank, and each job its own --rdzv-id"
             )
         self.cards[index] = card

@@ -53,7 +53,7 @@ def _judge(cards: Mapping[int, Card], index: int, name: str, reason: str, target
     if name == "EMFILE":
         limit = card.facts.limits.get("nofile") if card.facts else None
         evidence = f"connections to {to} could not be tested: {reason}"
-        return Judged("AR004", card.host, (card.host,), warned(evidence, limit=limit or "too few"))
+        return Judged("AR004", card.host, (card.host,), warned(evidence, limit=limit or "a few"))
     what = f"the node's own kernel could not connect to {to}, so the path is untested: {reason}"
     return Judged("AR217", card.host, (card.host,), _outcome(card, name, what, cards[targets[0]].data_address))
 

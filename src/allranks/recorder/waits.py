@@ -310,7 +310,7 @@ def _name_missing(
         (each for each in waits if lacks(each)), key=lambda each: (len(lacks(each)), -(each.call.created_s or 0.0))
     )
     there = f"{fold_ranks(wait.waiting)} waited in"
-    message = f"{fold_ranks(lacks(wait))} did not come to {wait.shown()}; {there} it{wait.call.at}"
+    message = f"{fold_ranks(lacks(wait))} did not enter {wait.shown()}; {there} it{wait.call.at}"
     calls = [(min(wait.waiting), wait.call)]
     last = [(rank, dump.calls[-1]) for rank in sorted(lacks(wait)) if (dump := dumps.get(rank)) and dump.calls]
     if last:
@@ -335,7 +335,7 @@ def _name_missing(
 
 def _all_there(wait: _Wait) -> Stop:
     who = fold_ranks(wait.waiting)
-    message = f"all ranks came to {wait.shown()}, and {who} never left it{wait.call.at}"
+    message = f"all ranks entered {wait.shown()}, and {who} never left it{wait.call.at}"
     calls = [(min(wait.waiting), wait.call)]
     return wait.group.stop(StopKind.ALL_THERE, wait.seq, message, calls, victims=wait.waiting, waiting=wait.waiting)
 
@@ -374,6 +374,6 @@ def _behind(groups: Sequence[_Group]) -> Iterator[Stop]:
         calls = [(rank, seqs[max(seqs)][0]) for rank in (min(late), there[0]) if (seqs := group.calls.get(rank))]
         if not calls:
             continue
-        message = f"{fold_ranks(late)} had come to collective {reaches[min(late)]} of {group.shown()}, "
+        message = f"{fold_ranks(late)} had reached collective {reaches[min(late)]} of {group.shown()}, "
         message += f"{fold_ranks(there)} to {ahead}{calls[-1][1].at}"
         yield group.stop(StopKind.BEHIND, ahead, message, calls, ranks=late, victims=there)

@@ -154,15 +154,15 @@ def _alternatives(found: Sequence[Conclusion], logs: Logs) -> Iterator[Conclusio
     if first is None or _is_settled(first):
         return
     known = {each.cause.id for each in found}
-    others = [(find_cause(other), "the same lines may come of this") for other in first.cause.also]
+    others = [(find_cause(other), "this could cause the same lines") for other in first.cause.also]
     if not _is_proven(first) and not _says_nothing(first):
         said = [line.text for line in first.evidence] + (_alarms(logs) or _last_words(logs))
-        alike = [(cause, "nothing proves it, but these lines use its words") for cause in resembling(said)]
+        alike = [(cause, "no proof, but these lines use the same words") for cause in resembling(said)]
         # What a victim says is like what other victims say.
         is_usual = first.role is Role.VICTIM or first.cause.name == "healthy"
         others = [*others, *alike] if is_usual else [*alike, *others]
         if goes_on_after(first.evidence[-1], logs):
-            others = [(find_cause("healthy"), "the job goes on after these lines"), *others]
+            others = [(find_cause("healthy"), "the job continued after these lines"), *others]
     for cause, why in others:
         if cause.id in known or len(known) >= MAX_ANSWERS:
             continue

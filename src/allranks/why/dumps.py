@@ -155,7 +155,7 @@ def read_dumps(sources: Sequence[Source], problems: list[ReadProblem]) -> list[D
     keep = max(64, KEEP_CALLS // max(len(sources), 1))
     for source in sources:
         if source.path is None or source.rank is None:
-            problems.append(ReadProblem(source, "a flight recorder's dump whose name does not end with its rank"))
+            problems.append(ReadProblem(source, "a flight recorder dump whose file name does not end with a rank"))
             continue
         try:
             with source.path.open("rb") as file:
@@ -195,7 +195,7 @@ def parse_dump(
         DumpError: it is none, is damaged, or larger than MAX_BYTES.
     """
     if len(data) > MAX_BYTES:
-        raise DumpError(f"a flight recorder's dump of more than {MAX_BYTES >> 20} MiB was not read")
+        raise DumpError(f"a flight recorder dump of more than {MAX_BYTES >> 20} MiB was not read")
     try:
         if data.startswith(b"\x80"):
             plain: Any = load_plain(data)
@@ -206,7 +206,7 @@ def parse_dump(
             file = msgspec.json.decode(data, type=_File, strict=False)
     except (PickleError, msgspec.MsgspecError, RecursionError, UnicodeError, ValueError) as exc:
         why = strip_control(str(exc)).replace("\n", " ")[:200]
-        raise DumpError(f"a flight recorder's dump that cannot be read: {why}") from exc
+        raise DumpError(f"a flight recorder dump that cannot be read: {why}") from exc
     names: dict[str, str] = {}
     descs: dict[str, str] = {}
     for entry in file.entries:
@@ -319,10 +319,10 @@ _CAUSES = {
     StopKind.BEHIND: ("straggler-rank", Role.LIKELY),
 }
 _ASKS = {
-    StopKind.MISSING: "the log and, while it hangs, the stack of {ranks}: allranks stack JOB",
+    StopKind.MISSING: "the log of {ranks}, and their stacks while the job hangs: allranks stack JOB",
     StopKind.NO_DUMP: "the log of {ranks}, and the end of its process: dmesg, sacct",
-    StopKind.ALL_THERE: "NCCL_DEBUG=INFO, and the links and GPUs of these ranks: allranks check",
-    StopKind.BEHIND: "dumps that are taken while the job hangs",
+    StopKind.ALL_THERE: "set NCCL_DEBUG=INFO, and check the links and GPUs of these ranks: allranks check",
+    StopKind.BEHIND: "flight recorder dumps taken while the job hangs",
 }
 
 
@@ -367,7 +367,7 @@ def _line(dump: Dump, call: Call) -> Line:
 
 
 def _no_calls(dump: Dump) -> Line:
-    return _as_line(dump, 1, f"the flight recorder's dump of rank {dump.rank}", dump.taken_s)
+    return _as_line(dump, 1, f"the flight recorder dump of rank {dump.rank}", dump.taken_s)
 
 
 def _as_line(dump: Dump, number: int, text: str, time_s: float | None) -> Line:

@@ -155,17 +155,17 @@ def main(arguments: Sequence[str]) -> int:
     import argparse
 
     parser = argparse.ArgumentParser(prog="python -m allranks.why.evaluate", description=__doc__.partition("\n")[0])
-    parser.add_argument("folder", type=Path, help="folder of cases, or a file with one in each line")
-    parser.add_argument("--json", action="store_true", help="for programs")
-    parser.add_argument("--case", action="append", default=[], metavar="ID", help="only this one")
+    parser.add_argument("folder", type=Path, help="folder of cases, or a file with one case per line")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--case", action="append", default=[], metavar="ID", help="evaluate only this case")
     options = parser.parse_args(arguments)
     try:
         judged = evaluate(options.folder, options.case)
     except (OSError, ValueError, KeyError, TypeError) as exc:
-        print(f"{options.folder}: {exc!r}; expected cases in JSON, as the corpus has them", file=sys.stderr)
+        print(f"{options.folder}: {exc!r}; expected cases in JSON, as in the corpus", file=sys.stderr)
         return 2
     if not judged:
-        print(f"{options.folder}: no case there; expected files named *.json, or a case in each line", file=sys.stderr)
+        print(f"{options.folder}: no case found; expected files named *.json, or one case per line", file=sys.stderr)
         return 2
     figures = score(judged)
     if options.json:

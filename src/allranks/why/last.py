@@ -30,8 +30,8 @@ def last_words(logs: Logs) -> tuple[str, tuple[Line, ...]]:
         return f"the last lines of {_name(first)}, which stopped first, are", first[-LAST_LINES:]
     shortest = min(ends, key=lambda lines: lines[-1].number)
     return (
-        f"without times nobody can say which of {len(ends)} logs stopped first; the last lines of the shortest, "
-        f"{_name(shortest)}, are",
+        f"which of the {len(ends)} logs stopped first is unknown, since some have no times; the last lines of the "
+        f"shortest, {_name(shortest)}, are",
         shortest[-LAST_LINES:],
     )
 

@@ -119,10 +119,14 @@ def tell_clocks(logs: Logs) -> list[str]:
     """Return a line for each clock that is off: the timeline's times are the others'."""
     offsets = sorted(estimate_offsets(logs).items(), key=lambda each: (-abs(each[1]), each[0]))
     lines = [
-        one_line(f"the clock of {clock} is {abs(off_s):.1f} s {'ahead' if off_s > 0 else 'behind'}: set right above")
+        one_line(f"the clock of {clock} is {abs(off_s):.1f} s {'ahead' if off_s > 0 else 'behind'}: corrected above")
         for clock, off_s in offsets[:MAX_CLOCKS]
     ]
-    return [*lines, f"so are those of {len(offsets) - MAX_CLOCKS} more"] if len(offsets) > MAX_CLOCKS else lines
+    return (
+        [*lines, f"the clocks of {len(offsets) - MAX_CLOCKS} more are corrected, too"]
+        if len(offsets) > MAX_CLOCKS
+        else lines
+    )
 
 
 def _time(row: Row, start_s: float, *, has_days: bool) -> str:

@@ -163,9 +163,12 @@ def test_a_pipe_may_be_named(tmp_path: Path) -> None:
     ("target", "message"),
     [
         ("none.log", "none.log: no such file or directory; expected logs, a directory, a pattern, '-' or a job id"),
-        ("*.log", "*.log: no file fits this pattern"),
-        ("model.pt", "model.pt: holds no log; expected text, plain or packed with gzip or zstd"),
-        ("d", "d: holds no log; binary files, code and hidden files are passed over; name a file to have it read"),
+        ("*.log", "*.log: no file matches this pattern"),
+        ("model.pt", "model.pt: contains no log; expected text, plain or compressed with gzip or zstd"),
+        (
+            "d",
+            "d: contains no log; binary files, code and hidden files are skipped; to read such a file, give its name",
+        ),
         ("broken", "broken: No such file or directory"),
     ],
 )
@@ -258,12 +261,12 @@ def test_a_job_that_slurm_has_forgotten_is_found_by_its_number(
 
 
 def test_a_job_without_logs_is_one_line(slurm: FakeSlurm, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UsageError, match="job 12: no log of it is here: SLURM does not know it; name its files"):
+    with pytest.raises(UsageError, match="job 12: it has no logs here: SLURM does not know it; give its log files"):
         find_job_sources("12")
     monkeypatch.setenv("PATH", str(home / "nothing"))
     with pytest.raises(SetupError, match="scontrol: not found on this machine"):
         find_job_sources("12")
-    with pytest.raises(UsageError, match="expected the id of a job"):
+    with pytest.raises(UsageError, match="expected a SLURM job id"):
         find_job_sources("train.log")
 
 

@@ -45,7 +45,7 @@ class LinkDown(Cause, id="AR210"):
 
     message = "{what}"
     fix = (
-        "on {node}: ip -br link; DOWN: ip link set <interface> up; NO-CARRIER: check cable, transceiver, switch "
+        "on {node}: ip -br link; DOWN: ip link set {interface} up; NO-CARRIER: check cable, transceiver, switch "
         "port; UP: check the switch port's VLAN and state"
     )
     exit_code = Exit.NODE_FAULT

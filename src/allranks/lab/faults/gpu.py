@@ -65,7 +65,7 @@ class FabricManagerStopped(GpuFault, name="fabric-manager-stopped", cause="AR101
 
 
 class FabricManagerVersion(GpuFault, name="fabric-manager-version", cause="AR101"):
-    """nvidia-fabricmanager of the node is of another version than the driver, and refuses to start."""
+    """The node's nvidia-fabricmanager has a different version than the driver, and refuses to start."""
 
     @classmethod
     def change(cls, recording: Recording, chance: random.Random) -> None:

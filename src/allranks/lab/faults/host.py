@@ -119,7 +119,7 @@ class MountFault(Fault):
 
 
 class RunDirNotShared(MountFault, name="run-dir-not-shared", cause="AR006"):
-    """The node has a directory of its own where the others share the run directory."""
+    """The others share the run directory; the node has a local directory at that path."""
 
     @classmethod
     def inject(cls, scene: Scene) -> None:
@@ -213,7 +213,7 @@ class ClockOff(EnvironmentFault, name="clock-off", cause="AR007"):
 
 
 class EnvDriftNcclAlgo(EnvironmentFault, name="env-drift-nccl-algo", cause="AR503"):
-    """NCCL_ALGO=Ring is set on the node alone."""
+    """NCCL_ALGO=Ring is set only on this node."""
 
     variables: ClassVar = {"NCCL_ALGO": "Ring"}
 
@@ -226,7 +226,7 @@ class EnvDriftLibraryPath(EnvironmentFault, name="env-drift-library-path", cause
 
 
 class TorchVersionDiffers(EnvironmentFault, name="torch-version-differs", cause="AR505"):
-    """The node's first installed torch says that it is 2.4.0.
+    """The first torch on the node's path is version 2.4.0.
 
     Only its metadata (a dist-info directory in front of PYTHONPATH): `import torch` is the real one, so that the
     workers of a job that goes on all the same do not fail for another reason.

@@ -71,8 +71,8 @@ def find_fault(name: str) -> type[Fault]:
     known: dict[str, type[Fault]] = {**FAULTS, **STRIKES}
     if name not in known:
         close = difflib.get_close_matches(name, known, n=1)
-        hint = f"did you mean {close[0]}?" if close else "allranks lab inject --list prints them"
-        raise UsageError(f"no fault {name!r}: {hint}")
+        hint = f"did you mean {close[0]}?" if close else "allranks lab inject --list prints all"
+        raise UsageError(f"unknown fault {name!r}: {hint}")
     return known[name]
 
 
@@ -83,7 +83,7 @@ def refuse_strikes(fault: type[Fault]) -> None:
         UsageError: it is such a one.
     """
     if issubclass(fault, Strike):
-        raise UsageError(f"{fault.name} strikes a running job: allranks lab drill --running {fault.name}")
+        raise UsageError(f"{fault.name} needs a running job: allranks lab drill --running {fault.name}")
 
 
 def choose_where(fault: type[Fault], planned: Sequence[Host], *, on: str | None, seed: int) -> Where:
@@ -99,7 +99,7 @@ def choose_where(fault: type[Fault], planned: Sequence[Host], *, on: str | None,
     if on is not None and on not in names:
         raise UsageError(f"no node {on!r}: expected one of {', '.join(names)}")
     if on is not None and on not in allowed:
-        raise UsageError(f"{fault.name} cannot be put on {on}: expected {', '.join(allowed)}")
+        raise UsageError(f"{fault.name} cannot be injected on {on}: expected {', '.join(allowed)}")
     chance = random.Random(f"{fault.name} {seed}")  # neighbouring seeds alone draw alike
     drawn = chance.choice(allowed)
     node = on or drawn
@@ -138,7 +138,7 @@ def inject(lab: Lab, name: str, *, seed: int, on: str | None = None, run_dir: Pa
         there = read_records(lab)
         if any(other.key == record.key for other in there):
             raise UsageError(
-                f"lab {lab.name!r}: {name} is on {where.node} already; allranks lab heal --name {lab.name} {name}"
+                f"lab {lab.name!r}: {where.node} already has {name}; allranks lab heal --name {lab.name} {name}"
             )
         there.append(record)
         _write_records(lab, there)
@@ -176,7 +176,9 @@ def heal(lab: Lab, name: str | None = None, *, on: str | None = None) -> list[In
         chosen = [each for each in there if name in (None, each.fault) and on in (None, each.node)]
         if not chosen and (name or on):
             found = ", ".join(each.key for each in there) or "none"
-            raise UsageError(f"lab {lab.name!r} has no {name or 'fault'}{f' on {on}' if on else ''}: there is {found}")
+            raise UsageError(
+                f"lab {lab.name!r} has no {name or 'fault'}{f' on {on}' if on else ''}: its faults are: {found}"
+            )
         failed: list[str] = []
         for record in reversed(chosen):
             injected = _open(lab, record, there)
@@ -191,7 +193,7 @@ def heal(lab: Lab, name: str | None = None, *, on: str | None = None) -> list[In
         _forget_neighbours(lab)
     if failed:
         raise SetupError(
-            f"lab {lab.name!r}: not healed: {'; '.join(failed)}; allranks lab down, and up, takes all away"
+            f"lab {lab.name!r}: not healed: {'; '.join(failed)}; to remove all faults: allranks lab down, then up"
         )
     return healed
 

@@ -39,7 +39,7 @@ class InterfaceDown(LinkFault, name="interface-down", cause="AR210"):
 
 
 class CablePulled(LinkFault, name="cable-pulled", cause="AR210"):
-    """The switch port of the node's data interface is down: up on the node, without a carrier."""
+    """The switch port of the node's data interface is down: the interface is up, but has no carrier."""
 
     @classmethod
     def inject(cls, scene: Scene) -> None:
@@ -53,7 +53,7 @@ class CablePulled(LinkFault, name="cable-pulled", cause="AR210"):
 
 
 class PortSilent(LinkFault, name="port-silent", cause="AR210"):
-    """The switch forwards nothing from or to the node's data port; the carrier is there."""
+    """The switch forwards nothing from or to the node's data port; the carrier stays up."""
 
     @classmethod
     def inject(cls, scene: Scene) -> None:
@@ -67,7 +67,7 @@ class PortSilent(LinkFault, name="port-silent", cause="AR210"):
 
 
 class InterfaceRenamed(LinkFault, name="interface-renamed", cause="AR208"):
-    """The node's data interface has another name than cluster.toml says, as after a change of kernel or slot."""
+    """The node's data interface has a different name than in cluster.toml, as after a change of kernel or slot."""
 
     @classmethod
     def inject(cls, scene: Scene) -> None:
@@ -101,7 +101,7 @@ class MtuFault(LinkFault):
 
 
 class MtuUnequal(MtuFault, name="mtu-unequal", cause="AR205"):
-    """All data interfaces have MTU 9000, only the node's has 1500."""
+    """All data interfaces have MTU 9000, except the node's, which has 1500."""
 
     severity = Expected.WARN
     narrow_end = "node"
@@ -144,7 +144,7 @@ class PacketLoss20(PacketLoss, name="packet-loss-20", cause="AR212"):
 
 
 class SlowLink(LinkFault, name="slow-link", cause="AR213"):
-    """The node's data link carries a tenth of the others, in both directions."""
+    """The node's data link has a tenth of the others' bandwidth, in both directions."""
 
     @classmethod
     def inject(cls, scene: Scene) -> None:

@@ -132,7 +132,7 @@ class PairFault(Fault):
 
 
 class PortsFilteredBetween(PairFault, name="ports-filtered-between", cause="AR206"):
-    """Two nodes refuse each other's connections to ports 1024 to 65535 on the data network, but for 29500."""
+    """Two nodes drop each other's connections to ports 1024 to 65535 on the data network, except 29500."""
 
     @classmethod
     def inject(cls, scene: Scene) -> None:
@@ -154,7 +154,7 @@ class PortsFilteredBetween(PairFault, name="ports-filtered-between", cause="AR20
 
 
 class LinkCut(PairFault, name="link-cut", cause=("AR211", "AR210")):
-    """Nothing passes between two nodes on the data network."""
+    """No packet passes between two nodes on the data network."""
 
     @classmethod
     def inject(cls, scene: Scene) -> None:
@@ -168,7 +168,7 @@ class LinkCut(PairFault, name="link-cut", cause=("AR211", "AR210")):
 
 
 class Partition(Fault, name="partition", cause="AR211"):
-    """Nothing passes between two halves of the nodes on the data network, drawn by the seed."""
+    """No packet passes between two halves of the nodes on the data network; the seed chooses them."""
 
     min_nodes = 4
 

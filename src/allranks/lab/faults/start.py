@@ -69,7 +69,7 @@ class ExtraAgentFault(Fault):
 
 
 class RankTwice(ExtraAgentFault, name="rank-twice", cause="AR405"):
-    """A second agent on the node says that it is the same rank of the same job."""
+    """A second agent on the node claims the same rank of the same job."""
 
     @classmethod
     def start(cls, scene: Scene) -> Start:
@@ -78,7 +78,7 @@ class RankTwice(ExtraAgentFault, name="rank-twice", cause="AR405"):
 
 
 class StaleRank(ExtraAgentFault, name="stale-rank", cause="AR404"):
-    """An agent of the job's previous attempt is still there on the node, beside the new one."""
+    """An agent of the job's previous attempt still runs on the node, next to the new one."""
 
     @classmethod
     def inject(cls, scene: Scene) -> None:

@@ -100,7 +100,7 @@ def drill_running(
         _heal(lab)
     baseline = None
     if has_baseline and strike.launch is Launch.STEP:
-        say(f"{name}: plain torchrun meets it, cut off {BASELINE_S:.0f} s after the strike")
+        say(f"{name}: the same under plain torchrun, stopped {BASELINE_S:.0f} s after the strike")
         baseline = _drill_torchrun(lab, strike, seed=seed, on=on, directory=_make_anew(directory / "torchrun"))
     return _conclude(strike, seen, truth, ranks, seed=seed, program=program.name, baseline=baseline)
 
@@ -129,14 +129,14 @@ def _strike_job(
             more = strike.check(injected.scene, job.target)
             num_ranks = len(job.target.newest())
             if strike.is_needed_again and num_ranks < job.num_nodes:
-                more.append(f"it went on with {num_ranks} of {job.num_nodes} nodes, and all were there again")
+                more.append(f"the job continued with {num_ranks} of {job.num_nodes} nodes, although all were back")
             if program is PROGRAM and job.target.whole_checkpoint() is None:
-                more.append("no checkpoint is left that can be loaded")
+                more.append("no loadable checkpoint is left")
             has_ended = job.has_ended()
             exit_code = job.exit_code()
             is_batch = strike.launch is Launch.BATCH
             if is_batch and exit_code == 0 and (state := job.slurm_state()) != "COMPLETED":
-                more.append(f"SLURM calls the job {state}, allranks 0")
+                more.append(f"SLURM's state of the job is {state}, but allranks returned 0")
         finally:
             job.cut_off()
             left = wait_until_gone(lab)

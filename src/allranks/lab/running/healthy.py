@@ -51,7 +51,7 @@ class Calm(msgspec.Struct, frozen=True, kw_only=True):
     def lines(self) -> list[str]:
         """For people."""
         found = f"{self.num_steps} steps in {self.minutes:.1f} min; {self.num_busy} long evaluations"
-        return [f"healthy: {found}, {self.num_slow} times called slow", *(f"    {each}" for each in self.wrong)]
+        return [f"healthy: {found}, {self.num_slow} reports of slow ranks", *(f"    {each}" for each in self.wrong)]
 
 
 def train(lab: Lab, *, seed: int, minutes: float, work_dir: Path, is_plain: bool) -> Calm:
@@ -79,7 +79,7 @@ def train(lab: Lab, *, seed: int, minutes: float, work_dir: Path, is_plain: bool
                 time.sleep(0.5)
             trained_s = time.monotonic() - began_s
             if job.has_ended():
-                wrong.append(f"it ended after {trained_s:.0f} s with exit code {job.exit_code()}")
+                wrong.append(f"the job ended after {trained_s:.0f} s with exit code {job.exit_code()}")
             job.target.stop()
             try:
                 job.target.wait(job.has_ended, END_S + 60.0, "the training to end")
@@ -118,7 +118,7 @@ def judge_slow(slow: Sequence[tuple[float, int]], busy: Sequence[Busy]) -> list[
         busy: who was at something.
     """
     return [
-        f"rank {rank} was called slow and was not"
+        f"rank {rank} was reported as slow, but was not"
         for time_s, rank in slow
         if not any(each.rank == rank and each.from_s <= time_s <= each.to_s + LATE_S for each in busy)
     ]

@@ -117,7 +117,7 @@ class Running:
 
         def is_there() -> bool:
             if self.has_ended():
-                raise SetupError(f"lab: the job ended before it trained: {_last_line(self.output)}")
+                raise SetupError(f"lab: the job ended before its first step: {_last_line(self.output)}")
             return self.target.is_stepping(self.num_nodes)
 
         self.target.wait(is_there, deadline_s, f"{self.num_nodes} ranks to train; see {self.output}")

@@ -88,7 +88,7 @@ def judge(strike: type[Strike], seen: Seen, truth: Culprit, ranks: Sequence[int]
         truth: whose it was.
         ranks: which ranks' it was; none where a verdict need not name them.
     """
-    wrong = [f"false alarm before: {each['cause']}" for each in seen.events if _is_early(each, seen)]
+    wrong = [f"false alarm before the strike: {each['cause']}" for each in seen.events if _is_early(each, seen)]
     is_survived = strike.severity is Expected.SURVIVED
     if is_survived or not strike.cause:
         allowed = {*strike.cause, *strike.also}
@@ -97,7 +97,7 @@ def judge(strike: type[Strike], seen: Seen, truth: Culprit, ranks: Sequence[int]
     else:
         wrong += _judge_verdict(strike, seen, truth, ranks)
     if is_survived and seen.next_step() is not None:
-        wrong.append("it was started again")
+        wrong.append("the job was restarted")
     if strike.severity is Expected.RESUMED:
         wrong += _judge_next_step(strike, seen)
     wrong += _judge_end(strike, seen)
@@ -118,7 +118,7 @@ def _judge_verdict(strike: type[Strike], seen: Seen, truth: Culprit, ranks: Sequ
         wrong.append(f"verdict {named}; the truth is rank {', '.join(map(str, ranks))}")
     taken_s = seen.verdict_s()
     if strike.verdict_s is not None and taken_s is not None and taken_s > strike.verdict_s:
-        wrong.append(f"the verdict took {taken_s:.1f} s, at most {strike.verdict_s:.0f} s")
+        wrong.append(f"the verdict took {taken_s:.1f} s, expected at most {strike.verdict_s:.0f} s")
     return wrong
 
 
@@ -127,15 +127,15 @@ def _judge_next_step(strike: type[Strike], seen: Seen) -> list[str]:
     if taken_s is None or next_step is None:
         return ["no further step"]
     if seen.checkpoint is not None and next_step.step == 1:
-        return [f"it began anew; there was a checkpoint of step {seen.checkpoint}"]
+        return [f"the job started from the beginning, although there was a checkpoint at step {seen.checkpoint}"]
     if strike.next_step_s is not None and taken_s > strike.next_step_s:
-        return [f"the next step took {taken_s:.1f} s, at most {strike.next_step_s:.0f} s"]
+        return [f"the next step took {taken_s:.1f} s, expected at most {strike.next_step_s:.0f} s"]
     return []
 
 
 def _judge_end(strike: type[Strike], seen: Seen) -> list[str]:
     if not seen.has_ended:
-        return ["it did not end"]
+        return ["the job did not end"]
     if strike.severity is not Expected.FAIL:
         return [] if seen.exit_code == 0 else [f"exit code {seen.exit_code}, expected 0"]
     if seen.exit_code == 0 or (strike.exit_codes and seen.exit_code not in strike.exit_codes):

@@ -13,15 +13,15 @@ def render_table(done: Sequence[Drilled], *, seed: int) -> str:
     lines = [
         "# Drills of a running job",
         "",
-        "Strikes at a running six-node training: a real SLURM job in network namespaces is",
-        "started, a fault is injected while all ranks train, and the outcome is compared with the truth.",
+        "Faults in a running six-node training: a real SLURM job starts in network namespaces, a fault is injected",
+        "while all ranks train, and the outcome is compared with the truth.",
         "`make drills` writes this page.",
         "",
         f"Seed {seed}. Seconds count from the strike: to the verdict as it was printed, and to the next optimizer step",
         "of new workers. torchrun: the same training, unmodified, under plain torchrun with restarts; cut off after",
         f"{BASELINE_S:.0f} s.",
         "",
-        "| fault | the truth | verdict | to the verdict | to the next step | exit | right | torchrun |",
+        "| fault | the truth | verdict | to the verdict | to the next step | exit | correct | torchrun |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for each in done:

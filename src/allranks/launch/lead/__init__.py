@@ -1,1 +1,1 @@
-"""The leader: what it hears, what it decides, and how it says it. `leader.py` first."""
+"""The leader: it receives the agents' reports, decides, and prints. Read `leader.py` first."""

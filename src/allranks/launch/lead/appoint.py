@@ -1,4 +1,4 @@
-"""What makes the leader of a job: its terms, the lines to all agents, who may come later, what SLURM does for it."""
+"""Create the leader of a job: its terms, its connections to all agents, its newcomers, its link to SLURM."""
 
 from __future__ import annotations
 

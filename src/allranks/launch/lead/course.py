@@ -1,4 +1,4 @@
-"""The course of a job: its phases, why its workers are asked to leave, and the terms it was begun on. Data."""
+"""The phases of a job, the reasons to ask its workers to leave, and the terms of the job. Data only."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 
 GRACE_S = 3.0
-"""Between the first signal and SIGKILL where the job ends: with the time to reap, everything is gone within 5 s."""
+"""Seconds between the first signal and SIGKILL when the job ends: with reaping, all processes are gone within 5 s."""
 
 
 ASLEEP_S = 2.0

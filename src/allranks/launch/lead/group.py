@@ -1,4 +1,4 @@
-"""The group: who is which rank, once the roll call has brought all nodes together. Pure."""
+"""Assign ranks to nodes after the roll call (pure)."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ def make_group(
     generation: int = 0,
     max_restarts: int = 0,
 ) -> dict[int, Plan]:
-    """Return everybody's Plan by the node index of its card; gaps close where fewer nodes came than could.
+    """Return the Plan of every node, by node index; if nodes are missing, the ranks have no gaps.
 
     Args:
-        cards: of the nodes that came.
+        cards: reports of the nodes that joined.
         wanted_backend: auto, nccl or gloo.
-        attempt: which start of the job this is.
-        store_address: where rank 0's store is, on the data network.
+        attempt: number of the job's start.
+        store_address: address of rank 0's store, on the data network.
         store_port: its port.
-        generation: which start of the workers within the attempt.
-        max_restarts: how many there may be.
+        generation: number of the workers' start within the attempt.
+        max_restarts: maximum number of restarts.
     Raises:
         SetupError: the backend cannot work on these nodes.
     """

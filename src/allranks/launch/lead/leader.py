@@ -1,11 +1,11 @@
-"""The leader's half of the first node's process: hears all agents, asks the guard, and says what happens next.
+"""The leader, which runs in the first node's process: it hears all agents, asks the guard, and decides the next step.
 
     running --fault--> stopping --all have stopped--> running        the next generation, without the faulty node
        |                  |      `--too few nodes---> paused --enough are here--> running
        `--all ended-------+-----------------------------------------> over        a Goodbye to everybody
 
-All nodes are treated alike, its own included. What is wrong is decided by guard.verdict, what to do about it by
-launch.lead.recovery, who is which rank by launch.lead.group, how it is said by launch.lead.outcome: all pure.
+It treats all nodes alike, its own included. guard.verdict decides what is wrong, launch.lead.recovery what to do about
+it, launch.lead.group who is which rank, launch.lead.outcome how to say it: all pure.
 """
 
 from __future__ import annotations
@@ -54,30 +54,30 @@ from allranks.wire.protocol import (
 )
 
 RESTART_GRACE_S = 5.0
-"""Between SIGTERM and SIGKILL before a restart; ranks that no SIGTERM reaches get SIGKILL at once."""
+"""Seconds between SIGTERM and SIGKILL before a restart; ranks that cannot handle SIGTERM get SIGKILL at once."""
 STOPPED_S = 3.0
-"""After the grace: how long an agent may take to say that its workers have ended."""
+"""Seconds after the grace period in which an agent must report that its workers have ended."""
 SPARE_S = 4.0
 """Seconds of the grace period reserved for shutdown."""
 NOTICE_S = 10.0
-"""How often a paused job says so."""
+"""Seconds between two lines of a paused job."""
 _LEFT_OUT = Goodbye(exit_code=Exit.OK, summary="the job continues without this node")
-"""Its agent exits with 0: SLURM takes the highest code of all for the job's, and that is for the others to say."""
+"""Its agent exits with 0: SLURM takes the highest exit code of all agents, so the others decide the job's."""
 
 
 class Leader:
-    """Leads the job from the first Plan to the last Goodbye. Owns the lines to all agents.
+    """Leads the job from the first Plan to the last Goodbye. Owns the connections to all agents.
 
     Args:
-        terms: what the job is about.
-        guard: says what is wrong.
-        history: of faults, earlier attempts included, and how many restarts there may be.
-        newcomers: who comes while the job runs.
-        say: one line for people.
+        terms: the terms of the job.
+        guard: decides what is wrong.
+        history: faults so far, with those of earlier attempts, and the restarts that are left.
+        newcomers: agents that join while the job runs.
+        say: prints one line.
         show: prints findings.
-        on_event: for events.jsonl.
-        on_signal: says what a signal means for the job, given how long a checkpoint takes (0: there is nothing to
-            save; None: not known).
+        on_event: writes to events.jsonl.
+        on_signal: decides what a signal means for the job, given how long a checkpoint takes (0: nothing to save;
+            None: unknown).
     """
 
     def __init__(
@@ -95,14 +95,14 @@ class Leader:
         self.seats = Seats(on_message=self._hear, on_lost=self._on_lost)
         self.newcomers = newcomers
         self.verdict: Verdict | None = None
-        """Once it is over."""
+        """Set when the job is over."""
         self.is_said = False
-        """Its findings have been printed."""
+        """Whether its findings have been printed."""
         self.interrupted_by: int | None = None
         self.culprits: tuple[str, ...] = ()
-        """Nodes that were at fault in the end."""
+        """Nodes at fault, in the last verdict."""
         self.is_to_requeue = False
-        """All ranks were asked to save before the time limit, and have ended."""
+        """Whether all ranks saved before the time limit and ended."""
         self._terms = terms
         self._guard = guard
         self._history = history
@@ -120,22 +120,22 @@ class Leader:
         self._asked: Reason | None = None
         self._asked_until_s: float | None = None
         self._is_finished = False
-        """The workers have made all their steps, whatever they were asked."""
+        """Whether the workers have completed all their steps."""
         self.progress = Progress()
         self._signals: set[int] = set()
         self._survived: list[Finding] = []
 
     def attach(self, selector: selectors.BaseSelector) -> None:
-        """Have the agent's selector watch all lines; it calls `key.data(fileobj)`."""
+        """Let the agent's selector watch all connections; it calls `key.data(fileobj)`."""
         self.seats.attach(selector)
         self.newcomers.attach(selector, taken=lambda: set(self.seats))
 
     def begin(self, plans: Mapping[int, Plan], now_s: float) -> None:
-        """A generation starts; everybody has its Plan, or gets it now.
+        """Start a generation; every agent has its Plan, or gets it now.
 
         Args:
             plans: by seat.
-            now_s: monotonic, as everywhere here.
+            now_s: monotonic time, as everywhere in this file.
         """
         order = sorted(plans, key=lambda seat: plans[seat].node_index)
         plan = plans[order[0]]
@@ -152,7 +152,7 @@ class Leader:
         self.progress.steps.clear()
 
     def turn(self, now_s: float) -> None:
-        """Do what is due; called between two waits of the agent's loop."""
+        """Do what is due; the agent's loop calls it between two waits."""
         if self._phase is Phase.OVER:
             return
         self._deadline_s += max(0.0, now_s - self._turned_s - ASLEEP_S)
@@ -170,7 +170,7 @@ class Leader:
                 self._await_capacity(now_s)
 
     def close(self) -> None:
-        """Give slow agents a moment to take their last word, and close all lines."""
+        """Give slow agents a moment to receive their last message, and close all connections."""
         self.seats.flush()
         self.seats.close()
         self.newcomers.close()
@@ -279,14 +279,14 @@ class Leader:
         self._stop(decision, now_s, at_once=judged.blocked, grace_s=grace_s)
 
     def _pronounce(self, findings: Sequence[Finding]) -> None:
-        """Say it now, and write it down."""
+        """Print the findings and write them to events.jsonl."""
         for finding in findings:
             self._on_event("verdict", generation=self._generation, **as_event(finding))
         self._show(findings)
         self.is_said = True
 
     def _ask(self, reason: Reason, why: str, now_s: float, *, signum: int = 0, until_s: float | None = None) -> None:
-        """Have all ranks save at the same step boundary, and leave."""
+        """Order all ranks to save at the same step boundary, and leave."""
         self._asked, self._asked_until_s = reason, until_s
         step = self.progress.step
         self._on_event("save_asked", why=why, step=step)
@@ -331,7 +331,7 @@ class Leader:
         self._go_on(now_s)
 
     def _go_on(self, now_s: float) -> None:
-        """Start the next generation with everybody who is here, or wait for more."""
+        """Start the next generation with all connected nodes, or wait for more."""
         self.progress.look(self._terms.checkpoints)
         for index, (card, line) in self.newcomers.take().items():
             self.seats.take(index, card, line, name=card.host)
@@ -388,7 +388,7 @@ class Leader:
 
     @property
     def is_leaving(self) -> bool:
-        """Whether all were told to save and leave. Where a fault came between, the checkpoint before has to do."""
+        """Whether all ranks were told to save and leave; after a fault in between, the last checkpoint counts."""
         return self._asked in (Reason.REQUEUE, Reason.LEAVE) and bool(self.progress.steps) and not self._is_finished
 
     def _conclude(self) -> None:

@@ -1,8 +1,8 @@
-"""Agents that come while the job runs: nodes that are back, and nodes that were late. The leader takes them in later.
+"""Agents that join while the job runs, because their node is back or was late. The next generation includes them.
 
-The port of the roll call belongs to rank 0's store by now, so they come in by the side port that the announcement in
-the run directory names, prove themselves as in the roll call, and wait for the Plan of the next generation. Meanwhile
-they hear the leader's Pings.
+The port of the roll call now belongs to rank 0's store, so they use the side port that the announcement in the run
+directory names. They authenticate as in the roll call, and wait for the Plan of the next generation. Meanwhile they
+receive the leader's Pings.
 """
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ class Newcomers:
         return f"node rank {seat} is already in the job, or all {self.num_seats} nodes are"
 
     def _listen(self, seat: int) -> None:
-        """Whoever waits has nothing to say: this is its end."""
+        """A waiting agent sends nothing, so this means that its connection has ended."""
         try:
             self._lines[seat].receive()
         except (ConnectionError, WireError):

@@ -1,4 +1,4 @@
-"""What a job came to, in a verdict and in lines for people. Pure."""
+"""The outcome of a job, as a verdict and as printed lines (pure)."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from allranks.model.hostlist import fold_hosts
 
 
 def as_survived(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return findings of faults that the job got over: they stop nobody any more."""
+    """Return the findings that the job survived, with severity warn."""
     return tuple(msgspec.structs.replace(each, severity=Severity.WARN) for each in findings)
 
 
 def crash_loop(finding: Finding, step: int | None) -> Finding:
-    """Return the finding that another start does not help: the same crash came back."""
+    """Return the finding that a restart does not help, because the same crash came back."""
     what = f"the same crash came back at step {step} after a restart: {finding.cause}: {finding.message}"
     return name_fault("AR509", what, node=finding.node, ranks=finding.ranks)
 
 
 def below_minimum(num_nodes: int, min_nodes: int, waited_s: float, checkpoint: int | None) -> Finding:
-    """Return the finding that too few nodes are left, and none came in time."""
+    """Return the finding that too few nodes are left, and none joined in time."""
     last = "there is no checkpoint" if checkpoint is None else f"the last checkpoint is at step {checkpoint}"
     what = f"only {num_nodes} of at least {min_nodes} nodes for {waited_s:.0f} s; {last}"
     return name_fault("AR608", what)
 
 
 def as_event(finding: Finding) -> dict[str, object]:
-    """Return what events.jsonl holds of a finding."""
+    """Return the fields of a finding for events.jsonl."""
     names = ("cause", "node", "ranks", "confidence", "message")
     return {name: getattr(finding, name) for name in names}
 
@@ -48,12 +48,12 @@ def describe_restart(
     """`restart 1 on 5 nodes without node03, from the checkpoint of step 120; 2 more restarts left`.
 
     Args:
-        generation: the next one.
-        nodes: that it runs on.
-        without: those that are left out.
-        checkpoint: step of the newest one that allranks knows of.
-        num_left: restarts after this one.
-        is_tracked: whether the script tells of its steps; else what it saves is its own affair.
+        generation: number of the next generation.
+        nodes: its nodes.
+        without: the nodes that are left out.
+        checkpoint: step of the newest checkpoint that allranks knows.
+        num_left: restarts left after this one.
+        is_tracked: whether the script reports its steps; otherwise allranks does not know what it saves.
     """
     where = f"from the checkpoint of step {checkpoint}"
     if checkpoint is None:
@@ -77,7 +77,7 @@ def describe_running(world_size: int, silent_s: float, *, has_spoken: bool, step
         world_size: ranks of the job.
         silent_s: how long the ranks of the leader's node have written nothing.
         has_spoken: whether they wrote anything before.
-        step: of the rank that is furthest, where the script tells.
+        step: step of the rank that is furthest; None if the script does not report steps.
     """
     ranks = f"{count_of(world_size, 'rank')} {'is' if world_size == 1 else 'are'} running"
     at = "" if step is None else f", step {step}"
@@ -113,7 +113,7 @@ def describe_time(time_s: float) -> str:
 
 
 def summarize(verdict: Verdict) -> str:
-    """Return one line for nodes whose terminal is not the leader's; empty when all is well."""
+    """Return one line for nodes with a terminal of their own; empty if the job succeeded."""
     if not verdict.exit_code or not verdict.findings:
         return ""
     culprit = verdict.findings[0]

@@ -1,4 +1,4 @@
-"""How far are the workers, as they tell it themselves?"""
+"""The progress that the workers report."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from allranks.wire.protocol import Beat
 
 @dataclass(slots=True)
 class Progress:
-    """How far the workers say they are."""
+    """Steps and checkpoints, as the workers report them."""
 
     steps: dict[int, int] = field(default_factory=dict)
     """By rank, of this generation; empty where the script does not tell."""

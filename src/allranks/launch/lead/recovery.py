@@ -1,11 +1,10 @@
-"""What becomes of the job after a fault: end, start again, or wait for nodes? Pure.
+"""Decide what happens after a fault: end the job, restart it, or wait for nodes (pure).
 
-A fault that comes back is not cured by another start: an error of the user's code is not tried again (unless
-`--restart-on-error` asks for it), a crash at the same place ends the job the second time, and the same rank the third
-time, where the workers did not get on between (nodes at fault are left out; over all runs of the job:
-launch.queue.exclusion). What leaving a node out cures goes on without it, where enough nodes are left; the leader's
-own node cannot be left out, since the store and the verdict are there: then the job ends with the exit code that asks
-for a requeue.
+A restart does not cure a fault that comes back. So an error of the user's code ends the job (unless
+`--restart-on-error` is set), the same crash ends it the second time, and a failure of the same rank the third time, if
+there was no progress in between. A node at fault is left out if enough nodes remain (over all runs of the job:
+launch.queue.exclusion). The leader's own node cannot be left out, since the store and the verdict are there; the job
+then ends with the exit code that asks for a requeue.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from allranks.guard.judged import Judged
 from allranks.model.errors import Exit
 
 MOST_FAULTS_OF_ONE = 3
-"""The third fault of the same rank without progress ends the job: two may be bad luck."""
+"""The third failure of the same rank without progress ends the job; two may be chance."""
 
 
 PROGRESS_S = 600.0
@@ -39,7 +38,7 @@ class Move(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crash:
-    """What tells one crash from another."""
+    """The properties by which two crashes are compared."""
 
     cause: str
     ranks: tuple[int, ...]
@@ -49,7 +48,7 @@ class Crash:
 
     @classmethod
     def of(cls, judged: Judged, steps: Mapping[int, int]) -> Crash:
-        """Return what the guard came to as a crash; `steps` is how far each rank had come."""
+        """Return the guard's judgement as a crash; `steps` has the last step of each rank."""
         first = judged.findings[0] if judged.findings else None
         return cls(
             cause=first.cause if first else "",
@@ -75,12 +74,12 @@ class History:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """The move, and why where it is not the obvious one."""
+    """The next move, with the reason if it is not obvious."""
 
     move: Move
     exit_code: int = Exit.OK
     without: frozenset[int] = frozenset()
-    """Seats that are left out from now on."""
+    """Seats that are excluded from now on."""
     is_crash_loop: bool = False
     note: str = ""
     """One line for people."""
@@ -101,15 +100,15 @@ def decide(
     """Return the next move, and write the fault into the history.
 
     Args:
-        judged: what the guard came to.
-        crash: the same as something to compare.
-        history: of the job.
-        seats: the nodes that are here, by their index in the job, and their names.
-        culprits: seats of the nodes at fault, where nodes are.
-        leader_seat: the leader's own.
-        min_nodes: fewer cannot train.
-        checkpoint: step of the newest one.
-        ran_s: how long this generation of workers has run.
+        judged: the guard's judgement.
+        crash: the same, in comparable form.
+        history: the job's faults so far.
+        seats: names of the connected nodes, by their index in the job.
+        culprits: seats of the nodes at fault, if nodes are at fault.
+        leader_seat: seat of the leader's node.
+        min_nodes: minimum number of nodes.
+        checkpoint: step of the newest checkpoint.
+        ran_s: how long this generation of workers has run, in seconds.
     """
     is_again = crash in history.crashes
     history.crashes.append(crash)

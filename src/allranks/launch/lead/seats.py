@@ -1,7 +1,7 @@
-"""Who sits where: the nodes of the job whose agents are connected, and the lines to them. Owned by the leader.
+"""The nodes of the job with connected agents, and the connections to them. Owned by the leader.
 
-A seat is a node's place in the job (0 is the leader's own); a node keeps it, whatever its index in the group of one
-generation is. The leader's own agent sits here like all the others, at the other end of a socket pair.
+A seat is a node's index in the job (0 is the leader's node). It never changes, unlike the node's index in the group of
+one generation. The leader's own agent has a seat like all others, connected through a socket pair.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ class Dialer:
         each.received += data
         reason = "connected, then closed without an answer" if not data else self._listen(each.received)
         if reason is None and len(each.received) > _ANSWER_BYTES:
-            reason = "connected, then too much was said"
+            reason = "connected, then received too much data"
         if reason is None:
             return
         if reason:

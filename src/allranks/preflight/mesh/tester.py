@@ -380,7 +380,7 @@ def _resolve(address: str) -> tuple[int, Address]:
 
 def _judge_echo(words: bytes, received: bytearray) -> str | None:
     if not words.startswith(received):
-        return "connected, but somebody else answers"
+        return "connected, but another process answers"
     return "" if len(received) == len(words) else None
 
 

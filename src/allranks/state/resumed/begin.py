@@ -38,18 +38,9 @@ def begin(
     """Return the state of this training, as the newest whole checkpoint has it; all ranks call it together.
 
     Args:
-        parts: what a checkpoint holds, by name.
-        checkpoint_dir: where the script wants checkpoints.
-        checkpoint_every: steps, as the script wants it.
         default: directory where nobody names one.
-        num_nodes: that train together.
-        rank: of this process.
-        world_size: number of ranks.
-        device: of this rank.
-        keep: how many checkpoints stay.
-        cell: how to speak with the agent; None: there is none.
         on_exit: of the session; what is being written is waited for there.
-        told: as for `Tracked`.
+        told: as for `Tracked`; the rest is as for `Session.track`.
     """
     if cell is not None:
         leave_to_agent(lambda: bool(cell.is_ending))

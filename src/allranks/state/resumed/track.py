@@ -49,19 +49,11 @@ LEAVING_PATIENCE_S = 30.0
 
 
 class Tracked:
-    """The state of one training, on this rank; see `Session.track`.
+    """The state of one training, on this rank; what is not listed here is as for `Session.track`.
 
     Args:
-        parts: anything with `state_dict` and `load_state_dict`, the same on all ranks.
         checkpoints: where it is kept.
-        rank: of this process.
-        world_size: number of ranks.
-        every: steps between checkpoints; None: the cadence decides.
-        keep_best: name of a value given to `save`, and "min" or "max": the checkpoint with the best one stays.
-        partial: take the parts that are in the checkpoint, and let the others begin anew.
-        log: where rank 0's `step.log` goes beside the terminal; see state.resumed.steps.
         is_default: nobody named the directory, so it may hold another experiment's checkpoints.
-        accumulates: gradients go on from step to step, so checkpoints hold them.
         cell: how to speak with the agent; None: there is none.
         device: where the default process group takes tensors from.
         on_loss: called before this process ends because another rank was lost.

@@ -26,7 +26,6 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -157,8 +156,8 @@ class Checkpointer:
         All ranks call it together and get the same one. What is torn or altered is passed over and said aloud.
 
         Args:
-            like: the live state, as `save` would get it. Sharded tensors (DTensor) come back as DTensors on the meshes
-                found in it; without it they come back whole.
+            like: the live state, as `save` would get it. A sharded tensor (DTensor) comes back placed as the one of its
+                path in it; where there is none, it comes back whole.
         Raises:
             CheckpointError: there are checkpoints, and every one is damaged.
         """
@@ -366,7 +365,5 @@ class Checkpointer:
     def __enter__(self) -> Checkpointer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(wait=kind is None)

@@ -71,8 +71,8 @@ def _try_all(place: Path) -> list[Step]:
         Step(
             "write",
             True,
-            f"{SIZE_BYTES / 1e6:.0f} MB in {told['write_s']:.2f} s ({rate:.0f} MB/s), flushed to disk; training was "
-            f"held up {told['stall_s'] * 1000:.0f} ms",
+            f"{SIZE_BYTES / 1e6:.0f} MB in {told['write_s']:.2f} s ({rate:.0f} MB/s), flushed to disk and read back; "
+            f"training was held up {told['stall_s'] * 1000:.0f} ms",
         )
     ]
 

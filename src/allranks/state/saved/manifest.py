@@ -61,11 +61,6 @@ class Manifest:
     parts: tuple[Part, ...]
     """One a rank, in order."""
 
-    @property
-    def size_bytes(self) -> int:
-        """Of all parts together."""
-        return sum(part.size_bytes for part in self.parts)
-
     def to_bytes(self) -> bytes:
         """The file: one line of JSON, and one with its CRC-32."""
         fields = {"format": FORMAT, **asdict(self), "parts": [part_to_json(part) for part in self.parts]}

@@ -187,6 +187,27 @@ class Packer:
 # And back
 
 
+def dtype_of(name: str) -> torch.dtype:
+    """The torch dtype of this name.
+
+    Raises:
+        Damaged: this torch has none.
+    """
+    dtype = getattr(torch, name, None)
+    if not isinstance(dtype, torch.dtype):
+        raise Damaged(f"torch {torch.__version__} has no dtype {name}")
+    return dtype
+
+
+_VALUES: dict[str, Callable[..., Any]] = {
+    "int": lambda value: int(value, 16),
+    "float": float,
+    "complex": lambda real, imag: complex(float(real), float(imag)),
+    "bytes": base64.b64decode,
+    "dtype": dtype_of,
+}
+
+
 class StateFile:
     """One part, opened: its tree, and its tensors by name."""
 
@@ -250,22 +271,9 @@ class StateFile:
             return _DICTS[kind]({self._unpack(key): self._unpack(item) for key, item in first})
         if kind in _LISTS:
             return _LISTS[kind]([self._unpack(item) for item in first])
+        if kind in _VALUES:
+            return _VALUES[kind](first, *rest)
         return getattr(self, f"_unpack_{kind}")(first, *rest)
-
-    def _unpack_int(self, value: str) -> int:
-        return int(value, 16)
-
-    def _unpack_float(self, value: str) -> float:
-        return float(value)
-
-    def _unpack_complex(self, real: str, imag: str) -> complex:
-        return complex(float(real), float(imag))
-
-    def _unpack_bytes(self, value: str) -> bytes:
-        return base64.b64decode(value)
-
-    def _unpack_dtype(self, name: str) -> torch.dtype:
-        return dtype_of(name)
 
     def _unpack_sharded(self, path: str) -> torch.Tensor:
         return self._sharded(path)
@@ -288,18 +296,6 @@ class StateFile:
         import numpy as np
 
         return np.frombuffer(base64.b64decode(data), dtype=_numpy_dtype(dtype))[0]
-
-
-def dtype_of(name: str) -> torch.dtype:
-    """The torch dtype of this name.
-
-    Raises:
-        Damaged: this torch has none.
-    """
-    dtype = getattr(torch, name, None)
-    if not isinstance(dtype, torch.dtype):
-        raise Damaged(f"torch {torch.__version__} has no dtype {name}")
-    return dtype
 
 
 def name_of(dtype: object) -> str:

@@ -9,7 +9,6 @@ import os
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 
 from allranks.state.saved.manifest import BLOCK_BYTES, MANIFEST, Damaged, Manifest, Part, parse_final
 
@@ -140,7 +139,5 @@ class PartReader:
     def __enter__(self) -> PartReader:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()

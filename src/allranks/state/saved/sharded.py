@@ -19,32 +19,22 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import ReadItem
-from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.placement_types import Placement
+from torch.distributed.tensor import DTensor, Replicate
 
 from allranks.state.saved.manifest import Damaged
-from allranks.state.saved.pack import Packer, StateError, StateFile, dtype_of
-
-_OTHER = -1
+from allranks.state.saved.pack import Packer, StateError, StateFile, dtype_of, name_of
 
 
 def describe_tensors(tensors: Mapping[str, DTensor]) -> list[Any]:
-    """What is the same on all ranks: shape, dtype, mesh and placements of each tensor, as plain values.
+    """What is the same on all ranks: path, dtype and shape of each tensor, as plain values.
 
     Raises:
         StateError: one is placed in a way that no checkpoint can hold.
     """
-    return [
-        [
-            path,
-            str(tensor.dtype).removeprefix("torch."),
-            list(tensor.shape),
-            [_describe_placement(placement, path) for placement in tensor.placements],
-            _names_of(tensor.device_mesh),
-        ]
-        for path, tensor in tensors.items()
-    ]
+    for path, tensor in tensors.items():
+        if partial := [placement for placement in tensor.placements if placement.is_partial()]:
+            raise StateError(f"{path} is a DTensor placed as {partial[0]}: it has not been summed up yet")
+    return [[path, name_of(tensor.dtype), list(tensor.shape)] for path, tensor in tensors.items()]
 
 
 def pack_shards(packer: Packer) -> list[Any]:
@@ -74,26 +64,13 @@ def _is_first_copy(tensor: DTensor) -> bool:
     return all(at == 0 for at, how in zip(place, tensor.placements, strict=True) if isinstance(how, Replicate))
 
 
-def _describe_placement(placement: Placement, path: str) -> int | None:
-    """The dimension that is cut, None for copies, _OTHER for what only a live tensor can tell."""
-    if placement.is_partial():
-        raise StateError(f"{path} is a DTensor placed as {placement}: it has not been summed up yet")
-    if isinstance(placement, Replicate):
-        return None
-    return int(placement.dim) if type(placement) is Shard else _OTHER
-
-
-def _names_of(mesh: DeviceMesh) -> list[str]:
-    return list(mesh.mesh_dim_names or [""] * mesh.ndim)
-
-
 # And back
 
 
 def load_sharded(
     tensors: Mapping[str, list[Any]], parts: Iterable[StateFile], like: Mapping[str, DTensor]
 ) -> dict[str, torch.Tensor]:
-    """Read tensors: as in `like` where the path is there, else on the mesh with their dimensions, else whole.
+    """Read tensors: placed as in `like` where the path is there, else whole.
 
     Args:
         tensors: by path, as `describe_tensors` gave them.
@@ -102,8 +79,7 @@ def load_sharded(
     Raises:
         Damaged: a shard is missing, or not what was written. DCP would leave the tensor as it happens to be.
     """
-    meshes = {tuple(_names_of(tensor.device_mesh)): tensor.device_mesh for tensor in like.values()}
-    targets = {path: _target(described, meshes, like.get(path)) for path, described in tensors.items()}
+    targets = {path: _target(dtype, shape, like.get(path)) for path, dtype, shape in tensors.values()}
     missing = {path: size for path, target in targets.items() if (size := _local(target).numel())}
     found: dict[str, dict[tuple[int, ...], tuple[StateFile, list[Any]]]] = {path: {} for path in missing}
     for part in parts if missing else ():
@@ -115,7 +91,7 @@ def load_sharded(
             chunks = [
                 ChunkStorageMetadata(torch.Size(at), torch.Size(shard[2])) for at, (_, shard) in found[path].items()
             ]
-            _, dtype, shape, *_ = tensors[path]
+            _, dtype, shape = tensors[path]
             described = TensorStorageMetadata(TensorProperties(dtype_of(dtype)), torch.Size(shape), chunks)
             planner.set_up_planner({path: targets[path]}, Metadata({path: described}))
             items = planner.create_local_plan().items
@@ -131,16 +107,11 @@ def load_sharded(
     return targets
 
 
-def _target(described: list[Any], meshes: Mapping[tuple[str, ...], DeviceMesh], like: DTensor | None) -> torch.Tensor:
-    _, dtype, shape, dimensions, names = described
-    if like is not None and list(like.shape) == shape:
-        mesh, placements = like.device_mesh, tuple(like.placements)
-    elif _OTHER not in dimensions and (found := meshes.get(tuple(names))):
-        mesh = found
-        placements = tuple(Replicate() if dim is None else Shard(dim) for dim in dimensions)
-    else:
+def _target(dtype: str, shape: list[int], like: DTensor | None) -> torch.Tensor:
+    if like is None or list(like.shape) != shape:
         return torch.empty(shape, dtype=dtype_of(dtype))
-    return torch.distributed.tensor.empty(*shape, dtype=dtype_of(dtype), device_mesh=mesh, placements=placements)
+    placed: dict[str, Any] = {"device_mesh": like.device_mesh, "placements": like.placements}
+    return torch.distributed.tensor.empty(*shape, dtype=dtype_of(dtype), **placed)
 
 
 def _read(item: ReadItem, target: torch.Tensor, part: StateFile, shard: list[Any], dtype: str) -> None:

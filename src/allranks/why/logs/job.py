@@ -45,7 +45,7 @@ def find_job_sources(job: str, *, log_dir: Path = RUNS) -> tuple[Source, ...]:
     """
     match = _JOB_ID.fullmatch(job)
     if not match:
-        raise UsageError(f"{job}: expected the id of a job, for example 4711, or 4711_3 for a task of an array")
+        raise UsageError(f"{job}: expected a SLURM job id, for example 4711, or 4711_3 for a task of an array")
     problem: SetupError | None = None
     jobs: tuple[JobState, ...] = ()
     try:
@@ -73,9 +73,9 @@ def find_job_sources(job: str, *, log_dir: Path = RUNS) -> tuple[Source, ...]:
             raise problem
         if waiting := next((state for state in jobs if state.is_pending), None):
             why = f" ({waiting.reason})" if waiting.reason else ""
-            raise UsageError(f"job {job}: it has not begun{why}, so there is no log yet; allranks status {job}")
-        known = "SLURM does not know it" if not jobs else f"nothing fits {', '.join(patterns[:3])}"
-        raise UsageError(f"job {job}: no log of it is here: {known}; name its files or directory instead")
+            raise UsageError(f"job {job} has not started{why}, so it has no log yet; see allranks status {job}")
+        known = "SLURM does not know it" if not jobs else f"no file matches {', '.join(patterns[:3])}"
+        raise UsageError(f"job {job}: it has no logs here: {known}; give its log files or directory instead")
     return tuple(sources.values())
 
 

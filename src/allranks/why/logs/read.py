@@ -111,7 +111,7 @@ def read_chunks(source: Source, *, problems: list[ReadProblem] | None = None) ->
         with io.FileIO(0, closefd=False) if source.path is None else io.FileIO(source.path) as file:
             yield from _cut(*_open_stream(file, note, size=source.size))
     except IsADirectoryError as exc:
-        raise ReadError(source, "this directory cannot be listed") from exc
+        raise ReadError(source, "cannot list this directory") from exc
     except OSError as exc:
         raise ReadError(source, f"cannot be read: {exc.strerror or exc}") from exc
 
@@ -250,13 +250,13 @@ def _unpack_gzip(blocks: Iterator[bytes], note: _Note) -> Iterator[bytes]:
                 yield inflate.decompress(block, _BLOCK_BYTES)
             except zlib.error as exc:
                 yield _unpack_until_error(before, block)
-                note(f"its gzip data is damaged, what comes after was not read: {exc}")
+                note(f"its gzip data is damaged, the rest was not read: {exc}")
                 return
             is_open = not inflate.eof
             block = inflate.unconsumed_tail if is_open else inflate.unused_data
     if is_open:
         yield inflate.flush()
-        note("its gzip data ends too early: it was cut, or is still written")
+        note("its gzip data ends too early: it was truncated, or is still being written")
 
 
 def _unpack_until_error(inflate: zlib._Decompress, block: bytes) -> bytes:
@@ -280,9 +280,9 @@ def _unpack_zstd(blocks: Iterator[bytes], note: _Note) -> Iterator[bytes]:
             try:
                 yield frame.decompress(piece)
             except zstandard.ZstdError as exc:
-                note(f"its zstd data is damaged, what comes after was not read: {exc}")
+                note(f"its zstd data is damaged, the rest was not read: {exc}")
                 return
             is_open = not frame.eof
             begin += len(piece) - len(frame.unused_data)
     if is_open:
-        note("its zstd data ends too early: it was cut, or is still written")
+        note("its zstd data ends too early: it was truncated, or is still being written")

@@ -103,7 +103,7 @@ def _expand(target: str, *, show_target: bool) -> Iterator[Source]:
     elif glob.has_magic(target):
         paths = find_paths(target)
         if not paths:
-            raise UsageError(f"{target}: no file fits this pattern")
+            raise UsageError(f"{target}: no file matches this pattern")
     else:
         raise UsageError(f"{target}: no such file or directory; expected logs, a directory, a pattern, '-' or a job id")
     is_pattern = paths != [target]
@@ -113,7 +113,7 @@ def _expand(target: str, *, show_target: bool) -> Iterator[Source]:
             some = True
             yield source
     if not some:
-        raise UsageError(f"{target}: holds no log; {_why_none(paths)}")
+        raise UsageError(f"{target}: contains no log; {_why_none(paths)}")
 
 
 def find_paths(pattern: str) -> list[str]:
@@ -124,8 +124,8 @@ def find_paths(pattern: str) -> list[str]:
 
 def _why_none(paths: Sequence[str]) -> str:
     if len(paths) == 1 and not Path(paths[0]).is_dir():
-        return "expected text, plain or packed with gzip or zstd"
-    return "binary files, code and hidden files are passed over; name a file to have it read"
+        return "expected text, plain or compressed with gzip or zstd"
+    return "binary files, code and hidden files are skipped; to read such a file, give its name"
 
 
 def look_at(path: str, *, show_target: bool) -> Iterator[Source]:

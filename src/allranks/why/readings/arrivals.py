@@ -38,10 +38,10 @@ def conclude_arrivals(logs: Logs, people: People) -> Iterator[Conclusion]:
                 role=Role.LIKELY,
                 confidence=Confidence.LIKELY,
                 culprit=Culprit(ranks=missing),
-                message=f"{fold_ranks(missing)} never came to init_process_group; {present} of {wanted} were there",
+                message=f"{fold_ranks(missing)} never called init_process_group; {present} of {wanted} ranks did",
                 evidence=(barrier[0].line, barrier[-1].line),
                 victims=frozenset(here),
-                ask=f"the log and, while it hangs, the stack of {fold_ranks(missing)}",
+                ask=f"the log of {fold_ranks(missing)}, and their stacks while the job hangs: allranks stack JOB",
                 weight=1,
             )
     many = [event for event in waiting if (event.number("present") or 0) > (event.number("wanted") or 0)]
@@ -55,8 +55,8 @@ def conclude_arrivals(logs: Logs, people: People) -> Iterator[Conclusion]:
                 ranks=tuple(sorted({event.number("rank") or 0 for event in many})),
                 things=("mp.spawn inside srun",) if has_srun else (),
             ),
-            message=f"{many[0].values['present']} processes came to a group of {many[0].values['wanted']}: "
-            "each of several tasks spawned all ranks",
+            message=f"{many[0].values['present']} processes joined a group of {many[0].values['wanted']}: "
+            "several tasks each spawned all ranks",
             evidence=tuple(event.line for event in many[:2]),
             weight=2,
         )
@@ -98,9 +98,9 @@ def _twice(members: Sequence[Event]) -> Iterator[Conclusion]:
             role=Role.LIKELY,
             confidence=Confidence.UNDECIDED,
             culprit=Culprit(ranks=missing),
-            message=f"{fold_ranks(missing)} did not say that they started; {len(counts)} of {wanted} did",
+            message=f"{fold_ranks(missing)} did not report their start; {len(counts)} of {wanted} ranks did",
             evidence=tuple(event.line for event in members[:2]),
-            ask="were they started at all? srun with one task a rank; the logs of the other nodes",
+            ask="check that they were started: srun with one task per rank; the logs of the other nodes",
         )
         return
     yield Conclusion(
@@ -109,7 +109,7 @@ def _twice(members: Sequence[Event]) -> Iterator[Conclusion]:
         confidence=Confidence.LIKELY,
         culprit=Culprit(ranks=tuple(twice) + missing),
         message=f"{fold_ranks(twice)} started {max(counts.values())} times and {fold_ranks(missing)} not at all: "
-        f"tasks do not know their places",
+        "the tasks have wrong ranks",
         evidence=tuple(event.line for event in members[:2]),
         weight=1,
     )

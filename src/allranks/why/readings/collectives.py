@@ -128,7 +128,7 @@ def _behind(stuck: list[Stuck]) -> Iterator[Conclusion]:
         confidence=Confidence.LIKELY,
         culprit=Culprit(ranks=tuple(each.rank for each in late)),
         message=f"{fold_ranks(each.rank for each in late)} waited in collective {late[0].seq}"
-        f"{_op(late[0])}, the others in {ahead}{_op(others[0])}",
+        f"{_op(late[0])}, the others waited in {ahead}{_op(others[0])}",
         evidence=tuple(each.line for each in (*late[:2], *others[:1])),
         victims=frozenset(each.rank for each in others),
         ask=_ASK,
@@ -174,7 +174,7 @@ def _silent(stuck: list[Stuck], people: People) -> Iterator[Conclusion]:
         role=Role.LIKELY,
         confidence=Confidence.LIKELY if _are_together(stuck) else Confidence.UNDECIDED,
         culprit=Culprit(ranks=missing),
-        message=f"{fold_ranks(missing)} did not come to {_name(stuck[0])}; "
+        message=f"{fold_ranks(missing)} did not enter {_name(stuck[0])}; "
         f"{fold_ranks(reporting)} waited there until the timeout",
         evidence=tuple(each.line for each in stuck[:2]),
         victims=frozenset(reporting),
@@ -200,7 +200,7 @@ def _busy(logs: Logs, first: Line, waiting: frozenset[int], limit_s: float) -> I
                 role=Role.LIKELY,
                 confidence=Confidence.LIKELY,
                 culprit=Culprit(ranks=(rank,)),
-                message=f"rank {rank} was at something else for {took_s} s while {fold_ranks(waiting)} waited for it",
+                message=f"rank {rank} did something else for {took_s} s while {fold_ranks(waiting)} waited for it",
                 evidence=(line, first),
                 victims=waiting,
                 ask=_ASK,
@@ -227,7 +227,7 @@ def _alone(logs: Logs, first: Line, waiting: frozenset[int], limit_s: float) -> 
             role=Role.LIKELY,
             confidence=Confidence.LIKELY,
             culprit=Culprit(ranks=(0,)),
-            message=f"rank 0 went to something else {took_s:.0f} s before {fold_ranks(waiting)} gave up waiting",
+            message=f"rank 0 began something else {took_s:.0f} s before {fold_ranks(waiting)} gave up waiting",
             evidence=(before[-1], first),
             victims=waiting,
             ask=_ASK,

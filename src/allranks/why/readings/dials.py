@@ -81,11 +81,11 @@ def _judge(
         )
     elif len(failed) == 1 and culprits:
         pair = sorted(next(iter(failed)))
-        message = f"{fold_ranks(pair)} do not reach each other: {error}; no other pair says which of them it is"
+        message = f"{fold_ranks(pair)} do not reach each other: {error}; no other pair shows which of them is at fault"
         yield _conclude(dials, "firewall-port", pair, message, plan[pair[0]], confidence=Confidence.UNDECIDED)
     elif len(failed) == 1:
         pair = sorted(at_all)
-        message = f"{fold_ranks(pair)} do not reach each other, and both reach others: {error} on the way between them"
+        message = f"{fold_ranks(pair)} do not reach each other, but both reach others: {error} on the link between them"
         yield _conclude(dials, "partition", pair, message, "")
     elif failed:
         diallers = sorted(dials.remotes)
@@ -93,7 +93,7 @@ def _judge(
         targets = {rank for pair in failed for rank in pair} - set(diallers)
         message = (
             f"{fold_ranks(diallers)} do not reach {fold_ranks(targets)}: {error}; "
-            f"the network is parted between {fold_ranks(others)} and {fold_ranks(diallers)}"
+            f"the network is partitioned between {fold_ranks(others)} and {fold_ranks(diallers)}"
         )
         yield _conclude(dials, "partition", diallers, message, "")
 
@@ -154,7 +154,7 @@ def _conclude(
         message=message,
         evidence=tuple(dials.lines.values())[:3],
         victims=frozenset(dials.remotes) - frozenset(ranks),
-        ask="allranks check on the same nodes tries every pair and names the link",
+        ask="run allranks check on the same nodes: it tests every pair and names the link",
         weight=1,
     )
 

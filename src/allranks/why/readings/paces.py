@@ -51,7 +51,7 @@ def conclude_paces(logs: Logs, people: People) -> Iterator[Conclusion]:
                     role=Role.LIKELY,
                     confidence=Confidence.UNDECIDED,
                     culprit=Culprit(ranks=tuple(sorted(each.rank for each in slow))),
-                    message=f"{fold_ranks(each.rank for each in slow)} took {MUCH:g} times as long as others, and more",
+                    message=f"{fold_ranks(each.rank for each in slow)} took at least {MUCH:g} times as long as others",
                     evidence=tuple(each.line for each in slow[:3]),
                     ask="the GPU's clocks and the data loader of those ranks: nvidia-smi -q -d CLOCK,PERFORMANCE",
                 )

@@ -77,7 +77,7 @@ def _behind(by_rank: Mapping[str, list[Line]]) -> Laggard | None:
     (who, (step, line)), (_, (following, _)), *_ = sorted(steps.items(), key=lambda item: item[1][0])
     if step >= following:
         return None
-    return Laggard(_name(who), f"{_tell(who)} stopped at step {step}; all others came to {following} at least", line)
+    return Laggard(_name(who), f"{_tell(who)} stopped at step {step}; all others reached at least {following}", line)
 
 
 def _silent(by_rank: Mapping[str, list[Line]]) -> Laggard | None:
@@ -93,7 +93,7 @@ def _silent(by_rank: Mapping[str, list[Line]]) -> Laggard | None:
     gap_s = (following.time or 0.0) - (line.time or 0.0)
     if gap_s < STOPPED_S:
         return None
-    return Laggard(_name(who), f"{_tell(who)} said nothing more {gap_s:.0f} s before all others", line)
+    return Laggard(_name(who), f"{_tell(who)} went silent {gap_s:.0f} s before all others", line)
 
 
 def _name(who: str) -> Culprit:

@@ -32,8 +32,8 @@ def conclude_restarts(logs: Logs, people: People) -> Iterator[Conclusion]:
                 role=Role.LIKELY,
                 confidence=Confidence.LIKELY,
                 culprit=Culprit(),
-                message="the workers were started anew and found no checkpoint to go on from",
+                message="the workers were restarted, but found no checkpoint to resume from",
                 evidence=(event.line, restarts[source]),
-                ask="what the script loads at its start, and from where",
+                ask="which checkpoint the script loads at its start, and from where",
             )
             return

@@ -63,9 +63,9 @@ def conclude_rounds(logs: Logs, people: People) -> Iterator[Conclusion]:
                 confidence=Confidence.UNDECIDED,
                 culprit=Culprit(ranks=more),
                 message=f"{fold_ranks(more)} had {most} batches before the next stage, "
-                f"{fold_ranks([fewest])} {by_rank[fewest]}, and nothing came after",
+                f"{fold_ranks([fewest])} had {by_rank[fewest]}; then all output stopped",
                 evidence=(last[print_, more[0]], last[print_, fewest], lines[stage]),
-                ask="how many batches each rank has: len(dataloader), or a count at the epoch's end",
+                ask="print how many batches each rank has: len(dataloader), or a count at the end of the epoch",
             )
             return
 

@@ -72,26 +72,26 @@ def conclude_silence(logs: Logs, people: People, found: Sequence[Conclusion]) ->
     goes = [line for line in everything if _goes_on(line)]
     silent_s = _silence_s(everything, goes)
     if not finished and (silent_s >= LONG_S or any(_STUCK.search(line.text) for line in everything)):
-        others = f"; others go on for {silent_s / 60:.0f} minutes" if silent_s >= LONG_S else ""
-        what = f"the job's own lines stop, and nothing in them says why{others}"
+        others = f"; others continue for {silent_s / 60:.0f} minutes" if silent_s >= LONG_S else ""
+        what = f"the job's own output stops without a reason{others}"
         yield _hangs(what, *goes[-1:], last[-1], confidence=Confidence.LIKELY)
         return
     if not finished and (beats := _beats(logs)):
         minutes = _span_s(beats) / 60
-        what = f"only the same words came for {minutes:.0f} minutes, of something beside the job, and nothing of it"
+        what = f"for {minutes:.0f} minutes, only another program repeated the same lines; the job printed nothing"
         yield _hangs(what, beats[0], beats[-1], confidence=Confidence.LIKELY)
         return
     if not finished and (members := _all_announced(logs, last[-1])):
         yield _hangs(
-            f"all {members} ranks said that they started, and nothing came after: they wait for each other as the "
-            "group is made, or the log was taken too early",
+            f"all {members} ranks reported their start, then the log ends: they wait for each other in "
+            "init_process_group, or the log was saved too early",
             last[-1],
         )
         return
     if not finished and (half := _half_made(everything)) is not None:
         yield _hangs(
-            "NCCL began to make a communicator, and the log ends before it was done: the ranks wait for each other, or "
-            "the log was taken too early",
+            "the log ends while NCCL creates a communicator: the ranks wait for each other, or the log was saved too "
+            "early",
             half,
             last[-1],
         )
@@ -105,13 +105,13 @@ def conclude_silence(logs: Logs, people: People, found: Sequence[Conclusion]) ->
             role=Role.CONTEXT,
             confidence=Confidence.UNDECIDED,
             culprit=speaker(people.know(dials[-1])),
-            message="the log ends while a rank still dials another one, where nobody listens",
+            message="the log ends while a rank still connects to another one, which does not listen",
             evidence=(dials[-1],),
-            ask="the log of the rank that it dials: did it start, and on which address does it listen?",
+            ask="the log of that other rank: did it start, and on which address does it listen?",
         )
         return
     if not finished and (again := _again(logs)) is not None:
-        what = "the log ends with the same complaint again and again: it waits for what does not come"
+        what = "the log ends with the same complaint, repeated: the job waits for something that does not happen"
         yield _hangs(what, again, culprit=speaker(people.know(again)))
         return
     if not finished and (alarms := _alarms(everything, goes)):
@@ -122,7 +122,7 @@ def conclude_silence(logs: Logs, people: People, found: Sequence[Conclusion]) ->
         role=Role.CONTEXT,
         confidence=Confidence.CERTAIN if finished else Confidence.LIKELY if goes else Confidence.UNDECIDED,
         culprit=Culprit(),
-        message="nothing in these logs speaks of a failure",
+        message="these logs show no failure",
         evidence=tuple(event.line for event in finished[:1]) or tuple(goes[-1:]) or tuple(last[-1:]),
     )
 
@@ -214,9 +214,9 @@ def _unknown(alarms: Sequence[Line], people: People) -> Conclusion:
         role=Role.CONTEXT,
         confidence=Confidence.UNDECIDED,
         culprit=speaker(people.know((nccl or alarms)[0])),
-        message="these lines speak of a failure, and allranks does not know them",
+        message="these lines report a failure that allranks does not know",
         evidence=tuple((nccl or alarms)[:3]),
-        ask="what came before these lines, and the logs of the other ranks",
+        ask="the lines before these, and the logs of the other ranks",
     )
 
 
@@ -233,7 +233,7 @@ def _ended_from_outside(*evidence: Line, is_sure: bool = True) -> Conclusion:
         role=Role.CONTEXT,
         confidence=Confidence.LIKELY if is_sure else Confidence.UNDECIDED,
         culprit=Culprit(),
-        message="until it was ended from outside nothing spoke of a failure; these logs cannot tell what it waited for",
+        message="the job was ended from outside; no earlier line reports a failure or what it waited for",
         evidence=evidence,
         ask=_ASK,
     )

@@ -32,7 +32,7 @@ def conclude_stalls(logs: Logs, people: People) -> Iterator[Conclusion]:
             role=Role.LIKELY,
             confidence=Confidence.LIKELY,
             culprit=Culprit(ranks=missing),
-            message=f"{fold_ranks(missing)} did not come to a collective for which {fold_ranks(ready)} were ready",
+            message=f"{fold_ranks(missing)} did not enter a collective for which {fold_ranks(ready)} were ready",
             evidence=tuple(lines[:2]),
             victims=ready,
             weight=1,
@@ -47,7 +47,7 @@ def conclude_stalls(logs: Logs, people: People) -> Iterator[Conclusion]:
             role=Role.LIKELY,
             confidence=Confidence.LIKELY,
             culprit=Culprit(ranks=tuple(sorted(fewest))),
-            message=f"{fold_ranks(fewest)} wait in another collective than {fold_ranks(most)}",
+            message=f"{fold_ranks(fewest)} wait in a different collective than {fold_ranks(most)}",
             evidence=tuple(lines[:2]),
             weight=1,
         )

@@ -131,7 +131,7 @@ def conclude_tracebacks(logs: Logs, people: People) -> Iterator[Conclusion]:
     if frame is not None:
         where = f"{frame.values['file'].rpartition('/')[2]}:{frame.values['line']}"
         culprit |= Culprit(things=(where,))
-    text = f"{first.kind}: {first.text}" if first.text else first.kind or "an exception whose text is not in the log"
+    text = f"{first.kind}: {first.text}" if first.text else first.kind or "an exception; the log does not have its text"
     ranks = {rank for each in same if (rank := people.know(each.line).rank) is not None}
     many = f" (the same on {len(ranks)} ranks)" if len(ranks) > 1 else ""
     yield Conclusion(

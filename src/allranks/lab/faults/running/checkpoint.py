@@ -64,7 +64,7 @@ class CheckpointStrike(Strike):
 
 
 class BitFlipped(CheckpointStrike, name="checkpoint-bit-flipped", cause="AR407"):
-    """One bit of the largest file of the newest checkpoint is flipped; then a worker is killed."""
+    """One bit in the largest file of the newest checkpoint is flipped; then a worker is killed."""
 
     also: ClassVar = ("AR601",)
 
@@ -90,7 +90,7 @@ class FileTruncated(CheckpointStrike, name="checkpoint-truncated", cause="AR407"
 
 
 class ManifestMissing(CheckpointStrike, name="checkpoint-manifest-missing", cause="AR407"):
-    """The manifest of the newest checkpoint is gone; then a worker is killed."""
+    """The manifest of the newest checkpoint is deleted; then a worker is killed."""
 
     also: ClassVar = ("AR601",)
 

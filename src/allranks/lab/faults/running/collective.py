@@ -22,7 +22,7 @@ class Mismatch(OrderStrike):
 
 
 class CollectiveSkipped(Mismatch, name="collective-skipped", cause="AR410"):
-    """One rank leaves a collective out, and is one ahead from then on."""
+    """One rank skips a collective, and is one ahead from then on."""
 
     order, has_baseline = "skip", True
 
@@ -40,13 +40,13 @@ class ShapesDiffer(Mismatch, name="shapes-differ", cause="AR410"):
 
 
 class DtypesDiffer(Mismatch, name="dtypes-differ", cause="AR410"):
-    """One rank reduces doubles where the others reduce floats; Gloo aborts an innocent one."""
+    """One rank reduces doubles where the others reduce floats; Gloo aborts an innocent rank."""
 
     order = "other-dtype"
 
 
 class RankEvaluates(OrderStrike, name="rank-evaluates"):
-    """One rank evaluates for a minute while the others wait: honest, to be named as slow and not to be ended."""
+    """One rank evaluates for a minute while the others wait: it must be reported as slow, not ended."""
 
     severity = Expected.SURVIVED
     order, seconds, watch_s, has_baseline = "evaluate", EVALUATES_S, EVALUATES_S + 30.0, True
@@ -58,11 +58,11 @@ class RankEvaluates(OrderStrike, name="rank-evaluates"):
         rank = target.rank_on(scene.node.name)
         line = rf"slow: rank {rank} has been in user code for \d+ s: orders\.py:\d+ in evaluate; \d+ ranks wait"
         said = (target.directory / "output.txt").read_text(errors="replace")
-        return [] if re.search(line, said) else [f"nobody said slow: rank {rank}, in evaluate"]
+        return [] if re.search(line, said) else [f"no line reported rank {rank} as slow in evaluate"]
 
 
 class RankLate(OrderStrike, name="rank-late", cause="AR409"):
-    """One rank is 150 ms late in every step: a straggler, to be named, never to be ended."""
+    """One rank is 150 ms late in every step: a straggler that must be reported, never ended."""
 
     severity = Expected.SURVIVED
     order, seconds, does_it_again, watch_s = "late", LATE_S, True, 45.0

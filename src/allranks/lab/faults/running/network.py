@@ -85,7 +85,7 @@ class MtuLowered(NetworkStrike, name="mtu-lowered", cause="AR204"):
 
 
 class LostOneWay(NetworkStrike, name="lost-one-way", cause=("AR210", "AR211", "AR212")):
-    """Whatever the node sends on the data network is lost at its switch port; what is sent to it arrives."""
+    """All packets that the node sends on the data network are lost at its switch port; packets to it arrive."""
 
     @classmethod
     def strike(cls, scene: Scene, target: Target) -> float:
@@ -101,7 +101,7 @@ class LostOneWay(NetworkStrike, name="lost-one-way", cause=("AR210", "AR211", "A
 
 
 class NodeSilent(Strike, name="node-silent-running", cause=("AR012", "AR001")):
-    """Both networks of the node are cut at once: it lives, and nobody can know."""
+    """Both networks of the node are cut at once: it still runs, but nobody can tell."""
 
     verdict_s, next_step_s = GONE_S, NEXT_STEP_S
     has_ranks = False

@@ -44,7 +44,7 @@ class AgentKilled(NodeStrike, name="agent-killed", cause=("AR012", "AR407")):
 
 
 class NodeEmptied(NodeStrike, name="node-emptied", cause=("AR012", "AR407")):
-    """SIGKILL to everything of the job on one node at once, agent and workers; the node and SLURM's daemons live.
+    """SIGKILL to all processes of the job on one node, agent and workers; the node and SLURM's daemons stay up.
 
     Without slurmstepd, srun would wait for that node's task for ever, whoever runs there (SLURM 22.05).
     """
@@ -63,7 +63,7 @@ class NodeEmptied(NodeStrike, name="node-emptied", cause=("AR012", "AR407")):
 
 
 class NodeKilled(NodeStrike, name="node-killed", cause="AR012"):
-    """The machine is without power: its cables are dead, then all its processes, SLURM's too."""
+    """The machine loses power: its links go down, then all its processes end, SLURM's too."""
 
     has_baseline = True
 
@@ -74,7 +74,7 @@ class NodeKilled(NodeStrike, name="node-killed", cause="AR012"):
 
 
 class TwoNodesKilled(NodeStrike, name="two-nodes-killed", cause="AR012"):
-    """Two machines are gone at the same time."""
+    """Two machines lose power at the same time."""
 
     min_nodes = 4
 
@@ -90,7 +90,7 @@ class TwoNodesKilled(NodeStrike, name="two-nodes-killed", cause="AR012"):
 
 
 class NodeBack(NodeStrike, name="node-back", cause="AR012"):
-    """Both networks of the node are cut, and back after 20 s: it must be taken in again.
+    """Both networks of the node are cut and come back after 20 s: the node must rejoin.
 
     Its agent has lost the leader, and must not take it for dead: it would put the job back into the queue.
     Shorter than SLURM's patience: 300 s by default, and PATIENCE_S in the lab while this is in it. A node that SLURM
@@ -128,14 +128,14 @@ class NodeBack(NodeStrike, name="node-back", cause="AR012"):
 
 
 class BelowMinimumAndBack(NodeBack, name="below-minimum-and-back", cause=("AR012", "AR608")):
-    """As many nodes as the job needs at least; one is gone, the job pauses, the node comes back."""
+    """The job has exactly its minimum of nodes; one is lost, the job pauses, the node comes back."""
 
     nodes = "6:6"
     next_step_s = None
 
 
 class BelowMinimum(NodeStrike, name="below-minimum", cause=("AR608", "AR012")):
-    """As many nodes as the job needs at least; one is gone and stays away until the capacity timeout."""
+    """The job has exactly its minimum of nodes; one is lost and stays away until the capacity timeout."""
 
     severity = Expected.FAIL
     nodes, next_step_s, watch_s = "6:6", None, 75.0
@@ -149,7 +149,7 @@ class BelowMinimum(NodeStrike, name="below-minimum", cause=("AR608", "AR012")):
 
 
 class LeaderNodeKilled(NodeStrike, name="leader-node-killed"):
-    """The machine of the batch script and the leader is gone: the job is put back into the queue, and resumes.
+    """The machine of the batch script and the leader is lost: the job is requeued, and resumes.
 
     Who could print a verdict is gone, and so is what srun wrote to. The culprit stands in the job's memory.
     """

@@ -45,7 +45,7 @@ class WorkerKilled(SignalStrike, name="worker-killed", cause="AR407"):
 
 
 class WorkerStopped(SignalStrike, name="worker-stopped", cause="AR010"):
-    """SIGSTOP to one worker: its connections stay open, nothing of it runs."""
+    """SIGSTOP to one worker: its connections stay open, but it does not run."""
 
     signum, verdict_s, has_baseline = signal.SIGSTOP, STOPPED_S, True
 
@@ -75,7 +75,7 @@ class WorkerExits(OrderStrike, name="worker-exits", cause=("AR590", "AR407")):
 
 
 class WorkerRaises(OrderStrike, name="worker-raises", cause="AR590"):
-    """One rank raises an exception: an error of the script, which another start would meet again."""
+    """One rank raises an exception: an error of the script, which a restart would repeat."""
 
     severity = Expected.FAIL
     order, verdict_s, exit_codes, has_baseline = "raise", DEAD_S, (1,), True
@@ -88,7 +88,7 @@ class WorkerSegfaults(OrderStrike, name="worker-segfaults", cause="AR407"):
 
 
 class WorkerLoops(OrderStrike, name="worker-loops", cause=("AR408", "AR491")):
-    """One rank loops for ever and holds the GIL: none of its threads says anything any more."""
+    """One rank loops forever and holds the GIL: none of its threads can report anything."""
 
     order, watch_s = "hold-gil", 150.0
     guard: ClassVar = {"hang_s": 45.0}

@@ -39,11 +39,15 @@ class SlurmStrike(Strike):
         """There was time for a checkpoint, and a later run began with it."""
         done, began = scene.memory["step"], [each.step - 1 for each in target.steps() if each.start > (0, 0)]
         saved = min(began) if began else target.whole_checkpoint()
-        return [] if saved is not None and saved >= done else [f"step {done} was done, the checkpoint is of {saved}"]
+        return (
+            []
+            if saved is not None and saved >= done
+            else [f"step {done} was completed, but the checkpoint is at step {saved}"]
+        )
 
 
 class TimeLimit(SlurmStrike, name="time-limit"):
-    """The job's time limit is set to one minute; nothing warned it before."""
+    """The job's time limit is set to one minute, without a warning signal."""
 
     severity = Expected.FAIL
     command = ("scontrol", "update", "JobId=JOB", "TimeLimit=1")
@@ -51,7 +55,7 @@ class TimeLimit(SlurmStrike, name="time-limit"):
 
 
 class Requeued(SlurmStrike, name="requeued"):
-    """`scontrol requeue`: somebody puts the job back into the queue."""
+    """`scontrol requeue`: somebody requeues the job."""
 
     command = ("scontrol", "requeue", "JOB")
 
@@ -76,7 +80,7 @@ class WarnedBatch(SlurmStrike, name="warned-batch"):
 
 
 class Preempted(SlurmStrike, name="preempted"):
-    """A job of a partition with precedence needs two of the nodes: SLURM takes them, and requeues the job."""
+    """A job of a partition with higher priority needs two of the nodes: SLURM requeues the training."""
 
     command = (
         *("sbatch", "--partition", URGENT_PARTITION, "--nodes=2", "--exclusive", "--output=/dev/null"),
