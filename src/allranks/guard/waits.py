@@ -230,7 +230,7 @@ def _as_dump(beat: RankBeat) -> Dump:
     return Dump(
         rank=beat.rank,
         calls=tuple(calls),
-        status={group.name: Status(group.enqueued, -1, group.completed) for group in beat.groups},
+        status={group.name: Status(group.enqueued, group.completed) for group in beat.groups},
         members={group.name: group.ranks for group in beat.groups if group.ranks},
         is_whole=False,
     )

@@ -31,7 +31,6 @@ class Status:
     """The last numbers of one rank in one group; -1 where the backend does not tell."""
 
     enqueued: int = -1
-    started: int = -1
     completed: int = -1
 
 

@@ -135,7 +135,6 @@ class _Config(msgspec.Struct):
 
 class _Status(msgspec.Struct):
     last_enqueued_collective: int = -1
-    last_started_collective: int = -1
     last_completed_collective: int = -1
 
 
@@ -221,9 +220,7 @@ def parse_dump(
         rank=rank,
         calls=tuple(_call(entry, number) for number, entry in _newest(file.entries, keep)),
         status={
-            names[uid]: Status(
-                each.last_enqueued_collective, each.last_started_collective, each.last_completed_collective
-            )
+            names[uid]: Status(each.last_enqueued_collective, each.last_completed_collective)
             for uid, each in file.pg_status.items()
             if uid in names
         },
