@@ -60,8 +60,8 @@ class RdmaMtuUnequal(Cause, id="AR305"):
 
     message = "{what} differs: {usual}; {odd}"
     fix = (
-        "on {node}: ibv_devinfo; RoCE: ip link set {interface} mtu 4200 (the value of the other nodes); InfiniBand: check "
-        "the subnet manager"
+        "on {node}: ibv_devinfo; RoCE: ip link set {interface} mtu 4200 (the value of the other nodes); "
+        "InfiniBand: check the subnet manager"
     )
     exit_code = Exit.NODE_FAULT
     no_fault_yet = NO_LAB
