@@ -4,12 +4,14 @@ python benchmarks/random_kills.py --ranks 3 --kills 200        bit-identical to 
 python benchmarks/random_kills.py --ranks 6 --kills 30
 python benchmarks/random_kills.py --ranks 3,2,3 --kills 20     the size changes with every restart: same samples, 1e-5
 python benchmarks/random_kills.py --ranks 3 --kills 20 --launcher    restarts are those of `allranks run`
+python benchmarks/random_kills.py --ranks 3 --kills 200 --launcher --full --signals KILL,STOP --into DIR --minutes 9
+                        everything that a training has; again and again, until it says how many were bit-identical
 
 A run goes through as many lives as it is killed; in each one a random rank gets SIGKILL at a random instant
 (start-up, steps and saves included), with its writer in one of two, then the rest is ended, and the next life begins.
-When a run has reached its end its weights and samples are held against the uninterrupted run's, and another run
-begins, until there were enough kills. After every kill the newest checkpoint must load. Workers are forked from this
-process, which has torch imported already.
+When a run has reached its end its weights, optimizer, EMA and samples are held against the uninterrupted run's, and
+another run begins, until there were enough kills. Without `--launcher` workers are forked from this process, which has
+torch imported already, and the newest checkpoint must load after every kill.
 """
 
 from __future__ import annotations
@@ -17,8 +19,10 @@ from __future__ import annotations
 import argparse
 import contextlib
 import importlib
+import json
 import os
 import random
+import re
 import runpy
 import shutil
 import signal
@@ -28,8 +32,8 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
@@ -39,8 +43,12 @@ from allranks.state.saved.checkpoint import Checkpointer
 SCRIPT = Path(__file__).parents[1] / "tests" / "scripts" / "exact_train.py"
 for _module in ("torch._dynamo", "allranks.session", "allranks.state.resumed.begin"):
     importlib.import_module(_module)  # once, for all workers: DDP alone imports 800 modules when it is made
-LIFE_S = 120.0
+LIFE_S = 300.0
 """Deadline of one life: a hang is a failure, too."""
+GIVES_UP = re.compile(r"AR509 |broke \d+ times without progress between")
+"""What `allranks run` says where it ends repeats; it is started again then."""
+FAST_GUARD = "[guard]\nbeat_s = 0.2\ngone_s = 5\nstopped_s = 2\n"
+"""So that a stopped rank does not take the default 5 s of each kill."""
 
 
 @dataclass
@@ -49,6 +57,8 @@ class Told:
 
     kills: int = 0
     runs: int = 0
+    starts: int = 0
+    """Of `allranks run`."""
     lives_without_step: int = 0
     identical: int = 0
     largest_difference: float = 0.0
@@ -144,31 +154,64 @@ def live(course: Course, life: int, *, kill_after_s: float | None, chance: rando
     return end or "done"
 
 
-def live_below_launcher(course: Course, told: Told, kills: int, chance: random.Random, lead_s: float) -> None:
-    """Have `allranks run` restart what is killed from outside."""
+def live_below_launcher(course: Course, told: Told, options: argparse.Namespace, chance: random.Random) -> None:
+    """Have `allranks run` restart what is killed or stopped from outside, and start it again where it gives up."""
+    course.out.mkdir(parents=True, exist_ok=True)
+    (course.out / "cluster.toml").write_text(FAST_GUARD)
     command = [sys.executable, "-m", "allranks", "run", "--nproc-per-node", str(course.size(0)), "--max-restarts"]
     command += ["1000", "--checkpoint-dir", str(course.checkpoints), str(SCRIPT), str(course.out), *course.options]
-    course.out.mkdir(parents=True)
-    with (course.out / "run.log").open("w") as log:
-        job = subprocess.Popen(command, cwd=course.out, stdout=log, stderr=log)
-        life, began_s = 0, time.monotonic()
-        while job.poll() is None and time.monotonic() - began_s < LIFE_S:
-            pids = [course.out / str(life) / f"{rank}.pid" for rank in range(course.size(0))]
-            steps = course.out / str(life) / "0.steps"
-            if told.kills < kills and all(path.exists() and path.stat().st_size for path in [*pids, steps]):
-                time.sleep(chance.uniform(0, lead_s))
-                with contextlib.suppress(ProcessLookupError, ValueError):
-                    os.kill(int(chance.choice(pids).read_text()), signal.SIGKILL)
-                    told.kills += 1
-                    show(f"life {life}: killed, {told.kills} of {kills}")
-                life, began_s = life + 1, time.monotonic()
-            time.sleep(0.01)
-        if job.poll() is None:
+    while not course.is_done and not told.wrong and not is_time_up(options):
+        first = first_free_life(course)
+        told.starts += 1
+        log_path = course.out / f"run_{first}.log"
+        with log_path.open("w") as log:
+            env = {**os.environ, "EXACT_LIFE": str(first)}
+            job = subprocess.Popen(command, cwd=course.out, env=env, stdout=log, stderr=log)
+            strike_until_end(course, told, job, first, options, chance)
+        if job.returncode and not is_time_up(options) and not GIVES_UP.search(log_path.read_text()):
+            told.wrong.append(f"{course.out}: allranks run ended with {job.returncode}, see {log_path}")
+
+
+def strike_until_end(
+    course: Course,
+    told: Told,
+    job: subprocess.Popen[bytes],
+    life: int,
+    options: argparse.Namespace,
+    chance: random.Random,
+) -> None:
+    """Kill or stop a rank in each life of this job, until there were enough kills or the time is up."""
+    began_s = time.monotonic()
+    while job.poll() is None:
+        pids = [course.out / str(life) / f"{rank}.pid" for rank in range(course.size(0))]
+        steps = course.out / str(life) / "0.steps"
+        if told.kills < options.kills and all(path.exists() and path.stat().st_size for path in [*pids, steps]):
+            time.sleep(chance.uniform(0, options.lead_s))
+            name = chance.choice(options.signals.split(","))
+            with contextlib.suppress(ProcessLookupError, ValueError):
+                os.kill(int(chance.choice(pids).read_text()), signal.Signals[f"SIG{name}"])
+                told.kills += 1
+                show(f"life {life}: SIG{name}, {told.kills} of {options.kills}")
+                keep_told(told, course.out.parent)
+            life, began_s = life + 1, time.monotonic()
+        if time.monotonic() - began_s > LIFE_S:
             told.wrong.append(f"{course.out}: the job hangs in life {life}")
+        if told.wrong or is_time_up(options):
             job.terminate()
-            job.wait(30)
-        elif job.returncode:
-            told.wrong.append(f"{course.out}: allranks run ended with {job.returncode}")
+            job.wait(60)
+        time.sleep(0.01)
+
+
+def first_free_life(course: Course) -> int:
+    return 1 + max((int(path.name) for path in course.out.iterdir() if path.name.isdecimal()), default=-1)
+
+
+def is_time_up(options: argparse.Namespace) -> bool:
+    return time.monotonic() > options.until_s
+
+
+def keep_told(told: Told, root: Path) -> None:
+    (root / "told.json").write_text(json.dumps(asdict(told)))
 
 
 def in_child(work: Callable[[], str]) -> str:
@@ -224,16 +267,25 @@ def compare(course: Course, reference: Course, told: Told) -> None:
         wrong = [number for number, samples in steps.items() if samples != whole[number]]
         if wrong:
             told.wrong.append(f"{course.out}: life {life} took other samples at step {wrong[0]}")
-    mine, its = torch.load(course.out / "final.pt"), torch.load(reference.out / "final.pt")
-    difference = max((mine[name] - its[name]).abs().max().item() for name in its)
+    mine, its = (dict(tensors_of(torch.load(each.out / "final.pt"))) for each in (course, reference))
+    difference = max((mine[name].double() - its[name].double()).abs().max().item() for name in its)
     told.largest_difference = max(told.largest_difference, difference)
     is_identical = all(torch.equal(mine[name], its[name]) for name in its)
     told.identical += is_identical
-    show(f"{course.out.name} is done: weights {'bit-identical' if is_identical else f'differ by {difference:.3g}'}")
+    what = f"{len(its)} tensors of model, optimizer and EMA"
+    show(f"{course.out.name} is done: {what} {'bit-identical' if is_identical else f'differ by {difference:.3g}'}")
     if not is_identical and len(set(course.sizes)) == 1:
         told.wrong.append(f"{course.out}: weights differ by {difference:.3g}")
     if difference > 1e-5:
         told.wrong.append(f"{course.out}: weights differ by {difference:.3g}, more than 1e-5")
+
+
+def tensors_of(state: object, where: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """All tensors in a state, with the path to each."""
+    if isinstance(state, torch.Tensor):
+        yield where, state
+    for key, value in state.items() if isinstance(state, dict) else ():
+        yield from tensors_of(value, f"{where}/{key}")
 
 
 def show(text: str) -> None:
@@ -274,38 +326,57 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=0, help="of the DataLoader")
     parser.add_argument("--launcher", action="store_true", help="restarts are those of `allranks run`")
+    parser.add_argument("--signals", default="KILL", help="KILL,STOP: one of them at random; STOP with --launcher only")
+    parser.add_argument("--full", action="store_true", help="BatchNorm, EMA, clipping, micro-batches, 2 loader workers")
+    parser.add_argument("--into", type=Path, help="directory to work in; the same one again goes on where it stopped")
+    parser.add_argument("--minutes", type=float, default=1e9, help="stop after so long; --into goes on later")
     parser.add_argument("--unpinned", action="store_true", help="torch's own DDP, for comparison")
     options = parser.parse_args()
 
+    if "STOP" in options.signals and not options.launcher:
+        parser.error("--signals STOP: only `allranks run` sees that a rank is stopped; say --launcher, too")
+    options.until_s = time.monotonic() + 60 * options.minutes
     sizes = [int(size) for size in options.ranks.split(",")]
-    flags = ["--total", str(options.total), "--every", str(options.every), "--workers", str(options.workers)]
+    flags = ["--total", str(options.total), "--every", str(options.every)]
+    flags += ["--full", "--micro", "4", "--batch", "32"] * options.full
+    flags += ["--workers", str(max(options.workers, 2 * options.full))]
     flags += ["--noise"] * (len(set(sizes)) == 1) + ["--unpinned"] * options.unpinned
-    chance, told, root = random.Random(options.seed), Told(), Path(tempfile.mkdtemp(prefix="kills-"))
+    root = options.into or Path(tempfile.mkdtemp(prefix="kills-"))
+    root = root.absolute()
+    told = Told(**json.loads((root / "told.json").read_text())) if (root / "told.json").exists() else Told()
+    chance = random.Random(options.seed + told.kills)
     os.environ |= {"OMP_NUM_THREADS": "1"}
     torch.set_num_threads(1)
 
     reference = Course(root / "reference", sizes[:1], flags)
-    reference.out.mkdir()
-    started_s = time.monotonic()
-    if (end := live(reference, 0, kill_after_s=None, chance=chance)) != "done":
-        sys.exit(f"the uninterrupted run: {end}; see {reference.out}")
-    show(f"uninterrupted: {options.total} steps at {sizes[0]} ranks in {time.monotonic() - started_s:.1f} s")
-    while told.kills < options.kills and not told.wrong:
+    if not reference.is_done:
+        reference.out.mkdir(parents=True)
+        started_s = time.monotonic()
+        if (end := live(reference, 0, kill_after_s=None, chance=chance)) != "done":
+            sys.exit(f"the uninterrupted run: {end}; see {reference.out}")
+        show(f"uninterrupted: {options.total} steps at {sizes[0]} ranks in {time.monotonic() - started_s:.1f} s")
+    while told.kills < options.kills and not told.wrong and not is_time_up(options):
         course = Course(root / f"run_{told.runs}", sizes, flags)
         if options.launcher:
-            live_below_launcher(course, told, options.kills, chance, options.lead_s)
+            live_below_launcher(course, told, options, chance)
             told.runs += course.is_done
         else:
             kill_run(course, told, options.kills, chance, options.lead_s)
         if course.is_done:
             compare(course, reference, told)
+        keep_told(told, root)
     print(f"ranks {options.ranks}: {told.kills} kills in {told.runs} runs of {options.total} steps")
-    print(f"  bit-identical weights  {told.identical} of {told.runs}")
+    print(f"  bit-identical state    {told.identical} of {told.runs}")
     print(f"  largest difference     {told.largest_difference:.3g}")
     print(f"  lives without a step   {told.lives_without_step}")
+    if options.launcher:
+        print(f"  starts of allranks run {told.starts}")
     if told.wrong:
         sys.exit("\n".join([f"WRONG (kept in {root}):", *told.wrong]))
-    shutil.rmtree(root)
+    if told.kills < options.kills:
+        sys.exit(f"not done yet: the same command with --into {root} goes on")
+    if options.into is None:
+        shutil.rmtree(root)
 
 
 if __name__ == "__main__":

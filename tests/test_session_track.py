@@ -355,7 +355,7 @@ def test_random_kills_leave_no_trace_in_weights_and_samples(tmp_path: Path):
     assert result.returncode == 0, result.stdout + result.stderr
     runs = re.search(r"2 kills in (\d+) runs", result.stdout)
     assert runs is not None
-    assert f"bit-identical weights  {runs[1]} of {runs[1]}" in result.stdout
+    assert f"bit-identical state    {runs[1]} of {runs[1]}" in result.stdout
 
 
 VALIDATE = """

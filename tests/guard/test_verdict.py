@@ -514,7 +514,7 @@ def test_a_sound_beat_is_handed_on_as_it_came():
     assert as_it_comes(told) == told
 
 
-BAD_CALL = call(6, place="evil\x1b[2J.py:1 in f")
+BAD_CALL = call(6, place="x" * 301)
 BAD_GROUP = GroupSeen(name="1", waiting_s=math.nan)
 BAD_RANK = RankBeat(rank=2, state_for_s=math.inf)
 BAD_LINK = LinkSeen(own_address="", peer_address="", unacked_bytes=-1, stalled_s=1.0, retransmits=0)

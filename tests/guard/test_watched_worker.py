@@ -140,9 +140,12 @@ def test_what_cannot_be_read_is_as_if_it_were_not_there(cell: Cell, tmp_path: Pa
 
 def test_what_makes_no_sense_costs_itself_alone(cell: Cell, tmp_path: Path):
     sound = {"group": "0", "seq": 1, "op": "broadcast"}
-    calls = [sound, {**sound, "seq": "x"}, {**sound, "place": "\x1b[2J"}, {**sound, "dtypes": ["Long"] * 65}, 7]
+    calls = [sound, {**sound, "seq": "x"}, {**sound, "place": "x" * 301}, {**sound, "dtypes": ["Long"] * 65}, 7]
     tell(
-        cell, at="evil\x1b[2J.py:1 in f", calls=calls, groups=[["0", [0, 1], 8, 7, 0], ["1", None], ["\n", [], 8, 7, 0]]
+        cell,
+        at="evil\x1b[2J.py:1 in f",
+        calls=calls,
+        groups=[["0", [0, 1], 8, 7, 0], ["1", None], ["x" * 301, [], 8, 7, 0]],
     )
     cell.last_words(json.dumps({"calls": [{**sound, "seq": 2}, {**sound, "seq": None}]}).encode())
     cell.phase("\x1b[2J")

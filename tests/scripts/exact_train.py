@@ -1,9 +1,10 @@
 """A small training by session(), which writes down every sample it took and what the weights became.
 
 exact_train.py OUT [--total N] [--every K] [--noise] [--micro M] [--workers N] [--batch G] [--unpinned] [--pause-s S]
+              [--full]
 
-OUT/<life>/<rank>.pid and .steps (a line a step: its number and its samples), OUT/final.pt at the end. The life is
-EXACT_LIFE, else torchrun's count of restarts.
+OUT/<life>/<rank>.pid and .steps (a line a step: its number and its samples), OUT/final.pt at the end: the states of
+model, optimizer and EMA. The life is EXACT_LIFE plus torchrun's count of restarts.
 """
 
 import argparse
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, Dataset
 
 import allranks
@@ -35,15 +37,16 @@ class Points(Dataset):
 
 
 class SimpleModel(torch.nn.Module):
-    def __init__(self, *, has_noise: bool) -> None:
+    def __init__(self, *, has_noise: bool, has_norm: bool) -> None:
         super().__init__()
         self.hidden = torch.nn.Linear(16, 128)
+        self.norm = torch.nn.BatchNorm1d(128) if has_norm else torch.nn.Identity()
         self.noise = torch.nn.Dropout(0.1 if has_noise else 0.0)
         self.middle = torch.nn.Linear(128, 128)
         self.last = torch.nn.Linear(128, 1)
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        return self.last(self.middle(self.noise(self.hidden(inputs).relu())).relu())
+        return self.last(self.middle(self.noise(self.norm(self.hidden(inputs)).relu())).relu())
 
 
 def main() -> None:
@@ -56,6 +59,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--batch", type=int, default=30)
     parser.add_argument("--unpinned", action="store_true", help="torch's own DDP")
+    parser.add_argument("--full", action="store_true", help="with BatchNorm, EMA and clipping")
     parser.add_argument("--pause-s", type=float, default=0.0)
     options = parser.parse_args()
 
@@ -63,34 +67,40 @@ def main() -> None:
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
     with allranks.session(timeout_s=60) as s:
-        life = options.out / (os.environ.get("EXACT_LIFE") or os.environ.get("TORCHELASTIC_RESTART_COUNT") or "0")
+        count = sum(int(os.environ.get(name) or 0) for name in ("EXACT_LIFE", "TORCHELASTIC_RESTART_COUNT"))
+        life = options.out / str(count)
         life.mkdir(parents=True, exist_ok=True)
         (life / f"{s.rank}.pid").write_text(str(os.getpid()))
         wrap = DistributedDataParallel if options.unpinned else s.ddp
-        model = wrap(SimpleModel(has_noise=options.noise).to(s.device))
+        model = wrap(SimpleModel(has_noise=options.noise, has_norm=options.full).to(s.device))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=options.total)
+        ema = AveragedModel(model.module, multi_avg_fn=get_ema_multi_avg_fn(0.99))
         sampler = s.sampler(512, global_batch_size=options.batch, micro_batch_size=options.micro, seed=3)
         loader = DataLoader(SeededDataset(Points()), batch_sampler=sampler, num_workers=options.workers)
         torch.manual_seed(100 + s.rank)
-        state = s.track(
-            model=model, optimizer=optimizer, scheduler=scheduler, sampler=sampler, checkpoint_every=options.every
-        )
+        parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "ema": ema, "sampler": sampler}
+        state = s.track(**parts, checkpoint_every=options.every)
         with (life / f"{s.rank}.steps").open("w", buffering=1) as taken:
             for step in state.steps(loader, total=options.total):
                 with step as batches:
+                    samples = []
                     for indices, inputs, targets in batches if options.micro else [batches]:
-                        samples = indices.tolist() if step.share.own else []
-                        taken.write(" ".join(map(str, [step.number, *samples])) + "\n")
+                        samples += indices.tolist() if step.share.own else []
                         loss = (model(inputs) - targets).square().mean()
                         loss.backward()
+                    taken.write(" ".join(map(str, [step.number, *samples])) + "\n")
+                    if options.full:
+                        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
                     optimizer.step()
+                    ema.update_parameters(model.module)
                     scheduler.step()
                     optimizer.zero_grad()
                     step.log(loss=loss.detach())
                 time.sleep(options.pause_s)
         if s.is_leader:
-            torch.save(model.module.state_dict(), options.out / "final.tmp")
+            final = {"model": model.module, "optimizer": optimizer, "ema": ema}
+            torch.save({name: part.state_dict() for name, part in final.items()}, options.out / "final.tmp")
             (options.out / "final.tmp").replace(options.out / "final.pt")
 
 

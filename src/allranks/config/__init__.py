@@ -1,1 +1,1 @@
-"""cluster.toml: what may stand in it, what does, and on which line. Looks at the file only."""
+"""cluster.toml: its keys, its values, and the line of each. Reads only the file."""

@@ -1,11 +1,11 @@
-"""What does cluster.toml say, on which line, and what is wrong with it?
+"""Read and check cluster.toml, with the line of each value.
 
     >>> loaded = parse_cluster('[network]\\nport = 29501\\n', Path("cluster.toml"))
     >>> loaded.cluster.network.port, loaded.origins["network.port"]
     (29501, 'cluster.toml:2')
 
-The first error ends it, in one line that names file, table, key, the value as written and what was expected.
-Only the file is looked at: whether it fits this machine is decided where the machine is known.
+The first error raises ConfigError, with one line that names file, table, key, the value as written, and the expected
+value. Only the file is checked here; preflight/datapath.py checks whether it fits this machine.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class LoadedCluster:
-    """A cluster and where each of its values comes from; without arguments, all defaults."""
+    """A cluster and the origin of each value; without arguments, all defaults."""
 
     cluster: Cluster = field(default_factory=Cluster)
     origins: Mapping[str, str] = field(default_factory=dict)
     """`network.port` -> `cluster.toml:12`, `node.node03.gpus` -> `cluster.toml:31`; a default has no entry."""
 
     def settings(self) -> tuple[Setting, ...]:
-        """Every key with its value, what it is for, and its origin, in the order of the documentation."""
+        """Return every key with its value, meaning and origin, in the order of the documentation."""
         rows = [(table, table, getattr(self.cluster, table)) for table in KEYS if table != "node"]
         rows += [(f"node.{node.name}", "node", node) for node in self.cluster.node]
         settings: list[Setting] = []
@@ -51,9 +51,9 @@ class LoadedCluster:
 
 
 def find_cluster_file(explicit: str | Path | None, env: Mapping[str, str], cwd: Path) -> Path | None:
-    """The file to read: the flag's, else $ALLRANKS_CLUSTER, else cluster.toml in `cwd` where there is one.
+    """Return the file to read: the flag's, else $ALLRANKS_CLUSTER, else cluster.toml in `cwd` if it exists.
 
-    What flag or variable name is returned whether it exists or not, so that reading it says what is wrong.
+    The path of flag or variable is returned even if it does not exist; reading it then raises the error.
 
     Args:
         explicit: value of `--cluster`.
@@ -67,10 +67,10 @@ def find_cluster_file(explicit: str | Path | None, env: Mapping[str, str], cwd: 
 
 
 def read_cluster(path: Path) -> LoadedCluster:
-    """Reads and checks the file.
+    """Read and check the file.
 
     Raises:
-        ConfigError: it cannot be read, or something in it is wrong.
+        ConfigError: it cannot be read, or a key or value is wrong.
     """
     file = plain(str(path))
     try:
@@ -87,14 +87,14 @@ def read_cluster(path: Path) -> LoadedCluster:
 
 
 def parse_cluster(text: str, path: Path) -> LoadedCluster:
-    """Checks the text and says where each value stands.
+    """Check the text, and return the cluster with the line of each value.
 
     Args:
         text: content of the file.
-        path: what messages and origins call it.
+        path: name of the file in messages and origins.
 
     Raises:
-        ConfigError: something in it is wrong.
+        ConfigError: a key or value is wrong.
     """
     file, text = plain(str(path)), text.replace("\r\n", "\n")
     document = load_toml(text, file)
@@ -119,7 +119,7 @@ def parse_cluster(text: str, path: Path) -> LoadedCluster:
 
 
 def _read_keys(where: str, table: str, values: Mapping[str, object]) -> dict[str, Any]:
-    """Clean values of one table. `where` begins each message: file and table."""
+    """Return the clean values of one table. Each message begins with `where`: file and table."""
     known = KEYS[table]
     clean: dict[str, Any] = {}
     for name, value in values.items():
@@ -169,7 +169,7 @@ def _read_nodes(file: str, values: Sequence[object], *, data: str | None) -> tup
 
 
 def _check_place(where: str, node: Node, *, first: Node, data: str | None) -> None:
-    """Refuses an address outside of the data network or, where none is said, of another family than the first one."""
+    """Refuse an address outside the data network or, if none is given, of another family than the first node's."""
     address, other = ip_address(node.address), ip_address(first.address)
     if data is not None:
         network = ip_network(data)
@@ -181,7 +181,7 @@ def _check_place(where: str, node: Node, *, first: Node, data: str | None) -> No
 
 
 def _origins(file: str, document: dict[str, Any], lines: Mapping[KeyPath, int]) -> dict[str, str]:
-    """Origin of every key of a valid document: file and line, or the file alone where the line was not found."""
+    """Return the origin of every key of a valid document: file and line, or only the file if the line was not found."""
 
     def name(path: KeyPath) -> str:
         return ".".join(document["node"][part]["name"] if isinstance(part, int) else part for part in path)

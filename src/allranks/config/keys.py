@@ -1,7 +1,7 @@
-"""Which keys has cluster.toml, what may each of them hold, and what is it for? A new key begins here.
+"""The keys of cluster.toml, with the allowed values and the meaning of each. Add a new key here.
 
-A reader gives the clean value. For a wrong one it gives None or raises ValueError (as ipaddress does), and
-ExpectedError where it knows better than the table what was meant.
+A reader returns the clean value. For a wrong one it returns None or raises ValueError (as ipaddress does), or
+ExpectedError if it can name a better expected value than the table.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class ExpectedError(Exception):
-    """What was expected of one value, in place of what the table says."""
+    """The expected value, in place of the one in the table."""
 
 
 def _integer(low: int, high: int) -> Callable[[Any], int | None]:

@@ -1,6 +1,6 @@
-"""What tomllib does not say: on which line a value stands, over which text it stumbled, how a value is written.
+"""What tomllib lacks: the line of each value, the text at an error, and printing of values.
 
-Whatever the file holds, what is shown of it is one line of printable characters.
+Every text from the file is shown as one line of printable characters.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The machine's edge: the only readers of /proc, /sys and external tools. They take a root: tests feed trees."""
+"""The only readers of /proc, /sys and external tools. They take a root directory, so tests can provide their own."""

@@ -1,4 +1,4 @@
-"""Is this machine's clock kept by somebody (NTP, PTP, chrony), as far as the kernel knows?
+"""Whether this machine's clock is synchronized (NTP, PTP, chrony), according to the kernel.
 
 The offset itself cannot be read here: two nodes measure it between them.
 """

@@ -1,4 +1,4 @@
-"""What runs inside the user's workers: how it gets there, and a diagnosable `init_process_group`.
+"""Code that runs inside the user's workers: how it is loaded, and a diagnosable `init_process_group`.
 
-The files here run in the worker's Python, which may be another one than the agent's: standard library and torch only.
+These files run in the worker's Python, which may differ from the agent's: standard library and torch only.
 """

@@ -1,4 +1,4 @@
-"""A diagnosable `init_process_group`: bounded, and it says which ranks are missing.
+"""A diagnosable `init_process_group`, with a timeout and the names of missing ranks.
 
 `wrap` is called with torch's freshly imported `distributed_c10d`. What changes for the script:
 

@@ -1,4 +1,4 @@
-"""Arms a worker before the user's first line: records why it dies, and wraps `init_process_group` once it is imported.
+"""Prepare a worker before the user's first line: record why it dies, and wrap `init_process_group` once imported.
 
 Called by `site/sitecustomize.py` in every Python process below the agent, so also in DataLoader workers and in
 processes that never import torch: nothing here may cost time, import much, or change what the script sees. Standard

@@ -1,4 +1,4 @@
-"""Does a collective work between this node and another one? `allranks check --deep` starts it on each node, by path.
+"""Run collectives between this node and another one; `allranks check --deep` starts this file on each node, by path.
 
     echo '{"node": "node01", "work": [...]}' | python pair.py        # one line of JSON for each pair, on stdout
 
@@ -39,14 +39,14 @@ MEASURE_S = 4.0
 """For all of the measurement. Where even 8 MiB would take longer, the faster of the last two 4 MiB stands."""
 POLL_S = 0.1
 BUSY_S = 3.0
-"""How often a port that is in use may be tried again: the process of the round before has just ended."""
+"""Seconds to retry a port that is in use: the process of the previous round has just ended."""
 MAX_TEXT = 400
 PR_SET_PDEATHSIG = 1
 """linux/prctl.h"""
 
 
 def main() -> None:
-    """Work through what standard input says."""
+    """Run the pairs that standard input lists."""
     _die_with_parent()
     order = json.load(sys.stdin)
     began_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""A worker that waits: started before it is needed, with torch imported, and then the worker that it was started as.
+"""A standby: a worker that is started early, imports torch, and waits until it is needed.
 
 The agent starts it with the worker's own command line and ALLRANKS_STANDBY=<socket>:<padding>. Python runs our
 sitecustomize before anything of the script; there it

@@ -1,1 +1,1 @@
-"""The ground: data and pure functions. No I/O, no clock, no torch."""
+"""Data and pure functions, imported by all other packages. No I/O, no clock, no torch."""

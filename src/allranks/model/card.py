@@ -1,8 +1,8 @@
-"""The card: what one agent says of its node in the roll call. Data alone; `host` reads it, `causes` judge it.
+"""The card: the report of one node in the roll call. Data only; `host` reads it, `causes` judge it.
 
-Whatever could not be read is None, and `Facts.unread` says why, so that nobody takes "not seen" for "fine". A card
-travels over the network from machines that may be broken, so it is small (texts are cut, lists are short) and nothing
-of it is believed to be printable.
+A value that could not be read is None, and `Facts.unread` has the reason, so that "not seen" never counts as "fine". A
+card comes over the network from machines that may be broken, so it is small (texts are cut, lists are short) and its
+texts may not be printable.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from allranks.model.finding import Finding
 
 MAX_VARIABLES = 100
 MAX_TEXT = 512
-"""Longer values of the environment are cut: a card stays below 64 KiB."""
+"""Maximum length of an environment value; longer ones are cut, so that a card stays below 64 KiB."""
 MAX_CODE_FILES = 200
-"""Files beside the script, the first by name: a node that has so many may have more."""
+"""Maximum number of files next to the script, the first by name."""
 
 
 class Interface(msgspec.Struct, frozen=True):
@@ -30,13 +30,13 @@ class Interface(msgspec.Struct, frozen=True):
     """The subnet of each address, in their order: `192.168.20.0/24`."""
     mtu: int | None = None
     speed_mbit_s: int | None = None
-    """None where the driver does not say: virtual interfaces, links that are down."""
+    """None if the driver does not report it: virtual interfaces, links that are down."""
     has_carrier: bool | None = None
-    """Whether there is a signal on the cable; None while the interface is administratively down."""
+    """Whether the cable has a signal; None while the interface is administratively down."""
     kind: str = "physical"
     """physical, loopback, bridge, or virtual (veth, docker, tun: no device of this machine behind it)."""
     carrier_changes: int | None = None
-    """How often the link came or went since boot."""
+    """Number of times the link went up or down since boot."""
 
     def __str__(self) -> str:
         """`ens1f1 192.168.20.15`, and `(down)` where it is."""
@@ -44,7 +44,7 @@ class Interface(msgspec.Struct, frozen=True):
 
 
 class Gpu(msgspec.Struct, frozen=True, kw_only=True):
-    """One GPU as `nvidia-smi` shows it; None where this driver's version has no such field."""
+    """One GPU as `nvidia-smi` shows it; None if this version of the driver has no such field."""
 
     index: int
     uuid: str
@@ -120,13 +120,13 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     size_bytes: int | None = None
     is_writable: bool | None = None
     problem: str | None = None
-    """Why it could not be looked at: `no answer within 5 s`, `No such file or directory`."""
+    """Why it could not be examined: `no answer within 5 s`, `No such file or directory`."""
     nonce: str | None = None
-    """What lies in the leader's file there; None where the file is not visible."""
+    """Content of the leader's file in it; None if the file is not visible."""
 
 
 class Code(msgspec.Struct, frozen=True, kw_only=True):
-    """The script that the job runs and what lies beside it, each as the beginning of its SHA-256."""
+    """The job's script and the files next to it, each as the beginning of its SHA-256."""
 
     script: str
     digest: str
@@ -136,7 +136,7 @@ class Code(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """What this node is, as far as a job's start can depend on it."""
+    """The facts of a node on which the start of a job can depend."""
 
     # Who it is.
     host_name: str = ""
@@ -168,7 +168,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
     # Environment and limits.
     environment: dict[str, str] = {}
-    """What can change how a group behaves: NCCL_*, GLOO_*, TORCH_*, CUDA_*, UCX_*, FI_*, LD_LIBRARY_PATH, ..."""
+    """Variables that affect a process group: NCCL_*, GLOO_*, TORCH_*, CUDA_*, UCX_*, FI_*, LD_LIBRARY_PATH, ..."""
     nccl_conf: str | None = None
     """SHA-256 of the NCCL configuration files there are."""
     limits: dict[str, int | None] = {}
@@ -188,7 +188,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     driver_version: str | None = None
     gpus: tuple[Gpu, ...] = ()
     cuda_init: int | None = None
-    """What cuInit(0) returned in a child process; None where there is no libcuda."""
+    """Result of cuInit(0) in a child process; None without libcuda."""
     fabric_manager: str | None = None
     """`active`, `inactive`, `failed`: systemctl's word for nvidia-fabricmanager; None where there is no such unit."""
     fabric_manager_version: str | None = None
@@ -203,7 +203,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TestPorts(msgspec.Struct, frozen=True, kw_only=True):
-    """Where a node can be tested: ports of the ephemeral range that it listens on during the roll call."""
+    """Ports of the ephemeral range on which a node listens for tests during the roll call."""
 
     __test__ = False
 
@@ -212,31 +212,31 @@ class TestPorts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Card(msgspec.Struct, frozen=True, kw_only=True):
-    """What one agent says of its node."""
+    """The report of one agent on its node."""
 
     host: str
-    """Its name: the scheduler's where there is one."""
+    """Name of the node, as the scheduler knows it, if there is one."""
     pid: int
     node_index: int | None
-    """None where nobody said it; the leader then counts in order of arrival."""
+    """None if unknown; the leader then numbers the nodes in order of arrival."""
     num_workers: int
     num_gpus: int
     num_promised_gpus: int | None = None
-    """What the scheduler says that this node has given to the job."""
+    """Number of GPUs of this node that the scheduler allocated to the job."""
     problem: str | None = None
-    """Why this node cannot take part: one line. The leader then stops everybody."""
+    """Why this node cannot take part, in one line. The leader then stops the job."""
     problem_exit: int = 0
     problem_finding: Finding | None = None
-    """The same, where it is known what the cause is."""
+    """The same as a finding, if the cause is known."""
     data_interface: str | None = None
     data_address: str | None = None
-    """Where gradients go; None where nobody said it, and the path to the leader decides."""
+    """The data interface; None if not configured: then the path to the leader decides."""
     endpoint: str | None = None
-    """Host that the user named as the place to meet (--rdzv-endpoint, --master-addr), as spelled."""
+    """Host of --rdzv-endpoint or --master-addr, as spelled."""
     wanted_port: int | None = None
-    """The leader's port as flag or cluster.toml want it; the leader took another one where it was in use."""
+    """The leader's preferred port, from flag or cluster.toml; the leader took another one if it was in use."""
     port_holder: str | None = None
-    """On the leader: who held that port, `python3 (pid 812, alice)`; None where it was free."""
+    """On the leader: the process that used that port, `python3 (pid 812, alice)`; None if it was free."""
     wanted_backend: str = "auto"
     attempt: int | None = None
     age_s: float | None = None
@@ -246,5 +246,5 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     silent_hints: tuple[str, ...] = ()
     """Addresses of the leader that did not answer this agent before: `192.168.20.15:29500 (leader.json: no answer)`."""
     test_ports: TestPorts | None = None
-    """None where this node is not tested: a job on one machine."""
+    """None if this node is not tested: a job on one machine."""
     facts: Facts | None = None

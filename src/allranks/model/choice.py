@@ -1,4 +1,4 @@
-"""Which interface would NCCL and Gloo pick on a node, left to themselves? Their own rules, told from its facts.
+"""Which interfaces NCCL and Gloo choose on a node by themselves: their rules, applied to the node's facts.
 
     >>> lan = Interface("eth0", ("10.0.0.7",), is_up=True)
     >>> docker = Interface("docker0", ("172.17.0.1",), is_up=True)
@@ -110,7 +110,7 @@ def _nccl_addresses(nic: Interface, family: int | None) -> list[str]:
 
 
 def _matches(name: str, spelled: str) -> bool:
-    """Whether NCCL's list takes a name: `^` all but these, `=` exactly these, else prefixes; an empty list is all."""
+    """Whether NCCL's list matches a name: `^` all except these, `=` exactly these, else prefixes; empty: all."""
     body = spelled.removeprefix("^")
     is_exact = body.startswith("=")
     entries = [entry.partition(":")[0] for entry in body.removeprefix("=").split(",")]

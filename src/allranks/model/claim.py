@@ -1,7 +1,7 @@
-"""What does each launcher say of this process: SLURM's step, MPI, torchrun? Claims that hold in themselves, or errors.
+"""What each launcher (SLURM's step, MPI, torchrun) says about this process: consistent claims, or errors.
 
-A launcher's variables are a table, the six numbers of _FIELDS; MPI and others lack those of the nodes, and they are
-computed. An inner launcher's claim is held against the outer one's here; `model/identity.py` makes one world of them.
+A launcher's variables are a table with the six numbers of _FIELDS; MPI and others lack those of the nodes, which are
+computed. An inner launcher's claim is compared with the outer one's; `model/identity.py` merges them into one world.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _MOST_RANKS = 1 << 20
-"""More than any world so far; keeps a broken number from filling the memory."""
+"""Larger than any real world; a limit against broken numbers."""
 MOST_ID = (1 << 32) - 1
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 """Ids from here on are no tasks: 0xfffffffa interactive, 0xfffffffb batch, 0xfffffffc extern (slurm/slurm.h)."""
@@ -27,7 +27,7 @@ _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """A number and the variable that said it."""
+    """A number and the variable that it comes from."""
 
     value: int
     source: str
@@ -38,7 +38,7 @@ class Count:
 
 
 class Env(dict[str, str]):
-    """The environment without the variables that are set to nothing."""
+    """The environment without empty variables."""
 
     def count(self, name: str, *, least: int = 0, most: int = _MOST_RANKS) -> Count | None:
         """Read a number, None where there is none.
@@ -56,7 +56,7 @@ class Env(dict[str, str]):
     def need(
         self, names: Mapping[str, str], field: str, *, below: Count | None = None, most: int = _MOST_RANKS
     ) -> Count:
-        """Read one of a set of variables that all have to be there.
+        """Read one of a set of variables that must all be set.
 
         Args:
             names: the set, by field.
@@ -80,13 +80,13 @@ class Env(dict[str, str]):
 
 
 def clash(one: object, other: object, what_to_do: str) -> IdentityError:
-    """Return the error that two things which were said cannot both be true."""
+    """Return the error for two contradicting statements."""
     return IdentityError(f"{one} but {other}; {what_to_do}")
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What one launcher says of this process."""
+    """What one launcher says about this process."""
 
     launcher: Launcher
     numbers: dict[str, Count]
@@ -171,7 +171,7 @@ def _tasks_per_node(env: Env, size: Count, num_nodes: Count) -> tuple[int, ...]:
 
 
 def claim_of_mpi(env: Env, step: Claim | None) -> Claim | None:
-    """MPI's claim, or the step's where MPI says the same or nothing.
+    """Return MPI's claim, or the step's if MPI says the same or nothing.
 
     Raises:
         IdentityError: it contradicts itself or the step.
@@ -197,7 +197,7 @@ def claim_of_mpi(env: Env, step: Claim | None) -> Claim | None:
 
 
 def claim_of_torchrun(env: Env, outer: Claim | None) -> Claim | None:
-    """Torchrun's claim, or None where there is none or the outer launcher already says all of it.
+    """Return torchrun's claim; None if there is none, or the outer launcher says the same.
 
     Raises:
         IdentityError: it contradicts itself or the outer launcher, or torchrun runs in several tasks of a node.
@@ -230,7 +230,7 @@ def claim_of_torchrun(env: Env, outer: Claim | None) -> Claim | None:
 
 
 def _claim(env: Env, launcher: Launcher, names: Mapping[str, str]) -> Claim:
-    """Reads a table of variable names; what it lacks of the nodes is computed."""
+    """Read a table of variable names; compute the nodes' numbers that it lacks."""
     size = env.need(names, "world_size")
     rank = env.need(names, "rank", below=size)
     is_alone = size.value == 1 and names["local_rank"] not in env and names["local_world_size"] not in env
@@ -253,11 +253,11 @@ def _claim(env: Env, launcher: Launcher, names: Mapping[str, str]) -> Claim:
 
 
 def printable(text: str) -> str:
-    """Return what a variable holds as one short line."""
+    """Return the value of a variable as one short line."""
     return text.encode("unicode_escape").decode("ascii")[:200]
 
 
 def srun_line(num_nodes: int, command: str = "allranks run ...") -> str:
-    """Return the line that starts one task on each of so many nodes."""
+    """Return the command that starts one task on each of this many nodes."""
     # All three: srun also takes SLURM_NTASKS of the script for its --ntasks, which overrules --ntasks-per-node.
     return f"srun --ntasks-per-node=1 --nodes={num_nodes} --ntasks={num_nodes} {command}"

@@ -4,8 +4,8 @@
     >>> cluster.find_node("192.168.20.11").name, cluster.network.port
     ('node01', 29500)
 
-Nothing here checks anything: `config` builds these from a file and refuses what is wrong in it. None means that
-the file does not say, so that the value is measured or left to whoever decides it now.
+Nothing is checked here: `config` builds these from a file and refuses errors. None means that the file does not set the
+value, so it is measured, or keeps its usual default.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import msgspec
 
 
 class Backend(StrEnum):
-    """What carries the collectives."""
+    """Backend of the collectives."""
 
     AUTO = "auto"
     """NCCL where every rank has a GPU, else Gloo."""
@@ -30,7 +30,7 @@ class ClusterTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Table [cluster]: the cluster as a whole."""
 
     name: str | None = None
-    """What reports call the cluster. Nothing depends on it, so there is no default."""
+    """Name of the cluster in reports. Nothing depends on it, so there is no default."""
 
 
 class NetworkTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -70,7 +70,7 @@ class GuardTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Seconds that the roll call waits for all nodes. The default suits hundreds of nodes that start Python from a
     cold NFS; too short names healthy nodes as missing."""
     gone_s: float = 10.0
-    """Seconds of silence on two paths before a node is called gone. The default outlasts a short network outage; too
+    """Seconds of silence on two paths before a node counts as lost. The default outlasts a short network outage; too
     short ends jobs over a hiccup, too long holds up recovery."""
     beat_s: float = 0.5
     """Heartbeat interval of an agent, in seconds. The default costs a thousand-node leader a few percent

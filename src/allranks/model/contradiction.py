@@ -1,5 +1,5 @@
-"""Starts that contradict themselves, as findings: AR501 where variables disagree, AR502 where a launcher runs in each
-of several tasks. Pure; whoever has the environment calls it before anything waits.
+"""Contradictory starts as findings: AR501 if variables disagree, AR502 if a launcher runs in each of several tasks.
+Pure; call it with the environment before anything waits.
 
     IdentityError("RANK=0 but SLURM_PROCID=3; unset RANK")  ->  finding AR501 slurm-env, fix "unset RANK"
 """

@@ -1,4 +1,4 @@
-"""What can go wrong, and with which exit code the process ends.
+"""All errors, with the exit code of each.
 
     AllranksError
     |-- UsageError         a flag or an argument is wrong                                   2

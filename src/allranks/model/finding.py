@@ -1,4 +1,4 @@
-"""What was found: findings with their evidence, and the verdict of a job made of them."""
+"""Findings with their evidence, and the verdict of a job."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Severity(StrEnum):
     WARN = "warn"
     """The job runs; it may slow down or fail later."""
     NOTE = "note"
-    """All is well, and somebody asked."""
+    """No failure, for example in the answer of `allranks why`."""
 
 
 class Status(StrEnum):

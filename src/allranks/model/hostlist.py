@@ -1,4 +1,4 @@
-"""Which names does a SLURM host list stand for, in which order?
+"""Expand and fold SLURM host lists.
 
     >>> expand_hosts("master-node,node[01-02,04]")
     ['master-node', 'node01', 'node02', 'node04']

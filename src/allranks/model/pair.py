@@ -1,4 +1,4 @@
-"""What one node is asked to try with another, and what it saw. Data alone: `preflight.mesh` measures it."""
+"""A test between two nodes, and its result. Data only: `preflight.mesh` measures it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where does one process stand among all that were started with it? Data; `model/identity.py` reads it."""
+"""The place of one process among all processes of its job. Data only; `model/identity.py` reads it."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What people and programs read: text and JSON."""
+"""Output: text and JSON."""

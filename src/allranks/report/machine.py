@@ -1,4 +1,4 @@
-"""The same things for programs: JSON."""
+"""JSON output."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""What looks like a secret in the text of a log is not printed.
+"""Hide texts in logs that look like secrets.
 
     >>> mask_secrets("HF_TOKEN=hf_abcdefghijklmnopqrst python train.py --api-key 0123abcd")
     'HF_TOKEN=(hidden) python train.py --api-key (hidden)'
 
-Two ways to tell: the value of a name that says so (report/rundir.py), and the form that a service gives its keys.
-Hashes, addresses and numbers stay, also beside a name such as `num_tokens`: a log that cannot be read proves nothing.
-What has neither a name nor a form passes; so do secrets of several lines.
+A secret is recognized by its name (report/rundir.py) or by the form of a service's keys. Hashes, addresses and numbers
+are kept, also next to a name such as `num_tokens`: an unreadable log proves nothing. Limits: secrets with neither a
+known name nor a known form, and secrets of several lines, are not hidden.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _FORMS = tuple(
 
 
 def mask_secrets(text: str) -> str:
-    """Return the text with what looks like a secret replaced by `(hidden)`."""
+    """Return the text with everything that looks like a secret replaced by `(hidden)`."""
     for form in _FORMS:
         text = form.sub(_hide, text)
     parts = []
@@ -73,7 +73,7 @@ def _hide(match: re.Match[str]) -> str:
 
 
 def _hide_value(match: re.Match[str]) -> str | None:
-    """Return what is shown in place of a value; None where it is no secret."""
+    """Return the replacement of a value; None if it is not a secret."""
     name, value = match["flag"] or match["name"] or match["key"], match["value"]
     if not _is_secret(name, value, is_loose=match["sign"] not in (None, "=")):
         return None

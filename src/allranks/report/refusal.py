@@ -1,4 +1,4 @@
-"""How does a process that cannot begin say so: once a node, at length, and as one error with the right exit code?"""
+"""Report why a process cannot begin: in full once per node, and as one error with the right exit code."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from allranks.report.text import Style, render_findings
 
 
 class SessionError(AllranksError, SystemExit):
-    """The session could not begin; what is wrong has been printed. Uncaught, it ends the process with `exit_code`.
+    """The session could not begin; the reason has been printed. Uncaught, it ends the process with `exit_code`.
 
-    75: a node is at fault, leaving it out cures it. 78: cluster or set-up. 2: the environment or the call.
+    75: a node is at fault, excluding it helps. 78: the cluster or its setup. 2: the environment or the call.
     """
 
     def __init__(self, message: str, *, exit_code: int, findings: tuple[Finding, ...] = ()) -> None:
@@ -28,7 +28,7 @@ class SessionError(AllranksError, SystemExit):
 
 
 def pronounce(verdict: Verdict, run_dir: RunDir, world: World, *, node: str, is_speaker: bool) -> SessionError:
-    """Write the verdict down, say it where nobody else on this terminal does, and return it as the error."""
+    """Write the verdict, print it unless another process prints it on this terminal, and return it as an error."""
     run_dir.attempt = verdict.attempt
     if is_speaker or world.local_rank == 0:
         run_dir.write_verdict(verdict, node=node)
@@ -44,7 +44,7 @@ def pronounce(verdict: Verdict, run_dir: RunDir, world: World, *, node: str, is_
 
 
 def refuse(exc: AllranksError) -> SessionError:
-    """Say why this process cannot begin, at length in one process of a node, and return it as the error."""
+    """Print why this process cannot begin, in full in one process per node, and return it as an error."""
     is_first = all(os.environ.get(name, "0") == "0" for name in ("SLURM_LOCALID", "LOCAL_RANK"))
     if exc.finding is not None and is_first:
         print_findings((exc.finding,))
@@ -56,5 +56,5 @@ def refuse(exc: AllranksError) -> SessionError:
 
 
 def print_findings(findings: Sequence[Finding]) -> None:
-    """Show them on standard error."""
+    """Print findings on standard error."""
     print("\n" + render_findings(findings, Style.of(sys.stderr)) + "\n", file=sys.stderr, flush=True)

@@ -1,13 +1,13 @@
-"""The run directory: where everything a job leaves behind lies, and nothing secret.
+"""The run directory: all files that a job leaves behind, without secrets.
 
-runs/<job>/attempt_<k>/<node>/rank_<r>.out, .err, .error.json     what the workers wrote
-                      /<node>/env.json                            what was set there, and why
-                      /events.jsonl                               what happened, as the leader saw it
-                      /roll_call.json                             cards and pair tests, as the leader got them
-                      /verdict.json                               what it came to
-                      /<node>/verdict.json                        the same, as each node heard it
-runs/<job>/checkpoints/, culprits.json                            what outlives an attempt
-runs/<job>/leader.json, secret                                    how the agents find and believe each other
+runs/<job>/attempt_<k>/<node>/rank_<r>.out, .err, .error.json     output of the workers
+                      /<node>/env.json                            the workers' environment, with reasons
+                      /events.jsonl                               events, as the leader saw them
+                      /roll_call.json                             node reports and pair tests
+                      /verdict.json                               the verdict
+                      /<node>/verdict.json                        the verdict, as this node received it
+runs/<job>/checkpoints/, culprits.json                            kept for all attempts
+runs/<job>/leader.json, secret                                    the leader's address, the job's key
 runs/latest                                                       link to the newest job
 """
 
@@ -39,7 +39,7 @@ def is_secret_name(name: str) -> bool:
 
 
 def as_file_name(text: str) -> str:
-    """Return the text with everything a path could stumble over replaced.
+    """Return the text with every character replaced that is unsafe in a path.
 
     >>> as_file_name("my run/7")
     'my_run_7'
@@ -49,7 +49,7 @@ def as_file_name(text: str) -> str:
 
 
 class RunDir:
-    """The directory of one job, on a file system that the nodes share where there are several."""
+    """The directory of one job; several nodes share its file system."""
 
     def __init__(self, root: Path, job: str) -> None:
         self.root = root
@@ -74,7 +74,7 @@ class RunDir:
         """Make the directory of this attempt.
 
         Args:
-            attempt: its number where a scheduler counts; None takes the first that nobody has taken.
+            attempt: its number, if a scheduler counts; None: the first free one.
         Raises:
             UsageError: it cannot be written.
         """
@@ -97,10 +97,10 @@ class RunDir:
         return self.path / f"attempt_{self.attempt}"
 
     def checkpoints_path(self, named: str | None) -> Path:
-        """Where the job's checkpoints lie: the same for all attempts.
+        """Return the directory of the job's checkpoints, the same for all attempts.
 
         Args:
-            named: where the user wants them; None: beside the attempts.
+            named: the user's choice; None: next to the attempts.
         """
         return Path(named or self.path / "checkpoints").absolute()
 
@@ -122,7 +122,7 @@ class RunDir:
         return path
 
     def write_settings(self, node: str, settings: Iterable[Setting]) -> None:
-        """Write what was set on a node, and why, without secrets."""
+        """Write a node's environment with reasons, without secrets."""
         rows = [
             {
                 "name": setting.name,
@@ -135,14 +135,14 @@ class RunDir:
         _write_whole(self.node_path(node) / "env.json", json.dumps(rows, indent=2).encode() + b"\n")
 
     def write_verdict(self, verdict: Verdict, *, node: str, is_of_all: bool = True) -> bool:
-        """Write what the job came to, as this node heard it; the same everywhere.
+        """Write the job's verdict, as this node received it; it is the same on all nodes.
 
         Args:
-            verdict: what it came to.
+            verdict: the verdict.
             node: this node.
-            is_of_all: False for what an agent alone believes: it stands only where nobody has a better word.
+            is_of_all: False for the verdict of a single agent, which counts only if there is no better one.
         Returns:
-            Whether this is the job's word now: False where another node was first.
+            Whether this is now the job's verdict; False if another node was first.
         """
         with contextlib.suppress(OSError):
             self.node_path(node).mkdir(parents=True, exist_ok=True)
@@ -163,7 +163,7 @@ class RunDir:
         return True
 
     def write_roll_call(self, observations: object) -> None:
-        """Write everything that the roll call saw, for whoever doubts its verdict."""
+        """Write all observations of the roll call, so that its verdict can be checked."""
         _write_whole(self.attempt_path / "roll_call.json", msgspec.json.encode(observations))
 
     def add_event(self, event: str, **fields: object) -> None:
@@ -173,7 +173,7 @@ class RunDir:
             file.write(line + "\n")
 
     def count_events(self, event: str, **fields: object) -> int:
-        """How many lines of events.jsonl say this; 0 where it cannot be read."""
+        """Return the number of matching lines in events.jsonl; 0 if it cannot be read."""
         wanted, found = {"event": event, **fields}.items(), 0
         with contextlib.suppress(OSError), (self.attempt_path / "events.jsonl").open("rb") as file:
             for line in file:
@@ -183,7 +183,7 @@ class RunDir:
 
 
 def point_latest(root: Path, name: str) -> None:
-    """Make `latest` mean this run; a file system without links stops no job."""
+    """Point `latest` to this run; a file system without links does not stop the job."""
     draft = root / f".latest.{os.getpid()}"
     with contextlib.suppress(OSError):
         draft.unlink(missing_ok=True)
@@ -192,7 +192,7 @@ def point_latest(root: Path, name: str) -> None:
 
 
 def describe_command(command: Iterable[str], env: Mapping[str, str]) -> list[str]:
-    """Return a command for the record, with values of secret variables hidden where they stand in it."""
+    """Return a command for the record, with the values of secret variables hidden."""
     values = {value for name, value in env.items() if is_secret_name(name) and len(value) >= 8}
     hidden = sorted(values, key=len, reverse=True)  # one may be the beginning of another
     shown = []

@@ -1,8 +1,8 @@
-"""Which runs lie below a directory, and what do their files say of each? Nothing else is asked.
+"""List the runs below a directory, and read each from its files alone.
 
     find_run("latest", Path("runs")).id          # 20261123-031500-4711
 
-A run is the directory that one job leaves behind (rundir.py), of SLURM or not.
+A run is the directory of one job (rundir.py), with or without SLURM.
 """
 
 from __future__ import annotations
@@ -23,52 +23,52 @@ _MARKS = (
     "submission.sh", "leader.json", "attempt_*/events.jsonl", "attempt_*/roll_call.json", "attempt_*/verdict.json",
     "attempt_*/*/env.json",
 )  # fmt: skip
-"""What allranks alone writes: torchrun's log directory has `attempt_0`, too."""
+"""Files that only allranks writes; torchrun's log directory has `attempt_0`, too."""
 _JOB_OF_SLURM = re.compile(r"\d+([_+]\d+)?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What the files of one run say, of its newest attempt."""
+    """The newest attempt of one run, from its files."""
 
     id: str
     path: Path
     attempt: int | None = None
-    """None: no agent has come up."""
+    """None: no agent has started."""
     command: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
-    """In the order of the ranks; the first one's agent leads."""
+    """In the order of the ranks; the first node has the leader."""
     pid: int | None = None
-    """Of the agent that leads, on its node."""
+    """Process id of the leader's agent, on its node."""
     started_s: float | None = None
-    """Unix time; None where the ranks have not been started."""
+    """Unix time; None if the ranks have not been started."""
     ended_s: float | None = None
     verdict: Verdict | None = None
-    """None: it has not ended, or nobody was left to say how."""
+    """None: the run has not ended, or no agent was left to write a verdict."""
 
     @property
     def is_of_slurm(self) -> bool:
-        """Whether its id is that of a job of SLURM."""
+        """Whether its id is that of a SLURM job."""
         return is_job_of_slurm(self.id)
 
     @property
     def script(self) -> str:
-        """Name of what it runs, without its directory: the word after the interpreter."""
+        """Name of the script, without its directory: the word after the interpreter."""
         words = [word for word in self.command[1:] if word != "-m"] or self.command
         return Path(words[0]).name if words else ""
 
 
 def is_job_of_slurm(text: str) -> bool:
-    """Whether a word is the id of a job of SLURM: 123, 123_4 (a task of an array), 123+1 (a part)."""
+    """Whether a word is the id of a SLURM job: 123, 123_4 (a task of an array), 123+1 (a part)."""
     return bool(_JOB_OF_SLURM.fullmatch(text))
 
 
 def find_run(text: str, log_dir: Path) -> Run | None:
-    """Return the run that is meant; None where there is none of this name.
+    """Return the run of this name; None if there is none.
 
     Args:
         text: a run's id, `latest`, or the path of a run directory.
-        log_dir: where the runs of these ids are.
+        log_dir: parent of the run directories.
     Raises:
         UsageError: `latest`, and there is no run yet.
     """
@@ -94,12 +94,12 @@ def list_runs(log_dir: Path) -> list[Path]:
 
 
 def is_run(path: Path) -> bool:
-    """Whether a directory is what a job of allranks leaves behind."""
+    """Whether a directory is the run directory of a job."""
     return path.is_dir() and any(next(path.glob(mark), None) for mark in _MARKS)
 
 
 def read_run(path: Path) -> Run:
-    """Return what the files of one run say; what cannot be read is left open."""
+    """Return a run, as read from its files; unreadable values are None."""
     attempts = sort_by_number(path.glob("attempt_*"))
     if not attempts:
         return Run(id=path.name, path=path)
@@ -119,7 +119,7 @@ def read_run(path: Path) -> Run:
 
 
 def read_verdict(path: Path) -> Verdict | None:
-    """Return a verdict; None where there is none that can be read."""
+    """Return a verdict; None if it is missing or unreadable."""
     try:
         return Verdict.from_json(path.read_bytes())
     except (OSError, msgspec.DecodeError):
@@ -133,7 +133,7 @@ def sort_by_number(paths: Iterable[Path]) -> list[Path]:
 
 
 def _begin_of(path: Path) -> float:
-    """When its newest attempt began, else when it was made."""
+    """Return the start of the newest attempt, else the time at which the directory was created."""
     attempts = sort_by_number(path.glob("attempt_*"))
     started: float | None = _read_start(attempts[-1] / "events.jsonl").get("time_s") if attempts else None
     return started or (attempts[-1] if attempts else path).stat().st_mtime

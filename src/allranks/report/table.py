@@ -1,11 +1,10 @@
-"""The table of a check: one line per cause and status, nodes that are alike folded.
+"""The table of a check: one line per cause and status, with equal nodes folded.
 
     ✓ network: 14 checks passed on 6 nodes
     ✗ AR210 link-down   fail      node03
     - 13 checks skipped on 6 nodes: no NVIDIA GPU
 
-Passes are counted by family and skips by their reason, so that what is wrong stands out; `is_verbose` writes every
-one of them.
+Passed checks are counted by family and skipped ones by reason, so that problems stand out; `is_verbose` lists all.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ MARKS = {
     Status.UNKNOWN: ("?", "?", "33;1"),
     Status.CRASH: ("\u2620", "#", "31;1"),
 }
-"""Status -> mark, ASCII mark, colour (SGR)."""
+"""Status -> mark, ASCII mark, color (SGR)."""
 _FOLDED = (Status.PASS, Status.SKIP)
 
 
@@ -47,10 +46,10 @@ def render_results(
 
     Args:
         results: in the order of the rows.
-        style: what the terminal can show.
-        families: first digit of an id -> what it is about, in the order of the table.
-        num_nodes: of the check; a row with all of them does not name them.
-        is_verbose: a line for every cause, also where all is well.
+        style: characters and colors that the terminal supports.
+        families: first digit of an id -> area, in the order of the table.
+        num_nodes: number of nodes of the check; a row with all of them does not name them.
+        is_verbose: print a line for every cause, including those that passed.
     """
     rows = _fold(results)
     if is_verbose:
@@ -67,7 +66,7 @@ def render_results(
 
 
 def _fold(results: Sequence[Result]) -> list[_Row]:
-    """Rows in the order in which they come first; a note on a pass is no reason for a row of its own."""
+    """Return the rows in the order of their first results; notes of passed checks do not split rows."""
     nodes: dict[tuple[str, Status, str], list[str]] = {}
     for result in results:
         note = "" if result.status is Status.PASS else " ".join(printable(result.note).split())
@@ -89,7 +88,7 @@ def _lines(rows: Sequence[_Row], style: Style, *, num_nodes: int) -> list[str]:
 
 
 def _counts(rows: Sequence[_Row], head: str, done: str, style: Style, *, num_nodes: int) -> list[str]:
-    """How many checks passed, or were skipped, on which nodes and why."""
+    """Return lines with the number of checks that passed or were skipped, on which nodes and why."""
     counted = Counter((row.status, row.note, row.nodes) for row in rows)
     lines = []
     for (status, note, nodes), count in counted.items():

@@ -1,4 +1,4 @@
-"""Verdicts and tables as people read them: culprit first, evidence, fix; ASCII where the terminal is no UTF-8."""
+"""Verdicts and tables as text: culprit first, then evidence and fix; ASCII if the terminal is not UTF-8."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from allranks.model.finding import Confidence, Finding, Severity
 from allranks.model.setting import Setting
 
 EVIDENCE_LINES = 24
-"""More lines of a traceback are cut in the middle; the file has them all."""
+"""Maximum number of lines of a traceback; longer ones are cut in the middle."""
 
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """What the terminal can show."""
+    """The characters and colors that the terminal supports."""
 
     is_unicode: bool
     has_colour: bool
@@ -25,7 +25,7 @@ class Style:
 
     @classmethod
     def of(cls, stream: IO[str]) -> Style:
-        """Find out what a stream can show; NO_COLOR is honoured (no-color.org)."""
+        """Return the style of a stream; NO_COLOR is respected (no-color.org)."""
         import os
 
         encoding = (getattr(stream, "encoding", None) or "ascii").lower().replace("-", "")
@@ -37,7 +37,7 @@ class Style:
         return unicode if self.is_unicode else ascii_mark
 
     def paint(self, text: str, code: str) -> str:
-        """Colour the text (an SGR code, `31` is red), where colours are shown."""
+        """Color the text (an SGR code, `31` is red), if the terminal supports colors."""
         return f"\x1b[{code}m{text}\x1b[0m" if self.has_colour else text
 
 
@@ -47,9 +47,9 @@ def render_findings(findings: Sequence[Finding], style: Style) -> str:
 
 
 def render_finding(finding: Finding, style: Style) -> str:
-    """Return one finding: the culprit's line, what happened, what was seen, what to do, who waited.
+    """Return the text of one finding: culprit, message, evidence, fix, victims.
 
-    A note is its first line alone, with what happened in it.
+    A note has only its first line, with the message.
     """
     separator = style.mark(" · ", " - ")
     parts = [one_line(finding.node or ""), one_line(finding.interface or ""), fold_ranks(finding.ranks)]
@@ -95,7 +95,7 @@ def render_settings(settings: Sequence[Setting], style: Style) -> str:
 
 
 def say(text: str) -> None:
-    """Write one line of allranks' own to standard error."""
+    """Print one line with the prefix `allranks:` on standard error."""
     print(f"allranks: {one_line(text)}", file=sys.stderr, flush=True)
 
 
@@ -117,11 +117,11 @@ _MARKS = {
     Severity.WARN: (("⚠", "!"), "33;1"),
     Severity.NOTE: (("✓", "+"), "32;1"),
 }
-"""Of each severity its mark, also without UTF-8, and its colour."""
+"""Severity -> mark with and without UTF-8, and color."""
 
 
 def _confidence(finding: Finding) -> str:
-    """How sure we are; of two culprits that cannot be told apart, between whom."""
+    """Return the confidence; if undecided between two culprits, both of them."""
     if finding.confidence is Confidence.UNDECIDED:
         between = [f"rank {rank}" for rank in finding.ranks] or one_line(finding.node or "").split(" or ")
         if len(between) == 2:
@@ -147,5 +147,5 @@ def _cut(lines: list[str], style: Style) -> list[str]:
 
 
 def printable(text: str) -> str:
-    """Return the text without control characters a log could smuggle into the terminal; newlines and tabs stay."""
+    """Return the text without control characters, which a log could send to the terminal; newlines and tabs stay."""
     return "".join(c if c.isprintable() or c in "\n\t" else repr(c)[1:-1] for c in text)

@@ -1,4 +1,4 @@
-"""Writes TOML with a comment on each value; the standard library only reads it.
+"""Write TOML with a comment on each value; the standard library only reads TOML.
 
 >>> print(render_toml([Table("[network]", (Key("port", 29500, "torchrun's default"),))]), end="")
 [network]
@@ -18,7 +18,7 @@ COMMENT_COLUMN = 30
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """One value and why it is what it is; None is written as a comment, so that the key is seen to exist."""
+    """One value with its reason; None is written as a comment, so that the key is visible."""
 
     name: str
     value: str | int | bool | None
@@ -27,7 +27,7 @@ class Key:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """One table; without a head, comments alone."""
+    """One table; without a head, only comments."""
 
     head: str
     """`[network]`, `[[node]]`."""

@@ -1,1 +1,1 @@
-"""How agents speak with each other: frames, the handshake, the leader and how it is found. No torch."""
+"""Communication between agents: frames, the handshake, and finding the leader. No torch."""

@@ -1,4 +1,4 @@
-"""Frames of wire.protocol over one TCP connection, without blocking."""
+"""Non-blocking frames of wire.protocol over one TCP connection."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Connection:
 
     @property
     def own_address(self) -> str:
-        """This machine's address that the connection uses; the other side proved that it can be reached."""
+        """This machine's address on the connection; the other side can reach it."""
         return plain_address(str(self.sock.getsockname()[0]))
 
     @property
@@ -40,12 +40,12 @@ class Connection:
 
     @property
     def has_unsent(self) -> bool:
-        """Whether bytes wait for the kernel to take them."""
+        """Whether bytes are queued that the kernel has not taken yet."""
         return bool(self._unsent)
 
     @property
     def has_unread(self) -> bool:
-        """Whether a whole message is here that the selector no longer tells of."""
+        """Whether a complete message is buffered, which the selector does not report."""
         if len(self._received) < LENGTH.size:
             return False
         return len(self._received) >= LENGTH.size + int(LENGTH.unpack_from(self._received)[0])
@@ -77,8 +77,8 @@ class Connection:
         """Return the messages that have arrived, all or `at_most`; the rest stays for the next call.
 
         Raises:
-            ConnectionError: the other side closed, or is gone, and nothing it said before is left.
-            WireError: what arrived is no message of ours.
+            ConnectionError: the other side closed or is gone, and no earlier message is left.
+            WireError: the bytes are not an allranks message.
         """
         end: str | None = None
         while len(self._received) <= LENGTH.size + MAX_FRAME_BYTES:
@@ -99,7 +99,7 @@ class Connection:
         return messages
 
     def expect_alive_within(self, gone_s: float) -> None:
-        """Have the kernel end the connection after so many seconds without an answer from the other machine.
+        """Let the kernel end the connection after this many seconds without an answer from the other machine.
 
         Source: tcp(7), TCP_KEEPIDLE, TCP_KEEPINTVL, TCP_KEEPCNT, TCP_USER_TIMEOUT.
         """

@@ -1,6 +1,6 @@
-"""The handshake, the leader's side: who is let into the group of a job.
+"""The leader's side of the handshake: accept the agents of the job, refuse all others.
 
-`Door` is driven by the leader's selector and never blocks on a slow or silent guest. The agent's side is `wire.seek`.
+The leader's selector drives `Door`, which never blocks on a slow or silent peer. The agent's side is `wire.seek`.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from allranks.wire.protocol import (
 from allranks.wire.secret import Secret, fresh_nonce, is_join_proof, is_munge_proof, welcome_proof
 
 MAX_SHOWN = 64
-"""Characters of what a stranger calls itself, its job and its version that are shown."""
+"""Maximum number of characters printed of a foreign peer's name, job and version."""
 
 
 class Intrusion(StrEnum):
-    """Why somebody was not let in."""
+    """Why a peer was refused."""
 
     LEFT = "left"
-    """It hung up before it said who it is: a look at the port, an agent of another job."""
+    """It disconnected before it identified itself, as a port check or an agent of another job does."""
     OTHER_JOB = "other-job"
     EARLIER_ATTEMPT = "earlier-attempt"
     OTHER_SECRET = "other-secret"  # noqa: S105
@@ -45,13 +45,13 @@ class Intrusion(StrEnum):
 
 
 class StrangerError(WireError):
-    """Somebody who is not of this job was refused."""
+    """A peer that does not belong to this job was refused."""
 
     def __init__(self, message: str, *, intrusion: Intrusion, host: str) -> None:
         super().__init__(message)
         self.intrusion = intrusion
         self.host = host
-        """What it calls itself, else its address."""
+        """The peer's host name, if it sent one, else its address."""
 
 
 @dataclass(slots=True)
@@ -61,12 +61,12 @@ class _Guest:
 
 
 class Door:
-    """The leader's side: greets whoever connects, and tells members from strangers.
+    """Greets every peer that connects, and accepts only agents of this job.
 
     Args:
         listener: the leader's listening socket; the door does not own it.
         job: name of the job.
-        attempt: which start of the job this is; an agent that knows of another one is refused.
+        attempt: number of the job's start; an agent of another attempt is refused.
         secret: the job's key.
     """
 
@@ -83,7 +83,7 @@ class Door:
         return self._listener.fileno()
 
     def greet(self, now_s: float) -> Connection | None:
-        """Accept one connection and say Hello; the caller watches it and hands it to `hear`."""
+        """Accept one connection and send Hello; the caller watches the connection and passes it to `hear`."""
         try:
             sock, address = self._listener.accept()
         except OSError:
@@ -99,10 +99,10 @@ class Door:
         return guest
 
     def hear(self, guest: Connection) -> Card | None:
-        """Return the card of a guest that proved itself; None while it has said nothing yet, and where it only knocked.
+        """Return the card of an authenticated peer; None if it has sent nothing yet, or only checks the port (Knock).
 
         Raises:
-            StrangerError: it was refused; the connection is closed, the text says who and why.
+            StrangerError: the peer was refused and disconnected; the text says who and why.
         """
         expected = self._guests[guest]
         host, intrusion = guest.peer, Intrusion.LEFT
@@ -135,13 +135,13 @@ class Door:
         raise StrangerError(f"{guest.peer} was rejected: {reason}", intrusion=intrusion, host=host)
 
     def refuse(self, guest: Connection, reason: str) -> None:
-        """Send a member away again that had proven itself, for example the second one with the same node rank."""
+        """Refuse an authenticated agent, for example the second one with the same node rank."""
         with contextlib.suppress(ConnectionError):
             guest.send(Refused(reason=reason, is_final=True))
         guest.close()
 
     def overdue(self, now_s: float) -> list[Connection]:
-        """Guests that connected and then said nothing for HANDSHAKE_S."""
+        """Return the peers that have sent nothing for HANDSHAKE_S since they connected."""
         return [guest for guest, expected in self._guests.items() if expected.deadline_s < now_s]
 
     def dismiss(self, guest: Connection) -> None:
@@ -150,14 +150,14 @@ class Door:
         guest.close()
 
     def close(self) -> list[Connection]:
-        """Send all guests away; the listener stays open. Returns them."""
+        """Disconnect all peers and return them; the listener stays open."""
         guests = list(self._guests)
         for guest in guests:
             self.dismiss(guest)
         return guests
 
     def shut(self) -> None:
-        """Send all guests away and close the listener."""
+        """Disconnect all peers and close the listener."""
         self.close()
         self._listener.close()
 

@@ -1,9 +1,9 @@
-"""The leader: how it takes a port and says where it is, and how the other agents find it.
+"""The leader's port and address: how it binds and announces them, and how the other agents find them.
 
-The leader binds a port on its own node and keeps the socket: the roll call is held on it, and then it is handed to rank
-0's worker, whose store listens on it. So one open port is enough, nobody computes a port from a job id, and between
-bind and use it is never free for others. Where the leader is, is told by its announcement in the run directory and by
-hints (an endpoint flag, the first node of the step). A hint is only believed after the handshake (wire.seek).
+The leader binds a port on its own node and keeps the socket: the roll call uses it, then rank 0's worker inherits it
+for its store. So one open port is enough, no port is computed from a job id, and no other program can take the port
+between bind and use. The agents find the leader through its announcement in the run directory and through hints (an
+endpoint flag, the first node of the step). A hint counts only after the handshake (wire.seek).
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import msgspec
 from allranks.model.errors import SetupError
 
 PORTS_TRIED = 16
-"""The leader takes the first free port from the preferred one on; who looks for it tries as many."""
+"""The leader takes the first free one of this many ports, from the preferred one on; agents try as many."""
 
 ANNOUNCEMENT = "leader.json"
 
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """A place where the leader may be."""
+    """A possible address of the leader."""
 
     host: str
     port: int
@@ -46,10 +46,10 @@ class Announcement(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     host: str
     addresses: tuple[str, ...]
-    """The management network's first."""
+    """Addresses, those of the management network first."""
     port: int
     side_port: int = 0
-    """A second, unpredictable port for the agents alone: where a firewall closes the first one, it can be said."""
+    """A second, random port for the agents: if a firewall closes the first one, they can still report it."""
 
 
 def bind_port(preferred: int, *, tries: int = PORTS_TRIED) -> socket.socket:
@@ -93,14 +93,14 @@ def _bound(family: socket.AddressFamily, address: tuple[str, int]) -> socket.soc
 
 
 def announce(directory: Path, announcement: Announcement) -> None:
-    """Write where the leader is into the run directory, whole or not at all."""
+    """Write the leader's address into the run directory, atomically."""
     draft = directory / f".{ANNOUNCEMENT}.{os.getpid()}"
     draft.write_bytes(msgspec.json.encode(announcement))
     draft.replace(directory / ANNOUNCEMENT)
 
 
 def read_announcement(directory: Path) -> Announcement | None:
-    """Return what the leader wrote, or None where nothing readable is there (yet)."""
+    """Return the leader's announcement; None if there is none yet, or it is unreadable."""
     try:
         return msgspec.json.decode((directory / ANNOUNCEMENT).read_bytes(), type=Announcement)
     except (OSError, msgspec.DecodeError, UnicodeDecodeError):
@@ -108,13 +108,13 @@ def read_announcement(directory: Path) -> Announcement | None:
 
 
 def collect_hints(directory: Path, *, job: str, named: Sequence[Hint], guessed: Sequence[Hint]) -> list[list[Hint]]:
-    """Return where to look for the leader, best first, in groups: a group is one host, its ports in order.
+    """Return the possible addresses of the leader, best first, in groups: a group is one host, its ports in order.
 
     Args:
         directory: the job's run directory; other nodes may or may not see it.
-        job: an announcement of another job is passed over.
-        named: what the user said; tried first.
-        guessed: what follows from the scheduler; tried after the announcement.
+        job: announcements of other jobs are ignored.
+        named: the user's hints; tried first.
+        guessed: the scheduler's hints; tried after the announcement.
     """
     groups = [_ports_of(endpoint) for endpoint in named]
     found = read_announcement(directory)

@@ -1,12 +1,12 @@
-"""The job's key: where it comes from, and how two agents prove to each other that they have it.
+"""The job's key: its source, and how two agents prove to each other that they have it.
 
 The group of a job is closed. The key comes from the first of: $ALLRANKS_SECRET; a 0600 file in the run directory,
-which all nodes of a SLURM job share; munge, where a SLURM node does not see that file (credentials instead of a key);
-the name that the user gave the group with `--rdzv-id`, as weak as that name is easy to guess. Where there is none of
-them the group is open, and the caller says so. A one-machine run speaks with nobody and needs none.
+which all nodes of a SLURM job share; munge, if a SLURM node does not see that file (credentials instead of a key);
+the `--rdzv-id` name, which is as weak as it is easy to guess. Without any of them the group is open, and the caller
+prints that. A run on one machine needs no key.
 
-The name given with `--rdzv-id` is never sent. Groups are told apart by a value that is derived from it one way
-(`group_name`), and each guess at the name costs whoever heard that value NAME_ROUNDS rounds of HMAC.
+The `--rdzv-id` name is never sent. Groups are distinguished by a one-way value derived from it (`group_name`), and each
+guess at the name costs an eavesdropper NAME_ROUNDS rounds of HMAC.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ NONCE_BYTES = 16
 
 @dataclass(frozen=True, slots=True)
 class Secret:
-    """The job's key and where it came from. Never printed."""
+    """The job's key and its source. Never printed."""
 
     key: bytes
     """Empty: munge credentials stand for one."""
@@ -48,7 +48,7 @@ class Secret:
 
 
 def secret_from_env(env: Mapping[str, str]) -> Secret | None:
-    """Return the key that `submit` or the user put into the environment, if any."""
+    """Return the key that `submit` or the user set in the environment, if any."""
     value = env.get(SECRET_VARIABLE)
     return Secret(value.encode(), f"${SECRET_VARIABLE}") if value else None
 
@@ -58,12 +58,12 @@ NAME_ROUNDS = 100_000
 
 
 def secret_from_name(rdzv_id: str | None) -> Secret | None:
-    """Return a key derived from the group's name: as hard to guess as the name is."""
+    """Return a key derived from the group's name; it is as hard to guess as the name."""
     return Secret(_stretch(rdzv_id), "--rdzv-id") if rdzv_id else None
 
 
 def group_name(rdzv_id: str) -> str:
-    """Return what a group is called on the wire in place of its `--rdzv-id`, which may be its key."""
+    """Return the group's name on the wire, in place of its `--rdzv-id`, which may be its key."""
     return f"rdzv-{hmac.digest(_stretch(rdzv_id), b'group name', 'sha256').hex()[:16]}"
 
 
@@ -101,10 +101,10 @@ def ensure_secret_file(path: Path) -> Secret:
 
 
 def read_secret_file(path: Path) -> Secret | None:
-    """Return the key the leader wrote, or None while it is not there.
+    """Return the leader's key; None while the file does not exist.
 
     Raises:
-        SetupError: others could read or replace the file.
+        SetupError: other users could read or replace the file.
     """
     try:
         status = path.stat()
@@ -119,29 +119,29 @@ def read_secret_file(path: Path) -> Secret | None:
 
 
 def fresh_nonce() -> bytes:
-    """Return bytes that were never used before."""
+    """Return random bytes that are used only once."""
     return secrets.token_bytes(NONCE_BYTES)
 
 
 def join_proof(secret: Secret, *, leader_nonce: bytes, nonce: bytes, job: str, card: Card) -> bytes:
-    """By which an agent proves that it is of this job, bound to the card it hands in: HMAC, or a munge credential."""
+    """Return an agent's proof that it belongs to this job, bound to its card: HMAC, or a munge credential."""
     return _prove(secret, b"join", leader_nonce, nonce, job.encode(), msgspec.msgpack.encode(card))
 
 
 def is_join_proof(secret: Secret, proof: bytes, *, leader_nonce: bytes, nonce: bytes, job: str, card: Card) -> bool:
-    """Whether the proof is one; a munge credential of this user will do beside any key of the leader's."""
+    """Whether the proof is valid; a munge credential of this user is valid whatever the leader's key."""
     parts = (b"join", leader_nonce, nonce, job.encode(), msgspec.msgpack.encode(card))
     return _is_proof(secret, proof, *parts)
 
 
 def welcome_proof(secret: Secret, *, leader_nonce: bytes, nonce: bytes, is_munge: bool = False) -> bytes:
-    """By which the leader proves that it is of this job; by munge where the agent has nothing else."""
+    """Return the leader's proof that it belongs to this job; with munge if the agent has nothing else."""
     secret = Secret(b"", "munge", secret.munge_socket) if is_munge else secret
     return _prove(secret, b"welcome", leader_nonce, nonce)
 
 
 def is_welcome_proof(secret: Secret, proof: bytes, *, leader_nonce: bytes, nonce: bytes) -> bool:
-    """Whether the leader knows what it must."""
+    """Whether the leader's proof is valid."""
     return _is_proof(secret, proof, b"welcome", leader_nonce, nonce)
 
 
@@ -151,7 +151,7 @@ def is_munge_proof(proof: bytes) -> bool:
 
 
 def secret_from_munge(socket: str | None) -> Secret | None:
-    """Return what stands for credentials that the cluster's munge daemons make and read, where this machine has munge.
+    """Return a Secret that uses munge credentials; None if this machine has no munge.
 
     Args:
         socket: where munged listens, None for its usual place.

@@ -1,6 +1,6 @@
-"""The handshake, the agent's side: how an agent finds its leader and knows that it is the one.
+"""The agent's side of the handshake: find the leader and authenticate it.
 
-`seek_leader` tries all hints until one of them proves to be the leader. The leader's side is `wire.door`.
+`seek_leader` tries all hints until one leads to the leader. The leader's side is `wire.door`.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ from allranks.wire.protocol import (
 from allranks.wire.secret import Secret, fresh_nonce, is_welcome_proof, join_proof
 
 CONNECT_S = 1.0
-"""How long one hint may take to accept a connection before its host is given up for this round."""
+"""Seconds for a hint to accept a connection before its host is given up for this round."""
 STAGGER_S = 0.2
-"""After so long without an answer the next host is tried beside it."""
+"""Seconds without an answer after which the next host is tried in parallel."""
 SILENT_S = 0.5
-"""A path that has not answered for so long is told to the leader as silent."""
+"""Seconds without an answer after which a path is reported to the leader as silent."""
 
 
 @dataclass(frozen=True, slots=True)
 class _NotTheLeader(Exception):
-    """This hint leads nowhere; another may."""
+    """This hint does not lead to the leader; another one may."""
 
     reason: str
 
 
 @dataclass(slots=True)
 class _Search:
-    """What all hints came to so far."""
+    """The results of all hints so far."""
 
     obstacle: str = "no leader has announced itself"
     silent: dict[str, str] = field(default_factory=dict)
@@ -70,24 +70,23 @@ def seek_leader(
     on_wait: Callable[[float, str], None],
     check_signals: Callable[[], None],
 ) -> Connection:
-    """Try all hints until one proves to be the leader of this job, and return the connection to it.
+    """Try all hints until one leads to the leader of this job, and return the connection to it.
 
-    Hosts are tried at the same time, STAGGER_S apart in the order of the hints, so that neither a path that swallows
-    packets nor a stranger who says nothing holds anybody up; the ports of a host one after the other. The card says
-    which paths were silent.
+    Hosts are tried in parallel, STAGGER_S apart in the order of the hints, so that a path that drops packets or a
+    silent program delays nothing; the ports of one host are tried one after another. The card lists silent paths.
 
     Args:
-        hints: asked anew each round, since an announcement may appear; a group is one host, its ports in order.
+        hints: called in each round, since an announcement may appear; a group is one host, its ports in order.
         job: name of the job.
-        attempt: which start of the job, where the agent knows.
-        secret: asked once a leader has said Hello; None while the key is not there yet.
-        card: what this node says of itself.
+        attempt: number of the job's start, if the agent knows it.
+        secret: called when a leader has sent Hello; returns None while the key does not exist.
+        card: the report of this node.
         deadline_s: seconds from now.
-        on_wait: told the seconds so far and the last obstacle, once a second at the most.
-        check_signals: raises StoppedBySignal when somebody told this agent to stop.
+        on_wait: gets the seconds so far and the last obstacle, at most once a second.
+        check_signals: raises StoppedBySignal if this agent was told to stop.
     Raises:
         WireError: the leader refused this agent.
-        NodeFaultError: nobody was there by the deadline.
+        NodeFaultError: no leader was found by the deadline.
         StoppedBySignal: check_signals raised it.
     """
     started_s = time.monotonic()
@@ -128,7 +127,7 @@ def seek_leader(
 
 @dataclass(slots=True)
 class _Try:
-    """One connection, until the other side has spoken."""
+    """One connection, until the other side has sent something."""
 
     hint: Hint
     rest: list[Hint]
@@ -138,7 +137,7 @@ class _Try:
 
 
 class _Race:
-    """Connects to several hosts at the same time, and to the ports of each one after the other."""
+    """Connects to several hosts in parallel, and to the ports of each host one after another."""
 
     def __init__(self, groups: Sequence[Sequence[Hint]], search: _Search) -> None:
         self._waiting = [list(group) for group in groups if group]
@@ -155,9 +154,9 @@ class _Race:
         self._selector.close()
 
     def connections(self, keep_time: Callable[[], None]) -> Iterator[tuple[socket.socket, Hint]]:
-        """Yield what connects and speaks, until all hosts have been tried; a host that is silent for long is left.
+        """Yield each connection that answers, until all hosts have been tried; hosts that stay silent are dropped.
 
-        Whoever goes on to the next one says that this was not the leader: it is closed. The last one is the caller's.
+        Each connection is closed when the caller asks for the next one. The last one belongs to the caller.
         """
         next_start_s = 0.0
         while self._waiting or self._running:
@@ -195,7 +194,7 @@ class _Race:
                 self._keep_waiting(sock, each, time.monotonic() - each.began_s)
 
     def _keep_waiting(self, sock: socket.socket, each: _Try, waited_s: float) -> None:
-        """Note who is silent, and leave who is so for too long."""
+        """Record silent hosts, and drop those that are silent for too long."""
         if waited_s < SILENT_S:
             return
         if each.is_connected:

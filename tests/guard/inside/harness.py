@@ -38,6 +38,10 @@ class Started:
     def pid(self) -> int:
         return self.process.pid
 
+    def told(self) -> bool:
+        """Whether it has told anything."""
+        return self.cell.read().told is not None
+
 
 @contextlib.contextmanager
 def workers(tmp_path: Path, text: str, num: int = 2, **env: str) -> Iterator[list[Started]]:

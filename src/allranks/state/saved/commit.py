@@ -121,7 +121,7 @@ def write_part(
         _report(attempt, {"state": "done", **part_to_json(part)})
         sync_directory(attempt.directory)
     except OSError as exc:
-        if exc.errno == errno.ENOENT and not attempt.directory.exists():
+        if exc.errno in (errno.ENOENT, errno.EIO) and not attempt.directory.exists():
             raise AttemptFailedError("") from exc  # it says why itself
         with contextlib.suppress(OSError):
             path.unlink()  # makes room, also for the report
