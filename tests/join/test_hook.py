@@ -280,7 +280,7 @@ def test_a_rank_that_ends_with_0_before_the_group_is_named_long_before_the_timeo
     )
     result = allranks("run", "--nproc-per-node", "2", "train.py", env=NODE, timeout_s=120)
     assert result.returncode == 1
-    said = "it exited with code 0 before it reached init_process_group, where rank 0 waited for it"
+    said = "exited with code 0 before it reached init_process_group, where rank 0 waited for it"
     assert only_message(tmp_path) == ([1], f"it {said}")
     assert "AR401 missing-rank   node07 · rank 1" in result.stderr
 

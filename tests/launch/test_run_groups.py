@@ -198,7 +198,7 @@ def test_another_version_of_a_module_beside_it_is_said_and_stops_nobody(start: S
     agents = [start(node, *flags, "--node-rank", index, "train.py") for index, node in enumerate("abc")]
     ends = [end(agent) for agent in agents]
     assert {code for code, _, _ in ends} == {0}
-    assert "code beside the script (model.py) differs: 2 of 3 nodes are alike; c is not" in ends[0][2]
+    assert "code beside the script (model.py) differs: 2 of 3 nodes have the same; c differs" in ends[0][2]
 
 
 # Ending together
