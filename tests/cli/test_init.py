@@ -144,7 +144,7 @@ def test_nodes_that_are_down_or_not_on_it_are_named() -> None:
     found = choose_network(cards)
     assert found.network is not None
     assert found.network.subnet == "192.168.20.0/24"
-    assert "down now: the interface of n2" in found.notes
+    assert "down at the moment: the interface of n2" in found.notes
     apart = [
         node("n1", nic("eth0", "10.1.1.1")),
         node("n2", nic("eth0", "10.1.2.1")),
@@ -185,7 +185,7 @@ name = "ada"                   # SLURM's name of the cluster
 
 [network]
 # passed over: docker0 172.17.0.0/16 (a bridge)
-# down now: the interface of n3
+# down at the moment: the interface of n3
 # other networks: 10.77.0.0/24 (eno1)
 data = "10.9.0.0/16"           # all 3 nodes are on it; 400 Gbit/s, 10.77.0.0/24 has 1
 port = 29500                   # the default, as in torchrun
@@ -210,7 +210,7 @@ interface = "ib0"              # 400 Gbit/s, MTU 4092
 [[node]]
 name = "n3"
 address = "10.9.0.3"
-interface = "ib0"              # 400 Gbit/s, MTU 4092, down now
+interface = "ib0"              # 400 Gbit/s, MTU 4092, down at the moment
 # gpus: could not be counted: nvidia-smi: no answer within 3 s
 
 # n[4-5] did not answer within 20 s: add the missing nodes, or run allranks init again

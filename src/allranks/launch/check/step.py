@@ -263,11 +263,11 @@ def _is_complete(heard: Heard, num_nodes: int, *, late_s: float) -> bool:
 
 def _notice(heard: Heard, place: Place, waited_s: float) -> str:
     if not heard.here:
-        return f"waited {waited_s:.0f} s for SLURM to start {place.describe()}{_because(heard.words)}"
+        return f"waiting {waited_s:.0f} s for SLURM to start {place.describe()}{_because(heard.words)}"
     if missing := heard.missing(place.num_nodes):
         names = fold_hosts(missing) if heard.node_names else ", ".join(missing)
-        return f"waited {waited_s:.0f} s for {names}; {len(heard.here)} of {place.num_nodes} nodes have answered"
-    return f"waited {waited_s:.0f} s for the roll call of {place.num_nodes} nodes"
+        return f"waiting {waited_s:.0f} s for {names}; {len(heard.here)} of {place.num_nodes} nodes have answered"
+    return f"waiting {waited_s:.0f} s for the roll call of {place.num_nodes} nodes"
 
 
 def _refuse(words: Sequence[str], place: Place) -> NoReturn:
