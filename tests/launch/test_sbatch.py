@@ -77,12 +77,12 @@ def test_the_script_as_a_whole() -> None:
         "#SBATCH --no-kill\n"
         '#SBATCH --licenses="a b"\n'
         "\n"
-        "export ALLRANKS_STEP=0 # the step below counts as this one, whatever number SLURM gives it after a requeue\n"
-        "# One agent on each node starts the ranks there and watches them all. "
-        "With --no-kill, the loss of a node does\n"
-        "# not end the job before allranks has said which node it was. "
-        "Whether the job goes back into the queue, and\n"
-        "# without which node, is decided by the agents, also where this script is lost with its node.\n"
+        "export ALLRANKS_STEP=0 # the step below counts as step 0, whatever number SLURM gives it after a requeue\n"
+        "# srun starts one agent per node; the agent starts and watches the ranks of its node. "
+        "With --no-kill, a lost node\n"
+        "# does not end the job before allranks has reported it. "
+        "The agents decide whether the job is requeued, and without\n"
+        "# which node; this works even if this script is lost with its node.\n"
         "exec srun --no-kill --kill-on-bad-exit=0 --export=ALL \\\n"
         '    --nodes="$SLURM_JOB_NUM_NODES" --ntasks="$SLURM_JOB_NUM_NODES" --ntasks-per-node=1 \\\n'
         '    ${SLURM_CPUS_PER_TASK:+--cpus-per-task="$SLURM_CPUS_PER_TASK"} \\\n'

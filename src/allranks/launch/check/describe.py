@@ -133,7 +133,7 @@ def _node(card: Card, choice: Choice, around: Surroundings) -> Table:
         nic = ways[0].nic
         facts = [f"{nic.speed_mbit_s / 1000:g} Gbit/s" if nic.speed_mbit_s else "speed unknown"]
         facts += [f"MTU {nic.mtu}"] if nic.mtu else []
-        facts += [] if nic.is_up else ["down now"]
+        facts += [] if nic.is_up else ["down at the moment"]
         facts += [f"also {', '.join(each.nic.name for each in ways[1:])}"] if len(ways) > 1 else []
         keys = (Key("name", card.host), Key("address", ways[0].address), Key("interface", nic.name, ", ".join(facts)))
         return Table("[[node]]", (*keys, gpus))

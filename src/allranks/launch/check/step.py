@@ -266,7 +266,7 @@ def _notice(heard: Heard, place: Place, waited_s: float) -> str:
         return f"waiting {waited_s:.0f} s for SLURM to start {place.describe()}{_because(heard.words)}"
     if missing := heard.missing(place.num_nodes):
         names = fold_hosts(missing) if heard.node_names else ", ".join(missing)
-        return f"waited {waited_s:.0f} s for {names}; {len(heard.here)} of {place.num_nodes} nodes have answered"
+        return f"waiting {waited_s:.0f} s for {names}; {len(heard.here)} of {place.num_nodes} nodes have answered"
     return f"waiting {waited_s:.0f} s for the roll call of {place.num_nodes} nodes"
 
 

@@ -159,7 +159,7 @@ def _collect(
         if now > began_s + NOTICE_AFTER_S and not was_told:
             was_told = True
             late = fold_hosts([node for node in wanted if node not in documents])
-            say(f"waited {now - began_s:.0f} s for {late}; {len(documents)} of {len(wanted)} nodes have answered")
+            say(f"waiting {now - began_s:.0f} s for {late}; {len(documents)} of {len(wanted)} nodes have answered")
         for line in output.lines():
             if line.is_aside:
                 words.append(line.text)
