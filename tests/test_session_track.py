@@ -131,7 +131,7 @@ FRAGMENTS = """
     import allranks
 
     example, *fragments = Path("blocks").read_text().split("BLOCK")
-    imports, _, block = example.partition("with allranks.session() as s:\n")
+    imports, _, block = example.partition("with allranks.session() as s:")
     before_loop = textwrap.dedent(block.partition("    for step in state.steps")[0])
     with allranks.session(timeout_s=60) as s:
         for number, fragment in enumerate(fragments):
@@ -166,10 +166,9 @@ def test_the_fragments_of_the_guide_train_to_their_end(tmp_path: Path):
     guide = (Path(__file__).parents[1] / "docs" / "how-to" / "session.md").read_text()
     (tmp_path / "blocks").write_text("BLOCK".join(re.findall(r"```python\n(.*?)```", guide, re.DOTALL)))
     result = run_ranks(tmp_path, "2", FRAGMENTS, within_s=200)
-    stopped, *others, codes = result.stdout.splitlines()
-    assert (others, codes) == (["63 True", "200 True", "200 True", "20 False"], "codes [0, 0]"), result.stderr
-    steps, is_small = stopped.split()
-    assert (int(steps) < 10_000, is_small) == (True, "True")
+    ends = result.stdout.splitlines()
+    assert ends[1:] == ["63 True", "200 True", "200 True", "20 False", "codes [0, 0]"], result.stderr
+    assert re.fullmatch(r"\d{1,4} True", ends[0]), "state.stop() did not end it before step 10,000"
 
 
 LIVES = """
