@@ -147,6 +147,20 @@ def test_a_py_spy_that_does_not_come_back_costs_its_deadline(
     assert time.monotonic() - began_s < 40
 
 
+def test_an_answer_of_py_spy_that_is_cut_off_is_said(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torn = tmp_path / "bin" / "py-spy"
+    torn.parent.mkdir()
+    torn.write_text('#!/bin/sh\nprintf \'[{"pid": 1, "thr\'\n')
+    torn.chmod(0o755)
+    start("nap", RANK="0")
+    look_until(lambda found: len(found.processes) == 1)
+    monkeypatch.setattr(sys, "executable", str(torn.with_name("python3")))
+    problem = look(Wanted(job=JOB), node="here").processes[0].problem
+    assert problem.startswith("py-spy: its answer is cut off (Input data was truncated")
+
+
 class Tree:
     """A made-up /proc."""
 

@@ -296,9 +296,12 @@ def _dump(each: Found, deadline_s: float, root: Path) -> tuple[tuple[Thread, ...
             except subprocess.TimeoutExpired:
                 child.kill()
                 return (), f"py-spy did not finish within {limit_s:.0f} s"
-        if child.returncode == 0:
-            return tuple(_thread(raw, each.pid) for raw in msgspec.json.decode(out)), ""
         words = err.decode(errors="replace")
+        if child.returncode == 0:
+            try:
+                return tuple(_thread(raw, each.pid) for raw in msgspec.json.decode(out)), ""
+            except msgspec.DecodeError as exc:  # what it looked at, or itself, was killed meanwhile
+                words = f"its answer is cut off ({exc})"
         if not (root / f"proc/{each.pid}").exists():
             return (), "has ended in the meantime"
         if "ermission" in words or "not permitted" in words:
