@@ -122,7 +122,7 @@ def test_a_silent_node_is_the_finding(allranks: Allranks, step: FakeStep, tmp_pa
     assert result.returncode == 1
     assert "AR001 node-silent   n2" in result.stdout
     assert f"the node's agent did not join within {ENOUGH_S} s; 2 of 3 nodes joined" in result.stdout
-    assert re.search(r"waiting \d+ s for n2; 2 of 3 answered", result.stderr)
+    assert re.search(r"waiting \d+ s for n2; 2 of 3 nodes have answered", result.stderr)
     assert result.stdout.splitlines()[-1].startswith("3 nodes: 1 problem that would stop a job (n2); ")
     assert time.monotonic() - began_s < 55
     assert left_behind(tmp_path) == []

@@ -125,7 +125,7 @@ def test_a_silent_node_is_named_at_the_deadline(six_nodes: TestLab, tmp_path: Pa
     assert [(each["cause"], each["node"]) for each in found["findings"]] == [("AR001 node-silent", "node04")]
     assert found["findings"][0]["message"] == "the node's agent did not join within 15 s; 5 of 6 nodes joined"
     assert found["elapsed_s"] < 100
-    assert "for node04; 5 of 6 answered" in err
+    assert "for node04; 5 of 6 nodes have answered" in err
 
 
 def test_with_no_place_to_write_it_works(six_nodes: TestLab) -> None:
