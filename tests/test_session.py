@@ -314,7 +314,7 @@ BARE = "import allranks\nwith allranks.session(**ARGUMENTS): pass\n"
             "",
             2,
             "✗ AR502 spawn-inside-srun   n1  .*\n  torchrun \\(TORCHELASTIC_RUN_ID=none, LOCAL_WORLD_SIZE=2\\) runs "
-            "inside each of 8 tasks a node \\(SLURM_STEP_TASKS_PER_NODE=8,8\\)\n  fix  start one a node: srun ",
+            "inside each of 8 tasks a node \\(SLURM_STEP_TASKS_PER_NODE=8,8\\)\n  fix  start one per node: srun ",
             id="torchrun-in-tasks",
         ),
         pytest.param(
@@ -405,7 +405,7 @@ def test_importing_the_package_loads_neither_torch_nor_the_session() -> None:
 
 
 def test_the_public_names_are_these() -> None:
-    assert package.__all__ == ["Session", "SessionError", "__version__", "session"]
+    assert package.__all__ == ["Session", "SessionError", "__version__", "load_weights", "session"]
     assert package.SessionError is SessionError
     assert callable(package.session)
     with pytest.raises(AttributeError, match="has no attribute 'sesion'"):

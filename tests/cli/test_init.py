@@ -210,7 +210,7 @@ interface = "ib0"              # 400 Gbit/s, MTU 4092
 [[node]]
 name = "n3"
 address = "10.9.0.3"
-interface = "ib0"              # 400 Gbit/s, MTU 4092, down now
+interface = "ib0"              # 400 Gbit/s, MTU 4092, down at the moment
 # gpus: could not be counted: nvidia-smi: no answer within 3 s
 
 # n[4-5] did not answer within 20 s: add the missing nodes, or run allranks init again

@@ -170,7 +170,7 @@ def test_a_preempted_job_is_put_back_by_slurm_and_resumes(cluster: Cluster) -> N
         "sbatch", "--partition", URGENT_PARTITION, "--nodes=6", "--exclusive", "--output=/dev/null", "--wrap", "sleep 1"
     )
     cluster.wait(job, lambda state: state.restarts == 1)
-    assert f"preempted: waiting for SLURM to end this run of job {job}, 10 s of grace" in cluster.said(job)
+    assert f"preempted: waiting for SLURM to end this run of job {job}, grace period 10 s since" in cluster.said(job)
     cluster.start_again(job)
     state = cluster.wait(job, lambda state: state.is_finished)
     assert (state.state, state.restarts) == ("COMPLETED", 1), cluster.said(job)
@@ -198,7 +198,7 @@ def test_a_node_that_is_back_before_slurm_gives_it_up_takes_its_place_again(clus
     cluster.wait(job, lambda _: len(list(cluster.directory.glob("node*.0"))) == 3)
     cluster.kill("node03")
     (cluster.directory / "lost.node03").touch()
-    cluster.wait_for_words(job, "node03: its agent is started again as soon as the node is back")
+    cluster.wait_for_words(job, "node03: its agent will be restarted when the node comes back")
     time.sleep(1)
     cluster.lab.run("up", "--cluster", SIX_NODE)
     cluster.wait(job, lambda _: any(cluster.directory.glob("node03.[1-9]*")))

@@ -484,7 +484,7 @@ def test_the_command_says_where_and_heals_from_another_process(six: TestLab) -> 
     assert "ens1f9" in six.on("node02", "ls", "/sys/class/net")
     again = six.run("inject", "interface-renamed", "--on", "node02", must_work=False)
     assert again.returncode == 2
-    assert "interface-renamed is on node02 already" in again.stderr
+    assert "node02 already has interface-renamed" in again.stderr
     assert "healed" in six.run("heal").stderr
     assert "ens1f9" not in six.on("node02", "ls", "/sys/class/net")
     assert "no faults" in six.run("heal").stderr

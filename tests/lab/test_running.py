@@ -93,7 +93,10 @@ def test_what_strikes_a_running_job_is_not_put_in_before_it(six_nodes: TestLab) 
 def test_an_unknown_strike_is_one_line(six_nodes: TestLab) -> None:
     done = six_nodes.run("drill", "--running", "node-kiled", must_work=False)
     assert done.returncode == 2
-    assert done.stderr.splitlines()[-1] == "error: no strike at a running job 'node-kiled': did you mean node-killed?"
+    assert (
+        done.stderr.splitlines()[-1]
+        == "error: lab drill --running node-kiled: unknown strike: did you mean node-killed?"
+    )
 
 
 def test_no_strike_has_the_name_of_a_fault() -> None:

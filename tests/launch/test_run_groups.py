@@ -227,7 +227,7 @@ def test_a_worker_that_fails_ends_both_alike_with_one_report_on_the_leader(start
     assert leader.endswith("  others waited for it or were ended: rank 0\n")
     assert other.splitlines()[-1] == (
         "allranks: ended: AR590 user-code-error: rank 1 on b: ValueError: bad batch (train.py:7 in <module>); "
-        "the whole report is on a"
+        "the full report is on a"
     )
     assert "✗" not in other
     verdict: dict[str, Any] = json.loads((tmp_path / "a/runs/latest/attempt_0/verdict.json").read_text())
@@ -316,7 +316,7 @@ def test_sigterm_ends_a_paused_job_with_its_own_code_and_a_verdict(start: Start,
     for _ in range(2):  # 10 s lie between two of them: the workers here have been gone for long
         next(line for line in said if line.startswith("allranks: paused: only 1 of at least 2 nodes; "))
     leader.send_signal(signal.SIGUSR1)
-    assert any("SIGUSR1: for scripts that handle it" in line for line in said)
+    assert any("SIGUSR1: passed to the script; allranks itself has nothing to save" in line for line in said)
     leader.send_signal(signal.SIGTERM)
     assert end(leader)[0] == 143
     assert json.loads((tmp_path / "a/runs/job/attempt_0/verdict.json").read_text())["exit_code"] == 143

@@ -82,7 +82,7 @@ def test_another_script_is_refused_in_the_default_directory_and_said_in_one_that
         path = tmp_path / script
         path.parent.mkdir(exist_ok=True)
         path.touch()
-        monkeypatch.setattr(sys.modules["__main__"], "__file__", str(path))
+        monkeypatch.setattr(sys.modules["__main__"], "__file__", str(path), raising=False)
         one_step(tmp_path / "checkpoints", model=net(), is_default=is_default)
 
     life("a/train.py")
@@ -117,7 +117,7 @@ def test_an_edited_script_with_other_arguments_goes_on_and_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     script = tmp_path / "train.py"
-    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script))
+    monkeypatch.setattr(sys.modules["__main__"], "__file__", str(script), raising=False)
     for text, arguments in (("a", []), ("b", ["--lr", "0.1 x"])):
         script.write_text(text)
         monkeypatch.setattr(sys, "argv", ["train.py", *arguments])
@@ -128,7 +128,7 @@ def test_an_edited_script_with_other_arguments_goes_on_and_says_so(
 
 def test_only_a_directory_that_nobody_named_is_the_default(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def life(script: str, **named: Any) -> None:
-        monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / script))
+        monkeypatch.setattr(sys.modules["__main__"], "__file__", str(tmp_path / script), raising=False)
         with allranks.session(backend="gloo") as s:
             state = s.track(model=net(), **named)
             for step in state.steps([0], total=1):
