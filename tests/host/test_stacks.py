@@ -132,32 +132,31 @@ def test_without_py_spy_the_processes_are_named_all_the_same(start: Start, monke
     assert (found.rank, found.problem) == (0, "py-spy is not installed for /nowhere/python3: pip install py-spy")
 
 
-def test_a_py_spy_that_does_not_come_back_costs_its_deadline(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    slow = tmp_path / "bin" / "py-spy"
-    slow.parent.mkdir()
-    slow.write_text("#!/bin/sh\nexec sleep 60\n")
-    slow.chmod(0o755)
-    start("nap", RANK="0")
-    look_until(lambda found: len(found.processes) == 1)
-    monkeypatch.setattr(sys, "executable", str(slow.with_name("python3")))
+@pytest.fixture
+def problem_with(start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str]:
+    """What is said of a rank's process where py-spy is this shell script."""
+
+    def ask(script: str) -> str:
+        py_spy = tmp_path / "bin" / "py-spy"
+        py_spy.parent.mkdir()
+        py_spy.write_text(f"#!/bin/sh\n{script}\n")
+        py_spy.chmod(0o755)
+        start("nap", RANK="0")
+        look_until(lambda found: len(found.processes) == 1)
+        monkeypatch.setattr(sys, "executable", str(py_spy.with_name("python3")))
+        return look(Wanted(job=JOB), node="here").processes[0].problem
+
+    return ask
+
+
+def test_a_py_spy_that_does_not_come_back_costs_its_deadline(problem_with: Callable[[str], str]) -> None:
     began_s = time.monotonic()
-    assert look(Wanted(job=JOB), node="here").processes[0].problem == "py-spy did not finish within 4 s"
+    assert problem_with("exec sleep 60") == "py-spy did not finish within 4 s"
     assert time.monotonic() - began_s < 40
 
 
-def test_an_answer_of_py_spy_that_is_cut_off_is_said(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    torn = tmp_path / "bin" / "py-spy"
-    torn.parent.mkdir()
-    torn.write_text('#!/bin/sh\nprintf \'[{"pid": 1, "thr\'\n')
-    torn.chmod(0o755)
-    start("nap", RANK="0")
-    look_until(lambda found: len(found.processes) == 1)
-    monkeypatch.setattr(sys, "executable", str(torn.with_name("python3")))
-    problem = look(Wanted(job=JOB), node="here").processes[0].problem
+def test_an_answer_of_py_spy_that_is_cut_off_is_said(problem_with: Callable[[str], str]) -> None:
+    problem = problem_with("""printf '[{"pid": 1, "thr'""")
     assert problem.startswith("py-spy: its answer is cut off (Input data was truncated")
 
 
