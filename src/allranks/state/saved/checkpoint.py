@@ -130,7 +130,7 @@ class Checkpointer:
             raise UsageError(f"a checkpointer for {world_size} ranks needs the store of their process group")
         if keep < KEEP_AT_LEAST:
             raise UsageError(f"keep={keep}: the newest {KEEP_AT_LEAST} checkpoints always stay")
-        self.directory = self._root = Path(directory).absolute()
+        self.directory = Path(directory).absolute()
         self._keep = keep
         self._skip_after_s = skip_after_s
         self._say = say or say_to_stderr
@@ -165,11 +165,11 @@ class Checkpointer:
         names: list[str] = []
         skipped: list[Skipped] = []
         if self.ranks.rank == 0:
-            skipped = [Skipped(path, why) for path, why in await_writers(self._root, self._say)]
-            names = [path.name for path in list_checkpoints(self._root)]
+            skipped = [Skipped(path, why) for path, why in await_writers(self.directory, self._say)]
+            names = [path.name for path in list_checkpoints(self.directory)]
         names = json.loads(self.ranks.tell_all(f"{key}: the checkpoints there are", json.dumps(names)))
         for index, name in enumerate(names):
-            directory = self._root / name
+            directory = self.directory / name
             loaded, why = self._try(directory, like)
             words = self.ranks.collect(f"{key}: what is read of {name} ({index})", why)
             faults = [f"rank {rank} reads {word}" for rank, word in enumerate(words) if word]
@@ -182,7 +182,7 @@ class Checkpointer:
         self._tell_skipped(skipped, "there is no other")
         if names:
             raise CheckpointError(
-                f"none of the {len(names)} checkpoints in {self._root} is whole, the newest: "
+                f"none of the {len(names)} checkpoints in {self.directory} is whole, the newest: "
                 f"{skipped[-len(names)].why}; move them away to begin anew"
             )
         return None
@@ -286,7 +286,7 @@ class Checkpointer:
     def _make_room(self, patience_s: float) -> str:
         """Wait until the memory is free for the next save; return why it is not, "" when it is."""
         if self._link and not self._link.wait_written(patience_s) and not self._link.is_gone:
-            return f"the one before is not on disk after {patience_s:g} s: does {self._root} hang?"
+            return f"the one before is not on disk after {patience_s:g} s: does {self.directory} hang?"
         try:
             self._link = self._link or self._start_writer()
         except OSError as exc:
@@ -338,7 +338,7 @@ class Checkpointer:
         return WriterLink(
             self._snapshot.descriptor,
             self._hear,
-            root=str(self._root),
+            root=str(self.directory),
             rank=self.ranks.rank,
             world_size=self.ranks.world_size,
             keep=self._keep,
