@@ -45,7 +45,7 @@ for _module in ("torch._dynamo", "allranks.session", "allranks.state.resumed.beg
     importlib.import_module(_module)  # once, for all workers: DDP alone imports 800 modules when it is made
 LIFE_S = 300.0
 """Deadline of one life: a hang is a failure, too."""
-GIVES_UP = re.compile(r"AR509 |broke \d+ times without progress between")
+GIVES_UP = re.compile(r"AR509 |failed \d+ times without progress")
 """What `allranks run` says where it ends repeats; it is started again then."""
 FAST_GUARD = "[guard]\nbeat_s = 0.2\ngone_s = 5\nstopped_s = 2\n"
 """So that a stopped rank does not take the default 5 s of each kill."""
