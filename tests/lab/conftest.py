@@ -85,9 +85,13 @@ class TestLab:
     def on(self, node: str, *command: str) -> str:
         return self.run("exec", node, "--", *command).stdout
 
+    def do(self, node: str, *command: str) -> subprocess.CompletedProcess[str]:
+        """A command on a node, whatever becomes of it; for polls, since it starts no `allranks lab exec`."""
+        return run_in(self.lab.find_init(node), command, must_work=False)
+
     def ask(self, *command: str) -> str:
-        """What a command of SLURM says on the first node, whatever becomes of it."""
-        return run_in(self.lab.find_init("master-node"), command, must_work=False).stdout
+        """What a command of SLURM says on the first node."""
+        return self.do("master-node", *command).stdout
 
     def is_idle(self) -> bool:
         states = self.ask("sinfo", "--noheader", "--Node", "--partition=main", "--format=%T").split()

@@ -41,10 +41,9 @@ def on(lab: TestLab, node: str, *command: str, cwd: Path) -> subprocess.Complete
 def is_quiet(lab: TestLab) -> bool:
     """No job, no member, no listener of ours is left; SLURM needs a moment to notice the end of a job."""
     end_s = time.monotonic() + 60
-    while lab.on("master-node", "squeue", "--noheader").strip() and time.monotonic() < end_s:
+    while (busy := lab.ask("squeue", "--noheader").strip()) and time.monotonic() < end_s:
         time.sleep(0.1)
-    busy = lab.on("master-node", "squeue", "--noheader").strip()
-    listening = lab.on("master-node", "ss", "-Hltn", "sport >= :29500 and sport < :29516").strip()
+    listening = lab.ask("ss", "-Hltn", "sport >= :29500 and sport < :29516").strip()
     return not busy and not listening
 
 

@@ -1,0 +1,83 @@
+"""Is what users install, a wheel, the whole package, and does the quick start run from it?"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from conftest import allranks_command, clean_env, write
+
+ROOT = Path(__file__).parents[1]
+TRAIN = """\
+import torch
+import torch.distributed as dist
+
+import allranks
+
+dist.init_process_group("gloo")
+total = torch.ones(1)
+dist.all_reduce(total)
+if dist.get_rank() == 0:
+    print("sum", int(total), "from", allranks.__file__)
+dist.destroy_process_group()
+"""
+
+
+def build(target: str, folder: Path) -> Path:
+    """Build the package as `pip install .` does, and return the file."""
+    command = [sys.executable, "-m", "hatchling", "build", "--target", target, "--directory", str(folder)]
+    done = subprocess.run(command, cwd=ROOT, env=clean_env(os.environ), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    (built,) = folder.glob("allranks-*")
+    return built
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("wheel", tmp_path_factory.mktemp("wheel"))
+
+
+def source_files() -> set[str]:
+    """All files of the package, but for what Python compiled."""
+    source = ROOT / "src"
+    paths = (path for path in (source / "allranks").rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return {path.relative_to(source).as_posix() for path in paths}
+
+
+def test_a_wheel_has_every_file_of_the_package(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        found = {name for name in archive.namelist() if name.startswith("allranks/")}
+    assert found == source_files()
+
+
+def test_a_source_distribution_has_every_file_of_the_package(tmp_path: Path) -> None:
+    with tarfile.open(build("sdist", tmp_path)) as archive:
+        names = [Path(member.name) for member in archive.getmembers() if member.isfile()]
+    found = {Path(*path.parts[2:]).as_posix() for path in names if path.parts[1] == "src"}
+    assert found == source_files()
+
+
+@pytest.mark.torch
+@pytest.mark.healthy
+def test_a_job_runs_from_an_unpacked_wheel(wheel: Path, tmp_path: Path) -> None:
+    installed = tmp_path / "site-packages"
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(installed)
+    script = write(tmp_path / "train.py", TRAIN)
+    done = subprocess.run(
+        allranks_command("run", "--nproc-per-node", "2", script),
+        cwd=tmp_path,
+        env=clean_env(os.environ, PYTHONPATH=str(installed)),
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"sum 2 from {installed}/allranks/__init__.py" in done.stdout
