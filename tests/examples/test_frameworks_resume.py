@@ -142,7 +142,7 @@ def assert_it_went_on(undisturbed: Run, struck: Run) -> None:
     assert all(place > 0 for place in restarts), f"it began anew: {struck.losses}"
     assert set(struck.losses) == set(undisturbed.losses)
     assert struck.weights == undisturbed.weights
-    assert "restart 1 on 1 node, from whatever the script saves itself; 1 more restart left" in struck.err.read_text()
+    assert "restart 1 on 1 node, from what the script itself saved; 1 more restart left" in struck.err.read_text()
 
 
 @pytest.mark.parametrize(

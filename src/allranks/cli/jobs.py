@@ -191,7 +191,7 @@ def _wait(job: str, log_dir: Path, *, as_json: bool) -> int:
     try:
         reports, exit_code = wait_for_end(job, log_dir=log_dir, say=say)
     except KeyboardInterrupt:
-        say(f"stopped waiting; job {job} goes on (allranks status {job}; allranks cancel {job} ends it)")
+        say(f"stopped waiting; job {job} continues (allranks status {job}; allranks cancel {job} ends it)")
         return exit_for_signal(signal.SIGINT)
     if not as_json:
         show_reports(reports)

@@ -19,7 +19,7 @@ def as_survived(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 def crash_loop(finding: Finding, step: int | None) -> Finding:
     """Return the finding that a restart does not help, because the same crash came back."""
-    what = f"the same crash came back at step {step} after a restart: {finding.cause}: {finding.message}"
+    what = f"the same crash happened again at step {step} after a restart: {finding.cause}: {finding.message}"
     return name_fault("AR509", what, node=finding.node, ranks=finding.ranks)
 
 
@@ -57,7 +57,7 @@ def describe_restart(
     """
     where = f"from the checkpoint of step {checkpoint}"
     if checkpoint is None:
-        where = "from the beginning" if is_tracked else "from whatever the script saves itself"
+        where = "from the beginning" if is_tracked else "from what the script itself saved"
     left = f" without {fold_hosts(without)}" if without else ""
     more = count_of(num_left, "more restart")
     return f"restart {generation} on {count_of(len(nodes), 'node')}{left}, {where}; {more} left"

@@ -157,4 +157,4 @@ def _cgroup_root() -> Path:
             controllers.write_text("+memory")
         if "memory" in controllers.read_text().split():
             return CGROUP_2
-    raise SetupError("lab: worker-oom-killed: no memory controller, neither in cgroup v1 nor v2, that can be limited")
+    raise SetupError("lab: worker-oom-killed: neither cgroup v1 nor v2 lets this machine set a memory limit")
