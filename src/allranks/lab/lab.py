@@ -75,6 +75,11 @@ class Lab:
                 f"ALLRANKS_LAB_DIR: {self.dir}: expected at most {MAX_PATH} plain characters: SLURM's files"
             )
 
+    @property
+    def label(self) -> str:
+        """How messages call it: `lab`, or `lab second` for one that was given a name."""
+        return "lab" if self.name == DEFAULT_NAME else f"lab {self.name}"
+
     def up(
         self, cluster: Cluster, *, tasks_per_node: int = 1, say: Callable[[str], None] = lambda _: None
     ) -> Sequence[Host]:
@@ -147,7 +152,7 @@ class Lab:
             try:
                 shutil.rmtree(self.dir)
             except OSError as exc:
-                raise SetupError(f"lab {self.name!r}: {exc.filename}: {str(exc.strerror).lower()}") from exc
+                raise SetupError(f"{self.label}: {exc.filename}: {str(exc.strerror).lower()}") from exc
         if self.dir.parent == Path(DEFAULT_DIR):  # another one is the user's own
             with contextlib.suppress(OSError):  # other labs are in it
                 self.dir.parent.rmdir()
@@ -161,13 +166,11 @@ class Lab:
         """
         planned, inits = self._planned_names(), hosts.find_inits(self.dir)
         if not planned or not inits:
-            raise UsageError(
-                f"lab {self.name!r} is not up{self._others()}; start it: allranks lab up --name {self.name}"
-            )
+            raise UsageError(f"{self.label} is not up{self._others()}; start it: allranks lab up --name {self.name}")
         if node not in planned and node != SWITCH:
-            raise UsageError(f"lab {self.name!r} has no node {node!r}: expected one of {', '.join(planned)}")
+            raise UsageError(f"{self.label} has no node {node!r}: expected one of {', '.join(planned)}")
         if node not in inits:
-            raise SetupError(f"lab {self.name!r}: {node} is dead; restart it: allranks lab up --name {self.name}")
+            raise SetupError(f"{self.label}: {node} is dead; restart it: allranks lab up --name {self.name}")
         return inits[node]
 
     def planned_hosts(self) -> Sequence[Host]:
@@ -203,7 +206,7 @@ class Lab:
         if plan_path.exists():
             if plan_path.read_text() != wanted:
                 raise UsageError(
-                    f"lab {self.name!r} is up with another cluster.toml or --tasks-per-node (see {plan_path}); "
+                    f"{self.label} is up with another cluster.toml or --tasks-per-node (see {plan_path}); "
                     f"allranks lab down --name {self.name} first, or choose another --name"
                 )
             return
@@ -259,7 +262,7 @@ class Lab:
                 os.close(fd)
             if time.monotonic() > deadline:
                 raise SetupError(
-                    f"lab {self.name!r}: another `allranks lab` has used {self.dir} for {LOCK_S:.0f} s; "
+                    f"{self.label}: another `allranks lab` has used {self.dir} for {LOCK_S:.0f} s; "
                     f"wait for it or end it"
                 )
             time.sleep(0.05)

@@ -138,7 +138,7 @@ def inject(lab: Lab, name: str, *, seed: int, on: str | None = None, run_dir: Pa
         there = read_records(lab)
         if any(other.key == record.key for other in there):
             raise UsageError(
-                f"lab {lab.name!r}: {where.node} already has {name}; allranks lab heal --name {lab.name} {name}"
+                f"{lab.label}: {where.node} already has {name}; allranks lab heal --name {lab.name} {name}"
             )
         there.append(record)
         _write_records(lab, there)
@@ -177,7 +177,7 @@ def heal(lab: Lab, name: str | None = None, *, on: str | None = None) -> list[In
         if not chosen and (name or on):
             found = ", ".join(each.key for each in there) or "none"
             raise UsageError(
-                f"lab {lab.name!r} has no {name or 'fault'}{f' on {on}' if on else ''}: its faults are: {found}"
+                f"{lab.label} has no {name or 'fault'}{f' on {on}' if on else ''}: its faults are: {found}"
             )
         failed: list[str] = []
         for record in reversed(chosen):
@@ -193,7 +193,7 @@ def heal(lab: Lab, name: str | None = None, *, on: str | None = None) -> list[In
         _forget_neighbours(lab)
     if failed:
         raise SetupError(
-            f"lab {lab.name!r}: not healed: {'; '.join(failed)}; to remove all faults: allranks lab down, then up"
+            f"{lab.label}: not healed: {'; '.join(failed)}; to remove all faults: allranks lab down, then up"
         )
     return healed
 
