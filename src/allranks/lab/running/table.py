@@ -1,4 +1,4 @@
-"""The results of drills of running jobs, as `make drills` keeps them: a markdown page."""
+"""The results of drills of running jobs, as the markdown page that `make drills` writes."""
 
 from __future__ import annotations
 
