@@ -140,7 +140,7 @@ def submit(dry_run: bool, is_waiting: bool, as_json: bool, **flags: Any) -> int:
     allranks submit --nodes 2 --nproc-per-node 4 --cpus-per-task 32 --time 30 train.py
     allranks submit --nodes 2 --env HF_TOKEN train.py          passes the token by name; its value is stored nowhere
     allranks submit --array 0-2 --dry-run train.py
-    allranks submit -N 2 -t 30 --wait train.py && ./next       Ctrl-C ends only the wait: the job goes on
+    allranks submit -N 2 -t 30 --wait train.py && ./next       Ctrl-C ends only the wait: the job continues
     """
     from allranks.launch.batch.submit import SBATCH_ARGUMENTS, check_script, lines_to_follow
     from allranks.launch.batch.submit import submit as submit_job
