@@ -224,7 +224,7 @@ def run_baseline(lab: Lab, injected: Sequence[Injected], run_dir: Path, *, say: 
     silent_s = watch.first_s - began_s if watch.first_s else min(time.monotonic() - began_s, BASELINE_S)
     said = watch.said or "nothing"
     if exit_code == 0:  # its complaints were no failure
-        said = "nothing: the job ended well"
+        said = "nothing: the job succeeded"
     return Baseline(silent_s=round(silent_s, 1), said=said, exit_code=exit_code)
 
 

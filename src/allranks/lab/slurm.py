@@ -31,8 +31,8 @@ GRACE_S = 10
 """Time between SIGTERM and the end of a job that is requeued."""
 TASK_PROLOG = """\
 #!/bin/sh
-# What the faults of this node let into the tasks: a late start, and variables.
-# `NAME=VALUE` sets, `NAME+=DIRECTORY` puts in front of a list. The batch script is none of the tasks.
+# Applies the faults of this node to its tasks: a late start, and variables. The batch script is not a task.
+# `NAME=VALUE` sets a variable, `NAME+=DIRECTORY` prepends to a list.
 [ "${SLURM_STEP_ID:-batch}" != batch ] || exit 0
 own="$(dirname "$0")/../nodes/$SLURMD_NODENAME"
 for file in "$own"/delay/*; do

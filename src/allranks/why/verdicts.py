@@ -41,7 +41,7 @@ def join_verdict(verdict: Verdict | None, own: Sequence[Finding]) -> list[Findin
             cause=find_cause("healthy").label(),
             severity=Severity.NOTE,
             confidence=Confidence.CERTAIN,
-            message="all ranks ended well, according to the job's own verdict",
+            message="all ranks succeeded, according to the job's own verdict",
         )
         return [healthy, *said]
     known = {finding.cause for finding in said}

@@ -86,7 +86,7 @@ def describe_running(world_size: int, silent_s: float, *, has_spoken: bool, step
 
 
 def describe_success(name: str, world_size: int, took_s: float, num_restarts: int, *, where: str) -> str:
-    """`train.py ended well: 2 ranks, 3 min 20 s; output in runs/latest/attempt_0`.
+    """`train.py succeeded: 2 ranks, 3 min 20 s; output in runs/latest/attempt_0`.
 
     Args:
         name: of the script.
@@ -96,7 +96,7 @@ def describe_success(name: str, world_size: int, took_s: float, num_restarts: in
         where: the attempt's directory.
     """
     restarts = f", {count_of(num_restarts, 'restart')}" if num_restarts else ""
-    return f"{name} ended well: {count_of(world_size, 'rank')}, {describe_time(took_s)}{restarts}; output in {where}"
+    return f"{name} succeeded: {count_of(world_size, 'rank')}, {describe_time(took_s)}{restarts}; output in {where}"
 
 
 def describe_time(time_s: float) -> str:

@@ -21,7 +21,7 @@ def main() -> None:
     """Train until an order ends the program."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--dir", type=Path, required=True)
-    parser.add_argument("--mix", type=int, metavar="SEED", help="mix slow steps and evaluations in")
+    parser.add_argument("--mix", type=int, metavar="SEED", help="mix in slow steps and evaluations")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
