@@ -121,7 +121,7 @@ def write(path: Path, text: str) -> Path:
 def without_waiting(stderr: str) -> str:
     """What a command said, without its lines on what it waits for: only a slow machine waits long enough for them."""
     lines = stderr.splitlines(keepends=True)
-    return "".join(line for line in lines if not line.startswith("allranks: waiting "))
+    return "".join(line for line in lines if not line.startswith("allranks: still waiting "))
 
 
 def is_alive(pid: int) -> bool:

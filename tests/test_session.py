@@ -254,7 +254,7 @@ def test_a_missing_rank_is_named_and_all_that_came_end_alike(started: Started, t
     ends = started.step(SUM, task(0), task(2))
     assert [code for code, _, _ in ends] == [75, 75], ends
     leader = ends[0][2]
-    assert re.search(r"^allranks: waiting \d+ s for n1-rank1; 2 of 3 are here$", leader, re.M)
+    assert re.search(r"^allranks: still waiting for n1-rank1 after \d+ s; 2 of 3 nodes have joined$", leader, re.M)
     assert "✗ AR001 node-silent   n1 · rank 1" in leader
     assert leader.rstrip().endswith("others waited for it or were ended: ranks 0,2")
     assert "Traceback" not in leader

@@ -122,7 +122,7 @@ def test_a_silent_node_is_the_finding(allranks: Allranks, step: FakeStep, tmp_pa
     assert result.returncode == 1
     assert "AR001 node-silent   n2" in result.stdout
     assert f"the node's agent did not join within {ENOUGH_S} s; 2 of 3 nodes joined" in result.stdout
-    assert re.search(r"waiting \d+ s for n2; 2 of 3 nodes have answered", result.stderr)
+    assert re.search(r"still waiting for n2 after \d+ s; 2 of 3 nodes have answered", result.stderr)
     assert result.stdout.splitlines()[-1].startswith("3 nodes: 1 problem that would stop a job (n2); ")
     assert time.monotonic() - began_s < 55
     assert left_behind(tmp_path) == []
@@ -170,8 +170,8 @@ def test_the_queue_is_said_and_left_at_its_deadline(allranks: Allranks, step: Fa
     result = allranks("check", "--nodes", "3", "--queue-timeout", "5", env=step.env | {"FAKE_QUEUE": "1"})
     assert result.returncode == 3
     *waiting, last = result.stderr.splitlines()
-    queue = r"allranks: waiting \d s for SLURM to start 3 nodes \(SLURM: job 7 queued and waiting for resources\)"
-    assert re.fullmatch(queue, waiting[-1])
+    reason = r"\(SLURM: job 7 queued and waiting for resources\)"
+    assert re.fullmatch(rf"allranks: still waiting for SLURM to start 3 nodes after \d s {reason}", waiting[-1])
     assert last == (
         "error: SLURM has not started 3 nodes within 5 s (SLURM: job 7 queued and waiting for resources); "
         "wait longer with --queue-timeout DURATION, or look at squeue and sinfo -R"

@@ -139,7 +139,9 @@ class Terminal:
     def _read(self, output: IO[str]) -> str:
         said = Path(f"/proc/self/fd/{output.fileno()}").read_text(errors="replace")
         said = said.replace(f"{self._folder}/", "")
-        return said if self._lab is None else said.replace(f" --name {self._lab}", "").replace(self._lab, "lab")
+        if self._lab is None:
+            return said
+        return re.sub(rf" --name {self._lab}|(?<=\blab) {self._lab}", "", said).replace(self._lab, "lab")
 
 
 def _has(seen: set[str], line: str) -> bool:

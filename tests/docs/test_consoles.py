@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,36 @@ HOW_TOS = ROOT / "docs/how-to"
 ON_THIS_MACHINE = ("install", "from-torchrun", "slurm")
 WITH_TORCH = ("hang", "why", "session")
 IN_THE_LAB = ("check", "restarts", "lab")
+
+
+READERS_OWN = """\
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+import allranks
+
+class Net(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(8, 1)
+
+inputs = torch.randn(512, 8)
+dataset = TensorDataset(inputs, inputs.sum(1, keepdim=True))
+
+def train_step(model, optimizer, batch):
+    inputs, targets = batch
+    loss = torch.nn.functional.mse_loss(model(inputs), targets)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.detach()
+
+"""
+
+
+def readme_section(title: str) -> str:
+    """The section of the README below this heading."""
+    text = (ROOT / "README.md").read_text()
+    assert f"\n## {title}\n" in text
+    return text.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
 
 
 def try_examples(text: str, terminal: Terminal, folder: Path) -> None:
@@ -76,8 +107,32 @@ def test_the_pages_of_the_lab_print_what_they_show(tmp_path: Path) -> None:
 @pytest.mark.torch
 @pytest.mark.timeout(600)
 def test_the_readme_s_quick_start_prints_what_it_shows(tmp_path: Path) -> None:
-    section = (ROOT / "README.md").read_text().partition("## Quick start")[2].partition("\n## ")[0]
-    try_examples(section, Terminal(tmp_path), tmp_path)
+    try_examples(readme_section("Quick start"), Terminal(tmp_path), tmp_path)
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(600)
+def test_the_readme_shows_the_stacks_of_the_how_to_s_hanging_job(tmp_path: Path) -> None:
+    page = (HOW_TOS / "hang.md").read_text()
+    hanging = page.partition("$ allranks stack latest\n")[0]
+    try_examples(f"{hanging}```\n{readme_section('Hung, or dead?')}", Terminal(tmp_path), tmp_path)
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(600)
+def test_the_readme_s_session_trains_and_resumes(tmp_path: Path) -> None:
+    """Its block runs as it is, but for the number of steps, below the code that it calls the reader's own."""
+    [block] = re.findall(r"```python\n(.*?)```", readme_section("A session in nine lines"), re.DOTALL)
+    assert "total=10_000" in block
+    for total in (30, 60):
+        script = READERS_OWN + block.replace("10_000", str(total)) + "print(f'{state.step} steps are done')\n"
+        (tmp_path / "train.py").write_text(script)
+        output = Terminal(tmp_path).type(
+            Typed("allranks run --nproc-per-node 2 --checkpoint-dir saved train.py; echo code $?", [])
+        )
+        shown = [f"[vm r{rank}] {total} steps are done" for rank in range(2)]
+        resumed = ["[vm r0] allranks: resumed at step 30 from saved/step_30..."] if total == 60 else []
+        assert find_missing(["code 0", *shown, *resumed], output) == [], output
 
 
 def test_a_line_that_was_not_printed_is_found() -> None:

@@ -144,7 +144,8 @@ def test_a_rank_that_never_joins_is_named(start: StartJob):
     """
     job = start(script)
     job.end()
-    assert re.search(r"waiting \d+ s at init_process_group for rank 1 \(b\)", job.err + job.rank_errors), job.tail()
+    waiting = r"still waiting in init_process_group after \d+ s for rank 1 \(b\)"
+    assert re.search(waiting, job.err + job.rank_errors), job.tail()
     assert job.culprits()[:1] == [("AR401", [1])], job.tail()
 
 

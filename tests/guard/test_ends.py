@@ -251,10 +251,10 @@ def test_a_rank_that_left_after_the_first_loss_is_not_blamed():
 @pytest.mark.parametrize(
     ("whom", "ranks", "node"),
     [
-        ("rank 5 (node03); 7 of 8 ranks are here", (5,), "node03"),
-        ("ranks 2-3 (node02); 6 of 8 ranks are here", (2, 3), "node02"),
-        ("rank 1 (node01), ranks 4,6-7 (node03); 4 of 8 ranks are here", (1, 4, 6, 7), "node01"),
-        ("ranks 4,6 (node03); 6 of 8 ranks are here", (4, 6), "node03"),
+        ("rank 5 (node03); 7 of 8 ranks have joined", (5,), "node03"),
+        ("ranks 2-3 (node02); 6 of 8 ranks have joined", (2, 3), "node02"),
+        ("rank 1 (node01), ranks 4,6-7 (node03); 4 of 8 ranks have joined", (1, 4, 6, 7), "node01"),
+        ("ranks 4,6 (node03); 6 of 8 ranks have joined", (4, 6), "node03"),
         ("rank 0 (node01) to open the store", (0,), "node01"),
     ],
 )
@@ -278,7 +278,7 @@ def test_ranks_that_never_came_are_named_by_those_that_waited(whom, ranks, node)
 
 
 def test_a_rank_that_had_ended_with_0_was_not_running():
-    message = "allranks: init_process_group waited 15 s for rank 5 (node03); 7 of 8 ranks are here; look at what"
+    message = "allranks: init_process_group waited 15 s for rank 5 (node03); 7 of 8 ranks have joined; look at what"
     finding = the_finding(judge(*(end(rank, message=message) for rank in range(8) if rank != 5), exits={5: 80.0}))
     assert (finding.cause, finding.ranks) == ("AR401 missing-rank", (5,))
     assert finding.message == "it exited with code 0 before it reached init_process_group"

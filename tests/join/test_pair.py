@@ -103,7 +103,7 @@ def test_a_partner_that_never_comes_is_said_at_the_deadline(port: int, rank: int
 @pytest.mark.parametrize(
     ("pair_s", "timeout_s", "what"),
     [
-        (5.0, 90.0, "no end within 5 s after both had joined"),
+        (5.0, 90.0, "not finished within 5 s after both had joined"),
         (90.0, 5.0, "wait timeout after 5000ms, keys: /gloo0/0//cpu//0/0"),
     ],
     ids=["killed", "by its timeout"],

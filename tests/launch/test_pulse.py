@@ -55,8 +55,8 @@ def test_the_line_says_what_runs_and_how_far_it_is():
 
 def test_the_last_line_says_what_how_long_and_where():
     said = describe_success("train.py", 2, 200.0, 0, where="runs/9/attempt_0")
-    assert said == "train.py ended well: 2 ranks, 3 min 20 s; output in runs/9/attempt_0"
-    assert describe_success("t", 1, 1.0, 2, where="r") == "t ended well: 1 rank, 1.0 s, 2 restarts; output in r"
+    assert said == "train.py succeeded: 2 ranks, 3 min 20 s; output in runs/9/attempt_0"
+    assert describe_success("t", 1, 1.0, 2, where="r") == "t succeeded: 1 rank, 1.0 s, 2 restarts; output in r"
 
 
 def test_a_silent_job_is_spoken_of_once_it_is_silent_for_long(tmp_path: Path):
@@ -79,7 +79,7 @@ def test_a_silent_job_is_spoken_of_once_it_is_silent_for_long(tmp_path: Path):
         finally:
             (tmp_path / "go").touch()
         said = agent.stderr.read().splitlines()
-    assert said[-1].startswith("allranks: train.py ended well: 2 ranks, ")
+    assert said[-1].startswith("allranks: train.py succeeded: 2 ranks, ")
     assert agent.returncode == 0
 
 
@@ -90,5 +90,5 @@ def test_success_is_one_line_on_standard_error_and_nothing_on_standard_output(al
     head, *between, last = result.stderr.splitlines()
     assert all(" running; no output yet, " in line for line in between)  # a very slow machine
     assert "logs in " in head
-    assert last.startswith("allranks: train.py ended well: 1 rank, ")
+    assert last.startswith("allranks: train.py succeeded: 1 rank, ")
     assert last.endswith("; output in " + head.partition("logs in ")[2])

@@ -436,4 +436,4 @@ def test_an_exception_is_retried_as_often_as_was_asked_for(allranks: Allranks, t
     (tmp_path / "starts").unlink()
     result = allranks("run", *flags, "train.py", "once", env=NODE)
     assert (result.returncode, (tmp_path / "starts").read_text()) == (0, "01")
-    assert "allranks: restart 1 on 1 node, from whatever the script saves itself; 1 more restart left" in result.stderr
+    assert "allranks: restart 1 on 1 node, from what the script itself saved; 1 more restart left" in result.stderr

@@ -101,7 +101,7 @@ def test_a_requeued_job_starts_its_next_attempt_with_the_same_key(tmp_path: Path
 def test_a_missing_node_is_named_and_all_that_came_end_alike(tmp_path: Path) -> None:
     run = Step(tmp_path, num_nodes=3, absent=(2,))
     assert run.codes == {0: 75, 1: 75}
-    assert re.search(r"waiting \d+ s for node03; 2 of 3 are here", run.err[0])
+    assert re.search(r"still waiting for node03 after \d+ s; 2 of 3 nodes have joined", run.err[0])
     assert "AR001 node-silent   node03 " in run.err[0]
     assert "the node's agent did not join within 20 s; 2 of 3 nodes joined" in run.err[0]
     assert without_waiting(run.err[1]) == ""

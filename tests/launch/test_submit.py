@@ -270,7 +270,7 @@ def test_ctrl_c_ends_the_wait_and_not_the_job(slurm: FakeSlurm, tmp_path: Path) 
     assert process.stderr.readline() == "allranks: job 12 is RUNNING on node[01-02]\n"
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
-    assert err == "allranks: stopped waiting; job 12 goes on (allranks status 12; allranks cancel 12 ends it)\n"
+    assert err == "allranks: stopped waiting; job 12 continues (allranks status 12; allranks cancel 12 ends it)\n"
     assert process.returncode == 130
     assert slurm.calls("scancel") == []
 

@@ -140,7 +140,7 @@ def submit(dry_run: bool, is_waiting: bool, as_json: bool, **flags: Any) -> int:
     allranks submit --nodes 2 --nproc-per-node 4 --cpus-per-task 32 --time 30 train.py
     allranks submit --nodes 2 --env HF_TOKEN train.py          passes the token by name; its value is stored nowhere
     allranks submit --array 0-2 --dry-run train.py
-    allranks submit -N 2 -t 30 --wait train.py && ./next       Ctrl-C ends only the wait: the job goes on
+    allranks submit -N 2 -t 30 --wait train.py && ./next       Ctrl-C ends only the wait: the job continues
     """
     from allranks.launch.batch.submit import SBATCH_ARGUMENTS, check_script, lines_to_follow
     from allranks.launch.batch.submit import submit as submit_job
@@ -191,7 +191,7 @@ def _wait(job: str, log_dir: Path, *, as_json: bool) -> int:
     try:
         reports, exit_code = wait_for_end(job, log_dir=log_dir, say=say)
     except KeyboardInterrupt:
-        say(f"stopped waiting; job {job} goes on (allranks status {job}; allranks cancel {job} ends it)")
+        say(f"stopped waiting; job {job} continues (allranks status {job}; allranks cancel {job} ends it)")
         return exit_for_signal(signal.SIGINT)
     if not as_json:
         show_reports(reports)

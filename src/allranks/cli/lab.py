@@ -77,10 +77,11 @@ def up(cluster_file: Path | None, tasks_per_node: int, name: str) -> None:
         raise UsageError(
             "lab up: no cluster.toml in this directory, and the installed package has no example; give --cluster FILE"
         )
-    planned = Lab(name).up(read_cluster(path).cluster, tasks_per_node=tasks_per_node, say=say)
+    which = Lab(name)
+    planned = which.up(read_cluster(path).cluster, tasks_per_node=tasks_per_node, say=say)
     flag = "" if name == "lab" else f" --name {name}"
     say(
-        f"lab {name}: {len(planned)} nodes ready after {time.monotonic() - began:.1f} s; "
+        f"{which.label}: {len(planned)} nodes ready after {time.monotonic() - began:.1f} s; "
         f"try: allranks lab exec{flag} {planned[0].name} -- sinfo"
     )
 
@@ -170,11 +171,12 @@ def inject(
     if fault is None:
         raise UsageError("lab inject: expected the name of a fault; allranks lab inject --list prints all")
     refuse_strikes(find_fault(fault))
-    there = put(Lab(name), fault, seed=random.randrange(10_000) if seed is None else seed, on=node, run_dir=run_dir)
+    which = Lab(name)
+    there = put(which, fault, seed=random.randrange(10_000) if seed is None else seed, on=node, run_dir=run_dir)
     if as_json:
         click.echo(json.dumps(_describe(there.fault, there.scene), indent=2))
         return
-    say(f"lab {name}: {fault} on {there.scene.where.node} (seed {there.scene.where.seed}): {there.fault.title()}")
+    say(f"{which.label}: {fault} on {there.scene.where.node} (seed {there.scene.where.seed}): {there.fault.title()}")
     truth = there.fault.culprit(there.scene)
     say(f"expected finding: {' or '.join(there.fault.cause) or 'none'} {truth}".rstrip())
     start = there.fault.start(there.scene)
@@ -197,11 +199,12 @@ def heal(fault: str | None, node: str | None, name: str) -> None:
     from allranks.lab.faults.injected import heal as undo
     from allranks.lab.lab import Lab
 
-    healed = undo(Lab(name), fault, on=node)
+    which = Lab(name)
+    healed = undo(which, fault, on=node)
     for there in healed:
-        say(f"lab {name}: {there.fault.name} on {there.scene.where.node}: healed")
+        say(f"{which.label}: {there.fault.name} on {there.scene.where.node}: healed")
     if not healed:
-        say(f"lab {name}: there were no faults")
+        say(f"{which.label}: there were no faults")
 
 
 lab.add_command(drill)
@@ -217,8 +220,9 @@ def down(name: str) -> None:
     """
     from allranks.lab.lab import Lab
 
-    if not Lab(name).down():
-        say(f"lab {name} was not up")
+    which = Lab(name)
+    if not which.down():
+        say(f"{which.label}: was not up")
 
 
 def _list(faults: Collection[type[Fault]]) -> None:
@@ -244,7 +248,9 @@ def _describe(fault: type[Fault], scene: Scene | None = None) -> dict[str, Any]:
 
 
 def _render_status(found: dict[str, Any]) -> str:
-    lines = [f"lab {found['name']}   {found['directory']}   SLURM_CONF={found['slurm_conf']}"]
+    from allranks.lab.lab import Lab
+
+    lines = [f"{Lab(found['name']).label}   {found['directory']}   SLURM_CONF={found['slurm_conf']}"]
     for node in found["nodes"]:
         pids = {"init": node["init_pid"] or "dead", **node["daemon_pids"]}
         processes = " ".join(f"{what} {pid}" for what, pid in pids.items())

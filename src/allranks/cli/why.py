@@ -243,7 +243,7 @@ class Answer:
 
     @property
     def exit_code(self) -> int:
-        """1 for a failure; 0 for a job that ended well, with all logs read; 3 for no result, such as a silent hang."""
+        """1 for a failure; 0 for a job that succeeded, with all logs read; 3 for no result, such as a silent hang."""
         severities = {finding.severity for finding in self.findings}
         if Severity.FAIL in severities:
             return Exit.USER_CODE

@@ -249,7 +249,7 @@ class _Arrival:
     def _describe(self, missing: list[int]) -> str:
         here = self._world_size - len(missing)
         who = name_ranks(missing, _members()) if missing else "the last rank, which arrived too late"
-        return f"{who}; {here} of {self._world_size} ranks are here"
+        return f"{who}; {here} of {self._world_size} ranks have joined"
 
     def _agree_on_missing(self) -> list[int]:
         # One rank asks the store for every name, the others read its answer: n questions, not n squared.
@@ -284,7 +284,7 @@ class _Notices:
             return
         if self.waited_s >= NOTICE_AFTER_S[self._told] + delay_s:
             self._told += 1
-            _say(f"waiting {self.waited_s:.0f} s at init_process_group for {whom()}")
+            _say(f"still waiting in init_process_group after {self.waited_s:.0f} s for {whom()}")
 
 
 def _timeout_error(waited_s: float, whom: str) -> Exception:

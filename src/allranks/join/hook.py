@@ -66,7 +66,7 @@ class _GroupFinder(importlib.abc.MetaPathFinder):
                 try:
                     load_inside().arm(module)
                 except Exception as exc:
-                    print(f"allranks: the guard does not see this process from inside: {exc!r}", file=sys.stderr)
+                    print(f"allranks: this process does not report its state to the guard: {exc!r}", file=sys.stderr)
 
         spec.loader.exec_module = exec_module  # type: ignore[method-assign]
         return spec

@@ -115,7 +115,7 @@ def _in_a_process(work: Any, *, arrive_by_s: float, pair_s: float) -> dict[str, 
         return dict(json.loads(lines[-1]))
     if has_ended:  # it went by itself, without a word: no exception, a crash
         return {"status": "failed", "what": f"the process of the pair crashed (exit {status})"}
-    what = f"no end within {pair_s:g} s after both had joined" if is_here else "the store did not answer"
+    what = f"not finished within {pair_s:g} s after both had joined" if is_here else "the store did not answer"
     return {"status": "failed", "what": what}
 
 

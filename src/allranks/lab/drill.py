@@ -1,14 +1,15 @@
-"""Does `allranks run` name what is wrong? Put a fault in, start a real job, hold the verdict against the truth.
+"""Does `allranks run` report the right culprit? Inject a fault, start a real job, compare the verdict with the truth.
 
     drill(Lab("demo"), ["cable-pulled"], seed=7, work_dir=Path("drills"))     # -> Drilled
 
-Phase 1  the faults are put in      (faults.injected; the seed says where)
+Phase 1  the faults are injected      (faults.injected; the seed chooses the place)
 Phase 2  a job starts through SLURM on all nodes; its program forms a group and ends
-Phase 3  what it said is held against the truth: cause, culprit, severity, the same verdict on all nodes, exit code,
-         seconds from the start of the last agent, processes left
+Phase 3  its output is compared with the truth: cause, culprit, severity, the same verdict on all nodes, exit code,
+         seconds from the start of the last agent, leftover processes
 Phase 4  the faults are healed, whatever happened
 
-With a baseline, plain torchrun meets the same faults with the same program: how long is it silent, what does it say?
+With a baseline, plain torchrun runs the same program with the same faults: how long until it prints something, and
+what?
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ BASELINES = (
     "never-starts",
     "mp-spawn-in-srun",
 )
-"""One fault of each class: what plain torchrun makes of it is worth two minutes."""
+"""One fault of each class: only for these, plain torchrun runs as well, which takes two minutes each."""
 
 
 class Drilled(msgspec.Struct, frozen=True, kw_only=True):
-    """One drill and what came of it."""
+    """Result of one drill."""
 
     faults: tuple[str, ...]
     seed: int
@@ -58,7 +59,7 @@ class Drilled(msgspec.Struct, frozen=True, kw_only=True):
     """From the start of the last agent to the verdict."""
     exit_code: int | None
     wrong: tuple[str, ...]
-    """What was not as it must be; empty: all is well."""
+    """Differences from the expected result; empty if it is correct."""
     baseline: Baseline | None = None
 
     @property
@@ -77,19 +78,19 @@ def drill(
     has_baseline: bool = False,
     say: Callable[[str], None] = lambda _: None,
 ) -> Drilled:
-    """Put faults into a running lab, all at the same time, run a job, and heal them.
+    """Inject faults into a running lab, all at the same time, run a job, and heal them.
 
     Args:
-        lab: which must be up.
-        names: of the faults; none: a healthy start.
-        seed: what is left to chance follows from it.
-        work_dir: where run directories and logs go; the nodes must see it.
-        on: the node of the first fault; by default drawn.
-        has_baseline: whether plain torchrun meets the same faults afterwards.
-        say: gets a line about whatever takes long.
+        lab: a lab that is up.
+        names: names of the faults; empty: a healthy start.
+        seed: of all random choices.
+        work_dir: for run directories and logs; visible to the nodes.
+        on: node of the first fault; by default chosen by the seed.
+        has_baseline: whether plain torchrun runs with the same faults afterwards.
+        say: gets a line about steps that take long.
     Raises:
         UsageError: the lab is not up, there is no such fault or node.
-        SetupError: a fault cannot be put in or healed.
+        SetupError: a fault cannot be injected or healed.
     """
     work_dir.mkdir(parents=True, exist_ok=True)
     label = "+".join(names) or "healthy"
@@ -111,8 +112,9 @@ def drill(
 
 
 def choose_seed(lab: Lab, name: str, *, seed: int, used: Collection[str]) -> int:
-    """Return the first seed from this one on that puts a fault on a node of its own, where that can be: one fault may
-    hide another on the same node."""
+    """Return the first seed, from this one on, with which each fault gets its own node if possible.
+
+    On the same node, one fault may hide another."""
     planned = lab.planned_hosts()
     for drawn in range(seed, seed + 64):
         if choose_where(find_fault(name), planned, on=None, seed=drawn).node not in used:
@@ -163,7 +165,7 @@ def render_table(done: Sequence[Drilled], *, seed: int) -> str:
 def _judge(
     injected: Sequence[Injected], job: Job, left: Sequence[str], *, seed: int, baseline: Baseline | None
 ) -> Drilled:
-    """Hold what came against the truth."""
+    """Compare the job's result with the truth."""
     wrong: list[str] = []
     findings = job.verdict.findings if job.verdict else _findings_in(job.output)
     fails = [finding for finding in findings if finding.severity == "fail"]
@@ -227,7 +229,7 @@ def names_in(text: str) -> set[str]:
 
 
 def _findings_in(output: str) -> list[Finding]:
-    """What was said on the terminal where no job began: its causes."""
+    """Return the causes printed on the terminal, if no job began."""
     found = re.findall(r"\b(AR\d{3} [a-z0-9-]+)\b", output)
     return [
         Finding(cause=cause, severity="fail", confidence="certain", message="(from the terminal)")  # type: ignore[arg-type]

@@ -1,14 +1,14 @@
-"""How do nodes come to be on one machine, and how does one reach into them? Namespaces, links, processes.
+"""How are nodes created on one machine, and how does a process enter them? Namespaces, links, processes.
 
     start_hosts(lab_dir, [SWITCH, "node01"])           # lab/init.py as process 1 of each
     inits = find_inits(lab_dir)                        # {"@switch": 4711, "node01": 4712}
     connect(lab_dir, [host], inits)
     run_in(inits["node01"], ["ip", "-brief", "address"])
 
-A node is its process 1: interfaces and mounts live in its namespaces and end with it. Nothing is made in the namespaces
-of the machine itself, so nothing there can collide or stay behind, and two labs may use the same addresses. The
-cables' other ends are in the switch, a node of its own with the bridges `management` and `data`; the ports of the first
-node are `management0` and `data0` there. `docker0` has a cable, too, so that it is up as one with a container is.
+A node is its process 1: interfaces and mounts are in its namespaces and end with it. Nothing is created in the
+namespaces of the machine itself, so nothing can collide or remain there, and two labs may use the same addresses. The
+other ends of the cables are in the switch, an extra node with the bridges `management` and `data`; the ports of the
+first node are `management0` and `data0` there. `docker0` has a cable, too, so that it is up like one with a container.
 """
 
 from __future__ import annotations
@@ -32,30 +32,30 @@ from allranks.lab.plan import DOCKER_ADDRESS, DOCKER_INTERFACE, MANAGEMENT_INTER
 from allranks.model.errors import SetupError
 
 SWITCH = "@switch"
-"""The node that is no node: no host name looks like it."""
+"""Name of the switch; no host name looks like it."""
 LINK_GBIT_S = 1.0
 COMMAND_S = 20.0
 """Deadline of every helper command; each takes milliseconds."""
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 HELPER_ENV = {"PATH": SYSTEM_PATH, "LC_ALL": "C"}
-"""What daemons get, too: nothing of the environment of whoever typed `up`, which jobs would see."""
+"""Environment of helpers and daemons: nothing from the shell that ran `up`, because jobs would see it."""
 PR_SET_PDEATHSIG = 1
 """Source: linux/prctl.h."""
 
 
-# Processes: the only things that are made, and the only record of them.
+# Processes: the only thing that is created, and the only record of it.
 
 
 def find_inits(lab_dir: Path) -> dict[str, int]:
-    """Return process 1 of each node that is there now, by node name, as pids of this machine."""
+    """Return the pid of process 1 of each running node, by node name, as seen from this machine."""
     return {node: pid for pid, node, is_init in _own_processes(lab_dir) if is_init}
 
 
 def start_hosts(lab_dir: Path, names: Sequence[str]) -> None:
-    """Start process 1 of each node at the same time, and wait until their namespaces are furnished.
+    """Start process 1 of each node at the same time, and wait until their namespaces are set up.
 
     Raises:
-        SetupError: this machine does not let us.
+        SetupError: this machine does not allow it.
     """
     command = [sys.executable, "-I", "-S", init.__file__, str(lab_dir)]
     starters = {
@@ -85,9 +85,9 @@ def start_hosts(lab_dir: Path, names: Sequence[str]) -> None:
 
 
 def share_cores(inits: Mapping[str, int], hosts: Sequence[Host]) -> None:
-    """Give each node cores of its own, as far as they go: else each rank takes the whole machine for its node's.
+    """Give each node its own cores if there are enough; otherwise each rank uses all cores of the machine.
 
-    Six ranks with two threads each on two cores train at half the speed of six with one.
+    Six ranks with two threads each on two cores train at half the speed of six ranks with one.
     """
     cores = sorted(os.sched_getaffinity(0))
     each = max(1, len(cores) // len(hosts))
@@ -97,14 +97,14 @@ def share_cores(inits: Mapping[str, int], hosts: Sequence[Host]) -> None:
 
 
 def kill_hosts(lab_dir: Path, names: Sequence[str] | None = None) -> None:
-    """Kill nodes with everything in them, and wait until the last process is gone.
+    """Kill nodes with everything in them, and wait until their last process is gone.
 
     Args:
-        lab_dir: whose.
-        names: which; by default all, also those that are just being made.
+        lab_dir: directory of the lab.
+        names: the nodes; by default all, also those that are just being created.
 
     Raises:
-        SetupError: a process survives SIGKILL, for one that hangs in the kernel.
+        SetupError: a process survives SIGKILL, for example one that hangs in the kernel.
     """
     deadline = time.monotonic() + COMMAND_S
     networks: set[str] = set()
@@ -112,7 +112,7 @@ def kill_hosts(lab_dir: Path, names: Sequence[str] | None = None) -> None:
         found = [pid for pid, node, _ in _own_processes(lab_dir) if names is None or node in names]
         here = _namespace("self", "net")
         networks |= {network for pid in found if (network := _namespace(pid, "net")) not in ("", here)}
-        # A helper may have joined a node's network and not yet its processes.
+        # A helper may have joined a node's network but not yet its processes.
         found += [pid for pid in _all_pids() if networks and _namespace(pid, "net") in networks]
         if not found:
             return
@@ -125,12 +125,12 @@ def kill_hosts(lab_dir: Path, names: Sequence[str] | None = None) -> None:
 
 
 def identify(init_pid: int) -> str:
-    """Return what tells this process from a later one with the same pid: when it started, in clock ticks."""
+    """Return the start time in clock ticks, which distinguishes this process from a later one with the same pid."""
     return f"{init_pid} {Path(f'/proc/{init_pid}/stat').read_text().rpartition(')')[2].split()[19]}"
 
 
 def processes_in(init_pid: int) -> dict[str, list[int]]:
-    """Return what runs in a node: command name -> pids of this machine."""
+    """Return the processes in a node: command name -> pids of this machine."""
     own = _namespace(init_pid, "pid")
     found: dict[str, list[int]] = {}
     for pid in _all_pids():
@@ -143,13 +143,13 @@ def processes_in(init_pid: int) -> dict[str, list[int]]:
 def run_in(
     init_pid: int, command: Sequence[str], *, script: str | None = None, must_work: bool = True
 ) -> subprocess.CompletedProcess[str]:
-    """Run a helper command in all namespaces of a node, with an environment of its own, and wait for it.
+    """Run a helper command in all namespaces of a node, with its own environment, and wait for it.
 
     Args:
         init_pid: process 1 of the node.
         command: program and arguments.
-        script: what it reads from standard input.
-        must_work: whether another exit code than 0 is an error.
+        script: its standard input.
+        must_work: whether an exit code other than 0 is an error.
 
     Raises:
         SetupError: it fails or takes too long.
@@ -193,24 +193,25 @@ def _run(
 
 
 def run_for_user(init_pid: int, command: Sequence[str], env: Mapping[str, str]) -> int:
-    """Join a node and run the user's command there, on this terminal; for a process that does nothing else afterwards.
+    """Enter a node and run the user's command there, on this terminal; the caller must do nothing else afterwards.
 
     Returns:
-        Its exit code as a shell has it: 128 + n when signal n ended it, 127 when there is no such command.
+        Its exit code, as in a shell: 128 + n if signal n ended it, 127 if there is no such command.
 
     Raises:
         SetupError: the node is gone.
     """
     cwd, libc = Path.cwd(), ctypes.CDLL(None, use_errno=True)
     try:
-        cores = os.sched_getaffinity(init_pid)  # before joining: there the pid has no meaning
+        cores = os.sched_getaffinity(init_pid)  # before entering: inside, the pid means something else
         if libc.setns(os.pidfd_open(init_pid), init.NAMESPACES):
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
         os.sched_setaffinity(0, cores)
     except OSError as exc:
         raise SetupError(f"lab: pid {init_pid} cannot be joined: {str(exc.strerror).lower()}") from exc
     try:
-        # Ctrl-C reaches both, and the command decides what it means; SIGTERM reaches us alone and is handed on.
+        # Ctrl-C reaches both, and the command decides what it means; SIGTERM reaches only this process and is passed
+        # on.
         before = {signum: signal.signal(signum, signal.SIG_IGN) for signum in (signal.SIGINT, signal.SIGQUIT)}
 
         def prepare() -> None:
@@ -228,11 +229,11 @@ def run_for_user(init_pid: int, command: Sequence[str], env: Mapping[str, str]) 
     return 128 - exit_code if exit_code < 0 else exit_code
 
 
-# Links: what the nodes are cabled with.
+# Links: the network of the nodes.
 
 
 def make_switch(inits: Mapping[str, int]) -> None:
-    """Make the two bridges. They forward at once: no spanning tree, no learning of multicast groups."""
+    """Create the two bridges. They forward at once: no spanning tree, no multicast snooping."""
     lines = ["link set lo up"]
     for bridge in ("management", "data"):
         lines += [
@@ -243,7 +244,7 @@ def make_switch(inits: Mapping[str, int]) -> None:
 
 
 def connect(hosts: Sequence[Host], inits: Mapping[str, int]) -> None:
-    """Cable new nodes to the switch and configure their interfaces, all at the same time.
+    """Connect new nodes to the switch and configure their interfaces, all at the same time.
 
     Raises:
         SetupError: an interface cannot be made as cluster.toml names it.
@@ -255,11 +256,11 @@ def connect(hosts: Sequence[Host], inits: Mapping[str, int]) -> None:
 def _connect(inits: Mapping[str, int], host: Host) -> None:
     switch, node = inits[SWITCH], inits[host.name]
     ports = {name: f"{name}{host.index}" for name in ("management", "data", "docker")}
-    for port in ports.values():  # of an earlier life of this node, which the kernel may not have cleared away yet
+    for port in ports.values():  # left over from an earlier start of this node; the kernel may not have removed it yet
         run_in(switch, ["ip", "link", "delete", port], must_work=False)
     ends = {"management": MANAGEMENT_INTERFACE, "data": host.data_interface, "docker": f"veth{host.index:07x}"}
-    # Made where they belong at once: a name that is taken in the machine's own namespace does not matter.
-    # A machine that is repaired has the addresses that its peers remember, for minutes, from its earlier life.
+    # Created in their final namespaces: a name that the machine itself uses does not matter.
+    # A repaired node keeps its hardware addresses, because its peers remember them for minutes.
     cables = [
         f"link add {ports[cable]} netns {switch} type veth peer name {ends[cable]} address {mac} netns {node}"
         for cable, mac in zip(ends, _mac_addresses(host), strict=True)
@@ -273,7 +274,7 @@ def _connect(inits: Mapping[str, int], host: Host) -> None:
             "link set lo up",
             f"address add {host.management_address} dev {MANAGEMENT_INTERFACE}",
             f"address add {host.data_address} dev {host.data_interface} {'nodad' if ':' in host.data_address else ''}",
-            # The decoy of any machine with docker: the same address everywhere, and a container that keeps it up.
+            # As on any machine with docker: the same address everywhere, and a container that keeps it up.
             f"link add {DOCKER_INTERFACE} type bridge stp_state 0 forward_delay 0",
             f"address add {DOCKER_ADDRESS} dev {DOCKER_INTERFACE}",
             f"link set {ends['docker']} master {DOCKER_INTERFACE}",
@@ -281,32 +282,32 @@ def _connect(inits: Mapping[str, int], host: Host) -> None:
         ],
     )
     for pid, names in ((switch, ports), (node, ends)):
-        # Packets that are segmented later pass checks of size and rate as one.
+        # Packets that are segmented later would count as one in checks of size and rate.
         offload = 'for nic; do ethtool -K "$nic" tso off gso off gro off; done'
         run_in(pid, ["sh", "-ec", offload, "sh", *names.values()])
         shape(pid, names["data"], LINK_GBIT_S)
 
 
 def _mac_addresses(host: Host) -> list[str]:
-    """Locally administered ones, one for each cable."""
+    """Return locally administered addresses, one for each cable."""
     return [f"02:00:00:{cable:02x}:{host.index >> 8:02x}:{host.index & 0xFF:02x}" for cable in range(3)]
 
 
 def shape(pid: int, interface: str, gbit_s: float) -> bool:
-    """Limit what leaves an interface.
+    """Limit the rate of an interface's outgoing traffic.
 
     Returns:
-        Whether it is limited now: a kernel without tbf leaves it as it is.
+        Whether it is limited now: a kernel without tbf cannot limit it.
     """
     burst = max(16, round(128 * gbit_s / LINK_GBIT_S))
     limit = ["rate", f"{gbit_s * 1000:g}mbit", "burst", f"{burst}kb", "latency", "20ms"]
-    # Changing keeps the queue's handle, so that a link that was slow for a while is afterwards as it was.
+    # `change` keeps the queue's handle, so that a link after a slow-link fault is as before.
     tc = 'tc qdisc change dev "$@" 2>/dev/null || tc qdisc replace dev "$@"'
     return not run_in(pid, ["sh", "-c", tc, "sh", interface, "root", "tbf", *limit], must_work=False).returncode
 
 
 def read_links(init_pid: int) -> list[dict[str, Any]]:
-    """Return the interfaces of a node: name, addresses, is_up, mtu, and rate_gbit_s where it is limited."""
+    """Return the interfaces of a node: name, addresses, is_up, mtu, and rate_gbit_s if it is limited."""
     links = json.loads(run_in(init_pid, ["ip", "-json", "address"]).stdout)
     queues = json.loads(run_in(init_pid, ["tc", "-json", "qdisc", "show"]).stdout or "[]")
     rates = {queue["dev"]: queue["options"]["rate"] * 8 / 1e9 for queue in queues if queue.get("kind") == "tbf"}
@@ -334,7 +335,7 @@ def _ip(pid: int, lines: Sequence[str]) -> None:
 
 
 def _own_processes(lab_dir: Path) -> list[tuple[int, str, bool]]:
-    """Starters and inits of this lab: pid, node, and whether it is process 1 of its namespace."""
+    """Return starters and inits of this lab: pid, node, and whether it is process 1 of its namespace."""
     found = []
     for pid in _all_pids():
         with contextlib.suppress(OSError):
@@ -351,7 +352,7 @@ def _all_pids() -> list[int]:
 
 
 def _namespace(pid: int | str, kind: str) -> str:
-    """Identity of a process's namespace, empty where the process is gone."""
+    """Return the identity of a process's namespace; empty if the process is gone."""
     try:
         return str(Path(f"/proc/{pid}/ns/{kind}").readlink())
     except OSError:

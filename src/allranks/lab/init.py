@@ -1,11 +1,12 @@
-"""What is the first process of a node of the lab? This: it makes the node's namespaces, furnishes them and then reaps.
+"""What is the first process of a node of the lab? This one: it creates the node's namespaces, sets them up, then reaps.
 
     python -I -S init.py LAB_DIR NODE
 
-Returns when the node is ready; a child stays behind as process 1 of the node. Killing that one kills everything in the
-node, and with it go its mounts and interfaces. Its command line is the only record of what the lab made: whoever looks
-for LAB_DIR in /proc finds it, however `allranks lab up` ended (`hosts.find_inits`).
-Standard library only: it runs alone, seven at a time, and holds no more memory than it must.
+Returns when the node is ready; a child remains as process 1 of the node. Killing it kills everything in the node, and
+its mounts and interfaces go with it. Its command line is the only record of the lab: a search for LAB_DIR in /proc
+finds it, also after an `allranks lab up` that was killed (`hosts.find_inits`).
+
+Standard library only: seven of them start at a time, and each uses little memory.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ OWN_FILES = {
     "machine-id": "/etc/machine-id",
     "boot_id": "/proc/sys/kernel/random/boot_id",
 }
-"""What lies in LAB_DIR/nodes/NODE -> what it is to this node. Where the machine lacks the file, so does the node."""
+"""Files in LAB_DIR/nodes/NODE -> their path in this node. If the machine lacks the path, so does the node."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def main() -> None:
-    """Become process 1 of a new node; return to the caller's caller once it is furnished."""
+    """Become process 1 of a new node; return in the original process once it is set up."""
     lab_dir, node = Path(sys.argv[1]), sys.argv[2]
     is_ready, ready = os.pipe()
     _call("unshare", _libc.unshare(NAMESPACES))
@@ -48,7 +49,7 @@ def main() -> None:
     os.setsid()
     os.chdir("/")
     furnish(lab_dir, lab_dir / "nodes" / node, node.lstrip("@"))
-    # Linux reaps the children of a process that ignores SIGCHLD, adopted ones too.
+    # Linux reaps the children of a process that ignores SIGCHLD, also adopted ones.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     null = os.open(os.devnull, os.O_RDWR)
     for fd in range(3):
@@ -60,12 +61,12 @@ def main() -> None:
 
 
 def furnish(lab_dir: Path, own: Path, host_name: str) -> None:
-    """Give the node what a machine has for itself: name, /proc, /sys, /dev/shm and the files of `own`."""
+    """Set up the node's own name, /proc, /sys, /dev/shm and files of `own`."""
     name = host_name.encode()
     _call("sethostname", _libc.sethostname(name, len(name)))
     _mount(None, "/", None, MS_REC | MS_PRIVATE)
     _mount("proc", "/proc", "proc")
-    # /sys shows the interfaces of the namespace that mounts it. slurmd needs the cgroup tree that lies below.
+    # /sys shows the interfaces of the namespace that mounts it. slurmd needs the cgroup tree below it.
     new_sys = own / "sys"
     new_sys.mkdir(exist_ok=True)
     _mount("sysfs", str(new_sys), "sysfs")
@@ -76,7 +77,7 @@ def furnish(lab_dir: Path, own: Path, host_name: str) -> None:
     for file, place in OWN_FILES.items():
         if (own / file).exists() and Path(place).exists():
             _mount(str(own / file), place, None, MS_BIND)
-    if Path("/etc/slurm").is_dir():  # for commands whose environment was cleaned of SLURM_CONF
+    if Path("/etc/slurm").is_dir():  # for commands that start without SLURM_CONF in their environment
         _mount(str(lab_dir / "slurm"), "/etc/slurm", None, MS_BIND)
 
 

@@ -1,6 +1,6 @@
-"""How does a job go in a lab that has faults? Under `allranks run`, and under plain torchrun.
+"""How does a job run in a lab with faults? Under `allranks run`, and under plain torchrun.
 
-Both run the same program, which forms a group, sums once and ends, through the lab's own SLURM.
+Both run the same program, which forms a group, runs one all-reduce and ends, through the lab's own SLURM.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ from allranks.model.finding import Verdict
 
 PROGRAM = PROGRAMS / "form_group.py"
 NOTHING = PROGRAMS / "nothing.py"
-"""For healthy starts: a hundred of them."""
+"""Used for healthy starts: there are a hundred of them."""
 JOIN_S = 25
-"""Deadline of the roll call in drills: a node that comes 15 s late must be survived."""
+"""Deadline of the roll call in drills: a node that comes 15 s late must not fail it."""
 JOB_S = 110.0
-"""Deadline of one job; without allranks, it is silent much longer."""
+"""Deadline of one job; without allranks, it is silent for much longer."""
 BASELINE_S = 120.0
 LEFT_S = 5.0
-"""How long what a job leaves behind may take to go."""
+"""How long processes of a job may remain after its end."""
 DAEMONS = ("init.py", "munged", "slurmctld", "slurmd", "slurmscriptd", "slurmstepd")
 
 
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):
-    """What plain torchrun made of the same faults."""
+    """How plain torchrun behaved with the same faults."""
 
     silent_s: float
-    """Until its first line about it; BASELINE_S where there was none."""
+    """Until its first line about the fault; BASELINE_S if there was none."""
     said: str
-    """That line, cut."""
+    """That line, shortened."""
     exit_code: int | None
     """None: it was cut off."""
 
 
 class Job(msgspec.Struct, kw_only=True):
-    """What one job left."""
+    """Results of one job."""
 
     exit_code: int | None
     output: str
@@ -65,7 +65,7 @@ class Job(msgspec.Struct, kw_only=True):
 
 
 def run_job(lab: Lab, injected: Sequence[Injected], run_dir: Path) -> Job:
-    """Start the job on all nodes under `allranks run`, and return what it left."""
+    """Start the job on all nodes under `allranks run`, and return its results."""
     start = _merge([each.fault.start(each.scene) for each in injected])
     hosts = lab.planned_hosts()
     cluster = write_cluster(lab, run_dir.parent / f"{lab.name}.toml", guard={"join_s": JOIN_S})
@@ -92,7 +92,7 @@ def _merge(starts: Sequence[Start]) -> Start:
 
 
 def write_cluster(lab: Lab, path: Path, *, guard: Mapping[str, float]) -> Path:
-    """Write the lab's own cluster.toml with a drill's figures of [guard], and return its path."""
+    """Write the lab's own cluster.toml with the [guard] values of a drill, and return its path."""
     cluster = json.loads((lab.dir / "lab.json").read_text())["cluster"]
     lines = ["[network]", f'data = "{cluster["network"]["data"]}"', "[guard]"]
     lines += [f"{name} = {value}" for name, value in guard.items()]
@@ -103,7 +103,7 @@ def write_cluster(lab: Lab, path: Path, *, guard: Mapping[str, float]) -> Path:
 
 
 def start_on(lab: Lab, node: str, command: Sequence[str], log: Path) -> subprocess.Popen[bytes]:
-    """Start a command on a node, in a session of its own, with what it prints in a file."""
+    """Start a command on a node, in its own session, with its output in a file."""
     outer = [sys.executable, "-m", "allranks", "lab", "exec", "--name", lab.name, node, "--", *command]
     env = {name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "ALLRANKS_"))}
     env |= {"ALLRANKS_LAB_DIR": str(lab.dir.parent), "SLURM_CONF": str(conf_path(lab.dir))}
@@ -114,7 +114,7 @@ def start_on(lab: Lab, node: str, command: Sequence[str], log: Path) -> subproce
 
 
 def cut_off(process: subprocess.Popen[bytes]) -> None:
-    """End what `start_on` started, where it still runs."""
+    """End what `start_on` started, if it still runs."""
     if process.poll() is not None:
         return
     os.killpg(process.pid, signal.SIGTERM)
@@ -126,7 +126,7 @@ def cut_off(process: subprocess.Popen[bytes]) -> None:
 
 
 def _execute(lab: Lab, node: str, command: Sequence[str], log: Path, deadline_s: float) -> tuple[int | None, str]:
-    """Run a command on a node; None for the exit code where it was cut off."""
+    """Run a command on a node; the exit code is None if it was cut off."""
     process = start_on(lab, node, command, log)
     try:
         exit_code: int | None = process.wait(deadline_s)
@@ -151,7 +151,7 @@ def _read_job(run_dir: Path, exit_code: int | None, output: str, began_s: float)
     if said is not None:
         job.seconds = said["time_s"] - max(starts, default=began_s)
         job.has_started = said["event"] == "started"
-    elif job.verdict is not None:  # by nobody who leads
+    elif job.verdict is not None:  # written by a node that is not the leader
         job.seconds = (attempt / "verdict.json").stat().st_mtime - began_s
     return job
 
@@ -164,7 +164,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def wait_until_gone(lab: Lab) -> list[str]:
-    """Return what still runs in the nodes beside daemons and what faults started, LEFT_S after the job's end."""
+    """Return the processes in the nodes that remain LEFT_S after the job's end, except daemons and those of faults."""
     deadline_s = time.monotonic() + LEFT_S
     while True:
         left = _left(lab)
@@ -192,15 +192,15 @@ def _left(lab: Lab) -> list[str]:
 
 
 def data_interface_of(first: Host) -> str:
-    """Return what a shell on any node makes of that node's data interface: the one on the network of this node's."""
+    """Return a shell expression that finds a node's data interface: the one on the first node's data network."""
     return f"$(ip -oneline address show to {ip_interface(first.data_address).network} | awk '{{print $2; exit}}')"
 
 
 def run_baseline(lab: Lab, injected: Sequence[Injected], run_dir: Path, *, say: Callable[[str], None]) -> Baseline:
-    """Start the same program under plain torchrun, and watch when it says the first word of a failure."""
+    """Start the same program under plain torchrun, and note when it prints the first line about a failure."""
     hosts = lab.planned_hosts()
     first = hosts[0]
-    # By name: an address that the name does not resolve to, no torchrun would take for its own, and all would wait.
+    # By name: torchrun would not recognize an address that its own name does not resolve to, and all nodes would wait.
     endpoint = f"{first.name}:29500"
     start = _merge([each.fault.start(each.scene) for each in injected])
     if "--master-addr" in start.run_flags:
@@ -211,7 +211,7 @@ def run_baseline(lab: Lab, injected: Sequence[Injected], run_dir: Path, *, say: 
         str(start.program or PROGRAM),
     ]
     tasks = start.srun_flags or (f"--nodes={len(hosts)}", "--ntasks-per-node=1")
-    # What a careful user sets: each node's own data interface. A fault's own variables win, as in a user's shell.
+    # As a careful user sets it: each node's own data interface. A fault's own variables take precedence, as in a shell.
     names = f'export GLOO_SOCKET_IFNAME="${{GLOO_SOCKET_IFNAME:-{data_interface_of(first)}}}"'
     command = ["srun", "--label", *tasks, *start.prefix, "sh", "-c", f'{names}; exec "$@"', "sh", *torchrun]
     label = ", ".join(each.fault.name for each in injected)
@@ -223,8 +223,8 @@ def run_baseline(lab: Lab, injected: Sequence[Injected], run_dir: Path, *, say: 
     wait_until_gone(lab)
     silent_s = watch.first_s - began_s if watch.first_s else min(time.monotonic() - began_s, BASELINE_S)
     said = watch.said or "nothing"
-    if exit_code == 0:  # what it complained of then was no failure
-        said = "nothing: the job ended well"
+    if exit_code == 0:  # its complaints were no failure
+        said = "nothing: the job succeeded"
     return Baseline(silent_s=round(silent_s, 1), said=said, exit_code=exit_code)
 
 
@@ -235,7 +235,7 @@ _NOISE = re.compile(
 
 
 class _FirstWords:
-    """When did a log first say something of a failure, and what?"""
+    """Return when a log first reports a failure, and the line."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -257,12 +257,12 @@ class _FirstWords:
 
 
 def complains(line: str) -> bool:
-    """Whether a line says that something failed."""
+    """Whether a line reports a failure."""
     return bool(_WORDS.search(line)) and not _NOISE.search(line)
 
 
 def words_of(line: str) -> str:
-    """The words of a line without the task that srun --label puts before it."""
+    """Return a line without the task number that srun --label prepends."""
     return re.sub(r"^\d+: ", "", " ".join(line.split()))[:160]
 
 

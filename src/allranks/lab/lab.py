@@ -1,14 +1,16 @@
-"""Which labs are there, and how do they come and go?
+"""Which labs exist, and how are they started and stopped?
 
     lab = Lab("demo")
-    lab.up(cluster, tasks_per_node=1)      # a second time: finds it running, mends what is missing
+    lab.up(cluster, tasks_per_node=1)      # if it already runs: repairs what is missing
     lab.find_init("node03")                # process 1 of a node, to be entered with hosts.run_in
     lab.down()                             # also after an `up` that was killed
 
-A lab is a directory and processes whose command lines name that directory, nothing else. `up` goes through five phases:
-1 the directory says what will be made   2 processes   3 links   4 daemons   5 all nodes have reported
-Each leaves alone what is there, so `up` may be killed anywhere and repeated. The directory is locked meanwhile, and the
-kernel gives the lock back with the process.
+A lab is a directory, and processes whose command lines name that directory; nothing else. `up` has five phases:
+
+1 the directory contains the plan   2 processes   3 links   4 daemons   5 all nodes have reported
+
+Each phase keeps what already exists, so `up` may be killed at any point and repeated. The directory is locked
+meanwhile; the kernel releases the lock when the process ends.
 """
 
 from __future__ import annotations
@@ -38,7 +40,7 @@ DEFAULT_DIR = "/run/allranks-lab"
 LOCK_S = 60.0
 """How long to wait for another `up` or `down` of the same lab."""
 PROGRESS_S = 2.0
-"""What takes longer says so, and again after as many seconds."""
+"""A step that takes longer is reported, and again after each such interval."""
 MAX_PATH = 80
 """A unix socket's path has at most 107 bytes."""
 
@@ -54,17 +56,17 @@ PACKAGES = {
     "nsenter": "util-linux",
     "taskset": "util-linux",
 }
-"""Command -> the Debian package that has it."""
+"""Command -> the Debian package that contains it."""
 
 
 class Lab:
-    """One lab, whether it is up or not."""
+    """One lab, running or not."""
 
     def __init__(self, name: str = DEFAULT_NAME, *, env: Mapping[str, str] = os.environ) -> None:
-        """Name a lab; ALLRANKS_LAB_DIR in `env` says below which directory it lies.
+        """Name a lab; ALLRANKS_LAB_DIR in `env` is the directory above it.
 
         Raises:
-            UsageError: the name would not do as a file name and as SLURM's ClusterName.
+            UsageError: the name is not valid as a file name and as SLURM's ClusterName.
         """
         if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?", name):
             raise UsageError(f"--name {name!r}: expected up to 32 lower-case letters, digits and inner hyphens")
@@ -75,18 +77,23 @@ class Lab:
                 f"ALLRANKS_LAB_DIR: {self.dir}: expected at most {MAX_PATH} plain characters: SLURM's files"
             )
 
+    @property
+    def label(self) -> str:
+        """Its name in messages: `lab`, or `lab second` if it was given a name."""
+        return "lab" if self.name == DEFAULT_NAME else f"lab {self.name}"
+
     def up(
         self, cluster: Cluster, *, tasks_per_node: int = 1, say: Callable[[str], None] = lambda _: None
     ) -> Sequence[Host]:
-        """Bring every node in service; what is already there stays, what is missing is made.
+        """Put every node into service: keep what already exists, create what is missing.
 
         Args:
             cluster: what to build.
             tasks_per_node: workers that must fit on a node at the same time.
-            say: gets a line about whatever takes more than PROGRESS_S.
+            say: gets a line about each step that takes more than PROGRESS_S.
 
         Raises:
-            ConfigError: cluster.toml does not say enough, or says what cannot be built.
+            ConfigError: cluster.toml lacks a value, or has one that cannot be built.
             UsageError: the lab is up with another cluster.
             SetupError: this machine cannot do it, or a node does not come up.
         """
@@ -94,13 +101,13 @@ class Lab:
         check_machine()
         progress = _Progress(say)
         with self.locked():
-            # Phase 1: the directory says what will be made.
+            # Phase 1: the directory contains the plan.
             self._write_plan(cluster, planned, tasks_per_node)
-            # Phase 2: processes. A node without all its links was being made when an `up` was killed: make it anew.
+            # Phase 2: processes. A node without all its links is left from an `up` that was killed: replace it.
             names = self._find_missing([SWITCH, *(host.name for host in planned)])
             progress(f"creating the namespaces of {len(names)} nodes")
             hosts.kill_hosts(self.dir, names)
-            for name in names:  # a new boot_id for each life of a node
+            for name in names:  # a new boot_id for each start of a node
                 (self.dir / "nodes" / name / "boot_id").write_text(f"{uuid.uuid4()}\n")
             hosts.start_hosts(self.dir, names)
             # Phase 3: links.
@@ -120,7 +127,7 @@ class Lab:
         return planned
 
     def mend(self, *, say: Callable[[str], None] = lambda _: None) -> None:
-        """Make what died of a lab that is up anew, and bring it back into service.
+        """Replace the dead parts of a lab that is up, and put them back into service.
 
         Raises:
             UsageError: the lab is not up.
@@ -132,10 +139,10 @@ class Lab:
         self.up(msgspec.convert(plan["cluster"], Cluster), tasks_per_node=plan["tasks_per_node"], say=say)
 
     def down(self) -> bool:
-        """Remove everything that `up` made and nothing else, also what a killed one left.
+        """Remove everything that `up` created and nothing else, also the remains of a killed `up`.
 
         Returns:
-            Whether there was anything.
+            Whether there was anything to remove.
 
         Raises:
             SetupError: a process does not go away.
@@ -147,9 +154,9 @@ class Lab:
             try:
                 shutil.rmtree(self.dir)
             except OSError as exc:
-                raise SetupError(f"lab {self.name!r}: {exc.filename}: {str(exc.strerror).lower()}") from exc
-        if self.dir.parent == Path(DEFAULT_DIR):  # another one is the user's own
-            with contextlib.suppress(OSError):  # other labs are in it
+                raise SetupError(f"{self.label}: {exc.filename}: {str(exc.strerror).lower()}") from exc
+        if self.dir.parent == Path(DEFAULT_DIR):  # a different directory belongs to the user
+            with contextlib.suppress(OSError):  # it contains other labs
                 self.dir.parent.rmdir()
         return was_there
 
@@ -161,17 +168,15 @@ class Lab:
         """
         planned, inits = self._planned_names(), hosts.find_inits(self.dir)
         if not planned or not inits:
-            raise UsageError(
-                f"lab {self.name!r} is not up{self._others()}; start it: allranks lab up --name {self.name}"
-            )
+            raise UsageError(f"{self.label} is not up{self._others()}; start it: allranks lab up --name {self.name}")
         if node not in planned and node != SWITCH:
-            raise UsageError(f"lab {self.name!r} has no node {node!r}: expected one of {', '.join(planned)}")
+            raise UsageError(f"{self.label} has no node {node!r}: expected one of {', '.join(planned)}")
         if node not in inits:
-            raise SetupError(f"lab {self.name!r}: {node} is dead; restart it: allranks lab up --name {self.name}")
+            raise SetupError(f"{self.label}: {node} is dead; restart it: allranks lab up --name {self.name}")
         return inits[node]
 
     def planned_hosts(self) -> Sequence[Host]:
-        """Return the nodes as they were planned, in order; none where the lab is not up."""
+        """Return the nodes of the plan, in order; empty if the lab is not up."""
         try:
             plan = json.loads((self.dir / "lab.json").read_text())
         except FileNotFoundError:
@@ -179,7 +184,7 @@ class Lab:
         return plan_hosts(msgspec.convert(plan["cluster"], Cluster))
 
     def status(self) -> dict[str, Any]:
-        """Return what is there now: name, directory, and each node with its SLURM state, interfaces and pids.
+        """Return the current state: name, directory, and each node with its SLURM state, interfaces and pids.
 
         Raises:
             UsageError: the lab is not up.
@@ -203,7 +208,7 @@ class Lab:
         if plan_path.exists():
             if plan_path.read_text() != wanted:
                 raise UsageError(
-                    f"lab {self.name!r} is up with another cluster.toml or --tasks-per-node (see {plan_path}); "
+                    f"{self.label} is up with another cluster.toml or --tasks-per-node (see {plan_path}); "
                     f"allranks lab down --name {self.name} first, or choose another --name"
                 )
             return
@@ -215,7 +220,7 @@ class Lab:
                 (own / "hostname").write_text(f"{name}\n")
                 (own / "machine-id").write_text(f"{uuid.uuid4().hex}\n")
         slurm.write_files(self.name, planned, cluster, self.dir, tasks_per_node=tasks_per_node)
-        # Last, and at once: where it is, all of the above is.
+        # Last, and atomically: if it exists, so do all the others.
         draft = plan_path.with_suffix(".draft")
         draft.write_text(wanted)
         draft.rename(plan_path)
@@ -224,7 +229,7 @@ class Lab:
         return [host.name for host in self.planned_hosts()]
 
     def _find_missing(self, names: Sequence[str]) -> list[str]:
-        """Which nodes do not live, or did not get all their links. Without the switch, none has any."""
+        """Return the nodes that are dead or lack links. Without the switch, no node has links."""
         inits = hosts.find_inits(self.dir)
 
         def is_whole(name: str) -> bool:
@@ -244,11 +249,11 @@ class Lab:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Make the directory, and hold it against another `up` or `down`."""
+        """Create the directory, and lock it against another `up` or `down`."""
         deadline = time.monotonic() + LOCK_S
         while True:
             fd = -1
-            with contextlib.suppress(FileNotFoundError):  # a `down` was quicker
+            with contextlib.suppress(FileNotFoundError):  # a `down` removed it first
                 self.dir.mkdir(parents=True, exist_ok=True)
                 fd = os.open(self.dir, os.O_RDONLY | os.O_DIRECTORY)
                 with contextlib.suppress(BlockingIOError):
@@ -259,7 +264,7 @@ class Lab:
                 os.close(fd)
             if time.monotonic() > deadline:
                 raise SetupError(
-                    f"lab {self.name!r}: another `allranks lab` has used {self.dir} for {LOCK_S:.0f} s; "
+                    f"{self.label}: another `allranks lab` has used {self.dir} for {LOCK_S:.0f} s; "
                     f"wait for it or end it"
                 )
             time.sleep(0.05)
@@ -270,7 +275,7 @@ class Lab:
 
 
 class _Progress:
-    """Says what is being waited for, where that takes long enough for somebody to wonder."""
+    """Reports what it waits for, if that takes long."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say, self._began = say, time.monotonic()
@@ -284,7 +289,7 @@ class _Progress:
 
 
 def check_root() -> None:
-    """Refuse users who may not make namespaces, and nodes of a lab, which see their own processes alone.
+    """Refuse users who cannot create namespaces, and nodes of a lab, which see only their own processes.
 
     Raises:
         SetupError: this is not root.
@@ -299,10 +304,10 @@ def check_root() -> None:
 
 
 def check_machine() -> None:
-    """Refuse a machine that lacks what the lab is made of.
+    """Refuse a machine that lacks commands of the lab.
 
     Raises:
-        SetupError: this is not root, or commands are missing; the message has the line that installs them.
+        SetupError: this is not root, or commands are missing; the message contains the command that installs them.
         UsageError: this is a node of a lab.
     """
     check_root()

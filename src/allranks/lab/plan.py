@@ -1,4 +1,4 @@
-"""What would the lab build for this cluster.toml? Pure.
+"""Which nodes does the lab build for a cluster.toml? Pure.
 
 >>> from allranks.model.cluster import Cluster, Node
 >>> plan_hosts(Cluster(node=(Node(name="n1", address="192.168.20.15"),)))[0].data_address
@@ -30,7 +30,7 @@ class Host:
     index: int
     """From 0, in the order of cluster.toml."""
     management_address: str
-    """With prefix length, 10.77.0.1/24; this is what the name resolves to on every node."""
+    """With prefix length, 10.77.0.1/24; the node's name resolves to it on every node."""
     data_interface: str
     data_address: str
     """With prefix length, 192.168.20.15/24."""
@@ -38,10 +38,10 @@ class Host:
 
 
 def plan_hosts(cluster: Cluster) -> tuple[Host, ...]:
-    """Return the nodes of cluster.toml with everything that the lab adds to them, in order.
+    """Return the nodes of cluster.toml in order, with everything that the lab adds to them.
 
     Raises:
-        ConfigError: cluster.toml does not say enough, or says what the lab cannot build.
+        ConfigError: cluster.toml lacks a value, or has one that the lab cannot build.
     """
     if not cluster.node:
         raise ConfigError("cluster.toml: no [[node]]: the lab builds the listed nodes, expected at least one")
@@ -74,7 +74,7 @@ def plan_hosts(cluster: Cluster) -> tuple[Host, ...]:
 
 
 def render_hosts_file(planned: Sequence[Host]) -> str:
-    """Return /etc/hosts as all nodes have it: names lead to the management network."""
+    """Return /etc/hosts for all nodes: names resolve to the management network."""
     lines = [f"{bare(host.management_address)} {host.name}\n" for host in planned]
     return "".join(["127.0.0.1 localhost\n", "::1 localhost ip6-localhost\n", *lines])
 

@@ -1,7 +1,7 @@
 """A real SLURM in the nodes of the lab: its files as text, its daemons, and whether all nodes have reported.
 
-The first node runs munged, slurmctld and slurmd, the others slurmd. All of it reads LAB_DIR/slurm/slurm.conf and speaks
-on the management network. Written for SLURM 22.05 and later.
+The first node runs munged, slurmctld and slurmd, the others slurmd. All daemons read LAB_DIR/slurm/slurm.conf and use
+the management network. Written for SLURM 22.05 and later.
 """
 
 from __future__ import annotations
@@ -19,20 +19,20 @@ from allranks.model.cluster import Cluster
 from allranks.model.errors import SetupError
 
 READY_S = 30.0
-"""Deadline for all nodes to report to slurmctld; on two free cores it takes a second."""
+"""Deadline for all nodes to report to slurmctld; with two free cores it takes a second."""
 LOOK_AGAIN_S = 1.0
-"""A daemon of an `up` that was killed may look alive and be gone a moment later: who is missing is started again."""
+"""A daemon of a killed `up` may look alive and end a moment later: missing nodes are started again."""
 PATIENCE_S = 15
-"""A silent node is given up after so long, in truth up to 28 s, and not after the five minutes of SLURM's default."""
+"""SlurmdTimeout: SLURM gives a silent node up after this time (in practice up to 28 s); its default is 300 s."""
 DEFAULT_PARTITION = "main"
 URGENT_PARTITION = "urgent"
-"""Its jobs put those of the others back into the queue. Hidden, so that what lists partitions shows the user's own."""
+"""Jobs in it preempt and requeue other jobs. Hidden, so that listings show only the user's partitions."""
 GRACE_S = 10
-"""Between SIGTERM and the end of a job that is put back."""
+"""Time between SIGTERM and the end of a job that is requeued."""
 TASK_PROLOG = """\
 #!/bin/sh
-# What the faults of this node let into the tasks: a late start, and variables.
-# `NAME=VALUE` sets, `NAME+=DIRECTORY` puts in front of a list. The batch script is none of the tasks.
+# Applies the faults of this node to its tasks: a late start, and variables. The batch script is not a task.
+# `NAME=VALUE` sets a variable, `NAME+=DIRECTORY` prepends to a list.
 [ "${SLURM_STEP_ID:-batch}" != batch ] || exit 0
 own="$(dirname "$0")/../nodes/$SLURMD_NODENAME"
 for file in "$own"/delay/*; do
@@ -57,7 +57,7 @@ exit 0
 
 
 def write_files(name: str, hosts: Sequence[Host], cluster: Cluster, lab_dir: Path, *, tasks_per_node: int) -> None:
-    """Write configuration and key; nothing but SLURM's patience changes while the lab is up."""
+    """Write configuration and key; while the lab is up, only SlurmdTimeout changes."""
     for directory in ("slurm", "state", "gpus"):
         (lab_dir / directory).mkdir(exist_ok=True)
     cpus = max(tasks_per_node, os.cpu_count() or 1)
@@ -79,11 +79,11 @@ def render_slurm_conf(name: str, hosts: Sequence[Host], cluster: Cluster, lab_di
     """Return slurm.conf.
 
     Args:
-        name: of the lab; SLURM refuses its saved state under another one.
+        name: name of the lab; SLURM refuses its saved state under another name.
         hosts: in order; slurmctld runs on the first.
-        cluster: says the partition; several with commas are all made, the first is the default.
-        lab_dir: where keys, logs and state lie.
-        cpus: what each node claims to have, whatever the machine has.
+        cluster: names the partition; several, separated by commas, are all created, and the first is the default.
+        lab_dir: directory of keys, logs and state.
+        cpus: number of cores that each node reports, independent of the machine.
     """
     nodes = lab_dir / "nodes"
     lines = [
@@ -98,7 +98,7 @@ def render_slurm_conf(name: str, hosts: Sequence[Host], cluster: Cluster, lab_di
         f"SlurmdSpoolDir={nodes}/%n/spool",
         f"SlurmdLogFile={nodes}/%n/slurmd.log",
         f"SlurmdPidFile={nodes}/%n/slurmd.pid",
-        # Nodes share the kernel's cgroups, so processes are followed through /proc.
+        # Nodes share the kernel's cgroups, so processes are tracked through /proc.
         "ProctrackType=proctrack/linuxproc",
         "TaskPlugin=task/none",
         "SelectType=select/cons_tres",
@@ -117,7 +117,7 @@ def render_slurm_conf(name: str, hosts: Sequence[Host], cluster: Cluster, lab_di
         "SlurmctldTimeout=15",
         "KillWait=5",
         "SchedulerParameters=sched_interval=5,bf_interval=5",
-        # Limits are those of the node's slurmd, not of whoever submits: some faults lower them.
+        # Limits are those of the node's slurmd, not of the submitting user: some faults lower them.
         "PropagateResourceLimits=NONE",
         f"TaskProlog={lab_dir}/slurm/task_prolog",
     ]
@@ -136,15 +136,15 @@ def render_slurm_conf(name: str, hosts: Sequence[Host], cluster: Cluster, lab_di
 
 
 def set_patience(patience_s: int, lab_dir: Path, *, controller: int | None) -> None:
-    """Let SLURM give silent nodes up after another time than PATIENCE_S, while the lab is up.
+    """Change SlurmdTimeout from PATIENCE_S to another time, while the lab is up.
 
     Args:
-        patience_s: how long; slurmctld goes by it from its return on.
-        lab_dir: where slurm.conf lies.
-        controller: process 1 of the first node; None where it is dead, and will read the file when it is made anew.
+        patience_s: the new timeout; slurmctld uses it once this returns.
+        lab_dir: directory of slurm.conf.
+        controller: process 1 of the first node; None if it is dead, and will read the file when it is replaced.
 
     Raises:
-        SetupError: slurmctld refuses it.
+        SetupError: slurmctld rejects it.
     """
     conf = conf_path(lab_dir)
     draft = conf.with_suffix(".draft")
@@ -155,7 +155,7 @@ def set_patience(patience_s: int, lab_dir: Path, *, controller: int | None) -> N
 
 
 def render_gres_conf(hosts: Sequence[Host], lab_dir: Path) -> str:
-    """Return gres.conf: GPUs that are files, since a node whose GPUs have no File becomes INVAL."""
+    """Return gres.conf: GPUs are regular files, because a node whose GPUs have no File becomes INVAL."""
     lines = [
         f"NodeName={host.name} Name=gpu File={lab_dir}/gpus/gpu[0-{host.gpus - 1}]\n" for host in hosts if host.gpus
     ]
@@ -163,17 +163,17 @@ def render_gres_conf(hosts: Sequence[Host], lab_dir: Path) -> str:
 
 
 def start_daemons(hosts: Sequence[Host], inits: Mapping[str, int], lab_dir: Path) -> None:
-    """Start what does not run yet: munged and slurmctld on the first node, slurmd on all.
+    """Start the daemons that do not run yet: munged and slurmctld on the first node, slurmd on all.
 
     Raises:
-        SetupError: one refuses to start.
+        SetupError: a daemon does not start.
     """
     first, conf = inits[hosts[0].name], str(conf_path(lab_dir))
     running = {host.name: processes_in(inits[host.name]) for host in hosts}
     on_first = running[hosts[0].name]
     if "munged" not in on_first:
         files = [f"--{kind}-file={lab_dir}/munge.{kind}" for kind in ("key", "log", "pid", "seed")]
-        # Forced: it would refuse a lab below a directory that is closed to others.
+        # Forced: otherwise it refuses a lab below a directory that other users cannot read.
         command = ["munged", "--force", f"--socket={lab_dir}/munge.socket", "--num-threads=2", *files]
         _start(first, command, lab_dir / "munge.log")
     if "slurmctld" not in on_first:
@@ -198,9 +198,9 @@ def _start(init_pid: int, command: Sequence[str], log: Path) -> None:
 def wait_until_idle(
     hosts: Sequence[Host], inits: Mapping[str, int], lab_dir: Path, *, progress: Callable[[str], None]
 ) -> None:
-    """Wait until slurmctld has heard of every node; one that somebody drained counts as heard.
+    """Wait until every node has reported to slurmctld; a drained node counts as reported.
 
-    A node that was too busy to answer for SlurmdTimeout is down, and stays so though its slurmd lives: it is resumed.
+    A node that was too busy to answer within SlurmdTimeout stays down although its slurmd runs: it is resumed.
 
     Raises:
         SetupError: a node has not reported after READY_S; the message has the end of its log.
@@ -232,13 +232,13 @@ def wait_until_idle(
 
 
 def read_states(controller: int) -> dict[str, str]:
-    """Return what sinfo says of each node, `idle`, `down*`; empty where slurmctld does not answer."""
+    """Return the states from sinfo, `idle`, `down*`; empty if slurmctld does not answer."""
     done = run_in(controller, ["sinfo", "--noheader", "--Node", "--format=%N %T"], must_work=False)
     return dict(line.split(maxsplit=1) for line in done.stdout.splitlines() if " " in line)
 
 
 def is_in_service(state: str) -> bool:
-    """Whether slurmctld hears the node, and has not given it up.
+    """Whether slurmctld hears from the node, and has not given it up.
 
     >>> is_in_service("idle"), is_in_service("idle*"), is_in_service("unknown")
     (True, False, False)
@@ -247,7 +247,7 @@ def is_in_service(state: str) -> bool:
 
 
 def conf_path(lab_dir: Path) -> Path:
-    """What SLURM_CONF says in this lab."""
+    """Return the path of slurm.conf in this lab."""
     return lab_dir / "slurm" / "slurm.conf"
 
 

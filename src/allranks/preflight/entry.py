@@ -391,7 +391,7 @@ def _without_unmade(facts: Facts) -> Facts:
 
 def _say_waiting(waited_s: float, obstacle: str) -> None:
     if waited_s >= 3 and round(waited_s) % 5 == 0:
-        say(f"waiting {waited_s:.0f} s for the leader; {obstacle}")
+        say(f"still waiting for the leader after {waited_s:.0f} s; {obstacle}")
 
 
 def _reachable_addresses(mine: Applicant) -> tuple[str, ...]:

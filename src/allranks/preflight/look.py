@@ -53,6 +53,6 @@ def plan_first_look(nodes: Sequence[int], *, seed: int, within_s: float | None =
         SPARSE if is_sparse else FULL,
         within_s or (SPARSE_TESTS_S if is_sparse else TESTS_S),
         is_one_by_one=False,
-        reason="everybody is here",
+        reason="all nodes have joined",
         probed=frozenset((nodes[a], nodes[b]) for a, b in ring),
     )

@@ -153,11 +153,13 @@ class RollCall:
             self._waited_s = now_s - started_s
             if self._waited_s >= next_notice_s:
                 next_notice_s = self._waited_s * 2
-                here = f"{len(roster.cards)} of {terms.num_nodes} are here"
-                self._say(f"waiting {self._waited_s:.0f} s for {roster.name_missing()}; {here}")
+                here = f"{len(roster.cards)} of {terms.num_nodes} nodes have joined"
+                self._say(f"still waiting for {roster.name_missing()} after {self._waited_s:.0f} s; {here}")
             if now_s >= max(started_s + terms.join_s, self._last_arrival_s + terms.join_s * LAST_ARRIVAL_SHARE):
                 if len(roster.cards) >= terms.min_nodes:
-                    self._say(f"going on with {len(roster.cards)} nodes (--nnodes {terms.min_nodes}:{terms.num_nodes})")
+                    self._say(
+                        f"continuing with {len(roster.cards)} nodes (--nnodes {terms.min_nodes}:{terms.num_nodes})"
+                    )
                 break
             self._turn(selector, TICK_S)
 

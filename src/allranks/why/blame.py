@@ -1,12 +1,15 @@
-"""From what the logs say to what happened: all readings side by side, the culprit's first. Pure.
+"""From what the logs say to what happened: combines all readings, the culprit's conclusion first. Pure.
 
 Order of conclusions:
-    1. the fault itself, as who had it or who decided it says (an exception with its reason, Xid, the scheduler)
-    2. what usually means one cause, and what only all ranks together show (who is behind, who never came)
-    3. the user's own exceptions
-    4. weak readings; then what victims say
-and within each the earliest: by line within one source, by time where all sources have it. Victims alone are a
-collective-timeout at most; nothing at all is healthy, or a hang that left no word.
+
+1. the fault itself, reported by the process that had it or made the decision (an exception with its reason, Xid, the
+   scheduler)
+2. lines that usually mean one cause, and what only all ranks together show (which rank is behind or never joined)
+3. the user's own exceptions
+4. weak readings; then reports of victims
+
+Within each, the earliest comes first: by line in one source, by time if all sources have times. Victims alone give at
+most a collective-timeout. Without any report, the job was healthy, or hung without a message.
 """
 
 from __future__ import annotations
@@ -62,32 +65,32 @@ READINGS: tuple[Callable[[Logs, People], Iterable[Conclusion]], ...] = (
     conclude_innermost,
     conclude_rounds,
 )
-"""What looks at more than one line."""
+"""The readings that combine several lines."""
 
 MAX_ANSWERS = 3
-"""Conclusions up to which those are added that the same lines allow."""
+"""Below this number of conclusions, those are added that the same lines may also mean."""
 MAX_ALARMS = 40
-"""Lines whose words are held against the catalogue's samples."""
+"""Number of lines whose words are compared with the known samples."""
 _ALARM = re.compile(r"(?i)error|fail|fatal|abort|warn|timed? ?out|refused|exception|unable|cannot|invalid|not found")
 MAX_EVIDENCE = 3
 MAX_LOOKED_AT = 500
-"""Lines of one cause among which those are looked for that say something else: thousands of ranks say the same."""
+"""Number of lines of one cause that are searched for different messages: thousands of ranks say the same."""
 _NUMBERS = re.compile(r"[0-9a-f]*[0-9][0-9a-f]*")
 _SRUN = "srun: error: "
 _FAILED = re.compile(r"srun: error: [^ ]{1,200}: tasks? [^ ]{1,200}: (?:Exited with exit code|.{3,30}\(core dumped\))")
 _KILLED = re.compile(r"srun: error: [^ ]{1,200}: tasks? [^ ]{1,200}: (?:Killed|Terminated)\s*$")
-"""As srun ends the others, once a task has failed (--kill-on-bad-exit)."""
+"""How srun ends the other tasks after one has failed (--kill-on-bad-exit)."""
 _DOUBT = {confidence: doubt for doubt, confidence in enumerate(Confidence)}
 GOES_ON = frozenset(("nan-loss",))
-"""Trouble with which a job goes on: of two findings that are as sure the other one ended it."""
+"""Errors after which a job may continue: of two equally certain findings, the other one ended it."""
 
 
 KILLED = frozenset(("dead-rank", "host-oom-kill"))
-"""What a SIGKILL speaks for, unless the launcher sent it."""
+"""Possible reasons of a SIGKILL that the launcher did not send."""
 OF_OTHERS = frozenset(("heartbeat-stuck", "store-lost"))
-"""What the others meet once a rank is gone: the store had its host there, and a collective ends no more."""
+"""What other ranks see after a rank is gone: the store was on its host, and collectives no longer end."""
 SAYS_NOTHING = frozenset(("healthy", "silent-hang"))
-"""What a log without a failure comes to: from its end alone the two are not told apart."""
+"""Conclusions for a log without a failure; its end alone does not distinguish them."""
 
 
 def conclude(logs: Logs, dumps: Sequence[Dump] = ()) -> list[Conclusion]:
@@ -95,7 +98,7 @@ def conclude(logs: Logs, dumps: Sequence[Dump] = ()) -> list[Conclusion]:
 
     Args:
         logs: what the lines say.
-        dumps: of the ranks' flight recorders, where some lie beside the logs (recorder.py).
+        dumps: flight recorder dumps of the ranks, if there are any beside the logs (dumps.py).
     """
     people = meet(logs)
     found = [*conclude_signs(logs, people), *(each for reading in READINGS for each in reading(logs, people))]
@@ -119,7 +122,7 @@ def conclude(logs: Logs, dumps: Sequence[Dump] = ()) -> list[Conclusion]:
 def _after_an_exception(
     found: Sequence[Conclusion], before: Callable[[Conclusion], tuple[float, int]]
 ) -> Iterator[Conclusion]:
-    """Return a lost store, and a watchdog that stands still, as what others say of an exception that came before."""
+    """Count a lost store, and a watchdog that does not run, as a victim's report if an exception came before."""
     own = [each for each in found if each.cause.name == "user-code-error" and each.role <= Role.GENERIC]
     for each in found:
         is_after = any(before(one) < before(each) and one.confidence is Confidence.CERTAIN for one in own)
@@ -128,7 +131,7 @@ def _after_an_exception(
 
 
 def _after_an_end(found: Sequence[Conclusion]) -> Iterator[Conclusion]:
-    """Return lost RDMA packets as what others see of a process that ended, where a line tells of that end."""
+    """Count lost RDMA packets as a victim's report if a line reports the end of a process on another node."""
     ends = [each for each in found if each.cause.name in KILLED and each.role <= Role.LIKELY]
     own = [each for each in found if each.cause.name == "user-code-error" and each.role <= Role.GENERIC]
     reasons = [each for each in ends if each.confidence is not Confidence.UNDECIDED]
@@ -140,7 +143,7 @@ def _after_an_end(found: Sequence[Conclusion]) -> Iterator[Conclusion]:
 
 
 def _is_of_another(end: Conclusion, loss: Conclusion) -> bool:
-    """Whether not only the ranks and nodes that report the loss have ended; RDMA is to other nodes."""
+    """Whether ranks or nodes ended that did not report the loss themselves; RDMA goes to other nodes."""
     ranks, nodes = set(end.culprit.ranks), set(end.culprit.nodes)
     if ranks and loss.victims:
         return not ranks <= loss.victims
@@ -149,7 +152,7 @@ def _is_of_another(end: Conclusion, loss: Conclusion) -> bool:
 
 
 def _alternatives(found: Sequence[Conclusion], logs: Logs) -> Iterator[Conclusion]:
-    """Return what else a careful reader thinks of: whose words the lines use, and what the same lines may come of."""
+    """Return further candidates: causes with similar words, and causes that the same lines may mean."""
     first = found[0] if found else None
     if first is None or _is_settled(first):
         return
@@ -158,7 +161,7 @@ def _alternatives(found: Sequence[Conclusion], logs: Logs) -> Iterator[Conclusio
     if not _is_proven(first) and not _says_nothing(first):
         said = [line.text for line in first.evidence] + (_alarms(logs) or _last_words(logs))
         alike = [(cause, "no proof, but these lines use the same words") for cause in resembling(said)]
-        # What a victim says is like what other victims say.
+        # Reports of victims resemble reports of other victims.
         is_usual = first.role is Role.VICTIM or first.cause.name == "healthy"
         others = [*others, *alike] if is_usual else [*alike, *others]
         if goes_on_after(first.evidence[-1], logs):
@@ -183,22 +186,22 @@ def _within_a_sentence(title: str) -> str:
 
 
 def _is_proven(first: Conclusion) -> bool:
-    """Whether the fault itself was said, beyond doubt."""
+    """Whether the fault itself is reported, with certainty."""
     return first.role is Role.PRIMARY and first.confidence is Confidence.CERTAIN
 
 
 def _says_nothing(first: Conclusion) -> bool:
-    """Whether nothing speaks of a failure: all is well, or the job hangs."""
+    """Whether nothing reports a failure: the job was healthy, or it hangs."""
     return first.cause.name in SAYS_NOTHING and first.confidence is not Confidence.UNDECIDED
 
 
 def _is_settled(first: Conclusion) -> bool:
-    """Whether nothing else is to be thought of."""
+    """Whether other causes need not be considered."""
     return _says_nothing(first) and first.confidence is Confidence.CERTAIN
 
 
 def _alarms(logs: Logs) -> list[str]:
-    """Return the words of exceptions, and of the ends of logs what sounds like a failure."""
+    """Return the messages of exceptions, and from the ends of logs the lines that sound like a failure."""
     said = [event.line.text for event in logs.of("exception")][:MAX_ALARMS]
     return said + [text for text in _last_words(logs) if _ALARM.search(text)][:MAX_ALARMS]
 
@@ -234,11 +237,11 @@ def conclude_signs(logs: Logs, people: People) -> Iterator[Conclusion]:
         best = min(proofs, key=_strength)
         same = [event for event in proofs if _strength(event) == _strength(best)]
         culprit = find_culprit(same, context, people, ends)
-        if not culprit:  # a weaker line may know
+        if not culprit:  # a weaker line may know more
             culprit = find_culprit(sorted(proofs, key=_strength)[len(same) :], context, people, ends)
         assert best.sign is not None
         if cause.is_outcome and best.sign.role is Role.VICTIM:
-            culprit = Culprit()  # who waited, and says so
+            culprit = Culprit()  # who waited, according to its own lines
         yield Conclusion(
             cause=cause,
             role=best.sign.role,
@@ -255,7 +258,7 @@ def conclude_signs(logs: Logs, people: People) -> Iterator[Conclusion]:
 
 
 def _unlike(events: Sequence[Event]) -> tuple[Line, ...]:
-    """Return the first line, and of the others those that say something else."""
+    """Return the first line, and those of the others that say something different."""
     lines: dict[str, Line] = {}
     for event in events[:MAX_LOOKED_AT]:
         lines.setdefault(_NUMBERS.sub("", event.line.text), event.line)
@@ -263,11 +266,11 @@ def _unlike(events: Sequence[Event]) -> tuple[Line, ...]:
 
 
 def _is_aftermath(event: Event, cancels: Mapping[str, int], failures: Mapping[str, int]) -> bool:
-    """Whether srun only tells of tasks that it, or the scheduler, was ending.
+    """Whether srun only reports tasks that srun itself, or the scheduler, was ending.
 
     Args:
-        cancels: the first line of each source that tells of an end from outside.
-        failures: the first line of each source in which srun tells of a task that ended by itself.
+        cancels: the first line of each source about an end from outside.
+        failures: the first line of each source in which srun reports a task that ended by itself.
     """
     source, number = event.line.source.shown, event.line.number
     if _SRUN not in event.line.text:
@@ -282,7 +285,7 @@ def _strength(event: Event) -> tuple[int, int]:
 
 
 def _bucket(each: Conclusion) -> int:
-    """Which of the classes above it is in."""
+    """Return the class of the list above to which it belongs."""
     is_weak = each.confidence is Confidence.UNDECIDED
     return {
         Role.PRIMARY: 1 if is_weak else 0,
@@ -294,14 +297,14 @@ def _bucket(each: Conclusion) -> int:
 
 
 def _yield(found: Sequence[Conclusion]) -> frozenset[str]:
-    """Return which causes nothing proves, whose lines may come of another one that has lines of its own as well."""
+    """Return causes without proof whose lines may come from another cause that has lines of its own."""
     weak = {each.cause.id for each in found if each.confidence is Confidence.UNDECIDED}
     also = {each.cause.id: weak.intersection(each.cause.also) for each in found if each.cause.id in weak}
     return frozenset(one for one, others in also.items() if any(one not in also[other] for other in others))
 
 
 def _merge(found: Iterable[Conclusion]) -> list[Conclusion]:
-    """Join the conclusions of one cause: the strongest says how, all of the same strength say who."""
+    """Merge the conclusions of one cause: the strongest says how; all of the same strength say who."""
     best: dict[str, Conclusion] = {}
     for each in found:
         other = best.get(each.cause.id)
@@ -319,10 +322,10 @@ def _merge(found: Iterable[Conclusion]) -> list[Conclusion]:
 
 
 def _order(found: Sequence[Conclusion], offsets: Mapping[str, float]) -> Callable[[Conclusion], tuple[float, int]]:
-    """Return what is compared where it is asked what came first.
+    """Return the key by which the first event is found.
 
     Args:
-        offsets: what to take off the times of each clock (clocks.py).
+        offsets: seconds to subtract from the times of each clock (clocks.py).
     """
     lines = [each.first for each in found]
     sources = {line.source.shown: index for index, line in enumerate(lines)}
@@ -337,7 +340,7 @@ def _order(found: Sequence[Conclusion], offsets: Mapping[str, float]) -> Callabl
 
 
 class _Values(dict[str, object]):
-    """What a line said; where it did not, a word that reads well."""
+    """The value from a line; if it is missing, a word that fits the sentence."""
 
     def __missing__(self, key: str) -> str:
         return {"node": "that node", "interface": "that interface", "rank": "that rank"}.get(key, "it")

@@ -1,12 +1,12 @@
-"""How far is each node's clock off? Estimated from what all nodes saw at the same moment. Pure.
+"""How far is each node's clock off? Estimated from events that all nodes saw at the same moment. Pure.
 
     offsets = estimate_offsets(logs)
     line.time - offsets.get(clock_of(line), 0.0)        comparable between nodes
 
-A collective that times out does so on all its ranks within moments; a communicator is complete on all of them at once.
-Each such moment gives one difference between two clocks, a node's offset is the median of its differences. One clock is
-that of a node, or of a file where no node is known. Offsets are relative to the clock that most of the job agrees with;
-what could be the moments' own spread is no offset.
+A collective that times out does so on all its ranks within moments, and a communicator is complete on all of them at
+once. Each such event gives one difference between two clocks; a node's offset is the median of its differences. A clock
+belongs to a node, or to a file if no node is known. Offsets are relative to the clock that most of the job agrees with.
+What could be the spread of the events themselves is not an offset.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from allranks.why.logs.events import Event, Logs
 from allranks.why.logs.line import Line
 
 LEAST_OFFSET_S = 2.0
-"""Below, moments may differ so much by themselves: a watchdog looks once in some 100 ms, and a log is written late."""
+"""Events may differ by less than this by themselves: a watchdog looks every 100 ms or so, and log lines are delayed."""
 _SPREADS = 3.0
 _MAX_LINES = 500
-"""Lines of one clock that are asked for moments, of each kind of event: a median needs no more."""
+"""Maximum number of lines of one clock and one kind of event: a median needs no more."""
 _ROUNDS = 3
 
 _COMM = re.compile(r"commId (0x[0-9a-f]+).{0,80}Init (START|COMPLETE)")
@@ -38,30 +38,30 @@ class Offset:
     """How far one clock is off."""
 
     seconds: float
-    """Positive: it shows later times than the others."""
+    """Positive: its times are later than those of the others."""
     spread_s: float
-    """Half of its moments differ from it by no more."""
+    """Half of its events differ from it by no more."""
     moments: int
-    """That it shares with others."""
+    """Number of events that it shares with others."""
 
     @property
     def is_real(self) -> bool:
-        """Whether it is more than what moments differ by."""
+        """Whether it is larger than the spread of events."""
         return abs(self.seconds) > max(LEAST_OFFSET_S, _SPREADS * self.spread_s)
 
 
 def clock_of(line: Line) -> str:
-    """Return whose clock a line's time is from."""
+    """Return the clock of a line's time."""
     return line.node or line.source.shown
 
 
 def estimate_offsets(logs: Logs) -> dict[str, float]:
-    """Return the seconds to take off the times of each clock that is off."""
+    """Return the seconds to subtract from the times of each clock that is off."""
     return {clock: offset.seconds for clock, offset in measure_clocks(read_moments(logs)).items() if offset.is_real}
 
 
 def read_moments(logs: Logs) -> dict[_Moment, dict[str, float]]:
-    """Return what happened everywhere at once: when, by the clock of each node, the first line of each."""
+    """Return events that happened everywhere at once: their time by the clock of each node, from its first line."""
     counts: defaultdict[tuple[str, str], int] = defaultdict(int)
     moments: defaultdict[_Moment, dict[str, float]] = defaultdict(dict)
     for event in logs.of(*_KINDS):
@@ -89,9 +89,9 @@ def _name(event: Event) -> Iterator[_Moment]:
 
 
 def measure_clocks(moments: Mapping[_Moment, Mapping[str, float]]) -> dict[str, Offset]:
-    """Return the offset of each clock that shares a moment with another one.
+    """Return the offset of each clock that shares an event with another one.
 
-    Clocks that share no moment, not even through others, are not comparable: each part of such clocks has its own zero.
+    Clocks that share no event, not even through others, are not comparable: each group of clocks has its own zero.
 
     Args:
         moments: name -> clock -> time.
@@ -122,7 +122,7 @@ def measure_clocks(moments: Mapping[_Moment, Mapping[str, float]]) -> dict[str, 
 def _spread_from(
     start: str, moments: Mapping[_Moment, Mapping[str, float]], of_clock: Mapping[str, list[_Moment]]
 ) -> dict[str, float]:
-    """Walk from one clock over shared moments to all that can be reached; each moment is looked at once."""
+    """Walk from one clock over shared events to all others that it reaches; use each event once."""
     offsets = {start: 0.0}
     seen: set[_Moment] = set()
     layer: Iterable[str] = [start]
@@ -145,7 +145,7 @@ def _refine(
     moments: Mapping[_Moment, Mapping[str, float]],
     of_clock: Mapping[str, list[_Moment]],
 ) -> dict[str, float]:
-    """Hold each clock against all that share its moments, not only against the first."""
+    """Compare each clock with all that share its events, not only with the first."""
     true_s = _true_times((name for clock in offsets for name in of_clock[clock]), moments, offsets)
     return {clock: median(moments[name][clock] - true_s[name] for name in of_clock[clock]) for clock in offsets}
 
@@ -153,7 +153,7 @@ def _refine(
 def _true_times(
     names: Iterable[_Moment], moments: Mapping[_Moment, Mapping[str, float]], offsets: Mapping[str, float]
 ) -> dict[_Moment, float]:
-    """When each moment was, by all clocks that saw it."""
+    """Time of each event, by all clocks that saw it."""
     return {
         name: median(time - offsets[clock] for clock, time in moments[name].items()) for name in dict.fromkeys(names)
     }

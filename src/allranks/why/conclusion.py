@@ -1,4 +1,4 @@
-"""What one reading of the logs comes to, before all of them are held against each other."""
+"""The conclusion of one reading of the logs, before all conclusions are combined."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from allranks.why.people import Culprit
 
 @dataclass(frozen=True, slots=True)
 class Conclusion:
-    """One cause, and what speaks for it."""
+    """One cause, and the evidence for it."""
 
     cause: type[Cause]
     role: Role
@@ -22,16 +22,16 @@ class Conclusion:
     culprit: Culprit
     message: str
     evidence: tuple[Line, ...]
-    """The lines that say so, the first one first."""
+    """The lines that prove it, the earliest first."""
     victims: frozenset[int] = frozenset()
     ask: str = ""
-    """What would tell more: what to run, where to look."""
+    """What would give more evidence: what to run, where to look."""
     has_context: bool = False
-    """Lines that prove nothing alone support it: of two that begin with the same line it comes first."""
+    """Lines that support it but prove nothing alone: of two conclusions with the same first line, it comes first."""
     weight: int = 0
-    """Of two conclusions with the same role the one with more comes first, before the earlier one."""
+    """Of two conclusions with the same role, the one with the higher weight comes first, before the earlier one."""
 
     @property
     def first(self) -> Line:
-        """The line that stands for it when it is asked what came first."""
+        """The line that gives its time and place in the order."""
         return self.evidence[0]

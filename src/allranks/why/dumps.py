@@ -1,4 +1,4 @@
-"""Flight recorder dumps that lie beside the logs: found, read without executing anything, and what they come to.
+"""Flight recorder dumps beside the logs: finds them, reads them without executing anything, and draws conclusions.
 
     problems: list[ReadProblem] = []
     dumps = read_dumps(find_dumps(["logs/"]), problems)
@@ -6,8 +6,8 @@
 
 torch writes them as pickles (TORCH_FR_DUMP_TEMP_FILE, before 2.9 TORCH_NCCL_DEBUG_INFO_TEMP_FILE: nccl_trace_rank_3,
 comm_lib_trace_rank_3), its worker server also as JSON. A pickle is a program; unpickle.py runs only what builds plain
-data. Formats 1.0 (torch 2.2) to 2.10 (2.13) are known; what a version lacks is left open. The rank stands only in the
-file's name. Who keeps whom waiting is decided in waits.py, which knows no files.
+data. Formats 1.0 (torch 2.2) to 2.10 (2.13) are known; fields that a version lacks stay empty. The rank is only in the
+file's name. waits.py decides which rank the others wait for; it does not read files.
 """
 
 from __future__ import annotations
@@ -36,27 +36,27 @@ from allranks.why.logs.sources import SNIFF_BYTES, Source, natural_key
 from allranks.why.people import Culprit
 
 MAX_BYTES = 32 << 20
-"""Of one dump: 2,000 calls are 0.4 MB, 20,000 with the C++ stacks some 10."""
+"""Limit of one dump: 2,000 calls are 0.4 MB, 20,000 with the C++ stacks about 10 MB."""
 KEEP_CALLS = 100_000
-"""Calls that are kept of all dumps together, the newest of each: some 100 MB."""
+"""Limit of calls that are kept of all dumps together, the newest of each: about 100 MB."""
 LEAST_WAIT_S = 5.0
-"""Who has waited less may be in a job that runs: a recorder can be asked at any time."""
+"""A shorter wait may be in a running job: a recorder can be dumped at any time."""
 
 _NAMED = re.compile(r"\d+(?:\.(?:json|pickle|pkl|bin|dump|txt))?")
-"""How a dump's name ends: the prefix is the user's, the rank is appended."""
+"""End of a dump's name: the user chooses the prefix, and the rank is appended."""
 _KEYS = re.compile(rb"collective_seq_id|profiling_name|nccl_version|comm_lib_version|pg_config|pg_status")
 _CODE = frozenset(("__pycache__", "node_modules", "site-packages", "wandb"))
 
 
 class DumpError(ValueError):
-    """A file is no dump of a flight recorder, or no longer a whole one."""
+    """A file is not a flight recorder dump, or is damaged."""
 
 
 # --- Finding ----------------------------------------------------------------------------------------------------------
 
 
 def find_dumps(targets: Sequence[str]) -> tuple[Source, ...]:
-    """Return the dumps that files and directories hold, each once; other targets (`-`, a job id) hold none."""
+    """Return the dumps in files and directories, each once; other targets (`-`, a job id) have none."""
     found: dict[str, Source] = {}
     for target in targets:
         path = Path(target)
@@ -83,7 +83,7 @@ def _walk(top: Path) -> Iterator[Path]:
 
 
 def is_dump(path: Path) -> bool:
-    """Whether a file begins as a dump does."""
+    """Whether a file begins like a dump."""
     try:
         if not path.is_file():
             return False
@@ -108,14 +108,14 @@ class _Entry(msgspec.Struct):
 
     profiling_name: str = ""
     process_group: list[str] | str | None = None
-    """(name, description) since format 2.0."""
+    """(name, description), since format 2.0."""
     pg_id: int | None = None
-    """A number of this process; up to 1.x all there is."""
+    """A number within this process; up to 1.x the only one."""
     record_id: int = 0
     collective_seq_id: int | None = None
     p2p_seq_id: int | None = None
     seq_id: int | None = None
-    """Before format 2.2, of both."""
+    """Before format 2.2, of both kinds."""
     is_p2p: bool | None = None
     input_sizes: list[list[int]] | None = None
     output_sizes: list[list[int]] | None = None
@@ -130,7 +130,7 @@ class _Entry(msgspec.Struct):
 class _Config(msgspec.Struct):
     desc: str = ""
     ranks: str = ""
-    """Global ones, in the group's order: `[0, 1, 2]`."""
+    """Global ranks, in the group's order: `[0, 1, 2]`."""
 
 
 class _Status(msgspec.Struct):
@@ -145,11 +145,11 @@ class _File(msgspec.Struct):
 
 
 def read_dumps(sources: Sequence[Source], problems: list[ReadProblem]) -> list[Dump]:
-    """Read dumps, of each rank the newest.
+    """Read dumps; for each rank only the newest is kept.
 
     Args:
         sources: as find_dumps returns them.
-        problems: gets a line for each that cannot be used.
+        problems: gets a line for each dump that cannot be used.
     """
     newest: dict[int, tuple[tuple[int, float], Dump]] = {}
     keep = max(64, KEEP_CALLS // max(len(sources), 1))
@@ -187,12 +187,12 @@ def parse_dump(
     Args:
         data: all of it.
         rank: the global rank that wrote it.
-        source: how its file is called.
-        node: where it ran, if that is known.
+        source: name of its file.
+        node: node of the rank, if known.
         taken_s: when it was taken.
-        keep: so many calls at most, the newest, and of each group the first that is not done and the last.
+        keep: maximum number of calls: the newest, and of each group the first that is not done and the last.
     Raises:
-        DumpError: it is none, is damaged, or larger than MAX_BYTES.
+        DumpError: it is not a dump, is damaged, or is larger than MAX_BYTES.
     """
     if len(data) > MAX_BYTES:
         raise DumpError(f"a flight recorder dump of more than {MAX_BYTES >> 20} MiB was not read")
@@ -213,7 +213,7 @@ def parse_dump(
         name, desc = _group_of(entry)
         descs.setdefault(name, desc)
         names.setdefault(str(entry.pg_id), name)
-    names.setdefault("0", "0")  # the default group is each process's first; other numbers are a process's own
+    names.setdefault("0", "0")  # the default group is each process's first; other numbers are local to the process
     members = {name: ranks for name, config in file.pg_config.items() if rank in (ranks := _ranks(config.ranks))}
     descs |= {name: config.desc for name, config in file.pg_config.items() if name in members}
     return Dump(
@@ -235,7 +235,7 @@ def parse_dump(
 
 @lru_cache(maxsize=4096)
 def _ranks(text: str) -> tuple[int, ...]:
-    """Read `[0, 1, 2]`."""
+    """Parse `[0, 1, 2]`."""
     return tuple(dict.fromkeys(map(int, re.findall(r"\d{1,7}", text))))
 
 
@@ -247,7 +247,7 @@ def _group_of(entry: _Entry) -> tuple[str, str]:
 
 
 _MAX_NAME = 200
-"""Characters of a name or a path that are looked at."""
+"""Maximum number of characters of a name or path."""
 _LIBRARY = re.compile(r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib(?:64)?[/\\]python3|^<|(?:^|[/\\])torch[/\\]")
 _PAIR = re.compile(r"(send|recv)\w* (\d{1,7})(?:->|<-)(\d{1,7})")
 
@@ -275,12 +275,12 @@ def _call(entry: _Entry, number: int) -> Call:
 
 
 def _is_done(entry: _Entry) -> bool:
-    """Gloo never says that a call is completed: it retires what is over. NCCL also retires what timed out."""
+    """Gloo never marks a call as completed: it retires it when it is over. NCCL also retires calls that timed out."""
     return entry.state == "completed" or (bool(entry.retired) and entry.profiling_name.startswith("gloo:"))
 
 
 def _place(frames: Iterable[_Frame]) -> str:
-    """The innermost frame in a file of the user's; the innermost comes first."""
+    """Return the innermost frame in a user's file; frames are innermost first."""
     for frame in frames:
         if _is_users(frame.filename):
             where = f" in {frame.name[:_MAX_NAME]}" if frame.name and frame.name != "<module>" else ""
@@ -294,7 +294,7 @@ def _is_users(path: str) -> bool:
 
 
 def _newest(entries: Sequence[_Entry], keep: int) -> list[tuple[int, _Entry]]:
-    """Return entries with their numbers: making a call of each costs more than reading the file."""
+    """Return entries with their numbers: creating a call for each costs more than reading the file."""
     numbered = list(enumerate(entries, start=1))
     if len(numbered) <= keep:
         return numbered
@@ -327,10 +327,10 @@ _ASKS = {
 
 
 def conclude_dumps(dumps: Sequence[Dump]) -> Iterator[Conclusion]:
-    """Return what the recorders of all ranks come to.
+    """Return the conclusions from the recorders of all ranks.
 
     Args:
-        dumps: at most one of each rank.
+        dumps: at most one per rank.
     """
     if not dumps:
         return
@@ -360,7 +360,7 @@ def _confidence(stop: Stop, *, is_short: bool) -> Confidence:
 
 
 def _line(dump: Dump, call: Call) -> Line:
-    """Show one call as a line of the dump's file."""
+    """Render one call as a line of the dump's file."""
     state = "done" if call.is_done else "not done"
     text = f"{'p2p' if call.is_p2p else 'collective'} {call.seq} of group {call.group}: {call}, {state}"
     return _as_line(dump, call.number, text + (f", at {call.place}" if call.place else ""), call.created_s)

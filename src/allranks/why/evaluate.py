@@ -1,4 +1,4 @@
-"""How often is `allranks why` right? Over a folder of labelled cases, as the corpus has them.
+"""How often is `allranks why` right? Counted over a folder of labelled cases in the format of the corpus.
 
     python -m allranks.why.evaluate DIR [--json] [--case ID]        # or FILE.jsonl, a case in each line
 
@@ -28,19 +28,19 @@ from allranks.why.logs.match import Matcher
 from allranks.why.logs.sources import Source
 
 SAME = {"oom-host": "host-oom-kill"}
-"""Labels of the corpus -> names of the catalogue, where they differ."""
+"""Labels of the corpus -> names of causes, if they differ."""
 FINER = {"straggler-rank": ("stuck-rank",)}
-"""Labels that the catalogue splits: each of these counts, too."""
+"""Labels that several causes cover: each of them counts."""
 INNOCENT = frozenset(("healthy", "user-code-error"))
-"""Where the network or the hardware must not be blamed."""
+"""Labels for which the network or the hardware must not be blamed."""
 _HARDWARE = ("AR1", "AR2", "AR3")
 _NO_HARDWARE = frozenset(("AR109", "AR110", "AR106", "AR111"))
-"""Family 1 that is the program's."""
+"""The label in family 1 that means an error of the program."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """One case, and what was found in its log."""
+    """One case, and the conclusions from its log."""
 
     case: dict[str, Any]
     found: tuple[str, ...]
@@ -50,29 +50,29 @@ class Judged:
 
     @property
     def wanted(self) -> frozenset[str]:
-        """Names that count as right."""
+        """Names that count as correct."""
         labels = [self.case["label"], *(self.case.get("also") or [])]
         return frozenset(name for label in labels for name in (SAME.get(label, label), *FINER.get(label, ())))
 
     @property
     def is_right(self) -> bool:
-        """The first cause is right."""
+        """Whether the first cause is correct."""
         return bool(self.found) and self.found[0] in self.wanted
 
     @property
     def is_among_three(self) -> bool:
-        """One of the first three is right."""
+        """Whether one of the first three is correct."""
         return bool(self.wanted & set(self.found[:3]))
 
     @property
     def has_culprit(self) -> bool | None:
-        """The culprit is right; None: the case names none."""
+        """Whether the culprit is correct; None: the case names none."""
         tokens = self.case.get("culprit_any")
         return any(_has_words(self.culprit, token) for token in tokens) if tokens else None
 
 
 def judge(case: dict[str, Any], patterns: Sequence[Pattern], matcher: Matcher) -> Judged:
-    """Read one case's log and hold the conclusions against its label."""
+    """Read one case's log and compare the conclusions with its label."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "case.log"
         path.write_text(case["log"], encoding="utf-8", errors="replace")
@@ -100,7 +100,7 @@ def _has_words(text: str, token: str) -> bool:
 
 
 def score(judged: Iterable[Judged]) -> dict[str, Any]:
-    """Return the figures of the cases that count, established and likely ones apart and together."""
+    """Return the counts of the scored cases, for established and likely labels separately and together."""
     counted = [each for each in judged if each.case["score"]]
     confusions = Counter(
         (each.case["label"], each.found[0] if each.found else "-") for each in counted if not each.is_right
@@ -128,7 +128,7 @@ def _share(rights: Sequence[bool]) -> float:
 
 
 def read_cases(place: Path) -> list[dict[str, Any]]:
-    """Return the cases of a folder, one JSON file each, or of one file that has a case in each line.
+    """Return the cases of a folder with one JSON file each, or of a file with one case per line.
 
     Raises:
         OSError, ValueError: it cannot be read, or is no JSON.
@@ -139,7 +139,7 @@ def read_cases(place: Path) -> list[dict[str, Any]]:
 
 
 def evaluate(folder: Path, only: Sequence[str] = ()) -> list[Judged]:
-    """Judge all cases of a folder.
+    """Evaluate all cases of a folder.
 
     Raises:
         OSError, ValueError: it cannot be read, or a file in it is no case.
@@ -151,7 +151,7 @@ def evaluate(folder: Path, only: Sequence[str] = ()) -> list[Judged]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print the scores of a folder; 1 where a false blame is among them."""
+    """Print the scores of a folder; returns 1 if the network or hardware was blamed wrongly."""
     import argparse
 
     parser = argparse.ArgumentParser(prog="python -m allranks.why.evaluate", description=__doc__.partition("\n")[0])

@@ -1,8 +1,8 @@
-"""From what the logs came to, to findings as people and programs read them. Pure.
+"""From conclusions to findings, for people and programs. Pure.
 
     findings = [to_finding(each) for each in conclude(logs)]
 
-Nothing that a log says leaves here unmasked: its lines may hold passwords (report/mask.py).
+All text from logs is masked here, because lines may contain passwords (report/mask.py).
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from allranks.why.logs.sources import natural_key
 from allranks.why.people import Culprit
 
 MAX_TEXT = 300
-"""Characters of a line that are shown: the file has the rest."""
+"""Maximum number of characters of a line: the file has the rest."""
 HEALTHY = "healthy"
 _SEVERITY = {HEALTHY: Severity.NOTE, "silent-hang": Severity.WARN}
-"""Outcomes that are no failure. Of a job that hangs without a word nobody can say whether it would have gone on."""
+"""Outcomes that are no failure. A job that hangs without a message might have continued."""
 
 
 def to_finding(conclusion: Conclusion) -> Finding:
-    """Return the finding that a conclusion stands for."""
+    """Return the finding for a conclusion."""
     cause, culprit = conclusion.cause, conclusion.culprit
     is_certain = conclusion.confidence is Confidence.CERTAIN
     return Finding(
@@ -46,19 +46,19 @@ def to_finding(conclusion: Conclusion) -> Finding:
 
 
 def is_answer(findings: Sequence[Finding]) -> bool:
-    """Whether these say what happened; that nothing speaks of a failure, nor of progress, is no answer."""
+    """Whether these findings say what happened; without any sign of failure or progress, they do not."""
     first = findings[0] if findings else None
     return first is not None and not (first.severity is Severity.NOTE and first.confidence is Confidence.UNDECIDED)
 
 
 def count_first(findings: Sequence[Finding]) -> int:
-    """How many of them are the answer: the first, and where that is undecided the next one, too."""
+    """Return how many of them are the answer: the first, or the first two if that is undecided."""
     is_open = bool(findings) and findings[0].confidence is Confidence.UNDECIDED
     return min(len(findings), 2 if is_open else 1)
 
 
 def tell_nodes(nodes: Sequence[str], *, is_undecided: bool = False) -> str | None:
-    """Return nodes as one text: folded, or `node01 or node02` where it is one of two."""
+    """Return nodes as one text: folded, or `node01 or node02` if it is one of two."""
     names = sorted(map(_shown, dict.fromkeys(nodes)), key=natural_key)
     if is_undecided and len(names) == 2:
         return " or ".join(names)
@@ -66,7 +66,7 @@ def tell_nodes(nodes: Sequence[str], *, is_undecided: bool = False) -> str | Non
 
 
 def tell_evidence(lines: Sequence[Line]) -> tuple[Evidence, ...]:
-    """Return lines as evidence; what several say alike once, with all places."""
+    """Return lines as evidence; equal messages once, with all places."""
     places: dict[str, list[str]] = {}
     for line in lines:
         places.setdefault(show_line(line), []).append(tell_place(line))
@@ -74,17 +74,17 @@ def tell_evidence(lines: Sequence[Line]) -> tuple[Evidence, ...]:
 
 
 def tell_place(line: Line) -> str:
-    """Return where a line stands: `logs/rank_3.err:4711`."""
+    """Return the place of a line: `logs/rank_3.err:4711`."""
     return f"{line.source.shown}:{line.number}"
 
 
 def show_line(line: Line) -> str:
-    """Return a line as it may be shown: secrets masked, then cut."""
+    """Return a line for output: secrets masked, then cut."""
     return _shown(line.text.expandtabs(2).strip())
 
 
 def tell_fix(cause: type[Cause], culprit: Culprit) -> str | None:
-    """Return the cause's fix with what is known of the culprit in it; `<mtu>` stands for what logs do not tell."""
+    """Return the cause's fix with the known values of the culprit; `<mtu>` marks what logs do not contain."""
     values = _Values()
     if nodes := tell_nodes(culprit.nodes):
         values["node"] = values["culprit"] = values["where"] = nodes

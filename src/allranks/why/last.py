@@ -1,4 +1,4 @@
-"""Where no cause is known: which log stops first, and what are its last words? Pure."""
+"""If no cause is known: which log stops first, and what are its last lines? Pure."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ LAST_LINES = 8
 
 
 def last_words(logs: Logs) -> tuple[str, tuple[Line, ...]]:
-    """Return whose last words they are, as a clause, and the words; no words where the logs are empty.
+    """Return whose last lines they are, as a clause, and the lines; no lines if the logs are empty.
 
-    A rank stopped first when all logs end with a time of one kind, and its time is the earliest.
+    A rank stopped first if all logs end with a time of one kind, and its time is the earliest.
     """
     ends = [lines for tail in logs.tails if (lines := tail.lines)]
     if not ends:

@@ -1,7 +1,7 @@
-"""Who is meant: by the lines of a cause, by lines near them, or by all that is left. Pure.
+"""Which rank or node is meant: by the lines of a cause, by lines near them, or by elimination. Pure.
 
-From the surest to the weakest: what the lines name; torchrun's summary of who failed; who passed an error on (mp.spawn,
-Ray); what was named just before; who stopped first; the place where all meet; the only one that speaks at all.
+From the most to the least certain: what the lines name; torchrun's summary of failures; who passed an error on
+(mp.spawn, Ray); what was named just before; who stopped first; the rendezvous address; the only writer in the log.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from allranks.why.readings.progress import find_laggard
 from allranks.why.readings.tracebacks import read_tracebacks
 
 _OF_MEETING = frozenset(("master-unreachable", "master-dns", "rendezvous-timeout", "store-lost"))
-"""Causes that are about the place where all ranks meet."""
+"""Causes that are about the rendezvous address."""
 _OF_A_CALL = frozenset((
     "backend-device-mismatch", "invalid-device", "cuda-illegal-access", "unused-parameters", "slurm-env",
     "checkpoint-corrupt", "nan-loss", "collective-mismatch",
 ))  # fmt: skip
-"""Causes that a script's own call has, or runs into: where nobody is named, its place is."""
+"""Causes of a call in the script: if nobody is named, the place of the call is the culprit."""
 
 _WAITS = frozenset(("gloo-timeout", "collective-timeout", "rendezvous-timeout"))
-"""Causes that only tell of a wait."""
+"""Causes that only report a wait."""
 _BEHIND = frozenset(("stuck-rank", "straggler-rank", "missing-rank"))
-"""Causes that tell for whom."""
+"""Causes that say which rank the others wait for."""
 
 MAX_LINES = 400
-"""Of one cause that are asked whom they name."""
+"""Number of lines of one cause that are searched for names."""
 
 SCOPE_LINES = 4
-"""Of one announcement: Ray writes a dead actor's process and address on lines of their own."""
+"""Number of lines of one announcement: Ray writes a dead actor's process and address on separate lines."""
 
 _SCRIPT = re.compile(r"\b(?P<script>[\w-][\w.-]{0,120}\.py)(?:: error: | FAILED\s*$)")
-"""As argparse and torchrun's summary name it."""
+"""In the formats of argparse and of torchrun's summary."""
 
 MAX_THINGS = 6
-"""Addresses, ports, processes that are named."""
+"""Maximum number of named addresses, ports, processes."""
 
 
 def find_nodes(logs: Logs) -> dict[int, str]:
-    """Return where ranks ran, as lines that know both tell."""
+    """Return the nodes of ranks, from lines that know both."""
     nodes = {
         event.line.rank: event.line.node for event in logs.events if event.line.rank is not None and event.line.node
     }
@@ -59,7 +59,7 @@ def find_nodes(logs: Logs) -> dict[int, str]:
 
 
 def add_nodes(conclusion: Conclusion, nodes: Mapping[int, str]) -> Conclusion:
-    """Return it with the nodes of the ranks that it blames, where it names none."""
+    """Return the conclusion with the nodes of the ranks that it blames, if it names none."""
     culprit = conclusion.culprit
     if culprit.nodes or not culprit.ranks or len(culprit.ranks) > MAX_THINGS:
         return conclusion
@@ -68,7 +68,7 @@ def add_nodes(conclusion: Conclusion, nodes: Mapping[int, str]) -> Conclusion:
 
 
 def name_somebody(conclusion: Conclusion, logs: Logs, people: People) -> Conclusion:
-    """Return it with a culprit, where its own lines name none or only a part."""
+    """Return the conclusion with a culprit, if its own lines name none or only a part."""
     if conclusion.cause.name == "user-code-error" and not conclusion.culprit.ranks:
         first = find_first(logs)
         if first is not None and first.code is not None and first.code > 0 and first.culprit():
@@ -85,10 +85,10 @@ def name_somebody(conclusion: Conclusion, logs: Logs, people: People) -> Conclus
 
 
 def add_script(conclusion: Conclusion, logs: Logs) -> Conclusion:
-    """Return it with the script's name, where the user's code failed and no frame says which file of it.
+    """Return the conclusion with the script's name, if the user's code failed and no frame names its file.
 
-    Of a call that does not fit, where nobody is named, the place in the user's files that made it; a debugger tells
-    the exception above its frames, too, and CUDA what it was asked for: of a traceback that is cut the words are these.
+    For a call with wrong arguments and no named culprit, add the call's place in the user's files. The message of a
+    cut traceback is taken from a debugger's line above the frames, or from CUDA's.
     """
     if conclusion.cause.name in _OF_A_CALL and not conclusion.culprit:
         own = [each for each in read_tracebacks(logs) if each.line in conclusion.evidence or not each.kind]
@@ -105,13 +105,13 @@ def add_script(conclusion: Conclusion, logs: Logs) -> Conclusion:
 
 
 def add_awaited(found: Sequence[Conclusion]) -> list[Conclusion]:
-    """Return them with whom the others waited for, where one that tells of a wait names nobody and another does."""
+    """Return the conclusions with the rank that others waited for, if one lacks its name and another has it."""
     behind = next((each.culprit for each in found if each.cause.name in _BEHIND and each.culprit), Culprit())
     return [replace(each, culprit=behind) if each.cause.name in _WAITS and not each.culprit else each for each in found]
 
 
 def _named_before(conclusion: Conclusion, logs: Logs) -> Culprit:
-    """Return what the last line of context before it names, where such lines blame nobody: the file that is read."""
+    """Return what the last context line before it names, such as a file, if its own lines blame nobody."""
     line = conclusion.first
     near = [
         event
@@ -125,7 +125,7 @@ def _named_before(conclusion: Conclusion, logs: Logs) -> Culprit:
 
 
 def someone(conclusion: Conclusion, logs: Logs, people: People) -> Culprit:
-    """Return who may be meant where no line of a cause names anybody: who reports it, or what else is near."""
+    """Return the possible culprit if no line of a cause names one: its reporter, or a name near it."""
     if conclusion.cause.name == "straggler-rank":
         return Culprit(ranks=missing_of(conclusion.victims, people.world))
     if conclusion.cause.name in {"user-code-error", "dead-rank"} and (laggard := find_laggard(logs, people)):
@@ -148,7 +148,7 @@ def someone(conclusion: Conclusion, logs: Logs, people: People) -> Culprit:
 
 
 def _announced(conclusion: Conclusion, people: People) -> Culprit:
-    """Return whose words these are, as who passed them on says: mp.spawn, Ray, torchrun's summary."""
+    """Return who wrote these lines, according to mp.spawn, Ray or torchrun's summary."""
     line = conclusion.first
     near = [
         (number, who) for source, number, who in people.scopes if source == line.source.shown and number <= line.number
@@ -157,7 +157,7 @@ def _announced(conclusion: Conclusion, people: People) -> Culprit:
 
 
 def find_culprit(same: Sequence[Event], context: Sequence[Event], people: People, ends: dict[int, Culprit]) -> Culprit:
-    """Who is named by these lines: of many different ones, those that are named most often."""
+    """Return what these lines name; of many different names, the most frequent ones."""
     culprits = [blame(event, people) | _ended(event, ends) for event in same[:MAX_LINES]]
     culprits += [blame(event, people) for event in context[:8]]
     counts = Counter(thing for culprit in culprits for thing in culprit.things)

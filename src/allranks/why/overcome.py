@@ -1,4 +1,7 @@
-"""Trouble that is none: retries at the start, after which it trains, and a store that leaves when all is done. Pure."""
+"""Errors that do no harm:
+
+retries at the start before a training that works, and a store that ends with the job. Pure.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,14 @@ STARTING = frozenset((
     "master-unreachable", "master-dns", "rendezvous-timeout", "missing-rank", "port-in-use", "firewall-port",
     "ip-family-mismatch", "loopback-hostname", "nic-not-found", "spawn-inside-srun",
 ))  # fmt: skip
-"""Causes without which no rank comes as far as its first step."""
+"""Causes without which no rank reaches its first step."""
 AT_THE_END = frozenset(("store-lost", "peer-connection-lost", "master-unreachable"))
-"""What torchrun's agents also say when they are done and the first of them, which has the store, has left already."""
+"""Lines that torchrun's agents also print when they are done and the first agent, with the store, has ended already."""
 _TRAINS = re.compile(r"(?i)\bloss\b['\":=\s]{1,4}-?\d")
 
 
 def tell_overcome(logs: Logs) -> Callable[[Event], bool]:
-    """Return what tells whether a line is such trouble."""
+    """Return a function that tells whether a line is such an error."""
     steps: dict[str, int] = {}
     if any(event.cause is not None and event.cause.name in STARTING for event in logs.events):
         for tail in logs.tails:

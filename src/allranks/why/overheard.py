@@ -1,10 +1,10 @@
-"""Whom a log names in passing, for a cause whose own signs name nobody. Pure.
+"""Names that a log mentions in passing, for a cause whose own signs name nobody. Pure.
 
     RuntimeError: ... [177/train (pid 28936)] ... No space left on device      -> process 28936
     XID 79(GPU has fallen off the bus) detected on PCI:0000:ae:00              -> GPU 0000:ae:00
 
-First the words of the lines that show the cause, then who alone speaks in the whole log. Both are weaker than any sign,
-and neither is asked about victims.
+First from the lines that show the cause, then from the only writer in the whole log. Both are weaker than any sign, and
+neither is used for victims.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from allranks.why.logs.line import Line
 from allranks.why.people import FEW, Culprit
 
 _PROCESS = re.compile(r"\b(?:[Pp]id|PID|[Pp]rocess)(?: ?[=:] ?| )([1-9][0-9]{1,6})\b(?! closing signal)")
-"""But not whom the launcher tells to end: that one still ran."""
+"""But not the process that the launcher ends: that one still ran."""
 _RANK = re.compile(r"\b(?:global_|global )?[Rr](?:ank|ANK)(?: ?[=:] ?| )([0-9]{1,6})\b(?![.:/][0-9])")
 _LOCAL_RANK = re.compile(r"\blocal_rank(?: ?[=:] ?| )([0-9]{1,4})\b")
 _PLACES = (
@@ -38,13 +38,13 @@ _GPUS = (
 )
 _GOES_ON_LINES = 2
 _FOR_ALL = ":log_dist]"
-"""DeepSpeed's function for what rank 0 tells for the others, too."""
+"""DeepSpeed's function also for what rank 0 reports for the others."""
 _OF_GPUS = ".causes.gpu."
-"""Where the causes live that a GPU's name belongs to; an exception of the user's names devices for other reasons."""
+"""Causes to which a GPU's name belongs; the user's exceptions name devices for other reasons."""
 
 
 def overhear(conclusion: Conclusion, logs: Logs) -> Culprit:
-    """Return whom the lines of a conclusion name in passing; else the one rank, process or GPU that the log knows."""
+    """Return what the lines of a conclusion name in passing; else the only rank, process or GPU in the log."""
     is_gpu = _OF_GPUS in conclusion.cause.__module__
     found = Culprit()
     for line in conclusion.evidence:
@@ -58,7 +58,7 @@ def overhear(conclusion: Conclusion, logs: Logs) -> Culprit:
 
 
 def _after(conclusion: Conclusion, lines: Sequence[Line], *, is_gpu: bool) -> Culprit:
-    """Who is named where a sentence goes on: a terminal cut it, or its writer broke it."""
+    """Return what is named if a sentence continues on the next line: a terminal or its writer cut it."""
     first = conclusion.first
     found = Culprit()
     for line in lines:
@@ -88,7 +88,7 @@ def _gpus(line: Line) -> Iterator[str]:
 
 
 def _only(lines: Sequence[Line], *, is_gpu: bool) -> Culprit:
-    """Who speaks alone; of several nobody is named, nor who speaks for all."""
+    """Return the only writer; empty if there are several, or if it writes for all ranks."""
     lines = [line for line in lines if _FOR_ALL not in line.text]
     found = Culprit()
     ranks = {line.rank for line in lines if line.rank is not None}

@@ -1,4 +1,4 @@
-"""Who is who in the logs: which address is which node, which process is which rank, how many ranks there are. Pure."""
+"""Who is who in the logs: addresses and nodes, processes and ranks, and the number of ranks. Pure."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from allranks.why.logs.line import Line
 
 MAX_RANKS = 1 << 20
 FEW = 4
-"""Sources whose ends are read for names."""
+"""Number of sources whose ends are searched for names."""
 
 
 @dataclass(frozen=True, slots=True)
 class Culprit:
-    """Whom a conclusion blames, as far as the logs tell."""
+    """The culprit of a conclusion, as far as the logs say."""
 
     nodes: tuple[str, ...] = ()
     ranks: tuple[int, ...] = ()
     interface: str | None = None
     things: tuple[str, ...] = ()
-    """Anything else, in words: `GPU 0000:10:1c`, `address 127.0.1.1`, `local rank 3`, `process 4711`."""
+    """Any other culprit, in words: `GPU 0000:10:1c`, `address 127.0.1.1`, `local rank 3`, `process 4711`."""
 
     def __or__(self, other: Culprit) -> Culprit:
         return Culprit(
@@ -40,29 +40,29 @@ class Culprit:
         return bool(self.nodes or self.ranks or self.interface or self.things)
 
     def words(self) -> str:
-        """Return all of it in one line, each rank by itself: `node03 rank 1 rank 2 GPU 0`."""
+        """Return all of it in one line, each rank separately: `node03 rank 1 rank 2 GPU 0`."""
         ranks = [f"rank {rank}" for rank in self.ranks]
         return " ".join([*self.nodes, *filter(None, [self.interface]), *ranks, *self.things])
 
 
 @dataclass(frozen=True, slots=True)
 class People:
-    """What the logs tell of the job's ranks and nodes."""
+    """The job's ranks and nodes, from the logs."""
 
     world: int | None
-    """World size, where a line says so."""
+    """World size, if a line says it."""
     node_of_address: dict[str, str]
     rank_of_process: dict[tuple[str, int], int]
     """(node, pid) -> rank."""
     nodes: tuple[str, ...] = ()
-    """All that say something."""
+    """All ranks that wrote something."""
     endpoint: str | None = None
-    """Where the ranks were told to meet, as written: `node01:29500`."""
+    """The rendezvous address, as written: `node01:29500`."""
     scopes: tuple[tuple[str, int, Culprit], ...] = ()
-    """(source, line, who): from that line on somebody else speaks, as mp.spawn and Ray announce a worker's error."""
+    """(source, line, who): from that line on, another process's error follows, announced by mp.spawn or Ray."""
 
     def know(self, line: Line) -> Line:
-        """Return the line with the rank that its process has, where only other lines tell."""
+        """Return the line with the rank of its process, if only other lines tell it."""
         if line.rank is not None or line.node is None or line.pid is None:
             return line
         rank = self.rank_of_process.get((line.node, line.pid))
@@ -70,7 +70,7 @@ class People:
 
 
 def meet(logs: Logs) -> People:
-    """Find out who is who."""
+    """Collect ranks, nodes and addresses."""
     addresses: dict[str, str] = {}
     processes: dict[tuple[str, int], int] = {}
     worlds: defaultdict[int, int] = defaultdict(int)
@@ -93,7 +93,7 @@ def meet(logs: Logs) -> People:
             worlds[world] += 1
         if event.kind == "AR401" and (wanted := event.number("wanted")):
             worlds[wanted] += 1
-    if not nodes and len(logs.tails) <= FEW:  # a fragment: lines that say nothing else may tell where it ran
+    if not nodes and len(logs.tails) <= FEW:  # a fragment: lines without events may tell where it ran
         nodes.update(dict.fromkeys(line.node for tail in logs.tails for line in tail.lines if line.node))
     largest = max(worlds, default=None)  # groups within the job are smaller
     return People(
@@ -118,7 +118,7 @@ def _scope(event: Event) -> Culprit:
 
 
 def blame(event: Event, people: People) -> Culprit:
-    """Return whom the event's line means, as its sign says."""
+    """Return the culprit that the event's line means, according to its sign."""
     assert event.sign is not None
     who = event.sign.blames
     found = Culprit()
@@ -132,7 +132,7 @@ def blame(event: Event, people: People) -> Culprit:
 
 
 def speaker(line: Line) -> Culprit:
-    """Return who wrote a line; the local rank only where the rank is not known, the process where neither is."""
+    """Return the writer of a line; the local rank only if the rank is unknown, the process only if both are unknown."""
     things = []
     if line.rank is None and line.local_rank is not None:
         things.append(f"local rank {line.local_rank}")
@@ -146,7 +146,7 @@ def speaker(line: Line) -> Culprit:
 
 
 def name_peer(peer: str, people: People) -> Culprit:
-    """Return who an address or a rank is; the address itself is named, too."""
+    """Return the node and rank of an address or a rank; the address itself is named, too."""
     host = peer.strip("[]<>")
     if host.isdecimal():
         return Culprit(ranks=(int(host),))
@@ -179,7 +179,7 @@ def named(event: Event) -> Culprit:
 
 
 def _is_garbage(address: str | None) -> bool:
-    """Whether this is what torch 2.13 prints of a socket that it has closed: memory, read as an address."""
+    """Whether torch 2.13 printed this for a socket that it had closed: uninitialized memory, read as an address."""
     try:
         found = ip_address((address or "").partition("%")[0])
     except ValueError:
@@ -188,7 +188,7 @@ def _is_garbage(address: str | None) -> bool:
 
 
 def parse_ranks(text: str, *, limit: int = 4096) -> tuple[int, ...]:
-    """Read `4, 5, 6` and `[0-3]`; what is no number is left out.
+    """Parse `4, 5, 6` and `[0-3]`; skip what is not a number.
 
     >>> parse_ranks("[0-2],5")
     (0, 1, 2, 5)
@@ -203,7 +203,7 @@ def parse_ranks(text: str, *, limit: int = 4096) -> tuple[int, ...]:
 
 
 def missing_of(present: Sequence[int] | frozenset[int] | set[int], world: int | None) -> tuple[int, ...]:
-    """Return the ranks that are not there; without a world size, of 0 to the largest that is."""
+    """Return the missing ranks; without a world size, those below the largest known rank."""
     if not present:
         return ()
     end = world if world is not None else max(present) + 1

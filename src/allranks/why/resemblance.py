@@ -1,4 +1,4 @@
-"""Whose sample lines are most like the words of a failure that no sign knows? A guess, and never more. Pure.
+"""Which known cause has sample lines with words most like those of an unknown failure? Always a guess. Pure.
 
 Words are weighed by how few causes use them (inverse document frequency), and causes compared by the cosine of the
 angle between their words' weights and the line's: Manning, Raghavan, Schuetze, Introduction to Information Retrieval,
@@ -17,7 +17,7 @@ from allranks.causes.catalogue import all_causes
 from allranks.causes.cause import Cause
 
 LEAST = 0.08
-"""Below, a line is like nothing that is known."""
+"""Below this similarity, a line is like no known one."""
 _WORD = re.compile(r"[A-Za-z][A-Za-z]{2,}")
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _EVERYWHERE = frozenset((
@@ -27,7 +27,7 @@ _EVERYWHERE = frozenset((
 
 
 def resembling(texts: Iterable[str], *, most: int = 3) -> Iterator[type[Cause]]:
-    """Return the causes whose sample lines use the words of these texts, the most alike first."""
+    """Return the causes whose sample lines use the words of these texts, the most similar first."""
     weights, samples = _samples()
     words = Counter(word for text in texts for word in _words(text) if word in weights)
     asked = _unit({word: (1 + math.log(count)) * weights[word] for word, count in words.items()})

@@ -1,11 +1,11 @@
-"""What happened when, on all ranks: events in order, victims folded, the culprit's marked. Pure.
+"""What happened when, on all ranks: events in order, victims folded, the culprit marked. Pure.
 
     > 14:03:09  rank 3         AR590 user-code-error: ValueError: no label [rank_3.err:812]
       14:03:11  ranks 0-2,4-7  AR490 collective-timeout: Watchdog caught ... (7 lines) [rank_0.err:91]
 
-Lines of one source are in their order; those of different sources by their times, where they have comparable ones, less
-what a clock is off (clocks.py). A line without a time happened no earlier than the one before it in its source. Sources
-without any comparable time come last.
+Lines of one source are in their order. Lines of different sources are ordered by time if they have comparable times,
+corrected by the offsets of clocks (clocks.py). A line without a time happened no earlier than the line before it in its
+source. Sources without any comparable time come last.
 """
 
 from __future__ import annotations
@@ -37,30 +37,30 @@ _HEADERS = re.compile(r"^(?:\[[^\]]{0,120}\]:? *)+(?=.)")
 _NUMBERS = re.compile(r"(?:0x)?[0-9][0-9a-fA-F]*")
 
 _Kind = tuple[bool, bool]
-"""(has_year, has_date): times of one kind can be compared."""
+"""(has_year, has_date): only times of the same kind can be compared."""
 
 
 @dataclass(slots=True)
 class Row:
-    """One line of the timeline: something that one or more ranks said."""
+    """One row of the timeline: a message of one or more ranks."""
 
     time_s: float | None
-    """Of the first of them, as Line.time, less what its clock is off; None where it cannot be told."""
+    """Time of the first of them, like Line.time, corrected by its clock's offset; None if unknown."""
     has_date: bool
     text: str
     cause: str | None
-    """Id and name; None for what shows none by itself."""
+    """Id and name of the cause; None if the line shows none by itself."""
     place: str
     """`path:line` of the first of them."""
     is_culprit: bool = False
     ranks: set[int] = field(default_factory=set)
     nodes: dict[str, None] = field(default_factory=dict)
     local_ranks: set[int] = field(default_factory=set)
-    """Of lines whose rank is not known."""
+    """Nodes of lines without a known rank."""
     lines: int = 0
 
     def who(self) -> str:
-        """Return who said it: the ranks; the nodes where there are no ranks, or with a single rank."""
+        """Return the writers: the ranks; the nodes if there are no ranks, or with a single rank."""
         nodes = tell_nodes(tuple(self.nodes)) or ""
         if len(self.ranks) > 1 and len(self.nodes) != 1:
             return fold_ranks(self.ranks)
@@ -69,7 +69,7 @@ class Row:
 
 
 def make_timeline(logs: Logs, conclusion: Conclusion | None = None) -> list[Row]:
-    """Return what happened, in order.
+    """Return the events, in order.
 
     Args:
         logs: all that was read.
@@ -101,14 +101,14 @@ def make_timeline(logs: Logs, conclusion: Conclusion | None = None) -> list[Row]
 
 
 def cut_middle(rows: Sequence[Row], limit: int = MAX_ROWS) -> tuple[Sequence[Row], int, Sequence[Row]]:
-    """Return the first rows, how many are left out, the last rows."""
+    """Return the first rows, the number of rows left out, and the last rows."""
     if len(rows) <= limit:
         return rows, 0, ()
     return rows[: limit - limit // 2], len(rows) - limit, rows[len(rows) - limit // 2 :]
 
 
 def tell_times(rows: Iterable[Row]) -> list[str]:
-    """Return times of rows as they are shown: with the day where there are several, relative where there are none."""
+    """Return the times of rows as text: with the day if there are several, relative if there are none."""
     rows = list(rows)
     known = [row.time_s for row in rows if row.time_s is not None]
     days = {int(row.time_s // _DAY_S) for row in rows if row.time_s is not None and row.has_date}
@@ -116,7 +116,7 @@ def tell_times(rows: Iterable[Row]) -> list[str]:
 
 
 def tell_clocks(logs: Logs) -> list[str]:
-    """Return a line for each clock that is off: the timeline's times are the others'."""
+    """Return a line for each clock that is off: its times were corrected."""
     offsets = sorted(estimate_offsets(logs).items(), key=lambda each: (-abs(each[1]), each[0]))
     lines = [
         one_line(f"the clock of {clock} is {abs(off_s):.1f} s {'ahead' if off_s > 0 else 'behind'}: corrected above")
@@ -138,7 +138,7 @@ def _time(row: Row, start_s: float, *, has_days: bool) -> str:
 
 
 def _choose(logs: Logs, conclusion: Conclusion | None) -> Iterable[Event]:
-    """Return the events that are shown: of each line the one that says most, as the conclusion reads it."""
+    """Return the events to show: for each line the most informative one, as the conclusion reads it."""
     wanted = conclusion.cause if conclusion else None
     evidence = {_key(line) for line in conclusion.evidence} if conclusion else set()
 
@@ -164,7 +164,7 @@ def _key(line: Line) -> tuple[str, int]:
 def _in_order(
     chosen: Iterable[Event], kind: _Kind | None, offsets: Mapping[str, float]
 ) -> Iterator[tuple[Event, float | None]]:
-    """Yield events in order, each with the time of this kind at which it happened at the earliest."""
+    """Yield events in order, each with the earliest time of this kind at which it can have happened."""
 
     def true_time(line: Line) -> float | None:
         if line.time is None or (line.has_year, line.has_date) != kind:
@@ -192,7 +192,7 @@ def _in_order(
 
 
 def _usual_kind(logs: Logs) -> _Kind | None:
-    """Which kind of time most lines have."""
+    """Return the kind of time that most lines have."""
     kinds = Counter((event.line.has_year, event.line.has_date) for event in logs.events if event.line.time is not None)
     return kinds.most_common(1)[0][0] if kinds else None
 
@@ -207,18 +207,18 @@ def _is_of(line: Line, conclusion: Conclusion) -> bool:
 
 
 def _sameness(event: Event) -> tuple[object, ...]:
-    """What two events have in common that are folded into one row."""
+    """Return the key of two events that are folded into one row."""
     words = _NUMBERS.sub("0", event.line.text[_start(event) :][:_MAX_TEXT])
     if event.sign is None:
         return event.kind, words
     collective = (event.values.get("seq"), event.values.get("op"))
-    if event.sign.role is Role.VICTIM:  # of one collective in any words
+    if event.sign.role is Role.VICTIM:  # of one collective, in any wording
         words = "" if any(collective) else event.sign.pattern
     return event.kind, words, *collective
 
 
 def _start(event: Event) -> int:
-    """Return where the words begin that the event's sign is about."""
+    """Return the position of the words that the event's sign matched."""
     match = _compiled(event.sign.pattern).search(event.line.text) if event.sign else None
     return match.start() if match else 0
 
@@ -229,7 +229,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def _text(event: Event) -> str:
-    """Return the words of the line that tell, without the headers before them."""
+    """Return the message of a line, without the headers before it."""
     text = _HEADERS.sub("", " ".join(show_line(event.line).split()), count=1)
     if event.sign is not None:
         match = _compiled(event.sign.pattern).search(text)
@@ -238,12 +238,12 @@ def _text(event: Event) -> str:
 
 
 def render_timeline(rows: Sequence[Row], *, mark: str = ">", dots: str = "...") -> str:
-    """Return the timeline as text, at most MAX_ROWS lines and what is left out; without a final newline.
+    """Return the timeline as text: at most MAX_ROWS lines and a line about the rest; without a final newline.
 
     Args:
-        rows: of make_timeline.
-        mark: stands before the culprit's.
-        dots: stand for what is left out.
+        rows: result of make_timeline.
+        mark: prefix of the culprit's rows.
+        dots: text for rows that are left out.
     """
     first, left_out, last = cut_middle(rows)
     shown = [*first, *last]

@@ -1,4 +1,4 @@
-"""What allranks itself said of a job: the verdict in its run directory, which knew more than any log."""
+"""Verdicts of allranks itself in a job's run directory; they are based on more than the logs."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ NAME = "verdict.json"
 
 
 def take_verdict(sources: Sequence[Source]) -> tuple[tuple[Source, ...], Verdict | None]:
-    """Return the logs without the verdicts among them, and the verdict of the last attempt, or None."""
+    """Return the logs without the verdicts, and the verdict of the last attempt, or None."""
     found = [source for source in sources if source.path is not None and source.path.name == NAME]
-    # Each node writes what it heard; the leader's own stands above them.
+    # Each node writes the verdict that it received; the leader's own is in the directory above.
     for source in sorted(found, key=lambda each: (-(each.attempt or 0), len(each.shown))):
         assert source.path is not None
         try:
             verdict = Verdict.from_json(source.path.read_bytes())
-        except (OSError, msgspec.DecodeError):  # cut, or another program's: it is read as any log
+        except (OSError, msgspec.DecodeError):  # cut, or another program's: it is read like any log
             continue
         return tuple(each for each in sources if each not in found), verdict
     return tuple(sources), None
 
 
 def join_verdict(verdict: Verdict | None, own: Sequence[Finding]) -> list[Finding]:
-    """Return the findings of a verdict, masked, and behind them those that the logs add."""
+    """Return the findings of a verdict, with secrets masked, and after them the findings from the logs."""
     if verdict is None:
         return list(own)
-    # Of the same cause the logs know the lines.
+    # For the same cause, the logs have the lines.
     lines = {each.cause: each.evidence for each in own if each.evidence}
     said = [_mask(finding, lines.get(finding.cause, finding.evidence)) for finding in verdict.findings]
     has_failed = any(finding.severity is Severity.FAIL for finding in said)
@@ -41,7 +41,7 @@ def join_verdict(verdict: Verdict | None, own: Sequence[Finding]) -> list[Findin
             cause=find_cause("healthy").label(),
             severity=Severity.NOTE,
             confidence=Confidence.CERTAIN,
-            message="all ranks ended well, according to the job's own verdict",
+            message="all ranks succeeded, according to the job's own verdict",
         )
         return [healthy, *said]
     known = {finding.cause for finding in said}

@@ -1,11 +1,10 @@
-"""Only what happened between two times: `--since`, `--until`. Pure.
+"""Only the lines between two times: `--since`, `--until`. Pure.
 
     narrow(logs, read_bound("2026-03-25T10:00"), None)
     narrow(logs, read_bound("30m"), None)                  the last half hour of the logs
 
-A bound is a time of a calendar, or relative to the last time that the logs have: jobs are dead when they are asked
-about, and clocks of logs are not the clock of who reads them. Times without a zone are compared as they stand. Lines
-whose time cannot be compared with a bound stay.
+A bound is an absolute time, or relative to the last time in the logs: the job is dead, and its clocks differ from the
+reader's. Times without a zone are compared as they are. Lines whose time cannot be compared with a bound are kept.
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ _Kind = tuple[bool, bool]
 
 @dataclass(frozen=True, slots=True)
 class Bound:
-    """One end of a span of time."""
+    """One end of a time range."""
 
     at: datetime | None = None
-    """A time with its date; in UTC, or as the lines have it."""
+    """A time with a date; in UTC, or without a zone as in the lines."""
     of_day: time | None = None
     """A time of any day."""
     before_end_s: float | None = None
-    """Relative to the last time of the logs."""
+    """Relative to the last time in the logs."""
 
 
 def read_bound(text: str) -> Bound:
-    """Read `2026-03-25T10:00`, `2026-03-25`, `10:00`, `30m`, `2h`.
+    """Parse `2026-03-25T10:00`, `2026-03-25`, `10:00`, `30m`, `2h`.
 
     Raises:
         UsageError: it is none of these.
@@ -58,7 +57,7 @@ def read_bound(text: str) -> Bound:
 
 
 def narrow(logs: Logs, since: Bound | None, until: Bound | None) -> Logs:
-    """Return the logs without what was said before or after."""
+    """Return the logs without lines before or after the range."""
     if since is None and until is None:
         return logs
     last: dict[_Kind, float] = {}
@@ -84,7 +83,7 @@ def narrow(logs: Logs, since: Bound | None, until: Bound | None) -> Logs:
 
 
 def _seconds(bound: Bound | None, line: Line, end_s: float) -> float | None:
-    """Return a bound as a time of the line's kind; None where the two cannot be compared."""
+    """Return a bound as a time of the line's kind; None if the two cannot be compared."""
     if bound is None:
         return None
     if bound.before_end_s is not None:
@@ -96,7 +95,7 @@ def _seconds(bound: Bound | None, line: Line, end_s: float) -> float | None:
     assert bound.at is not None
     if line.has_year:
         return bound.at.timestamp()
-    if line.has_date:  # such lines are of 1972
+    if line.has_date:  # such lines have the year 1972
         day = date(1972, bound.at.month, bound.at.day).toordinal() - date(1970, 1, 1).toordinal()
         return day * 86400 + _of_day_s(bound.at.time())
     return None
@@ -107,5 +106,5 @@ def _of_day_s(at: time) -> float:
 
 
 def _cut(tail: Tail, is_within: Callable[[Line], bool]) -> Tail:
-    """Return a tail without the lines that are out of the span."""
+    """Return a tail without the lines outside the range."""
     return replace(tail, lines=tuple(filter(is_within, tail.lines)))

@@ -27,7 +27,7 @@ from allranks.wire.protocol import Beat, Failed, Goodbye, Interrupted, Message, 
 from conftest import wait_until
 
 JOB = OwnJob(id="12", restarts=0, num_nodes=2, is_heterogeneous=False)
-SAVED_BEFORE = "; no worker runs now, so the last checkpoint has to suffice"
+SAVED_BEFORE = "; no worker is running, so the last checkpoint is used"
 
 
 class Job:

@@ -18,5 +18,5 @@ def test_a_restart_says_where_it_goes_on():
 
 def test_of_a_script_that_tells_nothing_allranks_does_not_know_where_it_goes_on():
     assert describe_restart(2, ["node01"], [], None, num_left=1, is_tracked=False) == (
-        "restart 2 on 1 node, from whatever the script saves itself; 1 more restart left"
+        "restart 2 on 1 node, from what the script itself saved; 1 more restart left"
     )

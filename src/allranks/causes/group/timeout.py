@@ -163,8 +163,8 @@ class SlowCollective(Cause, id="AR417"):
 
     message = "{what}"
     fix = (
-        "compare {node} with a fast node: top (busy cores), ethtool {interface}, tc qdisc; with NCCL_DEBUG=INFO, "
-        "NCCL's transport"
+        "compare {node} with a fast node: top (busy cores), ethtool on its data interface, tc qdisc; with "
+        "NCCL_DEBUG=INFO, NCCL's transport"
     )
     exit_code = Exit.NODE_FAULT
     no_fault_yet = "only check --deep finds it; the roll call reports the lab's slow-link earlier, as AR213"

@@ -163,7 +163,7 @@ class RunDirNotShared(Cause, id="AR006"):
     ## Example
     A line of allranks where a node cannot see the leader's announcement:
 
-        waiting 6 s for node03 (rank 3); 5 of 6 are here
+        still waiting for node03 (rank 3) after 6 s; 5 of 6 nodes have joined
 
     ## Fix
     Compare which file systems are mounted:

@@ -20,7 +20,7 @@ def _enter() -> None:
         try:
             _load("_allranks_hook", os.path.join(os.path.dirname(here), "hook.py")).arm()
         except Exception as exc:  # a worker without the hook is better than none
-            print(f"allranks: the hook did not enter this process: {exc!r}", file=sys.stderr)
+            print(f"allranks: the hook could not be loaded in this process: {exc!r}", file=sys.stderr)
     if "ALLRANKS_STANDBY" in os.environ:
         try:
             _load("_allranks_standby", os.path.join(os.path.dirname(here), "standby.py")).stand_by()

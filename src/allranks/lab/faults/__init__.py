@@ -1,1 +1,1 @@
-"""What can be broken in a lab, by name: the contract is in `fault.py`, all of them are listed in `catalogue.py`."""
+"""The faults of the lab, by name: `fault.py` has the contract, `catalogue.py` lists all of them."""

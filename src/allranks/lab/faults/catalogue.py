@@ -1,4 +1,4 @@
-"""All faults, by name; in the order in which `inject --list` and a drill go through them."""
+"""All faults, by name, in the order of `inject --list` and of a drill."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is a fault? One class: what it does to a running lab, how that is undone, and what a verdict must say of it.
+"""What is a fault? One class: what it does to a running lab, how this is undone, and what a verdict must report.
 
     class CablePulled(Fault, name="cable-pulled", cause="AR210"):
         \"\"\"The switch port of the node is down: the node has no carrier.\"\"\"
@@ -10,10 +10,10 @@
         @classmethod
         def heal(cls, scene: Scene) -> None: ...
 
-Rules: what depends on chance follows from the seed alone, so that another process finds the same again. `heal`
-restores exactly, and may be called after an `inject` that was killed anywhere. Two faults at once do not know of each
-other: each has its own nft table, its own file of variables; where several share one thing (MTUs, /etc/hosts, the
-recorded GPUs), it is made anew from all that are there (`scene.others`).
+Rules: random choices depend on the seed alone, so another process makes the same ones. `heal` restores the exact state
+before, also after an `inject` that was killed at any point. Faults are independent of each other: each has its own nft
+table and its own file of variables. What several faults share (MTUs, /etc/hosts, the recorded GPUs) is rebuilt from all
+injected faults (`scene.others`).
 """
 
 from __future__ import annotations
@@ -32,26 +32,26 @@ from allranks.lab.plan import Host
 from allranks.model.hostlist import fold_hosts
 
 PROGRAMS = Path(__file__).parent / "programs"
-"""What faults start in place of the job's program, or beside it."""
+"""Programs that faults start instead of the job's program, or beside it."""
 EXTRA_LATE_S = 1.2
-"""After the agent of the job, so that the extra one is refused, whose exit code SLURM does not see."""
+"""Delay after the job's agent, so that the extra agent is rejected; SLURM does not see its exit code."""
 
 
 class Expected(StrEnum):
-    """What must become of a job that meets the fault."""
+    """Expected outcome of a job with the fault."""
 
     FAIL = "fail"
-    """It is stopped, with the cause as a finding of severity fail."""
+    """The job is stopped, with the cause as a finding of severity fail."""
     WARN = "warn"
-    """It runs; the cause is a finding of severity warn."""
+    """The job runs; the cause is a finding of severity warn."""
     RESUMED = "resumed"
-    """A running job names the cause, starts again from its last checkpoint, and ends well."""
+    """A running job reports the cause, restarts from its last checkpoint, and ends with code 0."""
     SURVIVED = "survived"
-    """It runs, and nobody is accused."""
+    """The job runs, and nothing is reported."""
 
 
 class Place(StrEnum):
-    """Which nodes it can be put on."""
+    """Nodes on which it can be injected."""
 
     ANY = "any"
     FIRST = "first"
@@ -61,26 +61,26 @@ class Place(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Where:
-    """Where a fault is, or what that follows from."""
+    """Place of a fault, and its other random choices."""
 
     node: str
     peer: str | None
-    """Another node, drawn by the seed; None in a lab of one node."""
+    """Another node, chosen by the seed; None in a lab of one node."""
     seed: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Culprit:
-    """The truth that a verdict is held against."""
+    """The truth, with which a verdict is compared."""
 
     nodes: tuple[str, ...] = ()
-    """In the order of the cluster; several where they are it together (a pair, two of the same name)."""
+    """In the order of the cluster; several if they are at fault together (a pair, two nodes with the same name)."""
     interface: str | None = None
-    """Of the one node, where it is to blame."""
+    """Interface of the single node, if it is at fault."""
     groups: tuple[tuple[str, ...], ...] = ()
-    """What a partition parts; `nodes` is empty then."""
+    """Groups of a partition; `nodes` is empty then."""
     address: str | None = None
-    """What is no node at all: an address that nobody has."""
+    """A culprit that is not a node: an address that no node has."""
 
     def __str__(self) -> str:
         """`node03 ens1f1`, `node[01-02]`, `node[01-02] | node03`."""
@@ -91,32 +91,32 @@ class Culprit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExtraAgent:
-    """A second agent beside that of the job."""
+    """A second agent beside the job's agent."""
 
     node: str
     environment: Mapping[str, str]
-    """What it has otherwise than the agent of the job."""
+    """Environment in which it differs from the job's agent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """What is different in how the job is started: `srun SRUN_FLAGS PREFIX allranks run RUN_FLAGS PROGRAM`."""
+    """Differences in how the job is started: `srun SRUN_FLAGS PREFIX allranks run RUN_FLAGS PROGRAM`."""
 
     srun_flags: tuple[str, ...] = ()
     run_flags: tuple[str, ...] = ()
     program: Path | None = None
-    """In place of the job's own."""
+    """Used instead of the job's own program."""
     extra_agents: tuple[ExtraAgent, ...] = ()
     wrapper: tuple[str, ...] = ()
-    """A command that prepares each node and becomes the command behind it."""
+    """A command that prepares each node and then executes the command after it."""
 
     @property
     def prefix(self) -> tuple[str, ...]:
-        """The command before `allranks run`: what prepares the node, what starts the extra agents."""
+        """The command before `allranks run`: prepares the node and starts the extra agents."""
         starts = ""
         for extra in self.extra_agents:
             env = " ".join(f"{name}={shlex.quote(value)}" for name, value in extra.environment.items())
-            # In parentheses: a child of nobody's, as a left-over is, and not of the agent that follows.
+            # In a subshell: an orphan, like a leftover agent, and not a child of the agent that follows.
             starts += f'[ "$SLURMD_NODENAME" != {shlex.quote(extra.node)} ] || '
             starts += f'({{ sleep {EXTRA_LATE_S}; env {env} "$@" || :; }} &); '
         return (*self.wrapper, *(("sh", "-c", f'{starts}exec "$@"', "sh") if starts else ()))
@@ -124,38 +124,38 @@ class Start:
 
 @dataclass(kw_only=True)
 class Scene:
-    """The lab as one fault sees it."""
+    """The lab, from the view of one fault."""
 
     lab_dir: Path
     key: str
-    """`cable-pulled@node03`: what this fault calls its files."""
+    """`cable-pulled@node03`: the name in this fault's files."""
     where: Where
     hosts: Mapping[str, Host]
     """By name, in the order of the cluster."""
     inits: Mapping[str, int]
-    """Process 1 of each node that lives, and of the switch."""
+    """Pid of process 1 of each live node, and of the switch."""
     lives: Mapping[str, str]
-    """What told process 1 of each node from others when the fault came (`hosts.identify`)."""
+    """Identity of each process 1 when the fault was injected (`hosts.identify`)."""
     run_dir: Path
-    """Where the run directories of jobs go (`--log-dir`), on all nodes."""
+    """Parent of the jobs' run directories (`--log-dir`), the same on all nodes."""
     others: Sequence[tuple[str, Where]] = ()
-    """The faults that are there besides this one."""
+    """The other faults in the lab."""
     memory: dict[str, Any] = field(default_factory=dict)
     save: Callable[[], None] = lambda: None
 
     @property
     def first(self) -> Host:
-        """The first node of the cluster: its agent is the leader."""
+        """The first node of the cluster: its agent hosts the leader."""
         return next(iter(self.hosts.values()))
 
     @property
     def node(self) -> Host:
-        """The node that it is on."""
+        """The node with the fault."""
         return self.hosts[self.where.node]
 
     @property
     def peer(self) -> Host:
-        """The other node; a fault that asks for it has `min_nodes = 2`."""
+        """The other node; a fault that uses it has `min_nodes = 2`."""
         assert self.where.peer is not None
         return self.hosts[self.where.peer]
 
@@ -165,7 +165,7 @@ class Scene:
         return tuple(name for name in self.hosts if name in (self.where.node, self.where.peer))
 
     def make_chance(self) -> random.Random:
-        """Return a generator at its beginning: who asks twice gets the same."""
+        """Return a new generator from the seed: each call gives the same numbers."""
         return random.Random(self.where.seed)
 
     @property
@@ -174,11 +174,11 @@ class Scene:
         return "fault_" + "".join(each if each.isalnum() else "_" for each in self.key)
 
     def is_same_life(self, node: str) -> bool:
-        """Whether the node is the one that the fault was put on; what it did in the namespaces of another is gone."""
+        """Whether the node is still the one with the fault; a new process 1 has new namespaces without it."""
         return node in self.inits and machines.identify(self.inits[node]) == self.lives.get(node)
 
     def run(self, node: str, *command: str, script: str | None = None, must_work: bool = True) -> str:
-        """Run a command in the namespaces of a node and return what it prints; nothing on one that was made anew.
+        """Run a command in the namespaces of a node and return its output; do nothing if the node was replaced since.
 
         Raises:
             SetupError: it fails.
@@ -192,25 +192,25 @@ class Scene:
         return self.run(SWITCH, *command, script=script)
 
     def remember(self, name: str, value: Any) -> None:
-        """Keep what `heal` needs; on disk before what it undoes is done."""
+        """Write down what `heal` needs, before anything is changed."""
         self.memory[name] = value
         self.save()
 
     def own_dir(self, node: str, *parts: str) -> Path:
-        """LAB_DIR/nodes/NODE: seen by the node and from outside alike, gone with the lab."""
+        """LAB_DIR/nodes/NODE: visible inside and outside the node, removed with the lab."""
         return self.lab_dir.joinpath("nodes", node, *parts)
 
     def write_environment(self, node: str, variables: Mapping[str, str]) -> None:
-        """Let variables into every task on a node (see slurm.TASK_PROLOG); `NAME+` puts in front of a list."""
+        """Set variables in every task on a node (see slurm.TASK_PROLOG); `NAME+` prepends to a list."""
         lines = [f"{name}={value}\n" for name, value in variables.items()]
         self._write(node, "environment", "".join(lines))
 
     def write_delay(self, node: str, seconds: str) -> None:
-        """Hold every task on a node back, before it becomes its program."""
+        """Delay the start of every task on a node."""
         self._write(node, "delay", seconds)
 
     def remove_files(self) -> None:
-        """Take back `write_environment` and `write_delay` on all nodes."""
+        """Undo `write_environment` and `write_delay` on all nodes."""
         for node in self.hosts:
             for kind in ("environment", "delay"):
                 self.own_dir(node, kind, self.key).unlink(missing_ok=True)
@@ -228,18 +228,18 @@ class Scene:
     def unfilter(self, node: str, *, family: str = "inet") -> None:
         """Remove it."""
         table = f"{family} {self.table}"
-        # Adding first makes removing what is not there no error.
+        # Adding it first means that removing a missing table is no error.
         self.run(node, "nft", "-f", "-", script=f"add table {table}\ndelete table {table}\n")
 
 
 class Fault:
-    """One thing to break. Its docstring says what is done; the class is never instantiated."""
+    """One kind of fault. Its docstring says what it does; the class is never instantiated."""
 
     name: ClassVar[str] = ""
     cause: ClassVar[tuple[str, ...]] = ()
-    """Ids of the catalogue; several where each would be a right answer."""
+    """Ids of causes; several if each would be a correct answer."""
     also: ClassVar[tuple[str, ...]] = ()
-    """Ids that a verdict may have besides: true as well, through the means by which the fault is made."""
+    """Ids that a verdict may report in addition: also true, because of how the fault is made."""
     severity: ClassVar[Expected] = Expected.FAIL
     place: ClassVar[Place] = Place.ANY
     min_nodes: ClassVar[int] = 1
@@ -251,12 +251,12 @@ class Fault:
 
     @classmethod
     def title(cls) -> str:
-        """What it does: first line of the docstring."""
+        """What it does: the first line of the docstring."""
         return (cls.__doc__ or "").partition("\n")[0]
 
     @classmethod
     def culprit(cls, scene: Scene) -> Culprit:
-        """Return whom a verdict must name."""
+        """Return the culprit that a verdict must name."""
         return Culprit(nodes=(scene.node.name,))
 
     @classmethod
@@ -273,12 +273,12 @@ class Fault:
 
     @classmethod
     def start(cls, scene: Scene) -> Start:
-        """Return what is different in how the job is started; most faults are in the lab instead."""
+        """Return the differences in how the job is started; most faults have none."""
         return Start()
 
 
 class EnvironmentFault(Fault):
-    """Variables on one node."""
+    """A fault that consists of variables on one node."""
 
     variables: ClassVar[Mapping[str, str]] = {}
 
@@ -294,5 +294,5 @@ class EnvironmentFault(Fault):
 
 
 def port_of(host: Host) -> str:
-    """Name of the switch port at the other end of a node's data cable."""
+    """Return the name of the switch port of a node's data cable."""
     return f"data{host.index}"

@@ -1,8 +1,8 @@
-"""Faults of GPUs and their fabric, for nodes that have none: recorded tools on the PATH of the tasks.
+"""Faults of GPUs and their fabric, for nodes without GPUs: tools with recorded output on the PATH of the tasks.
 
-Every node gets `nvidia-smi`, `systemctl` and `nv-fabricmanager` that answer for eight H100, so that there is a
-majority; on the faulty node they answer with the fault. Workers still find no GPU, and use Gloo. The answers were
-written after the formats that the driver's manual documents, and never seen on hardware.
+On every node, `nvidia-smi`, `systemctl` and `nv-fabricmanager` answer for eight H100, so that there is a majority; on
+the faulty node they show the fault. Workers still find no GPU, and use Gloo. The answers follow the formats in the
+driver's manual; they were never compared with hardware.
 """
 
 from __future__ import annotations
@@ -27,31 +27,31 @@ PROCESS_FIELDS = ("gpu_uuid", "pid", "process_name", "used_memory")
 
 @dataclass(kw_only=True)
 class Recording:
-    """What the tools of one node answer."""
+    """The answers of the tools of one node."""
 
     gpus: list[dict[str, str]]
-    """One a GPU, by nvidia-smi's names of the fields."""
+    """One row per GPU, with nvidia-smi's names of the fields."""
     processes: list[dict[str, str]] = field(default_factory=list)
     fabric_manager_state: str = "active"
     fabric_manager_version: str = DRIVER_VERSION
 
 
 class GpuFault(Fault):
-    """The tools of all nodes are made anew from the faults that are there."""
+    """A fault of GPUs: the tools of all nodes are rebuilt from the injected faults."""
 
     @classmethod
     def inject(cls, scene: Scene) -> None:
-        """Make them with this fault."""
+        """Build them with this fault."""
         _furnish(scene, [*scene.others, (cls.name, scene.where)])
 
     @classmethod
     def heal(cls, scene: Scene) -> None:
-        """Make them without; where no other fault needs them, there are none."""
+        """Build them without it; remove them if no other fault needs them."""
         _furnish(scene, scene.others)
 
     @classmethod
     def change(cls, recording: Recording, chance: random.Random) -> None:
-        """Put the fault into what the node's tools answer."""
+        """Add the fault to the answers of the node's tools."""
 
 
 class FabricManagerStopped(GpuFault, name="fabric-manager-stopped", cause="AR101"):
@@ -80,7 +80,7 @@ class GpuMissing(GpuFault, name="gpu-missing", cause="AR103"):
 
     @classmethod
     def change(cls, recording: Recording, chance: random.Random) -> None:
-        """Remove one; those behind it move up."""
+        """Remove one; the GPUs after it move up."""
         del recording.gpus[chance.randrange(len(recording.gpus))]
         for index, gpu in enumerate(recording.gpus):
             gpu["index"] = str(index)
@@ -110,8 +110,8 @@ class GpuEcc(GpuFault, name="gpu-ecc", cause="AR105"):
 
 
 def record(node: str, faults: Iterable[tuple[str, Where]]) -> Recording:
-    """Return what the tools of a node answer; pure but for the recording that it starts from."""
-    number = hashlib.sha256(node.encode()).hexdigest()[:8]  # another one on each node
+    """Return the answers of a node's tools; pure except that it starts from the recording."""
+    number = hashlib.sha256(node.encode()).hexdigest()[:8]  # a different one on each node
     text = (RECORDED / "gpus.csv").read_text().replace("{node}", number)
     rows = csv.DictReader(line for line in text.splitlines() if not line.startswith("#"))
     recording = Recording(gpus=list(rows))
@@ -127,7 +127,7 @@ def _wait_for_fabric(recording: Recording) -> None:
 
 
 def _furnish(scene: Scene, faults: Sequence[tuple[str, Where]]) -> None:
-    """Make the tools of all nodes, or remove them where nothing needs them any more."""
+    """Build the tools of all nodes, or remove them if no fault needs them."""
     is_needed = any(name in _GPU_FAULTS for name, _ in faults)
     for node in scene.hosts:
         tools = scene.own_dir(node, "gpu")

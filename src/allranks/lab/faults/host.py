@@ -1,4 +1,4 @@
-"""Faults of one node by itself: its name, limits, directories, clock, and what its workers find there."""
+"""Faults of a single node: its name, limits, directories, clock, and the environment of its workers."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ class DuplicateHostname(Fault, name="duplicate-hostname", cause="AR009"):
 
     @classmethod
     def culprit(cls, scene: Scene) -> Culprit:
-        """Both: which of them is the copy cannot be seen."""
+        """Both nodes: nothing shows which of them is the copy."""
         return Culprit(nodes=scene.pair)
 
     @classmethod
     def inject(cls, scene: Scene) -> None:
-        """Take the other's name."""
+        """Take the other node's name."""
         scene.run(scene.node.name, "hostname", scene.peer.name)
 
     @classmethod
     def heal(cls, scene: Scene) -> None:
-        """Take the own name again."""
+        """Take its own name again."""
         scene.run(scene.node.name, "hostname", scene.node.name)
 
 
@@ -65,7 +65,7 @@ class ShmSmall(Fault, name="shm-small", cause="AR002"):
 class LimitFault(Fault):
     """A limit of the node's slurmd, which its tasks inherit.
 
-    The soft one: who may not raise a hard limit again (root in a container) could not heal it.
+    The soft limit: a process that cannot raise a hard limit again (root in a container) could not heal it.
     """
 
     limit: ClassVar[int]
@@ -82,7 +82,7 @@ class LimitFault(Fault):
 
     @classmethod
     def heal(cls, scene: Scene) -> None:
-        """Raise it to what it was."""
+        """Restore the old limit."""
         if "limit" in scene.memory and scene.is_same_life(scene.node.name):
             for pid in _slurmds(scene):
                 resource.prlimit(pid, cls.limit, (scene.memory["limit"], resource.prlimit(pid, cls.limit)[1]))
@@ -185,7 +185,7 @@ class CodeDiffers(MountFault, name="code-differs", cause="AR513"):
 
     @classmethod
     def start(cls, scene: Scene) -> Start:
-        """Start that script, whatever else the drill would take."""
+        """Start that script, even if the drill would start another one."""
         return Start(program=cls.program)
 
 
@@ -207,7 +207,7 @@ class ClockOff(EnvironmentFault, name="clock-off", cause="AR007"):
         variables = {
             "LD_PRELOAD+": str(found[0]),
             "FAKETIME": f"+{CLOCK_OFF_S}s",
-            "FAKETIME_DISABLE_SHM": "1",  # nothing to be left in /dev/shm
+            "FAKETIME_DISABLE_SHM": "1",  # do not put it into /dev/shm
         }
         scene.write_environment(scene.node.name, variables)
 
@@ -228,15 +228,15 @@ class EnvDriftLibraryPath(EnvironmentFault, name="env-drift-library-path", cause
 class TorchVersionDiffers(EnvironmentFault, name="torch-version-differs", cause="AR505"):
     """The first torch on the node's path is version 2.4.0.
 
-    Only its metadata (a dist-info directory in front of PYTHONPATH): `import torch` is the real one, so that the
-    workers of a job that goes on all the same do not fail for another reason.
+    Only its metadata (a dist-info directory in front of PYTHONPATH): `import torch` imports the real one, so workers of
+    a job that continues do not fail for another reason.
     """
 
     also = ("AR503",)  # PYTHONPATH
 
     @classmethod
     def inject(cls, scene: Scene) -> None:
-        """Put the metadata in front."""
+        """Prepend the metadata."""
         site = _site(scene)
         info = site / f"torch-{OTHER_TORCH}.dist-info"
         info.mkdir(parents=True, exist_ok=True)

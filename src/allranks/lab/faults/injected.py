@@ -1,10 +1,10 @@
-"""Which faults are in a lab, and how do they come and go? LAB_DIR/faults.json says it, so any process can heal.
+"""Which faults are in a lab, and how are they injected and healed? LAB_DIR/faults.json has all that `heal` needs.
 
     there = inject(Lab("demo"), "cable-pulled", seed=7)     # Injected: what, where, the truth
-    heal(Lab("demo"))                                       # all of them, the last first
+    heal(Lab("demo"))                                       # all of them, the last one first
 
-A fault stands in the file before anything is broken, with what `heal` needs before that is needed: a process that is
-killed in between leaves nothing that cannot be healed.
+A fault is written into the file before anything is changed, and so is what `heal` needs. If a process is killed in
+between, everything can still be healed.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ class Record(msgspec.Struct, kw_only=True):
 
     @property
     def where(self) -> Where:
-        """Where it is."""
+        """Its place."""
         return Where(node=self.node, peer=self.peer, seed=self.seed)
 
     @property
     def key(self) -> str:
-        """What the same fault at the same place has, too."""
+        """The part that is equal for the same fault at the same place."""
         return f"{self.fault}@{self.node}"
 
 
 @dataclass(frozen=True, slots=True)
 class Injected:
-    """A fault that is in a lab, and its scene: for the truth (`fault.culprit(scene)`) and the start of the job."""
+    """A fault in a lab, and its scene: gives the truth (`fault.culprit(scene)`) and the start of the job."""
 
     fault: type[Fault]
     scene: Scene
@@ -77,7 +77,7 @@ def find_fault(name: str) -> type[Fault]:
 
 
 def refuse_strikes(fault: type[Fault]) -> None:
-    """Refuse what needs a running job.
+    """Refuse a fault that needs a running job.
 
     Raises:
         UsageError: it is such a one.
@@ -87,7 +87,7 @@ def refuse_strikes(fault: type[Fault]) -> None:
 
 
 def choose_where(fault: type[Fault], planned: Sequence[Host], *, on: str | None, seed: int) -> Where:
-    """Return where a fault goes: drawn by the seed, as far as `on` does not say it.
+    """Return the place of a fault: chosen by the seed, unless `on` names the node.
 
     Raises:
         UsageError: there is no such node, or it cannot be put there.
@@ -100,7 +100,7 @@ def choose_where(fault: type[Fault], planned: Sequence[Host], *, on: str | None,
         raise UsageError(f"no node {on!r}: expected one of {', '.join(names)}")
     if on is not None and on not in allowed:
         raise UsageError(f"{fault.name} cannot be injected on {on}: expected {', '.join(allowed)}")
-    chance = random.Random(f"{fault.name} {seed}")  # neighbouring seeds alone draw alike
+    chance = random.Random(f"{fault.name} {seed}")  # neighboring seeds alone give similar numbers
     drawn = chance.choice(allowed)
     node = on or drawn
     others = [name for name in names if name != node]
@@ -108,17 +108,17 @@ def choose_where(fault: type[Fault], planned: Sequence[Host], *, on: str | None,
 
 
 def inject(lab: Lab, name: str, *, seed: int, on: str | None = None, run_dir: Path = DEFAULT_RUN_DIR) -> Injected:
-    """Put a fault into a running lab.
+    """Inject a fault into a running lab.
 
     Args:
-        lab: which must be up.
-        name: of the fault.
-        seed: what is left to chance follows from it.
-        on: the node; by default drawn.
-        run_dir: where run directories of jobs go, for the faults that take it away.
+        lab: a lab that is up.
+        name: name of the fault.
+        seed: of all random choices.
+        on: the node; by default chosen by the seed.
+        run_dir: parent of the jobs' run directories, for the faults that hide it.
     Raises:
-        UsageError: the lab is not up, there is no such fault or node, or this fault is there already.
-        SetupError: this machine cannot do it; nothing is left of it.
+        UsageError: the lab is not up, there is no such fault or node, or the lab already has this fault.
+        SetupError: this machine cannot do it; nothing of the fault remains.
     """
     fault = find_fault(name)
     check_root()
@@ -126,7 +126,7 @@ def inject(lab: Lab, name: str, *, seed: int, on: str | None = None, run_dir: Pa
     with lab.locked():
         where = choose_where(fault, planned, on=on, seed=seed)
         inits = machines.find_inits(lab.dir)
-        lab.find_init(where.node)  # refuses dead nodes
+        lab.find_init(where.node)  # fails if a node is dead
         record = Record(
             fault=name,
             node=where.node,
@@ -138,7 +138,7 @@ def inject(lab: Lab, name: str, *, seed: int, on: str | None = None, run_dir: Pa
         there = read_records(lab)
         if any(other.key == record.key for other in there):
             raise UsageError(
-                f"lab {lab.name!r}: {where.node} already has {name}; allranks lab heal --name {lab.name} {name}"
+                f"{lab.label}: {where.node} already has {name}; allranks lab heal --name {lab.name} {name}"
             )
         there.append(record)
         _write_records(lab, there)
@@ -154,17 +154,17 @@ def inject(lab: Lab, name: str, *, seed: int, on: str | None = None, run_dir: Pa
 
 
 def heal(lab: Lab, name: str | None = None, *, on: str | None = None) -> list[Injected]:
-    """Take faults out of a lab, the last first; what they did to nodes that were made anew since is gone already.
+    """Heal faults, the last one first; on nodes that were replaced since, they are gone already.
 
     Args:
-        lab: which must be up.
-        name: by default all.
-        on: the node; by default wherever it is.
+        lab: a lab that is up.
+        name: name of the fault; by default all faults.
+        on: the node; by default every node.
     Returns:
         What was healed.
     Raises:
         UsageError: the lab is not up, or the named fault is not in it.
-        SetupError: a fault cannot be healed; it still stands in faults.json.
+        SetupError: a fault cannot be healed; it stays in faults.json.
     """
     if name is not None:
         find_fault(name)
@@ -177,14 +177,14 @@ def heal(lab: Lab, name: str | None = None, *, on: str | None = None) -> list[In
         if not chosen and (name or on):
             found = ", ".join(each.key for each in there) or "none"
             raise UsageError(
-                f"lab {lab.name!r} has no {name or 'fault'}{f' on {on}' if on else ''}: its faults are: {found}"
+                f"{lab.label} has no {name or 'fault'}{f' on {on}' if on else ''}: its faults are: {found}"
             )
         failed: list[str] = []
         for record in reversed(chosen):
             injected = _open(lab, record, there)
             try:
                 injected.fault.heal(injected.scene)
-            except (AllranksError, OSError) as exc:  # the others are healed all the same
+            except (AllranksError, OSError) as exc:  # the others are healed nevertheless
                 failed.append(f"{record.key}: {exc}")
                 continue
             there.remove(record)
@@ -193,19 +193,19 @@ def heal(lab: Lab, name: str | None = None, *, on: str | None = None) -> list[In
         _forget_neighbours(lab)
     if failed:
         raise SetupError(
-            f"lab {lab.name!r}: not healed: {'; '.join(failed)}; to remove all faults: allranks lab down, then up"
+            f"{lab.label}: not healed: {'; '.join(failed)}; to remove all faults: allranks lab down, then up"
         )
     return healed
 
 
 def read_injected(lab: Lab) -> list[Injected]:
-    """Return the faults that are in a lab, the oldest first."""
+    """Return the faults in a lab, the oldest first."""
     there = read_records(lab)
     return [_open(lab, record, there) for record in there]
 
 
 def read_records(lab: Lab) -> list[Record]:
-    """Return faults.json; nothing where there is none."""
+    """Return faults.json; empty if there is none."""
     try:
         return msgspec.json.decode((lab.dir / "faults.json").read_bytes(), type=list[Record])
     except FileNotFoundError:
@@ -219,7 +219,7 @@ def _write_records(lab: Lab, records: Sequence[Record]) -> None:
 
 
 def _forget_neighbours(lab: Lab) -> None:
-    """Let no node take another for unreachable any longer: a lost ARP request is repeated after a second only."""
+    """Let nodes forget unreachable neighbors: the kernel repeats a lost ARP request only after a second."""
     inits = [pid for node, pid in machines.find_inits(lab.dir).items() if node != machines.SWITCH]
     with ThreadPoolExecutor(max_workers=8) as pool:
         list(pool.map(lambda pid: machines.run_in(pid, ["ip", "neighbour", "flush", "all"], must_work=False), inits))

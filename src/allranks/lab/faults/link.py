@@ -16,7 +16,7 @@ SLOW_GBIT_S = LINK_GBIT_S / 10
 
 
 class LinkFault(Fault):
-    """One node's data interface is it."""
+    """A fault of which one node's data interface is the culprit."""
 
     @classmethod
     def culprit(cls, scene: Scene) -> Culprit:
@@ -34,7 +34,7 @@ class InterfaceDown(LinkFault, name="interface-down", cause="AR210"):
 
     @classmethod
     def heal(cls, scene: Scene) -> None:
-        """Set it up again; IPv6 addresses went with it."""
+        """Set it up again, and restore the IPv6 addresses, which went with it."""
         _bring_up(scene)
 
 
@@ -84,10 +84,10 @@ class InterfaceRenamed(LinkFault, name="interface-renamed", cause="AR208"):
 
 
 class MtuFault(LinkFault):
-    """Jumbo frames everywhere but at one end. All ends are set anew from the faults that are there."""
+    """Faults of the MTU: jumbo frames everywhere except at one end. All ends are set from the injected faults."""
 
     narrow_end: ClassVar[str]
-    """`node` or `port`."""
+    """Which end has the fault: `node` or `port`."""
 
     @classmethod
     def inject(cls, scene: Scene) -> None:
@@ -96,7 +96,7 @@ class MtuFault(LinkFault):
 
     @classmethod
     def heal(cls, scene: Scene) -> None:
-        """Set all ends as the other faults have them, to 1500 where there is none."""
+        """Set all ends as the other faults need them, to 1500 if there are none."""
         _set_mtus(scene, scene.others)
 
 
@@ -120,14 +120,14 @@ class PacketLoss(LinkFault):
 
     @classmethod
     def inject(cls, scene: Scene) -> None:
-        """Drop by chance where the switch forwards."""
+        """Drop packets at random where the switch forwards."""
         drop = f"numgen random mod 100 < {cls.percent} drop"
         rules = [f'{direction} "{port_of(scene.node)}" {drop}' for direction in ("iifname", "oifname")]
         scene.filter(SWITCH, rules, family="bridge", hook="forward")
 
     @classmethod
     def heal(cls, scene: Scene) -> None:
-        """Drop no more."""
+        """Stop dropping."""
         scene.unfilter(SWITCH, family="bridge")
 
 
@@ -155,7 +155,7 @@ class SlowLink(LinkFault, name="slow-link", cause="AR213"):
 
     @classmethod
     def heal(cls, scene: Scene) -> None:
-        """Shape both ends as those of the others."""
+        """Limit both ends like those of the other nodes."""
         for node, interface in _ends(scene):
             if scene.is_same_life(node):
                 machines.shape(scene.inits[node], interface, LINK_GBIT_S)
@@ -170,14 +170,14 @@ def _other_name(host: Host) -> str:
 
 
 def _name_now(scene: Scene, host: Host) -> str:
-    """Name of a node's data interface, which another fault may have changed."""
+    """Return the name of a node's data interface, which another fault may have changed."""
     is_renamed = (InterfaceRenamed.name, host.name) in [(name, where.node) for name, where in scene.others]
     seen = scene.run(host.name, "ls", "/sys/class/net").split() if is_renamed else []
     return _other_name(host) if _other_name(host) in seen else host.data_interface
 
 
 def _rename(scene: Scene, now: str, new: str) -> None:
-    """Rename a node's data interface, for which it must be down; where it has IPv6, its address comes back."""
+    """Rename a node's data interface, which must be down for it; an IPv6 address is added again."""
     host = scene.node
     flags = "nodad" if ":" in host.data_address else ""
     lines = [
@@ -190,7 +190,7 @@ def _rename(scene: Scene, now: str, new: str) -> None:
 
 
 def _bring_up(scene: Scene) -> None:
-    """Set the data interface up; where it has IPv6, its address went with it and comes back."""
+    """Set the data interface up; an IPv6 address, which was lost with it, is added again."""
     host, name = scene.node, _name_now(scene, scene.node)
     flags = "nodad" if ":" in host.data_address else ""
     lines = [f"link set {name} up\n", f"address replace {host.data_address} dev {name} {flags}\n"]

@@ -1,4 +1,4 @@
-"""Faults of addresses, names, ports and filters: who can reach whom, and where."""
+"""Faults of addresses, names, ports and filters: which nodes can reach which."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from allranks.lab.hosts import SWITCH
 from allranks.lab.plan import DOCKER_INTERFACE, MANAGEMENT_INTERFACE, bare, render_hosts_file
 
 PORT = 29500
-"""The leader's preferred port, torch's own."""
+"""The leader's preferred port, also torch's default."""
 LISTENER = PROGRAMS / "listener.py"
 SYN = "tcp flags & (syn | ack) == syn"
-"""Only whoever opens a connection: replies to those in the other direction are let through without conntrack."""
+"""Matches only packets that open a connection: replies pass without conntrack."""
 
 
 # The leader's address
@@ -37,17 +37,17 @@ class MasterAddressWrong(Fault, name="master-address-wrong", cause="AR201"):
 
     @classmethod
     def culprit(cls, scene: Scene) -> Culprit:
-        """No node: the address."""
+        """The culprit is the address, not a node."""
         return Culprit(address=_unused_address(scene))
 
     @classmethod
     def start(cls, scene: Scene) -> Start:
-        """With the address."""
+        """Start the job with the address."""
         return Start(run_flags=("--master-addr", _unused_address(scene)))
 
 
 class HostsFault(Fault):
-    """What names resolve to on one node. /etc/hosts is written anew from the faults that are there."""
+    """Faults of name resolution on one node. /etc/hosts is rebuilt from the injected faults."""
 
     @classmethod
     def inject(cls, scene: Scene) -> None:
@@ -68,7 +68,7 @@ class MasterNameUnresolvable(HostsFault, name="master-name-unresolvable", cause=
 
     @classmethod
     def start(cls, scene: Scene) -> Start:
-        """With the name."""
+        """Start the job with the name."""
         return Start(run_flags=("--master-addr", scene.first.name))
 
 
@@ -89,7 +89,7 @@ class PortInUse(Fault, name="port-in-use", cause="AR207"):
 
     @classmethod
     def inject(cls, scene: Scene) -> None:
-        """Start it; returns when it listens."""
+        """Start it; returns once it listens."""
         python = [sys.executable, "-I", "-S", str(LISTENER), str(PORT)]
         scene.remember("pid", int(scene.run(scene.node.name, *python)))
 
@@ -111,23 +111,23 @@ class PortFiltered(Fault, name="port-filtered", cause="AR206"):
 
     @classmethod
     def inject(cls, scene: Scene) -> None:
-        """Drop; what stays on the node itself passes."""
+        """Drop the packets; connections within the node pass."""
         scene.filter(scene.node.name, [f'iifname != "lo" tcp dport {PORT} drop'])
 
     @classmethod
     def heal(cls, scene: Scene) -> None:
-        """Drop no more."""
+        """Stop dropping."""
         scene.unfilter(scene.node.name)
 
 
 class PairFault(Fault):
-    """Two nodes together are it: each reaches all others."""
+    """Two nodes are the culprit together: each reaches all others."""
 
     min_nodes = 2
 
     @classmethod
     def culprit(cls, scene: Scene) -> Culprit:
-        """Both; in a lab of two nodes, they are all there is."""
+        """Both nodes; in a lab of two nodes, these are all nodes."""
         return Culprit(nodes=scene.pair)
 
 
@@ -136,7 +136,7 @@ class PortsFilteredBetween(PairFault, name="ports-filtered-between", cause="AR20
 
     @classmethod
     def inject(cls, scene: Scene) -> None:
-        """Drop what opens such a connection, on both."""
+        """On both nodes, drop packets that open such a connection."""
         for here, there in ((scene.node, scene.peer), (scene.peer, scene.node)):
             address = bare(there.data_address)
             family = "ip6" if ":" in address else "ip"
@@ -145,7 +145,7 @@ class PortsFilteredBetween(PairFault, name="ports-filtered-between", cause="AR20
 
     @classmethod
     def heal(cls, scene: Scene) -> None:
-        """Drop no more."""
+        """Stop dropping."""
         for name in scene.pair:
             scene.unfilter(name)
 
@@ -158,7 +158,7 @@ class LinkCut(PairFault, name="link-cut", cause=("AR211", "AR210")):
 
     @classmethod
     def inject(cls, scene: Scene) -> None:
-        """Drop where the switch would forward."""
+        """Drop packets where the switch would forward them."""
         _part(scene, [scene.node.name], [scene.peer.name])
 
     @classmethod
@@ -179,7 +179,7 @@ class Partition(Fault, name="partition", cause="AR211"):
 
     @classmethod
     def inject(cls, scene: Scene) -> None:
-        """Drop where the switch would forward."""
+        """Drop packets where the switch would forward them."""
         _part(scene, *_halves(scene))
 
     @classmethod
@@ -204,7 +204,7 @@ class NicForced(EnvironmentFault):
 
     @classmethod
     def culprit(cls, scene: Scene) -> Culprit:
-        """The node with the interface that it was made to use."""
+        """The node, with the interface that its environment forces."""
         return Culprit(nodes=(scene.node.name,), interface=cls.interface)
 
 
@@ -221,7 +221,7 @@ class NicForcedManagement(NicForced, name="nic-forced-management", cause="AR203"
 
 
 def _unused_address(scene: Scene) -> str:
-    """x.x.x.99 of the data network, or the next below that no node has."""
+    """x.x.x.99 of the data network, or the next lower address that no node has."""
     network = ip_interface(scene.first.data_address).network
     taken = {bare(host.data_address) for host in scene.hosts.values()}
     last = min(99, network.num_addresses - 2)
@@ -237,7 +237,7 @@ def _write_hosts_file(scene: Scene, faults: Iterable[tuple[str, Where]]) -> None
         if name == scene.first.name and MasterNameUnresolvable.name in here:
             continue
         lines.append(f"127.0.1.1 {name}\n" if name == scene.node.name and LoopbackHostname.name in here else line)
-    # In place: the node has this very file mounted.
+    # In place: the file is bind-mounted in the node.
     scene.own_dir(scene.node.name, "hosts").write_text("".join(lines))
 
 

@@ -1,4 +1,4 @@
-"""Faults in how the job is started: who comes late, never or twice, and who starts what within what."""
+"""Faults in how the job is started: agents that come late, never or twice, and launchers that start launchers."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from allranks.lab.faults.fault import PROGRAMS, Culprit, Expected, ExtraAgent, F
 
 LATE_S = 15
 HELD_S = 4
-"""Another node comes so late, where the roll call must still be open when an extra agent comes."""
+"""Delay of another node, so that the roll call is still open when an extra agent comes."""
 
 
 class NeverStarts(Fault, name="never-starts", cause="AR001"):
@@ -14,12 +14,12 @@ class NeverStarts(Fault, name="never-starts", cause="AR001"):
 
     @classmethod
     def inject(cls, scene: Scene) -> None:
-        """Hold it back for good."""
+        """Delay it without end."""
         scene.write_delay(scene.node.name, "infinity")
 
     @classmethod
     def heal(cls, scene: Scene) -> None:
-        """Let it start."""
+        """Remove the delay."""
         scene.remove_files()
 
 
@@ -30,17 +30,17 @@ class StartsLate(Fault, name="starts-late", cause=()):
 
     @classmethod
     def culprit(cls, scene: Scene) -> Culprit:
-        """Nobody: the job must run."""
+        """No culprit: the job must run."""
         return Culprit()
 
     @classmethod
     def inject(cls, scene: Scene) -> None:
-        """Hold it back."""
+        """Delay it."""
         scene.write_delay(scene.node.name, str(LATE_S))
 
     @classmethod
     def heal(cls, scene: Scene) -> None:
-        """Let it start at once."""
+        """Remove the delay."""
         scene.remove_files()
 
 
@@ -53,18 +53,18 @@ class ExtraAgentFault(Fault):
 
     @classmethod
     def hold(cls, scene: Scene) -> None:
-        """Let the last of the other nodes come late."""
+        """Delay the last of the other nodes."""
         last = [name for name in scene.hosts if name != scene.node.name][-1]
         scene.write_delay(last, str(HELD_S))
 
     @classmethod
     def inject(cls, scene: Scene) -> None:
-        """Hold the roll call open."""
+        """Keep the roll call open."""
         cls.hold(scene)
 
     @classmethod
     def heal(cls, scene: Scene) -> None:
-        """Let it close again."""
+        """Remove the delay."""
         scene.remove_files()
 
 
@@ -73,7 +73,7 @@ class RankTwice(ExtraAgentFault, name="rank-twice", cause="AR405"):
 
     @classmethod
     def start(cls, scene: Scene) -> Start:
-        """Two agents there."""
+        """Two agents on that node."""
         return Start(extra_agents=(ExtraAgent(node=scene.node.name, environment={}),))
 
 
@@ -89,12 +89,12 @@ class StaleRank(ExtraAgentFault, name="stale-rank", cause="AR404"):
 
     @classmethod
     def start(cls, scene: Scene) -> Start:
-        """With an agent that says it is of the first attempt."""
+        """Start an extra agent that claims the first attempt."""
         return Start(extra_agents=(ExtraAgent(node=scene.node.name, environment={"SLURM_RESTART_COUNT": "0"}),))
 
 
 class WholeJob(Fault):
-    """No node is it: the command is."""
+    """No node is the culprit: the command is."""
 
     @classmethod
     def culprit(cls, scene: Scene) -> Culprit:
@@ -107,8 +107,8 @@ class TorchrunInTasks(WholeJob, name="torchrun-in-tasks", cause=("AR501", "AR502
 
     @classmethod
     def start(cls, scene: Scene) -> Start:
-        """Eight a node, on as few cores as there are."""
-        # Not --ntasks-per-node: with it SLURM 22.05 wants as many cores, in spite of --overcommit.
+        """Eight tasks per node, on any number of cores."""
+        # Not --ntasks-per-node: with it, SLURM 22.05 requires as many cores, in spite of --overcommit.
         nodes = len(scene.hosts)
         return Start(srun_flags=(f"--nodes={nodes}", f"--ntasks={8 * nodes}", "--overcommit"))
 
@@ -118,5 +118,5 @@ class MpSpawnInSrun(WholeJob, name="mp-spawn-in-srun", cause="AR502"):
 
     @classmethod
     def start(cls, scene: Scene) -> Start:
-        """With such a program."""
+        """Start such a program."""
         return Start(program=PROGRAMS / "mp_spawn.py")

@@ -1,1 +1,1 @@
-"""Drills of a running job: `drill.py` says how one goes."""
+"""Drills of a running job: `drill.py` has the phases."""

@@ -1,16 +1,15 @@
-"""Does a running job stay up? Start a real training, strike it, and hold what becomes of it against what must.
+"""Does a running job survive? Start a real training, strike it, and compare what happens with what must happen.
 
     drill_running(Lab("demo"), "node-killed", seed=7, work_dir=Path("drills"))      # -> Drilled
 
-Phase 1  what the strike needs is put into the lab      (Strike.inject; the seed says where)
-Phase 2  a training comes up through SLURM on all nodes; all ranks make some steps
-Phase 3  the strike; whoever is struck writes down when
-Phase 4  what must become of it is waited for: the next step of new workers, the end, or nothing
-Phase 5  the training is told to end, and what came is held against the truth     (seen.judge)
-Phase 6  the lab is healed and mended, whatever happened
+Phase 1  the strike is prepared in the lab              (Strike.inject; the seed chooses the place) Phase 2  a training
+starts through SLURM on all nodes; all ranks do some steps Phase 3  the strike; a rank that executes it logs the time
+Phase 4  wait for the expected outcome: the next step of new workers, the end, or nothing Phase 5  the training is
+ordered to end, and the result is compared with the truth   (seen.judge) Phase 6  the lab is healed and repaired,
+whatever happened
 
-With a baseline, plain torchrun meets the same strike with the same training, unmodified: how long is it silent, what
-does it say, does it ever make another step?
+With a baseline, plain torchrun gets the same strike with the same training, unmodified: how long until it prints
+something, what does it print, and does it ever do another step?
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from allranks.lab.running.seen import Baseline, Seen, judge
 from allranks.lab.running.terminal import Terminal
 
 UP_S = 90.0
-"""Until all ranks train: six imports of torch on two cores, and whatever else the machine does."""
+"""Until all ranks train: six imports of torch on two cores, beside other work of the machine."""
 SETTLE_S = 1.0
 SAVED_S = 30.0
 END_S = 30.0
@@ -42,7 +41,7 @@ POLL_S = 0.05
 
 
 class Drilled(msgspec.Struct, frozen=True, kw_only=True):
-    """One drill of a running job, and what came of it."""
+    """Result of one drill of a running job."""
 
     fault: str
     seed: int
@@ -51,15 +50,15 @@ class Drilled(msgspec.Struct, frozen=True, kw_only=True):
     expected: str
     verdict: str
     verdict_s: float | None
-    """From the strike to the first printed word of the verdict."""
+    """From the strike to the first printed line of the verdict."""
     next_step_s: float | None
     phases_s: dict[str, float]
-    """From the strike to each event on the way to the next step."""
+    """From the strike to each event before the next step."""
     resumed_at: int | None
     """Number of that step."""
     exit_code: int | None
     wrong: tuple[str, ...]
-    """What was not as it must be; empty: all is well."""
+    """Differences from the expected result; empty if it is correct."""
     baseline: Baseline | None = None
 
 
@@ -77,17 +76,17 @@ def drill_running(
     """Strike one running job, and heal the lab.
 
     Args:
-        lab: which must be up.
-        name: of the strike.
-        seed: what is left to chance follows from it.
-        work_dir: where run directories and logs go; the nodes must see it.
-        on: the node; by default drawn.
-        is_plain: train with the script that knows nothing of allranks.
-        has_baseline: whether plain torchrun meets the same afterwards.
-        say: gets a line about whatever takes long.
+        lab: a lab that is up.
+        name: name of the strike.
+        seed: of all random choices.
+        work_dir: for run directories and logs; visible to the nodes.
+        on: the node; by default chosen by the seed.
+        is_plain: train with the script that does not use allranks.
+        has_baseline: whether plain torchrun gets the same strike afterwards.
+        say: gets a line about steps that take long.
     Raises:
         UsageError: the lab is not up, there is no such strike or node.
-        SetupError: the job does not come up, the strike cannot be done or healed.
+        SetupError: the job does not start, the strike cannot be done or healed.
     """
     program = PLAIN if is_plain else PROGRAM
     directory = _make_anew(work_dir / f"running-{name}-{seed}")
@@ -155,7 +154,7 @@ def _strike_job(
 
 
 def _wait_for_outcome(job: Running, strike: type[Strike], start: tuple[int, int]) -> None:
-    """Wait until the job is what it must become, or can no longer be; then until it has ended."""
+    """Wait for the expected outcome, or until it can no longer come; then for the job's end."""
     if strike.severity is Expected.FAIL:
         _wait(job.has_ended, strike.watch_s)
         return
@@ -192,7 +191,7 @@ def _drill_torchrun(lab: Lab, strike: type[Strike], *, seed: int, on: str | None
     finally:
         _heal(lab)
     first = next(((time_s, line) for time_s, line in terminal.lines if time_s >= struck_s and complains(line)), None)
-    # What is printed while it is cut off is no word of its own.
+    # Lines that it prints because it is cut off do not count.
     is_own = first is not None and first[0] < struck_s + BASELINE_S - 0.5
     later = [each.time_s for each in job.target.steps() if each.start > start]
     return Baseline(
@@ -243,13 +242,13 @@ def _wait(is_there: Callable[[], bool], deadline_s: float) -> bool:
 
 
 def _heal(lab: Lab) -> None:
-    """Heal, and make anew what died: a node that is cut off cannot come into service."""
+    """Heal, and replace what died; a node that is cut off cannot be put into service."""
     heal(lab)
     lab.mend()
 
 
 def _make_anew(directory: Path) -> Path:
-    """Return an empty directory, in place of what an earlier drill of the same name and seed left."""
+    """Return an empty directory; remove the files of an earlier drill with the same name and seed."""
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
     return directory.absolute()

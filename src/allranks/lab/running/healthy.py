@@ -1,9 +1,9 @@
-"""Is anybody accused of anything in a healthy training? Slow steps, late ranks, evaluations and checkpoints, for long.
+"""Is a rank reported wrongly in a healthy training? Slow steps, late ranks, evaluations and checkpoints, for long.
 
     train(Lab("demo"), seed=7, minutes=30, work_dir=Path("drills"))       # -> Calm
 
-The program draws by the seed what it does when (`Mixture` in programs/orders.py), and who is at something for long
-writes it down. No verdict may come, and whoever is called slow must have been the one.
+The seed decides when the program does what (`Mixture` in programs/orders.py); a rank that is busy for long logs it.
+There must be no verdict, and a rank that is reported as slow must have been busy.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from allranks.lab.running.terminal import Terminal
 from allranks.model.errors import SetupError
 
 LATE_S = 3.0
-"""A line about a slow rank may come so long after the rank is back."""
+"""A line about a slow rank may come this long after the rank has returned."""
 _SLOW = re.compile(r"\bslow: rank (\d+)\b")
 
 
 class Busy(msgspec.Struct, frozen=True):
-    """One rank was at something for long."""
+    """A period in which one rank was busy."""
 
     rank: int
     from_s: float
@@ -39,32 +39,32 @@ class Busy(msgspec.Struct, frozen=True):
 
 
 class Calm(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a healthy training."""
+    """Result of a healthy training."""
 
     minutes: float
     num_steps: int
     num_busy: int
     num_slow: int
-    """Lines that called a rank slow."""
+    """Number of lines that reported a rank as slow."""
     wrong: tuple[str, ...]
 
     def lines(self) -> list[str]:
-        """For people."""
+        """One line for the user."""
         found = f"{self.num_steps} steps in {self.minutes:.1f} min; {self.num_busy} long evaluations"
         return [f"healthy: {found}, {self.num_slow} reports of slow ranks", *(f"    {each}" for each in self.wrong)]
 
 
 def train(lab: Lab, *, seed: int, minutes: float, work_dir: Path, is_plain: bool) -> Calm:
-    """Train so long, and hold what was said against what was done.
+    """Train for some minutes, and compare the reports with the log of busy ranks.
 
     Args:
-        lab: which must be up.
+        lab: a lab that is up.
         seed: of the mixture.
-        minutes: from the first steps of all ranks on.
-        work_dir: where run directories and logs go.
-        is_plain: train with the script that knows nothing of allranks.
+        minutes: counted from the first steps of all ranks.
+        work_dir: for run directories and logs.
+        is_plain: train with the script that does not use allranks.
     Raises:
-        SetupError: the job does not come up.
+        SetupError: the job does not start.
     """
     directory = (work_dir / f"running-healthy-{seed}-{int(time.time())}").absolute()
     directory.mkdir(parents=True)
@@ -105,17 +105,17 @@ def train(lab: Lab, *, seed: int, minutes: float, work_dir: Path, is_plain: bool
 
 
 def read_busy(directory: Path) -> list[Busy]:
-    """Return who was at something for long."""
+    """Return the periods in which ranks were busy."""
     lines = [line for path in directory.glob("busy_*.jsonl") for line in path.read_text().splitlines()]
     return [msgspec.convert(json.loads(line), Busy) for line in lines]
 
 
 def judge_slow(slow: Sequence[tuple[float, int]], busy: Sequence[Busy]) -> list[str]:
-    """Return which lines named a rank that was at nothing then.
+    """Return the lines that reported a rank that was not busy then.
 
     Args:
         slow: (when, rank) of each line.
-        busy: who was at something.
+        busy: periods in which ranks were busy.
     """
     return [
         f"rank {rank} was reported as slow, but was not"

@@ -1,4 +1,4 @@
-"""How does a training come up in the lab, and how does it end? Under `allranks run`, `allranks submit`, torchrun."""
+"""How does a training start in the lab, and how does it end? Under `allranks run`, `allranks submit`, torchrun."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ GUARD: Mapping[str, float] = {
     "slow_s": 30.0,
     "hang_s": 60.0,
 }
-"""The lab's fast profile: what would be called a hiccup in production is what is drilled here."""
+"""Short times for the lab: what would be a hiccup in production is a fault here."""
 MAX_RESTARTS = 3
 EVERY_STEPS = 50
-"""Between checkpoints: some 3 s."""
+"""Steps between checkpoints: about 3 s."""
 TIME_MINUTES = 10
 _ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "OUT_OF_MEMORY")
 
@@ -46,9 +46,9 @@ class Running:
 
     Args:
         lab: where it runs.
-        directory: of the drill.
-        strike: what will be done to it: it says how the job is started. None: nothing.
-        start: what `inject` asks for besides.
+        directory: directory of the drill.
+        strike: it says how the job is started; None: no strike.
+        start: further options from `inject`.
         minutes: its time limit.
     """
 
@@ -73,13 +73,13 @@ class Running:
         self.num_nodes = min(self._strike.most_nodes or available, available)
         self._process: subprocess.Popen[bytes] | None = None
         self._let_go = ""
-        """The run that SLURM was told to begin soon."""
+        """Id of the job that SLURM was told to start soon."""
 
     def begin(self, program: Path, arguments: Sequence[str] = ()) -> None:
         """Start it under allranks.
 
         Raises:
-            SetupError: SLURM does not take it.
+            SetupError: SLURM rejects it.
         """
         guard = {**GUARD, **self._strike.guard}
         cluster = write_cluster(self._lab, self.directory / "cluster.toml", guard=guard)
@@ -99,7 +99,7 @@ class Running:
     def begin_torchrun(self) -> None:
         """Start the plain program under torchrun, with the same number of restarts."""
         first = self.first
-        # What a careful user sets: each node's own data interface.
+        # As a careful user sets it: each node's own data interface.
         nic = data_interface_of(first)
         torchrun = [
             *("torchrun", f"--nnodes={self._nodes()}", "--nproc-per-node=1", f"--max-restarts={MAX_RESTARTS}"),
@@ -109,10 +109,10 @@ class Running:
         self._srun([*self._start.prefix, "sh", "-c", f'export GLOO_SOCKET_IFNAME="{nic}"; exec "$@"', "sh", *torchrun])
 
     def wait_until_stepping(self, deadline_s: float) -> None:
-        """Wait until all ranks have made some steps.
+        """Wait until all ranks have done some steps.
 
         Raises:
-            SetupError: they do not, or the job has ended.
+            SetupError: they did not, or the job has ended.
         """
 
         def is_there() -> bool:
@@ -125,7 +125,7 @@ class Running:
             self.target.job_id = self._ask("squeue", "--noheader", "--format=%i").split()[0]
 
     def has_ended(self) -> bool:
-        """Whether it is over. A requeued job that SLURM holds back is let go."""
+        """Whether it has ended. A requeued job that SLURM holds back is told to start."""
         if self._process is not None:
             return self._process.poll() is not None
         shown = self._show()
@@ -136,7 +136,7 @@ class Running:
         return state in _ENDED
 
     def exit_code(self) -> int | None:
-        """Return the job's exit code as the leader gave it, else SLURM's; None where it did not end by itself."""
+        """Return the exit code of the leader, else SLURM's; None if the job did not end by itself."""
         if not self.has_ended():
             return None
         for verdict in (self.verdict(), self._ended_event()):
@@ -148,7 +148,7 @@ class Running:
         return 128 + int(signum) if int(signum or 0) else int(code or 0)
 
     def slurm_state(self) -> str:
-        """Return what SLURM calls the job, `COMPLETED`; empty where it has forgotten it."""
+        """Return SLURM's state of the job, `COMPLETED`; empty if SLURM has forgotten it."""
         return _field(self._show(), "JobState")
 
     def verdict(self) -> int | None:
@@ -159,7 +159,7 @@ class Running:
         return None
 
     def events(self) -> list[dict[str, Any]]:
-        """Return what the leaders of all attempts wrote, in the order of time."""
+        """Return the events of the leaders of all attempts, in order of time."""
         found: list[dict[str, Any]] = []
         for path in (self.directory / "runs").glob("[0-9]*/attempt_*/events.jsonl"):
             for line in path.read_text(errors="replace").splitlines():
@@ -168,7 +168,7 @@ class Running:
         return sorted(found, key=lambda event: float(event["time_s"]))
 
     def cut_off(self) -> None:
-        """End it, however it is."""
+        """End it in any case."""
         if self._process is not None:
             cut_off(self._process)
         for _ in range(50):
@@ -182,7 +182,7 @@ class Running:
         return int(ended[-1]["exit_code"]) if ended else None
 
     def _copy(self, program: Path) -> Path:
-        """Make a program the user's own: nobody is told a place in the files of allranks."""
+        """Copy a program into the user's directory, so that no path of allranks appears in messages."""
         for path in (program, ORDERS):
             shutil.copy(path, self.directory)
         return self.directory / program.name
@@ -217,7 +217,7 @@ class Running:
         return self._ask("scontrol", "show", "job", "--oneliner", self.target.job_id)
 
     def _ask(self, *command: str) -> str:
-        """What a command of SLURM says, on the first node."""
+        """Return the output of a SLURM command, run on the first node."""
         first = machines.find_inits(self._lab.dir)[self.first.name]
         return machines.run_in(first, command, must_work=False).stdout
 
@@ -230,7 +230,7 @@ def _field(shown: str, name: str) -> str:
 
 def _last_line(path: Path) -> str:
     lines = [line for line in path.read_text(errors="replace").splitlines() if line.strip()] if path.exists() else []
-    return lines[-1] if lines else "it said nothing"
+    return lines[-1] if lines else "it printed nothing"
 
 
 def _modified(path: Path) -> float:

@@ -1,4 +1,4 @@
-"""What did a strike do to a job, and was that right? Pure: from times and events to what is wrong."""
+"""What did a strike do to a job, and was that correct? Pure: from times and events to a list of errors."""
 
 from __future__ import annotations
 
@@ -14,48 +14,48 @@ from allranks.lab.faults.running.target import StepDone
 from allranks.model.finding import Confidence, Finding, Severity
 
 EARLY_S = 0.2
-"""An order is written down a moment before it is done, a signal after it was sent."""
+"""An order is logged a moment before it is executed, a signal after it was sent."""
 TOGETHER_S = 0.1
-"""Findings of one verdict are written down one after the other."""
+"""Findings of one verdict are written one after the other."""
 
 
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):
-    """What plain torchrun made of the same strike."""
+    """How plain torchrun behaved after the same strike."""
 
     silent_s: float | None
-    """From the strike to its first word of a failure; None: it said none."""
+    """From the strike to its first line about a failure; None: there was none."""
     said: str
     next_step_s: float | None
-    """From the strike to the next optimizer step; None: it made none."""
+    """From the strike to the next optimizer step; None: there was none."""
     exit_code: int | None
     """None: it was cut off."""
 
 
 class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured of one job."""
+    """Measurements of one job."""
 
     struck_s: float
     printed: tuple[tuple[float, str], ...] = ()
-    """(when, id) of the causes on the terminal, since the strike."""
+    """(when, id) of the causes on the terminal since the strike."""
     events: tuple[Mapping[str, Any], ...] = ()
     steps: tuple[StepDone, ...] = ()
     start: tuple[int, int] = (0, 0)
-    """Of the workers that were struck."""
+    """Ranks of the workers that were struck."""
     checkpoint: int | None = None
-    """Step of the newest whole checkpoint when it happened."""
+    """Step of the newest intact checkpoint at the time of the strike."""
     has_ended: bool = False
     exit_code: int | None = None
     left: tuple[str, ...] = ()
     """Processes that outlived the job."""
     more: tuple[str, ...] = ()
-    """What the strike's own check found."""
+    """Errors from the strike's own check."""
 
     def verdicts(self) -> list[Mapping[str, Any]]:
-        """Return what the leader called the cause, since the strike."""
+        """Return the leader's finding events since the strike."""
         return [each for each in self.events if each["event"] == "verdict" and self._is_after(each)]
 
     def verdict_s(self) -> float | None:
-        """Seconds from the strike to the first verdict as it was printed, or written where nothing was."""
+        """Return the seconds from the strike to the first verdict, as printed, or as logged if nothing was printed."""
         times = [time_s for time_s, _ in self.printed] or [float(each["time_s"]) for each in self.verdicts()]
         return max(0.0, min(times) - self.struck_s) if times else None
 
@@ -69,7 +69,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
         return step.time_s - self.struck_s if step else None
 
     def phases_s(self) -> dict[str, float]:
-        """Seconds from the strike to each event on the way to that step."""
+        """Return the seconds from the strike to each event before that step."""
         after = [each for each in self.events if self._is_after(each)]
         names = ("verdict", "restarting", "started")
         found = {name: next((each for each in after if each["event"] == name), None) for name in names}
@@ -80,13 +80,13 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def judge(strike: type[Strike], seen: Seen, truth: Culprit, ranks: Sequence[int]) -> list[str]:
-    """Return what is not as it must be; nothing: all is well.
+    """Return what differs from the expected outcome; empty if it is correct.
 
     Args:
-        strike: what was done.
-        seen: what came of it.
-        truth: whose it was.
-        ranks: which ranks' it was; none where a verdict need not name them.
+        strike: the strike.
+        seen: measurements of the job.
+        truth: the culprit.
+        ranks: the culprit's ranks; empty if a verdict need not name them.
     """
     wrong = [f"false alarm before the strike: {each['cause']}" for each in seen.events if _is_early(each, seen)]
     is_survived = strike.severity is Expected.SURVIVED
@@ -148,7 +148,7 @@ def _is_early(event: Mapping[str, Any], seen: Seen) -> bool:
 
 
 def _merge(verdicts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The first verdict, with the nodes and ranks of those of the same cause that were told in the same moment."""
+    """Return the first verdict, with the nodes and ranks of verdicts on the same cause at the same time."""
     first = verdicts[0]
     until_s = float(first["time_s"]) + TOGETHER_S
     same = [each for each in verdicts if each["cause"] == first["cause"] and float(each["time_s"]) <= until_s]

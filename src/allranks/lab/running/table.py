@@ -1,4 +1,4 @@
-"""The results of drills of running jobs, as `make drills` keeps them: a markdown page."""
+"""The results of drills of running jobs, as the markdown page that `make drills` writes."""
 
 from __future__ import annotations
 
@@ -44,7 +44,9 @@ def _seconds(seconds: float | None) -> str:
 
 
 def _describe(baseline: Baseline) -> str:
-    said = "says nothing" if baseline.silent_s is None else f"after {baseline.silent_s:.1f} s `{_plain(baseline.said)}`"
+    said = (
+        "prints nothing" if baseline.silent_s is None else f"after {baseline.silent_s:.1f} s `{_plain(baseline.said)}`"
+    )
     next_step = "no further step" if baseline.next_step_s is None else f"next step after {baseline.next_step_s:.1f} s"
     end = "cut off" if baseline.exit_code is None else f"exit {baseline.exit_code}"
     return f"{said}; {next_step}; {end}"

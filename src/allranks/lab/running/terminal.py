@@ -1,4 +1,4 @@
-"""What did a job print, and when? Its output file, read as it grows."""
+"""What did a job print, and when? Reads its output file as it grows."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _CAUSE = re.compile(r"\b(AR\d{3}) [a-z0-9-]+")
 
 
 class Terminal:
-    """Notes when each line came, in a thread of its own, while the block lasts.
+    """Records the time of each line, in its own thread, for the duration of the block.
 
     Args:
-        path: the file; it may come later.
+        path: the file; it may be created later.
     """
 
     def __init__(self, path: Path) -> None:
@@ -39,7 +39,7 @@ class Terminal:
         self._look()
 
     def causes(self, *, since_s: float) -> list[tuple[float, str]]:
-        """Return which causes were printed when: (seconds since the epoch, id)."""
+        """Return which causes were printed, and when: (seconds since the epoch, id)."""
         found = [(time_s, _CAUSE.search(line)) for time_s, line in self.lines if time_s >= since_s]
         return [(time_s, match[1]) for time_s, match in found if match]
 

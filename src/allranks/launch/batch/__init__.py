@@ -1,1 +1,1 @@
-"""Jobs of SLURM: the batch script, its submission, and what becomes of it."""
+"""SLURM jobs: the batch script, its submission, and the state and output of a job."""

@@ -1,9 +1,10 @@
-"""What became of a job, and what does it print? From SLURM's controller, its accounting, and the run directory.
+"""What is the state of a job, and what does it print? From SLURM's controller, its accounting, and the run directory.
 
 A job is named by SLURM's id, by the id of a run in the log directory, or as `latest`.
 
-Each of the three may know nothing: the controller forgets a job after MinJobAge (300 s), accounting may be off, and the
-run directory may be elsewhere. A job that SLURM has forgotten is told from what it left behind, and that is said.
+Each of the three sources may know nothing: the controller forgets a job after MinJobAge (300 s), accounting may be off,
+and the run directory may be elsewhere. A job that SLURM has forgotten is described from its run directory, and the text
+says so.
 """
 
 from __future__ import annotations
@@ -27,42 +28,42 @@ from allranks.report.runs import Run, find_run, is_job_of_slurm, read_run, read_
 
 POLL_S = 0.2
 LOOK_S = 3.0
-"""How often the controller is asked and new files are looked for while logs are followed."""
+"""While logs are followed: how often to ask the controller and to look for new files."""
 LAST_WORDS_S = 2.0
-"""A shared file system shows the last lines a little after the job has ended."""
+"""On a shared file system, the last lines appear a little after the end of the job."""
 NO_ANSWER_S = 600.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobReport:
-    """One job or task: what SLURM says, and what lies in its run directory."""
+    """One job or task: SLURM's state, and what its run directory contains."""
 
     job: str
     slurm: JobState | None
-    """None: it has forgotten it."""
+    """None: SLURM has forgotten it."""
     run_dir: str = ""
     attempt: int | None = None
     verdict: Verdict | None = None
     unavailable: str = ""
-    """Nodes a waiting job could have had, with SLURM's reason."""
+    """Nodes that a waiting job cannot get, with SLURM's reason."""
     local: LocalRun | None = None
-    """A run that SLURM knows nothing of."""
+    """A run that SLURM does not know."""
 
     @property
     def is_unknown(self) -> bool:
-        """Whether nobody knows anything of it."""
+        """Whether neither SLURM nor a run directory knows it."""
         return self.slurm is None and not self.run_dir
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing more can come of it."""
+        """Whether its state can no longer change."""
         if self.local is not None:
             return self.local.is_over
         return self.slurm is None or self.slurm.is_finished
 
 
 def find_job(text: str, *, log_dir: Path) -> Run | str:
-    """Return the run that is meant, or the id of SLURM's job, which a task of an array or a part has, too.
+    """Return the run, or the id of the SLURM job; tasks of arrays and parts of jobs have ids, too.
 
     Raises:
         UsageError: there is no such run, and it is no id of SLURM's.
@@ -79,14 +80,14 @@ def find_job(text: str, *, log_dir: Path) -> Run | str:
 
 
 def report_job(job: Run | str, *, log_dir: Path) -> list[JobReport]:
-    """Return what is known of a job, one report for each task of an array.
+    """Return what is known about a job, one report for each task of an array.
 
     Raises:
         SetupError: SLURM is not there, or does not answer.
     """
     if isinstance(job, str):
         return _report_slurm_job(job, log_dir=log_dir)
-    run = read_run(job.path)  # as it is now
+    run = read_run(job.path)  # read its current state
     return [
         JobReport(
             job=run.id,
@@ -110,7 +111,7 @@ def _report_slurm_job(job_id: str, *, log_dir: Path) -> list[JobReport]:
 
 
 def describe(report: JobReport, *, now: datetime) -> list[str]:
-    """Return the lines that people read of a job; its verdict is shown apart."""
+    """Return the lines that describe a job; its verdict is shown separately."""
     job, head = report.slurm, f"job {report.job}"
     if report.local is not None:
         lines = [describe_local(report.local)]
@@ -153,7 +154,7 @@ def _describe_state(job: JobState, now: datetime) -> str:
 
 
 def time_left(end: str, now: datetime) -> str:
-    """Return `1:59:50` until an end as SLURM writes it, empty where there is none.
+    """Return the time left, `1:59:50`, until an end in SLURM's format; empty if there is none.
 
     >>> time_left("2026-11-21T05:16:18", datetime(2026, 11, 21, 3, 16, 28))
     '1:59:50'
@@ -191,7 +192,7 @@ def _cancel_slurm_job(job_id: str) -> str:
 
 
 def wait_for_end(job_id: str, *, log_dir: Path, say: Callable[[str], None]) -> tuple[list[JobReport], int]:
-    """Wait until a job, with all tasks of an array, has ended; return what became of it and its exit code.
+    """Wait until a job, with all tasks of an array, has ended; return its reports and its exit code.
 
     Raises:
         SetupError: SLURM has not answered for NO_ANSWER_S.
@@ -207,7 +208,7 @@ def wait_for_end(job_id: str, *, log_dir: Path, say: Callable[[str], None]) -> t
             continue
         states = [report.slurm for report in reports if report.slurm is not None]
         if all(state.is_finished for state in states):
-            # Forgotten between two looks: the last one that SLURM told of has at least its name and nodes.
+            # SLURM forgot it between two looks: the previous report at least has its name and nodes.
             return (reports if states else known or reports), max(map(_exit_code, reports))
         known = reports
         news = next((_describe_progress(state) for state in states if not state.is_finished), "")
@@ -224,7 +225,7 @@ def _describe_progress(job: JobState) -> str:
 
 
 def _exit_code(report: JobReport) -> int:
-    """The job's, as a shell has it; of a job that SLURM has forgotten, its verdict's; else Exit.UNKNOWN."""
+    """Exit code of the job, as a shell has it; if SLURM has forgotten it, of its verdict; else Exit.UNKNOWN."""
     job = report.slurm
     if job is None:
         return report.verdict.exit_code if report.verdict is not None else Exit.UNKNOWN
@@ -241,14 +242,14 @@ def _exit_code(report: JobReport) -> int:
 def show_logs(
     job: Run | str, *, log_dir: Path, ranks: Sequence[int], is_followed: bool, say: Callable[[str], None]
 ) -> None:
-    """Show what a job has printed, and with `is_followed` what it prints until it ends.
+    """Print the output of a job so far; with `is_followed`, until the job ends.
 
-    Without `ranks` that is the job's own output: the verdict and all ranks, each line with node and rank. Its files
-    may be out of reach; the ranks' own files in the run directory are shown then.
+    Without `ranks`, that is the job's own output: the verdict and all ranks, each line with node and rank. If these
+    files cannot be read from here, the ranks' own files in the run directory are shown.
 
     Raises:
         SetupError: SLURM is not there, or has not answered for NO_ANSWER_S.
-        UsageError: nobody knows of such a job, or it has printed nothing.
+        UsageError: the job is unknown, or it has printed nothing.
     """
     console, shown, told = Console(), set[Path](), ""
     looked_s, answered_s, ended_s = float("-inf"), time.monotonic(), None
@@ -293,7 +294,7 @@ def _nothing_to_show(report: JobReport, ranks: Sequence[int]) -> str:
 
 
 def _files(reports: Iterable[JobReport], ranks: Sequence[int]) -> list[tuple[Path, str, str]]:
-    """Files with the stream they go to and what stands before each line."""
+    """Return each file with its stream and the prefix of its lines."""
     found: list[tuple[Path, str, str]] = []
     reports = list(reports)
     for report in reports:
@@ -315,7 +316,7 @@ def _own_files(report: JobReport) -> list[tuple[Path, str]]:
     if job is not None and job.out:
         files = [(Path(job.out), "out")]
         files += [(Path(job.err), "err")] if job.err not in ("", job.out) else []
-    else:  # forgotten, or from accounting, which has no file names: the usual ones, where the job was
+    else:  # no file names, as from accounting: take the usual ones, in the job's directory
         places = dict.fromkeys(
             [Path(job.work_dir)] if job and job.work_dir else [Path(report.run_dir, "../.."), Path()]
         )
@@ -333,7 +334,7 @@ def _report(job_id: str, job: JobState | None, log_dir: Path) -> JobReport:
     run_dir = _find_run_dir(job_id, job, log_dir)
     attempts = sort_by_number(run_dir.glob("attempt_*")) if run_dir else []
     attempt = int(attempts[-1].name.rpartition("_")[2]) if attempts else None
-    # A job that was requeued has the verdict of its last attempt, not of the one that is to come.
+    # A requeued job has the verdict of its last attempt, not of the coming one.
     is_of_this_attempt = job is None or (not job.is_pending and attempt is not None and attempt >= job.restarts)
     is_short_of_nodes = job is not None and job.is_pending and re.search("node", job.reason, re.IGNORECASE)
     return JobReport(
@@ -348,7 +349,7 @@ def _report(job_id: str, job: JobState | None, log_dir: Path) -> JobReport:
 
 def _find_run_dir(job_id: str, job: JobState | None, log_dir: Path) -> Path | None:
     places = [Path(job.work_dir) / log_dir] if job is not None and job.work_dir else []
-    if job is not None and job.script:  # a script may go to its own directory first
+    if job is not None and job.script:  # a script may change its directory first
         places.append(Path(job.script).parent / log_dir)
     name = as_file_name(job_id)
     return next((place / name for place in (*places, log_dir) if (place / name).is_dir()), None)

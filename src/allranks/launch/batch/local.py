@@ -1,8 +1,8 @@
-"""What is a run doing that SLURM knows nothing of? Its files say how it ended, its agent's process whether it lives.
+"""What is the state of a run without SLURM? Its files say how it ended, its agent's process whether it still runs.
 
     describe_local(look_at_run(read_run(Path("runs/20261123-031500-4711"))))
 
-An agent on another machine cannot be looked at: a run without a verdict is UNKNOWN then.
+An agent on another machine cannot be examined: a run there without a verdict is UNKNOWN.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ from allranks.report.runs import Run
 
 _STOPPED = {128 + signum for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
 _CLOCK_S = 2.0
-"""By how much the kernel's time of a process's start may differ from the clock."""
+"""Largest difference between the kernel's start time of a process and the clock."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalRun:
-    """One run, as people and programs ask for it. Times are local ones, as SLURM writes them."""
+    """One run, for the text and the JSON. Times are local times, as SLURM writes them."""
 
     id: str
     name: str
-    """The script's."""
+    """Name of the script."""
     state: str
-    """RUNNING, COMPLETED, FAILED, CANCELLED; LOST: its agent ended without a verdict; UNKNOWN: nobody can tell."""
+    """RUNNING, COMPLETED, FAILED, CANCELLED; LOST: its agent ended without a verdict; UNKNOWN: not visible here."""
     num_nodes: int
     nodes: str
     start: str
@@ -40,19 +40,19 @@ class LocalRun:
     elapsed: str
     exit_code: int | None
     cause: str
-    """Of the first finding; "" where there is none."""
+    """Cause of the first finding; "" if there is none."""
     pid: int | None
-    """Of the agent that leads, on the first of the nodes."""
+    """Pid of the leader's agent, on the first of the nodes."""
     run_dir: str
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended for certain."""
+        """Whether it has certainly ended."""
         return self.state not in ("RUNNING", "UNKNOWN")
 
 
 def look_at_run(run: Run) -> LocalRun:
-    """Return what a run is doing, or how it ended."""
+    """Return the state of a run."""
     seconds = round(run.ended_s - run.started_s) if run.ended_s and run.started_s else 0
     findings = run.verdict.findings if run.verdict else ()
     return LocalRun(
@@ -72,7 +72,7 @@ def look_at_run(run: Run) -> LocalRun:
 
 
 def describe_local(run: LocalRun) -> str:
-    """Return the line that people read of a run."""
+    """Return the line that describes a run."""
     where = f" on {count_of(run.num_nodes, 'node')} ({run.nodes})" if run.num_nodes else ""
     match run.state:
         case "RUNNING":
@@ -90,7 +90,7 @@ def describe_local(run: LocalRun) -> str:
 
 
 def cancel_run(run: LocalRun) -> str:
-    """Tell the agent of a run to end it, and return what was done.
+    """Ask the agent of a run to end it, and return what was done.
 
     Raises:
         UsageError: the agent cannot be reached from here.
@@ -120,7 +120,7 @@ def _state_of(run: Run) -> str:
 
 
 def _is_agent(pid: int, started_s: float) -> bool:
-    """Whether this process is the one that started the ranks then, and not a later one of the same id."""
+    """Whether this process started the run's ranks, and is not a later process with the same pid."""
     try:
         process = psutil.Process(pid)
         is_old_enough: bool = process.create_time() <= started_s + _CLOCK_S

@@ -3,8 +3,8 @@
     >>> print(render_sbatch(SbatchOptions(nodes="2"), ["allranks", "run", "my train.py"]).splitlines()[1])
     #SBATCH --nodes=2
 
-The text comes from `templates/job.sh.j2`, of which users override a block with a template of their own. Every value is
-quoted for who reads it: the shell, or sbatch, whose `#SBATCH` lines have rules of their own.
+The text comes from `templates/job.sh.j2`; users can override its blocks with their own template. Every value is quoted
+for its reader: the shell, or sbatch, whose `#SBATCH` lines have their own rules.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from allranks.model.errors import UsageError
 from allranks.report.rundir import is_secret_name
 
 OPTION_LIMIT = 4000
-"""Longest `#SBATCH` argument in characters; sbatch 22.05 copies it into a fixed buffer of 8 KiB without a look."""
+"""Longest `#SBATCH` argument in characters; sbatch 22.05 copies it into a fixed buffer of 8 KiB without a check."""
 
 
 def _option(help_text: str, metavar: str | None = None, default: Any = None, *, short: str = "") -> Any:
@@ -29,7 +29,7 @@ def _option(help_text: str, metavar: str | None = None, default: Any = None, *, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SbatchOptions:
-    """Options of sbatch under its own names, in the order in which the script has them; None leaves one to SLURM."""
+    """Options of sbatch under its own names, in the order of the script; None leaves the choice to SLURM."""
 
     job_name: str | None = _option("Name of the job. [default: the script's]", "NAME", short="-J")
     nodes: str | None = _option("Number of nodes. [default: --nnodes]", "N|MIN-MAX", short="-N")
@@ -69,15 +69,15 @@ class SbatchOptions:
 
     @property
     def handed_on(self) -> str:
-        """The signal that only the batch script gets, `USR1` of `B:USR1@120`; empty where SLURM signals the ranks."""
+        """Signal that only the batch script gets, `USR1` of `B:USR1@120`; empty if SLURM signals the ranks."""
         match = re.fullmatch(r"([BR]+):(\w+)(?:@\d+)?", self.signal)
         return match[2] if match and "B" in match[1] else ""
 
     @property
     def output_pattern(self) -> str:
-        """SLURM's own default is spelled out, so that whoever reads the script knows where to look.
+        """SLURM's own default, written out so that readers of the script know where the output is.
 
-        It needs no directory: SLURM makes none, and a job whose output cannot be opened fails without a word.
+        It needs no directory: SLURM creates none, and a job whose output cannot be opened fails without a message.
         """
         return self.output or ("slurm-%A_%a.out" if self.array else "slurm-%j.out")
 
@@ -93,20 +93,20 @@ def render_sbatch(
     """Return the text of the batch script.
 
     Args:
-        options: what sbatch is asked for.
+        options: options of sbatch.
         command: the agent's command, `allranks run ...`, as words.
         more: further options of sbatch, `--licenses=matlab:2`, each one word.
-        env: variables that the ranks get; not for secrets, the values stand in the script.
-        template: file with blocks that replace those of the project's own.
+        env: variables for the ranks; not for secrets, because the script contains the values.
+        template: file with blocks that replace those of allranks' template.
     Raises:
-        UsageError: a value cannot stand in a script, or the template is wrong.
+        UsageError: a value cannot be written into a script, or the template is wrong.
     """
-    import jinja2  # 80 ms that only these verbs pay
+    import jinja2  # importing jinja2 takes 80 ms, which only these verbs need
 
     for word in (*command, *(env or {}).values()):
         if "\0" in word:
             raise UsageError(f"{word[:80]!r}: expected an argument without NUL characters")
-    environment = jinja2.Environment(  # no autoescape: this is shell, and every value goes through `quote`
+    environment = jinja2.Environment(  # no autoescape: this is shell code, and every value goes through `quote`
         loader=jinja2.PrefixLoader({"allranks": jinja2.PackageLoader("allranks.launch.batch")}),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -127,7 +127,7 @@ def render_sbatch(
         )
     except jinja2.TemplateSyntaxError as exc:
         raise UsageError(f"{template}:{exc.lineno}: {exc.message}") from exc
-    except jinja2.TemplateNotFound as exc:  # an OSError, too
+    except jinja2.TemplateNotFound as exc:  # also an OSError
         raise UsageError(
             f'{template}: no template {exc.name!r}; expected {{% extends "allranks/job.sh.j2" %}}'
         ) from exc
@@ -139,10 +139,10 @@ def render_sbatch(
 
 
 def directives(options: SbatchOptions, more: Sequence[str] = ()) -> list[str]:
-    """Return what stands behind `#SBATCH`, a line each.
+    """Return the arguments of the `#SBATCH` lines, one per line.
 
     Raises:
-        UsageError: a value cannot stand there.
+        UsageError: a value cannot be written there.
     """
     if options.ntasks_per_node != 1:
         raise UsageError(
@@ -164,7 +164,7 @@ def directives(options: SbatchOptions, more: Sequence[str] = ()) -> list[str]:
 
 
 def nodes_of(nodes: str | None, nnodes: str | None) -> str | None:
-    """Return what `--nodes` is, given `--nnodes` of the run: SLURM must start as many agents as the run accepts.
+    """Return the value of `--nodes` for the run's `--nnodes`: SLURM must start as many agents as the run accepts.
 
     >>> nodes_of(None, "2:4"), nodes_of("3", "2:4")
     ('2-4', '3')
@@ -179,7 +179,7 @@ def nodes_of(nodes: str | None, nnodes: str | None) -> str | None:
         return f"{low}-{high}" if high and high != low else low
     asked = re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", nodes)
     wanted = re.fullmatch(r"([0-9]+)(?::([0-9]+))?", nnodes)
-    if asked and wanted:  # other spellings are sbatch's to judge
+    if asked and wanted:  # sbatch judges other notations itself
         fewest, most = int(asked[1]), int(asked[2] or asked[1])
         if not int(wanted[1]) <= fewest <= most <= int(wanted[2] or wanted[1]):
             raise UsageError(f"--nodes {nodes} and --nnodes {nnodes} contradict each other; give one of them")
@@ -227,19 +227,19 @@ def _more_option(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class JobEnvironment:
-    """What `--env` asks for."""
+    """What `--env` requests."""
 
     values: Mapping[str, str]
-    """In the script, for the ranks: `--env NAME=VALUE`."""
+    """Written into the script, for the ranks: `--env NAME=VALUE`."""
     names: tuple[str, ...]
-    """Handed in by name from the environment of submission: `--env NAME`. The way for secrets."""
+    """Passed by name, from the environment of the submission: `--env NAME`. For secrets."""
 
 
 def parse_env(words: Sequence[str], environ: Mapping[str, str]) -> JobEnvironment:
     """Read the values of `--env`.
 
     Raises:
-        UsageError: no name of a variable, a secret's value, or a name that is not set here.
+        UsageError: not a name of a variable, the value of a secret, or a variable that is not set here.
     """
     values: dict[str, str] = {}
     names: list[str] = []
@@ -262,10 +262,10 @@ def parse_env(words: Sequence[str], environ: Mapping[str, str]) -> JobEnvironmen
 
 
 def refuse_secret_values(words: Sequence[str], environ: Mapping[str, str]) -> None:
-    """Refuse words of the script that hold the value of a secret: the shell has expanded `--token $HF_TOKEN`.
+    """Refuse words of the script that contain a secret's value: the shell has expanded `--token $HF_TOKEN`.
 
     Raises:
-        UsageError: the variable whose value it is, never the value.
+        UsageError: names the variable, and never its value.
     """
     for name, value in environ.items():
         if len(value) >= 8 and is_secret_name(name) and any(value in word for word in words):
@@ -286,22 +286,22 @@ _KEPT_PREFIXES = (
     "UCX_", "FI_", "OMP_", "MKL_", "KMP_", "HF_", "WANDB_",
 )  # fmt: skip
 _FLAG_VARIABLES = {"time": "TIMELIMIT", "mem": "MEM_PER_NODE", "array": "ARRAY_INX"}
-# They would turn against us: another environment, another kind of answer, a submission that waits for the job.
+# These change what we rely on: the environment, the format of the answer, whether sbatch waits for the job.
 _NEVER = frozenset({"SBATCH_EXPORT", "SBATCH_GET_USER_ENV", "SBATCH_WAIT", "SBATCH_DEBUG", "SBATCH_NO_KILL"})
 
 
 def submission_env(
     environ: Mapping[str, str], names: Sequence[str], *, said: Sequence[str] = ()
 ) -> tuple[dict[str, str], list[str]]:
-    """Return the environment that sbatch and the job get, and the names of the secrets that stay here.
+    """Return the environment for sbatch and the job, and the names of the secrets that are not passed.
 
-    sbatch hands all of its environment to the job, and into files of the controller. So it gets a short one: where
-    programs and libraries are, and settings of what the job is made of; never what an outer job has left.
+    sbatch passes all of its environment to the job, and into files of the controller. So it gets a short one: the
+    paths of programs and libraries, and settings of the libraries that the job uses; never those of an outer job.
 
     Args:
-        environ: the environment here.
-        names: variables that the job gets besides, secrets among them.
-        said: fields of SbatchOptions that the command line gives; SBATCH_ variables would overrule the script.
+        environ: environment of this process.
+        names: further variables for the job, also secrets.
+        said: fields of SbatchOptions from the command line; SBATCH_ variables would override the script.
     """
     overruled = {f"SBATCH_{_FLAG_VARIABLES.get(name, name.upper())}" for name in said}
     overruled |= {"SBATCH_NO_REQUEUE", "SBATCH_REQUEUE"} if "requeue" in said else set()

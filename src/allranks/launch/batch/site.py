@@ -1,9 +1,9 @@
-"""What does this site's SLURM make impossible for a job that wants to come back? Said at submission; pure.
+"""Which settings of this site's SLURM prevent a job from resuming? Reported at submission. Pure.
 
     >>> limits(Site(kill_wait_s=5.0), PartitionRules(), SbatchOptions(time="60"))
     ['KillWait is 5 s: a checkpoint after SIGTERM has only this time; --signal=USR1@120 warns before the time limit']
 
-One line each, with what to do. A site with SLURM's defaults and proctrack/cgroup gets none.
+One line each, with what to do. A site with SLURM's defaults and proctrack/cgroup gets no line.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from allranks.launch.batch.script import SbatchOptions
 
 SHORT_KILL_WAIT_S = 20.0
 EARLY_S = 60
-"""SLURM may send the warning so many seconds before its time. Source: sbatch(1), --signal."""
+"""SLURM may send the warning this many seconds early. Source: sbatch(1), --signal."""
 FEW_REQUEUES = 3
 
 
 def limits(site: Site, rules: PartitionRules | None, options: SbatchOptions) -> list[str]:
-    """Return a line for everything that is not as a resuming job would like it.
+    """Return a line for each setting that affects a resuming job.
 
     Args:
-        site: what the controller says of itself.
-        rules: of the job's partition; None where nobody named one.
-        options: what the job asks for.
+        site: settings of the controller.
+        rules: settings of the job's partition; None if no partition is named.
+        options: the job's options.
     """
     lines = [*_about_warning(options), *_about_requeue(site, options), *_about_preemption(site, rules)]
     if site.kill_wait_s is not None and site.kill_wait_s < SHORT_KILL_WAIT_S:
@@ -42,7 +42,7 @@ def limits(site: Site, rules: PartitionRules | None, options: SbatchOptions) -> 
 
 
 def parse_time_limit_s(text: str) -> int | None:
-    """Read a time limit as sbatch does; None for none, or what it would refuse.
+    """Read a time limit as sbatch does; None if there is none, or if sbatch would refuse it.
 
     >>> parse_time_limit_s("90"), parse_time_limit_s("1:30"), parse_time_limit_s("02:00:00"), parse_time_limit_s("1-12")
     (5400, 90, 7200, 129600)

@@ -1,7 +1,7 @@
-"""How does a script become a job? Rendered, checked by bash and by SLURM, submitted, and recorded in its run directory.
+"""How does a script become a job? It is rendered, checked by bash and SLURM, submitted, and recorded.
 
-The job's key (ALLRANKS_SECRET) is made here and handed in through the environment of sbatch. It stands in no file, no
-command line and no output of ours; SLURM keeps it with the job, where only this user and the administrator can look.
+The job's key (ALLRANKS_SECRET) is created here and passed in the environment of sbatch. It is in no file, no command
+line and no output of ours; SLURM keeps it with the job, where only this user and the administrator can read it.
 """
 
 from __future__ import annotations
@@ -22,34 +22,34 @@ from allranks.report.rundir import as_file_name, point_latest
 from allranks.wire.secret import SECRET_VARIABLE
 
 SBATCH_ARGUMENTS = ("--export=ALL",)
-"""All of sbatch's environment, which is the short one that `submission_env` makes. A list of names there would make
-slurmd run a login shell of the user on the node (`--get-user-env`), and would hold for every srun of the script."""
+"""`ALL` means the short environment that `submission_env` makes. A list of names would make
+slurmd run a login shell of the user on the node (`--get-user-env`), and would apply to every srun of the script."""
 
 STARTS_SOON_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Submission:
-    """A job that SLURM has taken."""
+    """A job that SLURM has accepted."""
 
     job: str
     log_dir: str
     run_dir: str
-    """Where its run directory will be; of an array, the record only: each task has its own beside it."""
+    """Path of its future run directory; for an array, only the record: each task has its own directory beside it."""
     output: str
     error: str
     trial: Trial
     waits_for: str = ""
-    """Why it cannot start, where that was known at once."""
+    """Why it cannot start now, if SLURM said so at once."""
     problem: str = ""
-    """What went wrong after SLURM had taken it."""
+    """What failed after SLURM had accepted it."""
 
 
 def check_script(script: str) -> None:
-    """Have bash read the script without running it.
+    """Let bash parse the script without running it.
 
     Raises:
-        UsageError: bash cannot; only a template of the user's can cause that.
+        UsageError: bash cannot parse it; only a user's template can cause that.
         SetupError: there is no bash.
     """
     try:
@@ -72,8 +72,8 @@ def submit(script: str, options: SbatchOptions, *, env: Mapping[str, str], log_d
 
     Args:
         script: its text.
-        options: what it was rendered from.
-        env: what sbatch and the job get, without the job's key.
+        options: the options that it was rendered from.
+        env: environment for sbatch and the job, without the job's key.
         log_dir: `--log-dir` of the run, relative to the job's working directory.
     Raises:
         UsageError: an option has a wrong value, or the run directory cannot be written.
@@ -93,7 +93,7 @@ def submit(script: str, options: SbatchOptions, *, env: Mapping[str, str], log_d
         path.mkdir(exist_ok=True)
         (path / "submission.sh").write_text(script)
         point_latest(root, path.name)
-    except OSError as exc:  # the job is in: that counts
+    except OSError as exc:  # the job is submitted: that counts
         problem = f"{path / 'submission.sh'}: {exc.strerror}; to get the script: scontrol write batch_script {job}"
     return Submission(
         job=job,
@@ -108,7 +108,7 @@ def submit(script: str, options: SbatchOptions, *, env: Mapping[str, str], log_d
 
 
 def expand_pattern(pattern: str, job: str, options: SbatchOptions) -> str:
-    """Return the file that a pattern of sbatch names, `*` for what nobody knows yet.
+    """Return the file that a pattern of sbatch names, with `*` for parts that are not known yet.
 
     >>> expand_pattern("gloo_%j.out", "12", SbatchOptions())
     'gloo_12.out'
@@ -126,7 +126,7 @@ def expand_pattern(pattern: str, job: str, options: SbatchOptions) -> str:
 
 
 def lines_to_follow(submission: Submission) -> list[str]:
-    """Return the commands by which people watch a job."""
+    """Return the commands to follow a job."""
     job = submission.job
     log_dir = "" if submission.log_dir == "runs" else f" --log-dir {_quote(submission.log_dir)}"
     files = [file for file in (submission.output, submission.error) if file]
@@ -140,7 +140,7 @@ def lines_to_follow(submission: Submission) -> list[str]:
 
 
 def describe_unavailable(job: JobState) -> str:
-    """Say which nodes a waiting job could have had and SLURM has out of service, with SLURM's reason; else empty."""
+    """Return which nodes of a waiting job are out of service, with SLURM's reason; empty if there are none."""
     try:
         nodes = list_nodes(nodes=job.asked_nodes, partition=job.partition.partition(",")[0])
     except AllranksError:
@@ -149,7 +149,7 @@ def describe_unavailable(job: JobState) -> str:
 
 
 def fold_unavailable(nodes: Sequence[NodeState]) -> str:
-    """Return `node[03-04] down: bad NIC`, nodes of one state and reason together.
+    """Return `node[03-04] down: bad NIC`; nodes with the same state and reason are folded.
 
     >>> fold_unavailable([NodeState("n1", "down*", "Not responding"), NodeState("n2", "idle", "")])
     'n1 down: Not responding'
@@ -164,7 +164,7 @@ def fold_unavailable(nodes: Sequence[NodeState]) -> str:
 
 
 def _why_not_now(job: str) -> str:
-    # The scheduler needs a moment to give the reason.
+    # The scheduler needs a moment before it gives the reason.
     found: tuple[JobState, ...] = ()
     for _ in range(5):
         time.sleep(STARTS_SOON_S / 5)

@@ -1,1 +1,1 @@
-"""`allranks check` and `allranks init` over nodes: where they run, one node's part, the step, and what came of it."""
+"""`allranks check` and `allranks init` on nodes: which nodes, what one node does, the SLURM step, and the result."""

@@ -1,14 +1,13 @@
-"""What do the collectives between pairs carry, and is a node slower than the others? Pure.
+"""Which bandwidth do the collectives between pairs reach, and is a node slower than the others? Pure.
 
-    busbw      bytes on the wire one way, a second: comparable with what the link says of itself
-    yardstick  the smaller of the link's speed and the median of all pairs: a link is not blamed for being what it is,
-               and machines that are all busy are alike
-    slow       below WARN_BELOW of the yardstick; a node whose pairs are all below FAIL_BELOW would hold up a job
+    busbw      bytes per second on the wire, one way: comparable with the link's advertised speed
+    yardstick  the smaller of the link's speed and the median of all pairs, so that a slow type of link, or machines
+               that are all busy, are not reported
+    slow       below WARN_BELOW of the yardstick; if all pairs of a node are below FAIL_BELOW, the node fails
 
-A node is named where all its pairs are slow, two at least. One pair alone, or any other pattern, is one measurement on
-machines that may be busy: below FAIL_BELOW it is a warning that names nobody for certain, above it stands in the
-figures only. So does what all pairs share: they are held against each other, and what they come to of their links is
-no finding.
+A node is named if all its pairs are slow, and there are at least two of them. A single slow pair, or any other pattern,
+is one measurement on machines that may be busy: below FAIL_BELOW it is a warning with an undecided culprit; above, it
+is only shown in the figures. If all pairs are equally slow, nothing is reported: pairs are compared with each other.
 """
 
 from __future__ import annotations
@@ -23,12 +22,12 @@ from allranks.model.finding import Confidence, Status
 from allranks.preflight.blame import Blame, Edge, Kind, blame
 
 WARN_BELOW = 0.8
-"""Of the yardstick: what is usual of an advertised speed."""
+"""As a fraction of the yardstick; links usually reach 80 % of their advertised speed."""
 FAIL_BELOW = 0.5
 MIN_PAIRS = 4
-"""With fewer, one slow pair is half of the median that it is held against."""
+"""With fewer pairs, one slow pair is a large part of the median that it is compared with."""
 OVER_THE_LINK = 1.1
-"""Pairs that carry so much more than their data interface says go another way, RDMA for example."""
+"""Above this fraction of the data interface's speed, the traffic must use another path, for example RDMA."""
 MAX_EVIDENCE = 6
 TOO_FEW = "too few pairs to compare"
 NAMES = {"gloo": "Gloo", "nccl": "NCCL"}
@@ -36,7 +35,7 @@ NAMES = {"gloo": "Gloo", "nccl": "NCCL"}
 
 @dataclass(frozen=True, slots=True)
 class Speed:
-    """What one pair carried with one backend."""
+    """Bandwidth of one pair with one backend."""
 
     round: int
     nodes: tuple[str, str]
@@ -44,7 +43,7 @@ class Speed:
     time_s: float
     """Of one all-reduce, at the slower end."""
     link_gb_s: float | None
-    """The slower of the two data interfaces, as they say; None: one of them says nothing."""
+    """Speed of the slower of the two data interfaces; None if one of them reports no speed."""
 
     @property
     def busbw_gb_s(self) -> float:
@@ -53,7 +52,7 @@ class Speed:
 
     @property
     def of_link(self) -> float | None:
-        """Share of the link's speed."""
+        """Fraction of the link's speed."""
         return self.busbw_gb_s / self.link_gb_s if self.link_gb_s else None
 
 
@@ -77,7 +76,7 @@ def bus_bandwidth_gb_s(size_bytes: int, time_s: float, num_ranks: int) -> float:
 
 
 def speeds_of(order: PairOrder, reports: Sequence[Report], backend: str) -> list[Speed]:
-    """Return what each pair carried, of those whose two ends came to the end of it."""
+    """Return the speeds of the pairs for which both ends measured a bandwidth."""
     said = {(each.round, each.node): each for each in reports if each.backend == backend and each.status == "ok"}
     speeds = []
     for number, pairs in enumerate(order.rounds):
@@ -91,7 +90,7 @@ def speeds_of(order: PairOrder, reports: Sequence[Report], backend: str) -> list
 
 
 def hold_against_each_other(speeds: Sequence[Speed]) -> list[float]:
-    """Return what each pair carries of its yardstick, 1.0: all of it."""
+    """Return the fraction of its yardstick that each pair reaches."""
     usual = median(each.busbw_gb_s for each in speeds) if speeds else 0.0
     is_on_the_link = all(each.of_link is None or each.of_link <= OVER_THE_LINK for each in speeds)
     sticks = [min(usual, each.link_gb_s) if each.link_gb_s and is_on_the_link else usual for each in speeds]
@@ -99,7 +98,7 @@ def hold_against_each_other(speeds: Sequence[Speed]) -> list[float]:
 
 
 def judge_speeds(speeds: Sequence[Speed], backend: str, ends: Mapping[str, End]) -> list[tuple[str, Outcome]]:
-    """Return who is slow: how the culprit is named, and why; nobody where there are fewer than MIN_PAIRS.
+    """Return the slow nodes and pairs: (name of the culprit, outcome); empty with fewer than MIN_PAIRS pairs.
 
     Args:
         speeds: of this backend's pairs.

@@ -1,13 +1,14 @@
-"""How do real collectives run between pairs of nodes? A second srun step: on each node one child with torch.
+"""How do real collectives run between pairs of nodes? A second srun step starts one child with torch on each node.
 
 Phases, each with its own deadline:
-1 `srun` gets the same nodes again                                                      queue_s
-2 every node says a word through SLURM and starts join/pair.py, which imports torch     START_S
-3 pair after pair, in rounds; each node tells what it saw as soon as it saw it          PAIR_S each, at most
-4 what is left of the step is ended
 
-Nodes meet at the port on which the roll call was held: firewalls let it through. A child that hangs is killed with its
-process group; a node that never spoke has no reports, and what its partners say of it counts.
+1 `srun` gets the same nodes again                                                          queue_s
+2 every node sends a message through SLURM and starts join/pair.py, which imports torch     START_S
+3 the pairs run in rounds; each node reports each result at once                            at most PAIR_S each
+4 whatever is left of the step is ended
+
+The nodes use the port of the roll call, because firewalls let it through. A child that hangs is killed with its process
+group. A node that sent nothing has no reports; the reports of its partners count.
 """
 
 from __future__ import annotations
@@ -38,28 +39,28 @@ from allranks.model.errors import AllranksError
 from allranks.model.identity import check_one_agent_per_node, world_from_env
 
 ORDER_VARIABLE = "ALLRANKS_CHECK_PAIRS"
-"""In the step's environment: who works with whom."""
+"""In the step's environment: which nodes form which pairs."""
 START_S = 40.0
-"""From the step's first word to the first pair: torch comes from a file system that all nodes ask at once."""
+"""From the step's first message to the first pair: all nodes load torch from one file system at the same time."""
 PAIR_S = 20.0
-"""For one pair, once both are there."""
+"""For one pair, once both nodes are ready."""
 COLLECTIVE_S = 10.0
-"""Gloo's and NCCL's own timeout: within PAIR_S, so that what they say is heard."""
+"""Timeout of Gloo and NCCL themselves; shorter than PAIR_S, so that their error message is received."""
 SLACK_S = 10.0
 
 
 class End(msgspec.Struct, frozen=True, kw_only=True):
-    """One node as the others reach it."""
+    """How the other nodes reach one node."""
 
     address: str
     interface: str
     num_gpus: int = 0
     link_mbit_s: int | None = None
-    """What the interface says of its speed; None: nothing, as virtual ones do."""
+    """Speed that the interface reports; None if it reports none, as virtual interfaces do."""
 
 
 class PairOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """What the children do."""
+    """What the children run."""
 
     ends: dict[str, End]
     """By node."""
@@ -69,41 +70,41 @@ class PairOrder(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def deadline_s(self) -> float:
-        """Longest time that a child may take."""
+        """Longest run time of a child."""
         return START_S + (len(self.rounds) * len(self.backends) + 1) * PAIR_S
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What one end of a pair says, or what keeps a node from taking part."""
+    """What one end of a pair reports, or why a node cannot take part."""
 
     node: str = ""
     peer: str = ""
     backend: str = ""
     round: int = 0
     status: str = "ok"
-    """ok, failed; unknown: it is not the pair that was tested."""
+    """ok, failed; unknown: something else than the pair failed."""
     what: str = ""
     seconds: float | None = None
     """Of one all-reduce of 4 MiB, the median of three."""
     payload_bytes: int = 0
-    """Of the all-reduces whose bandwidth was measured."""
+    """Of the all-reduces that measure the bandwidth."""
     payload_s: float | None = None
-    """Of the fastest of them, the collective alone."""
+    """Of the fastest of them, without set-up."""
     no_torch: str = ""
     """Why this node has no working torch."""
     matmul_s: tuple[float, ...] = ()
-    """Seconds of a matmul, by GPU."""
+    """Seconds of a matmul, one entry per GPU."""
 
 
 @dataclass(slots=True)
 class Told:
-    """What came from the step."""
+    """What was received from the step."""
 
     here: set[str] = field(default_factory=set)
     reports: list[Report] = field(default_factory=list)
     done: set[str] = field(default_factory=set)
     words: list[str] = field(default_factory=list)
-    """srun's."""
+    """Messages of srun."""
 
 
 def run_pairs(
@@ -115,14 +116,14 @@ def run_pairs(
     say: Callable[[str], None],
     check_signals: Callable[[], None],
 ) -> Told:
-    """Start the children on the nodes, and return what they said.
+    """Start the children on the nodes, and return their reports.
 
     Args:
         place: the nodes that were checked, by name.
-        order: who works with whom.
+        order: which nodes form which pairs.
         queue_s: how long SLURM may take to start them.
         env: the caller's.
-        say: gets a line where SLURM keeps us waiting.
+        say: gets a line about nodes that did not finish.
         check_signals: raises StoppedBySignal when somebody told this process to stop.
     Raises:
         AllranksError: SLURM started nothing.
@@ -152,7 +153,7 @@ def _take(told: Told, unpacker: Unpacker, line: Line) -> None:
     parcel = None if line.is_aside else unpacker.feed(line.text)
     if parcel is None:
         return
-    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):  # of another version of allranks
+    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):  # from another version of allranks
         report = msgspec.json.decode(parcel.content, type=Report)
         match parcel.kind:
             case "here":
@@ -164,14 +165,14 @@ def _take(told: Told, unpacker: Unpacker, line: Line) -> None:
 
 
 def serve_pairs(order: PairOrder, env: Mapping[str, str], *, tell: Callable[[str], None]) -> None:
-    """Be one node: start the child with torch, and pass on what it says.
+    """Run on one node: start the child with torch, and forward its reports.
 
     Args:
         order: who works with whom.
         env: this task's; the child gets it, too.
-        tell: takes lines for who started the step.
+        tell: sends lines to the process that started the step.
     Raises:
-        AllranksError: this is no task that can take part.
+        AllranksError: this task cannot take part.
     """
     world = world_from_env(env)
     check_one_agent_per_node(world)
@@ -207,13 +208,13 @@ def serve_pairs(order: PairOrder, env: Mapping[str, str], *, tell: Callable[[str
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:
-    """End the child and the process of the pair that it is at."""
+    """Kill the child and the process of its current pair."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(child.pid, signal.SIGKILL)
 
 
 def work_of(order: PairOrder, node: str) -> dict[str, Any]:
-    """Return what join/pair.py reads on one node: its pairs, in the order of the rounds. Pure."""
+    """Return the input of join/pair.py on one node: its pairs, in the order of the rounds. Pure."""
     work = []
     steps = [(backend, number) for backend in order.backends for number in range(len(order.rounds))]
     for step, (backend, number) in enumerate(steps):

@@ -1,8 +1,8 @@
-"""What do the collectives between pairs say? Who is paired with whom, and from their reports to culprits. Pure.
+"""Which pairs run collectives, and which culprits follow from their reports? Pure.
 
-A pair is good where both ends say so. A failed one is an edge for preflight.blame: two rounds with different partners
-tell a node that fails with both from one that met a bad partner. Two nodes cannot be told apart. What the good ones
-carried is held against each other in launch.check.bandwidth.
+A pair passes if both ends say so. A failed pair is an edge for preflight.blame: two rounds with different partners show
+whether a node fails with both, or only met a faulty partner. With two nodes only, the culprit stays undecided.
+launch.check.bandwidth compares the bandwidths of the pairs that passed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from allranks.preflight.judge import name_nodes
 from allranks.preflight.matchings import matchings
 
 PAYLOAD_MB = (4 << 20) / 1e6
-"""What join/pair.py reduces."""
+"""Size of the tensor that join/pair.py reduces."""
 MAX_EVIDENCE = 6
 NO_GPU = "no NVIDIA GPU"
 _BACKENDS = {"AR403": "gloo", "AR416": "nccl"}
@@ -44,20 +44,20 @@ _SLOW = "AR417"
 
 @dataclass(frozen=True, slots=True)
 class Deep:
-    """What the collectives came to."""
+    """Result of the collectives."""
 
     results: tuple[Result, ...] = ()
     findings: tuple[Finding, ...] = ()
     figures: tuple[Mapping[str, object], ...] = ()
-    """How long it took, and what it carried: of each pair, of each GPU."""
+    """Times and bandwidths, one entry per pair and per GPU."""
 
 
 def plan_pairs(held: Held, *, port: int) -> tuple[PairOrder | None, dict[str, str]]:
-    """Return who works with whom, and who cannot take part and why; None where nobody is left to pair.
+    """Return which nodes form pairs, and why others cannot take part; None if no pair is left.
 
     Args:
-        held: the ordinary check, which found nothing that would stop a job.
-        port: where nodes meet unless the roll call was held somewhere.
+        held: result of the ordinary check, which found nothing that would stop a job.
+        port: used if the roll call had no port.
     """
     names = name_nodes(held.seen.cards)
     ends, skipped = dict[str, End](), dict[str, str]()
@@ -83,12 +83,12 @@ def plan_pairs(held: Held, *, port: int) -> tuple[PairOrder | None, dict[str, st
 def judge_told(
     order: PairOrder | None, told: Told, *, skipped: Mapping[str, str], wanted: Collection[type[Cause]]
 ) -> Deep:
-    """Hold what the pairs said against each other.
+    """Find the culprits in the reports.
 
     Args:
-        order: who worked with whom; None: nobody did.
-        told: what they said.
-        skipped: who did not take part, and why.
+        order: which nodes formed pairs; None if there were none.
+        told: their reports.
+        skipped: node -> why it did not take part.
         wanted: causes to look for.
     """
     wanted_ids = {cause.id for cause in wanted}
@@ -116,7 +116,7 @@ def judge_told(
 
 
 def render_figures(deep: Deep) -> str:
-    """Return a line for each pair and GPU: how long it took."""
+    """Return a line for each pair and GPU, with its time."""
     lines = []
     for each in deep.figures:
         if each["backend"] == "matmul":
@@ -135,7 +135,7 @@ def render_figures(deep: Deep) -> str:
 def _cells(
     order: PairOrder, edges: Sequence[Edge], told: Told, *, without: Collection[str]
 ) -> dict[str, tuple[Status, str]]:
-    """What is said of each node, unless it is a culprit."""
+    """One cell per node, unless the node is a culprit."""
     failed = {name for edge in edges if not edge.is_ok for name in (edge.source, edge.target)}
     met = {name for edge in edges if edge.is_ok for name in (edge.source, edge.target)}
     cells = {}
@@ -155,7 +155,7 @@ def _cells(
 def _edges(
     order: PairOrder, told: Told, backend: str, *, without: Collection[str]
 ) -> tuple[list[Edge], dict[tuple[str, str], str]]:
-    """Tests, and why each of the failed ones did."""
+    """Return the tests as edges, and the reason of each failed one."""
     said = {(each.round, each.node): each for each in told.reports if each.backend == backend}
     edges: list[Edge] = []
     reasons: dict[tuple[str, str], str] = {}
@@ -200,7 +200,7 @@ def _finding(
 
 
 def _slow(order: PairOrder | None, told: Told, *, skipped: Mapping[str, str]) -> tuple[list[Result], list[Finding]]:
-    """What is said of how much each node carries: a cell for each backend, and findings."""
+    """Compare the bandwidths: one cell per node and backend, and findings."""
     cause = find_cause(_SLOW)
     results = [Result(cause=cause.label(), node=name, status=Status.SKIP, note=why) for name, why in skipped.items()]
     findings: list[Finding] = []
@@ -247,7 +247,7 @@ def _figures(order: PairOrder | None, told: Told) -> list[Mapping[str, object]]:
 
 
 def _measured(order: PairOrder | None, told: Told) -> dict[tuple[str, int, tuple[str, str]], Mapping[str, object]]:
-    """What each pair carried, by backend, round and nodes."""
+    """Bandwidth of each pair, by backend, round and nodes."""
     found = {}
     for backend in order.backends if order is not None else ():
         assert order is not None
@@ -269,7 +269,7 @@ def _row(speed: Speed, share: float) -> Mapping[str, object]:
 
 
 def _network_of_the_leader(held: Held) -> str | None:
-    """The network on which the nodes found each other, where no file names one: a job would take it, too."""
+    """The network on which the nodes found each other, if no file names one; a job would use it, too."""
     leader = held.seen.cards.get(0)
     if leader is None or leader.facts is None:
         return None

@@ -1,4 +1,4 @@
-"""What should cluster.toml say? From the cards of all nodes to its tables, each value with its reason. Pure."""
+"""Which cluster.toml fits these node reports? Returns its tables, each value with its reason. Pure."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ PORT = 29500
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Surroundings:
-    """What the scheduler says; empty without one."""
+    """What the scheduler reports; empty without a scheduler."""
 
     cluster_name: str | None = None
     partition: str | None = None
     partition_reason: str = ""
     promised_gpus: Mapping[str, int] = field(default_factory=dict)
-    """Node -> GPUs that SLURM says it has."""
+    """Node -> number of GPUs that SLURM configures."""
     silent: tuple[str, ...] = ()
     """Nodes that did not answer."""
     waited_s: float = 0.0
 
     @property
     def is_slurm(self) -> bool:
-        """Whether there is one."""
+        """Whether there is a SLURM."""
         return bool(self.cluster_name or self.partition)
 
 
@@ -36,8 +36,8 @@ def describe_cluster(cards: Sequence[Card], around: Surroundings) -> tuple[str, 
     """Return the title and the tables of cluster.toml.
 
     Args:
-        cards: of the nodes, in their order.
-        around: what the scheduler says.
+        cards: node reports, in the order of the nodes.
+        around: what the scheduler reports.
     """
     choice = choose_network(cards)
     names = fold_hosts([card.host for card in cards])
@@ -60,7 +60,7 @@ def describe_cluster(cards: Sequence[Card], around: Surroundings) -> tuple[str, 
 
 
 def reasons_of(tables: Sequence[Table]) -> dict[str, str]:
-    """Return why each value was chosen, `node.node03.gpus` -> the comment behind it."""
+    """Return why each value was chosen: `node.node03.gpus` -> the comment behind it."""
     found: dict[str, str] = {}
     for table in tables:
         head = table.head.strip("[]")
@@ -115,7 +115,7 @@ def _slurm(around: Surroundings) -> Table:
 
 
 def _nodes(cards: Sequence[Card], choice: Choice, around: Surroundings) -> list[Table]:
-    """A table for each node; an address that two of them have stands for neither."""
+    """A table for each node; only the first of several nodes with the same address gets one."""
     tables, owners = list[Table](), dict[object, str]()
     for card in cards:
         table = _node(card, choice, around)
@@ -154,7 +154,7 @@ def _node(card: Card, choice: Choice, around: Surroundings) -> Table:
 
 
 def _named_address(card: Card) -> tuple[str, str] | None:
-    """Interface and address that the node's own name leads to, else its first that is up."""
+    """Return interface and address that the node's own name resolves to, otherwise the first that is up."""
     if card.facts is None:
         return None
     named = {*card.facts.resolved.get(card.host, ()), *card.facts.resolved.get(card.facts.host_name, ())}

@@ -1,12 +1,12 @@
-"""What does one node do in a check? It looks at itself and takes part in a roll call that starts nothing.
+"""What does one node do in a check? It examines itself and takes part in a roll call that starts no workers.
 
-Phase 1  here    a line to whoever started the step, before anything that can hang
-Phase 2  facts   the card, each reader with its deadline                                      (host.node)
-Phase 3  pairs   the roll call, as before a job: who is here, who reaches whom                (preflight.entry)
-Phase 4  told    the leader tells what it saw; who found no leader tells its own card
+Phase 1  here    a message to the process that started the step, before anything that can hang
+Phase 2  facts   the node report; each reader has its own deadline                            (host.node)
+Phase 3  pairs   the roll call, as before a job: which nodes joined, which reach each other   (preflight.entry)
+Phase 4  told    the leader sends its observations; a node without a leader sends its own report
 
-A node alone skips phase 3. Nothing is left behind: the leader writes into a directory that its starter made and
-removes or, where there is none, nowhere.
+A check of one node skips phase 3. Nothing is left behind: the leader writes into a directory that its starter creates
+and removes, or writes nothing.
 """
 
 from __future__ import annotations
@@ -38,29 +38,29 @@ from allranks.wire.protocol import Goodbye, as_utf8
 from allranks.wire.secret import SECRET_VARIABLE
 
 ORDER_VARIABLE = "ALLRANKS_CHECK"
-"""In the step's environment: what its members are to do."""
+"""In the step's environment: what its members do."""
 DIRECTORY_PREFIX = ".allranks-check-"
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """What the members of a check are told by who started them."""
+    """What the starter tells the members of a check."""
 
     cluster: Cluster
     join_s: float
     directory: str | None = None
-    """Where the leader announces itself; made and removed by the starter. None: it is found by name only."""
+    """Where the leader announces itself; its starter creates and removes it. None: the leader is found by name only."""
 
 
 class Here(msgspec.Struct, frozen=True, kw_only=True):
-    """The first word of a node."""
+    """The first message of a node."""
 
     host: str
     node_names: tuple[str, ...]
-    """The step's, in its order."""
+    """Names of the step's nodes, in order."""
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
-    """What a check saw: the leader's document, or one node's alone."""
+    """Observations of a check: those of the leader, or of a single node."""
 
     seen: Observations
     num_nodes: int
@@ -70,37 +70,37 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Stopped:
-    """A node that got no answer from a leader; the card's problem says why."""
+    """A node that got no answer from a leader; its card's `problem` says why."""
 
     card: Card
 
 
 class NoRunDir(RunDir):
-    """Where nothing can, or may, be written."""
+    """A run directory that writes nothing, for places that cannot or must not be written."""
 
     def __init__(self, job: str) -> None:
         super().__init__(Path("/nonexistent"), job)
 
     def create(self) -> None:
-        """Make nothing."""
+        """Do nothing."""
 
     def create_attempt(self, attempt: int | None) -> None:
-        """Take the number alone."""
+        """Remember the number, create nothing."""
         self.attempt = attempt or 0
 
     def write_roll_call(self, observations: object) -> None:
-        """Write nothing."""
+        """Do nothing."""
 
     def add_event(self, event: str, **fields: object) -> None:
-        """Write nothing."""
+        """Do nothing."""
 
 
 def look_here(cluster: Cluster, env: Mapping[str, str]) -> Held:
-    """Look at this machine alone: no port, no other node.
+    """Examine this machine only: no port, no other node.
 
     Args:
         cluster: where this machine should have its data interface.
-        env: that the workers would get.
+        env: what the workers would get.
     """
     return hold_alone(cluster, read_facts(env), read_card_facts(cluster.worker_env(env)))
 
@@ -108,13 +108,13 @@ def look_here(cluster: Cluster, env: Mapping[str, str]) -> Held:
 def serve(
     order: Order, env: Mapping[str, str], *, check_signals: Callable[[], None], tell: Callable[[str], None]
 ) -> None:
-    """Be one node of a check that another process started, and tell it what was seen.
+    """Run on one node of a check that another process started, and send it the observations.
 
     Args:
         order: what to do.
         env: this task's.
         check_signals: raises StoppedBySignal when somebody told this process to stop.
-        tell: takes lines for who started it.
+        tell: sends lines to the process that started the check.
     Raises:
         StoppedBySignal: check_signals raised it.
         AllranksError: this is no task that can take part in a check.
@@ -137,14 +137,14 @@ def take_part(
     check_signals: Callable[[], None],
     sum_up: Callable[[Held], Goodbye],
 ) -> Held | Goodbye | Stopped:
-    """Hold the roll call as the leader, or answer it.
+    """Run the roll call as the leader, or answer it.
 
     Args:
         order: what to do; its directory is the leader's and need not be visible from here.
         world: who this process is in its step.
         env: this task's.
         check_signals: raises StoppedBySignal when somebody told this process to stop.
-        sum_up: what the leader tells the others at the end.
+        sum_up: returns what the leader sends to the others at the end.
     Raises:
         StoppedBySignal: check_signals raised it.
         AllranksError: this is no task that can take part in a check.
@@ -159,10 +159,10 @@ def take_part(
     plan = plan_job(Request(), world, cluster, facts, job="check", origin={})
     directory = Path(order.directory) if order.directory else None
     if directory is not None and world.rank == 0 and not directory.is_dir():
-        directory = None  # made from here it would stay behind
+        directory = None  # a directory created here would be left behind
     run_dir = NoRunDir(plan.job) if directory is None else RunDir(directory, plan.job)
     applicant = apply(plan, run_dir, env, problem=plan.problem, facts=read, check_signals=check_signals)
-    # A requeued job has no earlier check.
+    # A check has no earlier attempt.
     applicant = replace(applicant, attempt=0, shares_run_dir=directory is not None)
     try:
         with Entry(applicant) as entry:
@@ -192,9 +192,9 @@ def take_part(
 
 @contextlib.contextmanager
 def step_directory(world: World, env: Mapping[str, str]) -> Iterator[tuple[str | None, Mapping[str, str]]]:
-    """Give the tasks of a step that a user started the directory in which they meet, and the environment to do so.
+    """Return the directory in which the tasks of a user's own step meet, and the environment for them.
 
-    The first task makes and removes it. Where it cannot, its key is its own, and the others prove themselves by munge.
+    The first task creates and removes it. If it cannot, it makes its own key, and the others authenticate with munge.
     """
     path = Path.cwd() / f"{DIRECTORY_PREFIX}{world.job_id}.{world.step_id}"
     if world.rank != 0 or world.num_nodes == 1:
@@ -212,14 +212,14 @@ def step_directory(world: World, env: Mapping[str, str]) -> Iterator[tuple[str |
 
 
 def name_of(env: Mapping[str, str]) -> str:
-    """Return this node's name, the scheduler's where there is one."""
+    """Return this node's name; the scheduler's name if there is one."""
     return env.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0] or "localhost"
 
 
 def hold_alone(cluster: Cluster, facts: NodeFacts, read: Facts) -> Held:
-    """Return what a check of one machine has seen, pure; a cluster.toml that does not fit it stops `run` there, too."""
+    """Return the observations of a check of one machine. Pure; it fails if cluster.toml does not fit, as `run` does."""
     path, problem = None, None
-    try:  # as if the job had more nodes: on one alone all traffic is on loopback
+    try:  # choose the network as for several nodes: on one node, all traffic is on loopback
         path = choose_data_path(Request(), cluster, facts, num_nodes=2, origin={})
     except AllranksError as exc:
         problem = exc
@@ -236,7 +236,7 @@ def _card(
     problem: AllranksError | None,
     node_index: int | None,
 ) -> Card:
-    """What a node that speaks with no leader says of itself."""
+    """The node report of a node without a leader."""
     return Card(
         host=facts.host,
         pid=os.getpid(),

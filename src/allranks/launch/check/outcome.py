@@ -1,7 +1,7 @@
-"""What did a check come to? From what was seen to one status per cause and node, findings and exit code. Pure.
+"""What is the result of a check? From observations to one status per cause and node, findings, and an exit code. Pure.
 
-The catalogue judges cards and pairs (preflight.judge). What it gives no cell of the table for is filled in here: the
-pairs of nodes, and whether a node was there at all.
+preflight.judge applies the known causes to node reports and pair tests. This module adds the cells of the table that it
+does not fill: the pairs of nodes, and whether a node answered at all.
 """
 
 from __future__ import annotations
@@ -36,20 +36,20 @@ DEEP = {
     "AR417": "by --deep: bandwidth of pairs of nodes, compared",
 }
 """What only real collectives find: id -> how."""
-# As causes.catalogue.ways_to_find names them.
+# Same words as in causes.catalogue.ways_to_find.
 ON_EACH_NODE, COMPARED, SIDE_BY_SIDE = "on each node", "compared on all nodes", "over all nodes together"
 ALONE = "one node alone"
 _ALWAYS = frozenset(("AR001", "AR012", "AR512"))
-"""Looked for whatever is selected: without an answer nothing else can be said."""
+"""Always included: without an answer of the node, no other check has a result."""
 _WORST_FIRST = (Status.FAIL, Status.CRASH, Status.WARN, Status.UNKNOWN, Status.PASS, Status.SKIP)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a check came to."""
+    """Result of a check."""
 
     nodes: tuple[str, ...]
-    """In the order of the nodes, the silent ones too."""
+    """In the order of the nodes, silent nodes included."""
     results: tuple[Result, ...]
     """By cause, then by node."""
     findings: tuple[Finding, ...]
@@ -66,7 +66,7 @@ class _Scope:
 
 @functools.cache
 def checks() -> dict[str, tuple[type[Cause], tuple[str, ...]]]:
-    """Return every cause that a check can find, by id, with how it looks: `on each node`, `between pairs of nodes`."""
+    """Return every cause that a check can find, by id, and how: `on each node`, `between pairs of nodes`."""
     found = {}
     for cause in all_causes():
         ways = [way for way in ways_to_find(cause) if way != "in logs"]
@@ -80,13 +80,13 @@ def checks() -> dict[str, tuple[type[Cause], tuple[str, ...]]]:
 
 
 def choose_checks(select: Sequence[str], ignore: Sequence[str]) -> tuple[type[Cause], ...]:
-    """Return the causes to look for.
+    """Return the causes to check.
 
     Args:
-        select: ids, names, aliases or beginnings of ids; none: all.
-        ignore: the same, of what is left out.
+        select: ids, names, aliases or prefixes of ids; empty: all.
+        ignore: the same, for causes to skip.
     Raises:
-        UsageError: one of them is no cause, or nothing that can be looked for is left.
+        UsageError: one of them is no cause, or no check is left.
     """
     chosen, known = select_causes(select, ignore), checks()
     left = tuple(cause for cause in chosen if cause.id in known)
@@ -106,12 +106,12 @@ def judge_check(
     ignored: Collection[str] = (),
     skipped: Mapping[str, str] | None = None,
 ) -> Outcome:
-    """Hold what was seen against the catalogue.
+    """Apply the known causes to the observations.
 
     Args:
-        held: cards, pair tests, who is missing.
-        wanted: causes to look for; who is missing is said in any case.
-        ignored: ids that are not even then.
+        held: node reports, pair tests, missing nodes.
+        wanted: causes to check; missing nodes are always reported.
+        ignored: ids that are not reported even then.
         skipped: id -> why it cannot be judged in this check.
     """
     skipped = skipped or {}
@@ -147,7 +147,7 @@ def judge_check(
 
 
 def add_more(outcome: Outcome, results: Sequence[Result], findings: Sequence[Finding]) -> Outcome:
-    """Return the outcome of a check together with what a further look at the same nodes came to."""
+    """Return the outcome of a check, merged with the result of a further one on the same nodes."""
     cells: dict[tuple[str, str], Result] = {}
     for result in (*outcome.results, *results):
         _add(cells, result)
@@ -157,14 +157,14 @@ def add_more(outcome: Outcome, results: Sequence[Result], findings: Sequence[Fin
             _add(cells, Result(cause=finding.cause, node=node, status=status, note=finding.message))
     order = {node: place for place, node in enumerate(outcome.nodes)}
     merged = sorted(cells.values(), key=lambda each: (each.cause, order.get(each.node, len(order)), each.node))
-    found = (*findings, *outcome.findings)  # what stops the job first: a further look follows where nothing else did
+    found = (*findings, *outcome.findings)  # first what stops the job: the further check runs only without it
     return Outcome(nodes=outcome.nodes, results=tuple(merged), findings=found, exit_code=_exit_code(found, merged))
 
 
 def nodes_to_exclude(outcome: Outcome) -> tuple[list[str], list[str]]:
-    """Return the nodes that a job should do without, and a line about every finding that names none of them.
+    """Return the nodes that a job should exclude, and a line about every finding that excludes none.
 
-    A link, a partition or an undecided culprit is nobody to leave out: which end it is, somebody has to decide.
+    A link, a partition or an undecided culprit excludes no node: a person has to decide which end to exclude.
     """
     excluded: set[str] = set()
     left: list[str] = []
@@ -190,7 +190,7 @@ def _exit_code(findings: Sequence[Finding], results: Sequence[Result]) -> int:
 
 
 def _as_seen(result: Result, held: Held) -> Result | None:
-    """A pass is one only where something was looked at: nothing is compared on a node alone."""
+    """A pass counts only if something was examined: on a single node nothing is compared."""
     ways = checks()[result.cause[:5]][1]
     if result.status is not Status.PASS or ON_EACH_NODE in ways:
         return result
@@ -200,7 +200,7 @@ def _as_seen(result: Result, held: Held) -> Result | None:
 
 
 def _add(cells: dict[tuple[str, str], Result], result: Result) -> None:
-    """The worst of what is said of one cause on one node stays."""
+    """Keep the worst status of one cause on one node."""
     key = (result.cause, result.node)
     known = cells.get(key)
     if known is None or _WORST_FIRST.index(result.status) < _WORST_FIRST.index(known.status):
@@ -208,7 +208,7 @@ def _add(cells: dict[tuple[str, str], Result], result: Result) -> None:
 
 
 def _named(finding: Finding) -> list[str]:
-    """The nodes that a finding names; of two nodes with a link, its text."""
+    """Return the nodes that a finding names; for a link, its text."""
     text = finding.node or ""
     if " " in text:
         return [text]
@@ -228,7 +228,7 @@ def _all_nodes(held: Held, names: Mapping[int, str]) -> tuple[str, ...]:
 
 
 def _between_nodes(held: Held, cause: type[Cause], names: Mapping[int, str]) -> list[Result]:
-    """Cells of what is not looked for on cards: that a node is there, and what shows between two of them."""
+    """Return the cells that no node report fills: whether a node answered, and what its pair tests showed."""
     if cause.id in _ALWAYS:
         return [Result(cause=cause.label(), node=name, status=Status.PASS) for name in names.values()]
     if cause.id in PRESENCE:

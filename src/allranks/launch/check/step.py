@@ -1,13 +1,14 @@
-"""How does a check run on many nodes? One srun step, a member on each, and the leader's document that comes back.
+"""How does a check run on many nodes? One srun step starts a member on each node, and the leader's document comes back.
 
-Phases, each with its own deadline; silence in one of them is an answer:
-1 `srun` gets the nodes: a step beside the job's own (`--overlap`), or an allocation of its own      queue_s
-2 every node says a word through SLURM: Here                                                         join_s
-3 the leader holds the roll call and sends what it saw: Held; who found no leader sends its own card SILENCE_S
-4 what is left of the step is ended                                                                  END_S
+Phases, each with its own deadline; a node that is silent in a phase is a result, too:
+
+1 `srun` gets the nodes: a step beside the job's own (`--overlap`), or a new allocation              queue_s
+2 every node sends a message through SLURM: Here                                                     join_s
+3 the leader runs the roll call and sends Held; a node that found no leader sends its node report    SILENCE_S
+4 whatever is left of the step is ended                                                              END_S
 
 The members find each other by the leader's announcement in a hidden directory below the current one, or by the name of
-the first node; their key is in the step's environment. Directory and step are gone when this returns or raises.
+the first node. Their key is in the step's environment. Directory and step are gone when this returns or raises.
 """
 
 from __future__ import annotations
@@ -42,40 +43,40 @@ from allranks.wire.secret import SECRET_VARIABLE
 
 NOTICE_AFTER_S = 2.0
 SILENCE_S = 30.0
-"""From the end of the roll call's own wait to its document: pair tests, twice looked at again."""
+"""From the end of the roll call's own wait to its document: the pair tests and two repetitions."""
 LATE_CARD_S = 3.0
-"""For the card of a node that answered and found no leader, once the leader's document is there."""
+"""For the node report of a node that answered and found no leader, after the leader's document has arrived."""
 STEP_MINUTES = 5
-"""SLURM ends the step itself, should this process be killed."""
-# Of the user's defaults for srun; all other SLURM_ variables may be an outer job's.
+"""SLURM ends the step itself if this process is killed."""
+# Settings that the user made for srun; all other SLURM_ variables may belong to an outer job.
 _KEPT = frozenset(f"SLURM_{name}" for name in ("CONF", "ACCOUNT", "QOS", "RESERVATION", "CONSTRAINT", "WCKEY"))
 _USAGE = ("invalid", "unknown partition", "unrecognized", "specification", "more processors requested")
 
 
 @dataclass(slots=True)
 class Heard:
-    """What came from the step so far."""
+    """What the step has sent so far."""
 
     node_names: tuple[str, ...] = ()
     here: dict[int, str] = field(default_factory=dict)
-    """Node index -> host, of those that said a word through SLURM."""
+    """Node index -> host, of the nodes that sent a message through SLURM."""
     cards: dict[int, Card] = field(default_factory=dict)
-    """Of those that found no leader."""
+    """Node reports of nodes that found no leader."""
     held: Held | None = None
     words: list[str] = field(default_factory=list)
-    """srun's and the site's."""
+    """Messages of srun and of the site."""
 
     def missing(self, num_nodes: int) -> list[str]:
-        """Who has not said a word."""
+        """Return the nodes that have sent nothing."""
         absent = [index for index in range(num_nodes) if index not in self.here]
         return [self.node_names[index] if index < len(self.node_names) else f"node rank {index}" for index in absent]
 
     def take(self, unpacker: Unpacker, line: str) -> bool:
-        """Take a line of the step's output; whether it was the last part of a document."""
+        """Take a line of the step's output; return whether it completed a document."""
         parcel = unpacker.feed(line)
         if parcel is None:
             return False
-        with contextlib.suppress(msgspec.DecodeError, ValueError):  # of another version of allranks
+        with contextlib.suppress(msgspec.DecodeError, ValueError):  # from another version of allranks
             node_index = int(parcel.sender)
             match parcel.kind:
                 case "here":
@@ -98,14 +99,14 @@ def check_nodes(
     say: Callable[[str], None],
     check_signals: Callable[[], None],
 ) -> Held:
-    """Hold a check on nodes of the cluster and return what was seen.
+    """Run a check on nodes of the cluster and return the observations.
 
     Args:
         place: which nodes.
-        order: what the members do; its directory is made here.
+        order: what the members do; its directory is created here.
         queue_s: how long SLURM may take to start the members.
-        env: the caller's; srun gets it without what an outer job or step left in it.
-        say: gets lines about whom is waited for.
+        env: the caller's; srun gets it without the variables of an outer job or step.
+        say: gets lines about the nodes that it waits for.
         check_signals: raises StoppedBySignal when somebody told this process to stop.
     Raises:
         UsageError: SLURM does not know what is asked for.
@@ -123,13 +124,13 @@ def check_nodes(
 
 
 def step_env(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment that srun gets: without what an outer job or step left in it."""
+    """Return the environment for srun, without the variables of an outer job or step."""
     return {name: value for name, value in env.items() if not name.startswith("SLURM_") or name in _KEPT}
 
 
 def srun_command(place: Place, *, mode: str = "--member") -> list[str]:
-    """Return the line that starts one member on every node; `mode` is the hidden flag that says what it does."""
-    inside = (f"--jobid={place.job_id}", "--overlap", "--mem=0")  # beside the steps that hold everything
+    """Return the srun command that starts one member per node; `mode` is the hidden flag that selects what it does."""
+    inside = (f"--jobid={place.job_id}", "--overlap", "--mem=0")  # beside steps that hold all resources
     outside = (*([f"--partition={place.partition}"] if place.partition else []), "--job-name=allranks-check")
     return [
         "srun",
@@ -168,18 +169,18 @@ def decode_order(text: str) -> Order:
 
 
 def sum_up(heard: Heard, num_nodes: int, *, waited_s: float) -> Held:
-    """Put together what the leader saw and what came beside it through SLURM.
+    """Combine the leader's observations with what came through SLURM.
 
-    A node that spoke through SLURM and not to the leader is there: its path to the leader is at fault.
+    A node that answers through SLURM but not to the leader is up: its path to the leader is at fault.
 
     Raises:
-        AllranksError: nobody said anything.
+        AllranksError: no node answered.
     """
     held, names = heard.held, heard.node_names
     if held is None:
         if not heard.cards:
             raise AllranksError(f"no node answered{_because(heard.words)}")
-        # That they looked for their leader in vain is said once, of the leader.
+        # The leader is reported once; the nodes that did not find it are not.
         cards = {index: _without_problem(card) for index, card in heard.cards.items()}
         missing = tuple(index for index in range(num_nodes) if index not in heard.cards)
         left = (
@@ -192,7 +193,7 @@ def sum_up(heard: Heard, num_nodes: int, *, waited_s: float) -> Held:
         return held
     leader = held.seen.cards[0]
     cards = dict(held.seen.cards)
-    if len(found) > 1 and len(cards) == 1:  # it is the leader then
+    if len(found) > 1 and len(cards) == 1:  # in this case, the leader is at fault
         what = f"{count_of(len(found), 'node')} answer through SLURM but do not reach the leader on {leader.host}"
         cards[0] = _with_finding(leader, what, heard.cards[found[0]].problem or "")
         cards |= {index: _without_problem(heard.cards[index]) for index in found}
@@ -253,25 +254,26 @@ def _listen(
 
 
 def _is_complete(heard: Heard, num_nodes: int, *, late_s: float) -> bool:
-    """Whether nothing more is to be expected."""
+    """Whether no more messages are expected."""
     if heard.held is not None:
         awaited = [index for index in heard.held.seen.missing if index in heard.here and index not in heard.cards]
         return not awaited or late_s > LATE_CARD_S
-    # The leader said no word, and all others have given it up.
+    # The leader has sent nothing, and all other nodes have given up.
     return bool(heard.here) and 0 not in heard.here and set(heard.here) <= set(heard.cards)
 
 
 def _notice(heard: Heard, place: Place, waited_s: float) -> str:
     if not heard.here:
-        return f"waiting {waited_s:.0f} s for SLURM to start {place.describe()}{_because(heard.words)}"
+        return f"still waiting for SLURM to start {place.describe()} after {waited_s:.0f} s{_because(heard.words)}"
     if missing := heard.missing(place.num_nodes):
         names = fold_hosts(missing) if heard.node_names else ", ".join(missing)
-        return f"waiting {waited_s:.0f} s for {names}; {len(heard.here)} of {place.num_nodes} nodes have answered"
-    return f"waiting {waited_s:.0f} s for the roll call of {place.num_nodes} nodes"
+        answered = f"{len(heard.here)} of {place.num_nodes} nodes have answered"
+        return f"still waiting for {names} after {waited_s:.0f} s; {answered}"
+    return f"still waiting for the roll call of {place.num_nodes} nodes after {waited_s:.0f} s"
 
 
 def _refuse(words: Sequence[str], place: Place) -> NoReturn:
-    """Raise what srun said, where it ended without a word of a node."""
+    """Raise srun's message, if it ended before any node sent something."""
     refuse_without_cluster("srun", "\n".join(words))
     said = words_of(words).removeprefix("Unable to allocate resources: ") or "srun ended without a message"
     is_usage = any(part in said.lower() for part in _USAGE)
@@ -286,7 +288,7 @@ def _because(words: Sequence[str]) -> str:
 
 @contextlib.contextmanager
 def _announcement_directory() -> Iterator[str | None]:
-    """A hidden directory that the nodes may share, for as long as this lasts; None where nothing can be written."""
+    """Create a hidden directory that the nodes may share, for the duration of the block; None if that fails."""
     for base in (Path.cwd, Path.home):
         try:
             made = tempfile.mkdtemp(prefix=DIRECTORY_PREFIX, dir=base())

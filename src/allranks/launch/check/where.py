@@ -1,4 +1,4 @@
-"""On which nodes does a check run? In an allocation on its nodes; else on those that SLURM is asked for; else here."""
+"""On which nodes does a check run? In an allocation, on its nodes; else on nodes that SLURM allocates; else here."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SINFO_S = 20.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """The flags; None where they say nothing."""
+    """The flags; None if a flag was not given."""
 
     nodes: int | None = None
     partition: str | None = None
@@ -26,7 +26,7 @@ class Asked:
 
     @property
     def is_any(self) -> bool:
-        """Whether nodes of a cluster are asked for."""
+        """Whether the flags ask for nodes of a cluster."""
         return self.nodes is not None or bool(self.partition or self.nodelist)
 
 
@@ -36,11 +36,11 @@ class Place:
 
     num_nodes: int
     job_id: str | None = None
-    """Inside this allocation; None: srun asks for one of its own."""
+    """Inside this allocation; None: srun asks for a new one."""
     names: tuple[str, ...] = ()
-    """Empty where SLURM chooses."""
+    """Empty if SLURM chooses the nodes."""
     pinned: tuple[str, ...] = ()
-    """Nodes that srun is told to use; fewer than num_nodes where SLURM adds some."""
+    """Nodes that srun must use; fewer than num_nodes if SLURM adds some."""
     partition: str | None = None
     gpus_per_node: int | None = None
 
@@ -78,7 +78,7 @@ def choose_in_job(asked: Asked, job_id: str, nodes: Sequence[str], *, verb: str)
 
 
 def choose_in_cluster(asked: Asked, *, verb: str, list_idle: Callable[[str], Sequence[NodeState]]) -> Place:
-    """Choose the nodes that SLURM is asked for: those that are named, as many as are named, else all idle ones.
+    """Choose the nodes to request from SLURM: the named ones, else that number, else all idle nodes.
 
     Args:
         asked: the flags.
@@ -113,7 +113,7 @@ def choose_in_cluster(asked: Asked, *, verb: str, list_idle: Callable[[str], Seq
 
 
 def find_default_partition(env: Mapping[str, str]) -> str | None:
-    """Return the partition that SLURM takes where nobody names one; None where it has none.
+    """Return SLURM's default partition; None if there is none.
 
     Raises:
         UsageError: SLURM does not answer here.
@@ -138,7 +138,7 @@ def parse_default_partition(text: str) -> str | None:
 
 
 def read_promised_gpus(env: Mapping[str, str]) -> dict[str, int]:
-    """Return how many GPUs SLURM says that each node has; empty where it does not say."""
+    """Return how many GPUs SLURM configures per node; empty if it does not say."""
     said = run_command(["sinfo", "--noheader", "--Node", "--format=%N %G"], deadline_s=SINFO_S, env=env)
     return parse_promised_gpus(said.stdout) if said.rc == 0 else {}
 
@@ -158,7 +158,7 @@ def parse_promised_gpus(text: str) -> dict[str, int]:
 
 
 def read_cluster_name(env: Mapping[str, str]) -> str | None:
-    """Return what SLURM calls the cluster."""
+    """Return SLURM's name of the cluster."""
     said = run_command(["scontrol", "show", "config"], deadline_s=SINFO_S, env=env)
     found = re.search(r"^ClusterName\s*=\s*(\S+)", said.stdout, re.MULTILINE)
     return found[1] if said.rc == 0 and found else None

@@ -224,7 +224,7 @@ class Leader:
             return
         reason = Reason.REQUEUE if meant.ending is ending.Ending.SAVE_AND_REQUEUE else Reason.LEAVE
         if not is_running:
-            self._say(f"{meant.line}; no worker runs now, so the last checkpoint has to suffice")
+            self._say(f"{meant.line}; no worker is running, so the last checkpoint is used")
             if self._decision is not None and self._decision.move is not Move.END:
                 self._asked = reason
             return

@@ -19,7 +19,7 @@ def as_survived(findings: Iterable[Finding]) -> tuple[Finding, ...]:
 
 def crash_loop(finding: Finding, step: int | None) -> Finding:
     """Return the finding that a restart does not help, because the same crash came back."""
-    what = f"the same crash came back at step {step} after a restart: {finding.cause}: {finding.message}"
+    what = f"the same crash happened again at step {step} after a restart: {finding.cause}: {finding.message}"
     return name_fault("AR509", what, node=finding.node, ranks=finding.ranks)
 
 
@@ -57,7 +57,7 @@ def describe_restart(
     """
     where = f"from the checkpoint of step {checkpoint}"
     if checkpoint is None:
-        where = "from the beginning" if is_tracked else "from whatever the script saves itself"
+        where = "from the beginning" if is_tracked else "from what the script itself saved"
     left = f" without {fold_hosts(without)}" if without else ""
     more = count_of(num_left, "more restart")
     return f"restart {generation} on {count_of(len(nodes), 'node')}{left}, {where}; {more} left"
@@ -86,7 +86,7 @@ def describe_running(world_size: int, silent_s: float, *, has_spoken: bool, step
 
 
 def describe_success(name: str, world_size: int, took_s: float, num_restarts: int, *, where: str) -> str:
-    """`train.py ended well: 2 ranks, 3 min 20 s; output in runs/latest/attempt_0`.
+    """`train.py succeeded: 2 ranks, 3 min 20 s; output in runs/latest/attempt_0`.
 
     Args:
         name: of the script.
@@ -96,7 +96,7 @@ def describe_success(name: str, world_size: int, took_s: float, num_restarts: in
         where: the attempt's directory.
     """
     restarts = f", {count_of(num_restarts, 'restart')}" if num_restarts else ""
-    return f"{name} ended well: {count_of(world_size, 'rank')}, {describe_time(took_s)}{restarts}; output in {where}"
+    return f"{name} succeeded: {count_of(world_size, 'rank')}, {describe_time(took_s)}{restarts}; output in {where}"
 
 
 def describe_time(time_s: float) -> str:

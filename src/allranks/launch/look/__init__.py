@@ -1,1 +1,1 @@
-"""Where the ranks of a running job are: the step that looks, and equal stacks folded."""
+"""The stacks of a running job's ranks: the step that reads them, and equal stacks folded."""

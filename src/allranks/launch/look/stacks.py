@@ -1,14 +1,14 @@
-"""Who is where? Folds what the nodes of a job say into groups of equal stacks, and makes text of them. Pure.
+"""Where is each rank? Folds the stacks of a job's nodes into groups of equal stacks, and renders them as text. Pure.
 
     report = StackReport(job="12", documents=documents, silent={"node05": "did not answer within 20 s"})
     print(render_stacks(report, fold(documents), style))
 
-Two processes are in the same place when their user's frames are the same, line by line, and so is the operation below
-them: which line of torch's polling loop was caught says nothing. A stopped process is never in the place of one
-that runs. The order is that in which a reader looks for the culprit: what is stopped or dead, what could not be read,
-then the smallest group first, and whoever waits for others last.
+Two processes are in the same place if the frames of the user's code are equal, line by line, and so is the operation
+that they called: which line of torch's polling loop was caught does not matter. A stopped process is never in the place
+of a running one. The order helps to find the culprit: first what is stopped or dead, then what could not be read, then
+the smallest groups; groups that wait for others come last.
 
-Limits: equal places are not equal steps. A rank that is a step behind in the same loop folds with the others.
+Limits: equal places are not equal steps. A rank that is a step behind in the same loop is folded with the others.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ from allranks.model.hostlist import fold_hosts
 from allranks.report.text import Style, fold_ranks, printable
 
 SHOWN_LIBRARY_FRAMES = 2
-"""Of the innermost library calls, those next to the user's."""
+"""Number of library frames that are shown, next to the user's frames."""
 
 
 def _compile(*rows: tuple[str, str, str]) -> tuple[tuple[re.Pattern[str], re.Pattern[str], str], ...]:
-    """Rows of a file, functions in it as the whole name or its end, and a label, `{}` for the first group."""
+    """Rows: pattern of the file, pattern of the function (whole or its end), label with `{}` for the first group."""
     return tuple((re.compile(file), re.compile(f"(?:.*[.])?(?:{function})$"), label) for file, function, label in rows)
 
 
@@ -54,7 +54,7 @@ _OPERATIONS = _compile(
     (r"/torch/cuda/\w+\.py$", r"(synchronize)", "cuda synchronize"),
     (r"/torch/serialization\.py$", r"(save|load)", "torch.{}"),
 )
-# Where none of those is on the stack.
+# Used if the stack has none of those.
 _PLAIN_WAITS = _compile(
     (r"/subprocess\.py$", r"wait|communicate|_try_wait", "wait for a subprocess"),
     (r"/multiprocessing/(process|popen_\w+)\.py$", r"join|wait", "join of a process"),
@@ -66,7 +66,7 @@ _PLAIN_WAITS = _compile(
     (r"/(socket|ssl)\.py$", r"connect|recv\w*|read\w*|accept|create_connection", "socket"),
     (r"/selectors\.py$", r"select", "select"),
 )
-# C functions have no frame: the source line of the innermost frame tells.
+# C functions have no frame: the source line of the innermost frame shows the call.
 _IN_SOURCE = (
     (re.compile(r"\bsleep\("), "sleep"),
     (re.compile(r"\.synchronize\("), "cuda synchronize"),
@@ -94,7 +94,7 @@ class Member:
 
 @dataclass(slots=True, kw_only=True)
 class Group:
-    """Everybody who is in the same place."""
+    """All threads that are in the same place."""
 
     role: Role
     thread: str
@@ -104,22 +104,22 @@ class Group:
     kernel_wait: str
     problem: str
     operation: str
-    """The known call that the user's line ended up in, or empty."""
+    """The known call that the user's line is in, or empty."""
     enclosing: str
-    """The known call around the user's innermost code: `DataLoader next at train.py:88`, or empty."""
+    """The known call around the innermost user code: `DataLoader next at train.py:88`, or empty."""
     place: Frame | None
-    """The innermost of the user's frames."""
+    """The innermost frame of the user's code."""
     frames: tuple[Frame, ...]  # innermost first, of the first member
     members: list[Member] = field(default_factory=list)
 
     @property
     def ranks(self) -> list[int]:
-        """Each once, in order."""
+        """Without duplicates, in order."""
         return sorted({member.process.rank for member in self.members if member.process.rank is not None})
 
     @property
     def nodes(self) -> list[str]:
-        """Each once, in order."""
+        """Without duplicates, in order."""
         return list(dict.fromkeys(member.node for member in self.members))
 
     @property
@@ -130,7 +130,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackReport:
-    """What came back from the nodes."""
+    """The answers of the nodes."""
 
     job: str
     documents: Sequence[NodeStacks]
@@ -139,7 +139,7 @@ class StackReport:
 
     @property
     def missing_ranks(self) -> list[int]:
-        """Ranks of the world of which no process was found."""
+        """Ranks of the job for which no process was found."""
         workers = [each for document in self.documents for each in document.processes if each.role is Role.WORKER]
         sizes = Counter(each.world_size for each in workers if each.world_size)
         world_size = sizes.most_common(1)[0][0] if len(sizes) == 1 else 0
@@ -147,7 +147,7 @@ class StackReport:
 
 
 def split_jobs(document: NodeStacks) -> list[StackReport]:
-    """Return one report a job for a node that runs several: rank 0 of one is not in the place of rank 0 of another."""
+    """Return one report per job, for a node that runs several jobs: their ranks are never folded together."""
     names = sorted({process.job for process in document.processes})
     if len(names) < 2:
         return [StackReport(job=document.job, documents=[document])]
@@ -162,8 +162,8 @@ def fold(documents: Iterable[NodeStacks], *, all_threads: bool = False) -> list[
     """Return the groups of equal stacks, the odd one out first.
 
     Args:
-        documents: one a node.
-        all_threads: threads other than the main one, too.
+        documents: one per node.
+        all_threads: also threads other than the main one.
     """
     groups: dict[object, Group] = {}
     for document in documents:
@@ -203,7 +203,7 @@ def render_stacks(report: StackReport, groups: Sequence[Group], style: Style) ->
 
 
 def stacks_to_json(pairs: Sequence[tuple[StackReport, Sequence[Group]]]) -> str:
-    """Return the same for programs; `documents` has everything that was read, and `jobs` each of several jobs."""
+    """Return the same as JSON data: `documents` has everything that was read, and `jobs` each of several jobs."""
     jobs = [_to_dict(report, groups) for report, groups in pairs]
     if len(jobs) == 1:
         return json.dumps(jobs[0], indent=2)
@@ -265,7 +265,7 @@ def _group_of(process: Process, thread: Thread) -> Group:
 
 
 def name_operation(frames: Sequence[Frame]) -> str:
-    """Return the known call that the innermost of the user's lines ended up in, or the empty text.
+    """Return the known call that the user's innermost line is in, or an empty text.
 
     Args:
         frames: innermost first.
@@ -278,7 +278,7 @@ def name_operation(frames: Sequence[Frame]) -> str:
 
 
 def name_enclosing(frames: Sequence[Frame]) -> str:
-    """Return the known call that leads back into the user's code, and from where: `DataLoader next at train.py:88`."""
+    """Return the known call that leads back into user code, and from where: `DataLoader next at train.py:88`."""
     called: list[Frame] = []
     is_inside = False
     for frame in frames:
@@ -293,7 +293,7 @@ def name_enclosing(frames: Sequence[Frame]) -> str:
 
 
 def _look_up(called: Sequence[Frame], table: Sequence[tuple[re.Pattern[str], re.Pattern[str], str]]) -> str:
-    """The first of these calls that is known, outermost first."""
+    """Return the first of these calls that is known, outermost first."""
     for frame in reversed(called):
         for file, function, label in table:
             found = function.match(frame.function)
@@ -366,7 +366,7 @@ def _what(group: Group) -> str:
 
 
 def _render_frames(frames: Sequence[Frame], style: Style) -> list[str]:
-    """The stack as a traceback has it, most recent call last; of libraries only what the user's lines called."""
+    """Render the stack like a traceback, most recent call last; of libraries, only what the user's lines called."""
     lines: list[str] = []
     hidden: list[Frame] = []
     mine = [frame for frame in frames if _is_user(frame)]
@@ -384,7 +384,7 @@ def _render_frames(frames: Sequence[Frame], style: Style) -> list[str]:
     is_below_user = not mine
     for frame in reversed(frames):
         if not _is_user(frame):
-            # What started the user's code is of no interest, nor is a decorator's shell.
+            # The frames that started the user's code are left out, and so are wrappers of decorators.
             if is_below_user and (frame is frames[0] or not frame.function.endswith("wrapper")):
                 hidden.append(frame)
             continue
@@ -398,7 +398,7 @@ def _render_frames(frames: Sequence[Frame], style: Style) -> list[str]:
 
 
 def _short(file: str) -> str:
-    """A library's file below its site-packages or lib/python3.x."""
+    """Return a library's file below its site-packages or lib/python3.x."""
     return re.sub(r".*/((site|dist)-packages|(python|pypy)3[.\d]*t?)/", "", file)
 
 

@@ -1,14 +1,15 @@
-"""How do the stacks of all nodes of a running job come here? Through one more SLURM step beside the job's own.
+"""How are the stacks of all nodes of a running job collected? Through one more SLURM step beside the job's own.
 
-Phases, and who speaks:
-1 `squeue` says which nodes the job has now; a node that SLURM gave up is not among them.
-2 `srun --overlap` starts one probe a node, `allranks stack --here`: without GPUs, memory or CPUs of its own, so that
+Phases:
+
+1 `squeue` lists the job's current nodes; a node that SLURM has given up is not among them.
+2 `srun --overlap` starts one probe per node, `allranks stack --here`: without GPUs, memory or CPUs of its own, so that
   it starts at once in a job that uses all of them. A heterogeneous job has one step for each of its components.
-3 Every probe prints its document and ends. It travels in short lines, since srun mixes the output of its tasks in
-  pieces of 1 KiB, and site wrappers print banners around it.
+3 Every probe prints its document and ends. The document is split into short lines, because srun mixes the output of its
+  tasks in pieces of 1 KiB, and site wrappers print banners around it.
 4 The step ends when every node has answered, or when none has for `silence_s`; what is left of it is ended then.
 
-Nothing else of the job is touched: the steps that are there go on, and no signal is sent.
+Nothing else in the job changes: its steps continue, and no signal is sent.
 """
 
 from __future__ import annotations
@@ -34,12 +35,12 @@ from allranks.model.hostlist import expand_hosts, fold_hosts
 SQUEUE_S = 20.0
 NOTICE_AFTER_S = 3.0
 STEP_MINUTES = 2
-"""SLURM ends the step itself, should this process be killed."""
+"""SLURM ends the step itself if this process is killed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Component:
-    """A part of a job that one srun reaches: all of it, unless the job is heterogeneous."""
+    """The part of a job that one srun reaches: the whole job, unless it is heterogeneous."""
 
     job_id: str
     het_group: str
@@ -47,13 +48,13 @@ class Component:
 
 
 def probe_job(job: str, *, silence_s: float, env: Mapping[str, str], say: Callable[[str], None]) -> StackReport:
-    """Return what the nodes of a running job say.
+    """Return the stacks from the nodes of a running job.
 
     Args:
         job: SLURM's id: `123`, `123_4` of an array, `123+0` of a heterogeneous job.
-        silence_s: no answer for so long ends the wait.
-        env: the caller's; srun gets it without what an outer job or step left in it.
-        say: gets a line about whom is waited for.
+        silence_s: the wait ends after this long without an answer.
+        env: the caller's; srun gets it without the variables of an outer job or step.
+        say: gets a line about the nodes that it waits for.
 
     Raises:
         UsageError: there is no such job, or the id means several.
@@ -71,7 +72,7 @@ def probe_job(job: str, *, silence_s: float, env: Mapping[str, str], say: Callab
 
 
 def find_components(job: str, rows: str) -> list[Component]:
-    """Read what squeue says of a job, lines of `JobId|id as shown|state|nodes|reason`.
+    """Parse the output of squeue for a job, lines of `JobId|id as shown|state|nodes|reason`.
 
     Raises:
         UsageError: the id means several jobs.
@@ -97,25 +98,25 @@ def find_components(job: str, rows: str) -> list[Component]:
 
 
 def srun_command(component: Component) -> list[str]:
-    """Return the line that starts one probe on every node of a component."""
+    """Return the command that starts one probe on every node of a component."""
     count = len(component.nodes)
     return [
         "srun",
         f"--jobid={component.job_id}",
         *([f"--het-group={component.het_group}"] if component.het_group else []),
         "--job-name=allranks-stack",
-        "--overlap",  # beside the steps that hold everything
+        "--overlap",  # beside steps that hold all resources
         f"--nodes={count}",
         f"--ntasks={count}",
         "--ntasks-per-node=1",
-        "--gres=none",  # else it gets the job's GPUs; --gpus=0 is refused where SLURM knows no GPUs
+        "--gres=none",  # else it gets the job's GPUs; --gpus=0 is refused if SLURM knows no GPUs
         "--mem=0",
         "--mpi=none",
         "--input=none",
         "--propagate=NONE",
         "--kill-on-bad-exit=0",
         "--wait=0",
-        "--chdir=/",  # this directory may not be there
+        "--chdir=/",  # this directory may not exist there
         f"--time={STEP_MINUTES}",
         sys.executable,
         "-m",
@@ -159,12 +160,13 @@ def _collect(
         if now > began_s + NOTICE_AFTER_S and not was_told:
             was_told = True
             late = fold_hosts([node for node in wanted if node not in documents])
-            say(f"waiting {now - began_s:.0f} s for {late}; {len(documents)} of {len(wanted)} nodes have answered")
+            answered = f"{len(documents)} of {len(wanted)} nodes have answered"
+            say(f"still waiting for {late} after {now - began_s:.0f} s; {answered}")
         for line in output.lines():
             if line.is_aside:
                 words.append(line.text)
             elif parcel := unpacker.feed(line.text):
-                with contextlib.suppress(msgspec.DecodeError):  # of another version of allranks
+                with contextlib.suppress(msgspec.DecodeError):  # from another version of allranks
                     documents[parcel.sender] = msgspec.json.decode(parcel.content, type=NodeStacks)
                     last_s = time.monotonic()
     has_ended = output.has_ended
@@ -179,7 +181,7 @@ def _collect(
 
 
 def _why_silent(node: str, words: Sequence[str], *, has_ended: bool, silence_s: float) -> str:
-    """What srun said of this node, in its own words."""
+    """Return why a node did not answer, in srun's words if it said something."""
     about = [line for line in words if re.search(rf"(?<![\w.-]){re.escape(node)}(?![\w.-])", line)]
     if about:
         return f"did not answer: {words_of(about)}"

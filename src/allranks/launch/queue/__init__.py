@@ -1,1 +1,1 @@
-"""SLURM beside a running job: what its signals mean, and how the job goes back into the queue. `scheduler.py` first."""
+"""SLURM and a running job: what its signals mean, and how the job is requeued. Read `scheduler.py` first."""

@@ -1,24 +1,24 @@
-"""What does a signal mean for this job: save and go back into the queue, save and leave, or just stop? Pure.
+"""What does a signal mean for this job: save and requeue, save and end, or only end? Pure.
 
 Who sends what, measured with SLURM 22.05:
 
-SIGUSR1   the warning that `--signal=USR1@120` asks for, or `scancel --signal=USR1`. A checkpoint, then the job goes
-          back into the queue by itself. Sent up to 60 s early, and at once where the time limit is nearer than that.
-SIGTERM   time limit, `scancel`, `scontrol requeue`, preemption. A checkpoint if the grace period allows one. Whether
-          the job comes back is SLURM's business: a job that somebody cancelled must stay cancelled.
-SIGINT and the others   somebody at a terminal.
+SIGUSR1   the warning that `--signal=USR1@120` asks for, or `scancel --signal=USR1`. The job saves a checkpoint and
+          requeues itself. SLURM sends it up to 60 s early, and at once if less time than that is left.
+SIGTERM   time limit, `scancel`, `scontrol requeue`, preemption. The job saves a checkpoint if the grace period is long
+          enough. SLURM decides whether the job runs again: a cancelled job must stay cancelled.
+SIGINT and the others   a user at a terminal.
 
-Four things that are easily got wrong:
+Four facts that are easy to miss:
 
-- SLURM may signal every process of the step, also workers in sessions of their own: always with proctrack/linuxproc,
-  and with SignalChildrenProcesses=yes in cgroup.conf. A worker without a handler is ended by the warning itself, so
-  workers are started with SIGUSR1 ignored; one that has a handler of its own gets it (`host.signals.catches`).
-- The same holds for SIGTERM. A worker that has something to save leaves it to its agent (state/resumed/sigterm.py); one
-  that has not is ended by it, which saves a moment.
-- A job that is preempted with a grace period is put back only if it still runs when the period is over; one that ends
-  by itself before that has failed, or is complete. So the leader waits: `launch.queue.requeue.outlast_preemption`.
-- With a lost batch host the job goes on running without its script, until its time limit: whoever is left in the job
-  has to put it back.
+- SLURM may signal every process of the step, also workers in their own sessions: always with proctrack/linuxproc, and
+  with SignalChildrenProcesses=yes in cgroup.conf. A worker without a handler would be killed by the warning, so workers
+  start with SIGUSR1 ignored; a worker with its own handler receives it (`host.signals.catches`).
+- The same holds for SIGTERM. A worker that has something to save leaves the decision to its agent
+  (state/resumed/sigterm.py); a worker that has nothing to save is ended by it, which saves time.
+- A job that is preempted with a grace period is requeued only if it still runs at the end of the period; if it ends
+  earlier, it has failed or is complete. So the leader waits: `launch.queue.requeue.outlast_preemption`.
+- If the batch host is lost, the job continues without its script until the time limit: the remaining agents must
+  requeue it.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from enum import Enum
 from allranks.host.slurm_job import OwnJob
 
 DEFAULT_GRACE_S = 30.0
-"""SLURM's own default of KillWait, where the site's is not known."""
+"""SLURM's default of KillWait, used if the site's value is unknown."""
 SAFETY = 2.0
-"""A checkpoint is begun when the grace period is so many times as long as the last ones took."""
+"""A checkpoint is started only if the grace period is this many times as long as the last ones took."""
 
 
 class Ending(Enum):
@@ -45,11 +45,11 @@ class Ending(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
-    """What to do, how long there is for it, and the line that says so."""
+    """What to do, how much time there is for it, and the line that reports it."""
 
     ending: Ending
     grace_s: float | None
-    """How long workers have for their checkpoint; None where nothing limits it."""
+    """Time for the workers' checkpoint; None if nothing limits it."""
     line: str
 
 
@@ -66,16 +66,16 @@ def decide(
 
     Args:
         signum: what came.
-        job: SLURM's, None without it.
+        job: this job in SLURM; None without SLURM.
         left_s: until the time limit.
-        no_requeue: why the job cannot go back into the queue, from `why_no_requeue`; empty where it can.
-        grace_s: between SIGTERM and SIGKILL here, KillWait or a partition's GraceTime; None where nobody said.
-        save_s: how long a checkpoint takes; None where none has been written, 0 where there is nothing to save.
+        no_requeue: why the job cannot be requeued, from `why_no_requeue`; empty if it can.
+        grace_s: time between SIGTERM and SIGKILL: KillWait or a partition's GraceTime; None if unknown.
+        save_s: how long a checkpoint takes; None if none has been written, 0 if there is nothing to save.
     """
     name = signal.Signals(signum).name
     if signum == signal.SIGUSR1:
         when = f", {left_s:.0f} s to the time limit" if left_s is not None else ""
-        if save_s == 0:  # a job that went back with nothing saved would begin anew for ever
+        if save_s == 0:  # a job requeued with nothing saved would start from the beginning each time
             line = f"{name}{when}: passed to the script; allranks itself has nothing to save"
             return Decision(ending=Ending.SAVE_AND_LEAVE, grace_s=None, line=line)
         if job is None:
@@ -98,7 +98,7 @@ def decide(
 
 
 def why_no_requeue(job: OwnJob, *, is_batch: bool, may_requeue: bool) -> str:
-    """Return why a job cannot go back into the queue, and what to do about it; empty where it can.
+    """Return why a job cannot be requeued, and what to do about it; empty if it can.
 
     Args:
         job: the job.

@@ -1,11 +1,11 @@
-"""Which nodes has this job found faulty, over all its runs, and which of them does it leave out? `culprits.json`.
+"""Which nodes has this job found faulty, over all its attempts, and which of them does it exclude? `culprits.json`.
 
     culprits = remember(read_culprits(run_dir), ["node03"], cause="AR012", attempt=2)
     write_culprits(run_dir, culprits)
-    is_hopeless(culprits, ["node03"])        # the third time: 78
+    is_hopeless(culprits, ["node03"])        # after the third attempt: exit code 78
 
-The file lies in the job's directory, above its attempts, so a run that SLURM starts again finds it. Only the leader, or
-whoever speaks for a lost one, writes it.
+The file is in the job's directory, above its attempts, so an attempt that SLURM starts later finds it. Only the leader,
+or the agent that acts for a lost leader, writes it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from allranks.model.hostlist import fold_hosts
 
 FILE = "culprits.json"
 MOST_TIMES = 3
-"""The same culprit so often, and starting once more is no cure."""
+"""After this many attempts with the same culprit, another start does not help."""
 
 
 class Culprit(msgspec.Struct, frozen=True, kw_only=True):
@@ -29,24 +29,24 @@ class Culprit(msgspec.Struct, frozen=True, kw_only=True):
 
     node: str
     cause: str
-    """The latest, `AR012 node-failure`."""
+    """Of the latest attempt, `AR012 node-failure`."""
     attempts: tuple[int, ...]
-    """In which runs of the job, each once: a run that restarts five times around one node blames it once."""
+    """Attempts in which the node was at fault, each once: an attempt that restarts five times counts once."""
 
     @property
     def count(self) -> int:
-        """In how many runs."""
+        """Number of these attempts."""
         return len(self.attempts)
 
 
 def remember(culprits: Sequence[Culprit], nodes: Iterable[str], *, cause: str, attempt: int) -> tuple[Culprit, ...]:
-    """Return the memory with what one run found out; the order is that of the first time.
+    """Return the record with the culprits of one attempt added; the order is that of their first fault.
 
     Args:
-        culprits: what was known.
+        culprits: the record so far.
         nodes: who was at fault.
-        cause: the finding's.
-        attempt: which run of the job, SLURM_RESTART_COUNT.
+        cause: cause of the finding.
+        attempt: number of the attempt, SLURM_RESTART_COUNT.
     """
     known = {culprit.node: culprit for culprit in culprits}
     for node in nodes:
@@ -56,9 +56,9 @@ def remember(culprits: Sequence[Culprit], nodes: Iterable[str], *, cause: str, a
 
 
 def is_hopeless(culprits: Sequence[Culprit], nodes: Iterable[str]) -> bool:
-    """Whether one of these nodes has been the culprit so often that starting again is no cure.
+    """Whether one of these nodes was the culprit so often that another start does not help.
 
-    A node that is left out cannot come to that: it is one that the job could not do without.
+    An excluded node cannot reach that number; only a node that the job needs can.
     """
     now = set(nodes)
     return any(culprit.node in now and culprit.count >= MOST_TIMES for culprit in culprits)
@@ -67,13 +67,13 @@ def is_hopeless(culprits: Sequence[Culprit], nodes: Iterable[str]) -> bool:
 def choose_excluded(
     culprits: Sequence[Culprit], *, nodes: Sequence[str], needed: int
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return which culprits are left out, and which the job cannot do without.
+    """Return which culprits are excluded, and which ones the job cannot do without.
 
-    SLURM lets a job that leaves out too much wait for ever, so the worst are left out first, as far as enough remain.
+    A job that excludes too many nodes would wait forever, so the worst are excluded first, as long as enough remain.
 
     Args:
         culprits: who was at fault.
-        nodes: all that the job could run on.
+        nodes: all nodes on which the job could run.
         needed: how many nodes it needs.
     """
     worst_first = sorted(
@@ -84,7 +84,7 @@ def choose_excluded(
 
 
 def describe_return(culprits: Sequence[Culprit], *, attempt: int) -> str:
-    """Return why this run of the job began; empty where no node ended the one before.
+    """Return why this attempt of the job began; empty if no node ended the one before.
 
     >>> describe_return([Culprit(node="node01", cause="AR012 node-failure", attempts=(0,))], attempt=1)
     'run 2 of this job: the previous run lost node01 (AR012 node-failure); resuming from its checkpoints'
@@ -99,7 +99,7 @@ def describe_return(culprits: Sequence[Culprit], *, attempt: int) -> str:
 
 
 def read_culprits(run_dir: Path) -> tuple[Culprit, ...]:
-    """Return what the job remembers; nothing where the file is missing or cannot be read.
+    """Return the job's record; empty if the file is missing or cannot be read.
 
     Args:
         run_dir: the job's directory, above its attempts.
@@ -111,7 +111,7 @@ def read_culprits(run_dir: Path) -> tuple[Culprit, ...]:
 
 
 def write_culprits(run_dir: Path, culprits: Sequence[Culprit]) -> None:
-    """Write the memory whole; a full disk does not stop a job.
+    """Write the record atomically; a full disk does not stop a job.
 
     Args:
         run_dir: the job's directory, above its attempts.

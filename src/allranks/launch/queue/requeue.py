@@ -1,18 +1,18 @@
-"""How does a job go back into the queue, once, and without its faulty nodes?
+"""How is a job requeued, once, and without its faulty nodes?
 
     requeue_once(job, run_dir=run_dir.path, attempt=2, nodes=["node03"], cause="AR012 node-failure", say=say)
 
-The agents do it, not the batch script: they know the culprit, they do it for scripts that people wrote themselves too,
-and when the batch host is what is lost, the script is gone and the job would go on without it until its time limit. The
-leader's agent speaks; where the leader is lost, any other may, and the first one does.
+The agents requeue it, not the batch script: they know the culprit, and it works for scripts that users wrote
+themselves. If the batch host is lost, the script is gone, and the job would continue without it until its time limit.
+The leader's agent acts; if the leader is lost, the first of the other agents does.
 
-Phase 1  claim      `requeue.json` in the attempt's directory is made by one agent alone
-Phase 2  remember   the culprit goes into the job's memory; the third time is the last        (launch.queue.exclusion)
-Phase 3  plan       who is left out, how many nodes are asked for                              (`plan_requeue`, pure)
-Phase 4  requeue    everything in the job ends, this process as well: SIGTERM, SIGKILL after KillWait
-Phase 5  change     what the waiting job asks for; SLURM takes that only now
+Phase 1  claim      one agent alone creates `requeue.json` in the attempt's directory Phase 2  remember   the culprit is
+added to the job's record; after the third time the job ends  (launch.queue.exclusion) Phase 3  plan       which nodes
+are excluded, how many nodes are requested                        (`plan_requeue`, pure) Phase 4  requeue    everything
+in the job ends, this process too: SIGTERM, SIGKILL after KillWait Phase 5  change     what the waiting job requests;
+SLURM accepts this only now
 
-Signals are held back in phases 4 and 5. Whatever fails is said, with the command that does it by hand.
+Signals are blocked in phases 4 and 5. Every failure is reported, with the command that does the step by hand.
 """
 
 from __future__ import annotations
@@ -42,38 +42,38 @@ from allranks.model.hostlist import expand_hosts, fold_hosts
 
 CLAIM = "requeue.json"
 LONGEST_GRACE_S = 900.0
-"""How long a preempted job is kept alive at most; sites give minutes."""
+"""Upper bound of the time that a preempted job is kept alive; sites give minutes."""
 LOOK_S = 2.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QueuePlan:
-    """What the waiting job asks for."""
+    """What the waiting job requests."""
 
     values: dict[str, str]
-    """Under scontrol's names; empty where nothing changes."""
+    """Under scontrol's names; empty if nothing changes."""
     line: str
-    """What people are told."""
+    """The text for the user."""
 
 
 def plan_requeue(
     state: JobState, *, job: OwnJob, culprits: Sequence[Culprit], partition: Sequence[str], min_nodes: int
 ) -> QueuePlan:
-    """Decide what a job asks for when it waits again.
+    """Decide what a job requests when it waits again.
 
-    Nodes that the user named stay the only ones. A culprit that the job cannot do without stays in: SLURM would let it
-    wait for ever otherwise.
+    If the user named nodes, only these are used. A culprit that the job needs is not excluded; otherwise the job would
+    wait forever.
 
     Args:
-        state: the job, as SLURM has it.
-        job: the same from inside.
-        culprits: everybody who has ever been at fault.
+        state: the job, as SLURM reports it.
+        job: the same job, from its own environment.
+        culprits: all nodes that have been at fault.
         partition: nodes of its partition.
-        min_nodes: how many it can do with, MIN of --nnodes MIN:MAX.
+        min_nodes: MIN of --nnodes MIN:MAX.
     """
     asked = expand_hosts(state.asked_nodes) if state.asked_nodes else []
     own = expand_hosts(state.excluded_nodes) if state.excluded_nodes else []
-    closed = set(own) - {each.node for each in culprits}  # to the user's mind: SLURM gives none of them
+    closed = set(own) - {each.node for each in culprits}  # nodes that the user excluded: SLURM assigns none of them
     pool = [name for name in dict.fromkeys(asked if len(asked) >= job.num_nodes else partition) if name not in closed]
     chosen, stay = choose_excluded(culprits, nodes=pool, needed=min_nodes)
     out = [name for name in pool if name in chosen]
@@ -107,21 +107,21 @@ def requeue_once(
     cause: str = "",
     min_nodes: int | None = None,
 ) -> int:
-    """Put the job back into the queue, unless another agent has; returns what this process exits with.
+    """Requeue the job, unless another agent has; returns the exit code of this process.
 
     On success SLURM ends this process soon after.
 
     Args:
         job: this job.
         run_dir: the job's directory, above its attempts.
-        attempt: which run of the job this is.
+        attempt: number of this attempt.
         say: one line for people.
-        nodes: culprits; none where the job goes back for another reason, its time limit for one.
-        cause: theirs, `AR012 node-failure`.
-        min_nodes: how many nodes it can do with; None for as many as it has.
+        nodes: culprits; empty if the job is requeued for another reason, such as its time limit.
+        cause: their cause, `AR012 node-failure`.
+        min_nodes: smallest number of nodes; None for as many as it has.
     Returns:
-        75 where it went back because of a node, 0 without one; 78 where the same culprit came for the third time; what
-        it would have been without SLURM where the job cannot go back.
+        75 if it was requeued because of a node, 0 without one; 78 if the same culprit failed for the third time; the
+        exit code without SLURM if the job cannot be requeued.
     """
     exit_code = Exit.NODE_FAULT if nodes else Exit.OK
     if not _claim(run_dir / f"attempt_{attempt}", job):
@@ -138,8 +138,8 @@ def requeue_once(
         if state is None:
             raise AllranksError("SLURM does not know this job")
         if state.is_pending:
-            return exit_code  # somebody else has put it back
-        if state.preempted_at:  # SLURM decides whether it comes back, also where its warning was the user's own signal
+            return exit_code  # another agent has requeued it
+        if state.preempted_at:  # SLURM decides whether the job runs again, even if the user sent the warning signal
             outlast_preemption(job, say=say)
             return exit_code
         if no := why_no_requeue(job, is_batch=state.is_batch, may_requeue=state.may_requeue):
@@ -164,7 +164,7 @@ def requeue_once(
 def outlast_preemption(job: OwnJob, *, say: Callable[[str], None]) -> bool:
     """Wait for SLURM to end a job that it preempts with a grace period; returns whether it is being preempted.
 
-    SLURM puts it back only if it still runs then. For the leader's agent, after SIGTERM, when its workers have ended.
+    SLURM requeues it only if it still runs then. For the leader's agent, after SIGTERM and the end of its workers.
 
     Args:
         job: this job.
@@ -192,7 +192,7 @@ def outlast_preemption(job: OwnJob, *, say: Callable[[str], None]) -> bool:
 
 
 def read_grace_s(state: JobState | None) -> float | None:
-    """Return how long after SIGTERM the workers of a job live; None where SLURM does not say."""
+    """Return how long the workers of a job live after SIGTERM; None if SLURM does not say."""
     try:
         with shielded():
             if state is not None and state.preempted_at and state.state == "RUNNING":
@@ -203,7 +203,7 @@ def read_grace_s(state: JobState | None) -> float | None:
 
 
 def _claim(attempt_path: Path, job: OwnJob) -> bool:
-    """Whether this agent is the one that acts. A directory that cannot be written stops nobody from acting."""
+    """Whether this agent is the one that acts. It also acts if the directory cannot be written."""
     try:
         with (attempt_path / CLAIM).open("x") as file:
             json.dump({"job": job.id, "time_s": round(time.time(), 3)}, file)

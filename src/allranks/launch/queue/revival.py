@@ -2,19 +2,19 @@
 
     revivals = Revivals(own_command(), job=job, env=os.environ, log=lambda node: path, patience_s=600)
     revivals.expect("node03", seat=3)
-    for line in revivals.turn(now_s): ...       # in the agent's own loop; asks nobody and waits for nothing
-    revivals.close()                            # agents there are ended with their srun
+    for line in revivals.turn(now_s): ...       # in the agent's own loop; never blocks
+    revivals.close()                            # agents there end with their srun
 
-The new agent is a step of its own, and takes the place of the lost one all the same: it is told what the lost one's
-step was, so that it finds the same job, node index and size, and joins as whoever comes while the job runs does.
+The new agent is a step of its own, but takes the place of the lost one: it gets the variables of the lost agent's step,
+so it finds the same job, node index and size, and joins like any node that joins a running job.
 
-Measured with SLURM 22.05, a node whose every process was killed and that comes up again:
+Measured with SLURM 22.05, for a node on which every process was killed and which comes up again:
 
-- While SLURM has not given it up (SlurmdTimeout, 300 s by default; with 15 s, in truth up to 28), it stays in the
-  job, and `srun --overlap -w NODE` starts there. An srun that is started while the node is still dead waits and gets
-  through within a second of its return.
-- Afterwards the node is no longer in the job (--no-kill keeps the job, not the node), also when it is back in service:
-  `Requested node configuration is not available`. It comes back with the job's next run.
+- Until SLURM gives the node up (SlurmdTimeout, 300 s by default; with 15 s, up to 28 s in practice), it stays in the
+  job, and `srun --overlap -w NODE` starts there. An srun that is started while the node is still dead waits, and
+  succeeds within a second of its return.
+- After that, the node is no longer in the job (--no-kill keeps the job, not the node), even if it is in service again:
+  `Requested node configuration is not available`. It takes part in the job's next attempt.
 - Ending the srun with SIGTERM kills the agent there.
 """
 
@@ -32,12 +32,12 @@ from allranks.host.signals import die_with_parent
 from allranks.host.slurm_job import OwnJob
 
 AGAIN_S = 2.0
-"""Before the second try; twice as long before each further one."""
+"""Before the second try; doubled before each further one."""
 LONGEST_PAUSE_S = 30.0
 END_S = 5.0
-"""For an srun that is told to end: it waits for the step's end itself."""
+"""Time for an srun to end after SIGTERM: it waits for the end of its step."""
 TAKEN_AWAY = ("Requested node configuration is not available", "not in this job", "Invalid node name", "Invalid job id")
-"""What srun says where trying again is no use."""
+"""Messages of srun after which another try does not help."""
 _KEPT = frozenset({"SLURM_JOB_ID", "SLURM_CONF", "SLURM_RESTART_COUNT", "SLURM_CLUSTER_NAME", "SLURM_JOB_NAME"})
 _OF_THE_STEP = (
     "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NODELIST",
@@ -47,26 +47,26 @@ _OF_THE_STEP = (
 
 
 class Stage(Enum):
-    """How far it has come."""
+    """State of one revival."""
 
     TRYING = "trying"
-    """srun runs, or will in a moment: the node is dead, or its agent is there."""
+    """srun runs, or will in a moment: the node is dead, or its agent runs."""
     TAKEN_AWAY = "taken_away"
     """The node is no longer in the job."""
     GIVEN_UP = "given_up"
-    """It did not come back in time."""
+    """The node did not come back in time."""
     CLOSED = "closed"
 
 
 class Revivals:
-    """All nodes that are expected back, for launch.lead.newcomers.
+    """All nodes that may come back, for launch.lead.newcomers.
 
     Args:
         command: the agent's command line, from `own_command`.
         job: this job.
         env: this agent's environment.
-        log: which file gets what a node's srun and agent print.
-        patience_s: how long each node is tried.
+        log: returns the file for the output of a node's srun and agent.
+        patience_s: how long to try each node.
     """
 
     def __init__(
@@ -84,12 +84,12 @@ class Revivals:
         self._revivals: dict[str, Revival] = {}
 
     def expect(self, node: str, seat: int) -> None:
-        """The node's agent is gone: look for the node from now on."""
+        """Begin to try: the node's agent is gone."""
         if node not in self._revivals:
             self._new[node] = seat
 
     def turn(self, now_s: float) -> list[str]:
-        """Do what is due without waiting; return lines for people."""
+        """Do what is due, without blocking; return lines for the user."""
         lines = []
         for node, seat in self._new.items():
             self._revivals[node] = Revival(
@@ -111,7 +111,7 @@ class Revivals:
 
     @property
     def pids(self) -> list[int]:
-        """Of every srun that runs."""
+        """Pids of all srun processes."""
         return [revival.pid for revival in self._revivals.values() if revival.pid is not None]
 
     def close(self) -> None:
@@ -122,16 +122,16 @@ class Revivals:
 
 
 class Revival:
-    """One lost node, and the srun that brings its agent back.
+    """One lost node, and the srun that restarts its agent.
 
     Args:
         node: which node.
         command: the agent's command line, `allranks run ...`.
         job: this job.
-        env: the agent's environment; what another step left in it is taken out.
-        log: file that gets what srun and the agent there print.
+        env: the agent's environment; variables of another step are removed.
+        log: file for the output of srun and the agent there.
         now_s: the clock of the caller.
-        patience_s: how long tries go on; an srun that runs then is left running.
+        patience_s: how long to start new tries; an srun that runs at that time continues.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Revival:
         self._process: subprocess.Popen[bytes] | None = None
 
     def step(self, now_s: float) -> Stage:
-        """Look after it once, without waiting."""
+        """Check its state once, without blocking."""
         if self.stage is not Stage.TRYING:
             return self.stage
         if self._process is not None:
@@ -188,12 +188,12 @@ class Revival:
 
     @property
     def pid(self) -> int | None:
-        """Of its srun, while one runs."""
+        """Pid of its srun, while one runs."""
         return self._process.pid if self._process is not None else None
 
     @property
     def line(self) -> str:
-        """What people are told of where it stands."""
+        """Describe its state for the user."""
         match self.stage:
             case Stage.TAKEN_AWAY:
                 return f"{self.node}: SLURM has removed it from the job; it can take part again in the job's next run"
@@ -212,7 +212,7 @@ class Revival:
                     stdout=log,
                     stderr=subprocess.STDOUT,
                     env=self._env,
-                    start_new_session=True,  # Ctrl-C reaches the agent alone, which ends this with the rest
+                    start_new_session=True,  # Ctrl-C reaches only the agent, which ends this process, too
                     preexec_fn=die_with_parent(signal.SIGTERM),
                 )
             except OSError as exc:
@@ -229,12 +229,12 @@ class Revival:
 
 
 def srun_command(node: str, command: Sequence[str], *, job_id: str) -> list[str]:
-    """Return the line that starts one agent on one node, beside the step that holds everything.
+    """Return the command that starts one agent on one node, beside the step that holds all resources.
 
     Args:
         node: where.
         command: of the agent.
-        job_id: SLURM_JOB_ID, which a task of an array has besides its other name.
+        job_id: SLURM_JOB_ID; a task of an array has one, too.
     """
     return [
         *("srun", f"--jobid={job_id}", "--overlap", f"--nodelist={node}", "--nodes=1", "--ntasks=1"),
@@ -249,10 +249,10 @@ def own_command() -> list[str]:
 
 
 def place_of(node: str, seat: int, env: Mapping[str, str]) -> list[str]:
-    """Return what goes before the agent's command, so that it takes the lost one's place in the first step.
+    """Return what to put before the agent's command, so that it takes the lost agent's place in the first step.
 
-    SLURM_STEP_ID stays that of its own step: whoever ends it by that name must not end all others. ALLRANKS_STEP says
-    which one it counts as, and so where the job's run directory is.
+    SLURM_STEP_ID stays that of its own step, so cancelling this step does not cancel the others. ALLRANKS_STEP says
+    which step it counts as, and so where the job's run directory is.
 
     Args:
         node: SLURM's name of it.
@@ -266,5 +266,5 @@ def place_of(node: str, seat: int, env: Mapping[str, str]) -> list[str]:
 
 
 def clean_env(env: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without what the leader's own step has set: srun would take it for wishes."""
+    """Return an environment without the variables of the leader's own step: srun would read them as options."""
     return {name: value for name, value in env.items() if not name.startswith("SLURM_") or name in _KEPT}

@@ -1,10 +1,10 @@
-"""What does SLURM say of this job, and what is asked of it? Asked in a thread, so that no watch waits for a controller.
+"""What does SLURM know about this job, and what is requested from it? A thread asks, so nothing waits for slurmctld.
 
     scheduler = Scheduler.of(env, run_dir=run_dir.path, attempt=2, min_nodes=4, say=say)
     scheduler.decide(signal.SIGUSR1, save_s=None)      # what a signal means here (launch.queue.ending)
-    scheduler.requeue(["node03"], cause="AR012 ...")   # back into the queue, once (launch.queue.requeue)
+    scheduler.requeue(["node03"], cause="AR012 ...")   # requeue the job, once (launch.queue.requeue)
 
-Outside of SLURM there is none.
+Without SLURM, there is no scheduler.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from allranks.launch.queue.requeue import outlast_preemption, read_grace_s, requ
 from allranks.model.errors import AllranksError
 
 ANSWER_S = 2.0
-"""How long a decision waits for what SLURM has not said yet; then it is made without."""
+"""How long a decision waits for SLURM's answer; after that, it is made without the answer."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -30,7 +30,7 @@ class Scheduler:
 
     job: OwnJob
     run_dir: Path
-    """The job's, above its attempts."""
+    """The job's directory, above its attempts."""
     attempt: int
     min_nodes: int
     say: Callable[[str], None]
@@ -72,7 +72,7 @@ class Scheduler:
         )
 
     def requeue(self, nodes: Sequence[str] = (), *, cause: str = "") -> int:
-        """Put the job back into the queue, unless another agent has; returns the exit code (launch.queue.requeue)."""
+        """Requeue the job, unless another agent has; returns the exit code (launch.queue.requeue)."""
         return requeue_once(
             self.job,
             run_dir=self.run_dir,
@@ -84,7 +84,7 @@ class Scheduler:
         )
 
     def outlast_preemption(self) -> bool:
-        """Wait where a preempted job has to live on to be put back; returns whether it is being preempted."""
+        """Wait if a preempted job must keep running to be requeued; returns whether it is being preempted."""
         return outlast_preemption(self.job, say=self.say)
 
     def _ask(self) -> None:
@@ -95,4 +95,4 @@ class Scheduler:
             self._grace_s = read_grace_s(state)
             self._left_s = self._limit.left_s(time.time())
         except AllranksError:
-            return  # the defaults stand
+            return  # the defaults are used

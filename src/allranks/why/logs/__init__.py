@@ -1,1 +1,1 @@
-"""From files to what their lines say."""
+"""From log files to events."""

@@ -1,8 +1,8 @@
-"""From sources to what they say, in parts that are read side by side where there are many bytes.
+"""From sources to events; large sources are read in parts, in parallel.
 
     logs = collect(sources, list_patterns(all_causes()), max_workers=8)
 
-The parts follow from the sources alone: what is said is the same whatever the number of processes.
+The parts depend on the sources alone, so the result is the same for any number of processes.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from allranks.why.logs.read import ReadProblem
 from allranks.why.logs.sources import Source
 
 PART_BYTES = 64 << 20
-"""At least, where there is more than one part."""
+"""Minimum size of a part, if there is more than one."""
 MAX_PARTS = 16
 MAX_WORKERS = 8
-"""Each has some 25 MiB of its own."""
+"""Each process uses about 25 MiB."""
 KEEP_EVENTS = 200_000
-"""Events that are kept of all sources, some 200 MB; beyond, only the first of a kind of each source."""
+"""Maximum number of events of all sources, about 200 MB; beyond it, only the first of each kind per source is kept."""
 TAIL_BYTES = 8192
-"""What is kept of a source's end, where there are few of them."""
+"""Lines kept from the end of a source, if there are few sources."""
 ALL_TAILS_BYTES = 2 << 20
-"""Of thousands of sources each keeps less, but a line or two at least: reading a line costs 10 us."""
+"""With thousands of sources fewer are kept, but at least one or two: reading a line costs 10 us."""
 LEAST_TAIL_BYTES = 512
 _PROGRESS_S = 0.2
 
@@ -55,12 +55,12 @@ def collect(
 
     Args:
         sources: in the order in which they are shown.
-        patterns: what is looked for.
-        matcher: of these patterns, where there is one already.
+        patterns: the patterns to search for.
+        matcher: a matcher of these patterns, if there already is one.
         on_progress: called with the number of bytes just read.
-        problems: gets what could not be read to its end; a source that cannot be read at all is one, too.
-        max_workers: processes at most; more than one only from the main thread of a process without others, as
-            they are forked.
+        problems: gets the sources that could not be read completely, or not at all.
+        max_workers: maximum number of processes. They are forked, so more than one needs a process with a single
+            thread.
     """
     read = partial(read_part, patterns, matcher or Matcher([pattern.scan for pattern in patterns]))
     parts = cut(sources)
@@ -79,7 +79,7 @@ def collect(
 
 
 def cut(sources: Sequence[Source]) -> list[Part]:
-    """Return the sources in parts of about the same number of bytes, in their order."""
+    """Return the sources in parts of about equal size, in their order."""
     size = max(PART_BYTES, sum(source.size for source in sources) // MAX_PARTS + 1)
     groups: list[list[Source]] = []
     filled = size
@@ -93,13 +93,13 @@ def cut(sources: Sequence[Source]) -> list[Part]:
     return [Part(tuple(group), KEEP_EVENTS // len(groups), tail_bytes) for group in groups]
 
 
-# --- Side by side -----------------------------------------------------------------------------------------------------
+# --- In parallel ---------------------------------------------------------------------------------------------------
 
 
 def _read_side_by_side(
     parts: Sequence[Part], read: _Read, workers: int, on_progress: Callable[[int], None]
 ) -> list[_Said]:
-    """Return what each part says, read by processes that end with this one; what a killed one leaves is read here."""
+    """Return the results of all parts, read by child processes; the parts of a killed process are read here."""
     context = multiprocessing.get_context("fork")
     counts = context.RawArray(c_uint64, len(parts))
     futures: list[Future[_Said]] = []
@@ -125,14 +125,14 @@ def _read_side_by_side(
 
 
 _there: tuple[Sequence[Part], _Read, Any]
-"""In a process that reads: what it was forked with."""
+"""In a reader process: its inputs, inherited by fork."""
 
 
 def _begin(end_with_parent: Callable[[], None], parts: Sequence[Part], read: _Read, counts: Any) -> None:
-    """Run first in a process that reads."""
+    """Executed first in a reader process."""
     global _there
     end_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     _there = (parts, read, counts)
 
 

@@ -1,10 +1,10 @@
-"""What the lines that matter say: who, when, what. Pure.
+"""What the lines that matter mean: who, when, what. Pure.
 
     event.kind == "AR407"            a line that shows a cause; its sign says how much it proves
-    event.kind == "frame"            a mark: a line that the readings of whole logs are made of
+    event.kind == "frame"            a mark: a line that only the readings of whole logs use
 
-Clocks of nodes differ, and many lines have no time at all: events of one source are in the order of their lines, events
-of different sources are compared by their times only where both have one.
+Clocks of nodes differ, and many lines have no time. Events of one source are in the order of their lines; events of
+different sources are compared by time only if both have one.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from allranks.why.logs.marks import MARKS, Mark
 from allranks.why.logs.sources import Source
 
 MAX_DIGITS = 18
-"""Of what is taken as a number."""
+"""Longest text that is parsed as a number."""
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
-    """One line that says something."""
+    """One line with a meaning."""
 
     kind: str
     """The id of a cause, or the name of a mark."""
@@ -38,7 +38,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
     sign: Sign | None = None
 
     def number(self, group: str) -> int | None:
-        """Return a group as a number; None where it is not there or is none."""
+        """Return a group as a number; None if it is missing or not a number."""
         text = self.values.get(group, "")
         digits = text.removeprefix("-")
         return int(text) if digits.isdecimal() and digits.isascii() and len(digits) <= MAX_DIGITS else None
@@ -46,26 +46,26 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """How one source ends."""
+    """The end of one source."""
 
     source: Source
     lines: tuple[Line, ...]
-    """Its last lines that are not empty; of a progress bar the last state. The first may be cut."""
+    """Its last lines that are not empty; of a progress bar, the last state. The first may be cut."""
     num_lines: int
-    """Of the whole source."""
+    """Size of the whole source."""
     is_whole: bool
-    """The lines are all that it has."""
+    """Whether the lines are the whole source."""
 
 
 @dataclass(frozen=True)
 class Logs:
-    """All that was read of a job's logs."""
+    """Everything that was read from a job's logs."""
 
     events: tuple[Event, ...]
     """By source, then by line."""
     tails: tuple[Tail, ...]
     dropped: int = 0
-    """Lines that hit and were too many to keep."""
+    """Number of matching lines that were not kept."""
 
     def of(self, *kinds: str) -> Iterator[Event]:
         """Return the events of these kinds, in their order."""
@@ -76,7 +76,7 @@ class Logs:
 
     @cached_property
     def _by_kind(self) -> dict[str, list[Event]]:
-        """Each reading asks for its own few kinds, of up to 200,000 events."""
+        """Cached: each reading asks for a few kinds, of up to 200,000 events."""
         found: dict[str, list[Event]] = {}
         for event in self.events:
             found.setdefault(event.kind, []).append(event)
@@ -85,7 +85,7 @@ class Logs:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """What is looked for: a sign of a cause, or a mark."""
+    """A pattern to search for: a sign of a cause, or a mark."""
 
     scan: str
     exact: str
@@ -95,13 +95,13 @@ class Pattern:
 
 
 def list_patterns(causes: Iterable[type[Cause]]) -> tuple[Pattern, ...]:
-    """Return what is looked for in logs: the signs of these causes, and all marks."""
+    """Return all patterns: the signs of these causes, and all marks."""
     signs = [Pattern(sign.pattern, sign.pattern, cause.id, cause, sign) for cause in causes for sign in cause.signs]
     return (*signs, *(_pattern(mark) for mark in MARKS))
 
 
 def read_events(line: Line, patterns: Sequence[Pattern]) -> list[Event]:
-    """Return what a line says, for the patterns that may match it; one event a cause at most, the strongest sign's."""
+    """Return the events of a line, for the patterns that may match it; one per cause, from the strongest sign."""
     events: dict[str, Event] = {}
     for pattern in patterns:
         match = _compile(pattern.exact).search(line.text)
@@ -125,5 +125,5 @@ def _pattern(mark: Mark) -> Pattern:
 
 @cache
 def _compile(pattern: str) -> re.Pattern[str]:
-    """Only what hits is compiled: of a thousand patterns a log needs some dozen."""
+    """Compiled on first use: of a thousand patterns, a log needs a few dozen."""
     return re.compile(pattern)

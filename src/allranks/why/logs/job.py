@@ -1,4 +1,4 @@
-"""Which files are the logs of a job of SLURM? What the controller, accounting, its script and run directories know.
+"""Which files are the logs of a SLURM job? Asks the controller, accounting, the batch script and run directories.
 
 find_job_sources("4711")
 """
@@ -26,22 +26,22 @@ _MAX_SCRIPT_BYTES = 1 << 20
 
 
 def is_job_id(text: str) -> bool:
-    """Whether a word may be a job of SLURM: 123, 123_4 (a task of an array), 123+1 (a part), 123.0 (a step)."""
+    """Whether a word may be a SLURM job id: 123, 123_4 (a task of an array), 123+1 (a part), 123.0 (a step)."""
     return bool(_JOB_ID.fullmatch(text))
 
 
 def find_job_sources(job: str, *, log_dir: Path = RUNS) -> tuple[Source, ...]:
-    """Return the logs of a job of SLURM: its output and error files, those of its steps, and its run directory.
+    """Return the logs of a SLURM job: its output and error files, those of its steps, and its run directory.
 
-    Their names come from the controller while it knows the job, then from accounting, and from the job's script where
-    it can still be read. Where nobody tells, files that carry the job's number are taken. A step means its job.
+    The names come from the controller while it knows the job, then from accounting, and from the job's script if it
+    can still be read. Otherwise, files with the job's number in their names are taken. A step stands for its job.
 
     Args:
         job: `123`, `123_4`, `123.0`.
-        log_dir: where allranks makes its run directories, below the job's working directory or this one.
+        log_dir: parent of allranks' run directories, below the job's working directory or this one.
     Raises:
         UsageError: it is no job id, or no log of it can be found from here.
-        SetupError: SLURM is not there or does not answer, and no log of the job is here.
+        SetupError: SLURM is missing or does not answer, and no log of the job is here.
     """
     match = _JOB_ID.fullmatch(job)
     if not match:
@@ -50,7 +50,7 @@ def find_job_sources(job: str, *, log_dir: Path = RUNS) -> tuple[Source, ...]:
     jobs: tuple[JobState, ...] = ()
     try:
         jobs = find_jobs(match[1]) or find_old_jobs(match[1])
-    except SetupError as exc:  # logs may be here all the same
+    except SetupError as exc:  # logs may be here nevertheless
         problem = exc
     patterns: list[str] = []
     folders: list[Path] = []
@@ -84,7 +84,7 @@ def _is_below_here(path: str) -> bool:
 
 
 def _patterns(job: JobState) -> list[str]:
-    """Globs of the files that a job and its steps write."""
+    """Patterns of the files that a job and its steps write."""
     known = [name for name in (job.out, job.err) if name]
     recorded = [] if known or not job.work_dir else _recorded_names(job.id)
     names = [expand_pattern(name, job) if "%" in name else glob.escape(name) for name in known]
@@ -96,7 +96,7 @@ def _patterns(job: JobState) -> list[str]:
 
 
 def _recorded_names(job_id: str) -> list[str]:
-    """Patterns of the output as accounting has them: by name since SLURM 24.05, in the command line since 21.08."""
+    """Return the output patterns from accounting: a field since SLURM 24.05, in the command line since 21.08."""
     for fields in ("StdOut,StdErr", "SubmitLine"):
         ran = run_command(
             ["sacct", "-n", "-P", f"--delimiter={_FIELD}", "-o", fields, "-j", job_id], deadline_s=SACCT_DEADLINE_S
@@ -111,7 +111,7 @@ def _recorded_names(job_id: str) -> list[str]:
 
 
 def find_outputs(script: str) -> list[str]:
-    """Return the patterns of output and error files that a batch script gives SLURM.
+    """Return the patterns of output and error files in a batch script.
 
     >>> find_outputs("#SBATCH -o logs/%x.out\\nset -e\\nsrun --output='%j_%t_log.out' python train.py")
     ['logs/%x.out', '%j_%t_log.out']
@@ -132,7 +132,7 @@ def _read_script(script: str) -> str:
 
 
 def expand_pattern(pattern: str, job: JobState) -> str:
-    """Return a name of `--output` as a glob: what is known of the job is put in, the rest may be anything.
+    """Return a name of `--output` as a glob: known parts of the job are inserted, the rest may be anything.
 
     >>> expand_pattern("logs/%x_%A_%a.%t.out", JobState(id="12_3", name="train", state=""))
     'logs/train_12_3.*.out'
@@ -161,7 +161,7 @@ def expand_pattern(pattern: str, job: JobState) -> str:
 
 
 def _usual_patterns(jobs: Iterable[JobState], job_id: str) -> list[str]:
-    """Files that carry the job's number, where it was submitted and here."""
+    """Return files whose names contain the job's number, in its submission directory and here."""
     places = dict.fromkeys([*(job.work_dir for job in jobs if job.work_dir), ""])
     return [
         str(Path(glob.escape(place)) / folder / f"{before}{job_id}{after}")

@@ -1,12 +1,13 @@
-"""Who says a line of a log, and when? Read from what launchers, loggers and programs put before what they say. Pure.
+"""Which rank wrote a line of a log, and when? Parsed from the prefixes of launchers, loggers and programs. Pure.
 
     line = read_line(b"3: [rank3]:[E1218 20:27:21.48 ProcessGroupNCCL.cpp:667] Stack trace ...", source, 4711)
     line.rank == 3, line.text == "[E1218 20:27:21.48 ProcessGroupNCCL.cpp:667] Stack trace ..."
 
-Launchers wrap each other, so prefixes are taken off one by one; the innermost that names a rank knows best. What the
-launcher put there is no part of `text`; what the program itself wrote is (NCCL's `node:pid:tid [0]`, glog's header,
-`[Rank 3]`). A rank in the words of a message is believed only where neither launcher nor path names one.
-Only called for lines that matter: some 10 us each.
+Launchers wrap each other, so prefixes are removed one by one; the innermost that names a rank is the most reliable. A
+launcher's prefix is not part of `text`; a header of the program itself is (NCCL's `node:pid:tid [0]`, glog's header,
+`[Rank 3]`). A rank in the words of a message counts only if neither launcher nor path names one.
+
+Only called for lines that match: about 10 us each.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from allranks.why.logs.when import find_time
 
 MAX_TEXT = 4000
 _MAX_RAW = 1 << 15
-"""Bytes looked at: text in four bytes a character with colours between."""
+"""Maximum number of bytes: text with up to four bytes a character, and colors."""
 _HEAD = 240
-"""Characters in which a header is looked for."""
+"""Number of characters in which a header is searched."""
 _MAX_PREFIXES = 8
 _MAX_DEVICE = 127
 _MAX_PID = 1 << 22
-"""Linux's limit; torch before 2.5 prints the thread's address where later ones print the process."""
+"""Largest pid in Linux; torch before 2.5 prints the thread's address in the place of the process."""
 
 
 class Line(msgspec.Struct, frozen=True, gc=False):
@@ -37,9 +38,9 @@ class Line(msgspec.Struct, frozen=True, gc=False):
 
     source: Source
     number: int
-    """Of the physical line in its source, from 1."""
+    """Number of the physical line in its source, from 1."""
     text: str
-    """At most MAX_TEXT characters, without colours, other control characters and the launcher's prefix."""
+    """At most MAX_TEXT characters, without colors, other control characters and the launcher's prefix."""
     node: str | None
     rank: int | None
     local_rank: int | None
@@ -55,7 +56,7 @@ class Line(msgspec.Struct, frozen=True, gc=False):
 
 
 def segments(raw: bytes) -> Iterator[bytes]:
-    """Return what a progress bar wrote over: the parts of a line between carriage returns, without empty ones."""
+    """Return the states of a progress bar: the parts of a line between carriage returns, without empty ones."""
     if b"\r" not in raw:
         if part := raw.rstrip(b"\n"):
             yield part
@@ -64,12 +65,12 @@ def segments(raw: bytes) -> Iterator[bytes]:
 
 
 def read_line(raw: bytes, source: Source, number: int) -> Line:
-    """Read one segment of a line.
+    """Parse one segment of a line.
 
     Args:
-        raw: its bytes; what comes after some 32 KiB is not looked at.
-        source: where it stands, which tells what the line does not.
-        number: of the physical line.
+        raw: its bytes; only the first 32 KiB or so are used.
+        source: its file; its path tells what the line does not.
+        number: number of the physical line.
     """
     text = strip_control(raw[:_MAX_RAW].rstrip(b"\r\n").decode(errors="replace"))
     said = _Said()
@@ -102,7 +103,7 @@ _ESCAPES = re.compile(
 
 
 def strip_control(text: str) -> str:
-    """Return text without colours, cursor movements and control characters but the tab.
+    """Return text without colors, cursor movements and control characters, except tabs.
 
     >>> strip_control("\\x1b[31mloss\\x1b[0m 0.1\\x07")
     'loss 0.1'
@@ -110,22 +111,22 @@ def strip_control(text: str) -> str:
     return text if text.isprintable() else _ESCAPES.sub("", text)
 
 
-# --- What stands before the words -------------------------------------------------------------------------------------
+# --- Prefixes ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class _Said:
-    """What a line tells of who says it."""
+    """What the prefixes tell about the writer of a line."""
 
     node: str | None = None
     container: str | None = None
-    """A host name that is a container's number: any other name is better."""
+    """A host name that is a container's id: any other name is preferred."""
     rank: int | None = None
     task: int | None = None
-    """The number that srun -l puts there: the rank, where each task is one."""
+    """The task number of srun -l: the rank, if each task is one rank."""
     message_rank: int | None = None
     is_message_global: bool = False
-    """A sub group numbers its ranks from 0 again."""
+    """A subgroup numbers its ranks from 0."""
     local_rank: int | None = None
     device: int | None = None
     pid: int | None = None
@@ -134,8 +135,8 @@ class _Said:
 _ADDRESS = r"\d{1,3}(?:\.\d{1,3}){3}"
 _HOST_LABEL = rf"(?i:{HOST})(?:\.[a-z][\w.-]*)?"
 _INDENTED = r" {1,8}(?:File \"|(?:time|host|rank|exitcode|error_file|traceback) {1,6}: )"
-"""A frame of a traceback, a line of torchrun's summary: what launchers also put their prefix before."""
-# Order matters: most specific first. Each ends where the next prefix, or the words, may begin.
+"""A frame of a traceback, a line of torchrun's summary: launchers also prefix these."""
+# Order matters: most specific first. Each ends where the next prefix, or the message, may begin.
 _PREFIX = re.compile(
     "|".join(
         (
@@ -175,10 +176,10 @@ _TASK = re.compile(
 
 
 def _read_prefixes(text: str, said: _Said, *, is_one: bool) -> int:
-    """Note what the launchers say; return where their prefixes end.
+    """Parse the prefixes of launchers; return their end.
 
     Args:
-        is_one: the source is one process's own, where `3: ` is nobody's prefix.
+        is_one: the source belongs to a single process, so `3: ` is not a prefix.
     """
     at = end = 0
     if not is_one and (match := _TASK.match(text, 0, _HEAD)):
@@ -190,7 +191,7 @@ def _read_prefixes(text: str, said: _Said, *, is_one: bool) -> int:
             break
         at = match.end()
         kind = match.lastgroup
-        if kind in ("blank", "when"):  # the program's own, unless a launcher's prefix follows
+        if kind in ("blank", "when"):  # belongs to the program, unless a launcher's prefix follows
             continue
         end = at
         if kind == "grep":
@@ -221,21 +222,21 @@ def _read_prefixes(text: str, said: _Said, *, is_one: bool) -> int:
 
 
 def _may_be_rank(task: int, said: _Said) -> bool:
-    """Whether srun's number of a task is the rank: not where a task starts several, as torchrun does."""
+    """Whether srun's task number is the rank: not if a task starts several ranks, as torchrun does."""
     if said.rank is not None or said.local_rank is not None or task > MAX_RANK:
         return False
     if said.is_message_global and said.message_rank != task:
         return False
-    return said.device is None or task >= said.device  # of the tasks on a node, one a GPU
+    return said.device is None or task >= said.device  # number of the task on its node, one per GPU
 
 
-# --- What the program itself says -------------------------------------------------------------------------------------
+# --- Headers of the program itself ---------------------------------------------------------------------------------
 
 _NCCL = re.compile(
     r"(?<![\w.:/-])-?(?P<node>[A-Za-z0-9][\w.-]*):(?P<pid>\d{1,7}):\d{1,7} \[(?P<device>-?\d{1,10})\] "
     r"(?:[\w./+-]+:\d+ )?NCCL "
 )
-# NCCL before 2.4 does not name itself; a time of day (10:34:07 [0] INFO) is no node.
+# NCCL before 2.4 does not print its name; a time of day (10:34:07 [0] INFO) is not a node.
 _OLD_NCCL = re.compile(
     r"(?<![\w.:/-])(?P<node>(?=[\w.-]*[A-Za-z])[A-Za-z0-9][\w.-]*):(?P<pid>\d{1,7}):\d{1,7} \[(?P<device>-?\d{1,10})\] "
     r"(?:[\w./+-]+:\d+ )?(?:INFO|WARN) "
@@ -252,7 +253,7 @@ _SYSLOG = re.compile(
 _CONTAINER = re.compile(r"(?=.*\d)[0-9a-f]{12}")
 # torch.distributed.elastic: W0325 10:34:07.578000 3045566 torch/distributed/run.py:123]
 _ELASTIC_PID = re.compile(r"[EWIDFC]\d{3,4} \d\d:\d\d:\d\d\.\d{3,9}\s+(?P<pid>\d+) [\w./-]+\.py:\d+\]")
-# Which rank a message gives as its own: by what stands before it, and after.
+# The rank that a message gives as its own, by the text before and after it.
 _MESSAGE_RANK = re.compile(r"[Rr](?:ank|ANK)[ :=]{0,2}(\d{1,6})(?=(\])|( ?[:|]| - )|\D|$)")
 _GIVEN_TO_SPEAKER = ("GLOBAL_", "process group for ", "to store for ")
 _TENSOR_RANK = re.compile(r"\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d(?: (?:DP|PP)\d+)* TP(\d{1,4})\b")  # SGLang
@@ -283,7 +284,10 @@ def _read_header(head: str, said: _Said) -> None:
 
 
 def _find_nccl(head: str) -> re.Match[str] | None:
-    """Return NCCL's header. The words are asked for first: to look for its beginning takes as long as all the rest."""
+    """Return NCCL's header.
+
+    The fixed words are searched first: a search for its beginning takes as long as all the rest.
+    """
     if "NCCL " in head:
         return _NCCL.search(head)
     return _OLD_NCCL.search(head) if " INFO " in head or " WARN " in head else None
@@ -307,7 +311,7 @@ def _read_message_rank(head: str, said: _Said) -> None:
 
 
 def _note_host(name: str, said: _Said) -> None:
-    """NCCL's name of its node is the best there is, unless it is the number of a container."""
+    """NCCL's name of its node is the most reliable, unless it is the id of a container."""
     if _CONTAINER.fullmatch(name):
         said.container = name
     else:

@@ -1,7 +1,7 @@
-"""Lines that name no cause by themselves, and that the readings of a whole log are made of.
+"""Lines that show no cause by themselves, but that the readings of whole logs use.
 
-A mark is a pattern as a sign is (causes/sign.py), without a cause: a frame of a traceback, a line of torchrun's
-summary, how many ranks there are.
+A mark is a pattern like a sign (causes/sign.py), without a cause: a frame of a traceback, a line of torchrun's summary,
+the number of ranks.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ class Mark:
 
     name: str
     scan: str
-    """What hyperscan looks for: as a sign's pattern, it has a literal of six bytes or more."""
+    """Pattern for hyperscan: like a sign's pattern, it contains a literal of six bytes or more."""
     exact: str = ""
-    """What the cleaned line must match; empty: the same."""
+    """Pattern that the cleaned line must match; empty: the same."""
 
     @property
     def pattern(self) -> str:
@@ -26,7 +26,7 @@ class Mark:
 
 
 MARKS = (
-    # Tracebacks of Python; the exception is at the line's beginning, or an interleaved writer broke it.
+    # Python's tracebacks; the exception starts the line, unless another process wrote into it.
     Mark("traceback", r"Traceback \(most recent call last\)"),
     Mark(
         "frame",
@@ -37,13 +37,13 @@ MARKS = (
         "exception",
         r"(?:Error|Exception|Interrupt|Iteration|SystemExit|Exit)(?::|$|\r)",
         r"^(?:E\s+)?(?P<type>(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Exit|Interrupt|Iteration)"
-        r"|Exception(?=: \S))"  # without words it is mp.spawn's, which only passes one on
+        r"|Exception(?=: \S))"  # without a message, it is mp.spawn's, which only passes one on
         r"(?:: ?(?P<text>.*))?$",
     ),
     Mark("chained", r"(?:During handling of|The) (?:the )?above exception"),
-    # Of an exception that ends nothing: in __del__, at exit, of a logger (Lib/logging/__init__.py, Python/errors.c).
+    # An exception that ends nothing: in __del__, at exit, in a logger (Lib/logging/__init__.py, Python/errors.c).
     Mark("ignored", r"Exception ignored (?:in|on|while)\b|^--- Logging error ---"),
-    # torchrun's summary of who failed (torch/distributed/elastic/multiprocessing/errors/__init__.py, 1.9 to 2.13).
+    # torchrun's summary of failures (torch/distributed/elastic/multiprocessing/errors/__init__.py, 1.9 to 2.13).
     Mark("failures", r"Root Cause \(first observed failure\):"),
     Mark("failure-time", r"time      : [0-9]{4}-", r"time      : (?P<when>\S+)"),
     Mark("failure-host", r"host      : [A-Za-z0-9]", r"host      : (?P<node>\S+)"),
@@ -53,7 +53,7 @@ MARKS = (
         r"rank      : (?P<rank>[0-9]+) \(local_rank: (?P<local_rank>[0-9]+)\)",
     ),
     Mark("failure-code", r"exitcode  : -?[0-9]", r"exitcode  : (?P<code>-?[0-9]+) \(pid: (?P<pid>[0-9]+)\)"),
-    # Who came to the store's barrier (torch/distributed/distributed_c10d.py, 1.9 to 2.0).
+    # Ranks that joined the store's barrier (torch/distributed/distributed_c10d.py, 1.9 to 2.0).
     Mark(
         "added-key",
         r"Added key: store_based_barrier_key:[0-9]",
@@ -65,10 +65,10 @@ MARKS = (
         r"failed \(exitcode: -?[0-9]+\) local_rank: [0-9]",
         r"failed \(exitcode: (?P<code>-?[0-9]+)\) local_rank: (?P<local_rank>[0-9]+) \(pid: (?P<pid>[0-9]+)\)",
     ),
-    # DeepSpeed, which names the command of the last worker whoever failed; torch.multiprocessing; Lightning.
+    # DeepSpeed, which names the command of the last worker whichever failed; torch.multiprocessing; Lightning.
     Mark("launcher-kills", r"Killing subprocess [0-9]", r"Killing subprocess (?P<pid>[0-9]+)"),
     Mark("launcher-failed", r"exits with return code = -?[0-9]", r"exits with return code = (?P<code>-?[0-9]+)"),
-    # mpirun and horovodrun name it on the line before its code.
+    # mpirun and horovodrun name it on the line before its exit code.
     Mark("launcher-names", r"Process name: \[\[[0-9]+,", r"Process name: \[\[[0-9]+,[0-9]+\],(?P<rank>[0-9]+)\]"),
     Mark(
         "launcher-names",
@@ -142,28 +142,28 @@ MARKS = (
         r"Sending process [0-9]+ closing signal",
         r"Sending process (?P<pid>[0-9]+) closing signal (?P<signal>\w+)",
     ),
-    # Who did not heed it (torch/distributed/elastic/multiprocessing/api.py; "exitting" up to 2.0).
+    # Workers that ignored it (torch/distributed/elastic/multiprocessing/api.py; "exitting" up to 2.0).
     Mark(
         "killed-by-agent",
         r"Unable to shutdown process [0-9]+ via ",
         r"Unable to shutdown process (?P<pid>[0-9]+) via \S+, forcefully exitt?ing via (?:Signals\.SIGKILL|SIGKILL|9)",
     ),
-    # Of a torchrun agent's own traceback: what it only does while its workers run.
+    # In a traceback of a torchrun agent: functions that it calls only while its workers run.
     Mark("agent-runs", r"num_nodes_waiting|_keep_alive_weak"),
-    # SLURM and MPI about their tasks.
+    # SLURM and MPI on their tasks.
     Mark(
         "task-end",
         r"srun: error: .{1,200}tasks? [0-9]",
         r"srun: error: (?P<node>[^\s:]+): tasks? (?P<ranks>[0-9,\-\[\]]+): (?P<how>.+)",
     ),
-    # What NCCL is asked to do (NCCL_DEBUG_SUBSYS=COLL; src/enqueue.cc, 2.4 to 2.30).
+    # The calls to NCCL (NCCL_DEBUG_SUBSYS=COLL; src/enqueue.cc, 2.4 to 2.30).
     Mark(
         "collective",
-        r": opCount [0-9a-f]",  # most lines of such a log: what stands before it costs as much as the whole catalogue
+        r": opCount [0-9a-f]",  # most lines of such a log: parsing their prefixes costs as much as all patterns
         r"NCCL INFO (?P<op>[A-Z][A-Za-z]+): opCount (?P<number>[0-9a-f]+) .*count (?P<count>[0-9]+) "
         r"datatype (?P<datatype>[0-9]+) .*comm (?P<comm>\w+) \[nranks=(?P<size>[0-9]+)\]",
     ),
-    # How far the ranks of a communicator are, as its RAS tells (src/ras/client_support.cc, 2.24 to 2.30).
+    # Progress of a communicator's ranks, from NCCL's RAS (src/ras/client_support.cc, 2.24 to 2.30).
     Mark(
         "launched",
         r"ha(?:s|ve) (?:launched up to operation [0-9]|not launched any operations)",
@@ -175,13 +175,13 @@ MARKS = (
         r"Rank [0-9]+ -- (?:GPU |\[process information not found\])",
         r"Rank (?P<rank>[0-9]+) -- (?:GPU \S+ managed by process (?P<pid>[0-9]+) on node (?P<node>\S+))?",
     ),
-    # How many there are, and which process is which.
+    # The number of ranks, and which process is which rank.
     Mark(
         "comm",
         r"NCCL INFO comm 0x.{1,200}rank [0-9]+ n[rR]anks [0-9]",
         r"NCCL INFO comm 0x\w+ rank (?P<rank>[0-9]+) n[rR]anks (?P<world>[0-9]+)",
     ),
-    # Where the job was to meet: torchrun's launch configuration, its options, the variables.
+    # The rendezvous address: torchrun's launch configuration, its options, the variables.
     Mark(
         "endpoint",
         r"rdzv_endpoint +: [A-Za-z0-9<]|--(?:rdzv[_-]endpoint|master[_-]addr|main_process_ip)[ =][A-Za-z0-9<]"
@@ -189,14 +189,14 @@ MARKS = (
         r"(?:rdzv_endpoint +: |--(?:rdzv[_-]endpoint|master[_-]addr|main_process_ip)[ =]|MASTER_ADDR[:=] ?"
         r"|master_addr[:=] ?)(?P<endpoint>[A-Za-z0-9<][A-Za-z0-9_.:<>-]{0,120})",
     ),
-    # As fairseq, detectron2 and many scripts tell it to init_process_group.
+    # As fairseq, detectron2 and many scripts pass it to init_process_group.
     Mark(
         "endpoint",
         r"(?:init[_-]method|dist[_-]url|distributed init \(rank [0-9]+\))['\": =]{1,4}tcp://",
         r"(?:init[_-]method|dist[_-]url|distributed init \(rank [0-9]+\))['\": =]{1,4}"
         r"tcp://(?P<endpoint>[A-Za-z0-9<][A-Za-z0-9_.:<>-]{0,120})",
     ),
-    # As each rank's warnings say whom it could not reach at first: torch 1.12 to 2.3.
+    # The address that each rank could not reach at first, from its warnings: torch 1.12 to 2.3.
     Mark(
         "endpoint",
         r"client socket (?:cannot be initialized|has failed) to connect to \[?[A-Za-z0-9]",
@@ -208,7 +208,7 @@ MARKS = (
         r"NCCL INFO Bootstrap : Using ",
         r"NCCL INFO Bootstrap : Using (?:\[0\])?(?P<interface>[^\s:]+):(?P<address>[0-9a-fA-F.:]+)",
     ),
-    # Lightning, once all are there (strategies/ddp.py, utilities/distributed.py, 1.0 to 2.6).
+    # Lightning, once all ranks have joined (strategies/ddp.py, utilities/distributed.py, 1.0 to 2.6).
     Mark("all-came", r"All distributed processes registered\."),
     Mark("world", r"world_size[=:] ?[0-9]", r"world_size[=:] ?(?P<world>[0-9]+)"),
     Mark(
@@ -251,4 +251,4 @@ MARKS = (
     ),
     Mark("process", r"Process [0-9]+: ", r"^Process (?P<pid>[0-9]+): (?P<command>.*)"),
 )  # fmt: skip
-"""All marks; names are what the readings ask for."""
+"""All marks; the readings use their names."""

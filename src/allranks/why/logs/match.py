@@ -1,18 +1,18 @@
-"""Which lines of a log may match which patterns: one pass of hyperscan over a whole chunk.
+"""Which lines of a log may match which patterns? One pass of hyperscan over a whole chunk.
 
     matcher = Matcher([r"fallen off the bus", r"NVRM: Xid .{3,60}: (?P<code>[0-9]+),"])
     for chunk in read_chunks(source):
         for hit in matcher.scan(chunk):
             hit.number, hit.raw, hit.patterns        # 4711, b"[rank3]: ... has fallen off the bus", (0,)
 
-Every pattern that `re` finds in a segment (what lies between newlines and carriage returns) is reported for it. The
-other way round it may be too many, so the caller asks `re` about the few lines that come out. Bytes count, not
-characters: `.{0,80}` ends after 80 bytes of UTF-8.
+If `re` finds a pattern in a segment (the text between newlines and carriage returns), it is reported for that segment.
+Further patterns may be reported, so the caller verifies the few reported lines with `re`. Bytes count, not characters:
+`.{0,80}` ends after 80 bytes of UTF-8.
 
-Floods: of a pattern that has hit `FLOOD` lines since the matcher began anew, one hit a block is kept from then on.
-Blocks are the halves of a chunk: its first half, half of the rest, and so on down to `LAST_BLOCK`; so each source still
-gives its first hit, and the samples lie the closer the nearer its end. All other patterns are reported as before, and
-nothing has to be known of where a source ends. Memory stays bounded by one chunk.
+Floods: once a pattern has hit `FLOOD` lines since the last reset, only one hit per block is kept. Blocks halve a chunk:
+its first half, half of the rest, and so on down to `LAST_BLOCK`. So each source still gives its first hit, and the
+samples are denser near its end. All other patterns are reported as before, and the matcher need not know where a source
+ends. Memory stays bounded by one chunk.
 """
 
 from __future__ import annotations
@@ -37,44 +37,44 @@ FLOOD = 50_000
 """Lines that one pattern may hit before it is only sampled: some 0.5 s of what is done for a hit, and more lines than
 4,096 ranks have to say about one failure."""
 LAST_BLOCK = 1024
-"""Bytes of a chunk's last block, when floods are sampled: a few lines."""
+"""Bytes in the last block of a chunk, if floods are sampled: a few lines."""
 REACH = 2000
 """Bytes before and after the end of a match that belong to its hit, in a segment that is longer: less than a line of
 `line.py` holds."""
 
 CACHED_FROM_S = 0.1
-"""A database that took so long to compile is kept."""
+"""A database that takes this long to compile is cached."""
 CACHED_DATABASES = 8
-"""Kept at most, the newest: the causes of some versions, 1 MB each."""
+"""Maximum number of cached databases, the newest: the causes of some versions, 1 MB each."""
 
 LITERAL = 6
-"""Bytes of a literal that is rare enough to look for alone; the catalogue's signs all have one."""
+"""Length of a literal that is rare enough to search for alone; all signs have one."""
 
 _ID_BITS = 16
-"""An end of a match and the pattern's index are one integer: half the time of a tuple, an eighth of its memory."""
+"""A match's end and its pattern's index share one integer: half the time of a tuple, an eighth of its memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """One segment of a line, and what may match in it."""
+    """One segment of a line, and the patterns that may match in it."""
 
     number: int
-    """Of the physical line in its source, from 1."""
+    """Number of the physical line in its source, from 1."""
     raw: bytes
-    """The segment, at most `REACH` before and after the match: a longer one gives a hit for each such part."""
+    """The segment, at most `REACH` bytes before and after the match; a longer one gives a hit for each such part."""
     patterns: tuple[int, ...]
-    """Indexes into the matcher's patterns, ascending."""
+    """Indexes of the matcher's patterns, ascending."""
 
 
 class Matcher:
-    """Patterns, compiled for hyperscan. Not for two threads at a time.
+    """Patterns, compiled for hyperscan. Not thread-safe.
 
-    Compiling takes 1.4 ms a pattern, so many of them are kept below `XDG_CACHE_HOME/allranks` and loaded in 1 ms.
+    Compiling takes 1.4 ms per pattern, so large sets are cached below `XDG_CACHE_HOME/allranks` and loaded in 1 ms.
 
     Args:
-        patterns: regular expressions as `re` has them, but without look-around and back-references.
+        patterns: regular expressions of `re`, but without look-around and back-references.
     Raises:
-        ValueError: hyperscan refuses a pattern; it says which and why.
+        ValueError: hyperscan rejects a pattern; the message says which one and why.
     """
 
     def __init__(self, patterns: Sequence[str]) -> None:
@@ -85,18 +85,18 @@ class Matcher:
         try:
             self._database = _load_or_compile(self._expressions, self._flooding)
         except hyperscan.error as exc:
-            for pattern in patterns:  # the error does not say which
+            for pattern in patterns:  # the error does not name the pattern
                 _compile_alone(pattern)
             raise ValueError(f"hyperscan refuses these {len(patterns)} patterns together: {exc}") from exc
 
     def forget(self) -> None:
-        """Begin anew: no pattern has hit anything yet."""
+        """Reset: no pattern has hit anything yet."""
         self._counts.clear()
         self._sample(frozenset())
 
     @property
     def flooding(self) -> frozenset[int]:
-        """Indexes of the patterns of which only samples are kept by now."""
+        """Indexes of the patterns of which only samples are kept now."""
         return self._flooding
 
     def scan(self, chunk: Chunk) -> list[Hit]:
@@ -110,21 +110,21 @@ class Matcher:
         return hits
 
     def _sample(self, flooding: frozenset[int]) -> None:
-        """From now on keep only samples of what these patterns hit."""
+        """From now on, keep only samples of the hits of these patterns."""
         if flooding != self._flooding:
             self._flooding = flooding
             self._database = _load_or_compile(self._expressions, flooding)
 
     def _find_ends(self, text: bytes) -> array[int]:
-        """Return end << _ID_BITS | pattern for all matches, in no order."""
+        """Return end << _ID_BITS | pattern for all matches, unordered."""
         ends = array("Q")
         add = ends.append
         base = 0
 
         def note(pattern: int, start: int, end: int, flags: int, context: object) -> None:
-            add((base + end) << _ID_BITS | pattern)  # 0.2 us a match: nothing else is done here
+            add((base + end) << _ID_BITS | pattern)  # 0.2 us per match: nothing else is done here
 
-        # Where hyperscan fails here, our own arguments are wrong: its errors need no translation.
+        # If hyperscan fails here, our own arguments are wrong: its errors need no translation.
         if not self._flooding:
             self._database.scan(text, match_event_handler=note)
             return ends
@@ -135,14 +135,13 @@ class Matcher:
 
 
 def to_hyperscan(pattern: str) -> str:
-    """Rewrite an expression of `re` so that hyperscan, on many lines at once, finds what `re` finds on one.
+    """Rewrite an expression of `re` so that hyperscan finds in many lines at once what `re` finds in one.
 
-    No class crosses a newline or a carriage return, which ends a line, too: hyperscan knows only the newline, and to
-    replace the others costs a third of what matching does. What Python writes in its own way is written as PCRE has
-    it. Two things may let it find more: a repetition at the end is as short as may be (hyperscan calls back for every
-    end that a match can have, so `error: (.+)` would do so for each character), and a beginning without a bound is
-    left out where a literal follows (`: +[0-9]+ Bus error` would run on every byte, and two of its kind halve the
-    rate of all).
+    No class matches a newline or a carriage return, which also ends a line: hyperscan knows only the newline, and
+    replacing the others costs a third of the matching time. Python's own notations are translated to PCRE. Two changes
+    may find more: a repetition at the end is shortened (hyperscan calls back for every possible end of a match, so
+    `error: (.+)` would call for each character), and an unbounded beginning is dropped if a literal follows
+    (`: +[0-9]+ Bus error` would run on every byte, and two such patterns halve the total rate).
 
     >>> print(to_hyperscan(r"error:\\s(?P<what>[^;]+)"))
     error:[ \\t\\x0b\\f](?P<what>[^\\r\\n;])
@@ -189,14 +188,14 @@ def _rewrite(part: str) -> str:
     inside = re.sub(r"(?s)\\.", lambda escape: _IN_PCRE_CLASS.get(escape[0], escape[0]), part[1:-1])
     if not inside.startswith("^"):
         return f"[{inside}]"
-    # A bracket or dash that comes first stands for itself, and does no more behind others.
+    # A bracket or dash in the first position is literal, but not after other characters.
     escaped = re.sub(r"^[]-]", lambda first: "\\" + first[0], inside[1:])
     return rf"[^\r\n{escaped}]"
 
 
 def _unbounded_beginning(parts: Sequence[str]) -> int:
-    """Return how many parts stand before the first literal, if they may match any length; else 0."""
-    if re.match(r"\(\?[a-zA-Z]+\)", "".join(parts)):  # flags, which are for all of it
+    """Return the number of parts before the first literal, if they may match any length; else 0."""
+    if re.match(r"\(\?[a-zA-Z]+\)", "".join(parts)):  # flags, which apply to all of it
         return 0
     depth = run = start = 0
     for index, part in enumerate(parts):
@@ -219,7 +218,7 @@ def _is_class(part: str) -> bool:
 
 
 def _least(quantifier: str) -> int:
-    """How often at least: 0 for `*?`, 1 for `+`, 3 for `{3,80}`."""
+    """Return the minimum number of repetitions: 0 for `*?`, 1 for `+`, 3 for `{3,80}`."""
     if quantifier[0] == "{":
         return int(re.split("[{,}]", quantifier)[1] or 0)
     return int(quantifier[0] == "+")
@@ -236,14 +235,14 @@ def _compile(expressions: Sequence[bytes], flooding: frozenset[int]) -> hypersca
 
 
 def _load_or_compile(expressions: Sequence[bytes], flooding: frozenset[int]) -> hyperscan.Database:
-    """Compile, or load what an earlier run compiled. A cache that cannot be used is no error: it only costs time."""
+    """Compile, or load from the cache. A cache that cannot be used is no error: it only costs time."""
     version = hyperscan.__version__  # type: ignore[attr-defined]
     key = repr((expressions, sorted(flooding), version, platform.machine()))
     name = f"signs-{hashlib.sha256(key.encode()).hexdigest()[:32]}.hs"
     folder = _cache_folder()
     if folder:
         try:
-            # Hyperscan finds out damage and other processors: it checks a sum, and what the database was made for.
+            # Hyperscan detects damage and other processors: it verifies a checksum, and the target of the database.
             database = hyperscan.loadb((folder / name).read_bytes(), hyperscan.HS_MODE_BLOCK)
             database.scratch = hyperscan.Scratch(database)
             return database
@@ -258,9 +257,9 @@ def _load_or_compile(expressions: Sequence[bytes], flooding: frozenset[int]) -> 
 
 
 def _cache_folder() -> Path | None:
-    """Where the user's caches are, as the XDG base directory specification has it; None: nowhere."""
+    """Return the user's cache directory by the XDG base directory specification; None if there is none."""
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if base.is_absolute():  # a relative one is to be ignored
+    if base.is_absolute():  # the specification says to ignore a relative one
         return base / "allranks"
     try:
         return Path.home() / ".cache" / "allranks"
@@ -270,7 +269,7 @@ def _cache_folder() -> Path | None:
 
 def _keep(folder: Path, name: str, data: bytes) -> None:
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # Many ranks may start at once on one file system: whoever comes last wins, and all write the same.
+    # Many ranks may start at once on one file system: the last rename wins, and all write the same content.
     draft = folder / f"{name}.{platform.node()}.{os.getpid()}"
     try:
         draft.write_bytes(data)
@@ -294,7 +293,7 @@ def _compile_alone(pattern: str) -> None:
 
 
 def _blocks(text: bytes) -> Iterator[tuple[int, int]]:
-    """Cut in half, and the rest in half again: whole lines, which a cut through a match must not lose."""
+    """Split in half, and the rest in half again, at line ends, so that no match is cut."""
     begin = 0
     while len(text) - begin > LAST_BLOCK:
         end = text.find(b"\n", (begin + len(text)) // 2) + 1
@@ -306,12 +305,12 @@ def _blocks(text: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _to_hits(chunk: Chunk, ends: Sequence[int]) -> Iterator[Hit]:
-    """Join the ends of matches that lie in one segment."""
+    """Merge the ends of matches in one segment."""
     data = chunk.data
     index = at = 0
     number = chunk.first_line
     while index < len(ends):
-        last = (ends[index] >> _ID_BITS) - 1  # the match's last byte
+        last = (ends[index] >> _ID_BITS) - 1  # the last byte of the match
         lowest = max(0, last - REACH)
         begin = max(data.rfind(b"\n", lowest, last), data.rfind(b"\r", lowest, last)) + 1 or lowest
         stop = data.find(b"\n", last, last + REACH)
@@ -319,12 +318,12 @@ def _to_hits(chunk: Chunk, ends: Sequence[int]) -> Iterator[Hit]:
             stop = min(len(data), last + REACH)
         until = stop - 1
         if (state := data.find(b"\r", last, stop)) >= 0:
-            until = stop = state  # of the line, as a match that ends with its line has it
+            until = stop = state  # end of the line, if the match ends with its line
         patterns = set()
         while index < len(ends) and (ends[index] >> _ID_BITS) - 1 <= max(last, until):
             patterns.add(ends[index] & (1 << _ID_BITS) - 1)
             index += 1
-        # Hits lie close together: most often a few lines are counted.
+        # Hits are close together: usually a few lines are counted.
         number = chunk.number_at(begin) if begin - at > COUNT_BYTES else number + data.count(b"\n", at, begin)
         at = begin
         yield Hit(number, data[begin:stop], tuple(sorted(patterns)))

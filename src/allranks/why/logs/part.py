@@ -1,7 +1,7 @@
-"""What some sources say: each goes once through the matcher, and the lines that hit become events.
+"""The events of some sources: each source is read once through the matcher, and the matching lines become events.
 
-Memory is bounded whatever the size: of one kind of event only the first and last few of a source are kept, and of a
-source's other lines the end.
+Memory is bounded for any size: of one kind of event only the first and last few of a source are kept, and of all other
+lines only the end.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from allranks.why.logs.unwrap import MAX_BYTES, unwrap
 
 KEEP_FIRST = 4000
 KEEP_LAST = 400
-"""Events of one kind that are kept of one source: a traceback's frames are some 30, and each rank may have one."""
+"""Events of one kind that are kept per source: a traceback has about 30 frames, and each rank may have one."""
 _KNOWN = 64
-"""Lines that were read already and are looked for at a source's end."""
+"""Number of parsed lines that are kept for reuse at a source's end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +30,19 @@ class Part:
 
     sources: tuple[Source, ...]
     keep_events: int
-    """Beyond so many only the first of a kind of each further source are kept."""
+    """After this number of events, only the first of each kind is kept of further sources."""
     tail_bytes: int
-    """Of each source's end."""
+    """Number of lines kept from each source's end."""
 
 
 def read_part(
     patterns: Sequence[Pattern], matcher: Matcher, part: Part, on_progress: Callable[[int], None]
 ) -> tuple[Logs, list[ReadProblem]]:
-    """Return what a part says, and what of it could not be read to its end, or at all.
+    """Return the events of a part, and its sources that could not be read completely, or not at all.
 
     Args:
-        patterns: what is looked for.
-        matcher: of these patterns; what it was flooded with before is forgotten.
+        patterns: the patterns to search for.
+        matcher: a matcher of these patterns; it is reset.
         part: what to read.
         on_progress: called with the number of bytes just read.
     """
@@ -75,7 +75,7 @@ def read_part(
 
 
 def _unwrapped(data: bytes, source: Source, patterns: Sequence[Pattern], matcher: Matcher) -> list[Event]:
-    """Return what a small log says when the lines that a terminal cut are joined."""
+    """Return the events of a small log after joining lines that a terminal cut."""
     found = unwrap(data)
     if found is None:
         return []
@@ -110,7 +110,7 @@ class _Kept:
         latest.append((self._count, event))
 
     def improve(self, joined: Event) -> None:
-        """Take what a line says when its parts are joined: all where none of its kind is known, else what is more."""
+        """Take the events of a joined line: all if none of their kind is known, else the more complete ones."""
         if joined.kind not in self._joined and joined.kind not in self._counts:
             self._joined.add(joined.kind)
         if joined.kind in self._joined:
@@ -140,11 +140,11 @@ class _End:
         self._known: deque[tuple[bytes, Line]] = deque(maxlen=_KNOWN)
 
     def whole(self) -> bytes | None:
-        """Return all of it, where it is short."""
+        """Return all of it, if it is short."""
         return self._start
 
     def know(self, raw: bytes, line: Line) -> None:
-        """Take a line that was read already: most that matter stand at the end."""
+        """Keep a parsed line: most lines that matter are near the end."""
         self._known.append((raw, line))
 
     def add(self, chunk: Chunk) -> None:

@@ -1,12 +1,12 @@
-"""Whose is a file of log, as far as its path tells? Pure; the names are those that launchers give.
+"""Which node and rank wrote a log file, according to its path? Pure; knows the names that launchers give.
 
     >>> read_path("runs/4711/attempt_0/node03/rank_1.err")
     ('node03', 1, None, 0)
     >>> read_path("/tmp/logs/none_x1/attempt_2/3/stderr.log")
     (None, None, 3, 2)
 
-A rank is taken from a name only where the name says "rank" or is a launcher's own: a wrong rank is worse than none.
-A number of an array (slurm-4711_3.out), of a node or of a model-parallel group is no rank.
+A rank is taken only from a name that says "rank" or is a launcher's format: a wrong rank is worse than none. The number
+of an array task (slurm-4711_3.out), of a node or of a model-parallel group is no rank.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ HOST = (
     r"(?:node|nid|host|compute|worker|master|trainer|dgx|hgx|cn|server|machine|pod|gpu(?=-\d|\d\d))"
     r"-?\d{1,6}(?:-\d{1,4})?)"
 )
-"""What is a host's name wherever it stands; other names are believed only where something else says so."""
+"""Names that are always a host's; other names count only with further evidence."""
 
 # allranks: attempt_0/node03/rank_1.err; torchrun: attempt_0/3/stderr.log.
 _ATTEMPT = re.compile(r"(?:^|/)attempt_(\d{1,6})/(?:([^/]+)/)?([^/]+)$")
-# The word before "rank" tells which: of a node, of a group of model parallelism, of this machine.
+# The word before "rank" says of what: of a node, of a group of model parallelism, of this machine.
 _RANK = re.compile(r"(?:([a-z]+)[_.-]|(?<![a-z])(?:global)?)rank[_.=-]?(\d{1,6})(?![0-9a-z])", re.IGNORECASE)
 _OTHER_RANKS = frozenset((
     "node", "mp", "pp", "tp", "dp", "ep", "cp", "sp", "pg", "group", "role", "model", "pipeline", "tensor", "data",
@@ -36,11 +36,11 @@ _NODE = re.compile(rf"(?<![a-z0-9-])(?:{HOST}|node_\d{{1,6}})(?![a-z0-9]|-\d)", 
 _ADDRESS = re.compile(r"(?<![\w.-])\d{1,3}(?:\.\d{1,3}){3}(?!\d)")
 _JOB = re.compile(r"^(?:slurm[a-z]*[-_.])?(?:\d+[-_.])*", re.IGNORECASE)
 _PARENTS = 3
-"""So many directories above a file may say whose it is; further up they are of something else."""
+"""Number of directories above a file that may name its rank; those further up belong to something else."""
 
 
 def read_path(path: str) -> tuple[str | None, int | None, int | None, int | None]:
-    """Return node, rank, local rank and attempt, as far as a path tells."""
+    """Return node, rank, local rank and attempt, as far as a path contains them."""
     node = rank = local_rank = attempt = None
     *folders, name = path.split("/")
     if match := _ATTEMPT.search(path):

@@ -1,11 +1,11 @@
-"""The bytes of a log, in chunks of whole lines, whatever it is packed in and however long it is.
+"""The bytes of a log, in chunks of whole lines, for any compression and any size.
 
     for chunk in read_chunks(source):
         chunk.data, chunk.first_line, chunk.offset
 
 Plain text, gzip and zstd (told by their first bytes, not by their names), UTF-16 with its mark, standard input, pipes.
-Memory is some chunks, whatever the size; zstd's window may add 128 MiB. What is damaged or ends too early gives what
-can be read of it, and a word about the rest in `problems`.
+Memory is a few chunks, for any size; zstd's window may add 128 MiB. Of a damaged or truncated file, the readable part
+is read, and `problems` gets a line about the rest.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from allranks.why.logs.sources import GZIP_MAGIC, UTF16_MARKS, ZSTD_MAGIC, Sourc
 CHUNK_BYTES = 4 << 20
 OVERLAP_BYTES = 4 << 10
 COUNT_BYTES = 1 << 15
-"""Newlines are counted once for so many bytes."""
+"""Newlines are counted in blocks of this many bytes."""
 _SAMPLE_BYTES = 1 << 10
 _SHORT_LINE_BYTES = 32
 _BLOCK_BYTES = 1 << 18
-"""Read and unpacked at a time."""
+"""Bytes that are read and unpacked at a time."""
 _ZSTD_FEED_BYTES = 1 << 8
-"""Fed at a time: 8 MiB of zeros come out of it at most."""
+"""Compressed bytes fed at a time: 8 MiB of zeros are the largest result."""
 _ZSTD_WINDOW_BYTES = 1 << 27
 _GZIP = 31
 """zlib: a gzip header, and the largest window."""
 
 
 class ReadError(AllranksError):
-    """A source cannot be read, or no longer."""
+    """A source cannot be read, or can no longer be read."""
 
     def __init__(self, source: Source, why: str) -> None:
         super().__init__(f"{source.shown}: {why}")
@@ -50,7 +50,7 @@ class ReadError(AllranksError):
 
 @dataclass(frozen=True, slots=True)
 class ReadProblem:
-    """Why a source was not read to its end."""
+    """Why a source was not read completely."""
 
     source: Source
     message: str
@@ -58,49 +58,49 @@ class ReadProblem:
 
 @dataclass(frozen=True)
 class Chunk:
-    """Whole lines of a source; a part of one where it is longer than a chunk."""
+    """Whole lines of a source; part of one if it is longer than a chunk."""
 
     data: bytes
-    """At most CHUNK_BYTES. The rest of a line that was cut begins with the last OVERLAP_BYTES before the cut."""
+    """At most CHUNK_BYTES. The second part of a cut line begins with the last OVERLAP_BYTES before the cut."""
     first_line: int
     """Number of its first line, from 1. Only a newline ends a line."""
     offset: int
-    """Of data[0] in the stream, unpacked and in UTF-8."""
+    """Position of data[0] in the stream, unpacked and in UTF-8."""
 
     @cached_property
     def _counts(self) -> tuple[int, ...]:
-        """Newlines before each block of COUNT_BYTES, and in all."""
+        """Number of newlines before each block of COUNT_BYTES, and in total."""
         blocks = (self.data[at : at + COUNT_BYTES] for at in range(0, len(self.data), COUNT_BYTES))
         return (0, *itertools.accumulate(map(_count_newlines, blocks)))
 
     @property
     def num_newlines(self) -> int:
-        """How many there are in it."""
+        """Total number of newlines."""
         return self._counts[-1]
 
     def number_at(self, position: int) -> int:
-        """Return the number of the line in which data[position] stands."""
+        """Return the number of the line that contains data[position]."""
         block = min(position, len(self.data)) // COUNT_BYTES
         return self.first_line + self._counts[block] + _count_newlines(self.data[block * COUNT_BYTES : position])
 
 
 def _count_newlines(block: bytes) -> int:
-    """Return how many there are.
+    """Return the number of newlines.
 
-    `count` looks at each byte, and would cost half of what matching does (CPython before 3.13); `replace` leaps from
-    one to the next, which is six times as fast where lines are not as short as a word.
+    `count` looks at each byte, and would take half as long as matching (CPython before 3.13); `replace` jumps from one
+    to the next, which is six times as fast unless lines are as short as a word.
     """
     is_short = block.count(b"\n", 0, _SAMPLE_BYTES) * _SHORT_LINE_BYTES > _SAMPLE_BYTES
     return block.count(b"\n") if is_short else len(block) - len(block.replace(b"\n", b""))
 
 
 def read_chunks(source: Source, *, problems: list[ReadProblem] | None = None) -> Iterator[Chunk]:
-    """Yield a source's bytes, each once but for the overlaps within lines that are longer than a chunk.
+    """Yield a source's bytes, each once except for overlaps in lines that are longer than a chunk.
 
     Args:
-        problems: what cannot be read of a damaged file is said here.
+        problems: gets a line about the unreadable part of a damaged file.
     Raises:
-        ReadError: it cannot be opened, has gone, or the file system fails, also after some chunks.
+        ReadError: it cannot be opened, was removed, or the file system fails, also after some chunks.
     """
 
     def note(message: str) -> None:
@@ -117,9 +117,9 @@ def read_chunks(source: Source, *, problems: list[ReadProblem] | None = None) ->
 
 
 def _cut(head: bytes, fill: _Fill) -> Iterator[Chunk]:
-    """Cut a head, and what `fill` writes into a buffer after it, into chunks."""
+    """Split a head, and what `fill` writes into a buffer after it, into chunks."""
     following = bytearray(1)
-    if not fill(memoryview(following)):  # most logs: the head is all of it
+    if not fill(memoryview(following)):  # most logs: the head is the whole log
         if head:
             yield Chunk(head, 1, 0)
         return
@@ -136,7 +136,7 @@ def _cut(head: bytes, fill: _Fill) -> Iterator[Chunk]:
                 count = fill(rest)
             size += count
             is_more = bool(count)
-        if size == overlap:  # nothing but what was seen
+        if size == overlap:  # nothing except the overlap
             return
         end, overlap = size, 0
         if is_more:
@@ -152,21 +152,21 @@ def _cut(head: bytes, fill: _Fill) -> Iterator[Chunk]:
         buffer[:kept] = buffer[size - kept : size]
 
 
-# --- What it is packed in ---------------------------------------------------------------------------------------------
+# --- Compression ---------------------------------------------------------------------------------------------------
 
 _Fill = Callable[[memoryview], int]
-"""Writes into a buffer what comes next and returns how much; 0 at the end."""
+"""Writes the next bytes into a buffer and returns their number; 0 at the end."""
 _Note = Callable[[str], None]
 
 
 def _open_stream(file: io.FileIO, note: _Note, *, size: int) -> tuple[bytes, _Fill]:
-    """Return the text of a file, unpacked and in UTF-8: a head, less than a chunk, and what gives the rest.
+    """Return the text of a file, unpacked and in UTF-8: a head shorter than a chunk, and a function for the rest.
 
     Args:
-        file: which.
-        note: what cannot be read of it.
-        size: of it on disk; 0 where it cannot be gone back in. Of a small log the head is all: a buffer between, and
-            its pages, take five times as long as reading.
+        file: the open file.
+        note: called with a text about the part that cannot be read.
+        size: its size on disk; 0 if it is not seekable. The head of a small log is the whole log: an intermediate
+            buffer would take five times as long as reading.
     """
     head = b""
     while len(head) < len(ZSTD_MAGIC) and (more := _read(file, len(ZSTD_MAGIC) - len(head))):
@@ -203,7 +203,7 @@ def _read_blocks(file: io.FileIO, head: bytes) -> Iterator[bytes]:
 
 
 def _join(blocks: Iterable[bytes]) -> _Fill:
-    """Give blocks, none of them empty, into buffers of any size."""
+    """Copy blocks, none of them empty, into buffers of any size."""
     left = iter(blocks)
     rest = memoryview(b"")
 
@@ -219,7 +219,7 @@ def _join(blocks: Iterable[bytes]) -> _Fill:
 
 
 def _to_utf8(blocks: Iterator[bytes]) -> Iterator[bytes]:
-    """Give text as it is, and UTF-16 that says so as UTF-8."""
+    """Pass text on unchanged, and convert UTF-16 with a byte order mark to UTF-8."""
     first = next(blocks, b"")
     while len(first) < len(UTF16_MARKS[0]) and (more := next(blocks, b"")):
         first += more
@@ -237,7 +237,7 @@ def _to_utf8(blocks: Iterator[bytes]) -> Iterator[bytes]:
 
 def _unpack_gzip(blocks: Iterator[bytes], note: _Note) -> Iterator[bytes]:
     inflate = zlib.decompressobj(_GZIP)
-    is_open = True  # within a member: files may be joined
+    is_open = True  # within a member: files may be concatenated
     for block in blocks:
         while block:
             if not is_open:
@@ -260,7 +260,7 @@ def _unpack_gzip(blocks: Iterator[bytes], note: _Note) -> Iterator[bytes]:
 
 
 def _unpack_until_error(inflate: zlib._Decompress, block: bytes) -> bytes:
-    """What an error took with it: zlib gives nothing of a call that fails."""
+    """Return the bytes lost in an error: zlib returns nothing from a failed call."""
     found = bytearray()
     with contextlib.suppress(zlib.error):
         for i in range(len(block)):

@@ -1,9 +1,9 @@
-"""Which files are the logs of a job, and whose are they? Only names, sizes and first bytes are looked at.
+"""Which files are the logs of a job, and whose are they? Only names, sizes and first bytes are read.
 
     find_sources(["logs/"])                 every log below it, rank_2 before rank_10
     find_sources(["-"])                     standard input
 
-Directories hold more than logs: code, checkpoints and pictures are passed over, links are followed once.
+Directories contain more than logs: code, checkpoints and pictures are skipped; links are followed once.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ _NO_LOGS_IN_DIRECTORIES = frozenset({
     "json", "jsonl", "lock", "md", "py", "pyi", "rs", "rst", "sbatch", "sh", "slurm", "svg", "tex", "toml", "ts", "tsv",
     "xml", "yaml", "yml",
 })  # fmt: skip
-"""Text, but no log: the code of the job may lie beside it, and holds every message that it can print."""
+"""Text, but no log: the code of the job may be beside it, and contains every message that it can print."""
 _STILL_LOGS = re.compile(r"error\.json|events\.jsonl|verdict\.json|[^/]*log[^/]*\.jsonl?")
 _OWN_FILES = frozenset(("secret", "leader.json", "roll_call.json", "env.json"))
-"""Of a run directory (report/rundir.py): how the agents find and believe each other, and what was set. No logs."""
+"""In a run directory (report/rundir.py): addresses, keys and settings of the agents. No logs."""
 _CODE = frozenset(("__pycache__", "node_modules", "site-packages", "wandb"))
 _LOG_SUFFIXES = ("log", "out", "err", "stdout", "stderr", "txt")
 _BINARY_MAGIC = (b"\x7fELF", b"PK\x03\x04", b"\xfd7zXZ", b"BZh", b"\x89PNG", b"%PDF")
@@ -50,25 +50,25 @@ _BINARY_MAGIC = (b"\x7fELF", b"PK\x03\x04", b"\xfd7zXZ", b"BZh", b"\x89PNG", b"%
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One file of log, or standard input, and whose it is as far as its path tells."""
+    """One log file, or standard input, with its node and rank as far as the path tells."""
 
     shown: str
-    """How the user calls it: the path relative to what was given, `-` for standard input."""
+    """Its name for the user: the path relative to the given one, `-` for standard input."""
     path: Path | None
     """None: standard input."""
     node: str | None
     rank: int | None
     local_rank: int | None
     attempt: int | None
-    """Which start of the job, from 0, as torchrun and allranks count."""
+    """Number of the job's start, from 0, as torchrun and allranks count."""
     size: int
-    """Bytes on disk; 0 where nobody can know: standard input, a pipe."""
+    """Bytes on disk; 0 if unknown: standard input, a pipe."""
 
 
 def find_sources(targets: Sequence[str]) -> tuple[Source, ...]:
     """Return the logs that files, directories, globs and `-` lead to, each once, in the order of the targets.
 
-    A file that is there and cannot be opened is returned all the same: reading it says why.
+    A file that exists but cannot be opened is returned, too: reading it gives the reason.
 
     Raises:
         UsageError: a target does not exist or holds no log.
@@ -88,16 +88,16 @@ def find_sources(targets: Sequence[str]) -> tuple[Source, ...]:
 
 
 def identify(source: Source) -> tuple[int, int]:
-    """Return what is the same for two names of one file."""
+    """Return what two names of one file have in common."""
     try:
         status = source.path.stat() if source.path else None
-    except OSError:  # gone since
+    except OSError:  # removed since
         return (-1, hash(source.path))
     return (status.st_dev, status.st_ino) if status else (-1, 0)
 
 
 def _expand(target: str, *, show_target: bool) -> Iterator[Source]:
-    """One target. What is literally there is meant, whatever characters its name has."""
+    """Return the sources of one target. An existing path is taken literally, whatever characters its name has."""
     if os.path.lexists(target):
         paths = [target]
     elif glob.has_magic(target):
@@ -117,7 +117,7 @@ def _expand(target: str, *, show_target: bool) -> Iterator[Source]:
 
 
 def find_paths(pattern: str) -> list[str]:
-    """What fits a pattern and is there, in the order of its numbers."""
+    """Return the paths that match a pattern and exist, in the order of their numbers."""
     found = glob.glob(pattern, recursive=True)  # noqa: PTH207  (absolute ones, too)
     return sorted(filter(os.path.exists, found), key=natural_key)
 
@@ -129,7 +129,7 @@ def _why_none(paths: Sequence[str]) -> str:
 
 
 def look_at(path: str, *, show_target: bool) -> Iterator[Source]:
-    """Yield the log that a path is, or those below it.
+    """Yield the log at a path, or those below it.
 
     Raises:
         UsageError: there is nothing.
@@ -139,7 +139,8 @@ def look_at(path: str, *, show_target: bool) -> Iterator[Source]:
     except OSError as exc:
         raise UsageError(f"{path}: {exc.strerror}") from exc
     if not stat.S_ISDIR(status.st_mode):
-        # Named by the user: code is read, too, and so is a pipe, whose first bytes nobody can look at and leave.
+        # Named by the user: code is read, too, and so is a pipe, whose first bytes cannot be read without removing
+        # them.
         is_file = stat.S_ISREG(status.st_mode)
         if stat.S_ISSOCK(status.st_mode) or (is_file and not is_log(Path(path))):
             return
@@ -151,7 +152,7 @@ def look_at(path: str, *, show_target: bool) -> Iterator[Source]:
 
 
 def _walk(top: Path) -> Iterator[tuple[Path, int]]:
-    """Logs below a directory with their sizes. Links come after what is no link, so that files keep their own names."""
+    """Yield logs below a directory with their sizes. Links come last, so that files keep their own names."""
     seen: set[tuple[int, int]] = set()
     waiting = [top]
     while waiting:
@@ -160,7 +161,7 @@ def _walk(top: Path) -> Iterator[tuple[Path, int]]:
             status = folder.stat()
             entries = list(os.scandir(folder))
         except OSError:
-            yield folder, 0  # reading it says why
+            yield folder, 0  # the error is reported when it is read
             continue
         if (key := (status.st_dev, status.st_ino)) in seen:
             continue
@@ -173,7 +174,7 @@ def _walk(top: Path) -> Iterator[tuple[Path, int]]:
             path = folder / entry.name
             try:
                 mode = entry.stat()
-            except OSError:  # a link to nowhere, or gone since
+            except OSError:  # a link to nowhere, or removed since
                 continue
             if stat.S_ISDIR(mode.st_mode):
                 if entry.name not in _CODE:
@@ -185,7 +186,7 @@ def _walk(top: Path) -> Iterator[tuple[Path, int]]:
 
 
 def natural_key(name: str) -> list[tuple[int, int, str]]:
-    """Sort key under which rank_2 stands before rank_10.
+    """Sort key that puts rank_2 before rank_10.
 
     >>> sorted(["rank_10", "rank_2"], key=natural_key)
     ['rank_2', 'rank_10']
@@ -206,7 +207,7 @@ def _suffix(name: str) -> str:
 
 
 def is_log(path: Path) -> bool:
-    """Whether a file is text, plain or packed; one that cannot be opened may be."""
+    """Whether a file is text, plain or compressed; a file that cannot be opened may be."""
     if _suffix(path.name) in _NO_LOGS or "tfevents" in path.name:
         return False
     try:
@@ -218,33 +219,33 @@ def is_log(path: Path) -> bool:
 
 
 def unpack_head(head: bytes) -> bytes:
-    """The first bytes of what a packed file holds; of any other, and of a damaged one, its own."""
+    """Return the first unpacked bytes of a compressed file; of any other, and of a damaged one, its own bytes."""
     try:
         if head.startswith(GZIP_MAGIC):
             return zlib.decompressobj(31).decompress(head, SNIFF_BYTES)
         if head.startswith(ZSTD_MAGIC):
-            return zstandard.ZstdDecompressor().stream_reader(head).read(SNIFF_BYTES)  # not all: zeros grow
+            return zstandard.ZstdDecompressor().stream_reader(head).read(SNIFF_BYTES)  # not all: zeros expand
     except (zlib.error, zstandard.ZstdError):
         return b""
     return head
 
 
 def is_text(head: bytes, *, is_named_log: bool = False) -> bool:
-    """Whether a file that begins like this holds text.
+    """Whether a file with these first bytes is text.
 
     Args:
         head: its first SNIFF_BYTES.
-        is_named_log: its suffix is a log's. A log that was cut while it was written to begins with a hole of zeros.
+        is_named_log: its suffix is a log's. A log that was truncated during writing begins with a hole of zeros.
     """
     if head.startswith(UTF16_MARKS):
         return True
     text = head.lstrip(b"\0")
     if not text:
         return is_named_log or not head
-    if text.startswith(_BINARY_MAGIC) or re.match(rb"\x80[\x02-\x05]", text):  # pickles: the flight recorder's
+    if text.startswith(_BINARY_MAGIC) or re.match(rb"\x80[\x02-\x05]", text):  # pickles: those of the flight recorder
         return False
     if text.startswith(b"{") and re.search(rb'"(?:nccl_version|pg_config|comm_lib_version)"', text):
-        return False  # the flight recorder's, in JSON
+        return False  # JSON of the flight recorder
     return b"\0" not in text
 
 

@@ -1,8 +1,8 @@
-"""Lines that a terminal cut at its width, joined again: what people paste from a screen. Pure.
+"""Joins lines that a terminal cut at its width, as in text pasted from a screen. Pure.
 
     joined, numbers = unwrap(data)          # numbers[i]: the line in `data` at which joined line i begins
 
-A text looks wrapped where several lines have exactly the length of the longest one.
+A text looks wrapped if several lines have exactly the length of the longest one.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ MAX_BYTES = 1 << 16
 """Larger logs come from files, not from screens."""
 _WIDTHS = range(60, 400)
 _LEAST = 3
-"""Lines of full width."""
+"""Minimum number of lines with full width."""
 
 
 def unwrap(data: bytes) -> tuple[list[bytes], list[int]] | None:
-    """Return the lines with those of full width joined to what follows, or None where nothing looks wrapped."""
+    """Return the lines with those of full width joined to the next, or None if nothing looks wrapped."""
     lines = data.split(b"\n")
     widths = [len(line.decode(errors="replace")) for line in lines]
-    # One line may be longer: the first, with a quotation mark before it.
+    # One line may be longer: the first, after a quotation mark.
     usual = [width for width in sorted(set(widths), reverse=True)[:2] if widths.count(width) >= _LEAST]
     if not usual or usual[0] not in _WIDTHS or sum(width > usual[0] for width in widths) > 1:
         return None

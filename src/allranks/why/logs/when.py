@@ -1,4 +1,7 @@
-"""When was a line written? The times of loggers, glog, syslog, SLURM and torchrun, with and without a year. Pure."""
+"""When was a line written? Parses the times of loggers, glog, syslog, SLURM and torchrun, with or without a year.
+
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ _MONTHS = {
     "Jul": 7, "Aug": 8, "Sep": 9, "Oct": 10, "Nov": 11, "Dec": 12,
 }  # fmt: skip
 _MONTH = r"(?P<name>Jan|Feb|Mar|Apr|May|Jun|Jul|Aug|Sep|Oct|Nov|Dec)"
-# What stands before the time of day, by its width. Order matters: a date with a year before one without.
+# Date formats before the time of day, by width. Order matters: a date with a year before one without.
 _DATES = [
     (width, re.compile(pattern))
     for width, pattern in (
@@ -36,11 +39,11 @@ _MAX_CLOCKS = 3
 
 
 def find_time(head: str, start: int) -> tuple[float | None, bool, bool]:
-    """Return the first time that has a year; else the first without, else a time of day that begins the words.
+    """Return the first time with a year; else the first without one, else a time of day at the start of the message.
 
     Args:
         head: launchers' prefixes and a program's header.
-        start: where the prefixes end.
+        start: end of the prefixes.
     """
     best: tuple[float | None, bool, bool] = (None, False, False)
     if head.count(":") < 2:
@@ -69,7 +72,7 @@ def find_time(head: str, start: int) -> tuple[float | None, bool, bool]:
 
 
 def _find_clocks(head: str) -> Iterator[re.Match[str]]:
-    """Yield the times of day. To leap from colon to colon takes a third of what a search at each character does."""
+    """Yield the times of day. Jumping from colon to colon takes a third of a search at each character."""
     at = head.find(":")
     while at >= 0:
         clock = _CLOCK.match(head, at - 2) if at >= 2 and head.startswith(":", at + 3) else None
@@ -79,7 +82,7 @@ def _find_clocks(head: str) -> Iterator[re.Match[str]]:
 
 
 def _find_date(head: str, at: int) -> re.Match[str] | None:
-    """Return the date that ends where a time of day begins."""
+    """Return the date directly before a time of day."""
     for width, pattern in _DATES:
         if at >= width and (match := pattern.fullmatch(head, at - width, at)):
             return match
@@ -97,7 +100,7 @@ def _date_of(found: re.Match[str], head: str, end: int) -> tuple[int, int, int]:
 
 @lru_cache(maxsize=1024)
 def _day_number(year: int, month: int, day: int) -> int | None:
-    """Days since 1970-01-01; None for what is no date, or none of a log."""
+    """Days since 1970-01-01; None if it is not a date, or not a plausible one."""
     try:
         return date(year, month, day).toordinal() - _EPOCH if 1970 <= year <= 2100 else None
     except ValueError:

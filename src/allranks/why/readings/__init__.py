@@ -1,1 +1,1 @@
-"""What many lines say together; each is pure and looks at all logs."""
+"""Conclusions from many lines together; each reading is pure and looks at all logs."""

@@ -1,6 +1,6 @@
-"""Who came to the group, and who did not? Pure.
+"""Which ranks joined the group, and which did not? Pure.
 
-Ranks that wait say so, each for itself; the one that is missing says nothing.
+Each waiting rank reports its own wait; the missing rank reports nothing.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from allranks.why.logs.events import Event, Logs
 from allranks.why.people import MAX_RANKS, Culprit, People, missing_of
 
 FEW_RANKS = 16
-"""Up to so many are named one by one."""
+"""Up to this number, ranks are listed one by one."""
 
 
 def conclude_arrivals(logs: Logs, people: People) -> Iterator[Conclusion]:
-    """Return who is missing at the store's barrier, and which ranks were started twice."""
+    """Return the ranks missing at the store's barrier, and the ranks that were started twice."""
     waiting = [event for event in logs.of("AR401") if event.number("rank") is not None and event.number("wanted")]
     yield from _alone(logs)
     barrier = [event for event in waiting if (event.number("present") or 0) < (event.number("wanted") or 0)]
@@ -66,7 +66,7 @@ def conclude_arrivals(logs: Logs, people: People) -> Iterator[Conclusion]:
 
 
 def _alone(logs: Logs) -> Iterator[Conclusion]:
-    """Nobody but the store's host, which is rank 0, has come: all others are missing."""
+    """Conclude that all ranks but 0 are missing, if only the store's host, rank 0, has joined."""
     for event in logs.of("AR401"):
         wanted = event.number("wanted") or 0
         if event.number("present") == 1 and "clients joined" in event.line.text and 1 < wanted <= FEW_RANKS:
@@ -85,7 +85,7 @@ def _alone(logs: Logs) -> Iterator[Conclusion]:
 
 
 def _twice(members: Sequence[Event]) -> Iterator[Conclusion]:
-    """Ranks that announced themselves more than once while others did not, or that did not at all."""
+    """Return ranks that reported their start several times while others did not, or that never did."""
     counts = Counter(event.number("rank") for event in members)
     wanted = max((event.number("wanted") or 0 for event in members), default=0)
     twice = sorted(rank for rank, count in counts.items() if rank is not None and count > 1)

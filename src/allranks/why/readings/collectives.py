@@ -1,7 +1,7 @@
-"""What the watchdogs of all ranks say together: who is behind, who says nothing, who is in another collective? Pure.
+"""What do the watchdogs of all ranks show: which rank is behind, silent, or in another collective? Pure.
 
-A watchdog's timeout names its own rank, which waited. The culprit is the one that does not speak: with NCCL a rank that
-never enqueued the collective has no timeout of its own.
+A watchdog's timeout names its own rank, which waited. The culprit is the rank without one: in NCCL, a rank that never
+enqueued the collective has no timeout of its own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DEFAULT_GROUP = "0"
 _BAR = re.compile(r"\d%\|.{0,120}? (?:\d+(?:\.\d+)?[kMG]?/\d+(?:\.\d+)?[kMG]? )?\[(?:(\d+):)?(\d\d):(\d\d)<")
 """tqdm's: `85%|####  | 35595/41999 [29:57<08:39, 12.34it/s]`."""
 _LEAST_SHARE, _MOST_SHARE = 0.9, 1.2
-"""Of the timeout."""
+"""As a fraction of the timeout."""
 _ALONE = re.compile(
     r"(?i)\b(?:saving|writing|uploading|evaluating|running evaluation|validating|tokenizing|running tokenizer"
     r"|preprocessing|converting|consolidating)\b"
@@ -36,7 +36,7 @@ _ASK = "allranks stack JOB while it hangs, or TORCH_FR_BUFFER_SIZE=2000 and the 
 
 @dataclass(slots=True)
 class Stuck:
-    """How far one rank had come in one group when its watchdog spoke."""
+    """Progress of one rank in one group when its watchdog reported."""
 
     rank: int
     line: Line
@@ -47,7 +47,7 @@ class Stuck:
 
 
 def read_groups(logs: Logs, people: People) -> Mapping[str, Mapping[int, Stuck]]:
-    """Return what the watchdogs say, by process group and rank; the default group where they name none."""
+    """Return the reports of the watchdogs by process group and rank; the default group if they name none."""
     groups: defaultdict[str, dict[int, Stuck]] = defaultdict(dict)
     group_of: dict[int, str] = {}
     named_groups: set[str] = set()
@@ -69,7 +69,7 @@ def read_groups(logs: Logs, people: People) -> Mapping[str, Mapping[int, Stuck]]
 
 
 def conclude_collectives(logs: Logs, people: People) -> Iterator[Conclusion]:
-    """Return who is behind in each group, or that it cannot be told."""
+    """Return which rank is behind in each group, or that this is undecided."""
     for group in read_groups(logs, people).values():
         stuck = sorted(group.values(), key=lambda each: each.rank)
         yield from _behind(stuck)
@@ -85,7 +85,7 @@ def conclude_collectives(logs: Logs, people: People) -> Iterator[Conclusion]:
 
 
 def _slow(logs: Logs) -> Iterator[Conclusion]:
-    """Ranks that say themselves that something took longer than the others' timeout."""
+    """Ranks that themselves report that something took longer than the others' timeout."""
     timeouts = [ms for event in logs.of("AR490") if (ms := event.number("ms"))]
     if not timeouts:
         return
@@ -108,7 +108,7 @@ def _slow(logs: Logs) -> Iterator[Conclusion]:
 
 
 def _behind(stuck: list[Stuck]) -> Iterator[Conclusion]:
-    """Ranks whose collective has a lower number than that of the others, or the few that are in another operation."""
+    """Ranks whose collective has a lower number than the others', or the few in another operation."""
     numbered = [each for each in stuck if each.seq is not None]
     seqs = Counter(each.seq for each in numbered)
     if len(seqs) < 2:
@@ -136,7 +136,7 @@ def _behind(stuck: list[Stuck]) -> Iterator[Conclusion]:
 
 
 def _different(stuck: list[Stuck]) -> Iterator[Conclusion]:
-    """Ranks that are at the same number in another operation, or with another size."""
+    """Ranks with the same number in another operation, or with another size."""
     by_seq: defaultdict[int, list[Stuck]] = defaultdict(list)
     for each in stuck:
         if each.seq is not None and each.op is not None:
@@ -162,7 +162,7 @@ def _different(stuck: list[Stuck]) -> Iterator[Conclusion]:
 
 
 def _silent(stuck: list[Stuck], people: People) -> Iterator[Conclusion]:
-    """Ranks that report no timeout while most others do."""
+    """Ranks that report no timeout although most others do."""
     if len(stuck) < 2 or (stuck[0].seq is None and len({each.op for each in stuck}) > 1):  # no number before 1.10
         return
     reporting = {each.rank for each in stuck}
@@ -188,12 +188,12 @@ def _are_together(stuck: list[Stuck]) -> bool:
 
 
 def _busy(logs: Logs, first: Line, waiting: frozenset[int], limit_s: float) -> Iterator[Conclusion]:
-    """A progress bar that ran for as long as the others' timeout: only one rank shows it, and is at something else."""
+    """A progress bar that ran for as long as the others' timeout: only one rank shows it, and is busy elsewhere."""
     bars = [(line, match) for tail in logs.tails for line in tail.lines if (match := _BAR.search(line.text))]
     for line, match in bars[-1:]:
         hours, minutes, seconds = (int(part or 0) for part in match.groups())
         took_s = hours * 3600 + minutes * 60 + seconds
-        rank = 0 if line.rank is None or line.rank in waiting else line.rank  # by habit it is the first that shows one
+        rank = 0 if line.rank is None or line.rank in waiting else line.rank  # usually, only the first rank shows one
         if _LEAST_SHARE * limit_s <= took_s <= _MOST_SHARE * limit_s and rank not in waiting:
             yield Conclusion(
                 cause=find_cause("straggler-rank"),
@@ -208,7 +208,7 @@ def _busy(logs: Logs, first: Line, waiting: frozenset[int], limit_s: float) -> I
 
 
 def _alone(logs: Logs, first: Line, waiting: frozenset[int], limit_s: float) -> Iterator[Conclusion]:
-    """The last words before the timeouts, as old as the timeout is long: the first rank said what it went to do."""
+    """Last messages before the timeouts, as old as the timeout is long: the first rank printed what it began."""
     if 0 in waiting or first.time is None:
         return
     before = [
@@ -219,7 +219,7 @@ def _alone(logs: Logs, first: Line, waiting: frozenset[int], limit_s: float) -> 
     ]
     if not before or before[-1].rank not in {None, 0} or not _ALONE.search(before[-1].text):
         return
-    # By the time of day: glog's has no year.
+    # By the time of day: glog's times have no year.
     took_s = ((first.time or 0.0) - (before[-1].time or 0.0)) % _DAY_S
     if _LEAST_SHARE * limit_s <= took_s <= _MOST_SHARE * limit_s:
         yield Conclusion(
@@ -239,7 +239,7 @@ def _name(stuck: Stuck) -> str:
 
 
 def _speakers(logs: Logs, people: People) -> Iterator[tuple[Event, int]]:
-    """Return what watchdogs say, and of which rank; without those that nobody can name."""
+    """Return the reports of watchdogs with their ranks; reports without a rank are dropped."""
     for event in logs.of("AR490"):
         rank = people.know(event.line).rank
         if rank is None:

@@ -1,7 +1,7 @@
-"""Gloo's full mesh, where it says who could not dial whom: one node, two sides, or an address nobody reaches? Pure.
+"""Gloo's full mesh, if ranks report failed connections: one node, two groups, or an address that nobody reaches? Pure.
 
-Of each pair the side with the larger address dials (gloo/transport/tcp/pair.cc, as in PyTorch 2.13), and a rank reports
-the first one that it does not reach. So the ranks that should have dialled and say nothing did get through.
+In each pair, the side with the larger address connects (gloo/transport/tcp/pair.cc, as in PyTorch 2.13), and a rank
+reports the first peer that it cannot reach. So ranks that had to connect and report nothing have succeeded.
 """
 
 from __future__ import annotations
@@ -21,25 +21,25 @@ from allranks.why.logs.line import Line
 from allranks.why.people import Culprit, People
 
 MAX_WORLD = 4096
-"""Ranks of a group of Gloo: pairs are counted."""
+"""Maximum number of ranks in a Gloo group: pairs are counted."""
 
 
 @dataclass(slots=True)
 class Dials:
-    """What ranks say of the connections that they could not make."""
+    """Reports of ranks about connections that failed."""
 
     world: int = 0
     lines: dict[int, Line] = field(default_factory=dict)
-    """By rank, the first that it said."""
+    """By rank, its first report."""
     locals: dict[int, str] = field(default_factory=dict)
-    """The address from which it dialled."""
+    """The address from which it connected."""
     remotes: dict[int, str] = field(default_factory=dict)
-    """The one that did not answer."""
+    """The address that did not answer."""
     errors: dict[int, str] = field(default_factory=dict)
 
 
 def conclude_dials(logs: Logs, people: People) -> Iterator[Conclusion]:
-    """Return whose connections fail."""
+    """Return the culprits of failed connections."""
     dials = _read(logs)
     if not dials.remotes or not 2 <= dials.world <= MAX_WORLD:
         return
@@ -65,7 +65,7 @@ def conclude_dials(logs: Logs, people: People) -> Iterator[Conclusion]:
 def _judge(
     dials: Dials, failed: set[frozenset[int]], passed: set[frozenset[int]], plan: Mapping[int, str]
 ) -> Iterator[Conclusion]:
-    """Blame the one rank that is at all failed ends and at no passed one; else the sides that do not reach another."""
+    """Blame the one rank in all failed and no passed connections; else the groups that cannot reach each other."""
     at_all = frozenset.intersection(*failed)
     culprits = sorted(rank for rank in at_all if not any(rank in pair for pair in passed))
     error = next(iter(dials.errors.values()), "no answer")
@@ -114,7 +114,7 @@ def _read(logs: Logs) -> Dials:
 
 
 def _hurt(logs: Logs) -> frozenset[int]:
-    """Ranks that failed by another word: of their connections nothing is known."""
+    """Ranks that failed with another message: nothing is known about their connections."""
     return frozenset(
         event.line.rank
         for event in logs.events
@@ -125,7 +125,7 @@ def _hurt(logs: Logs) -> frozenset[int]:
 def _passed(
     dials: Dials, plan: Mapping[int, str], owners: Mapping[str, int], *, hurt: frozenset[int]
 ) -> set[frozenset[int]]:
-    """Return the pairs that were connected: a rank dials in the order of ranks, and stops at the first that fails."""
+    """Return the pairs that were connected: a rank connects in the order of ranks, and stops at the first failure."""
     passed = set()
     for rank, own in plan.items():
         end = owners.get(dials.remotes.get(rank, ""), None if rank in hurt or rank in dials.remotes else dials.world)
@@ -160,13 +160,13 @@ def _conclude(
 
 
 def _plan(dials: Dials, address: str) -> dict[int, str]:
-    """Return the address of each rank: as they say, and where these count up with the rank, of the others, too."""
-    # On docker0 all nodes have one and the same.
+    """Return the address of each rank: from the reports, and if these increase with the rank, of the others, too."""
+    # On docker0, all nodes have the same address.
     known = {rank: own for rank, own in dials.locals.items() if own != address and _is_v4(own)}
     if len(known) == 1 and len(set(dials.remotes.values())) == 1 and _is_v4(address):
         (rank, own), *_ = known.items()
         first = int(IPv4Address(own)) - rank
-        if first <= int(IPv4Address(address)) < first + dials.world:  # its own alone: a guess, that the other fits
+        if first <= int(IPv4Address(address)) < first + dials.world:  # else the guess does not fit
             return {each: str(IPv4Address(first + each)) for each in range(dials.world)}
     firsts = {int(IPv4Address(own)) - rank for rank, own in known.items()}
     if len(known) >= 2 and len(firsts) == 1:

@@ -1,4 +1,4 @@
-"""How processes ended, as those tell who watched them: torchrun's summary, its agent's SIGTERMs, SLURM. Pure."""
+"""How did processes end, according to their parents: torchrun's summary, its agent's SIGTERMs, SLURM? Pure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from allranks.why.logs.line import Line
 from allranks.why.people import Culprit, People
 
 MAX_SIGNAL = 64
-"""Linux's highest; a larger code is the program's own: exit(-1) is 255."""
+"""Linux's highest signal; a larger code is the program's own: exit(-1) is 255."""
 MAX_GAP = 64
-"""Of the pids of one agent's workers: they are started one after the other."""
+"""Largest distance of the pids of one agent's workers: they are started one after the other."""
 PATIENCE_S = 20.0
-"""So long after the first failure a SIGKILL is the agent's own: it waits 30 s for who does not heed its SIGTERM."""
+"""A SIGKILL this long after the first failure is the agent's own: it waits 30 s for workers that ignore its SIGTERM."""
 
 
 @dataclass(slots=True)
@@ -35,15 +35,15 @@ class End:
     is_first: bool = False
     """torchrun saw it before the others of its node."""
     when: str = ""
-    """As torchrun writes it: 2024-09-09_09:36:56."""
+    """In torchrun's format: 2024-09-09_09:36:56."""
 
     @property
     def is_killed(self) -> bool:
-        """By a signal, as torchrun (-9) and shells (137) say it."""
+        """Whether a signal ended it, in the notation of torchrun (-9) or of shells (137)."""
         return self.code is not None and (self.code < 0 or 128 < self.code <= 128 + MAX_SIGNAL)
 
     def culprit(self) -> Culprit:
-        """Return who it was."""
+        """Return the rank, as a culprit."""
         things = [] if self.pid is None else [f"process {self.pid}"]
         if self.rank is None and self.local_rank is not None:
             things.insert(0, f"local rank {self.local_rank}")
@@ -76,10 +76,10 @@ def read_ends(logs: Logs) -> list[End]:
 
 
 def find_ended(logs: Logs) -> frozenset[int]:
-    """Return the processes that torchrun's agent killed itself, once another one had failed: they are no culprits."""
+    """Return the processes that torchrun's agent killed after another one had failed: they are not culprits."""
     pids = {pid for event in logs.of("killed-by-agent") if (pid := event.number("pid")) is not None}
     node: list[End] = []
-    for end in read_ends(logs):  # a summary of each node, its first failure last
+    for end in read_ends(logs):  # one summary per node, with its first failure last
         node.append(end)
         if not end.is_first:
             continue
@@ -98,7 +98,7 @@ def _lag_s(first: End, other: End) -> float:
 
 
 def find_first(logs: Logs) -> End | None:
-    """Return the worker that ended first, as torchrun's summary or its agent tells."""
+    """Return the worker that ended first, according to torchrun's summary or its agent."""
     ends = read_ends(logs)
     if ends:
         return next((end for end in ends if end.is_first), ends[0])
@@ -111,7 +111,7 @@ def find_first(logs: Logs) -> End | None:
 
 
 def _told_by_launcher(logs: Logs) -> End | None:
-    """Return the worker that another launcher than torchrun says failed first; each says it in words of its own."""
+    """Return the worker that failed first according to another launcher; each has its own format."""
     killed = {event.number("pid") for event in logs.of("launcher-kills")}
     named: Event | None = None
     for event in logs.of("launcher-names", "launcher-failed"):
@@ -136,7 +136,7 @@ def _told_by_launcher(logs: Logs) -> End | None:
 
 
 def conclude_ends(logs: Logs, people: People) -> Iterator[Conclusion]:
-    """Return what the ends of processes come to where nothing says why they ended."""
+    """Return conclusions from the ends of processes, if nothing says why they ended."""
     first = find_first(logs)
     if first is not None and first.code is not None and not first.is_killed:
         yield Conclusion(
@@ -155,7 +155,7 @@ def conclude_ends(logs: Logs, people: People) -> Iterator[Conclusion]:
 
 
 def _store_gone(logs: Logs) -> Iterator[Conclusion]:
-    """An agent whose workers run had reached the store before: it is gone, not unreachable."""
+    """An agent with running workers had reached the store before: the store is gone, not unreachable."""
     refused = [event for event in logs.of("AR201") if "RendezvousConnectionError" in event.line.text]
     if not refused or next(logs.of("agent-runs"), None) is None:
         return
@@ -172,7 +172,7 @@ def _store_gone(logs: Logs) -> Iterator[Conclusion]:
 
 
 def _not_ended(logs: Logs) -> Iterator[Conclusion]:
-    """The agent ends all workers but the one that has ended already."""
+    """The agent ends all workers except the one that has already ended."""
     closed = [event for event in logs.of("closing") if event.values["signal"] == "SIGTERM"]
     pids = sorted({int(event.values["pid"]) for event in closed})
     if len(pids) < 2 or pids[-1] - pids[0] > MAX_GAP:

@@ -1,10 +1,10 @@
-"""Where all processes are, as people list it while a job hangs: nodes, and under each the innermost frames. Pure.
+"""Where is each process, in a list made while a job hangs: nodes, and below each the innermost frames? Pure.
 
     node03
         all_reduce
         wait
 
-Nothing else may stand in such a list: in any other log the same words are no frames.
+Such a list contains nothing else: in any other log, the same words are no frames.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _COLLECTIVE = re.compile(
 _FRAME = re.compile(r"^[a-z_]\w*$")
 _NODE = re.compile(r"^[A-Za-z0-9][\w.-]*[\d-][\w.-]*:?$")
 _LEAST = 4
-"""Processes in a collective for each that is elsewhere: where many are elsewhere, nobody is the odd one."""
+"""Minimum ratio of processes in a collective to processes elsewhere: if many are elsewhere, none is the culprit."""
 MAX_NODES = 4
 
 
 def conclude_innermost(logs: Logs, people: People) -> Iterator[Conclusion]:
-    """Return the few that are elsewhere while all others are in a collective."""
+    """Return the few processes that are elsewhere while all others are in a collective."""
     for tail in logs.tails:
         lines = tail.lines
         node: Line | None = None

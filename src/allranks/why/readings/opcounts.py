@@ -2,7 +2,7 @@
 
     node1:45006:45006 [0] NCCL INFO AllReduce: opCount 28c sendbuff .. count 9984512 datatype 7 .. comm .. [nranks=4]
 
-Where a process has several communicators of one size it cannot be told which of them a line is about: nothing is said.
+If a process has several communicators of one size, a line does not tell which one it means: there is no conclusion.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from allranks.why.people import Culprit, People, speaker
 _Call = tuple[str, str, str]
 """Name, count and type."""
 _LEAST = 3
-"""Processes: of two that differ, neither is the odd one."""
+"""Minimum number of processes: if two differ, either may be wrong."""
 
 
 def conclude_opcounts(logs: Logs, people: People) -> Iterator[Conclusion]:
-    """Return the first call that a minority of the processes makes differently."""
+    """Return the first call in which a minority of the processes differs."""
     comms: defaultdict[tuple[object, str], set[str]] = defaultdict(set)
     calls: dict[tuple[str, str], dict[object, Event]] = {}
     for event in logs.of("collective"):

@@ -1,10 +1,10 @@
-"""How long did each rank take, as a list of them says? Who took much longer is who the others wait for. Pure.
+"""How long did each rank take, according to a list? The others wait for a rank that took much longer. Pure.
 
     Rank 4: 409.17ms            rank   data_time   step_time
     Rank 5: 2031.12ms            144     332.459      48.455
     Rank 6: 412.36ms             160       0.053     381.009
 
-A list is lines that follow each other; what it is a list of is not known, so it is a guess.
+A list is a group of consecutive lines. What the numbers mean is unknown, so the conclusion is a guess.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from allranks.why.logs.line import Line
 from allranks.why.people import Culprit, People
 
 LEAST = 4
-"""Ranks that a list must have."""
+"""Minimum number of ranks in a list."""
 MUCH = 3.0
-"""Times the longest of the others."""
+"""Minimum factor to the longest of the others."""
 _TOOK = re.compile(r"\brank\W{1,3}(\d{1,6})\W{1,4}(\d+(?:\.\d+)?) ?(ms|s|sec|seconds)\b", re.IGNORECASE)
 _HEAD = re.compile(r"^\s*rank\s+\w*time\b", re.IGNORECASE)
 _ROW = re.compile(r"^\s*(\d{1,6})\s+(\d+\.\d+)\b")
@@ -41,7 +41,7 @@ class _Pace:
 
 
 def conclude_paces(logs: Logs, people: People) -> Iterator[Conclusion]:
-    """Return the ranks that took much longer than the others of the first such list."""
+    """Return the ranks that took much longer than the others, in the first such list."""
     for tail in logs.tails:
         for paces in (*_lists(tail.lines), *_tables(tail.lines)):
             slow = _slow(paces)
@@ -59,7 +59,7 @@ def conclude_paces(logs: Logs, people: People) -> Iterator[Conclusion]:
 
 
 def _slow(paces: Sequence[_Pace]) -> list[_Pace]:
-    """Those that took more than half of the longest, where all others took much less."""
+    """Return those above half of the longest, if all others are far below."""
     if len({each.rank for each in paces}) < max(LEAST, len(paces)):  # too few, or several steps
         return []
     longest = max(each.took for each in paces)
@@ -71,7 +71,7 @@ def _slow(paces: Sequence[_Pace]) -> list[_Pace]:
 def _lists(lines: Iterable[Line]) -> Iterator[list[_Pace]]:
     paces: list[_Pace] = []
     for line in lines:
-        if "rank" in line.text.lower() and (match := _TOOK.search(line.text)):  # most lines: it is the faster question
+        if "rank" in line.text.lower() and (match := _TOOK.search(line.text)):  # most lines: this is the faster test
             paces.append(_Pace(int(match[1]), float(match[2]), line))
         elif paces:
             yield paces

@@ -1,4 +1,4 @@
-"""How far did each rank come? The one whose steps, or lines, end before the others' is who they wait for. Pure."""
+"""How far did each rank get? The others wait for the rank whose steps, or lines, end first. Pure."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from allranks.why.logs.line import Line
 from allranks.why.people import Culprit, People
 
 STOPPED_S = 30.0
-"""A rank's last line is so much older than all others': writers buffer some seconds."""
+"""A rank's last line must be this much older than all others': writers buffer some seconds."""
 _STEP = re.compile(r"(?i)\b(?:global[_ ]?step|step|iteration|iter|batch)s?\b[^\w\n]{1,12}(\d{1,12})")
 _DEVICE = re.compile(r"\b(cuda:\d{1,3})\b")
 _LEAST = 3
-"""Ranks that must say how far they are: of two one is always behind."""
+"""Minimum number of ranks with steps: of two, one is always behind."""
 
 
 @dataclass(frozen=True, slots=True)
 class Laggard:
-    """Who stopped before the others."""
+    """The rank that stopped before the others."""
 
     culprit: Culprit
     message: str
@@ -34,7 +34,7 @@ class Laggard:
 
 
 def find_laggard(logs: Logs, people: People) -> Laggard | None:
-    """Return the one rank, or device, that stopped before all others; None where there is none."""
+    """Return the one rank, or device, that stopped before all others; None if there is none."""
     lines = [people.know(line) for tail in logs.tails for line in tail.lines]
     by_rank: defaultdict[str, list[Line]] = defaultdict(list)
     for line in lines:
@@ -49,7 +49,7 @@ def find_laggard(logs: Logs, people: People) -> Laggard | None:
 
 
 def conclude_progress(logs: Logs, people: People) -> Iterator[Conclusion]:
-    """Return who stopped first, where others timed out or lost a connection."""
+    """Return the rank that stopped first, if others timed out or lost a connection."""
     if next((event for event in logs.events if event.sign and event.sign.role is Role.VICTIM), None) is None:
         return
     laggard = find_laggard(logs, people)
@@ -66,7 +66,7 @@ def conclude_progress(logs: Logs, people: People) -> Iterator[Conclusion]:
 
 
 def _behind(by_rank: Mapping[str, list[Line]]) -> Laggard | None:
-    """The one whose last step is lower than everybody else's."""
+    """The rank whose last step is lower than that of all others."""
     steps: dict[str, tuple[int, Line]] = {}
     for who, lines in by_rank.items():
         said = [(int(match[1]), line) for line in lines for match in _STEP.finditer(line.text)]
@@ -81,7 +81,7 @@ def _behind(by_rank: Mapping[str, list[Line]]) -> Laggard | None:
 
 
 def _silent(by_rank: Mapping[str, list[Line]]) -> Laggard | None:
-    """The one whose last line is older than everybody else's."""
+    """The rank whose last line is older than that of all others."""
     last = {
         who: max((line for line in lines if line.time is not None), key=lambda line: line.time or 0.0)
         for who, lines in by_rank.items()

@@ -1,11 +1,11 @@
-"""NCCL's RAS (`ncclras`) about a communicator: which ranks have launched fewer collectives than the others? Pure.
+"""Which ranks have launched fewer collectives than the others, according to NCCL's RAS (`ncclras`)? Pure.
 
       508 ranks have launched up to operation 6650
       4 ranks have launched up to operation 6649
       Rank 260 -- GPU 0 managed by process 48307 on node 10.64.17.210
 
-After each count RAS names the ranks that have it, where they are few; of one rank alone both stand in one line. Source:
-NCCL, src/ras/client_support.cc (2.24 and later). Where the few are ahead, it is another collective that they are in
+After each count, RAS names the ranks that have it if they are few; for a single rank, both are on one line. Source:
+NCCL, src/ras/client_support.cc (2.24 and later). If the few ranks are ahead, they are in a different collective
 (AR410).
 """
 
@@ -26,7 +26,7 @@ from allranks.why.people import Culprit, People, named
 
 @dataclass(slots=True)
 class _Launched:
-    """Ranks of one communicator that have launched as many operations."""
+    """Ranks of one communicator that have launched the same number of operations."""
 
     line: Line
     count: int
@@ -34,7 +34,7 @@ class _Launched:
 
 
 def conclude_ras(logs: Logs, people: People) -> Iterator[Conclusion]:
-    """Return the named ranks that are behind all others, the first time that RAS tells of some."""
+    """Return the named ranks that are behind all others, at the first report of such ranks."""
     for groups in _read(logs):
         behind, *others = sorted(groups, key=lambda each: each.count)
         if others and behind.count < others[0].count and behind.culprit:

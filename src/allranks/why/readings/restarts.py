@@ -1,6 +1,6 @@
-"""Did the workers begin anew after a restart? A launcher says the one, the script the other. Pure.
+"""Did the workers start from the beginning after a restart? Combines lines of launcher and script. Pure.
 
-Neither line alone proves anything: torchrun restarts workers that do resume, and the first start finds no checkpoint.
+Neither line alone proves it: torchrun also restarts workers that resume, and the first start finds no checkpoint.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _RESTART = re.compile(r"will restart worker group|restart_count=[1-9]")
 
 
 def conclude_restarts(logs: Logs, people: People) -> Iterator[Conclusion]:
-    """Return that the workers began from the beginning, where a log says both in this order."""
+    """Conclude that the workers started from the beginning, if a log has both lines in this order."""
     restarts: dict[str, Line] = {}
     for event in logs.of("AR602"):
         source = event.line.source.shown

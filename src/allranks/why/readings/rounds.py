@@ -1,11 +1,11 @@
-"""Ranks that print each batch: who had one more when the next stage began, where nothing came after? Pure.
+"""Which ranks had one more batch when the next stage began, and then all output stopped? Pure.
 
     [rank 0] batch 7 - entered
     [rank 1] batch 7 - entered
     [rank 0] batch 8 - entered
     Start of validation
 
-Only a whole log that ends as the stage begins is read so: the lines of ranks that go on may still come.
+Only a complete log that ends where the stage begins counts: otherwise, lines of ranks that continue may be missing.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _RANK = re.compile(r"(?i)\[?\brank\W{0,2}(\d{1,6})\]?")
 _ROUND = re.compile(r"(?i)\b(?:batch|step|iter(?:ation)?)\b")
 _COUNT = re.compile(r"\([^()]{0,40}\)|\d+(?:\.\d+)?")
 _AFTER = 2
-"""Lines at most that follow the beginning of the stage."""
+"""Maximum number of lines after the beginning of the stage."""
 
 
 def conclude_rounds(logs: Logs, people: People) -> Iterator[Conclusion]:

@@ -1,4 +1,4 @@
-"""When nothing in the logs says what is wrong: did the job go well, or does it hang without a word? Pure."""
+"""If no line shows a failure: did the job end well, or does it hang without a message? Pure."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from allranks.why.people import Culprit, People, speaker
 
 LAST_LINES = 5
 LONG_S = 1200.0
-"""Without progress while other lines go on: a checkpoint or an evaluation takes minutes."""
+"""Time without progress while other lines continue: a checkpoint or an evaluation takes minutes."""
 LEAST_BEATS = 3
-"""Lines that are alike."""
+"""Number of equal lines."""
 _ASK = "allranks stack JOB while it hangs; NCCL_DEBUG=INFO and TORCH_DISTRIBUTED_DEBUG=DETAIL for the next run"
 _GOES_ON = re.compile(
     r"(?i)\b(?:it(?:eration)?|steps?|epochs?|batch)\b\W{0,12}\d+|\d+(?:\.\d+)?\s?(?:it/s|s/it|examples/s|tokens?/s|samples/s)"
@@ -31,24 +31,24 @@ _INTERRUPTED = re.compile(r"(?:^|\^C)KeyboardInterrupt\b|^\^C|\^C\s*$")
 _NCCL = re.compile(
     r"NCCL WARN (?!Failed to open lib|Could not find a path for pattern)|NCCL INFO [\w./+-]+:\d+ -> [1-9]"
 )
-"""NCCL's complaint that is more than what it does without, or the places in its source that an error passed."""
+"""NCCL's complaints other than those about optional parts, or the source lines through which an error passed."""
 _STEPS = re.compile(r"(?i)\d(?:it/s|s/it)|\bloss\b\W{0,4}\d|\b(?:iter(?:ation)?|step)s?\b\W{0,3}\d")
 _ALARM = re.compile(
     r"\b(?:ERROR|FATAL|CRITICAL|FAILED)\b|\b[A-Z]\w*(?:Error|Exception)\b(?!s|\()|\[E \w|\b[EF]\d{3,4} \d\d:\d\d"
     r"|(?i:(?:^|[\s:\]])(?:fatal|error)(?::| [0-9]| in\b)|core dumped|unhandled|\bfailed (?:to|with)\b"
     r"|(?:: |with )failed\b)"
 )
-"""Words of a failure. Runs that go well have them, too: what counts is that nothing goes on after them."""
+"""Words of a failure. Healthy runs have them, too: they count only if no progress follows."""
 _HARMLESS = re.compile(
     r"NCCL WARN |\b(?:INFO|DEBUG|WARNING|[a-zA-Z]*Warning)\b|NCCL TRACE|\[W\d{3,4} |\[W \w|^[IW]\d{4} "
 )
-"""What says itself that it is no failure."""
+"""Lines that say themselves that they are no failure."""
 _BEGUN = re.compile(r"NCCL INFO .{0,200} - Init START$")
 _MADE = re.compile(r"Init COMPLETE|NCCL INFO Connected all|NCCL WARN ")
 _DIALS = re.compile(r"returned Connection refused, retrying")
-"""Usual while others start, and overcome then."""
+"""Normal while other ranks start, and overcome then."""
 _COMPLAINS = re.compile(r"(?i)\b(?:fail(?:ed|ure)?|not ready|unable|retry(?:ing)?|timed? ?outs?|refused|unreachable)\b")
-"""What a log that ends with it, again and again, waits for in vain."""
+"""What a log waits for in vain if it ends with this line repeatedly."""
 _NUMBERS = re.compile(r"\d+(?:\.\d+)*")
 _STUCK = re.compile(
     r"(?i)\b(?:hangs?|hung|stuck|freezes|frozen) (?:here|there|forever|at this|for (?:hours|minutes))\b"
@@ -56,7 +56,7 @@ _STUCK = re.compile(
 
 
 def conclude_silence(logs: Logs, people: People, found: Sequence[Conclusion]) -> Iterator[Conclusion]:
-    """Return healthy or silent-hang where no reading has found a failure."""
+    """Return healthy or silent-hang, if no reading has found a failure."""
     failures = [each for each in found if each.role <= Role.VICTIM]
     if failures and all(each.cause.name == "cancelled" and each.role is Role.VICTIM for each in failures):
         if not any(_goes_on(line) for tail in logs.tails for line in tail.lines):
@@ -142,9 +142,9 @@ def _hangs(
 
 
 def _again(logs: Logs) -> Line | None:
-    """Return the line that a log ends with three times and more, but for its numbers, if it complains of something.
+    """Return the line that a log ends with at least three times, except for its numbers, if it is a complaint.
 
-    A line that a sign knows is judged by its sign: torch's sockets complain of IPv6 in healthy jobs.
+    A line that matches a sign is judged by its sign: torch's sockets complain about IPv6 in healthy jobs.
     """
     known = {(event.line.source.shown, event.line.number) for event in logs.events}
     for tail in logs.tails:
@@ -162,7 +162,7 @@ def _again(logs: Logs) -> Line | None:
 
 
 def _beats(logs: Logs) -> list[Line]:
-    """Return the lines that a log ends with for long, alike but for their numbers: metrics are asked for, a pulse."""
+    """Return the lines that a log repeats at its end for long, except for their numbers: metrics, a heartbeat."""
     for tail in logs.tails:
         usual = {_NUMBERS.sub("", line.text) for line in tail.lines[-2:]}
         beats: list[Line] = []
@@ -176,13 +176,13 @@ def _beats(logs: Logs) -> list[Line]:
 
 
 def _half_made(everything: Sequence[Line]) -> Line | None:
-    """Return where NCCL last began a communicator, if nothing says that one was made."""
+    """Return where NCCL last began a communicator, if no line says that one was completed."""
     begun = [line for line in everything if _BEGUN.search(line.text)]
     return begun[-1] if begun and not any(_MADE.search(line.text) for line in everything) else None
 
 
 def _all_announced(logs: Logs, last: Line) -> int:
-    """Return how many ranks announced themselves, where all did and the log ends with that; else 0."""
+    """Return how many ranks reported their start, if all did and the log ends with that; else 0."""
     members = [event for event in logs.of("AR501") if "rank" in event.values and "wanted" in event.values]
     wanted = max((event.number("wanted") or 0 for event in members), default=0)
     ends = any((event.line.source, event.line.number) == (last.source, last.number) for event in members)
@@ -190,12 +190,12 @@ def _all_announced(logs: Logs, last: Line) -> int:
 
 
 def _goes_on(line: Line) -> bool:
-    """Whether it speaks of progress; SLURM's steps are no steps of the training, nor is what an exception quotes."""
+    """Whether it shows progress; SLURM's steps are not training steps, and neither is a quotation in an exception."""
     return bool(_GOES_ON.search(line.text)) and not _SLURM.search(line.text) and not _EXCEPTION.search(line.text)
 
 
 def _alarms(everything: Sequence[Line], goes: Sequence[Line]) -> list[Line]:
-    """Return the lines with words of a failure after which no line of the same source tells of progress."""
+    """Return the lines with words of a failure, after which no line of the same source shows progress."""
     last = {line.source.shown: line.number for line in goes}
     return [
         line
@@ -207,7 +207,7 @@ def _alarms(everything: Sequence[Line], goes: Sequence[Line]) -> list[Line]:
 
 
 def _unknown(alarms: Sequence[Line], people: People) -> Conclusion:
-    """Something failed, and no sign knows what: NCCL complains about a pair of ranks, the others about themselves."""
+    """Something failed, and no sign explains it: NCCL complains about a pair of ranks, others about themselves."""
     nccl = [line for line in alarms if _NCCL.search(line.text)]
     return Conclusion(
         cause=find_cause("nccl-pair-failed" if nccl else "user-code-error"),
@@ -221,13 +221,13 @@ def _unknown(alarms: Sequence[Line], people: People) -> Conclusion:
 
 
 def goes_on_after(line: Line, logs: Logs) -> bool:
-    """Whether steps are told of after this line, in the same log."""
+    """Whether steps are reported after this line, in the same log."""
     lines = [each for tail in logs.tails if tail.source == line.source for each in tail.lines]
     return any(each.number > line.number and _STEPS.search(each.text) for each in lines)
 
 
 def _ended_from_outside(*evidence: Line, is_sure: bool = True) -> Conclusion:
-    """A step that was ended, and had said nothing of a failure: somebody lost patience with a job that hung."""
+    """A job that was ended from outside and had reported no failure: somebody ended it because it hung."""
     return Conclusion(
         cause=find_cause("silent-hang"),
         role=Role.CONTEXT,
@@ -240,7 +240,7 @@ def _ended_from_outside(*evidence: Line, is_sure: bool = True) -> Conclusion:
 
 
 def _silence_s(everything: Sequence[Line], goes: Sequence[Line]) -> float:
-    """Return how long the logs went on after the last sign of progress, in seconds."""
+    """Return how long the logs continued after the last sign of progress, in seconds."""
     if not goes:
         return 0.0
     return _span_s(everything[everything.index(goes[-1]) + 1 :])
@@ -249,6 +249,6 @@ def _silence_s(everything: Sequence[Line], goes: Sequence[Line]) -> float:
 def _span_s(lines: Sequence[Line]) -> float:
     """Return the time between the first and the last of these lines, in seconds."""
     dated = [line for line in lines if line.time is not None and line.has_date]
-    # A time without a year is in another year than one with.
+    # A time without a year cannot be compared with one that has a year.
     times = [line.time or 0.0 for line in dated if line.has_year == dated[0].has_year]
     return max(times) - min(times) if times else 0.0

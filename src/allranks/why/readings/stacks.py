@@ -1,4 +1,4 @@
-"""Stacks that somebody kept while the job hung (py-spy): who waits in a collective, and who is elsewhere? Pure."""
+"""Stacks saved while the job hung (py-spy): which ranks wait in a collective, and which are elsewhere? Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FRAMES_LOOKED_AT = 4
 
 @dataclass(slots=True)
 class Stack:
-    """One stack, and the main threads that had it."""
+    """One stack, and the main threads with it."""
 
     threads: list[Event]
     frames: list[Event] = field(default_factory=list)
@@ -38,7 +38,7 @@ class Stack:
 
 
 def read_stacks(logs: Logs) -> list[Stack]:
-    """Return the stacks of main threads; headings that follow each other share the stack below them."""
+    """Return the stacks of main threads; consecutive headings share the stack below them."""
     stacks: list[Stack] = []
     last_line: Event | None = None
     is_main = False
@@ -56,7 +56,7 @@ def read_stacks(logs: Logs) -> list[Stack]:
 
 
 def conclude_stacks(logs: Logs, people: People) -> Iterator[Conclusion]:
-    """Return who is elsewhere while the others wait in a collective."""
+    """Return the ranks that are elsewhere while the others wait in a collective."""
     stacks = read_stacks(logs)
     waiting = [stack for stack in stacks if stack.is_waiting]
     others = [stack for stack in stacks if not stack.is_waiting]

@@ -1,4 +1,4 @@
-"""Who keeps the others waiting in Horovod, as its stall inspector lists it: ranks that are ready, or missing. Pure.
+"""Which ranks do the others wait for in Horovod? Reads its stall inspector's lists of ready or missing ranks. Pure.
 
 Up to 0.17 an operation names its ranks, `grad_1 [ready ranks: 0, 2]` or `[missing ranks: 1]`, several in one line.
 """
@@ -20,7 +20,7 @@ _READY = re.compile(r"\[ready ranks: ?([0-9]+(?:, ?[0-9]+)*)\]")
 
 
 def conclude_stalls(logs: Logs, people: People) -> Iterator[Conclusion]:
-    """Return which ranks are ready for nothing, or for other operations than most."""
+    """Return the ranks that are ready for nothing, or for other operations than most."""
     lines = [event.line for event in logs.of("AR408") if "ready ranks:" in event.line.text]
     sets = {frozenset(parse_ranks(ready)) for line in lines for ready in _READY.findall(line.text)}
     if not sets:

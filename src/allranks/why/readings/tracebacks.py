@@ -1,8 +1,8 @@
-"""Python's tracebacks in the logs: which exception, raised where in the user's own files? Pure.
+"""Python's tracebacks in the logs: which exception was raised, and where in the user's files? Pure.
 
-Ranks write into each other's lines, so a traceback is collected from the frames of one speaker up to the next exception
-of the same one. An exception that a sign explains (out of memory, a lost connection) is that cause's; the others are
-the user's code.
+Lines of ranks are interleaved, so a traceback is collected from the frames of one writer up to its next exception. An
+exception that a sign explains (out of memory, a lost connection) belongs to that cause; all others are errors of the
+user's code.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ _CONSEQUENCES = frozenset((
     "RendezvousTimeoutError", "SignalException", "SignalInterrupt", "SystemExit", "TimeoutError",
     "TimeoutExpired", "WorkerCrashedError",
 ))  # fmt: skip
-"""Exceptions that others have because of the culprit, or that are no error."""
+"""Exceptions that are consequences, or no errors."""
 _WATCHERS = frozenset(("AR407", "AR008", "AR590", "AR506", "AR507", "AR508", "AR509", "AR012", "AR602"))
-"""Causes that others tell of a process: they stand below an exception, and do not say what it is."""
+"""Causes that other processes report: they may be below an exception, and do not explain it."""
 _GOES_ON = frozenset(("_run_finalizers",))
-"""Functions that print an exception and go on: multiprocessing's, of what is cleaned up at exit."""
+"""Functions that print an exception and continue: those of multiprocessing, for cleanup at exit."""
 _PARTS = frozenset(("traceback", "frame", "exception", "chained", "ignored"))
-"""Marks that a traceback is made of."""
+"""Marks that make up a traceback."""
 _REACH = 10
-"""Lines after an exception's first one that belong to its text."""
+"""Number of lines after an exception's first line that belong to its message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,13 +50,13 @@ class Traceback:
     """One exception that was not caught."""
 
     kind: str
-    """Its class without the module."""
+    """Name of its class without the module."""
     text: str
     frames: tuple[Event, ...]
     line: Line
-    """Of the exception itself."""
+    """Line of the exception itself."""
     is_explained: bool
-    """A sign of the catalogue says what it is."""
+    """Whether a sign of a known cause explains it."""
 
     @property
     def is_launchers(self) -> bool:
@@ -71,7 +71,7 @@ class Traceback:
 
 
 def read_tracebacks(logs: Logs) -> list[Traceback]:
-    """Return all exceptions, in their order, but those of which Python says that it goes on."""
+    """Return all exceptions, in their order, except those after which Python says that it continues."""
     found: list[Traceback] = []
     frames: dict[object, list[Event]] = {}
     chains: dict[object, bool] = {}
@@ -113,12 +113,12 @@ def read_tracebacks(logs: Logs) -> list[Traceback]:
 
 
 def conclude_tracebacks(logs: Logs, people: People) -> Iterator[Conclusion]:
-    """Return what the exceptions of the user's code come to: the first one, and who else had the same."""
+    """Return the conclusion from exceptions of the user's code: the first one, and the other ranks with the same."""
     own = [each for each in read_tracebacks(logs) if not each.is_explained and each.kind not in _CONSEQUENCES]
     if not own:
         return
-    # Exceptions with a frame in the user's files first: a logger may print a library's.
-    # A launcher's own exception is no error of the user's, and one of which the words are cut says nothing.
+    # Exceptions with a frame in the user's files come first: a logger may print a library's.
+    # A launcher's own exception is no error of the user, and one without its message says nothing.
     own = [each for each in own if not each.is_launchers and (each.kind or each.user_frame)]
     if not own:
         return
@@ -147,7 +147,7 @@ def conclude_tracebacks(logs: Logs, people: People) -> Iterator[Conclusion]:
 
 
 def _explained_lines(logs: Logs, sources: Collection[str]) -> dict[str, list[tuple[int, bool, Line]]]:
-    """Return the lines that say what an exception is, by source; True: also of one whose first line is above it."""
+    """Return the lines that explain an exception, by source; True: also one whose first line is above it."""
     lines: dict[str, list[tuple[int, bool, Line]]] = {}
     for event in logs.events:
         source = event.line.source.shown
@@ -155,7 +155,7 @@ def _explained_lines(logs: Logs, sources: Collection[str]) -> dict[str, list[tup
             continue
         if event.sign.role in {Role.CONTEXT, Role.GENERIC}:
             continue
-        # What has a logger's header of its own is no part of an exception's text.
+        # A line with a logger's own header is not part of an exception's message.
         goes_on = event.sign.role < Role.GENERIC and event.line.time is None
         lines.setdefault(source, []).append((event.line.number, goes_on, event.line))
     return lines
@@ -172,6 +172,6 @@ def _is_explained(line: Line, explained: dict[str, list[tuple[int, bool, Line]]]
 
 
 def _is_anothers(other: Line, line: Line) -> bool:
-    """Whether two lines name different speakers; who names none may be either."""
+    """Whether two lines name different writers; a line that names none may be of either."""
     own = ((line.node, other.node), (line.rank, other.rank), (line.local_rank, other.local_rank))
     return any(mine is not None and its is not None and mine != its for mine, its in own)

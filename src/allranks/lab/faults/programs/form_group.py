@@ -1,4 +1,4 @@
-"""The job of a drill: form the group, sum once over all ranks, end. The same under allranks and under torchrun."""
+"""The job of a drill: form the group, run one all-reduce, end. The same under allranks and under torchrun."""
 
 from __future__ import annotations
 

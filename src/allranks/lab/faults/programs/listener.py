@@ -1,4 +1,4 @@
-"""A foreign process that has a port: listens on it in the background, and prints its pid once it does."""
+"""A foreign process that occupies a port: listens in the background, and prints its pid once it does."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 
 
 def main(port: int) -> None:
-    """Accept and close connections until somebody ends this process."""
+    """Accept and close connections until this process is killed."""
     try:
         server = socket.create_server(("", port))
     except OSError as exc:

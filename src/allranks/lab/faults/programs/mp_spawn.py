@@ -1,4 +1,4 @@
-"""A program written for one machine: it starts all its ranks itself, and so once on every node of a SLURM step."""
+"""A program written for one machine: it starts all its ranks itself, so once on every node of a SLURM step."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch.multiprocessing as mp
 
 
 def main(rank: int, world_size: int) -> None:
-    """Be one rank of the world that this machine was thought to be."""
+    """Run one rank of the world that the program expects on one machine."""
     dist.init_process_group("gloo", rank=rank, world_size=world_size)
     dist.all_reduce(torch.ones(1))
     dist.destroy_process_group()

@@ -1,1 +1,1 @@
-"""The job of a healthy start: what is looked at is over before it begins."""
+"""The job of a healthy start: the test is over before the program begins."""

@@ -1,14 +1,14 @@
-"""What is a rank of a drilled training told to do wrong, and when? Its orders, and the diary of its steps.
+"""What is a rank of a drilled training ordered to do wrong, and when? Its orders, and the log of its steps.
 
     orders = Orders(Path("drill"), rank=3)
-    orders.obey(step)                   # before each step: does what it is told, or nothing
-    metrics = orders.reduce(loss)       # the collective in which ranks may go different ways
+    orders.obey(step)                   # before each step: does what it is ordered to, or nothing
+    metrics = orders.reduce(loss)       # the collective in which ranks may do different things
     orders.write(step)                  # after each optimizer step
     if orders.is_last(step): ...        # the same answer on all ranks
 
-`order.json` says which rank at which step does what. Whoever is told writes `struck_RANK.json` before it does it, so
-that the moment is known; what has been done once is not done again by a later start of the same rank, unless the order
-says `again`. torch and the standard library only.
+`order.json` says which rank does what at which step. A rank writes `struck_RANK.json` before it executes an order, so
+that the time is known. An executed order is not repeated by a later start of the same rank, unless the order says
+`again`. Uses torch and the standard library only.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ import torch
 import torch.distributed as dist
 
 METRICS = 1000
-"""Numbers in the reduced tensor: enough that a wrong shape or dtype does not fit."""
+"""Number of elements in the reduced tensor: enough that a wrong shape or dtype does not fit."""
 BALLAST_BYTES = 32 << 20
 BLOCKED_S = 3600.0
 PAUSE_S = 0.02
-"""What each step takes besides its mathematics: six ranks share two cores, and the drill is no benchmark."""
+"""Added to each step: six ranks share two cores, and the drill is not a benchmark."""
 
 
 class Orders:
-    """Orders and diary of one rank."""
+    """Orders and step log of one rank."""
 
     def __init__(self, directory: Path, *, rank: int, seed: int | None = None) -> None:
         self._directory = directory
@@ -48,7 +48,7 @@ class Orders:
         self._mixed = None if seed is None else Mixture(seed, directory, rank)
 
     def obey(self, step: int) -> None:
-        """Do what is ordered for this step; most orders are never come back from."""
+        """Execute the order for this step; most orders never return."""
         time.sleep(PAUSE_S)
         if self._mixed is not None:
             self._mixed.live(step)
@@ -74,7 +74,7 @@ class Orders:
         return mean
 
     def write(self, step: int) -> None:
-        """Note that the step is done."""
+        """Log that the step is done."""
         line = {
             "step": step,
             "time_s": time.time(),
@@ -88,7 +88,7 @@ class Orders:
         os.write(self._diary, json.dumps(line).encode() + b"\n")
 
     def is_last(self, step: int) -> bool:
-        """Whether the program is told to end after this step."""
+        """Whether the program is ordered to end after this step."""
         try:
             return step >= int(json.loads((self._directory / "stop.json").read_text())["step"])
         except FileNotFoundError:
@@ -125,7 +125,7 @@ class Orders:
             case "raise":
                 raise ValueError("loss is not what it was")
             case "segfault":
-                resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # 300 MB, wherever the job was started
+                resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # 300 MB, in the job's working directory
                 ctypes.string_at(0)
             case "allocate":
                 ballast = []
@@ -140,17 +140,17 @@ class Orders:
 
 
 def evaluate(seconds: float) -> None:
-    """Be at something else for long, as rank 0 is when it evaluates alone."""
+    """Do something else for a long time, like rank 0 when it evaluates alone."""
     end_s = time.monotonic() + seconds
     while time.monotonic() < end_s:
         time.sleep(0.2)
 
 
 class Mixture:
-    """What a healthy training does now and then: slow steps, pauses of one rank, long evaluations.
+    """Irregularities of a healthy training: slow steps, pauses of one rank, long evaluations.
 
-    Drawn by the seed and the step, so that all ranks know it without speaking. Who is at something for long writes it
-    into `busy_RANK.jsonl`, against which the names that are said are held.
+    They depend on the seed and the step only, so all ranks agree without communication. A rank that is busy for long
+    writes this into `busy_RANK.jsonl`, with which reports of slow ranks are compared.
     """
 
     def __init__(self, seed: int, directory: Path, rank: int) -> None:

@@ -1,4 +1,4 @@
-"""The job of a drill, as a script that uses allranks: a small training which resumes where it stopped."""
+"""The job of a drill, as a script that uses allranks: a small training that resumes where it stopped."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from torch.utils.data import DataLoader, TensorDataset
 import allranks
 
 WIDTH = 384
-"""Two layers of 0.6 MB each: an all-reduce is felt by the links, and small beside a step."""
+"""Two layers of 0.6 MB each: an all-reduce loads the links, and is short compared with a step."""
 SAMPLES = 4096
 GLOBAL_BATCH = 96
 
 
 def main() -> None:
-    """Train until told otherwise."""
+    """Train until an order ends the program."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--dir", type=Path, required=True)
-    parser.add_argument("--mix", type=int, metavar="SEED", help="mix slow steps and evaluations in")
+    parser.add_argument("--mix", type=int, metavar="SEED", help="mix in slow steps and evaluations")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""The job of a drill, unmodified: plain DDP as people write it, of which no line knows allranks."""
+"""The job of a drill, unmodified: plain DDP as users write it, without a line for allranks."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from orders import Orders
 from torch.nn.parallel import DistributedDataParallel
 
 WIDTH = 384
-"""Two layers of 0.6 MB each: an all-reduce is felt by the links, and small beside a step."""
+"""Two layers of 0.6 MB each: an all-reduce loads the links, and is short compared with a step."""
 
 
 def main() -> None:
-    """Train until told otherwise."""
+    """Train until an order ends the program."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--dir", type=Path, required=True)
-    parser.add_argument("--mix", type=int, metavar="SEED", help="mix slow steps and evaluations in")
+    parser.add_argument("--mix", type=int, metavar="SEED", help="mix in slow steps and evaluations")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     dist.init_process_group("gloo")

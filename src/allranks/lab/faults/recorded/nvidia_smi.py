@@ -1,4 +1,4 @@
-# The lab's nvidia-smi: answers queries from gpus.csv and processes.csv beside it. No GPU is looked at.
+# The lab's nvidia-smi: answers queries from gpus.csv and processes.csv beside it, without looking at a GPU.
 """Answers `nvidia-smi --query-gpu|--query-remapped-rows|--query-compute-apps=FIELDS --format=csv,noheader,nounits`."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ TABLES = {
 
 
 def main(arguments: list[str]) -> int:
-    """Print one line a row; an unknown field is refused with the driver's own words."""
+    """Print one line per row; an unknown field is refused with the driver's own message."""
     given = dict(argument.partition("=")[::2] for argument in arguments)
     here = Path(__file__).resolve().parent
     lines = [line for line in (here / "gpus.csv").read_text().splitlines() if not line.startswith("#")]

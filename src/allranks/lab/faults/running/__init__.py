@@ -1,1 +1,1 @@
-"""Faults that strike a running job: the contract is in `strike.py`, all of them are listed in `catalogue.py`."""
+"""Faults that strike a running job: `strike.py` has the contract, `catalogue.py` lists all of them."""

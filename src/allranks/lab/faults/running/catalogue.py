@@ -1,4 +1,4 @@
-"""All faults that strike a running job, by name, in the order in which a drill goes through them."""
+"""All faults that strike a running job, by name, in the order of a drill."""
 
 from __future__ import annotations
 

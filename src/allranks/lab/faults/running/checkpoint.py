@@ -1,4 +1,4 @@
-"""Strikes at checkpoints: while one is written, after one was written, and at the disk below."""
+"""Strikes at checkpoints: during a save, after a save, and at the disk below."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from allranks.state.saved.manifest import MANIFEST, parse_final, parse_temp
 from allranks.state.saved.parts import list_checkpoints
 
 SAVED_S = 60.0
-"""How long the next checkpoint may take to come."""
+"""How long to wait for the next checkpoint."""
 WINDOW_S = 0.15
-"""A save takes about as long: the kill comes at any instant of it."""
+"""About as long as a save, so that the kill comes at any time during it."""
 DISK_BYTES = 96 << 20
 
 
 class CheckpointStrike(Strike):
-    """Something happens to a checkpoint, and a worker is killed, so that one must be loaded."""
+    """A checkpoint is damaged and a worker is killed, so that a checkpoint must be loaded."""
 
     place = Place.ANY
     verdict_s, next_step_s = DEAD_S, NEXT_STEP_S
 
     @classmethod
     def strike(cls, scene: Scene, target: Target) -> float:
-        """Wait for a new checkpoint that is not the first, spoil it, kill a worker."""
+        """Wait for a new checkpoint that is not the first, damage it, kill a worker."""
         known = list_checkpoints(target.checkpoints)[:1]
         target.wait(
             lambda: len(there := list_checkpoints(target.checkpoints)) >= 2 and there[:1] != known,
@@ -51,11 +51,11 @@ class CheckpointStrike(Strike):
 
     @classmethod
     def spoil(cls, newest: Path) -> None:
-        """Do it to the newest complete checkpoint."""
+        """Damage the newest complete checkpoint."""
 
     @classmethod
     def check(cls, scene: Scene, target: Target) -> list[str]:
-        """The spoiled one was not loaded, the one before was."""
+        """Check that the damaged checkpoint was not loaded, and the one before it was."""
         began = min((each.step for each in target.steps() if each.start > (0, 0)), default=0)
         spoiled, before = scene.memory["spoiled"], scene.memory["before"]
         if began != before + 1:
@@ -108,7 +108,7 @@ class KilledWhileSaving(Strike, name="killed-while-saving", cause="AR407"):
 
     @classmethod
     def strike(cls, scene: Scene, target: Target) -> float:
-        """Wait until something new appears among the checkpoints, and a little longer."""
+        """Wait for a new entry among the checkpoints, and a little longer."""
         target.wait(lambda: bool(list_checkpoints(target.checkpoints)), SAVED_S, "the first checkpoint")
         pid = target.worker_pid(scene, scene.node.name)
         target.wait(lambda: _is_saving(target.checkpoints), SAVED_S, "a save to begin")
@@ -119,7 +119,7 @@ class KilledWhileSaving(Strike, name="killed-while-saving", cause="AR407"):
 
 
 class DiskStrike(Strike):
-    """The checkpoints lie on a small disk of their own, which all nodes share; training goes on without saving."""
+    """The checkpoints are on a small disk that all nodes share; training continues without saving."""
 
     severity = Expected.SURVIVED
     place = Place.ANY
@@ -128,7 +128,7 @@ class DiskStrike(Strike):
 
     @classmethod
     def inject(cls, scene: Scene) -> None:
-        """Make an ext4 in a file, and mount it on all nodes: one device, and so one file system."""
+        """Create an ext4 in a file, and mount it on all nodes: one device, so one file system."""
         directory, image = scene.run_dir / "checkpoints", scene.lab_dir / "checkpoints.ext4"
         directory.mkdir(exist_ok=True)
         with image.open("wb") as file:
@@ -156,12 +156,12 @@ class DiskStrike(Strike):
 
     @classmethod
     def find_checkpoints(cls, scene: Scene, directory: Path) -> Path:
-        """The directory with the disk in it: outside of the nodes, nothing is mounted there."""
+        """Directory of the disk image: outside of the nodes, nothing is mounted there."""
         return Path(f"/proc/{scene.inits[scene.first.name]}/root") / directory.relative_to("/")
 
     @classmethod
     def strike(cls, scene: Scene, target: Target) -> float:
-        """Take the disk away."""
+        """Break the disk."""
         scene.remember("whole", [path.name for path in list_checkpoints(target.checkpoints)])
         struck_s = time.time()
         cls.spoil(scene, target.checkpoints)
@@ -173,7 +173,7 @@ class DiskStrike(Strike):
 
     @classmethod
     def check(cls, scene: Scene, target: Target) -> list[str]:
-        """One of those that were whole is still there."""
+        """Check that one of the whole checkpoints still exists."""
         there = {path.name for path in list_checkpoints(target.checkpoints)}
         whole = scene.memory["whole"]
         return [] if there & set(whole) else [f"{', '.join(whole)}: whole before, gone now"]

@@ -1,4 +1,4 @@
-"""Strikes at the order of collectives: one rank is in another one, in none, or late."""
+"""Strikes at the order of collectives: one rank calls a different one, none, or is late."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LATE_S = 0.15
 
 
 class Mismatch(OrderStrike):
-    """The same place in the order of the group, and not the same collective. Starting again does not cure a script."""
+    """Ranks call different collectives at the same position. A restart does not cure a script."""
 
     severity = Expected.FAIL
     verdict_s = MISMATCH_S
@@ -54,7 +54,7 @@ class RankEvaluates(OrderStrike, name="rank-evaluates"):
 
     @classmethod
     def check(cls, scene: Scene, target: Target) -> list[str]:
-        """It was named, with its place."""
+        """Check that it was named, with its place."""
         rank = target.rank_on(scene.node.name)
         line = rf"slow: rank {rank} has been in user code for \d+ s: orders\.py:\d+ in evaluate; \d+ ranks wait"
         said = (target.directory / "output.txt").read_text(errors="replace")

@@ -1,4 +1,4 @@
-"""Strikes at the network of a running job: what was established stays, and nothing comes through."""
+"""Strikes at the network of a running job: connections stay established, and no data passes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ NEXT_STEP_S = 20.0
 
 
 class NetworkStrike(Strike):
-    """One node's data interface is it; the node itself lives."""
+    """A strike whose culprit is one node's data interface; the node itself stays up."""
 
     verdict_s, next_step_s = LINK_S, NEXT_STEP_S
     has_ranks = False
@@ -101,7 +101,7 @@ class LostOneWay(NetworkStrike, name="lost-one-way", cause=("AR210", "AR211", "A
 
 
 class NodeSilent(Strike, name="node-silent-running", cause=("AR012", "AR001")):
-    """Both networks of the node are cut at once: it still runs, but nobody can tell."""
+    """Both networks of the node are cut at once: it still runs, but no other node can tell."""
 
     verdict_s, next_step_s = GONE_S, NEXT_STEP_S
     has_ranks = False
@@ -116,19 +116,19 @@ class NodeSilent(Strike, name="node-silent-running", cause=("AR012", "AR001")):
 
     @classmethod
     def check(cls, scene: Scene, target: Target) -> list[str]:
-        """Set both up again: its agent ends as soon as it can be heard, and no later than all that a job leaves."""
+        """Set both up again: its agent ends once it is reachable, at the latest with the job's other leftovers."""
         cls.heal(scene)
         return []
 
     @classmethod
     def heal(cls, scene: Scene) -> None:
-        """Set both up again; `allranks lab up`, as after every drill, has SLURM believe in the node again."""
+        """Set both up again; `allranks lab up`, as after every drill, puts the node back into service in SLURM."""
         for port in ports_of(scene.node):
             scene.on_switch("ip", "link", "set", port, "up")
 
 
 def ports_of(host: Host) -> tuple[str, str]:
-    """Return both switch ports of a node, of the data network and of the management network."""
+    """Return both switch ports of a node: data network and management network."""
     return port_of(host), f"management{host.index}"
 
 

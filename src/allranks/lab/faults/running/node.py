@@ -1,4 +1,4 @@
-"""Strikes at whole nodes: the agent, all that runs there, the machine itself, several at once, and their return."""
+"""Strikes at whole nodes: the agent, all its processes, the machine itself, several at once, and their return."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from allranks.lab.faults.running.target import Target
 DAEMONS = ("munged", "slurmctld", "slurmscriptd", "slurmd", "slurmstepd")
 BACK_S = 20.0
 PATIENCE_S = 45
-"""SLURM's with such a node: it counts from the last word, which may be as old as a third of it (36 s were seen)."""
+"""SlurmdTimeout for such a node: it counts from the last answer, which may be a third of it old (36 s were seen)."""
 CAPACITY_S = 20
 
 
 class NodeStrike(Strike):
-    """The node is it, and can be left out."""
+    """A strike whose culprit is a node that can be excluded."""
 
     verdict_s: ClassVar[float | None] = GONE_S
     next_step_s: ClassVar[float | None] = NEXT_STEP_S
@@ -46,12 +46,12 @@ class AgentKilled(NodeStrike, name="agent-killed", cause=("AR012", "AR407")):
 class NodeEmptied(NodeStrike, name="node-emptied", cause=("AR012", "AR407")):
     """SIGKILL to all processes of the job on one node, agent and workers; the node and SLURM's daemons stay up.
 
-    Without slurmstepd, srun would wait for that node's task for ever, whoever runs there (SLURM 22.05).
+    Without slurmstepd, srun would wait forever for that node's task (SLURM 22.05).
     """
 
     @classmethod
     def strike(cls, scene: Scene, target: Target) -> float:
-        """Kill all but process 1 and the daemons."""
+        """Kill all processes except process 1 and the daemons."""
         init = scene.inits[scene.node.name]
         running = machines.processes_in(init)
         pids = [pid for name, pids in running.items() if name not in DAEMONS for pid in pids if pid != init]
@@ -63,13 +63,13 @@ class NodeEmptied(NodeStrike, name="node-emptied", cause=("AR012", "AR407")):
 
 
 class NodeKilled(NodeStrike, name="node-killed", cause="AR012"):
-    """The machine loses power: its links go down, then all its processes end, SLURM's too."""
+    """The machine loses power: its links go down, then all its processes end, also SLURM's."""
 
     has_baseline = True
 
     @classmethod
     def strike(cls, scene: Scene, target: Target) -> float:
-        """Kill process 1 of the node, and so everything."""
+        """Kill process 1 of the node, and with it everything."""
         return _kill(scene, scene.node.name)
 
 
@@ -80,7 +80,7 @@ class TwoNodesKilled(NodeStrike, name="two-nodes-killed", cause="AR012"):
 
     @classmethod
     def culprit(cls, scene: Scene) -> Culprit:
-        """Both."""
+        """Both nodes."""
         return Culprit(nodes=_two(scene))
 
     @classmethod
@@ -92,11 +92,10 @@ class TwoNodesKilled(NodeStrike, name="two-nodes-killed", cause="AR012"):
 class NodeBack(NodeStrike, name="node-back", cause="AR012"):
     """Both networks of the node are cut and come back after 20 s: the node must rejoin.
 
-    Its agent has lost the leader, and must not take it for dead: it would put the job back into the queue.
-    Shorter than SLURM's patience: 300 s by default, and PATIENCE_S in the lab while this is in it. A node that SLURM
-    has missed is out of the job until its next run; a machine that started anew before SLURM missed it ends the whole
-    step, --no-kill or not (srun: `Aborting, io error and missing step on node 2`, SLURM 22.05, also with the output in
-    files).
+    Its agent loses the leader, but must not treat it as dead: it would requeue the job. The cut is shorter than
+    SlurmdTimeout: 300 s by default, PATIENCE_S in the lab during this strike. A node that SLURM has given up is out of
+    the job until its next attempt. A machine that reboots before SLURM gives it up ends the whole step, also
+    with --no-kill (srun: `Aborting, io error and missing step on node 2`, SLURM 22.05, also with the output in files).
     """
 
     launch, is_needed_again = Launch.BATCH, True
@@ -104,7 +103,7 @@ class NodeBack(NodeStrike, name="node-back", cause="AR012"):
 
     @classmethod
     def inject(cls, scene: Scene) -> None:
-        """Let SLURM wait for the node."""
+        """Make SLURM wait for the node."""
         slurm.set_patience(PATIENCE_S, scene.lab_dir, controller=scene.inits.get(scene.first.name))
 
     @classmethod
@@ -122,7 +121,7 @@ class NodeBack(NodeStrike, name="node-back", cause="AR012"):
 
     @classmethod
     def heal(cls, scene: Scene) -> None:
-        """Set them up, whatever happened; SLURM is as impatient as before."""
+        """Set them up in any case, and restore SLURM's timeout."""
         _cable(scene, scene.node.name, state="up")
         slurm.set_patience(slurm.PATIENCE_S, scene.lab_dir, controller=scene.inits.get(scene.first.name))
 
@@ -151,7 +150,7 @@ class BelowMinimum(NodeStrike, name="below-minimum", cause=("AR608", "AR012")):
 class LeaderNodeKilled(NodeStrike, name="leader-node-killed"):
     """The machine of the batch script and the leader is lost: the job is requeued, and resumes.
 
-    Who could print a verdict is gone, and so is what srun wrote to. The culprit stands in the job's memory.
+    The process that would print a verdict is gone, and so is srun's output. The culprit is in the job's record.
     """
 
     also: ClassVar = ("AR012",)
@@ -167,7 +166,7 @@ class LeaderNodeKilled(NodeStrike, name="leader-node-killed"):
 
     @classmethod
     def check(cls, scene: Scene, target: Target) -> list[str]:
-        """Whoever was left remembered the node for the next run."""
+        """Check that the remaining agents recorded the node for the next attempt."""
         paths = target.directory.glob("runs/[0-9]*/culprits.json")
         named = [(each["node"], each["cause"][:5]) for path in paths for each in json.loads(path.read_text())]
         truth = cls.culprit(scene).nodes[0]
@@ -175,7 +174,7 @@ class LeaderNodeKilled(NodeStrike, name="leader-node-killed"):
 
     @classmethod
     def culprit(cls, scene: Scene) -> Culprit:
-        """The second node of the lab: the first is left out of the job, since SLURM's controller is there."""
+        """The second node of the lab: the job does not use the first, which has SLURM's controller."""
         return Culprit(nodes=(list(scene.hosts)[1],))
 
 
@@ -186,7 +185,7 @@ def _cable(scene: Scene, *names: str, state: str) -> None:
 
 
 def _kill(scene: Scene, *names: str) -> float:
-    """Cut the cables first: a machine without power says no goodbye, and the kernel of a killed process does."""
+    """Cut the cables first: a machine without power closes no connections, but the kernel of a killed process does."""
     struck_s = time.time()
     _cable(scene, *names, state="down")
     machines.kill_hosts(scene.lab_dir, names)
@@ -194,7 +193,7 @@ def _kill(scene: Scene, *names: str) -> float:
 
 
 def _two(scene: Scene) -> tuple[str, ...]:
-    """The node and another one, neither the first."""
+    """The node and another one; neither is the first."""
     others = [name for name in list(scene.hosts)[1:] if name != scene.node.name]
     other = scene.make_chance().choice(others)
     return tuple(name for name in scene.hosts if name in (scene.node.name, other))

@@ -51,7 +51,7 @@ class WorkerStopped(SignalStrike, name="worker-stopped", cause="AR010"):
 
 
 class OrderStrike(Strike):
-    """Something that one rank of the program does to itself, at a step that is written down."""
+    """A strike that one rank of the program executes itself, at a step that is logged."""
 
     place = Place.ANY
     order: ClassVar[str]
@@ -68,7 +68,7 @@ class OrderStrike(Strike):
 
 
 class WorkerExits(OrderStrike, name="worker-exits", cause=("AR590", "AR407")):
-    """One rank calls os._exit(13) in the middle of a step: no traceback, no goodbye."""
+    """One rank calls os._exit(13) in the middle of a step: no traceback, no message."""
 
     severity = Expected.FAIL
     order, verdict_s, exit_codes = "exit", DEAD_S, (1,)
@@ -97,8 +97,8 @@ class WorkerLoops(OrderStrike, name="worker-loops", cause=("AR408", "AR491")):
 class WorkerOutOfMemory(Strike, name="worker-oom-killed", cause="AR008"):
     """The memory of the job on one node is limited, and its worker allocates until the kernel kills it.
 
-    A memory cgroup as SLURM's task/cgroup makes it, version 1 or 2 as this machine has it: the agent and its workers
-    are in it from their start on.
+    A memory cgroup like that of SLURM's task/cgroup, version 1 or 2 as on this machine: the agent and its workers are
+    in it from their start.
     """
 
     place = Place.ANY
@@ -113,14 +113,14 @@ class WorkerOutOfMemory(Strike, name="worker-oom-killed", cause="AR008"):
 
     @classmethod
     def start(cls, scene: Scene) -> Start:
-        """Let the node's agent enter it."""
+        """Move the node's agent into it."""
         procs = shlex.quote(str(Path(scene.memory["cgroup"]) / "cgroup.procs"))
         enter = f'[ "$SLURMD_NODENAME" != {shlex.quote(scene.node.name)} ] || echo $$ >{procs}; exec "$@"'
         return Start(wrapper=("sh", "-c", enter, "sh"))
 
     @classmethod
     def strike(cls, scene: Scene, target: Target) -> float:
-        """Limit it to little more than it has, and order the worker to take more."""
+        """Limit it to little more than its current use, and order the worker to allocate more."""
         own = Path(scene.memory["cgroup"])
         limit, usage = own / "memory.limit_in_bytes", own / "memory.usage_in_bytes"
         if not limit.exists():
@@ -130,7 +130,7 @@ class WorkerOutOfMemory(Strike, name="worker-oom-killed", cause="AR008"):
 
     @classmethod
     def heal(cls, scene: Scene) -> None:
-        """Remove the cgroup, which is empty with the job's end."""
+        """Remove the cgroup, which is empty after the job's end."""
         if "cgroup" in scene.memory:
             deadline_s = time.monotonic() + 5.0
             with contextlib.suppress(FileNotFoundError):
@@ -144,10 +144,10 @@ class WorkerOutOfMemory(Strike, name="worker-oom-killed", cause="AR008"):
 
 
 def _cgroup_root() -> Path:
-    """Where a cgroup with a memory limit can be made.
+    """Return the directory in which a cgroup with a memory limit can be created.
 
     Raises:
-        SetupError: nowhere.
+        SetupError: there is none.
     """
     if (CGROUP_1 / "memory.limit_in_bytes").exists():
         return CGROUP_1
@@ -157,4 +157,4 @@ def _cgroup_root() -> Path:
             controllers.write_text("+memory")
         if "memory" in controllers.read_text().split():
             return CGROUP_2
-    raise SetupError("lab: worker-oom-killed: no memory controller, neither in cgroup v1 nor v2, that can be limited")
+    raise SetupError("lab: worker-oom-killed: neither cgroup v1 nor v2 lets this machine set a memory limit")

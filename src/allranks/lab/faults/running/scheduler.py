@@ -1,4 +1,4 @@
-"""What SLURM itself does to running jobs: none of it is a fault, all of it must be survived or end well."""
+"""Actions of SLURM on running jobs: none is a fault; the job must continue, or end cleanly."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from allranks.lab.slurm import URGENT_PARTITION
 
 
 class SlurmStrike(Strike):
-    """A command of SLURM's."""
+    """A strike that is a command of SLURM."""
 
     launch = Launch.BATCH
     watch_s = 90.0
@@ -23,12 +23,12 @@ class SlurmStrike(Strike):
 
     @classmethod
     def culprit(cls, scene: Scene) -> Culprit:
-        """Nobody: somebody wanted it so."""
+        """No culprit: a user wanted it."""
         return Culprit()
 
     @classmethod
     def strike(cls, scene: Scene, target: Target) -> float:
-        """Give the command, on the first node."""
+        """Run the command, on the first node."""
         scene.remember("step", max(each.step for each in target.newest().values()))
         struck_s = time.time()
         scene.run(scene.first.name, *(word.replace("JOB", target.job_id) for word in cls.command))
@@ -36,7 +36,7 @@ class SlurmStrike(Strike):
 
     @classmethod
     def check(cls, scene: Scene, target: Target) -> list[str]:
-        """There was time for a checkpoint, and a later run began with it."""
+        """Check that there was time for a checkpoint, and that a later attempt resumed from it."""
         done, began = scene.memory["step"], [each.step - 1 for each in target.steps() if each.start > (0, 0)]
         saved = min(began) if began else target.whole_checkpoint()
         return (
@@ -55,20 +55,20 @@ class TimeLimit(SlurmStrike, name="time-limit"):
 
 
 class Requeued(SlurmStrike, name="requeued"):
-    """`scontrol requeue`: somebody requeues the job."""
+    """`scontrol requeue`: a user requeues the job."""
 
     command = ("scontrol", "requeue", "JOB")
 
 
 class Cancelled(SlurmStrike, name="cancelled"):
-    """`scancel`: somebody ends the job, which must not come back."""
+    """`scancel`: a user ends the job, which must not come back."""
 
     severity = Expected.FAIL
     command = ("scancel", "JOB")
 
 
 class Warned(SlurmStrike, name="warned"):
-    """`scancel --signal=USR1`: the warning before a time limit. A checkpoint, requeue, resume."""
+    """`scancel --signal=USR1`: the warning before a time limit. Checkpoint, requeue, resume."""
 
     command = ("scancel", "--signal=USR1", "JOB")
 

@@ -1,4 +1,4 @@
-"""What is a fault that strikes a running job? One class: what it does in which moment, and what must become of the job.
+"""What is a strike, a fault in a running job? One class: what it does, when, and the expected outcome of the job.
 
     class WorkerKilled(Strike, name="worker-killed", cause="AR407"):
         \"\"\"SIGKILL to one worker.\"\"\"
@@ -7,8 +7,8 @@
         def strike(cls, scene: Scene, target: Target) -> float:
             os.kill(target.worker_pid(scene, scene.node.name), signal.SIGKILL)
 
-It is a `Fault` besides: `inject` makes before the job starts what the strike needs, `heal` takes it and what the strike
-did out of the lab again. The rules of `faults/fault.py` hold.
+It is also a `Fault`: before the job starts, `inject` prepares what the strike needs; `heal` removes it, and undoes the
+strike. The rules of `faults/fault.py` apply.
 """
 
 from __future__ import annotations
@@ -27,47 +27,47 @@ class Launch(StrEnum):
 
     STEP = "srun"
     BATCH = "sbatch"
-    """With `allranks submit`: for what SLURM itself does to jobs."""
+    """With `allranks submit`: for SLURM's own actions on jobs."""
 
 
 class Strike(Fault):
-    """One thing that happens to a running job."""
+    """One kind of strike."""
 
     severity: ClassVar[Expected] = Expected.RESUMED
-    """FAIL: the job ends. RESUMED: it goes on and ends with 0. SURVIVED: nobody is accused."""
+    """FAIL: the job ends. RESUMED: it continues and ends with 0. SURVIVED: nothing is reported."""
     place: ClassVar[Place] = Place.NOT_FIRST
-    """The first node has SLURM's controller, and the agent that leads the job: it cannot be left out."""
+    """The first node has SLURM's controller and the job's leader: it cannot be excluded."""
     verdict_s: ClassVar[float | None] = None
-    """Between the strike and the printed verdict, at most."""
+    """Upper bound of the time from the strike to the printed verdict."""
     next_step_s: ClassVar[float | None] = None
-    """Between the strike and the next optimizer step, at most."""
+    """Upper bound of the time from the strike to the next optimizer step."""
     exit_codes: ClassVar[tuple[int, ...]] = ()
-    """Of a job that ends; none: any but 0."""
+    """Expected exit codes of a job that ends; empty: any except 0."""
     nodes: ClassVar[str] = "4:6"
     """MIN:MAX."""
     run_flags: ClassVar[tuple[str, ...]] = ()
-    """Of `allranks run`, besides those of all drills."""
+    """Options of `allranks run`, in addition to those of all drills."""
     submit_flags: ClassVar[tuple[str, ...]] = ()
-    """Of `allranks submit`."""
+    """Options of `allranks submit`."""
     guard: ClassVar[Mapping[str, float]] = {}
-    """Figures of [guard] other than those of all drills."""
+    """Values of [guard] that differ from those of all drills."""
     launch: ClassVar[Launch] = Launch.STEP
     watch_s: ClassVar[float] = 60.0
-    """How long to wait for what the job must become."""
+    """How long to wait for the expected outcome."""
     leaves_first_out: ClassVar[bool] = False
-    """Whether the job runs on other nodes than the first, which has SLURM's controller."""
+    """Whether the job runs on nodes other than the first, which has SLURM's controller."""
     most_nodes: ClassVar[int | None] = None
-    """On how many, where not on all."""
+    """Number of nodes, if not all."""
     is_needed_again: ClassVar[bool] = False
-    """Whether all nodes are in the job again afterwards."""
+    """Whether all nodes must be in the job again afterwards."""
     has_ranks: ClassVar[bool] = True
-    """Whether a verdict must name the culprit's ranks, too."""
+    """Whether a verdict must also name the culprit's ranks."""
     has_baseline: ClassVar[bool] = False
-    """Whether plain torchrun meets it, for its class."""
+    """Whether plain torchrun runs with it, as the example of its class."""
 
     @classmethod
     def strike(cls, scene: Scene, target: Target) -> float:
-        """Do it, now that all ranks train.
+        """Strike; all ranks train at this time.
 
         Returns:
             When it happened, seconds since the epoch.
@@ -78,19 +78,19 @@ class Strike(Fault):
 
     @classmethod
     def find_checkpoints(cls, scene: Scene, directory: Path) -> Path:
-        """Return where this machine sees what the job saves in a directory."""
+        """Return the path on this machine of a directory in which the job saves."""
         return directory
 
     @classmethod
     def follow_up(cls, scene: Scene, target: Target) -> None:
-        """What happens some time after the strike; returns when it has."""
+        """Do what follows some time after the strike; returns when it is done."""
 
     @classmethod
     def culprit(cls, scene: Scene) -> Culprit:
-        """Return whom a verdict must name."""
+        """Return the culprit that a verdict must name."""
         return Culprit(nodes=(scene.node.name,))
 
     @classmethod
     def check(cls, scene: Scene, target: Target) -> list[str]:
-        """Return what is wrong with what the job left, besides what is measured of all."""
+        """Return errors in what the job left behind, in addition to the measurements of all drills."""
         return []

@@ -1,8 +1,8 @@
-"""What does a fault see of the job that it strikes? Its steps, processes and checkpoints, and where to leave orders.
+"""What does a fault know about the job that it strikes? Its steps, processes, checkpoints, and the file for orders.
 
-The training program (`programs/train.py`) writes a line for every step, and reads its orders before each (`Orders` in
-`programs/orders.py`): so whoever is struck in the middle of the program is struck at a known step, and has written
-down when, before it happens. All nodes of the lab have one clock.
+The training program (`programs/train.py`) logs every step, and reads its orders before each (`Orders` in
+`programs/orders.py`): so a strike inside the program happens at a known step, and its time is logged before it happens.
+All nodes of the lab share one clock.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from allranks.state.saved.manifest import Damaged
 from allranks.state.saved.parts import PartReader, list_checkpoints, read_manifest
 
 STRUCK_S = 20.0
-"""How long an order may take to be obeyed: a few steps."""
+"""How long an order may take: a few steps."""
 AHEAD_STEPS = 4
-"""Orders are for a step that no rank has begun."""
+"""Orders are for a step that no rank has begun yet."""
 POLL_S = 0.01
 
 
@@ -35,38 +35,38 @@ class StepDone(msgspec.Struct, frozen=True):
     step: int
     time_s: float
     attempt: int
-    """How often SLURM started the job before."""
+    """How often SLURM had started the job before."""
     generation: int
-    """How often the workers were started before, in this attempt."""
+    """How often the workers had been started before, in this attempt."""
     rank: int
     world: int
     node: str
     pid: int
-    """In its node."""
+    """Pid in its node."""
 
     @property
     def start(self) -> tuple[int, int]:
-        """Which start of the workers it belongs to."""
+        """The start of the workers that it belongs to."""
         return self.attempt, self.generation
 
 
 class Target:
-    """A running job under drill.
+    """A running job during a drill.
 
     Args:
-        directory: of the drill: steps and orders lie there, the run directory is `runs` in it.
+        directory: directory of the drill, with steps and orders; run directories are in its `runs`.
     """
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self.job_id = ""
-        """SLURM's; empty: not known."""
+        """Id in SLURM; empty: unknown."""
         self.checkpoints = directory / "checkpoints"
         self._read: dict[Path, int] = {}
         self._steps: list[StepDone] = []
 
     def steps(self) -> list[StepDone]:
-        """Return all steps that were made, in the order in which they were read."""
+        """Return all logged steps, in the order of reading."""
         for path in sorted(self.directory.glob("steps_*.jsonl")):
             with path.open("rb") as file:
                 file.seek(self._read.get(path, 0))
@@ -83,12 +83,12 @@ class Target:
         return {each.rank: each for each in steps if each.start == start}
 
     def is_stepping(self, num_ranks: int, *, after: tuple[int, int] | None = None, num_steps: int = 3) -> bool:
-        """Whether all ranks of the newest start have made some steps.
+        """Whether all ranks of the newest start have done some steps.
 
         Args:
-            num_ranks: how many there must be.
+            num_ranks: expected number of ranks.
             after: the start must be newer than this one.
-            num_steps: that each must have made.
+            num_steps: steps that each must have done.
         """
         newest = self.newest()
         if len(newest) != num_ranks or (after is not None and next(iter(newest.values())).start <= after):
@@ -112,7 +112,7 @@ class Target:
         return ranks[0]
 
     def worker_pid(self, scene: Scene, node: str) -> int:
-        """Return the pid of a node's first worker, as this machine has it.
+        """Return the pid of a node's first worker, as seen from this machine.
 
         Raises:
             SetupError: it is gone.
@@ -134,7 +134,7 @@ class Target:
         return int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1])
 
     def whole_checkpoint(self) -> int | None:
-        """Return the step of the newest checkpoint that is as it was written; None: there is none."""
+        """Return the step of the newest intact checkpoint; None if there is none."""
         for directory in list_checkpoints(self.checkpoints):
             with contextlib.suppress(Damaged):
                 manifest = read_manifest(directory)
@@ -145,16 +145,16 @@ class Target:
         return None
 
     def order(self, rank: int, do: str, **details: Any) -> float:
-        """Tell one rank of the program what to do at a step soon; wait until it has begun to.
+        """Order one rank of the program to do something at a step soon; wait until it has begun.
 
         Args:
-            rank: whom.
-            do: one of the orders of `programs/orders.py`.
-            details: what else the order says.
+            rank: the rank.
+            do: an order of `programs/orders.py`.
+            details: other fields of the order.
         Returns:
             When it began, seconds since the epoch.
         Raises:
-            SetupError: it does not.
+            SetupError: it did not begin.
         """
         at = max(step.step for step in self.newest().values()) + AHEAD_STEPS
         struck = self.directory / f"struck_{rank}.json"
@@ -163,7 +163,7 @@ class Target:
         return float(json.loads(struck.read_text())["time_s"])
 
     def stop(self) -> None:
-        """Tell the program to end, all ranks after the same step, and to be no longer disturbed."""
+        """Order the program to end, all ranks after the same step, and to ignore further orders."""
         (self.directory / "order.json").unlink(missing_ok=True)
         at = max((step.step for step in self.newest().values()), default=0) + AHEAD_STEPS
         self._write("stop.json", {"step": at})
@@ -187,7 +187,7 @@ class Target:
 
 
 def _pid_here(init_pid: int, there: int, whom: str) -> int:
-    """Return this machine's pid of a process that has another one in its node."""
+    """Return this machine's pid of a process, from its pid in its node."""
     for pids in machines.processes_in(init_pid).values():
         for pid in pids:
             with contextlib.suppress(OSError):
