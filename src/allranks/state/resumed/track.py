@@ -112,11 +112,8 @@ class Tracked:
         Raises:
             UsageError: it holds other parts than are tracked, or is another experiment's.
         """
-        shaped = self._parts.shape_sharded_optimizers()
-        loaded = self.checkpoints.load(self._common())
+        loaded = self.checkpoints.load({"parts": self._parts.like()})
         if loaded is None:
-            for optimizer in shaped.values():
-                optimizer.state.clear()
             return
         kept, why, lines = loaded.common["parts"], "", list[str]()
         if self._rank == 0:
@@ -129,8 +126,6 @@ class Tracked:
             )
         if why := self.checkpoints.ranks.tell_all("whose checkpoint it is", why):
             raise UsageError(why)
-        for name in shaped.keys() - kept.keys():
-            shaped[name].state.clear()
         self._parts.load(kept)
         self.step, self._epochs = self._saved = loaded.common["step"], loaded.common["epochs"]
         self._loaded = loaded.per_rank, loaded.common["feed"]
