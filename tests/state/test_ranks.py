@@ -281,6 +281,33 @@ def save_on_a_mesh_of_two(checkpoints: Checkpointer, rank: int, world_size: int)
         assert alone["w"].to_local().equal(whole[:, :2])
 
 
+def cut_of(world_size: int, value: float) -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    return distribute_tensor(torch.full((5, 3), value), init_device_mesh("cpu", (world_size,)), [Shard(0)])
+
+
+def save_shards_twice(checkpoints: Checkpointer, rank: int, world_size: int) -> None:
+    for step in (1, 2):
+        checkpoints.save(step, {"w": cut_of(world_size, float(step))}, wait=True)
+
+
+def load_past_a_shard_that_is_altered(checkpoints: Checkpointer, rank: int, world_size: int) -> None:
+    """Rank 0 has read its shard of step 2 into the live tensor before rank 1 finds its own altered."""
+    live = cut_of(world_size, 0.0)
+    loaded = taken(checkpoints.load({"w": live}))
+    assert (loaded.step, loaded.common["w"] is live) == (1, True)
+    assert live.full_tensor().eq(1).all()
+
+
+def test_live_shards_of_a_checkpoint_that_is_passed_over_are_overwritten_whole(tmp_path: Path) -> None:
+    run("save_shards_twice", 2, tmp_path)
+    altered = tmp_path / "step_2" / part_name(1)
+    altered.write_bytes(altered.read_bytes()[:-1] + b"?")
+    run("load_past_a_shard_that_is_altered", 2, tmp_path)
+
+
 def test_shards_come_back_at_another_world_size(tmp_path: Path) -> None:
     run("save_sharded", 2, tmp_path)
     (tmp_path / "copy").mkdir()

@@ -101,7 +101,7 @@ class Parts:
         return _rename(state, dict(zip(keys, names, strict=True))) if names else state
 
     def _names(self, optimizer: torch.optim.Optimizer) -> list[str]:
-        """Names of its parameters in the module that has all of them; if several have, behind the part's own name."""
+        """Names of its parameters in the first module that has them all, else behind the part's name, else none."""
         named = {part: _named(module) for part, module in self._modules.items()}
         each = [{own: key for key, own in pairs} for pairs in named.values()]
         both = {own: f"{part}.{key}" for part, pairs in named.items() for key, own in pairs}
@@ -110,7 +110,7 @@ class Parts:
 
 
 def _keys(part: Any, state: Any) -> list[Any]:
-    """By what an optimizer's state knows its parameters, in order; nothing if the state is not in torch's form."""
+    """The keys of an optimizer's parameters in its state, in their order; none if the state is not in torch's form."""
     if not isinstance(part, torch.optim.Optimizer) or not {"state", "param_groups"} <= state.keys():
         return []
     keys = [key for group in state["param_groups"] for key in group.get("params", ())]
@@ -122,7 +122,7 @@ def _owned(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
 
 
 def _rename(state: Mapping[str, Any], names: Mapping[Any, Any]) -> dict[str, Any]:
-    """An optimizer's state with other keys; torch's own `param_names`, which wrappers change, stay out of it."""
+    """An optimizer's state with other keys, without torch's `param_names`: they have the names of wrappers in them."""
     groups = [
         {key: value for key, value in group.items() if key != "param_names"}
         | {"params": [names[key] for key in group["params"]]}

@@ -222,7 +222,7 @@ class StateFile:
         """
         self.reader, self._sharded = reader, sharded
         self.is_read = True
-        """False: `unpack` makes tensors as large as these, and reads no bytes of them."""
+        """False: `unpack` makes tensors of the right size, and reads no bytes into them."""
         self.loaded: dict[str, torch.Tensor] = {}
         """What `unpack` has made so far, by name."""
         try:

@@ -78,7 +78,7 @@ def load_sharded(
     Args:
         tensors: by path, as `describe_tensors` gave them.
         parts: opened one by one, until no slice is missing; those that probably have what is needed come first.
-        like: live tensors by path, overwritten also if this fails; one stands for all paths below its own.
+        like: live tensors by path, overwritten even if this fails. Tensors below the path of one are placed as it is.
     Raises:
         Damaged: a shard is missing, or not what was written. DCP would leave the tensor as it happens to be.
     """
