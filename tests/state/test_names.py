@@ -97,12 +97,13 @@ def test_wrappers_inside_and_around_the_model_are_in_no_name(tmp_path: Path, *, 
 def test_parameters_in_another_order_get_their_own_state(tmp_path: Path):
     model, again = layers(1), layers(2)
     optimizer = stepped(torch.optim.AdamW(model.parameters()))
-    shuffled: Any = torch.optim.AdamW(
-        [*again.parameters()][::-1]
-    )  # many have the same shape: by number nobody would notice
+    shuffled: Any = torch.optim.AdamW([*again.parameters()][::-1])  # of equal shapes: by number nobody would notice
+    given: list[Any] = []
+    shuffled.register_load_state_dict_pre_hook(lambda _, state: given.append(state))
     Parts({"model": again, "optimizer": shuffled}).load(
         saved(tmp_path, Parts({"model": model, "optimizer": optimizer}))
     )
+    assert sorted(given[0]["state"]) == given[0]["param_groups"][0]["params"] == list(range(6))  # its own form
     for theirs, mine in zip(model.parameters(), again.parameters(), strict=True):
         assert shuffled.state[mine]["exp_avg_sq"].equal(optimizer.state[theirs]["exp_avg_sq"])
     stepped(optimizer), stepped(shuffled)
