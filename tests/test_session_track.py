@@ -378,3 +378,41 @@ def test_a_validation_counts_each_sample_once_and_no_rank_waits_for_another(tmp_
     result = run_ranks(tmp_path, "3,2", VALIDATE)
     assert result.stdout.count("codes [0, 0, 0]") == result.stdout.count("codes [0, 0]") == 1, result.stderr
     assert result.stdout.count(str([{"count": 7.0, "sum": 21.0}] * 3)) == 5
+
+
+READERS = """
+    import os
+    import torch
+    import allranks
+
+    life = int(os.environ["EXACT_LIFE"])
+    if life == 2:                               # each rank is told that it is alone on its node
+        os.environ |= {"LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
+    read_bytes, pread = [], os.pread
+    def counted(*told):
+        read_bytes.append(len(data := pread(*told)))
+        return data
+    os.pread = counted
+    torch.manual_seed(life)
+    with allranks.session(timeout_s=20) as s:
+        model = torch.nn.Linear(1000, 3000)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        state = s.track(model=model, optimizer=optimizer)
+        megabytes = sum(read_bytes) // 1_000_000
+        if life == 0:
+            model(torch.ones(1000)).sum().backward()
+            optimizer.step()
+            assert state.save()
+        total = float(model.weight.double().sum() + optimizer.state[model.weight]["momentum_buffer"].double().sum())
+        print(f"life {life} rank {s.rank} read {megabytes} MB, {total}\\n", end="")
+"""
+
+
+def test_on_several_nodes_one_rank_reads_the_common_state_for_all(tmp_path: Path):
+    result = run_ranks(tmp_path, "2,2,2", READERS, within_s=150)
+    assert result.stdout.count("codes [0, 0]") == 3, result.stderr
+    found = re.findall(r"^life (\d) rank (\d) read (\d+) MB, (.+)$", result.stdout, re.M)
+    assert len({total for *_, total in found}) == 1
+    megabytes = {(life, rank): int(read) for life, rank, read, _ in found}
+    assert min(megabytes["1", "0"], megabytes["1", "1"], megabytes["2", "0"]) >= 24
+    assert megabytes["2", "1"] < 6

@@ -126,10 +126,10 @@ def test_a_checkpoint_of_an_older_format_is_refused_by_name(directory: Path) -> 
         for rank in (0, 1):
             (directory / f"step_{step}" / FILES[1 + rank]).rename(directory / f"step_{step}" / f"rank_0000{rank}.state")
         path = directory / f"step_{step}" / MANIFEST
-        line = path.read_bytes().partition(b"\n")[0].replace(b'"format": 3', b'"format": 2')
+        line = path.read_bytes().partition(b"\n")[0].replace(b'"format": 4', b'"format": 3')
         line = line.replace(b".safetensors", b".state") + b"\n"
         path.write_bytes(line + b"%08x\n" % zlib.crc32(line))
-    with pytest.raises(CheckpointError, match=r"MANIFEST.json: format 2, this allranks reads format 3; move them away"):
+    with pytest.raises(CheckpointError, match=r"MANIFEST.json: format 3, this allranks reads format 4; move them away"):
         load(directory)
 
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import sys
+import time
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 import torch.distributed as dist
@@ -16,9 +19,11 @@ import torch.distributed.checkpoint as dcp
 import torch.multiprocessing as mp
 from safetensors.torch import load_file
 from torch.distributed.checkpoint import HuggingFaceStorageReader
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
 import allranks
+from allranks.state.resumed.agree import Agreement
+from allranks.state.resumed.parts import Parts
+from allranks.state.saved import parts as part_files
 from allranks.state.saved.checkpoint import Checkpointer, Loaded
 from allranks.state.saved.manifest import part_name
 from allranks.state.saved.reader import CheckpointReader
@@ -94,10 +99,88 @@ def test_all_ranks_pass_over_what_one_of_them_cannot_read(tmp_path: Path) -> Non
     run("load_at_another_size", 2, tmp_path)
 
 
+# One rank reads for all
+
+
+def save_large(checkpoints: Checkpointer, rank: int, world_size: int) -> None:
+    table = torch.arange(6_000_000.0)
+    for step in (10, 20):
+        common = {"table": table + step, "tied": table + step, "step": torch.tensor(step), "none": torch.zeros(0, 3)}
+        common |= {"alike": common["table"], "half": torch.full((3,), 0.5, dtype=torch.bfloat16)}
+        checkpoints.save(step, common | {"array": numpy.arange(5)}, {"own": torch.full((3,), rank)}, wait=True)
+
+
+class CountingOs:
+    """`os` for the module that reads parts."""
+
+    def __init__(self) -> None:
+        self.read_bytes = 0
+
+    def pread(self, *told: int) -> bytes:
+        data = os.pread(*told)
+        self.read_bytes += len(data)
+        return data
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+
+def agreement_of(rank: int) -> Agreement:
+    return Agreement(is_leader=rank == 0, device=torch.device("cpu"))
+
+
+def load_what_rank_0_reads(checkpoints: Checkpointer, rank: int, world_size: int) -> None:
+    """The others have the same state, and have read no more than the block with its header and their own part."""
+    counting: Any = CountingOs()
+    part_files.os = counting  # type: ignore[attr-defined]
+    loaded = taken(checkpoints.load(share=agreement_of(rank).give))
+    assert (counting.read_bytes > 40_000_000) == (rank == 0)
+    assert counting.read_bytes < 10_000_000 or rank == 0
+    common, table = loaded.common, torch.arange(6_000_000.0) + 20
+    assert common["table"].equal(table)
+    assert common["tied"].equal(table)
+    assert common["alike"].data_ptr() == common["table"].data_ptr()
+    assert (common["step"].item(), common["none"].shape, common["array"].tolist()) == (20, (0, 3), [0, 1, 2, 3, 4])
+    assert common["half"].tolist() == [0.5] * 3
+    assert loaded.per_rank["own"].tolist() == [rank] * 3
+
+
+def load_what_rank_0_cannot_read(checkpoints: Checkpointer, rank: int, world_size: int) -> None:
+    loaded = taken(checkpoints.load(share=agreement_of(rank).give))
+    assert (loaded.step, loaded.common["table"][0]) == (10, 10)
+    [skipped] = loaded.skipped
+    assert skipped.why.startswith("rank 0 reads rank_00000.safetensors: block ")
+
+
+def load_while_a_rank_dies(checkpoints: Checkpointer, rank: int, world_size: int) -> None:
+    """Rank 2 is gone when the state is sent: rank 0 says so at once; rank 1 may have got all of it already."""
+
+    def give(tensors: Any) -> None:
+        if rank == 2:
+            os._exit(0)
+        agreement_of(rank).give(tensors)
+
+    began_s = time.monotonic()
+    with pytest.raises(RuntimeError) if rank == 0 else contextlib.suppress(RuntimeError):
+        checkpoints.load(share=give)
+    assert time.monotonic() - began_s < 60  # the group has a timeout of 30 s
+
+
+def test_one_rank_reads_for_all_and_its_errors_reach_all(tmp_path: Path) -> None:
+    run("save_large", 3, tmp_path)
+    run("load_what_rank_0_reads", 3, tmp_path)
+    run("load_while_a_rank_dies", 3, tmp_path)
+    altered = tmp_path / "step_20" / part_name(0)
+    with altered.open("r+b") as file:
+        file.seek(-1, os.SEEK_END)
+        file.write(b"?")
+    run("load_what_rank_0_cannot_read", 3, tmp_path)
+
+
 # FSDP
 
 
-def sharded(world_size: int) -> tuple[torch.nn.Module, torch.optim.Optimizer, dict[str, torch.Tensor]]:
+def sharded(world_size: int) -> tuple[torch.nn.Sequential, torch.optim.Optimizer, dict[str, torch.Tensor]]:
     """A model in uneven shards, and its whole weights."""
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
@@ -124,30 +207,50 @@ def weights_of(model: torch.nn.Module) -> list[list[float]]:
 def save_sharded(checkpoints: Checkpointer, rank: int, world_size: int) -> None:
     model, optimizer, _ = sharded(world_size)
     train(model, optimizer)
-    state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-    checkpoints.save(2, state, wait=True)
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+
+    mesh, rows = model[0].weight.device_mesh, optimizer.state[model[0].weight]
+    rows["rows"] = distribute_tensor(torch.arange(4.0), mesh, [Shard(0)])  # as some optimizers sum up
+    rows["all"] = distribute_tensor(torch.arange(3.0), mesh, [Replicate()])
+    checkpoints.save(2, {"parts": Parts({"model": model, "optimizer": optimizer}).state()}, wait=True)
     train(model, optimizer)
     checkpoints.save(4, {"weights": weights_of(model)}, wait=True)
 
 
 def load_sharded(checkpoints: Checkpointer, rank: int, world_size: int) -> None:
+    from torch.distributed.tensor import Replicate, Shard
+
     model, optimizer, _ = sharded(world_size)
-    get_optimizer_state_dict(model, optimizer)  # gives the optimizer the state that a step makes
-    like = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
-    first = taken(checkpoints.load(like))
+    optimizer.register_step_pre_hook(lambda *_: pytest.fail("it makes a step while it is loaded"))
+    parts = Parts({"model": model, "optimizer": optimizer})
+    first = taken(checkpoints.load({"parts": parts.like()}))
     assert first.step == 4
     expected: Any = first.common["weights"]
     with Checkpointer(first.directory.parent / "copy", rank=rank, world_size=world_size, store=store_of()) as older:
-        loaded = taken(older.load(like))
-        whole = taken(older.load())
-        read_by_dcp = {"model": {name: torch.zeros_like(value) for name, value in model.state_dict().items()}}
-        dcp.load(read_by_dcp, storage_reader=HuggingFaceStorageReader(str(loaded.directory)))
+        loaded = taken(older.load({"parts": parts.like()}))
+        whole = taken(older.load()).common["parts"]
+        kept = loaded.common["parts"]
+        read_by_dcp: Any = {
+            "model": {name: torch.zeros_like(value) for name, value in model.state_dict().items()},
+            "optimizer": {"state": {"0.weight": {"exp_avg": torch.zeros_like(model[0].weight)}}},
+        }
+        dcp.load({"parts": read_by_dcp}, storage_reader=HuggingFaceStorageReader(str(loaded.directory)))
     for name, weights in model.state_dict().items():
-        assert read_by_dcp["model"][name].to_local().equal(loaded.common["model"][name].to_local())
-        assert loaded.common["model"][name].placements == weights.placements
-        assert loaded.common["model"][name].full_tensor().equal(whole.common["model"][name])
-    model.load_state_dict(loaded.common["model"])
-    optimizer.load_state_dict(loaded.common["optimizer"])
+        assert kept["model"][name].to_local().data_ptr() == weights.to_local().data_ptr()  # there is no second copy
+        assert weights.to_local().equal(read_by_dcp["model"][name].to_local())
+        assert weights.full_tensor().equal(whole["model"][name])
+    parts.load(kept)
+    state = optimizer.state[model[0].weight]
+    assert (
+        state["exp_avg"].to_local().data_ptr()
+        == kept["optimizer"]["state"]["0.weight"]["exp_avg"].to_local().data_ptr()
+    )
+    assert state["exp_avg"].to_local().equal(read_by_dcp["optimizer"]["state"]["0.weight"]["exp_avg"].to_local())
+    assert [(state[name].placements, state[name].full_tensor().tolist()) for name in ("rows", "all")] == [
+        ((Shard(0),), [0.0, 1.0, 2.0, 3.0]),
+        ((Replicate(),), [0.0, 1.0, 2.0]),
+    ]
+    optimizer._optimizer_step_pre_hooks.clear()
     train(model, optimizer)
     for got, wanted in zip(weights_of(model), expected, strict=True):
         assert torch.allclose(torch.tensor(got), torch.tensor(wanted), rtol=1e-5, atol=1e-6)
@@ -176,6 +279,33 @@ def save_on_a_mesh_of_two(checkpoints: Checkpointer, rank: int, world_size: int)
             checkpoint.load_sharded("common", loaded.common, rank=rank, world_size=world_size)
             alone = checkpoint.part(0).unpack(checkpoint.part(0).tree["common"])
         assert alone["w"].to_local().equal(whole[:, :2])
+
+
+def cut_of(world_size: int, value: float) -> Any:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    return distribute_tensor(torch.full((5, 3), value), init_device_mesh("cpu", (world_size,)), [Shard(0)])
+
+
+def save_shards_twice(checkpoints: Checkpointer, rank: int, world_size: int) -> None:
+    for step in (1, 2):
+        checkpoints.save(step, {"w": cut_of(world_size, float(step))}, wait=True)
+
+
+def load_past_a_shard_that_is_altered(checkpoints: Checkpointer, rank: int, world_size: int) -> None:
+    """Rank 0 has read its shard of step 2 into the live tensor before rank 1 finds its own altered."""
+    live = cut_of(world_size, 0.0)
+    loaded = taken(checkpoints.load({"w": live}))
+    assert (loaded.step, loaded.common["w"] is live) == (1, True)
+    assert live.full_tensor().eq(1).all()
+
+
+def test_live_shards_of_a_checkpoint_that_is_passed_over_are_overwritten_whole(tmp_path: Path) -> None:
+    run("save_shards_twice", 2, tmp_path)
+    altered = tmp_path / "step_2" / part_name(1)
+    altered.write_bytes(altered.read_bytes()[:-1] + b"?")
+    run("load_past_a_shard_that_is_altered", 2, tmp_path)
 
 
 def test_shards_come_back_at_another_world_size(tmp_path: Path) -> None:

@@ -14,12 +14,16 @@ construction, whichever of them saw the order, and also where only one did.
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
 
 TALK_EVERY_S = 0.25
+CHUNK_BYTES = 64 << 20
+"""Of one broadcast: what a GPU has room for."""
+SMALL_BYTES = 64 << 10
 MOST_STEPS = 16
 """Between two talks: how much slower than the last ones steps may become before an order waits long."""
 
@@ -68,6 +72,26 @@ class Agreement:
         """Return whether all ranks can do what comes next, given whether this one can; all ranks call it together."""
         is_alone = not dist.is_initialized() or dist.get_world_size() == 1
         return can if is_alone else self._largest(not can) == [0]
+
+    def give(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Fill the tensors of all ranks with the bytes of rank 0's, which are as many; all ranks call it together."""
+        small = list[torch.Tensor]()
+        for data in (tensor.view(-1).view(torch.uint8) for tensor in tensors):
+            if data.numel() < SMALL_BYTES:
+                small.append(data)
+            else:
+                for piece in data.split(CHUNK_BYTES):
+                    self._give(piece)
+        if small:  # in one go, since each broadcast takes its time
+            together = torch.cat(small)
+            self._give(together)
+            torch._foreach_copy_(small, together.split([data.numel() for data in small]))
+
+    def _give(self, data: torch.Tensor) -> None:
+        chunk = data.to(self._device)
+        dist.broadcast(chunk, 0)
+        if chunk is not data and not self._is_leader:
+            data.copy_(chunk)
 
     def _largest(self, *numbers: int) -> list[int]:
         said = torch.tensor(numbers, dtype=torch.int64, device=self._device)

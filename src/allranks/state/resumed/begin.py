@@ -62,6 +62,7 @@ def begin(
         every=every,
         cell=cell,
         device=torch.device("cpu") if "gloo" in dist.get_backend_config() else device,
+        is_read_once=num_nodes > 1,  # ranks of one node share the page cache: docs/evidence/benchmarks.md
         pace=pace_from_env(os.environ, num_nodes=num_nodes, say=say) if rank == 0 and not every else None,
         **told,
     )

@@ -1,7 +1,8 @@
 """How do the tracked parts of a training go into a checkpoint, and back?
 
-Names of parameters are those of the module itself: without DDP around it, and without the `_orig_mod.` of
-torch.compile, so a checkpoint fits the script with and without them.
+Names of parameters are those of the module itself, without what DDP, torch.compile and activation checkpointing put
+into them, so a checkpoint fits the script with and without these. An optimizer's state is kept by the same names, in
+the form of torch's `get_optimizer_state_dict`; as its own `state_dict` has it if a parameter is in no tracked module.
 """
 
 from __future__ import annotations
@@ -10,14 +11,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from allranks.model.errors import UsageError
 from allranks.state.saved.pack import Packer, StateError
 
-_COMPILED = "_orig_mod."
+_WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
 
 
 class Parts:
@@ -43,15 +43,38 @@ class Parts:
 
     def state(self) -> dict[str, Any]:
         """Return the state of each."""
-        return {name: _state_of(part) for name, part in self.live.items()}
+        return {name: self._state_of(part) for name, part in self.live.items()}
+
+    def like(self) -> dict[str, Any]:
+        """Return `state`, with parameters in the place of state that their optimizer does not have yet."""
+        states = self.state()
+        for name, part in self.live.items():
+            if keys := _keys(part, states[name]):
+                kept = dict(zip(keys, _owned(part), strict=True)) | states[name]["state"]
+                states[name] = states[name] | {"state": kept}
+        return states
 
     def load(self, kept: Mapping[str, Any]) -> None:
-        """Put back what `state` returned; a part that is not in it stays as it is."""
+        """Put back what `state` returned; a part that is not in it stays as it is.
+
+        Raises:
+            UsageError: an optimizer has other parameters in one of its groups.
+        """
         for name in kept.keys() & self.live.keys():
             part, state = self.live[name], kept[name]
             if name in self._modules:
-                names = {own.replace(_COMPILED, ""): own for own in part.state_dict() if _COMPILED in own}
-                state = {names.get(key, key): value for key, value in state.items()} if names else state
+                own = {_plain(part, key): key for key in part.state_dict()}
+                state = {own.get(key, key): value for key, value in state.items()}
+            elif keys := _keys(part, part.state_dict()):
+                here = self._state_of(part)["param_groups"]
+                for at, (old, new) in enumerate(zip(state["param_groups"], here, strict=False)):
+                    if odd := sorted(map(str, {*old["params"]} ^ {*new["params"]})):
+                        raise UsageError(
+                            f"parameter group {at} of {name} is another one in the checkpoint: only one of the two has "
+                            f"{', '.join(odd[:3])}{' ...' * (len(odd) > 3)}"
+                        )
+                    old["params"] = new["params"]  # torch goes by their order
+                state = _rename(state, dict(zip(self._names(part) or keys, keys, strict=True)))
             part.load_state_dict(state)
 
     def gradients(self) -> dict[str, dict[str, torch.Tensor]]:
@@ -69,14 +92,44 @@ class Parts:
                     own.grad = torch.zeros_like(own, requires_grad=False)
                     _local(own.grad).copy_(kept[name][key])
 
-    def shape_sharded_optimizers(self) -> dict[str, torch.optim.Optimizer]:
-        """Give optimizers of sharded parameters (FSDP2) the state that a step makes, for the shards to go into."""
-        shaped = {}
-        for name, part in self.live.items():
-            if isinstance(part, torch.optim.Optimizer) and not part.state and _has_shards(part):
-                get_optimizer_state_dict(torch.nn.ModuleList(self._modules.values()), part)
-                shaped[name] = part
-        return shaped
+    def _state_of(self, part: Any) -> Any:
+        state = part.state_dict()
+        if isinstance(part, torch.nn.Module):
+            return {_plain(part, key): value for key, value in state.items()}
+        keys = _keys(part, state)
+        names = self._names(part) if keys else []
+        return _rename(state, dict(zip(keys, names, strict=True))) if names else state
+
+    def _names(self, optimizer: torch.optim.Optimizer) -> list[str]:
+        """Names of its parameters in the first module that has them all, else behind the part's name, else none."""
+        named = {part: _named(module) for part, module in self._modules.items()}
+        each = [{own: key for key, own in pairs} for pairs in named.values()]
+        both = {own: f"{part}.{key}" for part, pairs in named.items() for key, own in pairs}
+        owned = _owned(optimizer)
+        return next(([names[own] for own in owned] for names in (*each, both) if names.keys() >= {*owned}), [])
+
+
+def _keys(part: Any, state: Any) -> list[Any]:
+    """The keys of an optimizer's parameters in its state, in their order; none if the state is not in torch's form."""
+    if not isinstance(part, torch.optim.Optimizer) or not {"state", "param_groups"} <= state.keys():
+        return []
+    keys = [key for group in state["param_groups"] for key in group.get("params", ())]
+    return keys if len({*keys}) == len(keys) == len(_owned(part)) else []
+
+
+def _owned(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def _rename(state: Mapping[str, Any], names: Mapping[Any, Any]) -> dict[str, Any]:
+    """An optimizer's state with other keys, without torch's `param_names`: they have the names of wrappers in them."""
+    groups = [
+        {key: value for key, value in group.items() if key != "param_names"}
+        | {"params": [names[key] for key in group["params"]]}
+        for group in state["param_groups"]
+    ]
+    kept = {names.get(key, key): value for key, value in state["state"].items()}
+    return {**state, "state": kept, "param_groups": groups}
 
 
 def _inner(part: Any) -> Any:
@@ -86,20 +139,19 @@ def _inner(part: Any) -> Any:
     return part
 
 
-def _state_of(part: Any) -> Any:
-    state = part.state_dict()
-    if isinstance(part, torch.nn.Module) and any(_COMPILED in key for key in state):
-        state = {key.replace(_COMPILED, ""): value for key, value in state.items()}
-    return state
+def _plain(module: torch.nn.Module, key: str) -> str:
+    """The key of a module's state without the names of wrappers inside of it."""
+    words, at = [], module
+    for word in key.split("."):
+        if word not in _WRAPPERS and not (word == "module" and isinstance(at, DistributedDataParallel)):
+            words.append(word)
+        at = getattr(at, "_modules", {}).get(word)
+    return ".".join(words)
 
 
 def _named(module: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
-    return [(key.replace(_COMPILED, ""), own) for key, own in module.named_parameters()]
+    return [(_plain(module, key), own) for key, own in module.named_parameters()]
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
-
-
-def _has_shards(optimizer: torch.optim.Optimizer) -> bool:
-    return any(isinstance(parameter, DTensor) for group in optimizer.param_groups for parameter in group["params"])

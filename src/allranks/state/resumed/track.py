@@ -57,6 +57,7 @@ class Tracked:
         device: where the default process group takes tensors from.
         on_loss: called before this process ends because another rank was lost.
         pace: when a checkpoint is due; None: this rank does not say.
+        is_read_once: rank 0 reads what is common and sends it to the others; else each rank reads it.
     Raises:
         UsageError: a part has no state, or one that no checkpoint can hold.
     """
@@ -76,6 +77,7 @@ class Tracked:
         device: torch.device | None = None,
         on_loss: Callable[[], None] | None = None,
         pace: Pace | None = None,
+        is_read_once: bool = False,
     ) -> None:
         self.step = 0
         """How many steps are done, over all restarts. A step is done when its `with` block ends."""
@@ -92,6 +94,7 @@ class Tracked:
         self._agreement = Agreement(is_leader=rank == 0, device=device or torch.device("cpu"))
         self._on_loss = on_loss
         self._pace = pace
+        self._is_read_once = is_read_once
         self._averaging = Averaging(parts, world_size=world_size)
         self._epochs = 0
         """How many epochs are over, and `after_epoch` was called for them."""
@@ -112,11 +115,9 @@ class Tracked:
         Raises:
             UsageError: it holds other parts than are tracked, or is another experiment's.
         """
-        shaped = self._parts.shape_sharded_optimizers()
-        loaded = self.checkpoints.load(self._common())
+        share = self._agreement.give if self._is_read_once else None
+        loaded = self.checkpoints.load({"parts": self._parts.like()}, share=share)
         if loaded is None:
-            for optimizer in shaped.values():
-                optimizer.state.clear()
             return
         kept, why, lines = loaded.common["parts"], "", list[str]()
         if self._rank == 0:
@@ -129,8 +130,6 @@ class Tracked:
             )
         if why := self.checkpoints.ranks.tell_all("whose checkpoint it is", why):
             raise UsageError(why)
-        for name in shaped.keys() - kept.keys():
-            shaped[name].state.clear()
         self._parts.load(kept)
         self.step, self._epochs = self._saved = loaded.common["step"], loaded.common["epochs"]
         self._loaded = loaded.per_rank, loaded.common["feed"]

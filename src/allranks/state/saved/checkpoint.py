@@ -23,7 +23,7 @@ import itertools
 import json
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -150,14 +150,18 @@ class Checkpointer:
 
     # Loading
 
-    def load(self, like: object = None) -> Loaded | None:
+    def load(
+        self, like: object = None, *, share: Callable[[Sequence[torch.Tensor]], None] | None = None
+    ) -> Loaded | None:
         """Return the newest checkpoint that is whole, or None where there is none.
 
         All ranks call it together and get the same one. What is torn or altered is passed over and said aloud.
 
         Args:
-            like: the live state, as `save` would get it. A sharded tensor (DTensor) comes back placed as the one of its
-                path in it; where there is none, it comes back whole.
+            like: the live state, as `save` would get it. A sharded tensor (DTensor) is read into the one of its path,
+                without a copy; one that lies below a DTensor's path is placed as that; any other comes back whole.
+            share: a collective that fills tensors with the bytes of rank 0's; only rank 0 then reads the common state.
+                None: every rank does.
         Raises:
             CheckpointError: there are checkpoints, and every one is damaged.
         """
@@ -170,11 +174,13 @@ class Checkpointer:
         names = json.loads(self.ranks.tell_all(f"{key}: the checkpoints there are", json.dumps(names)))
         for index, name in enumerate(names):
             directory = self.directory / name
-            loaded, why = self._try(directory, like)
+            loaded, why, to_send = self._try(directory, like, is_read_once=share is not None)
             words = self.ranks.collect(f"{key}: what is read of {name} ({index})", why)
             faults = [f"rank {rank} reads {word}" for rank, word in enumerate(words) if word]
             why = self.ranks.tell_all(f"{key}: whether {name} is whole ({index})", next(iter(faults), ""))
             if not why and loaded is not None:
+                if share:
+                    share(to_send)  # nothing can fail in it but the network: all ranks have read what they had to
                 self.last_complete = loaded.step
                 self._tell_skipped(skipped, f"going on from {name}")
                 return replace(loaded, skipped=tuple(skipped))
@@ -187,14 +193,18 @@ class Checkpointer:
             )
         return None
 
-    def _try(self, directory: Path, like: object) -> tuple[Loaded | None, str]:
+    def _try(
+        self, directory: Path, like: object, *, is_read_once: bool
+    ) -> tuple[Loaded | None, str, Sequence[torch.Tensor]]:
         """Read one checkpoint, or say what is wrong with it."""
         rank, world_size = self.ranks.rank, self.ranks.world_size
         try:
-            manifest, common, own = read_checkpoint(directory, rank=rank, world_size=world_size, like=like)
+            manifest, common, own, to_send = read_checkpoint(
+                directory, rank=rank, world_size=world_size, like=like, is_read_once=is_read_once
+            )
         except (Damaged, OSError) as exc:
-            return None, str(exc)
-        return Loaded(manifest.step, directory, common, own, manifest.world_size), ""
+            return None, str(exc), ()
+        return Loaded(manifest.step, directory, common, own, manifest.world_size), "", to_send
 
     def _tell_skipped(self, skipped: list[Skipped], instead: str) -> None:
         if self.ranks.rank == 0:

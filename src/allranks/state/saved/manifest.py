@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-FORMAT = 3
+FORMAT = 4
 BLOCK_BYTES = 4 << 20
 MANIFEST = "MANIFEST.json"
 

@@ -221,7 +221,10 @@ class StateFile:
             Damaged: it has none, or one that does not match its checksum.
         """
         self.reader, self._sharded = reader, sharded
-        self._loaded: dict[str, torch.Tensor] = {}
+        self.is_read = True
+        """False: `unpack` makes tensors of the right size, and reads no bytes into them."""
+        self.loaded: dict[str, torch.Tensor] = {}
+        """What `unpack` has made so far, by name."""
         try:
             self._data_at = 8 + int.from_bytes(reader.read(0, 8), "little")
             if self._data_at > reader.size_bytes:
@@ -257,7 +260,7 @@ class StateFile:
         begin, end = self._header[name]["data_offsets"]
         if end - begin != tensor.nbytes:
             raise Damaged(f"{self.reader.name}: {name} has {end - begin} bytes instead of {tensor.nbytes}")
-        if tensor.nbytes:
+        if tensor.nbytes and self.is_read:
             self.reader.read_into(self._data_at + begin, memoryview(_bytes_of(tensor).numpy()))
         return tensor
 
@@ -279,9 +282,7 @@ class StateFile:
         return self._sharded(path)
 
     def _unpack_tensor(self, name: str, dtype: str, shape: list[int]) -> torch.Tensor:
-        if name not in self._loaded:
-            self._loaded[name] = self.read(name, dtype, shape)
-        loaded = self._loaded[name]
+        loaded = self.loaded[name] = self.loaded[name] if name in self.loaded else self.read(name, dtype, shape)
         if (name_of(loaded.dtype), list(loaded.shape)) == (dtype, shape):
             return loaded
         return _bytes_of(loaded).view(dtype_of(dtype)).view(shape)
@@ -289,7 +290,7 @@ class StateFile:
     def _unpack_array(self, name: str, dtype: str, shape: list[int]) -> np.ndarray[Any, Any]:
         import numpy as np
 
-        data = self.read(name, "uint8", self._header[name]["shape"]).numpy()
+        data = self._unpack_tensor(name, "uint8", self._header[name]["shape"]).numpy()
         return data.view(_numpy_dtype(dtype)).reshape(shape) if data.size else np.empty(shape, _numpy_dtype(dtype))
 
     def _unpack_scalar(self, data: str, dtype: str) -> Any:

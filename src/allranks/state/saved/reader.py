@@ -54,7 +54,7 @@ class CheckpointReader:
 
         Args:
             path: `common`, or one in it: `common['parts']['model']`.
-            like: the live value of it, whose DTensors say how sharded ones are placed now.
+            like: the live value of it, into whose DTensors they are read.
             rank: of this process.
             world_size: of this run, which may be another than the one that wrote it.
         """
@@ -75,26 +75,32 @@ class CheckpointReader:
         self._stack.close()
 
 
-def read_checkpoint(directory: Path, *, rank: int, world_size: int, like: object) -> tuple[Manifest, Any, Any]:
-    """Return manifest, common state and this rank's own; all ranks together verify all of its bytes.
+def read_checkpoint(
+    directory: Path, *, rank: int, world_size: int, like: object, is_read_once: bool = False
+) -> tuple[Manifest, Any, Any, list[torch.Tensor]]:
+    """Return manifest, common state, this rank's own, tensors to send; all ranks together verify all of its bytes.
 
     Args:
         directory: of the checkpoint.
         rank: of this process.
         world_size: of this run, which may be another than the one that wrote it.
-        like: the live common state, whose DTensors say how sharded ones are placed now.
+        like: the live common state, into whose DTensors sharded ones are read.
+        is_read_once: rank 0 alone reads the common tensors; the others' are as large, and wait for its bytes.
     Raises:
         Damaged: something is not what was written.
     """
     with CheckpointReader(directory) as checkpoint:
         checkpoint.load_sharded("common", like, rank=rank, world_size=world_size)
-        common = checkpoint.part(0).unpack(checkpoint.part(0).tree["common"])
+        first = checkpoint.part(0)
+        first.is_read = rank == 0 or not is_read_once
+        common = first.unpack(first.tree["common"])
+        to_send = list(first.loaded.values()) if is_read_once else []
         own = None
         if checkpoint.manifest.world_size == world_size:
             own = checkpoint.part(rank).unpack(checkpoint.part(rank).tree["own"])
         for index in range(rank, checkpoint.manifest.world_size, world_size):
             checkpoint.part(index).reader.verify_rest()
-        return checkpoint.manifest, common, own
+        return checkpoint.manifest, common, own, to_send
 
 
 def await_writers(root: Path, say: Callable[[str], None]) -> list[tuple[Path, str]]:

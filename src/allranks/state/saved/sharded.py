@@ -7,7 +7,7 @@ plans for itself, and the manifest joins the parts), nor are its files: they pic
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,14 +19,14 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import ReadItem
-from torch.distributed.tensor import DTensor, Replicate
+from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
 
 from allranks.state.saved.manifest import Damaged
 from allranks.state.saved.pack import Packer, StateError, StateFile, dtype_of, name_of
 
 
 def describe_tensors(tensors: Mapping[str, DTensor]) -> list[Any]:
-    """What is the same on all ranks: path, dtype and shape of each tensor, as plain values.
+    """What is the same on all ranks: path, dtype, shape of each tensor, and per mesh dimension which one is cut.
 
     Raises:
         StateError: one is placed in a way that no checkpoint can hold.
@@ -34,7 +34,10 @@ def describe_tensors(tensors: Mapping[str, DTensor]) -> list[Any]:
     for path, tensor in tensors.items():
         if partial := [placement for placement in tensor.placements if placement.is_partial()]:
             raise StateError(f"{path} is a DTensor placed as {partial[0]}: it has not been summed up yet")
-    return [[path, name_of(tensor.dtype), list(tensor.shape)] for path, tensor in tensors.items()]
+    return [
+        [path, name_of(tensor.dtype), list(tensor.shape), [getattr(how, "dim", None) for how in tensor.placements]]
+        for path, tensor in tensors.items()
+    ]
 
 
 def pack_shards(packer: Packer) -> list[Any]:
@@ -70,16 +73,16 @@ def _is_first_copy(tensor: DTensor) -> bool:
 def load_sharded(
     tensors: Mapping[str, list[Any]], parts: Iterable[StateFile], like: Mapping[str, DTensor]
 ) -> dict[str, torch.Tensor]:
-    """Read tensors: placed as in `like` where the path is there, else whole.
+    """Read tensors: into those of `like` where they fit, else on the same mesh; whole where `like` has none.
 
     Args:
         tensors: by path, as `describe_tensors` gave them.
         parts: opened one by one, until no slice is missing; those that probably have what is needed come first.
-        like: live tensors by path.
+        like: live tensors by path, overwritten even if this fails. Tensors below the path of one are placed as it is.
     Raises:
         Damaged: a shard is missing, or not what was written. DCP would leave the tensor as it happens to be.
     """
-    targets = {path: _target(dtype, shape, like.get(path)) for path, dtype, shape in tensors.values()}
+    targets = {path: _target(described, like) for path, described in tensors.items()}
     missing = {path: size for path, target in targets.items() if (size := _local(target).numel())}
     found: dict[str, dict[tuple[int, ...], tuple[StateFile, list[Any]]]] = {path: {} for path in missing}
     for part in parts if missing else ():
@@ -91,7 +94,7 @@ def load_sharded(
             chunks = [
                 ChunkStorageMetadata(torch.Size(at), torch.Size(shard[2])) for at, (_, shard) in found[path].items()
             ]
-            _, dtype, shape = tensors[path]
+            _, dtype, shape, _ = tensors[path]
             described = TensorStorageMetadata(TensorProperties(dtype_of(dtype)), torch.Size(shape), chunks)
             planner.set_up_planner({path: targets[path]}, Metadata({path: described}))
             items = planner.create_local_plan().items
@@ -107,10 +110,21 @@ def load_sharded(
     return targets
 
 
-def _target(dtype: str, shape: list[int], like: DTensor | None) -> torch.Tensor:
-    if like is None or list(like.shape) != shape:
+def _target(described: list[Any], like: Mapping[str, DTensor]) -> torch.Tensor:
+    path, dtype, shape, cut = described
+    near = path
+    while near and near not in like:
+        near = near.rpartition("[")[0]
+    if not near:
         return torch.empty(shape, dtype=dtype_of(dtype))
-    placed: dict[str, Any] = {"device_mesh": like.device_mesh, "placements": like.placements}
+    live = like[near]
+    if near == path and (list(live.shape), name_of(live.dtype)) == (shape, dtype):
+        return live
+    placements: Sequence[Placement] = live.placements
+    if list(live.shape) != shape:  # as it was cut when it was saved
+        cut = (cut + [None] * live.device_mesh.ndim)[: live.device_mesh.ndim]
+        placements = [Replicate() if dim is None else Shard(dim) for dim in cut]
+    placed: dict[str, Any] = {"device_mesh": live.device_mesh, "placements": placements}
     return torch.distributed.tensor.empty(*shape, dtype=dtype_of(dtype), **placed)
 
 
