@@ -136,7 +136,7 @@ def check(
         began_s=time.monotonic(),
     )
     asked = Asked(**flags)
-    world = world_from_env(os.environ, given=Given(node_index=0, num_nodes=1))  # outside of SLURM it is this machine
+    world = world_from_env(os.environ, given=Given(is_alone=True))
     if world.launcher is Launcher.SLURM and not asked.is_any:
         if is_deep:
             raise UsageError("--deep starts its own job steps: run it in the allocation, without srun")

@@ -69,7 +69,7 @@ def world_from_env(
 def _read_world(env: Env, given: Given, files: Mapping[str, Sequence[str]]) -> World:
     step = claim_of_step(env)
     outer = claim_of_ranks(env, step) or claim_of_nodes(env, given)
-    claim = claim_of_torchrun(env, outer) or outer or LOCAL
+    claim = LOCAL if outer is LOCAL else claim_of_torchrun(env, outer) or outer or LOCAL
     listed = {variable: tuple(dict.fromkeys(lines)) for variable, lines in files.items() if variable in env}
     claim = _with_hosts(claim, env, listed)
     notes = [*claim.notes, *_job_notes(env, claim, step, listed)]

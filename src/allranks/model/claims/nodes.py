@@ -14,7 +14,7 @@ import re
 from dataclasses import dataclass, field
 
 from allranks.model.claims.env import MIXED, Count, Env, Text, clash
-from allranks.model.claims.ranks import Claim, is_of
+from allranks.model.claims.ranks import LOCAL, Claim, is_of
 from allranks.model.claims.table import LAUNCHERS, RANK_FIELDS, Row
 from allranks.model.errors import IdentityError
 from allranks.model.world import Launcher, Level
@@ -36,6 +36,8 @@ class Given:
     node_index: int | None = None
     num_nodes: int | None = None
     has_leader: bool = False
+    is_alone: bool = False
+    """The caller looks at this node only, whatever its place among others."""
 
 
 @dataclass(slots=True)
@@ -61,6 +63,8 @@ def claim_of_nodes(env: Env, given: Given) -> Claim | None:
     Raises:
         IdentityError: two launchers differ, a number is missing, or a list of nodes does not fit.
     """
+    if given.is_alone:
+        return LOCAL if any(is_of(row, env) for row in _ROWS) else None
     all_said = [_read(row, env) for row in _ROWS if is_of(row, env)]
     if not all_said:
         return None
