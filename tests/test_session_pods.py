@@ -1,4 +1,4 @@
-"""`allranks.session()` in a pod: ranks hold the roll call, a worker takes its agent's group, none is alone by mistake."""
+"""`allranks.session()` in a pod: ranks hold the roll call, workers take their agent's group, and none is alone."""
 
 from __future__ import annotations
 
