@@ -34,7 +34,11 @@ else:
     settings.register_profile("random", PROFILE, max_examples=400)
     settings.load_profile("repeatable")
 
-FOREIGN = ("SLURM", "OMPI_", "PMI", "MPI_", "MV2_", "TORCHELASTIC", "ALLRANKS", "PET_", "NCCL_", "GLOO_", "ROLE_")
+FOREIGN = (
+    "SLURM", "OMPI_", "PMI", "MPI_", "MV2_", "TORCHELASTIC", "ALLRANKS", "PET_", "NCCL_", "GLOO_", "ROLE_",
+    "FLUX_", "PALS_", "PBS_", "JSM_", "LSB_", "AIHC_", "LWS_", "VC_", "VK_", "JOB_COMPLETION_INDEX", "KUBERNETES_",
+    "SKYPILOT_", "DSTACK_", "SM_", "NPROC_PER_NODE",
+)  # fmt: skip
 NAMES = {
     "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "NODE_RANK",
     "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS", "PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE",

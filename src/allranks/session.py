@@ -36,12 +36,13 @@ from typing import TYPE_CHECKING, Any
 from allranks.config.file import LoadedCluster, find_cluster_file, read_cluster
 from allranks.guard.inside.cell import Cell
 from allranks.host.node import read_facts
+from allranks.host.node_files import read_node_files
 from allranks.join.leave import leave
 from allranks.model.cluster import Backend
 from allranks.model.contradiction import check_no_launcher_inside, check_not_spawned, finding_of_refusals
 from allranks.model.errors import AllranksError, IdentityError, SetupError, UsageError
-from allranks.model.identity import world_from_env
-from allranks.model.world import Launcher, World
+from allranks.model.identity import NODE_FILES, TORCHRUN, world_from_env
+from allranks.model.world import Launcher, Level, World
 from allranks.preflight.ground import Ground, hold_roll_call, no_torch
 from allranks.preflight.ranks import job_name, own_gpu
 from allranks.report.refusal import SessionError as SessionError
@@ -59,8 +60,11 @@ if TYPE_CHECKING:
 RUN_ROOT = Path("runs")
 _grounds: dict[int, Ground] = {}
 """By process id, since a fork inherits it: the roll call is held once."""
-_SCHEDULERS = ("SLURM", "OMPI_", "MV2_", "PMI", "MPI_")
-"""Prefixes of what `allranks run` has judged already when it started this process."""
+_OF_WORKERS = {
+    *TORCHRUN.values(),
+    *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT"),
+}
+"""What an agent gives its workers; all else has been judged by `allranks run` when it started this process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -245,7 +249,7 @@ def _enter(
 
     # Phase 2: roll call
     ground: Ground | None = None
-    if not is_below_agent and world.launcher in (Launcher.SLURM, Launcher.MPI):
+    if not is_below_agent and world.is_placed and not _is_alone(world):
         ground = _grounds.get(os.getpid()) or hold_roll_call(world, loaded, wanted=wanted, run_root=RUN_ROOT)
         _grounds[os.getpid()] = ground
         on_exit.enter_context(_environment(ground.values))
@@ -266,7 +270,7 @@ def _enter(
     c10d.init_process_group(
         backend="cpu:gloo,cuda:nccl" if chosen == Backend.NCCL and asked is None else chosen,
         timeout=timedelta(seconds=seconds),
-        **(of_one if world.launcher is Launcher.NONE else {}),
+        **(of_one if _is_alone(world) else {}),
     )
     if ground is not None:
         ground.release_port()  # the store has its own hold on it
@@ -304,11 +308,17 @@ def _identify(env: Mapping[str, str], *, is_below_agent: bool) -> World:
     if is_below_agent:
         check_no_launcher_inside(env)
         node = {"SLURMD_NODENAME": env.get("ALLRANKS_NODE", "")}
-        env = {name: value for name, value in env.items() if not name.startswith(_SCHEDULERS)} | node
-    world = world_from_env(env)
+        env = {name: value for name, value in env.items() if name in _OF_WORKERS} | node
+    world = world_from_env(env, files={} if is_below_agent else read_node_files(env, NODE_FILES.values()))
     is_spawned = multiprocessing.parent_process() is not None
-    if is_spawned and (is_below_agent or world.launcher in (Launcher.SLURM, Launcher.MPI)):
+    if is_spawned and (is_below_agent or world.is_placed):
         check_not_spawned(world)
+    if world.level is Level.NODE and world.num_nodes > 1 and world.processes not in (None, "1"):
+        with finding_of_refusals(world.node_name):
+            raise IdentityError(
+                f"{world.launcher} starts one process a node and asks for {world.source_of('processes')}="
+                f"{world.processes}; start them with: allranks run SCRIPT"
+            )
     if world.launcher is Launcher.NONE:
         if world.num_job_nodes > 1:
             with finding_of_refusals(world.node_name):
@@ -316,6 +326,11 @@ def _identify(env: Mapping[str, str], *, is_below_agent: bool) -> World:
         if is_spawned:
             say("no launcher says which rank this process of multiprocessing is: it is a world of one")
     return world
+
+
+def _is_alone(world: World) -> bool:
+    """Whether this process is the whole job."""
+    return world.launcher is Launcher.NONE or (world.level is Level.NODE and world.num_nodes == 1)
 
 
 def _load_cluster(explicit: str | Path | None) -> LoadedCluster:

@@ -189,6 +189,7 @@ JOB_7 = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "SLURM_PROCID": "2"}
         ({**JOB_7, "OMPI_COMM_WORLD_RANK": "3"}, "7", 3),
         ({"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"}, "7", None),  # a batch script's own
         ({**JOB_7, "SLURM_STEP_ID": "4294967291"}, "7", None),
+        ({**JOB_7, "SLURM_STEP_ID": "-5"}, "7", None),  # a batch script of 26.05
         ({"SLURM_JOB_ID": "9", "SLURM_ARRAY_JOB_ID": "3", "SLURM_ARRAY_TASK_ID": "1", "RANK": "0"}, "3_1", 0),
         ({"SLURM_JOB_ID": "4", "SLURM_JOB_ID_HET_GROUP_1": "5", "RANK": "0"}, "5", 0),
         ({"SLURM_JOB_ID": "7", "RANK": "five"}, "7", None),

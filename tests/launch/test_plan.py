@@ -467,3 +467,93 @@ def test_an_interface_that_is_up_goes_before_one_that_is_down():
     nics = (Interface("ens1f0", ("192.168.20.18",), False), Interface("ens1f1", ("192.168.20.19",), True))
     assert find_interface_in(ip_network("192.168.20.0/24"), nics) == (nics[1], "192.168.20.19")
     assert find_interface_in(ip_network("192.168.20.0/24"), nics, preferred="ens1f0") == (nics[0], "192.168.20.18")
+
+
+# ---- launchers that start one process a node, or every rank
+
+
+POD = {"LWS_WORKER_INDEX": "1", "LWS_GROUP_SIZE": "3", "LWS_LEADER_ADDRESS": "gpt-0.gpt"}
+PYTORCHJOB = {"RANK": "1", "WORLD_SIZE": "16", "PET_NNODES": "2", "PET_NODE_RANK": "1", "PET_NPROC_PER_NODE": "8"}
+PYTORCHJOB |= {"MASTER_ADDR": "gpt-master-0", "MASTER_PORT": "23456"}
+FLUX = {
+    "FLUX_TASK_RANK": "1",
+    "FLUX_JOB_SIZE": "2",
+    "FLUX_JOB_NNODES": "2",
+    "FLUX_TASK_LOCAL_ID": "0",
+    "FLUX_JOB_ID": "f2",
+}
+
+
+@pytest.mark.parametrize(
+    ("request_", "env", "place", "guess", "job"),
+    [
+        (Request(), POD, (1, 3, 3), Hint("gpt-0.gpt", 29500, "LWS_LEADER_ADDRESS"), "gpt-0.gpt-0"),
+        (
+            Request(port=29777),
+            POD,
+            (1, 3, 3),
+            Hint("gpt-0.gpt", 29777, "LWS_LEADER_ADDRESS"),
+            "gpt-0.gpt-0",
+        ),
+        (Request(rdzv_id="exp7"), POD, (1, 3, 3), Hint("gpt-0.gpt", 29500, "LWS_LEADER_ADDRESS"), "exp7"),
+        (
+            Request(min_nodes=2, max_nodes=3),
+            POD,
+            (1, 2, 3),
+            Hint("gpt-0.gpt", 29500, "LWS_LEADER_ADDRESS"),
+            "gpt-0.gpt-0",
+        ),
+        (Request(), PYTORCHJOB, (1, 2, 2), Hint("gpt-master-0", 23456, "MASTER_ADDR"), "gpt-master-0-23456"),
+        (Request(), FLUX | {"MASTER_ADDR": "n1"}, (1, 2, 2), Hint("n1", 29500, "MASTER_ADDR"), "f2"),
+        (Request(), MPI_ENV | {"MASTER_ADDR": "n1"}, (1, 3, 3), Hint("n1", 29500, "MASTER_ADDR"), "n1-0"),
+    ],
+)
+def test_a_launcher_of_nodes_gives_place_leader_and_name(request_, env, place, guess, job):
+    made = plan(request_, env=env)
+    assert (made.node_index, made.min_nodes, made.num_nodes) == place
+    assert made.guesses == (guess,)
+    assert made.job == job
+
+
+def test_agents_of_mpi_with_an_endpoint_have_one_name():
+    assert plan(Request(endpoint=ENDPOINT), env=MPI_ENV).job == "node01-29500"
+
+
+@pytest.mark.parametrize(
+    ("asked", "env", "facts", "num_workers", "source"),
+    [
+        (None, PYTORCHJOB, FACTS, 8, "PET_NPROC_PER_NODE"),
+        ("2", PYTORCHJOB, FACTS, 2, "--nproc-per-node"),
+        (None, PYTORCHJOB | {"PET_NPROC_PER_NODE": "auto", "WORLD_SIZE": "2"}, GPU_FACTS, 4, "PET_NPROC_PER_NODE"),
+        (None, POD, GPU_FACTS, 4, "driver"),
+        (None, POD, FACTS, 1, "default"),
+        (None, FLUX | {"MASTER_ADDR": "n1"}, GPU_FACTS, 4, "driver"),
+    ],
+)
+def test_a_launcher_may_say_the_ranks_of_a_node(asked, env, facts, num_workers, source):
+    made = plan(Request(num_workers=asked), env=env, facts=facts)
+    assert made.num_workers == num_workers
+    assert setting(made, "num_workers").source == source
+
+
+def test_the_launchers_port_beats_the_files():
+    cluster = Cluster(network=NetworkTable(port=29611))
+    assert plan(env=PYTORCHJOB, cluster=cluster).port == 23456
+    assert plan(env=POD, cluster=cluster).port == 29611
+
+
+def test_flags_against_a_launcher_of_nodes_are_refused():
+    assert refusal(Request(min_nodes=4, max_nodes=4), env=POD, kind=IdentityError) == (
+        "--nnodes 4, but leaderworkerset started this on 3 nodes; remove the flag, or request that number from the "
+        "scheduler"
+    )
+    assert refusal(Request(node_rank=2), env=POD, kind=IdentityError) == (
+        "--node-rank 2, but LWS_WORKER_INDEX=1; remove the flag, or unset the variable"
+    )
+
+
+def test_a_launcher_that_names_no_node_asks_for_the_first():
+    assert refusal(Request(), env=FLUX, kind=UsageError) == (
+        "Flux does not tell the address of the first node; give it with --rdzv-endpoint HOST:PORT or MASTER_ADDR; "
+        "add to the flux command line: --env=MASTER_ADDR=$(flux hostlist --nth=0 local)"
+    )

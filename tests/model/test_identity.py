@@ -204,7 +204,7 @@ def test_batch_script_says_how_to_start_on_all_nodes() -> None:
     )
 
 
-@pytest.mark.parametrize("step_id", ["4294967290", "4294967291", "4294967292", "4294967293"])
+@pytest.mark.parametrize("step_id", ["4294967290", "4294967291", "4294967292", "4294967293", "-5", "-6"])
 def test_special_step_is_no_task(step_id: str) -> None:
     interactive = AGENT | {
         "SLURM_STEP_ID": step_id,

@@ -99,13 +99,13 @@ def test_nodes_that_do_not_say_their_rank_are_counted_in_order_of_arrival():
     [
         (
             1,
-            "node rank 1 has already joined (node02, pid 801); give each node its own --node-rank, and each job "
-            "its own --rdzv-id",
+            "node rank 1 has already joined (node02, pid 801); give each node its own --node-rank (JobSet: one "
+            "replicated Job with replicas: 1), and each job its own --rdzv-id",
         ),
         (
             0,
-            "node rank 0 has already joined (node01, pid 800); give each node its own --node-rank, and each job "
-            "its own --rdzv-id",
+            "node rank 0 has already joined (node01, pid 800); give each node its own --node-rank (JobSet: one "
+            "replicated Job with replicas: 1), and each job its own --rdzv-id",
         ),
         (2, "node rank 2 does not exist in a job of 2 nodes (--nnodes)"),
         (-1, "node rank -1 does not exist in a job of 2 nodes (--nnodes)"),
@@ -571,8 +571,8 @@ def test_the_second_of_two_nodes_with_one_rank_is_refused(call):
 
     judgement = call.hold(3, check=send_the_others)
     why = (
-        "node rank 1 has already joined (node02, pid 801); give each node its own --node-rank, and each job "
-        "its own --rdzv-id"
+        "node rank 1 has already joined (node02, pid 801); give each node its own --node-rank (JobSet: one "
+        "replicated Job with replicas: 1), and each job its own --rdzv-id"
     )
     assert call.lines == [f"twin was rejected: {why}"]
     assert ("refused", {"node": "twin", "reason": why}) in call.events

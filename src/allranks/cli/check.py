@@ -16,7 +16,7 @@ import click
 from allranks.cli.context import load_cluster
 from allranks.cli.options import cluster_option, json_option, timeout_option
 from allranks.model.errors import AllranksError, Exit, SetupError, StoppedBySignal, UsageError
-from allranks.model.identity import world_from_env
+from allranks.model.identity import Given, world_from_env
 from allranks.model.world import Launcher, World
 from allranks.report.text import Style, printable, render_findings, say
 
@@ -136,7 +136,7 @@ def check(
         began_s=time.monotonic(),
     )
     asked = Asked(**flags)
-    world = world_from_env(os.environ)
+    world = world_from_env(os.environ, given=Given(is_alone=True))
     if world.launcher is Launcher.SLURM and not asked.is_any:
         if is_deep:
             raise UsageError("--deep starts its own job steps: run it in the allocation, without srun")

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks.config.file import LoadedCluster, find_cluster_file, read_cluster
-from allranks.model.identity import check_one_agent_per_node, world_from_env
+from allranks.host.node_files import read_node_files
+from allranks.model.identity import NODE_FILES, Given, check_one_agent_per_node, world_from_env
 
 if TYPE_CHECKING:
     from allranks.launch.plan import JobPlan, Request
@@ -32,7 +33,9 @@ def plan_here(request: Request, *, cluster_file: Path | None, job: str) -> JobPl
     from allranks.host.node import read_facts
     from allranks.launch.plan import plan_job
 
-    world = world_from_env({} if request.standalone else os.environ)
+    given = Given(node_index=request.node_rank, num_nodes=request.max_nodes, has_leader=request.endpoint is not None)
+    files = read_node_files(os.environ, NODE_FILES.values())
+    world = world_from_env({} if request.standalone else os.environ, given=given, files=files)
     check_one_agent_per_node(world)
     loaded = load_cluster(cluster_file)
     return plan_job(request, world, loaded.cluster, read_facts(os.environ), job=job, origin=loaded.origins)

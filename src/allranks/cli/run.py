@@ -77,9 +77,9 @@ def unused_options(function: Any) -> Any:
 @torchrun_option(
     "--nproc-per-node",
     metavar="N|auto|gpu|cpu",
-    help="Number of ranks on this node. [default: 1; in SLURM one per GPU]",
+    help="Number of ranks on this node. [default: 1; under a scheduler one per GPU]",
 )
-@torchrun_option("--nnodes", metavar="N|MIN:MAX", help="Number of nodes. [default: 1; in SLURM the step's]")
+@torchrun_option("--nnodes", metavar="N|MIN:MAX", help="Number of nodes. [default: 1; under a scheduler its own]")
 @torchrun_option(
     "--node-rank", type=click.IntRange(min=0), metavar="N", help="Index of this node. [default: order of arrival]"
 )

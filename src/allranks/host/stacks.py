@@ -181,7 +181,8 @@ class Found:
 
     def __post_init__(self) -> None:
         self.job = name_job(self.env)
-        is_task = (_count(self.env, "SLURM_STEP_ID") or 0) < FIRST_SPECIAL_STEP and "SLURM_STEP_ID" in self.env
+        step_id = self.env.get("SLURM_STEP_ID", "-")  # from 26.05 -5 in a batch script
+        is_task = not step_id.startswith("-") and (_count(self.env, "SLURM_STEP_ID") or 0) < FIRST_SPECIAL_STEP
         slurm = "SLURM_PROCID", "SLURM_LOCALID"
         rank, local = slurm if is_task else ("", "")
         # Order matters: the innermost launcher first.

@@ -16,10 +16,11 @@ import msgspec
 
 from allranks.host.net import find_interface_of
 from allranks.host.node import NodeFacts
+from allranks.model.claims.table import row_of
 from allranks.model.cluster import Backend, Cluster, GuardTable
 from allranks.model.errors import AllranksError, ConfigError, IdentityError, SetupError, UsageError
 from allranks.model.setting import Setting
-from allranks.model.world import Launcher, World
+from allranks.model.world import Launcher, Level, World
 from allranks.preflight.datapath import DataPath as DataPath
 from allranks.preflight.datapath import data_path_of_cluster, list_nics
 from allranks.wire.leader import Hint
@@ -150,7 +151,7 @@ def plan_job(
     if num_nodes == 1:  # with several, the leader sees them all
         choose_backend(_wanted_backend(request, cluster), [(facts.host, num_workers, facts.num_gpus)])
 
-    port, source = _port(request, cluster, origin)
+    port, source = _port(request, world, cluster, origin)
     settings.append(
         Setting(
             "port", str(port), reason="preferred; the leader takes the next free one if it is in use", source=source
@@ -161,7 +162,7 @@ def plan_job(
         cluster=cluster,
         facts=facts,
         request=request,
-        job=_job_name(request, world, job),
+        job=_job_name(request, world, job, num_nodes=num_nodes),
         node_index=node_index,
         min_nodes=min_nodes,
         num_nodes=num_nodes,
@@ -265,7 +266,7 @@ def _num_nodes(request: Request, world: World) -> tuple[int, int, str]:
     if request.standalone:
         return 1, 1, "--standalone"
     asked = request.max_nodes
-    if world.launcher in (Launcher.SLURM, Launcher.MPI):
+    if world.is_placed:
         if asked is not None and not (request.min_nodes or asked) <= world.num_nodes <= asked:
             raise IdentityError(
                 f"--nnodes {asked}, but {world.launcher} started this on {world.num_nodes} nodes; remove the flag, "
@@ -285,14 +286,25 @@ def _node_index(request: Request, world: World, num_nodes: int) -> int | None:
                 f"--node-rank {request.node_rank}, but the job has one node; add --nnodes with the number of nodes"
             )
         return 0
-    if world.launcher is Launcher.MPI and request.endpoint is None:
-        raise UsageError("MPI does not tell the address of the first node; give it with --rdzv-endpoint HOST:PORT")
-    if world.launcher in (Launcher.SLURM, Launcher.MPI):
+    if world.is_placed:
         # One agent a node: its rank among the agents decides, also under an arbitrary distribution.
         if request.node_rank is not None and request.node_rank != world.rank:
+            if world.launcher is not Launcher.SLURM:
+                raise IdentityError(
+                    f"--node-rank {request.node_rank}, but {world.source_of('rank')}={world.rank}; remove the flag, or "
+                    "unset the variable"
+                )
             raise IdentityError(
                 f"--node-rank {request.node_rank}, but this is task {world.rank} of the step; remove the flag "
                 "($SLURM_PROCID in a batch script is 0 on every node: the shell expands it before srun starts)"
+            )
+        if world.launcher is not Launcher.SLURM and world.master is None and request.endpoint is None:
+            row = row_of(world.launcher)
+            lines = f"; {row.where}: {row.lines['leader']}" if row and "leader" in row.lines else ""
+            name = "MPI" if world.launcher is Launcher.MPI else row.title if row else world.launcher
+            raise UsageError(
+                f"{name} does not tell the address of the first node; give it with --rdzv-endpoint HOST:PORT or "
+                f"MASTER_ADDR{lines}"
             )
         return world.rank
     if request.node_rank is not None and request.node_rank >= num_nodes:
@@ -306,9 +318,11 @@ def _node_index(request: Request, world: World, num_nodes: int) -> int | None:
 
 
 def _num_workers(request: Request, world: World, facts: NodeFacts) -> tuple[int, str, str]:
-    flag = "--nproc-per-node"
-    match request.num_workers:
-        case None if world.launcher is Launcher.SLURM and facts.num_gpus:
+    flag, asked, given = "--nproc-per-node", request.num_workers, "given on the command line"
+    if asked is None and world.processes is not None and not request.standalone:
+        flag, asked, given = world.source_of("processes"), world.processes, f"{world.launcher} asks for it"
+    match asked:
+        case None if world.is_placed and facts.num_gpus:
             return facts.num_gpus, "one rank per GPU", "driver"
         case None:
             return 1, "one rank by default", "default"
@@ -321,19 +335,23 @@ def _num_workers(request: Request, world: World, facts: NodeFacts) -> tuple[int,
         case "auto" | "cpu":
             return facts.num_cpus, "one rank per core", flag
         case text if re.fullmatch(r"0*[1-9][0-9]{0,5}", text):
-            return int(text), "given on the command line", flag
+            return int(text), given, flag
         case text:
             raise UsageError(f"{flag} {text!r}: expected a number from 1, auto, gpu or cpu")
 
 
-def _port(request: Request, cluster: Cluster, origin: Mapping[str, str]) -> tuple[int, str]:
+def _port(request: Request, world: World, cluster: Cluster, origin: Mapping[str, str]) -> tuple[int, str]:
     if request.port is not None:
         return request.port, "flag"
+    if world.level is Level.NODE and world.master and world.master[1]:
+        return world.master[1], world.source_of("master")
     return cluster.network.port, origin.get("network.port", "default")
 
 
 def _guesses(world: World, cluster: Cluster, port: int) -> tuple[Hint, ...]:
     hints = []
+    if world.is_placed and world.launcher is not Launcher.SLURM and world.master and world.num_nodes > 1:
+        hints.append(Hint(world.master[0], world.master[1] or port, world.source_of("master")))
     if world.launcher is Launcher.SLURM and world.hosts:
         # Names usually lead to the management network, which stands when the data network does not.
         hints.append(Hint(world.hosts[0], port, "first node of the step"))
@@ -343,14 +361,18 @@ def _guesses(world: World, cluster: Cluster, port: int) -> tuple[Hint, ...]:
     return tuple(hints)
 
 
-def _job_name(request: Request, world: World, job: str) -> str:
+def _job_name(request: Request, world: World, job: str, *, num_nodes: int) -> str:
     if world.launcher is Launcher.SLURM and world.job_id is not None:
         # Steps of one job must not meet; the first one keeps the plain name.
         return world.job_id if world.step_id in (None, "0") else f"{world.job_id}.{world.step_id}"
     if request.rdzv_id:
         return request.rdzv_id
-    if request.endpoint and (request.max_nodes or 1) > 1:
+    if world.is_placed and world.job_id is not None:
+        return world.job_id
+    if num_nodes > 1 and request.endpoint:
         return f"{request.endpoint.host}-{request.endpoint.port}"
+    if num_nodes > 1 and world.is_placed and world.master:
+        return f"{world.master[0]}-{world.master[1] or 0}"
     return job
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from allranks.launch.lead.group import make_group
 from allranks.launch.plan import JobPlan
 from allranks.model.card import Card, Facts
+from allranks.model.claims.table import row_of
 from allranks.model.errors import AllranksError, NodeFaultError
 from allranks.model.finding import Finding, Verdict
 from allranks.model.world import Launcher
@@ -110,6 +111,7 @@ def apply(
         endpoint=plan.request.endpoint,
         guesses=plan.guesses,
         rdzv_id=plan.request.rdzv_id,
+        key_from=row.key_from if (row := row_of(plan.world.launcher)) else "",
         interfaces=plan.facts.interfaces,
         data_interface=plan.data_path.interface if plan.data_path else None,
         data_address=plan.data_path.address if plan.data_path else None,

@@ -59,10 +59,11 @@ def check_not_spawned(world: World) -> None:
         NestedStartError: there are several ranks.
     """
     if world.world_size > 1:
+        starter = _STARTERS.get(world.launcher, world.launcher)
         said = {setting.name: f"{setting.source}={setting.value}" for setting in world.settings}
         with finding_of_refusals(world.node_name):
             raise NestedStartError(
-                f"multiprocessing (mp.spawn) started this process inside the task that {_STARTERS[world.launcher]} "
+                f"multiprocessing (mp.spawn) started this process inside the task that {starter} "
                 f"started as {said['rank']} of {said['world_size']}: every process that it starts there would be that "
                 "rank; start one task per rank and call the training function directly, without mp.spawn"
             )

@@ -8,12 +8,34 @@ from enum import StrEnum
 from allranks.model.setting import Setting
 
 
+class Level(StrEnum):
+    """What a launcher starts on a node."""
+
+    RANK = "rank"
+    """Every rank; one agent a node where it is told to start one process a node."""
+    NODE = "node"
+    """One process, whose index counts nodes; it starts the ranks of its node."""
+
+
 class Launcher(StrEnum):
     """What started this process, and so whose variables were believed."""
 
     SLURM = "slurm"
-    TORCHRUN = "torchrun"
+    FLUX = "flux"
+    LSF = "lsf"
+    PALS = "pals"
     MPI = "mpi"
+    AIHC = "aihc"
+    PAI = "pai"
+    LWS = "leaderworkerset"
+    VOLCANO = "volcano"
+    PYTORCHJOB = "pytorchjob"
+    TRAINER = "kubeflow-trainer"
+    INDEXED_JOB = "indexed-job"
+    SKYPILOT = "skypilot"
+    DSTACK = "dstack"
+    SAGEMAKER = "sagemaker"
+    TORCHRUN = "torchrun"
     NONE = "none"
 
 
@@ -22,18 +44,20 @@ class World:
     """Place of one process among all that were started with it: agents under `allranks run`, else workers."""
 
     launcher: Launcher
+    level: Level = Level.RANK
+    """NODE: rank and world_size count nodes."""
     rank: int
     world_size: int
     local_rank: int
     local_world_size: int
     """Ranks on this node; other nodes may have another number."""
     node_index: int
-    """SLURM_NODEID, GROUP_RANK, or computed for MPI. Torchrun's order of nodes is not SLURM's."""
+    """SLURM_NODEID, GROUP_RANK, JOB_COMPLETION_INDEX, or computed for MPI. Torchrun's order is not SLURM's."""
     num_nodes: int
     num_job_nodes: int
     """Nodes that the scheduler gave to the whole job; a step may use fewer, a batch script runs on one."""
     job_id: str | None
-    """SLURM's, `<array job>_<task>` in an array, the leader's in a heterogeneous job; else torchrun's run id."""
+    """SLURM's, `<array job>_<task>` in an array, the leader's in a heterogeneous job; else the launcher's."""
     step_id: str | None
     attempt: int
     """How often the job was requeued, or torchrun's workers restarted; 0 the first time."""
@@ -42,8 +66,19 @@ class World:
     """Nodes in the step's order; () where the launcher does not say."""
     tasks_per_node: tuple[int, ...]
     """Ranks of each node, by node_index; () where the launcher does not say."""
+    processes: str | None = None
+    """Processes on each node that the launcher asks for: a number, auto, gpu or cpu."""
     master: tuple[str, int | None] | None
-    """What MASTER_ADDR and MASTER_PORT say: a hint, since the leader announces itself."""
+    """Where the launcher, or MASTER_ADDR and MASTER_PORT, say that node 0 is: a hint, the leader announces itself."""
     settings: tuple[Setting, ...]
     notes: tuple[str, ...]
     """Warnings, a line each."""
+
+    @property
+    def is_placed(self) -> bool:
+        """Whether a launcher gave this process its place, so that no flag has to; torchrun's workers have an agent."""
+        return self.launcher not in (Launcher.NONE, Launcher.TORCHRUN)
+
+    def source_of(self, name: str) -> str:
+        """Return the variable that a value comes from."""
+        return next((setting.source for setting in self.settings if setting.name == name), name)

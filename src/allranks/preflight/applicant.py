@@ -36,6 +36,8 @@ class Applicant:
     guesses: tuple[Hint, ...] = ()
     """Where the leader may be, from the scheduler."""
     rdzv_id: str | None = None
+    key_from: str = ""
+    """Where this launcher's jobs get a key from, without a shared directory."""
     interfaces: tuple[Interface, ...] = ()
     data_interface: str | None = None
     data_address: str | None = None

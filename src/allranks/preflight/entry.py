@@ -253,9 +253,8 @@ class Entry:
             )
         secret = self._leaders_secret()
         if secret is OPEN_GROUP:
-            say(
-                f"any process that reaches port {port} can join; protect the group with --rdzv-id or ${SECRET_VARIABLE}"
-            )
+            key = mine.key_from or f"${SECRET_VARIABLE}"
+            say(f"any process that reaches port {port} can join; protect the group with --rdzv-id or {key}")
         secret = replace(secret, munge_socket=read_munge_socket(mine.env) if mine.is_slurm else None)
         with contextlib.ExitStack() as on_failure:
             side = on_failure.enter_context(bind_port(0))

@@ -24,6 +24,7 @@ from allranks.host.net import find_interface_of
 from allranks.host.node import NodeFacts, begin_card_facts
 from allranks.host.script import find_main_script
 from allranks.model.card import Interface
+from allranks.model.claims.table import row_of
 from allranks.model.errors import AllranksError, NodeFaultError, UsageError
 from allranks.model.finding import Finding, Verdict
 from allranks.model.world import Launcher, World
@@ -111,6 +112,7 @@ def apply_rank(
         num_promised_gpus=facts.num_promised_gpus if world.local_world_size == 1 else None,
         port=port,
         endpoint=endpoint,
+        key_from=row.key_from if (row := row_of(world.launcher)) else "",
         guesses=(Hint(world.hosts[0], port, "first node of the step"),) if is_slurm and world.hosts else (),
         interfaces=facts.interfaces,
         data_interface=interface,
@@ -227,7 +229,7 @@ def _meeting_point(world: World, port: int) -> Hint | None:
         raise UsageError(
             f"{world.launcher} does not say where the ranks meet: set MASTER_ADDR to the host of rank 0 on all of them"
         )
-    return Hint(world.master[0], world.master[1] or port, "MASTER_ADDR")
+    return Hint(world.master[0], world.master[1] or port, world.source_of("master"))
 
 
 def _interface_to(connection: Connection, interfaces: Sequence[Interface]) -> str | None:

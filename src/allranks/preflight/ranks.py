@@ -30,6 +30,8 @@ def job_name(world: World) -> str:
     """Return the job's name, the same on all ranks: SLURM's, with the step if it is not the first; else their place."""
     if world.launcher is Launcher.SLURM and world.job_id is not None:
         return world.job_id if world.step_id in (None, "0") else f"{world.job_id}.{world.step_id}"
+    if world.is_placed and world.job_id is not None:
+        return world.job_id
     point = world.master or ("local", None)
     return f"{point[0]}-{point[1] or 0}"
 

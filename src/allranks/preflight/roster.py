@@ -54,7 +54,7 @@ class Roster:
             there = self.cards[index]
             return (
                 f"node rank {index} has already joined ({there.host}, pid {there.pid}); give each node its own "
-                "--node-rank, and each job its own --rdzv-id"
+                "--node-rank (JobSet: one replicated Job with replicas: 1), and each job its own --rdzv-id"
             )
         self.cards[index] = card
         self.peers[index] = peer

@@ -1,7 +1,7 @@
-"""What each launcher (SLURM's step, MPI, torchrun) says about this process: consistent claims, or errors.
+"""What those that start every rank say about this process (SLURM's step, MPI, torchrun): consistent claims, or errors.
 
-A launcher's variables are a table with the six numbers of _FIELDS; MPI and others lack those of the nodes, which are
-computed. An inner launcher's claim is compared with the outer one's; `model/identity.py` merges them into one world.
+The variables are rows of the table (`table.py`); numbers of nodes that a row lacks are computed. An inner launcher's
+claim is compared with the outer one's; `model/identity.py` merges them into one world.
 """
 
 from __future__ import annotations
@@ -10,78 +10,18 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from allranks.model.claims.env import MIXED, Count, Env, Text, clash, srun_line
+from allranks.model.claims.table import LAUNCHERS, RANK_FIELDS, WORKER, Row
 from allranks.model.contradiction import NestedStartError
-from allranks.model.errors import IdentityError
 from allranks.model.hostlist import expand_hosts
-from allranks.model.world import Launcher
+from allranks.model.world import Launcher, Level
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_MOST_RANKS = 1 << 20
-"""Larger than any real world; a limit against broken numbers."""
 MOST_ID = (1 << 32) - 1
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 """Ids from here on are no tasks: 0xfffffffa interactive, 0xfffffffb batch, 0xfffffffc extern (slurm/slurm.h)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Count:
-    """A number and the variable that it comes from."""
-
-    value: int
-    source: str
-    reason: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.source}={self.value}"
-
-
-class Env(dict[str, str]):
-    """The environment without empty variables."""
-
-    def count(self, name: str, *, least: int = 0, most: int = _MOST_RANKS) -> Count | None:
-        """Read a number, None where there is none.
-
-        Raises:
-            IdentityError: it is no number, or not in range.
-        """
-        text = self.get(name)
-        if text is None:
-            return None
-        if not re.fullmatch("[0-9]{1,10}", text) or not least <= int(text) <= most:
-            raise IdentityError(f"{self.said(name)}: expected an integer from {least} to {most}; correct or unset it")
-        return Count(int(text), name)
-
-    def need(
-        self, names: Mapping[str, str], field: str, *, below: Count | None = None, most: int = _MOST_RANKS
-    ) -> Count:
-        """Read one of a set of variables that must all be set.
-
-        Args:
-            names: the set, by field.
-            field: which of them.
-            below: the count that an index must be smaller than.
-            most: as for `count`.
-        Raises:
-            IdentityError: it is missing, or out of range.
-        """
-        count = self.count(names[field], most=most)
-        if count is None:
-            beside = next(name for name in (*names.values(), "TORCHELASTIC_RUN_ID") if name in self)
-            raise IdentityError(f"{names[field]} is missing beside {self.said(beside)}; set both, or unset {beside}")
-        if below and count.value >= below.value:
-            raise clash(count, f"{below}, expected a larger value", _MIXED)
-        return count
-
-    def said(self, name: str) -> str:
-        """`NAME=value`, as messages have it."""
-        return f"{name}={printable(self.get(name, ''))}"
-
-
-def clash(one: object, other: object, what_to_do: str) -> IdentityError:
-    """Return the error for two contradicting statements."""
-    return IdentityError(f"{one} but {other}; {what_to_do}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,35 +30,33 @@ class Claim:
 
     launcher: Launcher
     numbers: dict[str, Count]
-    """Of each of _FIELDS."""
+    """Of each of RANK_FIELDS. On level NODE a node counts as a rank."""
     tasks_per_node: tuple[int, ...]
     hosts: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    level: Level = Level.RANK
+    leader: tuple[Text, Count | None] | None = None
+    """Address and port of node 0."""
+    processes: Text | None = None
+    """On each node, as --nproc-per-node has it."""
+    job_id: Text | None = None
 
 
-_FIELDS = ("rank", "world_size", "local_rank", "local_world_size", "node_index", "num_nodes")
 LOCAL = Claim(
     Launcher.NONE,
-    {field: Count(value, "default", "one local process") for field, value in zip(_FIELDS, (0, 1) * 3, strict=True)},
+    {field: Count(value, "default", "one local process") for field, value in zip(RANK_FIELDS, (0, 1) * 3, strict=True)},
     tasks_per_node=(1,),
 )
-
-
-def _names(text: str) -> dict[str, str]:
-    return dict(zip(_FIELDS, text.split(), strict=False))
-
-
-_STEP = _names(
-    "SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_LOCALID SLURM_STEP_TASKS_PER_NODE SLURM_NODEID SLURM_STEP_NUM_NODES"
+_ROWS = [row for row in LAUNCHERS if row.level is Level.RANK and row.launcher is not Launcher.SLURM]
+_PODS = [row for row in LAUNCHERS if "RANK" in row.marks]
+_STEP = next(row.names for row in LAUNCHERS if row.launcher is Launcher.SLURM)
+TORCHRUN = dict(
+    zip(
+        RANK_FIELDS,
+        ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE"),
+        strict=True,
+    )
 )
-TORCHRUN = _names("RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE")
-# Order matters: MVAPICH2 started by hydra has hydra's variables too, Open MPI under PMI has PMI's.
-_MPI = (
-    _names("OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_LOCAL_SIZE"),
-    _names("MV2_COMM_WORLD_RANK MV2_COMM_WORLD_SIZE MV2_COMM_WORLD_LOCAL_RANK MV2_COMM_WORLD_LOCAL_SIZE"),
-    _names("PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS"),  # MPICH, Intel MPI, MVAPICH 3
-)
-_MIXED = "variables of two launches are mixed: unset those left over from a parent job or a shell profile, and restart"
 _MIXED_STEPS = "variables of two steps are mixed: start this process with srun, from a shell without SLURM_STEP_*"
 
 
@@ -128,7 +66,7 @@ def claim_of_step(env: Env) -> Claim | None:
     Raises:
         IdentityError: it contradicts itself.
     """
-    step_id = env.count("SLURM_STEP_ID", most=MOST_ID)
+    step_id = step_number(env)
     if step_id is None or step_id.value >= _FIRST_SPECIAL_STEP or "SLURM_STEP_NUM_TASKS" not in env:
         return None
     size, nodes = env.need(_STEP, "world_size"), env.need(_STEP, "num_nodes")
@@ -154,7 +92,7 @@ def claim_of_step(env: Env) -> Claim | None:
     if ranks != in_block:
         how = f"{env.said('SLURM_GTIDS')}, {env.said('SLURM_DISTRIBUTION')}"
         notes.append(f"ranks of this node are not contiguous ({how}): rank // local_world_size is not its node")
-    numbers = dict(zip(_FIELDS, (rank, size, local_rank, here, index, nodes), strict=True))
+    numbers = dict(zip(RANK_FIELDS, (rank, size, local_rank, here, index, nodes), strict=True))
     return Claim(Launcher.SLURM, numbers, counts, hosts, tuple(notes))
 
 
@@ -170,30 +108,50 @@ def _tasks_per_node(env: Env, size: Count, num_nodes: Count) -> tuple[int, ...]:
     return tuple(count for count, times in counts for _ in range(times))
 
 
-def claim_of_mpi(env: Env, step: Claim | None) -> Claim | None:
-    """Return MPI's claim, or the step's if MPI says the same or nothing.
+def step_number(env: Env) -> Count | None:
+    """Return SLURM_STEP_ID; None outside of a step. From 26.05 a batch script has -5 there, for 0xfffffffb."""
+    text = env.get("SLURM_STEP_ID", "")
+    if re.fullmatch("-[1-9]", text):
+        return Count(int(text) + MOST_ID + 1, "SLURM_STEP_ID")
+    return env.count("SLURM_STEP_ID", most=MOST_ID)
+
+
+def is_of(row: Row, env: Env) -> bool:
+    """Whether this environment has the marks of a launcher."""
+    return all(env.first(mark) for mark in row.marks) and not any(name in env for name in row.unless)
+
+
+def claim_of_ranks(env: Env, step: Claim | None) -> Claim | None:
+    """Return the claim of the innermost launcher of ranks that is not torchrun; the step's if the others say the same.
 
     Raises:
-        IdentityError: it contradicts itself or the step.
+        IdentityError: one contradicts itself or an outer one.
     """
-    tables = [names for names in _MPI if names["rank"] in env or names["world_size"] in env]
-    if not tables:
-        return step
-    rank, size = env.need(tables[0], "rank"), env.need(tables[0], "world_size")
-    for names in tables[1:]:
-        other = env.need(names, "rank"), env.need(names, "world_size")
-        if (rank.value, size.value) != (other[0].value, other[1].value):
-            raise clash(f"{rank}, {size}", f"{other[0]}, {other[1]}", _MIXED)
-    if step is None:
-        return _claim(env, Launcher.MPI, tables[0])
-    ours = step.numbers["rank"], step.numbers["world_size"]
-    if (rank.value, size.value) == (ours[0].value, ours[1].value):
-        return step
-    # mpirun starts its daemons with srun, one a node, and the ranks inherit a daemon's step variables.
-    if max(step.tasks_per_node) == 1 and size.value > ours[1].value:
-        return _claim(env, Launcher.MPI, tables[0])
-    cure = f"unset {rank.source} {size.source}, or start with: {srun_line(step.numbers['num_nodes'].value)}"
-    raise clash(f"{rank}, {size}", f"{ours[0]}, {ours[1]}", cure)
+    claim, outer_row, of_daemons = step, None, set()
+    for row in _ROWS:
+        if not is_of(row, env):
+            continue
+        names = env.resolve(row.names)
+        rank, size = env.need(names, "rank"), env.need(names, "world_size")
+        if claim is None:
+            claim, outer_row = _claim(env, row.launcher, names), row
+            continue
+        theirs = claim.numbers["rank"], claim.numbers["world_size"]
+        numbers = rank.value, size.value
+        if numbers == (theirs[0].value, theirs[1].value) or numbers in of_daemons:
+            continue
+        # mpirun starts its daemons with srun (flux run, mpiexec of PALS), one a node, and the ranks inherit a daemon's
+        # variables.
+        is_of_daemons = max(claim.tasks_per_node, default=2) == 1 and size.value > theirs[1].value
+        if is_of_daemons and (outer_row is None or outer_row.launcher is not Launcher.MPI):
+            of_daemons.add((theirs[0].value, theirs[1].value))
+            claim, outer_row = _claim(env, row.launcher, names), row
+        elif outer_row is None:
+            cure = f"unset {rank.source} {size.source}, or start with: {srun_line(claim.numbers['num_nodes'].value)}"
+            raise clash(f"{rank}, {size}", f"{theirs[0]}, {theirs[1]}", cure)
+        else:
+            raise clash(f"{theirs[0]}, {theirs[1]}", f"{rank}, {size}", MIXED)
+    return claim
 
 
 def claim_of_torchrun(env: Env, outer: Claim | None) -> Claim | None:
@@ -207,7 +165,11 @@ def claim_of_torchrun(env: Env, outer: Claim | None) -> Claim | None:
         return None
     if outer is None:
         return _claim(env, Launcher.TORCHRUN, TORCHRUN)
+    if outer.level is Level.NODE:
+        return _claim_in_node(env, outer)
     nodes, here = outer.numbers["num_nodes"], outer.numbers["local_world_size"]
+    if not is_worker and any(is_of(row, env) for row in _PODS):
+        return None  # RANK and WORLD_SIZE are the pod's, in which the step runs
     if not is_worker:
         for field, name in TORCHRUN.items():
             theirs, ours = env.count(name), outer.numbers[field]
@@ -229,15 +191,34 @@ def claim_of_torchrun(env: Env, outer: Claim | None) -> Claim | None:
     return claim
 
 
+def _claim_in_node(env: Env, outer: Claim) -> Claim | None:
+    """Return the claim of a worker below a launcher of nodes; None if RANK and WORLD_SIZE count nodes, or are unset.
+
+    Workers are not compared with it: torchrun may run on fewer nodes, and inside each node alone.
+    """
+    if any(name in env for name in WORKER):
+        return _claim(env, Launcher.TORCHRUN, TORCHRUN)
+    rank, index = env.count("RANK"), outer.numbers["rank"]
+    if rank and rank.value != index.value:
+        raise clash(rank, f"{index}, and {outer.launcher} started this process", MIXED)
+    size, nodes = env.count("WORLD_SIZE"), outer.numbers["world_size"]
+    if size and size.value % nodes.value:
+        raise clash(size, f"{nodes}: it is no multiple", MIXED)
+    return None
+
+
 def _claim(env: Env, launcher: Launcher, names: Mapping[str, str]) -> Claim:
-    """Read a table of variable names; compute the nodes' numbers that it lacks."""
+    """Read a table of variable names; compute the numbers that it lacks."""
     size = env.need(names, "world_size")
     rank = env.need(names, "rank", below=size)
-    is_alone = size.value == 1 and names["local_rank"] not in env and names["local_world_size"] not in env
-    here = Count(1, size.source, "a world of one") if is_alone else env.need(names, "local_world_size")
+    is_alone = size.value == 1 and not {names["local_rank"], names.get("local_world_size")} & env.keys()
+    here = Count(1, size.source, "a world of one") if is_alone else _local_world_size(env, size, names)
     local_rank = Count(0, size.source, "a world of one") if is_alone else env.need(names, "local_rank", below=here)
     if names.get("node_index") in env and names.get("num_nodes") in env:
         nodes = env.need(names, "num_nodes")
+        index = env.need(names, "node_index", below=nodes)
+    elif names.get("node_index") in env and size.value % here.value == 0:
+        nodes = Count(size.value // here.value, size.source, f"{size} by {here}")
         index = env.need(names, "node_index", below=nodes)
     else:  # In another order than block some rank does not fit and is refused here, so none trains with a wrong node.
         if size.value % here.value or rank.value % here.value != local_rank.value:
@@ -247,17 +228,22 @@ def _claim(env: Env, launcher: Launcher, names: Mapping[str, str]) -> Claim:
         index = Count(rank.value // here.value, rank.source, "ranks fill node after node")
     # Every other node has at least one rank.
     if here.value + nodes.value - 1 > size.value or (nodes.value == 1 and here.value != size.value):
-        raise clash(size, f"{here}, {nodes}", _MIXED)
-    numbers = dict(zip(_FIELDS, (rank, size, local_rank, here, index, nodes), strict=True))
-    return Claim(launcher, numbers, (here.value,) * nodes.value if here.value * nodes.value == size.value else ())
+        raise clash(size, f"{here}, {nodes}", MIXED)
+    numbers = dict(zip(RANK_FIELDS, (rank, size, local_rank, here, index, nodes), strict=True))
+    job_id = names.get("job_id", "")
+    return Claim(
+        launcher,
+        numbers,
+        (here.value,) * nodes.value if here.value * nodes.value == size.value else (),
+        job_id=Text(env[job_id], job_id) if job_id in env else None,
+    )
 
 
-def printable(text: str) -> str:
-    """Return the value of a variable as one short line."""
-    return text.encode("unicode_escape").decode("ascii")[:200]
-
-
-def srun_line(num_nodes: int, command: str = "allranks run ...") -> str:
-    """Return the command that starts one task on each of this many nodes."""
-    # All three: srun also takes SLURM_NTASKS of the script for its --ntasks, which overrules --ntasks-per-node.
-    return f"srun --ntasks-per-node=1 --nodes={num_nodes} --ntasks={num_nodes} {command}"
+def _local_world_size(env: Env, size: Count, names: Mapping[str, str]) -> Count:
+    """Return the ranks on this node, computed where only the number of nodes is known."""
+    if "local_world_size" in names or "num_nodes" not in names:
+        return env.need(names, "local_world_size")
+    nodes = env.need(names, "num_nodes")
+    if nodes.value == 0 or size.value % nodes.value:
+        raise clash(size, f"{nodes}: not the same number on each node", "start equally many tasks on each node")
+    return Count(size.value // nodes.value, nodes.source, f"{size} by {nodes}")
