@@ -101,7 +101,7 @@ def loader_death(end: WorkerEnd) -> tuple[str, int] | None:
 
 def should_stop(scene: Scene, now_s: float) -> bool:
     """Whether the rest is to be ended now. One failed worker ends the job; a worker that ends with 0 does not."""
-    if len(scene.ended) == scene.world_size:
+    if len(scene.ended) == scene.membership.world_size:
         return True
     if not scene.ends:
         return False
@@ -186,8 +186,8 @@ def _describe(end: WorkerEnd) -> tuple[str, str, str | None]:
     death = loader_death(end)
     if death is not None or end.exit_code < 0:
         pids, signum = death or ("", -end.exit_code)
-        known = next((f"{known.name} (signal {signum})" for known in signal.Signals if known == signum), None)
-        name = known or f"signal {signum}"
+        known = {int(each): f"{each.name} (signal {int(each)})" for each in signal.Signals}
+        name = known.get(signum, f"signal {signum}")
         fixes: dict[int, str] = {
             signal.SIGKILL: "often the kernel, out of memory: dmesg -T | grep -i 'killed process'",
             signal.SIGSEGV: "a crash in native code: run with PYTHONFAULTHANDLER=1 to see where",
@@ -221,10 +221,8 @@ def _evidence(end: WorkerEnd) -> tuple[Evidence, ...]:
 def _user_frame(traceback: str | None) -> str | None:
     """The last frame in a file that is no library's: `train.py:41 in load_batch`."""
     frames = [match for match in _FRAME.finditer(traceback or "") if not _LIBRARY.search(match["file"])]
-    if not frames:
-        return None
-    last = frames[-1]
-    return f"{last['file'].rpartition('/')[2]}:{last['line']} in {last['function']}"
+    places = [f"{each['file'].rpartition('/')[2]}:{each['line']} in {each['function']}" for each in frames]
+    return places[-1] if places else None
 
 
 def exit_code_of(end: WorkerEnd) -> int:

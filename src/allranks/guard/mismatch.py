@@ -20,7 +20,7 @@ from math import prod
 
 from allranks.guard.judged import Judged
 from allranks.guard.scene import Scene
-from allranks.model.beat import CallSeen
+from allranks.model.beat import POINT_TO_POINT, CallSeen
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence, Finding
 from allranks.report.text import fold_ranks
@@ -33,8 +33,6 @@ _SPELLINGS = {
 }
 _VARIANT = re.compile(r"(?:_into)?(?:_(?:tensor|base|single|coalesced))+$")
 """torch's own names of the same thing, in Python and in the recorder."""
-POINT_TO_POINT = ("send", "recv", "isend", "irecv")
-"""Counted apart, and different on the two sides by nature."""
 _SAME_SIZE = frozenset({"all_reduce", "broadcast", "reduce"})
 """All ranks hand in as many elements; elsewhere sizes may differ, or backends allow it."""
 _SAME_DTYPE = _SAME_SIZE | {"all_gather", "reduce_scatter"}
@@ -95,11 +93,10 @@ def judge_mismatch(scene: Scene, mismatch: Mismatch) -> Judged:
     """Return the verdict on a mismatch; an error of the user's code, wherever it runs."""
     calls = mismatch.calls
     odd, usual = sorted(mismatch.side), sorted(calls.keys() - mismatch.side)
-    parts = [_say(odd, calls), _say(usual, calls)]
     names = {scene.node_of(rank).name for rank in mismatch.odd}
     finding = scene.fault(
         "AR410",
-        f"at collective {mismatch.seq} of group {mismatch.group} {parts[0]}, {parts[1]}",
+        f"at collective {mismatch.seq} of group {mismatch.group} {_say(odd, calls)}, {_say(usual, calls)}",
         *mismatch.odd,
         node=next(iter(names)) if len(names) == 1 else None,
         evidence=[f"rank {rank}: {calls[rank]}{calls[rank].at}" for rank in [*odd[:4], *usual[:4]]],
@@ -113,7 +110,7 @@ def judge_mismatch(scene: Scene, mismatch: Mismatch) -> Judged:
 def explain_abort(scene: Scene, aborted: int) -> Judged:
     """Say what is known of a rank that Gloo aborted because it got too many bytes, where no calls differ."""
     group, seq, calls = _newest_calls(scene)
-    unknown = sorted(rank for rank in range(scene.world_size) if rank not in calls and rank not in scene.left)
+    unknown = sorted(set(range(scene.membership.world_size)) - calls.keys() - scene.left.keys())
     if len(unknown) == 1 and len(calls) >= 2 and _compare(calls) is None:
         odd, agreed = unknown[0], sorted(calls)
         finding = scene.fault(
@@ -170,9 +167,8 @@ def _weigh(group: str, seq: int, calls: Mapping[int, CallSeen], sides: Mapping[i
     is_decided = most > next_most
     last = sides[max(sides)]
     side = frozenset(rank for rank, said in sides.items() if (said != usual if is_decided else said == last))
-    return Mismatch(
-        group, seq, tuple(sorted(side if is_decided else sides)), side, {rank: calls[rank] for rank in sides}
-    )
+    odd = tuple(sorted(side if is_decided else sides))
+    return Mismatch(group, seq, odd, side, {rank: calls[rank] for rank in sides})
 
 
 def _say(ranks: list[int], calls: Mapping[int, CallSeen]) -> str:

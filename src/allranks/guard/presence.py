@@ -24,9 +24,7 @@ from allranks.model.beat import ProcessState
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence, Finding
 from allranks.model.hostlist import fold_hosts
-from allranks.wire.protocol import TryTarget
 
-NETWORKS = ("data", "control")
 NUM_TRIERS = 4
 """Nodes that try to reach a silent one; the leader's is one of them."""
 MUTE_FACTOR = 3
@@ -45,17 +43,6 @@ def suspicion_s(scene: Scene) -> float:
 def find_suspects(scene: Scene, now_s: float) -> list[NodeView]:
     """Return the nodes that may be gone: connection lost, or longer silent than usual."""
     return [node for node in scene.nodes if _suspected_since_s(scene, node, now_s) is not None]
-
-
-def targets_of(node: NodeView) -> tuple[TryTarget, ...]:
-    """Return where a node can be tried."""
-    return tuple(
-        TryTarget(node_index=node.index, network=network, address=node.address(network), port=node.port(network))
-        for network in NETWORKS
-        if node.address(network)
-        and node.port(network)
-        and (network == "data" or node.address(network) != node.address("data"))
-    )
 
 
 def pick_triers(scene: Scene, suspects: Sequence[NodeView]) -> list[NodeView]:
@@ -142,7 +129,7 @@ def _judge_node(scene: Scene, node: NodeView, now_s: float) -> Finding | None:
     is_late = is_lost or silent_s >= gone_s
     if tried and all(each.is_silent for _, each in tried):
         tried_networks = {each.seen.network for _, each in tried}
-        wanted = {target.network for target in targets_of(node)}
+        wanted = {target.network for target in node.targets()}
         if is_late and tried_networks >= wanted:
             ways = "on no network" if len(tried_networks) > 1 else f"on the {next(iter(tried_networks))} network"
             what = f"the node is gone: its machine answers {ways}"
@@ -169,12 +156,9 @@ def _tries_of(scene: Scene, node: NodeView, since_s: float) -> list[tuple[int, T
 def _is_waited_for(scene: Scene, node: NodeView, now_s: float) -> bool:
     """Whether others have waited long, and for nobody else."""
     waiting = find_waiting(scene, now_s, names_unknown=True)
-    return (
-        waiting is not None
-        and bool(waiting.sinks)
-        and waiting.waited_s >= scene.settings.gone_s
-        and set(waiting.sinks) <= set(node.ranks)
-    )
+    if waiting is None or not waiting.sinks or waiting.waited_s < scene.settings.gone_s:
+        return False
+    return set(waiting.sinks) <= set(node.ranks)
 
 
 def _say(scene: Scene, index: int, each: Tried) -> str:
@@ -189,13 +173,12 @@ def _say(scene: Scene, index: int, each: Tried) -> str:
 
 def _blame_leader(scene: Scene, now_s: float) -> Judged:
     leader = scene.nodes[LEADER]
-    others = [node for node in scene.nodes if node.index != LEADER]
     told = [_say(scene, LEADER, tried[-1]) for tried in leader.tries.values()]
     finding = scene.fault(
         "AR210",
         "the node receives nothing: all other nodes became silent at once, so its own link is at fault",
         *leader.ranks,
-        evidence=[f"no word from {fold_hosts([node.name for node in others])}", *told[:4]],
+        evidence=[f"no word from {fold_hosts([node.name for node in scene.nodes if node is not leader])}", *told[:4]],
         confidence=Confidence.LIKELY,
     )
     return Judged(

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import msgspec
 
 from allranks.guard.judged import Judged, name_fault
-from allranks.guard.mismatch import POINT_TO_POINT, canonical
+from allranks.guard.mismatch import canonical
 from allranks.guard.scene import SILENT_S, RankView, Scene
-from allranks.model.beat import CallSeen, GroupSeen, ProcessState, RankBeat
+from allranks.model.beat import POINT_TO_POINT, CallSeen, GroupSeen, ProcessState, RankBeat
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence
 from allranks.recorder.calls import Call, Dump, Status
@@ -55,8 +55,6 @@ def find_waiting(scene: Scene, now_s: float, *, names_unknown: bool = False) -> 
     """Return why ranks wait and who is it; None: nobody waits, or the next beats must tell first.
 
     Args:
-        scene: all that is known.
-        now_s: the guard's clock.
         names_unknown: also ranks of which only older words are known may keep the others waiting.
     """
     views = {view.beat.rank: view for view in scene.running()}
@@ -76,13 +74,7 @@ def find_waiting(scene: Scene, now_s: float, *, names_unknown: bool = False) -> 
         return None  # they have gone on since they told of themselves: the next beat says where
     sinks = stop.ranks if stop.kind in (StopKind.MISSING, StopKind.NO_DUMP) else ()
     moved_s = [view.moved_s for rank in (*waiting, *sinks) if (view := views.get(rank))]
-    return Waiting(
-        stop=stop,
-        sinks=sinks,
-        waiting=waiting,
-        waited_s=waited_s,
-        stuck_s=now_s - max(moved_s, default=now_s),
-    )
+    return Waiting(stop, sinks, waiting, waited_s, stuck_s=now_s - max(moved_s, default=now_s))
 
 
 def _fell_silent(scene: Scene, ranks: tuple[int, ...], waited_s: float) -> bool:
@@ -192,8 +184,7 @@ def _dump_of(view: RankView, views: dict[int, RankView]) -> Dump | None:
     """What the walk needs of one rank; None where others show that it has gone on since it said so."""
     if view.is_leaving:
         return _dump_of_left(view.beat)
-    age_s = max(view.beat.silent_s or 0.0, CROSSING_S)
-    said_s = view.told_s - age_s
+    said_s = view.told_s - max(view.beat.silent_s or 0.0, CROSSING_S)
     if any(_has_gone_on(group, said_s, views) for group in view.beat.groups):
         return None
     return _as_dump(view.beat)
@@ -260,7 +251,7 @@ def _say_sink(scene: Scene, rank: int, waiting: Waiting, now_s: float, *, is_sho
         return f"{who} is stopped for {beat.state_for_s:.0f} s"
     if beat.state is ProcessState.BLOCKED:
         return f"{who} waits in the kernel for {beat.state_for_s:.0f} s (state D: a disk, a file server){place}"
-    if beat.silent_s is not None and beat.silent_s > SILENT_S:
+    if view.is_deaf:
         return f"{who} has run no other thread for {beat.silent_s:.0f} s (one thread holds the GIL){place}"
     return f"{who} has been in user code for {away_s:.0f} s{place}"
 
@@ -281,11 +272,9 @@ def _evidence(scene: Scene, waiting: Waiting, now_s: float) -> list[str]:
 
 def _judge_nobody(scene: Scene, waiting: Waiting) -> Judged:
     is_circle = waiting.stop.kind is StopKind.CIRCLE
-    what = (
-        "ranks waited for each other in several groups"
-        if is_circle
-        else f"all ranks entered {_shown(waiting.stop)}, but it did not end: a link, a GPU, or a send without a receive"
-    )
+    what = f"all ranks entered {_shown(waiting.stop)}, but it did not end: a link, a GPU, or a send without a receive"
+    if is_circle:
+        what = "ranks waited for each other in several groups"
     finding = name_fault(
         "AR490",
         f"{what}; no progress for {waiting.stuck_s:.0f} s",

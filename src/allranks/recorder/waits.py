@@ -18,7 +18,7 @@ group is no culprit: the walk goes on to whoever it waits for. Where the walk en
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
@@ -184,11 +184,11 @@ def _mismatch(group: _Group) -> Stop | None:
             continue
         length = min(map(len, ranks.values()))  # of a coalesced one, a rank may have called only a part yet
         is_over = all(map(_is_done, ranks.values()))
-        kinds = Counter({rank: _kind(calls[:length], is_over=is_over) for rank, calls in ranks.items()}.values())
-        if len(kinds) < 2:
+        kinds = {rank: _kind(calls[:length], is_over=is_over) for rank, calls in ranks.items()}
+        if len(set(kinds.values())) < 2:
             continue
-        (usual, most), (_, next_most) = kinds.most_common(2)
-        odd = {rank for rank, calls in ranks.items() if _kind(calls[:length], is_over=is_over) != usual}
+        (usual, most), (_, next_most) = Counter(kinds.values()).most_common(2)
+        odd = {rank for rank, kind in kinds.items() if kind != usual}
         is_tie = next_most == most
         first, other = min(odd), min(ranks.keys() - odd)
         one, two = _difference(ranks[first], ranks[other])
@@ -289,48 +289,35 @@ def _follow(waits: Sequence[_Wait], dumps: Mapping[int, Dump]) -> list[Stop]:
     waiting = frozenset().union(*(wait.waiting for wait in waits))
     sinks = frozenset().union(*(wait.missing for wait in waits)) - waiting
     if sinks:
-        return [_name_missing(StopKind.MISSING, waits, sinks, waiting, lambda wait: wait.missing & sinks, dumps)]
+        return [_name_missing(StopKind.MISSING, waits, sinks, waiting, dumps)]
     unknown = frozenset().union(*(wait.unknown for wait in waits))
     if unknown:
-        return [_name_missing(StopKind.NO_DUMP, waits, unknown, waiting, lambda wait: wait.unknown, dumps)]
+        return [_name_missing(StopKind.NO_DUMP, waits, unknown, waiting, dumps)]
     if ends := [wait for wait in waits if not wait.missing]:
         return [_all_there(wait) for wait in ends]
     return [_circle(waits, waiting)]
 
 
 def _name_missing(
-    kind: StopKind,
-    waits: Sequence[_Wait],
-    culprits: frozenset[int],
-    waiting: frozenset[int],
-    lacks: Callable[[_Wait], frozenset[int]],
-    dumps: Mapping[int, Dump],
+    kind: StopKind, waits: Sequence[_Wait], culprits: frozenset[int], waiting: frozenset[int], dumps: Mapping[int, Dump]
 ) -> Stop:
-    wait = max(
-        (each for each in waits if lacks(each)), key=lambda each: (len(lacks(each)), -(each.call.created_s or 0.0))
-    )
+    """Tell of the wait that lacks most of the culprits, the earliest of equal ones."""
+    lacking = [(wait, (wait.missing if kind is StopKind.MISSING else wait.unknown) & culprits) for wait in waits]
+    wait, lacks = max(lacking, key=lambda each: (len(each[1]), -(each[0].call.created_s or 0.0)))
     there = f"{fold_ranks(wait.waiting)} waited in"
-    message = f"{fold_ranks(lacks(wait))} did not enter {wait.shown()}; {there} it{wait.call.at}"
-    calls = [(min(wait.waiting), wait.call)]
-    last = [(rank, dump.calls[-1]) for rank in sorted(lacks(wait)) if (dump := dumps.get(rank)) and dump.calls]
-    if last:
-        message += f"; the last call of {fold_ranks([last[0][0]])} was {last[0][1]}{last[0][1].at}"
+    message = f"{fold_ranks(lacks)} did not enter {wait.shown()}; {there} it{wait.call.at}"
+    calls = [(rank, dump.calls[-1]) for rank in sorted(lacks) if (dump := dumps.get(rank)) and dump.calls][:2]
+    if calls:
+        rank, last = calls[0]
+        message += f"; the last call of {fold_ranks([rank])} was {last}{last.at}"
     if kind is StopKind.NO_DUMP:
         message = f"{fold_ranks(culprits)} left no dump; {there} {wait.shown()}{wait.call.at}"
-    is_one_place = lacks(wait) == culprits
-    if not is_one_place:
-        message += f"; others waited for {fold_ranks(culprits - lacks(wait))}"
-    is_decided = is_one_place and (kind is StopKind.MISSING or len(culprits) < len(waiting))
-    return wait.group.stop(
-        kind,
-        wait.seq,
-        message,
-        (*last[:2], *calls),
-        ranks=culprits,
-        victims=waiting - culprits,
-        waiting=wait.waiting,
-        is_decided=is_decided,
-    )
+    if lacks != culprits:
+        message += f"; others waited for {fold_ranks(culprits - lacks)}"
+    is_decided = lacks == culprits and (kind is StopKind.MISSING or len(culprits) < len(waiting))
+    calls.append((min(wait.waiting), wait.call))
+    about = {"ranks": culprits, "victims": waiting - culprits, "waiting": wait.waiting, "is_decided": is_decided}
+    return wait.group.stop(kind, wait.seq, message, calls, **about)
 
 
 def _all_there(wait: _Wait) -> Stop:

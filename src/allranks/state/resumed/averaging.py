@@ -13,6 +13,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from allranks.model.errors import UsageError
+from allranks.model.membership import Membership
 from allranks.state.resumed.sampler import Sampler, Share
 from allranks.state.resumed.scaling import GradientWeight, gradient_factor
 
@@ -22,28 +23,25 @@ class Averaging:
 
     Args:
         parts: that are tracked, by name. DDP and FSDP2 are found inside of them, also of a compiled module.
-        world_size: number of ranks.
-    Raises:
-        UsageError: by `check`.
     """
 
-    def __init__(self, parts: Mapping[str, Any], *, world_size: int) -> None:
+    def __init__(self, parts: Mapping[str, Any], membership: Membership) -> None:
         modules = {name: part for name, part in parts.items() if isinstance(part, torch.nn.Module)}
         inside = [part for module in modules.values() for part in module.modules()]
-        self._world_size = world_size
+        self._membership = membership
         self._ddp = [part for part in inside if isinstance(part, DistributedDataParallel)]
         self._sharded: list[Any] = [part for part in inside if hasattr(part, "set_gradient_divide_factor")]
         in_ddp, sharded = _parameters(*self._ddp), _parameters(*self._sharded)
-        weighed = in_ddp if world_size > 1 else _parameters(*modules.values())
+        weighed = in_ddp if membership.world_size > 1 else _parameters(*modules.values())
         self._weight = GradientWeight(own for key, own in weighed.items() if key not in sharded)
-        self._divisor = float(world_size)
+        self._divisor = float(membership.world_size)
         groups = [group for part in parts.values() for group in getattr(part, "param_groups", ())]
         trained = {id(own) for group in groups for own in group["params"]}
         self._even: list[str] = []
         """Modules that can be averaged over even shares only."""
         self._whole: list[str] = []
         """Those of them whose micro batches cannot be weighed."""
-        for name, module in modules.items() if world_size > 1 else ():
+        for name, module in modules.items() if membership.world_size > 1 else ():
             outside = (_parameters(module).keys() & trained if groups else _parameters(module).keys()) - in_ddp.keys()
             self._even += [name] * bool(outside)
             self._whole += [name] * bool(outside - sharded.keys())
@@ -54,7 +52,7 @@ class Averaging:
         Raises:
             UsageError: a module is not in DDP, and the ranks' shares are uneven, or come in micro batches.
         """
-        size, ranks = sampler.global_batch_size, self._world_size
+        size, ranks = sampler.global_batch_size, self._membership.world_size
         odd = f"{', '.join(self._even)} is not in DDP, so only even slices can be averaged: "
         if self._even and size % ranks:
             raise UsageError(f"{odd}global_batch_size is {size} at {ranks} ranks; take a multiple, or s.ddp()")
@@ -77,7 +75,7 @@ class Averaging:
             is_last: it is the step's last one, in which DDP brings the ranks together.
         """
         if share is not None:
-            self._weight.set(gradient_factor(share.parts[part], share.total, self._world_size))
+            self._weight.set(gradient_factor(share.parts[part], share.total, self._membership.world_size))
             divisor = share.total / max(share.parts[part], 1)
             if divisor != self._divisor:
                 self._divisor = divisor
