@@ -62,6 +62,7 @@ RUN_ROOT = Path("runs")
 _grounds: dict[int, Ground] = {}
 """By process id, since a fork inherits it: the roll call is held once."""
 _incarnations = itertools.count(1)
+"""Of the default group in this process."""
 _SCHEDULERS = ("SLURM", "OMPI_", "MV2_", "PMI", "MPI_")
 """Prefixes of what `allranks run` has judged already when it started this process."""
 
@@ -163,8 +164,8 @@ class Session:
         """
         from allranks.state.resumed.validation import validate
 
-        own: dict[str, Any] = {"membership": self.membership, "device": self.device}
-        return validate(model, dataset, measure, batch_size=batch_size, **own, **arguments)
+        arguments |= {"membership": self.membership, "device": self.device}
+        return validate(model, dataset, measure, batch_size=batch_size, **arguments)
 
     def track(
         self,
@@ -239,11 +240,7 @@ def session(
 
 
 def _enter(
-    on_exit: contextlib.ExitStack,
-    *,
-    backend: str | None,
-    timeout_s: float | None,
-    cluster: str | Path | None,
+    on_exit: contextlib.ExitStack, *, backend: str | None, timeout_s: float | None, cluster: str | Path | None
 ) -> Session:
     if backend not in (None, *Backend):
         raise UsageError(f"session(backend={backend!r}): expected 'nccl', 'gloo' or None")
@@ -253,7 +250,8 @@ def _enter(
     # Phase 1: who am I
     is_below_agent = "ALLRANKS_AGENT_PID" in os.environ
     world = _identify(os.environ, is_below_agent=is_below_agent)
-    loaded = LoadedCluster() if is_below_agent else _load_cluster(cluster)
+    path = None if is_below_agent else find_cluster_file(cluster, os.environ, Path())
+    loaded = LoadedCluster() if path is None else read_cluster(path)
     wanted = backend or str(loaded.cluster.train.backend)
 
     # Phase 2: roll call
@@ -298,7 +296,7 @@ def _enter(
 def _own_cell() -> Cell | None:
     """What this process shares with its agent; None where no agent started it."""
     cell = Cell.inherited()
-    return cell if cell is not None and cell.claim() else None
+    return cell if cell and cell.claim() else None
 
 
 def _say_last_words() -> None:
@@ -327,11 +325,6 @@ def _identify(env: Mapping[str, str], *, is_below_agent: bool) -> World:
         if is_spawned:
             say("no launcher says which rank this process of multiprocessing is: it is a world of one")
     return world
-
-
-def _load_cluster(explicit: str | Path | None) -> LoadedCluster:
-    path = find_cluster_file(explicit, os.environ, Path())
-    return LoadedCluster() if path is None else read_cluster(path)
 
 
 # Phase 3

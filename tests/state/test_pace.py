@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 
-from allranks.model.membership import Member, Membership
+from allranks.model.membership import Membership
 from allranks.state.resumed.pace import Pace
 from allranks.state.saved.checkpoint import Stall
 
@@ -17,7 +17,7 @@ class Clock:
 
 
 def on_nodes(num: int, *, epoch: int = 0) -> Membership:
-    return Membership(epoch=epoch, members=tuple(Member(first_rank=at, num_workers=1) for at in range(num)))
+    return Membership(epoch=epoch, members=Membership.spread(0, num).members)
 
 
 def test_the_first_comes_after_a_minute_and_the_next_by_the_cadence_which_is_said_once():

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.model.membership import Membership
+from allranks.state.resumed.averaging import GradientWeight, gradient_factor
 from allranks.state.resumed.sampler import Sampler
-from allranks.state.resumed.scaling import GradientWeight, gradient_factor
 
 
 @given(st.integers(1, 50), st.integers(1, 20), st.integers(1, 9), st.none() | st.integers(1, 6), st.integers(0, 300))
@@ -19,7 +19,7 @@ def test_the_factors_of_all_ranks_and_micro_batches_add_up_to_the_number_of_rank
         sampler = Sampler(
             samples, global_batch_size=batch, membership=Membership.spread(rank, world), micro_batch_size=micro
         )
-        for _ in range(at % (2 * sampler.num_steps)):
+        for _ in range(at % (2 * -(-samples // batch))):
             sampler.advance()
         share = sampler.share()
         factors += [gradient_factor(size, share.total, world) for size in share.parts]

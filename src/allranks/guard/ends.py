@@ -140,34 +140,19 @@ def _earliest(scene: Scene, is_it: Callable[[WorkerEnd], bool] = lambda _: True)
 def _name_whom_victims_lost(scene: Scene, first: WorkerEnd) -> Finding:
     if absent := [rank for rank in _ranks_waited_for(first) if scene.has_rank(rank)]:
         words = (first.message or "").partition("init_process_group waited ")[2].partition("; look at")[0]
-        return scene.fault(
-            "AR401",
-            "it exited with code 0 before it reached init_process_group"
-            if absent[0] in scene.left
-            else "it never reached init_process_group, although its process ran",
-            *absent,
-            node=scene.node_of(absent[0]).name,
-            evidence=[Evidence(seen=f"rank {first.rank} waited {words}", source=first.stderr_path)],
-            fix="find out what it does before that call: read its .out and .err in the run directory",
-        )
+        what = "it never reached init_process_group, although its process ran"
+        if absent[0] in scene.left:
+            what = "it exited with code 0 before it reached init_process_group"
+        seen = [Evidence(seen=f"rank {first.rank} waited {words}", source=first.stderr_path)]
+        fix = "find out what it does before that call: read its .out and .err in the run directory"
+        return scene.fault("AR401", what, *absent, node=scene.node_of(absent[0]).name, evidence=seen, fix=fix)
     rank, left_s = min(scene.left.items(), key=lambda item: item[1], default=(-1, first.time_s))
     if left_s < first.time_s:
-        return scene.fault(
-            "AR407",
-            f"it exited with code 0, {first.time_s - left_s:.1f} s before rank {first.rank} lost its connection",
-            rank,
-            evidence=_evidence(first),
-            confidence=Confidence.LIKELY,
-            fix="every rank must run the same number of steps: check how the data is divided",
-        )
-    return scene.fault(
-        "AR490",
-        "it was the first rank to lose a connection; no rank reports why",
-        first.rank,
-        evidence=_evidence(first),
-        confidence=Confidence.UNDECIDED,
-        fix="",
-    )
+        what = f"it exited with code 0, {first.time_s - left_s:.1f} s before rank {first.rank} lost its connection"
+        fix = "every rank must run the same number of steps: check how the data is divided"
+        return scene.fault("AR407", what, rank, evidence=_evidence(first), confidence=Confidence.LIKELY, fix=fix)
+    what = "it was the first rank to lose a connection; no rank reports why"
+    return scene.fault("AR490", what, first.rank, evidence=_evidence(first), confidence=Confidence.UNDECIDED, fix="")
 
 
 def _ranks_waited_for(end: WorkerEnd) -> tuple[int, ...]:

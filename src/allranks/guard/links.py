@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from allranks.guard.judged import Judged
 from allranks.guard.scene import LEADER, Scene, Tried
@@ -188,10 +189,8 @@ def _judge_apart(
         elif all(_is_large_lost(now[pair]) for pair in mine):
             cause_id = "AR204"
             what = f"small packets pass between {two} and {one}, but full-sized ones are lost"
-            fix = (
-                f"set the switch port, bridge or tunnel of {two} to the MTU of its data interface, or run on all "
-                "nodes: ip link set <interface> mtu 1500"
-            )
+            fix = f"set the switch port, bridge or tunnel of {two} to the MTU of its data interface, or run on all "
+            fix += "nodes: ip link set <interface> mtu 1500"
         node, confidence = (f"{one} or {two}", Confidence.UNDECIDED) if is_undecided else (two, Confidence.CERTAIN)
         evidence = _evidence(scene, stalled, mine, now)
         findings.append(
@@ -212,17 +211,12 @@ def _judge_pairs(
     leave = max(met, key=lambda index: (met[index], index != LEADER, index))
     one, two = (scene.nodes[index].name for index in pairs[0])
     more = f" (and {len(pairs) - 1} more pairs)" if len(pairs) > 1 else ""
-    what = "only small packets pass" if is_mtu else "no packets pass"
-    finding = scene.fault(
-        "AR204" if is_mtu else "AR211",
-        f"{what} between {one} and {two} on the data network{more}; other nodes reach both",
-        node=f"{one} or {two}",
-        evidence=_evidence(scene, stalled, pairs, now),
-        confidence=Confidence.UNDECIDED,
-        fix=f"check the path between {one} and {two}: filter, route, trunk, MTU; until then exclude one of them: "
-        f"--exclude={two}",
-    )
-    return Judged(findings=(finding,), exit_code=Exit.NODE_FAULT, nodes=(leave,), cures=True)
+    cause_id, passes = ("AR204", "only small packets pass") if is_mtu else ("AR211", "no packets pass")
+    what = f"{passes} between {one} and {two} on the data network{more}; other nodes reach both"
+    fix = f"check the path between {one} and {two}: filter, route, trunk, MTU; until then exclude one of them: "
+    fix += f"--exclude={two}"
+    seen = _evidence(scene, stalled, pairs, now)
+    return _undecided(scene, cause_id, what, (one, two), leave, evidence=seen, fix=fix)
 
 
 def _judge_lossy(scene: Scene, episode: Episode, bad: set[Pair], stalled: Sequence[Stalled]) -> Judged | None:
@@ -238,18 +232,15 @@ def _judge_lossy(scene: Scene, episode: Episode, bad: set[Pair], stalled: Sequen
     tries = [each for one in episode.rounds for pair, tried in one.items() if leave in pair for each in tried]
     lost = sum(not each.is_ok for each in tries)
     node = scene.nodes[leave]
-    finding = scene.fault(
-        "AR212",
-        f"packets to or from {node.name} are lost: {lost} of {len(tries)} tests between it and other nodes failed, "
-        "the others passed",
-        *(node.ranks if is_decided else ()),
-        node=node.name if is_decided else " or ".join(names[:2]),
-        evidence=_evidence(scene, stalled, sorted(bad), episode.rounds[-1]),
-        confidence=Confidence.LIKELY if is_decided else Confidence.UNDECIDED,
-        fix=f"on {node.name}: ip -s link; ethtool -S <interface>; CRC errors: replace cable or transceiver; "
-        "drops: check congestion and flow control",
-        victims=scene.others(*node.ranks),
-    )
+    what = f"packets to or from {node.name} are lost: {lost} of {len(tries)} tests between it and other nodes failed, "
+    what += "the others passed"
+    fix = f"on {node.name}: ip -s link; ethtool -S <interface>; CRC errors: replace cable or transceiver; "
+    fix += "drops: check congestion and flow control"
+    seen = _evidence(scene, stalled, sorted(bad), episode.rounds[-1])
+    about: dict[str, Any] = {"evidence": seen, "fix": fix, "victims": scene.others(*node.ranks)}
+    if not is_decided:
+        return _undecided(scene, "AR212", what, names[:2], leave, **about)
+    finding = scene.fault("AR212", what, *node.ranks, node=node.name, confidence=Confidence.LIKELY, **about)
     return Judged(findings=(finding,), exit_code=Exit.NODE_FAULT, ranks=finding.ranks, nodes=(leave,), cures=True)
 
 
@@ -263,16 +254,18 @@ def _judge_filtered(scene: Scene, episode: Episode, stalled: Sequence[Stalled]) 
         return _judge_lossy(scene, episode, bad, stalled) if bad else None
     worst = max(old, key=lambda each: each.link.stalled_s)
     one, two = (scene.nodes[index].name for index in worst.pair)
-    finding = scene.fault(
-        "AR206",
-        f"a connection between {one} and {two} is stalled, but new ones work: something between them drops its packets",
-        node=f"{one} or {two}",
-        evidence=_evidence(scene, stalled, [worst.pair], {}),
-        confidence=Confidence.UNDECIDED,
-        fix=f"on {one} and {two}: nft list ruleset; conntrack -S: a stateful firewall, or a full table, drops "
-        "connections that it no longer knows",
-    )
-    return Judged(findings=(finding,), exit_code=Exit.NODE_FAULT, nodes=(worst.pair[1],), cures=True)
+    what = f"a connection between {one} and {two} is stalled, but new ones work: "
+    what += "something between them drops its packets"
+    fix = f"on {one} and {two}: nft list ruleset; conntrack -S: "
+    fix += "a stateful firewall, or a full table, drops connections that it no longer knows"
+    seen = _evidence(scene, stalled, [worst.pair], {})
+    return _undecided(scene, "AR206", what, (one, two), worst.pair[1], evidence=seen, fix=fix)
+
+
+def _undecided(scene: Scene, cause_id: str, what: str, names: Sequence[str], leave: int, **more: Any) -> Judged:
+    """One of two nodes is at fault; `leave` is to be left out."""
+    finding = scene.fault(cause_id, what, node=" or ".join(names), confidence=Confidence.UNDECIDED, **more)
+    return Judged(findings=(finding,), exit_code=Exit.NODE_FAULT, nodes=(leave,), cures=True)
 
 
 def _evidence(

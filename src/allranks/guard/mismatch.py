@@ -113,27 +113,17 @@ def explain_abort(scene: Scene, aborted: int) -> Judged:
     unknown = sorted(set(range(scene.membership.world_size)) - calls.keys() - scene.left.keys())
     if len(unknown) == 1 and len(calls) >= 2 and _compare(calls) is None:
         odd, agreed = unknown[0], sorted(calls)
-        finding = scene.fault(
-            "AR410",
-            f"it was not in collective {seq} of group {group} as all others were: "
-            f"{fold_ranks(agreed)} agree, and what it called is not known",
-            odd,
-            evidence=[
-                f"rank {aborted}: Gloo received data of an unexpected size and aborted the process",
-                *(f"rank {rank}: {calls[rank]}{calls[rank].at}" for rank in agreed[:4]),
-            ],
-            confidence=Confidence.LIKELY,
-        )
+        what = f"it was not in collective {seq} of group {group} as all others were: "
+        what += f"{fold_ranks(agreed)} agree, and what it called is not known"
+        seen = [f"rank {aborted}: Gloo received data of an unexpected size and aborted the process"]
+        seen += [f"rank {rank}: {calls[rank]}{calls[rank].at}" for rank in agreed[:4]]
+        finding = scene.fault("AR410", what, odd, evidence=seen, confidence=Confidence.LIKELY)
         return _user_error(finding, (odd,))
-    finding = scene.fault(
-        "AR410",
-        "Gloo got data of another size than it asked for, and aborted it: ranks are in different collectives, or in "
-        "one with other shapes or dtypes; which rank is the odd one is not known",
-        aborted,
-        evidence=[f"rank {rank}: {call}{call.at}" for rank, call in sorted(calls.items())[:8]],
-        confidence=Confidence.UNDECIDED,
-        ask="run it again with TORCH_DISTRIBUTED_DEBUG=DETAIL: every collective is compared before it is run",
-    )
+    what = "Gloo got data of another size than it asked for, and aborted it: ranks are in different collectives, or in "
+    what += "one with other shapes or dtypes; which rank is the odd one is not known"
+    seen = [f"rank {rank}: {call}{call.at}" for rank, call in sorted(calls.items())[:8]]
+    ask = "run it again with TORCH_DISTRIBUTED_DEBUG=DETAIL: every collective is compared before it is run"
+    finding = scene.fault("AR410", what, aborted, evidence=seen, confidence=Confidence.UNDECIDED, ask=ask)
     return _user_error(finding, (aborted,))
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from allranks.guard.judged import name_fault
-from allranks.model.beat import NodeBeat, RankBeat, TrySeen
+from allranks.model.beat import NodeBeat, ProcessState, RankBeat, TrySeen
 from allranks.model.cluster import GuardTable
 from allranks.model.finding import Finding
 from allranks.model.hostlist import fold_hosts
@@ -189,6 +189,11 @@ class Scene:
     def running(self) -> Iterator[RankView]:
         """Ranks that have told of themselves and have not ended."""
         return (view for rank, view in self.ranks.items() if rank not in self.left and rank not in self.ends)
+
+    def held(self, *states: ProcessState, for_s: float) -> list[RankBeat]:
+        """Ranks that have been in one of these states for so long, in their order."""
+        beats = (view.beat for view in self.running() if view.beat.state in states)
+        return sorted((beat for beat in beats if beat.state_for_s >= for_s), key=lambda beat: beat.rank)
 
     def fault(self, cause_id: str, message: str, *ranks: int, **more: Any) -> Finding:
         """Return a finding about these ranks and, where `more` names no node, theirs; all others are its victims."""

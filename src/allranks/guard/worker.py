@@ -43,7 +43,7 @@ SPY_EVERY_S = 5.0
 
 
 class _Told(msgspec.Struct):
-    """What the beat thread wrote; see guard/inside/beat.py."""
+    """What the beat thread wrote, see guard/inside/beat.py; after an exception also the calls alone, see entry.py."""
 
     at: str = ""
     since_ns: int = 0
@@ -53,12 +53,6 @@ class _Told(msgspec.Struct):
     blind: list[Word] = []
 
 
-class _Words(msgspec.Struct):
-    """What stands there after an exception; see guard/inside/entry.py."""
-
-    calls: list[CallSeen] = []
-
-
 _PARTS: Parts = {
     _Told: {
         "groups": (tuple[Word, tuple[int, ...], Number, Number, int], MAX_GROUPS),
@@ -66,9 +60,8 @@ _PARTS: Parts = {
         "lags": (tuple[Word, int, int], MAX_CALLS),
         "blind": (Word, MAX_CALLS),
     },
-    _Words: {"calls": (CallSeen, MAX_CALLS)},
 }
-_Kind = TypeVar("_Kind", _Told, _Words, CallSeen)
+_Kind = TypeVar("_Kind", _Told, CallSeen)
 
 
 class WatchedWorker:
@@ -113,7 +106,7 @@ class WatchedWorker:
             checkpoint=read.saved,
             phase=as_one_line(read.phase),
             groups=groups,
-            calls=_calls(told, _decode(read.words, _Words), call, groups),
+            calls=_calls(told, _decode(read.words, _Told), call, groups),
             lags=self._new_lags(told),
             blind=tuple(told.blind),
         )
@@ -181,7 +174,7 @@ def _completed(told: _Told, name: str, completed: int) -> int:
 
 
 def _calls(
-    told: _Told, words: _Words | None, call: CallSeen | None, groups: tuple[GroupSeen, ...]
+    told: _Told, words: _Told | None, call: CallSeen | None, groups: tuple[GroupSeen, ...]
 ) -> tuple[CallSeen, ...]:
     """The recorder's calls, later words over earlier ones, and the one that Python made where no recorder has it."""
     known = {(each.group, each.seq, each.peer): each for each in (*told.calls, *(words.calls if words else ()))}

@@ -1,7 +1,7 @@
 """Which ranks train together in this epoch, and which of them is this process? One value for all who must agree on it.
 
     own = Membership.spread(3, 8, per_node=4)
-    own.world_size, len(own.members), own.is_leader          # 8, 2, False
+    own.world_size, own.num_nodes, own.is_leader             # 8, 2, False
 
 An epoch is one start of the workers. Nothing in here changes within it; the next epoch has another value. Code inside
 workers (join, guard.inside) and the process that writes checkpoints import nothing of ours: they get the same as plain
@@ -23,7 +23,7 @@ class Member(msgspec.Struct, frozen=True, kw_only=True):
     """One node of the group as the leader put it together."""
 
     name: str = ""
-    """Host name, made unique where two agents share a host; empty where the launcher does not tell it."""
+    """Host name, made unique where two agents share a host; a number where the launcher does not tell it."""
     first_rank: int
     num_workers: int
     host: str = ""
@@ -53,7 +53,7 @@ class Membership:
     rank: int = 0
     """Of this process. The leader, which is no rank itself, is the agent of rank 0's node."""
     members: tuple[Member, ...] = (Member(first_rank=0, num_workers=1),)
-    """Nodes with their ranks, in the order of ranks."""
+    """Nodes with their ranks, in the order of ranks; a node comes again where ranks are dealt out in turn (srun)."""
     store_prefix: str = "allranks"
     """What the keys of this epoch in the store of the default group begin with."""
     groups: tuple[GroupId, ...] = ()
@@ -67,7 +67,7 @@ class Membership:
     def spread(cls, rank: int, world_size: int, *, per_node: int = 1) -> Membership:
         """Return the place of a rank where every node has this many ranks, and the last one what is left."""
         firsts = range(0, world_size, per_node)
-        each = (Member(first_rank=at, num_workers=min(per_node, world_size - at)) for at in firsts)
+        each = (Member(name=str(at), first_rank=at, num_workers=min(per_node, world_size - at)) for at in firsts)
         return cls(rank=rank, members=tuple(each))
 
     @property
@@ -76,9 +76,15 @@ class Membership:
         return sum(member.num_workers for member in self.members)
 
     @property
+    def num_nodes(self) -> int:
+        """Nodes that train together."""
+        return len({member.name for member in self.members})
+
+    @property
     def local_world_size(self) -> int:
         """Ranks on this node; other nodes may have another number."""
-        return next(member.num_workers for member in reversed(self.members) if member.first_rank <= self.rank)
+        own = next(member.name for member in reversed(self.members) if member.first_rank <= self.rank)
+        return sum(member.num_workers for member in self.members if member.name == own)
 
     @property
     def is_leader(self) -> bool:

@@ -117,8 +117,8 @@ class _Group:
         if calls := self.calls.get(rank):
             return max(calls)
         dump = self.dumps[rank]
-        if status := dump.status.get(self.name):
-            return max(status.enqueued, 0)
+        if self.name in dump.enqueued:
+            return max(dump.enqueued[self.name], 0)
         return 0 if dump.is_whole else None
 
     def open_at(self, rank: int) -> int | None:
@@ -137,7 +137,7 @@ def _list_groups(dumps: Sequence[Dump]) -> list[_Group]:
     for dump in dumps:
         for call in dump.calls:
             calls[call.group, dump.rank].append(call)
-        for name in {call.group for call in dump.calls} | dump.status.keys() | dump.members.keys():
+        for name in {call.group for call in dump.calls} | dump.enqueued.keys() | dump.members.keys():
             named[name][dump.members.get(name, ())].append(dump)
     groups = []
     for name, by_members in named.items():
@@ -192,17 +192,11 @@ def _mismatch(group: _Group) -> Stop | None:
         is_tie = next_most == most
         first, other = min(odd), min(ranks.keys() - odd)
         one, two = _difference(ranks[first], ranks[other])
-        return group.stop(
-            StopKind.MISMATCH,
-            seq,
-            f"at collective {seq} of {group.shown()} {fold_ranks(odd)} called {one}{one.at}, "
-            f"{fold_ranks(ranks.keys() - odd)} {two}{two.at}",
-            ((first, one), (other, two)),
-            ranks=ranks if is_tie else odd,
-            victims=() if is_tie else set(group.dumps) - odd,
-            waiting=ranks,
-            is_decided=not is_tie and not is_over,
-        )
+        message = f"at collective {seq} of {group.shown()} {fold_ranks(odd)} called {one}{one.at}, "
+        message += f"{fold_ranks(ranks.keys() - odd)} {two}{two.at}"
+        blamed, victims = (ranks, set[int]()) if is_tie else (odd, set(group.dumps) - odd)
+        about = {"ranks": blamed, "victims": victims, "waiting": ranks, "is_decided": not is_tie and not is_over}
+        return group.stop(StopKind.MISMATCH, seq, message, ((first, one), (other, two)), **about)
     return None
 
 
@@ -254,15 +248,10 @@ def _waits(group: _Group) -> Iterator[_Wait]:
         if (seq := group.open_at(rank)) is not None:
             waiting[seq].add(rank)
     reaches = {rank: group.reach(rank) for rank in group.dumps}
+    unknown = frozenset(group.order) - group.dumps.keys()
     for seq, ranks in sorted(waiting.items()):
-        yield _Wait(
-            group=group,
-            seq=seq,
-            waiting=frozenset(ranks),
-            missing=frozenset(rank for rank, reach in reaches.items() if reach is not None and reach < seq),
-            unknown=frozenset(set(group.order) - set(group.dumps)),
-            call=group.calls[min(ranks)][seq][0],
-        )
+        missing = frozenset(rank for rank, reach in reaches.items() if reach is not None and reach < seq)
+        yield _Wait(group, seq, frozenset(ranks), missing, unknown, group.calls[min(ranks)][seq][0])
 
 
 def _pair_waits(group: _Group) -> Iterator[_Wait]:
@@ -274,14 +263,9 @@ def _pair_waits(group: _Group) -> Iterator[_Wait]:
         peer = group.order[call.peer]
         mine = group.order.index(rank) if rank in group.order else -1
         is_there = any(other.peer == mine for other in group.pairs.get(peer, ()))
-        yield _Wait(
-            group=group,
-            seq=call.seq,
-            waiting=frozenset({rank, peer} if is_there else {rank}),
-            missing=frozenset() if is_there or peer not in group.dumps else frozenset({peer}),
-            unknown=frozenset() if peer in group.dumps else frozenset({peer}),
-            call=call,
-        )
+        waiting = frozenset({rank, peer} if is_there else {rank})
+        unknown = frozenset({peer} - group.dumps.keys())
+        yield _Wait(group, call.seq, waiting, frozenset({peer}) - waiting - unknown, unknown, call)
 
 
 def _follow(waits: Sequence[_Wait], dumps: Mapping[int, Dump]) -> list[Stop]:
@@ -338,15 +322,10 @@ def _circle(waits: Sequence[_Wait], waiting: frozenset[int]) -> Stop:
     ring = path[path.index(wait) :]
     parts = [f"{fold_ranks(each.waiting)} waited in {each.shown()}{each.call.at}" for each in ring[:4]]
     ranks = frozenset().union(*(each.waiting for each in ring))
-    return ring[0].group.stop(
-        StopKind.CIRCLE,
-        ring[0].seq,
-        "ranks waited for each other: " + ", ".join(parts),
-        [(min(each.waiting), each.call) for each in ring[:4]],
-        ranks=ranks,
-        victims=waiting - ranks,
-        waiting=ring[0].waiting,
-    )
+    message = f"ranks waited for each other: {', '.join(parts)}"
+    calls = [(min(each.waiting), each.call) for each in ring[:4]]
+    about = {"ranks": ranks, "victims": waiting - ranks, "waiting": ring[0].waiting}
+    return ring[0].group.stop(StopKind.CIRCLE, ring[0].seq, message, calls, **about)
 
 
 def _behind(groups: Sequence[_Group]) -> Iterator[Stop]:

@@ -85,7 +85,6 @@ def wrap(c10d: Any, teller: Teller) -> None:
 
     Args:
         c10d: torch.distributed.distributed_c10d, before anything took the names from it.
-        teller: where they tell.
     """
     for name, described in COLLECTIVES.items():
         original = getattr(c10d, name, None)
@@ -102,8 +101,6 @@ class _Collective:
         self._teller = teller
         self._is_p2p = name in _PEERS
         self._peer_name = _PEERS.get(name, "")
-        self._is_list_of_one = described.gloo_op == "all_reduce" and described.tensors == "input_list"
-        self._is_stacked = name == "scatter"
         self._parameters = tuple(inspect.signature(original).parameters)
 
     def wrapped(self) -> Callable[..., Any]:
@@ -196,9 +193,9 @@ class _Collective:
         tensors = self._tensors(given)
         sizes = [list(tensor.shape) for tensor in tensors]
         dtypes = [_dtype(tensor.dtype) for tensor in tensors]
-        if self._is_list_of_one:  # Gloo reduces them one after the other
-            sizes, dtypes = sizes[:1], dtypes[:1]
-        elif self._is_stacked and sizes:
+        if (self._described.op, self._described.tensors) == ("reduce_scatter", "input_list"):
+            sizes, dtypes = sizes[:1], dtypes[:1]  # Gloo reduces them one after the other
+        elif self._described.op == "scatter" and sizes:
             sizes, dtypes = [[len(sizes), *sizes[0]]], dtypes[:1]
         return sizes[:64], dtypes[:64]
 

@@ -237,17 +237,11 @@ class Cell:
 
     def read(self) -> CellRead:
         """Return all that the worker wrote, whatever state it is in now."""
-        told, words, call, step, saved, phase = (self._records[name].read() for name in _TOLD)
-        return CellRead(
-            pid=int(self._numbers[_PID]),
-            told=told,
-            words=words,
-            call=call,
-            is_call_done=call is not None and self._numbers[_DONE] >= call.number,
-            step=_NUMBER.unpack(step.data)[0] if step else None,
-            saved=_NUMBER.unpack(saved.data)[0] if saved else None,
-            phase=phase.data.decode(errors="replace") if phase else "",
-        )
+        told, words, call, *numbers, phase = (self._records[name].read() for name in _TOLD)
+        step, saved = (written and _NUMBER.unpack(written.data)[0] for written in numbers)
+        is_call_done = call is not None and self._numbers[_DONE] >= call.number
+        text = phase.data.decode(errors="replace") if phase else ""
+        return CellRead(int(self._numbers[_PID]), told, words, call, is_call_done, step, saved, text)
 
 
 class _Record:

@@ -13,7 +13,7 @@ Four things that are easily got wrong:
 - SLURM may signal every process of the step, also workers in sessions of their own: always with proctrack/linuxproc,
   and with SignalChildrenProcesses=yes in cgroup.conf. A worker without a handler is ended by the warning itself, so
   workers are started with SIGUSR1 ignored; one that has a handler of its own gets it (`host.signals.catches`).
-- The same holds for SIGTERM. A worker that has something to save leaves it to its agent (state/resumed/sigterm.py); one
+- The same holds for SIGTERM. A worker that has something to save leaves it to its agent (state/resumed/telling.py); one
   that has not is ended by it, which saves a moment.
 - A job that is preempted with a grace period is put back only if it still runs when the period is over; one that ends
   by itself before that has failed, or is complete. So the leader waits: `launch.queue.requeue.outlast_preemption`.

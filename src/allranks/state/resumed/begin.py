@@ -14,8 +14,8 @@ from torch.distributed.distributed_c10d import _get_default_store
 from allranks.model.membership import Membership
 from allranks.report.text import say
 from allranks.state.resumed.pace import Pace
-from allranks.state.resumed.sigterm import leave_to_agent
 from allranks.state.resumed.steps import StepLost
+from allranks.state.resumed.telling import leave_to_agent
 from allranks.state.resumed.track import Tracked
 from allranks.state.saved.checkpoint import Checkpointer
 

@@ -50,7 +50,7 @@ class Pace:
 
     def save_done(self, stall: Stall, write_s: float | None) -> None:
         """Reckon anew from here, with the stall of this save, and how long the last complete one took to write."""
-        num_nodes = len(self._membership.members)
+        num_nodes = self._membership.num_nodes
         self._stalls_s.append(stall.seconds)
         self._saved_s = self._clock()
         self._interval = choose_interval(

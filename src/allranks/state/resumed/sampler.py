@@ -6,7 +6,7 @@
 The order of an epoch is a function of seed and epoch alone; the position is one integer, the samples that steps have
 consumed since the beginning. Step by step the next `global_batch_size` samples are taken from that order, and rank r
 gets the r-th slice of them, whatever the number of ranks: slices may differ by one sample, so five ranks can go on
-where six stopped. What that does to gradients is the matter of `state.resumed.scaling`.
+where six stopped. What that does to gradients is the matter of `state.resumed.averaging`.
 
 The DataLoader runs ahead of the steps; the position does not: `state.steps()` moves it, or `advance()` does where a
 loop is one's own. A rank without a sample in a small last batch gets the first one of it, to run forward and backward
@@ -130,11 +130,6 @@ class Sampler:
     def epoch(self) -> int:
         """The epoch that the next step belongs to."""
         return self.position // self.epoch_size
-
-    @property
-    def num_steps(self) -> int:
-        """Steps of a whole epoch."""
-        return -(-self.epoch_size // self.global_batch_size)
 
     def share(self, position: int | None = None) -> Share:
         """What the step at this position means for this rank; None: the next step."""

@@ -104,7 +104,6 @@ class Tracked:
         """Put everything back as the newest whole checkpoint has it; all ranks call it together.
 
         Args:
-            partial: take the parts that are in the checkpoint, and let the others begin anew.
             is_default: nobody named the directory, so it may hold another experiment's checkpoints.
         Raises:
             UsageError: it holds other parts than are tracked, or is another experiment's.
@@ -118,11 +117,7 @@ class Tracked:
         kept, why, lines = loaded.common["parts"], "", list[str]()
         if self._membership.is_leader:
             why, lines = experiment.compare(
-                loaded.directory,
-                loaded.common,
-                self._parts.state(),
-                is_default=is_default,
-                is_partial=partial,
+                loaded.directory, loaded.common, self._parts.state(), is_default=is_default, is_partial=partial
             )
         if why := self.checkpoints.ranks.tell_all("whose checkpoint it is", why):
             raise UsageError(why)
@@ -246,19 +241,17 @@ class Tracked:
             why = f"step {self.step} was left by an exception"
         elif self._feed.is_ahead:
             why = f"the loader has given the batch of step {self.step}, which was not made, and cannot go back"
+        word = f"step {self.step}{why and ', '}{why}"
         try:
-            why = (
-                self.checkpoints.ranks.meet("leave the session", f"step {self.step}{why and ', '}{why}", LEAVE_S) or why
-            )
+            why = self.checkpoints.ranks.meet("leave the session", word, LEAVE_S) or why
         except RuntimeError as exc:
             why = f"rank 0 is gone ({first_words(exc)})"
         if why and (self._membership.is_leader or why.startswith("rank 0")):
             say(f"steps {saved[0] + 1} to {self.step} are not saved: {why}")
-        if why:
-            return
-        with self._losing():
-            self._save()
-            self._wait()
+        elif not why:
+            with self._losing():
+                self._save()
+                self._wait()
 
     def _resume(self, feed: Feed) -> None:
         """Open the loader where the checkpoint was taken, and put the generators back."""

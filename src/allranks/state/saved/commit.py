@@ -95,7 +95,7 @@ def write_part(
     """Write the bytes of this rank's part, verify and report it; what it has made is gone again if that fails.
 
     Args:
-        written: called when they are needed no more.
+        written: called when the content is needed no more.
         should_stop: whether there is no time to verify.
     Raises:
         OSError: the file system would not take it, or gives back something else.
@@ -222,14 +222,7 @@ def seal(attempt: Attempt, parts: tuple[Part, ...], *, torch: str) -> Path:
     Raises:
         OSError: the file system would not.
     """
-    manifest = Manifest(
-        step=attempt.step,
-        world_size=attempt.world_size,
-        attempt=attempt.name,
-        torch=torch,
-        saved_s=time.time(),
-        parts=parts,
-    )
+    manifest = Manifest(attempt.step, attempt.world_size, attempt.name, torch, time.time(), parts)
     with (attempt.directory / MANIFEST).open("xb", buffering=0) as file:
         _write_all(file.fileno(), memoryview(manifest.to_bytes()))
         os.fsync(file.fileno())
