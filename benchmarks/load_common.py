@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from allranks.model.membership import Membership
 from allranks.state.resumed.agree import Agreement
 from allranks.state.saved import parts
 from allranks.state.saved.checkpoint import Checkpointer
@@ -56,7 +57,7 @@ def in_group(rank: int, told: argparse.Namespace, port: int, directory: str, fre
     dist.init_process_group("gloo", store=store, rank=rank, world_size=told.ranks, timeout=timedelta(seconds=300))
     if told.server_mb_s:
         parts.os = SlowServer(free_at, told.server_mb_s * 1e6)  # type: ignore[attr-defined, assignment]
-    agreement = Agreement(is_leader=rank == 0, device=torch.device("cpu"))
+    agreement = Agreement(Membership.spread(rank, told.ranks), device=torch.device("cpu"))
     sent_s: list[float] = []
 
     def give(tensors: Sequence[torch.Tensor]) -> None:
@@ -67,7 +68,7 @@ def in_group(rank: int, told: argparse.Namespace, port: int, directory: str, fre
     ways = {"each reads": None, "one reads": give}
     times: dict[str, list[float]] = {way: [] for way in ways}
     chance = random.Random(0)
-    with Checkpointer(directory, rank=rank, world_size=told.ranks, store=store, say=lambda _: None) as checkpoints:
+    with Checkpointer(directory, Membership.spread(rank, told.ranks), store=store, say=lambda _: None) as checkpoints:
         for _ in range(told.rounds + 1):
             for way in chance.sample(list(ways), len(ways)):
                 dist.barrier()
@@ -100,7 +101,7 @@ def save(directory: str, ranks: int, megabytes: int) -> None:
 
 def _save(rank: int, ranks: int, port: int, directory: str, state: dict[str, torch.Tensor]) -> None:
     store = dist.TCPStore("127.0.0.1", port, ranks, False)
-    with Checkpointer(directory, rank=rank, world_size=ranks, store=store) as checkpoints:
+    with Checkpointer(directory, Membership.spread(rank, ranks), store=store) as checkpoints:
         checkpoints.save(1, state, wait=True)
 
 

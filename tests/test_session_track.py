@@ -276,8 +276,8 @@ AS_USERS_WRITE_THEM = """
 
         def one_writer_hangs():
             store = dist.distributed_c10d._get_default_store()
-            agree = Agreement(is_leader=s.is_leader, device="cpu").can_all
-            with Checkpointer("hangs", rank=s.rank, world_size=2, store=store) as checkpoints:
+            agree = Agreement(s.membership, device="cpu").can_all
+            with Checkpointer("hangs", s.membership, store=store) as checkpoints:
                 checkpoints.save(1, {}, agree=agree, wait=True)
                 writer = checkpoints._link._process.pid
                 if s.rank == 1:

@@ -22,6 +22,7 @@ are. Limits: the roll call uses `runs/` in the working directory; torch is impor
 from __future__ import annotations
 
 import contextlib
+import itertools
 import multiprocessing
 import os
 import sys
@@ -42,6 +43,7 @@ from allranks.model.cluster import Backend
 from allranks.model.contradiction import check_no_launcher_inside, check_not_spawned, finding_of_refusals
 from allranks.model.errors import AllranksError, IdentityError, SetupError, UsageError
 from allranks.model.identity import NODE_FILES, TORCHRUN, world_from_env
+from allranks.model.membership import GroupId, Membership, read_members
 from allranks.model.world import Launcher, Level, World
 from allranks.preflight.ground import Ground, hold_roll_call, no_torch
 from allranks.preflight.ranks import job_name, own_gpu
@@ -60,6 +62,8 @@ if TYPE_CHECKING:
 RUN_ROOT = Path("runs")
 _grounds: dict[int, Ground] = {}
 """By process id, since a fork inherits it: the roll call is held once."""
+_incarnations = itertools.count(1)
+"""Of the default group in this process."""
 _OF_WORKERS = {
     *TORCHRUN.values(),
     *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT"),
@@ -71,11 +75,9 @@ _OF_WORKERS = {
 class Session:
     """This process in its group, while the group lasts."""
 
-    rank: int
+    membership: Membership
+    """Which ranks train together, and which of them is this."""
     local_rank: int
-    world_size: int
-    local_world_size: int
-    """Ranks on this node; other nodes may have another number."""
     node: str
     """Name of this machine in the job."""
     backend: str
@@ -87,9 +89,24 @@ class Session:
     _on_exit: contextlib.ExitStack = field(default_factory=contextlib.ExitStack, repr=False, compare=False)
 
     @property
+    def rank(self) -> int:
+        """Of this process, from 0."""
+        return self.membership.rank
+
+    @property
+    def world_size(self) -> int:
+        """Ranks on all nodes."""
+        return self.membership.world_size
+
+    @property
+    def local_world_size(self) -> int:
+        """Ranks on this node; other nodes may have another number."""
+        return self.membership.local_world_size
+
+    @property
     def is_leader(self) -> bool:
         """Whether this is rank 0: the one that prints and saves."""
-        return self.rank == 0
+        return self.membership.is_leader
 
     def barrier(self) -> None:
         """Wait until all ranks are here.
@@ -123,8 +140,7 @@ class Session:
         """
         from allranks.state.resumed.sampler import Sampler
 
-        own = {"rank": self.rank, "world_size": self.world_size}
-        return Sampler(dataset, global_batch_size=global_batch_size, **own | arguments)
+        return Sampler(dataset, global_batch_size=global_batch_size, membership=self.membership, **arguments)
 
     def seeded(self, dataset: Any) -> SeededDataset:
         """Return the dataset with a seed for each sample: the same augmentation on any rank, and after a restart."""
@@ -152,8 +168,8 @@ class Session:
         """
         from allranks.state.resumed.validation import validate
 
-        own = {"rank": self.rank, "world_size": self.world_size, "device": self.device}
-        return validate(model, dataset, measure, batch_size=batch_size, **own | arguments)
+        arguments |= {"membership": self.membership, "device": self.device}
+        return validate(model, dataset, measure, batch_size=batch_size, **arguments)
 
     def track(
         self,
@@ -189,9 +205,7 @@ class Session:
             checkpoint_dir=checkpoint_dir,
             checkpoint_every=checkpoint_every,
             default=RunDir(RUN_ROOT, self.job).checkpoints_path(None) if self.job else Path("checkpoints"),
-            num_nodes=-(-self.world_size // self.local_world_size),
-            rank=self.rank,
-            world_size=self.world_size,
+            membership=self.membership,
             device=self.device,
             keep=keep,
             keep_best=keep_best,
@@ -230,11 +244,7 @@ def session(
 
 
 def _enter(
-    on_exit: contextlib.ExitStack,
-    *,
-    backend: str | None,
-    timeout_s: float | None,
-    cluster: str | Path | None,
+    on_exit: contextlib.ExitStack, *, backend: str | None, timeout_s: float | None, cluster: str | Path | None
 ) -> Session:
     if backend not in (None, *Backend):
         raise UsageError(f"session(backend={backend!r}): expected 'nccl', 'gloo' or None")
@@ -244,7 +254,8 @@ def _enter(
     # Phase 1: who am I
     is_below_agent = "ALLRANKS_AGENT_PID" in os.environ
     world = _identify(os.environ, is_below_agent=is_below_agent)
-    loaded = LoadedCluster() if is_below_agent else _load_cluster(cluster)
+    path = None if is_below_agent else find_cluster_file(cluster, os.environ, Path())
+    loaded = LoadedCluster() if path is None else read_cluster(path)
     wanted = backend or str(loaded.cluster.train.backend)
 
     # Phase 2: roll call
@@ -276,10 +287,8 @@ def _enter(
         ground.release_port()  # the store has its own hold on it
     on_exit.push(partial(leave, dist))
     return Session(
-        rank=world.rank,
+        membership=_describe_membership(world, c10d),
         local_rank=world.local_rank,
-        world_size=world.world_size,
-        local_world_size=world.local_world_size,
         node=node,
         backend=chosen,
         device=device,
@@ -291,7 +300,7 @@ def _enter(
 def _own_cell() -> Cell | None:
     """What this process shares with its agent; None where no agent started it."""
     cell = Cell.inherited()
-    return cell if cell is not None and cell.claim() else None
+    return cell if cell and cell.claim() else None
 
 
 def _say_last_words() -> None:
@@ -333,11 +342,6 @@ def _is_alone(world: World) -> bool:
     return world.launcher is Launcher.NONE or (world.level is Level.NODE and world.num_nodes == 1)
 
 
-def _load_cluster(explicit: str | Path | None) -> LoadedCluster:
-    path = find_cluster_file(explicit, os.environ, Path())
-    return LoadedCluster() if path is None else read_cluster(path)
-
-
 # Phase 3
 
 
@@ -372,6 +376,20 @@ def _choose_backend(dist: ModuleType, world: World) -> str:
     import torch
 
     return "nccl" if dist.is_nccl_available() and torch.cuda.device_count() >= world.local_world_size else "gloo"
+
+
+def _describe_membership(world: World, c10d: Any) -> Membership:
+    spread = Membership.spread(world.rank, world.world_size, per_node=world.local_world_size)
+    epoch, number = int(os.environ.get("TORCHELASTIC_RESTART_COUNT") or 0), next(_incarnations)
+    backends = {each.rpartition(":")[2] for each in c10d.get_backend_config().split(",")}
+    name = c10d._get_default_group().group_name
+    return Membership(
+        epoch=epoch,
+        rank=world.rank,
+        members=read_members(os.environ.get("ALLRANKS_MEMBERS", "")) or spread.members,
+        store_prefix=f"allranks/{epoch}",
+        groups=tuple(GroupId(name, backend, number) for backend in sorted(backends)),
+    )
 
 
 def _take_device(backend: str, world: World, *, node: str) -> torch.device:

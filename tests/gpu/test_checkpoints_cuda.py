@@ -14,6 +14,7 @@ COMPARE = """\
 from pathlib import Path
 import torch
 from rank import device, is_rehearsal, rank, synchronize, tell, world_size
+from allranks.model.membership import Membership
 from allranks.state.saved.checkpoint import Checkpointer
 
 def same(one, other):
@@ -211,7 +212,7 @@ for _ in range(3):
     optimizer.zero_grad()
 state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()["state"]}
 store = dist.distributed_c10d._get_default_store()
-with Checkpointer("saved", rank=rank, world_size=world_size, store=store) as checkpoints:
+with Checkpointer("saved", Membership.spread(rank, world_size), store=store) as checkpoints:
     checkpoints.save(3, state)
     assert checkpoints.wait()
     loaded = checkpoints.load(torch.utils._pytree.tree_map(torch.zeros_like, state))  # sharded ones are read into it

@@ -8,7 +8,8 @@ from typing import Any
 from allranks.guard.scene import Scene
 from allranks.model.beat import CallSeen, GroupSeen, LinkSeen, NodeBeat, RankBeat, TrySeen
 from allranks.model.cluster import GuardTable
-from allranks.wire.protocol import Member, WorkerEnd
+from allranks.model.membership import Member, Membership
+from allranks.wire.protocol import WorkerEnd
 
 FAST = GuardTable(join_s=25, gone_s=3, beat_s=0.2, stopped_s=1.5, stalled_s=1.5, slow_s=30, hang_s=120)
 NOW_S = 1000.0
@@ -82,7 +83,7 @@ def scene(
     """All nodes have spoken just now."""
     num = num or len(beats)
     addresses = {i: {network: address(i, network) for network in ("data", "control")} for i in range(num)}
-    made = Scene(settings, members(num), 0, addresses, began_s)
+    made = Scene(settings, Membership(members=members(num)), addresses, began_s)
     for each in beats:
         assert made.hear(each, NOW_S)
     made.ends.update({rank: (end, NOW_S) for rank, end in (ends or {}).items()})

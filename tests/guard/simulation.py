@@ -18,7 +18,8 @@ from allranks.guard.judged import Judged
 from allranks.guard.verdict import Guard
 from allranks.model.beat import CallSeen, GroupSeen, LinkSeen, NodeBeat, ProcessState, RankBeat, TrySeen
 from allranks.model.cluster import GuardTable
-from allranks.wire.protocol import Beat, Member, Plan, Try, WorkerEnd
+from allranks.model.membership import Member
+from allranks.wire.protocol import Beat, Plan, Try, WorkerEnd
 
 FAST = GuardTable(join_s=25, gone_s=3, beat_s=0.2, stopped_s=1.5, stalled_s=1.5, slow_s=30, hang_s=120)
 EPOCH_S = 1_700_000_000.0

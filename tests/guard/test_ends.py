@@ -10,7 +10,8 @@ import pytest
 from allranks.guard.ends import is_secondary, judge_ends, should_stop
 from allranks.guard.scene import Scene
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
-from allranks.wire.protocol import Member, WorkerEnd
+from allranks.model.membership import Member, Membership
+from allranks.wire.protocol import WorkerEnd
 
 from .scenes import FAST
 
@@ -39,7 +40,7 @@ def lost(rank: int, *, at: float = 100.0) -> WorkerEnd:
 
 
 def scene_of(*ends: WorkerEnd, exits: dict[int, float] | None = None) -> Scene:
-    scene = Scene(FAST, MEMBERS, 0, {}, 0.0)
+    scene = Scene(FAST, Membership(members=MEMBERS), {}, 0.0)
     for rank, time_s in (exits or {}).items():
         scene.end(end(rank, 0, at=time_s), time_s)
     for worker_end in ends:

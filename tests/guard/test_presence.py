@@ -9,7 +9,6 @@ from allranks.guard.presence import (
     judge_gone,
     judge_stopped,
     pick_triers,
-    targets_of,
 )
 from allranks.guard.scene import Tried
 from allranks.model.beat import ProcessState, TrySeen
@@ -122,7 +121,7 @@ def test_the_leaders_node_and_some_others_try_both_networks():
     suspects = find_suspects(made, NOW_S)
     assert [node.index for node in suspects] == [2]
     assert [node.index for node in pick_triers(made, suspects)] == [0, 1, 3]
-    targets = targets_of(suspects[0])
+    targets = suspects[0].targets()
     assert [(t.network, t.address, t.port) for t in targets] == [
         ("data", "192.168.20.3", 4000),
         ("control", "10.0.0.3", 4001),

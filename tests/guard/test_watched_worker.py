@@ -41,6 +41,10 @@ def tell(cell: Cell, **what: object) -> None:
     assert cell.tell(json.dumps(told).encode())
 
 
+def call(cell: Cell, **what: object) -> int:
+    return cell.enter_call(json.dumps({"group": "0", "place": "train.py:9 in step", **what}).encode())
+
+
 def test_ages_are_by_the_clock_and_not_by_when_they_were_told(cell: Cell, tmp_path: Path):
     proc(tmp_path, 70, "S")
     tell(cell, groups=[["0", [0, 1], 8, 7, time.monotonic_ns() - 5 * SECOND_NS]])
@@ -77,19 +81,19 @@ def test_the_process_that_claimed_the_cell_is_looked_at_where_it_is_below_the_wo
 
 def test_a_python_call_that_no_recorder_has_is_added_and_counts_as_called(cell: Cell, tmp_path: Path):
     tell(cell, groups=[["0", [0, 1], 4, 4, 0]])
-    cell.enter_call("0", 5, "all_reduce", "[[2, 3]]", "Float", "train.py:9 in step")
+    call(cell, seq=5, op="all_reduce", sizes=[[2, 3]], dtypes=["Float"])
     beat = watched(cell, tmp_path).look()
     assert beat.groups[0].enqueued == 5
     assert beat.groups[0].waiting_s > 0
-    (call,) = beat.calls
-    assert (call.group, call.seq, call.op, call.sizes, call.dtypes, call.is_done, call.place) == (
+    (seen,) = beat.calls
+    assert (seen.group, seen.seq, seen.op, seen.sizes, seen.dtypes, seen.is_done, seen.place) == (
         "0", 5, "all_reduce", ((2, 3),), ("Float",), False, "train.py:9 in step",
     )  # fmt: skip
 
 
 def test_a_receive_that_waits_is_no_collective_of_the_group(cell: Cell, tmp_path: Path):
     tell(cell, groups=[["0", [0, 1], 4, 4, 0]])
-    cell.enter_call("0", 9, "recv", "[[1]]", "Float", "train.py:9 in step", peer=1)
+    call(cell, seq=9, op="recv", sizes=[[1]], dtypes=["Float"], peer=1)
     beat = watched(cell, tmp_path).look()
     assert beat.groups[0].enqueued == 4
     assert beat.groups[0].waiting_s > 0

@@ -12,9 +12,10 @@ from allranks.launch.plan import JobPlan, Request, plan_job
 from allranks.model.card import Interface
 from allranks.model.cluster import Backend, Cluster, NetworkTable, TrainTable
 from allranks.model.identity import world_from_env
+from allranks.model.membership import Member
 from allranks.model.setting import Setting
 from allranks.wire.leader import Hint
-from allranks.wire.protocol import Member, Plan
+from allranks.wire.protocol import Plan
 
 FACTS = NodeFacts(host="node02", interfaces=(Interface("lo", ("127.0.0.1",), is_up=True),), num_gpus=4, num_cpus=48)
 MEMBERS = (

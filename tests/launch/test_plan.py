@@ -13,9 +13,9 @@ from allranks.model.card import Interface
 from allranks.model.cluster import Cluster, NetworkTable, Node
 from allranks.model.errors import AllranksError, ConfigError, IdentityError, SetupError, UsageError
 from allranks.model.identity import world_from_env
+from allranks.model.membership import Member
 from allranks.model.setting import Setting
 from allranks.wire.leader import Hint
-from allranks.wire.protocol import Member
 
 LO = Interface("lo", ("127.0.0.1", "::1"), is_up=True)
 MANAGEMENT = Interface("eno1", ("10.1.0.3",), is_up=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -190,7 +191,8 @@ def test_it_joins_a_group_and_beats_through_the_cell_it_got(tmp_path: Path):
     cell.close()
     assert (code, read.pid, read.phase) == (0, pid, "leaving")
     assert read.call is not None
-    assert (read.call.op, read.call.sizes) == ("all_reduce", "[[3]]")
+    told = json.loads(read.call.data)
+    assert (told["op"], told["sizes"]) == ("all_reduce", [[3]])
     assert "all 1 ranks" not in err
 
 

@@ -9,6 +9,7 @@ from allranks.model.card import Card, Facts, Gpu
 from allranks.model.errors import SetupError
 from allranks.model.finding import Confidence, Finding, Severity
 from allranks.model.identity import world_from_env
+from allranks.model.membership import Member
 from allranks.preflight.ranks import (
     choose_backend,
     describe_group,
@@ -18,7 +19,7 @@ from allranks.preflight.ranks import (
     own_gpu,
     settings_of,
 )
-from allranks.wire.protocol import Member, Plan
+from allranks.wire.protocol import Plan
 from cards import make_card
 from srun_tasks import task
 

@@ -105,7 +105,7 @@ def test_logged_values_go_to_a_board_too(tmp_path: Path, kind: type[Board]):
 
 def test_what_takes_no_values_is_refused(tmp_path: Path):
     with pytest.raises(UsageError, match=r"track\(log='runs/1'\): expected a run of W&B, a SummaryWriter, or f\(step"):
-        Tracked({}, checkpoints=Checkpointer(tmp_path), rank=0, world_size=1, log="runs/1")
+        Tracked({}, checkpoints=Checkpointer(tmp_path), log="runs/1")
 
 
 @pytest.mark.parametrize(("count", "batch_size", "num_ranks"), [(1, 1, 3), (5, 2, 3), (7, 2, 3), (9, 2, 2), (64, 8, 5)])

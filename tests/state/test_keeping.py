@@ -37,7 +37,7 @@ def test_the_best_checkpoint_outlives_the_newest_ones_and_a_restart(tmp_path: Pa
 
 def test_a_value_that_keep_best_does_not_name_is_refused(tmp_path: Path):
     with pytest.raises(UsageError, match=r'^track\(keep_best=\(.*\)\): expected a name and "min" or "max"'):
-        Tracked({}, checkpoints=Checkpointer(tmp_path), rank=0, world_size=1, keep_best=("loss", "low"))
+        Tracked({}, checkpoints=Checkpointer(tmp_path), keep_best=("loss", "low"))
     with tracked(tmp_path, keep_best=("loss", "min")) as state, pytest.raises(UsageError, match=r"names loss$"):
         state.save(los=0.1)
     with tracked(tmp_path) as state, pytest.raises(UsageError, match=r"is not set$"):

@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, WeightedRandomS
 
 from allranks.guard.inside.cell import Cell
 from allranks.model.errors import UsageError
+from allranks.model.membership import Membership
 from allranks.state.resumed.averaging import Averaging
 from allranks.state.resumed.sampler import Sampler
 from allranks.state.resumed.track import Tracked
@@ -35,7 +36,7 @@ def tracked(folder: Path, cell: Cell | None = None, every: int | None = None, **
     """One life of a training on one rank, as `s.track` makes it and as leaving the session ends it."""
     told, loaded = ({name: parts.pop(name) for name in names if name in parts} for names in (TOLD, LOADED))
     with Checkpointer(folder) as checkpoints:
-        made = Tracked(parts, checkpoints=checkpoints, rank=0, world_size=1, cell=cell, every=every, **told)
+        made = Tracked(parts, checkpoints=checkpoints, cell=cell, every=every, **told)
         made.load(**loaded)
         yield made
         made.leave()
@@ -79,7 +80,7 @@ class Odd:
 
 def test_a_state_that_cannot_be_saved_is_refused_when_it_is_tracked(tmp_path: Path):
     with pytest.raises(UsageError, match=r"^track\(\): mine\['hooks'\]\[0\] is a builtins\.set, which a checkpoint"):
-        Tracked({"mine": Odd(is_odd=True)}, checkpoints=Checkpointer(tmp_path), rank=0, world_size=1)
+        Tracked({"mine": Odd(is_odd=True)}, checkpoints=Checkpointer(tmp_path))
 
 
 def test_a_state_that_cannot_be_saved_later_fails_that_save_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
@@ -232,7 +233,7 @@ def test_half_a_step_is_not_saved_when_the_session_is_left(tmp_path: Path, capsy
 
 def test_ranks_that_leave_at_different_steps_or_not_at_all_save_nothing():
     store = dist.HashStore()
-    ranks = [Consensus(store, rank, 2, prefix="here", say=lambda line: None) for rank in range(2)]
+    ranks = [Consensus(store, Membership.spread(rank, 2), prefix="here", say=lambda line: None) for rank in range(2)]
     store.set("here/a/1", "step 7")
     assert ranks[0].meet("a", "step 7", 5) == "" == ranks[1].meet("a", "step 7", 5)
     store.set("here/b/1", "step 8")
@@ -299,7 +300,8 @@ def test_a_model_that_no_optimizer_steps_needs_no_even_shares():
         (6, None, False, "^net is not in DDP, .*: the last batch of an epoch has 4 samples for 3 ranks; use drop_last"),
         (6, 1, True, "^net is neither in DDP nor in FSDP2, so micro batches cannot be averaged"),
     ):
-        sampler = Sampler(16, global_batch_size=size, world_size=3, micro_batch_size=micro, drop_last=drop_last)
+        three = Membership.spread(0, 3)
+        sampler = Sampler(16, global_batch_size=size, membership=three, micro_batch_size=micro, drop_last=drop_last)
         with pytest.raises(UsageError, match=why) if why else contextlib.nullcontext():
-            Averaging(parts, world_size=3).check(sampler)
-        Averaging({"ema": parts["ema"], "optimizer": parts["optimizer"]}, world_size=3).check(sampler)
+            Averaging(parts, three).check(sampler)
+        Averaging({"ema": parts["ema"], "optimizer": parts["optimizer"]}, three).check(sampler)

@@ -35,7 +35,7 @@ class Life:
         self.seen: list[tuple[int, int]] = []
         self.noise: list[tuple[float, float, float]] = []
         with Checkpointer(folder) as checkpoints:
-            state = Tracked({}, checkpoints=checkpoints, rank=0, world_size=1)
+            state = Tracked({}, checkpoints=checkpoints)
             state.load()
             self.first_step = state.step
             for step in state.steps(loader, total=total):

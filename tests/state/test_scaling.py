@@ -7,16 +7,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from allranks.model.membership import Membership
+from allranks.state.resumed.averaging import GradientWeight, gradient_factor
 from allranks.state.resumed.sampler import Sampler
-from allranks.state.resumed.scaling import GradientWeight, gradient_factor
 
 
 @given(st.integers(1, 50), st.integers(1, 20), st.integers(1, 9), st.none() | st.integers(1, 6), st.integers(0, 300))
 def test_the_factors_of_all_ranks_and_micro_batches_add_up_to_the_number_of_ranks(samples, batch, world, micro, at):
     factors = []
     for rank in range(world):
-        sampler = Sampler(samples, global_batch_size=batch, rank=rank, world_size=world, micro_batch_size=micro)
-        for _ in range(at % (2 * sampler.num_steps)):
+        sampler = Sampler(
+            samples, global_batch_size=batch, membership=Membership.spread(rank, world), micro_batch_size=micro
+        )
+        for _ in range(at % (2 * -(-samples // batch))):
             sampler.advance()
         share = sampler.share()
         factors += [gradient_factor(size, share.total, world) for size in share.parts]
@@ -31,7 +34,7 @@ def averaged_gradient(world: int, micro: int | None = None) -> torch.Tensor:
         model = torch.nn.Linear(2, 1, bias=False).double()
         torch.nn.init.constant_(model.weight, 0.5)
         weight = GradientWeight(model.parameters())
-        sampler = Sampler(10, global_batch_size=7, rank=rank, world_size=world, micro_batch_size=micro)
+        sampler = Sampler(10, global_batch_size=7, membership=Membership.spread(rank, world), micro_batch_size=micro)
         batches = iter(sampler)
         share = sampler.share()
         for size in share.parts:

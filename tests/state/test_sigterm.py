@@ -16,7 +16,7 @@ from allranks.guard.inside.cell import ENV_FD, Cell
 PROGRAM = """\
 import os, signal, sys, time
 from allranks.guard.inside.cell import Cell
-from allranks.state.resumed.sigterm import leave_to_agent
+from allranks.state.resumed.telling import leave_to_agent
 cell = Cell.inherited()
 {before}
 print(leave_to_agent(lambda: cell.is_ending), flush=True)

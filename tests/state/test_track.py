@@ -32,7 +32,7 @@ class Training:
         self.sampler = Sampler(20, global_batch_size=6)
         self.checkpoints = Checkpointer(folder)
         parts = {name: getattr(self, name) for name in ("model", "optimizer", "scheduler", "scaler", "sampler")}
-        self.state = Tracked(parts, checkpoints=self.checkpoints, rank=0, world_size=1, every=every, cell=cell)
+        self.state = Tracked(parts, checkpoints=self.checkpoints, every=every, cell=cell)
         self.state.load()
         self.noise: list[float] = []
         self.samples: list[list[float]] = []
@@ -114,7 +114,7 @@ def test_micro_batches_come_to_the_whole_batch(tmp_path: Path):
         model = torch.nn.Linear(1, 1)
         torch.nn.init.ones_(model.weight), torch.nn.init.zeros_(model.bias)
         checkpoints = Checkpointer(tmp_path / str(micro))
-        state = Tracked({"model": model, "sampler": sampler}, checkpoints=checkpoints, rank=0, world_size=1)
+        state = Tracked({"model": model, "sampler": sampler}, checkpoints=checkpoints)
         loader = DataLoader(torch.arange(20.0).reshape(20, 1), batch_sampler=sampler)  # type: ignore[arg-type]
         seen = []
         for step in state.steps(loader, total=4):  # the last one has 2 samples
@@ -158,7 +158,7 @@ def test_other_loaders_go_on_where_they_were(tmp_path: Path, make: Any, stop_at:
     seen = []
     for total in (stop_at, 12):
         with Checkpointer(tmp_path) as checkpoints:
-            state = Tracked({}, checkpoints=checkpoints, rank=0, world_size=1)
+            state = Tracked({}, checkpoints=checkpoints)
             state.load()
             for step in state.steps(make(), total=total):
                 with step as batch:
@@ -168,7 +168,7 @@ def test_other_loaders_go_on_where_they_were(tmp_path: Path, make: Any, stop_at:
 
 def test_a_loader_with_nothing_in_it_is_refused(tmp_path: Path):
     with Checkpointer(tmp_path) as checkpoints:
-        state = Tracked({}, checkpoints=checkpoints, rank=0, world_size=1)
+        state = Tracked({}, checkpoints=checkpoints)
         with pytest.raises(UsageError, match="the loader gave no batch for step 0"):
             next(state.steps([], total=3))
 
@@ -179,19 +179,19 @@ def test_a_loader_with_nothing_in_it_is_refused(tmp_path: Path):
 def test_a_checkpoint_of_other_parts_is_refused(tmp_path: Path):
     Training(tmp_path).train(2)
     with Checkpointer(tmp_path) as checkpoints:
-        state = Tracked({"model": torch.nn.Linear(1, 1)}, checkpoints=checkpoints, rank=0, world_size=1)
+        state = Tracked({"model": torch.nn.Linear(1, 1)}, checkpoints=checkpoints)
         with pytest.raises(UsageError, match="also holds optimizer, sampler, scaler, scheduler; track the same"):
             state.load()
 
 
 def test_what_has_no_state_is_refused_by_name(tmp_path: Path):
     with pytest.raises(UsageError, match=r"track\(step=int\): expected something with state_dict"):
-        Tracked({"step": 3}, checkpoints=Checkpointer(tmp_path), rank=0, world_size=1)
+        Tracked({"step": 3}, checkpoints=Checkpointer(tmp_path))
 
 
 def test_a_sampler_that_is_not_tracked_is_refused(tmp_path: Path):
     sampler = Sampler(20, global_batch_size=6)
-    state = Tracked({}, checkpoints=Checkpointer(tmp_path), rank=0, world_size=1)
+    state = Tracked({}, checkpoints=Checkpointer(tmp_path))
     with pytest.raises(UsageError, match="the loader's sampler is not tracked"):
         next(state.steps(DataLoader(list(range(20)), batch_sampler=sampler), total=3))  # type: ignore[arg-type]
 

@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from allranks.model.errors import UsageError
+from allranks.model.membership import Membership
 from allranks.state.saved import commit
 from allranks.state.saved.checkpoint import Checkpointer
 from allranks.state.saved.commit import Attempt, AttemptFailedError, gather_parts, write_part
@@ -205,4 +206,4 @@ def test_only_what_dead_writers_left_is_swept_up(tmp_path: Path) -> None:
 
 def test_several_ranks_need_a_store(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="a checkpointer for 2 ranks needs the store of their process group"):
-        Checkpointer(tmp_path, world_size=2)
+        Checkpointer(tmp_path, Membership.spread(0, 2))

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch.distributed import PrefixStore, Store, TCPStore
 
+from allranks.model.membership import Membership
 from allranks.state.saved.checkpoint import Checkpointer
 
 
@@ -45,7 +46,8 @@ def train(told: dict[str, Any]) -> None:
         server = TCPStore("127.0.0.1", told["port"], world_size, False, timeout=timedelta(seconds=20))
         store = PrefixStore(told["directory"], server)
     progress = Path(told["progress"])
-    with Checkpointer(told["directory"], rank=rank, world_size=world_size, store=store, keep=told["keep"]) as made:
+    own = Membership.spread(rank, world_size)
+    with Checkpointer(told["directory"], own, store=store, keep=told["keep"]) as made:
         for step in range(told["first"], told["first"] + told["steps"]):
             made.save(step, common_of(step, told["size"]), {"rank": rank, "step": step})
             fresh = Path(f"{progress}.new")

@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from allranks.model.finding import Confidence
-from allranks.recorder.calls import Call, Dump, Status
+from allranks.recorder.calls import Call, Dump
 from allranks.recorder.unpickle import PickleError, load_plain
 from allranks.recorder.waits import StopKind, find_stops
 from allranks.why.blame import conclude
@@ -176,7 +176,7 @@ STOPS: list[tuple[str, list[Dump], StopKind | None, tuple[int, ...], tuple[int, 
     ),
     (
         "only a beat: numbers without calls",
-        [dump(0, call(4)), dump(1, status={"0": Status(3, 3)}), dump(2, call(4))],
+        [dump(0, call(4)), dump(1, enqueued={"0": 3}), dump(2, call(4))],
         StopKind.MISSING, (1,), (0, 2), True,
     ),
     (
@@ -241,7 +241,7 @@ def test_a_json_dump_says_the_same() -> None:
     plain = file_of([entry(1, done=True), entry(2)], pg_status={"0": {"last_enqueued_collective": "2"}})
     from_pickle = parse_dump(pickle.dumps(plain, protocol=2), rank=0)
     assert parse_dump(json.dumps(plain).encode(), rank=0) == from_pickle
-    assert from_pickle.status == {"0": Status(2, -1)}
+    assert from_pickle.enqueued == {"0": 2}
     assert from_pickle.members == {"0": (0, 1, 2)}
 
 

@@ -27,6 +27,10 @@ class _Sample:
 class NodeClock:
     """One node's wall clock against the leader's."""
 
+    offset_s: float | None = None
+    """What to take from the node's wall clock to have the leader's; None: not known yet."""
+    error_s: float = 0.0
+    """How wrong that may be."""
     _samples: deque[_Sample] = field(default_factory=deque)
     _best: _Sample | None = None
 
@@ -54,14 +58,5 @@ class NodeClock:
         while self._samples[0].at_s < now_s - WINDOW_S:
             if self._samples.popleft() is self._best:
                 self._best = min(self._samples, key=lambda sample: sample.delay_s)
+        self.offset_s, self.error_s = self._best.offset_s, self._best.delay_s / 2
         return was_set
-
-    @property
-    def offset_s(self) -> float | None:
-        """What to take from the node's wall clock to have the leader's; None: not known yet."""
-        return None if self._best is None else self._best.offset_s
-
-    @property
-    def error_s(self) -> float:
-        """How wrong that may be."""
-        return 0.0 if self._best is None else self._best.delay_s / 2

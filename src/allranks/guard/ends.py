@@ -101,7 +101,7 @@ def loader_death(end: WorkerEnd) -> tuple[str, int] | None:
 
 def should_stop(scene: Scene, now_s: float) -> bool:
     """Whether the rest is to be ended now. One failed worker ends the job; a worker that ends with 0 does not."""
-    if len(scene.ended) == scene.world_size:
+    if len(scene.ended) == scene.membership.world_size:
         return True
     if not scene.ends:
         return False
@@ -140,34 +140,19 @@ def _earliest(scene: Scene, is_it: Callable[[WorkerEnd], bool] = lambda _: True)
 def _name_whom_victims_lost(scene: Scene, first: WorkerEnd) -> Finding:
     if absent := [rank for rank in _ranks_waited_for(first) if scene.has_rank(rank)]:
         words = (first.message or "").partition("init_process_group waited ")[2].partition("; look at")[0]
-        return scene.fault(
-            "AR401",
-            "it exited with code 0 before it reached init_process_group"
-            if absent[0] in scene.left
-            else "it never reached init_process_group, although its process ran",
-            *absent,
-            node=scene.node_of(absent[0]).name,
-            evidence=[Evidence(seen=f"rank {first.rank} waited {words}", source=first.stderr_path)],
-            fix="find out what it does before that call: read its .out and .err in the run directory",
-        )
+        what = "it never reached init_process_group, although its process ran"
+        if absent[0] in scene.left:
+            what = "it exited with code 0 before it reached init_process_group"
+        seen = [Evidence(seen=f"rank {first.rank} waited {words}", source=first.stderr_path)]
+        fix = "find out what it does before that call: read its .out and .err in the run directory"
+        return scene.fault("AR401", what, *absent, node=scene.node_of(absent[0]).name, evidence=seen, fix=fix)
     rank, left_s = min(scene.left.items(), key=lambda item: item[1], default=(-1, first.time_s))
     if left_s < first.time_s:
-        return scene.fault(
-            "AR407",
-            f"it exited with code 0, {first.time_s - left_s:.1f} s before rank {first.rank} lost its connection",
-            rank,
-            evidence=_evidence(first),
-            confidence=Confidence.LIKELY,
-            fix="every rank must run the same number of steps: check how the data is divided",
-        )
-    return scene.fault(
-        "AR490",
-        "it was the first rank to lose a connection; no rank reports why",
-        first.rank,
-        evidence=_evidence(first),
-        confidence=Confidence.UNDECIDED,
-        fix="",
-    )
+        what = f"it exited with code 0, {first.time_s - left_s:.1f} s before rank {first.rank} lost its connection"
+        fix = "every rank must run the same number of steps: check how the data is divided"
+        return scene.fault("AR407", what, rank, evidence=_evidence(first), confidence=Confidence.LIKELY, fix=fix)
+    what = "it was the first rank to lose a connection; no rank reports why"
+    return scene.fault("AR490", what, first.rank, evidence=_evidence(first), confidence=Confidence.UNDECIDED, fix="")
 
 
 def _ranks_waited_for(end: WorkerEnd) -> tuple[int, ...]:
@@ -186,8 +171,8 @@ def _describe(end: WorkerEnd) -> tuple[str, str, str | None]:
     death = loader_death(end)
     if death is not None or end.exit_code < 0:
         pids, signum = death or ("", -end.exit_code)
-        known = next((f"{known.name} (signal {signum})" for known in signal.Signals if known == signum), None)
-        name = known or f"signal {signum}"
+        known = {int(each): f"{each.name} (signal {int(each)})" for each in signal.Signals}
+        name = known.get(signum, f"signal {signum}")
         fixes: dict[int, str] = {
             signal.SIGKILL: "often the kernel, out of memory: dmesg -T | grep -i 'killed process'",
             signal.SIGSEGV: "a crash in native code: run with PYTHONFAULTHANDLER=1 to see where",
@@ -221,10 +206,8 @@ def _evidence(end: WorkerEnd) -> tuple[Evidence, ...]:
 def _user_frame(traceback: str | None) -> str | None:
     """The last frame in a file that is no library's: `train.py:41 in load_batch`."""
     frames = [match for match in _FRAME.finditer(traceback or "") if not _LIBRARY.search(match["file"])]
-    if not frames:
-        return None
-    last = frames[-1]
-    return f"{last['file'].rpartition('/')[2]}:{last['line']} in {last['function']}"
+    places = [f"{each['file'].rpartition('/')[2]}:{each['line']} in {each['function']}" for each in frames]
+    return places[-1] if places else None
 
 
 def exit_code_of(end: WorkerEnd) -> int:

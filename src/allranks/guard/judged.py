@@ -45,9 +45,6 @@ def name_fault(
     """Return a finding of a cause of the catalogue, in the guard's own words: certain, and a failure, unless told.
 
     Args:
-        cause_id: `AR410`.
-        message: what happened, one line.
-        node: the culprit's name.
         evidence: what was seen, one line each.
         fix: what to do; None: what the cause says; empty: nothing.
         about: any other field of Finding.

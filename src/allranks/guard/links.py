@@ -19,6 +19,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from allranks.guard.judged import Judged
 from allranks.guard.scene import LEADER, Scene, Tried
@@ -50,6 +51,11 @@ class Stalled:
     own: int
     peer: int
     link: LinkSeen
+
+    @property
+    def pair(self) -> Pair:
+        """Of its nodes."""
+        return _pair(self.own, self.peer)
 
 
 @dataclass(slots=True)
@@ -87,17 +93,10 @@ def round_s(scene: Scene, num_rounds: int) -> float:
 
 def plan_round(scene: Scene, suspects: set[int]) -> dict[int, tuple[TryTarget, ...]]:
     """Return whom each node is to try on the data network."""
-    return {
-        node.index: targets
-        for node in scene.nodes
-        if (
-            targets := tuple(
-                TryTarget(node_index=i, network="data", address=peer.address("data"), port=peer.port("data"))
-                for i in sorted(suspects)
-                if i != node.index and (peer := scene.nodes[i]).address("data") and peer.port("data")
-            )
-        )
-    }
+    targets = [target for index in sorted(suspects) for target in scene.nodes[index].targets()]
+    wanted = [target for target in targets if target.network == "data"]
+    plans = {node.index: tuple(each for each in wanted if each.node_index != node.index) for node in scene.nodes}
+    return {index: plan for index, plan in plans.items() if plan}
 
 
 def is_round_over(scene: Scene, episode: Episode, now_s: float) -> bool:
@@ -117,7 +116,7 @@ def collect_round(scene: Scene, episode: Episode) -> dict[Pair, list[Tried]]:
     for node in scene.nodes:
         for (target, network), tried in node.tries.items():
             if network == "data" and tried[-1].at_s >= episode.ordered_s:
-                found.setdefault((min(node.index, target), max(node.index, target)), []).append(tried[-1])
+                found.setdefault(_pair(node.index, target), []).append(tried[-1])
     return found
 
 
@@ -125,31 +124,34 @@ def judge_links(scene: Scene, episode: Episode, stalled: Sequence[Stalled]) -> J
     """Return the verdict that the rounds so far allow, None where another round is needed.
 
     Args:
-        scene: names and ranks.
         episode: with at least one finished round.
         stalled: the connections that are stuck now.
     """
     now = episode.rounds[-1]
-    bad = {pair for pair, tried in now.items() if not any(each.is_ok for each in tried)}
-    ok = now.keys() - bad
+    bad = _bad(now)
     if not bad:
         return _judge_filtered(scene, episode, stalled)
-    before = episode.rounds[-2] if len(episode.rounds) > 1 else None
-    apart = _apart(scene, ok, bad)
-    if apart and before is None:
+    apart = _apart(now.keys() - bad, bad)
+    if len(episode.rounds) < 2:
         is_plain = len(apart) == 1 and len(apart[0]) == 1 and sum(apart[0][0] in pair for pair in bad) >= MIN_APART
         return _judge_apart(scene, apart, bad, now, stalled) if is_plain else None
-    if before is None:
-        return None
-    bad_before = {pair for pair, tried in before.items() if not any(each.is_ok for each in tried)}
-    if bad_before != bad:
+    if (bad_before := _bad(episode.rounds[-2])) != bad:
         return _judge_lossy(scene, episode, bad | bad_before, stalled)
     if apart:
         return _judge_apart(scene, apart, bad, now, stalled)
     return _judge_pairs(scene, bad, now, stalled)
 
 
-def _apart(scene: Scene, ok: set[Pair], bad: set[Pair]) -> list[tuple[int, ...]]:
+def _pair(one: int, other: int) -> Pair:
+    return min(one, other), max(one, other)
+
+
+def _bad(tried_by_pair: Mapping[Pair, Sequence[Tried]]) -> set[Pair]:
+    """Pairs between which nothing came through."""
+    return {pair for pair, tried in tried_by_pair.items() if not any(each.is_ok for each in tried)}
+
+
+def _apart(ok: set[Pair], bad: set[Pair]) -> list[tuple[int, ...]]:
     """Parts that packets do not join to the main one; the main one is the largest, of equal ones the leader's."""
     parts = [{index} for index in sorted({index for pair in ok | bad for index in pair})]
     for pair in ok:
@@ -187,20 +189,13 @@ def _judge_apart(
         elif all(_is_large_lost(now[pair]) for pair in mine):
             cause_id = "AR204"
             what = f"small packets pass between {two} and {one}, but full-sized ones are lost"
-            fix = (
-                f"set the switch port, bridge or tunnel of {two} to the MTU of its data interface, or run on all "
-                "nodes: ip link set <interface> mtu 1500"
-            )
-        finding = scene.fault(
-            cause_id,
-            what,
-            *ranks,
-            node=f"{one} or {two}" if is_undecided else two,
-            evidence=_evidence(scene, stalled, mine, now),
-            confidence=Confidence.UNDECIDED if is_undecided else Confidence.CERTAIN,
-            fix=fix,
+            fix = f"set the switch port, bridge or tunnel of {two} to the MTU of its data interface, or run on all "
+            fix += "nodes: ip link set <interface> mtu 1500"
+        node, confidence = (f"{one} or {two}", Confidence.UNDECIDED) if is_undecided else (two, Confidence.CERTAIN)
+        evidence = _evidence(scene, stalled, mine, now)
+        findings.append(
+            scene.fault(cause_id, what, *ranks, node=node, evidence=evidence, confidence=confidence, fix=fix)
         )
-        findings.append(finding)
     nodes = tuple(sorted(index for part in apart for index in part))
     ranks_apart = tuple(rank for index in nodes for rank in scene.nodes[index].ranks)
     return Judged(findings=tuple(findings), exit_code=Exit.NODE_FAULT, ranks=ranks_apart, nodes=nodes, cures=True)
@@ -216,17 +211,12 @@ def _judge_pairs(
     leave = max(met, key=lambda index: (met[index], index != LEADER, index))
     one, two = (scene.nodes[index].name for index in pairs[0])
     more = f" (and {len(pairs) - 1} more pairs)" if len(pairs) > 1 else ""
-    what = "only small packets pass" if is_mtu else "no packets pass"
-    finding = scene.fault(
-        "AR204" if is_mtu else "AR211",
-        f"{what} between {one} and {two} on the data network{more}; other nodes reach both",
-        node=f"{one} or {two}",
-        evidence=_evidence(scene, stalled, pairs, now),
-        confidence=Confidence.UNDECIDED,
-        fix=f"check the path between {one} and {two}: filter, route, trunk, MTU; until then exclude one of them: "
-        f"--exclude={two}",
-    )
-    return Judged(findings=(finding,), exit_code=Exit.NODE_FAULT, nodes=(leave,), cures=True)
+    cause_id, passes = ("AR204", "only small packets pass") if is_mtu else ("AR211", "no packets pass")
+    what = f"{passes} between {one} and {two} on the data network{more}; other nodes reach both"
+    fix = f"check the path between {one} and {two}: filter, route, trunk, MTU; until then exclude one of them: "
+    fix += f"--exclude={two}"
+    seen = _evidence(scene, stalled, pairs, now)
+    return _undecided(scene, cause_id, what, (one, two), leave, evidence=seen, fix=fix)
 
 
 def _judge_lossy(scene: Scene, episode: Episode, bad: set[Pair], stalled: Sequence[Stalled]) -> Judged | None:
@@ -242,42 +232,39 @@ def _judge_lossy(scene: Scene, episode: Episode, bad: set[Pair], stalled: Sequen
     tries = [each for one in episode.rounds for pair, tried in one.items() if leave in pair for each in tried]
     lost = sum(not each.is_ok for each in tries)
     node = scene.nodes[leave]
-    finding = scene.fault(
-        "AR212",
-        f"packets to or from {node.name} are lost: {lost} of {len(tries)} tests between it and other nodes failed, "
-        "the others passed",
-        *(node.ranks if is_decided else ()),
-        node=node.name if is_decided else " or ".join(names[:2]),
-        evidence=_evidence(scene, stalled, sorted(bad), episode.rounds[-1]),
-        confidence=Confidence.LIKELY if is_decided else Confidence.UNDECIDED,
-        fix=f"on {node.name}: ip -s link; ethtool -S <interface>; CRC errors: replace cable or transceiver; "
-        "drops: check congestion and flow control",
-        victims=scene.others(*node.ranks),
-    )
+    what = f"packets to or from {node.name} are lost: {lost} of {len(tries)} tests between it and other nodes failed, "
+    what += "the others passed"
+    fix = f"on {node.name}: ip -s link; ethtool -S <interface>; CRC errors: replace cable or transceiver; "
+    fix += "drops: check congestion and flow control"
+    seen = _evidence(scene, stalled, sorted(bad), episode.rounds[-1])
+    about: dict[str, Any] = {"evidence": seen, "fix": fix, "victims": scene.others(*node.ranks)}
+    if not is_decided:
+        return _undecided(scene, "AR212", what, names[:2], leave, **about)
+    finding = scene.fault("AR212", what, *node.ranks, node=node.name, confidence=Confidence.LIKELY, **about)
     return Judged(findings=(finding,), exit_code=Exit.NODE_FAULT, ranks=finding.ranks, nodes=(leave,), cures=True)
 
 
 def _judge_filtered(scene: Scene, episode: Episode, stalled: Sequence[Stalled]) -> Judged | None:
     """Every try passes, and a connection does not."""
     old = [each for each in stalled if each.link.stalled_s >= max(FILTERED_S, 4 * scene.settings.stalled_s)]
-    was_bad = any(not each.is_ok for one in episode.rounds for tried in one.values() for each in tried)
     if not old or len(episode.rounds) < MAX_ROUNDS:
         return None
-    if was_bad:
-        bad = {pair for one in episode.rounds for pair, tried in one.items() if not any(each.is_ok for each in tried)}
+    if any(not each.is_ok for one in episode.rounds for tried in one.values() for each in tried):
+        bad = set().union(*map(_bad, episode.rounds))
         return _judge_lossy(scene, episode, bad, stalled) if bad else None
     worst = max(old, key=lambda each: each.link.stalled_s)
-    one, two = (scene.nodes[index].name for index in sorted((worst.own, worst.peer)))
-    finding = scene.fault(
-        "AR206",
-        f"a connection between {one} and {two} is stalled, but new ones work: something between them drops its packets",
-        node=f"{one} or {two}",
-        evidence=_evidence(scene, stalled, [(min(worst.own, worst.peer), max(worst.own, worst.peer))], {}),
-        confidence=Confidence.UNDECIDED,
-        fix=f"on {one} and {two}: nft list ruleset; conntrack -S: a stateful firewall, or a full table, drops "
-        "connections that it no longer knows",
-    )
-    leave = max(worst.own, worst.peer)
+    one, two = (scene.nodes[index].name for index in worst.pair)
+    what = f"a connection between {one} and {two} is stalled, but new ones work: "
+    what += "something between them drops its packets"
+    fix = f"on {one} and {two}: nft list ruleset; conntrack -S: "
+    fix += "a stateful firewall, or a full table, drops connections that it no longer knows"
+    seen = _evidence(scene, stalled, [worst.pair], {})
+    return _undecided(scene, "AR206", what, (one, two), worst.pair[1], evidence=seen, fix=fix)
+
+
+def _undecided(scene: Scene, cause_id: str, what: str, names: Sequence[str], leave: int, **more: Any) -> Judged:
+    """One of two nodes is at fault; `leave` is to be left out."""
+    finding = scene.fault(cause_id, what, node=" or ".join(names), confidence=Confidence.UNDECIDED, **more)
     return Judged(findings=(finding,), exit_code=Exit.NODE_FAULT, nodes=(leave,), cures=True)
 
 
@@ -286,7 +273,7 @@ def _evidence(
 ) -> list[str]:
     lines = []
     for stuck in sorted(stalled, key=lambda stuck: -stuck.link.stalled_s):
-        if (min(stuck.own, stuck.peer), max(stuck.own, stuck.peer)) in pairs:
+        if stuck.pair in pairs:
             lines.append(
                 f"{scene.nodes[stuck.own].name} -> {scene.nodes[stuck.peer].name}: {stuck.link.unacked_bytes} bytes "
                 f"unacknowledged for {stuck.link.stalled_s:.1f} s, {stuck.link.retransmits} retransmits"

@@ -20,7 +20,7 @@ from math import prod
 
 from allranks.guard.judged import Judged
 from allranks.guard.scene import Scene
-from allranks.model.beat import CallSeen
+from allranks.model.beat import POINT_TO_POINT, CallSeen
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence, Finding
 from allranks.report.text import fold_ranks
@@ -33,8 +33,6 @@ _SPELLINGS = {
 }
 _VARIANT = re.compile(r"(?:_into)?(?:_(?:tensor|base|single|coalesced))+$")
 """torch's own names of the same thing, in Python and in the recorder."""
-POINT_TO_POINT = ("send", "recv", "isend", "irecv")
-"""Counted apart, and different on the two sides by nature."""
 _SAME_SIZE = frozenset({"all_reduce", "broadcast", "reduce"})
 """All ranks hand in as many elements; elsewhere sizes may differ, or backends allow it."""
 _SAME_DTYPE = _SAME_SIZE | {"all_gather", "reduce_scatter"}
@@ -95,11 +93,10 @@ def judge_mismatch(scene: Scene, mismatch: Mismatch) -> Judged:
     """Return the verdict on a mismatch; an error of the user's code, wherever it runs."""
     calls = mismatch.calls
     odd, usual = sorted(mismatch.side), sorted(calls.keys() - mismatch.side)
-    parts = [_say(odd, calls), _say(usual, calls)]
     names = {scene.node_of(rank).name for rank in mismatch.odd}
     finding = scene.fault(
         "AR410",
-        f"at collective {mismatch.seq} of group {mismatch.group} {parts[0]}, {parts[1]}",
+        f"at collective {mismatch.seq} of group {mismatch.group} {_say(odd, calls)}, {_say(usual, calls)}",
         *mismatch.odd,
         node=next(iter(names)) if len(names) == 1 else None,
         evidence=[f"rank {rank}: {calls[rank]}{calls[rank].at}" for rank in [*odd[:4], *usual[:4]]],
@@ -113,30 +110,20 @@ def judge_mismatch(scene: Scene, mismatch: Mismatch) -> Judged:
 def explain_abort(scene: Scene, aborted: int) -> Judged:
     """Say what is known of a rank that Gloo aborted because it got too many bytes, where no calls differ."""
     group, seq, calls = _newest_calls(scene)
-    unknown = sorted(rank for rank in range(scene.world_size) if rank not in calls and rank not in scene.left)
+    unknown = sorted(set(range(scene.membership.world_size)) - calls.keys() - scene.left.keys())
     if len(unknown) == 1 and len(calls) >= 2 and _compare(calls) is None:
         odd, agreed = unknown[0], sorted(calls)
-        finding = scene.fault(
-            "AR410",
-            f"it was not in collective {seq} of group {group} as all others were: "
-            f"{fold_ranks(agreed)} agree, and what it called is not known",
-            odd,
-            evidence=[
-                f"rank {aborted}: Gloo received data of an unexpected size and aborted the process",
-                *(f"rank {rank}: {calls[rank]}{calls[rank].at}" for rank in agreed[:4]),
-            ],
-            confidence=Confidence.LIKELY,
-        )
+        what = f"it was not in collective {seq} of group {group} as all others were: "
+        what += f"{fold_ranks(agreed)} agree, and what it called is not known"
+        seen = [f"rank {aborted}: Gloo received data of an unexpected size and aborted the process"]
+        seen += [f"rank {rank}: {calls[rank]}{calls[rank].at}" for rank in agreed[:4]]
+        finding = scene.fault("AR410", what, odd, evidence=seen, confidence=Confidence.LIKELY)
         return _user_error(finding, (odd,))
-    finding = scene.fault(
-        "AR410",
-        "Gloo got data of another size than it asked for, and aborted it: ranks are in different collectives, or in "
-        "one with other shapes or dtypes; which rank is the odd one is not known",
-        aborted,
-        evidence=[f"rank {rank}: {call}{call.at}" for rank, call in sorted(calls.items())[:8]],
-        confidence=Confidence.UNDECIDED,
-        ask="run it again with TORCH_DISTRIBUTED_DEBUG=DETAIL: every collective is compared before it is run",
-    )
+    what = "Gloo got data of another size than it asked for, and aborted it: ranks are in different collectives, or in "
+    what += "one with other shapes or dtypes; which rank is the odd one is not known"
+    seen = [f"rank {rank}: {call}{call.at}" for rank, call in sorted(calls.items())[:8]]
+    ask = "run it again with TORCH_DISTRIBUTED_DEBUG=DETAIL: every collective is compared before it is run"
+    finding = scene.fault("AR410", what, aborted, evidence=seen, confidence=Confidence.UNDECIDED, ask=ask)
     return _user_error(finding, (aborted,))
 
 
@@ -170,9 +157,8 @@ def _weigh(group: str, seq: int, calls: Mapping[int, CallSeen], sides: Mapping[i
     is_decided = most > next_most
     last = sides[max(sides)]
     side = frozenset(rank for rank, said in sides.items() if (said != usual if is_decided else said == last))
-    return Mismatch(
-        group, seq, tuple(sorted(side if is_decided else sides)), side, {rank: calls[rank] for rank in sides}
-    )
+    odd = tuple(sorted(side if is_decided else sides))
+    return Mismatch(group, seq, odd, side, {rank: calls[rank] for rank in sides})
 
 
 def _say(ranks: list[int], calls: Mapping[int, CallSeen]) -> str:

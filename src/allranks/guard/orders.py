@@ -15,11 +15,7 @@ _NEVER_S = float("inf")
 
 
 class Orders:
-    """What was ordered, and what comes next.
-
-    Args:
-        scene: all that is known.
-    """
+    """What was ordered, and what comes next."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
@@ -47,7 +43,7 @@ class Orders:
         due = [node for node in suspects if now >= self._again_s.get(node.index, now)]
         for node in due:
             self._again_s[node.index] = now + within_s + 2 * scene.settings.beat_s
-        targets = tuple(target for node in due for target in presence.targets_of(node))
+        targets = tuple(target for node in due for target in node.targets())
         if not targets:
             return {}, 0.0
         return {trier.index: targets for trier in presence.pick_triers(scene, suspects)}, within_s

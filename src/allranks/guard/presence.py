@@ -24,9 +24,7 @@ from allranks.model.beat import ProcessState
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence, Finding
 from allranks.model.hostlist import fold_hosts
-from allranks.wire.protocol import TryTarget
 
-NETWORKS = ("data", "control")
 NUM_TRIERS = 4
 """Nodes that try to reach a silent one; the leader's is one of them."""
 MUTE_FACTOR = 3
@@ -37,25 +35,9 @@ HOLD_S = 1.0
 """How long the verdict on one node waits for that on another one that is silent, too."""
 
 
-def suspicion_s(scene: Scene) -> float:
-    """After how much silence a node is tried."""
-    return min(max(4 * scene.settings.beat_s, 0.8), scene.settings.gone_s / 2)
-
-
 def find_suspects(scene: Scene, now_s: float) -> list[NodeView]:
     """Return the nodes that may be gone: connection lost, or longer silent than usual."""
     return [node for node in scene.nodes if _suspected_since_s(scene, node, now_s) is not None]
-
-
-def targets_of(node: NodeView) -> tuple[TryTarget, ...]:
-    """Return where a node can be tried."""
-    return tuple(
-        TryTarget(node_index=node.index, network=network, address=node.address(network), port=node.port(network))
-        for network in NETWORKS
-        if node.address(network)
-        and node.port(network)
-        and (network == "data" or node.address(network) != node.address("data"))
-    )
 
 
 def pick_triers(scene: Scene, suspects: Sequence[NodeView]) -> list[NodeView]:
@@ -75,51 +57,38 @@ def judge_gone(scene: Scene, now_s: float) -> tuple[Judged | None, bool]:
         return _blame_leader(scene, now_s), is_open
     gone = tuple(sorted(proven))
     ranks = tuple(rank for index in gone for rank in scene.nodes[index].ranks)
-    return Judged(
-        findings=tuple(msgspec.structs.replace(proven[index], victims=scene.others(*ranks)) for index in gone),
-        exit_code=Exit.NODE_FAULT,
-        ranks=ranks,
-        nodes=gone,
-        cures=True,
-    ), is_open
+    findings = tuple(msgspec.structs.replace(proven[index], victims=scene.others(*ranks)) for index in gone)
+    return Judged(findings=findings, exit_code=Exit.NODE_FAULT, ranks=ranks, nodes=gone, cures=True), is_open
 
 
 def judge_stopped(scene: Scene) -> Judged | None:
     """Return the verdict on processes that are stopped for longer than a look with a debugger takes."""
-    held = [
-        view
-        for view in scene.running()
-        if view.beat.state in (ProcessState.STOPPED, ProcessState.TRACED)
-        and view.beat.state_for_s >= scene.settings.stopped_s
-    ]
+    held = scene.held(ProcessState.STOPPED, ProcessState.TRACED, for_s=scene.settings.stopped_s)
     if not held:
         return None
-    ranks = tuple(sorted(view.beat.rank for view in held))
+    first, ranks = held[0], tuple(beat.rank for beat in held)
     nodes = tuple(sorted({scene.node_of(rank).index for rank in ranks}))
-    first = min(held, key=lambda view: view.beat.rank).beat
     is_traced = first.state is ProcessState.TRACED
     what = "held by a debugger" if is_traced else "stopped (SIGSTOP, or a frozen cgroup)"
-    finding = scene.fault(
-        "AR010",
-        f"the process has been {what} for {first.state_for_s:.1f} s: it exists, but does not run",
-        *ranks,
-        evidence=[
-            f"rank {view.beat.rank}, pid {view.beat.pid}: state {'t' if is_traced else 'T'} in /proc for "
-            f"{view.beat.state_for_s:.1f} s"
-            for view in held[:8]
-        ],
-        fix=f"on {scene.nodes[nodes[0]].name}: kill -CONT {first.pid or 'PID'}; to see what stopped it: "
-        f"grep TracerPid /proc/{first.pid or 'PID'}/status, scontrol show job",
-    )
+    what = f"the process has been {what} for {first.state_for_s:.1f} s: it exists, but does not run"
+    state = f"state {'t' if is_traced else 'T'} in /proc"
+    seen = [f"rank {beat.rank}, pid {beat.pid}: {state} for {beat.state_for_s:.1f} s" for beat in held[:8]]
+    fix = f"on {scene.nodes[nodes[0]].name}: kill -CONT {first.pid or 'PID'}; to see what stopped it: "
+    fix += f"grep TracerPid /proc/{first.pid or 'PID'}/status, scontrol show job"
+    finding = scene.fault("AR010", what, *ranks, evidence=seen, fix=fix)
     return Judged(findings=(finding,), exit_code=Exit.NODE_FAULT, ranks=ranks, nodes=nodes, cures=False)
 
 
 def _suspected_since_s(scene: Scene, node: NodeView, now_s: float) -> float | None:
+    """Since when a node may be gone; None: it may not."""
     if node.lost_s is not None:
         return node.lost_s
     if node.index == LEADER or all(rank in scene.left for rank in node.ranks):
         return None
-    patience_s = suspicion_s(scene) if node.heard_s is not None else max(START_S, MUTE_FACTOR * scene.settings.gone_s)
+    gone_s = scene.settings.gone_s
+    patience_s = min(max(4 * scene.settings.beat_s, 0.8), gone_s / 2)
+    if node.heard_s is None:
+        patience_s = max(START_S, MUTE_FACTOR * gone_s)
     silent_s = node.silent_s(now_s)
     return now_s - silent_s if silent_s > patience_s else None
 
@@ -132,17 +101,13 @@ def _judge_node(scene: Scene, node: NodeView, now_s: float) -> Finding | None:
     tried = _tries_of(scene, node, _suspected_since_s(scene, node, now_s) or 0.0)
     told = [_say(scene, index, each) for index, each in tried]
     if any(each.seen.refused for _, each in tried):
-        return scene.fault(
-            "AR012",
-            "the node's agent died, but the machine answers: somebody killed it, or the kernel did, out of memory",
-            *node.ranks,
-            evidence=[first, *told],
-            fix=f"on {node.name}: dmesg -T | grep -i 'killed process', and the end of its SLURM log",
-        )
+        what = "the node's agent died, but the machine answers: somebody killed it, or the kernel did, out of memory"
+        fix = f"on {node.name}: dmesg -T | grep -i 'killed process', and the end of its SLURM log"
+        return scene.fault("AR012", what, *node.ranks, evidence=[first, *told], fix=fix)
     is_late = is_lost or silent_s >= gone_s
     if tried and all(each.is_silent for _, each in tried):
         tried_networks = {each.seen.network for _, each in tried}
-        wanted = {target.network for target in targets_of(node)}
+        wanted = {target.network for target in node.targets()}
         if is_late and tried_networks >= wanted:
             ways = "on no network" if len(tried_networks) > 1 else f"on the {next(iter(tried_networks))} network"
             what = f"the node is gone: its machine answers {ways}"
@@ -169,12 +134,9 @@ def _tries_of(scene: Scene, node: NodeView, since_s: float) -> list[tuple[int, T
 def _is_waited_for(scene: Scene, node: NodeView, now_s: float) -> bool:
     """Whether others have waited long, and for nobody else."""
     waiting = find_waiting(scene, now_s, names_unknown=True)
-    return (
-        waiting is not None
-        and bool(waiting.sinks)
-        and waiting.waited_s >= scene.settings.gone_s
-        and set(waiting.sinks) <= set(node.ranks)
-    )
+    if waiting is None or not waiting.sinks or waiting.waited_s < scene.settings.gone_s:
+        return False
+    return set(waiting.sinks) <= set(node.ranks)
 
 
 def _say(scene: Scene, index: int, each: Tried) -> str:
@@ -189,15 +151,9 @@ def _say(scene: Scene, index: int, each: Tried) -> str:
 
 def _blame_leader(scene: Scene, now_s: float) -> Judged:
     leader = scene.nodes[LEADER]
-    others = [node for node in scene.nodes if node.index != LEADER]
     told = [_say(scene, LEADER, tried[-1]) for tried in leader.tries.values()]
-    finding = scene.fault(
-        "AR210",
-        "the node receives nothing: all other nodes became silent at once, so its own link is at fault",
-        *leader.ranks,
-        evidence=[f"no word from {fold_hosts([node.name for node in others])}", *told[:4]],
-        confidence=Confidence.LIKELY,
-    )
-    return Judged(
-        findings=(finding,), exit_code=Exit.NODE_FAULT, ranks=tuple(leader.ranks), nodes=(LEADER,), cures=True
-    )
+    silent = fold_hosts([node.name for node in scene.nodes if node is not leader])
+    what = "the node receives nothing: all other nodes became silent at once, so its own link is at fault"
+    seen, ranks = [f"no word from {silent}", *told[:4]], tuple(leader.ranks)
+    finding = scene.fault("AR210", what, *ranks, evidence=seen, confidence=Confidence.LIKELY)
+    return Judged(findings=(finding,), exit_code=Exit.NODE_FAULT, ranks=ranks, nodes=(LEADER,), cures=True)

@@ -5,18 +5,19 @@ Times are of the guard's clock, which stands still while the leader itself was a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from allranks.guard.judged import name_fault
-from allranks.model.beat import NodeBeat, RankBeat, TrySeen
+from allranks.model.beat import NodeBeat, ProcessState, RankBeat, TrySeen
 from allranks.model.cluster import GuardTable
 from allranks.model.finding import Finding
 from allranks.model.hostlist import fold_hosts
-from allranks.wire.protocol import Member, WorkerEnd
+from allranks.model.membership import Member, Membership
+from allranks.wire.protocol import TryTarget, WorkerEnd
 
 LEADER = 0
 """The leader is the agent of rank 0's node."""
@@ -117,14 +118,21 @@ class NodeView:
         """Where its agent listens for tries; 0: nowhere."""
         return self.beat.try_ports[network != "data"] if self.beat else 0
 
+    def targets(self) -> tuple[TryTarget, ...]:
+        """Return where it can be tried; once where both networks are one."""
+        networks = ("data",) if self.address("control") in ("", self.address("data")) else ("data", "control")
+        return tuple(
+            TryTarget(node_index=self.index, network=network, address=self.address(network), port=self.port(network))
+            for network in networks
+            if self.address(network) and self.port(network)
+        )
+
 
 class Scene:
     """All nodes and ranks of one generation.
 
     Args:
-        settings: how long to wait before what is called a fault.
-        members: the nodes and their ranks.
-        generation: whose beats count.
+        membership: whose beats count: its epoch is their generation.
         addresses: of the nodes, by index and network.
         now_s: when the generation began.
     """
@@ -132,14 +140,13 @@ class Scene:
     def __init__(
         self,
         settings: GuardTable,
-        members: Sequence[Member],
-        generation: int,
+        membership: Membership,
         addresses: Mapping[int, Mapping[str, str]],
         now_s: float,
     ) -> None:
         self.settings = settings
-        self.generation = generation
-        self.nodes = [NodeView(i, member, now_s, addresses.get(i, {})) for i, member in enumerate(members)]
+        self.membership = membership
+        self.nodes = [NodeView(i, member, now_s, addresses.get(i, {})) for i, member in enumerate(membership.members)]
         self.ranks: dict[int, RankView] = {}
         self.ends: dict[int, tuple[WorkerEnd, float]] = {}
         """Of workers that ended badly by themselves, and when that was heard."""
@@ -152,11 +159,6 @@ class Scene:
         self._node_of = {rank: node for node in self.nodes for rank in node.ranks}
 
     @property
-    def world_size(self) -> int:
-        """Ranks on all nodes."""
-        return len(self._node_of)
-
-    @property
     def fresh_s(self) -> float:
         """How old words about now may be."""
         return max(FRESH_S, 2.5 * self.settings.beat_s)
@@ -164,7 +166,7 @@ class Scene:
     @property
     def is_all_well(self) -> bool:
         """Whether every worker ended with 0."""
-        return len(self.left) == self.world_size
+        return len(self.left) == self.membership.world_size
 
     def node_of(self, rank: int) -> NodeView:
         """The node that a rank runs on."""
@@ -188,6 +190,11 @@ class Scene:
         """Ranks that have told of themselves and have not ended."""
         return (view for rank, view in self.ranks.items() if rank not in self.left and rank not in self.ends)
 
+    def held(self, *states: ProcessState, for_s: float) -> list[RankBeat]:
+        """Ranks that have been in one of these states for so long, in their order."""
+        beats = (view.beat for view in self.running() if view.beat.state in states)
+        return sorted((beat for beat in beats if beat.state_for_s >= for_s), key=lambda beat: beat.rank)
+
     def fault(self, cause_id: str, message: str, *ranks: int, **more: Any) -> Finding:
         """Return a finding about these ranks and, where `more` names no node, theirs; all others are its victims."""
         names = dict.fromkeys(self.node_of(rank).name for rank in sorted(ranks))
@@ -202,12 +209,10 @@ class Scene:
         """Take in a node's word, and return what of it counts; None: it is of no node of ours or another generation.
 
         Args:
-            beat: as it came.
-            now_s: the guard's clock.
             told_s: when the node sent it, by the same clock, where that can be told.
         """
         told_s = now_s if told_s is None else told_s
-        if not 0 <= beat.node_index < len(self.nodes) or beat.generation != self.generation:
+        if not 0 <= beat.node_index < len(self.nodes) or beat.generation != self.membership.epoch:
             return None
         node = self.nodes[beat.node_index]
         beat = msgspec.structs.replace(
@@ -224,26 +229,14 @@ class Scene:
             self._hear_rank(rank, told_s)
         for seen in beat.tries:
             tried = node.tries.setdefault((seen.target, seen.network), [])
-            _remember(tried, Tried(seen, told_s - seen.age_s))
+            at_s = told_s - seen.age_s
+            if not tried or at_s >= tried[-1].at_s + 0.3:  # a node tells the same try in several beats
+                node.tries[seen.target, seen.network] = [*tried, Tried(seen, at_s)][-_TRIES_KEPT:]
         return beat
 
     def _hear_rank(self, beat: RankBeat, told_s: float) -> None:
         marks = (beat.step, *((group.name, group.enqueued, group.completed) for group in beat.groups))
         view = self.ranks.get(beat.rank)
-        if view is None:
-            self.calls_version += 1
-            self.ranks[beat.rank] = RankView(beat, told_s, told_s, marks)
-            return
-        if marks != view.marks:
-            view.marks, view.moved_s = marks, told_s
-        if beat.calls != view.beat.calls:
-            self.calls_version += 1
-        view.beat, view.told_s = beat, told_s
-
-
-def _remember(tried: list[Tried], new: Tried) -> None:
-    """A node tells the same try in several beats: its age says whether it is the one that we know."""
-    if tried and new.at_s < tried[-1].at_s + 0.3:
-        return
-    tried.append(new)
-    del tried[:-_TRIES_KEPT]
+        has_moved = view is None or marks != view.marks
+        self.calls_version += view is None or beat.calls != view.beat.calls
+        self.ranks[beat.rank] = RankView(beat, told_s, told_s if has_moved or view is None else view.moved_s, marks)

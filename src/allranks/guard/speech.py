@@ -22,11 +22,7 @@ STRAGGLER_AGAIN_S = 300.0
 
 
 class Speech:
-    """What was said, and what comes next.
-
-    Args:
-        scene: all that is known.
-    """
+    """What was said, and what comes next."""
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
@@ -45,12 +41,7 @@ class Speech:
         return tuple(self._warnings.values())
 
     def say(self, now: float, stragglers: Iterable[Straggler]) -> list[str]:
-        """Return the lines to say now.
-
-        Args:
-            now: the guard's clock.
-            stragglers: who was found to be late since the last time.
-        """
+        """Return the lines to say now, given who was found to be late since the last time."""
         return [*self._say_slow(now), *self._say_mute(now), *self._say_stragglers(now, stragglers)]
 
     def _say_slow(self, now: float) -> list[str]:
@@ -94,21 +85,18 @@ class Speech:
     def _say_stragglers(self, now: float, stragglers: Iterable[Straggler]) -> list[str]:
         lines = []
         for each in stragglers:
-            finding = self._warnings[each.rank] = self._warn(each)
+            late_ms = f"{each.lag_s * 1e3:.0f} ms"
+            finding = self._warnings[each.rank] = name_fault(
+                "AR409",
+                f"calls most collectives {late_ms} after all others, which lose up to {each.share:.0%} of their time",
+                node=self._scene.node_of(each.rank).name,
+                ranks=(each.rank,),
+                evidence=[f"the last of all ranks, by {late_ms}, over {each.num_collectives} collectives"],
+                confidence=Confidence.LIKELY,
+                severity=Severity.WARN,
+            )
             at_s, pause_s = self._straggler_at_s.get(each.rank, (now, STRAGGLER_AGAIN_S))
             if now >= at_s:
                 self._straggler_at_s[each.rank] = now + pause_s, LATER_FACTOR * pause_s
                 lines.append(f"straggler: rank {each.rank} on {finding.node} {finding.message}")
         return lines
-
-    def _warn(self, each: Straggler) -> Finding:
-        late_ms = f"{each.lag_s * 1e3:.0f} ms"
-        return name_fault(
-            "AR409",
-            f"calls most collectives {late_ms} after all others, which lose up to {each.share:.0%} of their time",
-            node=self._scene.node_of(each.rank).name,
-            ranks=(each.rank,),
-            evidence=[f"the last of all ranks, by {late_ms}, over {each.num_collectives} collectives"],
-            confidence=Confidence.LIKELY,
-            severity=Severity.WARN,
-        )

@@ -76,13 +76,9 @@ class Stragglers:
         self._named: dict[int, Straggler] = {}
 
     def hear(self, group: str, members: tuple[int, ...], rank: int, seq: int, called_s: float, error_s: float) -> None:
-        """A rank called a collective.
+        """Take in that a rank called a collective of its group.
 
         Args:
-            group: its process group.
-            members: all its ranks.
-            rank: who called.
-            seq: the collective's number.
             called_s: when, by the leader's clock.
             error_s: how wrong that may be.
         """
@@ -122,13 +118,11 @@ class Stragglers:
             return
         state.window = []
         said = _weigh(window)
-        if said is None or (state.said and state.said[-1].rank != said.rank):
-            state.said.clear()
-        if said is not None:
-            state.said = [*state.said, said][-NUM_WINDOWS:]
-        if len(state.said) >= NUM_WINDOWS:
-            self._named[state.said[-1].rank] = Straggler(
-                rank=state.said[-1].rank,
+        before = [each for each in state.said if said is not None and each.rank == said.rank]
+        state.said = [] if said is None else [*before, said][-NUM_WINDOWS:]
+        if said is not None and len(state.said) == NUM_WINDOWS:
+            self._named[said.rank] = Straggler(
+                rank=said.rank,
                 lag_s=median(each.lag_s for each in state.said),
                 share=median(each.share for each in state.said),
                 num_collectives=len(window) * NUM_WINDOWS,

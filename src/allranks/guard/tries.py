@@ -41,10 +41,8 @@ _UNREACHABLE = frozenset({errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ETIMEDOUT
 
 
 class Door:
-    """A listening socket that others try; nothing that comes is read.
+    """A listening socket that others try, at one address of this node; nothing that comes is read.
 
-    Args:
-        address: of this node, on one network.
     Raises:
         OSError: the address is not of this machine.
     """
@@ -122,11 +120,7 @@ class Tries:
 
     def own_ports(self) -> frozenset[int]:
         """Return the ports that tries come from: what is stuck there is no worker's."""
-        ports = set()
-        for each in self._running.values():
-            with contextlib.suppress(OSError):
-                ports.add(int(each.sock.getsockname()[1]))
-        return frozenset(ports)
+        return frozenset(int(each.sock.getsockname()[1]) for each in self._running.values())
 
     def close(self) -> None:
         """End all that runs."""
@@ -153,14 +147,13 @@ class Tries:
             self._fail(running, number, now_s)
 
     def _look_for_answer(self, each: _Running, now_s: float) -> None:
-        poll = select.poll()
+        poll = select.poll()  # select.select takes no descriptor above 1023
         poll.register(each.sock, select.POLLOUT)
         if not poll.poll(0):
             if now_s >= each.until_s:
                 self._end(each, now_s, error=f"no answer within {each.within_s:.1f} s")
             return
-        number = each.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
-        if number:
+        if number := each.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             self._fail(each, number, now_s)
             return
         each.is_connected = True

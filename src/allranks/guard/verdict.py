@@ -44,6 +44,7 @@ from allranks.guard.stragglers import Stragglers
 from allranks.model.beat import HELD_STATES, ProcessState
 from allranks.model.cluster import GuardTable
 from allranks.model.finding import Confidence, Finding
+from allranks.model.membership import Membership
 from allranks.wire.protocol import Beat, Plan, Try, WorkerEnd
 
 ASLEEP_S = 2.0
@@ -66,11 +67,7 @@ LEAVE_S = 10.0
 
 
 class Guard:
-    """Everything that is known of the running workers, and the verdict that follows.
-
-    Args:
-        settings: how long to wait before what is called a fault.
-    """
+    """Everything that is known of the running workers, and the verdict that follows."""
 
     def __init__(self, settings: GuardTable) -> None:
         self._settings = settings
@@ -78,17 +75,16 @@ class Guard:
         """How long a node's next word is waited for, when a worker there has ended."""
         self._asked_s: float | None = None
         self._slept_s = 0.0
-        self._start(Scene(settings, (), 0, {}, 0.0))
+        self._start(Scene(settings, Membership(members=()), {}, 0.0))
 
     def begin(self, plan: Plan, now_s: float, *, addresses: Mapping[int, Mapping[str, str]] | None = None) -> None:
         """New workers start; what was known of the last generation's is forgotten.
 
         Args:
-            plan: of any node; who is which rank.
-            now_s: the leader's clock.
             addresses: of each node, by its index and `data` or `control`: where others can try it.
         """
-        self._start(Scene(self._settings, plan.members, plan.generation, addresses or {}, self._now(now_s)))
+        membership = Membership(epoch=plan.generation, members=plan.members)
+        self._start(Scene(self._settings, membership, addresses or {}, self._now(now_s)))
 
     def _start(self, scene: Scene) -> None:
         self._scene = scene
@@ -115,20 +111,19 @@ class Guard:
             if found is not None and found.findings[0].confidence is not Confidence.UNDECIDED:
                 self._explained = found
         is_timed = 0 <= beat.node.node_index < len(self._clocks) and beat.ping_ns > 0
-        clock = self._clocks[beat.node.node_index] if is_timed else None
+        clock = self._clocks[beat.node.node_index] if is_timed else NodeClock()
         sent_s, held_s, node_s = beat.ping_ns / 1e9, beat.held_ns / 1e9, beat.node.time_ns / 1e9
-        if clock is not None and clock.hear(sent_s=sent_s, held_s=held_s, node_s=node_s, now_s=now_s):
+        if is_timed and clock.hear(sent_s=sent_s, held_s=held_s, node_s=node_s, now_s=now_s):
             self._stragglers.forget()
-        offset_s = clock.offset_s if clock else None
-        told_s = now if offset_s is None else now - min(max(now_s - node_s + offset_s, 0.0), MAX_WAY_S)
-        heard = scene.hear(beat.node, now, told_s=told_s)
-        if heard is None or clock is None or offset_s is None:
+        if clock.offset_s is None:
+            scene.hear(beat.node, now)
             return
-        for rank in heard.ranks:
+        heard = scene.hear(beat.node, now, told_s=now - min(max(now_s - node_s + clock.offset_s, 0.0), MAX_WAY_S))
+        for rank in heard.ranks if heard else ():
             members = {group.name: group.ranks for group in rank.groups}
             for group, seq, created_ns in rank.lags:
-                if 1 < len(members.get(group, ())) <= scene.world_size:
-                    called_s = created_ns / 1e9 - offset_s
+                if 1 < len(members.get(group, ())) <= scene.membership.world_size:
+                    called_s = created_ns / 1e9 - clock.offset_s
                     self._stragglers.hear(group, members[group], rank.rank, seq, called_s, clock.error_s)
 
     def ended(self, end: WorkerEnd, now_s: float) -> None:
@@ -162,12 +157,11 @@ class Guard:
         better culprit, so ask again when all have ended.
         """
         now = self._now(now_s)
-        if self._judged is not None and self._judged.is_final:
-            return self._judged
-        if self._judged is not None:
+        if self._judged is None:
+            if (found := self._find(now)) is not None:
+                self._judged = replace(found, blocked=self._blocked(now))
+        elif not self._judged.is_final:
             self._judged = replace(self._judge_ends(now) or self._judged, blocked=self._judged.blocked)
-        elif (found := self._find(now)) is not None:
-            self._judged = replace(found, blocked=self._blocked(now))
         return self._judged
 
     def lines(self, now_s: float) -> list[str]:
@@ -207,8 +201,7 @@ class Guard:
             return judge_ends(scene)  # all were ended by us
         if not self._has_heard_last_words(now):
             return None
-        explained = self._explained or self._explain(now)
-        if explained is not None:
+        if (explained := self._explained or self._explain(now)) is not None:
             return explained
         waited_s = now - min(heard_s for _, heard_s in scene.ends.values())
         if presence.find_suspects(self._scene, now) and waited_s < EXPLAIN_S + self._settings.gone_s:
@@ -258,15 +251,16 @@ class Guard:
 
     def _explain(self, now: float) -> Judged | None:
         """Say why workers lost others, from what was known before and since."""
-        if (found := mismatch.find_mismatch(self._scene)) is not None and find_aborted(self._scene) is not None:
-            return mismatch.judge_mismatch(self._scene, found)
-        if (gone := self._judge_gone(now)) is not None:
-            return gone
-        if (stopped := presence.judge_stopped(self._scene)) is not None:
-            return stopped
-        if found is not None:
-            return mismatch.judge_mismatch(self._scene, found)
-        return self._judge_links(now) or self._explain_timeout(now)
+        found = mismatch.find_mismatch(self._scene)
+        differs = found and mismatch.judge_mismatch(self._scene, found)
+        return (
+            (differs if find_aborted(self._scene) else None)
+            or self._judge_gone(now)
+            or presence.judge_stopped(self._scene)
+            or differs
+            or self._judge_links(now)
+            or self._explain_timeout(now)
+        )
 
     def _explain_timeout(self, now: float) -> Judged | None:
         """Collectives that timed out by torch's own deadline: who had not come?"""
@@ -287,8 +281,7 @@ class Guard:
         return None if may_grow and now < self._hold_until_s else found
 
     def _judge_mismatch(self, now: float) -> Judged | None:
-        longest_s = waits.longest_wait_s(self._scene, now)
-        if longest_s < SETTLED_S or not self._may_look("mismatch", now, LOOK_EVERY_S):
+        if waits.longest_wait_s(self._scene, now) < SETTLED_S or not self._may_look("mismatch", now, LOOK_EVERY_S):
             return None
         if self._calls_version != self._scene.calls_version:
             self._calls_version = self._scene.calls_version
@@ -312,11 +305,9 @@ class Guard:
             return None
         if (blocked := waits.judge_blocked(self._scene)) is not None:
             return blocked
-        longest_s = waits.longest_wait_s(self._scene, now)
-        if longest_s < (waits.LEFT_S if self._scene.left else self._settings.hang_s):
+        if waits.longest_wait_s(self._scene, now) < (waits.LEFT_S if self._scene.left else self._settings.hang_s):
             return None
-        waiting = waits.find_waiting(self._scene, now)
-        if waiting is None:
+        if (waiting := waits.find_waiting(self._scene, now)) is None:
             return None
         if (left := waits.judge_left(self._scene, waiting)) is not None:
             return left
@@ -325,13 +316,9 @@ class Guard:
         return waits.judge_hang(self._scene, waiting, now)
 
     def _blocked(self, now: float) -> tuple[int, ...]:
-        return tuple(
-            sorted(
-                view.beat.rank
-                for view in self._scene.running()
-                if view.waits_s(now) > 0 or view.beat.state in HELD_STATES or view.is_deaf
-            )
-        )
+        views = self._scene.running()
+        stuck = (view for view in views if view.waits_s(now) > 0 or view.beat.state in HELD_STATES or view.is_deaf)
+        return tuple(sorted(view.beat.rank for view in stuck))
 
     # Time
 

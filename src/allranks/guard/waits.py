@@ -8,16 +8,17 @@ checkpoint), so it is only named, aloud and ever more rarely, and ended when not
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
 from allranks.guard.judged import Judged, name_fault
-from allranks.guard.mismatch import POINT_TO_POINT, canonical
+from allranks.guard.mismatch import canonical
 from allranks.guard.scene import SILENT_S, RankView, Scene
-from allranks.model.beat import CallSeen, GroupSeen, ProcessState, RankBeat
+from allranks.model.beat import POINT_TO_POINT, CallSeen, GroupSeen, ProcessState, RankBeat
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence
-from allranks.recorder.calls import Call, Dump, Status
+from allranks.recorder.calls import Call, Dump
 from allranks.recorder.waits import Stop, StopKind, find_stops
 from allranks.report.text import fold_ranks
 
@@ -55,8 +56,6 @@ def find_waiting(scene: Scene, now_s: float, *, names_unknown: bool = False) -> 
     """Return why ranks wait and who is it; None: nobody waits, or the next beats must tell first.
 
     Args:
-        scene: all that is known.
-        now_s: the guard's clock.
         names_unknown: also ranks of which only older words are known may keep the others waiting.
     """
     views = {view.beat.rank: view for view in scene.running()}
@@ -76,13 +75,7 @@ def find_waiting(scene: Scene, now_s: float, *, names_unknown: bool = False) -> 
         return None  # they have gone on since they told of themselves: the next beat says where
     sinks = stop.ranks if stop.kind in (StopKind.MISSING, StopKind.NO_DUMP) else ()
     moved_s = [view.moved_s for rank in (*waiting, *sinks) if (view := views.get(rank))]
-    return Waiting(
-        stop=stop,
-        sinks=sinks,
-        waiting=waiting,
-        waited_s=waited_s,
-        stuck_s=now_s - max(moved_s, default=now_s),
-    )
+    return Waiting(stop, sinks, waiting, waited_s, stuck_s=now_s - max(moved_s, default=now_s))
 
 
 def _fell_silent(scene: Scene, ranks: tuple[int, ...], waited_s: float) -> bool:
@@ -118,13 +111,9 @@ def judge_hang(scene: Scene, waiting: Waiting, now_s: float) -> Judged:
     is_file = bool(views) and all(_is_in_file(view.beat) for view in views)
     is_decided = waiting.stop.is_decided or len(ranks) == 1
     what = ", ".join(_say_sink(scene, rank, waiting, now_s, is_short=True) for rank in ranks[:MAX_NAMED])
-    finding = scene.fault(
-        "AR606" if is_file else "AR408",
-        f"{what}; {fold_ranks(waiting.waiting)} waited for it in {_shown(waiting.stop)}",
-        *ranks,
-        evidence=_evidence(scene, waiting, now_s),
-        confidence=Confidence.LIKELY if is_decided else Confidence.UNDECIDED,
-    )
+    what += f"; {fold_ranks(waiting.waiting)} waited for it in {_shown(waiting.stop)}"
+    evidence, confidence = _evidence(scene, waiting, now_s), Confidence.LIKELY if is_decided else Confidence.UNDECIDED
+    finding = scene.fault("AR606" if is_file else "AR408", what, *ranks, evidence=evidence, confidence=confidence)
     return Judged(findings=(finding,), exit_code=Exit.HANG, ranks=ranks, nodes=nodes if is_file else (), cures=is_file)
 
 
@@ -133,14 +122,10 @@ def judge_left(scene: Scene, waiting: Waiting) -> Judged | None:
     gone = tuple(rank for rank in waiting.sinks if rank in scene.left)
     if not gone or len(gone) < len(waiting.sinks) or min(waiting.waited_s, waiting.stuck_s) < LEFT_S:
         return None
-    finding = scene.fault(
-        "AR407",
-        f"it exited with code 0, and {fold_ranks(waiting.waiting)} waited for it in {_shown(waiting.stop)}",
-        *gone,
-        evidence=[waiting.stop.message],
-        confidence=Confidence.LIKELY,
-        fix="every rank must run the same number of steps: check how the data is divided",
-    )
+    what = f"it exited with code 0, and {fold_ranks(waiting.waiting)} waited for it in {_shown(waiting.stop)}"
+    fix = "every rank must run the same number of steps: check how the data is divided"
+    seen = [waiting.stop.message]
+    finding = scene.fault("AR407", what, *gone, evidence=seen, confidence=Confidence.LIKELY, fix=fix)
     return Judged(findings=(finding,), exit_code=Exit.USER_CODE, ranks=gone, is_retryable=False)
 
 
@@ -152,37 +137,26 @@ def judge_never_came(scene: Scene) -> Judged | None:
     if not gone:
         return None
     ranks = fold_ranks(sorted(view.beat.rank for view in waiting))
-    finding = scene.fault(
-        "AR401",
-        f"it exited with code 0 before it reached init_process_group, where {ranks} waited for it",
-        *gone,
-        evidence=[f"rank {view.beat.rank} waits{_at(view.beat.main_at)}" for view in waiting[:MAX_NAMED]],
-        fix="find out why it exited: read its .out and .err in the run directory",
-    )
+    what = f"it exited with code 0 before it reached init_process_group, where {ranks} waited for it"
+    seen = [f"rank {view.beat.rank} waits{_at(view.beat.main_at)}" for view in waiting[:MAX_NAMED]]
+    fix = "find out why it exited: read its .out and .err in the run directory"
+    finding = scene.fault("AR401", what, *gone, evidence=seen, fix=fix)
     return Judged(findings=(finding,), exit_code=Exit.USER_CODE, ranks=gone, is_retryable=False)
 
 
 def judge_blocked(scene: Scene) -> Judged | None:
     """Return the verdict on processes that the kernel has held for hang_s, whoever waits for them."""
-    held = [
-        view.beat
-        for view in scene.running()
-        if view.beat.state is ProcessState.BLOCKED and view.beat.state_for_s >= scene.settings.hang_s
-    ]
+    held = scene.held(ProcessState.BLOCKED, for_s=scene.settings.hang_s)
     if not held:
         return None
-    ranks = tuple(sorted(beat.rank for beat in held))
+    ranks = tuple(beat.rank for beat in held)
     nodes = tuple(sorted({scene.node_of(rank).index for rank in ranks}))
-    finding = scene.fault(
-        "AR606",
-        f"{fold_ranks(ranks)} waited in the kernel for {held[0].state_for_s:.0f} s: a disk or a file server does not "
-        "answer",
-        *ranks,
-        evidence=[f"rank {each.rank}, pid {each.pid}: state D in /proc{_at(each.main_at)}" for each in held[:8]],
-    )
-    return Judged(
-        findings=(finding,), exit_code=Exit.HANG, ranks=ranks, nodes=nodes, cures=len(nodes) < len(scene.nodes)
-    )
+    what = f"{fold_ranks(ranks)} waited in the kernel for {held[0].state_for_s:.0f} s: "
+    what += "a disk or a file server does not answer"
+    seen = [f"rank {each.rank}, pid {each.pid}: state D in /proc{_at(each.main_at)}" for each in held[:8]]
+    finding = scene.fault("AR606", what, *ranks, evidence=seen)
+    cures = len(nodes) < len(scene.nodes)
+    return Judged(findings=(finding,), exit_code=Exit.HANG, ranks=ranks, nodes=nodes, cures=cures)
 
 
 # --- Beats as dumps ---------------------------------------------------------------------------------------------------
@@ -192,8 +166,7 @@ def _dump_of(view: RankView, views: dict[int, RankView]) -> Dump | None:
     """What the walk needs of one rank; None where others show that it has gone on since it said so."""
     if view.is_leaving:
         return _dump_of_left(view.beat)
-    age_s = max(view.beat.silent_s or 0.0, CROSSING_S)
-    said_s = view.told_s - age_s
+    said_s = view.told_s - max(view.beat.silent_s or 0.0, CROSSING_S)
     if any(_has_gone_on(group, said_s, views) for group in view.beat.groups):
         return None
     return _as_dump(view.beat)
@@ -208,13 +181,8 @@ def _dump_of_left(beat: RankBeat) -> Dump:
 def _has_gone_on(group: GroupSeen, said_s: float, views: dict[int, RankView]) -> bool:
     """Whether others have since finished what this rank was in, or more than the next one: so it is not there now."""
     first_open = group.completed + 1 if group.waiting_s > 0 else group.enqueued + 2
-    return any(
-        other.completed >= max(first_open, 1)
-        for view in views.values()
-        if view.moved_s >= said_s
-        for other in view.beat.groups
-        if other.name == group.name
-    )
+    later = (other for view in views.values() if view.moved_s >= said_s for other in view.beat.groups)
+    return any(other.name == group.name and other.completed >= max(first_open, 1) for other in later)
 
 
 def _as_dump(beat: RankBeat) -> Dump:
@@ -230,7 +198,7 @@ def _as_dump(beat: RankBeat) -> Dump:
     return Dump(
         rank=beat.rank,
         calls=tuple(calls),
-        status={group.name: Status(group.enqueued, group.completed) for group in beat.groups},
+        enqueued={group.name: group.enqueued for group in beat.groups},
         members={group.name: group.ranks for group in beat.groups if group.ranks},
         is_whole=False,
     )
@@ -260,7 +228,7 @@ def _say_sink(scene: Scene, rank: int, waiting: Waiting, now_s: float, *, is_sho
         return f"{who} is stopped for {beat.state_for_s:.0f} s"
     if beat.state is ProcessState.BLOCKED:
         return f"{who} waits in the kernel for {beat.state_for_s:.0f} s (state D: a disk, a file server){place}"
-    if beat.silent_s is not None and beat.silent_s > SILENT_S:
+    if view.is_deaf:
         return f"{who} has run no other thread for {beat.silent_s:.0f} s (one thread holds the GIL){place}"
     return f"{who} has been in user code for {away_s:.0f} s{place}"
 
@@ -281,20 +249,14 @@ def _evidence(scene: Scene, waiting: Waiting, now_s: float) -> list[str]:
 
 def _judge_nobody(scene: Scene, waiting: Waiting) -> Judged:
     is_circle = waiting.stop.kind is StopKind.CIRCLE
-    what = (
-        "ranks waited for each other in several groups"
-        if is_circle
-        else f"all ranks entered {_shown(waiting.stop)}, but it did not end: a link, a GPU, or a send without a receive"
-    )
-    finding = name_fault(
-        "AR490",
-        f"{what}; no progress for {waiting.stuck_s:.0f} s",
-        ranks=waiting.stop.ranks if is_circle else (),
-        evidence=[f"rank {rank}: group {call.group}, number {call.seq}{call.at}" for rank, call in waiting.stop.calls],
-        confidence=Confidence.UNDECIDED,
-        fix="" if not is_circle else "every rank must call its groups' collectives in one order",
-        victims=waiting.waiting,
-    )
+    what = f"all ranks entered {_shown(waiting.stop)}, but it did not end: a link, a GPU, or a send without a receive"
+    if is_circle:
+        what = "ranks waited for each other in several groups"
+    what += f"; no progress for {waiting.stuck_s:.0f} s"
+    fix = "every rank must call its groups' collectives in one order" if is_circle else ""
+    seen = [f"rank {rank}: group {call.group}, number {call.seq}{call.at}" for rank, call in waiting.stop.calls]
+    about: dict[str, Any] = {"ranks": waiting.stop.ranks if is_circle else (), "victims": waiting.waiting}
+    finding = name_fault("AR490", what, evidence=seen, confidence=Confidence.UNDECIDED, fix=fix, **about)
     return Judged(findings=(finding,), exit_code=Exit.HANG)
 
 

@@ -41,7 +41,6 @@ class Watch:
     """Watches one node's workers.
 
     Args:
-        settings: how often to tell.
         data_address: of this node on the network that carries gradients.
         control_address: where the leader reaches this node's agent, or comes from; equal where there is one network.
         root: where /proc and /sys are; tests feed a tree.
@@ -113,14 +112,11 @@ class Watch:
         )
 
     def keep(self, directory: Path, *, within_s: float) -> list[Path]:
-        """Write what each rank did last into a directory: its calls (`recorder_rank_3.json`, which `allranks why`
-        reads) and its stack (`rank_3.stack.txt`).
+        """Write what each rank did last into a directory, and return the files: its calls (`recorder_rank_3.json`,
+        which `allranks why` reads) and its stack (`rank_3.stack.txt`).
 
         Args:
-            directory: exists already.
             within_s: what has not been read by then is left out.
-        Returns:
-            The files written.
         """
         written = []
         for name, data in self._to_keep(within_s):
@@ -132,10 +128,8 @@ class Watch:
     def _to_keep(self, within_s: float) -> Iterator[tuple[str, bytes]]:
         for rank, beat in sorted(self._last.items()):
             if beat.calls:
-                yield (
-                    f"recorder_rank_{rank}.json",
-                    msgspec.json.format(msgspec.json.encode(_as_recorder(beat)), indent=1),
-                )
+                data = msgspec.json.encode(_as_recorder(beat))
+                yield f"recorder_rank_{rank}.json", msgspec.json.format(data, indent=1)
         pids = {beat.pid: rank for rank, beat in self._last.items() if beat.state is not ProcessState.GONE and beat.pid}
         if pids:
             look = Look(*pids)

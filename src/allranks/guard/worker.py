@@ -18,13 +18,14 @@ from typing import TypeVar
 
 import msgspec
 
-from allranks.guard.inside.cell import Cell, PythonCall, Written
+from allranks.guard.inside.cell import Cell, CellRead, Written
 from allranks.host import stacks
 from allranks.host.process import Seen, is_below, read_process
 from allranks.model.beat import (
     HELD_STATES,
     MAX_CALLS,
     MAX_GROUPS,
+    POINT_TO_POINT,
     CallSeen,
     GroupSeen,
     Number,
@@ -42,7 +43,7 @@ SPY_EVERY_S = 5.0
 
 
 class _Told(msgspec.Struct):
-    """What the beat thread wrote; see guard/inside/beat.py."""
+    """What the beat thread wrote, see guard/inside/beat.py; after an exception also the calls alone, see entry.py."""
 
     at: str = ""
     since_ns: int = 0
@@ -52,12 +53,6 @@ class _Told(msgspec.Struct):
     blind: list[Word] = []
 
 
-class _Words(msgspec.Struct):
-    """What stands there after an exception; see guard/inside/entry.py."""
-
-    calls: list[CallSeen] = []
-
-
 _PARTS: Parts = {
     _Told: {
         "groups": (tuple[Word, tuple[int, ...], Number, Number, int], MAX_GROUPS),
@@ -65,9 +60,8 @@ _PARTS: Parts = {
         "lags": (tuple[Word, int, int], MAX_CALLS),
         "blind": (Word, MAX_CALLS),
     },
-    _Words: {"calls": (CallSeen, MAX_CALLS)},
 }
-_Kind = TypeVar("_Kind", _Told, _Words)
+_Kind = TypeVar("_Kind", _Told, CallSeen)
 
 
 class WatchedWorker:
@@ -96,7 +90,9 @@ class WatchedWorker:
         at, at_for_s = told.at, _age_s(told.since_ns, now_ns) if told.since_ns else 0.0
         if silent_s is not None and silent_s > SILENT_S and seen.state is not ProcessState.GONE:
             at = self._spy_on(seen.pid) or at
-        groups = _groups(told, read.call, now_ns)
+        call = _last_call(read)
+        called_ns = read.call.written_ns if read.call else 0
+        groups = _groups(told, call, called_ns, now_ns)
         return RankBeat(
             rank=self.rank,
             pid=seen.pid,
@@ -110,7 +106,7 @@ class WatchedWorker:
             checkpoint=read.saved,
             phase=as_one_line(read.phase),
             groups=groups,
-            calls=_calls(told, _decode(read.words, _Words), read.call, groups),
+            calls=_calls(told, _decode(read.words, _Told), call, groups),
             lags=self._new_lags(told),
             blind=tuple(told.blind),
         )
@@ -150,15 +146,20 @@ class WatchedWorker:
         return tuple(told.lags)
 
 
-def _groups(told: _Told, call: PythonCall | None, now_ns: int) -> tuple[GroupSeen, ...]:
+def _last_call(read: CellRead) -> CallSeen | None:
+    """What Python code called last; it is done where the call has come back."""
+    call = _decode(read.call, CallSeen)
+    return call and msgspec.structs.replace(call, is_done=read.is_call_done)
+
+
+def _groups(told: _Told, call: CallSeen | None, called_ns: int, now_ns: int) -> tuple[GroupSeen, ...]:
     found = []
     for name, ranks, enqueued, counted, open_since_ns in told.groups:
         completed = _completed(told, name, counted)
         waiting_s = _age_s(open_since_ns, now_ns) if open_since_ns and enqueued > completed else 0.0
         if call is not None and call.group == name and not call.is_done:
-            waiting_s = waiting_s or _age_s(call.called_ns, now_ns)
-            if not _is_p2p(call):
-                enqueued = max(enqueued, call.seq)
+            waiting_s = waiting_s or _age_s(called_ns, now_ns)
+            enqueued = enqueued if call.op in POINT_TO_POINT else max(enqueued, call.seq)
         found.append(GroupSeen(name=name, ranks=ranks, enqueued=enqueued, completed=completed, waiting_s=waiting_s))
     return tuple(found)
 
@@ -173,34 +174,18 @@ def _completed(told: _Told, name: str, completed: int) -> int:
 
 
 def _calls(
-    told: _Told, words: _Words | None, call: PythonCall | None, groups: tuple[GroupSeen, ...]
+    told: _Told, words: _Told | None, call: CallSeen | None, groups: tuple[GroupSeen, ...]
 ) -> tuple[CallSeen, ...]:
     """The recorder's calls, later words over earlier ones, and the one that Python made where no recorder has it."""
     known = {(each.group, each.seq, each.peer): each for each in (*told.calls, *(words.calls if words else ()))}
-    if call is not None and not _is_p2p(call) and (key := (call.group, call.seq, None)) in known:
-        known[key] = msgspec.structs.replace(known[key], place=call.place)
-        call = None
+    if call is not None and call.op not in POINT_TO_POINT:
+        if recorded := known.get(key := (call.group, call.seq, None)):
+            known[key], call = msgspec.structs.replace(recorded, place=call.place), None
+        else:
+            is_over = any(group.name == call.group and group.completed >= call.seq for group in groups)
+            call = msgspec.structs.replace(call, is_done=call.is_done and is_over)
     calls = sorted(known.values(), key=lambda each: each.created_ns)
-    return tuple(calls) if call is None else (*calls, _as_call(call, groups))
-
-
-def _as_call(call: PythonCall, groups: tuple[GroupSeen, ...]) -> CallSeen:
-    completed = {group.name: group.completed for group in groups}.get(call.group, -1)
-    return CallSeen(
-        group=call.group,
-        seq=call.seq,
-        op=call.op,
-        sizes=msgspec.json.decode(call.sizes, type=tuple[tuple[int, ...], ...]),
-        dtypes=tuple(filter(None, call.dtypes.split(","))),
-        is_done=call.is_done if _is_p2p(call) else call.is_done and completed >= call.seq,
-        created_ns=call.created_ns,
-        place=call.place,
-        peer=call.peer if call.peer >= 0 else None,
-    )
-
-
-def _is_p2p(call: PythonCall) -> bool:
-    return call.op in ("send", "recv", "isend", "irecv")
+    return tuple(calls) if call is None else (*calls, call)
 
 
 def _decode(written: Written | None, kind: type[_Kind]) -> _Kind | None:

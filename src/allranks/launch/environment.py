@@ -7,8 +7,9 @@ from pathlib import Path
 
 from allranks.launch.plan import LOOPBACK, JobPlan, assign_ranks, choose_backend, count_of
 from allranks.model.cluster import Backend
+from allranks.model.membership import Member
 from allranks.model.setting import Setting
-from allranks.wire.protocol import Member, Plan
+from allranks.wire.protocol import Plan
 
 AFTER_GUARD_S = 60.0
 """Seconds between the guard's hang timeout and torch's collective timeout."""

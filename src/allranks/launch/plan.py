@@ -19,12 +19,12 @@ from allranks.host.node import NodeFacts
 from allranks.model.claims.table import row_of
 from allranks.model.cluster import Backend, Cluster, GuardTable
 from allranks.model.errors import AllranksError, ConfigError, IdentityError, SetupError, UsageError
+from allranks.model.membership import Member
 from allranks.model.setting import Setting
 from allranks.model.world import Launcher, Level, World
 from allranks.preflight.datapath import DataPath as DataPath
 from allranks.preflight.datapath import data_path_of_cluster, list_nics
 from allranks.wire.leader import Hint
-from allranks.wire.protocol import Member
 
 LOOPBACK = "127.0.0.1"
 

@@ -51,6 +51,8 @@ class ProcessState(StrEnum):
     """Dead, or not there (Z, X, no such process)."""
 
 
+POINT_TO_POINT = ("send", "recv", "isend", "irecv")
+"""Operations that are counted apart from collectives, and are different on the two sides by nature."""
 HELD_STATES = (ProcessState.STOPPED, ProcessState.TRACED, ProcessState.BLOCKED)
 
 

@@ -27,6 +27,7 @@ from allranks.model.card import Interface
 from allranks.model.claims.table import row_of
 from allranks.model.errors import AllranksError, NodeFaultError, UsageError
 from allranks.model.finding import Finding, Verdict
+from allranks.model.membership import Member
 from allranks.model.world import Launcher, World
 from allranks.preflight.applicant import Applicant
 from allranks.preflight.datapath import data_path_of_cluster
@@ -39,7 +40,7 @@ from allranks.report.rundir import RunDir
 from allranks.report.text import say
 from allranks.wire.connection import Connection
 from allranks.wire.leader import Hint
-from allranks.wire.protocol import Goodbye, Member, Plan
+from allranks.wire.protocol import Goodbye, Plan
 
 HAND_OVER_S = 5.0
 """How long the plans may take to leave for slow ranks."""

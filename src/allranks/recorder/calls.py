@@ -27,22 +27,15 @@ class Call(CallSeen, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Status:
-    """The last numbers of one rank in one group; -1 where the backend does not tell."""
-
-    enqueued: int = -1
-    completed: int = -1
-
-
-@dataclass(frozen=True, slots=True)
 class Dump:
     """What one rank's recorder holds, or a beat of it."""
 
     rank: int
     calls: tuple[Call, ...]
     """In their order."""
-    status: Mapping[str, Status] = field(default_factory=dict)
-    """By the name of the group. Only asked where it has no calls: sends and receives count into it."""
+    enqueued: Mapping[str, int] = field(default_factory=dict)
+    """By the name of the group, the last number called; -1 where the backend does not tell. Only asked where the group
+    has no calls: sends and receives count into it."""
     members: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Global ranks of each group in the group's order, where the recorder knows them (Gloo's does not)."""
     descs: Mapping[str, str] = field(default_factory=dict)

@@ -18,7 +18,7 @@ group is no culprit: the walk goes on to whoever it waits for. Where the walk en
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
@@ -117,8 +117,8 @@ class _Group:
         if calls := self.calls.get(rank):
             return max(calls)
         dump = self.dumps[rank]
-        if status := dump.status.get(self.name):
-            return max(status.enqueued, 0)
+        if self.name in dump.enqueued:
+            return max(dump.enqueued[self.name], 0)
         return 0 if dump.is_whole else None
 
     def open_at(self, rank: int) -> int | None:
@@ -137,7 +137,7 @@ def _list_groups(dumps: Sequence[Dump]) -> list[_Group]:
     for dump in dumps:
         for call in dump.calls:
             calls[call.group, dump.rank].append(call)
-        for name in {call.group for call in dump.calls} | dump.status.keys() | dump.members.keys():
+        for name in {call.group for call in dump.calls} | dump.enqueued.keys() | dump.members.keys():
             named[name][dump.members.get(name, ())].append(dump)
     groups = []
     for name, by_members in named.items():
@@ -184,25 +184,19 @@ def _mismatch(group: _Group) -> Stop | None:
             continue
         length = min(map(len, ranks.values()))  # of a coalesced one, a rank may have called only a part yet
         is_over = all(map(_is_done, ranks.values()))
-        kinds = Counter({rank: _kind(calls[:length], is_over=is_over) for rank, calls in ranks.items()}.values())
-        if len(kinds) < 2:
+        kinds = {rank: _kind(calls[:length], is_over=is_over) for rank, calls in ranks.items()}
+        if len(set(kinds.values())) < 2:
             continue
-        (usual, most), (_, next_most) = kinds.most_common(2)
-        odd = {rank for rank, calls in ranks.items() if _kind(calls[:length], is_over=is_over) != usual}
+        (usual, most), (_, next_most) = Counter(kinds.values()).most_common(2)
+        odd = {rank for rank, kind in kinds.items() if kind != usual}
         is_tie = next_most == most
         first, other = min(odd), min(ranks.keys() - odd)
         one, two = _difference(ranks[first], ranks[other])
-        return group.stop(
-            StopKind.MISMATCH,
-            seq,
-            f"at collective {seq} of {group.shown()} {fold_ranks(odd)} called {one}{one.at}, "
-            f"{fold_ranks(ranks.keys() - odd)} {two}{two.at}",
-            ((first, one), (other, two)),
-            ranks=ranks if is_tie else odd,
-            victims=() if is_tie else set(group.dumps) - odd,
-            waiting=ranks,
-            is_decided=not is_tie and not is_over,
-        )
+        message = f"at collective {seq} of {group.shown()} {fold_ranks(odd)} called {one}{one.at}, "
+        message += f"{fold_ranks(ranks.keys() - odd)} {two}{two.at}"
+        blamed, victims = (ranks, set[int]()) if is_tie else (odd, set(group.dumps) - odd)
+        about = {"ranks": blamed, "victims": victims, "waiting": ranks, "is_decided": not is_tie and not is_over}
+        return group.stop(StopKind.MISMATCH, seq, message, ((first, one), (other, two)), **about)
     return None
 
 
@@ -254,15 +248,10 @@ def _waits(group: _Group) -> Iterator[_Wait]:
         if (seq := group.open_at(rank)) is not None:
             waiting[seq].add(rank)
     reaches = {rank: group.reach(rank) for rank in group.dumps}
+    unknown = frozenset(group.order) - group.dumps.keys()
     for seq, ranks in sorted(waiting.items()):
-        yield _Wait(
-            group=group,
-            seq=seq,
-            waiting=frozenset(ranks),
-            missing=frozenset(rank for rank, reach in reaches.items() if reach is not None and reach < seq),
-            unknown=frozenset(set(group.order) - set(group.dumps)),
-            call=group.calls[min(ranks)][seq][0],
-        )
+        missing = frozenset(rank for rank, reach in reaches.items() if reach is not None and reach < seq)
+        yield _Wait(group, seq, frozenset(ranks), missing, unknown, group.calls[min(ranks)][seq][0])
 
 
 def _pair_waits(group: _Group) -> Iterator[_Wait]:
@@ -274,14 +263,9 @@ def _pair_waits(group: _Group) -> Iterator[_Wait]:
         peer = group.order[call.peer]
         mine = group.order.index(rank) if rank in group.order else -1
         is_there = any(other.peer == mine for other in group.pairs.get(peer, ()))
-        yield _Wait(
-            group=group,
-            seq=call.seq,
-            waiting=frozenset({rank, peer} if is_there else {rank}),
-            missing=frozenset() if is_there or peer not in group.dumps else frozenset({peer}),
-            unknown=frozenset() if peer in group.dumps else frozenset({peer}),
-            call=call,
-        )
+        waiting = frozenset({rank, peer} if is_there else {rank})
+        unknown = frozenset({peer} - group.dumps.keys())
+        yield _Wait(group, call.seq, waiting, frozenset({peer}) - waiting - unknown, unknown, call)
 
 
 def _follow(waits: Sequence[_Wait], dumps: Mapping[int, Dump]) -> list[Stop]:
@@ -289,48 +273,35 @@ def _follow(waits: Sequence[_Wait], dumps: Mapping[int, Dump]) -> list[Stop]:
     waiting = frozenset().union(*(wait.waiting for wait in waits))
     sinks = frozenset().union(*(wait.missing for wait in waits)) - waiting
     if sinks:
-        return [_name_missing(StopKind.MISSING, waits, sinks, waiting, lambda wait: wait.missing & sinks, dumps)]
+        return [_name_missing(StopKind.MISSING, waits, sinks, waiting, dumps)]
     unknown = frozenset().union(*(wait.unknown for wait in waits))
     if unknown:
-        return [_name_missing(StopKind.NO_DUMP, waits, unknown, waiting, lambda wait: wait.unknown, dumps)]
+        return [_name_missing(StopKind.NO_DUMP, waits, unknown, waiting, dumps)]
     if ends := [wait for wait in waits if not wait.missing]:
         return [_all_there(wait) for wait in ends]
     return [_circle(waits, waiting)]
 
 
 def _name_missing(
-    kind: StopKind,
-    waits: Sequence[_Wait],
-    culprits: frozenset[int],
-    waiting: frozenset[int],
-    lacks: Callable[[_Wait], frozenset[int]],
-    dumps: Mapping[int, Dump],
+    kind: StopKind, waits: Sequence[_Wait], culprits: frozenset[int], waiting: frozenset[int], dumps: Mapping[int, Dump]
 ) -> Stop:
-    wait = max(
-        (each for each in waits if lacks(each)), key=lambda each: (len(lacks(each)), -(each.call.created_s or 0.0))
-    )
+    """Tell of the wait that lacks most of the culprits, the earliest of equal ones."""
+    lacking = [(wait, (wait.missing if kind is StopKind.MISSING else wait.unknown) & culprits) for wait in waits]
+    wait, lacks = max(lacking, key=lambda each: (len(each[1]), -(each[0].call.created_s or 0.0)))
     there = f"{fold_ranks(wait.waiting)} waited in"
-    message = f"{fold_ranks(lacks(wait))} did not enter {wait.shown()}; {there} it{wait.call.at}"
-    calls = [(min(wait.waiting), wait.call)]
-    last = [(rank, dump.calls[-1]) for rank in sorted(lacks(wait)) if (dump := dumps.get(rank)) and dump.calls]
-    if last:
-        message += f"; the last call of {fold_ranks([last[0][0]])} was {last[0][1]}{last[0][1].at}"
+    message = f"{fold_ranks(lacks)} did not enter {wait.shown()}; {there} it{wait.call.at}"
+    calls = [(rank, dump.calls[-1]) for rank in sorted(lacks) if (dump := dumps.get(rank)) and dump.calls][:2]
+    if calls:
+        rank, last = calls[0]
+        message += f"; the last call of {fold_ranks([rank])} was {last}{last.at}"
     if kind is StopKind.NO_DUMP:
         message = f"{fold_ranks(culprits)} left no dump; {there} {wait.shown()}{wait.call.at}"
-    is_one_place = lacks(wait) == culprits
-    if not is_one_place:
-        message += f"; others waited for {fold_ranks(culprits - lacks(wait))}"
-    is_decided = is_one_place and (kind is StopKind.MISSING or len(culprits) < len(waiting))
-    return wait.group.stop(
-        kind,
-        wait.seq,
-        message,
-        (*last[:2], *calls),
-        ranks=culprits,
-        victims=waiting - culprits,
-        waiting=wait.waiting,
-        is_decided=is_decided,
-    )
+    if lacks != culprits:
+        message += f"; others waited for {fold_ranks(culprits - lacks)}"
+    is_decided = lacks == culprits and (kind is StopKind.MISSING or len(culprits) < len(waiting))
+    calls.append((min(wait.waiting), wait.call))
+    about = {"ranks": culprits, "victims": waiting - culprits, "waiting": wait.waiting, "is_decided": is_decided}
+    return wait.group.stop(kind, wait.seq, message, calls, **about)
 
 
 def _all_there(wait: _Wait) -> Stop:
@@ -351,15 +322,10 @@ def _circle(waits: Sequence[_Wait], waiting: frozenset[int]) -> Stop:
     ring = path[path.index(wait) :]
     parts = [f"{fold_ranks(each.waiting)} waited in {each.shown()}{each.call.at}" for each in ring[:4]]
     ranks = frozenset().union(*(each.waiting for each in ring))
-    return ring[0].group.stop(
-        StopKind.CIRCLE,
-        ring[0].seq,
-        "ranks waited for each other: " + ", ".join(parts),
-        [(min(each.waiting), each.call) for each in ring[:4]],
-        ranks=ranks,
-        victims=waiting - ranks,
-        waiting=ring[0].waiting,
-    )
+    message = f"ranks waited for each other: {', '.join(parts)}"
+    calls = [(min(each.waiting), each.call) for each in ring[:4]]
+    about = {"ranks": ranks, "victims": waiting - ranks, "waiting": ring[0].waiting}
+    return ring[0].group.stop(StopKind.CIRCLE, ring[0].seq, message, calls, **about)
 
 
 def _behind(groups: Sequence[_Group]) -> Iterator[Stop]:

@@ -24,6 +24,7 @@ PRIOR_FAULTS = 1.0
 PRIOR_NODE_S = 1000 * 86400.0
 """One fault of a node in 1000 days: large clusters report one in 300 to 1000 days."""
 RESTART_S = 60.0
+"""From a fault to the next step."""
 STALL_UNTIL_MEASURED_S = 1.0
 """On the safe side: an asynchronous save takes less, and then the interval is reckoned anew."""
 SHORTEST_S = 10.0
@@ -52,7 +53,6 @@ def choose_interval(
     num_nodes: int,
     node_s: float = 0.0,
     num_faults: int = 0,
-    restart_s: float = RESTART_S,
     left_s: float | None = None,
 ) -> Interval:
     """Return the interval between checkpoints that wastes the least time.
@@ -63,12 +63,11 @@ def choose_interval(
         num_nodes: that train together; a fault of one stops all.
         node_s: time that nodes of this job have run, summed over the nodes.
         num_faults: that have been seen in that time.
-        restart_s: from a fault to the next step.
         left_s: until the time limit; None: there is none, or it is not known.
     """
     between_s = (PRIOR_NODE_S + node_s) / (PRIOR_FAULTS + num_faults) / num_nodes
     cost_s = STALL_UNTIL_MEASURED_S if stall_s is None else max(stall_s, 1e-3)
-    best_s = cost_s + math.sqrt(2 * (between_s + restart_s) * cost_s + cost_s**2)
+    best_s = cost_s + math.sqrt(2 * (between_s + RESTART_S) * cost_s + cost_s**2)
     reason = (
         f"{'assuming a stall of' if stall_s is None else 'a save stalls'} {_show(cost_s)} and a fault comes every "
         f"{_show(between_s)} on {num_nodes} node{'s' * (num_nodes > 1)} "

@@ -25,7 +25,7 @@ import msgspec
 from allranks.causes.catalogue import find_cause
 from allranks.causes.sign import Role
 from allranks.model.finding import Confidence
-from allranks.recorder.calls import Call, Dump, Status
+from allranks.recorder.calls import Call, Dump
 from allranks.recorder.unpickle import PickleError, load_plain
 from allranks.recorder.waits import Stop, StopKind, find_stops
 from allranks.why.conclusion import Conclusion
@@ -135,7 +135,6 @@ class _Config(msgspec.Struct):
 
 class _Status(msgspec.Struct):
     last_enqueued_collective: int = -1
-    last_completed_collective: int = -1
 
 
 class _File(msgspec.Struct):
@@ -219,11 +218,7 @@ def parse_dump(
     return Dump(
         rank=rank,
         calls=tuple(_call(entry, number) for number, entry in _newest(file.entries, keep)),
-        status={
-            names[uid]: Status(each.last_enqueued_collective, each.last_completed_collective)
-            for uid, each in file.pg_status.items()
-            if uid in names
-        },
+        enqueued={names[uid]: each.last_enqueued_collective for uid, each in file.pg_status.items() if uid in names},
         members=members,
         descs=descs,
         is_whole=not file.entries or file.entries[0].record_id == 0,

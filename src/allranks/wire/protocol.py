@@ -50,6 +50,7 @@ from allranks.model.beat import NodeBeat, drop_unsound
 from allranks.model.card import Card, Place
 from allranks.model.errors import WireError
 from allranks.model.finding import Verdict
+from allranks.model.membership import Member
 from allranks.model.pair import Effort, PairResult, Target
 
 PROTOCOL = 4
@@ -57,16 +58,6 @@ MAX_FRAME_BYTES = 4 << 20
 HANDSHAKE_S = 2.0
 
 LENGTH = struct.Struct(">I")
-
-
-class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """One node of the group as the leader put it together."""
-
-    name: str
-    """Host name, made unique where two agents share a host."""
-    first_rank: int
-    num_workers: int
-    host: str
 
 
 class WorkerEnd(msgspec.Struct, frozen=True, kw_only=True):

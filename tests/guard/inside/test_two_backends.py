@@ -25,8 +25,9 @@ from allranks.guard.verdict import Guard  # noqa: E402
 from allranks.guard.worker import WatchedWorker  # noqa: E402
 from allranks.model.beat import NodeBeat, RankBeat  # noqa: E402
 from allranks.model.cluster import GuardTable  # noqa: E402
+from allranks.model.membership import Member  # noqa: E402
 from allranks.wire.protocol import Beat as Told  # noqa: E402
-from allranks.wire.protocol import Member, Plan  # noqa: E402
+from allranks.wire.protocol import Plan  # noqa: E402
 from conftest import wait_until  # noqa: E402
 
 BACKENDS = {"cpu": "gloo", "cuda": "nccl"}

@@ -7,7 +7,8 @@ import pytest
 from allranks.launch.lead.group import make_group
 from allranks.model.card import Card
 from allranks.model.errors import SetupError
-from allranks.wire.protocol import Member, Plan
+from allranks.model.membership import Member
+from allranks.wire.protocol import Plan
 from cards import make_card
 
 

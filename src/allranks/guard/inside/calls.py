@@ -15,6 +15,7 @@ import inspect
 import json
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -84,7 +85,6 @@ def wrap(c10d: Any, teller: Teller) -> None:
 
     Args:
         c10d: torch.distributed.distributed_c10d, before anything took the names from it.
-        teller: where they tell.
     """
     for name, described in COLLECTIVES.items():
         original = getattr(c10d, name, None)
@@ -101,8 +101,6 @@ class _Collective:
         self._teller = teller
         self._is_p2p = name in _PEERS
         self._peer_name = _PEERS.get(name, "")
-        self._is_list_of_one = described.gloo_op == "all_reduce" and described.tensors == "input_list"
-        self._is_stacked = name == "scatter"
         self._parameters = tuple(inspect.signature(original).parameters)
 
     def wrapped(self) -> Callable[..., Any]:
@@ -165,15 +163,17 @@ class _Collective:
 
     def _enter(self, cell: Cell, group: Any, key: str, backend: str, seq: int, given: _Given) -> int:
         sizes, dtypes = self._inputs(given)
-        return cell.enter_call(
-            group=key,
-            seq=seq,
-            op=self._described.op if backend == "nccl" else self._described.gloo_op,
-            sizes=sizes,
-            dtypes=dtypes,
-            place=place_of(sys._getframe(3)),
-            peer=self._peer(group, given),
-        )
+        told = {  # with the fields of model.beat.CallSeen
+            "group": key,
+            "seq": seq,
+            "op": self._described.op if backend == "nccl" else self._described.gloo_op,
+            "sizes": sizes,
+            "dtypes": dtypes,
+            "place": place_of(sys._getframe(3)),
+            "peer": self._peer(group, given),
+            "created_ns": time.time_ns(),
+        }
+        return cell.enter_call(json.dumps(told).encode())
 
     def _tensors(self, given: _Given) -> list[Any]:
         tensors = given.get(self._described.tensors)
@@ -188,25 +188,25 @@ class _Collective:
         is_on_gpu = bool(given.get("device_ids")) or getattr(group, "bound_device_id", None) is not None
         return next((device for device in backends if (device != "cpu") is is_on_gpu), next(iter(backends)))
 
-    def _inputs(self, given: _Given) -> tuple[str, str]:
+    def _inputs(self, given: _Given) -> tuple[list[list[int]], list[str]]:
         """Return sizes and dtypes of the inputs, as the recorder has them."""
         tensors = self._tensors(given)
         sizes = [list(tensor.shape) for tensor in tensors]
         dtypes = [_dtype(tensor.dtype) for tensor in tensors]
-        if self._is_list_of_one:  # Gloo reduces them one after the other
-            sizes, dtypes = sizes[:1], dtypes[:1]
-        elif self._is_stacked and sizes:
+        if (self._described.op, self._described.tensors) == ("reduce_scatter", "input_list"):
+            sizes, dtypes = sizes[:1], dtypes[:1]  # Gloo reduces them one after the other
+        elif self._described.op == "scatter" and sizes:
             sizes, dtypes = [[len(sizes), *sizes[0]]], dtypes[:1]
-        return json.dumps(sizes[:64]), ",".join(dtypes[:64])
+        return sizes[:64], dtypes[:64]
 
-    def _peer(self, group: Any, given: _Given) -> int:
-        """Return the other side's rank in the group; -1: there is none, or it may be any."""
+    def _peer(self, group: Any, given: _Given) -> int | None:
+        """Return the other side's rank in the group; None: there is none, or it may be any."""
         if not self._is_p2p:
-            return -1
+            return None
         in_group = given.get(f"group_{self._peer_name}")
         if in_group is None and (rank := given.get(self._peer_name)) is not None:
             in_group = self._teller.c10d._world.pg_group_ranks[group][rank]
-        return -1 if in_group is None else int(in_group)
+        return None if in_group is None else int(in_group)
 
 
 @functools.cache

@@ -37,17 +37,16 @@ from typing import Any, NamedTuple
 
 ENV_FD = "ALLRANKS_CELL_FD"
 NAME = "allranks-cell"
-MAGIC = int.from_bytes(b"allrnk\x01\x00", "little")
+MAGIC = int.from_bytes(b"allrnk\x02\x00", "little")
 """The last two bytes are the version of the layout."""
 
 _MAGIC, _SIZE, _PID, _DONE, _ENDING, _FINISHED = range(6)
 _RECORDS_AT = 64
 _ROOMS = {"told": 65536, "words": 65536, "call": 4096, "step": 256, "saved": 256, "phase": 256, "order": 4096}
+_TOLD = ("told", "words", "call", "step", "saved", "phase")
 _SLOT = struct.Struct("QQII")
 _NUMBER = struct.Struct("q")
 _ORDER = struct.Struct("q?")
-_UNIT = "\x1f"
-"""Between the fields of a call."""
 
 
 class Written(NamedTuple):
@@ -58,28 +57,6 @@ class Written(NamedTuple):
     written_ns: int
     """By CLOCK_MONOTONIC, which all processes of a machine share."""
     data: bytes
-
-
-class PythonCall(NamedTuple):
-    """The last collective that Python code called."""
-
-    group: str
-    seq: int
-    """Its number in the group; -1: not known."""
-    op: str
-    sizes: str
-    """`[[8, 4]]`, as JSON."""
-    dtypes: str
-    """`Float`, several with commas."""
-    place: str
-    peer: int
-    """Of a send or a receive: the other side's rank in the group; -1: it is none, or from anybody."""
-    is_done: bool
-    """The Python call has come back."""
-    created_ns: int
-    """Since the epoch, by the wall clock."""
-    called_ns: int
-    """By CLOCK_MONOTONIC."""
 
 
 class CellOrder(NamedTuple):
@@ -99,7 +76,10 @@ class CellRead(NamedTuple):
     """By the beat thread: JSON."""
     words: Written | None
     """Last words, at an exception: JSON."""
-    call: PythonCall | None
+    call: Written | None
+    """The last collective that Python code called: JSON, with the fields of model.beat.CallSeen."""
+    is_call_done: bool
+    """The Python call has come back."""
     step: int | None
     saved: int | None
     phase: str
@@ -186,27 +166,14 @@ class Cell:
         """Write what is known when an exception ends the worker; False where it did not fit or is not ours."""
         return self.is_mine and self._records["words"].write(blob)
 
-    def enter_call(
-        self, group: str, seq: int, op: str, sizes: str = "[]", dtypes: str = "", place: str = "", peer: int = -1
-    ) -> int:
-        """Write which collective comes now; return its number for `leave_call`, 0 where it could not be written.
-
-        Args:
-            group: name of the process group, the same on all ranks.
-            seq: the call's number in the group, -1 where it is not known.
-            op: without the backend, as torch's recorder says it.
-            sizes: of its inputs, as JSON.
-            dtypes: of its inputs.
-            place: where the user's code is.
-            peer: of a send or a receive, the other side's rank in the group.
-        """
+    def enter_call(self, blob: bytes) -> int:
+        """Write which collective comes now; return its number for `leave_call`, 0 where it could not be written."""
         # Never waits: a signal handler may come here while its own thread holds the lock.
         if not self.is_mine or not self._call_lock.acquire(blocking=False):
             return 0
         try:
             record = self._records["call"]
-            text = _UNIT.join((group, str(seq), op, sizes, dtypes, place, str(peer), str(time.time_ns())))
-            return record.number if record.write(text.encode(errors="replace")) else 0
+            return record.number if record.write(blob) else 0
         finally:
             self._call_lock.release()
 
@@ -270,28 +237,11 @@ class Cell:
 
     def read(self) -> CellRead:
         """Return all that the worker wrote, whatever state it is in now."""
-        step, saved, phase = (self._records[name].read() for name in ("step", "saved", "phase"))
-        return CellRead(
-            pid=int(self._numbers[_PID]),
-            told=self._records["told"].read(),
-            words=self._records["words"].read(),
-            call=self._read_call(),
-            step=_NUMBER.unpack(step.data)[0] if step else None,
-            saved=_NUMBER.unpack(saved.data)[0] if saved else None,
-            phase=phase.data.decode(errors="replace") if phase else "",
-        )
-
-    def _read_call(self) -> PythonCall | None:
-        written = self._records["call"].read()
-        done = int(self._numbers[_DONE])
-        fields = written.data.decode(errors="replace").split(_UNIT) if written else []
-        if written is None or len(fields) != 8:
-            return None
-        group, seq, op, sizes, dtypes, place, peer, created = fields
-        is_done = done >= written.number
-        return PythonCall(
-            group, int(seq), op, sizes, dtypes, place, int(peer), is_done, int(created), written.written_ns
-        )
+        told, words, call, *numbers, phase = (self._records[name].read() for name in _TOLD)
+        step, saved = (written and _NUMBER.unpack(written.data)[0] for written in numbers)
+        is_call_done = call is not None and self._numbers[_DONE] >= call.number
+        text = phase.data.decode(errors="replace") if phase else ""
+        return CellRead(int(self._numbers[_PID]), told, words, call, is_call_done, step, saved, text)
 
 
 class _Record:

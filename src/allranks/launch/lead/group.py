@@ -11,7 +11,8 @@ from allranks.model.card import Card
 from allranks.model.errors import SetupError
 from allranks.model.finding import Finding
 from allranks.model.hostlist import fold_hosts
-from allranks.wire.protocol import Member, Plan
+from allranks.model.membership import Member
+from allranks.wire.protocol import Plan
 
 
 def make_group(

@@ -14,7 +14,7 @@ Four facts that are easy to miss:
   with SignalChildrenProcesses=yes in cgroup.conf. A worker without a handler would be killed by the warning, so workers
   start with SIGUSR1 ignored; a worker with its own handler receives it (`host.signals.catches`).
 - The same holds for SIGTERM. A worker that has something to save leaves the decision to its agent
-  (state/resumed/sigterm.py); a worker that has nothing to save is ended by it, which saves time.
+  (state/resumed/telling.py); a worker that has nothing to save is ended by it, which saves time.
 - A job that is preempted with a grace period is requeued only if it still runs at the end of the period; if it ends
   earlier, it has failed or is complete. So the leader waits: `launch.queue.requeue.outlast_preemption`.
 - If the batch host is lost, the job continues without its script until the time limit: the remaining agents must

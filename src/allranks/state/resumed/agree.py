@@ -15,10 +15,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
+
+from allranks.model.membership import Membership
 
 TALK_EVERY_S = 0.25
 CHUNK_BYTES = 64 << 20
@@ -28,8 +30,7 @@ MOST_STEPS = 16
 """Between two talks: how much slower than the last ones steps may become before an order waits long."""
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
+class Wish(NamedTuple):
     """What one rank would do at this boundary; after the talk, what all of them do."""
 
     saves: bool = False
@@ -41,37 +42,31 @@ class Agreement:
     """One rank's side of the talks.
 
     Args:
-        is_leader: rank 0, whose clock says when the next talk is.
+        membership: who talks; rank 0's clock says when the next talk is.
         device: where the default process group takes tensors from.
     """
 
-    def __init__(self, *, is_leader: bool, device: torch.device) -> None:
-        self._is_leader = is_leader
+    def __init__(self, membership: Membership, *, device: torch.device) -> None:
+        self._membership = membership
         self._device = device
         self._next_step: int | None = None
         self._last_step = 0
         self._last_s = 0.0
 
     def reach(self, step: int, wish: Wish) -> Wish:
-        """Return what all ranks do at this boundary, nothing where it is no talk's; all ranks come here at every one.
-
-        Args:
-            step: how many steps are done.
-            wish: this rank's.
-        """
-        if not dist.is_initialized() or dist.get_world_size() == 1:
+        """Return what all ranks do at this boundary, nothing where it is no talk's; all ranks call it at every one."""
+        if self._membership.world_size == 1:
             return wish
         if self._next_step is not None and step < self._next_step:
             return Wish()
-        steps = self._steps_until_next(step) if self._is_leader else 0
-        saves, leaves, stops, steps = self._largest(wish.saves, wish.leaves, wish.stops, steps)
+        steps = self._steps_until_next(step) if self._membership.is_leader else 0
+        *agreed, steps = self._largest(*wish, steps)
         self._next_step = step + steps
-        return Wish(bool(saves), bool(leaves), bool(stops))
+        return Wish(*map(bool, agreed))
 
     def can_all(self, can: bool) -> bool:
         """Return whether all ranks can do what comes next, given whether this one can; all ranks call it together."""
-        is_alone = not dist.is_initialized() or dist.get_world_size() == 1
-        return can if is_alone else self._largest(not can) == [0]
+        return can if self._membership.world_size == 1 else self._largest(not can) == [0]
 
     def give(self, tensors: Iterable[torch.Tensor]) -> None:
         """Fill the tensors of all ranks with the bytes of rank 0's, which are as many; all ranks call it together."""
@@ -90,7 +85,7 @@ class Agreement:
     def _give(self, data: torch.Tensor) -> None:
         chunk = data.to(self._device)
         dist.broadcast(chunk, 0)
-        if chunk is not data and not self._is_leader:
+        if chunk is not data and not self._membership.is_leader:
             data.copy_(chunk)
 
     def _largest(self, *numbers: int) -> list[int]:
@@ -101,8 +96,7 @@ class Agreement:
     def _steps_until_next(self, step: int) -> int:
         now_s = time.monotonic()
         done, took_s = step - self._last_step, now_s - self._last_s
-        is_first = self._next_step is None
         self._last_step, self._last_s = step, now_s
-        if is_first or done < 1:
+        if self._next_step is None:
             return 1
         return max(1, min(MOST_STEPS, int(TALK_EVERY_S * done / max(took_s, 1e-9))))

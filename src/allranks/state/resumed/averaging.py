@@ -1,20 +1,30 @@
-"""Which gradients of a training are weighed, and how? Those in DDP by hooks, those in FSDP2 by what it divides by.
+"""Which gradients of a training are weighed, and how, so that a step comes to the same at any number of ranks?
+
+DDP averages the gradients of ranks. Where rank r has m of the step's M samples, and W ranks take part, the average
+over samples needs its gradient at m W / M: exactly 1 where the ranks share evenly, which is nearly always, and then
+nothing is done. Else every gradient of the rank is multiplied on its way into `.grad`. The factors of all ranks and
+micro batches add up to W, so a term of the loss that no sample has a part in (a norm of the weights) counts once, as
+it should.
 
 FSDP2 divides the sum over ranks by one number that is the same on all of them. So it can weigh micro batches, but only
 of ranks that share a step evenly. A module that no optimizer steps (an EMA, a teacher) has no gradients to weigh.
+
+The learning rate belongs to the global batch, which stays, and not to the number of ranks that are alive.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import RemovableHandle
 
 from allranks.model.errors import UsageError
+from allranks.model.membership import Membership
 from allranks.state.resumed.sampler import Sampler, Share
-from allranks.state.resumed.scaling import GradientWeight, gradient_factor
 
 
 class Averaging:
@@ -22,28 +32,25 @@ class Averaging:
 
     Args:
         parts: that are tracked, by name. DDP and FSDP2 are found inside of them, also of a compiled module.
-        world_size: number of ranks.
-    Raises:
-        UsageError: by `check`.
     """
 
-    def __init__(self, parts: Mapping[str, Any], *, world_size: int) -> None:
+    def __init__(self, parts: Mapping[str, Any], membership: Membership) -> None:
         modules = {name: part for name, part in parts.items() if isinstance(part, torch.nn.Module)}
         inside = [part for module in modules.values() for part in module.modules()]
-        self._world_size = world_size
+        self._membership = membership
         self._ddp = [part for part in inside if isinstance(part, DistributedDataParallel)]
         self._sharded: list[Any] = [part for part in inside if hasattr(part, "set_gradient_divide_factor")]
         in_ddp, sharded = _parameters(*self._ddp), _parameters(*self._sharded)
-        weighed = in_ddp if world_size > 1 else _parameters(*modules.values())
+        weighed = in_ddp if membership.world_size > 1 else _parameters(*modules.values())
         self._weight = GradientWeight(own for key, own in weighed.items() if key not in sharded)
-        self._divisor = float(world_size)
+        self._divisor = float(membership.world_size)
         groups = [group for part in parts.values() for group in getattr(part, "param_groups", ())]
         trained = {id(own) for group in groups for own in group["params"]}
         self._even: list[str] = []
         """Modules that can be averaged over even shares only."""
         self._whole: list[str] = []
         """Those of them whose micro batches cannot be weighed."""
-        for name, module in modules.items() if world_size > 1 else ():
+        for name, module in modules.items() if membership.world_size > 1 else ():
             outside = (_parameters(module).keys() & trained if groups else _parameters(module).keys()) - in_ddp.keys()
             self._even += [name] * bool(outside)
             self._whole += [name] * bool(outside - sharded.keys())
@@ -54,7 +61,7 @@ class Averaging:
         Raises:
             UsageError: a module is not in DDP, and the ranks' shares are uneven, or come in micro batches.
         """
-        size, ranks = sampler.global_batch_size, self._world_size
+        size, ranks = sampler.global_batch_size, self._membership.world_size
         odd = f"{', '.join(self._even)} is not in DDP, so only even slices can be averaged: "
         if self._even and size % ranks:
             raise UsageError(f"{odd}global_batch_size is {size} at {ranks} ranks; take a multiple, or s.ddp()")
@@ -77,7 +84,7 @@ class Averaging:
             is_last: it is the step's last one, in which DDP brings the ranks together.
         """
         if share is not None:
-            self._weight.set(gradient_factor(share.parts[part], share.total, self._world_size))
+            self._weight.set(gradient_factor(share.parts[part], share.total, self._membership.world_size))
             divisor = share.total / max(share.parts[part], 1)
             if divisor != self._divisor:
                 self._divisor = divisor
@@ -86,6 +93,46 @@ class Averaging:
                     module.set_gradient_divide_factor(divisor)
         for module in self._ddp:
             module.require_backward_grad_sync = is_last
+
+
+def gradient_factor(samples: int, total: int, world_size: int) -> float:
+    """What to multiply a rank's gradient with, so that DDP's average over ranks is the average over samples.
+
+    >>> gradient_factor(4, 16, 4), gradient_factor(4, 16, 5), gradient_factor(0, 16, 5)
+    (1.0, 1.25, 0.0)
+
+    Args:
+        samples: over which the loss of this backward pass is a mean; 0 where its sample only fills in.
+        total: samples of the step, on all ranks.
+    """
+    return samples * world_size / total
+
+
+class GradientWeight:
+    """Multiplies all gradients of these parameters by one factor; costs nothing while it is 1.
+
+    Args:
+        parameters: of modules in DDP. Those that need no gradient are left out.
+    """
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        self._parameters = [parameter for parameter in parameters if parameter.requires_grad]
+        self._handles: list[RemovableHandle] = []
+        self._factor = 1.0
+
+    def set(self, factor: float) -> None:
+        """Have the next backward passes use this factor."""
+        self._factor = factor
+        if factor == 1.0:
+            for handle in self._handles:
+                handle.remove()
+            self._handles = []
+        elif not self._handles:
+            self._handles = [parameter.register_hook(self._weigh) for parameter in self._parameters]
+
+    def _weigh(self, gradient: Tensor) -> Tensor:
+        # A sample that only fills in may have a gradient that is no number; 0 times that would stay none.
+        return gradient * self._factor if self._factor else torch.zeros_like(gradient)
 
 
 def _parameters(*modules: torch.nn.Module) -> dict[int, torch.Tensor]:

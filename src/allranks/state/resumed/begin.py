@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.distributed.distributed_c10d import _get_default_store
 
+from allranks.model.membership import Membership
 from allranks.report.text import say
-from allranks.state.resumed.pace import pace_from_env
-from allranks.state.resumed.sigterm import leave_to_agent
+from allranks.state.resumed.pace import Pace
 from allranks.state.resumed.steps import StepLost
+from allranks.state.resumed.telling import leave_to_agent
 from allranks.state.resumed.track import Tracked
 from allranks.state.saved.checkpoint import Checkpointer
 
@@ -23,12 +23,10 @@ from allranks.state.saved.checkpoint import Checkpointer
 def begin(
     parts: Mapping[str, Any],
     *,
+    membership: Membership,
     checkpoint_dir: str | Path | None,
     checkpoint_every: int | None,
     default: Path,
-    num_nodes: int,
-    rank: int,
-    world_size: int,
     device: torch.device,
     keep: int,
     partial: bool,
@@ -49,21 +47,18 @@ def begin(
     every = checkpoint_every or int(os.environ.get("ALLRANKS_CHECKPOINT_EVERY") or 0) or None
     checkpoints = Checkpointer(
         Path(checkpoint_dir or os.environ.get("ALLRANKS_CHECKPOINT_DIR") or default),
-        rank=rank,
-        world_size=world_size,
-        store=_get_default_store() if world_size > 1 else None,
+        membership,
+        store=_get_default_store() if membership.world_size > 1 else None,
         keep=keep,
     )
+    has_gloo = any(group.backend == "gloo" for group in membership.groups)
     made = Tracked(
         parts,
         checkpoints=checkpoints,
-        rank=rank,
-        world_size=world_size,
         every=every,
         cell=cell,
-        device=torch.device("cpu") if "gloo" in dist.get_backend_config() else device,
-        is_read_once=num_nodes > 1,  # ranks of one node share the page cache: docs/evidence/benchmarks.md
-        pace=pace_from_env(os.environ, num_nodes=num_nodes, say=say) if rank == 0 and not every else None,
+        device=torch.device("cpu") if has_gloo else device,
+        pace=Pace(membership, os.environ, say=say) if membership.is_leader and not every else None,
         **told,
     )
 

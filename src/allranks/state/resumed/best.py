@@ -25,7 +25,6 @@ class Best:
     """The best checkpoint in this directory.
 
     Args:
-        directory: of the checkpoints.
         keep_best: name of a value, and "min" or "max"; None: no checkpoint is kept for its value.
     Raises:
         UsageError: it is neither.

@@ -29,7 +29,6 @@ def compare(
     """Return why this training cannot go on from a checkpoint, "" if it can, and what to print if it does.
 
     Args:
-        directory: of the checkpoint.
         before: what it holds: `describe()` of the experiment, and the state of each part.
         now: the state of each part in this process.
         is_default: nobody named the directory.

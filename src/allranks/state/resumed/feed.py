@@ -77,8 +77,6 @@ class Feed:
         """Return the micro batches of the next step, the same until `consume`; None where the last epoch is over.
 
         Args:
-            step: how many steps are done.
-            epochs: of the whole run.
             ended: called when the loader says that its epoch is over, before the next one is begun.
         Raises:
             UsageError: the loader has nothing, even when it is begun again.
@@ -91,8 +89,10 @@ class Feed:
                 return self._fetched
             if self._batches is None:
                 self.open(step)
+            assert self._batches is not None
             try:
-                self._fetched = self._draw(len(share.parts) if share else 1)
+                with self._noise or contextlib.nullcontext():
+                    self._fetched = [next(self._batches) for _ in (share.parts if share else (1,))]
                 return self._fetched
             except StopIteration:
                 if not self.sampler:
@@ -100,11 +100,6 @@ class Feed:
                     ended()  # with the old iterator: a loader's own state belongs to that
                 self._batches = None
         raise UsageError(f"the loader gave no batch for step {step}, not even when it was begun again")
-
-    def _draw(self, count: int) -> list[Any]:
-        assert self._batches is not None
-        with self._noise or contextlib.nullcontext():
-            return [next(self._batches) for _ in range(count)]
 
     def share(self) -> Share | None:
         """What the next step means for this rank, where it is known."""

@@ -11,6 +11,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping
 
+from allranks.model.membership import Membership
 from allranks.state.cadence import Interval, choose_interval
 from allranks.state.saved.checkpoint import Stall
 
@@ -21,30 +22,26 @@ class Pace:
     """The clock between two checkpoints.
 
     Args:
-        num_nodes: that train together.
-        num_faults: restarts of this job so far.
-        ends_at_s: when the job's time limit is, since the epoch; None: not known.
+        env: of the agent and SLURM: when the job's time limit is.
         say: takes one line, once the interval is known.
         clock: seconds, monotonic.
     """
 
     def __init__(
         self,
+        membership: Membership,
+        env: Mapping[str, str],
         *,
-        num_nodes: int,
-        num_faults: int,
-        ends_at_s: float | None,
         say: Callable[[str], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._num_nodes = num_nodes
-        self._num_faults = num_faults
-        self._ends_at_s = ends_at_s
+        self._membership = membership
+        ends_at = env.get("SLURM_JOB_END_TIME", "")
+        self._ends_at_s = float(ends_at) if ends_at.isdecimal() else None
         self._say = say
         self._clock = clock
         self._began_s = self._saved_s = clock()
         self._stalls_s: list[float] = []
-        self._write_s: float | None = None
         self._interval = Interval(FIRST_S, "the first one")
 
     def is_due(self) -> bool:
@@ -53,28 +50,17 @@ class Pace:
 
     def save_done(self, stall: Stall, write_s: float | None) -> None:
         """Reckon anew from here, with the stall of this save, and how long the last complete one took to write."""
-        now_s, is_first = self._clock(), not self._stalls_s
+        num_nodes = self._membership.num_nodes
         self._stalls_s.append(stall.seconds)
-        self._saved_s = now_s
+        self._saved_s = self._clock()
         self._interval = choose_interval(
             # The first copy also makes the shared memory; it is no measure once there are others.
             stall_s=statistics.median(self._stalls_s[1:] or self._stalls_s),
             write_s=write_s,
-            num_nodes=self._num_nodes,
-            node_s=self._num_nodes * (now_s - self._began_s),
-            num_faults=self._num_faults,
+            num_nodes=num_nodes,
+            node_s=num_nodes * (self._saved_s - self._began_s),
+            num_faults=self._membership.epoch,
             left_s=None if self._ends_at_s is None else max(0.0, self._ends_at_s - time.time()),
         )
-        if is_first:
+        if len(self._stalls_s) == 1:
             self._say(f"checkpoints: {self._interval.reason}")
-
-
-def pace_from_env(env: Mapping[str, str], *, num_nodes: int, say: Callable[[str], None]) -> Pace:
-    """The pace of the job that this environment, of the agent and SLURM, tells of; `num_nodes` where it does not."""
-    ends_at = env.get("SLURM_JOB_END_TIME", "")
-    return Pace(
-        num_nodes=int(env.get("GROUP_WORLD_SIZE") or num_nodes),
-        num_faults=int(env.get("TORCHELASTIC_RESTART_COUNT") or 0),
-        ends_at_s=float(ends_at) if ends_at.isdecimal() else None,
-        say=say,
-    )

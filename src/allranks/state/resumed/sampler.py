@@ -1,12 +1,12 @@
 """Which samples belong to the next step, and which of them are this rank's: the same at any number of ranks.
 
-    sampler = Sampler(len(dataset), global_batch_size=96, rank=s.rank, world_size=s.world_size, seed=1)
+    sampler = Sampler(len(dataset), global_batch_size=96, membership=s.membership, seed=1)
     loader = DataLoader(SeededDataset(dataset), batch_sampler=sampler, num_workers=4)
 
 The order of an epoch is a function of seed and epoch alone; the position is one integer, the samples that steps have
 consumed since the beginning. Step by step the next `global_batch_size` samples are taken from that order, and rank r
 gets the r-th slice of them, whatever the number of ranks: slices may differ by one sample, so five ranks can go on
-where six stopped. What that does to gradients is the matter of `state.resumed.scaling`.
+where six stopped. What that does to gradients is the matter of `state.resumed.averaging`.
 
 The DataLoader runs ahead of the steps; the position does not: `state.steps()` moves it, or `advance()` does where a
 loop is one's own. A rank without a sample in a small last batch gets the first one of it, to run forward and backward
@@ -19,12 +19,14 @@ import hashlib
 import struct
 from collections.abc import Iterator, Sized
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset
 
 from allranks.model.errors import UsageError
+from allranks.model.membership import ALONE, Membership
 from allranks.state.resumed.rng import seeded
 
 
@@ -79,10 +81,9 @@ class Sampler:
     Args:
         dataset: its length, or anything that has one.
         global_batch_size: samples a step, over all ranks.
-        rank: of this process.
-        world_size: number of ranks now; the order does not depend on it.
+        membership: whose shares they are; the order does not depend on it.
         micro_batch_size: most samples of one forward pass, where memory asks for it: the share then comes in several
-            batches, see `Step.batches()`. None: always one.
+            batches, see state.resumed.steps. None: always one.
         seed: of the order and of each sample's own seed.
         shuffle: False: in the order of the dataset.
         drop_last: leave the samples out that do not fill a last global batch.
@@ -95,8 +96,7 @@ class Sampler:
         dataset: int | Sized,
         *,
         global_batch_size: int,
-        rank: int = 0,
-        world_size: int = 1,
+        membership: Membership = ALONE,
         micro_batch_size: int | None = None,
         seed: int = 0,
         shuffle: bool = True,
@@ -110,12 +110,9 @@ class Sampler:
         ):
             if size < 1:
                 raise UsageError(f"sampler: {name} is {size}; expected 1 or more")
-        if not 0 <= rank < world_size:
-            raise UsageError(f"sampler: rank {rank} of {world_size}; expected 0 to {world_size - 1}")
         self.global_batch_size = global_batch_size
         self.micro_batch_size = micro_batch_size
-        self.rank = rank
-        self.world_size = world_size
+        self.membership = membership
         self.seed = seed
         self.shuffle = shuffle
         dropped = self.num_samples % global_batch_size if drop_last else 0
@@ -134,16 +131,11 @@ class Sampler:
         """The epoch that the next step belongs to."""
         return self.position // self.epoch_size
 
-    @property
-    def num_steps(self) -> int:
-        """Steps of a whole epoch."""
-        return -(-self.epoch_size // self.global_batch_size)
-
     def share(self, position: int | None = None) -> Share:
         """What the step at this position means for this rank; None: the next step."""
         epoch, start = divmod(self.position if position is None else position, self.epoch_size)
         total = min(self.global_batch_size, self.epoch_size - start)
-        piece = slice_of(total, self.rank, self.world_size)
+        piece = slice_of(total, self.membership.rank, self.membership.world_size)
         own = range(start + piece.start, start + piece.stop)
         num_parts = -(-len(own) // self.micro_batch_size) if self.micro_batch_size else 1
         parts = tuple(len(slice_of(len(own), part, num_parts)) for part in range(num_parts)) or (0,)
@@ -169,13 +161,10 @@ class Sampler:
         while position // self.epoch_size == epoch:
             share = self.share(position)
             own = share.own or range(position % self.epoch_size, position % self.epoch_size + 1)
-            indices = [
-                SampleIndex.of(index, seed=self.seed, epoch=epoch) for index in order[own.start : own.stop].tolist()
-            ]
-            at = 0
+            places = order[own.start : own.stop].tolist()
+            indices = iter([SampleIndex.of(index, seed=self.seed, epoch=epoch) for index in places])
             for size in share.parts:
-                yield indices[at : at + max(size, 1)]
-                at += size
+                yield list(islice(indices, max(size, 1)))
             position += share.total
 
     def __len__(self) -> int:

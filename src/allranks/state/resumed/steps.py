@@ -23,6 +23,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any
 
@@ -60,49 +61,35 @@ def first_words(error: BaseException) -> str:
     return one_line(str(error)).partition(". This is typically caused by")[0]
 
 
+@dataclass(slots=True, kw_only=True)
 class Step:
     """One step of the training, on this rank.
 
-    Args:
-        number: how many steps are done before it.
-        epoch: that its samples belong to.
-        batches: of this rank; several only where `is_micro`.
-        share: what the step means for this rank, where it is known.
-        is_micro: the sampler has a `micro_batch_size`.
-        progress: what `log` goes to.
-        begin: told before each batch how its gradients are to be weighed.
-        done: told that the block was left without an exception.
-        lose: what to do with an error inside; it raises StepLost where that is a failed collective.
     Raises:
         UsageError: the block is entered a second time.
     """
 
-    def __init__(
-        self,
-        number: int,
-        *,
-        epoch: int,
-        batches: Sequence[Any],
-        share: Share | None,
-        is_micro: bool,
-        begin: Callable[[Share | None, int, bool], None],
-        done: Callable[[], None],
-        progress: Progress,
-        lose: Callable[[BaseException], None],
-    ) -> None:
-        self.number = number
-        self.epoch = epoch
-        self.share = share
-        self.is_open = False
-        """The block is running, or was left by an exception."""
-        self.is_done = False
-        """The block was left without an exception: the step counts."""
-        self._batches = batches
-        self._is_micro = is_micro
-        self._begin = begin
-        self._done = done
-        self._progress = progress
-        self._lose = lose
+    number: int
+    """How many steps are done before it."""
+    epoch: int
+    """That its samples belong to."""
+    share: Share | None
+    """What the step means for this rank, where it is known."""
+    batches: Sequence[Any]
+    is_micro: bool
+    """The sampler has a `micro_batch_size`, so there may be several batches."""
+    progress: Progress
+    """What `log` goes to."""
+    begin: Callable[[Share | None, int, bool], None]
+    """Told before each batch how its gradients are to be weighed."""
+    done: Callable[[], None]
+    """Told that the block was left without an exception."""
+    lose: Callable[[BaseException], None]
+    """What to do with an error inside; it raises StepLost where that is a failed collective."""
+    is_open: bool = False
+    """The block is running, or was left by an exception."""
+    is_done: bool = False
+    """The block was left without an exception: the step counts."""
 
     def log(self, **values: Any) -> None:
         """Show these on rank 0's terminal with the next line of progress, every ten seconds; `track(log=)` gets all.
@@ -110,31 +97,31 @@ class Step:
         Args:
             values: numbers, or tensors of one number; of a GPU they are fetched only when somebody gets them.
         """
-        self._progress.note(self.number + 1, values)
+        self.progress.note(self.number + 1, values)
 
     def __enter__(self) -> Any:
         if self.is_open or self.is_done:
             raise UsageError(f"step {self.number} is entered twice: one `with step` block is one step")
         self.is_open = True
-        if self._is_micro:
+        if self.is_micro:
             return self._each()
-        self._begin(self.share, 0, True)
-        return self._batches[0]
+        self.begin(self.share, 0, True)
+        return self.batches[0]
 
     def _each(self) -> Iterator[Any]:
-        last = len(self._batches) - 1
-        for place, batch in enumerate(self._batches):
-            self._begin(self.share, place, place == last)
+        last = len(self.batches) - 1
+        for place, batch in enumerate(self.batches):
+            self.begin(self.share, place, place == last)
             yield batch
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if error is not None:
-            self._lose(error)
+            self.lose(error)
             return
         self.is_open, self.is_done = False, True
-        self._done()
+        self.done()
 
 
 Sink = Callable[[int, dict[str, float]], object]
@@ -157,27 +144,24 @@ def sink_of(log: Any) -> Sink | None:
     return log  # type: ignore[no-any-return]
 
 
+@dataclass(slots=True, kw_only=True)
 class Progress:
-    """Rank 0's lines of progress.
+    """Rank 0's lines of progress."""
 
-    Args:
-        is_shown: this is rank 0.
-        total: steps of the whole run, where it is known.
-        sink: what else gets the values.
-    """
-
-    def __init__(self, *, is_shown: bool, total: int | None, sink: Sink | None = None) -> None:
-        self._is_shown = is_shown
-        self._sink = sink
-        self._total = total
-        self._values: dict[str, Any] = {}
-        self._since: tuple[int, float] | None = None
+    is_shown: bool
+    """This is rank 0."""
+    total: int | None
+    """Steps of the whole run, where it is known."""
+    sink: Sink | None = None
+    """What else gets the values."""
+    _values: dict[str, Any] = field(default_factory=dict)
+    _since: tuple[int, float] | None = None
 
     def note(self, step: int, values: dict[str, Any]) -> None:
         """Remember what to show, and hand it on; `step` steps are done with this one."""
         self._values.update(values)
-        if self._sink is not None:
-            self._sink(step, {name: _number(value) for name, value in values.items()})
+        if self.sink is not None:
+            self.sink(step, {name: _number(value) for name, value in values.items()})
 
     def reach(self, step: int) -> None:
         """Show a line where it is time to; `step` steps are done."""
@@ -185,10 +169,10 @@ class Progress:
         if self._since is None:
             self._since = step, now_s
         first_step, first_s = self._since
-        if not self._is_shown or now_s - first_s < PROGRESS_EVERY_S or step == first_step:
+        if not self.is_shown or now_s - first_s < PROGRESS_EVERY_S or step == first_step:
             return
         rate = (step - first_step) / (now_s - first_s)
-        of = f" of {self._total}" if self._total is not None else ""
+        of = f" of {self.total}" if self.total is not None else ""
         values = "".join(f", {name} {_number(value):.5g}" for name, value in self._values.items())
         say(f"step {step}{of}, {rate:.3g} steps/s{values}")
         self._since = step, now_s

@@ -1,7 +1,16 @@
-"""What does a training tell its agent, and what does the agent want of it? Nothing of both where there is no agent."""
+"""What does a training tell its agent, and what does the agent want of it? Nothing of both where there is no agent.
+
+SIGTERM is the agent's, too: at a time limit or a preemption SLURM may signal every process of a job at once, the
+workers included. The agent gets the signal as well and knows better: whether there is time for a checkpoint, and when
+the worker shall go. Only then does SIGTERM end the worker, as it would have without this.
+"""
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+from collections.abc import Callable
 from typing import Any
 
 
@@ -45,3 +54,21 @@ class Telling:
         """Say whether all steps are made."""
         if self._cell is not None:
             self._cell.finish(is_finished=is_finished)
+
+
+def leave_to_agent(is_meant: Callable[[], bool]) -> bool:
+    """Let SIGTERM end this process only when the agent means it; returns whether that holds now.
+
+    A script with a handler of its own keeps it. Children that are forked later die of SIGTERM as ever.
+    """
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        return False
+    own = os.getpid()
+
+    def obey(signum: int, frame: object) -> None:
+        if os.getpid() != own or is_meant():
+            signal.signal(signum, signal.SIG_DFL)
+            os.kill(os.getpid(), signum)
+
+    signal.signal(signal.SIGTERM, obey)
+    return True

@@ -57,7 +57,6 @@ class Tracked:
         device: where the default process group takes tensors from.
         on_loss: called before this process ends because another rank was lost.
         pace: when a checkpoint is due; None: this rank does not say.
-        is_read_once: rank 0 reads what is common and sends it to the others; else each rank reads it.
     Raises:
         UsageError: a part has no state, or one that no checkpoint can hold.
     """
@@ -67,8 +66,6 @@ class Tracked:
         parts: Mapping[str, Any],
         *,
         checkpoints: Checkpointer,
-        rank: int,
-        world_size: int,
         every: int | None = None,
         keep_best: tuple[str, str] | None = None,
         log: Any = None,
@@ -77,7 +74,6 @@ class Tracked:
         device: torch.device | None = None,
         on_loss: Callable[[], None] | None = None,
         pace: Pace | None = None,
-        is_read_once: bool = False,
     ) -> None:
         self.step = 0
         """How many steps are done, over all restarts. A step is done when its `with` block ends."""
@@ -85,17 +81,15 @@ class Tracked:
         self._parts = Parts(parts)
         self._experiment = experiment.describe()
         self._best = Best(checkpoints.directory, keep_best)
-        self._rank = rank
-        self._world_size = world_size
+        self._membership = membership = checkpoints.membership
         self._every = every
-        self._log = sink_of(log) if rank == 0 else None
+        self._log = sink_of(log) if membership.is_leader else None
         self._accumulates = accumulates
         self._telling = Telling(cell)
-        self._agreement = Agreement(is_leader=rank == 0, device=device or torch.device("cpu"))
+        self._agreement = Agreement(membership, device=device or torch.device("cpu"))
         self._on_loss = on_loss
         self._pace = pace
-        self._is_read_once = is_read_once
-        self._averaging = Averaging(parts, world_size=world_size)
+        self._averaging = Averaging(parts, membership)
         self._epochs = 0
         """How many epochs are over, and `after_epoch` was called for them."""
         self._saved: tuple[int, int] | None = None
@@ -110,23 +104,19 @@ class Tracked:
         """Put everything back as the newest whole checkpoint has it; all ranks call it together.
 
         Args:
-            partial: take the parts that are in the checkpoint, and let the others begin anew.
             is_default: nobody named the directory, so it may hold another experiment's checkpoints.
         Raises:
             UsageError: it holds other parts than are tracked, or is another experiment's.
         """
-        share = self._agreement.give if self._is_read_once else None
+        # On several nodes rank 0 reads for all; ranks of one node share the page cache (docs/evidence/benchmarks.md).
+        share = self._agreement.give if self._membership.num_nodes > 1 else None
         loaded = self.checkpoints.load({"parts": self._parts.like()}, share=share)
         if loaded is None:
             return
         kept, why, lines = loaded.common["parts"], "", list[str]()
-        if self._rank == 0:
+        if self._membership.is_leader:
             why, lines = experiment.compare(
-                loaded.directory,
-                loaded.common,
-                self._parts.state(),
-                is_default=is_default,
-                is_partial=partial,
+                loaded.directory, loaded.common, self._parts.state(), is_default=is_default, is_partial=partial
             )
         if why := self.checkpoints.ranks.tell_all("whose checkpoint it is", why):
             raise UsageError(why)
@@ -138,8 +128,8 @@ class Tracked:
             self._parts.load_gradients(gradients)
         if is_same_size and torch.get_num_threads() != loaded.common["threads"]:
             torch.set_num_threads(loaded.common["threads"])  # sums are cut into as many pieces as there are threads
-        if self._rank == 0:
-            sizes = "" if is_same_size else f"; {loaded.world_size} ranks wrote it, {self._world_size} go on"
+        if self._membership.is_leader:
+            sizes = "" if is_same_size else f"; {loaded.world_size} ranks wrote it, {self._membership.world_size} go on"
             say(f"resumed at step {self.step} from {loaded.directory}{sizes}")
             for line in lines:
                 say(line)
@@ -166,7 +156,7 @@ class Tracked:
         with self._losing():
             self._save()
             is_complete = self._wait()
-        if is_complete and self._rank == 0:
+        if is_complete and self._membership.is_leader:
             self._best.consider(self.step, values)
         return is_complete
 
@@ -204,7 +194,7 @@ class Tracked:
         self._telling.finish(is_finished=False)
         self._resume(feed)
         self._feed = feed
-        progress = Progress(is_shown=self._rank == 0, total=total, sink=self._log)
+        progress = Progress(is_shown=self._membership.is_leader, total=total, sink=self._log)
         self._telling.phase("training")
         while True:
             self._end_epochs(feed, after_epoch)
@@ -218,7 +208,7 @@ class Tracked:
             if batches is None:
                 break
             self._current = step = Step(
-                self.step,
+                number=self.step,
                 epoch=feed.epoch,
                 batches=batches,
                 share=share,
@@ -248,19 +238,17 @@ class Tracked:
             why = f"step {self.step} was left by an exception"
         elif self._feed.is_ahead:
             why = f"the loader has given the batch of step {self.step}, which was not made, and cannot go back"
+        word = f"step {self.step}{why and ', '}{why}"
         try:
-            why = (
-                self.checkpoints.ranks.meet("leave the session", f"step {self.step}{why and ', '}{why}", LEAVE_S) or why
-            )
+            why = self.checkpoints.ranks.meet("leave the session", word, LEAVE_S) or why
         except RuntimeError as exc:
             why = f"rank 0 is gone ({first_words(exc)})"
-        if why and (self._rank == 0 or why.startswith("rank 0")):
+        if why and (self._membership.is_leader or why.startswith("rank 0")):
             say(f"steps {saved[0] + 1} to {self.step} are not saved: {why}")
-        if why:
-            return
-        with self._losing():
-            self._save()
-            self._wait()
+        elif not why:
+            with self._losing():
+                self._save()
+                self._wait()
 
     def _resume(self, feed: Feed) -> None:
         """Open the loader where the checkpoint was taken, and put the generators back."""
@@ -274,7 +262,7 @@ class Tracked:
             return
         if feed.sampler is None:
             feed.load_state_dict(common | {"used": 0})
-            if self._rank == 0:
+            if self._membership.is_leader:
                 say(f"epoch {feed.epoch} begins again: only allranks' Sampler has an order for any number of ranks")
         feed.open(self.step)
         rng.seed_all(mix(torch.initial_seed(), self.step))
@@ -348,7 +336,7 @@ class Tracked:
     def _leave(self, why: str) -> None:
         self._telling.phase("leaving")
         is_written = self._wait()
-        if self._rank == 0:
+        if self._membership.is_leader:
             at = self.checkpoints.last_complete
             kept = f"the checkpoint of step {at} is complete" if at is not None else "there is no checkpoint"
             failed = "" if is_written else ", a newer one could not be written"
@@ -373,6 +361,7 @@ class Tracked:
             self._on_loss()
         at = self.checkpoints.last_complete
         kept = f"the checkpoint of step {at} is complete" if at is not None else "no checkpoint is complete"
-        said = f"rank {self._rank}: step {self.step} does not count, a collective failed; {kept}: {first_words(error)}"
+        who = f"rank {self._membership.rank}: step {self.step}"
+        said = f"{who} does not count, a collective failed; {kept}: {first_words(error)}"
         print(f"error: {said}", file=sys.stderr, flush=True)
         raise StepLost(said) from error

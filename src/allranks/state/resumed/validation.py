@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from allranks.model.errors import UsageError
+from allranks.model.membership import Membership
 from allranks.state.resumed import rng
 from allranks.state.resumed.sampler import slice_of
 
@@ -35,15 +36,14 @@ def validate(
     measure: Callable[[Any], Mapping[str, Any]],
     *,
     batch_size: int,
-    rank: int,
-    world_size: int,
+    membership: Membership,
     device: torch.device,
     **arguments: Any,
 ) -> dict[str, float]:
     """Return the sums of what `measure` returns, over all batches of all ranks; see `Session.validate`."""
     if len(dataset) < 1:
         raise UsageError("validate: the dataset is empty")
-    batches, counted = share_batches(len(dataset), batch_size, rank, world_size)
+    batches, counted = share_batches(len(dataset), batch_size, membership.rank, membership.world_size)
     sums: dict[str, Any] = {}
     was_training = model.training
     model.eval()
@@ -57,6 +57,6 @@ def validate(
         model.train(was_training)
     names = sorted(sums)
     total = torch.stack([sums[name] for name in names])
-    if world_size > 1:
+    if membership.world_size > 1:
         dist.all_reduce(total)
     return dict(zip(names, total.tolist(), strict=True))

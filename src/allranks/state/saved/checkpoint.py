@@ -1,6 +1,6 @@
 """Where did the training stand, and does every rank agree?  Saves and loads the state of a run.
 
-    with Checkpointer("runs/17/checkpoints", rank=rank, world_size=world_size, store=store) as checkpoints:
+    with Checkpointer("runs/17/checkpoints", membership, store=store) as checkpoints:
         if loaded := checkpoints.load():                     # all ranks together, the same one on all
             model.load_state_dict(loaded.common["model"])
             ...
@@ -24,7 +24,7 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ import torch
 from torch.distributed import Store
 
 from allranks.model.errors import SetupError, UsageError
+from allranks.model.membership import ALONE, Membership
 from allranks.report.text import say as say_to_stderr
 from allranks.state.saved.commit import PATIENCE_S
 from allranks.state.saved.consensus import Consensus
@@ -43,27 +44,16 @@ from allranks.state.saved.reader import await_writers, read_checkpoint
 from allranks.state.saved.snapshot import Snapshot
 from allranks.state.saved.tidy import KEEP_AT_LEAST
 
-__all__ = ["CheckpointError", "Checkpointer", "Loaded", "Skipped", "Stall", "StateError"]
+__all__ = ["CheckpointError", "Checkpointer", "Loaded", "Stall", "StateError"]
 
 _numbers = itertools.count()
 """Instance counter for store keys; all ranks must construct their checkpointers in the same order."""
-
-
 GIVEN_UP_S = 15.0
 """How long the end of a run waits for the save before one that was given up; its writer outlives the run."""
 
 
 class CheckpointError(SetupError):
     """There are checkpoints, and none of them can be read: beginning anew in silence would be worse."""
-
-
-@dataclass(frozen=True, slots=True)
-class Skipped:
-    """A checkpoint that was passed over."""
-
-    directory: Path
-    why: str
-    """One line, in words: `rank_00001.safetensors: 4096 bytes are there, the manifest says 8192`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +68,6 @@ class Loaded:
     """This rank's own; None where another number of ranks wrote it."""
     world_size: int
     """How many ranks wrote it."""
-    skipped: tuple[Skipped, ...] = ()
-    """Newer ones, newest first, and what is wrong with each. They have been said aloud already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,9 +94,8 @@ class Checkpointer:
     def __init__(
         self,
         directory: Path | str,
+        membership: Membership = ALONE,
         *,
-        rank: int = 0,
-        world_size: int = 1,
         store: Store | None = None,
         keep: int = 3,
         skip_after_s: float = 120.0,
@@ -118,23 +105,24 @@ class Checkpointer:
 
         Args:
             directory: made when it is not there; on a file system that all nodes share.
-            rank: of this process.
-            world_size: how many ranks save and load together.
+            membership: who saves and loads together.
             store: what the ranks agree over in `load`; None for a single rank.
             keep: how many whole checkpoints stay, at least 2.
             skip_after_s: how long a save waits for the one before it to be on disk, before it is left out: training
                 goes on beside a file system that hangs.
             say: takes the one-line messages; else they go to stderr.
         """
-        if world_size > 1 and store is None:
-            raise UsageError(f"a checkpointer for {world_size} ranks needs the store of their process group")
+        if membership.world_size > 1 and store is None:
+            raise UsageError(f"a checkpointer for {membership.world_size} ranks needs the store of their process group")
         if keep < KEEP_AT_LEAST:
             raise UsageError(f"keep={keep}: the newest {KEEP_AT_LEAST} checkpoints always stay")
         self.directory = Path(directory).absolute()
+        self.membership = membership
         self._keep = keep
         self._skip_after_s = skip_after_s
         self._say = say or say_to_stderr
-        self.ranks = Consensus(store, rank, world_size, prefix=f"allranks/checkpoints/{next(_numbers)}", say=self._say)
+        prefix = f"{membership.store_prefix}/checkpoints/{next(_numbers)}"
+        self.ranks = Consensus(store, membership, prefix=prefix, say=self._say)
         self._run = self.ranks.tell_all("the name of this run", uuid.uuid4().hex[:12])
         self._snapshot: Snapshot | None = None
         self._link: WriterLink | None = None
@@ -167,9 +155,9 @@ class Checkpointer:
         """
         key = f"load {next(self._loads)}"
         names: list[str] = []
-        skipped: list[Skipped] = []
-        if self.ranks.rank == 0:
-            skipped = [Skipped(path, why) for path, why in await_writers(self.directory, self._say)]
+        skipped: list[tuple[Path, str]] = []
+        if self.membership.is_leader:
+            skipped = await_writers(self.directory, self._say)
             names = [path.name for path in list_checkpoints(self.directory)]
         names = json.loads(self.ranks.tell_all(f"{key}: the checkpoints there are", json.dumps(names)))
         for index, name in enumerate(names):
@@ -183,13 +171,13 @@ class Checkpointer:
                     share(to_send)  # nothing can fail in it but the network: all ranks have read what they had to
                 self.last_complete = loaded.step
                 self._tell_skipped(skipped, f"going on from {name}")
-                return replace(loaded, skipped=tuple(skipped))
-            skipped.append(Skipped(directory, why))
+                return loaded
+            skipped.append((directory, why))
         self._tell_skipped(skipped, "there is no other")
         if names:
             raise CheckpointError(
                 f"none of the {len(names)} checkpoints in {self.directory} is whole, the newest: "
-                f"{skipped[-len(names)].why}; move them away to begin anew"
+                f"{skipped[-len(names)][1]}; move them away to begin anew"
             )
         return None
 
@@ -197,7 +185,7 @@ class Checkpointer:
         self, directory: Path, like: object, *, is_read_once: bool
     ) -> tuple[Loaded | None, str, Sequence[torch.Tensor]]:
         """Read one checkpoint, or say what is wrong with it."""
-        rank, world_size = self.ranks.rank, self.ranks.world_size
+        rank, world_size = self.membership.rank, self.membership.world_size
         try:
             manifest, common, own, to_send = read_checkpoint(
                 directory, rank=rank, world_size=world_size, like=like, is_read_once=is_read_once
@@ -206,10 +194,9 @@ class Checkpointer:
             return None, str(exc), ()
         return Loaded(manifest.step, directory, common, own, manifest.world_size), "", to_send
 
-    def _tell_skipped(self, skipped: list[Skipped], instead: str) -> None:
-        if self.ranks.rank == 0:
-            for passed in skipped:
-                self._say(f"checkpoint {passed.directory} is passed over: {passed.why}; {instead}")
+    def _tell_skipped(self, skipped: list[tuple[Path, str]], instead: str) -> None:
+        for directory, why in skipped if self.membership.is_leader else ():
+            self._say(f"checkpoint {directory} is passed over: {why}; {instead}")
 
     # Saving
 
@@ -285,7 +272,7 @@ class Checkpointer:
         """
         if self._link is not None:
             if wait:
-                waits = self._link.wait_settled if self.ranks.rank == 0 else self._link.wait_written
+                waits = self._link.wait_settled if self.membership.is_leader else self._link.wait_written
                 waits(GIVEN_UP_S if self._is_given_up else PATIENCE_S)
             self._link.close(wait=wait)
             self._link = None
@@ -306,10 +293,10 @@ class Checkpointer:
     def _lay_out(self, common: object, per_rank: object) -> tuple[bytes, list[Piece], int]:
         """Return this rank's part as `Packer.lay_out` does; the shared memory has room for it."""
         own, whole = Packer(), Packer()
-        own_tree = own.pack(per_rank, f"per_rank[{self.ranks.rank}]")
+        own_tree = own.pack(per_rank, f"per_rank[{self.membership.rank}]")
         if own.sharded:
             raise StateError(f"{next(iter(own.sharded))} is a DTensor, which several ranks have: it belongs to common")
-        is_first = self.ranks.rank == 0
+        is_first = self.membership.is_leader
         common_tree = (own if is_first else whole).pack(common, "common")
         own.sharded.update(whole.sharded)
         tensors: list[Any] = []
@@ -335,7 +322,7 @@ class Checkpointer:
                 self._link.ask(self._number, request)
                 return
             except WriterGoneError as exc:
-                self._say(f"the writer of rank {self.ranks.rank}'s checkpoints ({exc}) has been killed")
+                self._say(f"the writer of rank {self.membership.rank}'s checkpoints ({exc}) has been killed")
                 self._link = None
             except OSError as exc:
                 self._fail(step, f"no writer can be started ({exc})")
@@ -349,8 +336,8 @@ class Checkpointer:
             self._snapshot.descriptor,
             self._hear,
             root=str(self.directory),
-            rank=self.ranks.rank,
-            world_size=self.ranks.world_size,
+            rank=self.membership.rank,
+            world_size=self.membership.world_size,
             keep=self._keep,
             run=self._run,
             torch=torch.__version__,

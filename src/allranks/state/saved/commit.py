@@ -95,9 +95,7 @@ def write_part(
     """Write the bytes of this rank's part, verify and report it; what it has made is gone again if that fails.
 
     Args:
-        attempt: this save.
-        content: the bytes.
-        written: called when they are needed no more.
+        written: called when the content is needed no more.
         should_stop: whether there is no time to verify.
     Raises:
         OSError: the file system would not take it, or gives back something else.
@@ -152,7 +150,6 @@ def gather_parts(
     """Wait for all parts of the checkpoint.
 
     Args:
-        attempt: this save.
         is_orphaned: whether the coordinator's trainer is dead.
         is_next_due: whether the trainer asks for the next save, or for nothing more.
     Raises:
@@ -199,14 +196,12 @@ def _look_for(attempt: Attempt, rank: int) -> tuple[str, Part | None]:
     state = str(report.get("state", ""))
     if state == "failed":
         raise AttemptFailedError(f"rank {rank}: {report.get('why')}")
-    if state != "done":
-        return state, None
-    part = part_from_json(report)
-    try:  # a file server may show the report before the last bytes
-        size_bytes = (attempt.directory / part.name).stat().st_size
-    except FileNotFoundError:
-        return state, None
-    return state, part if size_bytes == part.size_bytes else None
+    if state == "done":
+        part = part_from_json(report)
+        with contextlib.suppress(FileNotFoundError):  # a file server may show the report before the last bytes
+            if (attempt.directory / part.name).stat().st_size == part.size_bytes:
+                return state, part
+    return state, None
 
 
 def _progress(directory: Path) -> object:
@@ -227,14 +222,7 @@ def seal(attempt: Attempt, parts: tuple[Part, ...], *, torch: str) -> Path:
     Raises:
         OSError: the file system would not.
     """
-    manifest = Manifest(
-        step=attempt.step,
-        world_size=attempt.world_size,
-        attempt=attempt.name,
-        torch=torch,
-        saved_s=time.time(),
-        parts=parts,
-    )
+    manifest = Manifest(attempt.step, attempt.world_size, attempt.name, torch, time.time(), parts)
     with (attempt.directory / MANIFEST).open("xb", buffering=0) as file:
         _write_all(file.fileno(), memoryview(manifest.to_bytes()))
         os.fsync(file.fileno())

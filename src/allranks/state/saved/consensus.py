@@ -12,6 +12,7 @@ from datetime import timedelta
 from torch.distributed import Store
 
 from allranks.model.errors import NodeFaultError
+from allranks.model.membership import Membership
 
 DEADLINE_S = 1800.0
 """Reading a large state from a slow file server takes its time."""
@@ -21,12 +22,9 @@ _NOTICE_S = 10.0
 class Consensus:
     """The ranks of one run; with one rank, all is agreed."""
 
-    def __init__(
-        self, store: Store | None, rank: int, world_size: int, *, prefix: str, say: Callable[[str], None]
-    ) -> None:
+    def __init__(self, store: Store | None, membership: Membership, *, prefix: str, say: Callable[[str], None]) -> None:
         self._store = store
-        self.rank = rank
-        self.world_size = world_size
+        self._own = membership
         self._prefix = prefix
         self._say = say
 
@@ -38,7 +36,7 @@ class Consensus:
         """
         if self._store is None:
             return word or ""
-        if self.rank == 0:
+        if self._own.is_leader:
             self._store.set(f"{self._prefix}/{key}", word or "")
             return word or ""
         return self._hear([0], key, [f"{self._prefix}/{key}"])[0]
@@ -52,15 +50,15 @@ class Consensus:
         if self._store is None:
             return [word]
         keys = self._keys(key)
-        self._store.set(keys[self.rank], word)
-        return self._hear(range(self.world_size), key, keys) if self.rank == 0 else ()
+        self._store.set(keys[self._own.rank], word)
+        return self._hear(range(self._own.world_size), key, keys) if self._own.is_leader else ()
 
     def meet(self, key: str, word: str, within_s: float) -> str:
         """Return "" where all ranks come with one word within the time, else who did not; the same on all ranks."""
         if self._store is None:
             return ""
         keys = self._keys(key)
-        self._store.set(keys[self.rank], word)
+        self._store.set(keys[self._own.rank], word)
         try:
             self._store.wait(keys, timedelta(seconds=within_s))
             words = [said.decode() for said in self._store.multi_get(keys)]
@@ -73,7 +71,7 @@ class Consensus:
         return "" if first == "all" else first
 
     def _keys(self, key: str) -> list[str]:
-        return [f"{self._prefix}/{key}/{rank}" for rank in range(self.world_size)]
+        return [f"{self._prefix}/{key}/{rank}" for rank in range(self._own.world_size)]
 
     def _hear(self, ranks: Sequence[int], key: str, keys: list[str]) -> list[str]:
         assert self._store is not None

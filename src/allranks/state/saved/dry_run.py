@@ -15,14 +15,13 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from allranks.state.saved.checkpoint import Checkpointer, CheckpointError, Loaded
+from allranks.state.saved.checkpoint import Checkpointer, CheckpointError
 from allranks.state.saved.commit import ORPHANED_PATIENCE_S, explain
 from allranks.state.saved.manifest import part_name
 
@@ -67,40 +66,31 @@ def _try_all(place: Path) -> list[Step]:
     if "why" in told:
         return [Step("write", False, told["why"])]
     rate = SIZE_BYTES / 1e6 / told["write_s"]
-    steps = [
-        Step(
-            "write",
-            True,
-            f"{SIZE_BYTES / 1e6:.0f} MB in {told['write_s']:.2f} s ({rate:.0f} MB/s), flushed to disk and read back; "
-            f"training was held up {told['stall_s'] * 1000:.0f} ms",
-        )
-    ]
+    note = f"{SIZE_BYTES / 1e6:.0f} MB in {told['write_s']:.2f} s ({rate:.0f} MB/s), flushed to disk and read back; "
+    steps = [Step("write", True, f"{note}training was held up {told['stall_s'] * 1000:.0f} ms")]
 
-    def load() -> Loaded | None:
-        with Checkpointer(place, say=said.append) as checkpoints:
-            try:
-                return checkpoints.load()
-            except CheckpointError as exc:
-                said.append(str(exc))
-                return None
+    def load() -> int | None:
+        """The step that all of it is of; None: there is none, or bytes of several."""
+        with Checkpointer(place, say=said.append) as checkpoints, contextlib.suppress(CheckpointError):
+            loaded = checkpoints.load()
+            return loaded.step if loaded and loaded.common["weights"].eq(loaded.step).all() else None
+        return None
 
-    finished_s = _wait_for(lambda: (place / "step_2").exists() and not any(place.glob("*/rank_*.json")))
-    if finished_s is None:
-        note = f"its writer did not finish in {FINISH_S:.0f} s after the trainer was killed; {_last(said)}"
-        return [*steps, Step("kill", False, note)]
+    deadline_s = time.monotonic() + FINISH_S
+    while not (place / "step_2").exists() or any(place.glob("*/rank_*.json")):
+        if time.monotonic() > deadline_s:
+            note = f"its writer did not finish in {FINISH_S:.0f} s after the trainer was killed; {_last(said)}"
+            return [*steps, Step("kill", False, note)]
+        time.sleep(0.02)
     steps.append(Step("kill", True, f"trainer killed {killed_s * 1000:.0f} ms into a save; its writer finished it"))
     began_s = time.monotonic()
-    loaded = load()
-    if loaded is None or loaded.step != 2 or not _is_of(2, loaded):
+    if load() != 2:
         return [*steps, Step("load", False, f"what was written is not what is read: {_last(said)}")]
     steps.append(Step("load", True, f"step 2 as it was saved, verified in {time.monotonic() - began_s:.2f} s"))
     with (place / "step_2" / part_name(0)).open("r+b") as file:
-        file.seek(SIZE_BYTES // 2)
-        byte = file.read(1)[0]
-        file.seek(SIZE_BYTES // 2)
-        file.write(bytes([byte ^ 1]))
-    loaded = load()
-    if loaded is None or loaded.step != 1 or not _is_of(1, loaded):
+        byte = os.pread(file.fileno(), 1, SIZE_BYTES // 2)[0]
+        os.pwrite(file.fileno(), bytes([byte ^ 1]), SIZE_BYTES // 2)
+    if load() != 1:
         return [*steps, Step("alter", False, f"one flipped bit: {_last(said)}")]
     return [*steps, Step("alter", True, "one flipped bit: step 2 is refused, step 1 is taken")]
 
@@ -130,11 +120,11 @@ def _train(place: Path, told: int) -> None:
     checkpoints = Checkpointer(place, say=said.append)
     checkpoints.save(0, _state(0), wait=True)  # the first one also makes the memory
     stall = checkpoints.save(1, _state(1), wait=True)
-    if checkpoints.last_complete != 1:
-        os.write(told, json.dumps({"why": _last(said)}).encode() + b"\n")
-        return
-    answer = {"stall_s": stall.copy_s, "write_s": checkpoints.write_s}
+    is_fine = checkpoints.last_complete == 1
+    answer = {"stall_s": stall.copy_s, "write_s": checkpoints.write_s} if is_fine else {"why": _last(said)}
     os.write(told, json.dumps(answer).encode() + b"\n")
+    if not is_fine:
+        return
     checkpoints.save(2, _state(2))
     os.write(told, b"\n")
     time.sleep(60)  # for the kill
@@ -144,21 +134,8 @@ def _state(step: int) -> dict[str, torch.Tensor]:
     return {"weights": torch.full((SIZE_BYTES // 4,), float(step))}
 
 
-def _is_of(step: int, loaded: Loaded) -> bool:
-    return bool(loaded.common["weights"].eq(step).all())
-
-
 def _last(said: list[str]) -> str:
     return said[-1] if said else "nothing was said"
-
-
-def _wait_for(is_so: Callable[[], bool]) -> float | None:
-    began_s = time.monotonic()
-    while not is_so():
-        if time.monotonic() - began_s > FINISH_S:
-            return None
-        time.sleep(0.02)
-    return time.monotonic() - began_s
 
 
 def main() -> None:

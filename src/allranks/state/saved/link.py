@@ -13,7 +13,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -36,7 +35,8 @@ class WriterLink:
         self._hear = hear
         self._changed = threading.Condition()
         self._asked, self._written, self._settled = 0, 0, 0  # numbers of saves
-        self._is_gone = False
+        self.is_gone = False
+        """The writer has ended."""
         self._connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             told = {**options, "memory": memory, "connection": theirs.fileno(), "trainer": os.getpid()}
@@ -62,7 +62,7 @@ class WriterLink:
         with self._changed:
             self._asked = number
         try:
-            if self._is_gone:
+            if self.is_gone:
                 raise BrokenPipeError
             self._connection.send(json.dumps(request).encode())
         except OSError as exc:
@@ -76,11 +76,6 @@ class WriterLink:
     def wait_settled(self, timeout_s: float) -> bool:
         """Wait until it is known what became of the last save."""
         return self._wait(lambda: self._settled >= self._asked, timeout_s)
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether the writer has ended."""
-        return self._is_gone
 
     def close(self, *, wait: bool = True) -> None:
         """Let the writer go; it ends by itself when it is done. Wait for that only briefly."""
@@ -96,9 +91,8 @@ class WriterLink:
         self._connection.close()
 
     def _wait(self, is_so: Callable[[], bool], timeout_s: float) -> bool:
-        deadline_s = time.monotonic() + timeout_s
         with self._changed:
-            self._changed.wait_for(lambda: is_so() or self._is_gone, deadline_s - time.monotonic())
+            self._changed.wait_for(lambda: is_so() or self.is_gone, timeout_s)
             return is_so()
 
     def _listen(self) -> None:
@@ -108,16 +102,15 @@ class WriterLink:
             except OSError:
                 data = b""
             message = json.loads(data) if data else {}
-            if message:
-                self._hear(message)
-            with self._changed:
-                if not message:
-                    self._is_gone = True
-                else:
-                    number = int(message["attempt"].rpartition("-")[2])
-                    self._written = max(self._written, number)
-                    if not message.get("is_written"):
-                        self._settled = max(self._settled, number)
-                self._changed.notify_all()
             if not message:
-                return
+                break
+            self._hear(message)
+            number = int(message["attempt"].rpartition("-")[2])
+            with self._changed:
+                self._written = max(self._written, number)
+                if not message.get("is_written"):
+                    self._settled = max(self._settled, number)
+                self._changed.notify_all()
+        with self._changed:
+            self.is_gone = True
+            self._changed.notify_all()

@@ -49,15 +49,12 @@ class PartReader:
     """Reads slices of one part; every block is verified before a byte of it is given out."""
 
     def __init__(self, directory: Path, part: Part) -> None:
-        """Open it.
+        """Open it, to be read as the manifest says it is.
 
-        Args:
-            directory: of the checkpoint.
-            part: what the manifest says of it.
         Raises:
             Damaged: it is not there, or of another size.
         """
-        self._part = part
+        self.name, self.size_bytes, self._blocks = part.name, part.size_bytes, part.blocks
         self._seen = bytearray(len(part.blocks))
         self._cached: tuple[int, bytes] = (-1, b"")
         try:
@@ -71,24 +68,14 @@ class PartReader:
             self._file.close()
             raise Damaged(f"{part.name}: {size_bytes} bytes are there, {part.size_bytes} were written")
 
-    @property
-    def name(self) -> str:
-        """Of the file."""
-        return self._part.name
-
-    @property
-    def size_bytes(self) -> int:
-        """Of the whole part."""
-        return self._part.size_bytes
-
     def read_into(self, offset: int, target: memoryview) -> None:
         """Fill `target`, plain bytes, from `offset` on.
 
         Raises:
             Damaged: a block of it does not match its checksum, or it is outside of the part.
         """
-        if offset < 0 or offset + len(target) > self._part.size_bytes:
-            raise Damaged(f"{self._part.name}: {len(target)} bytes at {offset} are not in it")
+        if offset < 0 or offset + len(target) > self.size_bytes:
+            raise Damaged(f"{self.name}: {len(target)} bytes at {offset} are not in it")
         filled = 0
         while filled < len(target):
             index, start = divmod(offset + filled, BLOCK_BYTES)
@@ -102,8 +89,8 @@ class PartReader:
         Raises:
             Damaged: as `read_into`.
         """
-        if size_bytes > self._part.size_bytes:
-            raise Damaged(f"{self._part.name}: {size_bytes} bytes at {offset} are not in it")
+        if size_bytes > self.size_bytes:
+            raise Damaged(f"{self.name}: {size_bytes} bytes at {offset} are not in it")
         data = bytearray(size_bytes)
         self.read_into(offset, memoryview(data))
         return data
@@ -124,13 +111,12 @@ class PartReader:
     def _block(self, index: int) -> bytes:
         if self._cached[0] == index:
             return self._cached[1]
-        name, expected = self._part.name, self._part.blocks[index]
-        place = f"{name}: block {index + 1} of {len(self._part.blocks)}"
+        place = f"{self.name}: block {index + 1} of {len(self._blocks)}"
         try:
             data = os.pread(self._file.fileno(), BLOCK_BYTES, index * BLOCK_BYTES)
         except OSError as exc:
             raise Damaged(f"{place}: {exc.strerror}") from exc
-        if zlib.crc32(data) != expected:
+        if zlib.crc32(data) != self._blocks[index]:
             raise Damaged(f"{place} does not match its checksum")
         self._seen[index] = 1
         self._cached = (index, data)

@@ -26,11 +26,7 @@ SMALL_BYTES = 1 << 20
 
 
 class Snapshot:
-    """Shared memory with room for one part.
-
-    Args:
-        say: takes one-line messages.
-    """
+    """Shared memory with room for one part."""
 
     def __init__(self, *, say: Callable[[str], None]) -> None:
         self.descriptor = os.memfd_create("allranks-checkpoint")
@@ -41,12 +37,7 @@ class Snapshot:
         self._say = say
 
     def fill(self, header: bytes, pieces: Sequence[Piece]) -> None:
-        """Copy a part, for which there is room; returns when all is there, also from GPUs.
-
-        Args:
-            header: what the part begins with.
-            pieces: tensors and their places.
-        """
+        """Copy a part, its header first, into the room that it has; returns when all is there, also from GPUs."""
         devices = {piece.source.device for piece in pieces if piece.source.device.type == "cuda"}
         if devices and not self._is_pinned and self._may_pin:
             self._pin(next(iter(devices)))

@@ -85,15 +85,12 @@ def sweep(root: Path, *, run: str, below: int) -> None:
             continue
         of_run, _, number = temp[1].rpartition("-")
         # A rank that is ahead may have written its part of a later save, and be gone.
-        is_left = int(number) < below if of_run == run else not is_being_written(path)
+        is_left = of_run == run and int(number) < below
+        if of_run != run:
+            is_alive, touched_s = look_at_writers(path)
+            is_left = not is_alive if is_alive is not None else time.time() - touched_s >= LEFT_AFTER_S
         if is_left:
             shutil.rmtree(path, ignore_errors=True)
-
-
-def is_being_written(directory: Path) -> bool:
-    """Whether a writer of this temporary directory may still live."""
-    is_alive, touched_s = look_at_writers(directory)
-    return is_alive if is_alive is not None else time.time() - touched_s < LEFT_AFTER_S
 
 
 def look_at_writers(directory: Path) -> tuple[bool | None, float]:

@@ -67,10 +67,13 @@ class Writer:
             self._tell({"attempt": attempt.name, **outcome})
             if self._rank != 0:
                 continue
-            if not self._is_orphaned():
-                self._tidy(attempt.name)
-            elif not outcome["is_whole"]:
-                return  # whose part did not come to this one will not come to the next, either
+            if self._is_orphaned():
+                if not outcome["is_whole"]:
+                    return  # whose part did not come to this one will not come to the next, either
+                continue
+            with contextlib.suppress(OSError):  # what fails here is tried again after the next save
+                sweep(self._root, run=self._run, below=int(attempt.name.rpartition("-")[2]))
+                self._keeper.retain(self._has_request)
 
     def _save(self, attempt: Attempt, request: dict[str, Any]) -> dict[str, object]:
         began_s = time.monotonic()
@@ -88,20 +91,9 @@ class Writer:
         except Exception as exc:  # also what nobody thought of: this process has no terminal to die on
             if self._rank == 0:
                 shutil.rmtree(attempt.directory, ignore_errors=True)  # what stays is swept later
-            return {"is_whole": False, "why": self._explain(exc)}
+            why = str(exc) if isinstance(exc, AttemptFailedError | Damaged) else f"the writer failed: {exc!r}"
+            return {"is_whole": False, "why": explain(exc, self._root) if isinstance(exc, OSError) else why}
         return {"is_whole": True, "directory": str(directory), "write_s": time.monotonic() - began_s}
-
-    def _explain(self, exc: Exception) -> str:
-        if isinstance(exc, OSError):
-            return explain(exc, self._root)
-        return str(exc) if isinstance(exc, AttemptFailedError | Damaged) else f"the writer failed: {exc!r}"
-
-    def _tidy(self, attempt: str) -> None:
-        """After each save, whatever became of it; what fails here is tried again after the next one."""
-        run, _, number = attempt.rpartition("-")
-        with contextlib.suppress(OSError):
-            sweep(self._root, run=run, below=int(number))
-            self._keeper.retain(self._has_request)
 
     # The trainer
 
