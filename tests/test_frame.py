@@ -55,6 +55,14 @@ def test_what_enters_a_worker_imports_the_standard_library_and_torch_only() -> N
     assert tops - {*sys.stdlib_module_names, "torch", "sitecustomize"} == set()
 
 
+@pytest.mark.skipif(not (ROOT / ".git").exists(), reason="no git checkout")
+def test_git_ignores_no_file_of_the_package() -> None:
+    # A wheel is built without the files that .gitignore matches; it once had no join/site, so no worker had the hook.
+    listed = ["git", "ls-files", "--cached", "--ignored", "--exclude-standard", "src"]
+    result = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60)
+    assert result.stdout == ""
+
+
 def test_the_verbs_are_these() -> None:
     assert list(VERBS) == [
         "run", "check", "init", "render", "submit", "status", "logs", "cancel", "list", "stack", "why", "export",
