@@ -61,6 +61,7 @@ _LOADER = re.compile(
 _NAMED = re.compile(r"allranks: (AR\d{3} [a-z0-9-]+): (.+)", re.DOTALL)
 """What join.group says of a cause of the catalogue."""
 
+_NO_TORCH = "ModuleNotFoundError: No module named 'torch'"
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
 _UNPARSED = re.compile(r'  File "[^"]+", line \d+\n')
 """How the traceback of a script that Python cannot parse begins: no frame of it has run."""
@@ -201,11 +202,12 @@ def _describe(end: WorkerEnd) -> tuple[str, str, str | None]:
     if (named := _NAMED.search(end.message or "")) is not None:
         with contextlib.suppress(UsageError):  # the user's own words
             return find_cause(named[1]).id, named[2].partition("\n")[0], None
-    if end.message:
-        where = _user_frame(end.traceback)
-        first_line = end.message.strip().partition("\n")[0]
+    last_line = (end.stderr_tail or "").rpartition("\n")[2]
+    if end.message or last_line == _NO_TORCH:  # without the hook (python -S, ALLRANKS_HOOK=0), only stderr has it
+        where = _user_frame(end.traceback or end.stderr_tail)
+        first_line = (end.message or last_line).strip().partition("\n")[0]
         fix = None
-        if first_line == "ModuleNotFoundError: No module named 'torch'":
+        if first_line == _NO_TORCH:
             fix = f"{end.python or 'python'} -m pip install torch: that interpreter runs the script and has no torch"
         return "AR590", f"{first_line}{f' ({where})' if where else ''}", fix
     return "AR590", f"ended with exit code {end.exit_code}", None
