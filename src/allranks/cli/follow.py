@@ -117,6 +117,7 @@ def list_own(log_dir: Path, as_json: bool) -> None:
     allranks list --json
     """
     from allranks.host.slurm import list_jobs
+    from allranks.host.slurm_command import NoSlurmError
     from allranks.launch.batch.local import look_at_run
     from allranks.report.runs import list_runs, read_run
 
@@ -127,7 +128,8 @@ def list_own(log_dir: Path, as_json: bool) -> None:
     except SetupError as exc:
         if not paths:
             raise
-        say(f"cannot list SLURM jobs: {exc}")
+        if not isinstance(exc, NoSlurmError):
+            say(f"cannot list SLURM jobs: {exc}")
     listed = {job.id for job in jobs}
     runs = [read_run(path) for path in paths[:MAX_RUNS] if path.name not in listed]
     # A pending job, or one that SLURM has forgotten, may have left only its script.
