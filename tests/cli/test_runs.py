@@ -143,6 +143,27 @@ def test_list_shows_jobs_of_slurm_and_runs(runs: Path, slurm: FakeSlurm, allrank
     assert found[1]["run_dir"] == f"runs/{NEW}"
 
 
+def test_list_shows_a_finished_job_with_its_name_in_slurm_and_its_nodes(
+    runs: Path, slurm: FakeSlurm, allranks: Allranks, tmp_path: Path
+) -> None:
+    """Also one that ended before its ranks were started."""
+    script = allranks("render", "--nodes", "6", "--job-name", "my loop", "loop.py").stdout
+    slurm.answer("squeue", out="")
+    ended = leave_run(tmp_path, "12")
+    failed = leave_run(tmp_path, "13", exit_code=78)
+    for path in (ended, failed):
+        (path / "submission.sh").write_text(script)
+    (failed / "attempt_0/events.jsonl").unlink()
+    cards = {str(index): {"host": f"node{7 + index:02}"} for index in range(6)}
+    (failed / "attempt_0/roll_call.json").write_text(json.dumps({"cards": cards}))
+    found = {each["id"]: each for each in json.loads(allranks("list", "--json").stdout)}
+    assert {each["name"] for each in (found["12"], found["13"])} == {"my loop"}
+    assert (found["12"]["num_nodes"], found["13"]["num_nodes"], found["13"]["nodes"]) == (1, 6, "node[07-12]")
+    (failed / "attempt_0/roll_call.json").unlink()
+    found = {each["id"]: each for each in json.loads(allranks("list", "--json").stdout)}
+    assert (found["13"]["num_nodes"], found["13"]["nodes"]) == (1, "node07")
+
+
 def test_list_shows_runs_where_there_is_no_slurm(runs: Path, allranks: Allranks) -> None:
     result = allranks("list", env={"PATH": "/nowhere"})
     assert (result.returncode, result.stderr) == (0, "")

@@ -30,7 +30,7 @@ class LocalRun:
 
     id: str
     name: str
-    """The script's."""
+    """The job's in SLURM, else the script's."""
     state: str
     """RUNNING, COMPLETED, FAILED, CANCELLED; LOST: its agent ended without a verdict; UNKNOWN: nobody can tell."""
     num_nodes: int
@@ -57,7 +57,7 @@ def look_at_run(run: Run) -> LocalRun:
     findings = run.verdict.findings if run.verdict else ()
     return LocalRun(
         id=run.id,
-        name=run.script,
+        name=run.name,
         state=_state_of(run),
         num_nodes=len(run.nodes),
         nodes=fold_hosts(run.nodes),
