@@ -63,6 +63,7 @@ def test_a_run_is_told_by_its_id_by_latest_and_by_its_path(
     lines = result.stdout.splitlines()
     assert lines[0].startswith(f"run {NEW}   train.py   FAILED, exit code 1 on 1 node (node07), ended ")
     assert lines[1] == f"  run       runs/{NEW} (attempt 0)"
+    assert allranks("status").stdout == result.stdout
     assert "AR590 user-code-error" in result.stdout
     logs = allranks("logs", name)
     assert "[node07 r1] hello 1 of " + NEW in logs.stdout
@@ -236,6 +237,8 @@ def test_without_a_run_there_is_no_latest(allranks: Allranks) -> None:
         result = allranks(verb, "latest")
         assert (result.returncode, result.stderr) == (2, "error: latest: there is no run in runs yet\n")
     assert "there is no run in runs/" in allranks("why").stderr
+    result = allranks("status")
+    assert (result.returncode, result.stderr) == (2, "error: latest: there is no run in runs yet\n")
 
 
 def test_after_submit_latest_is_the_job_that_was_submitted(

@@ -15,6 +15,7 @@ import click
 from allranks.cli import complete
 from allranks.cli.options import json_option, log_dir_option
 from allranks.model.errors import Exit, SetupError
+from allranks.report.rundir import LATEST
 from allranks.report.text import Style, render_findings, say
 
 if TYPE_CHECKING:
@@ -30,19 +31,20 @@ _BOTH_SPELLINGS = {"token_normalize_func": lambda name: name.replace("_", "-")}
 @click.command("status", context_settings=_BOTH_SPELLINGS)
 @log_dir_option
 @json_option
-@click.argument("jobs", nargs=-1, required=True, metavar="JOB...", shell_complete=complete.jobs)
+@click.argument("jobs", nargs=-1, metavar="[JOB | RUN]...", shell_complete=complete.jobs)
 def status(jobs: tuple[str, ...], log_dir: Path, as_json: bool) -> int:
     """Print the state of jobs: why they wait, where they run, how they ended.
 
     \b
+    allranks status                              the newest job or run in runs/
     allranks status 4711
     allranks status 4711_3                       one task of an array
-    allranks status latest                       the newest run in runs/, or a run by its id: allranks list
+    allranks status 20261123-031500-977          a run on this machine; allranks list prints the ids
     allranks status --json 4711 4712
     """
     from allranks.launch.batch.follow import find_job, report_job
 
-    meant = [find_job(job, log_dir=log_dir) for job in jobs]
+    meant = [find_job(job, log_dir=log_dir) for job in jobs or (LATEST,)]
     reports = [report for job in meant for report in report_job(job, log_dir=log_dir)]
     exit_code = Exit.UNKNOWN if any(report.is_unknown for report in reports) else Exit.OK
     if as_json:
