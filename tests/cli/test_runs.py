@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.model.finding import Confidence, Finding, Severity, Verdict
+from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
 from allranks.report.rundir import RunDir
 from conftest import Allranks, allranks_command, clean_env, wait_until
 from fake_slurm import FakeSlurm, assert_one_line, fake_slurm, show_job  # noqa: F401  (a fixture)
@@ -87,6 +87,32 @@ def test_why_explains_the_newest_run(words: tuple[str, ...], runs: Path, allrank
         ("runs",): f"runs has 2 runs; reading the newest, runs/{NEW}; the previous one is runs/{OLD}",
     }
     assert result.stderr == f"allranks: {said[words]}\n"
+
+
+def test_why_shows_of_a_killed_rank_its_own_last_words_and_none_of_its_victims(
+    allranks: Allranks, tmp_path: Path
+) -> None:
+    run = leave_run(tmp_path, exit_code=137)
+    tail = Evidence(seen="step 50 of rank 1", source=f"runs/{NEW}/attempt_0/node07/rank_1.err")
+    dead = Finding(
+        cause="AR407 dead-rank",
+        severity=Severity.FAIL,
+        confidence=Confidence.CERTAIN,
+        node="node07",
+        ranks=(1,),
+        message="killed by SIGKILL (signal 9), not by allranks",
+        evidence=(tail,),
+        victims=(0,),
+    )
+    verdict = Verdict(job=NEW, attempt=0, exit_code=137, findings=(dead,))
+    (run / "attempt_0/verdict.json").write_bytes(verdict.to_json())
+    lost = "RuntimeError: [gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:46991: Connection reset by peer"
+    (run / "attempt_0/node07/rank_0.err").write_text(f"Traceback (most recent call last):\n{lost}\n")
+    (run / "attempt_0/node07/rank_0.error.json").write_text(json.dumps({"message": {"message": lost}}))
+    result = allranks("why")
+    assert f"\n  seen step 50 of rank 1\n  log  {tail.source}\n" in result.stdout
+    assert "Connection reset by peer" not in result.stdout
+    assert '"message"' not in allranks("why", "--all").stdout
 
 
 def test_why_explains_an_older_run_by_its_id(runs: Path, allranks: Allranks) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +76,22 @@ def test_two_nodes_that_cannot_be_told_apart_are_one_or_the_other() -> None:
     two = Culprit(("b", "a"))
     assert to_finding(conclusion(confidence=Confidence.UNDECIDED, culprit=two)).node == "a or b"
     assert to_finding(conclusion(confidence=Confidence.LIKELY, culprit=two)).node == "a,b"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (
+            json.dumps({"message": {"message": 'no "x"\n\U0001f3d6 \u00e9', "extraInfo": {}}}),
+            'no "x"\n\U0001f3d6 \u00e9',
+        ),
+        (json.dumps({"message": "SIGTERM"}), "SIGTERM"),
+        ('{"message": {"message": "Connection reset by peer [127.0', "Connection reset by peer [127.0"),
+        ('{"step": 3}', '{"step": 3}'),
+    ],
+)
+def test_of_an_error_file_its_message_is_shown(text: str, shown: str) -> None:
+    assert show_line(line(text)) == shown
 
 
 def test_secrets_of_a_log_do_not_come_out() -> None:
