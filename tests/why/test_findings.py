@@ -126,6 +126,9 @@ def test_a_fix_has_the_culprit_and_says_what_it_does_not_know() -> None:
     assert "node03" in str(tell_fix(find_cause("gpu-hardware"), Culprit(("node03",))))
     assert "that node" in str(tell_fix(find_cause("gpu-hardware"), Culprit()))
     assert "MTU <mtu>" in str(tell_fix(find_cause("mtu-blackhole"), Culprit(("node03",))))
+    in_use = str(tell_fix(find_cause("port-in-use"), Culprit(things=("process 12", "port 29500"))))
+    assert "ss -ltnp 'sport = :29500'" in in_use
+    assert "sport = :<port>" in str(tell_fix(find_cause("port-in-use"), Culprit(things=("port 1", "port 2"))))
     assert tell_fix(find_cause("healthy"), Culprit()) is None
 
 

@@ -97,6 +97,9 @@ def tell_fix(cause: type[Cause], culprit: Culprit) -> str | None:
         values["node"] = values["culprit"] = values["where"] = nodes
     if culprit.interface:
         values["interface"] = culprit.interface
+    ports = [thing.removeprefix("port ") for thing in culprit.things if thing.startswith("port ")]
+    if len(ports) == 1:
+        values["port"] = ports[0]
     return cause.fix.format_map(values) or None
 
 
