@@ -190,10 +190,11 @@ def _describe(end: WorkerEnd) -> tuple[str, str, str | None]:
         known = next((f"{known.name} (signal {signum})" for known in signal.Signals if known == signum), None)
         name = known or f"signal {signum}"
         fixes: dict[int, str] = {
-            signal.SIGKILL: "often the kernel, out of memory: dmesg -T | grep -i 'killed process'",
-            signal.SIGSEGV: "a crash in native code: run with PYTHONFAULTHANDLER=1 to see where",
-            signal.SIGABRT: "native code aborted: read the last lines of its log",
-            signal.SIGBUS: "often a full /dev/shm: df -h /dev/shm",
+            signal.SIGKILL: f"on {end.node}: dmesg -T | grep -i 'killed process'; "
+            "if that lists it, memory ran out: request more (--mem)",
+            signal.SIGSEGV: "run again with PYTHONFAULTHANDLER=1: it prints where native code crashed",
+            signal.SIGABRT: "read the last lines of its log: native code aborted",
+            signal.SIGBUS: f"on {end.node}: df -h /dev/shm; if it is full, free it or make it larger",
         }
         how = f"killed by {name}, not by allranks"
         if pids:

@@ -99,6 +99,15 @@ def judge_stopped(scene: Scene) -> Judged | None:
     first = min(held, key=lambda view: view.beat.rank).beat
     is_traced = first.state is ProcessState.TRACED
     what = "held by a debugger" if is_traced else "stopped (SIGSTOP, or a frozen cgroup)"
+    node, pid = scene.nodes[nodes[0]].name, first.pid
+    # When this is read, the process has been ended with the job: nothing is left to continue or to look at.
+    if is_traced:
+        fix = f"find the debugger (gdb, strace, py-spy) that held pid {pid}; on {node}: ps -ef | grep -w {pid}"
+    else:
+        fix = (
+            f"find what stopped pid {pid} on {node}: SLURM (scontrol show job: SUSPENDED), somebody's kill -STOP, or a "
+            "frozen cgroup"
+        )
     finding = scene.fault(
         "AR010",
         f"the process has been {what} for {first.state_for_s:.1f} s: it exists, but does not run",
@@ -108,8 +117,7 @@ def judge_stopped(scene: Scene) -> Judged | None:
             f"{view.beat.state_for_s:.1f} s"
             for view in held[:8]
         ],
-        fix=f"on {scene.nodes[nodes[0]].name}: kill -CONT {first.pid or 'PID'}; to see what stopped it: "
-        f"grep TracerPid /proc/{first.pid or 'PID'}/status, scontrol show job",
+        fix=fix,
     )
     return Judged(findings=(finding,), exit_code=Exit.NODE_FAULT, ranks=ranks, nodes=nodes, cures=False)
 
