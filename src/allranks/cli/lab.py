@@ -217,8 +217,8 @@ def down(name: str) -> None:
     """
     from allranks.lab.lab import Lab
 
-    if not Lab(name).down():
-        say(f"lab {name} was not up")
+    label = "the lab" if name == "lab" else f"lab {name}"
+    say(f"{label} is down" if Lab(name).down() else f"{label} was not up")
 
 
 def _list(faults: Collection[type[Fault]]) -> None:
