@@ -284,6 +284,10 @@ def test_after_submit_latest_is_the_job_that_was_submitted(
     assert "has not started (Resources)" in allranks("logs", "latest").stderr
     allranks("cancel", "latest")
     assert [call["argv"] for call in slurm.calls("scancel")] == [["12"]]
+    assert not list(tmp_path.glob("runs/12/**/cancel.log"))  # it has no attempt yet
+    (tmp_path / "runs/12/attempt_0").mkdir()
+    allranks("cancel", "latest")
+    assert (tmp_path / "runs/12/attempt_0/cancel.log").read_text().endswith(" cancelled the job\n")
 
 
 WAITS = """\
@@ -329,3 +333,7 @@ def test_a_run_that_runs_is_listed_followed_and_cancelled(allranks: Allranks, tm
         finally:
             agent.terminate()
     assert "CANCELLED, exit code 143 on 1 node (node07)" in allranks("status", name, env=HERE).stdout
+    (found,) = json.loads(allranks("why", "--json").stdout)["findings"]
+    assert (found["cause"], found["confidence"]) == ("AR508 cancelled", "certain")
+    assert found["evidence"][0]["source"] == f"runs/{name}/attempt_0/cancel.log:1"
+    assert " allranks cancel: " in found["evidence"][0]["seen"]

@@ -105,7 +105,7 @@ def cancel(jobs: tuple[str, ...], log_dir: Path) -> None:
     from allranks.launch.batch.follow import find_job
 
     for job in [find_job(job, log_dir=log_dir) for job in jobs]:
-        click.echo(cancel_one(job))
+        click.echo(cancel_one(job, log_dir=log_dir))
 
 
 @click.command("list", context_settings=_BOTH_SPELLINGS)
