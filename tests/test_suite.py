@@ -78,4 +78,5 @@ def test_a_healthy_job_of_each_kind_is_in_the_quick_tests() -> None:
         "lab/test_run.py",  # run, on six nodes of the lab
         "launch/test_frameworks.py",  # run, on this machine
         "test_session_track.py",  # session: save, leave, resume
+        "test_wheel.py",  # run, from what is installed
     ]

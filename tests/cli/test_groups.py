@@ -33,6 +33,28 @@ def test_help_is_printed_and_is_no_error(words: tuple[str, ...], same_as: tuple[
     assert result.stdout.startswith(f"Usage: {' '.join(('allranks', *same_as[:-1]))} [OPTIONS]")
 
 
+@pytest.mark.parametrize("words", [(), ("lab",), ("config",)], ids=" ".join)
+def test_no_summary_of_a_verb_is_cut(words: tuple[str, ...], allranks: Allranks) -> None:
+    assert "..." not in allranks(*words, "--help").stdout.partition("Commands:")[2]
+
+
+def test_the_list_of_faults_explains_its_columns(allranks: Allranks) -> None:
+    head, _, rows = allranks("lab", "inject", "--list").stdout.partition("\n\n")
+    assert head.startswith("Columns: name, cause that allranks must report")
+    outcomes = {line.split()[0] for line in head.splitlines()[1:]}
+    used = {
+        re.split(r" (?:-|AR\d{3}(?:\|AR\d{3})*) +", line)[1].split()[0] for line in rows.splitlines() if " AR" in line
+    }
+    assert used == outcomes
+
+
+def test_the_help_of_submit_speaks_of_the_job_not_of_this_node(allranks: Allranks) -> None:
+    text = " ".join(allranks("submit", "--help").stdout.split())
+    assert "Number of ranks per node. [default: one per GPU that the job gets on a node, else 1]" in text
+    assert "Number of nodes to allocate. [default: as --nnodes, else 1]" in text
+    assert "this node" not in text
+
+
 @pytest.mark.parametrize(
     ("words", "line"),
     [

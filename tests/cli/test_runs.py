@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.model.finding import Confidence, Finding, Severity, Verdict
+from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
 from allranks.report.rundir import RunDir
 from conftest import Allranks, allranks_command, clean_env, wait_until
 from fake_slurm import FakeSlurm, assert_one_line, fake_slurm, show_job  # noqa: F401  (a fixture)
@@ -63,6 +63,7 @@ def test_a_run_is_told_by_its_id_by_latest_and_by_its_path(
     lines = result.stdout.splitlines()
     assert lines[0].startswith(f"run {NEW}   train.py   FAILED, exit code 1 on 1 node (node07), ended ")
     assert lines[1] == f"  run       runs/{NEW} (attempt 0)"
+    assert allranks("status").stdout == result.stdout
     assert "AR590 user-code-error" in result.stdout
     logs = allranks("logs", name)
     assert "[node07 r1] hello 1 of " + NEW in logs.stdout
@@ -86,6 +87,32 @@ def test_why_explains_the_newest_run(words: tuple[str, ...], runs: Path, allrank
         ("runs",): f"runs has 2 runs; reading the newest, runs/{NEW}; the previous one is runs/{OLD}",
     }
     assert result.stderr == f"allranks: {said[words]}\n"
+
+
+def test_why_shows_of_a_killed_rank_its_own_last_words_and_none_of_its_victims(
+    allranks: Allranks, tmp_path: Path
+) -> None:
+    run = leave_run(tmp_path, exit_code=137)
+    tail = Evidence(seen="step 50 of rank 1", source=f"runs/{NEW}/attempt_0/node07/rank_1.err")
+    dead = Finding(
+        cause="AR407 dead-rank",
+        severity=Severity.FAIL,
+        confidence=Confidence.CERTAIN,
+        node="node07",
+        ranks=(1,),
+        message="killed by SIGKILL (signal 9), not by allranks",
+        evidence=(tail,),
+        victims=(0,),
+    )
+    verdict = Verdict(job=NEW, attempt=0, exit_code=137, findings=(dead,))
+    (run / "attempt_0/verdict.json").write_bytes(verdict.to_json())
+    lost = "RuntimeError: [gloo/transport/tcp/pair.cc:537] Read error [127.0.0.1]:46991: Connection reset by peer"
+    (run / "attempt_0/node07/rank_0.err").write_text(f"Traceback (most recent call last):\n{lost}\n")
+    (run / "attempt_0/node07/rank_0.error.json").write_text(json.dumps({"message": {"message": lost}}))
+    result = allranks("why")
+    assert f"\n  seen step 50 of rank 1\n  log  {tail.source}\n" in result.stdout
+    assert "Connection reset by peer" not in result.stdout
+    assert '"message"' not in allranks("why", "--all").stdout
 
 
 def test_why_explains_an_older_run_by_its_id(runs: Path, allranks: Allranks) -> None:
@@ -143,11 +170,48 @@ def test_list_shows_jobs_of_slurm_and_runs(runs: Path, slurm: FakeSlurm, allrank
     assert found[1]["run_dir"] == f"runs/{NEW}"
 
 
+def test_list_shows_a_finished_job_with_its_name_in_slurm_and_its_nodes(
+    runs: Path, slurm: FakeSlurm, allranks: Allranks, tmp_path: Path
+) -> None:
+    """Also one that ended before its ranks were started."""
+    script = allranks("render", "--nodes", "6", "--job-name", "my loop", "loop.py").stdout
+    slurm.answer("squeue", out="")
+    ended = leave_run(tmp_path, "12")
+    failed = leave_run(tmp_path, "13", exit_code=78)
+    for path in (ended, failed):
+        (path / "submission.sh").write_text(script)
+    (failed / "attempt_0/events.jsonl").unlink()
+    cards = {str(index): {"host": f"node{7 + index:02}"} for index in range(6)}
+    (failed / "attempt_0/roll_call.json").write_text(json.dumps({"cards": cards}))
+    found = {each["id"]: each for each in json.loads(allranks("list", "--json").stdout)}
+    assert {each["name"] for each in (found["12"], found["13"])} == {"my loop"}
+    assert (found["12"]["num_nodes"], found["13"]["num_nodes"], found["13"]["nodes"]) == (1, 6, "node[07-12]")
+    (failed / "attempt_0/roll_call.json").unlink()
+    found = {each["id"]: each for each in json.loads(allranks("list", "--json").stdout)}
+    assert (found["13"]["num_nodes"], found["13"]["nodes"]) == (1, "node07")
+
+
 def test_list_shows_runs_where_there_is_no_slurm(runs: Path, allranks: Allranks) -> None:
     result = allranks("list", env={"PATH": "/nowhere"})
-    assert result.returncode == 0
+    assert (result.returncode, result.stderr) == (0, "")
     assert [line.split()[0] for line in result.stdout.splitlines()] == ["JOB", NEW, OLD]
-    assert result.stderr.startswith("allranks: cannot list SLURM jobs: squeue: not found on this machine")
+
+
+def test_list_without_a_slurm_conf_shows_runs_without_a_warning(
+    runs: Path, slurm: FakeSlurm, allranks: Allranks
+) -> None:
+    slurm.answer("squeue", err="squeue: fatal: Could not establish a configuration source\n", code=1)
+    result = allranks("list")
+    assert (result.returncode, result.stderr) == (0, "")
+    assert [line.split()[0] for line in result.stdout.splitlines()] == ["JOB", NEW, OLD]
+
+
+def test_list_says_once_that_the_controller_does_not_answer(runs: Path, slurm: FakeSlurm, allranks: Allranks) -> None:
+    words = "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+    slurm.answer("squeue", err=words + "\n", code=1)
+    result = allranks("list")
+    assert (result.returncode, result.stderr) == (0, f"allranks: cannot list SLURM jobs: squeue: {words}\n")
+    assert [line.split()[0] for line in result.stdout.splitlines()] == ["JOB", NEW, OLD]
 
 
 @pytest.mark.parametrize(
@@ -199,6 +263,8 @@ def test_without_a_run_there_is_no_latest(allranks: Allranks) -> None:
         result = allranks(verb, "latest")
         assert (result.returncode, result.stderr) == (2, "error: latest: there is no run in runs yet\n")
     assert "there is no run in runs/" in allranks("why").stderr
+    result = allranks("status")
+    assert (result.returncode, result.stderr) == (2, "error: latest: there is no run in runs yet\n")
 
 
 def test_after_submit_latest_is_the_job_that_was_submitted(
@@ -218,6 +284,10 @@ def test_after_submit_latest_is_the_job_that_was_submitted(
     assert "has not started (Resources)" in allranks("logs", "latest").stderr
     allranks("cancel", "latest")
     assert [call["argv"] for call in slurm.calls("scancel")] == [["12"]]
+    assert not list(tmp_path.glob("runs/12/**/cancel.log"))  # it has no attempt yet
+    (tmp_path / "runs/12/attempt_0").mkdir()
+    allranks("cancel", "latest")
+    assert (tmp_path / "runs/12/attempt_0/cancel.log").read_text().endswith(" cancelled the job\n")
 
 
 WAITS = """\
@@ -263,3 +333,7 @@ def test_a_run_that_runs_is_listed_followed_and_cancelled(allranks: Allranks, tm
         finally:
             agent.terminate()
     assert "CANCELLED, exit code 143 on 1 node (node07)" in allranks("status", name, env=HERE).stdout
+    (found,) = json.loads(allranks("why", "--json").stdout)["findings"]
+    assert (found["cause"], found["confidence"]) == ("AR508 cancelled", "certain")
+    assert found["evidence"][0]["source"] == f"runs/{name}/attempt_0/cancel.log:1"
+    assert " allranks cancel: " in found["evidence"][0]["seen"]

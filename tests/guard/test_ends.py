@@ -112,9 +112,9 @@ def test_each_kind_of_end_has_its_cause_and_exit_code(worker_end, cause, message
 @pytest.mark.parametrize(
     ("exit_code", "fix"),
     [
-        (-9, "often the kernel, out of memory: dmesg -T | grep -i 'killed process'"),
-        (-11, "a crash in native code: run with PYTHONFAULTHANDLER=1 to see where"),
-        (-7, "often a full /dev/shm: df -h /dev/shm"),
+        (-9, "on node02: dmesg -T | grep -i 'killed process'; if that lists it, memory ran out: request more (--mem)"),
+        (-11, "run again with PYTHONFAULTHANDLER=1: it prints where native code crashed"),
+        (-7, "on node02: df -h /dev/shm; if it is full, free it or make it larger"),
         (-15, None),
         (1, None),
     ],

@@ -138,6 +138,13 @@ STOPPED = {
 }
 
 
+FIXES = {
+    ProcessState.STOPPED: "find what stopped pid 101 on node02: SLURM (scontrol show job: SUSPENDED), somebody's "
+    "kill -STOP, or a frozen cgroup",
+    ProcessState.TRACED: "find the debugger (gdb, strace, py-spy) that held pid 101; on node02: ps -ef | grep -w 101",
+}
+
+
 @pytest.mark.parametrize("case", STOPPED)
 def test_only_a_process_that_is_stopped_for_long_is_at_fault(case):
     state, for_s, is_fault = STOPPED[case]
@@ -147,5 +154,5 @@ def test_only_a_process_that_is_stopped_for_long_is_at_fault(case):
     if judged is not None:
         finding = judged.findings[0]
         assert (finding.cause, finding.node, finding.ranks) == ("AR010 process-stopped", "node02", (1,))
-        assert "kill -CONT 101" in finding.fix
+        assert finding.fix == FIXES[state]
         assert (finding.confidence, judged.cures) == (Confidence.CERTAIN, False)

@@ -306,7 +306,7 @@ def test_down_ends_what_runs_in_the_nodes(make_lab: Make, tmp_path: Path) -> Non
     assert running.stdout is not None
     assert running.stdout.readline() == "up\n"
     namespaces = namespaces_of(lab.lab)
-    lab.run("down")
+    assert lab.run("down").stderr.endswith(f"lab {lab.lab.name}: removed\n")
     running.communicate(timeout=60)
     job.communicate(timeout=60)
     assert_no_trace(lab.lab, namespaces)

@@ -230,6 +230,13 @@ def test_without_torch_the_interpreter_that_lacks_it_is_named_with_the_command(a
     assert f"\n  fix  {fix}\n" in result.stderr
 
 
+def test_without_torch_and_without_the_hook_stderr_names_the_missing_module(allranks: Allranks, tmp_path: Path):
+    write(tmp_path / "train.py", "raise ModuleNotFoundError(\"No module named 'torch'\")\n")
+    result = allranks("run", *ANY_CORES, "--nproc-per-node", "3", "train.py", env={**NODE, "ALLRANKS_HOOK": "0"})
+    assert only_finding(tmp_path)["message"] == "ModuleNotFoundError: No module named 'torch' (train.py:1 in <module>)"
+    assert "\n  fix  python -m pip install torch: that interpreter runs the script and has no torch\n" in result.stderr
+
+
 def test_another_module_that_is_not_there_is_not_taken_for_torch(allranks: Allranks, tmp_path: Path):
     write(tmp_path / "train.py", "import torch_of_mine\n")
     result = allranks("run", "train.py", env=NODE)

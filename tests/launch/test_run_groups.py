@@ -89,7 +89,8 @@ def test_two_agents_with_node_ranks_form_one_group_of_uneven_size(start: Start, 
     assert sums(second_out) == [(1, 3, 6), (2, 3, 6)]
     headline = r"^allranks: 3 ranks on 2 nodes \(a,b\), gloo over lo; roll call \d\.\d s; logs in runs/job/attempt_0$"
     assert re.search(headline, first_err, re.MULTILINE)
-    assert "logs in" not in second_err
+    line = "allranks: ranks 1-2 of 3 on b; a leads and prints the report; logs in runs/job/attempt_0/b\n"
+    assert second_err == line
 
 
 @pytest.mark.torch
@@ -98,7 +99,8 @@ def test_two_agents_without_node_ranks_form_one_group(start: Start, port: int):
     ends = [end(agent) for agent in agents]
     assert [code for code, _, _ in ends] == [0, 0], ends
     assert sums(*(stdout for _, stdout, _ in ends)) == [(0, 2, 3), (1, 2, 3)]
-    assert sum("logs in runs/job/attempt_0" in stderr for _, _, stderr in ends) == 1
+    assert sum(" on 2 nodes (" in stderr for _, _, stderr in ends) == 1
+    assert sum(" leads and prints the report; " in stderr for _, _, stderr in ends) == 1
 
 
 @pytest.mark.torch

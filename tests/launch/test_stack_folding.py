@@ -154,6 +154,20 @@ def test_a_dataset_that_is_stuck_is_known_to_be_inside_the_data_loader() -> None
     assert name_enclosing(LOADING) == ""
 
 
+def test_frames_that_allranks_adds_to_a_worker_are_not_shown_nor_counted() -> None:
+    calls = "/x/allranks/guard/inside/calls.py"
+    wrapped = (ALL_REDUCE[0], Frame("_Collective.wrapped.<locals>.call", calls, 118), *ALL_REDUCE[1:])
+    documents = [[node("n0", process(0, frames))] for frames in (ALL_REDUCE, wrapped)]
+    plain, mine = [render_stacks(StackReport(job="12", documents=each), fold(each), ASCII) for each in documents]
+    assert mine == plain
+    assert "all_reduce (torch/distributed/distributed_c10d.py:2810)" in mine
+
+
+def test_of_a_rank_that_is_only_in_code_of_allranks_that_code_is_shown() -> None:
+    documents = [node("n0", process(0, (Frame("_load_group", "/x/allranks/join/hook.py", 83),)))]
+    assert "  _load_group (" in render_stacks(StackReport(job="12", documents=documents), fold(documents), ASCII)
+
+
 GOLDEN = """\
 job 12: 3 ranks on 3 of 4 nodes, 2 places
 

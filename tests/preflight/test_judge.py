@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 
 import msgspec
 import pytest
@@ -258,6 +259,26 @@ def test_a_check_that_breaks_stops_nobody_and_passes_nobody():
     assert judgement.results[0].note == r"ZeroDivisionError: on node01\x1b[2J"
     assert brief(judgement) == [("AR996", "node02", "warn", "certain")]
     assert judgement.exit_code == 0
+
+
+class Compared(Cause, id="AR995"):
+    """A comparison of nodes that have something to compare."""
+
+    message = "{what}"
+
+    @classmethod
+    def alike(cls, card: Card) -> Mapping[str, str | None] | None:
+        return None if card.host == "node02" else {"model": "H200"}
+
+
+def test_a_comparison_passes_only_where_there_is_something_to_compare():
+    seen = Observations(cards={index: card(index) for index in range(3)})
+    judgement = judge(seen, terms(3), causes=[Compared])
+    assert [(result.node, result.status, result.note) for result in judgement.results] == [
+        ("node01", Status.PASS, ""),
+        ("node02", Status.SKIP, "nothing to compare"),
+        ("node03", Status.PASS, ""),
+    ]
 
 
 def test_what_is_ignored_is_left_out():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 from collections import OrderedDict
 from pathlib import Path
 
@@ -13,7 +15,7 @@ import allranks
 from allranks.model.errors import UsageError
 from allranks.state.saved.checkpoint import Checkpointer, CheckpointError
 from allranks.state.saved.manifest import part_name
-from conftest import Allranks
+from conftest import Allranks, write
 
 pytestmark = pytest.mark.torch
 
@@ -85,3 +87,47 @@ def test_an_export_that_cannot_be_says_why(
 ) -> None:
     result = allranks("export", checkpoints / "step_1", *flags)
     assert (result.returncode, why in result.stderr) == (code, True), result.stderr
+
+
+def test_an_export_without_safetensors_says_what_to_install(
+    allranks: Allranks, checkpoints: Path, tmp_path: Path
+) -> None:
+    write(tmp_path / "path/safetensors.py", "raise ModuleNotFoundError(\"No module named 'safetensors'\")\n")
+    result = allranks("export", checkpoints, "--safetensors", "out", env={"PYTHONPATH": str(tmp_path / "path")})
+    cure = f"{sys.executable} -m pip install safetensors (No module named 'safetensors')"
+    assert result.stderr == f"error: export: --safetensors needs safetensors: {cure}\n"
+    assert result.returncode == 2
+
+
+@pytest.mark.parametrize("run", ["latest", "20261123-031500-977", "runs/20261123-031500-977"])
+def test_an_export_takes_a_run_for_its_newest_checkpoint(
+    allranks: Allranks, checkpoints: Path, tmp_path: Path, run: str
+) -> None:
+    mine = write(tmp_path / "runs/20261123-031500-977/attempt_0/events.jsonl", "").parent.parent
+    (tmp_path / "runs/latest").symlink_to(mine.name)
+    shutil.copytree(checkpoints / "step_1", mine / "checkpoints/step_1")
+    result = allranks("export", run, "--torch", "model.pt")
+    assert result.returncode == 0, result.stderr
+    assert torch.load(tmp_path / "model.pt", weights_only=True).keys() == {"table", "head", "blocks.0.bias"}
+
+
+@pytest.mark.parametrize(
+    ("given", "looked"),
+    [
+        ("checkpoints", "checkpoints: no such directory"),
+        ("runs", "runs/"),
+        ("latest", "runs/977/checkpoints: no such directory"),
+    ],
+)
+def test_an_export_without_a_checkpoint_says_where_it_looked_and_what_to_give(
+    allranks: Allranks, tmp_path: Path, given: str, looked: str
+) -> None:
+    write(tmp_path / "runs/977/attempt_0/events.jsonl", "")
+    (tmp_path / "runs/latest").symlink_to("977")
+    result = allranks("export", given, "--torch", "model.pt")
+    assert result.stderr == (
+        f"error: export: {given}: found no checkpoint ({looked}); expected a checkpoint, which is a directory step_N "
+        "with a MANIFEST.json, a directory of checkpoints, for example runs/latest/checkpoints, or a run, for example "
+        "latest\n"
+    )
+    assert result.returncode == 2

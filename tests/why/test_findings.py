@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,22 @@ def test_two_nodes_that_cannot_be_told_apart_are_one_or_the_other() -> None:
     assert to_finding(conclusion(confidence=Confidence.LIKELY, culprit=two)).node == "a,b"
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (
+            json.dumps({"message": {"message": 'no "x"\n\U0001f3d6 \u00e9', "extraInfo": {}}}),
+            'no "x"\n\U0001f3d6 \u00e9',
+        ),
+        (json.dumps({"message": "SIGTERM"}), "SIGTERM"),
+        ('{"message": {"message": "Connection reset by peer [127.0', "Connection reset by peer [127.0"),
+        ('{"step": 3}', '{"step": 3}'),
+    ],
+)
+def test_of_an_error_file_its_message_is_shown(text: str, shown: str) -> None:
+    assert show_line(line(text)) == shown
+
+
 def test_secrets_of_a_log_do_not_come_out() -> None:
     found = to_finding(
         conclusion(
@@ -109,6 +126,9 @@ def test_a_fix_has_the_culprit_and_says_what_it_does_not_know() -> None:
     assert "node03" in str(tell_fix(find_cause("gpu-hardware"), Culprit(("node03",))))
     assert "that node" in str(tell_fix(find_cause("gpu-hardware"), Culprit()))
     assert "MTU <mtu>" in str(tell_fix(find_cause("mtu-blackhole"), Culprit(("node03",))))
+    in_use = str(tell_fix(find_cause("port-in-use"), Culprit(things=("process 12", "port 29500"))))
+    assert "ss -ltnp 'sport = :29500'" in in_use
+    assert "sport = :<port>" in str(tell_fix(find_cause("port-in-use"), Culprit(things=("port 1", "port 2"))))
     assert tell_fix(find_cause("healthy"), Culprit()) is None
 
 

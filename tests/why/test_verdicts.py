@@ -69,6 +69,23 @@ def test_of_the_same_cause_the_logs_know_the_lines() -> None:
     assert (first.message, first.confidence, first.evidence) == (PARTED.message, PARTED.confidence, (line,))
 
 
+def test_lines_of_victims_are_no_evidence_against_the_culprit() -> None:
+    theirs = Evidence(seen="Connection closed by peer", source="runs/7/attempt_0/n1/rank_0.err:17")
+    mine = Evidence(seen="killed", source="runs/7/attempt_0/n1/rank_2.err:3")
+    of_all = Evidence(seen="srun: error: task 2: Killed", source="slurm-7.out:9")
+    tail = Evidence(seen="step 50", source="runs/7/attempt_0/n1/rank_2.err")
+    dead = msgspec.structs.replace(OWN, cause="AR407 dead-rank", ranks=(2,), evidence=(tail,))
+    verdict = Verdict(job="7", attempt=0, exit_code=137, findings=(dead,))
+    for lines, shown in (
+        ((theirs,), (tail,)),
+        ((theirs, mine), (mine,)),
+        ((theirs, of_all), (of_all,)),
+        ((), (tail,)),
+    ):
+        (found,) = join_verdict(verdict, [msgspec.structs.replace(dead, evidence=lines)])
+        assert found.evidence == shown
+
+
 def test_a_job_that_ended_well_is_healthy_whatever_its_logs_say() -> None:
     found = join_verdict(Verdict(job="7", attempt=0, exit_code=0, findings=(WARNED,)), [OWN])
     assert [each.cause for each in found] == ["AR599 healthy", WARNED.cause]

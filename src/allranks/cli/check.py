@@ -99,14 +99,14 @@ def check(
     """Check nodes and the network between them, with the tests that every job runs before it starts.
 
     \b
-    allranks check                               in a job: its nodes; otherwise this machine
+    allranks check                               this machine; inside a SLURM job, the nodes of the job
     allranks check --nodes 6                     from a login node: six nodes that SLURM chooses
     allranks check --nodelist node[01-04] --select AR2,disk-full
-    allranks check --nodes 6 --deep              also real collectives between pairs of nodes
+    allranks check --nodes 6 --deep              also runs real collectives between pairs of nodes
     allranks check --checkpoints /scratch/me     is this directory fit for checkpoints?
     sbatch --exclude="$(allranks check --partition main --exclude-list)" job.sh
 
-    Exit codes: 0 no problem, 1 a problem would stop a job, 2 usage error, 3 no result.
+    Exit codes: 0 no problem, 1 a problem would stop a job, 2 usage error, 3 a check could not tell.
     """
     if member or pairs:
         _be_member(with_torch=pairs)

@@ -66,7 +66,9 @@ def drill(
     work_dir: Path,
     name: str,
 ) -> int:
-    """Inject faults into a running lab, start a real job, and compare its verdict with the truth.
+    """Inject faults and check that a job names them.
+
+    Each drill injects a fault into a running lab, starts a real job, and compares its verdict with the truth.
 
     \b
     allranks lab drill mtu-blackhole

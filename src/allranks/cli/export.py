@@ -7,12 +7,13 @@ from pathlib import Path
 
 import click
 
+from allranks.cli import complete
 from allranks.model.errors import SetupError, UsageError
 from allranks.report.text import printable
 
 
 @click.command("export")
-@click.argument("checkpoint", type=click.Path(path_type=Path))
+@click.argument("checkpoint", metavar="CHECKPOINT | RUN", shell_complete=complete.jobs_or_paths)
 @click.option(
     "--safetensors",
     "safetensors_out",
@@ -28,17 +29,26 @@ from allranks.report.text import printable
     help="Write OUT for torch.load.",
 )
 @click.option("--part", default="model", metavar="NAME", show_default=True, help="Part to write, as track() names it.")
-def export(checkpoint: Path, safetensors_out: Path | None, torch_out: Path | None, part: str) -> None:
+def export(checkpoint: str, safetensors_out: Path | None, torch_out: Path | None, part: str) -> None:
     """Write the weights of a checkpoint to one file.
 
-    CHECKPOINT is one checkpoint, or the directory of a job's checkpoints: then the newest complete one is taken.
+    CHECKPOINT is one checkpoint, or a directory of checkpoints; of a directory or a run, the newest complete checkpoint
+    is exported.
 
     \b
-    allranks export checkpoints --safetensors model.safetensors
-    allranks export checkpoints/step_300 --torch model.pt --part ema
+    allranks export latest --safetensors model.safetensors                       the newest run in runs/
+    allranks export runs/4711/checkpoints --torch model.pt
+    allranks export runs/4711/checkpoints/step_300 --torch model.pt --part ema
     """
     if safetensors_out is None and torch_out is None:
         raise UsageError("export: say what to write: --safetensors OUT or --torch OUT")
+    if safetensors_out is not None:
+        try:
+            import safetensors  # noqa: F401
+        except ImportError as exc:
+            cure = f"{sys.executable} -m pip install safetensors"
+            raise UsageError(f"export: --safetensors needs safetensors: {cure} ({exc})") from exc
+    found = find_checkpoint(checkpoint)
     try:
         from allranks.state.saved import weights
     except ImportError as exc:
@@ -47,7 +57,33 @@ def export(checkpoint: Path, safetensors_out: Path | None, torch_out: Path | Non
         if out is None:
             continue
         try:
-            num_tensors = weights.export(checkpoint, out, part=part, as_safetensors=out is safetensors_out)
+            num_tensors = weights.export(found, out, part=part, as_safetensors=out is safetensors_out)
         except OSError as exc:
             raise UsageError(f"export: {out}: {exc.strerror or exc}") from exc
         click.echo(printable(f"{out}: {num_tensors} tensors, {out.stat().st_size / 1e6:.1f} MB"))
+
+
+def find_checkpoint(text: str) -> Path:
+    """Return the checkpoint, or the directory of checkpoints, that is meant.
+
+    Args:
+        text: a path of either, a run's directory, a run's id, or `latest`.
+    Raises:
+        UsageError: there is no checkpoint at any of them.
+    """
+    from allranks.report.runs import find_run
+    from allranks.state.saved.manifest import MANIFEST
+    from allranks.state.saved.parts import list_checkpoints
+
+    path = Path(text)
+    places = [path, path / "checkpoints"]
+    if not path.exists() and (run := find_run(text, Path("runs"))) is not None:
+        places = [run.path / "checkpoints"]
+    for place in places:
+        if place.is_dir() and ((place / MANIFEST).exists() or list_checkpoints(place)):
+            return place
+    looked = " and ".join(f"{place}/" for place in places if place.is_dir()) or f"{places[0]}: no such directory"
+    raise UsageError(
+        f"export: {text}: found no checkpoint ({looked}); expected a checkpoint, which is a directory step_N with a "
+        f"{MANIFEST}, a directory of checkpoints, for example runs/latest/checkpoints, or a run, for example latest"
+    )

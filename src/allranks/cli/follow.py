@@ -15,6 +15,7 @@ import click
 from allranks.cli import complete
 from allranks.cli.options import json_option, log_dir_option
 from allranks.model.errors import Exit, SetupError
+from allranks.report.rundir import LATEST
 from allranks.report.text import Style, render_findings, say
 
 if TYPE_CHECKING:
@@ -30,19 +31,20 @@ _BOTH_SPELLINGS = {"token_normalize_func": lambda name: name.replace("_", "-")}
 @click.command("status", context_settings=_BOTH_SPELLINGS)
 @log_dir_option
 @json_option
-@click.argument("jobs", nargs=-1, required=True, metavar="JOB...", shell_complete=complete.jobs)
+@click.argument("jobs", nargs=-1, metavar="[JOB | RUN]...", shell_complete=complete.jobs)
 def status(jobs: tuple[str, ...], log_dir: Path, as_json: bool) -> int:
     """Print the state of jobs: why they wait, where they run, how they ended.
 
     \b
+    allranks status                              the newest job or run in runs/
     allranks status 4711
     allranks status 4711_3                       one task of an array
-    allranks status latest                       the newest run in runs/, or a run by its id: allranks list
+    allranks status 20261123-031500-977          a run on this machine; allranks list prints the ids
     allranks status --json 4711 4712
     """
     from allranks.launch.batch.follow import find_job, report_job
 
-    meant = [find_job(job, log_dir=log_dir) for job in jobs]
+    meant = [find_job(job, log_dir=log_dir) for job in jobs or (LATEST,)]
     reports = [report for job in meant for report in report_job(job, log_dir=log_dir)]
     exit_code = Exit.UNKNOWN if any(report.is_unknown for report in reports) else Exit.OK
     if as_json:
@@ -103,7 +105,7 @@ def cancel(jobs: tuple[str, ...], log_dir: Path) -> None:
     from allranks.launch.batch.follow import find_job
 
     for job in [find_job(job, log_dir=log_dir) for job in jobs]:
-        click.echo(cancel_one(job))
+        click.echo(cancel_one(job, log_dir=log_dir))
 
 
 @click.command("list", context_settings=_BOTH_SPELLINGS)
@@ -117,6 +119,7 @@ def list_own(log_dir: Path, as_json: bool) -> None:
     allranks list --json
     """
     from allranks.host.slurm import list_jobs
+    from allranks.host.slurm_command import NoSlurmError
     from allranks.launch.batch.local import look_at_run
     from allranks.report.runs import list_runs, read_run
 
@@ -127,7 +130,8 @@ def list_own(log_dir: Path, as_json: bool) -> None:
     except SetupError as exc:
         if not paths:
             raise
-        say(f"cannot list SLURM jobs: {exc}")
+        if not isinstance(exc, NoSlurmError):
+            say(f"cannot list SLURM jobs: {exc}")
     listed = {job.id for job in jobs}
     runs = [read_run(path) for path in paths[:MAX_RUNS] if path.name not in listed]
     # A pending job, or one that SLURM has forgotten, may have left only its script.

@@ -45,6 +45,11 @@ RUN_FLAGS = (
 )  # fmt: skip
 MAX_RESTARTS = 3
 """Default of a submitted job, since nobody watches it; torchrun's default is 0."""
+_HELP = {
+    "nproc_per_node": "Number of ranks per node. [default: one per GPU that the job gets on a node, else 1]",
+    "nnodes": "Number of nodes; MIN:MAX lets the job run with fewer than MAX. [default: as --nodes]",
+}
+"""What flags of `run` do in a job that is submitted, where that differs."""
 _BOTH_SPELLINGS = {"token_normalize_func": lambda name: name.replace("_", "-")}
 _SCRIPT = {"allow_interspersed_args": False, **_BOTH_SPELLINGS}
 
@@ -54,6 +59,8 @@ def _run_flags(command: click.Command) -> click.Command:
     for param in _taken_from_run():
         mine = copy.copy(param)
         mine.opts = [flag for flag in param.opts if flag.startswith("--") or flag == "-m"]
+        if isinstance(mine, click.Option) and mine.name in _HELP:
+            mine.help = _HELP[mine.name]
         if isinstance(mine, click.Option) and mine.name == "max_restarts":
             mine.default, mine.help = (
                 MAX_RESTARTS,

@@ -39,7 +39,7 @@ def lab() -> None:
     allranks lab exec master-node -- sinfo                     any command, on any node
     allranks lab exec master-node -- srun -N6 allranks run train.py
     allranks lab inject cable-pulled                           break something; inject --list prints all faults
-    allranks lab heal                                          repair it
+    allranks lab heal                                          remove the injected faults
     allranks lab status
     allranks lab down
     """
@@ -63,7 +63,7 @@ def lab() -> None:
 )
 @name_option
 def up(cluster_file: Path | None, tasks_per_node: int, name: str) -> None:
-    """Start the lab, or repair a lab that is already up.
+    """Start the lab; if it is already up, restart what died in it. `heal` removes injected faults.
 
     \b
     allranks lab up
@@ -91,7 +91,9 @@ def up(cluster_file: Path | None, tasks_per_node: int, name: str) -> None:
 @click.argument("node")
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="-- COMMAND...")
 def execute(name: str, node: str, command: tuple[str, ...]) -> None:
-    """Run a command on a node, in this directory, and exit with its exit code.
+    """Run a command on a node and exit with its code.
+
+    The command runs in this directory.
 
     \b
     allranks lab exec node03 -- ip -brief address
@@ -114,7 +116,9 @@ def execute(name: str, node: str, command: tuple[str, ...]) -> None:
 @name_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def status(name: str, as_json: bool) -> None:
-    """Print the nodes with their SLURM state, interfaces and process ids, and the injected faults.
+    """Print the nodes and the injected faults.
+
+    Of each node it prints the SLURM state, the interfaces and the process ids.
 
     \b
     allranks lab status --json
@@ -164,6 +168,7 @@ def inject(
         if as_json:
             click.echo(json.dumps([_describe(each) for each in (*FAULTS.values(), *STRIKES.values())], indent=2))
             return
+        click.echo(_HEADER)
         _list(FAULTS.values())
         click.echo("\nfaults in a running job (strikes): allranks lab drill --running NAME")
         _list(STRIKES.values())
@@ -190,7 +195,7 @@ def inject(
 @click.option("--on", "node", metavar="NODE", help="Only on this node. [default: all nodes]")
 @name_option
 def heal(fault: str | None, node: str | None, name: str) -> None:
-    """Remove a fault from the lab; without FAULT, all faults.
+    """Remove an injected fault; without FAULT, all of them.
 
     \b
     allranks lab heal
@@ -213,7 +218,9 @@ lab.add_command(drill)
 @lab.command()
 @name_option
 def down(name: str) -> None:
-    """Stop the lab: remove its processes, interfaces and directory. Nothing else is touched.
+    """Stop the lab, and remove all of it.
+
+    This removes its processes, interfaces and directory; nothing else is touched.
 
     \b
     allranks lab down --name second
@@ -221,8 +228,16 @@ def down(name: str) -> None:
     from allranks.lab.lab import Lab
 
     which = Lab(name)
-    if not which.down():
-        say(f"{which.label}: was not up")
+    say(f"{which.label}: {'removed' if which.down() else 'was not up'}")
+
+
+_HEADER = """\
+Columns: name, cause that allranks must report (- for none), what must become of the job, what the fault does.
+  fail      the job is stopped, and the cause is reported
+  warn      the job runs, and the cause is reported as a warning
+  resumed   the cause is reported, and the job starts again from its newest checkpoint
+  survived  the job runs on, and no rank or node is blamed
+"""
 
 
 def _list(faults: Collection[type[Fault]]) -> None:

@@ -25,7 +25,7 @@ SILENCE_S = 20.0
 @timeout_option(
     "--timeout",
     "silence_s",
-    waits_for="for the next node to answer",
+    waits_for="for an answer of a node, counted from the previous answer",
     default=SILENCE_S,
     at_least=0.1,
     aliases=("--deadline",),

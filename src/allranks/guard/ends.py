@@ -61,6 +61,7 @@ _LOADER = re.compile(
 _NAMED = re.compile(r"allranks: (AR\d{3} [a-z0-9-]+): (.+)", re.DOTALL)
 """What join.group says of a cause of the catalogue."""
 
+_NO_TORCH = "ModuleNotFoundError: No module named 'torch'"
 _FRAME = re.compile(r'^  File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>.+)$', re.MULTILINE)
 _UNPARSED = re.compile(r'  File "[^"]+", line \d+\n')
 """How the traceback of a script that Python cannot parse begins: no frame of it has run."""
@@ -174,10 +175,11 @@ def _describe(end: WorkerEnd) -> tuple[str, str, str | None]:
         known = {int(each): f"{each.name} (signal {int(each)})" for each in signal.Signals}
         name = known.get(signum, f"signal {signum}")
         fixes: dict[int, str] = {
-            signal.SIGKILL: "often the kernel, out of memory: dmesg -T | grep -i 'killed process'",
-            signal.SIGSEGV: "a crash in native code: run with PYTHONFAULTHANDLER=1 to see where",
-            signal.SIGABRT: "native code aborted: read the last lines of its log",
-            signal.SIGBUS: "often a full /dev/shm: df -h /dev/shm",
+            signal.SIGKILL: f"on {end.node}: dmesg -T | grep -i 'killed process'; "
+            "if that lists it, memory ran out: request more (--mem)",
+            signal.SIGSEGV: "run again with PYTHONFAULTHANDLER=1: it prints where native code crashed",
+            signal.SIGABRT: "read the last lines of its log: native code aborted",
+            signal.SIGBUS: f"on {end.node}: df -h /dev/shm; if it is full, free it or make it larger",
         }
         how = f"killed by {name}, not by allranks"
         if pids:
@@ -186,11 +188,12 @@ def _describe(end: WorkerEnd) -> tuple[str, str, str | None]:
     if (named := _NAMED.search(end.message or "")) is not None:
         with contextlib.suppress(UsageError):  # the user's own words
             return find_cause(named[1]).id, named[2].partition("\n")[0], None
-    if end.message:
-        where = _user_frame(end.traceback)
-        first_line = end.message.strip().partition("\n")[0]
+    last_line = (end.stderr_tail or "").rpartition("\n")[2]
+    if end.message or last_line == _NO_TORCH:  # without the hook (python -S, ALLRANKS_HOOK=0), only stderr has it
+        where = _user_frame(end.traceback or end.stderr_tail)
+        first_line = (end.message or last_line).strip().partition("\n")[0]
         fix = None
-        if first_line == "ModuleNotFoundError: No module named 'torch'":
+        if first_line == _NO_TORCH:
             fix = f"{end.python or 'python'} -m pip install torch: that interpreter runs the script and has no torch"
         return "AR590", f"{first_line}{f' ({where})' if where else ''}", fix
     return "AR590", f"ended with exit code {end.exit_code}", None

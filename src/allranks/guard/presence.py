@@ -73,8 +73,11 @@ def judge_stopped(scene: Scene) -> Judged | None:
     what = f"the process has been {what} for {first.state_for_s:.1f} s: it exists, but does not run"
     state = f"state {'t' if is_traced else 'T'} in /proc"
     seen = [f"rank {beat.rank}, pid {beat.pid}: {state} for {beat.state_for_s:.1f} s" for beat in held[:8]]
-    fix = f"on {scene.nodes[nodes[0]].name}: kill -CONT {first.pid or 'PID'}; to see what stopped it: "
-    fix += f"grep TracerPid /proc/{first.pid or 'PID'}/status, scontrol show job"
+    # When this is read, the process has been ended with the job: nothing is left to continue or to look at.
+    node, pid = scene.nodes[nodes[0]].name, first.pid
+    fix = f"find what stopped pid {pid} on {node}: SLURM (scontrol show job: SUSPENDED), kill -STOP, or a frozen cgroup"
+    if is_traced:
+        fix = f"find the debugger (gdb, strace, py-spy) that held pid {pid}; on {node}: ps -ef | grep -w {pid}"
     finding = scene.fault("AR010", what, *ranks, evidence=seen, fix=fix)
     return Judged(findings=(finding,), exit_code=Exit.NODE_FAULT, ranks=ranks, nodes=nodes, cures=False)
 

@@ -32,6 +32,10 @@ _WORDS_OF_NO_CLUSTER = (
 _CURE = "load the slurm module, or log in to a login node of the cluster"
 
 
+class NoSlurmError(SetupError):
+    """This machine belongs to no SLURM cluster: no commands, or no slurm.conf."""
+
+
 def run_slurm(
     tool: str,
     *arguments: str,
@@ -79,10 +83,11 @@ def require_slurm(tool: str, env: Mapping[str, str]) -> None:
     """Check what one of SLURM's commands needs on this machine.
 
     Raises:
-        SetupError: the command is not on PATH, or the file that SLURM_CONF names is not there.
+        NoSlurmError: the command is not on PATH.
+        SetupError: the file that SLURM_CONF names is not there.
     """
     if shutil.which(tool, path=env.get("PATH", os.defpath)) is None:
-        raise SetupError(f"{tool}: not found on this machine; SLURM's commands are needed: {_CURE}")
+        raise NoSlurmError(f"{tool}: not found on this machine; SLURM's commands are needed: {_CURE}")
     conf = env.get("SLURM_CONF")
     if conf and not Path(conf).exists():  # SLURM's own commands would look for it for 60 s
         raise SetupError(f"{tool}: SLURM_CONF={conf}: no such file; SLURM's commands need it: {_CURE}")
@@ -92,10 +97,10 @@ def refuse_without_cluster(tool: str, words: str) -> None:
     """Check what a command that failed has said.
 
     Raises:
-        SetupError: it found no configuration, so this machine belongs to no cluster.
+        NoSlurmError: it found no configuration, so this machine belongs to no cluster.
     """
     if any(part in words.lower() for part in _WORDS_OF_NO_CLUSTER):
-        raise SetupError(f"{tool}: no slurm.conf on this machine; SLURM's commands need it: {_CURE}")
+        raise NoSlurmError(f"{tool}: no slurm.conf on this machine; SLURM's commands need it: {_CURE}")
 
 
 @contextlib.contextmanager

@@ -46,7 +46,7 @@ from allranks.model.hostlist import fold_hosts
 from allranks.model.world import Launcher
 from allranks.preflight.networks import advise_network
 from allranks.report.rundir import RunDir, describe_command
-from allranks.report.text import Style, render_findings, say
+from allranks.report.text import Style, fold_ranks, render_findings, say
 from allranks.wire.connection import Connection
 from allranks.wire.protocol import Goodbye, Plan
 
@@ -232,6 +232,10 @@ def _run_workers(
         say(_headline(group, interface, plan, run_dir, roll_call_s))
         if group.attempt and (words := describe_return(read_culprits(run_dir.path), attempt=group.attempt)):
             say(words)
+    elif plan.world.launcher is Launcher.NONE:  # started by hand, on a terminal of its own
+        ranks = fold_ranks(range(me.first_rank, me.first_rank + me.num_workers))
+        leads = f"{group.members[0].name} leads and prints the report"
+        say(f"{ranks} of {group.world_size} on {me.name}; {leads}; logs in {run_dir.node_path(me.name)}")
     if listener is not None and not is_port_held:
         listener.close()  # rank 0 binds the port itself; between here and there it is free for anybody
     crew = Crew(

@@ -34,6 +34,8 @@ MAX_EVIDENCES = 24
 MAX_EVIDENCE = 4000
 MAX_TEXT = 1000
 """Characters of a message, a fix."""
+NOTHING = "nothing to compare"
+"""Why a comparison of nodes says nothing about one: no GPU, no RDMA device."""
 
 
 class Stranger(NamedTuple):
@@ -244,7 +246,8 @@ class _Bench:
         if surveyed is not None or compared is not None:
             found += [*(surveyed or ()), *(compared or ())]
             for card in cards:
-                statuses.setdefault(card.host, (Status.PASS, ""))
+                is_seen = surveyed is not None or cause.alike(card) is not None
+                statuses.setdefault(card.host, (Status.PASS, "") if is_seen else (Status.SKIP, NOTHING))
         # A check that breaks half-way has found nothing: all messages first.
         is_bad = (Status.FAIL, Status.WARN)
         notes = [cause.find(each).message if each.status in is_bad else each.note for _, each in found]

@@ -6,6 +6,7 @@ runs/<job>/attempt_<k>/<node>/rank_<r>.out, .err, .error.json     output of the 
                       /roll_call.json                             node reports and pair tests
                       /verdict.json                               the verdict
                       /<node>/verdict.json                        the verdict, as this node received it
+                      /cancel.log                                 who cancelled the job with `allranks cancel`
 runs/<job>/checkpoints/, culprits.json                            kept for all attempts
 runs/<job>/leader.json, secret                                    the leader's address, the job's key
 runs/latest                                                       link to the newest job

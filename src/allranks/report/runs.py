@@ -8,6 +8,7 @@ A run is the directory of one job (rundir.py), with or without SLURM.
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ _MARKS = (
     "attempt_*/*/env.json",
 )  # fmt: skip
 """Files that only allranks writes; torchrun's log directory has `attempt_0`, too."""
+_JOB_NAME = re.compile(r"^#SBATCH --job-name=(.+)$", re.MULTILINE)
 _JOB_OF_SLURM = re.compile(r"\d+([_+]\d+)?")
 
 
@@ -35,6 +37,8 @@ class Run:
     path: Path
     attempt: int | None = None
     """None: no agent has started."""
+    job_name: str = ""
+    """Name that `allranks submit` gave the job; squeue shows the same."""
     command: tuple[str, ...] = ()
     nodes: tuple[str, ...] = ()
     """In the order of the ranks; the first node has the leader."""
@@ -50,6 +54,11 @@ class Run:
     def is_of_slurm(self) -> bool:
         """Whether its id is that of a SLURM job."""
         return is_job_of_slurm(self.id)
+
+    @property
+    def name(self) -> str:
+        """The job's name in SLURM, else the script's."""
+        return self.job_name or self.script
 
     @property
     def script(self) -> str:
@@ -101,16 +110,18 @@ def is_run(path: Path) -> bool:
 def read_run(path: Path) -> Run:
     """Return a run, as read from its files; unreadable values are None."""
     attempts = sort_by_number(path.glob("attempt_*"))
+    job_name = _read_job_name(path / "submission.sh")
     if not attempts:
-        return Run(id=path.name, path=path)
+        return Run(id=path.name, path=path, job_name=job_name)
     started = _read_start(attempts[-1] / "events.jsonl")
     verdict = read_verdict(attempts[-1] / "verdict.json")
     return Run(
         id=path.name,
         path=path,
         attempt=int(attempts[-1].name.rpartition("_")[2]),
+        job_name=job_name,
         command=tuple(started.get("command", ())),
-        nodes=tuple(started.get("members", ())),
+        nodes=tuple(started.get("members", ())) or _read_nodes(attempts[-1]),
         pid=started.get("pid"),
         started_s=started.get("time_s"),
         ended_s=(attempts[-1] / "verdict.json").stat().st_mtime if verdict else None,
@@ -137,6 +148,24 @@ def _begin_of(path: Path) -> float:
     attempts = sort_by_number(path.glob("attempt_*"))
     started: float | None = _read_start(attempts[-1] / "events.jsonl").get("time_s") if attempts else None
     return started or (attempts[-1] if attempts else path).stat().st_mtime
+
+
+def _read_job_name(submission: Path) -> str:
+    """Return the name in a script that `allranks submit` wrote; empty if there is none."""
+    try:
+        found = _JOB_NAME.search(submission.read_text(errors="replace"))
+        return shlex.split(found[1])[0] if found else ""
+    except (OSError, ValueError, IndexError):
+        return ""
+
+
+def _read_nodes(attempt: Path) -> tuple[str, ...]:
+    """Return the nodes of an attempt that ended before its ranks were started, in the order of the roll call."""
+    try:
+        cards = msgspec.json.decode((attempt / "roll_call.json").read_bytes())["cards"]
+        return tuple(card["host"] for _, card in sorted(cards.items(), key=lambda item: int(item[0])))
+    except (OSError, msgspec.DecodeError, KeyError, TypeError, ValueError, AttributeError):
+        return tuple(sorted(path.name for path in attempt.glob("*/") if path.is_dir()))
 
 
 def _read_start(events: Path) -> dict[str, Any]:

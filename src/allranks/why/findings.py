@@ -7,6 +7,8 @@ All text from logs is masked here, because lines may contain passwords (report/m
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Sequence
 
 from allranks.causes.cause import Cause
@@ -18,6 +20,8 @@ from allranks.why.logs.line import Line
 from allranks.why.logs.sources import natural_key
 from allranks.why.people import Culprit
 
+_RECORDED = re.compile(r'\{"message": (?:\{"message": )?"(?P<said>(?:[^"\\]|\\["\\/bfnrt]|\\u[0-9a-f]{4})+)')
+"""How error.json of torch begins (torch 2.13, elastic/multiprocessing/errors); a line may be cut anywhere."""
 MAX_TEXT = 300
 """Maximum number of characters of a line: the file has the rest."""
 HEALTHY = "healthy"
@@ -79,8 +83,11 @@ def tell_place(line: Line) -> str:
 
 
 def show_line(line: Line) -> str:
-    """Return a line for output: secrets masked, then cut."""
-    return _shown(line.text.expandtabs(2).strip())
+    """Return a line for output: secrets masked, then cut; of an error file of torchelastic, its message."""
+    text = line.text
+    if recorded := _RECORDED.match(text):
+        text = json.loads(f'"{recorded["said"]}"', strict=False)
+    return _shown(text.expandtabs(2).strip())
 
 
 def tell_fix(cause: type[Cause], culprit: Culprit) -> str | None:
@@ -90,6 +97,9 @@ def tell_fix(cause: type[Cause], culprit: Culprit) -> str | None:
         values["node"] = values["culprit"] = values["where"] = nodes
     if culprit.interface:
         values["interface"] = culprit.interface
+    ports = [thing.removeprefix("port ") for thing in culprit.things if thing.startswith("port ")]
+    if len(ports) == 1:
+        values["port"] = ports[0]
     return cause.fix.format_map(values) or None
 
 

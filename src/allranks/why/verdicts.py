@@ -9,6 +9,7 @@ import msgspec
 from allranks.causes.catalogue import find_cause
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
 from allranks.report.mask import mask_secrets
+from allranks.why.logs.place import read_path
 from allranks.why.logs.sources import Source
 
 NAME = "verdict.json"
@@ -33,8 +34,11 @@ def join_verdict(verdict: Verdict | None, own: Sequence[Finding]) -> list[Findin
     if verdict is None:
         return list(own)
     # For the same cause, the logs have the lines.
-    lines = {each.cause: each.evidence for each in own if each.evidence}
-    said = [_mask(finding, lines.get(finding.cause, finding.evidence)) for finding in verdict.findings]
+    lines = {each.cause: each.evidence for each in own}
+    said = [
+        _mask(finding, _lines_of_culprit(finding, lines.get(finding.cause, ())) or finding.evidence)
+        for finding in verdict.findings
+    ]
     has_failed = any(finding.severity is Severity.FAIL for finding in said)
     if verdict.exit_code == 0 and not has_failed:
         healthy = Finding(
@@ -47,6 +51,17 @@ def join_verdict(verdict: Verdict | None, own: Sequence[Finding]) -> list[Findin
     known = {finding.cause for finding in said}
     more = [each for each in own if each.severity is Severity.FAIL and each.cause not in known]
     return [*said, *more] if has_failed else [*more, *said]
+
+
+def _lines_of_culprit(finding: Finding, lines: Sequence[Evidence]) -> list[Evidence]:
+    """Return the lines that are not in files of other ranks: victims may use the words of the culprit's cause."""
+    ranks = {*finding.ranks, None}
+    return [each for each in lines if not finding.ranks or _rank_of(each) in ranks]
+
+
+def _rank_of(evidence: Evidence) -> int | None:
+    """Return the rank whose file a line is in; None if the path does not tell."""
+    return read_path((evidence.source or "").partition(":")[0])[1]
 
 
 def _mask(finding: Finding, evidence: Sequence[Evidence]) -> Finding:

@@ -155,8 +155,8 @@ class Cancelled(Cause, id="AR508"):
     """Somebody cancelled the job.
 
     ## What it means
-    A signal came from outside: `scancel`, Ctrl-C, a terminal that was closed, or a script that stops jobs. No time
-    limit, preemption or lost node is reported as its reason.
+    A signal came from outside: `allranks cancel`, `scancel`, Ctrl-C, a terminal that was closed, or a script that
+    stops jobs. No time limit, preemption or lost node is reported as its reason.
 
     ## Why it breaks the job
     All ranks are told to exit. A line `*** STEP ... CANCELLED AT ... ***` alone proves less: `srun --kill-on-bad-exit`
@@ -169,7 +169,8 @@ class Cancelled(Cause, id="AR508"):
         slurmstepd: error: *** JOB 524547 ON ault43 CANCELLED AT 2024-10-09T23:20:53 ***
 
     ## Fix
-    Find out who cancelled it: sacct shows the uid ("CANCELLED by 1001").
+    Find out who cancelled it. After `allranks cancel`, cancel.log in the run directory has the name; sacct shows the
+    uid ("CANCELLED by 1001").
 
         sacct -j JOB -X --format=JobID,State%30,End,Elapsed,ExitCode
 
@@ -183,7 +184,7 @@ class Cancelled(Cause, id="AR508"):
     """
 
     message = "somebody cancelled the job"
-    told = "a signal from outside ended the job: scancel, Ctrl-C, or a closed terminal"
+    told = "the job was ended from outside: by allranks cancel, scancel, Ctrl-C, or a closed terminal"
     fix = (
         "sacct -j JOB -X --format=JobID,State%30,End shows who cancelled it; if nobody did, look at what failed "
         "before it"
@@ -200,6 +201,8 @@ class Cancelled(Cause, id="AR508"):
             Confidence.UNDECIDED,
         ),
         Sign(r"CANCELLED AT [0-9T:-]+ DUE to SIGNAL ", Role.LIKELY, _NOBODY, Confidence.LIKELY),
+        # Of `allranks cancel`, which leaves cancel.log in the run directory.
+        Sign(r"allranks cancel: (?P<who>[^ ]{1,80} on [^ ]{1,80}) cancelled the job", blames=_NOBODY),
         Sign(r"CANCELLED by (?P<uid>[0-9]+)", blames=_NOBODY),
         Sign(r"JobState=CANCELLED", blames=_NOBODY),
         Sign(r"srun: sending Ctrl-C to ", blames=_NOBODY),
@@ -233,6 +236,7 @@ class Cancelled(Cause, id="AR508"):
     hits = (
         "slurmstepd: error: *** JOB 524547 ON ault43 CANCELLED AT 2024-10-09T23:20:53 ***",
         "slurmstepd: error: *** STEP 12.0 ON n1 CANCELLED AT 2023-01-05T07:00:11 DUE to SIGNAL Terminated ***",
+        "2026-11-23T15:26:05 allranks cancel: ada on login1 cancelled the job",
         "slurmd[n3]: error: *** JOB 9 CANCELLED AT 2013-10-09T23:20:53 ***",
         "slurmstepd: error: *** STEP 524547.1 ON ault43 CANCELLED AT 2024-10-09T23:20:53 ***",
         "712854             train        gpu CANCELLED by 1001  00:10:02",

@@ -187,12 +187,12 @@ class ProcessStopped(Cause, id="AR010"):
         alice  21044  0.0  1.2 python3 train.py  T
 
     ## Fix
-    Continue the process:
+    If the process still exists, see whether a debugger holds it (TracerPid is not 0), and continue it:
 
-        kill -CONT PID
+        grep TracerPid /proc/PID/status; kill -CONT PID
 
-    Then find out what stopped it: `grep TracerPid /proc/PID/status` shows a debugger. `scontrol show job JOB` shows
-    SUSPENDED if SLURM did it, often by gang scheduling (`scontrol resume JOB`).
+    `scontrol show job JOB` shows SUSPENDED if SLURM stopped it, often by gang scheduling (`scontrol resume JOB`).
+    `allranks run` ends such a job: then only what stopped the process is left to find.
 
     ## Source
     proc(5), /proc/PID/status, and signal(7), Linux man-pages 6.9.

@@ -17,7 +17,7 @@ from datetime import datetime
 from pathlib import Path
 
 from allranks.host.slurm import JobState, cancel_job, find_jobs, find_old_jobs
-from allranks.launch.batch.local import LocalRun, cancel_run, describe_local, look_at_run
+from allranks.launch.batch.local import LocalRun, cancel_run, describe_local, look_at_run, note_cancel
 from allranks.launch.batch.submit import describe_unavailable
 from allranks.launch.console import Console
 from allranks.launch.plan import count_of
@@ -168,17 +168,17 @@ def time_left(end: str, now: datetime) -> str:
     return f"{days}-{clock}" if days else clock
 
 
-def cancel(job: Run | str) -> str:
-    """End a job and return what was done.
+def cancel(job: Run | str, *, log_dir: Path) -> str:
+    """End a job, note that in its run directory, and return what was done.
 
     Raises:
         UsageError: SLURM knows no such job, or the run is on another machine.
         SetupError: SLURM is not there, or refuses.
     """
-    return _cancel_slurm_job(job) if isinstance(job, str) else cancel_run(look_at_run(job))
+    return _cancel_slurm_job(job, log_dir) if isinstance(job, str) else cancel_run(look_at_run(job))
 
 
-def _cancel_slurm_job(job_id: str) -> str:
+def _cancel_slurm_job(job_id: str, log_dir: Path) -> str:
     jobs = find_jobs(job_id)
     if not jobs:
         raise UsageError(f"job {job_id}: SLURM knows no such job; allranks list prints your jobs")
@@ -186,6 +186,9 @@ def _cancel_slurm_job(job_id: str) -> str:
     if not active:
         return f"job {job_id} had already ended: {jobs[0].state}"
     cancel_job(job_id)
+    for job in active:
+        if run_dir := _find_run_dir(job.id, job, log_dir):
+            note_cancel(run_dir)
     states = ", ".join(dict.fromkeys(job.state for job in active))
     tasks = f" ({count_of(len(active), 'task')})" if len(jobs) > 1 else ""
     return f"cancelling job {job_id}{tasks}; its state was {states}"

@@ -7,17 +7,20 @@ An agent on another machine cannot be examined: a run there without a verdict is
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import time
 from dataclasses import dataclass
 from datetime import datetime
+from pathlib import Path
 
 import psutil
 
 from allranks.launch.plan import count_of
 from allranks.model.errors import UsageError
 from allranks.model.hostlist import fold_hosts
-from allranks.report.runs import Run
+from allranks.report.runs import Run, sort_by_number
 
 _STOPPED = {128 + signum for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
 _CLOCK_S = 2.0
@@ -30,7 +33,7 @@ class LocalRun:
 
     id: str
     name: str
-    """Name of the script."""
+    """The job's in SLURM, else the script's."""
     state: str
     """RUNNING, COMPLETED, FAILED, CANCELLED; LOST: its agent ended without a verdict; UNKNOWN: not visible here."""
     num_nodes: int
@@ -57,7 +60,7 @@ def look_at_run(run: Run) -> LocalRun:
     findings = run.verdict.findings if run.verdict else ()
     return LocalRun(
         id=run.id,
-        name=run.script,
+        name=run.name,
         state=_state_of(run),
         num_nodes=len(run.nodes),
         nodes=fold_hosts(run.nodes),
@@ -106,7 +109,18 @@ def cancel_run(run: LocalRun) -> str:
         return f"run {run.id} had already ended"
     except PermissionError as exc:
         raise UsageError(f"run {run.id}: process {run.pid} belongs to another user") from exc
+    note_cancel(Path(run.run_dir))
     return f"cancelling run {run.id}: sent SIGTERM to its agent, process {run.pid}"
+
+
+def note_cancel(run_dir: Path) -> None:
+    """Leave a line for `allranks why` in the newest attempt of a run, if that can be written."""
+    attempts = sort_by_number(run_dir.glob("attempt_*"))
+    who = f"{psutil.Process().username()} on {os.uname().nodename}"
+    line = f"{_time(time.time())} allranks cancel: {who} cancelled the job\n"
+    if attempts:
+        with contextlib.suppress(OSError), (attempts[-1] / "cancel.log").open("a") as file:
+            file.write(line)
 
 
 def _state_of(run: Run) -> str:

@@ -32,7 +32,7 @@ class SbatchOptions:
     """Options of sbatch under its own names, in the order of the script; None leaves the choice to SLURM."""
 
     job_name: str | None = _option("Name of the job. [default: the script's]", "NAME", short="-J")
-    nodes: str | None = _option("Number of nodes. [default: --nnodes]", "N|MIN-MAX", short="-N")
+    nodes: str | None = _option("Number of nodes to allocate. [default: as --nnodes, else 1]", "N|MIN-MAX", short="-N")
     ntasks_per_node: int = _option("Agents per node, always 1; --nproc-per-node sets the ranks.", "1", 1)
     gpus: str | None = _option("GPUs of the whole job; SLURM distributes them.", "[TYPE:]N", short="-G")
     gpus_per_node: str | None = _option("GPUs per node.", "[TYPE:]N")

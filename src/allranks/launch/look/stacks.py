@@ -75,6 +75,7 @@ _IN_SOURCE = (
     (re.compile(r"\.acquire\("), "acquire of a lock"),
     (re.compile(r"\binput\("), "input"),
 )
+_OWN = re.compile(r"/allranks/(join|guard/inside)/")
 _WAITS_FOR_OTHERS = re.compile(rf"({_COLLECTIVES}|backward)$")
 _STATES = {
     "T": "stopped by a signal",
@@ -369,6 +370,7 @@ def _render_frames(frames: Sequence[Frame], style: Style) -> list[str]:
     """Render the stack like a traceback, most recent call last; of libraries, only what the user's lines called."""
     lines: list[str] = []
     hidden: list[Frame] = []
+    frames = _without_own(frames)
     mine = [frame for frame in frames if _is_user(frame)]
     width = min(60, max((len(f"{frame.file}:{frame.line}") for frame in mine), default=0))
     name_width = min(30, max((len(frame.function) for frame in mine), default=0))
@@ -395,6 +397,11 @@ def _render_frames(frames: Sequence[Frame], style: Style) -> list[str]:
         )
     show_hidden()
     return lines
+
+
+def _without_own(frames: Sequence[Frame]) -> Sequence[Frame]:
+    """Return the frames without those of allranks' code in a worker; all of them if there are no others."""
+    return [frame for frame in frames if not _OWN.search(frame.file)] or frames
 
 
 def _short(file: str) -> str:
