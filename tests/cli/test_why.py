@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import gzip
 import json
 import os
@@ -9,9 +10,10 @@ import pty
 import signal
 import subprocess
 import sys
+import termios
 import textwrap
-import time
 from pathlib import Path
+from typing import IO
 
 import pytest
 from click.testing import CliRunner
@@ -20,7 +22,7 @@ from hypothesis import strategies as st
 
 from allranks.cli.main import cli
 from allranks.cli.why import _Progress
-from conftest import Allranks, allranks_command, clean_env
+from conftest import Allranks, allranks_command, clean_env, wait_until
 from fake_slurm import FakeSlurm, assert_one_line, fake_slurm, show_job  # noqa: F401  (a fixture)
 
 UTF8 = {"PYTHONIOENCODING": "utf-8", "COLUMNS": "100"}
@@ -330,14 +332,19 @@ def test_ctrl_c_ends_it_at_once(tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
-    assert process.stdin is not None
-    process.stdin.write(OOM.encode())
-    process.stdin.flush()
-    time.sleep(1.5)  # it reads, and waits for more
-    process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=60) == 130
-    out, err = process.communicate(timeout=60)
-    assert (out, err) == (b"", b"")
+    with process:
+        assert process.stdin is not None
+        process.stdin.write(OOM.encode())
+        process.stdin.flush()
+        wait_until(lambda: _unread(process.stdin) == 0, "the reading of what was written")
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, out, err) == (130, b"", b"")
+
+
+def _unread(pipe: IO[bytes] | None) -> int:
+    """Bytes that are still in a pipe."""
+    return int.from_bytes(fcntl.ioctl(pipe or -1, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 def test_how_much_was_read_is_said_on_a_terminal_after_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:

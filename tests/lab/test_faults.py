@@ -41,7 +41,7 @@ def go_on_behind(seconds):
     signal.alarm(seconds)
 def serve(address, port):
     return socket.create_server((address, port))
-def reach(address, port, timeout=0.4):
+def reach(address, port, timeout=1.5):
     try:
         socket.create_connection((address, port), timeout=timeout).close()
         return True
@@ -188,7 +188,7 @@ def test_a_black_hole_swallows_large_packets_only(healed: Lab) -> None:
     server = f"""
 import subprocess
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(("{data_address(healed, "node03")}", 5000))
-go_on_behind(3)
+go_on_behind(60)
 while True:
     data, peer = s.recvfrom(65535)
     s.sendto(str(len(data)).encode(), peer)
@@ -212,7 +212,7 @@ for size in (1400, 8972):
 def test_who_is_cut_off_is_exactly_who_is_named(healed: Lab, name: str) -> None:
     truth = (there := put(healed, name)).fault.culprit(there.scene)
     call = "for a in sys.argv[1:]: print(reach(a, 18181) is True)"
-    listen = "for a in sys.argv[1:]: s = serve(a, 18181)\ngo_on_behind(8); signal.pause()"
+    listen = "for a in sys.argv[1:]: s = serve(a, 18181)\ngo_on_behind(60); signal.pause()"
     addresses = {node: data_address(healed, node) for node in NODES}
     inits = hosts.find_inits(healed.dir)
     for node in NODES:
@@ -248,7 +248,7 @@ def test_ports_are_filtered_where_they_should_be(healed: Lab) -> None:
     pair = put(healed, "ports-filtered-between", "node01", seed=3).fault.culprit(read_injected(healed)[1].scene).nodes
     other = next(node for node in pair if node != "node01")
     third = next(node for node in NODES[1:] if node not in pair)
-    listen = "servers = [serve('', p) for p in (29500, 40000)]\ngo_on_behind(6); signal.pause()"
+    listen = "servers = [serve('', p) for p in (29500, 40000)]\ngo_on_behind(60); signal.pause()"
     for node in ("master-node", "node01", other):
         if node != "master-node" or other != "master-node":
             python_in(healed, node, listen)
@@ -273,7 +273,7 @@ def test_as_many_packets_are_lost_as_it_says(healed: Lab, name: str, low: int, h
     put(healed, name, "node02")
     server = f"""
 s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(("{data_address(healed, "node02")}", 5001))
-go_on_behind(30)
+go_on_behind(60)
 while True:
     s.sendto(*s.recvfrom(100))
 """
@@ -308,23 +308,27 @@ def test_the_slow_link_is_ten_times_slower(healed: Lab) -> None:
     put(healed, "slow-link", "node04")
     receive = """
 s = serve("", 5002)
-go_on_behind(8)
-c, _ = s.accept()
-while c.recv(1 << 20): pass
-c.send(b"!")
+go_on_behind(60)
+for _ in range(4):
+    c, _ = s.accept()
+    while c.recv(1 << 20): pass
+    c.send(b"!")
 """
     send = """
 c = socket.create_connection((sys.argv[1], 5002), timeout=10)
 began = time.monotonic(); c.sendall(bytes(4_000_000)); c.shutdown(socket.SHUT_WR); c.recv(1)
 print(round(4 * 8 / (time.monotonic() - began)))
 """
-    rates = {}
-    for node in ("node04", "node05"):
+    pid = hosts.find_inits(healed.dir)["node01"]
+
+    def rate(node: str) -> int:
+        """The best of four, in Mbit/s: a busy machine makes some of them slow."""
         python_in(healed, node, receive)
-        pid = hosts.find_inits(healed.dir)["node01"]
-        rates[node] = int(run_in(pid, [sys.executable, "-c", SOCKETS + send, data_address(healed, node)]).stdout)
-    assert 50 < rates["node04"] < 110
-    assert rates["node05"] > 250
+        address = data_address(healed, node)
+        return max(int(run_in(pid, [sys.executable, "-c", SOCKETS + send, address]).stdout) for _ in range(4))
+
+    assert 50 < rate("node04") < 110
+    assert rate("node05") > 250
 
 
 @pytest.mark.lab
