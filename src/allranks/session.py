@@ -42,7 +42,7 @@ from allranks.join.leave import leave
 from allranks.model.cluster import Backend
 from allranks.model.contradiction import check_no_launcher_inside, check_not_spawned, check_someone_starts_ranks
 from allranks.model.errors import AllranksError, SetupError, UsageError
-from allranks.model.identity import NODE_FILES, TORCHRUN, world_from_env
+from allranks.model.identity import NODE_FILES, env_of_worker, world_from_env
 from allranks.model.membership import GroupId, Membership, read_members
 from allranks.model.world import Launcher, World
 from allranks.preflight.ground import Ground, hold_roll_call, no_torch
@@ -64,11 +64,6 @@ _grounds: dict[int, Ground] = {}
 """By process id, since a fork inherits it: the roll call is held once."""
 _incarnations = itertools.count(1)
 """Of the default group in this process."""
-_OF_WORKERS = {
-    *TORCHRUN.values(),
-    *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT"),
-}
-"""What an agent gives its workers; all else has been judged by `allranks run` when it started this process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -315,8 +310,7 @@ def _identify(env: Mapping[str, str], *, is_below_agent: bool) -> World:
     """Who this process is, or why it cannot be believed."""
     if is_below_agent:
         check_no_launcher_inside(env)
-        node = {"SLURMD_NODENAME": env.get("ALLRANKS_NODE", "")}
-        env = {name: value for name, value in env.items() if name in _OF_WORKERS} | node
+        env = env_of_worker(env)
     world = world_from_env(env, files={} if is_below_agent else read_node_files(env, NODE_FILES.values()))
     is_spawned = multiprocessing.parent_process() is not None
     if is_spawned and (is_below_agent or world.is_placed):
