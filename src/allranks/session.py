@@ -40,11 +40,11 @@ from allranks.host.node import read_facts
 from allranks.host.node_files import read_node_files
 from allranks.join.leave import leave
 from allranks.model.cluster import Backend
-from allranks.model.contradiction import check_no_launcher_inside, check_not_spawned, finding_of_refusals
-from allranks.model.errors import AllranksError, IdentityError, SetupError, UsageError
-from allranks.model.identity import NODE_FILES, TORCHRUN, world_from_env
+from allranks.model.contradiction import check_no_launcher_inside, check_not_spawned, check_someone_starts_ranks
+from allranks.model.errors import AllranksError, SetupError, UsageError
+from allranks.model.identity import NODE_FILES, env_of_worker, world_from_env
 from allranks.model.membership import GroupId, Membership, read_members
-from allranks.model.world import Launcher, Level, World
+from allranks.model.world import Launcher, World
 from allranks.preflight.ground import Ground, hold_roll_call, no_torch
 from allranks.preflight.ranks import job_name, own_gpu
 from allranks.report.refusal import SessionError as SessionError
@@ -64,11 +64,6 @@ _grounds: dict[int, Ground] = {}
 """By process id, since a fork inherits it: the roll call is held once."""
 _incarnations = itertools.count(1)
 """Of the default group in this process."""
-_OF_WORKERS = {
-    *TORCHRUN.values(),
-    *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT"),
-}
-"""What an agent gives its workers; all else has been judged by `allranks run` when it started this process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,11 +255,10 @@ def _enter(
 
     # Phase 2: roll call
     ground: Ground | None = None
-    if not is_below_agent and world.is_placed and not _is_alone(world):
+    if not is_below_agent and world.is_placed and not world.is_alone:
         ground = _grounds.get(os.getpid()) or hold_roll_call(world, loaded, wanted=wanted, run_root=RUN_ROOT)
         _grounds[os.getpid()] = ground
-        on_exit.enter_context(_environment(ground.values))
-        on_exit.callback(ground.release_port)
+        on_exit.enter_context(ground.in_environment())
 
     # Phase 3: form the group
     dist, c10d = _import_torch()
@@ -281,7 +275,7 @@ def _enter(
     c10d.init_process_group(
         backend="cpu:gloo,cuda:nccl" if chosen == Backend.NCCL and asked is None else chosen,
         timeout=timedelta(seconds=seconds),
-        **(of_one if _is_alone(world) else {}),
+        **(of_one if world.is_alone else {}),
     )
     if ground is not None:
         ground.release_port()  # the store has its own hold on it
@@ -316,30 +310,15 @@ def _identify(env: Mapping[str, str], *, is_below_agent: bool) -> World:
     """Who this process is, or why it cannot be believed."""
     if is_below_agent:
         check_no_launcher_inside(env)
-        node = {"SLURMD_NODENAME": env.get("ALLRANKS_NODE", "")}
-        env = {name: value for name, value in env.items() if name in _OF_WORKERS} | node
+        env = env_of_worker(env)
     world = world_from_env(env, files={} if is_below_agent else read_node_files(env, NODE_FILES.values()))
     is_spawned = multiprocessing.parent_process() is not None
     if is_spawned and (is_below_agent or world.is_placed):
         check_not_spawned(world)
-    if world.level is Level.NODE and world.num_nodes > 1 and world.processes not in (None, "1"):
-        with finding_of_refusals(world.node_name):
-            raise IdentityError(
-                f"{world.launcher} starts one process a node and asks for {world.source_of('processes')}="
-                f"{world.processes}; start them with: allranks run SCRIPT"
-            )
-    if world.launcher is Launcher.NONE:
-        if world.num_job_nodes > 1:
-            with finding_of_refusals(world.node_name):
-                raise IdentityError(f"{world.notes[0]}; on this one alone: allranks run --standalone")
-        if is_spawned:
-            say("no launcher says which rank this process of multiprocessing is: it is a world of one")
+    check_someone_starts_ranks(world)
+    if is_spawned and world.launcher is Launcher.NONE:
+        say("no launcher says which rank this process of multiprocessing is: it is a world of one")
     return world
-
-
-def _is_alone(world: World) -> bool:
-    """Whether this process is the whole job."""
-    return world.launcher is Launcher.NONE or (world.level is Level.NODE and world.num_nodes == 1)
 
 
 # Phase 3
@@ -406,21 +385,6 @@ def _take_device(backend: str, world: World, *, node: str) -> torch.device:
     device = torch.device("cuda", position)
     torch.cuda.set_device(device)
     return device
-
-
-@contextlib.contextmanager
-def _environment(values: Mapping[str, str]) -> Iterator[None]:
-    """Have these variables set, and everything as it was afterwards."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
 
 
 class _CallableModule(ModuleType):

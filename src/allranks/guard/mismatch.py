@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from math import prod
 
@@ -46,20 +46,15 @@ class Mismatch:
     seq: int
     odd: tuple[int, ...]
     """The culprits; everybody where it is not decided."""
-    side: frozenset[int]
+    side: frozenset[int] = field(compare=False)
     """Who called something else than the others."""
-    calls: Mapping[int, CallSeen]
+    calls: Mapping[int, CallSeen] = field(compare=False)
     """By rank."""
 
     @property
     def is_decided(self) -> bool:
         """Whether one side has the majority."""
         return len(self.odd) == len(self.side)
-
-    @property
-    def key(self) -> tuple[str, int, tuple[int, ...]]:
-        """What tells it from another one."""
-        return self.group, self.seq, self.odd
 
 
 def find_mismatch(scene: Scene) -> Mismatch | None:

@@ -75,7 +75,8 @@ def judge_stopped(scene: Scene) -> Judged | None:
     seen = [f"rank {beat.rank}, pid {beat.pid}: {state} for {beat.state_for_s:.1f} s" for beat in held[:8]]
     # When this is read, the process has been ended with the job: nothing is left to continue or to look at.
     node, pid = scene.nodes[nodes[0]].name, first.pid
-    fix = f"find what stopped pid {pid} on {node}: SLURM (scontrol show job: SUSPENDED), kill -STOP, or a frozen cgroup"
+    fix = f"find what stopped pid {pid} on {node}: SLURM (scontrol show job: SUSPENDED), somebody's kill -STOP, or a "
+    fix += "frozen cgroup"
     if is_traced:
         fix = f"find the debugger (gdb, strace, py-spy) that held pid {pid}; on {node}: ps -ef | grep -w {pid}"
     finding = scene.fault("AR010", what, *ranks, evidence=seen, fix=fix)
@@ -108,7 +109,7 @@ def _judge_node(scene: Scene, node: NodeView, now_s: float) -> Finding | None:
         fix = f"on {node.name}: dmesg -T | grep -i 'killed process', and the end of its SLURM log"
         return scene.fault("AR012", what, *node.ranks, evidence=[first, *told], fix=fix)
     is_late = is_lost or silent_s >= gone_s
-    if tried and all(each.is_silent for _, each in tried):
+    if tried and not any(each.seen.connects for _, each in tried):
         tried_networks = {each.seen.network for _, each in tried}
         wanted = {target.network for target in node.targets()}
         if is_late and tried_networks >= wanted:

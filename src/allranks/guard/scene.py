@@ -40,11 +40,6 @@ class Tried:
         """Whether packets of every size came through, or the machine answered that nobody listens."""
         return self.seen.refused or (self.seen.connects and self.seen.carries is not False)
 
-    @property
-    def is_silent(self) -> bool:
-        """Whether nothing came back."""
-        return not self.seen.connects and not self.seen.refused
-
 
 @dataclass(slots=True)
 class RankView:

@@ -33,12 +33,8 @@ class Speech:
         self._mute_at_s: dict[int, float] = {}
         self._straggler_at_s: dict[int, tuple[float, float]] = {}
         """By rank: when it may be named again, and how long that pause is."""
-        self._warnings: dict[int, Finding] = {}
-
-    @property
-    def warnings(self) -> tuple[Finding, ...]:
-        """Stragglers that were named."""
-        return tuple(self._warnings.values())
+        self.warnings: dict[int, Finding] = {}
+        """Stragglers that were named, by rank."""
 
     def say(self, now: float, stragglers: Iterable[Straggler]) -> list[str]:
         """Return the lines to say now, given who was found to be late since the last time."""
@@ -86,7 +82,7 @@ class Speech:
         lines = []
         for each in stragglers:
             late_ms = f"{each.lag_s * 1e3:.0f} ms"
-            finding = self._warnings[each.rank] = name_fault(
+            finding = self.warnings[each.rank] = name_fault(
                 "AR409",
                 f"calls most collectives {late_ms} after all others, which lose up to {each.share:.0%} of their time",
                 node=self._scene.node_of(each.rank).name,

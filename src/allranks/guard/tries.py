@@ -131,7 +131,7 @@ class Tries:
         try:
             sock = socket.socket(_family(target.address), socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
         except OSError as exc:
-            self._tell(target, now_s, error=_words(exc))
+            self._tell(target, now_s, error=exc.strerror or str(exc))
             return
         sock.setblocking(False)
         running = _Running(target, sock, now_s + within_s, within_s)
@@ -165,12 +165,12 @@ class Tries:
     def _look_for_acknowledgement(self, each: _Running, now_s: float) -> None:
         number = each.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if number and number not in _UNREACHABLE:
-            self._end(each, now_s, connects=True, error=_words(OSError(number, os.strerror(number))))
+            self._end(each, now_s, connects=True, error=os.strerror(number))
             return
         try:
             acked = each.pushed_bytes - read_unacked_bytes(each.sock)
         except OSError as exc:
-            self._end(each, now_s, connects=True, error=_words(exc))
+            self._end(each, now_s, connects=True, error=exc.strerror or str(exc))
             return
         if acked >= min(PASSED_BYTES, each.pushed_bytes) > 0:
             self._end(each, now_s, connects=True, carries=True)
@@ -203,7 +203,3 @@ def _key(target: TryTarget) -> tuple[int, str]:
 
 def _family(address: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in address else socket.AF_INET
-
-
-def _words(exc: OSError) -> str:
-    return exc.strerror or str(exc)

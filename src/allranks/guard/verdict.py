@@ -148,7 +148,7 @@ class Guard:
     @property
     def warnings(self) -> tuple[Finding, ...]:
         """What was found and did not end the job: stragglers. For the verdict, after the culprit."""
-        return self._speech.warnings
+        return tuple(self._speech.warnings.values())
 
     def judge(self, now_s: float) -> Judged | None:
         """Return the proven fault, None while there is none.
@@ -286,7 +286,7 @@ class Guard:
         if self._calls_version != self._scene.calls_version:
             self._calls_version = self._scene.calls_version
             found = mismatch.find_mismatch(self._scene)
-            if (found.key if found else None) != (self._mismatch.key if self._mismatch else None):
+            if found != self._mismatch:
                 self._mismatch_s = now
             self._mismatch = found
         if self._mismatch is None or now < self._mismatch_s + SETTLED_S:

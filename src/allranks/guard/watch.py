@@ -20,8 +20,8 @@ from pathlib import Path
 import msgspec
 
 from allranks.guard.tries import Door, Tries
-from allranks.guard.worker import Look, WatchedWorker
-from allranks.host import stacks
+from allranks.guard.worker import WatchedWorker
+from allranks.host.glance import Glance, render
 from allranks.host.net import read_interfaces
 from allranks.host.oom import OomWatch
 from allranks.host.sockets import SocketWatch
@@ -132,11 +132,11 @@ class Watch:
                 yield f"recorder_rank_{rank}.json", msgspec.json.format(data, indent=1)
         pids = {beat.pid: rank for rank, beat in self._last.items() if beat.state is not ProcessState.GONE and beat.pid}
         if pids:
-            look = Look(*pids)
-            look.thread.join(within_s)
-            for process in look.found:
+            glance = Glance(*pids)
+            glance.thread.join(within_s)
+            for process in glance.found:
                 if process.pid in pids:
-                    yield f"rank_{pids[process.pid]}.stack.txt", _render_stack(process).encode()
+                    yield f"rank_{pids[process.pid]}.stack.txt", render(process).encode()
 
     def close(self) -> None:
         """Close the sockets of tries, and let go of the kernel's log."""
@@ -220,14 +220,3 @@ def _as_entry(number: int, call: CallSeen) -> dict[str, object]:
         "time_created_ns": call.created_ns,
         "frames": [{"name": function, "filename": file, "line": int(line)}] if line.isdecimal() else [],
     }
-
-
-def _render_stack(process: stacks.Process) -> str:
-    """As py-spy prints it, so that whoever reads py-spy's dumps reads this."""
-    lines = [f"Process {process.pid}: state {process.state}, {process.cpu:.2f} cores"]
-    if process.problem:
-        lines.append(f"no stack: {process.problem}")
-    for number, thread in enumerate(process.threads):
-        lines += ["", f'Thread {process.pid if thread.is_main else number} (idle): "{thread.name}"']
-        lines += [f"    {frame.function} ({frame.file}:{frame.line})" for frame in thread.frames]
-    return "\n".join(lines) + "\n"

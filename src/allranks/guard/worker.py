@@ -11,15 +11,14 @@ py-spy is asked, in a thread and not often, where the main thread is now.
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from pathlib import Path
 from typing import TypeVar
 
 import msgspec
 
-from allranks.guard.inside.cell import Cell, CellRead, Written
-from allranks.host import stacks
+from allranks.guard.inside.cell import Cell, Written
+from allranks.host.glance import Glance
 from allranks.host.process import Seen, is_below, read_process
 from allranks.model.beat import (
     HELD_STATES,
@@ -76,7 +75,7 @@ class WatchedWorker:
         self._since_s = time.monotonic()
         self._told: tuple[int, _Told] = (0, _Told())
         self._told_lags: object = None
-        self._spy: Look | None = None
+        self._spy: Glance | None = None
         self._spied = ""
         """Where py-spy saw the main thread last."""
 
@@ -90,7 +89,8 @@ class WatchedWorker:
         at, at_for_s = told.at, _age_s(told.since_ns, now_ns) if told.since_ns else 0.0
         if silent_s is not None and silent_s > SILENT_S and seen.state is not ProcessState.GONE:
             at = self._spy_on(seen.pid) or at
-        call = _last_call(read)
+        called = _decode(read.call, CallSeen)  # what Python code called last
+        call = called and msgspec.structs.replace(called, is_done=read.is_call_done)
         called_ns = read.call.written_ns if read.call else 0
         groups = _groups(told, call, called_ns, now_ns)
         return RankBeat(
@@ -128,10 +128,10 @@ class WatchedWorker:
     def _spy_on(self, pid: int) -> str:
         """Return what the last look at this process came to, and look again where that is old."""
         if self._spy is None or self._spy.pids != (pid,):
-            self._spy, self._spied = Look(pid), ""
+            self._spy, self._spied = Glance(pid), ""
         self._spied = self._spy.place or self._spied
         if time.monotonic() - self._spy.began_s > SPY_EVERY_S:
-            self._spy = Look(pid)
+            self._spy = Glance(pid)
         return self._spied
 
     def _decode_told(self, written: Written | None) -> _Told:
@@ -144,12 +144,6 @@ class WatchedWorker:
             return ()
         self._told_lags = told.lags
         return tuple(told.lags)
-
-
-def _last_call(read: CellRead) -> CallSeen | None:
-    """What Python code called last; it is done where the call has come back."""
-    call = _decode(read.call, CallSeen)
-    return call and msgspec.structs.replace(call, is_done=read.is_call_done)
 
 
 def _groups(told: _Told, call: CallSeen | None, called_ns: int, now_ns: int) -> tuple[GroupSeen, ...]:
@@ -202,26 +196,3 @@ def _decode(written: Written | None, kind: type[_Kind]) -> _Kind | None:
 
 def _age_s(then_ns: int, now_ns: int) -> float:
     return max(0.0, (now_ns - then_ns) / 1e9)
-
-
-class Look:
-    """A look of py-spy at processes, in a thread of its own: one that does not come back is left alone."""
-
-    def __init__(self, *pids: int) -> None:
-        self.pids = pids
-        self.began_s = time.monotonic()
-        self.found: list[stacks.Process] = []
-        self.thread = threading.Thread(target=self._run, name="allranks-look", daemon=True)
-        self.thread.start()
-
-    def _run(self) -> None:
-        with contextlib.suppress(Exception):
-            self.found.extend(stacks.look(stacks.Wanted(pids=self.pids), node="").processes)
-
-    @property
-    def place(self) -> str:
-        """Where the main thread is in the user's code; empty: not known."""
-        threads = (thread for process in self.found for thread in process.threads if thread.is_main)
-        frames = (frame for thread in threads for frame in thread.frames if not stacks.is_library(frame.file))
-        frame = next(frames, None)
-        return f"{Path(frame.file).name}:{frame.line} in {frame.function}" if frame else ""

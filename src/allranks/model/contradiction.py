@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 
 from allranks.model.errors import IdentityError
 from allranks.model.finding import Confidence, Finding, Severity
+from allranks.model.world import Launcher, Level, World
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-    from allranks.model.world import World
 
 # The catalogue's labels (causes/job/script.py), which this floor cannot import; a test compares them.
 SLURM_ENV = "AR501 slurm-env"
@@ -67,6 +66,22 @@ def check_not_spawned(world: World) -> None:
                 f"started as {said['rank']} of {said['world_size']}: every process that it starts there would be that "
                 "rank; start one task per rank and call the training function directly, without mp.spawn"
             )
+
+
+def check_someone_starts_ranks(world: World) -> None:
+    """Refuse a rank that would be alone, although the launcher asks for several on its node, or there are more nodes.
+
+    Raises:
+        IdentityError: nobody starts the other ranks.
+    """
+    with finding_of_refusals(world.node_name):
+        if world.level is Level.NODE and world.num_nodes > 1 and world.processes not in (None, "1"):
+            raise IdentityError(
+                f"{world.launcher} starts one process a node and asks for {world.source_of('processes')}="
+                f"{world.processes}; start them with: allranks run SCRIPT"
+            )
+        if world.launcher is Launcher.NONE and world.num_job_nodes > 1:
+            raise IdentityError(f"{world.notes[0]}; on this one alone: allranks run --standalone")
 
 
 def check_no_launcher_inside(env: Mapping[str, str]) -> None:

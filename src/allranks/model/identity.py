@@ -27,13 +27,13 @@ from allranks.model.claims.nodes import claim_of_nodes
 from allranks.model.claims.ranks import (
     LOCAL,
     MOST_ID,
+    TORCHRUN,
     Claim,
     claim_of_ranks,
     claim_of_step,
     claim_of_torchrun,
     step_number,
 )
-from allranks.model.claims.ranks import TORCHRUN as TORCHRUN
 from allranks.model.claims.table import row_of
 from allranks.model.contradiction import NestedStartError, finding_of_refusals
 from allranks.model.errors import IdentityError
@@ -46,6 +46,11 @@ if TYPE_CHECKING:
 
 NODE_FILES = {Launcher.PALS: "PBS_NODEFILE", Launcher.LSF: "LSB_DJOB_RANKFILE"}
 """Variables with the path of a list of hosts, a line a slot; the launchers of ranks that say no more of the hosts."""
+_OF_WORKERS = {
+    *TORCHRUN.values(),
+    *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "MASTER_ADDR", "MASTER_PORT"),
+}
+"""What an agent gives its workers; all else has been judged by `allranks run` when it started them."""
 _NOTHING = Given()
 
 
@@ -144,6 +149,12 @@ def _num_job_nodes(env: Env, claim: Claim, listed: Mapping[str, tuple[str, ...]]
             (Count(max(1, len(hosts) - (v == "LSB_DJOB_RANKFILE")), v) for v, hosts in listed.items() if hosts), None
         )
     return job or claim.numbers["num_nodes"]
+
+
+def env_of_worker(env: Mapping[str, str]) -> dict[str, str]:
+    """Return of the environment of a worker of `allranks run` what says who it is."""
+    node = {"SLURMD_NODENAME": env.get("ALLRANKS_NODE", "")}
+    return {name: value for name, value in env.items() if name in _OF_WORKERS} | node
 
 
 def check_one_agent_per_node(world: World) -> None:

@@ -79,6 +79,11 @@ class World:
         """Whether a launcher gave this process its place, so that no flag has to; torchrun's workers have an agent."""
         return self.launcher not in (Launcher.NONE, Launcher.TORCHRUN)
 
+    @property
+    def is_alone(self) -> bool:
+        """Whether this process is the whole job, unless it starts others."""
+        return self.launcher is Launcher.NONE or (self.level is Level.NODE and self.num_nodes == 1)
+
     def source_of(self, name: str) -> str:
         """Return the variable that a value comes from."""
         return next((setting.source for setting in self.settings if setting.name == name), name)

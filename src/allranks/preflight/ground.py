@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import socket
 import sys
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,6 +33,21 @@ class Ground:
 
     values: dict[str, str]
     listener: socket.socket | None
+
+    @contextlib.contextmanager
+    def in_environment(self) -> Iterator[None]:
+        """Have the values in the environment, and everything as it was afterwards."""
+        before = {name: os.environ.get(name) for name in self.values}
+        os.environ.update(self.values)
+        try:
+            yield
+        finally:
+            self.release_port()
+            for name, value in before.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
 
     def release_port(self) -> None:
         """Let go of the socket that rank 0's store has been given; safe to call twice."""

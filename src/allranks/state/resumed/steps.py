@@ -45,10 +45,7 @@ class StepLost(AllranksError, SystemExit):
     """A collective failed inside a step: another rank is gone or unreachable. Uncaught, it ends the process with 1."""
 
     exit_code = Exit.USER_CODE
-
-    def __init__(self, message: str) -> None:
-        super().__init__(message)
-        self.code = int(self.exit_code)
+    code = int(exit_code)
 
 
 def is_collective_failure(error: BaseException) -> bool:

@@ -312,8 +312,16 @@ class Tracked:
         per_rank = {"rng": rng.capture(), "feed": self._feed.state_dict() if self._feed else None}
         if self._accumulates:
             per_rank["gradients"] = self._parts.gradients()
+        common = {
+            "step": self.step,
+            "epochs": self._epochs,
+            "threads": torch.get_num_threads(),
+            "experiment": self._experiment,
+            "feed": {"epoch": self._feed.epoch if self._feed else 0},
+            "parts": self._parts.state(),
+        }
         agree = self._agreement.can_all
-        stall = self.checkpoints.save(self.step, self._common(), per_rank, agree=agree, patience_s=patience_s)
+        stall = self.checkpoints.save(self.step, common, per_rank, agree=agree, patience_s=patience_s)
         self._saved = self._place
         self._telling.phase("training")
         return stall
@@ -322,16 +330,6 @@ class Tracked:
         is_written = self.checkpoints.wait()
         self._telling.save_done(self.checkpoints.last_complete)
         return is_written
-
-    def _common(self) -> dict[str, Any]:
-        return {
-            "step": self.step,
-            "epochs": self._epochs,
-            "threads": torch.get_num_threads(),
-            "experiment": self._experiment,
-            "feed": {"epoch": self._feed.epoch if self._feed else 0},
-            "parts": self._parts.state(),
-        }
 
     def _leave(self, why: str) -> None:
         self._telling.phase("leaving")

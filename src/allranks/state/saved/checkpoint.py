@@ -40,7 +40,7 @@ from allranks.state.saved.link import WriterGoneError, WriterLink
 from allranks.state.saved.manifest import Damaged
 from allranks.state.saved.pack import Packer, Piece, StateError
 from allranks.state.saved.parts import list_checkpoints
-from allranks.state.saved.reader import await_writers, read_checkpoint
+from allranks.state.saved.reader import Loaded, await_writers, read_checkpoint
 from allranks.state.saved.snapshot import Snapshot
 from allranks.state.saved.tidy import KEEP_AT_LEAST
 
@@ -54,20 +54,6 @@ GIVEN_UP_S = 15.0
 
 class CheckpointError(SetupError):
     """There are checkpoints, and none of them can be read: beginning anew in silence would be worse."""
-
-
-@dataclass(frozen=True, slots=True)
-class Loaded:
-    """The newest checkpoint that is whole, the same on all ranks."""
-
-    step: int
-    directory: Path
-    common: Any
-    """As it was given to `save`, tensors on the CPU. Sharded tensors: see `Checkpointer.load`."""
-    per_rank: Any
-    """This rank's own; None where another number of ranks wrote it."""
-    world_size: int
-    """How many ranks wrote it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +148,11 @@ class Checkpointer:
         names = json.loads(self.ranks.tell_all(f"{key}: the checkpoints there are", json.dumps(names)))
         for index, name in enumerate(names):
             directory = self.directory / name
-            loaded, why, to_send = self._try(directory, like, is_read_once=share is not None)
+            loaded, to_send, why = None, list[torch.Tensor](), ""
+            try:
+                loaded, to_send = read_checkpoint(directory, self.membership, like=like, is_read_once=share is not None)
+            except (Damaged, OSError) as exc:
+                why = str(exc)
             words = self.ranks.collect(f"{key}: what is read of {name} ({index})", why)
             faults = [f"rank {rank} reads {word}" for rank, word in enumerate(words) if word]
             why = self.ranks.tell_all(f"{key}: whether {name} is whole ({index})", next(iter(faults), ""))
@@ -180,19 +170,6 @@ class Checkpointer:
                 f"{skipped[-len(names)][1]}; move them away to begin anew"
             )
         return None
-
-    def _try(
-        self, directory: Path, like: object, *, is_read_once: bool
-    ) -> tuple[Loaded | None, str, Sequence[torch.Tensor]]:
-        """Read one checkpoint, or say what is wrong with it."""
-        rank, world_size = self.membership.rank, self.membership.world_size
-        try:
-            manifest, common, own, to_send = read_checkpoint(
-                directory, rank=rank, world_size=world_size, like=like, is_read_once=is_read_once
-            )
-        except (Damaged, OSError) as exc:
-            return None, str(exc), ()
-        return Loaded(manifest.step, directory, common, own, manifest.world_size), "", to_send
 
     def _tell_skipped(self, skipped: list[tuple[Path, str]], instead: str) -> None:
         for directory, why in skipped if self.membership.is_leader else ():
@@ -229,10 +206,10 @@ class Checkpointer:
         began_s = time.perf_counter()
         why = self._make_room(self._skip_after_s if patience_s is None else patience_s)
         waited_s = time.perf_counter() - began_s
-        laid_out: tuple[bytes, list[Piece], int] = b"", [], 0
+        header, pieces, size_bytes = b"", list[Piece](), 0
         if not why:
             try:
-                laid_out = self._lay_out(common, per_rank)
+                header, pieces, size_bytes = self._lay_out(common, per_rank)
             except StateError as exc:
                 why = str(exc)
             except (OSError, MemoryError) as exc:
@@ -248,7 +225,6 @@ class Checkpointer:
                 self._fail(step, f"rank {rank}: {words[rank]}" if len(words) > 1 else why)
             return Stall(0.0, time.perf_counter() - began_s)
         assert self._snapshot is not None
-        header, pieces, size_bytes = laid_out
         self._snapshot.fill(header, pieces)
         self._steps[name] = step
         self._ask(step, {"attempt": {"step": step, "name": name}, "size_bytes": size_bytes})

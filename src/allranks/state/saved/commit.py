@@ -41,14 +41,13 @@ from allranks.state.saved.manifest import (
     Manifest,
     Part,
     final_name,
-    parse_final,
     part_from_json,
     part_name,
     part_to_json,
     report_name,
     temp_name,
 )
-from allranks.state.saved.parts import PartReader, read_manifest
+from allranks.state.saved.parts import PartReader, list_checkpoints, read_manifest
 
 PATIENCE_S = 600.0
 """How long the coordinator waits without any other part coming on: a rank may be evaluating before it saves."""
@@ -260,12 +259,10 @@ def watch_outcome(attempt: Attempt, should_stop: Callable[[], bool]) -> bool | N
             return None
         time.sleep(pause_s)
         pause_s = min(pause_s * 2, _POLL_S[1])
-    for path in attempt.root.iterdir():
-        place = parse_final(path.name)
-        if place and place[0] == attempt.step:
-            with contextlib.suppress(Damaged):
-                if read_manifest(path).attempt == attempt.name:
-                    return True
+    for path in list_checkpoints(attempt.root):
+        with contextlib.suppress(Damaged):
+            if read_manifest(path).attempt == attempt.name:
+                return True
     return False
 
 

@@ -61,7 +61,7 @@ def try_directory(directory: Path) -> list[Step]:
 
 
 def _try_all(place: Path) -> list[Step]:
-    said: list[str] = []
+    said = ["nothing was said"]
     told, killed_s = _train_and_be_killed(place)
     if "why" in told:
         return [Step("write", False, told["why"])]
@@ -79,19 +79,19 @@ def _try_all(place: Path) -> list[Step]:
     deadline_s = time.monotonic() + FINISH_S
     while not (place / "step_2").exists() or any(place.glob("*/rank_*.json")):
         if time.monotonic() > deadline_s:
-            note = f"its writer did not finish in {FINISH_S:.0f} s after the trainer was killed; {_last(said)}"
+            note = f"its writer did not finish in {FINISH_S:.0f} s after the trainer was killed; {said[-1]}"
             return [*steps, Step("kill", False, note)]
         time.sleep(0.02)
     steps.append(Step("kill", True, f"trainer killed {killed_s * 1000:.0f} ms into a save; its writer finished it"))
     began_s = time.monotonic()
     if load() != 2:
-        return [*steps, Step("load", False, f"what was written is not what is read: {_last(said)}")]
+        return [*steps, Step("load", False, f"what was written is not what is read: {said[-1]}")]
     steps.append(Step("load", True, f"step 2 as it was saved, verified in {time.monotonic() - began_s:.2f} s"))
     with (place / "step_2" / part_name(0)).open("r+b") as file:
         byte = os.pread(file.fileno(), 1, SIZE_BYTES // 2)[0]
         os.pwrite(file.fileno(), bytes([byte ^ 1]), SIZE_BYTES // 2)
     if load() != 1:
-        return [*steps, Step("alter", False, f"one flipped bit: {_last(said)}")]
+        return [*steps, Step("alter", False, f"one flipped bit: {said[-1]}")]
     return [*steps, Step("alter", True, "one flipped bit: step 2 is refused, step 1 is taken")]
 
 
@@ -116,12 +116,12 @@ def _train_and_be_killed(place: Path) -> tuple[dict[str, Any], float]:
 
 
 def _train(place: Path, told: int) -> None:
-    said: list[str] = []
+    said = ["nothing was said"]
     checkpoints = Checkpointer(place, say=said.append)
     checkpoints.save(0, _state(0), wait=True)  # the first one also makes the memory
     stall = checkpoints.save(1, _state(1), wait=True)
     is_fine = checkpoints.last_complete == 1
-    answer = {"stall_s": stall.copy_s, "write_s": checkpoints.write_s} if is_fine else {"why": _last(said)}
+    answer = {"stall_s": stall.copy_s, "write_s": checkpoints.write_s} if is_fine else {"why": said[-1]}
     os.write(told, json.dumps(answer).encode() + b"\n")
     if not is_fine:
         return
@@ -132,10 +132,6 @@ def _train(place: Path, told: int) -> None:
 
 def _state(step: int) -> dict[str, torch.Tensor]:
     return {"weights": torch.full((SIZE_BYTES // 4,), float(step))}
-
-
-def _last(said: list[str]) -> str:
-    return said[-1] if said else "nothing was said"
 
 
 def main() -> None:

@@ -220,7 +220,7 @@ class StateFile:
         Raises:
             Damaged: it has none, or one that does not match its checksum.
         """
-        self.reader, self._sharded = reader, sharded
+        self.reader, self._unpack_sharded = reader, sharded
         self.is_read = True
         """False: `unpack` makes tensors of the right size, and reads no bytes into them."""
         self.loaded: dict[str, torch.Tensor] = {}
@@ -277,9 +277,6 @@ class StateFile:
         if kind in _VALUES:
             return _VALUES[kind](first, *rest)
         return getattr(self, f"_unpack_{kind}")(first, *rest)
-
-    def _unpack_sharded(self, path: str) -> torch.Tensor:
-        return self._sharded(path)
 
     def _unpack_tensor(self, name: str, dtype: str, shape: list[int]) -> torch.Tensor:
         loaded = self.loaded[name] = self.loaded[name] if name in self.loaded else self.read(name, dtype, shape)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from allranks.state.saved.manifest import Damaged, Manifest, parse_temp
+from allranks.model.membership import Membership
+from allranks.state.saved.manifest import Damaged, parse_temp
 from allranks.state.saved.pack import StateFile
 from allranks.state.saved.parts import PartReader, list_checkpoints, read_manifest
 from allranks.state.saved.tidy import look_at_writers
@@ -23,7 +25,21 @@ NEW_WRITERS_S = 0.5
 """The same where the directory is so new, or so old, that nobody has written into it."""
 
 
-class CheckpointReader:
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """The newest checkpoint that is whole, the same on all ranks."""
+
+    step: int
+    directory: Path
+    common: Any
+    """As it was given to `save`, tensors on the CPU. Sharded tensors: see `Checkpointer.load`."""
+    per_rank: Any
+    """This rank's own; None where another number of ranks wrote it."""
+    world_size: int
+    """How many ranks wrote it."""
+
+
+class CheckpointReader(ExitStack):
     """One checkpoint, whose parts are opened when they are needed."""
 
     def __init__(self, directory: Path) -> None:
@@ -32,9 +48,9 @@ class CheckpointReader:
         Raises:
             Damaged: it has none that can be believed.
         """
+        super().__init__()
         self.manifest = read_manifest(directory)
         self._directory = directory
-        self._stack = ExitStack()
         self._parts: dict[int, StateFile] = {}
         self._sharded: dict[str, torch.Tensor] = {}
 
@@ -45,7 +61,7 @@ class CheckpointReader:
             Damaged: it is not what was written.
         """
         if rank not in self._parts:
-            reader = self._stack.enter_context(PartReader(self._directory, self.manifest.parts[rank]))
+            reader = self.enter_context(PartReader(self._directory, self.manifest.parts[rank]))
             self._parts[rank] = StateFile(reader, self._sharded.__getitem__)
         return self._parts[rank]
 
@@ -68,39 +84,33 @@ class CheckpointReader:
             near = sorted(range(num), key=lambda index: abs((index + 0.5) / num - (rank + 0.5) / world_size))
             self._sharded |= load_sharded(tensors, map(self.part, near), dict(find_sharded(like, path)))
 
-    def __enter__(self) -> CheckpointReader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
 
 def read_checkpoint(
-    directory: Path, *, rank: int, world_size: int, like: object, is_read_once: bool = False
-) -> tuple[Manifest, Any, Any, list[torch.Tensor]]:
-    """Return manifest, common state, this rank's own, tensors to send; all ranks together verify all of its bytes.
+    directory: Path, membership: Membership, *, like: object, is_read_once: bool
+) -> tuple[Loaded, list[torch.Tensor]]:
+    """Return what is in it for this rank, and tensors to send; all ranks together verify all of its bytes.
 
     Args:
         directory: of the checkpoint.
-        rank: of this process.
-        world_size: of this run, which may be another than the one that wrote it.
+        membership: of this run, whose size may be another than that of the one that wrote it.
         like: the live common state, into whose DTensors sharded ones are read.
         is_read_once: rank 0 alone reads the common tensors; the others' are as large, and wait for its bytes.
     Raises:
         Damaged: something is not what was written.
     """
+    rank, world_size = membership.rank, membership.world_size
     with CheckpointReader(directory) as checkpoint:
         checkpoint.load_sharded("common", like, rank=rank, world_size=world_size)
         first = checkpoint.part(0)
         first.is_read = rank == 0 or not is_read_once
         common = first.unpack(first.tree["common"])
         to_send = list(first.loaded.values()) if is_read_once else []
-        own = None
-        if checkpoint.manifest.world_size == world_size:
+        manifest, own = checkpoint.manifest, None
+        if manifest.world_size == world_size:
             own = checkpoint.part(rank).unpack(checkpoint.part(rank).tree["own"])
-        for index in range(rank, checkpoint.manifest.world_size, world_size):
+        for index in range(rank, manifest.world_size, world_size):
             checkpoint.part(index).reader.verify_rest()
-        return checkpoint.manifest, common, own, to_send
+        return Loaded(manifest.step, directory, common, own, manifest.world_size), to_send
 
 
 def await_writers(root: Path, say: Callable[[str], None]) -> list[tuple[Path, str]]:

@@ -83,7 +83,8 @@ def load_sharded(
         Damaged: a shard is missing, or not what was written. DCP would leave the tensor as it happens to be.
     """
     targets = {path: _target(described, like) for path, described in tensors.items()}
-    missing = {path: size for path, target in targets.items() if (size := _local(target).numel())}
+    local = {path: own.to_local() if isinstance(own, DTensor) else own for path, own in targets.items()}
+    missing = {path: size for path, own in local.items() if (size := own.numel())}
     found: dict[str, dict[tuple[int, ...], tuple[StateFile, list[Any]]]] = {path: {} for path in missing}
     for part in parts if missing else ():
         shards = [shard for shard in part.tree["shards"] if shard[0] in missing]
@@ -135,10 +136,6 @@ def _read(item: ReadItem, target: torch.Tensor, part: StateFile, shard: list[Any
     for dim, (start, length) in enumerate(zip(item.storage_offsets, item.lengths, strict=True)):
         saved = saved.narrow(dim, start, length)
     target.detach().copy_(saved)
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def find_sharded(value: object, path: str) -> Iterator[tuple[str, DTensor]]:

@@ -1,0 +1,49 @@
+"""Where are these processes now, asked of py-spy while the asker goes on? What came of it, and as people read it.
+
+glance = Glance(4711)
+glance.thread.join(within_s)        # or not
+glance.place                        # "train.py:12 in step"
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from pathlib import Path
+
+from allranks.host import stacks
+
+
+class Glance:
+    """A look of py-spy at processes, in a thread of its own: one that does not come back is left alone."""
+
+    def __init__(self, *pids: int) -> None:
+        self.pids = pids
+        self.began_s = time.monotonic()
+        self.found: list[stacks.Process] = []
+        self.thread = threading.Thread(target=self._run, name="allranks-look", daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        with contextlib.suppress(Exception):
+            self.found.extend(stacks.look(stacks.Wanted(pids=self.pids), node="").processes)
+
+    @property
+    def place(self) -> str:
+        """Where the main thread is in the user's code; empty: not known."""
+        threads = (thread for process in self.found for thread in process.threads if thread.is_main)
+        frames = (frame for thread in threads for frame in thread.frames if not stacks.is_library(frame.file))
+        frame = next(frames, None)
+        return f"{Path(frame.file).name}:{frame.line} in {frame.function}" if frame else ""
+
+
+def render(process: stacks.Process) -> str:
+    """Return a stack as py-spy prints it, so that whoever reads py-spy's dumps reads this."""
+    lines = [f"Process {process.pid}: state {process.state}, {process.cpu:.2f} cores"]
+    if process.problem:
+        lines.append(f"no stack: {process.problem}")
+    for number, thread in enumerate(process.threads):
+        lines += ["", f'Thread {process.pid if thread.is_main else number} (idle): "{thread.name}"']
+        lines += [f"    {frame.function} ({frame.file}:{frame.line})" for frame in thread.frames]
+    return "\n".join(lines) + "\n"
