@@ -1,23 +1,37 @@
 """What does the guard cost inside a worker: processor time of the beat thread, time with the GIL, and wall time?
 
 python benchmarks/beat_cost.py [--pairs 20] [--device cuda]
+python benchmarks/beat_cost.py --group 2 [--rounds 7] [--steps 2000]      what all of allranks costs a group of ranks
 
 One rank trains in steps of 10 ms (DDP on a small model, and a collective from Python). Blocks of 2 s with and without
 the guard alternate, in random order within each pair. The ratio of their median steps has a 95 % confidence interval
 over the pairs; processor time and time with the GIL are the beat thread's own.
+
+With --group, jobs of `allranks run` and of torchrun alternate, in random order within each round. Both train the same
+model with Gloo, and each step multiplies matrices for 10 ms. Below `allranks run` the script uses a session: agent,
+heartbeats, agreement between the ranks, `s.ddp`, and four checkpoints in the measured steps. Below torchrun it uses
+torch's DDP and saves nothing. Processor time is the kernel's (/proc/PID/stat), from the same step to the same step.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import itertools
+import json
 import math
 import os
 import random
 import statistics
 import subprocess
 import sys
+import tempfile
+import threading
 import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import allranks
 from allranks.guard.inside.cell import Cell
@@ -27,6 +41,8 @@ STEP_S = 0.010
 BLOCK_S = 2.0
 WARM_UP_STEPS = 2500
 """More than the recorder keeps: its dumps are then as long as they get."""
+KINDS = {"-m allranks.state.saved.writer": "writers", "--train": "workers"}
+"""What a process is, by words of its command line."""
 
 
 def main() -> None:
@@ -34,9 +50,19 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=20)
     parser.add_argument("--device", default="cpu", help="cuda: NCCL, and kernels on the GPU")
     parser.add_argument("--inside", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--group", type=int, metavar="RANKS", help="measure everything that allranks costs a group")
+    parser.add_argument("--rounds", type=int, default=7, help="of --group: one job of each launcher a round")
+    parser.add_argument("--steps", type=int, default=2000, help="of --group: those measured of each job")
+    parser.add_argument("--train", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.inside:
         measure(arguments.pairs, arguments.device)
+        return
+    if arguments.train:
+        train(Path(arguments.train[0]), *map(int, arguments.train[1:]))
+        return
+    if arguments.group:
+        compare_launchers(arguments.group, arguments.rounds, arguments.steps)
         return
     cell = Cell.create()
     path = os.pathsep.join([str(SITE), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -141,6 +167,168 @@ def cost_of_a_call(dist: object, tensor: object, teller: object, cell: object) -
         dist.all_reduce(tensor)  # type: ignore[attr-defined]
         times[is_on].append(time.perf_counter_ns() - began_ns)
     return statistics.median(times[True]) - statistics.median(times[False])
+
+
+# The cost of everything, in a group
+
+
+def compare_launchers(num_ranks: int, num_rounds: int, num_steps: int) -> None:
+    import torch
+
+    torch.set_num_threads(1)
+    matrix, num_products = torch.ones(256, 256), 500
+    began_s = time.process_time()
+    for _ in range(num_products):
+        matrix @ matrix
+    num_products = max(1, round(STEP_S * num_products / (time.process_time() - began_s)))
+    rounds = []
+    for number in range(num_rounds):
+        kinds = ["allranks", "torchrun"]
+        random.shuffle(kinds)
+        rounds.append({kind: run_job(kind, num_ranks, num_steps, num_products) for kind in kinds})
+        ratio = rounds[-1]["allranks"]["step"] / rounds[-1]["torchrun"]["step"]
+        print(f"round {number + 1}: ratio of the steps {ratio:.3f}, load {os.getloadavg()[0]:.1f}", flush=True)
+    print(f"{num_ranks} ranks, {num_rounds} rounds of {num_steps} steps, a save every {num_steps // 4} steps")
+    print(f"{'median over the rounds':44} {'allranks':>12} {'torchrun':>12}   ratio of a round (quartiles)")
+    for name, unit in {
+        "step": "ms", "processor time of a step, all processes": "ms", "agent": "% of a core",
+        "workers": "% of a core", "beat threads": "% of a core", "writers": "% of a core", "agreement": "% of the time",
+        "saves, stall": "% of the time",
+    }.items():  # fmt: skip
+        allranks, torchrun = ([one[kind].get(name, 0.0) for one in rounds] for kind in ("allranks", "torchrun"))
+        line = f"  {name + ', ' + unit:42} {statistics.median(allranks):12.3f} {statistics.median(torchrun):12.3f}"
+        if unit == "ms" and num_rounds > 1:
+            low, middle, high = statistics.quantiles(map(lambda a, b: a / b, allranks, torchrun), method="inclusive")
+            line += f"   {middle:.3f} ({low:.3f} to {high:.3f})"
+        print(line)
+
+
+def run_job(kind: str, num_ranks: int, num_steps: int, num_products: int) -> dict[str, float]:
+    """What one job cost: ms of a step, and percent of the measured time or of a core."""
+    launcher = ["allranks", "run", "--checkpoint-every", str(num_steps // 4)]
+    launcher = launcher if kind == "allranks" else ["torch.distributed.run", "--standalone"]
+    with tempfile.TemporaryDirectory() as folder, Path(folder, "log").open("w") as log:
+        command = [sys.executable, "-m", *launcher, f"--nproc-per-node={num_ranks}", str(Path(__file__).absolute())]
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+        arguments = ["--train", folder, str(num_steps), str(num_products)]
+        job = subprocess.Popen([*command, *arguments], cwd=folder, env=env, stdout=log, stderr=log)
+        looks = []
+        for name in ("began", "ended"):
+            while not Path(folder, name).exists():
+                if job.poll() is not None:
+                    sys.exit(f"{kind} ended with {job.returncode}:\n{Path(folder, 'log').read_text()}")
+                time.sleep(0.005)
+            looks.append(cpu_seconds(job.pid))
+            Path(folder, f"{name}.seen").touch()
+        if job.wait():
+            sys.exit(f"{kind} ended with {job.returncode}:\n{Path(folder, 'log').read_text()}")
+        ranks = [json.loads(path.read_text()) for path in Path(folder).glob("rank_*.json")]
+    wall_s = ranks[0]["wall_s"]
+    spent = {kind: 100 * (looks[1][kind] - looks[0][kind]) / wall_s for kind in looks[1]}
+    return spent | {
+        "step": 1000 * wall_s / num_steps,
+        "processor time of a step, all processes": 10 * sum(spent.values()) * wall_s / num_steps,
+        "beat threads": 100 * sum(rank["beat_s"] for rank in ranks) / wall_s,
+        # The rank that waited least: the others' time is that of waiting for it, as in any collective.
+        "agreement": 100 * min(rank["agreement_s"] for rank in ranks) / wall_s,
+        "saves, stall": 100 * max(rank["save_s"] for rank in ranks) / wall_s,
+    }
+
+
+def cpu_seconds(launcher: int) -> dict[str, float]:
+    """Processor time of a launcher and of all processes below it, until now, by their kind."""
+    spent: dict[str, float] = defaultdict(float)
+    pids = [launcher]
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+            words = Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+            kind = next((kind for sign, kind in KINDS.items() if sign in words and pid != launcher), "agent")
+            # With that of children that have ended.
+            spent[kind] += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
+            for task in Path(f"/proc/{pid}/task").iterdir():
+                pids += map(int, (task / "children").read_text().split())
+    return spent
+
+
+def train(folder: Path, num_steps: int, num_products: int) -> None:
+    """One rank of a job: the same training with and without a session."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+    first = num_steps * 3 // 8  # after the first save, which also starts the writers
+    spent_s: dict[str, float] = defaultdict(float)
+    dataset, matrix = TensorDataset(torch.ones(1 << 16, 64)), torch.ones(256, 256)
+    net = torch.nn.Sequential(torch.nn.Linear(64, 512), torch.nn.ReLU(), torch.nn.Linear(512, 256))
+    with contextlib.ExitStack() as stack:
+        batches: Iterator[Any]
+        if "ALLRANKS_AGENT_PID" in os.environ:
+            from allranks.state.resumed.agree import Agreement
+            from allranks.state.saved.checkpoint import Checkpointer
+
+            Agreement.reach = timed(Agreement.reach, "agreement_s", spent_s)  # type: ignore[method-assign]
+            Checkpointer.save = timed(Checkpointer.save, "save_s", spent_s)  # type: ignore[method-assign]
+            session = stack.enter_context(allranks.session(backend="gloo"))
+            model = session.ddp(net)
+            optimizer = torch.optim.AdamW(model.parameters())
+            sampler = session.sampler(dataset, global_batch_size=8 * session.world_size, seed=1)
+            state = session.track(model=model, optimizer=optimizer, sampler=sampler)
+            batches = state.steps(DataLoader(dataset, batch_sampler=sampler), total=first + num_steps + 1)
+        else:
+            dist.init_process_group("gloo")
+            stack.callback(dist.destroy_process_group)
+            model = DistributedDataParallel(net)
+            optimizer = torch.optim.AdamW(model.parameters())
+            loader = DataLoader(dataset, batch_size=8, sampler=DistributedSampler(dataset))
+            batches = map(contextlib.nullcontext, itertools.chain.from_iterable(itertools.repeat(loader)))
+        rank, began, began_s = dist.get_rank(), dict[str, float](), 0.0
+        for number in range(first + num_steps + 1):
+            with next(batches) as (inputs,):
+                if number in (first, first + num_steps):
+                    spent_s["beat_s"] = beat_seconds()
+                    told = {name: spent_s[name] - began.get(name, 0.0) for name in ("beat_s", "agreement_s", "save_s")}
+                    told["wall_s"] = time.perf_counter() - began_s
+                    name = "began" if number == first else "ended"
+                    began, began_s = dict(spent_s), tell(folder, name, rank, told)
+                model(inputs).sum().backward()
+                for _ in range(num_products):
+                    matrix @ matrix
+                optimizer.step()
+                optimizer.zero_grad()
+        next(batches, None)
+
+
+def tell(folder: Path, name: str, rank: int, told: dict[str, float]) -> float:
+    """Have the processor time read while all ranks wait, and return when they go on."""
+    import torch.distributed as dist
+
+    (folder / f"rank_{rank}.json").write_text(json.dumps(told))
+    dist.barrier()
+    if rank == 0:
+        (folder / name).touch()
+        while not (folder / f"{name}.seen").exists():
+            time.sleep(0.002)
+    dist.barrier()
+    return time.perf_counter()
+
+
+def timed(call: Callable[..., Any], name: str, spent_s: dict[str, float]) -> Callable[..., Any]:
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        began_s = time.perf_counter()
+        try:
+            return call(*args, **kwargs)
+        finally:
+            spent_s[name] += time.perf_counter() - began_s
+
+    return wrapped
+
+
+def beat_seconds() -> float:
+    """Processor time of this worker's beat thread; 0 where it has none."""
+    threads = [thread for thread in threading.enumerate() if thread.name == "allranks-beat"]
+    return sum(time.clock_gettime(time.pthread_getcpuclockid(thread.ident or 0)) for thread in threads)
 
 
 if __name__ == "__main__":

@@ -6,12 +6,15 @@ python benchmarks/random_kills.py --ranks 3,2,3 --kills 20     the size changes 
 python benchmarks/random_kills.py --ranks 3 --kills 20 --launcher    restarts are those of `allranks run`
 python benchmarks/random_kills.py --ranks 3 --kills 200 --launcher --full --signals KILL,STOP --into DIR --minutes 9
                         everything that a training has; again and again, until it says how many were bit-identical
+python benchmarks/random_kills.py --ranks 3 --kills 20 --full --amp      autocast and a GradScaler, too
+python benchmarks/random_kills.py --ranks 3 --kills 20 --full --amp --every 0 --total 600 --pause-s 0.2 --lead-s 90
+                        allranks chooses the interval between checkpoints: the first one comes after a minute
 
 A run goes through as many lives as it is killed; in each one a random rank gets SIGKILL at a random instant
 (start-up, steps and saves included), with its writer in one of two, then the rest is ended, and the next life begins.
-When a run has reached its end its weights, optimizer, EMA and samples are held against the uninterrupted run's, and
-another run begins, until there were enough kills. Without `--launcher` workers are forked from this process, which has
-torch imported already, and the newest checkpoint must load after every kill.
+When a run has reached its end its weights, optimizer, EMA, GradScaler and samples are held against the uninterrupted
+run's, and another run begins, until there were enough kills. Without `--launcher` workers are forked from this process,
+which has torch imported already, and the newest checkpoint must load after every kill.
 """
 
 from __future__ import annotations
@@ -44,7 +47,7 @@ SCRIPT = Path(__file__).parents[1] / "tests" / "scripts" / "exact_train.py"
 for _module in ("torch._dynamo", "allranks.session", "allranks.state.resumed.begin"):
     importlib.import_module(_module)  # once, for all workers: DDP alone imports 800 modules when it is made
 LIFE_S = 300.0
-"""Deadline of one life: a hang is a failure, too."""
+"""Deadline of one life, without its pauses: a hang is a failure, too."""
 GIVES_UP = re.compile(r"AR509 |failed \d+ times without progress")
 """What `allranks run` says where it ends repeats; it is started again then."""
 FAST_GUARD = "[guard]\nbeat_s = 0.2\ngone_s = 5\nstopped_s = 2\n"
@@ -72,6 +75,7 @@ class Course:
     out: Path
     sizes: Sequence[int]
     options: Sequence[str]
+    life_s: float = LIFE_S
 
     def size(self, life: int) -> int:
         return self.sizes[life % len(self.sizes)]
@@ -139,7 +143,7 @@ def live(course: Course, life: int, *, kill_after_s: float | None, chance: rando
                     os.kill(pid, signal.SIGKILL)
             whom = f"rank {ranks[victim]}{' and its writer' * bool(writers)}"
             end, end_at_s = f"{whom} killed", now_s + chance.choice([0.0, 0.05, 0.6])
-        if now_s - started_s > LIFE_S:
+        if now_s - started_s > course.life_s:
             end, end_at_s = end or "hang", now_s
         if end_at_s is not None and now_s >= end_at_s:
             for pid in ranks:
@@ -194,7 +198,7 @@ def strike_until_end(
                 show(f"life {life}: SIG{name}, {told.kills} of {options.kills}")
                 keep_told(told, course.out.parent)
             life, began_s = life + 1, time.monotonic()
-        if time.monotonic() - began_s > LIFE_S:
+        if time.monotonic() - began_s > course.life_s:
             told.wrong.append(f"{course.out}: the job hangs in life {life}")
         if told.wrong or is_time_up(options):
             job.terminate()
@@ -272,7 +276,7 @@ def compare(course: Course, reference: Course, told: Told) -> None:
     told.largest_difference = max(told.largest_difference, difference)
     is_identical = all(torch.equal(mine[name], its[name]) for name in its)
     told.identical += is_identical
-    what = f"{len(its)} tensors of model, optimizer and EMA"
+    what = f"{len(its)} values of model, optimizer, EMA and GradScaler"
     show(f"{course.out.name} is done: {what} {'bit-identical' if is_identical else f'differ by {difference:.3g}'}")
     if not is_identical and len(set(course.sizes)) == 1:
         told.wrong.append(f"{course.out}: weights differ by {difference:.3g}")
@@ -281,9 +285,9 @@ def compare(course: Course, reference: Course, told: Told) -> None:
 
 
 def tensors_of(state: object, where: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """All tensors in a state, with the path to each."""
-    if isinstance(state, torch.Tensor):
-        yield where, state
+    """All tensors and numbers in a state, as tensors, with the path to each."""
+    if isinstance(state, torch.Tensor | float | int):
+        yield where, torch.as_tensor(state)
     for key, value in state.items() if isinstance(state, dict) else ():
         yield from tensors_of(value, f"{where}/{key}")
 
@@ -321,13 +325,15 @@ def main() -> None:
     parser.add_argument("--ranks", default="3", help="one number, or one for each life in turn: 3,2,3")
     parser.add_argument("--kills", type=int, default=20)
     parser.add_argument("--total", type=int, default=400, help="steps of a run")
-    parser.add_argument("--every", type=int, default=7, help="steps between checkpoints")
+    parser.add_argument("--every", type=int, default=7, help="steps between checkpoints; 0: allranks chooses")
     parser.add_argument("--lead-s", type=float, default=1.2, help="most seconds from a life's first step to its kill")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--workers", type=int, default=0, help="of the DataLoader")
     parser.add_argument("--launcher", action="store_true", help="restarts are those of `allranks run`")
     parser.add_argument("--signals", default="KILL", help="KILL,STOP: one of them at random; STOP with --launcher only")
     parser.add_argument("--full", action="store_true", help="BatchNorm, EMA, clipping, micro-batches, 2 loader workers")
+    parser.add_argument("--amp", action="store_true", help="autocast to bfloat16, and a GradScaler; one size only")
+    parser.add_argument("--pause-s", type=float, default=0.0, help="after each step, so that a run takes longer")
     parser.add_argument("--into", type=Path, help="directory to work in; the same one again goes on where it stopped")
     parser.add_argument("--minutes", type=float, default=1e9, help="stop after so long; --into goes on later")
     parser.add_argument("--unpinned", action="store_true", help="torch's own DDP, for comparison")
@@ -337,10 +343,14 @@ def main() -> None:
         parser.error("--signals STOP: only `allranks run` sees that a rank is stopped; say --launcher, too")
     options.until_s = time.monotonic() + 60 * options.minutes
     sizes = [int(size) for size in options.ranks.split(",")]
-    flags = ["--total", str(options.total), "--every", str(options.every)]
+    if options.amp and len(set(sizes)) > 1:
+        parser.error("--amp: with another number of ranks, bfloat16 sums differ by more than 1e-5")
+    life_s = LIFE_S + options.lead_s + options.total * options.pause_s
+    flags = ["--total", str(options.total), *(["--every", str(options.every)] if options.every else [])]
     flags += ["--full", "--micro", "4", "--batch", "32"] * options.full
     flags += ["--workers", str(max(options.workers, 2 * options.full))]
     flags += ["--noise"] * (len(set(sizes)) == 1) + ["--unpinned"] * options.unpinned
+    flags += ["--amp"] * options.amp + ["--pause-s", str(options.pause_s)] * (options.pause_s > 0)
     root = options.into or Path(tempfile.mkdtemp(prefix="kills-"))
     root = root.absolute()
     told = Told(**json.loads((root / "told.json").read_text())) if (root / "told.json").exists() else Told()
@@ -348,7 +358,7 @@ def main() -> None:
     os.environ |= {"OMP_NUM_THREADS": "1"}
     torch.set_num_threads(1)
 
-    reference = Course(root / "reference", sizes[:1], flags)
+    reference = Course(root / "reference", sizes[:1], flags, life_s)
     if not reference.is_done:
         reference.out.mkdir(parents=True)
         started_s = time.monotonic()
@@ -356,7 +366,7 @@ def main() -> None:
             sys.exit(f"the uninterrupted run: {end}; see {reference.out}")
         show(f"uninterrupted: {options.total} steps at {sizes[0]} ranks in {time.monotonic() - started_s:.1f} s")
     while told.kills < options.kills and not told.wrong and not is_time_up(options):
-        course = Course(root / f"run_{told.runs}", sizes, flags)
+        course = Course(root / f"run_{told.runs}", sizes, flags, life_s)
         if options.launcher:
             live_below_launcher(course, told, options, chance)
             told.runs += course.is_done

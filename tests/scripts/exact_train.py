@@ -1,10 +1,10 @@
 """A small training by session(), which writes down every sample it took and what the weights became.
 
 exact_train.py OUT [--total N] [--every K] [--noise] [--micro M] [--workers N] [--batch G] [--unpinned] [--pause-s S]
-              [--full]
+              [--full] [--amp]
 
 OUT/<life>/<rank>.pid and .steps (a line a step: its number and its samples), OUT/final.pt at the end: the states of
-model, optimizer and EMA. The life is EXACT_LIFE plus torchrun's count of restarts.
+model, optimizer, EMA and GradScaler. The life is EXACT_LIFE plus torchrun's count of restarts.
 """
 
 import argparse
@@ -60,6 +60,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=30)
     parser.add_argument("--unpinned", action="store_true", help="torch's own DDP")
     parser.add_argument("--full", action="store_true", help="with BatchNorm, EMA and clipping")
+    parser.add_argument("--amp", action="store_true", help="bfloat16 by autocast, and a GradScaler")
     parser.add_argument("--pause-s", type=float, default=0.0)
     options = parser.parse_args()
 
@@ -76,10 +77,13 @@ def main() -> None:
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=options.total)
         ema = AveragedModel(model.module, multi_avg_fn=get_ema_multi_avg_fn(0.99))
+        # The scale soon overflows float32: a resumed run must skip the same steps and count them alike.
+        scaler = torch.amp.GradScaler(s.device.type, init_scale=2.0**110, growth_interval=3, enabled=options.amp)
         sampler = s.sampler(512, global_batch_size=options.batch, micro_batch_size=options.micro, seed=3)
         loader = DataLoader(SeededDataset(Points()), batch_sampler=sampler, num_workers=options.workers)
         torch.manual_seed(100 + s.rank)
         parts = {"model": model, "optimizer": optimizer, "scheduler": scheduler, "ema": ema, "sampler": sampler}
+        parts |= {"scaler": scaler} if options.amp else {}
         state = s.track(**parts, checkpoint_every=options.every)
         with (life / f"{s.rank}.steps").open("w", buffering=1) as taken:
             for step in state.steps(loader, total=options.total):
@@ -87,19 +91,23 @@ def main() -> None:
                     samples = []
                     for indices, inputs, targets in batches if options.micro else [batches]:
                         samples += indices.tolist() if step.share.own else []
-                        loss = (model(inputs) - targets).square().mean()
-                        loss.backward()
+                        with torch.autocast(s.device.type, torch.bfloat16, enabled=options.amp):
+                            outputs = model(inputs)
+                        loss = (outputs.float() - targets).square().mean()
+                        scaler.scale(loss).backward()
                     taken.write(" ".join(map(str, [step.number, *samples])) + "\n")
                     if options.full:
+                        scaler.unscale_(optimizer)
                         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-                    optimizer.step()
+                    scaler.step(optimizer)
+                    scaler.update()
                     ema.update_parameters(model.module)
                     scheduler.step()
                     optimizer.zero_grad()
                     step.log(loss=loss.detach())
                 time.sleep(options.pause_s)
         if s.is_leader:
-            final = {"model": model.module, "optimizer": optimizer, "ema": ema}
+            final = {"model": model.module, "optimizer": optimizer, "ema": ema, "scaler": scaler}
             torch.save({name: part.state_dict() for name, part in final.items()}, options.out / "final.tmp")
             (options.out / "final.tmp").replace(options.out / "final.pt")
 

@@ -99,6 +99,18 @@ def test_micro_batches_are_as_even_as_can_be():
     assert len(sampler) == len(list(sampler)) == 15
 
 
+@pytest.mark.parametrize("micro", [None, 3, 8])
+@pytest.mark.parametrize("samples", [5, 20, 43])
+def test_the_length_is_the_number_of_batches_with_a_short_last_one_and_in_later_epochs(samples: int, micro: int | None):
+    for sampler in ranks(3, samples, 20, micro_batch_size=micro):
+        sampler.position = 2 * samples
+        assert len(sampler) == len(list(sampler))
+
+
+def test_the_length_of_a_huge_epoch_is_told_at_once():
+    assert len(Sampler(10**15 + 1, global_batch_size=10, micro_batch_size=4)) == 3 * 10**14 + 1
+
+
 def test_the_order_is_another_one_each_epoch_and_for_each_seed_and_stays_what_it_is():
     sampler = Sampler(8, global_batch_size=4, seed=3)
     assert sampler.order(0).tolist() == [7, 3, 5, 0, 1, 6, 2, 4]

@@ -80,6 +80,17 @@ def test_a_resumed_training_is_the_uninterrupted_one(tmp_path: Path, stop_at: in
     assert second.scaler.get_scale() == whole.scaler.get_scale()
 
 
+def test_a_step_does_not_depend_on_the_length_of_the_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    training = Training(tmp_path)
+    loader = training.loader()
+    monkeypatch.setattr(Sampler, "__len__", lambda sampler: pytest.fail("a step asked for the length"))
+    for step in training.state.steps(loader, total=6):
+        with step as (inputs,):
+            training.samples.append(inputs[:, 0].tolist())
+    assert len(training.samples) == 6
+    training.checkpoints.close()
+
+
 def test_a_finished_training_does_nothing_more_and_a_longer_one_goes_on(tmp_path: Path):
     Training(tmp_path).train(4)
     again = Training(tmp_path)

@@ -45,7 +45,7 @@ class Feed:
     @property
     def epoch(self) -> int:
         """The epoch of the next step."""
-        return self.sampler.epoch if self.sampler else self._epoch
+        return self._epoch if self.sampler is None else self.sampler.epoch
 
     @property
     def is_ahead(self) -> bool:
@@ -61,7 +61,7 @@ class Feed:
         inner: Any = getattr(self.loader, "sampler", None)
         if hasattr(inner, "set_epoch"):
             inner.set_epoch(self.epoch)
-        if self.sampler or self._has_state:
+        if self.sampler is not None or self._has_state:
             with rng.seeded(mix(torch.initial_seed(), step)):  # iter() draws from torch's generator
                 self._batches = iter(self.loader)
             return
@@ -95,7 +95,7 @@ class Feed:
                     self._fetched = [next(self._batches) for _ in (share.parts if share else (1,))]
                 return self._fetched
             except StopIteration:
-                if not self.sampler:
+                if self.sampler is None:
                     self._epoch, self._used = self._epoch + 1, 0
                     ended()  # with the old iterator: a loader's own state belongs to that
                 self._batches = None
@@ -103,12 +103,12 @@ class Feed:
 
     def share(self) -> Share | None:
         """What the next step means for this rank, where it is known."""
-        return self.sampler.share() if self.sampler else None
+        return None if self.sampler is None else self.sampler.share()
 
     def consume(self) -> None:
         """Say that the step has been made."""
         self._fetched = None
-        if self.sampler:
+        if self.sampler is not None:
             epoch = self.sampler.epoch
             self.sampler.advance()
             if self.sampler.epoch != epoch:

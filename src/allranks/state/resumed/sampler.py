@@ -170,8 +170,9 @@ class Sampler:
     def __len__(self) -> int:
         """Batches of a whole epoch on this rank."""
         first = self.epoch * self.epoch_size
-        starts = range(first, first + self.epoch_size, self.global_batch_size)
-        return sum(len(self.share(start).parts) for start in starts)
+        num_whole, rest = divmod(self.epoch_size, self.global_batch_size)
+        num_batches = num_whole * len(self.share(first).parts)
+        return num_batches + (len(self.share(first + self.epoch_size - rest).parts) if rest else 0)
 
     def state_dict(self) -> dict[str, Any]:
         """The position, and what it is a position in."""
