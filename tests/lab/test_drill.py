@@ -16,32 +16,33 @@ from allranks.model.finding import Confidence, Finding, Severity
 
 from .conftest import TestLab
 
-DRILLS = [
-    "healthy",
+IN_CI = [
     "cable-pulled",  # a node's own facts
     "env-drift-nccl-algo",  # the majority
     "nic-forced-docker0",  # all cards side by side
-    "port-silent",  # a node that nothing reaches
     "ports-filtered-between",  # a pair
-    "partition",  # groups
     "mtu-blackhole",  # large packets
     "packet-loss-2",  # the second look
-    "slow-link",
     "port-filtered",  # the leader's port: over the side port
-    "run-dir-not-shared",  # over munge
     "gpu-missing",  # recorded commands
+    "mp-spawn-in-srun",  # the workers
+]
+BY_HAND = [
+    "port-silent",  # a node that nothing reaches
+    "partition",  # groups
+    "slow-link",
+    "run-dir-not-shared",  # over munge
     "loopback-hostname",  # a warning
     "stale-rank",  # a stranger
-    "mp-spawn-in-srun",  # the workers
     "interface-renamed+torch-version-differs",  # two at a time
 ]
 
 
 @pytest.mark.lab
 @pytest.mark.timeout(1200)
-def test_every_way_of_going_wrong_is_named(six_nodes: TestLab, tmp_path: Path) -> None:
+@pytest.mark.parametrize("faults", [IN_CI, pytest.param(BY_HAND, marks=pytest.mark.by_hand)], ids=["in CI", "by hand"])
+def test_every_way_of_going_wrong_is_named(faults: list[str], six_nodes: TestLab, tmp_path: Path) -> None:
     results = tmp_path / "drills.json"
-    faults = [name for name in DRILLS if name != "healthy"]
     done = six_nodes.run(
         "drill", *faults, "--healthy", "2", "--seed", "7", "--work-dir", tmp_path, "--json", results,
         must_work=False, timeout_s=1100,

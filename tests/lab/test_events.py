@@ -102,7 +102,7 @@ def steps_of(text: str) -> list[int]:
 @pytest.mark.torch
 @pytest.mark.parametrize(
     "warning",
-    [("--signal=USR1",), ("--batch", "--signal=USR1")],
+    [("--signal=USR1",), pytest.param(("--batch", "--signal=USR1"), marks=pytest.mark.by_hand)],
     ids=["to the step", "to the batch script"],
 )
 def test_a_warned_job_saves_goes_back_and_takes_each_step_once(warning: tuple[str, ...], cluster: Cluster) -> None:
@@ -130,6 +130,7 @@ def test_a_job_that_is_warned_before_its_time_limit_comes_back(cluster: Cluster)
 
 
 @pytest.mark.torch
+@pytest.mark.by_hand
 def test_a_task_of_an_array_comes_back_alone(cluster: Cluster) -> None:
     array = cluster.submit("--nodes", "2", "--array", "3", "--output", "slurm-%A_%a.out", "steps.py", "60")
     job = f"{array}_3"

@@ -25,14 +25,19 @@ from allranks.lab.running.terminal import Terminal
 
 from .conftest import TestLab
 
-PLAIN = ["worker-killed", "node-killed", "link-cut-running", "shapes-differ"]
+IN_CI = ["--plain", "worker-killed", "link-cut-running"]
+BY_HAND = ["--plain", "node-killed", "shapes-differ"]
 TRACKED = ["node-back"]
-"""Who tells of its steps can take a node in again between two of them."""
+"""A job that reports its steps can take a node back between two of them."""
 
 
 @pytest.mark.lab
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("names", [["--plain", *PLAIN], TRACKED], ids=["plain", "tracked"])
+@pytest.mark.parametrize(
+    "names",
+    [IN_CI, pytest.param(BY_HAND, marks=pytest.mark.by_hand), pytest.param(TRACKED, marks=pytest.mark.by_hand)],
+    ids=["plain", "more", "tracked"],
+)
 def test_a_running_job_names_who_was_struck_and_goes_on(names: list[str], six_nodes: TestLab, tmp_path: Path) -> None:
     results = tmp_path / "drills.json"
     done = six_nodes.run(
