@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,10 +39,19 @@ def in_group(rank: int, world_size: int, port: int, what: str, directory: str) -
     store = dist.TCPStore("127.0.0.1", port, world_size, False, timeout=timedelta(seconds=30))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size, timeout=timedelta(seconds=30))
     try:
-        with Checkpointer(directory, Membership.spread(rank, world_size), store=store) as checkpoints:
+        with (
+            said_in(directory).open("a") as said,  # stderr is that of the test which started the fork server
+            Checkpointer(
+                directory, Membership.spread(rank, world_size), store=store, say=partial(print, file=said)
+            ) as checkpoints,
+        ):
             getattr(sys.modules[__name__], what)(checkpoints, rank, world_size)
     finally:
         dist.destroy_process_group()
+
+
+def said_in(directory: Path | str) -> Path:
+    return Path(f"{directory}.said")
 
 
 def run(what: str, world_size: int, directory: Path) -> None:
@@ -81,7 +91,7 @@ def load_at_another_size(checkpoints: Checkpointer, rank: int, world_size: int) 
     assert (loaded.step, loaded.world_size, loaded.per_rank) == (20, 3, None)
 
 
-def test_all_ranks_pass_over_what_one_of_them_cannot_read(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_all_ranks_pass_over_what_one_of_them_cannot_read(tmp_path: Path) -> None:
     run("save_replicated", 3, tmp_path)
     assert {path.name for path in (tmp_path / "step_30").iterdir()} == {
         "MANIFEST.json",
@@ -93,11 +103,11 @@ def test_all_ranks_pass_over_what_one_of_them_cannot_read(tmp_path: Path, capfd:
     altered.write_bytes(altered.read_bytes().replace(b"per_rank", b"per_rang"))
     run("load_what_one_rank_cannot_read", 3, tmp_path)
     damage = "rank 1 reads rank_00001.safetensors: block 1 of 1 does not match its checksum"
-    assert f"{tmp_path / 'step_30'} is passed over: {damage}; going on from step_20" in capfd.readouterr().err
+    assert f"{tmp_path / 'step_30'} is passed over: {damage}; going on from step_20" in said_in(tmp_path).read_text()
     altered.write_bytes(altered.read_bytes().replace(b"per_rang", b"per_rank"))
     os.truncate(tmp_path / "step_30" / "rank_00002.safetensors", 64)
     run("load_at_another_size", 2, tmp_path)
-    assert f"{tmp_path / 'step_30'} is passed over: rank 0 reads rank_00002" in capfd.readouterr().err
+    assert f"{tmp_path / 'step_30'} is passed over: rank 0 reads rank_00002" in said_in(tmp_path).read_text()
 
 
 # One rank reads for all
@@ -165,7 +175,7 @@ def load_while_a_rank_dies(checkpoints: Checkpointer, rank: int, world_size: int
     assert time.monotonic() - began_s < 60  # the group has a timeout of 30 s
 
 
-def test_one_rank_reads_for_all_and_its_errors_reach_all(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_one_rank_reads_for_all_and_its_errors_reach_all(tmp_path: Path) -> None:
     run("save_large", 3, tmp_path)
     run("load_what_rank_0_reads", 3, tmp_path)
     run("load_while_a_rank_dies", 3, tmp_path)
@@ -175,7 +185,8 @@ def test_one_rank_reads_for_all_and_its_errors_reach_all(tmp_path: Path, capfd: 
         file.write(b"?")
     run("load_what_rank_0_cannot_read", 3, tmp_path)
     assert (
-        f"{tmp_path / 'step_20'} is passed over: rank 0 reads rank_00000.safetensors: block " in capfd.readouterr().err
+        f"{tmp_path / 'step_20'} is passed over: rank 0 reads rank_00000.safetensors: block "
+        in said_in(tmp_path).read_text()
     )
 
 
