@@ -237,7 +237,8 @@ def test_a_worker_that_fails_ends_both_alike_with_one_report_on_the_leader(start
     assert not list((tmp_path / "b").rglob("verdict.json"))
 
 
-WAIT = "import time\nfrom pathlib import Path\nPath('up').touch()\ntime.sleep(60)\n"
+WAIT = "import time\nfrom pathlib import Path\ntime.sleep(1)\nPath('up').touch()\ntime.sleep(60)\n"
+"""Up only after the agents' first heartbeats: who is lost before them can be tried by nobody."""
 
 
 def start_two_that_run(start: Start, port: int, tmp_path: Path) -> tuple[Agent, Agent]:

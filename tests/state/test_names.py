@@ -165,7 +165,7 @@ def test_an_optimizer_makes_no_step_while_it_is_tracked_saved_or_loaded(tmp_path
         made: list[object] = []
         optimizer.register_step_pre_hook(lambda *_, made=made: made.append(1))
         with Checkpointer(tmp_path) as checkpoints:
-            state = Tracked({"model": model, "optimizer": optimizer}, checkpoints=checkpoints, rank=0, world_size=1)
+            state = Tracked({"model": model, "optimizer": optimizer}, checkpoints=checkpoints)
             state.load()
             assert (made, len(optimizer.state)) == ([], 6 * life)
             if life == 0:
