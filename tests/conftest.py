@@ -100,6 +100,30 @@ def allranks(tmp_path: Path) -> Allranks:
     return run
 
 
+@contextlib.contextmanager
+def agents_in_background() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Give a function that starts `allranks run` in a directory, with more variables; in the end all are killed."""
+    agents: list[subprocess.Popen[str]] = []
+
+    def start(directory: Path, *arguments: object, **env: str) -> subprocess.Popen[str]:
+        agents.append(
+            subprocess.Popen(
+                allranks_command("run", *map(str, arguments)),
+                cwd=directory,
+                env=clean_env(os.environ, **env),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+        return agents[-1]
+
+    yield start
+    for agent in agents:
+        agent.kill()
+        agent.communicate(timeout=10)
+
+
 @pytest.fixture
 def without_root() -> Iterator[Path]:
     """A folder for a test that runs without root's rights: root may read and write everything."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 import subprocess
@@ -14,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from conftest import allranks_command, clean_env, free_port, wait_until
+from conftest import agents_in_background, free_port, wait_until
 
 SUM_RANKS = Path(__file__).parents[1] / "scripts" / "sum_ranks.py"
 END_S = 60
@@ -27,27 +26,15 @@ Start = Callable[..., Agent]
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """Start `allranks run ARGUMENTS` in a directory of its own, as on a node that shares no file system."""
-    agents: list[Agent] = []
+    with agents_in_background() as begin:
 
-    def start_agent(node: str, *arguments: object, env: dict[str, str] | None = None) -> Agent:
-        directory = tmp_path / node
-        directory.mkdir(exist_ok=True)
-        agents.append(
-            subprocess.Popen(
-                allranks_command("run", *map(str, arguments)),
-                cwd=directory,
-                env=clean_env(os.environ, SLURMD_NODENAME=node, PYTHONIOENCODING="utf-8", **(env or {})),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
-        return agents[-1]
+        def start_agent(node: str, *arguments: object, env: dict[str, str] | None = None) -> Agent:
+            directory = tmp_path / node
+            directory.mkdir(exist_ok=True)
+            own = {"SLURMD_NODENAME": node, "PYTHONIOENCODING": "utf-8"}
+            return begin(directory, *arguments, **own, **(env or {}))
 
-    yield start_agent
-    for agent in agents:
-        agent.kill()
-        agent.communicate(timeout=10)
+        yield start_agent
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import HANG_S, Allranks, allranks_command, clean_env, free_port
+from conftest import HANG_S, Allranks, agents_in_background, free_port
 
 Agent = subprocess.Popen[str]
 SAY = 'import os; print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], flush=True)\n'
@@ -18,28 +18,16 @@ SAY = 'import os; print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Callable[..., Agent]]:
     """Start `allranks run say.py` as in a pod: a directory of its own, nothing but its environment."""
-    agents: list[Agent] = []
+    with agents_in_background() as begin:
 
-    def start_agent(pod: str, *flags: str, **env: str) -> Agent:
-        directory = tmp_path / pod
-        directory.mkdir()
-        (directory / "say.py").write_text(SAY)
-        agents.append(
-            subprocess.Popen(
-                allranks_command("run", *flags, "say.py"),
-                cwd=directory,
-                env=clean_env(os.environ, SLURMD_NODENAME=pod, ALLRANKS_SECRET="of this test", **env),
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
-        return agents[-1]
+        def start_agent(pod: str, *flags: str, **env: str) -> Agent:
+            directory = tmp_path / pod
+            directory.mkdir()
+            (directory / "say.py").write_text(SAY)
+            env |= {"SLURMD_NODENAME": pod, "ALLRANKS_SECRET": "of this test"}
+            return begin(directory, *flags, "say.py", **env)
 
-    yield start_agent
-    for agent in agents:
-        agent.kill()
-        agent.communicate(timeout=10)
+        yield start_agent
 
 
 def ends(agents: list[Agent]) -> tuple[list[int], str, str]:
