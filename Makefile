@@ -12,9 +12,9 @@ LISTS := pyproject.toml constraints.txt
 # pip prints much: show only the slow parts, and everything if it fails.
 SHOW := sed -nu -e 's/^ *Downloading \([^ ]*\) *\((.*)\)/  fetching \1 \2/p' -e 's/^Installing collected.*/  unpacking/p'
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --progress-bar off --constraint constraints.txt
-# Processes that run tests on two cores: most of the quick tests wait; a lab's six nodes keep both cores busy.
+# Processes that run tests on two cores: most of the quick tests wait; the six nodes of two labs keep both cores busy.
 JOBS ?= 4
-test-all test-by-hand: JOBS := $(if $(filter file,$(origin JOBS)),2,$(JOBS))
+test-all test-by-hand: JOBS := $(if $(filter file,$(origin JOBS)),3,$(JOBS))
 # Tests start hundreds of Python processes, which load compiled files faster.
 unexport PYTHONDONTWRITEBYTECODE
 DEMO := allranks run --nproc-per-node 6 examples/six-node/py_exe.py --batch-size 8 --check
