@@ -247,7 +247,7 @@ def test_list_of_nothing_says_so(slurm: FakeSlurm, allranks: Allranks) -> None:
     assert (result.stdout, result.stderr) == ("", "allranks: you have no pending or running job, and runs has no run\n")
 
 
-@pytest.mark.parametrize("arguments", [("status", "12"), ("logs", "12"), ("cancel", "12"), ("list",)])
+@pytest.mark.parametrize("arguments", [("status", "12"), ("logs", "12"), ("cancel", "12")])
 def test_without_slurm_each_verb_says_so_in_one_line(arguments: tuple[str, ...], allranks: Allranks) -> None:
     result = allranks(*arguments, env={"PATH": "/nowhere"})
     assert result.returncode == 78

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import Allranks
+from conftest import Allranks, write
 from fake_slurm import TOOLS, FakeSlurm, assert_one_line, fake_slurm  # noqa: F401  (a fixture)
 
 CURE = "SLURM's commands need it: load the slurm module, or log in to a login node of the cluster"
@@ -22,7 +22,6 @@ VERBS = {
     ("logs", "12"): "scontrol",
     ("cancel", "12"): "scontrol",
     ("why", "12"): "scontrol",
-    ("list",): "squeue",
     ("stack", "12"): "squeue",
     ("submit", "--nodes", "2", "train.py"): "sbatch",
     ("submit", "--dry-run", "--nodes", "2", "train.py"): "sbatch",
@@ -66,3 +65,21 @@ def test_a_slurm_conf_that_is_not_there_is_said_without_asking(
     assert_one_line(last)
     assert f"{VERBS[verb]}: SLURM_CONF=/gone/slurm.conf: no such file; {CURE}" in last
     assert without_cluster.calls() == []
+
+
+def test_a_list_of_nothing_is_empty(without_cluster: FakeSlurm, allranks: Allranks) -> None:
+    result = allranks("list")
+    assert (result.returncode, result.stdout) == (0, "")
+    words = "you have no pending or running job (squeue: no slurm.conf on this machine), and runs has no run"
+    assert result.stderr == f"allranks: {words}\n"
+
+
+def test_a_job_that_left_its_run_directory_is_known_from_it(
+    without_cluster: FakeSlurm, allranks: Allranks, tmp_path: Path
+) -> None:
+    write(tmp_path / "runs" / "12" / "attempt_0" / "node01" / "rank_0.out", "step 3\n")
+    result = allranks("status", "12")
+    words = "job 12: SLURM was not asked (scontrol: no slurm.conf on this machine); its output is in its run directory"
+    assert (result.returncode, result.stdout.splitlines()[0]) == (0, words)
+    result = allranks("logs", "12")
+    assert (result.returncode, result.stdout) == (0, "[node01 r0] step 3\n")

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from allranks.cli.lab import SIX_NODES
 from allranks.lab.lab import Lab
 from allranks.lab.plan import plan_hosts, render_hosts_file
 from allranks.lab.slurm import is_in_service, render_gres_conf, render_slurm_conf
@@ -80,3 +81,8 @@ def test_names_that_are_no_file_names_are_refused(name: str) -> None:
 def test_a_directory_too_deep_for_a_socket_is_refused() -> None:
     with pytest.raises(UsageError, match="ALLRANKS_LAB_DIR"):
         Lab("a", env={"ALLRANKS_LAB_DIR": "/tmp/" + "x" * 100})
+
+
+def test_the_default_cluster_is_the_six_node_example() -> None:
+    example = Path(__file__).parents[2] / "examples" / "six-node" / "cluster.toml"
+    assert SIX_NODES.read_bytes() == example.read_bytes()

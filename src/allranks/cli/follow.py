@@ -125,13 +125,15 @@ def list_own(log_dir: Path, as_json: bool) -> None:
 
     paths = list_runs(log_dir)
     jobs: tuple[JobState, ...] = ()
+    no_slurm = ""
     try:
         jobs = list_jobs(pwd.getpwuid(os.getuid()).pw_name)
+    except NoSlurmError as exc:
+        no_slurm = f" ({str(exc).partition(';')[0]})"
     except SetupError as exc:
         if not paths:
             raise
-        if not isinstance(exc, NoSlurmError):
-            say(f"cannot list SLURM jobs: {exc}")
+        say(f"cannot list SLURM jobs: {exc}")
     listed = {job.id for job in jobs}
     runs = [read_run(path) for path in paths[:MAX_RUNS] if path.name not in listed]
     # A pending job, or one that SLURM has forgotten, may have left only its script.
@@ -142,7 +144,7 @@ def list_own(log_dir: Path, as_json: bool) -> None:
         click.echo(msgspec.json.format(msgspec.json.encode([*jobs, *seen]), indent=2))
         return
     if not jobs and not seen:
-        say(f"you have no pending or running job, and {log_dir} has no run")
+        say(f"you have no pending or running job{no_slurm}, and {log_dir} has no run")
         return
     _print_table(
         [("JOB", "NAME", "STATE", "NODES", "LEFT", "WHERE OR WHY"), *map(_job_row, jobs), *map(_run_row, seen)]

@@ -26,8 +26,8 @@ from allranks.report.text import say
 if TYPE_CHECKING:
     from allranks.lab.faults.fault import Fault, Scene
 
-EXAMPLE = Path(__file__).parents[3] / "examples" / "six-node" / "cluster.toml"
-"""The default cluster, in a checkout of the project; an installed package does not have it."""
+SIX_NODES = Path(__file__).parents[1] / "lab" / "six-node.toml"
+"""The default cluster: a copy of examples/six-node/cluster.toml, which an installed package does not have."""
 
 
 @click.group(cls=VerbGroup)
@@ -72,11 +72,7 @@ def up(cluster_file: Path | None, tasks_per_node: int, name: str) -> None:
     from allranks.lab.lab import Lab
 
     began = time.monotonic()
-    path = find_cluster_file(cluster_file, os.environ, Path()) or EXAMPLE
-    if path == EXAMPLE and not path.exists():
-        raise UsageError(
-            "lab up: no cluster.toml in this directory, and the installed package has no example; give --cluster FILE"
-        )
+    path = find_cluster_file(cluster_file, os.environ, Path()) or SIX_NODES
     which = Lab(name)
     planned = which.up(read_cluster(path).cluster, tasks_per_node=tasks_per_node, say=say)
     flag = "" if name == "lab" else f" --name {name}"

@@ -12,11 +12,12 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 
 from allranks.host.slurm import JobState, cancel_job, find_jobs, find_old_jobs
+from allranks.host.slurm_command import NoSlurmError
 from allranks.launch.batch.local import LocalRun, cancel_run, describe_local, look_at_run, note_cancel
 from allranks.launch.batch.submit import describe_unavailable
 from allranks.launch.console import Console
@@ -48,6 +49,8 @@ class JobReport:
     """Nodes that a waiting job cannot get, with SLURM's reason."""
     local: LocalRun | None = None
     """A run that SLURM does not know."""
+    no_slurm: str = ""
+    """Why SLURM cannot be asked from this machine, where that is so; then only the run directory is known."""
 
     @property
     def is_unknown(self) -> bool:
@@ -101,11 +104,18 @@ def report_job(job: Run | str, *, log_dir: Path) -> list[JobReport]:
 
 
 def _report_slurm_job(job_id: str, *, log_dir: Path) -> list[JobReport]:
-    jobs = find_jobs(job_id) or find_old_jobs(job_id)
+    no_slurm: NoSlurmError | None = None
+    jobs: tuple[JobState, ...] = ()
+    try:
+        jobs = find_jobs(job_id) or find_old_jobs(job_id)
+    except NoSlurmError as exc:
+        no_slurm = exc
     if not jobs:
         ids = [job_id, *(path.name for path in sort_by_number(log_dir.glob(f"{job_id}_*")))]
-        reports = [_report(each, None, log_dir) for each in ids]
+        reports = [replace(_report(each, None, log_dir), no_slurm=str(no_slurm or "")) for each in ids]
         known = [report for report in reports if report.attempt is not None]
+        if no_slurm is not None and not known:
+            raise no_slurm
         return known or reports[:1]
     return [_report(job.id, job, log_dir) for job in jobs]
 
@@ -121,7 +131,12 @@ def describe(report: JobReport, *, now: datetime) -> list[str]:
             "is off or empty), and it has no run directory here; run this where it was submitted, or give --log-dir"
         ]
     elif job is None:
-        lines = [f"{head}: SLURM no longer knows it; its output is in its run directory"]
+        why = (
+            f"SLURM was not asked ({report.no_slurm.partition(';')[0]})"
+            if report.no_slurm
+            else "SLURM no longer knows it"
+        )
+        lines = [f"{head}: {why}; its output is in its run directory"]
     else:
         lines = ["   ".join(filter(None, [head, job.name, _describe_state(job, now)]))]
         if report.unavailable:
