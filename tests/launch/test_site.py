@@ -30,7 +30,7 @@ def test_slurm_s_defaults_need_no_word() -> None:
         (site(requeues=False), None, SbatchOptions(), "JobRequeue=0 here: SLURM requeues only jobs with --requeue"),
         (DEFAULTS, None, SbatchOptions(requeue=False), "--no-requeue: after the time limit, a preemption or a node"),
         (site(max_batch_requeue=1), None, SbatchOptions(), "MaxBatchRequeue is 1: SLURM holds a job"),
-        (site(signals_children=True), None, SbatchOptions(), "SLURM signals every process of a job here"),
+        (site(signals_children=True), None, SbatchOptions(), "SIGTERM from SLURM reaches the workers directly here"),
         (site(preempt_type="qos", preempt_mode="CANCEL"), None, SbatchOptions(), "SLURM cancels preempted jobs here"),
         (site(preempt_type="qos", preempt_mode="SUSPEND"), None, SbatchOptions(), "SLURM suspends preempted jobs here"),
         (site(preempt_type="partition_prio", preempt_mode="REQUEUE"), PartitionRules(), SbatchOptions(),
@@ -69,3 +69,6 @@ def test_submit_says_it(slurm: FakeSlurm, allranks: Allranks) -> None:
         "allranks: note: KillWait is 5 s: a checkpoint after SIGTERM has only this time; "
         "--signal=USR1@120 warns before the time limit\n"
     )
+    again = allranks("submit", "--nodes", "2", "--no-requeue", "--no-python", "true")
+    assert again.stderr.startswith("allranks: note: --no-requeue: ")
+    assert "KillWait" not in again.stderr, "what holds for every job here is said once"

@@ -147,6 +147,16 @@ def test_a_node_that_is_down_is_told_with_slurm_s_reason(slurm: FakeSlurm, allra
     )
 
 
+def test_a_job_that_will_never_start_is_told_so(slurm: FakeSlurm, allranks: Allranks) -> None:
+    slurm.answer("sbatch", "--test-only", err="allocation failure: Requested nodes are busy\n", code=1)
+    slurm.answer("scontrol", out=show_job(state="PENDING", reason="PartitionNodeLimit", nodes=""))
+    result = allranks("submit", "--nodes", "7", "train.py")
+    assert result.stderr == (
+        "allranks: job 12 cannot start: it requests more nodes than its partition allows or has in service "
+        "(PartitionNodeLimit); to remove it: allranks cancel 12\n"
+    )
+
+
 def test_a_job_too_large_for_the_cluster_is_refused(slurm: FakeSlurm, allranks: Allranks) -> None:
     words = "Requested node configuration is not available\n"
     slurm.answer("sbatch", err=f"sbatch: error: Batch job submission failed: {words}", code=1)

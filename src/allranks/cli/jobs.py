@@ -32,6 +32,7 @@ from allranks.launch.batch.script import (
 )
 from allranks.model.errors import AllranksError, Exit, UsageError, exit_for_signal
 from allranks.report.rundir import as_file_name
+from allranks.report.runs import list_runs
 from allranks.report.text import say
 
 if TYPE_CHECKING:
@@ -165,6 +166,7 @@ def submit(dry_run: bool, is_waiting: bool, as_json: bool, **flags: Any) -> int:
         _try(text, env)
         _note_limits(options, env)
         return Exit.OK
+    is_first = not list_runs(Path(options.chdir or ".", flags["log_dir"]))
     submission = submit_job(text, options, env=env, log_dir=flags["log_dir"])
     if as_json:
         import msgspec
@@ -173,11 +175,13 @@ def submit(dry_run: bool, is_waiting: bool, as_json: bool, **flags: Any) -> int:
     else:
         _tell(submission, lines_to_follow(submission))
         _note_withheld(withheld)
-        if submission.waits_for:
-            say(f"job {submission.job} waits: {submission.waits_for}")
+        if submission.waits_for and (not is_waiting or submission.cannot_start):
+            say(
+                f"job {submission.job} {'cannot start' if submission.cannot_start else 'waits'}: {submission.waits_for}"
+            )
         if submission.problem:
             say(submission.problem)
-        _note_limits(options, env)
+        _note_limits(options, env, is_site_known=not is_first)
     if not is_waiting:
         return Exit.OK
     return _wait(submission.job, Path(options.chdir or ".", flags["log_dir"]), as_json=as_json)
@@ -276,14 +280,14 @@ def _note_withheld(names: list[str]) -> None:
         say(f"not passed to the job: {', '.join(names)}; to pass one, add --env NAME")
 
 
-def _note_limits(options: SbatchOptions, env: dict[str, str]) -> None:
-    """Print how this site limits requeue and saving; nothing if SLURM does not answer."""
+def _note_limits(options: SbatchOptions, env: dict[str, str], *, is_site_known: bool = False) -> None:
+    """Print how the options, and this site, limit requeue and saving; nothing if SLURM does not answer."""
     from allranks.host.slurm_site import read_partition, read_site
     from allranks.launch.batch.site import limits
 
     try:
         rules = read_partition(options.partition.partition(",")[0], env=env) if options.partition else None
-        lines = limits(read_site(env=env), rules, options)
+        lines = limits(read_site(env=env), rules, options, is_site_known=is_site_known)
     except AllranksError:
         return
     for line in lines:

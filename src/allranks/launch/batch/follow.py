@@ -230,7 +230,7 @@ def wait_for_end(job_id: str, *, log_dir: Path, say: Callable[[str], None]) -> t
             return (reports if states else known or reports), max(map(_exit_code, reports))
         known = reports
         news = next((_describe_progress(state) for state in states if not state.is_finished), "")
-        if news != told:
+        if news not in ("", told):
             told = news
             say(news)
         time.sleep(LOOK_S)
@@ -238,7 +238,7 @@ def wait_for_end(job_id: str, *, log_dir: Path, say: Callable[[str], None]) -> t
 
 def _describe_progress(job: JobState) -> str:
     if job.is_pending:
-        return f"job {job.id} waits" + (f": {job.reason}" if job.reason else "")
+        return f"job {job.id} waits: {job.reason}" if job.reason else ""
     return f"job {job.id} is {job.state}" + (f" on {job.nodes}" if job.nodes else "")
 
 

@@ -19,15 +19,21 @@ EARLY_S = 60
 FEW_REQUEUES = 3
 
 
-def limits(site: Site, rules: PartitionRules | None, options: SbatchOptions) -> list[str]:
+def limits(
+    site: Site, rules: PartitionRules | None, options: SbatchOptions, *, is_site_known: bool = False
+) -> list[str]:
     """Return a line for each setting that affects a resuming job.
 
     Args:
         site: settings of the controller.
         rules: settings of the job's partition; None if no partition is named.
         options: the job's options.
+        is_site_known: leave out what is the same for every job of this site.
     """
-    lines = [*_about_warning(options), *_about_requeue(site, options), *_about_preemption(site, rules)]
+    lines = _about_options(options)
+    if is_site_known:
+        return lines
+    lines += [*_about_requeue(site, options), *_about_preemption(site, rules)]
     if site.kill_wait_s is not None and site.kill_wait_s < SHORT_KILL_WAIT_S:
         lines.append(
             f"KillWait is {site.kill_wait_s:.0f} s: a checkpoint after SIGTERM has only this time; "
@@ -35,8 +41,8 @@ def limits(site: Site, rules: PartitionRules | None, options: SbatchOptions) -> 
         )
     if site.signals_children:
         lines.append(
-            "SLURM signals every process of a job here (SignalChildrenProcesses, or proctrack/linuxproc): after "
-            "SIGTERM a script saves nothing unless it handles the signal or uses allranks.session()"
+            "SIGTERM from SLURM reaches the workers directly here (SignalChildrenProcesses, or proctrack/linuxproc), "
+            "and ends them at once; to save first, use allranks.session() or handle the signal"
         )
     return lines
 
@@ -61,22 +67,27 @@ def parse_time_limit_s(text: str) -> int | None:
     return first * 60 + second  # MM[:SS]
 
 
-def _about_warning(options: SbatchOptions) -> list[str]:
+def _about_options(options: SbatchOptions) -> list[str]:
+    lines = []
+    if not options.requeue:
+        lines.append(
+            "--no-requeue: after the time limit, a preemption or a node fault, submit the job again; it resumes"
+        )
     limit_s = parse_time_limit_s(options.time) if options.time else None
     warned = re.fullmatch(r"(?:[BR]+:)?\w+(?:@(\d+))?", options.signal)
     before_s = int(warned[1] or EARLY_S) if warned else 0
     if limit_s and before_s and limit_s <= before_s + EARLY_S:
         expected = f"expected a limit above {before_s + EARLY_S} s, or fewer seconds after @"
-        return [
+        lines.append(
             f"--time {options.time}: the warning {options.signal} may come at the start of the job: SLURM sends it "
             f"up to {EARLY_S} s early; {expected}"
-        ]
-    return []
+        )
+    return lines
 
 
 def _about_requeue(site: Site, options: SbatchOptions) -> list[str]:
     if not options.requeue:
-        return ["--no-requeue: after the time limit, a preemption or a node fault, submit the job again; it resumes"]
+        return []
     lines = []
     if site.requeues is False:
         lines.append(

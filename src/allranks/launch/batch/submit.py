@@ -26,6 +26,15 @@ SBATCH_ARGUMENTS = ("--export=ALL",)
 slurmd run a login shell of the user on the node (`--get-user-env`), and would apply to every srun of the script."""
 
 STARTS_SOON_S = 2.0
+NEVER_STARTS = {
+    "PartitionNodeLimit": "it requests more nodes than its partition allows or has in service",
+    "PartitionTimeLimit": "its time limit is above that of its partition",
+    "BadConstraints": "no node has what it requests",
+    "DependencyNeverSatisfied": "a job that it depends on has failed",
+    "JobHeldUser": "it is held; scontrol release lets it start",
+    "JobHeldAdmin": "an administrator holds it",
+}
+"""Reasons that time alone does not end. Source: squeue(1), JOB REASON CODES."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +50,8 @@ class Submission:
     trial: Trial
     waits_for: str = ""
     """Why it cannot start now, if SLURM said so at once."""
+    cannot_start: bool = False
+    """It waits for something that time does not bring."""
     problem: str = ""
     """What failed after SLURM had accepted it."""
 
@@ -95,6 +106,7 @@ def submit(script: str, options: SbatchOptions, *, env: Mapping[str, str], log_d
         point_latest(root, path.name)
     except OSError as exc:  # the job is submitted: that counts
         problem = f"{path / 'submission.sh'}: {exc.strerror}; to get the script: scontrol write batch_script {job}"
+    waits_for, reason = _why_not_now(job) if trial.not_now else ("", "")
     return Submission(
         job=job,
         log_dir=str(log_dir),
@@ -102,7 +114,8 @@ def submit(script: str, options: SbatchOptions, *, env: Mapping[str, str], log_d
         output=expand_pattern(options.output_pattern, job, options),
         error=expand_pattern(options.error, job, options) if options.error else "",
         trial=trial,
-        waits_for=_why_not_now(job) if trial.not_now else "",
+        waits_for=waits_for,
+        cannot_start=reason in NEVER_STARTS,
         problem=problem,
     )
 
@@ -163,7 +176,8 @@ def fold_unavailable(nodes: Sequence[NodeState]) -> str:
     )
 
 
-def _why_not_now(job: str) -> str:
+def _why_not_now(job: str) -> tuple[str, str]:
+    """Why a job waits, in words, and SLURM's reason; both are empty if it does not wait."""
     # The scheduler needs a moment before it gives the reason.
     found: tuple[JobState, ...] = ()
     for _ in range(5):
@@ -175,8 +189,11 @@ def _why_not_now(job: str) -> str:
         if not found or found[0].reason not in ("", "Priority"):
             break
     if not found or not found[0].is_pending:
-        return ""
-    return "; ".join(filter(None, [found[0].reason, describe_unavailable(found[0])]))
+        return "", ""
+    reason = found[0].reason
+    if reason in NEVER_STARTS:
+        return f"{NEVER_STARTS[reason]} ({reason}); to remove it: allranks cancel {job}", reason
+    return "; ".join(filter(None, [reason, describe_unavailable(found[0])])), reason
 
 
 def _quote(text: str) -> str:
