@@ -33,7 +33,9 @@ def test_nnodes_is_a_number_or_a_range(text, nodes):
 
 @pytest.mark.parametrize("text", ["", "0", "0:4", "4:2", "-1", "2:", ":4", "1:2:3", "four", "2.5", "4\n", " 4"])
 def test_nnodes_that_makes_no_sense_is_refused(text):
-    assert refusal(nodes_of, text) == (f"--nnodes {text!r}: expected a number from 1, or MIN:MAX, for example 6 or 4:6")
+    assert refusal(nodes_of, text) == (
+        f"--nnodes {text!r}: expected a number of at least 1, or MIN:MAX, for example 6 or 4:6"
+    )
 
 
 @pytest.mark.parametrize(
@@ -139,8 +141,8 @@ def test_flags_become_one_request(flags, expected):
             "--rdzv-endpoint node01:29500 and --master-addr node02 contradict each other",
         ),
         ({"restart_on_error": True}, "--restart-on-error has no effect without --max-restarts N"),
-        ({"nnodes": "0"}, "--nnodes '0': expected a number from 1, or MIN:MAX, for example 6 or 4:6"),
-        ({"nnodes": ""}, "--nnodes '': expected a number from 1, or MIN:MAX, for example 6 or 4:6"),
+        ({"nnodes": "0"}, "--nnodes '0': expected a number of at least 1, or MIN:MAX, for example 6 or 4:6"),
+        ({"nnodes": ""}, "--nnodes '': expected a number of at least 1, or MIN:MAX, for example 6 or 4:6"),
     ],
 )
 def test_flags_that_contradict_each_other_are_refused(flags, text):

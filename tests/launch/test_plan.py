@@ -143,7 +143,7 @@ def test_the_number_of_ranks_has_a_reason(asked, facts, env, num_workers, reason
 @pytest.mark.parametrize("asked", ["0", "-1", "1.5", "", "gpus", "4 "])
 def test_a_number_of_ranks_that_makes_no_sense_is_refused(asked):
     text = refusal(Request(num_workers=asked), kind=UsageError)
-    assert text == f"--nproc-per-node {asked!r}: expected a number from 1, auto, gpu or cpu"
+    assert text == f"--nproc-per-node {asked!r}: expected a number of at least 1, auto, gpu or cpu"
 
 
 def test_gpu_on_a_node_without_one_is_refused_by_name():

@@ -289,11 +289,26 @@ def test_port_0_is_any_free_one(allranks: Allranks, tmp_path: Path):
             ["--no-python", "./gone"],
             "./gone: no such program; --no-python expects a path, or a name on PATH",
         ),
-        (["--nproc-per-node", "0", "train.py"], "--nproc-per-node '0': expected a number from 1, auto, gpu or cpu"),
-        (["--nproc-per-node", "x", "train.py"], "--nproc-per-node 'x': expected a number from 1, auto, gpu or cpu"),
-        (["--nproc-per-node=-1", "train.py"], "--nproc-per-node '-1': expected a number from 1, auto, gpu or cpu"),
-        (["--nnodes", "0", "train.py"], "--nnodes '0': expected a number from 1, or MIN:MAX, for example 6 or 4:6"),
-        (["--nnodes", "4:2", "train.py"], "--nnodes '4:2': expected a number from 1, or MIN:MAX, for example 6 or 4:6"),
+        (
+            ["--nproc-per-node", "0", "train.py"],
+            "--nproc-per-node '0': expected a number of at least 1, auto, gpu or cpu",
+        ),
+        (
+            ["--nproc-per-node", "x", "train.py"],
+            "--nproc-per-node 'x': expected a number of at least 1, auto, gpu or cpu",
+        ),
+        (
+            ["--nproc-per-node=-1", "train.py"],
+            "--nproc-per-node '-1': expected a number of at least 1, auto, gpu or cpu",
+        ),
+        (
+            ["--nnodes", "0", "train.py"],
+            "--nnodes '0': expected a number of at least 1, or MIN:MAX, for example 6 or 4:6",
+        ),
+        (
+            ["--nnodes", "4:2", "train.py"],
+            "--nnodes '4:2': expected a number of at least 1, or MIN:MAX, for example 6 or 4:6",
+        ),
         (
             ["--nnodes", "2", "train.py"],
             "--nnodes 2: the address of the first node is missing; add the same --rdzv-endpoint HOST:PORT on all nodes",

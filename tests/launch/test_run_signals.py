@@ -123,8 +123,22 @@ def test_workers_that_ignore_the_signal_are_killed(
     _, stderr = agent.communicate(timeout=60)
     assert time.monotonic() - sent_s < 60  # the workers sleep for 300
     assert agent.returncode == exit_code
-    assert f"allranks: ranks 0, 1 have not ended after {signum.name} yet; SIGKILL in 2 s\n" in stderr
+    more = ", or at once with another Ctrl-C" if signum == signal.SIGINT else ""
+    assert f"allranks: ranks 0, 1 have not ended after {signum.name} yet; SIGKILL in 2 s{more}\n" in stderr
     assert alive(pids) == []
+
+
+def test_a_second_ctrl_c_kills_at_once_and_the_run_is_known_as_cancelled(
+    start: Start, allranks: Allranks, tmp_path: Path
+):
+    agent = start("deaf")
+    pids = wait_for_tree(tmp_path)
+    agent.send_signal(signal.SIGINT)
+    time.sleep(0.2)
+    agent.send_signal(signal.SIGINT)
+    agent.communicate(timeout=60)
+    assert (agent.returncode, alive(pids)) == (130, [])
+    assert "CANCELLED, exit code 130" in allranks("status", "latest").stdout
 
 
 def test_workers_die_with_an_agent_that_is_killed(start: Start, tmp_path: Path):

@@ -126,7 +126,7 @@ def parse_nnodes(text: str) -> tuple[int, int]:
     match = re.fullmatch(r"(\d+)(?::(\d+))?", text)
     low, high = (int(match[1]), int(match[2] or match[1])) if match else (0, 0)
     if not 1 <= low <= high:
-        raise UsageError(f"--nnodes {text!r}: expected a number from 1, or MIN:MAX, for example 6 or 4:6")
+        raise UsageError(f"--nnodes {text!r}: expected a number of at least 1, or MIN:MAX, for example 6 or 4:6")
     return low, high
 
 

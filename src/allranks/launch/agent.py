@@ -143,7 +143,6 @@ class Agent:
         self._pulse = Pulse(self._heard_s)
         self._silent_s: float | None = None
         """For how long the workers here have written nothing, when that is worth a line."""
-        inbox.kill_now = crew.kill
 
     def run(self, group: Plan, leader: Leader | None) -> Goodbye:
         """Go through all generations of the job and return the leader's last word.

@@ -255,7 +255,8 @@ class Crew:
             ranks, has = ", ".join(str(worker.rank) for worker in stubborn), "has" if len(stubborn) == 1 else "have"
             left_s = max(0.0, ending.grace_s - waited_s)
             noun = "rank" if len(stubborn) == 1 else "ranks"
-            self.say(f"{noun} {ranks} {has} not ended after {name} yet; SIGKILL in {left_s:.0f} s")
+            at_once = ", or at once with another Ctrl-C" if ending.signum == signal.SIGINT else ""
+            self.say(f"{noun} {ranks} {has} not ended after {name} yet; SIGKILL in {left_s:.0f} s{at_once}")
         if waited_s >= ending.grace_s and not ending.has_killed:
             ending.has_killed = True
             for worker in stubborn:

@@ -40,7 +40,7 @@ from allranks.launch.queue.scheduler import Scheduler
 from allranks.launch.rendezvous import Rendezvous, apply, take_part
 from allranks.launch.screen import Screen
 from allranks.launch.workers import become_subreaper
-from allranks.model.errors import AllranksError, Exit, UsageError
+from allranks.model.errors import AllranksError, Exit, UsageError, exit_for_signal
 from allranks.model.finding import Finding, Verdict
 from allranks.model.hostlist import fold_hosts
 from allranks.model.world import Launcher
@@ -272,6 +272,14 @@ def _run_workers(
     started_s = time.monotonic()
     times_lost = run_dir.count_events("node_lost", node=me.name) if group.generation else 0  # it may be back from that
     agent = Agent(crew, line, inbox=inbox, watch=watch)
+
+    def kill_now() -> None:
+        crew.kill()
+        if is_leader:  # else nobody could tell later how the job ended
+            interrupted = Verdict(job=plan.job, attempt=run_dir.attempt, exit_code=exit_for_signal(signal.SIGINT))
+            run_dir.write_verdict(interrupted, node=me.name)
+
+    inbox.kill_now = kill_now
     try:
         goodbye = agent.run(group, leader)
     finally:

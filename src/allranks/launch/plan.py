@@ -337,7 +337,7 @@ def _num_workers(request: Request, world: World, facts: NodeFacts) -> tuple[int,
         case text if re.fullmatch(r"0*[1-9][0-9]{0,5}", text):
             return int(text), given, flag
         case text:
-            raise UsageError(f"{flag} {text!r}: expected a number from 1, auto, gpu or cpu")
+            raise UsageError(f"{flag} {text!r}: expected a number of at least 1, auto, gpu or cpu")
 
 
 def _port(request: Request, world: World, cluster: Cluster, origin: Mapping[str, str]) -> tuple[int, str]:
