@@ -86,3 +86,19 @@ def test_both_tables_of_exit_codes_have_every_code(allranks: Allranks) -> None:
     for code in Exit:
         assert re.search(rf"\| {int(code)} \|", table), code
         assert re.search(rf"(^|,)\s*{int(code)} ", listed), code
+
+
+@pytest.mark.parametrize(
+    ("option", "hint"),
+    [
+        ("--nproc", " (did you mean '--nproc-per-node'?)"),
+        ("--max-restart", " (did you mean '--max-restarts'?)"),
+        ("--wombat", ""),
+    ],
+)
+def test_an_unknown_option_gets_the_nearest_one(option: str, hint: str, allranks: Allranks) -> None:
+    result = allranks("run", option, "2", "train.py")
+    assert (result.returncode, result.stderr) == (
+        2,
+        f"error: no such option {option!r}{hint}; see allranks run --help\n",
+    )

@@ -106,7 +106,7 @@ def main() -> None:
         sys.exit(exc.exit_code)
     except click.UsageError as exc:
         hint = f"; see {exc.ctx.command_path} --help" if exc.ctx else ""
-        print(f"error: {_one_line(exc.format_message())}{hint}", file=sys.stderr)
+        print(f"error: {_one_line(_message_of(exc))}{hint}", file=sys.stderr)
         sys.exit(Exit.USAGE)
     except click.ClickException as exc:
         print(f"error: {_one_line(exc.format_message())}", file=sys.stderr)
@@ -120,6 +120,15 @@ def _is_first_to_say(exc: AllranksError) -> bool:
     """Whether this process prints the error; if a whole step was started wrongly, only task 0 does."""
     is_of_all = exc.finding is not None and exc.finding.cause.startswith("AR502 ")
     return not is_of_all or os.environ.get("SLURM_PROCID", "0") == "0"
+
+
+def _message_of(exc: click.UsageError) -> str:
+    """What click says, with the nearest option alone: it also suggests other spellings and far ones."""
+    if isinstance(exc, click.NoSuchOption):
+        longer = sorted(each for each in exc.possibilities or () if each.startswith(exc.option_name))
+        nearest = next(iter(longer or exc.possibilities or ()), None)
+        return f"no such option {exc.option_name!r}" + (f" (did you mean {nearest!r}?)" if nearest else "")
+    return exc.format_message()
 
 
 def _one_line(text: str) -> str:
