@@ -12,8 +12,8 @@ from allranks.state.cadence import Interval, choose_interval
 def test_before_anything_is_measured_the_prior_and_a_cautious_stall_decide() -> None:
     assert choose_interval(stall_s=None, write_s=None, num_nodes=6) == Interval(
         900.0,
-        "assuming a stall of 1 s and a fault comes every 167 days on 6 nodes (none seen): every 89 min wastes least; "
-        "never more on several: 15 min",
+        "every 15 min, the longest on several nodes: a save stalls 1 s (assumed), and a fault comes every 167 days on "
+        "6 nodes (none seen)",
     )
 
 
@@ -22,20 +22,20 @@ def test_a_measured_stall_and_seen_faults_make_it_shorter() -> None:
     interval = choose_interval(stall_s=0.2, write_s=5, num_nodes=100, node_s=100 * day_s, num_faults=10)
     assert interval.seconds == pytest.approx(186.17, abs=0.01)
     assert interval.reason == (
-        "a save stalls 0.2 s and a fault comes every 24 h on 100 nodes (10 seen): every 3 min wastes least"
+        "every 3 min, which loses the least time: a save stalls 0.2 s, and a fault comes every 24 h on 100 nodes (10 seen)"
     )
 
 
 def test_the_time_that_is_left_bounds_it() -> None:
     interval = choose_interval(stall_s=0.5, write_s=5, num_nodes=2, left_s=1200)
     assert interval.seconds == 120
-    assert interval.reason.endswith("every 110 min wastes least; a tenth of the 20 min that are left: 2 min")
+    assert interval.reason.startswith("every 2 min, a tenth of the 20 min that are left: a save stalls 0.5 s, ")
 
 
 def test_a_slow_disk_bounds_it_from_below() -> None:
     interval = choose_interval(stall_s=0.01, write_s=400, num_nodes=2, left_s=600)
     assert interval.seconds == 800
-    assert interval.reason.endswith("twice the 7 min that writing takes: 13 min")
+    assert interval.reason.startswith("every 13 min, twice the 7 min that writing takes: ")
 
 
 def test_one_machine_may_lose_more_than_many() -> None:

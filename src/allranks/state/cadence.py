@@ -3,7 +3,7 @@
     >>> day_s = 86400
     >>> interval = choose_interval(stall_s=0.2, write_s=9, num_nodes=100, node_s=100 * day_s, num_faults=10)
     >>> interval.reason
-    'a save stalls 0.2 s and a fault comes every 24 h on 100 nodes (10 seen): every 3 min wastes least'
+    'every 3 min, which loses the least time: a save stalls 0.2 s, and a fault comes every 24 h on 100 nodes (10 seen)'
 
 A checkpoint costs its stall, C: the time it holds up the training, not the time it takes to write. A fault costs half
 an interval of lost work, R to restart, and comes every M seconds. The interval that wastes the least is
@@ -68,24 +68,23 @@ def choose_interval(
     between_s = (PRIOR_NODE_S + node_s) / (PRIOR_FAULTS + num_faults) / num_nodes
     cost_s = STALL_UNTIL_MEASURED_S if stall_s is None else max(stall_s, 1e-3)
     best_s = cost_s + math.sqrt(2 * (between_s + RESTART_S) * cost_s + cost_s**2)
-    reason = (
-        f"{'assuming a stall of' if stall_s is None else 'a save stalls'} {_show(cost_s)} and a fault comes every "
-        f"{_show(between_s)} on {num_nodes} node{'s' * (num_nodes > 1)} "
-        f"({f'{num_faults} seen' if num_faults else 'none seen'}): every {_show(best_s)} wastes least"
+    known = (
+        f"a save stalls {_show(cost_s)}{' (assumed)' if stall_s is None else ''}, and a fault comes every "
+        f"{_show(between_s)} on {num_nodes} node{'s' * (num_nodes > 1)} ({num_faults or 'none'} seen)"
     )
-    upper_s, why_upper = (
-        (LONGEST_S, "never more") if num_nodes == 1 else (LONGEST_DISTRIBUTED_S, "never more on several")
-    )
+    is_one = num_nodes == 1
+    upper_s, upper = (LONGEST_S, "the longest") if is_one else (LONGEST_DISTRIBUTED_S, "the longest on several nodes")
     if left_s is not None and left_s / WALL_TIME_SHARE < upper_s:
-        upper_s, why_upper = left_s / WALL_TIME_SHARE, f"a tenth of the {_show(left_s)} that are left"
-    lower_s, why_lower = SHORTEST_S, "never less"
+        upper_s, upper = left_s / WALL_TIME_SHARE, f"a tenth of the {_show(left_s)} that are left"
+    lower_s, lower = SHORTEST_S, "the shortest"
     if write_s is not None and write_s * WRITE_SHARE > lower_s:
-        lower_s, why_lower = write_s * WRITE_SHARE, f"twice the {_show(write_s)} that writing takes"
+        lower_s, lower = write_s * WRITE_SHARE, f"twice the {_show(write_s)} that writing takes"
+    seconds, why = best_s, "which loses the least time"
     if best_s > upper_s and upper_s >= lower_s:
-        return Interval(upper_s, f"{reason}; {why_upper}: {_show(upper_s)}")
-    if best_s < lower_s or upper_s < lower_s:
-        return Interval(lower_s, f"{reason}; {why_lower}: {_show(lower_s)}")
-    return Interval(best_s, reason)
+        seconds, why = upper_s, upper
+    elif best_s < lower_s or upper_s < lower_s:
+        seconds, why = lower_s, lower
+    return Interval(seconds, f"every {_show(seconds)}, {why}: {known}")
 
 
 def _show(seconds: float) -> str:
