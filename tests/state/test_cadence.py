@@ -22,7 +22,8 @@ def test_a_measured_stall_and_seen_faults_make_it_shorter() -> None:
     interval = choose_interval(stall_s=0.2, write_s=5, num_nodes=100, node_s=100 * day_s, num_faults=10)
     assert interval.seconds == pytest.approx(186.17, abs=0.01)
     assert interval.reason == (
-        "every 3 min, which loses the least time: a save stalls 0.2 s, and a fault comes every 24 h on 100 nodes (10 seen)"
+        "every 3 min, which loses the least time: a save stalls 0.2 s, and a fault comes every 24 h on 100 nodes "
+        "(10 seen)"
     )
 
 
