@@ -45,7 +45,6 @@ class _Told(msgspec.Struct):
     """What the beat thread wrote, see guard/inside/beat.py; after an exception also the calls alone, see entry.py."""
 
     at: str = ""
-    since_ns: int = 0
     groups: list[tuple[Word, tuple[int, ...], Number, Number, int]] = []
     calls: list[CallSeen] = []
     lags: list[tuple[Word, int, int]] = []
@@ -86,7 +85,7 @@ class WatchedWorker:
         told = self._decode_told(read.told)
         seen = self._look_outside(read.pid)
         silent_s = _age_s(read.told.written_ns, now_ns) if read.told else None
-        at, at_for_s = told.at, _age_s(told.since_ns, now_ns) if told.since_ns else 0.0
+        at = told.at
         if silent_s is not None and silent_s > SILENT_S and seen.state is not ProcessState.GONE:
             at = self._spy_on(seen.pid) or at
         called = _decode(read.call, CallSeen)  # what Python code called last
@@ -101,7 +100,6 @@ class WatchedWorker:
             cpu_s=seen.cpu_s,
             silent_s=silent_s,
             main_at=as_one_line(at),
-            main_at_for_s=at_for_s,
             step=read.step,
             checkpoint=read.saved,
             phase=as_one_line(read.phase),
