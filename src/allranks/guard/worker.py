@@ -70,7 +70,7 @@ class WatchedWorker:
         self._started_pid = pid
         self._cell = cell
         self._root = root
-        self._seen: Seen | None = None
+        self._seen: object = None
         self._since_s = time.monotonic()
         self._told: tuple[int, _Told] = (0, _Told())
         self._told_lags: object = None
@@ -113,14 +113,12 @@ class WatchedWorker:
         pid = self._started_pid
         if claimed_pid not in (0, pid) and is_below(claimed_pid, pid, root=self._root):
             pid = claimed_pid  # a shell or a wrapper stands between
-        before, seen = self._seen, read_process(pid, root=self._root)
-        is_same = before is not None and before.pid == pid and before.state is seen.state
-        if is_same and seen.state in HELD_STATES:  # a process that went in and out of it meanwhile moved
-            assert before is not None
-            is_same = (before.num_switches, before.cpu_s) == (seen.num_switches, seen.cpu_s)
-        if not is_same:
+        seen = read_process(pid, root=self._root)
+        # A held process that moved has gone out of the state and in again.
+        moves = (seen.num_switches, seen.cpu_s) if seen.state in HELD_STATES else ()
+        before, self._seen = self._seen, (pid, seen.state, moves)
+        if before != self._seen:
             self._since_s = time.monotonic()
-        self._seen = seen
         return seen
 
     def _spy_on(self, pid: int) -> str:
