@@ -195,6 +195,7 @@ class Session:
         """
         from allranks.state.resumed.begin import begin
 
+        cell = Cell.inherited()  # None where no agent started this process
         return begin(
             parts,
             checkpoint_dir=checkpoint_dir,
@@ -207,7 +208,7 @@ class Session:
             partial=partial,
             accumulates=accumulates,
             log=log,
-            cell=_own_cell(),
+            cell=cell if cell and cell.claim() else None,
             on_exit=self._on_exit,
             on_loss=_say_last_words,
         )
@@ -289,12 +290,6 @@ def _enter(
         job=job_name(world) if ground is not None else "",
         _on_exit=on_exit,
     )
-
-
-def _own_cell() -> Cell | None:
-    """What this process shares with its agent; None where no agent started it."""
-    cell = Cell.inherited()
-    return cell if cell and cell.claim() else None
 
 
 def _say_last_words() -> None:

@@ -330,12 +330,8 @@ class World:
 
     def _rank_beat(self, rank: Rank) -> RankBeat:
         if rank.frozen is not None:
-            return msgspec.structs.replace(
-                rank.frozen,
-                silent_s=self.now_s - rank.since_s,
-                main_at_for_s=self.now_s - rank.since_s,
-                state=ProcessState.RUNNING,
-            )
+            silent_s = self.now_s - rank.since_s
+            return msgspec.structs.replace(rank.frozen, silent_s=silent_s, state=ProcessState.RUNNING)
         return self._tell(rank)
 
     def _tell(self, rank: Rank) -> RankBeat:
@@ -368,7 +364,6 @@ class World:
             state_for_s=max(state_for_s, 0.0),
             silent_s=0.05 if rank.stopped_s is None else self.now_s - rank.stopped_s,
             main_at=doing.place if doing else "",
-            main_at_for_s=for_s,
             phase=doing.phase if isinstance(doing, Compute) else "training",
             groups=groups,
             calls=tuple(rank.last) if (in_call and for_s > 0.3) or rank.end else (),

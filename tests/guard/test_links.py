@@ -54,9 +54,7 @@ def pairs_of(node: int, num: int = NUM):
 
 
 def judge(made, *rounds, suspects=(1, 2)):
-    episode = Episode(NOW_S - 3, set(suspects))
-    episode.rounds = list(rounds)
-    return judge_links(made, episode, find_stalled(made, NOW_S))
+    return judge_links(made, Episode(set(suspects), rounds=list(rounds)), find_stalled(made, NOW_S))
 
 
 CUT = pairs_of(2)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from allranks.guard.orders import Orders
 from allranks.guard.presence import (
     find_suspects,
     judge_gone,
     judge_stopped,
-    pick_triers,
 )
 from allranks.guard.scene import Tried
 from allranks.model.beat import ProcessState, TrySeen
@@ -32,7 +32,7 @@ def picture(*, silent_s: float, is_lost: bool = False, tries=(), waits: bool = F
     for source, network, connects, refused in tries:
         for index in who:
             seen = TrySeen(target=index, network=network, connects=connects, refused=refused, carries=None)
-            made.nodes[source].tries[index, network] = [Tried(seen, NOW_S)]
+            made.nodes[source].tries[index, network] = Tried(seen, NOW_S)
     return made
 
 
@@ -120,7 +120,7 @@ def test_the_leaders_node_and_some_others_try_both_networks():
     made = picture(silent_s=2.0)
     suspects = find_suspects(made, NOW_S)
     assert [node.index for node in suspects] == [2]
-    assert [node.index for node in pick_triers(made, suspects)] == [0, 1, 3]
+    assert sorted(Orders(made).wants(NOW_S)) == [0, 1, 3]
     targets = suspects[0].targets()
     assert [(t.network, t.address, t.port) for t in targets] == [
         ("data", "192.168.20.3", 4000),

@@ -139,7 +139,7 @@ def _earliest(scene: Scene, is_it: Callable[[WorkerEnd], bool] = lambda _: True)
 
 
 def _name_whom_victims_lost(scene: Scene, first: WorkerEnd) -> Finding:
-    if absent := [rank for rank in _ranks_waited_for(first) if scene.has_rank(rank)]:
+    if absent := [rank for rank in _ranks_waited_for(first) if rank < scene.membership.world_size]:
         words = (first.message or "").partition("init_process_group waited ")[2].partition("; look at")[0]
         what = "it never reached init_process_group, although its process ran"
         if absent[0] in scene.left:

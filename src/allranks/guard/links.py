@@ -42,6 +42,8 @@ FILTERED_S = 10.0
 
 Pair = tuple[int, int]
 """Of node indices, the smaller first."""
+Round = Mapping[Pair, Sequence[Tried]]
+"""What the tries of one round showed, by pair."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,12 +64,11 @@ class Stalled:
 class Episode:
     """One time of trouble: what was tried, round by round."""
 
-    began_s: float
-    suspects: set[int]
+    suspects: set[int] = field(default_factory=set)
     ordered_s: float = 0.0
     until_s: float = 0.0
-    rounds: list[dict[Pair, list[Tried]]] = field(default_factory=list)
-    """What came out, by pair; finished rounds only."""
+    rounds: list[Round] = field(default_factory=list)
+    """Finished ones only."""
 
 
 def find_stalled(scene: Scene, now_s: float, *, share: float = 1.0) -> list[Stalled]:
@@ -101,22 +102,20 @@ def plan_round(scene: Scene, suspects: set[int]) -> dict[int, tuple[TryTarget, .
 
 def is_round_over(scene: Scene, episode: Episode, now_s: float) -> bool:
     """Whether all answers are there, or their time is up."""
-    if now_s >= episode.until_s:
-        return True
-    return all(
-        (tried := scene.nodes[index].tries.get((target.node_index, "data"))) and tried[-1].at_s >= episode.ordered_s
+    return now_s >= episode.until_s or all(
+        (tried := scene.nodes[index].tries.get((target.node_index, "data"))) and tried.at_s >= episode.ordered_s
         for index, targets in plan_round(scene, episode.suspects).items()
         for target in targets
     )
 
 
-def collect_round(scene: Scene, episode: Episode) -> dict[Pair, list[Tried]]:
-    """Return what the tries since the order showed, by pair."""
+def collect_round(scene: Scene, episode: Episode) -> Round:
+    """Return what the tries since the order showed."""
     found: dict[Pair, list[Tried]] = {}
     for node in scene.nodes:
         for (target, network), tried in node.tries.items():
-            if network == "data" and tried[-1].at_s >= episode.ordered_s:
-                found.setdefault(_pair(node.index, target), []).append(tried[-1])
+            if network == "data" and tried.at_s >= episode.ordered_s:
+                found.setdefault(_pair(node.index, target), []).append(tried)
     return found
 
 
@@ -134,21 +133,21 @@ def judge_links(scene: Scene, episode: Episode, stalled: Sequence[Stalled]) -> J
     apart = _apart(now.keys() - bad, bad)
     if len(episode.rounds) < 2:
         is_plain = len(apart) == 1 and len(apart[0]) == 1 and sum(apart[0][0] in pair for pair in bad) >= MIN_APART
-        return _judge_apart(scene, apart, bad, now, stalled) if is_plain else None
+        return _judge_apart(scene, apart, now, stalled) if is_plain else None
     if (bad_before := _bad(episode.rounds[-2])) != bad:
         return _judge_lossy(scene, episode, bad | bad_before, stalled)
     if apart:
-        return _judge_apart(scene, apart, bad, now, stalled)
-    return _judge_pairs(scene, bad, now, stalled)
+        return _judge_apart(scene, apart, now, stalled)
+    return _judge_pairs(scene, now, stalled)
 
 
 def _pair(one: int, other: int) -> Pair:
     return min(one, other), max(one, other)
 
 
-def _bad(tried_by_pair: Mapping[Pair, Sequence[Tried]]) -> set[Pair]:
+def _bad(now: Round) -> set[Pair]:
     """Pairs between which nothing came through."""
-    return {pair for pair, tried in tried_by_pair.items() if not any(each.is_ok for each in tried)}
+    return {pair for pair, tried in now.items() if not any(each.is_ok for each in tried)}
 
 
 def _apart(ok: set[Pair], bad: set[Pair]) -> list[tuple[int, ...]]:
@@ -166,17 +165,11 @@ def _is_large_lost(tried: Sequence[Tried]) -> bool:
     return any(each.seen.connects for each in tried)
 
 
-def _judge_apart(
-    scene: Scene,
-    apart: Sequence[tuple[int, ...]],
-    bad: set[Pair],
-    now: Mapping[Pair, Sequence[Tried]],
-    stalled: Sequence[Stalled],
-) -> Judged:
+def _judge_apart(scene: Scene, apart: Sequence[tuple[int, ...]], now: Round, stalled: Sequence[Stalled]) -> Judged:
     in_main = {index for pair in now for index in pair} - {index for part in apart for index in part}
-    findings = []
+    findings, bad = [], sorted(_bad(now))
     for part in apart:
-        mine = [pair for pair in sorted(bad) if set(pair) & set(part)]
+        mine = [pair for pair in bad if set(pair) & set(part)]
         one, two = (fold_hosts([scene.nodes[i].name for i in sorted(side)]) for side in (in_main, part))
         is_undecided = len(part) > 1 or len(in_main) < 2
         cause_id, fix, ranks = "AR210", None, scene.nodes[part[0]].ranks
@@ -192,20 +185,16 @@ def _judge_apart(
             fix = f"set the switch port, bridge or tunnel of {two} to the MTU of its data interface, or run on all "
             fix += "nodes: ip link set <interface> mtu 1500"
         node, confidence = (f"{one} or {two}", Confidence.UNDECIDED) if is_undecided else (two, Confidence.CERTAIN)
-        evidence = _evidence(scene, stalled, mine, now)
-        findings.append(
-            scene.fault(cause_id, what, *ranks, node=node, evidence=evidence, confidence=confidence, fix=fix)
-        )
+        about = {"node": node, "evidence": _evidence(scene, stalled, mine, now), "confidence": confidence, "fix": fix}
+        findings.append(scene.fault(cause_id, what, *ranks, **about))
     nodes = tuple(sorted(index for part in apart for index in part))
     ranks_apart = tuple(rank for index in nodes for rank in scene.nodes[index].ranks)
     return Judged(findings=tuple(findings), exit_code=Exit.NODE_FAULT, ranks=ranks_apart, nodes=nodes, cures=True)
 
 
-def _judge_pairs(
-    scene: Scene, bad: set[Pair], now: Mapping[Pair, Sequence[Tried]], stalled: Sequence[Stalled]
-) -> Judged:
+def _judge_pairs(scene: Scene, now: Round, stalled: Sequence[Stalled]) -> Judged:
     """Pairs that do not reach each other, while others reach both."""
-    pairs = sorted(bad)
+    pairs = sorted(_bad(now))
     is_mtu = all(_is_large_lost(now[pair]) for pair in pairs)
     met = Counter(index for pair in pairs for index in pair)
     leave = max(met, key=lambda index: (met[index], index != LEADER, index))
@@ -268,17 +257,13 @@ def _undecided(scene: Scene, cause_id: str, what: str, names: Sequence[str], lea
     return Judged(findings=(finding,), exit_code=Exit.NODE_FAULT, nodes=(leave,), cures=True)
 
 
-def _evidence(
-    scene: Scene, stalled: Sequence[Stalled], pairs: Sequence[Pair], now: Mapping[Pair, Sequence[Tried]]
-) -> list[str]:
-    lines = []
-    for stuck in sorted(stalled, key=lambda stuck: -stuck.link.stalled_s):
-        if stuck.pair in pairs:
-            lines.append(
-                f"{scene.nodes[stuck.own].name} -> {scene.nodes[stuck.peer].name}: {stuck.link.unacked_bytes} bytes "
-                f"unacknowledged for {stuck.link.stalled_s:.1f} s, {stuck.link.retransmits} retransmits"
-            )
-    del lines[4:]
+def _evidence(scene: Scene, stalled: Sequence[Stalled], pairs: Sequence[Pair], now: Round) -> list[str]:
+    theirs = sorted((each for each in stalled if each.pair in pairs), key=lambda each: -each.link.stalled_s)
+    lines = [
+        f"{scene.nodes[stuck.own].name} -> {scene.nodes[stuck.peer].name}: {stuck.link.unacked_bytes} bytes "
+        f"unacknowledged for {stuck.link.stalled_s:.1f} s, {stuck.link.retransmits} retransmits"
+        for stuck in theirs[:4]
+    ]
     for pair in pairs[:6]:
         for each in now.get(pair, ())[:2]:
             source = pair[0] if each.seen.target == pair[1] else pair[1]

@@ -168,9 +168,7 @@ def _newest_calls(scene: Scene) -> tuple[str, int, dict[int, CallSeen]]:
         for call in view.beat.calls:
             if not call.is_done and call.seq > 0:
                 found[call.group, call.seq][rank] = call
-    if not found:
-        return "0", 0, {}
-    (group, seq), calls = max(found.items(), key=lambda item: (len(item[1]), item[0][1]))
+    (group, seq), calls = max(found.items(), key=lambda item: (len(item[1]), item[0][1]), default=(("0", 0), {}))
     return group, seq, calls
 
 

@@ -11,6 +11,8 @@ from allranks.guard import links, presence
 from allranks.guard.scene import Scene
 from allranks.wire.protocol import Try, TryTarget
 
+NUM_TRIERS = 4
+"""Nodes that try to reach a silent one: the leader's, and others that are heard."""
 _NEVER_S = float("inf")
 
 
@@ -38,15 +40,15 @@ class Orders:
         scene = self._scene
         within_s = min(max(scene.settings.gone_s / 3, 0.5), 2.0)
         suspects = presence.find_suspects(scene, now)
-        for index in self._again_s.keys() - {node.index for node in suspects}:
-            del self._again_s[index]
-        due = [node for node in suspects if now >= self._again_s.get(node.index, now)]
+        self._again_s = {node.index: self._again_s.get(node.index, now) for node in suspects}
+        due = [node for node in suspects if now >= self._again_s[node.index]]
         for node in due:
             self._again_s[node.index] = now + within_s + 2 * scene.settings.beat_s
         targets = tuple(target for node in due for target in node.targets())
         if not targets:
             return {}, 0.0
-        return {trier.index: targets for trier in presence.pick_triers(scene, suspects)}, within_s
+        triers = [node.index for node in scene.nodes if node not in suspects][:NUM_TRIERS]
+        return dict.fromkeys(triers, targets), within_s
 
     def _want_stuck(self, now: float) -> tuple[Mapping[int, tuple[TryTarget, ...]], float]:
         """Open, go on with, or close the rounds."""
@@ -61,7 +63,7 @@ class Orders:
         if not stalled or (episode is not None and episode.until_s != _NEVER_S):
             return {}, 0.0
         if episode is None:
-            episode = self.episode = links.Episode(now, set())
+            episode = self.episode = links.Episode()
         episode.suspects |= {index for each in stalled for index in (each.own, each.peer)}
         within_s = links.round_s(scene, len(episode.rounds))
         episode.ordered_s = now

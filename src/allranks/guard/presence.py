@@ -13,8 +13,6 @@ Where every other node falls silent at once, it is the leader's own network.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import msgspec
 
 from allranks.guard.judged import Judged
@@ -25,8 +23,6 @@ from allranks.model.errors import Exit
 from allranks.model.finding import Confidence, Finding
 from allranks.model.hostlist import fold_hosts
 
-NUM_TRIERS = 4
-"""Nodes that try to reach a silent one; the leader's is one of them."""
 MUTE_FACTOR = 3
 """So many times gone_s may an agent be silent whose machine answers: a busy machine is no lost one."""
 START_S = 15.0
@@ -38,11 +34,6 @@ HOLD_S = 1.0
 def find_suspects(scene: Scene, now_s: float) -> list[NodeView]:
     """Return the nodes that may be gone: connection lost, or longer silent than usual."""
     return [node for node in scene.nodes if _suspected_since_s(scene, node, now_s) is not None]
-
-
-def pick_triers(scene: Scene, suspects: Sequence[NodeView]) -> list[NodeView]:
-    """Return who is to try a silent node: the leader's own, and some others that are heard."""
-    return [node for node in scene.nodes if node not in suspects][:NUM_TRIERS]
 
 
 def judge_gone(scene: Scene, now_s: float) -> tuple[Judged | None, bool]:
@@ -128,10 +119,10 @@ def _judge_node(scene: Scene, node: NodeView, now_s: float) -> Finding | None:
 def _tries_of(scene: Scene, node: NodeView, since_s: float) -> list[tuple[int, Tried]]:
     """The newest tries of each node to reach this one, made since it is suspected."""
     return [
-        (other.index, tried[-1])
+        (other.index, tried)
         for other in scene.nodes
         for (target, _), tried in other.tries.items()
-        if target == node.index and tried[-1].at_s >= since_s
+        if target == node.index and tried.at_s >= since_s
     ]
 
 
@@ -155,7 +146,7 @@ def _say(scene: Scene, index: int, each: Tried) -> str:
 
 def _blame_leader(scene: Scene, now_s: float) -> Judged:
     leader = scene.nodes[LEADER]
-    told = [_say(scene, LEADER, tried[-1]) for tried in leader.tries.values()]
+    told = [_say(scene, LEADER, tried) for tried in leader.tries.values()]
     silent = fold_hosts([node.name for node in scene.nodes if node is not leader])
     what = "the node receives nothing: all other nodes became silent at once, so its own link is at fault"
     seen, ranks = [f"no word from {silent}", *told[:4]], tuple(leader.ranks)

@@ -25,7 +25,6 @@ FRESH_S = 1.5
 """Words that are no older than this, or than two beats and a half, speak of now."""
 SILENT_S = 3.0
 """A beat thread that has not spoken for so long cannot run: it does so several times a second."""
-_TRIES_KEPT = 6
 
 
 @dataclass(slots=True)
@@ -84,8 +83,8 @@ class NodeView:
     lost_reason: str = ""
     lost_s: float | None = None
     """Since when its connection is gone."""
-    tries: dict[tuple[int, str], list[Tried]] = field(default_factory=dict)
-    """That this node made: by target and network, the newest last."""
+    tries: dict[tuple[int, str], Tried] = field(default_factory=dict)
+    """That this node made: by target and network, the newest one."""
     oom_kills: int = 0
     oom_s: float | None = None
     """When that number was last seen to rise."""
@@ -109,17 +108,13 @@ class NodeView:
         known = self.addresses.get(network, "")
         return known or (self.beat.addresses[0] if network == "data" and self.beat and self.beat.addresses else "")
 
-    def port(self, network: str) -> int:
-        """Where its agent listens for tries; 0: nowhere."""
-        return self.beat.try_ports[network != "data"] if self.beat else 0
-
     def targets(self) -> tuple[TryTarget, ...]:
         """Return where it can be tried; once where both networks are one."""
-        networks = ("data",) if self.address("control") in ("", self.address("data")) else ("data", "control")
+        networks = ("data",) if self.address("control") == self.address("data") else ("data", "control")
         return tuple(
-            TryTarget(node_index=self.index, network=network, address=self.address(network), port=self.port(network))
-            for network in networks
-            if self.address(network) and self.port(network)
+            TryTarget(node_index=self.index, network=network, address=address, port=port)
+            for network, port in zip(networks, self.beat.try_ports if self.beat else (), strict=False)
+            if (address := self.address(network)) and port
         )
 
 
@@ -133,11 +128,7 @@ class Scene:
     """
 
     def __init__(
-        self,
-        settings: GuardTable,
-        membership: Membership,
-        addresses: Mapping[int, Mapping[str, str]],
-        now_s: float,
+        self, settings: GuardTable, membership: Membership, addresses: Mapping[int, Mapping[str, str]], now_s: float
     ) -> None:
         self.settings = settings
         self.membership = membership
@@ -167,13 +158,9 @@ class Scene:
         """The node that a rank runs on."""
         return self._node_of[rank]
 
-    def has_rank(self, rank: int) -> bool:
-        """Whether there is such a rank."""
-        return rank in self._node_of
-
     def end(self, end: WorkerEnd, now_s: float) -> None:
         """Take in that a worker ended, well or badly; what is told twice, or of nobody, counts once or not at all."""
-        if end.rank in self.ended or not self.has_rank(end.rank):
+        if end.rank in self.ended or end.rank not in self._node_of:
             return
         self.ended.add(end.rank)
         if end.exit_code == 0:
@@ -218,20 +205,18 @@ class Scene:
         node.beat, node.heard_s = beat, now_s
         node.lost_reason, node.lost_s = "", None  # it speaks
         if beat.oom_kills > node.oom_kills:
-            node.oom_s = now_s
-        node.oom_kills = max(node.oom_kills, beat.oom_kills)
+            node.oom_kills, node.oom_s = beat.oom_kills, now_s
         for rank in beat.ranks:
             self._hear_rank(rank, told_s)
         for seen in beat.tries:
-            tried = node.tries.setdefault((seen.target, seen.network), [])
-            at_s = told_s - seen.age_s
-            if not tried or at_s >= tried[-1].at_s + 0.3:  # a node tells the same try in several beats
-                node.tries[seen.target, seen.network] = [*tried, Tried(seen, at_s)][-_TRIES_KEPT:]
+            at_s, before = told_s - seen.age_s, node.tries.get((seen.target, seen.network))
+            if before is None or at_s >= before.at_s + 0.3:  # a node tells the same try in several beats
+                node.tries[seen.target, seen.network] = Tried(seen, at_s)
         return beat
 
     def _hear_rank(self, beat: RankBeat, told_s: float) -> None:
         marks = (beat.step, *((group.name, group.enqueued, group.completed) for group in beat.groups))
         view = self.ranks.get(beat.rank)
-        has_moved = view is None or marks != view.marks
+        moved_s = view.moved_s if view is not None and view.marks == marks else told_s
         self.calls_version += view is None or beat.calls != view.beat.calls
-        self.ranks[beat.rank] = RankView(beat, told_s, told_s if has_moved or view is None else view.moved_s, marks)
+        self.ranks[beat.rank] = RankView(beat, told_s, moved_s, marks)

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from allranks.guard import presence, waits
-from allranks.guard.judged import name_fault
 from allranks.guard.scene import Scene
 from allranks.guard.stragglers import Straggler
 from allranks.model.finding import Confidence, Finding, Severity
@@ -68,12 +67,12 @@ class Speech:
 
     def _say_mute(self, now: float) -> list[str]:
         suspects = presence.find_suspects(self._scene, now)
-        for index in self._mute_at_s.keys() - {node.index for node in suspects}:
-            del self._mute_at_s[index]
+        gone_s = self._scene.settings.gone_s
+        self._mute_at_s = {node.index: self._mute_at_s.get(node.index, gone_s) for node in suspects}
         lines = []
         for node in suspects:
             silent_s = node.silent_s(now)
-            if silent_s >= self._mute_at_s.get(node.index, self._scene.settings.gone_s):
+            if silent_s >= self._mute_at_s[node.index]:
                 self._mute_at_s[node.index] = LATER_FACTOR * silent_s
                 lines.append(f"no word from {node.name} for {silent_s:.0f} s; others try to reach it")
         return lines
@@ -82,11 +81,11 @@ class Speech:
         lines = []
         for each in stragglers:
             late_ms = f"{each.lag_s * 1e3:.0f} ms"
-            finding = self.warnings[each.rank] = name_fault(
+            finding = self.warnings[each.rank] = self._scene.fault(
                 "AR409",
                 f"calls most collectives {late_ms} after all others, which lose up to {each.share:.0%} of their time",
-                node=self._scene.node_of(each.rank).name,
-                ranks=(each.rank,),
+                each.rank,
+                victims=(),
                 evidence=[f"the last of all ranks, by {late_ms}, over {each.num_collectives} collectives"],
                 confidence=Confidence.LIKELY,
                 severity=Severity.WARN,

@@ -61,13 +61,11 @@ def find_waiting(scene: Scene, now_s: float, *, names_unknown: bool = False) -> 
     views = {view.beat.rank: view for view in scene.running()}
     dumps = [dump for view in views.values() if (dump := _dump_of(view, views)) is not None]
     dumps += [_dump_of_left(scene.ranks[rank].beat) for rank in scene.left if rank in scene.ranks]
-    stops = [stop for stop in find_stops(dumps) if stop.kind not in (StopKind.MISMATCH, StopKind.BEHIND)]
-    if not stops:
+    stops = (stop for stop in find_stops(dumps) if stop.kind not in (StopKind.MISMATCH, StopKind.BEHIND))
+    if (stop := next(stops, None)) is None:
         return None
-    stop = stops[0]
-    waiting = tuple(rank for rank in stop.victims if rank in views) or tuple(
-        rank for rank, view in views.items() if view.waits_s(now_s) > 0
-    )
+    waiting = tuple(rank for rank in stop.victims if rank in views)
+    waiting = waiting or tuple(rank for rank, view in views.items() if view.waits_s(now_s) > 0)
     if not waiting:
         return None
     waited_s = max(views[rank].waits_s(now_s) for rank in waiting)
@@ -93,8 +91,7 @@ def say_slow(scene: Scene, waiting: Waiting, now_s: float) -> str:
     waits = f"{count} rank{'s' if count != 1 else ''} wait{'s' if count == 1 else ''}"
     if not waiting.sinks:
         what = "wait for each other" if waiting.stop.kind is StopKind.CIRCLE else "are in it and do not leave it"
-        call = waiting.stop.calls[0][1] if waiting.stop.calls else None
-        where = f": {call.op}{call.at}" if call else ""
+        where = next((f": {call.op}{call.at}" for _, call in waiting.stop.calls), "")
         return f"slow: {fold_ranks(waiting.waiting)} {what} for {waiting.waited_s:.0f} s{where}"
     parts = [_say_sink(scene, rank, waiting, now_s) for rank in waiting.sinks[:MAX_NAMED]]
     more = f" and {len(waiting.sinks) - MAX_NAMED} more" if len(waiting.sinks) > MAX_NAMED else ""
@@ -235,15 +232,12 @@ def _say_sink(scene: Scene, rank: int, waiting: Waiting, now_s: float, *, is_sho
 
 def _evidence(scene: Scene, waiting: Waiting, now_s: float) -> list[str]:
     lines = [f"{fold_ranks(waiting.waiting)} waited for {waiting.waited_s:.0f} s in {_shown(waiting.stop)}"]
-    for rank in waiting.sinks[:MAX_NAMED]:
-        if (view := scene.ranks.get(rank)) is None:
-            continue
+    for view in (scene.ranks[rank] for rank in waiting.sinks[:MAX_NAMED] if rank in scene.ranks):
         beat = view.beat
-        last = beat.calls[-1] if beat.calls else None
-        lines.append(
-            f"rank {rank}, pid {beat.pid}: {beat.state}, {beat.cpu_s:.0f} s of processor time, last moved "
-            f"{now_s - view.moved_s:.0f} s ago{_at(beat.main_at)}{f'; last call {last}{last.at}' if last else ''}"
-        )
+        moved = f"last moved {now_s - view.moved_s:.0f} s ago{_at(beat.main_at)}"
+        last = f"; last call {beat.calls[-1]}{beat.calls[-1].at}" if beat.calls else ""
+        used = f"{beat.state}, {beat.cpu_s:.0f} s of processor time"
+        lines.append(f"rank {beat.rank}, pid {beat.pid}: {used}, {moved}{last}")
     return lines
 
 

@@ -45,7 +45,6 @@ class _Told(msgspec.Struct):
     """What the beat thread wrote, see guard/inside/beat.py; after an exception also the calls alone, see entry.py."""
 
     at: str = ""
-    since_ns: int = 0
     groups: list[tuple[Word, tuple[int, ...], Number, Number, int]] = []
     calls: list[CallSeen] = []
     lags: list[tuple[Word, int, int]] = []
@@ -71,7 +70,7 @@ class WatchedWorker:
         self._started_pid = pid
         self._cell = cell
         self._root = root
-        self._seen: Seen | None = None
+        self._seen: object = None
         self._since_s = time.monotonic()
         self._told: tuple[int, _Told] = (0, _Told())
         self._told_lags: object = None
@@ -86,7 +85,7 @@ class WatchedWorker:
         told = self._decode_told(read.told)
         seen = self._look_outside(read.pid)
         silent_s = _age_s(read.told.written_ns, now_ns) if read.told else None
-        at, at_for_s = told.at, _age_s(told.since_ns, now_ns) if told.since_ns else 0.0
+        at = told.at
         if silent_s is not None and silent_s > SILENT_S and seen.state is not ProcessState.GONE:
             at = self._spy_on(seen.pid) or at
         called = _decode(read.call, CallSeen)  # what Python code called last
@@ -101,7 +100,6 @@ class WatchedWorker:
             cpu_s=seen.cpu_s,
             silent_s=silent_s,
             main_at=as_one_line(at),
-            main_at_for_s=at_for_s,
             step=read.step,
             checkpoint=read.saved,
             phase=as_one_line(read.phase),
@@ -115,14 +113,12 @@ class WatchedWorker:
         pid = self._started_pid
         if claimed_pid not in (0, pid) and is_below(claimed_pid, pid, root=self._root):
             pid = claimed_pid  # a shell or a wrapper stands between
-        before, seen = self._seen, read_process(pid, root=self._root)
-        is_same = before is not None and before.pid == pid and before.state is seen.state
-        if is_same and seen.state in HELD_STATES:  # a process that went in and out of it meanwhile moved
-            assert before is not None
-            is_same = (before.num_switches, before.cpu_s) == (seen.num_switches, seen.cpu_s)
-        if not is_same:
+        seen = read_process(pid, root=self._root)
+        # A held process that moved has gone out of the state and in again.
+        moves = (seen.num_switches, seen.cpu_s) if seen.state in HELD_STATES else ()
+        before, self._seen = self._seen, (pid, seen.state, moves)
+        if before != self._seen:
             self._since_s = time.monotonic()
-        self._seen = seen
         return seen
 
     def _spy_on(self, pid: int) -> str:

@@ -121,8 +121,6 @@ class RankBeat(msgspec.Struct, frozen=True, kw_only=True):
     """Since its beat thread last told anything; None: it never did (no torch, no hook)."""
     main_at: Word = ""
     """Where its main thread is in the user's code: `evaluate.py:88 in run`; empty: not known."""
-    main_at_for_s: Age = 0.0
-    """Since anything last went on: a call that began or ended, a step. The place may have moved meanwhile."""
     step: int | None = None
     """Where the script says it."""
     checkpoint: int | None = None

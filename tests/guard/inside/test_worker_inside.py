@@ -73,7 +73,6 @@ def test_who_waits_in_a_collective_and_who_never_came_are_told_apart(tmp_path: P
     assert group(second).waiting_s == 0
     assert first.main_at == "train.py:23 in <module>"
     assert second.main_at == "train.py:20 in evaluate"
-    assert second.main_at_for_s > 0.2
     call = last_call(first)
     assert (call.group, call.seq, call.op, call.sizes, call.dtypes, call.is_done, call.place) == (
         "0", 4, "broadcast", ((5,),), ("Double",), False, "train.py:23 in <module>",
@@ -90,7 +89,7 @@ def test_a_stopped_worker_is_seen_stopped_and_its_ages_go_on(tmp_path: Path):
         view = watch(worker)
         wait_until(worker.told, "the first beat")
         worker.process.send_signal(signal.SIGSTOP)
-        beat = wait_until(lambda: (b := view.look()).state_for_s > 1.2 and b.main_at_for_s > 1.2 and b, "the ages")
+        beat = wait_until(lambda: (b := view.look()).state_for_s > 1.2 and b, "the ages")
         assert beat.state is ProcessState.STOPPED
         assert beat.silent_s > 1.0
         worker.process.send_signal(signal.SIGCONT)

@@ -4,7 +4,7 @@ It runs also while the main thread is blocked in C++ (a collective lets go of th
 process is stopped or its GIL held, which the agent then sees from outside. What it tells, as JSON, all times `_ns` by
 CLOCK_MONOTONIC but `created_ns`:
 
-    at (main thread's place), since_ns (nothing went on since then), lags [[group, seq, created_ns]], blind [text],
+    at (main thread's place), lags [[group, seq, created_ns]], blind [text],
     groups [[name, ranks, enqueued, completed, open_since_ns]], calls (model.beat.CallSeen, where one is open for long)
 
 Its own cost is bounded: a dump of the recorder takes milliseconds with the GIL held, so the next one for lags waits
@@ -47,7 +47,6 @@ class Beat:
         self._moved: object = None
         self._told: object = None
         self._blob = b""
-        self._since_ns = time.monotonic_ns()
         self._open: dict[str, tuple[int, int]] = {}
         """By group: the number of the first open call, and since when it is."""
         self._calls: list[dict[str, Any]] = []
@@ -94,7 +93,6 @@ class Beat:
     def _write(self, states: dict[str, tuple[int, int]], at: str) -> bytes:
         told = {
             "at": at,
-            "since_ns": self._since_ns,
             "groups": [
                 (name, group.ranks, *states.get(name, (-1, -1)), self._open.get(name, (0, 0))[1])
                 for name, group in self._flight.groups().items()
@@ -109,7 +107,7 @@ class Beat:
         moved = states, self._cell.marks()
         if moved == self._moved:
             return
-        self._moved, self._since_ns = moved, now_ns
+        self._moved = moved
         before, self._open = self._open, {}
         for name, (enqueued, completed) in states.items():
             if enqueued > completed:

@@ -119,11 +119,8 @@ class Cell:
     @classmethod
     def inherited(cls, env: Mapping[str, str] | None = None) -> Cell | None:
         """Return the one that this process got from its agent; None where there is none, or one of another version."""
-        number = (os.environ if env is None else env).get(ENV_FD, "")
-        if not number.isdecimal():
-            return None
-        fd = int(number)
         try:  # in a child that did not inherit it, the number may be any other file's
+            fd = int((os.environ if env is None else env).get(ENV_FD, ""))
             if NAME not in os.readlink(f"/proc/self/fd/{fd}") or os.fstat(fd).st_size != _TOTAL:
                 return None
             cell = cls(fd)

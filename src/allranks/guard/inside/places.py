@@ -6,27 +6,25 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from types import FrameType
 
 _LIBRARIES = ("/site-packages/", "/dist-packages/")
 _STDLIB = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 _OWN = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))) + os.sep
-_is_library: dict[str, bool] = {}
-"""By file name: a thread's stack is looked at five times a second."""
 
 
 def place_of(frame: FrameType | None) -> str:
     """Return the innermost line of the user's that this frame stands on; empty where there is none."""
     while frame is not None:
         code = frame.f_code
-        file = code.co_filename
-        is_library = _is_library.get(file)
-        if is_library is None:
-            is_library = _is_library[file] = file.startswith(("<", _STDLIB, _OWN)) or any(
-                part in file for part in _LIBRARIES
-            )
-        if not is_library:
-            return f"{os.path.basename(file)}:{frame.f_lineno} in {code.co_name}"
+        if not _is_library(code.co_filename):
+            return f"{os.path.basename(code.co_filename)}:{frame.f_lineno} in {code.co_name}"
         frame = frame.f_back
     return ""
+
+
+@functools.cache  # a thread's stack is looked at five times a second
+def _is_library(file: str) -> bool:
+    return file.startswith(("<", _STDLIB, _OWN)) or any(part in file for part in _LIBRARIES)
