@@ -36,11 +36,8 @@ exec chroot "$1" env --chdir="$2" "${@:3}"
 FAILED = (
     "[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has a total capacity\n"
 )
-PLATFORMS = (
-    "x86_64-manylinux_2_28", "aarch64-manylinux_2_28", "x86_64-unknown-linux-musl", "aarch64-unknown-linux-musl",
-)  # fmt: skip
-INDEX = ("PIP_", "UV_", "HTTP", "NO_PROXY", "SSL_")
-"""Variables that say how to reach a package index."""
+GLIBC = ("x86_64-manylinux_2_28", "aarch64-manylinux_2_28")
+MUSL = ("x86_64-unknown-linux-musl", "aarch64-unknown-linux-musl")
 
 
 @dataclass(frozen=True)
@@ -155,15 +152,27 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Place:
     return place
 
 
+def resolve(tools: Place, wheel: Path, platform: str, version: str, *more: str) -> set[str]:
+    """Return the packages that are installed with the wheel on another machine, if all of them have wheels there."""
+    requirements = write(tools.folder / "requirements.in", f"allranks @ file://{wheel}\n")
+    command = ("tools/bin/uv", "pip", "compile", "--quiet", "--no-annotate", "--no-header", "--only-binary", ":all:")
+    found = tools.run(*command, *more, "--python-platform", platform, "--python-version", version, requirements)
+    return {line.partition("==")[0].partition(" @")[0] for line in found.stdout.splitlines()}
+
+
+ALL = {"allranks", "click", "hyperscan", "jinja2", "markupsafe", "msgspec", "psutil", "py-spy", "zstandard"}
+
+
 @pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("platform", PLATFORMS)
+@pytest.mark.parametrize("platform", GLIBC)
 def test_all_dependencies_have_wheels(tools: Place, built: dict[str, Path], platform: str, version: str) -> None:
-    """Resolved only, for machines that are not here."""
-    requirements = write(tools.folder / "requirements.in", f"allranks @ file://{built['wheel']}\n")
-    resolve = ("tools/bin/uv", "pip", "compile", "--quiet", "--no-annotate", "--no-header", "--only-binary", ":all:")
-    found = tools.run(*resolve, "--python-platform", platform, "--python-version", version, requirements).stdout
-    names = {line.partition("==")[0] for line in found.splitlines()}
-    assert {"click", "hyperscan", "jinja2", "msgspec", "psutil", "py-spy", "zstandard"} <= names
+    assert resolve(tools, built["wheel"], platform, version) == ALL
+
+
+@pytest.mark.parametrize("platform", MUSL)
+def test_on_musl_only_py_spy_has_none(tools: Place, built: dict[str, Path], platform: str) -> None:
+    without = write(tools.folder / "excluded.txt", "py-spy; sys_platform == 'win32'\n")
+    assert resolve(tools, built["wheel"], platform, "3.13", "--override", str(without)) == ALL - {"py-spy"}
 
 
 def test_other_machines_go_without_hyperscan_and_py_spy(tools: Place, built: dict[str, Path]) -> None:
