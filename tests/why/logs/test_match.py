@@ -81,6 +81,10 @@ def test_anchors_are_those_of_a_segment(pattern: str, end: bytes) -> None:
     assert [hit.raw for hit in hits] == [b"needle", b"needle"]
 
 
+def test_a_carriage_return_that_ends_one_match_may_begin_the_next() -> None:
+    assert [hit.raw for hit in scan([r"^needle$"], b"needle\rneedle\rneedle\n")] == [b"needle"] * 3
+
+
 def test_a_long_line_gives_a_part_around_each_match() -> None:
     data = b"x" * 100_000 + b"needle" + b"y" * 100_000 + b"needle needle" + b"z" * 10
     first, second = scan(["needle"], data)
