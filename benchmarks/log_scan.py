@@ -6,8 +6,9 @@
 
 In each round everyone reads the same file once, one after another in changing order, pinned to one core; the files are
 in the page cache. ours: `Matcher.scan` over `read_chunks`. reading: `read_chunks` alone. hyperscan: `Matcher.scan` over
-chunks that are in memory. rg: `rg -c -f patterns`, start to exit, bytes as everyone's unit. re: one alternation of all
-patterns, on the first `--re-size` bytes only. Compiling the patterns is not in the rates, but for rg's.
+chunks that are in memory. rg: `rg -c -f patterns`, start to exit, bytes as everyone's unit. plain: `Matcher.scan` as it
+is without hyperscan. re: one alternation of all patterns. Both get the first `--re-size` bytes only. Compiling the
+patterns is not in the rates, but for rg's, and what plain compiles when it first needs it.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from synthetic_logs import HIT_EVERY, write_log
 from allranks.causes.catalogue import all_causes
 from allranks.why.logs.events import list_patterns
 from allranks.why.logs.match import Matcher
+from allranks.why.logs.plain import PlainEngine
 from allranks.why.logs.read import Chunk, read_chunks
 from allranks.why.logs.sources import find_sources
 
@@ -92,7 +94,7 @@ def chunks_of(path: Path) -> Iterator[Chunk]:
 
 
 def compare(path: Path, patterns: Sequence[str], *, rounds: int, re_bytes: int) -> None:
-    matcher = Matcher(patterns)
+    matcher, plain = Matcher(patterns), Matcher(patterns, PlainEngine)
     size = path.stat().st_size
     sample = list(itertools.takewhile(lambda chunk: chunk.offset < SAMPLE_BYTES, chunks_of(path)))
     sample_bytes = sum(len(chunk.data) for chunk in sample)
@@ -115,6 +117,7 @@ def compare(path: Path, patterns: Sequence[str], *, rounds: int, re_bytes: int) 
         "ours": (size, scan_file),
         "reading": (size, lambda: sum(1 for _ in chunks_of(path)) * 0),
         "hyperscan": (sample_bytes, lambda: sum(len(matcher.scan(chunk)) for chunk in sample)),
+        "plain": (len(head), lambda: len(plain.scan(Chunk(head, 1, 0)))),
         "re": (len(head), lambda: sum(alternation.search(line) is not None for line in re.split(rb"[\r\n]", head))),
     }
     if shutil.which("rg"):

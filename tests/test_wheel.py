@@ -7,9 +7,11 @@ import subprocess
 import sys
 import tarfile
 import zipfile
+from email import message_from_bytes
 from pathlib import Path
 
 import pytest
+from trove_classifiers import classifiers
 
 from conftest import allranks_command, clean_env, write
 
@@ -54,6 +56,21 @@ def test_a_wheel_has_every_file_of_the_package(wheel: Path) -> None:
     with zipfile.ZipFile(wheel) as archive:
         found = {name for name in archive.namelist() if name.startswith("allranks/")}
     assert found == source_files()
+
+
+def test_a_wheel_says_where_the_project_is_and_what_it_needs_where(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        assert "allranks/py.typed" in archive.namelist()
+        (name,) = (name for name in archive.namelist() if name.endswith("/METADATA"))
+        metadata = message_from_bytes(archive.read(name))
+    given = metadata.get_all("Classifier", [])
+    assert [name for name in given if name not in classifiers] == []
+    assert {f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13, 14)} <= set(given)
+    urls = [url.partition(", ")[0] for url in metadata.get_all("Project-URL", [])]
+    assert urls == ["Homepage", "Documentation", "Changelog", "Issues"]
+    marked = "platform_machine == 'x86_64' or platform_machine == 'aarch64'"
+    needs = [need for need in metadata.get_all("Requires-Dist", []) if "extra ==" not in need]
+    assert sorted(need for need in needs if ";" in need) == [f"hyperscan>=0.7; {marked}", f"py-spy>=0.4; {marked}"]
 
 
 def test_a_source_distribution_has_every_file_of_the_package(tmp_path: Path) -> None:

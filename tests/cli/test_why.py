@@ -314,6 +314,28 @@ def test_help_needs_neither_hyperscan_nor_torch(arguments: list[str]) -> None:
     assert result.stdout.endswith("\nset()\n")
 
 
+def test_without_hyperscan_the_answer_is_the_same_and_one_line_says_that_it_takes_longer(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text(OOM)
+    code = "import sys; sys.argv[1:] = ['why', 'a.log']\n{}\nfrom allranks.cli.main import main\nmain()"
+    fast, plain = (
+        subprocess.run(
+            [sys.executable, "-c", code.format(line)],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+            cwd=tmp_path,
+        )
+        for line in ("", "sys.modules['hyperscan'] = None")
+    )
+    assert (fast.returncode, fast.stderr) == (1, "")
+    assert (plain.returncode, plain.stdout) == (1, fast.stdout)
+    assert plain.stderr.splitlines() == [
+        "allranks: hyperscan is not installed, so reading large logs takes many times as long; the findings are the "
+        "same. To install it: pip install hyperscan"
+    ]
+
+
 def test_an_answer_needs_no_torch(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text(OOM)
     code = "import sys; sys.argv[1:] = ['why', 'a.log']\nfrom allranks.cli.main import main\n"

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -39,11 +40,17 @@ class Example:
 
 
 DDP = Example(name="ddp", pattern=STEP_LOSS, strike_after="step 18 ", length=("--steps", "36"))
+CHAR_GPT = Example(name="char_gpt", pattern=STEP_LOSS, strike_after="step 18 ", length=("--steps", "36"))
+DEEPSPEED = Example(name="deepspeed", pattern=STEP_LOSS, strike_after="step 18 ", length=("--steps", "36"))
 LIGHTNING = Example(
     name="lightning",
     pattern=r"epoch (?P<at>\d+) loss (?P<loss>[\d.]+)",
     strike_after="epoch 3 ",
     length=("--epochs", "7"),
+)
+NEEDS_DEEPSPEED = pytest.mark.skipif(
+    find_spec("deepspeed") is None,
+    reason="DeepSpeed is not installed: DS_BUILD_OPS=0 pip install -c constraints.txt '.[frameworks]'",
 )
 FRAMEWORKS = [
     Example(name="accelerate", pattern=STEP_LOSS, strike_after="step 12 ", length=("--epochs", "4")),
@@ -147,7 +154,12 @@ def assert_it_went_on(undisturbed: Run, struck: Run) -> None:
 
 @pytest.mark.parametrize(
     "example",
-    [DDP, *(pytest.param(each, marks=pytest.mark.by_hand) for each in FRAMEWORKS)],
+    [
+        DDP,
+        CHAR_GPT,
+        pytest.param(DEEPSPEED, marks=[pytest.mark.by_hand, NEEDS_DEEPSPEED]),
+        *(pytest.param(each, marks=pytest.mark.by_hand) for each in FRAMEWORKS),
+    ],
     ids=lambda example: example.name,
 )
 def test_a_killed_rank_is_named_and_its_script_goes_on_from_its_own_checkpoint(example: Example, tmp_path: Path):

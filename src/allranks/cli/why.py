@@ -35,6 +35,10 @@ RUNS = Path("runs")
 SHOW_PROGRESS_AFTER_S = 2.0
 PROGRESS_EVERY_S = 0.2
 MAX_PROBLEMS = 8
+WITHOUT_HYPERSCAN = (
+    "hyperscan is not installed, so reading large logs takes many times as long; the findings are the same. "
+    "To install it: pip install hyperscan"
+)
 _GC_THRESHOLDS = (50_000, 20, 50)
 """Lines are kept and form no cycles: garbage collection at its usual rate takes 5 % of the time."""
 
@@ -165,11 +169,14 @@ def read_logs(sources: Sequence[Source], problems: list[ReadProblem], progress: 
     from allranks.causes.catalogue import all_causes
     from allranks.why.logs.collect import collect
     from allranks.why.logs.events import list_patterns
+    from allranks.why.logs.match import has_hyperscan
 
     def end(signum: int, frame: object) -> NoReturn:
         progress.clear()
         os._exit(128 + signum)  # a file system may hang; nothing is left to clean up
 
+    if sources and not has_hyperscan():
+        say(WITHOUT_HYPERSCAN)
     gc.set_threshold(*_GC_THRESHOLDS)
     is_main = threading.current_thread() is threading.main_thread()
     before = signal.signal(signal.SIGINT, end) if is_main else None

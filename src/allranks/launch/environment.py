@@ -95,7 +95,9 @@ def node_settings(
         why = f"later than the guard, which reports the hanging rank after {hang_s:g} s (guard.hang_s)"
         unless_set("ALLRANKS_TIMEOUT_S", hang_s + AFTER_GUARD_S, why, "guard.hang_s")
     else:
-        why = "collective timeout if the script sets none; torch's default is 600 s (nccl) or 1800 s (gloo)"
+        why = (
+            "collective timeout, unless script or framework pass one; torch's default is 600 s (nccl) or 1800 s (gloo)"
+        )
         unless_set("ALLRANKS_TIMEOUT_S", timeout_s, why, "train.timeout_s")
     fixed("ALLRANKS_BEAT_S", plan.guard.beat_s, "heartbeat interval of a worker, in seconds", "guard.beat_s")
     if checkpoints is not None:
