@@ -297,10 +297,11 @@ def make_answer(
     from allranks.why.findings import count_first, is_answer, to_finding
     from allranks.why.last import last_words, tell_line
     from allranks.why.timeline import make_timeline
-    from allranks.why.verdicts import join_verdict
+    from allranks.why.verdicts import join_verdict, read_printed_verdict
 
     conclusions = conclude(logs, dumps)
-    findings = join_verdict(verdict, [to_finding(each) for each in conclusions])
+    own = [to_finding(each) for each in conclusions]
+    findings = join_verdict(verdict or read_printed_verdict(logs), own, is_printed=verdict is None)
     last: tuple[str, ...] = ()
     if not is_answer(findings):
         findings = []

@@ -30,7 +30,7 @@ from allranks.why.dumps import conclude_dumps
 from allranks.why.logs.events import Event, Logs
 from allranks.why.logs.line import Line
 from allranks.why.naming import add_awaited, add_nodes, add_script, find_culprit, find_nodes, name_somebody
-from allranks.why.overcome import tell_overcome
+from allranks.why.overcome import leave_out_overcome, tell_overcome
 from allranks.why.people import Culprit, People, meet
 from allranks.why.readings.arrivals import conclude_arrivals
 from allranks.why.readings.collectives import conclude_collectives
@@ -100,6 +100,7 @@ def conclude(logs: Logs, dumps: Sequence[Dump] = ()) -> list[Conclusion]:
         logs: what the lines say.
         dumps: flight recorder dumps of the ranks, if there are any beside the logs (dumps.py).
     """
+    logs = leave_out_overcome(logs)
     people = meet(logs)
     found = [*conclude_signs(logs, people), *(each for reading in READINGS for each in reading(logs, people))]
     found += conclude_dumps(dumps)
