@@ -10,7 +10,9 @@ import pytest
 
 from allranks.cli.why import make_answer
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
-from allranks.why.logs.events import Logs
+from allranks.why.logs.collect import collect
+from allranks.why.logs.events import Logs, Pattern
+from allranks.why.logs.match import Matcher
 from allranks.why.logs.sources import find_sources
 from allranks.why.verdicts import join_verdict, take_verdict
 
@@ -174,3 +176,59 @@ def test_the_verdict_of_the_run_directory_comes_before_a_printed_one(read: Calla
 def test_a_secret_in_a_printed_verdict_is_masked(findings: Why) -> None:
     (found,) = findings(REPORT.replace("carrier 0", "HF_TOKEN=geheim").replace("the cable", "password=geheim"))
     assert "geheim" not in str(found)
+
+
+STARTED = '{"time_s": 1795457466.8, "event": "started", "generation": 0, "members": ["vm"]}\n'
+INTERRUPTED = '{"time_s": 1795457472.878, "event": "interrupted", "signum": 2, "node": "vm"}\n'
+KILLED_BY_HAND = (
+    'Traceback (most recent call last):\n  File "/home/ada/train.py", line 7, in <module>\nKeyboardInterrupt\n'
+)
+
+
+def write_interrupted(folder: Path, *, events: str, exit_code: int | None) -> None:
+    """Write the run directory of two ranks that Ctrl-C ended, and of an agent that was killed if it has no code."""
+    for rank in range(2):
+        (folder / "attempt_0/vm").mkdir(parents=True, exist_ok=True)
+        (folder / f"attempt_0/vm/rank_{rank}.err").write_text(KILLED_BY_HAND)
+        (folder / f"attempt_0/vm/rank_{rank}.out").write_text("step 3\n")
+    (folder / "attempt_0/events.jsonl").write_text(events)
+    if exit_code is not None:
+        write_verdict(folder / "attempt_0/verdict.json", exit_code=exit_code)
+
+
+@pytest.mark.parametrize(
+    ("events", "exit_code", "confidence"),
+    [
+        (STARTED + INTERRUPTED, 130, Confidence.CERTAIN),
+        (STARTED + INTERRUPTED, None, Confidence.CERTAIN),
+        (STARTED, 130, Confidence.CERTAIN),
+        (STARTED + INTERRUPTED.replace(" 2,", " 15,"), 143, Confidence.LIKELY),
+    ],
+    ids=["Ctrl-C", "Ctrl-C twice", "no events", "SIGTERM"],
+)
+def test_an_interrupted_run_blames_nobody(
+    tmp_path: Path,
+    patterns: tuple[Pattern, ...],
+    matcher: Matcher,
+    events: str,
+    exit_code: int | None,
+    confidence: Confidence,
+) -> None:
+    write_interrupted(tmp_path / "runs/7", events=events, exit_code=exit_code)
+    sources, verdict = take_verdict(find_sources([str(tmp_path / "runs/7")]))
+    logs = collect(sources, patterns, matcher=matcher)
+    (found,) = make_answer(logs, (), (), verdict=verdict, is_all=True, with_timeline=False).findings
+    assert (found.cause, found.confidence) == ("AR508 cancelled", confidence)
+    assert (found.node, found.ranks, found.subject) == (None, (), None)
+
+
+def test_an_interrupted_run_is_known_by_its_last_line(findings: Why) -> None:
+    found = findings(BEGUN + "allranks: SIGINT after 7 s: all workers here have ended; output in runs/7/attempt_0/vm\n")
+    assert [each.cause for each in found] == ["AR508 cancelled"]
+
+
+def test_what_ended_the_job_from_outside_is_named_as_the_logs_know_it() -> None:
+    limit = msgspec.structs.replace(OWN, cause="AR507 time-limit")
+    guess = msgspec.structs.replace(OWN, cause="AR409 straggler-rank", confidence=Confidence.UNDECIDED)
+    found = join_verdict(Verdict(job="7", attempt=0, exit_code=143), [OWN, guess, limit])
+    assert [each.cause for each in found] == [limit.cause, OWN.cause]

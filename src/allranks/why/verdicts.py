@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from signal import SIGHUP, SIGINT, SIGQUIT, SIGTERM
 
 import msgspec
 
 from allranks.causes.catalogue import find_cause
-from allranks.model.errors import Exit
+from allranks.model.errors import Exit, exit_for_signal
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
 from allranks.report.mask import mask_secrets
 from allranks.report.text import one_line
@@ -19,6 +20,9 @@ from allranks.why.logs.sources import Source
 from allranks.why.overcome import find_ends
 
 NAME = "verdict.json"
+_SIGNALS = {exit_for_signal(number): number.name for number in (SIGHUP, SIGINT, SIGQUIT, SIGTERM)}
+_ENDED = ("AR506 ", "AR507 ", "AR508 ")
+"""Causes that end a job from outside: preemption, the time limit, a person."""
 MAX_GAP = 3
 """Lines between two findings that were printed together: an empty one, and some of other writers."""
 
@@ -102,9 +106,33 @@ def join_verdict(verdict: Verdict | None, own: Sequence[Finding], *, is_printed:
         return [healthy, *said]
     known = {finding.cause for finding in said}
     more = [each for each in own if each.cause not in known] if is_answer(own) else []
+    if not has_failed and verdict.exit_code in _SIGNALS:
+        return [*_interrupted(verdict, more), *said]
     if not has_failed:
         return [*more, *said]
     return [*said, *(each for each in more if each.severity is Severity.FAIL)]
+
+
+def _interrupted(verdict: Verdict, own: Sequence[Finding]) -> list[Finding]:
+    """Return why a run without a failure got a signal, and what else its logs prove.
+
+    What merely resembles something is left out: all ranks were ended, and say so in tracebacks.
+    """
+    from_outside = [each for each in own if each.cause.startswith(_ENDED)]
+    more = [each for each in own if each.severity is Severity.FAIL and each.confidence is not Confidence.UNDECIDED]
+    if not from_outside:
+        cause, name = find_cause("cancelled"), _SIGNALS[verdict.exit_code]
+        from_outside = [
+            Finding(
+                cause=cause.label(),
+                severity=Severity.FAIL,
+                confidence=Confidence.CERTAIN,
+                message=f"the job was ended from outside, by {name}",
+                evidence=(Evidence(seen=f"exit code {verdict.exit_code} and no finding", source=NAME),),
+                fix=cause.fix,
+            )
+        ]
+    return [from_outside[0], *(each for each in more if each is not from_outside[0])]
 
 
 def _lines_of_culprit(finding: Finding, lines: Sequence[Evidence]) -> list[Evidence]:
