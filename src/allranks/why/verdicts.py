@@ -110,7 +110,10 @@ def join_verdict(verdict: Verdict | None, own: Sequence[Finding], *, is_printed:
         return [*_interrupted(verdict, more), *said]
     if not has_failed:
         return [*more, *said]
-    return [*said, *(each for each in more if each.severity is Severity.FAIL)]
+    failures = [each for each in more if each.severity is Severity.FAIL]
+    if said[0].confidence is not Confidence.UNDECIDED:  # such a verdict needs no guesses
+        failures = [each for each in failures if each.confidence is not Confidence.UNDECIDED]
+    return [*said, *failures]
 
 
 def _interrupted(verdict: Verdict, own: Sequence[Finding]) -> list[Finding]:
