@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import shlex
 import signal
 import sys
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from allranks.why.timeline import Row
 
 RUNS = Path("runs")
+_SLURM_OUTPUT = re.compile(r"(?:^|/)slurm-(\d+(?:_\d+)?)\.(?:out|err)(?:\.gz|\.zst)?$")
 SHOW_PROGRESS_AFTER_S = 2.0
 PROGRESS_EVERY_S = 0.2
 MAX_PROBLEMS = 8
@@ -79,7 +81,8 @@ def why(
     problems: list[ReadProblem] = []
     logs = narrow(read_logs(sources, problems, progress), first, last)
     dumps = read_dumps(recordings, problems)
-    answer = make_answer(logs, dumps, problems, verdict=verdict, is_all=is_all, with_timeline=with_timeline)
+    job = find_job(targets, sources, verdict)
+    answer = make_answer(logs, dumps, problems, verdict=verdict, job=job, is_all=is_all, with_timeline=with_timeline)
     document = answer.document(sources, num_bytes=progress.done)
     if as_json:
         click.echo(json.dumps(msgspec.to_builtins(document), indent=2))
@@ -150,6 +153,18 @@ def find_logs(targets: Sequence[str]) -> tuple[Source, ...]:
         return find_job_sources(jobs[0])
     except SetupError as exc:
         raise SetupError(f"job {jobs[0]}: {exc}; or give its log files or directory") from exc
+
+
+def find_job(targets: Sequence[str], sources: Sequence[Source], verdict: Verdict | None) -> str | None:
+    """Return the id of the job or run that is asked about, as other verbs take it; None if it is unknown."""
+    from allranks.why.logs.job import is_job_id
+
+    if verdict is not None:
+        return verdict.job
+    if len(targets) == 1 and is_job_id(targets[0]) and not os.path.lexists(targets[0]):
+        return targets[0].partition(".")[0]
+    named = {match[1] for each in sources if (match := _SLURM_OUTPUT.search(each.shown))}
+    return named.pop() if len(named) == 1 else None
 
 
 def find_recordings(targets: Sequence[str], sources: Sequence[Source]) -> tuple[Source, ...]:
@@ -289,12 +304,13 @@ def make_answer(
     problems: Sequence[ReadProblem],
     *,
     verdict: Verdict | None = None,
+    job: str | None = None,
     is_all: bool,
     with_timeline: bool,
 ) -> Answer:
     """Return the findings, or the last lines if there are none."""
     from allranks.why.blame import conclude
-    from allranks.why.findings import count_first, is_answer, to_finding
+    from allranks.why.findings import count_first, fill_job, is_answer, to_finding
     from allranks.why.last import last_words, tell_line
     from allranks.why.timeline import make_timeline
     from allranks.why.verdicts import join_verdict, read_printed_verdict
@@ -310,7 +326,7 @@ def make_answer(
     count = len(findings) if is_all else count_first(findings)
     return Answer(
         logs=logs,
-        findings=tuple(findings[:count]),
+        findings=tuple(fill_job(each, job) for each in findings[:count]),
         others=len(findings) - count,
         last=last,
         problems=tuple(map(_tell_problem, problems)),
