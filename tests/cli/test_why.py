@@ -196,6 +196,33 @@ def test_wrong_usage_is_one_line(allranks: Allranks, tmp_path: Path, arguments: 
     assert_one_line(result.stderr)
 
 
+CODE = """import torch.distributed as dist
+
+dist.init_process_group("gloo", world_size=2)
+for step in range(10):
+    print("step", step, "loss", 0.1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "what"),
+    [("train.py", CODE, "Python source"), ("job.sh", "srun python train.py\n", "a shell script")],
+)
+def test_source_code_is_no_log(allranks: Allranks, tmp_path: Path, name: str, text: str, what: str) -> None:
+    (tmp_path / name).write_text(text)
+    result = allranks("why", name)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert_one_line(result.stderr)
+    assert f"{name}: this is {what} without a line of a log" in result.stderr
+
+
+def test_a_log_with_the_name_of_source_code_is_read(allranks: Allranks, tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(OOM)
+    assert allranks("why", "a.py").returncode == 1
+    (tmp_path / "a.py").write_text(GOES_ON)
+    assert allranks("why", "a.py").returncode == 0
+
+
 def test_a_job_of_slurm(slurm: FakeSlurm, allranks: Allranks, tmp_path: Path) -> None:
     slurm.answer("scontrol", "show job 12", out=show_job(work=tmp_path))
     (tmp_path / "slurm-12.out").write_text(OOM)

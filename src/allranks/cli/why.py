@@ -66,12 +66,13 @@ def why(
     Exit codes: 0 no failure found, 1 a failure was found, 2 usage error, 3 no result, 78 SLURM is not available.
     """
     from allranks.why.dumps import read_dumps
+    from allranks.why.last import name_code
     from allranks.why.verdicts import take_verdict
     from allranks.why.window import narrow, read_bound
 
     if not targets and not Path(RUNS, "latest").exists():
         raise UsageError(
-            "why: there is no run in runs/: expected a job id, a directory, files, or - for standard input"
+            f"why: there is no run in {RUNS} yet; expected a job id, a directory, files, or - for standard input"
         )
     asked, targets = targets, tuple(map(find_meant, targets or ("latest",)))
     first, last = (read_bound(text) if text else None for text in (since, until))
@@ -79,7 +80,10 @@ def why(
     recordings = find_recordings(targets, sources)
     progress = _Progress(sum(source.size for source in sources), is_packed=any(_is_packed(each) for each in sources))
     problems: list[ReadProblem] = []
-    logs = narrow(read_logs(sources, problems, progress), first, last)
+    logs = read_logs(sources, problems, progress)
+    if sources and (what := name_code(logs)):
+        raise UsageError(f"{sources[0].shown}: this is {what} without a line of a log; expected the logs of a job")
+    logs = narrow(logs, first, last)
     dumps = read_dumps(recordings, problems)
     job = find_job(targets, sources, verdict)
     answer = make_answer(logs, dumps, problems, verdict=verdict, job=job, is_all=is_all, with_timeline=with_timeline)
