@@ -91,10 +91,7 @@ def join_verdict(verdict: Verdict | None, own: Sequence[Finding], *, is_printed:
         return list(own)
     # For the same cause, the logs have the lines.
     lines = {} if is_printed else {each.cause: each.evidence for each in own}
-    said = [
-        _mask(finding, _lines_of_culprit(finding, lines.get(finding.cause, ())) or finding.evidence)
-        for finding in verdict.findings
-    ]
+    said = [_mask(finding, _choose_evidence(finding, lines.get(finding.cause, ()))) for finding in verdict.findings]
     has_failed = any(finding.severity is Severity.FAIL for finding in said)
     if verdict.exit_code == 0 and not has_failed:
         healthy = Finding(
@@ -136,6 +133,16 @@ def _interrupted(verdict: Verdict, own: Sequence[Finding]) -> list[Finding]:
             )
         ]
     return [from_outside[0], *(each for each in more if each is not from_outside[0])]
+
+
+def _choose_evidence(finding: Finding, lines: Sequence[Evidence]) -> Sequence[Evidence]:
+    """Return the lines of the logs; a whole traceback of the verdict instead of its two lines there."""
+    found = _lines_of_culprit(finding, lines)
+    is_whole = any("\n" in each.seen for each in finding.evidence)
+    if not found or not is_whole:
+        return found or finding.evidence
+    place = found[0].source
+    return [msgspec.structs.replace(each, source=place) if "\n" in each.seen else each for each in finding.evidence]
 
 
 def _lines_of_culprit(finding: Finding, lines: Sequence[Evidence]) -> list[Evidence]:
