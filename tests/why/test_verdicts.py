@@ -245,3 +245,12 @@ def test_a_traceback_reads_as_in_the_verdict() -> None:
     own = msgspec.structs.replace(raised, evidence=lines)
     (found,) = join_verdict(Verdict(job="7", attempt=0, exit_code=1, findings=(raised,)), [own])
     assert found.evidence == (Evidence(seen=whole.seen, source="attempt_0/n1/rank_2.err:4"),)
+
+
+def test_a_sure_verdict_needs_no_guesses() -> None:
+    guess = msgspec.structs.replace(OWN, cause="AR504 nccl-version-mismatch", confidence=Confidence.UNDECIDED)
+    found = join_verdict(Verdict(job="7", attempt=0, exit_code=75, findings=(PARTED,)), [OWN, guess])
+    assert [each.cause for each in found] == [PARTED.cause, OWN.cause]
+    unsure = msgspec.structs.replace(PARTED, confidence=Confidence.UNDECIDED)
+    found = join_verdict(Verdict(job="7", attempt=0, exit_code=75, findings=(unsure,)), [guess])
+    assert [each.cause for each in found] == [PARTED.cause, guess.cause]
