@@ -89,8 +89,9 @@ def join_verdict(verdict: Verdict | None, own: Sequence[Finding], *, is_printed:
     """
     if verdict is None:
         return list(own)
-    # For the same cause, the logs have the lines.
-    lines = {} if is_printed else {each.cause: each.evidence for each in own}
+    # For the same cause, the logs have the lines, unless they only guess.
+    sure = [] if is_printed else [each for each in own if each.confidence is not Confidence.UNDECIDED]
+    lines = {each.cause: each.evidence for each in sure}
     said = [_mask(finding, _choose_evidence(finding, lines.get(finding.cause, ()))) for finding in verdict.findings]
     has_failed = any(finding.severity is Severity.FAIL for finding in said)
     if verdict.exit_code == 0 and not has_failed:
