@@ -37,6 +37,15 @@ WATCHDOG = (
 )
 GOES_ON = "2026-03-25 10:00:01 step 10 loss 0.4\n2026-03-25 10:00:02 step 20 loss 0.3\n"
 FINISHED = GOES_ON + "`Trainer.fit` stopped: `max_epochs=10` reached.\n"
+SUCCEEDED = """allranks: 2 ranks on node01, gloo over lo; logs in runs/3/attempt_0
+[master-node r0] the sum is 6.0
+allranks: train.py succeeded: 2 ranks, 0.5 s; output in runs/3/attempt_0
+"""
+REPORT = """
+\u2717 AR408 stuck-rank   vm \u00b7 rank 2                             likely
+  it has been in user code for 16 s: hang.py:3 in <module>
+  more allranks explain AR408
+"""
 
 
 @pytest.fixture
@@ -110,9 +119,11 @@ def test_json_is_a_document(allranks: Allranks, logs: Path) -> None:
         ("", 3, "no known cause; these logs are empty"),
         (GOES_ON + "it hangs here for hours, stuck here forever\n", 3, "\u26a0 AR491 silent-hang"),
         (OOM, 1, "\u2717 AR109 cuda-oom   "),
+        (SUCCEEDED, 0, "\u2713 AR599 healthy   "),
+        (GOES_ON + REPORT, 1, "\u2717 AR408 stuck-rank   vm \u00b7 rank 2"),
         (WATCHDOG.format(rank=1), 1, "\u2717 AR490 collective-timeout   "),
     ],
-    ids=["finished", "goes on", "nothing", "empty", "hangs", "oom", "timeout"],
+    ids=["finished", "goes on", "nothing", "empty", "hangs", "oom", "succeeded", "reported", "timeout"],
 )
 def test_exit_codes(allranks: Allranks, tmp_path: Path, text: str, code: int, first: str) -> None:
     (tmp_path / "a.log").write_text(text)
@@ -183,6 +194,33 @@ def test_wrong_usage_is_one_line(allranks: Allranks, tmp_path: Path, arguments: 
     result = allranks("why", *arguments)
     assert (result.returncode, result.stdout) == (2, "")
     assert_one_line(result.stderr)
+
+
+CODE = """import torch.distributed as dist
+
+dist.init_process_group("gloo", world_size=2)
+for step in range(10):
+    print("step", step, "loss", 0.1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "what"),
+    [("train.py", CODE, "Python source"), ("job.sh", "srun python train.py\n", "a shell script")],
+)
+def test_source_code_is_no_log(allranks: Allranks, tmp_path: Path, name: str, text: str, what: str) -> None:
+    (tmp_path / name).write_text(text)
+    result = allranks("why", name)
+    assert (result.returncode, result.stdout) == (2, "")
+    assert_one_line(result.stderr)
+    assert f"{name}: this is {what} without a line of a log" in result.stderr
+
+
+def test_a_log_with_the_name_of_source_code_is_read(allranks: Allranks, tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text(OOM)
+    assert allranks("why", "a.py").returncode == 1
+    (tmp_path / "a.py").write_text(GOES_ON)
+    assert allranks("why", "a.py").returncode == 0
 
 
 def test_a_job_of_slurm(slurm: FakeSlurm, allranks: Allranks, tmp_path: Path) -> None:

@@ -12,7 +12,16 @@ from allranks.causes.catalogue import all_causes, find_cause
 from allranks.causes.sign import Role
 from allranks.model.finding import Confidence, Evidence, Finding, Severity
 from allranks.why.conclusion import Conclusion
-from allranks.why.findings import MAX_TEXT, count_first, is_answer, show_line, tell_fix, tell_nodes, to_finding
+from allranks.why.findings import (
+    MAX_TEXT,
+    count_first,
+    fill_job,
+    is_answer,
+    show_line,
+    tell_fix,
+    tell_nodes,
+    to_finding,
+)
 from allranks.why.logs.line import Line, read_line
 from allranks.why.logs.sources import Source
 from allranks.why.people import Culprit
@@ -155,3 +164,29 @@ def test_that_nothing_speaks_of_anything_is_no_answer() -> None:
         True,
         True,
     ]
+
+
+@pytest.mark.parametrize(
+    ("job", "stack", "who"),
+    [
+        ("4711_3", "look: allranks stack 4711_3 while it hangs", "look; sacct -j 4711_3 -X; then"),
+        ("20261123-031500-4711", "look: allranks stack 20261123-031500-4711 while it hangs", "look; then"),
+        (None, "look: allranks stack while it hangs", "look; then"),
+    ],
+    ids=["SLURM", "run", "unknown"],
+)
+def test_commands_name_the_job(job: str | None, stack: str, who: str) -> None:
+    finding = Finding(
+        cause="AR408 stuck-rank",
+        severity=Severity.FAIL,
+        confidence=Confidence.LIKELY,
+        message="JOB",
+        fix="look: allranks stack JOB while it hangs",
+        ask="look; sacct -j JOB -X; then",
+    )
+    found = fill_job(finding, job)
+    assert (found.fix, found.ask, found.message) == (stack, who, "JOB")
+
+
+def test_no_fix_advises_to_run_why() -> None:
+    assert [cause.id for cause in all_causes() if "allranks why" in cause.fix] == []

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import msgspec
+import pytest
 
+from allranks.cli.why import make_answer
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
+from allranks.why.logs.collect import collect
+from allranks.why.logs.events import Logs, Pattern
+from allranks.why.logs.match import Matcher
 from allranks.why.logs.sources import find_sources
 from allranks.why.verdicts import join_verdict, take_verdict
 
@@ -94,3 +100,157 @@ def test_a_job_that_ended_well_is_healthy_whatever_its_logs_say() -> None:
 def test_a_failure_that_the_verdict_does_not_name_is_the_logs() -> None:
     found = join_verdict(Verdict(job="7", attempt=0, exit_code=1, findings=(WARNED,)), [OWN])
     assert [each.cause for each in found] == [OWN.cause, WARNED.cause]
+
+
+REPORT = """
+✗ AR210 link-down   node03 · ens1f1                                             certain
+  ens1f1 has no carrier
+  seen carrier 0 in /sys/class/net/ens1f1
+  fix  check the cable
+  more allranks explain AR210
+"""
+VICTIM = '  File "/home/ada/train.py", line 7, in <module>\nRuntimeError: rank 4 lost its peers\n'
+BEGUN = "allranks: 6 ranks on 3 nodes (node[01-03]), gloo over ens1f1; roll call 1.2 s; logs in runs/7/attempt_0\n"
+RESTARTED = "allranks: restart 1 on 2 nodes without node03, from the checkpoint of step 120; 2 more restarts left\n"
+SUCCEEDED = "allranks: train.py succeeded: 4 ranks, 3 min 20 s, 1 restart; output in runs/7/attempt_0\n"
+
+Why = Callable[[str | Mapping[str, str]], list[Finding]]
+
+
+@pytest.fixture
+def findings(read: Callable[[str | Mapping[str, str]], Logs]) -> Why:
+    """What `why` answers to such logs."""
+
+    def explain(text: str | Mapping[str, str]) -> list[Finding]:
+        answer = make_answer(read(text), (), (), is_all=True, with_timeline=False)
+        return list(answer.findings)
+
+    return explain
+
+
+def test_a_printed_verdict_comes_before_what_its_victims_say(findings: Why) -> None:
+    first, *others = findings(BEGUN + VICTIM + REPORT + "srun: error: node04: task 4: Exited with exit code 1\n")
+    assert (first.cause, first.node, first.interface, first.ranks) == ("AR210 link-down", "node03", "ens1f1", ())
+    assert (first.confidence, first.severity) == (Confidence.CERTAIN, Severity.FAIL)
+    assert (first.message, first.fix) == ("ens1f1 has no carrier", "check the cable")
+    assert [each.source for each in first.evidence] == [None, "job.log:5"]
+    assert "AR590 user-code-error" in [each.cause for each in others]
+
+
+def test_the_last_printed_verdict_counts(findings: Why) -> None:
+    later = REPORT.replace("AR210 link-down", "AR407 dead-rank").replace("node03 · ens1f1", "node02 · rank 3")
+    found = findings(BEGUN + REPORT + RESTARTED + later)
+    assert [(each.cause, each.severity) for each in found] == [
+        ("AR407 dead-rank", Severity.FAIL),
+        ("AR210 link-down", Severity.WARN),
+    ]
+    assert findings(BEGUN + REPORT + BEGUN + later)[0].cause == "AR407 dead-rank"
+    found = findings(BEGUN + REPORT + "\n\n\n" + later)
+    assert [each.cause for each in found[:2]] == ["AR407 dead-rank", "AR210 link-down"]
+
+
+def test_a_run_that_succeeded_after_a_restart_is_healthy(findings: Why) -> None:
+    first, *others = findings(BEGUN + VICTIM + REPORT + RESTARTED + "step 130 loss 0.1\n" + SUCCEEDED)
+    assert (first.cause, first.confidence) == ("AR599 healthy", Confidence.CERTAIN)
+    assert [(each.cause, each.severity) for each in others] == [("AR210 link-down", Severity.WARN)]
+
+
+def test_what_fails_after_a_run_that_succeeded_is_the_failure(findings: Why) -> None:
+    found = findings(BEGUN + SUCCEEDED + "Traceback (most recent call last):\n" + VICTIM)
+    assert found[0].cause == "AR590 user-code-error"
+    found = findings({"a.log": BEGUN + SUCCEEDED, "b.log": "srun: error: Node failure on node07\n"})
+    assert found[0].cause == "AR012 node-failure"
+
+
+def test_a_restart_that_ends_without_a_verdict_is_no_verdict(findings: Why) -> None:
+    found = findings(BEGUN + REPORT + RESTARTED + "srun: error: Node failure on node07\n")
+    assert (found[0].cause, found[-1].cause) == ("AR012 node-failure", "AR210 link-down")
+
+
+def test_the_verdict_of_the_run_directory_comes_before_a_printed_one(read: Callable[[str], Logs]) -> None:
+    verdict = Verdict(job="7", attempt=0, exit_code=75, findings=(PARTED,))
+    answer = make_answer(read(BEGUN + REPORT), (), (), verdict=verdict, is_all=True, with_timeline=False)
+    assert [each.cause for each in answer.findings] == [PARTED.cause]
+
+
+def test_a_secret_in_a_printed_verdict_is_masked(findings: Why) -> None:
+    (found,) = findings(REPORT.replace("carrier 0", "HF_TOKEN=geheim").replace("the cable", "password=geheim"))
+    assert "geheim" not in str(found)
+
+
+STARTED = '{"time_s": 1795457466.8, "event": "started", "generation": 0, "members": ["vm"]}\n'
+INTERRUPTED = '{"time_s": 1795457472.878, "event": "interrupted", "signum": 2, "node": "vm"}\n'
+KILLED_BY_HAND = (
+    'Traceback (most recent call last):\n  File "/home/ada/train.py", line 7, in <module>\nKeyboardInterrupt\n'
+)
+
+
+def write_interrupted(folder: Path, *, events: str, exit_code: int | None) -> None:
+    """Write the run directory of two ranks that Ctrl-C ended, and of an agent that was killed if it has no code."""
+    for rank in range(2):
+        (folder / "attempt_0/vm").mkdir(parents=True, exist_ok=True)
+        (folder / f"attempt_0/vm/rank_{rank}.err").write_text(KILLED_BY_HAND)
+        (folder / f"attempt_0/vm/rank_{rank}.out").write_text("step 3\n")
+    (folder / "attempt_0/events.jsonl").write_text(events)
+    if exit_code is not None:
+        write_verdict(folder / "attempt_0/verdict.json", exit_code=exit_code)
+
+
+@pytest.mark.parametrize(
+    ("events", "exit_code", "confidence"),
+    [
+        (STARTED + INTERRUPTED, 130, Confidence.CERTAIN),
+        (STARTED + INTERRUPTED, None, Confidence.CERTAIN),
+        (STARTED, 130, Confidence.CERTAIN),
+        (STARTED + INTERRUPTED.replace(" 2,", " 15,"), 143, Confidence.LIKELY),
+    ],
+    ids=["Ctrl-C", "Ctrl-C twice", "no events", "SIGTERM"],
+)
+def test_an_interrupted_run_blames_nobody(
+    tmp_path: Path,
+    patterns: tuple[Pattern, ...],
+    matcher: Matcher,
+    events: str,
+    exit_code: int | None,
+    confidence: Confidence,
+) -> None:
+    write_interrupted(tmp_path / "runs/7", events=events, exit_code=exit_code)
+    sources, verdict = take_verdict(find_sources([str(tmp_path / "runs/7")]))
+    logs = collect(sources, patterns, matcher=matcher)
+    (found,) = make_answer(logs, (), (), verdict=verdict, is_all=True, with_timeline=False).findings
+    assert (found.cause, found.confidence) == ("AR508 cancelled", confidence)
+    assert (found.node, found.ranks, found.subject) == (None, (), None)
+
+
+def test_an_interrupted_run_is_known_by_its_last_line(findings: Why) -> None:
+    found = findings(BEGUN + "allranks: SIGINT after 7 s: all workers here have ended; output in runs/7/attempt_0/vm\n")
+    assert [each.cause for each in found] == ["AR508 cancelled"]
+
+
+def test_what_ended_the_job_from_outside_is_named_as_the_logs_know_it() -> None:
+    limit = msgspec.structs.replace(OWN, cause="AR507 time-limit")
+    guess = msgspec.structs.replace(OWN, cause="AR409 straggler-rank", confidence=Confidence.UNDECIDED)
+    found = join_verdict(Verdict(job="7", attempt=0, exit_code=143), [OWN, guess, limit])
+    assert [each.cause for each in found] == [limit.cause, OWN.cause]
+
+
+def test_a_traceback_reads_as_in_the_verdict() -> None:
+    """`run` prints it whole; the logs have the exception and its frame as two lines."""
+    whole = Evidence(seen='Traceback:\n  File "a.py", line 7\nValueError: x', source="runs/7/attempt_0/n1/rank_2.err")
+    lines = (
+        Evidence(seen="ValueError: x", source="attempt_0/n1/rank_2.err:4"),
+        Evidence(seen='File "a.py", line 7', source="attempt_0/n1/rank_2.err:2"),
+    )
+    raised = msgspec.structs.replace(OWN, cause="AR590 user-code-error", ranks=(2,), evidence=(whole,))
+    own = msgspec.structs.replace(raised, evidence=lines)
+    (found,) = join_verdict(Verdict(job="7", attempt=0, exit_code=1, findings=(raised,)), [own])
+    assert found.evidence == (Evidence(seen=whole.seen, source="attempt_0/n1/rank_2.err:4"),)
+
+
+def test_a_sure_verdict_needs_no_guesses() -> None:
+    guess = msgspec.structs.replace(OWN, cause="AR504 nccl-version-mismatch", confidence=Confidence.UNDECIDED)
+    found = join_verdict(Verdict(job="7", attempt=0, exit_code=75, findings=(PARTED,)), [OWN, guess])
+    assert [each.cause for each in found] == [PARTED.cause, OWN.cause]
+    unsure = msgspec.structs.replace(PARTED, confidence=Confidence.UNDECIDED)
+    found = join_verdict(Verdict(job="7", attempt=0, exit_code=75, findings=(unsure,)), [guess])
+    assert [each.cause for each in found] == [PARTED.cause, guess.cause]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import os
+import re
 import shlex
 import signal
 import sys
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from allranks.why.timeline import Row
 
 RUNS = Path("runs")
+_SLURM_OUTPUT = re.compile(r"(?:^|/)slurm-(\d+(?:_\d+)?)\.(?:out|err)(?:\.gz|\.zst)?$")
 SHOW_PROGRESS_AFTER_S = 2.0
 PROGRESS_EVERY_S = 0.2
 MAX_PROBLEMS = 8
@@ -68,12 +70,13 @@ def why(
     Exit codes: 0 no failure found, 1 a failure was found, 2 usage error, 3 no result, 78 SLURM is not available.
     """
     from allranks.why.dumps import read_dumps
+    from allranks.why.last import name_code
     from allranks.why.verdicts import take_verdict
     from allranks.why.window import narrow, read_bound
 
     if not targets and not Path(RUNS, "latest").exists():
         raise UsageError(
-            "why: there is no run in runs/: expected a job id, a directory, files, or - for standard input"
+            f"why: there is no run in {RUNS} yet; expected a job id, a directory, files, or - for standard input"
         )
     asked, targets = targets, tuple(map(find_meant, targets or ("latest",)))
     first, last = (read_bound(text) if text else None for text in (since, until))
@@ -81,9 +84,13 @@ def why(
     recordings = find_recordings(targets, sources)
     progress = _Progress(sum(source.size for source in sources), is_packed=any(_is_packed(each) for each in sources))
     problems: list[ReadProblem] = []
-    logs = narrow(read_logs(sources, problems, progress), first, last)
+    logs = read_logs(sources, problems, progress)
+    if sources and (what := name_code(logs)):
+        raise UsageError(f"{sources[0].shown}: this is {what} without a line of a log; expected the logs of a job")
+    logs = narrow(logs, first, last)
     dumps = read_dumps(recordings, problems)
-    answer = make_answer(logs, dumps, problems, verdict=verdict, is_all=is_all, with_timeline=with_timeline)
+    job = find_job(targets, sources, verdict)
+    answer = make_answer(logs, dumps, problems, verdict=verdict, job=job, is_all=is_all, with_timeline=with_timeline)
     document = answer.document(sources, num_bytes=progress.done)
     if as_json:
         click.echo(json.dumps(msgspec.to_builtins(document), indent=2))
@@ -154,6 +161,18 @@ def find_logs(targets: Sequence[str]) -> tuple[Source, ...]:
         return find_job_sources(jobs[0])
     except SetupError as exc:
         raise SetupError(f"job {jobs[0]}: {exc}; or give its log files or directory") from exc
+
+
+def find_job(targets: Sequence[str], sources: Sequence[Source], verdict: Verdict | None) -> str | None:
+    """Return the id of the job or run that is asked about, as other verbs take it; None if it is unknown."""
+    from allranks.why.logs.job import is_job_id
+
+    if verdict is not None:
+        return verdict.job
+    if len(targets) == 1 and is_job_id(targets[0]) and not os.path.lexists(targets[0]):
+        return targets[0].partition(".")[0]
+    named = {match[1] for each in sources if (match := _SLURM_OUTPUT.search(each.shown))}
+    return named.pop() if len(named) == 1 else None
 
 
 def find_recordings(targets: Sequence[str], sources: Sequence[Source]) -> tuple[Source, ...]:
@@ -296,18 +315,20 @@ def make_answer(
     problems: Sequence[ReadProblem],
     *,
     verdict: Verdict | None = None,
+    job: str | None = None,
     is_all: bool,
     with_timeline: bool,
 ) -> Answer:
     """Return the findings, or the last lines if there are none."""
     from allranks.why.blame import conclude
-    from allranks.why.findings import count_first, is_answer, to_finding
+    from allranks.why.findings import count_first, fill_job, is_answer, to_finding
     from allranks.why.last import last_words, tell_line
     from allranks.why.timeline import make_timeline
-    from allranks.why.verdicts import join_verdict
+    from allranks.why.verdicts import join_verdict, read_printed_verdict
 
     conclusions = conclude(logs, dumps)
-    findings = join_verdict(verdict, [to_finding(each) for each in conclusions])
+    own = [to_finding(each) for each in conclusions]
+    findings = join_verdict(verdict or read_printed_verdict(logs), own, is_printed=verdict is None)
     last: tuple[str, ...] = ()
     if not is_answer(findings):
         findings = []
@@ -316,7 +337,7 @@ def make_answer(
     count = len(findings) if is_all else count_first(findings)
     return Answer(
         logs=logs,
-        findings=tuple(findings[:count]),
+        findings=tuple(fill_job(each, job) for each in findings[:count]),
         others=len(findings) - count,
         last=last,
         problems=tuple(map(_tell_problem, problems)),

@@ -30,7 +30,7 @@ from allranks.why.dumps import conclude_dumps
 from allranks.why.logs.events import Event, Logs
 from allranks.why.logs.line import Line
 from allranks.why.naming import add_awaited, add_nodes, add_script, find_culprit, find_nodes, name_somebody
-from allranks.why.overcome import tell_overcome
+from allranks.why.overcome import leave_out_overcome, tell_overcome
 from allranks.why.people import Culprit, People, meet
 from allranks.why.readings.arrivals import conclude_arrivals
 from allranks.why.readings.collectives import conclude_collectives
@@ -100,6 +100,7 @@ def conclude(logs: Logs, dumps: Sequence[Dump] = ()) -> list[Conclusion]:
         logs: what the lines say.
         dumps: flight recorder dumps of the ranks, if there are any beside the logs (dumps.py).
     """
+    logs = leave_out_overcome(logs)
     people = meet(logs)
     found = [*conclude_signs(logs, people), *(each for reading in READINGS for each in reading(logs, people))]
     found += conclude_dumps(dumps)
@@ -157,16 +158,18 @@ def _alternatives(found: Sequence[Conclusion], logs: Logs) -> Iterator[Conclusio
     if first is None or _is_settled(first):
         return
     known = {each.cause.id for each in found}
-    others = [(find_cause(other), "this could cause the same lines") for other in first.cause.also]
+    same = "this could cause the same lines"
+    others = [(find_cause(other), same, first.evidence) for other in first.cause.also]
     if not _is_proven(first) and not _says_nothing(first):
-        said = [line.text for line in first.evidence] + (_alarms(logs) or _last_words(logs))
-        alike = [(cause, "no proof, but these lines use the same words") for cause in resembling(said)]
+        said = [*first.evidence, *(_alarms(logs) or _last_words(logs))]
+        likes = resembling([line.text for line in said])
+        alike = [(cause, "no proof, but this line uses the same words", (said[at],)) for cause, at in likes]
         # Reports of victims resemble reports of other victims.
         is_usual = first.role is Role.VICTIM or first.cause.name == "healthy"
         others = [*others, *alike] if is_usual else [*alike, *others]
         if goes_on_after(first.evidence[-1], logs):
-            others = [(find_cause("healthy"), "the job continued after these lines"), *others]
-    for cause, why in others:
+            others = [(find_cause("healthy"), "the job continued after these lines", first.evidence), *others]
+    for cause, why, evidence in others:
         if cause.id in known or len(known) >= MAX_ANSWERS:
             continue
         known.add(cause.id)
@@ -176,7 +179,7 @@ def _alternatives(found: Sequence[Conclusion], logs: Logs) -> Iterator[Conclusio
             confidence=Confidence.UNDECIDED,
             culprit=first.culprit,
             message=f"{why}: {_within_a_sentence(cause.title())}",
-            evidence=first.evidence,
+            evidence=evidence,
             victims=first.victims,
         )
 
@@ -200,14 +203,14 @@ def _is_settled(first: Conclusion) -> bool:
     return _says_nothing(first) and first.confidence is Confidence.CERTAIN
 
 
-def _alarms(logs: Logs) -> list[str]:
+def _alarms(logs: Logs) -> list[Line]:
     """Return the messages of exceptions, and from the ends of logs the lines that sound like a failure."""
-    said = [event.line.text for event in logs.of("exception")][:MAX_ALARMS]
-    return said + [text for text in _last_words(logs) if _ALARM.search(text)][:MAX_ALARMS]
+    said = [event.line for event in logs.of("exception")][:MAX_ALARMS]
+    return said + [line for line in _last_words(logs) if _ALARM.search(line.text)][:MAX_ALARMS]
 
 
-def _last_words(logs: Logs) -> list[str]:
-    return [line.text for tail in logs.tails[:MAX_ALARMS] for line in tail.lines]
+def _last_words(logs: Logs) -> list[Line]:
+    return [line for tail in logs.tails[:MAX_ALARMS] for line in tail.lines]
 
 
 def conclude_signs(logs: Logs, people: People) -> Iterator[Conclusion]:

@@ -11,10 +11,13 @@ import json
 import re
 from collections.abc import Sequence
 
+import msgspec
+
 from allranks.causes.cause import Cause
 from allranks.model.finding import Confidence, Evidence, Finding, Severity
 from allranks.model.hostlist import fold_hosts
 from allranks.report.mask import mask_secrets
+from allranks.report.runs import is_job_of_slurm
 from allranks.why.conclusion import Conclusion
 from allranks.why.logs.line import Line
 from allranks.why.logs.sources import natural_key
@@ -22,6 +25,7 @@ from allranks.why.people import Culprit
 
 _RECORDED = re.compile(r'\{"message": (?:\{"message": )?"(?P<said>(?:[^"\\]|\\["\\/bfnrt]|\\u[0-9a-f]{4})+)')
 """How error.json of torch begins (torch 2.13, elastic/multiprocessing/errors); a line may be cut anywhere."""
+_OF_SLURM = re.compile(r"; sacct -j JOB [^;]*")
 MAX_TEXT = 300
 """Maximum number of characters of a line: the file has the rest."""
 HEALTHY = "healthy"
@@ -47,6 +51,22 @@ def to_finding(conclusion: Conclusion) -> Finding:
         ask=None if is_certain else _shown(conclusion.ask) or None,
         victims=tuple(sorted(conclusion.victims)),
     )
+
+
+def fill_job(finding: Finding, job: str | None) -> Finding:
+    """Return a finding whose commands name the job or run; without one, they name none.
+
+    SLURM's commands remain only for a job of SLURM.
+    """
+    return msgspec.structs.replace(finding, fix=_fill_job(finding.fix, job), ask=_fill_job(finding.ask, job))
+
+
+def _fill_job(text: str | None, job: str | None) -> str | None:
+    if text is None or "JOB" not in text:
+        return text
+    if job is None or not is_job_of_slurm(job):
+        text = _OF_SLURM.sub("", text)
+    return re.sub(r"\bJOB\b", job, text) if job else text.replace(" JOB", "")
 
 
 def is_answer(findings: Sequence[Finding]) -> bool:

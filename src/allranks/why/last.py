@@ -1,4 +1,4 @@
-"""If no cause is known: which log stops first, and what are its last lines? Pure."""
+"""If no cause is known: which log stops first, and what are its last lines? Or is it no log at all? Pure."""
 
 from __future__ import annotations
 
@@ -10,6 +10,24 @@ from allranks.why.logs.events import Logs
 from allranks.why.logs.line import Line
 
 LAST_LINES = 8
+_CODE = {
+    "py": "Python source", "sh": "a shell script", "sbatch": "a batch script", "slurm": "a batch script",
+    "toml": "TOML", "yaml": "YAML", "yml": "YAML",
+}  # fmt: skip
+"""Suffix of a file that is no log, and what it is."""
+
+
+def name_code(logs: Logs) -> str | None:
+    """Return what the files are if all are source code; None if one of them may be a log.
+
+    A file with the name of source code is a log, too, if any of its lines has a time, a rank or a known message.
+    """
+    kinds = [_CODE.get(tail.source.shown.lower().rpartition(".")[2]) for tail in logs.tails]
+    said = [*(event.line for event in logs.events if event.cause), *(each.line for each in logs.printed)]
+    lines = [line for tail in logs.tails for line in tail.lines]
+    if not lines or said or any(line.time is not None or line.rank is not None for line in lines):
+        return None
+    return kinds[0] if kinds and all(kinds) else None
 
 
 def last_words(logs: Logs) -> tuple[str, tuple[Line, ...]]:

@@ -1,12 +1,14 @@
 """Errors that do no harm:
 
-retries at the start before a training that works, and a store that ends with the job. Pure.
+retries at the start before a training that works, a store that ends with the job, and what came before a run that
+succeeded. Pure.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 
 from allranks.why.logs.events import Event, Logs
 
@@ -18,6 +20,31 @@ STARTING = frozenset((
 AT_THE_END = frozenset(("store-lost", "peer-connection-lost", "master-unreachable"))
 """Lines that torchrun's agents also print when they are done and the first agent, with the store, has ended already."""
 _TRAINS = re.compile(r"(?i)\bloss\b['\":=\s]{1,4}-?\d")
+
+
+def leave_out_overcome(logs: Logs) -> Logs:
+    """Return the logs without the events of each source before allranks' line that its run succeeded.
+
+    The run recovered from them. Lines after that one, and other logs, may be of another run.
+    """
+    ends = {source: number for source, (number, is_good) in find_ends(logs).items() if is_good}
+    if not ends:
+        return logs
+    return replace(
+        logs, events=tuple(each for each in logs.events if each.line.number >= ends.get(each.line.source.shown, 0))
+    )
+
+
+def find_ends(logs: Logs) -> dict[str, tuple[int, bool]]:
+    """Return, for each source with lines of `allranks run`, the last of them that begins or ends a run.
+
+    True: with it, a run succeeded.
+    """
+    ends: dict[str, tuple[int, bool]] = {}
+    for event in logs.of("begun", "AR599"):
+        if event.kind == "begun" or event.line.text.startswith("allranks: "):
+            ends[event.line.source.shown] = (event.line.number, event.kind != "begun")
+    return ends
 
 
 def tell_overcome(logs: Logs) -> Callable[[Event], bool]:

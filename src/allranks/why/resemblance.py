@@ -2,7 +2,8 @@
 
 Words are weighed by how few causes use them (inverse document frequency), and causes compared by the cosine of the
 angle between their words' weights and the line's: Manning, Raghavan, Schuetze, Introduction to Information Retrieval,
-2008, chapter 6.
+2008, chapter 6. One line must have a rare word of the cause, and a second word of it: words that many causes use, and
+words from all over a log, show nothing.
 """
 
 from __future__ import annotations
@@ -11,33 +12,44 @@ import functools
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from allranks.causes.catalogue import all_causes
 from allranks.causes.cause import Cause
 
 LEAST = 0.08
 """Below this similarity, a line is like no known one."""
+RARE = 4
+"""A word that at most this many causes use is rare."""
 _WORD = re.compile(r"[A-Za-z][A-Za-z]{2,}")
 _CAMEL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _EVERYWHERE = frozenset((
     "the", "and", "for", "was", "with", "from", "this", "that", "has", "not", "are", "error", "warn", "info", "line",
-    "file", "runtime",
+    "file", "runtime", "value", "key", "type", "module", "exception",
 ))  # fmt: skip
+_PATH = re.compile(r"""["'(]?/\S+""")
+"""The names of directories are nobody's words."""
 
 
-def resembling(texts: Iterable[str], *, most: int = 3) -> Iterator[type[Cause]]:
-    """Return the causes whose sample lines use the words of these texts, the most similar first."""
+def resembling(texts: Sequence[str], *, most: int = 3) -> Iterator[tuple[type[Cause], int]]:
+    """Return the causes whose sample lines use the words of these texts, the most similar first.
+
+    Each comes with the index of the text that has most of its words.
+    """
     weights, samples = _samples()
-    words = Counter(word for text in texts for word in _words(text) if word in weights)
+    spoken = [[word for word in _words(text) if word in weights] for text in texts]
+    words = Counter(word for each in spoken for word in each)
     asked = _unit({word: (1 + math.log(count)) * weights[word] for word, count in words.items()})
     scored = [
-        (sum(value * asked.get(word, 0.0) for word, value in vector.items()), cause.id, cause)
+        (sum(value * asked.get(word, 0.0) for word, value in vector.items()), cause.id, cause, vector)
         for cause, vector in samples
     ]
-    for score, _, cause in sorted(scored, key=lambda each: (-each[0], each[1]))[:most]:
-        if score >= LEAST:
-            yield cause
+    least = math.log(len(samples) / RARE)
+    for score, _, cause, vector in sorted(scored, key=lambda each: (-each[0], each[1]))[:most]:
+        shared = [set(each) & vector.keys() for each in spoken]
+        proofs = [i for i, each in enumerate(shared) if len(each) > 1 and any(weights[word] >= least for word in each)]
+        if score >= LEAST and proofs:
+            yield cause, max(proofs, key=lambda i: sum(vector[word] for word in shared[i]))
 
 
 @functools.cache
@@ -54,7 +66,7 @@ def _samples() -> tuple[Mapping[str, float], tuple[tuple[type[Cause], Mapping[st
 
 
 def _words(text: str) -> list[str]:
-    found = [word.lower() for part in _CAMEL.sub(" ", text).split() for word in _WORD.findall(part)]
+    found = [word.lower() for part in _CAMEL.sub(" ", _PATH.sub(" ", text)).split() for word in _WORD.findall(part)]
     return [word for word in found if word not in _EVERYWHERE]
 
 

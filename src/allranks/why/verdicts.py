@@ -1,18 +1,30 @@
-"""Verdicts of allranks itself in a job's run directory; they are based on more than the logs."""
+"""Verdicts of allranks itself, which are based on more than the logs: in a job's run directory, or printed in a log."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from signal import SIGHUP, SIGINT, SIGQUIT, SIGTERM
 
 import msgspec
 
 from allranks.causes.catalogue import find_cause
+from allranks.model.errors import Exit, exit_for_signal
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
 from allranks.report.mask import mask_secrets
+from allranks.report.text import one_line
+from allranks.why.findings import is_answer, tell_place
+from allranks.why.logs.events import Logs
 from allranks.why.logs.place import read_path
+from allranks.why.logs.printed import Printed
 from allranks.why.logs.sources import Source
+from allranks.why.overcome import find_ends
 
 NAME = "verdict.json"
+_SIGNALS = {exit_for_signal(number): number.name for number in (SIGHUP, SIGINT, SIGQUIT, SIGTERM)}
+_ENDED = ("AR506 ", "AR507 ", "AR508 ")
+"""Causes that end a job from outside: preemption, the time limit, a person."""
+MAX_GAP = 3
+"""Lines between two findings that were printed together: an empty one, and some of other writers."""
 
 
 def take_verdict(sources: Sequence[Source]) -> tuple[tuple[Source, ...], Verdict | None]:
@@ -29,16 +41,58 @@ def take_verdict(sources: Sequence[Source]) -> tuple[tuple[Source, ...], Verdict
     return tuple(sources), None
 
 
-def join_verdict(verdict: Verdict | None, own: Sequence[Finding]) -> list[Finding]:
-    """Return the findings of a verdict, with secrets masked, and after them the findings from the logs."""
+def read_printed_verdict(logs: Logs) -> Verdict | None:
+    """Return the verdict that allranks printed into these logs, or None.
+
+    What was printed in a log before the last line that begins a run, or says that it succeeded, is a warning: the job
+    went on. Of several reports, the last one comes first. Their exit code is not known.
+    """
+    ends = find_ends(logs)
+    groups: list[list[Finding]] = []  # printed together, culprit first
+    survived: list[Finding] = []
+    before: Printed | None = None
+    for each in logs.printed:
+        finding = _quote(each)
+        if each.line.number < ends.get(each.line.source.shown, (0, False))[0]:
+            survived.append(msgspec.structs.replace(finding, severity=Severity.WARN))
+            continue
+        is_next = before is not None and before.line.source == each.line.source
+        if before is not None and is_next and each.line.number <= before.last + MAX_GAP:
+            groups[-1].append(finding)
+        else:
+            groups.append([finding])
+        before = each
+    said = {finding.cause: finding for finding in [*survived, *(each for group in groups for each in group)]}
+    findings = [finding for group in reversed(groups) for finding in group if said[finding.cause] is finding]
+    findings += [finding for finding in survived if said[finding.cause] is finding]
+    if not findings:
+        return None
+    has_failed = any(finding.severity is Severity.FAIL for finding in findings)
+    return Verdict(
+        job="", attempt=0, exit_code=int(Exit.USER_CODE if has_failed else Exit.UNKNOWN), findings=tuple(findings)
+    )
+
+
+def _quote(printed: Printed) -> Finding:
+    """Return a printed finding, with its first line as evidence."""
+    quoted = Evidence(seen=one_line(printed.line.text), source=tell_place(printed.line))
+    return msgspec.structs.replace(printed.finding, evidence=(*printed.finding.evidence, quoted))
+
+
+def join_verdict(verdict: Verdict | None, own: Sequence[Finding], *, is_printed: bool = False) -> list[Finding]:
+    """Return the findings of a verdict, with secrets masked, and after them the findings from the logs.
+
+    Args:
+        verdict: of the run directory, or printed in a log.
+        own: the findings from the logs.
+        is_printed: it was printed in a log, and its findings quote that log.
+    """
     if verdict is None:
         return list(own)
-    # For the same cause, the logs have the lines.
-    lines = {each.cause: each.evidence for each in own}
-    said = [
-        _mask(finding, _lines_of_culprit(finding, lines.get(finding.cause, ())) or finding.evidence)
-        for finding in verdict.findings
-    ]
+    # For the same cause, the logs have the lines, unless they only guess.
+    sure = [] if is_printed else [each for each in own if each.confidence is not Confidence.UNDECIDED]
+    lines = {each.cause: each.evidence for each in sure}
+    said = [_mask(finding, _choose_evidence(finding, lines.get(finding.cause, ()))) for finding in verdict.findings]
     has_failed = any(finding.severity is Severity.FAIL for finding in said)
     if verdict.exit_code == 0 and not has_failed:
         healthy = Finding(
@@ -49,8 +103,47 @@ def join_verdict(verdict: Verdict | None, own: Sequence[Finding]) -> list[Findin
         )
         return [healthy, *said]
     known = {finding.cause for finding in said}
-    more = [each for each in own if each.severity is Severity.FAIL and each.cause not in known]
-    return [*said, *more] if has_failed else [*more, *said]
+    more = [each for each in own if each.cause not in known] if is_answer(own) else []
+    if not has_failed and verdict.exit_code in _SIGNALS:
+        return [*_interrupted(verdict, more), *said]
+    if not has_failed:
+        return [*more, *said]
+    failures = [each for each in more if each.severity is Severity.FAIL]
+    if said[0].confidence is not Confidence.UNDECIDED:  # such a verdict needs no guesses
+        failures = [each for each in failures if each.confidence is not Confidence.UNDECIDED]
+    return [*said, *failures]
+
+
+def _interrupted(verdict: Verdict, own: Sequence[Finding]) -> list[Finding]:
+    """Return why a run without a failure got a signal, and what else its logs prove.
+
+    What merely resembles something is left out: all ranks were ended, and say so in tracebacks.
+    """
+    from_outside = [each for each in own if each.cause.startswith(_ENDED)]
+    more = [each for each in own if each.severity is Severity.FAIL and each.confidence is not Confidence.UNDECIDED]
+    if not from_outside:
+        cause, name = find_cause("cancelled"), _SIGNALS[verdict.exit_code]
+        from_outside = [
+            Finding(
+                cause=cause.label(),
+                severity=Severity.FAIL,
+                confidence=Confidence.CERTAIN,
+                message=f"the job was ended from outside, by {name}",
+                evidence=(Evidence(seen=f"exit code {verdict.exit_code} and no finding", source=NAME),),
+                fix=cause.fix,
+            )
+        ]
+    return [from_outside[0], *(each for each in more if each is not from_outside[0])]
+
+
+def _choose_evidence(finding: Finding, lines: Sequence[Evidence]) -> Sequence[Evidence]:
+    """Return the lines of the logs; a whole traceback of the verdict instead of its two lines there."""
+    found = _lines_of_culprit(finding, lines)
+    is_whole = any("\n" in each.seen for each in finding.evidence)
+    if not found or not is_whole:
+        return found or finding.evidence
+    place = found[0].source
+    return [msgspec.structs.replace(each, source=place) if "\n" in each.seen else each for each in finding.evidence]
 
 
 def _lines_of_culprit(finding: Finding, lines: Sequence[Evidence]) -> list[Evidence]:
@@ -68,5 +161,8 @@ def _mask(finding: Finding, evidence: Sequence[Evidence]) -> Finding:
     return msgspec.structs.replace(
         finding,
         message=mask_secrets(finding.message),
+        fix=finding.fix and mask_secrets(finding.fix),
+        ask=finding.ask and mask_secrets(finding.ask),
+        subject=finding.subject and mask_secrets(finding.subject),
         evidence=tuple(Evidence(seen=mask_secrets(each.seen), source=each.source) for each in evidence),
     )

@@ -122,6 +122,8 @@ class Healthy(Cause, id="AR599"):
     also = ("AR491",)
     signs = (
         Sign(r"worker group successfully finished", Role.CONTEXT, Blames.NOBODY),
+        # The last line of `allranks run` (launch/lead/outcome.py).
+        Sign(r"allranks: .{1,300} succeeded: [0-9]+ ranks?, .{1,60}; output in ", Role.CONTEXT, Blames.NOBODY),
         Sign(r"Training completed\. Do not forget to share your model", Role.CONTEXT, Blames.NOBODY),
         # An agent comes to it when its own workers have finished well.
         Sign(r"Error waiting on exit barrier", Role.CONTEXT, Blames.NOBODY),
@@ -132,6 +134,7 @@ class Healthy(Cause, id="AR599"):
         "INFO:torch.distributed.elastic.agent.server.api:[default] worker group successfully finished. Waiting 300 "
         "seconds "
         "for other agents to finish.",
+        "allranks: train.py succeeded: 2 ranks, 3 min 20 s; output in runs/4711/attempt_0",
         "Training completed. Do not forget to share your model on huggingface.co/models =)",
         "E1121 14:03:24.123000 909 torch/distributed/elastic/agent/server/api.py:1008] Error waiting on exit barrier. "
         "Elapsed: 0.027895450592041016 seconds",

@@ -20,6 +20,7 @@ from allranks.causes.cause import Cause
 from allranks.causes.sign import Sign
 from allranks.why.logs.line import Line
 from allranks.why.logs.marks import MARKS, Mark
+from allranks.why.logs.printed import HEAD, KIND, Printed, scan_pattern
 from allranks.why.logs.sources import Source
 
 MAX_DIGITS = 18
@@ -66,6 +67,8 @@ class Logs:
     tails: tuple[Tail, ...]
     dropped: int = 0
     """Number of matching lines that were not kept."""
+    printed: tuple[Printed, ...] = ()
+    """Findings that allranks itself printed into the logs. Their lines are no events: they quote other lines."""
 
     def of(self, *kinds: str) -> Iterator[Event]:
         """Return the events of these kinds, in their order."""
@@ -95,9 +98,10 @@ class Pattern:
 
 
 def list_patterns(causes: Iterable[type[Cause]]) -> tuple[Pattern, ...]:
-    """Return all patterns: the signs of these causes, and all marks."""
+    """Return all patterns: the signs of these causes, all marks, and the findings that allranks prints."""
+    causes = tuple(causes)
     signs = [Pattern(sign.pattern, sign.pattern, cause.id, cause, sign) for cause in causes for sign in cause.signs]
-    return (*signs, *(_pattern(mark) for mark in MARKS))
+    return (*signs, *(_pattern(mark) for mark in MARKS), Pattern(scan_pattern(causes), HEAD, KIND))
 
 
 def read_events(line: Line, patterns: Sequence[Pattern]) -> list[Event]:

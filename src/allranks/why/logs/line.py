@@ -99,6 +99,7 @@ def read_line(raw: bytes, source: Source, number: int) -> Line:
 _ESCAPES = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|[\]PX^_][^\x07\x1b]*(?:\x07|\x1b\\)|[ -/]*[0-~])"  # ECMA-48: CSI, strings, others
     r"|\x9b[0-?]*[ -/]*[@-~]|[\x00-\x08\x0a-\x1f\x7f-\x9f\ufeff]"
+    r"|(?:\^\[|#033)\[[0-9;]*[A-Za-z]"  # written out: by `cat -v`, by rsyslog
 )
 
 
@@ -108,7 +109,8 @@ def strip_control(text: str) -> str:
     >>> strip_control("\\x1b[31mloss\\x1b[0m 0.1\\x07")
     'loss 0.1'
     """
-    return text if text.isprintable() else _ESCAPES.sub("", text)
+    is_plain = text.isprintable() and "^[[" not in text and "#033[" not in text
+    return text if is_plain else _ESCAPES.sub("", text)
 
 
 # --- Prefixes ------------------------------------------------------------------------------------------------------
@@ -140,7 +142,9 @@ _INDENTED = r" {1,8}(?:File \"|(?:time|host|rank|exitcode|error_file|traceback) 
 _PREFIX = re.compile(
     "|".join(
         (
-            r"(?P<colour>(?:\[\d{0,2}(?:;\d{1,3})*m ?)+)",  # whose ESC was lost in a copy
+            r"(?P<own>\[(?:\S+ )?(?P<own_node>[\w.-]+) r(?P<own_rank>\d{1,6})\] ?)",  # allranks
+            # whose ESC was lost in a copy; `[m` only where no name begins
+            r"(?P<colour>(?:\[(?:\d{1,2}(?:;\d{1,3})*m|m(?![\w.-])) ?)+)",
             r"(?P<blank>\s+(?=[\[(]))",
             r"(?P<grep>[\w./-]{1,120}\.(?:txt|log|out|err):(?:\d+:)? ?(?=\S))",  # grep over several files
             r"(?P<torch>\[rank(?P<torch_rank>\d{1,6})\]:[ ]?)",  # torch >= 2.2
@@ -150,7 +154,6 @@ _PREFIX = re.compile(
             r"(?P<bar>\[(?P<bar_node>[A-Za-z][\w.-]*)\|(?P<bar_rank>\d{1,4})\]:)",
             r"(?P<mpi>(?:(?P<mpi_date>[A-Z][a-z]{2} [A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d \d{4}) ?)?"
             r"\[(?:[^\[\],\s]*@)?(?:\d+,)?(?P<mpi_rank>\d{1,6})\](?:\[[^\]]*\])?<std(?:out|err|diag)>:)",
-            r"(?P<own>\[(?:\S+ )?(?P<own_node>[\w.-]+) r(?P<own_rank>\d{1,6})\] ?)",  # allranks
             r"(?P<ray>\((?:[^()]{0,80}? )?(?:rank=(?P<ray_rank>\d{1,6}),? )?pid=(?P<ray_pid>\d{1,7})"
             r"(?:, ip=(?P<ray_node>[\w.:-]+))?\)(?: \[repeated \d+x across cluster\])? ?)",
             r"(?P<pod>\[pod/(?P<pod_node>[a-z0-9.-]+)(?:/[\w.-]+)?\] ?)",  # kubectl logs --prefix

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from allranks.why.logs.events import Event, Logs, Pattern, Tail, read_events
 from allranks.why.logs.line import Line, read_line, segments
 from allranks.why.logs.match import Matcher
+from allranks.why.logs.printed import KIND, Printed, Reports
 from allranks.why.logs.read import Chunk, ReadError, ReadProblem, read_chunks
 from allranks.why.logs.sources import Source
 from allranks.why.logs.unwrap import MAX_BYTES, unwrap
@@ -50,28 +51,36 @@ def read_part(
     events: list[Event] = []
     tails: list[Tail] = []
     problems: list[ReadProblem] = []
+    printed: list[Printed] = []
     dropped = 0
     for source in part.sources:
         kept = _Kept(KEEP_FIRST, KEEP_LAST if len(events) < part.keep_events else 0)
         end = _End(source, part.tail_bytes)
+        reports = Reports()
         try:
             for chunk in read_chunks(source, problems=problems):
                 on_progress(len(chunk.data))
                 end.add(chunk)
+                reports.add(chunk)
                 for hit in matcher.scan(chunk):
                     line = read_line(hit.raw, source, hit.number)
                     end.know(hit.raw, line)
                     for event in read_events(line, [patterns[index] for index in hit.patterns]):
-                        kept.add(event)
+                        if event.kind == KIND:
+                            reports.begin(line, hit.raw, chunk)
+                        else:
+                            kept.add(event)
         except ReadError as exc:
             problems.append(ReadProblem(source, str(exc)))
         if (small := end.whole()) is not None:
             for event in _unwrapped(small, source, patterns, matcher):
                 kept.improve(event)
-        events += kept.in_order()
+        own = reports.finish()
+        printed += own
+        events += [event for event in kept.in_order() if not any(each.covers(event.line) for each in own)]
         dropped += kept.dropped
         tails.append(end.tail())
-    return Logs(tuple(events), tuple(tails), dropped), problems
+    return Logs(tuple(events), tuple(tails), dropped, tuple(printed)), problems
 
 
 def _unwrapped(data: bytes, source: Source, patterns: Sequence[Pattern], matcher: Matcher) -> list[Event]:
@@ -84,7 +93,7 @@ def _unwrapped(data: bytes, source: Source, patterns: Sequence[Pattern], matcher
     for hit in matcher.scan(Chunk(b"\n".join(joined), 1, 0)):
         line = read_line(hit.raw, source, numbers[hit.number - 1])
         events += read_events(line, [patterns[index] for index in hit.patterns])
-    return events
+    return [event for event in events if event.kind != KIND]
 
 
 class _Kept:

@@ -1,0 +1,218 @@
+"""Findings that allranks itself printed into a log: the report on a terminal, saved, or in slurm-7.out. Pure.
+
+    x AR408 stuck-rank   node03 - rank 2                         likely
+      it has been in user code for 16 s: train.py:3 in <module>; ranks 0-1 waited for it ...
+      seen rank 2, pid 4711: sleeping
+      more allranks explain AR408
+
+Scripts print such words, too. So the first line must have its whole form: mark, id and name of one cause, confidence;
+and the message must follow, unless the log ends there. `report/text.py` prints what is read here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from allranks.causes.catalogue import find_cause
+from allranks.causes.cause import Cause
+from allranks.model.finding import Confidence, Evidence, Finding, Severity
+from allranks.why.logs.line import Line, strip_control
+from allranks.why.logs.read import Chunk
+
+MAX_BYTES = 1 << 15
+"""A report is read up to this size."""
+MAX_LINES = 120
+MAX_KEPT = 32
+"""Number of findings kept per source, the last ones: each restart may print some."""
+MAX_FOREIGN = 20
+"""Lines of other writers within one finding."""
+KIND = "printed"
+"""The kind of event of a first line."""
+
+_SEVERITY = {"✗": Severity.FAIL, "x": Severity.FAIL, "⚠": Severity.WARN, "!": Severity.WARN}
+_STAMP = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[.\d]*(?:Z|[+-]\d\d:\d\d):? "
+_END = r"(?: {3,}(?P<confidence>certain|likely|undecided)(?: between .{1,200})?)"
+HEAD = (
+    rf"^(?:{_STAMP})?(?P<mark>[✗⚠x!]) (?P<cause>AR\d{{3}} [a-z0-9-]+)(?:   (?P<who>\S.{{0,400}}?))??"
+    rf"(?:{_END}|(?P<torn> *))$"
+)
+"""The first line of a finding; `torn` if its confidence is cut off."""
+_FIELD = re.compile(r"  (?:(?P<long>seen|next|more) |(?P<short>log|fix)  )(?P<text>.*)")
+_MORE = "       "
+_WAITED = "  waited for it: "
+_VICTIMS = "  others waited for it or were ended: "
+_NAME = re.compile(r"[A-Za-z0-9][\w.\[\],-]*(?: (?:or|\|) [A-Za-z0-9][\w.\[\],-]*)?")
+_FILE = re.compile(r"\.\w{1,4}:\d+$")
+_INTERFACE = re.compile(r"[A-Za-z0-9][\w.@:-]{0,15}")
+_RANKS = re.compile(r"ranks? (?P<ranks>\d{1,6}(?:[,-]\d{1,6})*)")
+
+
+@dataclass(frozen=True, slots=True)
+class Printed:
+    """One finding, and where it was printed."""
+
+    finding: Finding
+    line: Line
+    """Its first line."""
+    last: int
+    """Number of its last line."""
+
+    def covers(self, line: Line) -> bool:
+        """Whether a line of the same source is a part of it."""
+        return self.line.number <= line.number <= self.last
+
+
+def scan_pattern(causes: Iterable[type[Cause]]) -> str:
+    """Return the pattern of lines that may begin a finding, for hyperscan: the label of any cause."""
+    return "|".join(cause.label() for cause in causes)
+
+
+class Reports:
+    """Collects the findings of one source while it is read."""
+
+    def __init__(self) -> None:
+        self._open: list[tuple[Line, bytearray]] = []
+        self._searched = 0
+
+    def add(self, chunk: Chunk) -> None:
+        """Continue the findings that the last chunk began."""
+        self._searched = 0
+        for _, text in self._open:
+            if (left := MAX_BYTES - len(text)) > 0:
+                text += chunk.data[:left]
+
+    def begin(self, line: Line, raw: bytes, chunk: Chunk) -> None:
+        """Note a first line, which is in this chunk."""
+        at = chunk.data.find(raw, self._searched)
+        while at >= 0 and chunk.number_at(at) < line.number:
+            at = chunk.data.find(raw, at + len(raw))
+        at = chunk.data.rfind(b"\n", 0, max(at, 0)) + 1
+        self._searched = at + len(raw)
+        self._open.append((line, bytearray(chunk.data[at : at + MAX_BYTES])))
+        del self._open[:-MAX_KEPT]
+
+    def finish(self) -> tuple[Printed, ...]:
+        """Return the findings, in the order in which they were printed."""
+        found = (read_printed(line, bytes(text).decode(errors="replace")) for line, text in self._open)
+        return tuple(each for each in found if each is not None)
+
+
+def read_printed(line: Line, text: str) -> Printed | None:
+    """Return the finding that begins with a line; None if it is none of allranks'.
+
+    Args:
+        line: its first line.
+        text: the log from that line on.
+    """
+    head = re.match(HEAD, line.text)
+    if head is None or head["mark"] not in _SEVERITY:
+        return None
+    first, *following = text.split("\n")[: MAX_LINES + 1]
+    body, last = _read_body(_prefix(first, line.text), following)
+    is_torn = head["torn"] is not None
+    if not body and (is_torn or any(each.strip() for each in following)):
+        return None
+    if is_torn and not any(each.startswith("  more allranks explain " + head["cause"][:5]) for each in body):
+        return None
+    who = head["who"] or ""
+    return Printed(_read_finding(head, who.strip(), body), line, line.number + last)
+
+
+def _prefix(first: str, text: str) -> re.Pattern[str]:
+    """Return what launchers put before each line, as in the first one: `3: `, `[node03 r0] `, a time."""
+    parts = [clean for part in first.split("\r") if text in (clean := strip_control(part))]
+    before = parts[-1].partition(text)[0] if parts else ""
+    if stamp := re.match(_STAMP, text):
+        before += stamp[0]
+    fixed = map(re.escape, re.split(_STAMP, before))
+    return re.compile(_STAMP.join(fixed))
+
+
+def _read_body(prefix: re.Pattern[str], following: Iterable[str]) -> tuple[list[str], int]:
+    """Return the lines of a finding after its first one, without the prefix, and how many lines that is."""
+    body: list[str] = []
+    last = foreign = 0
+    for count, raw in enumerate(following, start=1):
+        line = strip_control(raw).rstrip()
+        match = prefix.match(line)
+        rest = line[match.end() :] if match else ""
+        is_over = bool(body) and body[-1].startswith(("  more ", _WAITED, _VICTIMS))
+        if not rest.startswith("  ") or (is_over and not rest.startswith((_WAITED, _VICTIMS))):
+            foreign += 1
+            if foreign > MAX_FOREIGN or (match and (is_over or not rest or re.match(HEAD, rest))):
+                break
+            continue
+        body.append(rest)
+        last = count
+    return body, last
+
+
+def _read_finding(head: re.Match[str], who: str, body: list[str]) -> Finding:
+    cause = find_cause(head["cause"])
+    evidence: list[Evidence] = []
+    said: dict[str, list[str]] = {}
+    label = ""
+    for line in body[1:]:
+        if match := _FIELD.match(line):
+            label = match["long"] or match["short"]
+            said.setdefault(label, []).append(match["text"])
+            if label == "seen":
+                evidence.append(Evidence(seen=match["text"]))
+            elif label == "log" and evidence:
+                evidence[-1] = Evidence(seen=evidence[-1].seen, source=match["text"])
+        elif label == "seen" and line.startswith(_MORE):
+            evidence[-1] = Evidence(seen=f"{evidence[-1].seen}\n{line[len(_MORE) :]}")
+    node, interface, ranks, subject = read_culprit(who)
+    return Finding(
+        cause=cause.label(),
+        severity=_SEVERITY[head["mark"]],
+        confidence=Confidence(head["confidence"]) if head["confidence"] else Confidence.LIKELY,
+        node=node,
+        interface=interface,
+        ranks=ranks,
+        subject=subject,
+        message=body[0].strip() if body else cause.told or cause.title().rstrip("."),
+        evidence=tuple(evidence),
+        fix=" ".join(said.get("fix", ())) or None,
+        ask=" ".join(said.get("next", ())) or None,
+        victims=_ranks_after(_VICTIMS, body),
+        waiting=next((line.removeprefix(_WAITED) for line in body if line.startswith(_WAITED)), None),
+    )
+
+
+def read_culprit(who: str) -> tuple[str | None, str | None, tuple[int, ...], str | None]:
+    """Return node, interface, ranks and subject of a first line.
+
+    >>> read_culprit("node03 · ens1f1")
+    ('node03', 'ens1f1', (), None)
+    >>> read_culprit("vm - ranks 0-2 - train.py:6")
+    ('vm', None, (0, 1, 2), 'train.py:6')
+    """
+    parts = [part for part in re.split(r" [·-] ", who) if part]
+    node = interface = subject = None
+    ranks: tuple[int, ...] = ()
+    place = next((i for i, part in enumerate(parts) if _RANKS.fullmatch(part)), None)
+    before, after = (parts, []) if place is None else (parts[:place], parts[place + 1 :])
+    if place is not None:
+        ranks = tuple(_unfold(parts[place]))
+    if before and _NAME.fullmatch(before[0]) and not _FILE.search(before[0]):
+        node = before.pop(0)
+    if before and _INTERFACE.fullmatch(before[0]) and not _FILE.search(before[0]):
+        interface = before.pop(0)
+    if rest := [*before, *after]:
+        subject = " · ".join(rest)
+    return node, interface, ranks, subject
+
+
+def _ranks_after(words: str, body: Iterable[str]) -> tuple[int, ...]:
+    return tuple(rank for line in body if line.startswith(words) for rank in _unfold(line.removeprefix(words)))
+
+
+def _unfold(text: str) -> Iterator[int]:
+    """Return the ranks of `ranks 0-2,5`, as `report/text.py` folds them."""
+    if match := _RANKS.fullmatch(text):
+        for part in match["ranks"].split(","):
+            first, _, last = part.partition("-")
+            yield from range(int(first), int(last or first) + 1)
