@@ -73,7 +73,7 @@ class TimeLimit:
 
     def __init__(self, job: OwnJob, env: Mapping[str, str]) -> None:
         self._job_id = job.id
-        said = env.get("SLURM_JOB_END_TIME", "")  # since 22.05; Debian's does not set it
+        said = env.get("SLURM_JOB_END_TIME", "")  # since 23.02
         self._end_s = float(said) if said.isdigit() else None
         self._is_known = self._end_s is not None
 
