@@ -39,7 +39,7 @@ JOB_S = 110.0
 BASELINE_S = 120.0
 LEFT_S = 5.0
 """How long processes of a job may remain after its end."""
-DAEMONS = ("init.py", "munged", "slurmctld", "slurmd", "slurmscriptd", "slurmstepd")
+DAEMONS = ("init.py", "munged", "mariadbd", "slurmdbd", "slurmctld", "slurmd", "slurmscriptd", "slurmstepd")
 
 
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):
