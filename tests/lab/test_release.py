@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 import struct
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from allranks.lab.release import (
     write_mounts,
     write_programs,
 )
+from allranks.lab.slurm import TASK_PROLOG
 from allranks.model.errors import SetupError
 
 TARGETS = """\
@@ -214,3 +216,16 @@ def test_accounting_replaces_the_line_that_turns_it_off() -> None:
         "AccountingStoragePass=/lab/munge.socket\nJobCompType=jobcomp/none\n"
     )
     assert "StoragePass=secret\n" in render_slurmdbd_conf("node01", Path("/lab"), password="secret")
+
+
+@pytest.mark.parametrize(("step", "printed"), [("0", "export MARK=1\n"), ("batch", ""), ("-5", ""), (None, "")])
+def test_faults_are_for_tasks_and_not_for_the_batch_script(step: str | None, printed: str, tmp_path: Path) -> None:
+    # From 26.05 on, SLURM_STEP_ID is -5 in a batch script.
+    prolog = tmp_path / "slurm/task_prolog"
+    fault = tmp_path / "nodes/node01/environment/fault"
+    for path, text in ((prolog, TASK_PROLOG), (fault, "MARK=1\n")):
+        path.parent.mkdir(parents=True)
+        path.write_text(text)
+    env = {"PATH": "/usr/bin:/bin", "SLURMD_NODENAME": "node01"} | ({"SLURM_STEP_ID": step} if step else {})
+    told = subprocess.run(["/bin/sh", prolog], env=env, capture_output=True, text=True, check=True)
+    assert told.stdout == printed
