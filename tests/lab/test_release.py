@@ -11,6 +11,7 @@ import pytest
 
 from allranks.lab.accounting import render_slurmdbd_conf, use_accounting
 from allranks.lab.init import MOUNTS_FILE
+from allranks.lab.job import complains
 from allranks.lab.release import (
     CLIENTS,
     DAEMONS,
@@ -229,3 +230,10 @@ def test_faults_are_for_tasks_and_not_for_the_batch_script(step: str | None, pri
     env = {"PATH": "/usr/bin:/bin", "SLURMD_NODENAME": "node01"} | ({"SLURM_STEP_ID": step} if step else {})
     told = subprocess.run(["/bin/sh", prolog], env=env, capture_output=True, text=True, check=True)
     assert told.stdout == printed
+
+
+@pytest.mark.parametrize("start", ["slurmstepd: error:", "[2026-11-23T14:03:24.131] error:"])
+def test_what_slurm_says_of_an_ended_step_is_no_complaint_of_torchrun(start: str) -> None:
+    # SLURM writes the second form from 25.05 on.
+    assert not complains(f"{start} *** STEP 7.0 ON node01 CANCELLED AT 2026-11-23T14:03:24 DUE TO TASK FAILURE ***")
+    assert complains("RuntimeError: the client socket has failed to connect")

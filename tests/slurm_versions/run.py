@@ -3,6 +3,7 @@
     python tests/slurm_versions/run.py                 all releases; writes docs/evidence/slurm-versions.md
     python tests/slurm_versions/run.py 24.11 26.05     only these; the page keeps the results of the others
     python tests/slurm_versions/run.py --part tests    only drills, or only tests
+    python tests/slurm_versions/run.py --again         what was not right once more, for example on a quieter machine
 
 Needs root, and mmdebstrap and mariadb-server besides what the lab needs. One lab is up at a time. Results are kept in
 WORK/results.json after each part, so a run that was cut off can be completed with what it lacks.
@@ -22,7 +23,18 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from table import RUNNING, STATIC, TESTS, Tried, read_drills, read_junit, render_page
+from table import (
+    MISSING,
+    RUNNING,
+    STATIC,
+    TESTS,
+    Tried,
+    add_second,
+    is_right,
+    read_drills,
+    read_junit,
+    render_page,
+)
 
 from allranks.lab.release import RELEASES
 
@@ -40,6 +52,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("releases", nargs="*", metavar="RELEASE", help=f"of {', '.join(RELEASES)}; by default all")
     parser.add_argument("--part", choices=["drills", "tests"], help="by default both")
+    parser.add_argument("--again", action="store_true", help="only what was not right; the page says so")
     arguments = parser.parse_args()
     asked = arguments.releases or list(RELEASES)
     if unknown := set(asked) - set(RELEASES):
@@ -52,15 +65,21 @@ def main() -> int:
         for part, try_it in (("drills", run_drills), ("tests", run_tests)):
             if arguments.part in (None, part):
                 print(f"SLURM {release}: {part}", flush=True)
-                try_it(tried_now)
+                try_it(tried_now, is_again=arguments.again)
                 kept.write_text(json.dumps([asdict(each) for each in results.values()], indent=2))
     tried = [results[release] for release in RELEASES if release in results]
     PAGE.write_text(render_page(tried, date=datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d")))
     return 0 if all(each.is_right for each in tried) and len(tried) == len(RELEASES) else 1
 
 
-def run_drills(tried: Tried) -> None:
+def run_drills(tried: Tried, *, is_again: bool) -> None:
     """Run drills in a six-node lab with accounting."""
+    static, running = (
+        [name for name in names if not (is_again and is_right(done.get(name, MISSING)))]
+        for names, done in ((STATIC, tried.static), (RUNNING, tried.running))
+    )
+    if not static and not running:
+        return
     work = WORK / tried.release
     work.mkdir(exist_ok=True)
     up = ("--cluster", str(ROOT / "examples/six-node/cluster.toml"), "--slurm", tried.release, "--accounting")
@@ -68,23 +87,30 @@ def run_drills(tried: Tried) -> None:
         lab("up", *up, timeout_s=1200)
         told = subprocess.run(lab_command("status", "--json"), capture_output=True, text=True, check=True, timeout=60)
         tried.version = json.loads(told.stdout)["slurm"]
-        tried.static = drills(STATIC, work / "static.json", key="faults")
+        found = drills(static, work / "static.json", key="faults") if static else {}
+        tried.static = add_second(tried.static, found) if is_again else found
         lab("up", *up, timeout_s=300)
-        tried.running = drills(RUNNING, work / "running.json", key="fault", flags=["--running"])
+        found = drills(running, work / "running.json", key="fault", flags=["--running"]) if running else {}
+        tried.running = add_second(tried.running, found) if is_again else found
     finally:
         lab("down", timeout_s=120)
 
 
-def run_tests(tried: Tried) -> None:
-    """Run the tests of jobs, which start their own labs."""
+def run_tests(tried: Tried, *, is_again: bool) -> None:
+    """Run the tests of jobs, which start their own labs; again: those that failed, by name."""
+    wrong = [name.partition(": ") for name, result in tried.tests.items() if not is_right(result)]
+    if is_again and not wrong:
+        return
+    chosen = [f"tests/lab/{file}.py::test_{name}" for file, _, name in wrong] if is_again else TESTS
     work = WORK / tried.release
     work.mkdir(exist_ok=True)
     report = work / "tests.xml"
     report.unlink(missing_ok=True)
-    command = [sys.executable, "-m", "pytest", "--numprocesses=0", "-q", *TESTS, f"--junitxml={report}"]
+    command = [sys.executable, "-m", "pytest", "--numprocesses=0", "-q", *chosen, f"--junitxml={report}"]
     env = os.environ | {"TEST_SLURM": tried.release, "ALLRANKS_REQUIRE_LAB": "1"}
     run(command, timeout_s=TESTS_S, env=env)
-    tried.tests = read_junit(report.read_text()) if report.exists() else {}
+    found = read_junit(report.read_text()) if report.exists() else {}
+    tried.tests = add_second(tried.tests, found) if is_again else found
 
 
 def drills(names: Sequence[str], report: Path, *, key: str, flags: Sequence[str] = ()) -> dict[str, str]:

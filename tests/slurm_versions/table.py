@@ -38,7 +38,24 @@ class Tried:
     def is_right(self) -> bool:
         """Whether everything was tried, and right."""
         parts = (self.static, self.running, self.tests)
-        return all(parts) and all(value == RIGHT for part in parts for value in part.values())
+        return all(parts) and all(is_right(value) for part in parts for value in part.values())
+
+
+def is_right(result: str) -> bool:
+    """Whether a result is right, at the first or at the second try."""
+    return result.startswith(RIGHT)
+
+
+def add_second(first: Mapping[str, str], second: Mapping[str, str]) -> dict[str, str]:
+    """Return the results after a second try of what was not right; they keep the words of the first."""
+    again = {
+        name: f"{RIGHT} at the second try; at the first: {first[name].removeprefix('no: ')}"
+        if is_right(result) and name in first
+        else result
+        for name, result in second.items()
+        if not is_right(first.get(name, MISSING))
+    }
+    return {**first, **again}
 
 
 def read_drills(done: Sequence[Mapping[str, object]], names: Sequence[str], *, key: str) -> dict[str, str]:
@@ -97,7 +114,7 @@ def render_page(tried: Sequence[Tried], *, date: str) -> str:
 
 
 def _count(part: Mapping[str, str]) -> str:
-    return f"{sum(value == RIGHT for value in part.values())} of {len(part)}" if part else "not run"
+    return f"{sum(map(is_right, part.values()))} of {len(part)}" if part else "not run"
 
 
 def _words(name: str) -> str:

@@ -6,7 +6,7 @@ import pytest
 
 from allranks.lab.faults.catalogue import FAULTS
 from allranks.lab.faults.running.catalogue import STRIKES
-from slurm_versions.table import RUNNING, STATIC, TESTS, Tried, read_drills, read_junit, render_page
+from slurm_versions.table import RUNNING, STATIC, TESTS, Tried, add_second, read_drills, read_junit, render_page
 
 JUNIT = """\
 <testsuites><testsuite>
@@ -50,6 +50,20 @@ def test_tests_that_failed_or_were_skipped_say_why() -> None:
 )
 def test_a_release_is_right_only_if_all_of_it_ran(parts: dict[str, dict[str, str]], is_right: bool) -> None:
     assert tried(**parts).is_right is is_right
+
+
+def test_a_second_try_keeps_the_words_of_the_first_and_repeats_nothing_that_was_right() -> None:
+    first = {"a": "yes", "b": "no: too late", "c": "no: wrong node", "d": "did not run"}
+    second = {"a": "no: worse", "b": "yes", "c": "no: wrong node again", "d": "yes"}
+    both = add_second(first, second)
+    assert both == {
+        "a": "yes",
+        "b": "yes at the second try; at the first: too late",
+        "c": "no: wrong node again",
+        "d": "yes at the second try; at the first: did not run",
+    }
+    assert tried(static=both, running={"b": both["b"]}, tests={"c": "yes"}).is_right is False
+    assert tried(static={"b": both["b"]}, running={"d": both["d"]}, tests={"c": "yes"}).is_right is True
 
 
 def test_the_page_has_a_column_for_each_release() -> None:
