@@ -110,7 +110,9 @@ class Lab:
         check_machine()
         if has_accounting:
             accounting.check_commands(has_release=slurm_release is not None)
-        root = release.prepare_root(slurm_release, env=os.environ, say=say) if slurm_release else None
+        root = None
+        if slurm_release and not (self.dir / "lab.json").exists():
+            root = release.prepare_root(slurm_release, env=os.environ, say=say)
         progress = _Progress(say)
         with self.locked():
             # Phase 1: the directory contains the plan.

@@ -35,7 +35,7 @@ CLIENTS = (
     "squeue", "sreport", "srun", "sshare", "sstat", "strigger",
 )  # fmt: skip
 MAKE_S = 900.0
-"""Deadline of mmdebstrap: it downloads 60 MB."""
+"""Deadline of mmdebstrap; with a mirror nearby it takes a minute."""
 SAY_S = 10.0
 """Interval of its progress lines."""
 SEEN = Path("/etc/slurm/release")
@@ -265,7 +265,7 @@ def find_loader(root: Path) -> Path:
         for path in sorted(root.glob(pattern)):
             if path.is_file() and not path.is_symlink():
                 return path
-    raise SetupError(f"lab: {root}: no dynamic loader; remove that directory, then try again")
+    raise SetupError(f"lab: {root}: no dynamic loader among Debian's packages")
 
 
 def find_tool(root: Path, tool: str) -> Path:
@@ -278,7 +278,7 @@ def find_tool(root: Path, tool: str) -> Path:
     for name in (f"{tool}-wlm", tool):
         if (directory / name).is_file():
             return directory / name
-    raise SetupError(f"lab: {root}: no {tool}; remove that directory, then try again")
+    raise SetupError(f"lab: {root}: no {tool} among Debian's packages")
 
 
 def tool_path(tool: str) -> Path:
@@ -302,9 +302,8 @@ def daemon_command(lab_dir: Path, daemon: str) -> str:
 
 def _libraries(root: Path) -> list[Path]:
     """Return the directories of shared libraries: before the merged /usr there are two."""
-    return [path for parent in ("usr/lib", "lib") for path in sorted(root.glob(f"{parent}/*-linux-gnu*"))] + _plugins(
-        root
-    )
+    directories = [path for parent in ("usr/lib", "lib") for path in sorted(root.glob(f"{parent}/*-linux-gnu*"))]
+    return directories + _plugins(root)
 
 
 def _plugins(root: Path) -> list[Path]:
