@@ -30,6 +30,7 @@ from table import (
     TESTS,
     Tried,
     add_second,
+    choose_again,
     is_right,
     read_drills,
     read_junit,
@@ -97,11 +98,10 @@ def run_drills(tried: Tried, *, is_again: bool) -> None:
 
 
 def run_tests(tried: Tried, *, is_again: bool) -> None:
-    """Run the tests of jobs, which start their own labs; again: those that failed, by name."""
-    wrong = [name.partition(": ") for name, result in tried.tests.items() if not is_right(result)]
-    if is_again and not wrong:
+    """Run the tests of jobs, which start their own labs."""
+    chosen = choose_again(tried.tests) if is_again else TESTS
+    if not chosen:
         return
-    chosen = [f"tests/lab/{file}.py::test_{name}" for file, _, name in wrong] if is_again else TESTS
     work = WORK / tried.release
     work.mkdir(exist_ok=True)
     report = work / "tests.xml"

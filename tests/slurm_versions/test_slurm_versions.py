@@ -6,7 +6,17 @@ import pytest
 
 from allranks.lab.faults.catalogue import FAULTS
 from allranks.lab.faults.running.catalogue import STRIKES
-from slurm_versions.table import RUNNING, STATIC, TESTS, Tried, add_second, read_drills, read_junit, render_page
+from slurm_versions.table import (
+    RUNNING,
+    STATIC,
+    TESTS,
+    Tried,
+    add_second,
+    choose_again,
+    read_drills,
+    read_junit,
+    render_page,
+)
 
 JUNIT = """\
 <testsuites><testsuite>
@@ -66,12 +76,18 @@ def test_a_second_try_keeps_the_words_of_the_first_and_repeats_nothing_that_was_
     assert tried(static={"b": both["b"]}, running={"d": both["d"]}, tests={"c": "yes"}).is_right is True
 
 
+def test_again_are_tests_that_failed_and_files_that_did_not_run() -> None:
+    results = {"test_kinds: a": "yes", "test_kinds: b[1]": "failure: x", "test_stack: c": "yes at the second try; ..."}
+    assert choose_again(results) == ["tests/lab/test_kinds.py::test_b[1]", "tests/lab/test_jobs.py"]
+    assert choose_again({}) == list(TESTS)
+
+
 def test_the_page_has_a_column_for_each_release() -> None:
     one = tried(static={"mtu-blackhole": "yes"}, running={"requeued": "no: a | b"}, tests={"test_jobs: x_y": "yes"})
     two = Tried(release="26.05", suite="forky", version="26.05.5", static={"mtu-blackhole": "yes"})
     page = render_page([one, two], date="2026-11-23")
     assert "Last run: 2026-11-23." in page
-    assert page.splitlines()[8:] == [
+    assert page.splitlines()[11:] == [
         "| | SLURM 24.11.5 (trixie) | SLURM 26.05.5 (forky) |",
         "|---|---|---|",
         "| **faults at start** | 1 of 1 | 1 of 1 |",
