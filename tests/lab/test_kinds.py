@@ -205,7 +205,8 @@ def test_ranks_of_a_submitted_job_have_the_cores_it_asked_for(cores: int, run: R
 
 def test_a_job_that_a_higher_qos_preempts_runs_again(run: Run, accounted: TestLab) -> None:
     job = submit(run, "--nodes", "3", "--requeue", "train.py", "20")
-    wait_until(lambda: len(ranks_in(run(*allranks_command("logs", job)).stdout)) == 3, "three ranks", 60)
+    logs = allranks_command("logs", job)  # refused until the job has started
+    wait_until(lambda: len(ranks_in(run(*logs, must_work=False).stdout)) == 3, "three ranks", 60)
     run("srun", "--qos=high", "--nodes=3", "--exclusive", "true")
     wait_until(lambda: "Restarts=1" in run("scontrol", "show", "job", job).stdout, "the requeue", 60)
     soon = ("scontrol", "update", f"JobId={job}", "StartTime=now+2")
