@@ -24,7 +24,7 @@ QUICK := healthy or not (torch or lab or by_hand)
 # Run as the last command of a target: its row in the table gets the date of today.
 RAN_TODAY = @sed -i "/^| .make $@. /s/[^|]*|$$/ $$(date -u +%F) |/" docs/development/by-hand.md
 
-.PHONY: help demo test test-all test-by-hand lint bench drills mutations gpu carry pages docs clean
+.PHONY: help demo test test-all test-by-hand lint bench drills slurm-versions mutations gpu carry pages docs clean
 
 help:
 	@echo "make demo          train a small model on real data with six ranks, and check the result"
@@ -81,6 +81,11 @@ drills: $(VENV)/.dev
 	$(BIN)/allranks lab drill --name drills --all --healthy 100 --baseline --seed 1 --table docs/evidence/drills.md; code=$$?; \
 	    $(BIN)/allranks lab drill --name drills --running --all --baseline --seed 1 --table docs/evidence/drills-running.md \
 	    || code=$$?; $(BIN)/allranks lab down --name drills; exit $$code
+	$(RAN_TODAY)
+
+# ONLY='24.11 26.05', ONLY='--part tests': these releases, this part; the page keeps the results of the others.
+slurm-versions: $(VENV)/.dev
+	$(BIN)/python tests/slurm_versions/run.py $(ONLY)
 	$(RAN_TODAY)
 
 mutations: $(VENV)/.dev

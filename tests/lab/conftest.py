@@ -19,6 +19,8 @@ from conftest import clean_env
 
 SIX_NODE = Path(__file__).parents[2] / "examples" / "six-node" / "cluster.toml"
 COMMAND_S = 150
+RELEASE_FLAGS = ("--slurm", os.environ["TEST_SLURM"]) if os.environ.get("TEST_SLURM") else ()
+"""TEST_SLURM=24.11: the tests run in labs with that release of SLURM; `make slurm-versions` sets it."""
 IDLE_S = 120.0
 """Until the queue is empty: SLURM gives a dead node up after 15 s, and so clears jobs away that were on it."""
 
@@ -121,7 +123,7 @@ def standing() -> Iterator[TestLab]:
     """The six-node cluster, up as long as there are tests."""
     lab = TestLab(unique("six"))
     try:
-        lab.run("up", "--cluster", SIX_NODE)
+        lab.run("up", "--cluster", SIX_NODE, *RELEASE_FLAGS)
         yield lab
     finally:
         lab.run("down")
@@ -131,7 +133,7 @@ def standing() -> Iterator[TestLab]:
 def six_nodes(standing: TestLab) -> Iterator[TestLab]:
     """The six-node cluster, whole and with an empty queue: a test that leaves jobs fails itself, not the next one."""
     if not standing.is_idle():  # a node was killed, or did not answer in time on a busy machine
-        standing.run("up", "--cluster", SIX_NODE)
+        standing.run("up", "--cluster", SIX_NODE, *RELEASE_FLAGS)
     yield standing
     end_s = time.monotonic() + IDLE_S
     while standing.ask("squeue", "--noheader", "--all"):

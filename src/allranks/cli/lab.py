@@ -20,6 +20,7 @@ from allranks.cli.drill import drill
 from allranks.cli.group import VerbGroup
 from allranks.cli.options import name_option
 from allranks.config.file import find_cluster_file, read_cluster
+from allranks.lab.release import RELEASES
 from allranks.model.errors import UsageError
 from allranks.report.text import say
 
@@ -61,20 +62,31 @@ def lab() -> None:
     metavar="K",
     help="Maximum number of workers per node.",
 )
+@click.option(
+    "--slurm",
+    "slurm_release",
+    type=click.Choice(list(RELEASES)),
+    help="Release of SLURM, from Debian's packages; needs mmdebstrap. [default: the one of this machine]",
+)
+@click.option("--accounting", is_flag=True, help="Also run slurmdbd, so that sacct works; needs mariadb-server.")
 @name_option
-def up(cluster_file: Path | None, tasks_per_node: int, name: str) -> None:
+def up(cluster_file: Path | None, tasks_per_node: int, slurm_release: str | None, accounting: bool, name: str) -> None:
     """Start the lab; if it is already up, restart what died in it. `heal` removes injected faults.
 
     \b
     allranks lab up
     allranks lab up --cluster cluster.toml --name second --tasks-per-node 4
+    allranks lab up --slurm 24.11                              the packages are kept in ~/.cache/allranks/slurm
     """
     from allranks.lab.lab import Lab
 
     began = time.monotonic()
     path = find_cluster_file(cluster_file, os.environ, Path()) or SIX_NODES
     which = Lab(name)
-    planned = which.up(read_cluster(path).cluster, tasks_per_node=tasks_per_node, say=say)
+    cluster = read_cluster(path).cluster
+    planned = which.up(
+        cluster, tasks_per_node=tasks_per_node, slurm_release=slurm_release, has_accounting=accounting, say=say
+    )
     flag = "" if name == "lab" else f" --name {name}"
     say(
         f"{which.label}: {len(planned)} nodes ready after {time.monotonic() - began:.1f} s; "
@@ -261,7 +273,8 @@ def _describe(fault: type[Fault], scene: Scene | None = None) -> dict[str, Any]:
 def _render_status(found: dict[str, Any]) -> str:
     from allranks.lab.lab import Lab
 
-    lines = [f"{Lab(found['name']).label}   {found['directory']}   SLURM_CONF={found['slurm_conf']}"]
+    label = Lab(found["name"]).label
+    lines = [f"{label}   SLURM {found['slurm']}   {found['directory']}   SLURM_CONF={found['slurm_conf']}"]
     for node in found["nodes"]:
         pids = {"init": node["init_pid"] or "dead", **node["daemon_pids"]}
         processes = " ".join(f"{what} {pid}" for what, pid in pids.items())

@@ -73,7 +73,7 @@ class TimeLimit:
 
     def __init__(self, job: OwnJob, env: Mapping[str, str]) -> None:
         self._job_id = job.id
-        said = env.get("SLURM_JOB_END_TIME", "")  # since 22.05; Debian's does not set it
+        said = env.get("SLURM_JOB_END_TIME", "")  # since 23.02
         self._end_s = float(said) if said.isdigit() else None
         self._is_known = self._end_s is not None
 
@@ -116,11 +116,11 @@ def requeue(job_id: str) -> None:
 
 
 def change_waiting(job_id: str, **values: str) -> None:
-    """Change what a waiting job asks for. Just after a requeue SLURM may want to be asked again, for some seconds.
+    """Change what a job asks for when it waits. Just after a requeue SLURM may have to be asked again, for seconds.
 
     Args:
         job_id: which.
-        values: under scontrol's names: `ExcNodeList`, `ReqNodeList`, `NumNodes`, `StartTime`.
+        values: under scontrol's names: `ExcNodeList`, `ReqNodeList`, `NumNodes`, `StartTime`, `Requeue`.
     Raises:
         SetupError: SLURM refuses.
     """

@@ -33,6 +33,8 @@ OWN_FILES = {
     "boot_id": "/proc/sys/kernel/random/boot_id",
 }
 """Files in LAB_DIR/nodes/NODE -> their path in this node. If the machine lacks the path, so does the node."""
+MOUNTS_FILE = "mounts"
+"""In LAB_DIR: what is mounted where for another release of SLURM (`release.py`), unless the machine lacks the place."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -79,6 +81,11 @@ def furnish(lab_dir: Path, own: Path, host_name: str) -> None:
             _mount(str(own / file), place, None, MS_BIND)
     if Path("/etc/slurm").is_dir():  # for commands that start without SLURM_CONF in their environment
         _mount(str(lab_dir / "slurm"), "/etc/slurm", None, MS_BIND)
+    if (lab_dir / MOUNTS_FILE).exists():  # in order: the first contains the sources of the others
+        for line in (lab_dir / MOUNTS_FILE).read_text().splitlines():
+            source, place = line.split("\t")
+            if Path(place).exists():
+                _mount(source, place, None, MS_BIND)
 
 
 def _mount(source: str | None, target: str, kind: str | None, flags: int = 0, options: str = "") -> None:

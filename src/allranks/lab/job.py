@@ -39,7 +39,7 @@ JOB_S = 110.0
 BASELINE_S = 120.0
 LEFT_S = 5.0
 """How long processes of a job may remain after its end."""
-DAEMONS = ("init.py", "munged", "slurmctld", "slurmd", "slurmscriptd", "slurmstepd")
+DAEMONS = ("init.py", "munged", "mariadbd", "slurmdbd", "slurmctld", "slurmd", "slurmscriptd", "slurmstepd")
 
 
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):
@@ -230,7 +230,8 @@ def run_baseline(lab: Lab, injected: Sequence[Injected], run_dir: Path, *, say: 
 
 _WORDS = re.compile(r"Error|error:|Exception|[Tt]imed? ?out|refused|unreachable|[Ff]ailed|aborted|No route", re.ASCII)
 _NOISE = re.compile(
-    r"srun: |slurmstepd|^(?:\d+: )?\[W\d|hostname of the client socket|OMP_NUM_THREADS|^\*+$|Traceback \(most recent"
+    r"srun: |slurmstepd|error: \*\*\* (?:JOB|STEP) \d|^(?:\d+: )?\[W\d|hostname of the client socket|OMP_NUM_THREADS"
+    r"|^\*+$|Traceback \(most recent"
 )
 
 

@@ -29,7 +29,7 @@ from typing import Any
 
 import msgspec
 
-from allranks.lab import hosts, slurm
+from allranks.lab import accounting, hosts, release, slurm
 from allranks.lab.hosts import SWITCH
 from allranks.lab.plan import Host, plan_hosts, render_hosts_file
 from allranks.model.cluster import Cluster
@@ -57,6 +57,7 @@ PACKAGES = {
     "taskset": "util-linux",
 }
 """Command -> the Debian package that contains it."""
+_DAEMONS = ("munged", "mariadbd", "slurmdbd", "slurmctld", "slurmd")
 
 
 class Lab:
@@ -83,13 +84,21 @@ class Lab:
         return "lab" if self.name == DEFAULT_NAME else f"lab {self.name}"
 
     def up(
-        self, cluster: Cluster, *, tasks_per_node: int = 1, say: Callable[[str], None] = lambda _: None
+        self,
+        cluster: Cluster,
+        *,
+        tasks_per_node: int = 1,
+        slurm_release: str | None = None,
+        has_accounting: bool = False,
+        say: Callable[[str], None] = lambda _: None,
     ) -> Sequence[Host]:
         """Put every node into service: keep what already exists, create what is missing.
 
         Args:
             cluster: what to build.
             tasks_per_node: workers that must fit on a node at the same time.
+            slurm_release: one of release.RELEASES; None for the machine's own SLURM.
+            has_accounting: whether slurmdbd and MariaDB run on the first node.
             say: gets a line about each step that takes more than PROGRESS_S.
 
         Raises:
@@ -99,10 +108,21 @@ class Lab:
         """
         planned = plan_hosts(cluster)
         check_machine()
+        if has_accounting:
+            accounting.check_commands(has_release=slurm_release is not None)
+        root = None
+        if slurm_release and not (self.dir / "lab.json").exists():
+            root = release.prepare_root(slurm_release, env=os.environ, say=say)
         progress = _Progress(say)
         with self.locked():
             # Phase 1: the directory contains the plan.
-            self._write_plan(cluster, planned, tasks_per_node)
+            plan = {
+                "cluster": msgspec.to_builtins(cluster),
+                "tasks_per_node": tasks_per_node,
+                "slurm": slurm_release,
+                "accounting": has_accounting,
+            }
+            self._write_plan(plan, cluster, planned, root)
             # Phase 2: processes. A node without all its links is left from an `up` that was killed: replace it.
             names = self._find_missing([SWITCH, *(host.name for host in planned)])
             progress(f"creating the namespaces of {len(names)} nodes")
@@ -121,6 +141,10 @@ class Lab:
                 self._whole_path(name).write_text(hosts.identify(inits[name]))
             # Phase 4: daemons.
             progress("starting munge and SLURM")
+            slurm.start_munge(planned, inits, self.dir)
+            if has_accounting:
+                first = inits[planned[0].name]
+                accounting.start(self.name, first, hosts.processes_in(first), self.dir, progress=progress)
             slurm.start_daemons(planned, inits, self.dir)
             # Phase 5: all nodes have reported.
             slurm.wait_until_idle(planned, inits, self.dir, progress=progress)
@@ -136,7 +160,13 @@ class Lab:
         if not self._planned_names():
             self.find_init("")
         plan = json.loads((self.dir / "lab.json").read_text())
-        self.up(msgspec.convert(plan["cluster"], Cluster), tasks_per_node=plan["tasks_per_node"], say=say)
+        self.up(
+            msgspec.convert(plan["cluster"], Cluster),
+            tasks_per_node=plan["tasks_per_node"],
+            slurm_release=plan["slurm"],
+            has_accounting=plan["accounting"],
+            say=say,
+        )
 
     def down(self) -> bool:
         """Remove everything that `up` created and nothing else, also the remains of a killed `up`.
@@ -196,19 +226,22 @@ class Lab:
         states = slurm.read_states(first) if first and "slurmctld" in hosts.processes_in(first) else {}
         return {
             "name": self.name,
+            "slurm": slurm.read_version(first) if first else "",
             "directory": str(self.dir),
             "slurm_conf": str(slurm.conf_path(self.dir)),
             "switch_pid": inits.get(SWITCH),
             "nodes": [_node_status(name, inits.get(name), states.get(name)) for name in planned],
         }
 
-    def _write_plan(self, cluster: Cluster, planned: Sequence[Host], tasks_per_node: int) -> None:
-        wanted = json.dumps({"cluster": msgspec.to_builtins(cluster), "tasks_per_node": tasks_per_node}, indent=2)
+    def _write_plan(
+        self, plan: Mapping[str, Any], cluster: Cluster, planned: Sequence[Host], root: Path | None
+    ) -> None:
+        wanted = json.dumps(plan, indent=2)
         plan_path = self.dir / "lab.json"
         if plan_path.exists():
             if plan_path.read_text() != wanted:
                 raise UsageError(
-                    f"{self.label} is up with another cluster.toml or --tasks-per-node (see {plan_path}); "
+                    f"{self.label} is up with another cluster.toml or other options (see {plan_path}); "
                     f"allranks lab down --name {self.name} first, or choose another --name"
                 )
             return
@@ -219,7 +252,11 @@ class Lab:
                 (own / "hosts").write_text(render_hosts_file(planned))
                 (own / "hostname").write_text(f"{name}\n")
                 (own / "machine-id").write_text(f"{uuid.uuid4().hex}\n")
-        slurm.write_files(self.name, planned, cluster, self.dir, tasks_per_node=tasks_per_node)
+        slurm.write_files(self.name, planned, cluster, self.dir, tasks_per_node=plan["tasks_per_node"])
+        if plan["accounting"]:
+            accounting.write_files(planned[0], self.dir)
+        if root is not None:
+            release.write_mounts(root, self.dir)
         # Last, and atomically: if it exists, so do all the others.
         draft = plan_path.with_suffix(".draft")
         draft.write_text(wanted)
@@ -315,6 +352,8 @@ def check_machine() -> None:
     if missing:
         packages = " ".join(dict.fromkeys(PACKAGES[command] for command in missing))
         raise SetupError(f"lab: not installed: {', '.join(missing)}: apt-get install {packages}")
+    if not release.SEEN.parent.is_dir():
+        raise SetupError(f"lab: {release.SEEN.parent}: no such directory; Debian's slurm-client has it")
 
 
 def _node_status(name: str, init_pid: int | None, slurm_state: str | None) -> dict[str, Any]:
@@ -323,6 +362,6 @@ def _node_status(name: str, init_pid: int | None, slurm_state: str | None) -> di
         "name": name,
         "slurm_state": slurm_state,
         "init_pid": init_pid,
-        "daemon_pids": {each: running[each][0] for each in ("munged", "slurmctld", "slurmd") if each in running},
+        "daemon_pids": {each: running[each][0] for each in _DAEMONS if each in running},
         "interfaces": hosts.read_links(init_pid) if init_pid else [],
     }

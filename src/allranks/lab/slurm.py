@@ -1,7 +1,7 @@
 """A real SLURM in the nodes of the lab: its files as text, its daemons, and whether all nodes have reported.
 
 The first node runs munged, slurmctld and slurmd, the others slurmd. All daemons read LAB_DIR/slurm/slurm.conf and use
-the management network. Written for SLURM 22.05 and later.
+the management network. Written for SLURM 20.11 to 26.05.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ TASK_PROLOG = """\
 #!/bin/sh
 # Applies the faults of this node to its tasks: a late start, and variables. The batch script is not a task.
 # `NAME=VALUE` sets a variable, `NAME+=DIRECTORY` prepends to a list.
-[ "${SLURM_STEP_ID:-batch}" != batch ] || exit 0
+case "${SLURM_STEP_ID:-batch}" in batch | -5) exit 0 ;; esac
 own="$(dirname "$0")/../nodes/$SLURMD_NODENAME"
 for file in "$own"/delay/*; do
   [ -f "$file" ] && sleep "$(cat "$file")" >/dev/null 2>&1
@@ -162,21 +162,30 @@ def render_gres_conf(hosts: Sequence[Host], lab_dir: Path) -> str:
     return "".join(lines)
 
 
+def start_munge(hosts: Sequence[Host], inits: Mapping[str, int], lab_dir: Path) -> None:
+    """Start munged on the first node, if it does not run yet.
+
+    Raises:
+        SetupError: it does not start.
+    """
+    first = inits[hosts[0].name]
+    if "munged" not in processes_in(first):
+        files = [f"--{kind}-file={lab_dir}/munge.{kind}" for kind in ("key", "log", "pid", "seed")]
+        # Forced: otherwise it refuses a lab below a directory that other users cannot read.
+        command = ["munged", "--force", f"--socket={lab_dir}/munge.socket", "--num-threads=2", *files]
+        _start(first, command, lab_dir / "munge.log")
+
+
 def start_daemons(hosts: Sequence[Host], inits: Mapping[str, int], lab_dir: Path) -> None:
     """Start the daemons that do not run yet: munged and slurmctld on the first node, slurmd on all.
 
     Raises:
         SetupError: a daemon does not start.
     """
+    start_munge(hosts, inits, lab_dir)
     first, conf = inits[hosts[0].name], str(conf_path(lab_dir))
     running = {host.name: processes_in(inits[host.name]) for host in hosts}
-    on_first = running[hosts[0].name]
-    if "munged" not in on_first:
-        files = [f"--{kind}-file={lab_dir}/munge.{kind}" for kind in ("key", "log", "pid", "seed")]
-        # Forced: otherwise it refuses a lab below a directory that other users cannot read.
-        command = ["munged", "--force", f"--socket={lab_dir}/munge.socket", "--num-threads=2", *files]
-        _start(first, command, lab_dir / "munge.log")
-    if "slurmctld" not in on_first:
+    if "slurmctld" not in running[hosts[0].name]:
         _start(first, ["slurmctld", "-f", conf], lab_dir / "slurmctld.log")
 
     def start_slurmd(host: Host) -> None:
@@ -235,6 +244,12 @@ def read_states(controller: int) -> dict[str, str]:
     """Return the states from sinfo, `idle`, `down*`; empty if slurmctld does not answer."""
     done = run_in(controller, ["sinfo", "--noheader", "--Node", "--format=%N %T"], must_work=False)
     return dict(line.split(maxsplit=1) for line in done.stdout.splitlines() if " " in line)
+
+
+def read_version(controller: int) -> str:
+    """Return the version of SLURM's commands in the lab, `22.05.8`; empty if they do not answer."""
+    said = run_in(controller, ["sinfo", "--version"], must_work=False).stdout.split()
+    return said[-1] if said else ""
 
 
 def is_in_service(state: str) -> bool:

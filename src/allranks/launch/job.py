@@ -355,6 +355,8 @@ def _queue_again(goodbye: Goodbye, leader: Leader, scheduler: Scheduler, plan: J
         return scheduler.requeue()
     if leader.interrupted_by == signal.SIGTERM:
         scheduler.outlast_preemption()
+    elif goodbye.exit_code == Exit.OK:
+        scheduler.stay_complete()
     elif goodbye.exit_code == Exit.NODE_FAULT and plan.request.max_restarts:
         findings = leader.verdict.findings if leader.verdict else ()
         return scheduler.requeue(leader.culprits, cause=findings[0].cause if findings else "")

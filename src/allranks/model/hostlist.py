@@ -6,9 +6,9 @@
     'master-node,node[01-02,04]'
 
 Order is kept and so are duplicates, because ranks hang on both. The order is that of `scontrol show hostnames`
-(SLURM 22.05). We read more than it does in one place, text after the last bracket (`n[1-3]-int`), and refuse
-what it guesses at: empty elements, blanks between names, unclosed brackets, `n[1-]`, and ranges whose end is
-padded otherwise than the start (`n[1-010]`, `n[01-9]`).
+(SLURM 22.05). We read more than it does in one place, text after the last bracket (`n[1-3]-int`; scontrol does since
+23.11), and refuse what it guesses at: empty elements, blanks between names, unclosed brackets, `n[1-]`, and ranges
+whose end is padded otherwise than the start (`n[1-010]`, `n[01-9]`).
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ import pytest
 from allranks.host.slurm import JobState
 from allranks.host.slurm_job import OwnJob
 from allranks.launch.queue.exclusion import Culprit, read_culprits
-from allranks.launch.queue.requeue import outlast_preemption, plan_requeue, requeue_once
+from allranks.launch.queue.requeue import PREEMPTED, outlast_preemption, plan_requeue, requeue_once, stay_complete
 from fake_slurm import FakeSlurm, fake_slurm, show_job  # noqa: F401  (a fixture)
 
 JOB = OwnJob("12", 0, 3, is_heterogeneous=False)
@@ -145,13 +145,13 @@ def test_a_run_directory_that_cannot_be_written_stops_nobody(partition: FakeSlur
     assert commands(partition)[0] == ["requeue", "12"]
 
 
-def test_a_preempted_job_stays_until_slurm_ends_it(slurm: FakeSlurm) -> None:
+def test_a_preempted_job_stays_until_slurm_ends_it(slurm: FakeSlurm, run_dir: Path) -> None:
     preempted = show_job().replace("Power=", "PreemptEligibleTime=x PreemptTime=2026-11-22T00:02:54\n   Power=")
     slurm.answer("scontrol", "show partition", out="PartitionName=main\n   GraceTime=10 Hidden=NO\n")
     slurm.answer("scontrol", "show job 12", out=show_job(state="COMPLETING"))
     slurm.answer_once("scontrol", "show job 12", out=preempted)
     said: list[str] = []
-    assert outlast_preemption(JOB, say=said.append)
+    assert outlast_preemption(JOB, run_dir=run_dir, say=said.append)
     assert said == [
         "preempted: waiting for SLURM to end this run of job 12, grace period 10 s since 2026-11-22T00:02:54"
     ]
@@ -166,6 +166,31 @@ def test_a_warning_that_was_a_preemption_leaves_the_job_to_slurm(partition: Fake
     assert commands(partition) == []
 
 
-def test_a_cancelled_job_is_not_waited_for(slurm: FakeSlurm) -> None:
+def test_a_job_that_was_preempted_once_ends_when_it_has_succeeded(partition: FakeSlurm, run_dir: Path) -> None:
+    # SLURM 24.11.5 would run it again and again.
+    partition.answer("scontrol", "update JobId=12", out="")
+    again = OwnJob("12", 1, 3, is_heterogeneous=False)
+    stay_complete(again, run_dir=run_dir, say=pytest.fail)
+    assert commands(partition) == [], "it was never preempted"
+    (run_dir / PREEMPTED).write_text("{}")
+    stay_complete(JOB, run_dir=run_dir, say=pytest.fail)
+    assert commands(partition) == [], "its first run"
+    stay_complete(again, run_dir=run_dir, say=pytest.fail)
+    assert commands(partition) == [["update", "JobId=12", "Requeue=0"]]
+
+
+def test_a_job_that_slurm_may_run_again_says_how_to_end_it(partition: FakeSlurm, run_dir: Path) -> None:
+    partition.answer("scontrol", "update JobId=12", err="slurm_update error: Access/permission denied\n", code=1)
+    (run_dir / PREEMPTED).write_text("{}")
+    said: list[str] = []
+    stay_complete(OwnJob("12", 1, 3, is_heterogeneous=False), run_dir=run_dir, say=said.append)
+    assert said == [
+        "job 12: scontrol: slurm_update error: Access/permission denied; "
+        "if SLURM runs it again, end it by hand: scancel 12"
+    ]
+
+
+def test_a_cancelled_job_is_not_waited_for(slurm: FakeSlurm, run_dir: Path) -> None:
     slurm.answer("scontrol", "show job 12", out=show_job(state="CANCELLED"))
-    assert not outlast_preemption(JOB, say=pytest.fail)
+    assert not outlast_preemption(JOB, run_dir=run_dir, say=pytest.fail)
+    assert not (run_dir / PREEMPTED).exists()

@@ -57,6 +57,24 @@ def test_the_agent_is_started_beside_the_step_that_holds_everything() -> None:
     ]  # fmt: skip
 
 
+def test_the_agent_gets_as_many_cores_as_the_one_that_was_lost(srun: Srun, tmp_path: Path) -> None:
+    # srun of 22.05 and 23.02 does not read SLURM_CPUS_PER_TASK, and nothing of the leader's step is passed on.
+    srun('echo "$@"; exec sleep 60')
+    log = tmp_path / "agent.out"
+    revival = Revival(
+        "node03",
+        ["allranks"],
+        job=JOB,
+        env={**os.environ, "SLURM_JOB_ID": "13", "SLURM_CPUS_PER_TASK": "8"},
+        log=log,
+        now_s=0.0,
+        patience_s=60.0,
+    )
+    step_until(revival, 0.0, lambda: log.exists() and "allranks" in log.read_text())
+    revival.close()
+    assert "--ntasks=1 --cpus-per-task=8 --ntasks-per-node=1" in log.read_text()
+
+
 def test_nothing_of_the_leader_s_own_step_is_taken_for_a_wish() -> None:
     env = {"SLURM_JOB_ID": "13", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "6", "SLURM_CONF": "/x", "PATH": "/bin"}
     assert clean_env(env) == {"SLURM_JOB_ID": "13", "SLURM_CONF": "/x", "PATH": "/bin"}

@@ -266,6 +266,26 @@ def test_runs_that_go_on_after_such_words_are_well(why: Why, log: str) -> None:
     assert why(log)[0].cause.name == "healthy"
 
 
+@pytest.mark.parametrize(
+    "start", ["slurmstepd: error:", "[2026-11-23T14:03:24.131] error:"], ids=["to 24.11", "from 25.05 on"]
+)
+def test_what_slurm_says_of_a_step_is_no_progress(why: Why, start: str) -> None:
+    ended = f"{start} *** STEP 7.0 ON node01 CANCELLED AT 2026-11-23T14:03:24 DUE TO TASK FAILURE ***\n"
+    assert why("terminate called: fatal: no such frobnicator\n" + ended)[0].cause.name == "user-code-error"
+
+
+@pytest.mark.parametrize(
+    "start", ["slurmstepd: error:", "[2026-11-23T14:03:24.131] error:"], ids=["to 24.11", "from 25.05 on"]
+)
+def test_what_slurm_says_of_a_step_shows_that_srun_started_the_job(why: Why, start: str) -> None:
+    spawned = 'File "/opt/torch/multiprocessing/spawn.py", line 246, in spawn\n'
+    waiting = "Waiting in store based barrier to initialize process group for rank: {}, key: store_based_barrier_key:1 "
+    log = "".join(waiting.format(rank) + "(world_size=2, worker_count=4, timeout=0:30:00)\n" for rank in range(2))
+    ended = f"{start} *** STEP 7.0 ON node01 CANCELLED AT 2026-11-23T14:03:24 DUE TO TASK FAILURE ***\n"
+    assert why(spawned + log)[0].cause.name == "slurm-env"
+    assert why(spawned + log + ended)[0].cause.name == "spawn-inside-srun"
+
+
 def test_who_interrupts_a_job_that_says_nothing_lost_patience(why: Why) -> None:
     first, *_ = why(
         "node1:21:99 [0] NCCL INFO Launch mode Parallel\n^CTraceback (most recent call last):\nKeyboardInterrupt"

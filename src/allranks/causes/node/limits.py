@@ -321,8 +321,8 @@ class CpuStarved(Cause, id="AR011"):
     ## Why it breaks the job
     The job runs slowly. Each rank needs a core to feed its GPU and to drive the network, and Gloo computes on it. If
     several ranks share a core, one always waits, and a collective waits for the slowest. Usually the batch script
-    requests tasks or GPUs but no cores. SLURM then gives each task one core, and `srun` ignores the `--cpus-per-task`
-    of `sbatch`.
+    requests tasks or GPUs but no cores. SLURM then gives each task one core, and `srun` of SLURM 22.05 and 23.02 ignores
+    the `--cpus-per-task` of `sbatch`.
 
     ## Example
     From torch/utils/data/dataloader.py, 2.13:
@@ -338,7 +338,8 @@ class CpuStarved(Cause, id="AR011"):
     Or start fewer workers: `--nproc-per-node`. `allranks submit` does both.
 
     ## Source
-    SLURM, srun(1), --cpus-per-task: https://slurm.schedmd.com/srun.html (22.05 and later).
+    SLURM, srun(1), --cpus-per-task: https://slurm.schedmd.com/srun.html (changed in 22.05 and
+    in 23.11).
     """  # noqa: E501  (a real line)
 
     message = "the node has {cores} for {workers} workers{others}"

@@ -134,7 +134,7 @@ def _strike_job(
             has_ended = job.has_ended()
             exit_code = job.exit_code()
             is_batch = strike.launch is Launch.BATCH
-            if is_batch and exit_code == 0 and (state := job.slurm_state()) != "COMPLETED":
+            if is_batch and exit_code == 0 and (state := job.slurm_state()) not in strike.end_states:
                 more.append(f"SLURM's state of the job is {state}, but allranks returned 0")
         finally:
             job.cut_off()

@@ -17,6 +17,7 @@ Signals are blocked in phases 4 and 5. Every failure is reported, with the comma
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -41,6 +42,8 @@ from allranks.model.errors import AllranksError, Exit
 from allranks.model.hostlist import expand_hosts, fold_hosts
 
 CLAIM = "requeue.json"
+PREEMPTED = "preempted.json"
+"""In the run directory: SLURM has preempted this job with a grace period."""
 LONGEST_GRACE_S = 900.0
 """Upper bound of the time that a preempted job is kept alive; sites give minutes."""
 LOOK_S = 2.0
@@ -140,7 +143,7 @@ def requeue_once(
         if state.is_pending:
             return exit_code  # another agent has requeued it
         if state.preempted_at:  # SLURM decides whether the job runs again, even if the user sent the warning signal
-            outlast_preemption(job, say=say)
+            outlast_preemption(job, run_dir=run_dir, say=say)
             return exit_code
         if no := why_no_requeue(job, is_batch=state.is_batch, may_requeue=state.may_requeue):
             say(f"job {job.id} does not go back into the queue: {no}")
@@ -161,13 +164,14 @@ def requeue_once(
     return exit_code
 
 
-def outlast_preemption(job: OwnJob, *, say: Callable[[str], None]) -> bool:
+def outlast_preemption(job: OwnJob, *, run_dir: Path, say: Callable[[str], None]) -> bool:
     """Wait for SLURM to end a job that it preempts with a grace period; returns whether it is being preempted.
 
     SLURM requeues it only if it still runs then. For the leader's agent, after SIGTERM and the end of its workers.
 
     Args:
         job: this job.
+        run_dir: the job's directory, which keeps that it was preempted, for `stay_complete`.
         say: one line for people.
     """
     try:
@@ -177,6 +181,8 @@ def outlast_preemption(job: OwnJob, *, say: Callable[[str], None]) -> bool:
         rules = read_partition(state.partition)
     except AllranksError:
         return False
+    with contextlib.suppress(OSError):
+        (run_dir / PREEMPTED).write_text(json.dumps({"job": job.id, "at": state.preempted_at}))
     grace = f"grace period {rules.grace_s:.0f} s since {state.preempted_at}"
     say(f"preempted: waiting for SLURM to end this run of job {job.id}, {grace}")
     end_s = time.monotonic() + min(rules.grace_s + 60.0, LONGEST_GRACE_S)
@@ -189,6 +195,26 @@ def outlast_preemption(job: OwnJob, *, say: Callable[[str], None]) -> bool:
         if state is None or state.state != "RUNNING":
             break
     return True
+
+
+def stay_complete(job: OwnJob, *, run_dir: Path, say: Callable[[str], None]) -> None:
+    """Keep SLURM from running a job again that was preempted once and has succeeded now. For the leader's agent.
+
+    SLURM 24.11.5 never forgets that it preempted a job after a grace period: it requeues the job each time it ends with
+    0. Such a job ends only if it must not be requeued; SLURM then calls it PREEMPTED. Releases 20.11.4 and 26.05.5 do
+    not have this fault (SLURM's ticket 25682).
+
+    Args:
+        job: this job.
+        run_dir: the job's directory, above its attempts.
+        say: one line for people.
+    """
+    if not job.restarts or not (run_dir / PREEMPTED).exists():
+        return
+    try:
+        change_waiting(job.id, Requeue="0")
+    except AllranksError as exc:
+        say(f"job {job.id}: {exc}; if SLURM runs it again, end it by hand: scancel {job.id}")
 
 
 def read_grace_s(state: JobState | None) -> float | None:

@@ -147,7 +147,8 @@ class Revival:
     ) -> None:
         self.node = node
         self.stage = Stage.TRYING
-        self._command = srun_command(node, command, job_id=env.get("SLURM_JOB_ID", job.id))
+        job_id, cores = env.get("SLURM_JOB_ID", job.id), env.get("SLURM_CPUS_PER_TASK", "")
+        self._command = srun_command(node, command, job_id=job_id, cpus_per_task=cores)
         self._env = clean_env(env)
         self._log = log
         self._end_s = now_s + patience_s
@@ -228,16 +229,18 @@ class Revival:
             return ""
 
 
-def srun_command(node: str, command: Sequence[str], *, job_id: str) -> list[str]:
+def srun_command(node: str, command: Sequence[str], *, job_id: str, cpus_per_task: str = "") -> list[str]:
     """Return the command that starts one agent on one node, beside the step that holds all resources.
 
     Args:
         node: where.
         command: of the agent.
         job_id: SLURM_JOB_ID; a task of an array has one, too.
+        cpus_per_task: SLURM_CPUS_PER_TASK of the leader; without the option, the step may get one core.
     """
     return [
         *("srun", f"--jobid={job_id}", "--overlap", f"--nodelist={node}", "--nodes=1", "--ntasks=1"),
+        *([f"--cpus-per-task={cpus_per_task}"] if cpus_per_task else []),
         *("--ntasks-per-node=1", "--no-kill", "--kill-on-bad-exit=0", "--export=ALL", "--input=none"),
         *command,
     ]

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from allranks.host.slurm_job import OwnJob, TimeLimit, find_job, own_job
 from allranks.launch.queue.ending import Decision, decide, why_no_requeue
-from allranks.launch.queue.requeue import outlast_preemption, read_grace_s, requeue_once
+from allranks.launch.queue.requeue import outlast_preemption, read_grace_s, requeue_once, stay_complete
 from allranks.model.errors import AllranksError
 
 ANSWER_S = 2.0
@@ -85,7 +85,11 @@ class Scheduler:
 
     def outlast_preemption(self) -> bool:
         """Wait if a preempted job must keep running to be requeued; returns whether it is being preempted."""
-        return outlast_preemption(self.job, say=self.say)
+        return outlast_preemption(self.job, run_dir=self.run_dir, say=self.say)
+
+    def stay_complete(self) -> None:
+        """Keep SLURM from running this job again, which has succeeded (launch.queue.requeue)."""
+        stay_complete(self.job, run_dir=self.run_dir, say=self.say)
 
     def _ask(self) -> None:
         try:

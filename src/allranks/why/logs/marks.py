@@ -233,7 +233,8 @@ MARKS = (
         r"(?:after|took|elapsed|waited) [0-9]{3,}(?:\.[0-9]+)? ?s",
         r"(?:after|took|elapsed|waited) (?P<seconds>[0-9]{3,}(?:\.[0-9]+)?) ?s",
     ),
-    Mark("srun", r"srun -{1,2}[a-zA-Z]|SLURM_[A-Z]|slurmstepd: "),
+    # From SLURM 25.05 on, the line about a step that was ended begins with a time instead of slurmstepd.
+    Mark("srun", r"srun -{1,2}[a-zA-Z]|SLURM_[A-Z]|slurmstepd: |error: \*\*\* (?:JOB|STEP) [0-9]"),
     # Gloo's connections (gloo/transport/tcp/debug_logger.cc).
     Mark(
         "dial",

@@ -24,7 +24,7 @@ _GOES_ON = re.compile(
     r"|\bloss\b\W{0,4}\d|Init COMPLETE|\b100%\||completed|finished|successfully|training (?:done|complete)"
     r"|out-of-place|# Avg bus bandwidth|NCCL INFO .{0,40}\bConnected (?:all|after) "
 )
-_SLURM = re.compile(r"slurmstepd|slurmd\[|srun: |StepId=")
+_SLURM = re.compile(r"slurmstepd|slurmd\[|srun: |StepId=|error: \*\*\* (?:JOB|STEP) \d")
 _EXCEPTION = re.compile(r"^[\w.]*[a-z](?:Error|Exception): ")
 """Its text may have a command with `'--epochs', '180'` in it."""
 _INTERRUPTED = re.compile(r"(?:^|\^C)KeyboardInterrupt\b|^\^C|\^C\s*$")

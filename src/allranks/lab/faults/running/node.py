@@ -16,7 +16,7 @@ from allranks.lab.faults.running.network import GONE_S, NEXT_STEP_S, ports_of
 from allranks.lab.faults.running.strike import Launch, Strike
 from allranks.lab.faults.running.target import Target
 
-DAEMONS = ("munged", "slurmctld", "slurmscriptd", "slurmd", "slurmstepd")
+DAEMONS = ("munged", "mariadbd", "slurmdbd", "slurmctld", "slurmscriptd", "slurmd", "slurmstepd")
 BACK_S = 20.0
 PATIENCE_S = 45
 """SlurmdTimeout for such a node: it counts from the last answer, which may be a third of it old (36 s were seen)."""

@@ -80,11 +80,15 @@ class WarnedBatch(SlurmStrike, name="warned-batch"):
 
 
 class Preempted(SlurmStrike, name="preempted"):
-    """A job of a partition with higher priority needs two of the nodes: SLURM requeues the training."""
+    """A job of a partition with higher priority needs two of the nodes: SLURM requeues the training.
+
+    SLURM 24.11 calls the job PREEMPTED when it has succeeded (launch.queue.requeue.stay_complete).
+    """
 
     command = (
         *("sbatch", "--partition", URGENT_PARTITION, "--nodes=2", "--exclusive", "--output=/dev/null"),
         *("--wrap", "sleep 3"),
     )
     submit_flags: ClassVar = ("--exclusive",)
+    end_states: ClassVar = ("COMPLETED", "PREEMPTED")
     watch_s = 150.0

@@ -62,6 +62,8 @@ class Strike(Fault):
     """Whether all nodes must be in the job again afterwards."""
     has_ranks: ClassVar[bool] = True
     """Whether a verdict must also name the culprit's ranks."""
+    end_states: ClassVar[tuple[str, ...]] = ("COMPLETED",)
+    """SLURM's states of a batch job that allranks ended with 0."""
     has_baseline: ClassVar[bool] = False
     """Whether plain torchrun runs with it, as the example of its class."""
 
