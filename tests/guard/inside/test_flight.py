@@ -112,12 +112,53 @@ def test_a_recorder_that_fails_is_said_and_not_asked_again(monkeypatch: pytest.M
     assert len(seen.blind) == 1
 
 
-def test_a_torch_without_a_recorder_is_said(monkeypatch: pytest.MonkeyPatch):
+def world_of(backend: str) -> SimpleNamespace:
+    return SimpleNamespace(
+        pg_names={"first": "0"}, pg_map={"first": (backend, None)}, pg_group_ranks={"first": {0: 0, 1: 1}}
+    )
+
+
+def test_a_backend_without_a_recorder_is_said_by_name(monkeypatch: pytest.MonkeyPatch):
+    """As torch 2.5 with CUDA has it: a recorder of NCCL, and none of Gloo."""
     monkeypatch.delattr(torch._C._distributed_c10d, "_dump_fr_trace_json")
-    monkeypatch.delattr(torch._C._distributed_c10d, "_dump_nccl_trace_json", raising=False)
-    seen = Flight(SimpleNamespace(_world=SimpleNamespace(pg_names={}, pg_map={}, pg_group_ranks={})))
+    monkeypatch.setattr(torch._C._distributed_c10d, "_dump_nccl_trace_json", lambda **_: b"{}", raising=False)
+    seen = Flight(SimpleNamespace(_world=world_of("gloo")))
     assert seen.states() == {}
-    assert seen.blind == [f"no flight recorder that can be read in torch {torch.__version__}"]
+    told = f"torch {torch.__version__} has no flight recorder of gloo: collectives of DDP are not seen"
+    assert seen.blind == [told]
+    assert seen.last_calls() == []
+
+
+def dump_of_2_15(includeCollectives: Any = None, onlyActive: Any = None, backend: str = "gloo") -> bytes:
+    """_dump_fr_trace_json(includeCollectives=None, onlyActive=None, backend='gloo')"""
+    # As the recorder of torch 2.15 writes it for a backend that is recorded by a hook (recorded with the fake backend,
+    # see tests/versions); that of nccl2 was never tried on a GPU.
+    held = {"entries": [entry(1, op=f"{backend}:all_reduce", state="scheduled", retired=False)]}
+    status = {"0": {"last_enqueued_collective": "1", "last_completed_collective": "-1"}} if backend == "nccl2" else {}
+    return json.dumps({**held, "pg_status": status}, separators=(",", ":")).encode()
+
+
+@pytest.mark.parametrize(
+    ("backend", "recording", "op"),
+    [
+        ("nccl", {"gloo", "nccl-legacy"}, "all_reduce"),  # 2.15: nccl2 under the name of nccl
+        ("nccl2", {"gloo", "nccl"}, "all_reduce"),  # TORCH_DIST_USE_NCCL2=0, and nccl2 by its own name
+        ("nccl", {"gloo", "nccl"}, "broadcast"),  # TORCH_DIST_USE_NCCL2=0
+        ("nccl-legacy", {"gloo"}, "broadcast"),
+    ],
+)
+def test_the_recorder_is_that_of_the_engine_behind_the_backends_name(
+    monkeypatch: pytest.MonkeyPatch, backend: str, recording: set[str], op: str
+):
+    inside = torch._C._distributed_c10d
+    legacy = json.dumps({"entries": [entry(1, op="nccl:broadcast")], "pg_status": {}}, separators=(",", ":")).encode()
+    monkeypatch.setattr(inside, "_dump_fr_trace_json", dump_of_2_15)
+    monkeypatch.setattr(inside, "_dump_nccl_trace_json", lambda **_: legacy, raising=False)
+    seen = Flight(SimpleNamespace(_world=world_of(backend), _FR_SELF_RECORDING_BACKENDS=recording))
+    seen.states()
+    calls = [call for call in seen.last_calls() if call["group"] == "0" and call["op"] in ("all_reduce", "broadcast")]
+    assert op in [call["op"] for call in calls]
+    assert seen.blind == []
 
 
 def test_a_group_that_is_formed_again_is_another_one(monkeypatch: pytest.MonkeyPatch):
