@@ -132,11 +132,14 @@ class Flight:
         return {key: state for states in self._states.values() for key, state in states.items()}
 
     def _parse_states(self, source: str, raw: bytes) -> Iterator[tuple[str, tuple[int, int]]]:
+        first = int(isinstance(self._dumps[source], functools.partial))  # what torch records by a hook counts from 0
         for number, state in json.loads(raw or b"{}").get("pg_status", {}).items():
             group = self._numbered[source].get(int(number))
             if group is None or self._newest[group.name] is group:
                 key = group.key(source) if group else str(number)
-                enqueued, completed = (int(state[f"last_{what}_collective"]) for what in ("enqueued", "completed"))
+                enqueued, completed = (
+                    int(state[f"last_{what}_collective"]) + first for what in ("enqueued", "completed")
+                )
                 yield key, (self._without_p2p(key, enqueued), self._without_p2p(key, completed))
 
     def _without_p2p(self, name: str, number: int) -> int:
