@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 from collections.abc import Callable
@@ -181,16 +180,15 @@ def test_stopped(allranks: Allranks, tmp_path: Path):
     assert culprits(tmp_path) == [("AR010", [1])], ended.stderr[-3000:]
 
 
-@pytest.mark.parametrize("call", ["dist.all_reduce(torch.ones(3))", "dist.broadcast(torch.ones(7), 0)"])
-def test_mismatch(allranks: Allranks, tmp_path: Path, call: str):
-    struck(tmp_path, f"dist.all_reduce(torch.ones(7)) if rank != 1 else {call}")
+def test_mismatch(allranks: Allranks, tmp_path: Path):
+    struck(tmp_path, "dist.all_reduce(torch.ones(7)) if rank != 1 else dist.broadcast(torch.ones(7), 0)")
     ended = allranks("run", *FLAGS, "--nproc-per-node", "3", "train.py")
     assert culprits(tmp_path) == [("AR410", [1])], ended.stderr[-3000:]
 
 
 def test_hang_before_a_collective(allranks: Allranks, tmp_path: Path):
     struck(tmp_path, "dist.all_reduce(torch.ones(7)) if rank != 1 else time.sleep(1000)")
-    ended = allranks("run", *FLAGS, "--nproc-per-node", "3", "train.py")
+    ended = allranks("run", *FLAGS, "--nproc-per-node", "2", "train.py")
     assert culprits(tmp_path) == [("AR408", [1])], ended.stderr[-3000:]
 
 
@@ -213,7 +211,7 @@ def test_resume(tmp_path: Path, note: Note):
 
     whole = start("whole")
     assert whole.wait(HANG_S) == 0, log_of("whole")
-    command[len(FLAGS) + 1 : len(FLAGS) + 1] = ["--max-restarts", "1"]
+    command[len(FLAGS) + 1 : len(FLAGS) + 1] = ["--max-restarts", "1", "--no-standby"]
     cut = start("cut", "--pause-s", "0.1")
     steps = tmp_path / "cut/0/2.steps"
     wait_until(lambda: cut.poll() is not None or (steps.exists() and len(steps.read_text().splitlines()) > 12), "steps")
@@ -260,7 +258,7 @@ with allranks.session() as s:
 
 
 def test_checkpoint(allranks: Allranks, tmp_path: Path, note: Note):
-    """A sharded tensor and its momentum: saved by three ranks, resumed by two, as if nothing had happened."""
+    """A sharded tensor and its momentum: saved by two ranks, resumed by one, as if nothing had happened."""
     write(tmp_path / "train.py", CHECKPOINT)
 
     def run(ranks: int, steps: int) -> dict[str, Any]:
@@ -269,10 +267,14 @@ def test_checkpoint(allranks: Allranks, tmp_path: Path, note: Note):
         told: dict[str, Any] = torch.load(tmp_path / "ended.pt", weights_only=True)
         return told
 
-    whole = run(3, 8)
-    shutil.rmtree(tmp_path / "saved")
-    assert run(3, 4)["begun"] == 0
-    cut = run(2, 8)
-    is_same = cut["begun"] == 4 and torch.equal(cut["weight"], whole["weight"])
+    assert run(2, 4)["begun"] == 0
+    cut = run(1, 8)
+    torch.manual_seed(0)
+    model = torch.nn.Linear(5, 7, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    for _ in range(8):
+        model.weight.grad = model.weight.detach() * 0.5
+        optimizer.step()
+    is_same = cut["begun"] == 4 and torch.equal(cut["weight"], model.weight.detach())
     note(Feature.CHECKPOINTS, "yes" if is_same else "no")
     assert is_same
