@@ -97,7 +97,7 @@ def test_bring_up(allranks: Allranks, tmp_path: Path, note: Note):
     before, after = told["numbers"]
     note(Feature.SEQUENCE, "yes" if after == before + 1 else f"no: {before}, then {after}")
     has_recorder = "0" in told["states"] and "all_reduce" in told["ops"]
-    note(Feature.RECORDER, "yes" if has_recorder else f"none for gloo: {told['blind']}")
+    note(Feature.RECORDER, "yes" if has_recorder else "none for gloo" if told["blind"] else "no")
     assert told["total"] == other["total"] == 2**6
     assert "all 2 ranks are up (gloo), " in ended.stderr
     assert is_kept
