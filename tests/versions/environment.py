@@ -80,13 +80,15 @@ def find_python(version: str, named: Sequence[Path] = ()) -> Path | None:
 
 
 def lacking(words: str) -> list[str]:
-    """Return stems of the shared libraries that the loader misses, from what ldd or Python's import says.
+    """Return stems of the shared libraries that the loader misses or finds too old, from what ldd or an import says.
 
     >>> lacking("libcudart.so.12 => not found"), lacking("ImportError: libcusparseLt.so.0: cannot open shared object")
     (['cudart'], ['cusparseLt'])
     """
     found = re.findall(r"lib(\w+)\.so[.\d]* (?:=> not found|not found in the system path)", words)
-    return list(dict.fromkeys(found + re.findall(r"lib(\w+)\.so[.\d]*: cannot open shared object", words)))
+    found += re.findall(r"lib(\w+)\.so[.\d]*: cannot open shared object", words)
+    found += re.findall(r"undefined symbol: \w+, version lib(\w+)\.so", words)
+    return list(dict.fromkeys(found))
 
 
 def requirement_of(stem: str, requirements: Sequence[str]) -> str | None:

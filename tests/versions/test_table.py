@@ -55,6 +55,7 @@ def test_the_page_in_the_docs_is_of_this_form():
         ("\tlibcudart.so.12 => not found\n\tlibm.so.6 => /lib/libm.so.6\n\tlibcudart.so.12 => not found", ["cudart"]),
         ("ImportError: libcusparseLt.so.0: cannot open shared object file", ["cusparseLt"]),
         ("ValueError: libcublas.so.12 not found in the system path ['']", ["cublas"]),
+        ("libc10_cuda.so: undefined symbol: cudaGetDriver, version libcudart.so.12", ["cudart"]),
         ("ok", []),
     ],
 )
