@@ -88,6 +88,7 @@ def lacking(words: str) -> list[str]:
     found = re.findall(r"lib(\w+)\.so[.\d]* (?:=> not found|not found in the system path)", words)
     found += re.findall(r"lib(\w+)\.so[.\d]*: cannot open shared object", words)
     found += re.findall(r"undefined symbol: \w+, version lib(\w+)\.so", words)
+    found += re.findall(r"undefined symbol: (nccl|cublas|cudnn|cufft|cusparse)[A-Z]\w*$", words, re.MULTILINE)
     return list(dict.fromkeys(found))
 
 

@@ -56,6 +56,7 @@ def test_the_page_in_the_docs_is_of_this_form():
         ("ImportError: libcusparseLt.so.0: cannot open shared object file", ["cusparseLt"]),
         ("ValueError: libcublas.so.12 not found in the system path ['']", ["cublas"]),
         ("libc10_cuda.so: undefined symbol: cudaGetDriver, version libcudart.so.12", ["cudart"]),
+        ("libtorch_cuda.so: undefined symbol: ncclGroupSimulateEnd\n", ["nccl"]),
         ("ok", []),
     ],
 )
