@@ -24,7 +24,7 @@ QUICK := healthy or not (torch or lab or by_hand)
 # Run as the last command of a target: its row in the table gets the date of today.
 RAN_TODAY = @sed -i "/^| .make $@. /s/[^|]*|$$/ $$(date -u +%F) |/" docs/development/by-hand.md
 
-.PHONY: help demo test test-all test-by-hand lint bench drills slurm-versions mutations gpu carry pages docs clean
+.PHONY: help demo test test-all test-by-hand lint bench drills slurm-versions versions mutations gpu carry pages docs clean
 
 help:
 	@echo "make demo          train a small model on real data with six ranks, and check the result"
@@ -86,6 +86,12 @@ drills: $(VENV)/.dev
 # ONLY='24.11 26.05', ONLY='--part tests': these releases, this part; the page keeps the results of the others.
 slurm-versions: $(VENV)/.dev
 	$(BIN)/python tests/slurm_versions/run.py $(ONLY)
+	$(RAN_TODAY)
+
+# Downloads some 2 GB a version. VERSIONS="2.5.1 2.13.0@3.12": these only; RESUME=1: those without a row of today;
+# PYTHONS="/path/to/python3.14 ...": interpreters to use beside those on PATH.
+versions: $(VENV)/.dev
+	$(BIN)/python tests/versions/run.py $(VERSIONS) $(if $(RESUME),--resume) $(addprefix --python ,$(PYTHONS))
 	$(RAN_TODAY)
 
 mutations: $(VENV)/.dev

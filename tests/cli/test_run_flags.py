@@ -194,7 +194,7 @@ def test_streams_that_cannot_be_read_are_refused(flags, text):
     assert refusal(hidden_streams, **asked, num_workers=3) == text
 
 
-# The flags of torchrun 2.13, in torch's own order.
+# The flags of torchrun 2.13, in torch's own order, and what 2.14 added for a job.
 TORCHRUN_FLAGS = [
     "--nnodes", "--nproc-per-node", "--nproc_per_node", "--rdzv-backend", "--rdzv_backend", "--rdzv-endpoint",
     "--rdzv_endpoint", "--rdzv-id", "--rdzv_id", "--rdzv-conf", "--rdzv_conf", "--standalone", "--max-restarts",
@@ -205,7 +205,7 @@ TORCHRUN_FLAGS = [
     "--duplicate_stderr_filters", "--node-rank", "--node_rank", "--master-addr", "--master_addr", "--master-port",
     "--master_port", "--local-addr", "--local_addr", "--logs-specs", "--logs_specs", "--numa-binding",
     "--numa_binding", "--signals-to-handle", "--signals_to_handle", "--shutdown-timeout", "--shutdown_timeout",
-    "--virtual-local-rank", "--virtual_local_rank",
+    "--virtual-local-rank", "--virtual_local_rank", "--log-line-prefix-template", "--log_line_prefix_template",
 ]  # fmt: skip
 # Those of them that take no value.
 TORCHRUN_SWITCHES = {

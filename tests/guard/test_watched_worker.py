@@ -90,6 +90,15 @@ def test_a_python_call_that_no_recorder_has_is_added_and_counts_as_called(cell: 
     )  # fmt: skip
 
 
+def test_a_call_that_returned_is_over_where_no_recorder_counts(cell: Cell, tmp_path: Path):
+    """As with Gloo of torch before 2.8; where a recorder counts, an asynchronous call may still run."""
+    tell(cell, groups=[["0", [0, 1], -1, -1, 0]])
+    cell.leave_call(call(cell, seq=5, op="all_reduce", sizes=[[2, 3]], dtypes=["Float"]))
+    assert watched(cell, tmp_path).look().calls[0].is_done
+    tell(cell, groups=[["0", [0, 1], 5, 4, 0]])
+    assert not watched(cell, tmp_path).look().calls[0].is_done
+
+
 def test_a_receive_that_waits_is_no_collective_of_the_group(cell: Cell, tmp_path: Path):
     tell(cell, groups=[["0", [0, 1], 4, 4, 0]])
     call(cell, seq=9, op="recv", sizes=[[1]], dtypes=["Float"], peer=1)

@@ -222,11 +222,22 @@ def test_torchrun_is_a_launcher_before_and_after_it_has_started_workers(tmp_path
         "/venv/bin/python /venv/bin/allranks run train.py",
         "/venv/bin/python -m allranks stack --here 7",
         "/venv/bin/python -c from\xa0multiprocessing.resource_tracker\xa0import\xa0main;main(5)",
+        "/venv/bin/python -B -c import\xa0sys;\xa0from\xa0multiprocessing.forkserver\xa0import\xa0main;\xa0main(3,",
     ],
 )
 def test_our_own_processes_and_python_s_helpers_are_left_out(tmp_path: Path, command: str) -> None:
     Tree(tmp_path).add(10, JOB_7, command=command)
     assert find_processes(Wanted(job="7"), root=tmp_path) == ([], [])
+
+
+def test_what_a_fork_server_starts_is_a_child_of_the_rank_and_the_server_is_left_out(tmp_path: Path) -> None:
+    """Python 3.14 starts processes by it: they are forked, so that they have the server's command line."""
+    tree, server = Tree(tmp_path), "python -c from\xa0multiprocessing.forkserver\xa0import\xa0main;\xa0main(3,"
+    tree.add(10, {**JOB_7, "RANK": "4"})
+    tree.add(11, {**JOB_7, "RANK": "4"}, parent=10, command=server)
+    tree.add(12, {**JOB_7, "RANK": "4"}, parent=11, command=server)
+    found, _ = find_processes(Wanted(job="7"), root=tmp_path)
+    assert [(each.pid, each.role, each.rank) for each in found] == [(10, "worker", 4), (12, "child", 4)]
 
 
 def test_a_process_whose_environment_is_closed_is_found_by_its_cgroup(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -41,6 +42,20 @@ def test_a_left_over_gets_sigterm_first_and_may_clean_up(tmp_path: Path):
     finally:
         left.kill()
         left.communicate()
+
+
+@pytest.mark.parametrize(("lives_s", "is_named"), [(0.4, False), (60, True)])
+def test_a_helper_of_multiprocessing_may_end_by_itself(lives_s: float, is_named: bool):
+    """Python 3.14's fork server and the resource tracker end a moment after the worker."""
+    script = f"import time; time.sleep({lives_s})  # from multiprocessing.forkserver import main"
+    left = subprocess.Popen([sys.executable, "-I", "-S", "-c", script], start_new_session=True)
+    try:
+        named = end_left_behind(0.5)
+        assert len(named) == is_named
+        assert psutil.pid_exists(left.pid) is False
+    finally:
+        left.kill()
+        left.wait()
 
 
 def test_what_is_spared_keeps_its_children():

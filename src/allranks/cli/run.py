@@ -25,6 +25,7 @@ UNUSED_WITH_VALUE = {
     "--event-log-handler": "events are in events.jsonl of the run directory",
     "--duplicate-stdout-filters": "every rank has its own output files",
     "--duplicate-stderr-filters": "every rank has its own output files",
+    "--log-line-prefix-template": "lines begin with node and rank",
     "--logs-specs": "the layout of the run directory is fixed",
     "--numa-binding": "workers are not bound to NUMA nodes",
     "--signals-to-handle": "SIGTERM, SIGINT, SIGHUP and SIGQUIT are handled",

@@ -43,7 +43,7 @@ def show_env(explain: bool, cluster_file: Path | None, as_json: bool, **flags: o
         raise plan.problem
     settings = first_worker_settings(plan)
     if as_json:
-        click.echo(settings_to_json([*plan.settings, *settings] if explain else settings))
+        click.echo(settings_to_json([*plan.settings, *torch_settings(), *settings] if explain else settings))
     elif explain:
         print_plan(plan)
     else:
@@ -120,11 +120,20 @@ def _checkpoint_setting(plan: JobPlan) -> Setting:
     return Setting("checkpoint_every", f"{interval.seconds:.0f} s", reason=interval.reason, source="state.cadence")
 
 
+def torch_settings() -> list[Setting]:
+    """Return the version of torch that is installed here, and what it lacks; nothing without torch."""
+    from allranks.host.software import read_packages
+    from allranks.join.versions import describe
+
+    version = read_packages(("torch",)).get("torch")
+    return describe(version) if version else []
+
+
 def print_plan(plan: JobPlan) -> None:
     """Print this process's identity, the plan of the job, and the environment of this node's first worker."""
     style = Style.of(sys.stdout)
     click.echo(style.paint("this process and this job", "1"))
-    click.echo(render_settings((*plan.settings, _checkpoint_setting(plan)), style))
+    click.echo(render_settings((*plan.settings, *torch_settings(), _checkpoint_setting(plan)), style))
     for note in plan.world.notes:
         click.echo(f"note: {note}")
     click.echo()

@@ -172,7 +172,9 @@ def _calls(
         if recorded := known.get(key := (call.group, call.seq, None)):
             known[key], call = msgspec.structs.replace(recorded, place=call.place), None
         else:
-            is_over = any(group.name == call.group and group.completed >= call.seq for group in groups)
+            own = [group for group in groups if group.name == call.group]
+            # Without a recorder no number is known, and a call is over when it returns.
+            is_over = any(group.completed >= call.seq or group.enqueued < 0 for group in own)
             call = msgspec.structs.replace(call, is_done=call.is_done and is_over)
     calls = sorted(known.values(), key=lambda each: each.created_ns)
     return tuple(calls) if call is None else (*calls, call)

@@ -216,7 +216,7 @@ def find_processes(wanted: Wanted, *, root: Path = Path("/")) -> tuple[list[Foun
         command = _read(root / f"proc/{pid}/cmdline").decode(errors="replace").rstrip("\0").split("\0")
         if not (_is_python(root, pid, stat.name) or pid in wanted.pids):
             others.append(stat.name)
-        elif pid != os.getpid() and not _is_our_own(command) and "multiprocessing.resource_tracker" not in str(command):
+        elif pid != os.getpid() and not _is_helper(command, _read(root / f"proc/{stat.parent}/cmdline")):
             mine[pid] = Found(pid, stat, env, command)
     # The dead have no environment any more: their parent says whose they were.
     for pid, stat in stats.items():
@@ -262,8 +262,11 @@ def _is_python(root: Path, pid: int, name: str) -> bool:
     return bool(_PYTHON.match(exe)) or b"/libpython3" in _read(root / f"proc/{pid}/maps")
 
 
-def _is_our_own(command: Sequence[str]) -> bool:
-    return "allranks" in [Path(word).name for word in command[:2]] or "-m allranks " in " ".join(command[1:5]) + " "
+def _is_helper(command: Sequence[str], above: bytes) -> bool:
+    """Whether it is of allranks or multiprocessing; what a fork server starts has the server's command line, too."""
+    is_server = "multiprocessing.forkserver" in str(command) and b"multiprocessing.forkserver" not in above
+    is_ours = "allranks" in [Path(word).name for word in command[:2]] or "-m allranks " in " ".join(command[1:5]) + " "
+    return is_server or is_ours or "multiprocessing.resource_tracker" in str(command)
 
 
 def _is_wanted(wanted: Wanted, pid: int, env: Mapping[str, str], root: Path) -> bool:

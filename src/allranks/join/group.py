@@ -12,8 +12,8 @@
 5. Impostors. A process that multiprocessing started in a worker (mp.spawn) is refused at once where it comes as another
    rank, or to another world, than the worker is: on the other nodes their children come as the same ranks.
 
-Runs in the worker's Python: standard library and torch only. Written against torch 2.11 to 2.13; `wrap` raises where
-torch has become another, and the worker then runs as without us.
+Runs in the worker's Python: standard library and torch only. `wrap` raises where torch has become another than any in
+TESTED, and the worker then runs as without us. join/versions.py says what the torches in TESTED lack.
 """
 
 from __future__ import annotations
@@ -29,6 +29,9 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
+
+TESTED = (2, 4), (2, 15)
+"""Oldest and newest torch of docs/evidence/versions.md."""
 
 NOTICE_AFTER_S = (3, 10, 30, 60, 120, 300, 600, 1200)
 """When a waiting rank says for whom it waits."""
@@ -57,6 +60,7 @@ def wrap(c10d: Any) -> None:
     """
     if getattr(c10d, "_allranks_watches", False):
         return
+    _name_recorder_size()
     rendezvous: Any = sys.modules["torch.distributed.rendezvous"]
     create_store = rendezvous._create_c10d_store
     init_process_group = c10d.init_process_group
@@ -74,6 +78,8 @@ def wrap(c10d: Any) -> None:
         backend: Any = None, init_method: str | None = None, timeout: timedelta | None = None, *args: Any, **kwargs: Any
     ) -> None:
         global _groups_formed
+        if _groups_formed == 0:
+            _say_untested()
         _refuse_impostor(init_method, *args, **kwargs)
         _refuse_what_cannot_work(str(backend or ""))
         if backend is None:
@@ -96,6 +102,12 @@ def wrap(c10d: Any) -> None:
     c10d.init_process_group = init_process_group_with_names
     c10d._allranks_watches = True
     note_place()
+
+
+def _name_recorder_size() -> None:
+    """Before torch 2.8, which brought this function, TORCH_FR_BUFFER_SIZE had another name."""
+    if not hasattr(sys.modules["torch"]._C._distributed_c10d, "_dump_fr_trace_json"):
+        os.environ.setdefault("TORCH_NCCL_TRACE_BUFFER_SIZE", os.environ.get("TORCH_FR_BUFFER_SIZE", "0"))
 
 
 def note_place() -> None:
@@ -153,8 +165,7 @@ def _open_store(
             return rendezvous.TCPStore(hostname, port, world_size, rank == 0, **options, **more)
 
         if rank == 0:
-            held = {"master_listen_fd": _listening_socket(port)} if "ALLRANKS_STORE_FD" in os.environ else {}
-            store = connect(use_libuv=use_libuv, **held)
+            store = _serve(connect, port, use_libuv)
         elif is_whole_world:
             # The agent's socket accepts before rank 0 is there to answer, and torch waits for that answer for ever: so
             # it waits in a thread, and this one keeps the time (and Ctrl-C).
@@ -177,6 +188,16 @@ def _tell_phase(name: str) -> None:
     """Have the agent know it, where the guard's half is in this process."""
     if entry := sys.modules.get("_allranks_inside.entry"):
         entry.enter(name)
+
+
+def _serve(connect: Callable[..., Any], port: int, use_libuv: bool) -> Any:
+    """Return rank 0's store, on the agent's socket where there is one."""
+    if "ALLRANKS_STORE_FD" not in os.environ:
+        return connect(use_libuv=use_libuv)
+    try:
+        return connect(use_libuv=use_libuv, master_listen_fd=_listening_socket(port))
+    except NotImplementedError:  # libuv before torch 2.8 takes no socket; its clients speak with the other server, too
+        return connect(use_libuv=False, master_listen_fd=_listening_socket(port))
 
 
 def _listening_socket(port: int) -> int:
@@ -354,6 +375,23 @@ def _say_all_up(c10d: Any) -> None:
             backend = os.environ.get("ALLRANKS_BACKEND", "")
         took_s = time.time() - float(os.environ.get("ALLRANKS_STARTED_S") or time.time())
         _say(f"all {os.environ['WORLD_SIZE']} ranks are up ({backend}), {took_s:.1f} s after the start")
+        for unseen in entry.unseen() if (entry := sys.modules.get("_allranks_inside.entry")) else ():
+            _say(f"the guard sees less: {unseen}")
+
+
+def is_tested(version: str) -> bool:
+    """Whether a version of torch (`2.8.0+cu128`) is in the range that was tried; a nightly of its end is not."""
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    is_nightly = re.search(r"\d(a0|\.dev)", version) is not None
+    return numbers is not None and TESTED[0] <= (int(numbers[1]), int(numbers[2])) <= TESTED[1] and not is_nightly
+
+
+def _say_untested() -> None:
+    """Say it once a job: on rank 0, at the first start."""
+    version = str(sys.modules["torch"].__version__)
+    if _env_int("RANK") == 0 and not _env_int("TORCHELASTIC_RESTART_COUNT") and not is_tested(version):
+        tested = " to ".join(f"{major}.{minor}" for major, minor in TESTED)
+        _say(f"torch {version} was not tested with allranks ({tested} were): the job runs, but the guard may see less")
 
 
 def _members() -> list[tuple[str, int, int]]:

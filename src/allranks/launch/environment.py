@@ -71,6 +71,8 @@ def node_settings(
     fixed("TORCHELASTIC_USE_AGENT_STORE", False, "rank 0 hosts the store, on a socket of its agent")
     unless_set("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT", torchrun)
     unless_set("TORCH_NCCL_ASYNC_ERROR_HANDLING", 1, "a failed collective ends the worker instead of hanging it")
+    if (size := env.get("TORCH_NCCL_TRACE_BUFFER_SIZE")) and "TORCH_FR_BUFFER_SIZE" not in env:
+        fixed("TORCH_FR_BUFFER_SIZE", size, "as TORCH_NCCL_TRACE_BUFFER_SIZE, its name before torch 2.8", "environment")
     unless_set("TORCH_FR_BUFFER_SIZE", 512, "entries in torch's flight recorder; reading more delays the script")
     for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE") if recorder is not None else ():
         unless_set(name, recorder, "NCCL's watchdog writes the last collectives here, for allranks why", "run dir")

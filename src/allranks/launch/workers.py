@@ -32,6 +32,8 @@ PR_SET_CHILD_SUBREAPER = 36
 
 WRITER = "allranks.state.saved.writer"
 """A word of the command line of processes that write checkpoints (state.saved.writer)."""
+HELPERS_S = 1.0
+"""How long multiprocessing's helpers may take to notice that their worker has ended."""
 STDERR_TAIL_BYTES = 4096
 TRACEBACK_LIMIT = 32_000
 
@@ -239,6 +241,7 @@ def end_left_behind(grace_s: float, *, spared: Collection[int] = ()) -> list[str
             if each.ppid() in kept:
                 kept.add(each.pid)
     orphans = [each for each in descendants if each.pid not in kept and not _is_own_tool(each) and not _is_writer(each)]
+    psutil.wait_procs([each for each in orphans if _is_helper(each)], timeout=HELPERS_S)
     names = []
     for process in orphans:
         with contextlib.suppress(psutil.Error):
@@ -262,6 +265,15 @@ def _is_own_tool(process: Any) -> bool:
     """Whether this process started it: workers, and so all that they start, are in sessions of their own."""
     with contextlib.suppress(ProcessLookupError):
         return os.getsid(process.pid) == os.getsid(0)
+    return False
+
+
+def _is_helper(process: Any) -> bool:
+    """Whether it is of multiprocessing: fork server (Python 3.14) and resource tracker end after their worker."""
+    import psutil
+
+    with contextlib.suppress(psutil.Error):
+        return "from multiprocessing." in " ".join(process.cmdline())
     return False
 
 

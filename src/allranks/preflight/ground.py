@@ -112,4 +112,4 @@ def hold_roll_call(world: World, loaded: LoadedCluster, *, wanted: str, run_root
 
 def no_torch(why: str) -> SetupError:
     """The error of a Python that cannot take part."""
-    return SetupError(f"session() needs PyTorch in {sys.executable}: {why}; pip install 'torch>=2.11'")
+    return SetupError(f"session() needs PyTorch in {sys.executable}: {why}; pip install 'torch>=2.4'")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -112,12 +113,77 @@ def test_a_recorder_that_fails_is_said_and_not_asked_again(monkeypatch: pytest.M
     assert len(seen.blind) == 1
 
 
-def test_a_torch_without_a_recorder_is_said(monkeypatch: pytest.MonkeyPatch):
+def world_of(backend: str) -> SimpleNamespace:
+    return SimpleNamespace(
+        pg_names={"first": "0"}, pg_map={"first": (backend, None)}, pg_group_ranks={"first": {0: 0, 1: 1}}
+    )
+
+
+def test_a_backend_without_a_recorder_is_said_by_name(monkeypatch: pytest.MonkeyPatch):
+    """As torch 2.5 with CUDA has it: a recorder of NCCL, and none of Gloo."""
     monkeypatch.delattr(torch._C._distributed_c10d, "_dump_fr_trace_json")
-    monkeypatch.delattr(torch._C._distributed_c10d, "_dump_nccl_trace_json", raising=False)
-    seen = Flight(SimpleNamespace(_world=SimpleNamespace(pg_names={}, pg_map={}, pg_group_ranks={})))
+    monkeypatch.setattr(torch._C._distributed_c10d, "_dump_nccl_trace_json", lambda **_: b"{}", raising=False)
+    seen = Flight(SimpleNamespace(_world=world_of("gloo")))
     assert seen.states() == {}
-    assert seen.blind == [f"no flight recorder that can be read in torch {torch.__version__}"]
+    told = f"torch {torch.__version__} has no flight recorder of gloo: collectives of DDP are not seen"
+    assert seen.blind == [told]
+    assert seen.last_calls() == []
+
+
+def dump_of_2_15(includeCollectives: bool = True, onlyActive: Any = None, backend: str = "gloo") -> bytes:
+    """_dump_fr_trace_json(includeCollectives=None, onlyActive=None, backend='gloo')"""
+    # As torch 2.15 wrote it for its fake backend, which a hook records as it does nccl2: entries are numbered from 1,
+    # the status from 0. nccl2 itself was not tried, for want of a GPU.
+    status = {"last_completed_collective": "0", "last_enqueued_collective": "1", "last_started_collective": "-1"}
+    entries = [
+        {
+            "collective_seq_id": seq, "input_dtypes": ["Float"], "input_sizes": [[8]], "is_p2p": False,
+            "op_id": seq - 1, "output_dtypes": ["Float"], "output_sizes": [[8]], "p2p_seq_id": 0, "pg_id": 0,
+            "process_group": ["0", "default_pg"], "profiling_name": f"{backend}:all_reduce", "record_id": seq - 1,
+            "retired": seq == 1, "state": "completed" if seq == 1 else "scheduled", "thread_name": "python",
+            "time_created_ns": 1795457286579817816 + seq, "time_discovered_completed_ns": 0, "timeout_ms": 1800000,
+        }
+        for seq in (1, 2)
+    ]  # fmt: skip
+    is_used = backend == "nccl2"
+    held = {"comm_lib_version": "", **({"entries": entries} if includeCollectives and is_used else {})}
+    told = {**held, "nccl_comm_state": {}, "pg_status": {"0": status} if is_used else {}, "version": "2.10"}
+    return json.dumps(told, separators=(",", ":")).encode()
+
+
+@pytest.mark.parametrize(
+    ("backend", "recording", "calls", "state"),
+    [
+        ("nccl", {"gloo", "nccl-legacy"}, [(1, "all_reduce", True), (2, "all_reduce", False)], (2, 1)),
+        ("nccl2", {"gloo", "nccl"}, [(1, "all_reduce", True), (2, "all_reduce", False)], (2, 1)),
+        ("nccl", {"gloo", "nccl"}, [(1, "broadcast", False)], (1, 0)),  # TORCH_DIST_USE_NCCL2=0
+        ("nccl-legacy", {"gloo"}, [(1, "broadcast", False)], (1, 0)),
+    ],
+)
+def test_the_recorder_is_that_of_the_engine_behind_the_backends_name(
+    monkeypatch: pytest.MonkeyPatch, backend: str, recording: set[str], calls: list[Any], state: tuple[int, int]
+):
+    inside = torch._C._distributed_c10d
+    legacy = {
+        "entries": [entry(1, op="nccl:broadcast")],
+        "pg_status": {"0": {"last_enqueued_collective": "1", "last_completed_collective": "0"}},
+    }
+    is_nccl2 = state == (2, 1)
+
+    def dump_legacy(**_: Any) -> bytes:
+        return json.dumps({} if is_nccl2 else legacy, separators=(",", ":")).encode()
+
+    @functools.wraps(dump_of_2_15)
+    def dump_hooked(**asked: Any) -> bytes:
+        return dump_of_2_15(**asked) if is_nccl2 else b"{}"
+
+    monkeypatch.setattr(inside, "_dump_fr_trace_json", dump_hooked)
+    monkeypatch.setattr(inside, "_dump_nccl_trace_json", dump_legacy, raising=False)
+    seen = Flight(SimpleNamespace(_world=world_of(backend), _FR_SELF_RECORDING_BACKENDS=recording))
+    seen.groups()
+    assert seen.states()["0"] == state
+    assert [(call["seq"], call["op"], call["is_done"]) for call in seen.last_calls()] == calls
+    assert seen.blind == []
 
 
 def test_a_group_that_is_formed_again_is_another_one(monkeypatch: pytest.MonkeyPatch):

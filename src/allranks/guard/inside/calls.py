@@ -50,6 +50,8 @@ COLLECTIVES = {
     "all_to_all": _Described("all_to_all", "all_to_all", "input_tensor_list"),
     "all_to_all_single": _Described("all_to_all", "all_to_all", "input"),
     "gather": _Described("gather", "gather", "tensor"),
+    "gather_single": _Described("gather_single", "gather", "tensor"),
+    "gather_into_tensor": _Described("gather_single", "gather", "tensor"),
     "scatter": _Described("scatter", "scatter", "scatter_list"),
     "barrier": _Described("barrier", "barrier", ""),
     "send": _Described("send", "send", "tensor"),
@@ -166,7 +168,7 @@ class _Collective:
         told = {  # with the fields of model.beat.CallSeen
             "group": key,
             "seq": seq,
-            "op": self._described.op if backend == "nccl" else self._described.gloo_op,
+            "op": self._described.op if backend.startswith("nccl") else self._described.gloo_op,
             "sizes": sizes,
             "dtypes": dtypes,
             "place": place_of(sys._getframe(3)),

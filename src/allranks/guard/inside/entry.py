@@ -87,6 +87,12 @@ def enter(phase: str) -> None:
         _teller.cell.phase(phase)
 
 
+def unseen() -> list[str]:
+    """Return what the guard cannot see in this process."""
+    _note_groups()
+    return _teller.flight.blind if _teller is not None and _teller.flight is not None else []
+
+
 def _note_groups() -> None:
     with contextlib.suppress(Exception):
         if _teller is not None and _teller.flight is not None:

@@ -15,12 +15,13 @@ entry, and four times that to parse it as a whole, which is why entries are pick
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import re
 import threading
-from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 KEPT_CALLS = 16
@@ -29,8 +30,8 @@ MAX_LAGS = 16
 MAX_NOTES = 8
 _SCANNED = 128
 """Entries that are looked at from the end of a dump."""
-_SOURCES = {"gloo": "_dump_fr_trace_json", "nccl": "_dump_nccl_trace_json"}
-"""Each backend's recorder counts its own groups from 0."""
+_SOURCES = {"gloo": "_dump_fr_trace_json", "nccl": "_dump_nccl_trace_json", "nccl-legacy": "_dump_nccl_trace_json"}
+"""Each backend's recorder counts its own groups from 0; nccl2's is asked by name."""
 _P2P = re.compile(r"(send|recv)\w* \d+(?:->|<-)(\d+)")
 """`nccl:send 0->1`, `nccl:recv 1<-0`. Source: torch 2.13, ProcessGroupNCCL::pointToPoint."""
 
@@ -62,12 +63,11 @@ class Flight:
 
         self.blind: list[str] = []
         self._world = c10d._world
-        inside = torch._C._distributed_c10d
+        self._dump_of = functools.partial(_dump_of, c10d, torch._C._distributed_c10d)
+        self._torch = str(torch.__version__)
         self._dumps: dict[str, Any] = {
-            backend: dump for backend, name in _SOURCES.items() if (dump := getattr(inside, name, None))
+            backend: dump for backend in ("gloo", "nccl") if (dump := self._dump_of(backend)) is not None
         }
-        if not self._dumps:
-            self.note(f"no flight recorder that can be read in torch {torch.__version__}")
         self._raw: dict[str, bytes] = {}
         self._states: dict[str, dict[str, tuple[int, int]]] = {}
         """By backend."""
@@ -77,7 +77,7 @@ class Flight:
         self._newest: dict[str, Group] = {}
         """By name: calls of an earlier group of that name are of the past."""
         self._formed: Counter[tuple[str, tuple[int, ...]]] = Counter()
-        self._numbered: dict[str, dict[int, Group]] = {backend: {} for backend in _SOURCES}
+        self._numbered: defaultdict[str, dict[int, Group]] = defaultdict(dict)
         """By backend, as its recorder numbers them."""
         self.p2p: dict[str, deque[int]] = {}
         """By key of the group: the numbers that sends and receives took in its row, the last ones."""
@@ -113,7 +113,11 @@ class Flight:
         backends = {device: backend for device, _, backend in (each.rpartition(":") for each in str(config).split(","))}
         self._formed[name, ranks] += 1
         group = self._newest[name] = Group(name, ranks, backends, self._formed[name, ranks])
-        for source in self._numbered.keys() & set(backends.values()):
+        for source in dict.fromkeys(backends.values()):
+            if source not in self._dumps and (dump := self._dump_of(source)) is not None:
+                self._dumps[source] = dump
+            elif source not in self._dumps:
+                self.note(f"torch {self._torch} has no flight recorder of {source}: collectives of DDP are not seen")
             numbered = self._numbered[source]
             numbered[max(numbered, default=-1) + 1] = group
         return group
@@ -128,11 +132,14 @@ class Flight:
         return {key: state for states in self._states.values() for key, state in states.items()}
 
     def _parse_states(self, source: str, raw: bytes) -> Iterator[tuple[str, tuple[int, int]]]:
+        first = int(isinstance(self._dumps[source], functools.partial))  # what torch records by a hook counts from 0
         for number, state in json.loads(raw or b"{}").get("pg_status", {}).items():
             group = self._numbered[source].get(int(number))
             if group is None or self._newest[group.name] is group:
                 key = group.key(source) if group else str(number)
-                enqueued, completed = (int(state[f"last_{what}_collective"]) for what in ("enqueued", "completed"))
+                enqueued, completed = (
+                    int(state[f"last_{what}_collective"]) + first for what in ("enqueued", "completed")
+                )
                 yield key, (self._without_p2p(key, enqueued), self._without_p2p(key, completed))
 
     def _without_p2p(self, name: str, number: int) -> int:
@@ -200,7 +207,7 @@ class Flight:
         try:
             return bytes(self._dumps[source](**options))
         except Exception as exc:
-            del self._dumps[source]
+            self._dumps[source] = lambda **_: b""
             self.note(f"the flight recorder of {source} does not answer: {exc!r}")
             return b""
 
@@ -225,6 +232,17 @@ class Flight:
             "is_done": entry.get("state") == "completed" or (source == "gloo" and bool(entry.get("retired"))),
             "created_ns": int(entry["time_created_ns"]),
         }
+
+
+def _dump_of(c10d: Any, inside: Any, backend: str) -> Callable[..., bytes] | None:
+    """Return what reads the recorder of a backend; None: this torch has none."""
+    if backend == "nccl" and backend not in getattr(c10d, "_FR_SELF_RECORDING_BACKENDS", (backend,)):
+        backend = "nccl2"  # what torch 2.15 takes for the name, unless TORCH_DIST_USE_NCCL2=0
+    if backend not in ("nccl2", "nccl-lazy"):
+        found: Callable[..., bytes] | None = getattr(inside, _SOURCES.get(backend, ""), None)
+        return found
+    dump = getattr(inside, "_dump_fr_trace_json", None)
+    return functools.partial(dump, backend=backend) if dump and "backend" in (dump.__doc__ or "") else None
 
 
 def _from_the_end(raw: bytes) -> Iterator[dict[str, Any]]:

@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 from allranks.model.errors import UsageError
-from allranks.state.saved.pack import Packer, StateError
+from allranks.state.saved.pack import Packer, StateError, is_dtensor
 
 _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
 
@@ -154,4 +153,4 @@ def _named(module: torch.nn.Module) -> list[tuple[str, torch.nn.Parameter]]:
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+    return tensor.to_local() if is_dtensor(tensor) else tensor

@@ -135,7 +135,7 @@ class Packer:
 
     def _pack_tensor(self, tensor: torch.Tensor, path: str) -> Any:
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-            if not _is_dtensor(tensor):
+            if not is_dtensor(tensor):
                 raise _refuse(tensor, path)
             self.sharded[path] = tensor
             return ["sharded", path]
@@ -328,10 +328,10 @@ def _numpy_dtype(name: str) -> np.dtype[Any]:
     return dtype
 
 
-def _is_dtensor(tensor: torch.Tensor) -> bool:
+def is_dtensor(tensor: torch.Tensor) -> bool:
     """Without importing what is slow to import: who has a DTensor has imported it."""
-    module = sys.modules.get("torch.distributed.tensor")
-    return module is not None and isinstance(tensor, module.DTensor)
+    modules = (sys.modules.get(f"torch.distributed.{name}") for name in ("tensor", "_tensor"))  # torch 2.4: the latter
+    return any(isinstance(tensor, getattr(module, "DTensor", ())) for module in modules)
 
 
 def _refuse(value: object, path: str) -> StateError:

@@ -19,7 +19,11 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 from torch.distributed.checkpoint.planner import ReadItem
-from torch.distributed.tensor import DTensor, Placement, Replicate, Shard
+
+try:
+    from torch.distributed.tensor import DTensor, Replicate, Shard, empty
+except ImportError:  # torch 2.4
+    from torch.distributed._tensor import DTensor, Replicate, Shard, empty
 
 from allranks.state.saved.manifest import Damaged
 from allranks.state.saved.pack import Packer, StateError, StateFile, dtype_of, name_of
@@ -121,12 +125,12 @@ def _target(described: list[Any], like: Mapping[str, DTensor]) -> torch.Tensor:
     live = like[near]
     if near == path and (list(live.shape), name_of(live.dtype)) == (shape, dtype):
         return live
-    placements: Sequence[Placement] = live.placements
+    placements: Sequence[Any] = live.placements
     if list(live.shape) != shape:  # as it was cut when it was saved
         cut = (cut + [None] * live.device_mesh.ndim)[: live.device_mesh.ndim]
         placements = [Replicate() if dim is None else Shard(dim) for dim in cut]
     placed: dict[str, Any] = {"device_mesh": live.device_mesh, "placements": placements}
-    return torch.distributed.tensor.empty(*shape, dtype=dtype_of(dtype), **placed)
+    return empty(*shape, dtype=dtype_of(dtype), **placed)
 
 
 def _read(item: ReadItem, target: torch.Tensor, part: StateFile, shard: list[Any], dtype: str) -> None:
