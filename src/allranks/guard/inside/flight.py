@@ -32,6 +32,7 @@ _SCANNED = 128
 """Entries that are looked at from the end of a dump."""
 _SOURCES = {"gloo": "_dump_fr_trace_json", "nccl": "_dump_nccl_trace_json", "nccl-legacy": "_dump_nccl_trace_json"}
 """Each backend's recorder counts its own groups from 0; nccl2's is asked by name."""
+_ENDS = ("last_enqueued_collective", "last_completed_collective")
 _P2P = re.compile(r"(send|recv)\w* \d+(?:->|<-)(\d+)")
 """`nccl:send 0->1`, `nccl:recv 1<-0`. Source: torch 2.13, ProcessGroupNCCL::pointToPoint."""
 
@@ -65,9 +66,7 @@ class Flight:
         self._world = c10d._world
         self._dump_of = functools.partial(_dump_of, c10d, torch._C._distributed_c10d)
         self._torch = str(torch.__version__)
-        self._dumps: dict[str, Any] = {
-            backend: dump for backend in ("gloo", "nccl") if (dump := self._dump_of(backend)) is not None
-        }
+        self._dumps: dict[str, Any] = {each: dump for each in ("gloo", "nccl") if (dump := self._dump_of(each))}
         self._raw: dict[str, bytes] = {}
         self._states: dict[str, dict[str, tuple[int, int]]] = {}
         """By backend."""
@@ -137,10 +136,8 @@ class Flight:
             group = self._numbered[source].get(int(number))
             if group is None or self._newest[group.name] is group:
                 key = group.key(source) if group else str(number)
-                enqueued, completed = (
-                    int(state[f"last_{what}_collective"]) + first for what in ("enqueued", "completed")
-                )
-                yield key, (self._without_p2p(key, enqueued), self._without_p2p(key, completed))
+                enqueued, completed = (self._without_p2p(key, int(state[end]) + first) for end in _ENDS)
+                yield key, (enqueued, completed)
 
     def _without_p2p(self, name: str, number: int) -> int:
         later = sum(1 for taken in self.p2p.get(name, ()) if taken > number)
@@ -158,10 +155,8 @@ class Flight:
         for source in tuple(self._dumps):
             raw = self._dump(source)
             for entry in itertools.islice(_from_the_end(raw), _SCANNED):
-                if (call := self._as_call(source, entry)) is None:
-                    continue
-                own = kept.setdefault(call["group"], [])
-                if len(own) < KEPT_CALLS:
+                call = self._as_call(source, entry)
+                if call and len(own := kept.setdefault(call["group"], [])) < KEPT_CALLS:
                     own.append(call)
             # An open call may lie far behind, where another group goes on.
             for name, seq in first_open.items():
@@ -239,8 +234,7 @@ def _dump_of(c10d: Any, inside: Any, backend: str) -> Callable[..., bytes] | Non
     if backend == "nccl" and backend not in getattr(c10d, "_FR_SELF_RECORDING_BACKENDS", (backend,)):
         backend = "nccl2"  # what torch 2.15 takes for the name, unless TORCH_DIST_USE_NCCL2=0
     if backend not in ("nccl2", "nccl-lazy"):
-        found: Callable[..., bytes] | None = getattr(inside, _SOURCES.get(backend, ""), None)
-        return found
+        return getattr(inside, _SOURCES.get(backend, ""), None)  # type: ignore[no-any-return]
     dump = getattr(inside, "_dump_fr_trace_json", None)
     return functools.partial(dump, backend=backend) if dump and "backend" in (dump.__doc__ or "") else None
 

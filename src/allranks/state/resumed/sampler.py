@@ -66,7 +66,6 @@ class SampleIndex(int):
 class Share:
     """What one step means for one rank."""
 
-    epoch: int
     total: int
     """Samples of the step on all ranks: the global batch, fewer at the end of an epoch."""
     own: range
@@ -133,13 +132,13 @@ class Sampler:
 
     def share(self, position: int | None = None) -> Share:
         """What the step at this position means for this rank; None: the next step."""
-        epoch, start = divmod(self.position if position is None else position, self.epoch_size)
+        start = (self.position if position is None else position) % self.epoch_size
         total = min(self.global_batch_size, self.epoch_size - start)
         piece = slice_of(total, self.membership.rank, self.membership.world_size)
         own = range(start + piece.start, start + piece.stop)
         num_parts = -(-len(own) // self.micro_batch_size) if self.micro_batch_size else 1
         parts = tuple(len(slice_of(len(own), part, num_parts)) for part in range(num_parts)) or (0,)
-        return Share(epoch, total, own, parts)
+        return Share(total, own, parts)
 
     def advance(self) -> None:
         """Say that the next step has been made; `state.steps()` does so by itself."""
