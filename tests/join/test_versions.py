@@ -12,7 +12,7 @@ import pytest
 
 import allranks
 from allranks.join import group
-from allranks.join.versions import DOORS, Feature, describe, lacking
+from allranks.launch.torch_features import DOORS, Feature, describe, lacking
 from conftest import Allranks, write
 
 
@@ -101,8 +101,7 @@ def test_the_recorders_size_has_the_name_that_this_torch_reads(
     for name, value in env.items():
         monkeypatch.setenv(name, value)
     group._name_recorder_size()
-    assert os.environ.get("TORCH_NCCL_TRACE_BUFFER_SIZE") == wanted
-    monkeypatch.delenv("TORCH_NCCL_TRACE_BUFFER_SIZE", raising=False)
+    assert os.environ.pop("TORCH_NCCL_TRACE_BUFFER_SIZE", None) == wanted
 
 
 @pytest.mark.torch

@@ -11,7 +11,7 @@ FEATURES = (
     "hook", "kept port", "named missing ranks", "sequence numbers", "flight recorder", "pinned buckets", "checkpoints",
     "standbys",
 )  # fmt: skip
-"""Of allranks.join.versions; this file is read by a Python that may not have allranks."""
+"""Of allranks.launch.torch_features; this file is read by a Python that may not have allranks."""
 UNKNOWN = "-"
 _COLUMNS = ("torch", "Python", *FEATURES, "jobs", "date")
 _HEAD = """# PyTorch and Python

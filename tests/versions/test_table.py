@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from allranks.join.versions import Feature
+from allranks.launch.torch_features import Feature
 from versions.environment import lacking, requirement_of
 from versions.table import FEATURES, Row, merge, read_rows, render, row_of
 

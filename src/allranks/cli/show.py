@@ -123,7 +123,7 @@ def _checkpoint_setting(plan: JobPlan) -> Setting:
 def torch_settings() -> list[Setting]:
     """Return the version of torch that is installed here, and what it lacks; nothing without torch."""
     from allranks.host.software import read_packages
-    from allranks.join.versions import describe
+    from allranks.launch.torch_features import describe
 
     version = read_packages(("torch",)).get("torch")
     return describe(version) if version else []

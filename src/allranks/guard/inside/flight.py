@@ -234,7 +234,7 @@ def _dump_of(c10d: Any, inside: Any, backend: str) -> Callable[..., bytes] | Non
     if backend == "nccl" and backend not in getattr(c10d, "_FR_SELF_RECORDING_BACKENDS", (backend,)):
         backend = "nccl2"  # what torch 2.15 takes for the name, unless TORCH_DIST_USE_NCCL2=0
     if backend not in ("nccl2", "nccl-lazy"):
-        return getattr(inside, _SOURCES.get(backend, ""), None)  # type: ignore[no-any-return]
+        return getattr(inside, _SOURCES.get(backend, ""), None)
     dump = getattr(inside, "_dump_fr_trace_json", None)
     return functools.partial(dump, backend=backend) if dump and "backend" in (dump.__doc__ or "") else None
 
