@@ -352,8 +352,6 @@ def check_machine() -> None:
     if missing:
         packages = " ".join(dict.fromkeys(PACKAGES[command] for command in missing))
         raise SetupError(f"lab: not installed: {', '.join(missing)}: apt-get install {packages}")
-    if not release.SEEN.parent.is_dir():
-        raise SetupError(f"lab: {release.SEEN.parent}: no such directory; Debian's slurm-client has it")
 
 
 def _node_status(name: str, init_pid: int | None, slurm_state: str | None) -> dict[str, Any]:

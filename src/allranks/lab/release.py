@@ -95,6 +95,8 @@ def prepare_root(release: str, *, env: Mapping[str, str], say: Callable[[str], N
     Raises:
         SetupError: it cannot be made, or Debian's suite now has another release.
     """
+    if not SEEN.parent.is_dir():
+        raise SetupError(f"lab: {SEEN.parent}: no such directory, but other releases appear there; create it")
     cache = cache_dir(env)
     root = cache / release
     if root.is_dir():
