@@ -28,17 +28,23 @@ SUMMED = re.compile(
 
 
 class Started:
-    """Processes of one job, all started at once in one directory; none of them outlives the test."""
+    """Processes of one job, all started at once in one directory; none of them outlives the test.
 
-    def __init__(self, folder: Path) -> None:
+    The jobs of all tests have the same name, so each has ports of its own.
+    """
+
+    def __init__(self, folder: Path, cluster: Path) -> None:
         self._folder = folder
+        self._cluster = write(cluster, f"[network]\nport = {free_port()}\n")
         self._all: list[subprocess.Popen[str]] = []
 
     def start(self, *command: object, env: Mapping[str, str]) -> subprocess.Popen[str]:
         process = subprocess.Popen(
             [sys.executable, *map(str, command)],
             cwd=self._folder,
-            env=clean_env(os.environ, **{"PYTHONIOENCODING": "utf-8"} | dict(env)),
+            env=clean_env(
+                os.environ, **{"PYTHONIOENCODING": "utf-8", "ALLRANKS_CLUSTER": str(self._cluster)} | dict(env)
+            ),
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -54,6 +60,10 @@ class Started:
         processes = [self.start(script, env=env) for env in reversed(tasks)]
         return [end(process) for process in reversed(processes)]
 
+    def wait_for_nodes(self, seconds: int) -> None:
+        with self._cluster.open("a") as file:
+            file.write(f"[guard]\njoin_s = {seconds}\n")
+
     def kill(self) -> None:
         for process in self._all:
             process.kill()
@@ -66,8 +76,8 @@ def end(process: subprocess.Popen[str], *, within_s: float = HANG_S) -> tuple[in
 
 
 @pytest.fixture
-def started(tmp_path: Path) -> Iterator[Started]:
-    processes = Started(tmp_path)
+def started(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Started]:
+    processes = Started(tmp_path, tmp_path_factory.mktemp("cluster") / "cluster.toml")
     yield processes
     processes.kill()
 
@@ -238,7 +248,8 @@ def test_ctrl_c_ends_it_like_any_python(started: Started, tmp_path: Path, size: 
         Path("up").touch()
         with allranks.session() as s:
             Path("in").touch()
-            time.sleep(60)
+            for _ in range(600):  # Python sees a signal that comes just before a sleep only after it
+                time.sleep(0.1)
         """,
     )
     process = started.start(script, env=task(0, (size,)))
@@ -250,7 +261,7 @@ def test_ctrl_c_ends_it_like_any_python(started: Started, tmp_path: Path, size: 
 
 
 def test_a_missing_rank_is_named_and_all_that_came_end_alike(started: Started, tmp_path: Path):
-    write(tmp_path / "cluster.toml", "[guard]\njoin_s = 20\n")
+    started.wait_for_nodes(20)
     ends = started.step(SUM, task(0), task(2))
     assert [code for code, _, _ in ends] == [75, 75], ends
     leader = ends[0][2]
@@ -266,7 +277,7 @@ def test_a_missing_rank_is_named_and_all_that_came_end_alike(started: Started, t
 
 
 def test_a_missing_leader_is_named_once_a_node(started: Started, tmp_path: Path):
-    write(tmp_path / "cluster.toml", "[guard]\njoin_s = 20\n")
+    started.wait_for_nodes(20)
     ends = started.step(SUM, *(task(rank, (1, 2)) for rank in (1, 2)))
     assert [code for code, _, _ in ends] == [75, 75], ends
     assert "✗ AR001 node-silent   n1" in ends[0][2]
@@ -276,7 +287,7 @@ def test_a_missing_leader_is_named_once_a_node(started: Started, tmp_path: Path)
 def test_a_rank_without_torch_is_told_to_all(started: Started, tmp_path: Path):
     (tmp_path / "without").mkdir()
     write(tmp_path / "without/sitecustomize.py", "import sys\nsys.modules['torch'] = None\n")
-    write(tmp_path / "cluster.toml", "[guard]\njoin_s = 90\n")
+    started.wait_for_nodes(90)
     script = write(tmp_path / "train.py", "import allranks\nwith allranks.session(): pass\n")
     ends = started.step(script, task(0, (1, 1)), task(1, (1, 1)) | {"PYTHONPATH": str(tmp_path / "without")})
     assert [code for code, _, _ in ends] == [78, 78], ends

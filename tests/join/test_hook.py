@@ -208,7 +208,9 @@ def test_a_group_of_two_says_that_all_are_up(allranks: Allranks):
 
 @pytest.mark.torch
 def test_without_the_hook_a_group_forms_as_torch_does_it(allranks: Allranks):
-    result = allranks("run", "--nproc-per-node", "2", SUM_RANKS, env=NODE | {"ALLRANKS_HOOK": "0"})
+    # Nobody holds the port while the workers start: it must be no other test's.
+    ranks = ("--master-port", str(free_port()), "--nproc-per-node", "2", SUM_RANKS)
+    result = allranks("run", *ranks, env=NODE | {"ALLRANKS_HOOK": "0"})
     assert result.returncode == 0, result.stderr
     assert sorted(result.stdout.splitlines()) == ["[node07 r0] rank 0 of 2 sum 3", "[node07 r1] rank 1 of 2 sum 3"]
     assert "ranks are up" not in result.stderr

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import Allranks, allranks_command, clean_env, without_waiting
+from conftest import Allranks, allranks_command, clean_env, free_port, without_waiting
 
 SHOW = """\
 import json, os
@@ -45,7 +45,9 @@ class Step:
 
     def __init__(self, folder: Path, *, num_nodes: int, absent: tuple[int, ...] = (), **more: str) -> None:
         (folder / "show.py").write_text(SHOW)
-        (folder / "fast.toml").write_text(f"[guard]\njoin_s = {20 if absent else 90}\n")
+        # Jobs of other tests have the same id: on one port, an agent could come to a leader of theirs.
+        limits = f"[network]\nport = {free_port()}\n[guard]\njoin_s = {20 if absent else 90}\n"
+        (folder / "fast.toml").write_text(limits)
         self._agents = {
             index: subprocess.Popen(
                 allranks_command("run", "--cluster", "fast.toml", "show.py"),

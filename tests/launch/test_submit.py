@@ -288,7 +288,7 @@ def test_ctrl_c_ends_the_wait_and_not_the_job(slurm: FakeSlurm, tmp_path: Path) 
 def test_what_the_nodes_would_refuse_is_refused_before_the_submission(slurm: FakeSlurm, allranks: Allranks) -> None:
     for words, said in {
         ("--nodes", "2", "--nnodes", "3"): "--nodes 2 and --nnodes 3 contradict each other; give one of them",
-        ("--nnodes", "two"): "--nnodes 'two': expected a number from 1, or MIN:MAX, for example 6 or 4:6",
+        ("--nnodes", "two"): "--nnodes 'two': expected a number of at least 1, or MIN:MAX, for example 6 or 4:6",
         ("--ignore", "AR999"): 'no cause "AR999": expected an id',
         ("-m", "--no-python"): "-m and --no-python contradict each other: a module is run by Python",
     }.items():

@@ -30,7 +30,7 @@ def test_the_first_comes_after_a_minute_and_the_next_by_the_cadence_which_is_sai
     assert not pace.is_due()
     (line,) = said
     assert line.startswith(
-        "checkpoints: a save stalls 0.2 s and a fault comes every 22 h on 100 nodes (10 seen): every"
+        "checkpoints: every 3 min, which loses the least time: a save stalls 0.2 s, and a fault comes every 22 h on "
     )
     clock.now_s += 150
     assert not pace.is_due()
