@@ -31,8 +31,7 @@ from allranks.launch.batch.script import (
     submission_env,
 )
 from allranks.model.errors import AllranksError, Exit, UsageError, exit_for_signal
-from allranks.report.rundir import as_file_name
-from allranks.report.runs import list_runs
+from allranks.report.rundir import LATEST, as_file_name
 from allranks.report.text import say
 
 if TYPE_CHECKING:
@@ -166,7 +165,7 @@ def submit(dry_run: bool, is_waiting: bool, as_json: bool, **flags: Any) -> int:
         _try(text, env)
         _note_limits(options, env)
         return Exit.OK
-    is_first = not list_runs(Path(options.chdir or ".", flags["log_dir"]))
+    is_first = not os.path.lexists(Path(options.chdir or ".", flags["log_dir"], LATEST))
     submission = submit_job(text, options, env=env, log_dir=flags["log_dir"])
     if as_json:
         import msgspec

@@ -141,8 +141,8 @@ class Lab:
                 self._whole_path(name).write_text(hosts.identify(inits[name]))
             # Phase 4: daemons.
             progress("starting munge and SLURM")
-            slurm.start_munge(planned, inits, self.dir)
             if has_accounting:
+                slurm.start_munge(planned, inits, self.dir)  # before slurmdbd, which needs it
                 first = inits[planned[0].name]
                 accounting.start(self.name, first, hosts.processes_in(first), self.dir, progress=progress)
             slurm.start_daemons(planned, inits, self.dir)
