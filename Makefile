@@ -7,14 +7,14 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+HOROVOD := .venv-horovod
 # These lists decide what is installed; a change to them installs again.
 LISTS := pyproject.toml constraints.txt
 # pip prints much: show only the slow parts, and everything if it fails.
 SHOW := sed -nu -e 's/^ *Downloading \([^ ]*\) *\((.*)\)/  fetching \1 \2/p' -e 's/^Installing collected.*/  unpacking/p'
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --progress-bar off --constraint constraints.txt
-# Processes that run tests on two cores: most of the quick tests wait; the six nodes of two labs keep both cores busy.
+# Processes that run tests on two cores: most tests wait for other processes. Two of them run the tests of the two labs.
 JOBS ?= 4
-test-all test-by-hand: JOBS := $(if $(filter file,$(origin JOBS)),3,$(JOBS))
 # Tests start hundreds of Python processes, which load compiled files faster.
 unexport PYTHONDONTWRITEBYTECODE
 DEMO := allranks run --nproc-per-node 6 examples/six-node/py_exe.py --batch-size 8 --check
@@ -24,13 +24,13 @@ QUICK := healthy or not (torch or lab or by_hand)
 # Run as the last command of a target: its row in the table gets the date of today.
 RAN_TODAY = @sed -i "/^| .make $@. /s/[^|]*|$$/ $$(date -u +%F) |/" docs/development/by-hand.md
 
-.PHONY: help demo test test-all test-by-hand lint bench drills slurm-versions versions mutations gpu carry pages docs clean
+.PHONY: help demo test test-all test-by-hand lint bench drills slurm-versions versions horovod mutations gpu carry pages docs clean
 
 help:
 	@echo "make demo          train a small model on real data with six ranks, and check the result"
 	@echo "make test          lint, all tests without torch or a lab, and one healthy job of each kind"
 	@echo "                   (at most 6 minutes on 2 cores; JOBS=0 runs one test at a time)"
-	@echo "make test-all      what CI runs: all tests except those that run by hand (25 minutes on 2 cores)"
+	@echo "make test-all      what CI runs: all tests except those that run by hand (25 to 30 minutes on 2 cores)"
 	@echo "make lint          formatting, types, import contracts"
 	@echo "make pages         write the generated pages in docs/reference"
 	@echo "make docs          build the documentation site, site/index.html"
@@ -94,6 +94,18 @@ versions: $(VENV)/.dev
 	$(BIN)/python tests/versions/run.py $(VERSIONS) $(if $(RESUME),--resume) $(addprefix --python ,$(PYTHONS))
 	$(RAN_TODAY)
 
+# Horovod has an environment of its own, which sees the packages of .venv.
+horovod: $(HOROVOD)/.built
+	$(HOROVOD)/bin/python -m pytest tests/hvd -m "by_hand or not by_hand" --numprocesses 0 --durations=20
+	$(RAN_TODAY)
+
+$(HOROVOD)/.built: examples/horovod/build.sh | $(VENV)/.dev
+	$(PYTHON) -m venv --clear $(HOROVOD)
+	echo "$$(pwd)/src:$$(pwd)/$$(echo $(VENV)/lib/python*/site-packages)" | tr : '\n' > $$(echo $(HOROVOD)/lib/python*/site-packages)/allranks.pth
+	ln -s $$(pwd)/$(BIN)/py-spy $(HOROVOD)/bin/
+	examples/horovod/build.sh $(HOROVOD)/bin/python
+	@touch $@
+
 mutations: $(VENV)/.dev
 	$(BIN)/python tests/mutations/run.py
 	$(RAN_TODAY)
@@ -139,4 +151,4 @@ $(VENV)/.docs: $(VENV)/bin/python $(LISTS)
 	@touch $@
 
 clean:
-	rm -rf $(VENV) site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(HOROVOD) site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis

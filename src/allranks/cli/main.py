@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 # Order matters: as `allranks --help` lists them.
 VERBS = {
     "run": ("allranks.cli.run", "run", "Start a script on all ranks, on this machine or in a SLURM step."),
+    "horovod": (
+        "allranks.cli.horovod",
+        "horovod",
+        "Run elastic Horovod in a SLURM job, and explain its pauses.",
+    ),
     "check": ("allranks.cli.check", "check", "Check nodes and the network between them before a job needs them."),
     "init": ("allranks.cli.init", "init", "Examine the cluster and write cluster.toml, with a reason for each value."),
     "render": ("allranks.cli.jobs", "render", "Print the batch script that submit would pass to SLURM."),
@@ -98,7 +103,7 @@ def main() -> None:
     except AllranksError as exc:
         if _is_first_to_say(exc):
             cause = f" ({exc.finding.cause})" if exc.finding else ""
-            print(f"error: {exc}{cause}", file=sys.stderr)
+            print(f"error: {_go_on_in_lab(str(exc))}{cause}", file=sys.stderr)
         sys.exit(exc.exit_code)
     except click.exceptions.Abort:
         sys.exit(130)
@@ -120,6 +125,18 @@ def _is_first_to_say(exc: AllranksError) -> bool:
     """Whether this process prints the error; if a whole step was started wrongly, only task 0 does."""
     is_of_all = exc.finding is not None and exc.finding.cause.startswith("AR502 ")
     return not is_of_all or os.environ.get("SLURM_PROCID", "0") == "0"
+
+
+def _go_on_in_lab(message: str) -> str:
+    """Return the message; where SLURM is missing and a lab is up on this machine, with the command that works."""
+    from allranks.host.slurm_command import CURE
+
+    if CURE not in message:
+        return message
+    from allranks.cli.context import command_in_lab
+
+    command = command_in_lab(sys.argv[1:])
+    return message.replace(CURE, f"a lab is up here: {command}") if command else message
 
 
 def _message_of(exc: click.UsageError) -> str:

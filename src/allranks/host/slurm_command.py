@@ -29,7 +29,8 @@ _WORDS_OF_USAGE = (
 _WORDS_OF_NO_CLUSTER = (
     "dns srv lookup failed", "could not establish a configuration source", "unable to process configuration file",
 )  # fmt: skip
-_CURE = "load the slurm module, or log in to a login node of the cluster"
+CURE = "load the slurm module, or log in to a login node of the cluster"
+"""How errors of a machine without a cluster end; the command line knows better where a lab is up."""
 
 
 class NoSlurmError(SetupError):
@@ -87,10 +88,10 @@ def require_slurm(tool: str, env: Mapping[str, str]) -> None:
         SetupError: the file that SLURM_CONF names is not there.
     """
     if shutil.which(tool, path=env.get("PATH", os.defpath)) is None:
-        raise NoSlurmError(f"{tool}: not found on this machine; SLURM's commands are needed: {_CURE}")
+        raise NoSlurmError(f"{tool}: not found on this machine; SLURM's commands are needed: {CURE}")
     conf = env.get("SLURM_CONF")
     if conf and not Path(conf).exists():  # SLURM's own commands would look for it for 60 s
-        raise SetupError(f"{tool}: SLURM_CONF={conf}: no such file; SLURM's commands need it: {_CURE}")
+        raise SetupError(f"{tool}: SLURM_CONF={conf}: no such file; SLURM's commands need it: {CURE}")
 
 
 def refuse_without_cluster(tool: str, words: str) -> None:
@@ -100,7 +101,7 @@ def refuse_without_cluster(tool: str, words: str) -> None:
         NoSlurmError: it found no configuration, so this machine belongs to no cluster.
     """
     if any(part in words.lower() for part in _WORDS_OF_NO_CLUSTER):
-        raise NoSlurmError(f"{tool}: no slurm.conf on this machine; SLURM's commands need it: {_CURE}")
+        raise NoSlurmError(f"{tool}: no slurm.conf on this machine; SLURM's commands need it: {CURE}")
 
 
 @contextlib.contextmanager

@@ -147,7 +147,7 @@ class HorovodElasticTimeout(Cause, id="AR609"):
     ## Example
     From horovod/runner/elastic/driver.py, with `--min-np 4`:
 
-        Timed out waiting for minimum number of slots to become available. Please check that you have enough resources to run at least 4 Horovod processes.
+        Timed out waiting for {activity}. Please check that you have enough resources to run at least 4 Horovod processes. Timeout after 600 seconds.
 
     ## Fix
     If hosts do come back, raise the timeout and lower the minimum:
@@ -160,7 +160,8 @@ class HorovodElasticTimeout(Cause, id="AR609"):
     ## Source
     Horovod, "Elastic Horovod": https://horovod.readthedocs.io/en/stable/elastic_include.html;
     horovod/runner/elastic/driver.py, registration.py, discovery.py, a newer and an older version each (read
-    2026-11-21). The deadlock after a pause: horovod/horovod#3494 (read 2026-11-21).
+    2026-11-21). 0.28.1 prints `{activity}` with its braces (seen 2026-11-23). The deadlock after a pause:
+    horovod/horovod#3494 (read 2026-11-21).
     """  # noqa: E501  (a real line, a command)
 
     message = "elastic Horovod did not get enough slots in time"
@@ -188,6 +189,8 @@ class HorovodElasticTimeout(Cause, id="AR609"):
         "available. Please check that you have enough resources to run at least 4 Horovod processes.",
         "ERROR:root:reset count 3 has exceeded limit 3 -> stop running",
         "RuntimeError: No hosts from previous set remaining, unable to broadcast state.",
+        "horovod.runner.common.util.timeout.TimeoutException: Timed out waiting for {activity}. Please check that you "
+        "have enough resources to run at least 4 Horovod processes. Timeout after 600 seconds.",
         "ERROR:root:failed to activate new hosts -> stop running",
         "ERROR:root:blacklisted slots count == 4 -> stop running",
         "WARNING:root:blacklist failing host: ip-10-0-1-7",
