@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -17,7 +18,7 @@ import pytest
 
 import allranks
 from allranks.guard.inside.cell import Cell
-from allranks.launch.standby import Standby
+from allranks.launch.standby import END_S, Standby
 from conftest import Allranks, clean_env
 
 pytestmark = pytest.mark.torch
@@ -246,3 +247,20 @@ def test_without_standbys_a_restart_starts_anew(allranks: Allranks, tmp_path: Pa
     )
     result = allranks("run", "--max-restarts", "1", "--no-standby", "train.py")
     assert (result.returncode, result.stdout.count("False")) == (0, 2), result.stderr
+
+
+def test_a_standby_that_the_kernel_holds_is_not_waited_for_long() -> None:
+    """State D cannot be made at will: a process whose end is never seen."""
+    with subprocess.Popen(["sleep", "60"]) as process:
+        waits: list[float | None] = []
+
+        def wait(timeout: float | None = None) -> int:
+            waits.append(timeout)
+            raise subprocess.TimeoutExpired("sleep", timeout or 0.0)
+
+        really, process.wait = process.wait, wait  # type: ignore[method-assign]
+        ours, theirs = socket.socketpair()
+        with theirs:
+            Standby(process, ours).end()
+        process.wait = really  # type: ignore[method-assign]
+    assert waits == [END_S]

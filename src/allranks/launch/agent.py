@@ -188,14 +188,14 @@ class Agent:
         self._standbys_at_s = now_s + STANDBYS_AFTER_S if group.generation < group.max_restarts else None
         for worker in self._crew.workers:
             if worker.end is None:
-                self._selector.register(worker.pidfd, selectors.EVENT_READ, self._reaper_of(worker))
+                self._selector.register(worker.pidfd, selectors.EVENT_READ, self._reaper_of(worker, group.generation))
             else:
-                self._report(worker.end)
+                self._report(worker.end, group.generation)
 
-    def _reaper_of(self, worker: Worker) -> Callable[[object], None]:
+    def _reaper_of(self, worker: Worker, generation: int) -> Callable[[object], None]:
         def reap(fd: object) -> None:
             self._selector.unregister(fd)  # type: ignore[arg-type]
-            self._report(worker.reap(), is_finished=worker.is_finished)
+            self._report(worker.reap(), generation, is_finished=worker.is_finished)
 
         return reap
 
@@ -233,14 +233,14 @@ class Agent:
         held_ns = round((time.monotonic() - came_s) * 1e9) if ping_ns else 0
         self._send(Beat(node=node, ping_ns=ping_ns, held_ns=held_ns))
 
-    def _report(self, end: WorkerEnd, *, is_finished: bool = False) -> None:
+    def _report(self, end: WorkerEnd, generation: int, *, is_finished: bool = False) -> None:
         if end.exit_code and not end.ended_by_us:  # its last calls, before they are overtaken by its end
             self._tell(self._watch.beat(time.monotonic()))
         age_s = max(0.0, time.time() - end.time_s)
         if end.exit_code:
-            self._send(Failed(end=end, age_s=age_s))
+            self._send(Failed(end=end, age_s=age_s, generation=generation))
         else:
-            self._send(Exited(rank=end.rank, is_finished=is_finished))
+            self._send(Exited(rank=end.rank, is_finished=is_finished, generation=generation))
 
     def _read_inbox(self) -> None:
         """Tell the leader of signals; whatever is no request to save ends the workers here at once."""
@@ -263,7 +263,8 @@ class Agent:
         left = self._crew.sweep(grace_s=0.5)
         if left and self._interrupted_by is None and all(w.end and w.end.exit_code == 0 for w in self._crew.workers):
             self._crew.say(f"ended processes that the workers left running: {', '.join(left)}")
-        self._send(Stopped())
+        assert self.plan is not None
+        self._send(Stopped(generation=self.plan.generation))
 
     # Talking
 

@@ -24,6 +24,8 @@ from pathlib import Path
 from allranks.join.standby import ENV, MAX_FDS
 from allranks.launch.workers import prepare_worker
 
+END_S = 1.0
+"""For a process to be gone after SIGKILL."""
 ROOM = "." * 2048
 """Where /proc/PID/environ will show what the worker got."""
 
@@ -116,4 +118,5 @@ class Standby:
         self._control.close()
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.process.pid, signal.SIGKILL)
-        self.process.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel holds it (state D)
+            self.process.wait(END_S)

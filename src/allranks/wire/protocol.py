@@ -182,6 +182,8 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     end: WorkerEnd
     age_s: float
     """How long ago, by the sender's clock: the leader's clock need not agree with it."""
+    generation: int = 0
+    """The worker's. The kernel can hold a process so long that its rank has another one when it ends."""
 
 
 class Exited(msgspec.Struct, frozen=True, kw_only=True, tag="exited"):
@@ -190,6 +192,8 @@ class Exited(msgspec.Struct, frozen=True, kw_only=True, tag="exited"):
     rank: int
     is_finished: bool = False
     """It has made all steps of its session: it did not leave because it was told to."""
+    generation: int = 0
+    """The worker's, as in Failed."""
 
 
 class Interrupted(msgspec.Struct, frozen=True, kw_only=True, tag="interrupted"):
@@ -258,7 +262,9 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
 
 
 class Stopped(msgspec.Struct, frozen=True, kw_only=True, tag="stopped"):
-    """My workers have all ended."""
+    """My workers of this generation have all ended."""
+
+    generation: int = 0
 
 
 class Goodbye(msgspec.Struct, frozen=True, kw_only=True, tag="goodbye"):

@@ -229,6 +229,27 @@ def test_a_node_that_was_left_out_may_come_back_only_where_its_agent_was_gone(
     assert come_back(job, 2) == answer
 
 
+def test_the_late_end_of_an_old_worker_is_not_that_of_the_new_one_with_its_rank(make_job: Callable[..., Job]) -> None:
+    """The kernel held rank 0 of generation 0, for example for a file system, until generation 1 ran."""
+    finding = name_fault("AR210", "its link is down", node="node03", fix="")
+    job = make_job(guard=Told(Judged(findings=(finding,), exit_code=75, nodes=(2,), cures=True)), max_restarts=1)
+    job.stop_all()
+    job.run_until(lambda: job.has_heard(Plan, 0, 1), "the next generation")
+    for agents in job.heard:
+        agents.clear()
+    job.tell(0, failed(0, age_s=0.0, clock_s=1400.0))
+    job.tell(0, Stopped())
+    for rank in (0, 1):
+        job.tell(rank, Exited(rank=rank, generation=1))
+    job.run_until(lambda: job.has_heard(Stop, 0, 1), "the Stop")
+    for index in (0, 1):
+        job.tell(index, Stopped(generation=1))
+    job.run_until(lambda: job.leader.verdict, "the verdict")
+    assert job.leader.verdict is not None
+    assert job.leader.verdict.exit_code == 0
+    assert [each.cause.partition(" ")[0] for each in job.leader.verdict.findings] == ["AR210"]
+
+
 @pytest.mark.parametrize("is_finished", [True, False])
 def test_a_job_that_made_all_its_steps_is_not_put_back_into_the_queue(
     make_job: Callable[..., Job], is_finished: bool

@@ -77,7 +77,7 @@ def appoint_leader(
             beat_s=guard.beat_s,
             reviver=_expect_nodes_back(plan, run_dir, scheduler, env) if door is not None and scheduler else None,
         ),
-        say=say,
+        say=_add_what_follows(say, job=plan.job, hang_s=guard.hang_s),
         show=show,
         on_event=run_dir.add_event,
         on_signal=on_signal,
@@ -87,6 +87,16 @@ def appoint_leader(
         leader.seats.take(index, rendezvous.cards[index], peer, name=rendezvous.cards[index].host)
     leader.begin(rendezvous.plans, time.monotonic())
     return leader
+
+
+def _add_what_follows(say: Callable[[str], None], *, job: str, hang_s: float) -> Callable[[str], None]:
+    """Return `say` that adds to a job's first line about a slow rank when the job will end, and what to look at."""
+    follows = [f"the job ends after {hang_s:g} s of this (--hang-timeout); allranks stack {job} shows all ranks"]
+
+    def say_all(line: str) -> None:
+        say(f"{line}; {follows.pop()}" if follows and line.startswith("slow: ") else line)
+
+    return say_all
 
 
 def _expect_nodes_back(plan: JobPlan, run_dir: RunDir, scheduler: Scheduler, env: Mapping[str, str]) -> Revivals:

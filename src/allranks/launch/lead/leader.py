@@ -184,6 +184,8 @@ class Leader:
                 if message.node.generation == self._generation:
                     self._guard.hear(message, now_s)
                     self.progress.hear(message)
+            case Failed(generation=generation) | Exited(generation=generation) if generation != self._generation:
+                self._on_event("worker_ended_late", node=seat.name, generation=generation)
             case Failed(end=end, age_s=age_s):
                 self._record(msgspec.structs.replace(end, time_s=now_s - age_s), now_s)
             case Exited(rank=rank):
@@ -193,7 +195,7 @@ class Leader:
                 self._on_event("interrupted", signum=signum, node=seat.name)
                 self._interrupt(signum, now_s)
             case Stopped():
-                seat.has_stopped = True
+                seat.has_stopped |= message.generation == self._generation
             case _:
                 self.seats.lose(index, f"it sent {type(message).__name__}, which is not a message of an agent")
 
