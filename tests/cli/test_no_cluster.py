@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
-from conftest import Allranks, write
+from allranks.cli.lab import SIX_NODES
+from allranks.config.file import read_cluster
+from allranks.lab.hosts import find_inits
+from conftest import Allranks, wait_until, write
 from fake_slurm import TOOLS, FakeSlurm, assert_one_line, fake_slurm  # noqa: F401  (a fixture)
 
 CURE = "SLURM's commands need it: load the slurm module, or log in to a login node of the cluster"
@@ -39,6 +49,40 @@ def without_cluster(slurm: FakeSlurm, tmp_path: Path) -> FakeSlurm:
     for tool in (*TOOLS, "srun"):
         slurm.answer(tool, err=WORDS.format(tool=tool), code=1)
     return slurm
+
+
+@pytest.fixture
+def labs() -> Iterator[Path]:
+    with tempfile.TemporaryDirectory() as folder:  # of SLURM's files, so its path must be short
+        yield Path(folder)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+def test_where_a_lab_is_up_the_command_for_it_is_said(
+    without_cluster: FakeSlurm, allranks: Allranks, tmp_path: Path, labs: Path
+) -> None:
+    write(tmp_path / "runs/12/submission.sh", "#!/bin/bash\n")
+    write(tmp_path / "runs/12/attempt_0/node01/env.json", "[]")
+    (tmp_path / "runs/latest").symlink_to("12")
+    for name in ("second", "gone"):
+        plan = {"cluster": msgspec.to_builtins(read_cluster(SIX_NODES).cluster)}
+        write(labs / name / "lab.json", json.dumps(plan))
+    env = {"ALLRANKS_LAB_DIR": str(labs)}
+    # Process 1 of a node, as far as another process sees it.
+    node = [sys.executable, "-c", "input()", "lab/init.py", str(labs / "second"), "master-node"]
+    with subprocess.Popen(["unshare", "--pid", "--fork", *node], stdin=subprocess.PIPE) as started:
+        wait_until(lambda: "master-node" in find_inits(labs / "second"), "the node")
+        go_on = "a lab is up here: allranks lab exec --name second master-node -- allranks"
+        for verb in (("cancel", "latest"), ("why", "12"), ("stack", "12"), ("submit", "--nodes", "2", "train.py")):
+            result = allranks(*verb, env=env)
+            assert f"no slurm.conf on this machine; SLURM's commands need it: {go_on} {' '.join(verb)}" in result.stderr
+            assert_one_line(result.stderr)
+            assert result.returncode == 78
+        assert allranks("list", env=env).stderr == (
+            "allranks: SLURM was not asked (squeue: no slurm.conf on this machine), so its pending and running jobs "
+            f"are missing here; {go_on} list\n"
+        )
+        started.communicate(b"\n")  # it ends
 
 
 @pytest.mark.parametrize("verb", VERBS, ids=" ".join)

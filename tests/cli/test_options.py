@@ -32,7 +32,7 @@ def test_every_waiting_time_is_called_timeout_and_read_and_explained_alike() -> 
         ("run", "--capacity-timeout"), ("run", "--hang-timeout"), ("render", "--capacity-timeout"),
         ("render", "--hang-timeout"), ("submit", "--capacity-timeout"), ("submit", "--hang-timeout"),
         ("check", "--timeout"), ("check", "--queue-timeout"), ("init", "--timeout"), ("init", "--queue-timeout"),
-        ("stack", "--timeout"),
+        ("stack", "--timeout"), ("horovod", "--elastic-timeout"),
     }  # fmt: skip
     for _, each in waits:
         assert (each.help or "").startswith("How long to wait for ")

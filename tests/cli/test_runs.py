@@ -115,6 +115,53 @@ def test_why_shows_of_a_killed_rank_its_own_last_words_and_none_of_its_victims(
     assert '"message"' not in allranks("why", "--all").stdout
 
 
+def test_stack_of_a_slurm_job_that_has_ended_says_where_to_look_where_there_is_no_slurm(
+    runs: Path, slurm: FakeSlurm, allranks: Allranks, tmp_path: Path
+) -> None:
+    slurm.answer("squeue", err="squeue: fatal: Could not establish a configuration source\n", code=1)
+    leave_run(tmp_path, "12")
+    leave_run(tmp_path, "13", exit_code=None)
+    for name in ("12", "runs/12"):
+        result = allranks("stack", name)
+        words = "error: job 12 has ended; to see what happened: allranks why 12\n"
+        assert (result.returncode, result.stderr) == (3, words)
+    assert "no slurm.conf on this machine" in allranks("stack", "latest").stderr
+
+
+@pytest.mark.parametrize("exit_code", [1, 130])
+def test_why_does_not_offer_a_broken_connection_where_a_rank_raised_or_a_person_ended_the_run(
+    exit_code: int, allranks: Allranks, tmp_path: Path
+) -> None:
+    run = leave_run(tmp_path, exit_code=exit_code)
+    if exit_code == 130:
+        ended = Verdict(job=NEW, attempt=0, exit_code=130)
+        (run / "attempt_0/verdict.json").write_bytes(ended.to_json())
+        (run / "attempt_0/node07/rank_1.err").write_text("")
+    lost = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:7061. This is"
+    (run / "attempt_0/node07/rank_0.err").write_text(f"Traceback (most recent call last):\n{lost} typically\n")
+    for words in ((), ("--all",)):
+        result = allranks("why", *words)
+        assert result.stdout.startswith("\u2717 AR590" if exit_code == 1 else "\u2717 AR508"), result.stdout
+        assert "AR215" not in result.stdout
+        assert "more finding" not in result.stdout
+    for path in run.rglob("verdict.json"):
+        path.unlink()
+    (run / "attempt_0/node07/rank_1.err").write_text("")
+    assert "AR215" in allranks("why").stdout
+
+
+@pytest.mark.parametrize("words", [(), ("latest",), (NEW,), (f"runs/{NEW}",), ("--json",)], ids=" ".join)
+def test_why_of_a_run_that_still_runs_says_so_first(words: tuple[str, ...], allranks: Allranks, tmp_path: Path) -> None:
+    leave_run(tmp_path, exit_code=None, pid=os.getpid())
+    result = allranks("why", *words, env=HERE)
+    assert result.returncode == 3
+    assert "AR599" not in result.stdout
+    if words == ("--json",):
+        assert json.loads(result.stdout)["running"] == NEW
+    else:
+        assert result.stdout.startswith(f"{NEW} is still RUNNING; to see where its ranks are: allranks stack {NEW}\n\n")
+
+
 def test_why_explains_an_older_run_by_its_id(runs: Path, allranks: Allranks) -> None:
     document = json.loads(allranks("why", "--json", OLD).stdout)
     assert [finding["cause"] for finding in document["findings"]] == ["AR599 healthy"]
@@ -197,12 +244,13 @@ def test_list_shows_runs_where_there_is_no_slurm(runs: Path, allranks: Allranks)
     assert [line.split()[0] for line in result.stdout.splitlines()] == ["JOB", NEW, OLD]
 
 
-def test_list_without_a_slurm_conf_shows_runs_without_a_warning(
+def test_list_without_a_slurm_conf_shows_runs_and_says_that_jobs_are_missing(
     runs: Path, slurm: FakeSlurm, allranks: Allranks
 ) -> None:
     slurm.answer("squeue", err="squeue: fatal: Could not establish a configuration source\n", code=1)
     result = allranks("list")
-    assert (result.returncode, result.stderr) == (0, "")
+    words = "SLURM was not asked (squeue: no slurm.conf on this machine), so its pending and running jobs are missing"
+    assert (result.returncode, result.stderr) == (0, f"allranks: {words} here\n")
     assert [line.split()[0] for line in result.stdout.splitlines()] == ["JOB", NEW, OLD]
 
 
@@ -229,6 +277,19 @@ def test_a_run_without_a_verdict_is_not_called_running(
     assert line in allranks("status", "latest", env=HERE).stdout
     (found,) = json.loads(allranks("status", "--json", "latest", env=HERE).stdout)
     assert found["local"]["state"] == state
+
+
+@pytest.mark.parametrize(("exit_code", "name"), [(130, "SIGINT"), (143, "SIGTERM"), (129, "SIGHUP")])
+def test_a_run_that_a_person_ended_has_one_cause_everywhere(
+    exit_code: int, name: str, allranks: Allranks, tmp_path: Path
+) -> None:
+    leave_run(tmp_path, exit_code=exit_code, node="node07")
+    words = f"  verdict   no failure, ended from outside by {name}, exit code {exit_code}\n"
+    assert words in allranks("status", "latest", env=HERE).stdout
+    row = f"CANCELLED  1      -     exit code {exit_code}, AR508 cancelled, ended "
+    assert row in allranks("list", env=HERE).stdout
+    (found,) = json.loads(allranks("why", "--json").stdout)["findings"]
+    assert found["cause"] == "AR508 cancelled"
 
 
 def test_a_process_id_that_was_given_again_is_not_the_agent(allranks: Allranks, tmp_path: Path) -> None:

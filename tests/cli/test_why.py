@@ -92,7 +92,7 @@ def test_json_is_a_document(allranks: Allranks, logs: Path) -> None:
     document = json.loads(result.stdout)
     assert list(document) == [
         "version", "exit_code", "findings", "others", "last_words", "problems", "sources", "lines", "bytes", "dropped",
-        "timeline",
+        "timeline", "running",
     ]  # fmt: skip
     assert (document["version"], document["exit_code"], document["others"]) == (1, 1, 1)
     (finding,) = document["findings"]
@@ -224,11 +224,73 @@ def test_a_log_with_the_name_of_source_code_is_read(allranks: Allranks, tmp_path
 
 
 def test_a_job_of_slurm(slurm: FakeSlurm, allranks: Allranks, tmp_path: Path) -> None:
-    slurm.answer("scontrol", "show job 12", out=show_job(work=tmp_path))
+    slurm.answer("scontrol", "show job 12", out=show_job(state="FAILED", work=tmp_path))
     (tmp_path / "slurm-12.out").write_text(OOM)
     result = allranks("why", "12", env=UTF8)
     assert result.stdout.startswith("\u2717 AR109 cuda-oom   rank 3"), result.stderr
     assert "  log  slurm-12.out:1" in result.stdout
+
+
+def test_a_job_that_still_runs_is_not_called_healthy(slurm: FakeSlurm, allranks: Allranks, tmp_path: Path) -> None:
+    slurm.answer("scontrol", "show job 12", out=show_job(work=tmp_path))
+    (tmp_path / "slurm-12.out").write_text(GOES_ON)
+    result = allranks("why", "12", env=UTF8)
+    assert result.stdout.startswith("12 is still RUNNING; to see where its ranks are: allranks stack 12\n\n")
+    assert "its logs show no failure so far; the last lines of slurm-12.out are" in result.stdout
+    assert "healthy" not in result.stdout
+    assert result.returncode == 3
+    (tmp_path / "slurm-12.out").write_text(OOM)
+    result = allranks("why", "12", env=UTF8)
+    assert result.stdout.splitlines()[0] == "12 is still RUNNING; to see where its ranks are: allranks stack 12"
+    assert "AR109 cuda-oom" in result.stdout
+    assert result.returncode == 1
+
+
+def test_files_of_other_runs_in_the_job_s_directory_are_not_read(
+    slurm: FakeSlurm, allranks: Allranks, tmp_path: Path
+) -> None:
+    """Dumps of a collective mismatch: below another run, and beside the job's output file."""
+    slurm.answer("scontrol", "show job 2", out=show_job("2", state="FAILED", work=tmp_path))
+    (tmp_path / "slurm-2.out").write_text(GOES_ON)
+    own = tmp_path / "runs/2/attempt_0/vm"
+    own.mkdir(parents=True)
+    (own / "env.json").write_text("[]")
+    (own / "rank_0.out").write_text(GOES_ON)
+    other = tmp_path / "runs/20261123-215113-17541/attempt_0/vm"
+    leave_mismatch(other)
+    leave_mismatch(tmp_path)
+    (other / "env.json").write_text("[]")
+    (tmp_path / "runs/latest").symlink_to("2")
+    assert allranks("why", "runs/20261123-215113-17541").stdout.startswith("\u2717 AR410 collective-mismatch")
+    for arguments in (["2"], ["latest"], [], ["slurm-*.out", "runs/2/attempt_0/vm/rank_0.out"]):
+        result = allranks("why", "--all", *arguments, env=UTF8)
+        assert "AR410" not in result.stdout, arguments
+        assert "AR599" in result.stdout, arguments
+    leave_mismatch(own)
+    assert allranks("why", "2", env=UTF8).stdout.startswith("\u2717 AR410 collective-mismatch")
+
+
+def leave_mismatch(folder: Path) -> None:
+    """The flight recorder's dumps of three ranks, of which rank 1 calls another collective."""
+    folder.mkdir(parents=True, exist_ok=True)
+    group = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1, 2]"}}
+    for rank in range(3):
+        call = {
+            "record_id": 0, "pg_id": 0, "process_group": ["0", "default_pg"], "collective_seq_id": 1, "p2p_seq_id": 0,
+            "profiling_name": "gloo:broadcast" if rank == 1 else "gloo:all_reduce", "input_sizes": [[8]],
+            "input_dtypes": ["Float"], "output_sizes": [[8]], "output_dtypes": ["Float"], "state": "started",
+            "retired": False, "is_p2p": False, "time_created_ns": 1_700_000_000_000_000_000, "frames": [],
+        }  # fmt: skip
+        dump = {"version": "2.10", "pg_config": group, "entries": [call]}
+        (folder / f"recorder_rank_{rank}.json").write_text(json.dumps(dump))
+
+
+def test_a_task_of_another_array_is_not_the_job(slurm: FakeSlurm, allranks: Allranks, tmp_path: Path) -> None:
+    (tmp_path / "slurm-11_2.out").write_text(OOM)
+    (tmp_path / "train-2.log").write_text(GOES_ON)
+    result = allranks("why", "2", env=UTF8)
+    assert "AR109" not in result.stdout
+    assert "AR599" in result.stdout, result.stderr
 
 
 def test_a_file_that_is_called_like_a_job_is_meant(slurm: FakeSlurm, allranks: Allranks, tmp_path: Path) -> None:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shlex
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from allranks.config.file import LoadedCluster, find_cluster_file, read_cluster
 from allranks.host.node_files import read_node_files
+from allranks.model.errors import AllranksError
 from allranks.model.identity import NODE_FILES, Given, check_one_agent_per_node, world_from_env
 
 if TYPE_CHECKING:
@@ -39,3 +43,18 @@ def plan_here(request: Request, *, cluster_file: Path | None, job: str) -> JobPl
     check_one_agent_per_node(world)
     loaded = load_cluster(cluster_file)
     return plan_job(request, world, loaded.cluster, read_facts(os.environ), job=job, origin=loaded.origins)
+
+
+def command_in_lab(arguments: Sequence[str]) -> str | None:
+    """Return the command that runs allranks with these arguments in a lab that is up on this machine; None without."""
+    from allranks.lab.hosts import find_inits
+    from allranks.lab.lab import DEFAULT_NAME, Lab
+
+    with contextlib.suppress(AllranksError, OSError, ValueError):
+        names = [path.name for path in Lab().dir.parent.glob("*/")]
+        for name in sorted(names, key=lambda each: (each != DEFAULT_NAME, each)):
+            planned = Lab(name).planned_hosts()
+            if planned and planned[0].name in find_inits(Lab(name).dir):
+                flag = [] if name == DEFAULT_NAME else ["--name", name]
+                return shlex.join(["allranks", "lab", "exec", *flag, planned[0].name, "--", "allranks", *arguments])
+    return None

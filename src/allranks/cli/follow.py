@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from allranks.cli import complete
+from allranks.cli.context import command_in_lab
 from allranks.cli.options import json_option, log_dir_option
 from allranks.model.errors import Exit, SetupError
 from allranks.report.rundir import LATEST
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from allranks.host.slurm import JobState
     from allranks.launch.batch.follow import JobReport
     from allranks.launch.batch.local import LocalRun
+    from allranks.model.finding import Verdict
 
 MAX_RUNS = 20
 """Number of run directories that are listed: each costs some reads of a shared file system."""
@@ -66,7 +68,13 @@ def show_reports(reports: Sequence[JobReport]) -> None:
         if report.verdict is not None and report.verdict.findings:
             click.echo("\n" + render_findings(report.verdict.findings, style) + "\n")
         elif report.verdict is not None:
-            click.echo(f"  verdict   no finding, exit code {report.verdict.exit_code}")
+            click.echo(f"  verdict   {_conclude(report.verdict)}, exit code {report.verdict.exit_code}")
+
+
+def _conclude(verdict: Verdict) -> str:
+    if verdict.ended_by is not None:
+        return f"no failure, ended from outside by {verdict.ended_by}"
+    return "all ranks succeeded" if verdict.exit_code == 0 else "no finding"
 
 
 @click.command("logs", context_settings=_BOTH_SPELLINGS)
@@ -125,11 +133,13 @@ def list_own(log_dir: Path, as_json: bool) -> None:
 
     paths = list_runs(log_dir)
     jobs: tuple[JobState, ...] = ()
-    no_slurm = ""
+    no_slurm = way = ""
     try:
         jobs = list_jobs(pwd.getpwuid(os.getuid()).pw_name)
     except NoSlurmError as exc:
         no_slurm = f" ({str(exc).partition(';')[0]})"
+        command = command_in_lab(["list"])
+        way = f"; a lab is up here: {command}" if command else ""
     except SetupError as exc:
         if not paths:
             raise
@@ -138,13 +148,15 @@ def list_own(log_dir: Path, as_json: bool) -> None:
     runs = [read_run(path) for path in paths[:MAX_RUNS] if path.name not in listed]
     # A pending job, or one that SLURM has forgotten, may have left only its script.
     seen = [look_at_run(run) for run in runs if run.attempt is not None]
+    if seen and no_slurm and (way or "not found" not in no_slurm):  # without SLURM's commands, nobody misses jobs
+        say(f"SLURM was not asked{no_slurm}, so its pending and running jobs are missing here{way}")
     if as_json:
         import msgspec
 
         click.echo(msgspec.json.format(msgspec.json.encode([*jobs, *seen]), indent=2))
         return
     if not jobs and not seen:
-        say(f"you have no pending or running job{no_slurm}, and {log_dir} has no run")
+        say(f"you have no pending or running job{no_slurm}, and {log_dir} has no run{way}")
         return
     _print_table(
         [("JOB", "NAME", "STATE", "NODES", "LEFT", "WHERE OR WHY"), *map(_job_row, jobs), *map(_run_row, seen)]

@@ -178,6 +178,8 @@ def submit(dry_run: bool, is_waiting: bool, as_json: bool, **flags: Any) -> int:
             say(
                 f"job {submission.job} {'cannot start' if submission.cannot_start else 'waits'}: {submission.waits_for}"
             )
+        if submission.set_aside:
+            say(f"an older job also had the id {submission.job}; its files are now in {submission.set_aside}")
         if submission.problem:
             say(submission.problem)
         _note_limits(options, env, is_site_known=not is_first)

@@ -55,6 +55,7 @@ def stack(
 
     It reads the processes from outside (py-spy) without stopping them.
     """
+    from allranks.host.slurm_command import NoSlurmError
     from allranks.host.stacks import Wanted, look
     from allranks.launch.look.stacks import StackReport, fold, render_stacks, split_jobs, stacks_to_json
     from allranks.report.runs import find_run, is_job_of_slurm
@@ -89,7 +90,13 @@ def stack(
         else:
             from allranks.launch.look.step import probe_job
 
-            reports = [probe_job(job, silence_s=silence_s, env=os.environ, say=say)]
+            try:
+                reports = [probe_job(job, silence_s=silence_s, env=os.environ, say=say)]
+            except NoSlurmError as exc:
+                known = run or find_run(job, log_dir)
+                if known is None or known.verdict is None:
+                    raise
+                raise AllranksError(f"job {job} has ended; to see what happened: allranks why {job}") from exc
     pairs = [(report, fold(report.documents, all_threads=all_threads)) for report in reports]
     style = Style.of(sys.stdout)
     text = "\n\n".join(render_stacks(report, groups, style) for report, groups in pairs)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import gc
 import json
 import os
-import re
 import shlex
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -20,9 +19,10 @@ import click
 import msgspec
 
 from allranks.cli import complete
+from allranks.cli.meant import RUNS, find_job, find_logs, find_meant, find_recordings, find_running
 from allranks.cli.options import json_option
-from allranks.model.errors import Exit, SetupError, UsageError
-from allranks.model.finding import Finding, Severity, Verdict
+from allranks.model.errors import Exit, UsageError
+from allranks.model.finding import Confidence, Finding, Severity, Verdict
 from allranks.report.text import Style, one_line, render_findings, say
 
 if TYPE_CHECKING:
@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from allranks.why.logs.sources import Source
     from allranks.why.timeline import Row
 
-RUNS = Path("runs")
-_SLURM_OUTPUT = re.compile(r"(?:^|/)slurm-(\d+(?:_\d+)?)\.(?:out|err)(?:\.gz|\.zst)?$")
 SHOW_PROGRESS_AFTER_S = 2.0
 PROGRESS_EVERY_S = 0.2
 MAX_PROBLEMS = 8
@@ -67,7 +65,8 @@ def why(
 
     30m and 2h count back from the last time in the logs. Lines without a time are kept.
 
-    Exit codes: 0 no failure found, 1 a failure was found, 2 usage error, 3 no result, 78 SLURM is not available.
+    Exit codes: 0 no failure found, 1 a failure was found, 2 usage error, 3 no result, or the job is still running,
+    78 SLURM is not available.
     """
     from allranks.why.dumps import read_dumps
     from allranks.why.last import name_code
@@ -90,7 +89,16 @@ def why(
     logs = narrow(logs, first, last)
     dumps = read_dumps(recordings, problems)
     job = find_job(targets, sources, verdict)
-    answer = make_answer(logs, dumps, problems, verdict=verdict, job=job, is_all=is_all, with_timeline=with_timeline)
+    answer = make_answer(
+        logs,
+        dumps,
+        problems,
+        verdict=verdict,
+        job=job,
+        running=None if verdict else find_running(targets),
+        is_all=is_all,
+        with_timeline=with_timeline,
+    )
     document = answer.document(sources, num_bytes=progress.done)
     if as_json:
         click.echo(json.dumps(msgspec.to_builtins(document), indent=2))
@@ -100,87 +108,6 @@ def why(
         text = render_answer(answer, style, command=["allranks", "why", "--all", *bounds, *asked])
         click.echo(text if style.is_unicode else text.encode("ascii", "backslashreplace").decode())
     return document.exit_code
-
-
-def find_meant(target: str) -> str:
-    """Return what an argument means: the id of a SLURM job, a path, or `-`.
-
-    `latest` and a run's id mean the run in runs/; a directory with several runs means the newest of them.
-
-    Raises:
-        UsageError: `latest`, and there is no run here.
-    """
-    from allranks.report.runs import find_run, list_runs
-    from allranks.why.logs.job import is_job_id
-
-    if os.path.lexists(target):  # an existing path comes first
-        runs = list_runs(Path(target))
-        if len(runs) < 2:
-            return target
-        say(f"{target} has {len(runs)} runs; reading the newest, {runs[0]}; the previous one is {runs[1]}")
-        return str(runs[0])
-    run = None if target == "-" or is_job_id(target) else find_run(target, RUNS)
-    if run is None:
-        return target
-    say(f"reading {run.path}" + (", the newest run" if target == "latest" else ""))
-    return run.id if run.is_of_slurm else str(run.path)
-
-
-def find_logs(targets: Sequence[str]) -> tuple[Source, ...]:
-    """Return the logs to read; none if all arguments are flight recorder dumps.
-
-    Raises:
-        UsageError: a path does not exist.
-        SetupError: no log of a job is on this machine, and SLURM is missing or does not answer.
-    """
-    from allranks.report.runs import is_run
-    from allranks.why.dumps import is_dump
-    from allranks.why.logs.job import find_job_sources, is_job_id
-    from allranks.why.logs.sources import find_sources
-
-    targets = [target for target in targets if target == "-" or not is_dump(Path(target))]
-    if not targets:
-        return ()
-    # An existing path comes first, even if its name looks like a job.
-    jobs = [target for target in targets if is_job_id(target) and not os.path.lexists(target)]
-    if not jobs:
-        try:
-            found = find_sources(targets)
-        except UsageError:
-            if find_recordings(targets, ()):  # dumps alone are something to read, too
-                return ()
-            raise
-        if len(targets) == 1 and is_run(Path(targets[0])):  # many words lead to it: the paths lead there from here
-            return tuple(replace(each, shown=str(Path(targets[0], each.shown))) for each in found)
-        return found
-    if len(targets) > 1:
-        raise UsageError(
-            f"why {' '.join(targets)}: expected one job and nothing else; to combine logs, give only files"
-        )
-    try:
-        return find_job_sources(jobs[0])
-    except SetupError as exc:
-        raise SetupError(f"job {jobs[0]}: {exc}; or give its log files or directory") from exc
-
-
-def find_job(targets: Sequence[str], sources: Sequence[Source], verdict: Verdict | None) -> str | None:
-    """Return the id of the job or run that is asked about, as other verbs take it; None if it is unknown."""
-    from allranks.why.logs.job import is_job_id
-
-    if verdict is not None:
-        return verdict.job
-    if len(targets) == 1 and is_job_id(targets[0]) and not os.path.lexists(targets[0]):
-        return targets[0].partition(".")[0]
-    named = {match[1] for each in sources if (match := _SLURM_OUTPUT.search(each.shown))}
-    return named.pop() if len(named) == 1 else None
-
-
-def find_recordings(targets: Sequence[str], sources: Sequence[Source]) -> tuple[Source, ...]:
-    """Return the flight recorder dumps among the arguments, or next to the logs of a job."""
-    from allranks.why.dumps import find_dumps
-
-    named = [target for target in targets if os.path.lexists(target)]
-    return find_dumps(named or sorted({str(each.path.parent) for each in sources if each.path is not None}))
 
 
 def read_logs(sources: Sequence[Source], problems: list[ReadProblem], progress: _Progress) -> Logs:
@@ -253,6 +180,8 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
     dropped: int
     """Number of matching lines that were not kept, because there were too many."""
     timeline: tuple[Spoken, ...] | None = None
+    running: str | None = None
+    """Id of the run, if it is still running: then its logs prove no success."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -266,6 +195,7 @@ class Answer:
     """Set if there are no findings."""
     problems: tuple[str, ...]
     rows: tuple[Row, ...] | None
+    running: str | None = None
 
     @property
     def exit_code(self) -> int:
@@ -292,6 +222,7 @@ class Answer:
             lines=sum(tail.num_lines for tail in self.logs.tails),
             bytes=num_bytes,
             dropped=self.logs.dropped,
+            running=self.running,
             timeline=None
             if rows is None
             else tuple(
@@ -316,6 +247,7 @@ def make_answer(
     *,
     verdict: Verdict | None = None,
     job: str | None = None,
+    running: str | None = None,
     is_all: bool,
     with_timeline: bool,
 ) -> Answer:
@@ -324,12 +256,16 @@ def make_answer(
     from allranks.why.findings import count_first, fill_job, is_answer, to_finding
     from allranks.why.last import last_words, tell_line
     from allranks.why.timeline import make_timeline
-    from allranks.why.verdicts import join_verdict, read_printed_verdict
+    from allranks.why.verdicts import join_verdict, leave_out_consequences, read_printed_verdict
 
     conclusions = conclude(logs, dumps)
     own = [to_finding(each) for each in conclusions]
     findings = join_verdict(verdict or read_printed_verdict(logs), own, is_printed=verdict is None)
+    findings = leave_out_consequences(findings, is_judged=verdict is not None)
     last: tuple[str, ...] = ()
+    if running is not None:  # it has not succeeded, and what its logs lack now may come
+        proven = (each for each in findings if each.severity is not Severity.NOTE)
+        findings = [each for each in proven if each.confidence is not Confidence.UNDECIDED]
     if not is_answer(findings):
         findings = []
         clause, lines = last_words(logs)
@@ -342,6 +278,7 @@ def make_answer(
         last=last,
         problems=tuple(map(_tell_problem, problems)),
         rows=tuple(make_timeline(logs, conclusions[0] if conclusions else None)) if with_timeline else None,
+        running=running,
     )
 
 
@@ -355,10 +292,14 @@ def render_answer(answer: Answer, style: Style, *, command: Sequence[str]) -> st
     """
     from allranks.why.timeline import render_timeline, tell_clocks
 
-    blocks = [render_findings(answer.findings, style)] if answer.findings else []
+    blocks = []
+    if answer.running:
+        blocks.append(f"{answer.running} is still RUNNING; to see where its ranks are: allranks stack {answer.running}")
+    blocks += [render_findings(answer.findings, style)] if answer.findings else []
     if answer.last:
         clause, *lines = map(one_line, answer.last)
-        blocks.append("\n".join([f"no known cause; {clause}", *(f"  {line}" for line in lines)]))
+        head = "its logs show no failure so far" if answer.running else "no known cause"
+        blocks.append("\n".join([f"{head}; {clause}", *(f"  {line}" for line in lines)]))
     if answer.others:
         noun = "finding" if answer.others == 1 else "findings"
         blocks.append(f"{answer.others} more {noun}: {one_line(shlex.join(command))}")

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from signal import SIGHUP, SIGINT, SIGQUIT, SIGTERM
 
 import msgspec
+
+_SIGNALS = {128 + number: number.name for number in (SIGHUP, SIGINT, SIGQUIT, SIGTERM)}
 
 
 class Severity(StrEnum):
@@ -93,6 +96,12 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     attempt: int
     exit_code: int
     findings: tuple[Finding, ...] = ()
+
+    @property
+    def ended_by(self) -> str | None:
+        """Name of the signal from outside that ended a job without a failure, from its exit code; None if none did."""
+        has_failed = any(finding.severity is Severity.FAIL for finding in self.findings)
+        return None if has_failed else _SIGNALS.get(self.exit_code)
 
     def to_json(self) -> bytes:
         """JSON, indented for people who open the file."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from signal import SIGHUP, SIGINT, SIGQUIT, SIGTERM
 
 import msgspec
 
 from allranks.causes.catalogue import find_cause
-from allranks.model.errors import Exit, exit_for_signal
+from allranks.model.errors import Exit
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
 from allranks.report.mask import mask_secrets
 from allranks.report.text import one_line
@@ -20,9 +19,11 @@ from allranks.why.logs.sources import Source
 from allranks.why.overcome import find_ends
 
 NAME = "verdict.json"
-_SIGNALS = {exit_for_signal(number): number.name for number in (SIGHUP, SIGINT, SIGQUIT, SIGTERM)}
 _ENDED = ("AR506 ", "AR507 ", "AR508 ")
 """Causes that end a job from outside: preemption, the time limit, a person."""
+_BROKEN = "AR215 "
+_OF_NETWORK = "AR2"
+"""Such a finding, and a broken connection, may have one reason."""
 MAX_GAP = 3
 """Lines between two findings that were printed together: an empty one, and some of other writers."""
 
@@ -104,7 +105,7 @@ def join_verdict(verdict: Verdict | None, own: Sequence[Finding], *, is_printed:
         return [healthy, *said]
     known = {finding.cause for finding in said}
     more = [each for each in own if each.cause not in known] if is_answer(own) else []
-    if not has_failed and verdict.exit_code in _SIGNALS:
+    if verdict.ended_by is not None:
         return [*_interrupted(verdict, more), *said]
     if not has_failed:
         return [*more, *said]
@@ -112,6 +113,22 @@ def join_verdict(verdict: Verdict | None, own: Sequence[Finding], *, is_printed:
     if said[0].confidence is not Confidence.UNDECIDED:  # such a verdict needs no guesses
         failures = [each for each in failures if each.confidence is not Confidence.UNDECIDED]
     return [*said, *failures]
+
+
+def leave_out_consequences(findings: Sequence[Finding], *, is_judged: bool) -> list[Finding]:
+    """Return the findings without connections that broke because a rank had ended, if the first finding says which.
+
+    Args:
+        findings: the culprit's first.
+        is_judged: allranks watched the job, named the culprit, and ended the other ranks itself.
+    """
+    first = findings[0] if findings else None
+    known = (Confidence.CERTAIN, Confidence.LIKELY) if is_judged else (Confidence.CERTAIN,)
+    if first is None or first.severity is not Severity.FAIL or first.confidence not in known:
+        return list(findings)
+    if first.cause.startswith(_OF_NETWORK):
+        return list(findings)
+    return [each for each in findings if not each.cause.startswith(_BROKEN) or each.confidence is Confidence.CERTAIN]
 
 
 def _interrupted(verdict: Verdict, own: Sequence[Finding]) -> list[Finding]:
@@ -122,13 +139,13 @@ def _interrupted(verdict: Verdict, own: Sequence[Finding]) -> list[Finding]:
     from_outside = [each for each in own if each.cause.startswith(_ENDED)]
     more = [each for each in own if each.severity is Severity.FAIL and each.confidence is not Confidence.UNDECIDED]
     if not from_outside:
-        cause, name = find_cause("cancelled"), _SIGNALS[verdict.exit_code]
+        cause = find_cause("cancelled")
         from_outside = [
             Finding(
                 cause=cause.label(),
                 severity=Severity.FAIL,
                 confidence=Confidence.CERTAIN,
-                message=f"the job was ended from outside, by {name}",
+                message=f"the job was ended from outside, by {verdict.ended_by}",
                 evidence=(Evidence(seen=f"exit code {verdict.exit_code} and no finding", source=NAME),),
                 fix=cause.fix,
             )

@@ -49,7 +49,10 @@ class StuckRank(Cause, id="AR408"):
 
     message = "{what}"
     told = "a rank never entered a collective in which the others waited"
-    fix = "find out what the rank waits for: allranks stack JOB while it hangs, and the last lines of its log"
+    fix = (
+        "read the rank's last lines, and its rank_N.stack.txt if allranks ended it; allranks stack JOB while it hangs; "
+        "only slow: a longer --hang-timeout"
+    )
     exit_code = Exit.HANG
     also = ("AR410", "AR409", "AR401", "AR411")
     signs = (

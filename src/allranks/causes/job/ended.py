@@ -187,7 +187,7 @@ class Cancelled(Cause, id="AR508"):
     told = "the job was ended from outside: by allranks cancel, scancel, Ctrl-C, or a closed terminal"
     fix = (
         "if nobody cancelled it, look at what failed before it; sacct -j JOB -X --format=JobID,State%30,End shows who "
-        "cancelled it"
+        "cancelled it, if the cluster keeps accounting"
     )
     exit_code = Exit.SETUP
     signs = (

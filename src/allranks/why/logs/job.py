@@ -60,9 +60,13 @@ def find_job_sources(job: str, *, log_dir: Path = RUNS) -> tuple[Source, ...]:
         places += [Path(state.script).parent] if state.script else []
         folders += [place / log_dir / as_file_name(state.id) for place in places]
         folders += sorted((Path() / log_dir).glob(f"{state.id}_[0-9]*")) if not jobs else []
-    if not any(find_paths(pattern) for pattern in patterns):
+    paths = [path for pattern in patterns for path in find_paths(pattern)]
+    if not paths:
         patterns += _usual_patterns(jobs, match[1])
-    paths = [path for pattern in patterns for path in find_paths(pattern) if not os.path.isdir(path)]  # noqa: PTH112
+        task = re.compile(rf"(?:^|[-_.])\d+_{re.escape(match[1])}[-_.]")  # 11_2 is a task of job 11, and not job 2
+        usual = [path for pattern in patterns for path in find_paths(pattern)]
+        paths = [path for path in usual if not task.search(path.rpartition("/")[2])]
+    paths = [path for path in paths if not os.path.isdir(path)]  # noqa: PTH112
     paths += [str(folder) for folder in folders if os.path.isdir(folder)]  # noqa: PTH112  (never raises)
     sources: dict[tuple[int, int], Source] = {}
     for path in dict.fromkeys(paths):

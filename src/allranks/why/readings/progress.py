@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from allranks.causes.catalogue import find_cause
@@ -45,7 +45,8 @@ def find_laggard(logs: Logs, people: People) -> Laggard | None:
         for line in lines:
             if device := _DEVICE.search(line.text):
                 by_rank[device[1]].append(line)
-    return _behind(by_rank) or _silent(by_rank)
+    errors = {(event.line.source.shown, event.line.number) for event in logs.events if event.cause}
+    return _behind(by_rank) or _silent(by_rank, errors)
 
 
 def conclude_progress(logs: Logs, people: People) -> Iterator[Conclusion]:
@@ -80,8 +81,13 @@ def _behind(by_rank: Mapping[str, list[Line]]) -> Laggard | None:
     return Laggard(_name(who), f"{_tell(who)} stopped at step {step}; all others reached at least {following}", line)
 
 
-def _silent(by_rank: Mapping[str, list[Line]]) -> Laggard | None:
-    """The rank whose last line is older than that of all others."""
+def _silent(by_rank: Mapping[str, list[Line]], errors: Collection[tuple[str, int]]) -> Laggard | None:
+    """The rank whose last line is older than that of all others, unless that line is an error: then it did not stop.
+
+    Args:
+        by_rank: the lines of each rank.
+        errors: file and number of lines that report an error.
+    """
     last = {
         who: max((line for line in lines if line.time is not None), key=lambda line: line.time or 0.0)
         for who, lines in by_rank.items()
@@ -91,7 +97,7 @@ def _silent(by_rank: Mapping[str, list[Line]]) -> Laggard | None:
         return None
     (who, line), (_, following), *_ = sorted(last.items(), key=lambda item: item[1].time or 0.0)
     gap_s = (following.time or 0.0) - (line.time or 0.0)
-    if gap_s < STOPPED_S:
+    if gap_s < STOPPED_S or (line.source.shown, line.number) in errors:
         return None
     return Laggard(_name(who), f"{_tell(who)} went silent {gap_s:.0f} s before all others", line)
 
