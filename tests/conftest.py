@@ -87,10 +87,11 @@ def allranks(tmp_path: Path) -> Allranks:
     def run(
         *arguments: str | Path, env: Mapping[str, str] | None = None, timeout_s: float = HANG_S
     ) -> subprocess.CompletedProcess[str]:
+        no_lab = {"ALLRANKS_LAB_DIR": "/nowhere"}  # messages differ where a lab is up
         return subprocess.run(
             allranks_command(*arguments),
             cwd=tmp_path,
-            env=clean_env(os.environ, **(env or {})),
+            env=clean_env(os.environ, **no_lab | dict(env or {})),
             capture_output=True,
             text=True,
             timeout=max(timeout_s, HANG_S),

@@ -313,6 +313,20 @@ def test_down_ends_what_runs_in_the_nodes(make_lab: Make, tmp_path: Path) -> Non
     assert "was not up" in lab.run("down").stderr
 
 
+def test_the_next_lab_continues_the_job_ids(make_lab: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also if the processes of the first one were killed: run directories and output files have a job's id."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    lab, given = make_lab("ids"), []
+    for _ in range(2):
+        lab.run("up")
+        for _ in range(2):
+            given.append(int(lab.on("master-node", "sbatch", "--parsable", "-o", "/dev/null", "--wrap", "true")))
+        for pid in pids_of(lab.lab).values():
+            os.kill(pid, signal.SIGKILL)
+        lab.run("down")
+    assert given == [1, 2, 3, 4]
+
+
 @pytest.mark.parametrize("is_group_killed", [False, True], ids=["up alone", "up and its helpers"])
 def test_nothing_stays_behind_a_killed_up(make_lab: Make, is_group_killed: bool) -> None:
     lab = make_lab("killed")

@@ -189,7 +189,7 @@ def test_a_node_that_dies_is_named_and_the_job_is_worth_a_requeue(make_lab: Make
     lab = make_lab("dies")
     lab.run("up", "--cluster", SIX_NODE)
     step = srun(lab, folder, *AGENT, "long.py")
-    verdict = folder / "runs/1/attempt_0/verdict.json"
+    verdict = folder / "runs/latest/attempt_0/verdict.json"
     try:
         wait_until((folder / "up").exists, "the job")
         os.kill(init_of(lab, "node03"), signal.SIGKILL)

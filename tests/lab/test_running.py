@@ -170,6 +170,13 @@ def test_a_drill_that_went_as_it_must_has_nothing_against_it() -> None:
     assert wrong() == []
 
 
+def test_a_slow_machine_has_more_time_for_the_imports() -> None:
+    late = seen(steps=(step(1030.0),))
+    assert judge(Killed, late, Culprit(nodes=("node03",)), (3,), slowness=2.5) == []
+    (found,) = judge(Killed, late, Culprit(nodes=("node03",)), (3,), slowness=2.0)
+    assert found == "the next step took 30.0 s, expected at most 24 s"
+
+
 def test_two_that_are_named_in_one_moment_are_one_verdict() -> None:
     both, truth = (verdict(), verdict(node="node05", ranks=[5])), Culprit(nodes=("node03", "node05"))
     assert judge(Killed, seen(events=both), truth, (3, 5)) == []

@@ -128,22 +128,22 @@ def test_two_agents_of_one_name_are_told_apart(start: Start, port: int, tmp_path
 
 def test_a_wrong_secret_is_refused_by_name_and_both_end_soon(start: Start, port: int, tmp_path: Path):
     cluster, script = tmp_path / "cluster.toml", tmp_path / "train.py"
-    cluster.write_text("[guard]\njoin_s = 4\n")
+    cluster.write_text("[guard]\njoin_s = 10\n")  # on a busy machine the stranger starts seconds later
     script.write_text("")
     flags = meeting(port, name=None)
     started_s = time.monotonic()
     leader = start("a", *flags, "--cluster", cluster, "--node-rank", 0, script, env={"ALLRANKS_SECRET": "open sesame"})
     stranger = start("b", *flags, "--node-rank", 1, script, env={"ALLRANKS_SECRET": "open barley"})
-    code, _, stderr = end(stranger, within_s=15)
+    code, _, stderr = end(stranger, within_s=30)
     reason = "it does not know this job's secret (the leader's comes from $ALLRANKS_SECRET)"
     assert code == 78
     assert re.fullmatch(rf"error: the leader at localhost:\d+ rejected this node: {re.escape(reason)}\n", stderr)
     code, _, stderr = end(leader, within_s=30)
-    assert time.monotonic() - started_s < 15
+    assert time.monotonic() - started_s < 30
     assert code == 75
     assert f"allranks: 127.0.0.1 was rejected: {reason}\n" in stderr
     assert "AR001 node-silent   node rank 1 " in stderr
-    assert "the node's agent did not join within 4 s; 1 of 2 nodes joined" in stderr
+    assert "the node's agent did not join within 10 s; 1 of 2 nodes joined" in stderr
     assert "open sesame" not in stderr
     assert "Traceback" not in stderr
 

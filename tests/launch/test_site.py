@@ -70,5 +70,5 @@ def test_submit_says_it(slurm: FakeSlurm, allranks: Allranks) -> None:
         "--signal=USR1@120 warns before the time limit\n"
     )
     again = allranks("submit", "--nodes", "2", "--no-requeue", "--no-python", "true")
-    assert again.stderr.startswith("allranks: note: --no-requeue: ")
+    assert "\nallranks: note: --no-requeue: " in again.stderr
     assert "KillWait" not in again.stderr, "what holds for every job here is said once"

@@ -44,6 +44,28 @@ def test_a_job_is_checked_submitted_recorded_and_told(slurm: FakeSlurm, allranks
     assert "-m allranks run --max-restarts 3 train.py --epochs 3\n" in str(real["stdin"])
 
 
+def test_files_of_an_older_job_with_the_same_id_are_set_aside(
+    slurm: FakeSlurm, allranks: Allranks, tmp_path: Path
+) -> None:
+    """A cluster that was installed anew counts its jobs from 1 again."""
+    (tmp_path / "runs/12/attempt_0").mkdir(parents=True)
+    old = Verdict(job="12", attempt=0, exit_code=1)
+    (tmp_path / "runs/12/attempt_0/verdict.json").write_bytes(old.to_json())
+    (tmp_path / "slurm-12.out").write_text("ValueError: the older job's\n")
+    (tmp_path / "all.err").write_text("a file of all jobs\n")
+    result = allranks("submit", "--nodes", "2", "--error", "all.err", "train.py")
+    (aside,) = (tmp_path / "runs").glob("12-until-*")
+    assert result.stderr == (f"allranks: an older job also had the id 12; its files are now in runs/{aside.name}\n")
+    assert sorted(path.name for path in (tmp_path / "runs/12").iterdir()) == ["submission.sh"]
+    assert (tmp_path / "slurm-12.out").read_text() == ""
+    assert (tmp_path / "all.err").read_text() == "a file of all jobs\n"
+    assert (aside / "slurm-12.out").read_text() == "ValueError: the older job's\n"
+    slurm.answer("scontrol", "show job 12", out=show_job(work=tmp_path))
+    assert "FAILED" not in allranks("status", "12").stdout
+    assert "FAILED" in allranks("status", f"runs/{aside.name}").stdout
+    assert aside.name in allranks("list").stdout
+
+
 def test_the_job_s_key_is_handed_in_and_never_shown(slurm: FakeSlurm, allranks: Allranks, tmp_path: Path) -> None:
     result = allranks("submit", "--nodes", "2", "train.py", env={"ALLRANKS_SECRET": "an-older-one"})
     trial, real = slurm.calls("sbatch")
@@ -260,14 +282,24 @@ def test_wait_waits_while_the_job_waits_and_runs(slurm: FakeSlurm, allranks: All
     assert result.stderr == "allranks: job 12 waits: Priority\nallranks: job 12 is RUNNING on node[01-02]\n"
 
 
-def test_a_job_that_slurm_forgot_has_its_verdict_s_code(slurm: FakeSlurm, allranks: Allranks, tmp_path: Path) -> None:
-    verdict = Verdict(job="12", attempt=0, exit_code=75)
-    path = tmp_path / "runs/12/attempt_0/verdict.json"
-    path.parent.mkdir(parents=True)
-    path.write_bytes(verdict.to_json())
-    assert allranks("submit", "--nodes", "2", "--wait", "train.py").returncode == 75
-    path.unlink()
-    assert allranks("submit", "--nodes", "2", "--wait", "train.py").returncode == 3
+@pytest.mark.parametrize("exit_code", [75, None])
+def test_a_job_that_slurm_forgot_has_its_verdict_s_code(
+    exit_code: int | None, slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    slurm.answer("scontrol", out=show_job(work=tmp_path))
+    process = subprocess.Popen(
+        allranks_command("submit", "--nodes", "2", "--wait", "train.py"), cwd=tmp_path, env=clean_env(os.environ),
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stderr is not None
+    assert process.stderr.readline() == "allranks: job 12 is RUNNING on node[01-02]\n"
+    if exit_code is not None:
+        path = tmp_path / "runs/12/attempt_0/verdict.json"
+        path.parent.mkdir(parents=True)
+        path.write_bytes(Verdict(job="12", attempt=0, exit_code=exit_code).to_json())
+    slurm.answer("scontrol", out="", err="slurm_load_jobs error: Invalid job id specified\n", code=1)
+    process.communicate(timeout=60)
+    assert process.returncode == (3 if exit_code is None else exit_code)
 
 
 def test_ctrl_c_ends_the_wait_and_not_the_job(slurm: FakeSlurm, tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from typing import Any
 
 import msgspec
 
-from allranks.lab import accounting, hosts, release, slurm
+from allranks.lab import accounting, hosts, job_ids, release, slurm
 from allranks.lab.hosts import SWITCH
 from allranks.lab.plan import Host, plan_hosts, render_hosts_file
 from allranks.model.cluster import Cluster
@@ -71,7 +71,7 @@ class Lab:
         """
         if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?", name):
             raise UsageError(f"--name {name!r}: expected up to 32 lower-case letters, digits and inner hyphens")
-        self.name = name
+        self.name, self._env = name, env
         self.dir = Path(env.get("ALLRANKS_LAB_DIR") or DEFAULT_DIR).absolute() / name
         if len(os.fsencode(self.dir)) > MAX_PATH or not re.fullmatch(r"[\w./+-]+", str(self.dir)):
             raise UsageError(
@@ -181,6 +181,7 @@ class Lab:
         was_there = self.dir.exists() or bool(hosts.find_inits(self.dir))
         with self.locked():
             hosts.kill_hosts(self.dir)
+            job_ids.end(self.dir, env=self._env)
             try:
                 shutil.rmtree(self.dir)
             except OSError as exc:
@@ -252,7 +253,9 @@ class Lab:
                 (own / "hosts").write_text(render_hosts_file(planned))
                 (own / "hostname").write_text(f"{name}\n")
                 (own / "machine-id").write_text(f"{uuid.uuid4().hex}\n")
-        slurm.write_files(self.name, planned, cluster, self.dir, tasks_per_node=plan["tasks_per_node"])
+        first_job = job_ids.begin(env=self._env)
+        tasks_per_node = plan["tasks_per_node"]
+        slurm.write_files(self.name, planned, cluster, self.dir, tasks_per_node=tasks_per_node, first_job=first_job)
         if plan["accounting"]:
             accounting.write_files(planned[0], self.dir)
         if root is not None:

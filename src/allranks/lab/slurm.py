@@ -56,12 +56,15 @@ exit 0
 """Runs before each task as its user, with its environment; slurmstepd reads the lines that it prints."""
 
 
-def write_files(name: str, hosts: Sequence[Host], cluster: Cluster, lab_dir: Path, *, tasks_per_node: int) -> None:
+def write_files(
+    name: str, hosts: Sequence[Host], cluster: Cluster, lab_dir: Path, *, tasks_per_node: int, first_job: int
+) -> None:
     """Write configuration and key; while the lab is up, only SlurmdTimeout changes."""
     for directory in ("slurm", "state", "gpus"):
         (lab_dir / directory).mkdir(exist_ok=True)
     cpus = max(tasks_per_node, os.cpu_count() or 1)
-    conf_path(lab_dir).write_text(render_slurm_conf(name, hosts, cluster, lab_dir, cpus=cpus))
+    text = render_slurm_conf(name, hosts, cluster, lab_dir, cpus=cpus, first_job=first_job)
+    conf_path(lab_dir).write_text(text)
     (lab_dir / "slurm" / "gres.conf").write_text(render_gres_conf(hosts, lab_dir))
     prolog = lab_dir / "slurm" / "task_prolog"
     prolog.write_text(TASK_PROLOG)
@@ -75,7 +78,9 @@ def write_files(name: str, hosts: Sequence[Host], cluster: Cluster, lab_dir: Pat
     key.write_bytes(os.urandom(128))
 
 
-def render_slurm_conf(name: str, hosts: Sequence[Host], cluster: Cluster, lab_dir: Path, *, cpus: int) -> str:
+def render_slurm_conf(
+    name: str, hosts: Sequence[Host], cluster: Cluster, lab_dir: Path, *, cpus: int, first_job: int = 1
+) -> str:
     """Return slurm.conf.
 
     Args:
@@ -84,12 +89,14 @@ def render_slurm_conf(name: str, hosts: Sequence[Host], cluster: Cluster, lab_di
         cluster: names the partition; several, separated by commas, are all created, and the first is the default.
         lab_dir: directory of keys, logs and state.
         cpus: number of cores that each node reports, independent of the machine.
+        first_job: id of the first job.
     """
     nodes = lab_dir / "nodes"
     lines = [
         f"ClusterName={name}",
         f"SlurmctldHost={hosts[0].name}({bare(hosts[0].management_address)})",
         "SlurmUser=root",
+        f"FirstJobId={first_job}",
         "AuthType=auth/munge",
         f"AuthInfo=socket={lab_dir}/munge.socket",
         f"StateSaveLocation={lab_dir}/state",

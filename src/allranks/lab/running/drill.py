@@ -14,7 +14,10 @@ something, what does it print, and does it ever do another step?
 
 from __future__ import annotations
 
+import functools
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -38,6 +41,8 @@ SAVED_S = 30.0
 END_S = 30.0
 BASELINE_S = 100.0
 POLL_S = 0.05
+IMPORT_S = 1.2
+"""What `import torch` takes on the machine for which the limits of the next step were set."""
 
 
 class Drilled(msgspec.Struct, frozen=True, kw_only=True):
@@ -227,9 +232,17 @@ def _conclude(
         phases_s=seen.phases_s(),
         resumed_at=next_step.step if next_step else None,
         exit_code=seen.exit_code,
-        wrong=tuple(judge(strike, seen, truth, ranks)),
+        wrong=tuple(judge(strike, seen, truth, ranks, slowness=slowness())),
         baseline=baseline,
     )
+
+
+@functools.cache
+def slowness() -> float:
+    """Return how many times as long as IMPORT_S this machine takes to import torch, at least 1; measured once."""
+    began_s = time.monotonic()
+    subprocess.run([sys.executable, "-c", "import torch"], capture_output=True, timeout=120, check=False)
+    return max(1.0, (time.monotonic() - began_s) / IMPORT_S)
 
 
 def _wait(is_there: Callable[[], bool], deadline_s: float) -> bool:

@@ -17,12 +17,12 @@ from pathlib import Path
 
 import psutil
 
+from allranks.causes.catalogue import find_cause
 from allranks.launch.plan import count_of
 from allranks.model.errors import UsageError
 from allranks.model.hostlist import fold_hosts
 from allranks.report.runs import Run, sort_by_number
 
-_STOPPED = {128 + signum for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
 _CLOCK_S = 2.0
 """Largest difference between the kernel's start time of a process and the clock."""
 
@@ -43,7 +43,7 @@ class LocalRun:
     elapsed: str
     exit_code: int | None
     cause: str
-    """Cause of the first finding; "" if there is none."""
+    """Cause of the first finding, or of a signal from outside; "" if there is none."""
     pid: int | None
     """Pid of the leader's agent, on the first of the nodes."""
     run_dir: str
@@ -57,7 +57,6 @@ class LocalRun:
 def look_at_run(run: Run) -> LocalRun:
     """Return the state of a run."""
     seconds = round(run.ended_s - run.started_s) if run.ended_s and run.started_s else 0
-    findings = run.verdict.findings if run.verdict else ()
     return LocalRun(
         id=run.id,
         name=run.name,
@@ -68,7 +67,7 @@ def look_at_run(run: Run) -> LocalRun:
         end=_time(run.ended_s),
         elapsed=f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}" if run.ended_s else "",
         exit_code=run.verdict.exit_code if run.verdict else None,
-        cause=findings[0].cause if findings else "",
+        cause=_cause_of(run),
         pid=run.pid,
         run_dir=str(run.path),
     )
@@ -125,12 +124,20 @@ def note_cancel(run_dir: Path) -> None:
 
 def _state_of(run: Run) -> str:
     if run.verdict is not None:
-        code = run.verdict.exit_code
-        return "COMPLETED" if code == 0 else "CANCELLED" if code in _STOPPED else "FAILED"
+        return "COMPLETED" if run.verdict.exit_code == 0 else "CANCELLED" if run.verdict.ended_by else "FAILED"
     here = os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
     if run.pid is None or run.nodes[:1] != (here,):
         return "UNKNOWN"
     return "RUNNING" if _is_agent(run.pid, run.started_s or 0.0) else "LOST"
+
+
+def _cause_of(run: Run) -> str:
+    """Return the cause that the verdict names; without SLURM, a signal from outside is a person's."""
+    if run.verdict is None:
+        return ""
+    if run.verdict.findings:
+        return run.verdict.findings[0].cause
+    return find_cause("cancelled").label() if run.verdict.ended_by and not run.is_of_slurm else ""
 
 
 def _is_agent(pid: int, started_s: float) -> bool:

@@ -6,12 +6,17 @@ line and no output of ours; SLURM keeps it with the job, where only this user an
 
 from __future__ import annotations
 
+import os
+import re
 import secrets
 import shlex
+import shutil
 import subprocess
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
+from glob import glob
 from pathlib import Path
 
 from allranks.host.slurm import JobState, NodeState, Trial, find_jobs, list_nodes, submit_script, try_script
@@ -54,6 +59,8 @@ class Submission:
     """It waits for something that time does not bring."""
     problem: str = ""
     """What failed after SLURM had accepted it."""
+    set_aside: str = ""
+    """New name of the run directory of an older job that had the same id."""
 
 
 def check_script(script: str) -> None:
@@ -97,10 +104,12 @@ def submit(script: str, options: SbatchOptions, *, env: Mapping[str, str], log_d
         root.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
         raise UsageError(f"{root}: {exc.strerror}; choose another directory with --log-dir") from exc
+    before = _Before.of(root, options)
     job = submit_script(script, SBATCH_ARGUMENTS, env={**env, SECRET_VARIABLE: secrets.token_hex(32)})
     path = root / as_file_name(job)
-    problem = ""
+    problem, set_aside = "", ""
     try:
+        set_aside = before.set_aside(job, options)
         path.mkdir(exist_ok=True)
         (path / "submission.sh").write_text(script)
         point_latest(root, path.name)
@@ -117,7 +126,53 @@ def submit(script: str, options: SbatchOptions, *, env: Mapping[str, str], log_d
         waits_for=waits_for,
         cannot_start=reason in NEVER_STARTS,
         problem=problem,
+        set_aside=set_aside,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """What was there before a job got its id: files of other jobs, also of an older one with the same id.
+
+    Ids begin again in a cluster that was installed anew, and after MaxJobId.
+    """
+
+    root: Path
+    runs: frozenset[str]
+    outputs: frozenset[str]
+
+    @classmethod
+    def of(cls, root: Path, options: SbatchOptions) -> _Before:
+        runs = frozenset(path.name for path in root.iterdir()) if root.is_dir() else frozenset[str]()
+        patterns = [expand_pattern(pattern, "*", options) for pattern in _outputs(options)]
+        return cls(root, runs, frozenset(path for pattern in patterns for path in glob(pattern)))  # noqa: PTH207
+
+    def set_aside(self, job: str, options: SbatchOptions) -> str:
+        """Rename the run directories of an older job with this id, and move its output; return the new name.
+
+        Raises:
+            OSError: that failed.
+        """
+        name = as_file_name(job)
+        old = sorted(each for each in self.runs if re.fullmatch(rf"{re.escape(name)}(_\d+)?", each))
+        patterns = [expand_pattern(pattern, job, options) for pattern in _outputs(options)]
+        outputs = [Path(path) for path in sorted(self.outputs.intersection(patterns)) if Path(path).is_file()]
+        if not old:
+            return ""
+        ended = datetime.fromtimestamp((self.root / old[0]).stat().st_mtime)
+        for each in old:
+            aside = self.root / f"{each}-until-{ended:%Y%m%d-%H%M%S}"
+            (self.root / each).rename(aside)
+        for output in outputs:  # the new job may have opened it already, to append: it keeps its file
+            shutil.copy2(output, aside / output.name)
+            os.truncate(output, 0)
+        return str(aside)
+
+
+def _outputs(options: SbatchOptions) -> list[str]:
+    """Return the patterns of output files that have the job's id in their names; others are meant to be shared."""
+    named = [pattern for pattern in (options.output_pattern, options.error) if pattern]
+    return [each for each in named if expand_pattern(each, "1", options) != expand_pattern(each, "2", options)]
 
 
 def expand_pattern(pattern: str, job: str, options: SbatchOptions) -> str:
