@@ -87,7 +87,7 @@ def test_the_page_has_a_column_for_each_release() -> None:
     two = Tried(release="26.05", suite="forky", version="26.05.5", static={"mtu-blackhole": "yes"})
     page = render_page([one, two], date="2026-11-23")
     assert "Last run: 2026-11-23." in page
-    assert page.splitlines()[11:] == [
+    assert page.splitlines()[12:] == [
         "| | SLURM 24.11.5 (trixie) | SLURM 26.05.5 (forky) |",
         "|---|---|---|",
         "| **faults at start** | 1 of 1 | 1 of 1 |",
