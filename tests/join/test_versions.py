@@ -114,6 +114,7 @@ def test_a_job_under_an_unknown_torch_says_so_once_and_runs(allranks: Allranks, 
         torch.__version__ = "2.99.0.dev20270101"
         import torch.distributed as dist
         dist.init_process_group("gloo")
+        dist.barrier()  # rank 0's end would close connections that rank 1 still opens
         dist.destroy_process_group()
         if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "1":
             os.kill(os.getpid(), 9)

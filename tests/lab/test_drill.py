@@ -25,9 +25,9 @@ IN_CI = [
     "packet-loss-2",  # the second look
     "port-filtered",  # the leader's port: over the side port
     "gpu-missing",  # recorded commands
-    "mp-spawn-in-srun",  # the workers
 ]
 BY_HAND = [
+    "mp-spawn-in-srun",  # the workers: 42 imports of torch
     "port-silent",  # a node that nothing reaches
     "partition",  # groups
     "slow-link",
