@@ -32,7 +32,7 @@ from allranks.preflight.mesh.tester import Mesh
 from allranks.preflight.pairs import choose_pairs
 from allranks.preflight.rollcall import RollCall, stop
 from allranks.preflight.roster import Terms
-from allranks.wire.door import Door
+from allranks.wire.accept import Acceptor
 from allranks.wire.leader import Hint, bind_port
 from allranks.wire.secret import Secret
 from allranks.wire.seek import seek_leader
@@ -115,7 +115,7 @@ def call_roll(num_nodes: int, facts: Facts) -> tuple[float, float]:
         call = RollCall(
             terms,
             card_of(0, facts, mesh),
-            doors=[Door(listener, job="benchmark", attempt=0, secret=KEY)],
+            acceptors=[Acceptor(listener, job="benchmark", attempt=0, secret=KEY)],
             mesh=mesh,
             say=lambda line: print(f"  {line}", file=sys.stderr),
             on_event=lambda event, **_: joined_s.append(time.monotonic()) if event == "joined" else None,

@@ -84,8 +84,8 @@ class Node(threading.Thread):
             self.verdict = self.came.verdict(self.mine)
             stop(self.came.peers, self.verdict, group=self.came.group)
             self.came.listener.close()
-            if self.came.door is not None:
-                self.came.door.shut()
+            if self.came.acceptor is not None:
+                self.came.acceptor.close()
         else:
             assert isinstance(self.came.answer, Goodbye)
             self.verdict = self.came.answer.verdict

@@ -6,6 +6,7 @@ import contextlib
 import gc
 import os
 import re
+import selectors
 import socket
 import threading
 import time
@@ -25,8 +26,8 @@ from allranks.preflight.judge import Judgement
 from allranks.preflight.mesh.tester import Mesh
 from allranks.preflight.rollcall import RollCall, dismiss, stop
 from allranks.preflight.roster import Roster
+from allranks.wire.accept import Acceptor
 from allranks.wire.connection import Connection
-from allranks.wire.door import Door
 from allranks.wire.leader import Hint, bind_port
 from allranks.wire.protocol import (
     PROTOCOL,
@@ -244,11 +245,13 @@ class Call:
         self, num_nodes: int, *, own: Card | None = None, check: Callable[[], None] = lambda: None, **more: object
     ) -> Judgement:
         about = terms(num_nodes, **({"join_s": PATIENCE_S, "store_port": self.port} | more))
-        doors = [Door(each, job="4711", attempt=about.attempt, secret=KEY) for each in (self.listener, self.side)]
+        acceptors = [
+            Acceptor(each, job="4711", attempt=about.attempt, secret=KEY) for each in (self.listener, self.side)
+        ]
         self.call = RollCall(
             about,
             own or card(0, ports=self.mesh.ports),
-            doors=doors,
+            acceptors=acceptors,
             mesh=self.mesh,
             say=self.lines.append,
             on_event=lambda event, **fields: self.events.append((event, fields)),
@@ -736,23 +739,25 @@ LAST_WORDS: dict[str, tuple[Message, ...]] = {
 
 @pytest.mark.parametrize("phase", LAST_WORDS)
 def test_an_agent_whose_leader_dies_says_so(phase):
-    with bind_port(0) as listener:
-        door = Door(listener, job="4711", attempt=0, secret=KEY)
+    with bind_port(0) as listener, selectors.DefaultSelector() as selector:
+        accepted: list[Connection] = []
+        acceptor = Acceptor(listener, job="4711", attempt=0, secret=KEY)
+        acceptor.attach(selector, on_peer=lambda peer, _: accepted.append(peer), on_rejected=print, say=print)
         agent = Agent(listener.getsockname()[1], card(1))
         agent.start()
-        guest, own = None, None
         until_s = time.monotonic() + PATIENCE_S
-        while own is None and time.monotonic() < until_s:
-            guest = guest or door.greet(time.monotonic())
-            own = door.hear(guest) if guest is not None else None
-        assert guest is not None
+        while not accepted and time.monotonic() < until_s:
+            for key, mask in selector.select(0.05):
+                key.data(mask)
+        peer = accepted[0]
         for message in LAST_WORDS[phase]:
-            guest.send(message)
+            peer.send(message)
             reported: list[Message] = []
             while not reported and time.monotonic() < until_s:
-                reported = guest.receive()
+                reported = peer.receive()
             assert isinstance(reported[0], Tested)
-        guest.close()
+        peer.close()
+        acceptor.detach()
         agent.join(PATIENCE_S)
     assert isinstance(agent.error, NodeFaultError)
     assert re.match(

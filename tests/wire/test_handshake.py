@@ -1,10 +1,9 @@
-"""The handshake on real sockets: who is let in, who is refused and why, and what an agent does not believe."""
+"""The handshake on real sockets: who is accepted, who is rejected and why, and what an agent does not believe."""
 
 from __future__ import annotations
 
 import contextlib
 import http.server
-import selectors
 import socket
 import threading
 import time
@@ -14,88 +13,26 @@ import msgspec
 import pytest
 
 from allranks import __version__
-from allranks.model.card import Card
 from allranks.model.errors import NodeFaultError, StoppedBySignal, WireError
+from allranks.wire.accept import turn_away
 from allranks.wire.connection import Connection
-from allranks.wire.door import Door
 from allranks.wire.leader import Hint, bind_port, collect_hints
 from allranks.wire.protocol import (
     PROTOCOL,
     Goodbye,
     Hello,
-    Join,
     Knock,
     Message,
     Refused,
     Stop,
     Stopped,
     Welcome,
-    decode_frames,
     encode_frame,
 )
-from allranks.wire.secret import Secret, join_proof
+from allranks.wire.secret import Secret
 from allranks.wire.seek import seek_leader
 from conftest import wait_until
-
-KEY = Secret(b"swordfish", "test")
-WRONG_KEY = Secret(b"haddock", "test")
-CARD = Card(host="node02", pid=812, node_index=1, num_workers=6, num_gpus=0)
-PATIENCE_S = 60
-"""How long a test waits for what must come."""
-
-
-class Leader:
-    """A door in a thread, with the smallest loop that drives it."""
-
-    def __init__(self, *, port: int = 0, job: str = "train", attempt: int = 0, secret: Secret = KEY) -> None:
-        self._listener = bind_port(port)
-        self.port = int(self._listener.getsockname()[1])
-        self.let_in: list[tuple[Card, Connection]] = []
-        self.refusals: list[str] = []
-        self.after_welcome: tuple[Message, ...] = ()
-        self._is_over = threading.Event()
-        self.door = Door(self._listener, job=job, attempt=attempt, secret=secret)
-        self._thread = threading.Thread(target=self._run)
-
-    def __enter__(self) -> Leader:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._is_over.set()
-        self._thread.join(PATIENCE_S)
-        for _, connection in self.let_in:
-            connection.close()
-        self.door.close()
-        self._listener.close()
-
-    def _run(self) -> None:
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.door, selectors.EVENT_READ)
-            while not self._is_over.is_set():
-                for key, _ in selector.select(0.02):
-                    if key.fileobj is self.door:
-                        guest = self.door.greet(time.monotonic())
-                        if guest is not None:
-                            selector.register(guest, selectors.EVENT_READ)
-                        continue
-                    assert isinstance(key.fileobj, Connection)
-                    self._hear(key.fileobj, selector)
-
-    def _hear(self, guest: Connection, selector: selectors.BaseSelector) -> None:
-        try:
-            card = self.door.hear(guest)
-        except WireError as exc:
-            self.refusals.append(str(exc))
-            selector.unregister(guest)
-            return
-        if card is None and guest.fileno() < 0:  # it only knocked
-            selector.unregister(guest)
-        if card is not None:
-            selector.unregister(guest)
-            for message in self.after_welcome:
-                guest.send(message)
-            self.let_in.append((card, guest))
+from wire_leader import CARD, KEY, PATIENCE_S, WRONG_KEY, Leader, Peer, join_after
 
 
 def seek(
@@ -120,55 +57,18 @@ def seek(
     )
 
 
-class Guest:
-    """An agent by hand: it says what the test wants it to say."""
-
-    def __init__(self, port: int) -> None:
-        self.sock = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S)
-        self._buffer = bytearray()
-
-    def __enter__(self) -> Guest:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.sock.close()
-
-    def read(self) -> Message | None:
-        """The next message, None where the leader closed."""
-        while not (messages := decode_frames(self._buffer, at_most=1)):
-            try:
-                data = self.sock.recv(1 << 16)
-            except ConnectionResetError:
-                return None
-            if not data:
-                return None
-            self._buffer += data
-        return messages[0]
-
-    def read_hello(self) -> Hello:
-        hello = self.read()
-        assert isinstance(hello, Hello)
-        return hello
-
-
-def join_after(hello: Hello, *, job: str = "train", secret: Secret = KEY, card: Card = CARD) -> Join:
-    nonce = b"0123456789abcdef"
-    proof = join_proof(secret, leader_nonce=hello.nonce, nonce=nonce, job=job, card=card)
-    return Join(protocol=PROTOCOL, version=__version__, job=job, attempt=0, nonce=nonce, card=card, proof=proof)
-
-
-def test_the_right_key_opens_the_door():
+def test_an_agent_with_the_right_key_is_accepted():
     with Leader() as leader, contextlib.closing(seek(leader.port)) as connection:
         assert connection.peer == f"127.0.0.1:{leader.port}"
-        wait_until(lambda: leader.let_in, "the card")
-        card, peer = leader.let_in[0]
+        wait_until(lambda: leader.accepted, "the card")
+        card, peer = leader.accepted[0]
         assert card == msgspec.structs.replace(CARD, came_by=f"127.0.0.1:{leader.port}", age_s=card.age_s)
         assert peer.peer == "127.0.0.1"
         peer.send(Goodbye(exit_code=0, summary=""))
         received: list[Message] = []
         wait_until(lambda: received.extend(connection.receive()) or received, "the Goodbye")
         assert received == [Goodbye(exit_code=0, summary="")]
-        assert leader.refusals == []
+        assert leader.rejected == []
 
 
 def test_what_follows_the_welcome_at_once_is_not_lost():
@@ -180,7 +80,7 @@ def test_what_follows_the_welcome_at_once_is_not_lost():
             assert received == [Stop(signum=15), Stopped()]
 
 
-def test_many_agents_are_let_in_at_once():
+def test_many_agents_are_accepted_at_once():
     with Leader() as leader:
         connections: list[Connection] = []
         threads = [threading.Thread(target=lambda: connections.append(seek(leader.port))) for _ in range(8)]
@@ -189,14 +89,14 @@ def test_many_agents_are_let_in_at_once():
         for thread in threads:
             thread.join(PATIENCE_S)
         assert len(connections) == 8
-        wait_until(lambda: len(leader.let_in) == 8, "the eighth card")
+        wait_until(lambda: len(leader.accepted) == 8, "the eighth card")
         for connection in connections:
             connection.close()
 
 
-def test_an_agent_that_does_not_know_the_attempt_is_let_in():
+def test_an_agent_that_does_not_know_the_attempt_is_accepted():
     with Leader(attempt=3) as leader, contextlib.closing(seek(leader.port, attempt=None)):
-        wait_until(lambda: leader.let_in, "the card")
+        wait_until(lambda: leader.accepted, "the card")
 
 
 def test_the_wrong_key_is_refused_with_the_place_of_the_right_one():
@@ -207,11 +107,11 @@ def test_the_wrong_key_is_refused_with_the_place_of_the_right_one():
             f"the leader at 127.0.0.1:{leader.port} rejected this node: it does not know this job's secret "
             "(the leader's comes from test)"
         )
-        wait_until(lambda: leader.refusals, "the refusal")
-        assert leader.refusals == [
+        wait_until(lambda: leader.rejected, "the refusal")
+        assert leader.rejected == [
             "127.0.0.1 was rejected: it does not know this job's secret (the leader's comes from test)"
         ]
-        assert leader.let_in == []
+        assert leader.accepted == []
 
 
 def test_a_left_over_of_an_earlier_start_is_refused():
@@ -222,7 +122,7 @@ def test_a_left_over_of_an_earlier_start_is_refused():
             f"the leader at 127.0.0.1:{leader.port} rejected this node: it belongs to attempt 1, this is attempt 2; "
             "it is left over from an earlier one"
         )
-        assert leader.let_in == []
+        assert leader.accepted == []
 
 
 ESCAPED = r"\x1b[2J\n" * 6 + r"\x1b[2J..."
@@ -263,38 +163,38 @@ REFUSALS = {
 
 
 @pytest.mark.parametrize("case", REFUSALS)
-def test_a_guest_that_says_the_wrong_thing_is_told_why(case):
+def test_a_peer_that_says_the_wrong_thing_is_told_why(case):
     make, answer = REFUSALS[case]
-    with Leader() as leader, Guest(leader.port) as guest:
-        guest.sock.sendall(encode_frame(make(guest.read_hello())))
-        assert guest.read() == answer
-        assert guest.read() is None
-        wait_until(lambda: leader.refusals, "the refusal")
-        assert leader.refusals == [f"127.0.0.1 was rejected: {answer.reason}"]
-        assert leader.let_in == []
+    with Leader() as leader, Peer(leader.port) as peer:
+        peer.sock.sendall(encode_frame(make(peer.read_hello())))
+        assert peer.read() == answer
+        assert peer.read() is None
+        wait_until(lambda: leader.rejected, "the refusal")
+        assert leader.rejected == [f"127.0.0.1 was rejected: {answer.reason}"]
+        assert leader.accepted == []
 
 
 def test_a_join_that_comes_byte_by_byte_is_heard():
-    with Leader() as leader, Guest(leader.port) as guest:
-        for byte in encode_frame(join_after(guest.read_hello())):
-            guest.sock.sendall(bytes([byte]))
-        assert isinstance(guest.read(), Welcome)
+    with Leader() as leader, Peer(leader.port) as peer:
+        for byte in encode_frame(join_after(peer.read_hello())):
+            peer.sock.sendall(bytes([byte]))
+        assert isinstance(peer.read(), Welcome)
 
 
 def test_a_replayed_join_is_refused():
     with Leader() as leader:
-        with Guest(leader.port) as guest:
-            recorded = encode_frame(join_after(guest.read_hello()))
-            guest.sock.sendall(recorded)
-            assert isinstance(guest.read(), Welcome)
-        with Guest(leader.port) as thief:
+        with Peer(leader.port) as peer:
+            recorded = encode_frame(join_after(peer.read_hello()))
+            peer.sock.sendall(recorded)
+            assert isinstance(peer.read(), Welcome)
+        with Peer(leader.port) as thief:
             thief.read_hello()
             thief.sock.sendall(recorded)
             assert thief.read() == Refused(
                 reason="it does not know this job's secret (the leader's comes from test)", is_final=True
             )
-        wait_until(lambda: leader.let_in, "the card")
-        assert len(leader.let_in) == 1
+        wait_until(lambda: leader.accepted, "the card")
+        assert len(leader.accepted) == 1
 
 
 @pytest.mark.parametrize(
@@ -302,64 +202,53 @@ def test_a_replayed_join_is_refused():
     [
         (
             b"GET / HTTP/1.1\r\n\r\n",
-            "it sent a frame of 1195725856 bytes, more than 4194304: the peer is not allranks",
+            "it sent a frame of 1195725856 bytes, more than 524288: the peer is not allranks",
         ),
         (b"\x00\x00\x00\x01\xc1", "it sent a frame that is not an allranks message: "),
     ],
 )
-def test_garbage_is_refused_and_the_next_guest_let_in(garbage, reason):
+def test_garbage_is_rejected_and_the_next_peer_accepted(garbage, reason):
     with Leader() as leader:
-        with Guest(leader.port) as guest:
-            guest.read_hello()
-            guest.sock.sendall(garbage)
-            answer = guest.read()
+        with Peer(leader.port) as peer:
+            peer.read_hello()
+            peer.sock.sendall(garbage)
+            answer = peer.read()
             assert isinstance(answer, Refused)
             assert answer.is_final
         with contextlib.closing(seek(leader.port)):
-            wait_until(lambda: leader.let_in, "the card")
-        assert len(leader.refusals) == 1
-        assert leader.refusals[0].startswith(f"127.0.0.1 was rejected: {reason}")
+            wait_until(lambda: leader.accepted, "the card")
+        assert len(leader.rejected) == 1
+        assert leader.rejected[0].startswith(f"127.0.0.1 was rejected: {reason}")
 
 
-def test_a_guest_that_hangs_up_is_refused_by_name():
+def test_a_peer_that_hangs_up_is_rejected_by_name():
     with Leader() as leader:
-        with Guest(leader.port) as guest:
-            guest.read_hello()
-        wait_until(lambda: leader.refusals, "the refusal")
-        assert leader.refusals == ["127.0.0.1 was rejected: 127.0.0.1 closed the connection"]
+        with Peer(leader.port) as peer:
+            peer.read_hello()
+        wait_until(lambda: leader.rejected, "the refusal")
+        assert leader.rejected == ["127.0.0.1 was rejected: 127.0.0.1 closed the connection"]
 
 
-def test_a_silent_guest_is_overdue_after_two_seconds():
-    with bind_port(0) as listener:
-        door = Door(listener, job="train", attempt=0, secret=KEY)
-        port = listener.getsockname()[1]
-        with Guest(port) as early, Guest(port) as late:
-            greeted: list[Connection] = []
-            wait_until(lambda: ((guest := door.greet(100.0)) and greeted.append(guest)) or greeted, "the first guest")
-            wait_until(
-                lambda: ((guest := door.greet(101.0)) and greeted.append(guest)) or len(greeted) == 2, "the second"
-            )
-            assert door.overdue(101.9) == []
-            assert door.overdue(102.1) == greeted[:1]
-            assert door.overdue(103.1) == greeted
-            assert door.hear(greeted[0]) is None
-            door.dismiss(greeted[0])
-            assert door.overdue(103.1) == greeted[1:]
-            early.read_hello()
-            assert early.read() is None
-            assert door.close() == greeted[1:]
-            late.read_hello()
-            assert late.read() is None
+def test_a_silent_peer_is_disconnected_after_two_seconds():
+    with Leader() as leader, Peer(leader.port) as peer:
+        began_s = time.monotonic()
+        peer.read_hello()
+        peer.sock.sendall(b"\x00")  # a first byte is no identity
+        why = "it did not identify itself within 2 s"
+        assert peer.read() == Refused(reason=why, is_final=False)
+        assert peer.read() is None
+        assert time.monotonic() - began_s > 1.9
+        assert leader.rejected == [f"127.0.0.1 was rejected: {why}"]
 
 
 def test_a_member_that_is_sent_away_again_is_told_why():
-    with Leader() as leader, Guest(leader.port) as guest:
-        guest.sock.sendall(encode_frame(join_after(guest.read_hello())))
-        assert isinstance(guest.read(), Welcome)
-        wait_until(lambda: leader.let_in, "the card")
-        leader.door.refuse(leader.let_in[0][1], "node rank 1 has already joined")
-        assert guest.read() == Refused(reason="node rank 1 has already joined", is_final=True)
-        assert guest.read() is None
+    with Leader() as leader, Peer(leader.port) as peer:
+        peer.sock.sendall(encode_frame(join_after(peer.read_hello())))
+        assert isinstance(peer.read(), Welcome)
+        wait_until(lambda: leader.accepted, "the card")
+        turn_away(leader.accepted[0][1], "node rank 1 has already joined")
+        assert peer.read() == Refused(reason="node rank 1 has already joined", is_final=True)
+        assert peer.read() is None
 
 
 @contextlib.contextmanager
@@ -468,13 +357,13 @@ def test_what_a_stranger_says_for_a_refusal_cannot_speak_to_the_terminal():
 
 def test_a_knock_is_let_go_without_a_word():
     with Leader() as leader:
-        with Guest(leader.port) as guest:
-            guest.read_hello()
-            guest.sock.sendall(encode_frame(Knock()))
-            assert guest.read() is None
+        with Peer(leader.port) as peer:
+            peer.read_hello()
+            peer.sock.sendall(encode_frame(Knock()))
+            assert peer.read() is None
         with contextlib.closing(seek(leader.port)):
-            wait_until(lambda: leader.let_in, "the card")
-        assert leader.refusals == []
+            wait_until(lambda: leader.accepted, "the card")
+        assert leader.rejected == []
 
 
 def test_a_web_server_is_passed_over():
@@ -516,7 +405,7 @@ def test_a_leader_with_another_key_lets_nobody_in():
     with Leader(secret=WRONG_KEY) as leader:
         with pytest.raises(WireError, match="it does not know this job's secret"):
             seek(leader.port)
-        assert leader.let_in == []
+        assert leader.accepted == []
 
 
 def test_each_agent_finds_its_own_leader_among_neighbours(tmp_path):
@@ -531,7 +420,7 @@ def test_each_agent_finds_its_own_leader_among_neighbours(tmp_path):
             )
             with contextlib.closing(connection):
                 assert connection.peer == f"127.0.0.1:{leader.port}"
-            wait_until(lambda leader=leader: len(leader.let_in) == 1, "the card")
+            wait_until(lambda leader=leader: len(leader.accepted) == 1, "the card")
 
 
 def test_a_leader_that_comes_late_is_found():
@@ -564,7 +453,7 @@ def test_a_key_that_never_appears_is_the_last_obstacle():
     with Leader() as leader:
         with pytest.raises(NodeFaultError, match="last try: the run directory does not have the job's secret yet;"):
             seek(leader.port, secret=None, deadline_s=0.2)
-        assert leader.let_in == []
+        assert leader.accepted == []
 
 
 def test_a_leader_of_another_job_alone_is_named():
@@ -588,11 +477,11 @@ def test_a_signal_ends_the_search():
 
 
 def test_a_version_with_other_fields_is_named():
-    with Leader() as leader, Guest(leader.port) as guest:
-        guest.read_hello()
+    with Leader() as leader, Peer(leader.port) as peer:
+        peer.read_hello()
         payload = msgspec.msgpack.encode({"type": "join", "protocol": 7, "version": "9.9", "who": "node02"})
-        guest.sock.sendall(len(payload).to_bytes(4, "big") + payload)
-        answer = guest.read()
+        peer.sock.sendall(len(payload).to_bytes(4, "big") + payload)
+        answer = peer.read()
     assert isinstance(answer, Refused)
     assert "a message of allranks 9.9 (protocol 7, here 4)" in answer.reason
 

@@ -18,8 +18,8 @@ from allranks.preflight.applicant import Applicant
 from allranks.preflight.entry import Called, Entry
 from allranks.preflight.rollcall import stop
 from allranks.report.rundir import RunDir
+from allranks.wire.accept import Acceptor
 from allranks.wire.connection import Connection
-from allranks.wire.door import Door
 from allranks.wire.protocol import Goodbye, Plan
 
 
@@ -40,7 +40,7 @@ class Rendezvous:
     """On the leader, by seat: the node's place in the job, which it keeps."""
     plans: Mapping[int, Plan] = field(default_factory=dict)
     """On the leader, by seat."""
-    door: Door | None = None
+    acceptor: Acceptor | None = None
     """On the leader of several nodes: where agents come in while the job runs."""
     store_address: str = ""
 
@@ -162,15 +162,15 @@ def _give_out_plans(called: Called, applicant: Applicant, max_restarts: int) -> 
         warnings=called.judgement.findings,
         cards=called.cards,
         plans=plans,
-        door=called.door,
+        acceptor=called.acceptor,
         store_address=called.store_address,
     )
 
 
 def _close(called: Called) -> None:
     called.listener.close()
-    if called.door is not None:
-        called.door.shut()
+    if called.acceptor is not None:
+        called.acceptor.close()
 
 
 def _stopped(applicant: Applicant, why: AllranksError) -> Verdict:

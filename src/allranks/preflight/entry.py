@@ -41,8 +41,8 @@ from allranks.preflight.mesh.tester import Mesh
 from allranks.preflight.rollcall import RollCall
 from allranks.preflight.roster import Terms, with_place
 from allranks.report.text import say
+from allranks.wire.accept import Acceptor
 from allranks.wire.connection import Connection
-from allranks.wire.door import Door
 from allranks.wire.leader import (
     PORTS_TRIED,
     Announcement,
@@ -85,8 +85,8 @@ class Called:
     """Where the other nodes find this one on the data network."""
     group: str
     """What the job is called on the wire."""
-    door: Door | None = None
-    """Where agents come in while the job runs: the side port; None for one machine. The caller's, with its listener."""
+    acceptor: Acceptor | None = None
+    """Accepts agents while the job runs, at the side port; None for one machine. The caller's, with its listener."""
 
     @property
     def port(self) -> int:
@@ -259,11 +259,13 @@ class Entry:
         with contextlib.ExitStack() as on_failure:
             side = on_failure.enter_context(bind_port(0))
             self._announce(port, side_port=int(side.getsockname()[1]))
-            doors = [Door(each, job=self._group, attempt=terms.attempt, secret=secret) for each in (listener, side)]
+            acceptors = [
+                Acceptor(each, job=self._group, attempt=terms.attempt, secret=secret) for each in (listener, side)
+            ]
             call = RollCall(
                 terms,
                 card,
-                doors=doors,
+                acceptors=acceptors,
                 mesh=self._mesh,
                 say=say,
                 on_event=mine.run_dir.add_event,
@@ -284,7 +286,7 @@ class Entry:
             listener=listener,
             store_address=mine.data_address or (any_peer.own_address if any_peer else LOOPBACK),
             group=self._group,
-            door=doors[1],
+            acceptor=acceptors[1],
         )
 
     def _make_run_dir(self) -> AllranksError | None:

@@ -140,8 +140,8 @@ def take_place(applicant: Applicant) -> Place | Goodbye:
     with Entry(applicant) as entry:
         called = entry.take_part()
     if isinstance(called, Called):
-        if called.door is not None:
-            called.door.shut()  # who comes later is too late: a session has no restarts of its own
+        if called.acceptor is not None:
+            called.acceptor.close()  # who comes later is too late: a session has no restarts of its own
         return _give_out_places(called, applicant)
     with contextlib.closing(called.leader):
         if isinstance(called.answer, Goodbye):

@@ -1,6 +1,6 @@
 """The roll call, the leader's side: all agents prove that they are here, alike and reachable, before a worker starts.
 
-Phase 1  who is here     agents join (wire.door); from the third second on the missing ones are named. At the later of
+Phase 1  who is here     agents join (wire.accept); from the third second on the missing ones are named. At the later of
                          `join_s` and a third of it after the last arrival the wait ends.
 Phase 2  can they reach  every node tries the others on the data network (preflight.mesh), all at the same time, within
          each other      a deadline (preflight.look); what failed is tried again (preflight.second_look).
@@ -41,8 +41,8 @@ from allranks.preflight.second_look import (
     plan_rate_look,
 )
 from allranks.preflight.vet import find_nonsense, own_results, vet_card
+from allranks.wire.accept import Acceptor, Reject, Rejected, turn_away
 from allranks.wire.connection import Connection
-from allranks.wire.door import Door, Intrusion, StrangerError
 from allranks.wire.protocol import Goodbye, Test, Tested, encode_frame, own_age_s
 
 NAME_AFTER_S = 3.0
@@ -66,7 +66,7 @@ class RollCall:
     Args:
         terms: what it is about.
         own: the leader's own card.
-        doors: where the others come in, one for each port; their listeners are given back listening.
+        acceptors: accept the other agents, one for each port; their listeners are given back listening.
         mesh: the leader's own end of the pair tests; None: pairs are not tested.
         say: for lines that people should see.
         on_event: for events.jsonl.
@@ -78,7 +78,7 @@ class RollCall:
         terms: Terms,
         own: Card,
         *,
-        doors: Sequence[Door],
+        acceptors: Sequence[Acceptor],
         mesh: Mesh | None,
         say: Callable[[str], None],
         on_event: Callable[..., None],
@@ -86,7 +86,7 @@ class RollCall:
     ) -> None:
         self.roster = Roster(terms, cards={0: vet_card(own)})
         self._terms = terms
-        self._doors = doors
+        self._acceptors = acceptors
         self._mesh = mesh
         self._say = say
         self._on_event = on_event
@@ -111,8 +111,13 @@ class RollCall:
             StoppedBySignal: check_signals raised it; all have been told.
         """
         with selectors.DefaultSelector() as selector:
-            for door in self._doors:
-                selector.register(door, selectors.EVENT_READ, door)
+            for acceptor in self._acceptors:
+                acceptor.attach(
+                    selector,
+                    on_peer=lambda peer, card: self._admit(peer, card, selector),
+                    on_rejected=self._note_rejected,
+                    say=self._say,
+                )
             if self._mesh is not None:
                 self._mesh.attach(selector)
             try:
@@ -123,9 +128,8 @@ class RollCall:
                 dismiss(self.roster.peers, Goodbye(exit_code=exc.exit_code, summary=str(exc)))
                 raise
             finally:
-                for door in self._doors:
-                    for guest in door.close():
-                        selector.unregister(guest)
+                for acceptor in self._acceptors:
+                    acceptor.detach()
         is_short = len(self.roster.cards) < self._terms.min_nodes
         self.observations = Observations(
             cards=self._cards(),
@@ -164,60 +168,37 @@ class RollCall:
             self._turn(selector, TICK_S)
 
     def _turn(self, selector: selectors.BaseSelector, timeout_s: float) -> None:
-        now_s = time.monotonic()
-        for door in self._doors:
-            for guest in door.overdue(now_s):
-                selector.unregister(guest)
-                self._on_event("stranger", peer=guest.peer, reason="it connected and sent nothing")
-                door.dismiss(guest)
+        for acceptor in self._acceptors:
+            acceptor.turn(time.monotonic())
         for key, mask in selector.select(timeout_s):
-            if isinstance(key.data, Door):
-                self._attend(key.fileobj, key.data, selector)
-            elif isinstance(key.data, int):
+            if isinstance(key.data, int):
                 self._hear_member(key.data, selector)
             else:
                 key.data(mask)
         if self._mesh is not None:
             self._mesh.advance(time.monotonic())
 
-    def _attend(self, source: object, door: Door, selector: selectors.BaseSelector) -> None:
-        """Somebody is at the door, or says who it is."""
-        if source is door:
-            guest = door.greet(time.monotonic())
-            if guest is not None:
-                selector.register(guest, selectors.EVENT_READ, door)
-            return
-        assert isinstance(source, Connection)
-        try:
-            card = door.hear(source)
-        except StrangerError as exc:
-            selector.unregister(source)
-            self._refuse(exc)
-            return
-        if card is None:
-            if source.fileno() < 0:  # it only knocked
-                selector.unregister(source)
-            return
-        selector.unregister(source)
+    def _admit(self, peer: Connection, card: Card, selector: selectors.BaseSelector) -> None:
+        """Take an authenticated agent into the roster, or turn it away."""
         card = vet_card(card)
-        if (objection := self.roster.admit(card, source)) is not None:
-            door.refuse(source, objection)
+        if (objection := self.roster.admit(card, peer)) is not None:
+            turn_away(peer, objection)
             self._on_event("refused", node=card.host, reason=objection)
             self._note_stranger(Stranger("AR405", card.host, objection), f"{card.host} was rejected: {objection}")
             return
         self._last_arrival_s = time.monotonic()
-        index = next(index for index, peer in self.roster.peers.items() if peer is source)
+        index = next(index for index, known in self.roster.peers.items() if known is peer)
         self._left.pop(index, None)
-        selector.register(source, selectors.EVENT_READ, index)
-        source.expect_alive_within(self._terms.gone_s)
-        self._on_event("joined", node=card.host, pid=card.pid, peer=source.peer, age_s=card.age_s)
+        selector.register(peer, selectors.EVENT_READ, index)
+        peer.expect_alive_within(self._terms.gone_s)
+        self._on_event("joined", node=card.host, pid=card.pid, peer=peer.peer, age_s=card.age_s)
 
-    def _refuse(self, exc: StrangerError) -> None:
-        self._on_event("stranger", peer=exc.host, reason=str(exc))
-        if exc.intrusion in (Intrusion.LEFT, Intrusion.OTHER_JOB):
+    def _note_rejected(self, rejected: Rejected) -> None:
+        self._on_event("stranger", peer=rejected.host, reason=rejected.text)
+        if rejected.why in (Reject.LEFT, Reject.SILENT, Reject.CROWDED, Reject.OTHER_JOB):
             return  # agents of other jobs look for their leader here, too
-        cause = "AR404" if exc.intrusion is Intrusion.EARLIER_ATTEMPT else "AR406"
-        self._note_stranger(Stranger(cause, exc.host, str(exc)), str(exc))
+        cause = "AR404" if rejected.why is Reject.EARLIER_ATTEMPT else "AR406"
+        self._note_stranger(Stranger(cause, rejected.host, rejected.text), rejected.text)
 
     def _note_stranger(self, stranger: Stranger, line: str) -> None:
         if sum(each.cause == stranger.cause for each in self._strangers) < MAX_STRANGERS:

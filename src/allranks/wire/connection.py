@@ -13,12 +13,16 @@ class Connection:
     `send` queues and writes what the kernel takes; the owner's selector calls `flush` while `has_unsent`.
     """
 
-    def __init__(self, sock: socket.socket, *, peer: str, received: bytes = b"") -> None:
+    def __init__(
+        self, sock: socket.socket, *, peer: str, received: bytes = b"", max_frame_bytes: int = MAX_FRAME_BYTES
+    ) -> None:
         sock.setblocking(False)
         if sock.family != socket.AF_UNIX:  # an agent and its leader in one process
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sock = sock
         self.peer = peer
+        self.max_frame_bytes = max_frame_bytes
+        """A longer frame is a WireError, and is not read."""
         self._received = bytearray(received)
         self._unsent = bytearray()
 
@@ -81,7 +85,7 @@ class Connection:
             WireError: the bytes are not an allranks message.
         """
         end: str | None = None
-        while len(self._received) <= LENGTH.size + MAX_FRAME_BYTES:
+        while len(self._received) <= LENGTH.size + self.max_frame_bytes:
             try:
                 data = self.sock.recv(1 << 16)
             except BlockingIOError:
@@ -93,7 +97,7 @@ class Connection:
                 end = f"{self.peer} closed the connection"
                 break
             self._received += data
-        messages = decode_frames(self._received, at_most=at_most)
+        messages = decode_frames(self._received, at_most=at_most, max_bytes=self.max_frame_bytes)
         if end is not None and not messages:
             raise ConnectionError(end)
         return messages

@@ -1,7 +1,8 @@
 """The wire format: what two agents say to each other, and how it is framed.
 
 A connection carries frames. A frame is a 4-byte big-endian length and that many bytes of MessagePack, one message
-each. A frame longer than MAX_FRAME_BYTES ends the connection. Who speaks when:
+each. A frame longer than MAX_FRAME_BYTES (before the leader knows the agent: MAX_JOIN_BYTES) ends the connection. Who
+speaks when:
 
     leader                                     agent
     Hello   version, job, nonce          -->
@@ -35,7 +36,8 @@ their first two fields, so that two versions can name each other. `proof` is an 
 other side's nonce and the rest of the message (wire.secret): both sides prove that they know the key, and neither can
 be replayed.
 
-Limits: handshake 2 s; a silent connection is dead after `gone_s` (TCP keepalive and TCP_USER_TIMEOUT); IPv4 and IPv6.
+Limits: handshake 2 s, with munge 6 s; a silent connection is dead after `gone_s` (TCP keepalive and TCP_USER_TIMEOUT);
+IPv4 and IPv6.
 """
 
 from __future__ import annotations
@@ -55,6 +57,9 @@ from allranks.model.pair import Effort, PairResult, Target
 
 PROTOCOL = 4
 MAX_FRAME_BYTES = 4 << 20
+MAX_JOIN_BYTES = 512 << 10
+"""Of all that an agent sends before it is known. A Join of a node with 8 GPUs and 10 RDMA ports has 26 kB; with as many
+GPUs, ports, variables and files as a card may hold, 242 kB."""
 HANDSHAKE_S = 2.0
 
 LENGTH = struct.Struct(">I")
@@ -114,7 +119,7 @@ class Refused(msgspec.Struct, frozen=True, kw_only=True, tag="refused"):
 
     reason: str
     is_final: bool
-    """False where another listener of the same job may be the right one (it is of another job)."""
+    """False where the agent may try again: here, if it was too slow, or elsewhere, if this is another job's leader."""
 
 
 class Knock(msgspec.Struct, frozen=True, kw_only=True, tag="knock"):
@@ -314,17 +319,21 @@ def encode_frame(message: Message) -> bytes:
     return LENGTH.pack(len(payload)) + payload
 
 
-def decode_frames(buffer: bytearray, *, at_most: int | None = None) -> list[Message]:
+def decode_frames(buffer: bytearray, *, at_most: int | None = None, max_bytes: int = MAX_FRAME_BYTES) -> list[Message]:
     """Take complete frames out of the buffer, all or `at_most`; an incomplete one stays in it.
 
+    Args:
+        buffer: what was received.
+        at_most: how many.
+        max_bytes: of a frame.
     Raises:
         WireError: the bytes are no frames of ours.
     """
     messages: list[Message] = []
     while len(buffer) >= LENGTH.size and (at_most is None or len(messages) < at_most):
         (length,) = LENGTH.unpack_from(buffer)
-        if length > MAX_FRAME_BYTES:
-            raise WireError(f"a frame of {length} bytes, more than {MAX_FRAME_BYTES}: the peer is not allranks")
+        if length > max_bytes:
+            raise WireError(f"a frame of {length} bytes, more than {max_bytes}: the peer is not allranks")
         if len(buffer) < LENGTH.size + length:
             break
         payload = bytes(buffer[LENGTH.size : LENGTH.size + length])

@@ -75,6 +75,8 @@ def _stretch(rdzv_id: str) -> bytes:
 OPEN_GROUP = Secret(b"allranks open group", "none")
 MUNGE_S = 2.0
 """Deadline of one credential; it takes milliseconds."""
+LEADERS_MUNGE_S = 2 * MUNGE_S
+"""The leader reads the agent's credential, and makes its own."""
 
 
 def ensure_secret_file(path: Path) -> Secret:

@@ -25,8 +25,8 @@ from allranks.launch.queue import ending
 from allranks.model.beat import NodeBeat, RankBeat
 from allranks.model.card import Card
 from allranks.model.cluster import GuardTable
+from allranks.wire.accept import Acceptor
 from allranks.wire.connection import Connection
-from allranks.wire.door import Door
 from allranks.wire.leader import Hint, bind_port
 from allranks.wire.protocol import (
     Beat,
@@ -65,7 +65,7 @@ class Job:
             max_restarts=max_restarts, capacity_s=30.0, beat_s=0.2, checkpoints=checkpoints,
         )  # fmt: skip
         newcomers = Newcomers(
-            door=Door(self.listener, job="train", attempt=0, secret=KEY),
+            acceptor=Acceptor(self.listener, job="train", attempt=0, secret=KEY),
             num_seats=3, say=self.lines.append, gone_s=3.0, beat_s=0.2,
         )  # fmt: skip
         self.leader = Leader(

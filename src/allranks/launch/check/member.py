@@ -177,8 +177,8 @@ def take_part(
         called.leader.close()
         assert isinstance(called.answer, Goodbye)
         return called.answer
-    if called.door is not None:
-        called.door.shut()
+    if called.acceptor is not None:
+        called.acceptor.close()
     with called.listener:
         held = Held(
             seen=called.observations,

@@ -49,10 +49,10 @@ def appoint_leader(
         return scheduler.decide(signum, save_s=save_s)
 
     guard, request = plan.guard, plan.request
-    door = rendezvous.door
-    if door is not None and not request.max_restarts:
-        door.shut()
-        door = None
+    acceptor = rendezvous.acceptor
+    if acceptor is not None and not request.max_restarts:
+        acceptor.close()
+        acceptor = None
     leader = Leader(
         Terms(
             job=plan.job,
@@ -69,13 +69,13 @@ def appoint_leader(
         guard=Guard(guard),
         history=History(restarts_left=request.max_restarts, retries_errors=request.retries_errors),
         newcomers=Newcomers(
-            door=door,
+            acceptor=acceptor,
             num_seats=plan.num_nodes,
             node_names=plan.node_names,
             say=say,
             gone_s=guard.gone_s,
             beat_s=guard.beat_s,
-            reviver=_expect_nodes_back(plan, run_dir, scheduler, env) if door is not None and scheduler else None,
+            reviver=_expect_nodes_back(plan, run_dir, scheduler, env) if acceptor is not None and scheduler else None,
         ),
         say=_add_what_follows(say, job=plan.job, hang_s=guard.hang_s),
         show=show,

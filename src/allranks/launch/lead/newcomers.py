@@ -8,15 +8,14 @@ receive the leader's Pings.
 from __future__ import annotations
 
 import selectors
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from allranks.model.card import Card
 from allranks.model.errors import WireError
+from allranks.wire.accept import Acceptor, Reject, Rejected, turn_away
 from allranks.wire.connection import Connection
-from allranks.wire.door import Door, StrangerError
 from allranks.wire.protocol import Goodbye, Ping
 
 
@@ -39,9 +38,9 @@ class Reviver(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class Newcomers:
-    """Who waits at the door. Owns the door's connections until `take`."""
+    """Agents that wait for the next generation. Owns their connections until `take`."""
 
-    door: Door | None
+    acceptor: Acceptor | None
     """None: nobody is taken in."""
     num_seats: int
     node_names: Sequence[str] = ()
@@ -59,15 +58,15 @@ class Newcomers:
     _next_ping_s: float = 0.0
 
     def attach(self, selector: selectors.BaseSelector, *, taken: Callable[[], set[int]]) -> None:
-        """Have the agent's selector watch the door.
+        """Accept agents from now on, with the agent's selector.
 
         Args:
             selector: calls `key.data(fileobj)`.
             taken: tells the seats whose agents are here.
         """
         self._selector, self._taken = selector, taken
-        if (door := self.door) is not None:
-            selector.register(door, selectors.EVENT_READ, lambda _: self._greet(door))
+        if self.acceptor is not None:
+            self.acceptor.attach(selector, on_peer=self._admit, on_rejected=self._note_rejected, say=self.say)
 
     def expect(self, seat: int, node: str) -> None:
         """A seat is empty: its node may come back."""
@@ -84,10 +83,8 @@ class Newcomers:
 
     def turn(self, now_s: float) -> None:
         """Do what is due."""
-        if self.door is not None:
-            for guest in self.door.overdue(now_s):
-                self._drop(guest)
-                self.door.dismiss(guest)
+        if self.acceptor is not None:
+            self.acceptor.turn(now_s)
         if now_s >= self._next_ping_s:
             self._next_ping_s = now_s + self.beat_s
             for seat, line in list(self._lines.items()):
@@ -120,38 +117,26 @@ class Newcomers:
         """Send everybody away."""
         for line in self._lines.values():
             line.close()
-        if self.door is not None:
-            self.door.shut()
+        if self.acceptor is not None:
+            self.acceptor.close()
         if self.reviver is not None:
             self.reviver.close()
 
-    def _greet(self, door: Door) -> None:
-        guest = door.greet(time.monotonic())
-        if guest is not None and self._selector is not None:
-            self._selector.register(guest, selectors.EVENT_READ, lambda _: self._hear(door, guest))
+    def _note_rejected(self, rejected: Rejected) -> None:
+        if rejected.why is not Reject.SILENT:
+            self.say(rejected.text)
 
-    def _hear(self, door: Door, guest: Connection) -> None:
-        try:
-            card = door.hear(guest)
-        except StrangerError as exc:
-            self._drop(guest)
-            self.say(str(exc))
-            return
-        if card is None:
-            if guest.fileno() < 0:  # it only knocked
-                self._drop(guest)
-            return
-        self._drop(guest)
+    def _admit(self, peer: Connection, card: Card) -> None:
         free = set(range(self.num_seats)) - self._taken() - self.cards.keys() - self._barred
         seat = card.node_index if card.node_index is not None else min(free, default=-1)
         if seat not in free:
-            door.refuse(guest, self._objection(seat))
+            turn_away(peer, self._objection(seat))
             return
-        guest.expect_alive_within(self.gone_s)
+        peer.expect_alive_within(self.gone_s)
         self.cards[seat] = card
-        self._lines[seat] = guest
+        self._lines[seat] = peer
         assert self._selector is not None
-        self._selector.register(guest, selectors.EVENT_READ, lambda _: self._listen(seat))
+        self._selector.register(peer, selectors.EVENT_READ, lambda _: self._listen(seat))
         self.say(f"{card.host} has joined and waits for the next restart")
 
     def _objection(self, seat: int) -> str:

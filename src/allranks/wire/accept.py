@@ -1,0 +1,322 @@
+"""The leader's side of the handshake: accept the agents of the job, reject all other peers.
+
+    acceptor = Acceptor(listener, job="4711", attempt=0, secret=secret)
+    acceptor.attach(selector, on_peer=..., on_rejected=..., say=print)
+    while ...:
+        for key, mask in selector.select(0.25):
+            key.data(mask)
+        acceptor.turn(time.monotonic())
+
+Nothing here blocks. A peer that has not proven that it knows the job's secret can make the leader hold one descriptor
+and MAX_JOIN_BYTES for HANDSHAKE_S (with munge for LEADERS_MUNGE_S longer). Connections beyond MAX_PENDING_PER_ADDRESS
+are closed at once, so that one address cannot keep the others out; beyond MAX_PENDING, and while no descriptor is free,
+they wait in the kernel's queue. Credentials of munge are read in threads. The agent's side is `wire.seek`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import selectors
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from allranks import __version__
+from allranks.model.card import Card
+from allranks.model.errors import WireError
+from allranks.wire.background import Background, Call
+from allranks.wire.connection import Connection
+from allranks.wire.protocol import (
+    HANDSHAKE_S,
+    MAX_FRAME_BYTES,
+    MAX_JOIN_BYTES,
+    PROTOCOL,
+    Hello,
+    Join,
+    Knock,
+    Message,
+    Refused,
+    Welcome,
+    as_one_line,
+    plain_address,
+)
+from allranks.wire.secret import LEADERS_MUNGE_S, Secret, fresh_nonce, is_join_proof, is_munge_proof, welcome_proof
+
+MAX_SHOWN = 64
+"""Maximum number of characters printed of a foreign peer's name, job and version."""
+MAX_PENDING = 512
+"""Connections at a time whose peers are not known yet; agents need some milliseconds each."""
+MAX_PENDING_PER_ADDRESS = 128
+"""Of one address: every rank of a node may be an agent of its own."""
+PAUSE_S = 0.5
+"""How long nothing is accepted when the process has no descriptor left. The listener stays readable all the while."""
+MAX_MUNGE = 4
+"""Credentials that are checked at the same time."""
+_NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+
+
+class Reject(StrEnum):
+    """Why a peer was rejected."""
+
+    LEFT = "left"
+    """It disconnected before it identified itself, as a port check or an agent of another job does."""
+    SILENT = "silent"
+    """It did not identify itself in time."""
+    CROWDED = "crowded"
+    """Its address has too many connections that did not identify themselves."""
+    OTHER_JOB = "other-job"
+    EARLIER_ATTEMPT = "earlier-attempt"
+    OTHER_SECRET = "other-secret"  # noqa: S105
+    OTHER_VERSION = "other-version"
+    GARBAGE = "garbage"
+
+
+class Rejected(NamedTuple):
+    """A peer that does not belong to this job, and was disconnected."""
+
+    why: Reject
+    host: str
+    """The peer's host name, if it sent one, else its address."""
+    text: str
+
+
+@dataclass(slots=True)
+class _Pending:
+    """A peer that is not known yet."""
+
+    nonce: bytes
+    deadline_s: float
+    join: Join | None = None
+    """Set while its credential is checked; until then nothing more is read."""
+
+
+class Acceptor:
+    """Accepts every peer that connects, and hands over those that prove to be agents of this job.
+
+    Args:
+        listener: the leader's listening socket; only `close` closes it.
+        job: name of the job.
+        attempt: number of the job's start; an agent of another attempt is rejected.
+        secret: the job's key.
+    """
+
+    def __init__(self, listener: socket.socket, *, job: str, attempt: int, secret: Secret) -> None:
+        listener.setblocking(False)
+        self._listener = listener
+        self._job = job
+        self._attempt = attempt
+        self._secret = secret
+        self._pending: dict[Connection, _Pending] = {}
+        self._crowded: set[str] = set()
+        """Addresses whose connections were closed for their number; said once."""
+        self._resume_s: float | None = None
+        """Until then nothing is accepted; None: the selector watches the listener."""
+        self._is_told = False
+        self._munge: Background | None = None
+        self._checks: dict[Call[bytes | None], Connection] = {}
+        self._selector: selectors.BaseSelector | None = None
+
+    def attach(
+        self,
+        selector: selectors.BaseSelector,
+        *,
+        on_peer: Callable[[Connection, Card], None],
+        on_rejected: Callable[[Rejected], None],
+        say: Callable[[str], None],
+    ) -> None:
+        """Have a selector watch the listener and all peers; its owner calls `key.data(...)`, and `turn` often.
+
+        Args:
+            selector: of the leader.
+            on_peer: gets each authenticated agent; the connection is the caller's.
+            on_rejected: gets each peer that was disconnected.
+            say: prints one line.
+        """
+        self._selector, self._on_peer, self._on_rejected, self._say = selector, on_peer, on_rejected, say
+        self._resume_s = None
+        selector.register(self._listener, selectors.EVENT_READ, self._accept)
+
+    def turn(self, now_s: float) -> None:
+        """Reject the peers that are overdue, and accept again after a pause."""
+        for peer, pending in list(self._pending.items()):
+            if pending.deadline_s < now_s:
+                what = f"it did not identify itself within {HANDSHAKE_S:.0f} s"
+                if pending.join is not None:
+                    what = f"munge has not checked its credential within {HANDSHAKE_S + LEADERS_MUNGE_S:.0f} s"
+                self._reject(peer, Reject.SILENT, what, join=pending.join)
+        if self._resume_s is not None and now_s >= self._resume_s and len(self._pending) < MAX_PENDING:
+            self._resume_s = None
+            if self._selector is not None:
+                self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+
+    def detach(self) -> None:
+        """Disconnect all peers that are not known yet, and let the selector go; the listener stays open."""
+        for peer in list(self._pending):
+            self._end(peer)
+        if self._selector is not None and self._resume_s is None:
+            self._selector.unregister(self._listener)
+        if self._munge is not None:
+            if self._selector is not None:
+                self._selector.unregister(self._munge)
+            self._munge.close()
+        self._munge, self._selector = None, None
+        self._checks.clear()
+
+    def close(self) -> None:
+        """Disconnect all peers that are not known yet, and close the listener."""
+        self.detach()
+        self._listener.close()
+
+    def _accept(self, _: object) -> None:
+        now_s = time.monotonic()
+        if len(self._pending) >= MAX_PENDING:
+            self._pause(now_s)
+            return
+        try:
+            sock, address = self._listener.accept()
+        except OSError as exc:
+            if exc.errno in _NO_ROOM:
+                self._pause(now_s + PAUSE_S)
+                if not self._is_told:
+                    self._is_told = True
+                    fix = "; in the batch script: ulimit -n $(ulimit -Hn)" if exc.errno == errno.EMFILE else ""
+                    self._say(f"the leader cannot accept agents: {exc.strerror}; it tries again every {PAUSE_S} s{fix}")
+            return  # else it left between the selector and us
+        host = plain_address(address[0])
+        if Counter(peer.peer for peer in self._pending)[host] >= MAX_PENDING_PER_ADDRESS:
+            sock.close()
+            if host not in self._crowded:
+                self._crowded.add(host)
+                text = f"{host} has {MAX_PENDING_PER_ADDRESS} connections that did not identify themselves"
+                self._on_rejected(Rejected(Reject.CROWDED, host, f"{text}; further ones are closed"))
+            return
+        peer = Connection(sock, peer=host, max_frame_bytes=MAX_JOIN_BYTES)
+        nonce = fresh_nonce()
+        try:
+            peer.send(Hello(protocol=PROTOCOL, version=__version__, job=self._job, nonce=nonce))
+        except ConnectionError:
+            peer.close()
+            return
+        self._pending[peer] = _Pending(nonce, now_s + HANDSHAKE_S)
+        assert self._selector is not None
+        self._selector.register(peer, selectors.EVENT_READ, lambda _: self._receive(peer))
+
+    def _pause(self, until_s: float) -> None:
+        assert self._selector is not None
+        self._resume_s = until_s
+        self._selector.unregister(self._listener)
+
+    def _receive(self, peer: Connection) -> None:
+        if peer not in self._pending:
+            return  # disconnected in the same turn
+        try:
+            messages = peer.receive(at_most=1)
+        except ConnectionError as exc:
+            self._reject(peer, Reject.LEFT, str(exc))
+            return
+        except WireError as exc:
+            self._reject(peer, Reject.GARBAGE, f"it sent {as_one_line(str(exc))}")
+            return
+        if not messages:
+            return
+        join = messages[0]
+        if isinstance(join, Knock):
+            self._end(peer)
+        elif (objection := self._objection(join)) is not None:
+            self._reject(peer, *objection, join=join if isinstance(join, Join) else None)
+        elif isinstance(join, Join):
+            pending = self._pending[peer]
+            if is_munge_proof(join.proof):
+                self._begin_check(peer, pending, join)
+            else:
+                self._answer(peer, join, _check(self._secret, join, pending.nonce))
+
+    def _begin_check(self, peer: Connection, pending: _Pending, join: Join) -> None:
+        """Have a thread check the credential; it asks munged twice, which may hang."""
+        assert self._selector is not None
+        pending.join = join
+        pending.deadline_s += LEADERS_MUNGE_S
+        self._selector.unregister(peer)
+        if self._munge is None:
+            self._munge = Background(max_threads=MAX_MUNGE)
+            self._selector.register(self._munge, selectors.EVENT_READ, self._take_checks)
+        secret, nonce = self._secret, pending.nonce
+        self._checks[self._munge.start(lambda: _check(secret, join, nonce))] = peer
+
+    def _take_checks(self, _: object) -> None:
+        for call in self._munge.take_done() if self._munge is not None else ():
+            peer = self._checks.pop(call)
+            pending = self._pending.get(peer)
+            if pending is not None and pending.join is not None:
+                self._answer(peer, pending.join, call.get())
+
+    def _answer(self, peer: Connection, join: Join, proof: bytes | None) -> None:
+        """Accept a peer with the leader's proof, or reject it."""
+        if proof is None:
+            why = f"it does not know this job's secret (the leader's comes from {self._secret.source})"
+            self._reject(peer, Reject.OTHER_SECRET, why, join=join)
+        elif join.attempt is not None and join.attempt != self._attempt:
+            why = f"it belongs to attempt {join.attempt}, this is attempt {self._attempt}; it is left over from an "
+            self._reject(peer, Reject.EARLIER_ATTEMPT, f"{why}earlier one", join=join)
+        else:
+            try:
+                peer.send(Welcome(proof=proof))
+            except ConnectionError as exc:
+                self._reject(peer, Reject.LEFT, str(exc))
+                return
+            self._forget(peer)
+            peer.max_frame_bytes = MAX_FRAME_BYTES
+            self._on_peer(peer, join.card)
+
+    def _objection(self, join: Message) -> tuple[Reject, str] | None:
+        # Order matters: a newer protocol may differ in everything but its first fields.
+        if not isinstance(join, Join):
+            return Reject.GARBAGE, f"it sent {type(join).__name__}, expected Join"
+        if join.protocol != PROTOCOL:
+            version = as_one_line(join.version, at_most=MAX_SHOWN)
+            return Reject.OTHER_VERSION, (
+                f"it runs allranks {version} (protocol {join.protocol}), the leader {__version__} "
+                f"(protocol {PROTOCOL}); install the same version on all nodes"
+            )
+        if join.job != self._job:
+            job = as_one_line(join.job, at_most=MAX_SHOWN)
+            return Reject.OTHER_JOB, f"it belongs to job {job}, this is job {self._job}"
+        return None
+
+    def _reject(self, peer: Connection, why: Reject, reason: str, *, join: Join | None = None) -> None:
+        """Tell a peer why it is disconnected; an agent of another job, or a slow one, may try again."""
+        with contextlib.suppress(ConnectionError):
+            peer.send(Refused(reason=reason, is_final=why not in (Reject.OTHER_JOB, Reject.SILENT)))
+        host = as_one_line(join.card.host, at_most=MAX_SHOWN) if join is not None else peer.peer
+        self._end(peer, Rejected(why, host, f"{peer.peer} was rejected: {reason}"))
+
+    def _end(self, peer: Connection, rejected: Rejected | None = None) -> None:
+        """Disconnect a peer."""
+        self._forget(peer)
+        peer.close()
+        if rejected is not None:
+            self._on_rejected(rejected)
+
+    def _forget(self, peer: Connection) -> None:
+        pending = self._pending.pop(peer)
+        if self._selector is not None and pending.join is None:
+            self._selector.unregister(peer)
+
+
+def turn_away(peer: Connection, reason: str) -> None:
+    """Disconnect an authenticated agent, for example the second one with the same node rank, and tell it why."""
+    with contextlib.suppress(ConnectionError):
+        peer.send(Refused(reason=reason, is_final=True))
+    peer.close()
+
+
+def _check(secret: Secret, join: Join, nonce: bytes) -> bytes | None:
+    """Return the leader's proof for an agent that knows the secret; None if it does not. With munge this may block."""
+    if not is_join_proof(secret, join.proof, leader_nonce=nonce, nonce=join.nonce, job=join.job, card=join.card):
+        return None
+    return welcome_proof(secret, leader_nonce=nonce, nonce=join.nonce, is_munge=is_munge_proof(join.proof))

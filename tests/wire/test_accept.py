@@ -1,0 +1,124 @@
+"""Peers that are not known yet: what they may cost the leader, and that they never keep the job's agents out."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import socket
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from allranks.wire import accept
+from allranks.wire.protocol import LENGTH, MAX_JOIN_BYTES, Hello, Message, Refused, Welcome, encode_frame
+from conftest import wait_until
+from wire_leader import PATIENCE_S, Leader, Peer, join_after
+
+
+def join(peer: Peer) -> Message | None:
+    """Join with the right key; the answer."""
+    peer.sock.sendall(encode_frame(join_after(peer.read_hello())))
+    return peer.read()
+
+
+def test_a_peer_that_is_not_known_may_send_only_as_much_as_a_join():
+    with Leader() as leader, Peer(leader.port) as peer:
+        peer.read_hello()
+        peer.sock.sendall(LENGTH.pack(MAX_JOIN_BYTES + 1))
+        answer = peer.read()
+        assert isinstance(answer, Refused)
+        assert answer.reason.startswith("it sent a frame of 524289 bytes, more than 524288")
+
+
+def test_many_connections_of_one_address_keep_no_agent_out(monkeypatch):
+    monkeypatch.setattr(accept, "MAX_PENDING_PER_ADDRESS", 8)
+    monkeypatch.setattr(accept, "MAX_PENDING", 12)
+    with Leader() as leader, contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(Peer(leader.port)) for _ in range(20)]
+        wait_until(lambda: leader.rejected, "the ninth connection")
+        assert leader.rejected == [
+            "127.0.0.1 has 8 connections that did not identify themselves; further ones are closed"
+        ]
+        assert [isinstance(peer.read(), Hello) for peer in silent] == [True] * 8 + [False] * 12
+        with Peer(leader.port, own_address="127.0.0.2") as agent:
+            began_s = time.monotonic()
+            assert isinstance(join(agent), Welcome)
+            assert time.monotonic() - began_s < 1
+
+
+def test_more_peers_than_the_leader_takes_wait_in_the_kernel_s_queue(monkeypatch):
+    monkeypatch.setattr(accept, "MAX_PENDING", 4)
+    with Leader() as leader, contextlib.ExitStack() as stack:
+        silent = [stack.enter_context(Peer(leader.port, own_address=f"127.0.0.{2 + i}")) for i in range(4)]
+        assert all(isinstance(peer.read(), Hello) for peer in silent)
+        with Peer(leader.port) as agent:
+            agent.sock.settimeout(0.3)
+            with pytest.raises(TimeoutError):
+                agent.read()
+            silent[0].sock.close()
+            agent.sock.settimeout(PATIENCE_S)
+            began_s = time.monotonic()
+            assert isinstance(join(agent), Welcome)
+            assert time.monotonic() - began_s < 1
+
+
+def test_without_a_free_descriptor_the_leader_neither_spins_nor_forgets_who_comes():
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with Leader() as leader, socket.socket() as sock:
+        sock.settimeout(PATIENCE_S)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (3, hard))  # those of a shell
+        try:
+            sock.connect(("127.0.0.1", leader.port))
+            before = leader.num_turns
+            time.sleep(1.0)
+            num_turns = leader.num_turns - before
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert num_turns < 100  # 50 where nothing happens
+        assert leader.said == [
+            "the leader cannot accept agents: Too many open files; it tries again every 0.5 s; in the batch script: "
+            "ulimit -n $(ulimit -Hn)"
+        ]
+        assert sock.recv(1)  # of the Hello
+
+
+@pytest.fixture
+def munge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An `unmunge` that answers when the file that is returned appears."""
+    answer = tmp_path / "answer"
+    for name, text in (("munge", "cat"), ("unmunge", f"while [ ! -e {answer} ]; do sleep 0.05; done")):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    yield answer
+    answer.touch()
+
+
+def test_a_credential_that_takes_its_time_keeps_no_agent_waiting(munge):
+    with Leader() as leader, Peer(leader.port) as stranger, Peer(leader.port, own_address="127.0.0.2") as agent:
+        forged = msgspec.structs.replace(join_after(stranger.read_hello()), proof=b"MUNGE:forged:")
+        stranger.sock.sendall(encode_frame(forged))
+        time.sleep(0.2)  # it is being checked
+        began_s = time.monotonic()
+        assert isinstance(join(agent), Welcome)
+        assert time.monotonic() - began_s < 0.5
+        munge.touch()
+        answer = stranger.read()
+        assert isinstance(answer, Refused)
+        assert answer.reason.startswith("it does not know this job's secret")
+
+
+def test_a_credential_that_is_never_checked_has_a_deadline(munge, monkeypatch):
+    monkeypatch.setattr(accept, "LEADERS_MUNGE_S", 0.2)
+    monkeypatch.setattr(accept, "HANDSHAKE_S", 0.3)
+    with Leader() as leader, Peer(leader.port) as stranger:
+        forged = msgspec.structs.replace(join_after(stranger.read_hello()), proof=b"MUNGE:forged:")
+        stranger.sock.sendall(encode_frame(forged))
+        answer = stranger.read()
+        assert isinstance(answer, Refused)
+        assert answer.reason.startswith("munge has not checked its credential within")
+        assert not answer.is_final
