@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -21,6 +23,20 @@ def test_soft_limits_are_those_of_this_process():
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert set(read_limits()) == {"memlock_bytes", "nofile", "stack_bytes", "nproc"}
     assert all(value is None or value >= 0 for value in read_limits().values())
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "wanted", "reached"),
+    [(256, 4096, 1000, 1000), (256, 900, 1000, 900), (2000, 4096, 1000, 2000), (1000, 1000, 1000, 1000)],
+)
+def test_the_limit_of_open_files_is_raised_as_far_as_it_goes(soft, hard, wanted, reached):
+    script = (
+        "import resource\nfrom allranks.host.limits import raise_open_files, read_limits\n"
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard}))\n"
+        f"print(raise_open_files({wanted}), read_limits()['nofile'])"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert ran.stdout.split() == [str(reached)] * 2
 
 
 AFFINITY = len(os.sched_getaffinity(0))

@@ -26,6 +26,7 @@ from allranks.preflight.rollcall import stop
 from allranks.report.rundir import RunDir
 from allranks.wire.leader import Announcement, Hint, announce
 from allranks.wire.protocol import Goodbye
+from conftest import wait_until
 
 PATIENCE_S = 30
 
@@ -125,6 +126,30 @@ def test_what_the_run_directory_holds_afterwards(tmp_path):
     secret = (job / "secret").read_text()
     texts = [path.read_text() for path in job.rglob("*") if path.is_file() and path.name != "secret"]
     assert not [text for text in texts if secret in text]
+
+
+def test_a_file_server_that_hangs_delays_no_roll_call(tmp_path):
+    attempt = tmp_path / "4711" / "attempt_0"
+    attempt.mkdir(parents=True)
+    os.mkfifo(attempt / "events.jsonl")  # to open it takes until somebody reads it
+    began_s = time.monotonic()
+    nodes = [Node(applicant(tmp_path, index)) for index in range(3)]
+    hold(*nodes)
+    assert time.monotonic() - began_s < 15
+    assert [node.error for node in nodes] == [None] * 3
+    lines: list[str] = []
+    with (attempt / "events.jsonl").open() as file:
+        wait_until(lambda: lines.extend(file.readlines()) or sum("joined" in line for line in lines) == 2, "two joins")
+
+
+def test_a_leader_that_may_open_too_few_files_says_so(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr("allranks.preflight.entry.raise_open_files", lambda _: 1024)
+    guard = GuardTable(join_s=0.3)
+    hold(Node(applicant(tmp_path, 0, 512, num_workers=8, guard=guard)))
+    assert (
+        "node01 may open 1024 files, the leader of 512 nodes needs up to 5376; raise the hard limit (ulimit -Hn; for "
+        "slurmd: LimitNOFILE=131072)"
+    ) in capfd.readouterr().err
 
 
 def test_no_file_descriptor_is_left(tmp_path):

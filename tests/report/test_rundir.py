@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from pathlib import Path
 
 import pytest
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 from allranks.model.errors import UsageError
 from allranks.model.finding import Verdict
 from allranks.model.setting import Setting
-from allranks.report.rundir import RunDir, as_file_name, describe_command, is_secret_name
+from allranks.report.rundir import EventWriter, RunDir, as_file_name, describe_command, is_secret_name
 
 
 @pytest.mark.parametrize(
@@ -206,6 +208,37 @@ def test_events_are_a_line_each(tmp_path):
     assert [run_dir.count_events(*what, **fields) for what, fields in (
         (("joined",), {}), (("joined",), {"pid": 812}), (("joined",), {"pid": 813}), (("lost",), {}),
     )] == [1, 1, 0, 0]  # fmt: skip
+
+
+def test_events_of_a_writer_wait_for_the_file_server_and_nobody_for_them(tmp_path):
+    run_dir = RunDir(tmp_path, "4711")
+    run_dir.create()
+    run_dir.create_attempt(0)
+    path = run_dir.attempt_path / "events.jsonl"
+    os.mkfifo(path)  # to open it takes until somebody reads it, as on a file server that does not answer
+    began_s = time.monotonic()
+    with EventWriter(run_dir) as events:
+        for number in range(1000):
+            events.add("joined", node=f"node{number}")
+        assert time.monotonic() - began_s < 1
+        with path.open() as file:
+            num_read = 0
+            while num_read < 1000:
+                num_read += len(file.readlines())
+    assert num_read == 1000
+
+
+def test_a_writer_whose_file_server_hangs_is_left_behind(tmp_path):
+    run_dir = RunDir(tmp_path, "4711")
+    run_dir.create()
+    run_dir.create_attempt(0)
+    path = run_dir.attempt_path / "events.jsonl"
+    os.mkfifo(path)
+    began_s = time.monotonic()
+    with EventWriter(run_dir) as events:
+        events.add("joined", node="node02")
+    assert 1.9 < time.monotonic() - began_s < 10
+    os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))  # let the thread go
 
 
 def test_a_line_that_is_being_written_is_not_counted_yet(tmp_path):

@@ -19,9 +19,10 @@ from allranks.model.card import Place
 
 NONCE = ".nonce"
 """The leader's file in the run directory: who sees its text shares the directory."""
+_NOFILE = resource.RLIMIT_NOFILE
 _LIMITS = {
     "memlock_bytes": resource.RLIMIT_MEMLOCK,
-    "nofile": resource.RLIMIT_NOFILE,
+    "nofile": _NOFILE,
     "stack_bytes": resource.RLIMIT_STACK,
     "nproc": resource.RLIMIT_NPROC,
 }
@@ -32,6 +33,18 @@ def read_limits() -> dict[str, int | None]:
     """Return the soft resource limits of this process; None is unlimited."""
     soft = {name: resource.getrlimit(which)[0] for name, which in _LIMITS.items()}
     return {name: None if value == resource.RLIM_INFINITY else value for name, value in soft.items()}
+
+
+def raise_open_files(wanted: int) -> int:
+    """Raise this process's soft limit of open files to `wanted`, as far as the hard limit lets; return what it is then.
+
+    Workers inherit it: rank 0's store has a connection to each rank.
+    """
+    soft, hard = (math.inf if each == resource.RLIM_INFINITY else each for each in resource.getrlimit(_NOFILE))
+    reached = max(soft, min(wanted, hard))
+    if reached > soft:
+        resource.setrlimit(_NOFILE, (int(reached), resource.getrlimit(_NOFILE)[1]))
+    return wanted if reached == math.inf else int(reached)
 
 
 def count_cpus(*, root: Path = Path("/")) -> int:

@@ -27,7 +27,7 @@ import msgspec
 
 from allranks.causes.catalogue import find_cause
 from allranks.causes.cause import failed
-from allranks.host.limits import NONCE, read_place
+from allranks.host.limits import NONCE, raise_open_files, read_limits, read_place
 from allranks.host.net import describe_port_holder, is_local_host
 from allranks.host.slurm import read_munge_socket
 from allranks.model.card import Card, Facts, Place
@@ -40,6 +40,7 @@ from allranks.preflight.judge import Judgement, Observations, judge
 from allranks.preflight.mesh.tester import Mesh
 from allranks.preflight.rollcall import RollCall
 from allranks.preflight.roster import Terms, with_place
+from allranks.report.rundir import EventWriter
 from allranks.report.text import say
 from allranks.wire.accept import Acceptor
 from allranks.wire.connection import Connection
@@ -69,6 +70,8 @@ from allranks.wire.seek import seek_leader
 LOOPBACK = "127.0.0.1"
 PATIENCE_JOINS = 4.0
 """Times `join_s`: each node that comes may make the leader wait a third of it longer."""
+SPARE_FILES = 768
+"""Open files of a leader beside those of its nodes and ranks: peers that are not known yet, and its own."""
 SECRET_FILE = "secret"  # noqa: S105  (a name, not a secret)
 
 
@@ -124,6 +127,11 @@ class Entry:
         # On the wire: where the job is called by its --rdzv-id, that may be the key.
         is_key = not applicant.is_alone and applicant.job == applicant.rdzv_id
         self._group = group_name(applicant.job) if is_key else applicant.job
+        # Sockets of the leader's agent, one a node, and of the store in rank 0, one a rank.
+        self._num_files = 0 if applicant.is_alone else SPARE_FILES + applicant.num_nodes * (1 + applicant.num_workers)
+        before = read_limits()["nofile"]
+        self._max_files = raise_open_files(self._num_files)
+        self._has_more_files = before is not None and self._max_files > before
         self._mesh = None if applicant.is_alone else Mesh()
 
     def __enter__(self) -> Self:
@@ -161,6 +169,11 @@ class Entry:
             holder = describe_port_holder(mine.port) if mine.port not in (0, port) else None
             if holder:
                 say(f"port {mine.port} is in use by {holder}; taking {port}")
+            if self._max_files < self._num_files:
+                say(
+                    f"{mine.host} may open {self._max_files} files, the leader of {mine.num_nodes} nodes needs up to "
+                    f"{self._num_files}; raise the hard limit (ulimit -Hn; for slurmd: LimitNOFILE=131072)"
+                )
             problem = mine.problem or self._make_run_dir()
             nonce = self._write_nonce()
             place = self._look_at_run_dir() if mine.run_dir.path.is_dir() else None  # a check may have none
@@ -256,7 +269,7 @@ class Entry:
             key = mine.key_from or f"${SECRET_VARIABLE}"
             say(f"any process that reaches port {port} can join; protect the group with --rdzv-id or {key}")
         secret = replace(secret, munge_socket=read_munge_socket(mine.env) if mine.is_slurm else None)
-        with contextlib.ExitStack() as on_failure:
+        with contextlib.ExitStack() as on_failure, EventWriter(mine.run_dir) as events:
             side = on_failure.enter_context(bind_port(0))
             self._announce(port, side_port=int(side.getsockname()[1]))
             acceptors = [
@@ -268,7 +281,7 @@ class Entry:
                 acceptors=acceptors,
                 mesh=self._mesh,
                 say=say,
-                on_event=mine.run_dir.add_event,
+                on_event=events.add,
                 check_signals=mine.check_signals,
             )
             try:
@@ -355,8 +368,11 @@ class Entry:
 
     @functools.cached_property
     def _facts(self) -> Facts:
-        """Waited for once, although a node may look for a leader several times."""
-        return _without_unmade(self.applicant.facts())
+        """Waited for once, although a node may look for a leader several times; with the limit as it is now."""
+        facts = _without_unmade(self.applicant.facts())
+        if not self._has_more_files:
+            return facts
+        return msgspec.structs.replace(facts, limits=facts.limits | {"nofile": self._max_files})
 
     def _card(self, *, port_holder: str | None = None, problem: AllranksError | None = None) -> Card:
         mine = self.applicant

@@ -18,10 +18,13 @@ import contextlib
 import itertools
 import json
 import os
+import queue
 import re
+import threading
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Self
 
 import msgspec
 
@@ -31,6 +34,8 @@ from allranks.model.setting import Setting
 
 _SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
 LATEST = "latest"
+WRITE_S = 2.0
+"""How long the last events may take to be written; then their thread is left alone with the file server."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
 
 
@@ -169,9 +174,12 @@ class RunDir:
 
     def add_event(self, event: str, **fields: object) -> None:
         """Append one line to events.jsonl; a full disk does not stop a job."""
-        line = json.dumps({"time_s": round(time.time(), 3), "event": event, **fields})
+        self.append_events(event_line(event, **fields))
+
+    def append_events(self, lines: str) -> None:
+        """Append lines to events.jsonl."""
         with contextlib.suppress(OSError), (self.attempt_path / "events.jsonl").open("a") as file:
-            file.write(line + "\n")
+            file.write(lines)
 
     def count_events(self, event: str, **fields: object) -> int:
         """Return the number of matching lines in events.jsonl; 0 if it cannot be read."""
@@ -181,6 +189,47 @@ class RunDir:
                 with contextlib.suppress(ValueError):  # its last line may be half written
                     found += wanted <= json.loads(line).items()
         return found
+
+
+class EventWriter:
+    """Writes events in a thread of its own, all that have come at once: a slow file server delays nobody.
+
+    with EventWriter(run_dir) as events:
+        events.add("joined", node="node02")
+    """
+
+    def __init__(self, run_dir: RunDir) -> None:
+        self._run_dir = run_dir
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="allranks-events", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._lines.put(None)
+        self._thread.join(WRITE_S)
+
+    def add(self, event: str, **fields: object) -> None:
+        """Write an event soon, with the time of now."""
+        self._lines.put(event_line(event, **fields))
+
+    def _run(self) -> None:
+        is_over = False
+        while not is_over:
+            lines = [self._lines.get()]
+            with contextlib.suppress(queue.Empty):
+                while True:
+                    lines.append(self._lines.get_nowait())
+            is_over = None in lines
+            if text := "".join(line for line in lines if line is not None):
+                self._run_dir.append_events(text)
+
+
+def event_line(event: str, **fields: object) -> str:
+    """Return an event as events.jsonl has it."""
+    return json.dumps({"time_s": round(time.time(), 3), "event": event, **fields}) + "\n"
 
 
 def point_latest(root: Path, name: str) -> None:
