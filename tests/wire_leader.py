@@ -11,8 +11,9 @@ from allranks import __version__
 from allranks.model.card import Card
 from allranks.wire.accept import Acceptor
 from allranks.wire.connection import Connection
+from allranks.wire.frames import decode_frames
 from allranks.wire.leader import bind_port
-from allranks.wire.protocol import PROTOCOL, Hello, Join, Message, decode_frames
+from allranks.wire.protocol import PROTOCOL, Hello, Join, Message
 from allranks.wire.secret import Secret, join_proof
 
 KEY = Secret(b"swordfish", "test")

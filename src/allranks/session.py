@@ -49,7 +49,7 @@ from allranks.preflight.ground import Ground, hold_roll_call, no_torch
 from allranks.preflight.ranks import job_name, own_gpu
 from allranks.report.refusal import SessionError as SessionError
 from allranks.report.refusal import refuse
-from allranks.report.rundir import RunDir
+from allranks.report.rundir import RunDir, read_shared_members
 from allranks.report.text import say
 
 if TYPE_CHECKING:
@@ -304,7 +304,8 @@ def _say_last_words() -> None:
 def _identify(env: Mapping[str, str], *, is_below_agent: bool) -> World:
     """Who this process is, or why it cannot be believed."""
     if is_below_agent:
-        check_no_launcher_inside(env)
+        members = read_shared_members(env.get("ALLRANKS_MEMBERS", ""))
+        check_no_launcher_inside({**env, "ALLRANKS_MEMBERS": members})
         env = env_of_worker(env)
     world = world_from_env(env, files={} if is_below_agent else read_node_files(env, NODE_FILES.values()))
     is_spawned = multiprocessing.parent_process() is not None
@@ -360,7 +361,7 @@ def _describe_membership(world: World, c10d: Any) -> Membership:
     return Membership(
         epoch=epoch,
         rank=world.rank,
-        members=read_members(os.environ.get("ALLRANKS_MEMBERS", "")) or spread.members,
+        members=read_members(read_shared_members(os.environ.get("ALLRANKS_MEMBERS", ""))) or spread.members,
         store_prefix=f"allranks/{epoch}",
         groups=tuple(GroupId(name, backend, number) for backend in sorted(backends)),
     )

@@ -27,7 +27,8 @@ from allranks.preflight.second_look import merge, plan_confirmation, plan_quiet_
 from allranks.preflight.vet import find_nonsense, is_plausible, vet_card
 from allranks.report.text import Style, render_findings, say
 from allranks.wire.connection import Connection
-from allranks.wire.protocol import PROTOCOL, Goodbye, Hello, Join, Test, Tested, decode_frames, encode_frame
+from allranks.wire.frames import decode_frames, encode_frame
+from allranks.wire.protocol import PROTOCOL, Goodbye, Hello, Join, Test, Tested
 from allranks.wire.secret import Secret, join_proof
 
 UTF8 = Style(is_unicode=True, has_colour=False, width=100)

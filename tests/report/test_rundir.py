@@ -14,7 +14,14 @@ from hypothesis import strategies as st
 from allranks.model.errors import UsageError
 from allranks.model.finding import Verdict
 from allranks.model.setting import Setting
-from allranks.report.rundir import EventWriter, RunDir, as_file_name, describe_command, is_secret_name
+from allranks.report.rundir import (
+    EventWriter,
+    RunDir,
+    as_file_name,
+    describe_command,
+    is_secret_name,
+    read_shared_members,
+)
 
 
 @pytest.mark.parametrize(
@@ -190,6 +197,21 @@ def test_the_verdict_is_read_back(tmp_path):
     assert Verdict.from_json((path / "node01" / "verdict.json").read_bytes()) == verdict
     assert sorted(entry.name for entry in path.iterdir()) == ["node01", "verdict.json"]
     assert [entry.name for entry in (path / "node01").iterdir()] == ["verdict.json"]
+
+
+def test_members_are_in_a_file_where_they_are_too_long_for_a_variable(tmp_path):
+    run_dir = RunDir(tmp_path, "4711")
+    run_dir.create()
+    run_dir.create_attempt(0)
+    run_dir.create_node("node01")
+    long = ",".join(f"node{i}={i}+1" for i in range(8192))
+    path = tmp_path / "4711" / "attempt_0" / "node01" / "members"
+    assert run_dir.share_members("node01", "node01=0+2") == "node01=0+2"
+    assert not path.exists()
+    assert run_dir.share_members("node01", long) == f"@{path}"
+    assert read_shared_members(f"@{path}") == long
+    assert read_shared_members("node01=0+2") == "node01=0+2"
+    assert read_shared_members(f"@{path}.gone") == ""
 
 
 def test_events_are_a_line_each(tmp_path):

@@ -16,19 +16,9 @@ from allranks import __version__
 from allranks.model.errors import NodeFaultError, StoppedBySignal, WireError
 from allranks.wire.accept import turn_away
 from allranks.wire.connection import Connection
+from allranks.wire.frames import encode_frame
 from allranks.wire.leader import Hint, bind_port, collect_hints
-from allranks.wire.protocol import (
-    PROTOCOL,
-    Goodbye,
-    Hello,
-    Knock,
-    Message,
-    Refused,
-    Stop,
-    Stopped,
-    Welcome,
-    encode_frame,
-)
+from allranks.wire.protocol import PROTOCOL, Goodbye, Hello, Knock, Message, Refused, Stop, Stopped, Welcome
 from allranks.wire.secret import Secret
 from allranks.wire.seek import seek_leader
 from conftest import wait_until
@@ -238,6 +228,7 @@ def test_a_silent_peer_is_disconnected_after_two_seconds():
         assert peer.read() == Refused(reason=why, is_final=False)
         assert peer.read() is None
         assert time.monotonic() - began_s > 1.9
+        wait_until(lambda: leader.rejected, "the rejection")
         assert leader.rejected == [f"127.0.0.1 was rejected: {why}"]
 
 
@@ -483,7 +474,7 @@ def test_a_version_with_other_fields_is_named():
         peer.sock.sendall(len(payload).to_bytes(4, "big") + payload)
         answer = peer.read()
     assert isinstance(answer, Refused)
-    assert "a message of allranks 9.9 (protocol 7, here 4)" in answer.reason
+    assert "a message of allranks 9.9 (protocol 7, here 5)" in answer.reason
 
 
 def test_without_any_hint_the_search_ends_at_its_deadline():

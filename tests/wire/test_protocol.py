@@ -7,6 +7,7 @@ import select
 import socket
 import struct
 import time
+import zlib
 from collections.abc import Iterator
 
 import msgspec
@@ -20,6 +21,7 @@ from allranks.model.errors import WireError
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
 from allranks.model.pair import Effort, PairResult, Target
 from allranks.wire.connection import Connection
+from allranks.wire.frames import decode_frames, encode_frame
 from allranks.wire.protocol import (
     Beat,
     Exited,
@@ -44,8 +46,6 @@ from allranks.wire.protocol import (
     Welcome,
     WorkerEnd,
     as_one_line,
-    decode_frames,
-    encode_frame,
 )
 
 NUMBERS = st.integers(-(2**63), 2**63 - 1)
@@ -266,6 +266,41 @@ def test_frames_decode_the_same_wherever_the_bytes_are_cut(messages, data):
     assert buffer == b""
 
 
+MANY = 4096
+ALL = tuple(Member(name=f"gpu-b{i:04}", first_rank=8 * i, num_workers=8, host=f"gpu-b{i:04}") for i in range(MANY))
+PLAN = Plan(members=ALL, node_index=0, attempt=0, store_address="10.0.0.1", store_port=29500, backend="nccl",
+            backend_reason="a GPU for each rank")  # fmt: skip
+
+
+def test_the_plans_of_many_nodes_are_encoded_once():
+    plans = [msgspec.structs.replace(PLAN, node_index=index) for index in range(MANY)]
+    began_s = time.process_time()
+    frames = [encode_frame(plan) for plan in plans]
+    assert time.process_time() - began_s < 0.5
+    assert max(map(len, frames)) < 12 << 10
+    assert decode_frames(bytearray(frames[0] + frames[-1])) == [plans[0], plans[-1]]
+
+
+def test_plans_that_share_their_members_are_told_apart():
+    plans = [msgspec.structs.replace(PLAN, node_index=1, generation=generation) for generation in (0, 1, 0)]
+    assert [decode_frames(bytearray(encode_frame(plan))) for plan in plans] == [[plan] for plan in plans]
+
+
+@pytest.mark.parametrize(
+    ("common", "why"),
+    [
+        (zlib.compress(bytes(5 << 20)), "a Plan of more than 4194304 bytes, or a truncated one"),
+        (zlib.compress(bytes(1000))[:-9], "a Plan of more than 4194304 bytes, or a truncated one"),
+        (b"no zlib", "a Plan that cannot be decompressed"),
+        (zlib.compress(b"\xc1"), "MessagePack data is malformed"),
+    ],
+)
+def test_a_plan_that_is_none_is_a_wire_error(common, why):
+    payload = msgspec.msgpack.encode({"type": "plan", "node_index": 1, "common": common})
+    with pytest.raises(WireError, match=why):
+        decode_frames(bytearray(frame(payload)))
+
+
 def test_frames_decode_the_same_byte_by_byte():
     messages = [Exited(rank=3), Stopped(), Goodbye(exit_code=1, summary="rank 3 failed \u2717")]
     buffer, decoded = bytearray(), []
@@ -297,7 +332,20 @@ ALMOST_OURS = st.builds(
     st.sampled_from([kind.__struct_config__.tag for kind in MESSAGES]),
     st.dictionaries(
         st.sampled_from(
-            ["protocol", "version", "job", "nonce", "card", "members", "end", "rank", "proof", "targets", "results"]
+            [
+                "protocol",
+                "version",
+                "job",
+                "nonce",
+                "card",
+                "members",
+                "end",
+                "rank",
+                "proof",
+                "targets",
+                "results",
+                "common",
+            ]
         ),
         ANYTHING,
         max_size=5,

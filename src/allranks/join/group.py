@@ -28,6 +28,7 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 TESTED = (2, 4), (2, 15)
@@ -395,8 +396,13 @@ def _say_untested() -> None:
 
 
 def _members() -> list[tuple[str, int, int]]:
-    members = []
-    for entry in os.environ.get("ALLRANKS_MEMBERS", "").split(","):
+    members, text = [], os.environ.get("ALLRANKS_MEMBERS", "")
+    if text.startswith("@"):  # thousands of nodes: in a file
+        try:
+            text = Path(text[1:]).read_text()
+        except (OSError, UnicodeDecodeError):
+            text = ""
+    for entry in text.split(","):
         name, _, numbers = entry.rpartition("=")
         first, _, count = numbers.partition("+")
         if name and first.isdigit() and count.isdigit():

@@ -27,6 +27,7 @@ from allranks.launch.environment import HOOK_PATH, node_settings, rank_settings
 from allranks.launch.plan import JobPlan
 from allranks.launch.standby import Standby
 from allranks.launch.workers import Worker, end_left_behind, find_writers, kill_descendants
+from allranks.model.membership import format_members
 from allranks.model.setting import Setting
 from allranks.report.rundir import RunDir
 from allranks.wire.protocol import Order, Plan
@@ -107,6 +108,7 @@ class Crew:
             hook_path=HOOK_PATH,
             checkpoints=self.run_dir.checkpoints_path(self.job.request.checkpoint_dir),
             recorder=(node_path / "recorder_rank_").absolute(),
+            members=self.run_dir.share_members(me.name, format_members(group.members)),
         )
         self.run_dir.write_settings(me.name, self.settings)
         self._ending = None

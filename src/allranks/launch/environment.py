@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from allranks.launch.plan import LOOPBACK, JobPlan, assign_ranks, choose_backend, count_of
 from allranks.model.cluster import Backend
-from allranks.model.membership import Member
+from allranks.model.membership import format_members
 from allranks.model.setting import Setting
 from allranks.wire.protocol import Plan
 
@@ -27,6 +27,7 @@ def node_settings(
     hook_path: Path,
     checkpoints: Path | None = None,
     recorder: Path | None = None,
+    members: str | None = None,
 ) -> list[Setting]:
     """Return what all workers of this node get, beyond what they inherit.
 
@@ -39,6 +40,7 @@ def node_settings(
         hook_path: directory of the `sitecustomize` that enters the workers.
         checkpoints: where `allranks.session()` puts the job's checkpoints.
         recorder: how the files of torch's flight recorder begin; the rank follows.
+        members: value of ALLRANKS_MEMBERS, which may be `@file`; None: the nodes themselves.
     """
     me = group.members[group.node_index]
     has_hook = env.get("ALLRANKS_HOOK") != "0"
@@ -115,7 +117,7 @@ def node_settings(
         )
     fixed("ALLRANKS_NODE", me.name, "name of this node in the job")
     fixed("ALLRANKS_NODE_GPUS", plan.facts.num_gpus, "GPUs that the driver shows")
-    fixed("ALLRANKS_MEMBERS", _encode_members(group.members), "node=first rank+number of ranks")
+    fixed("ALLRANKS_MEMBERS", members or format_members(group.members), "node=first rank+number of ranks")
     if has_hook:
         fixed("ALLRANKS_STORE_PORT", group.store_port, "init_process_group on this port is watched")
         if store_fd is not None:
@@ -159,7 +161,3 @@ def provisional_group(plan: JobPlan) -> Plan:
         backend=backend,
         backend_reason=reason,
     )
-
-
-def _encode_members(members: Sequence[Member]) -> str:
-    return ",".join(f"{member.name}={member.first_rank}+{member.num_workers}" for member in members)

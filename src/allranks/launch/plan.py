@@ -8,6 +8,7 @@ The leader decides what depends on other nodes (ranks, backend), with `assign_ra
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address
@@ -243,11 +244,11 @@ def assign_ranks(cards: Sequence[tuple[str, int]]) -> tuple[Member, ...]:
     Args:
         cards: per node its host name and its number of workers. Two agents on a host become `host.0` and `host.1`.
     """
-    hosts = [host for host, _ in cards]
+    counts, twins = Counter(host for host, _ in cards), Counter[str]()
     members, first = [], 0
-    for index, (host, num_workers) in enumerate(cards):
-        twin = hosts[:index].count(host)
-        name = f"{host}.{twin}" if hosts.count(host) > 1 else host
+    for host, num_workers in cards:
+        name = f"{host}.{twins[host]}" if counts[host] > 1 else host
+        twins[host] += 1
         members.append(Member(name=name, first_rank=first, num_workers=num_workers, host=host))
         first += num_workers
     return tuple(members)

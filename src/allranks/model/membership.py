@@ -11,6 +11,7 @@ data, as ALLRANKS_MEMBERS, the key of a group, and the writer's options.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -94,6 +95,15 @@ class Membership:
 
 ALONE = Membership()
 """A world of one."""
+
+
+def format_members(members: Iterable[Member]) -> str:
+    """Return the nodes as ALLRANKS_MEMBERS names them.
+
+    >>> format_members(read_members("node01=0+2,node02=2+1"))
+    'node01=0+2,node02=2+1'
+    """
+    return ",".join(f"{member.name}={member.first_rank}+{member.num_workers}" for member in members)
 
 
 def read_members(text: str) -> tuple[Member, ...]:

@@ -43,7 +43,8 @@ from allranks.preflight.second_look import (
 from allranks.preflight.vet import find_nonsense, own_results, vet_card
 from allranks.wire.accept import Acceptor, Reject, Rejected, turn_away
 from allranks.wire.connection import Connection
-from allranks.wire.protocol import Goodbye, Test, Tested, encode_frame, own_age_s
+from allranks.wire.frames import encode_frame
+from allranks.wire.protocol import Goodbye, Test, Tested, own_age_s
 
 NAME_AFTER_S = 3.0
 """Missing nodes are named from then on."""

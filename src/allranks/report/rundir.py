@@ -2,6 +2,7 @@
 
 runs/<job>/attempt_<k>/<node>/rank_<r>.out, .err, .error.json     output of the workers
                       /<node>/env.json                            the workers' environment, with reasons
+                      /<node>/members                             nodes with their ranks, if there are thousands
                       /events.jsonl                               events, as the leader saw them
                       /roll_call.json                             node reports and pair tests
                       /verdict.json                               the verdict
@@ -34,6 +35,8 @@ from allranks.model.setting import Setting
 
 _SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
 LATEST = "latest"
+MAX_MEMBERS = 64 << 10
+"""Bytes of a variable; execve(2) takes at most 128 KiB (MAX_ARG_STRLEN), which some 5,000 nodes exceed."""
 WRITE_S = 2.0
 """How long the last events may take to be written; then their thread is left alone with the file server."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
@@ -140,6 +143,14 @@ class RunDir:
         ]
         _write_whole(self.node_path(node) / "env.json", json.dumps(rows, indent=2).encode() + b"\n")
 
+    def share_members(self, node: str, text: str) -> str:
+        """Return ALLRANKS_MEMBERS for this node's workers: the text, or `@path` of a file with it if it is too long."""
+        if len(text) <= MAX_MEMBERS:
+            return text
+        path = (self.node_path(node) / "members").absolute()
+        _write_whole(path, text.encode())
+        return f"@{path}"
+
     def write_verdict(self, verdict: Verdict, *, node: str, is_of_all: bool = True) -> bool:
         """Write the job's verdict, as this node received it; it is the same on all nodes.
 
@@ -189,6 +200,16 @@ class RunDir:
                 with contextlib.suppress(ValueError):  # its last line may be half written
                     found += wanted <= json.loads(line).items()
         return found
+
+
+def read_shared_members(value: str) -> str:
+    """Return the members that ALLRANKS_MEMBERS names; nothing where its file cannot be read."""
+    if not value.startswith("@"):
+        return value
+    try:
+        return Path(value[1:]).read_text()
+    except (OSError, UnicodeDecodeError):
+        return ""
 
 
 class EventWriter:

@@ -31,10 +31,9 @@ from allranks.model.card import Card
 from allranks.model.errors import WireError
 from allranks.wire.background import Background, Call
 from allranks.wire.connection import Connection
+from allranks.wire.frames import MAX_FRAME_BYTES, MAX_JOIN_BYTES
 from allranks.wire.protocol import (
     HANDSHAKE_S,
-    MAX_FRAME_BYTES,
-    MAX_JOIN_BYTES,
     PROTOCOL,
     Hello,
     Join,

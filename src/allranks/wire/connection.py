@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 
-from allranks.wire.protocol import LENGTH, MAX_FRAME_BYTES, Message, decode_frames, encode_frame, plain_address
+from allranks.wire.frames import LENGTH, MAX_FRAME_BYTES, decode_frames, encode_frame
+from allranks.wire.protocol import Message, plain_address
 
 
 class Connection:

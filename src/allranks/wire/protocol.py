@@ -1,8 +1,4 @@
-"""The wire format: what two agents say to each other, and how it is framed.
-
-A connection carries frames. A frame is a 4-byte big-endian length and that many bytes of MessagePack, one message
-each. A frame longer than MAX_FRAME_BYTES (before the leader knows the agent: MAX_JOIN_BYTES) ends the connection. Who
-speaks when:
+"""The protocol: what two agents say to each other (wire.frames: as which bytes). Who speaks when:
 
     leader                                     agent
     Hello   version, job, nonce          -->
@@ -43,26 +39,18 @@ IPv4 and IPv6.
 from __future__ import annotations
 
 import os
-import struct
 from pathlib import Path
 
 import msgspec
 
-from allranks.model.beat import NodeBeat, drop_unsound
+from allranks.model.beat import NodeBeat
 from allranks.model.card import Card, Place
-from allranks.model.errors import WireError
 from allranks.model.finding import Verdict
 from allranks.model.membership import Member
 from allranks.model.pair import Effort, PairResult, Target
 
-PROTOCOL = 4
-MAX_FRAME_BYTES = 4 << 20
-MAX_JOIN_BYTES = 512 << 10
-"""Of all that an agent sends before it is known. A Join of a node with 8 GPUs and 10 RDMA ports has 26 kB; with as many
-GPUs, ports, variables and files as a card may hold, 242 kB."""
+PROTOCOL = 5
 HANDSHAKE_S = 2.0
-
-LENGTH = struct.Struct(">I")
 
 
 class WorkerEnd(msgspec.Struct, frozen=True, kw_only=True):
@@ -303,61 +291,6 @@ Message = (
     | Goodbye
 )
 
-_encoder = msgspec.msgpack.Encoder()
-_decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
-
-
-def encode_frame(message: Message) -> bytes:
-    """Return a message as one frame.
-
-    Raises:
-        WireError: the message is longer than MAX_FRAME_BYTES.
-    """
-    payload = _encoder.encode(message)
-    if len(payload) > MAX_FRAME_BYTES:
-        raise WireError(f"a {type(message).__name__} of {len(payload)} bytes is longer than {MAX_FRAME_BYTES}")
-    return LENGTH.pack(len(payload)) + payload
-
-
-def decode_frames(buffer: bytearray, *, at_most: int | None = None, max_bytes: int = MAX_FRAME_BYTES) -> list[Message]:
-    """Take complete frames out of the buffer, all or `at_most`; an incomplete one stays in it.
-
-    Args:
-        buffer: what was received.
-        at_most: how many.
-        max_bytes: of a frame.
-    Raises:
-        WireError: the bytes are no frames of ours.
-    """
-    messages: list[Message] = []
-    while len(buffer) >= LENGTH.size and (at_most is None or len(messages) < at_most):
-        (length,) = LENGTH.unpack_from(buffer)
-        if length > max_bytes:
-            raise WireError(f"a frame of {length} bytes, more than {max_bytes}: the peer is not allranks")
-        if len(buffer) < LENGTH.size + length:
-            break
-        payload = bytes(buffer[LENGTH.size : LENGTH.size + length])
-        del buffer[: LENGTH.size + length]
-        try:
-            messages.append(_decode(payload))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-            raise WireError(
-                _describe_foreign_frame(payload) or f"a frame that is not an allranks message: {exc}"
-            ) from exc
-    return messages
-
-
-def _decode(payload: bytes) -> Message:
-    try:
-        return _decoder.decode(payload)
-    except msgspec.ValidationError:  # of a Beat, what is sound counts
-        told = msgspec.msgpack.decode(payload)
-        if not isinstance(told, dict) or "node" not in told:
-            raise
-        drop_unsound(told["node"], NodeBeat)
-        sound: Message = msgspec.convert(told, Message)
-        return sound
-
 
 def plain_address(address: str) -> str:
     """Return an address as people write it: IPv4 out of its IPv6 clothes, without a scope."""
@@ -381,26 +314,7 @@ def as_utf8(text: str) -> str:
 
 def as_one_line(text: str, *, at_most: int = 300) -> str:
     """Return what somebody else said as one short line that a terminal bears: control characters become escapes."""
-    shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in text[:at_most])
+    shown = text[:at_most]
+    if not shown.isprintable():
+        shown = "".join(c if c.isprintable() else repr(c)[1:-1] for c in shown)
     return shown if max(len(shown), len(text)) <= at_most else f"{shown[: at_most - 3]}..."
-
-
-class _Head(msgspec.Struct, frozen=True):
-    """What Hello and Join of every version begin with."""
-
-    protocol: int
-    version: str
-
-
-def _describe_foreign_frame(payload: bytes) -> str | None:
-    """Name the version of a Hello or Join that this version cannot read."""
-    try:
-        head = msgspec.msgpack.decode(payload, type=_Head)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    if head.protocol == PROTOCOL:
-        return None
-    return (
-        f"a message of allranks {as_one_line(head.version, at_most=40)} (protocol {head.protocol}, here {PROTOCOL}); "
-        "install one version everywhere"
-    )

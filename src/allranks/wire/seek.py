@@ -21,22 +21,10 @@ from allranks import __version__
 from allranks.model.card import Card
 from allranks.model.errors import Exit, NodeFaultError, WireError
 from allranks.wire.connection import Connection
+from allranks.wire.frames import MAX_JOIN_BYTES, decode_frames, encode_frame
 from allranks.wire.leader import Hint
 from allranks.wire.names import Address, Names
-from allranks.wire.protocol import (
-    HANDSHAKE_S,
-    MAX_JOIN_BYTES,
-    PROTOCOL,
-    Hello,
-    Join,
-    Message,
-    Refused,
-    Welcome,
-    as_one_line,
-    decode_frames,
-    encode_frame,
-    own_age_s,
-)
+from allranks.wire.protocol import HANDSHAKE_S, PROTOCOL, Hello, Join, Message, Refused, Welcome, as_one_line, own_age_s
 from allranks.wire.secret import LEADERS_MUNGE_S, Secret, fresh_nonce, is_welcome_proof, join_proof
 
 CONNECT_S = 1.0

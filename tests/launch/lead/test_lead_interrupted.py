@@ -54,7 +54,7 @@ class Job:
             ),
             guard=Guard(GuardTable()),
             history=History(restarts_left=1),
-            newcomers=Newcomers(door=None, num_seats=2, say=self.lines.append, gone_s=4.0, beat_s=0.25),
+            newcomers=Newcomers(acceptor=None, num_seats=2, say=self.lines.append, gone_s=4.0, beat_s=0.25),
             say=self.lines.append,
             show=lambda findings: None,
             on_event=lambda event, **fields: None,

@@ -47,7 +47,8 @@ from allranks.preflight.mesh.dial import Address, Dialer, LargeEcho, describe_er
 from allranks.preflight.mesh.echo import Echo
 from allranks.preflight.mesh.loop import Loop
 from allranks.preflight.mesh.ping import COMMON_MTU, Ping, PingSocket
-from allranks.wire.protocol import Hello, Knock, Test, decode_frames, encode_frame
+from allranks.wire.frames import decode_frames, encode_frame
+from allranks.wire.protocol import Hello, Knock, Test
 
 MAX_SOCKETS = 576
 """Ports that are tried at once: all of 63 nodes. With MAX_SERVED, below the usual limit of 1024 files."""

@@ -1,0 +1,175 @@
+"""Frames: how a message becomes bytes, and bytes become a message.
+
+A connection carries frames. A frame is a 4-byte big-endian length and that many bytes of MessagePack, one message
+each. A frame longer than MAX_FRAME_BYTES (before the leader knows the agent: MAX_JOIN_BYTES) ends the connection.
+
+A Plan names all nodes and goes to all nodes. So what is the same for all of them is encoded and compressed once, and
+the node's own index is sent beside it.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from typing import Union, get_args
+
+import msgspec
+
+from allranks.model.beat import NodeBeat, drop_unsound
+from allranks.model.errors import WireError
+from allranks.model.membership import Member
+from allranks.wire.protocol import PROTOCOL, Message, Plan, as_one_line
+
+MAX_FRAME_BYTES = 4 << 20
+MAX_JOIN_BYTES = 512 << 10
+"""Of all that an agent sends before it is known. A Join of a node with 8 GPUs and 10 RDMA ports has 26 kB; with as many
+GPUs, ports, variables and files as a card may hold, 242 kB."""
+LENGTH = struct.Struct(">I")
+
+
+class _PackedPlan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
+    """A Plan as it is sent."""
+
+    node_index: int
+    common: bytes
+    """_Common as MessagePack, compressed (RFC 1950)."""
+
+
+class _Common(msgspec.Struct, frozen=True, kw_only=True):
+    """What is the same for all nodes; the members as columns, which compress to a third."""
+
+    plan: Plan
+    """Of node 0, without its members."""
+    names: list[str]
+    num_workers: list[int]
+    first_ranks: list[int | None]
+    """None: the rank after the last one of the member before."""
+    hosts: list[str | None]
+    """None: the name."""
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Message | _PackedPlan] = msgspec.msgpack.Decoder(
+    Union[(*(kind for kind in get_args(Message) if kind is not Plan), _PackedPlan)]
+)
+_common_decoder = msgspec.msgpack.Decoder(_Common)
+_packed: tuple[Plan, bytes] | None = None
+"""The last Plan that was sent, with its common part: the leader sends the Plans of all nodes one after another."""
+
+
+def encode_frame(message: Message) -> bytes:
+    """Return a message as one frame.
+
+    Raises:
+        WireError: the message is longer than MAX_FRAME_BYTES.
+    """
+    payload = _encoder.encode(_pack(message) if isinstance(message, Plan) else message)
+    if len(payload) > MAX_FRAME_BYTES:
+        raise WireError(f"a {type(message).__name__} of {len(payload)} bytes is longer than {MAX_FRAME_BYTES}")
+    return LENGTH.pack(len(payload)) + payload
+
+
+def decode_frames(buffer: bytearray, *, at_most: int | None = None, max_bytes: int = MAX_FRAME_BYTES) -> list[Message]:
+    """Take complete frames out of the buffer, all or `at_most`; an incomplete one stays in it.
+
+    Args:
+        buffer: what was received.
+        at_most: how many.
+        max_bytes: of a frame.
+    Raises:
+        WireError: the bytes are no frames of ours.
+    """
+    messages: list[Message] = []
+    while len(buffer) >= LENGTH.size and (at_most is None or len(messages) < at_most):
+        (length,) = LENGTH.unpack_from(buffer)
+        if length > max_bytes:
+            raise WireError(f"a frame of {length} bytes, more than {max_bytes}: the peer is not allranks")
+        if len(buffer) < LENGTH.size + length:
+            break
+        payload = bytes(buffer[LENGTH.size : LENGTH.size + length])
+        del buffer[: LENGTH.size + length]
+        try:
+            messages.append(_decode(payload))
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
+            raise WireError(
+                _describe_foreign_frame(payload) or f"a frame that is not an allranks message: {exc}"
+            ) from exc
+    return messages
+
+
+def _decode(payload: bytes) -> Message:
+    try:
+        message = _decoder.decode(payload)
+        return _unpack(message) if isinstance(message, _PackedPlan) else message
+    except msgspec.ValidationError:  # of a Beat, what is sound counts
+        told = msgspec.msgpack.decode(payload)
+        if not isinstance(told, dict) or "node" not in told:
+            raise
+        drop_unsound(told["node"], NodeBeat)
+        sound: Message = msgspec.convert(told, Message)
+        return sound
+
+
+def _pack(plan: Plan) -> _PackedPlan:
+    global _packed
+    kept, common = _packed, _without_members(plan)
+    if kept is None or kept[0].members is not plan.members or _without_members(kept[0]) != common:
+        ends = [0, *(member.first_rank + member.num_workers for member in plan.members)]
+        columns = _Common(
+            plan=common,
+            names=[member.name for member in plan.members],
+            num_workers=[member.num_workers for member in plan.members],
+            first_ranks=[
+                None if member.first_rank == end else member.first_rank
+                for member, end in zip(plan.members, ends, strict=False)
+            ],
+            hosts=[None if member.host == member.name else member.host for member in plan.members],
+        )
+        _packed = kept = plan, zlib.compress(_encoder.encode(columns))
+    return _PackedPlan(node_index=plan.node_index, common=kept[1])
+
+
+def _without_members(plan: Plan) -> Plan:
+    return msgspec.structs.replace(plan, members=(), node_index=0)
+
+
+def _unpack(packed: _PackedPlan) -> Plan:
+    inflating = zlib.decompressobj()
+    try:
+        payload = inflating.decompress(packed.common, MAX_FRAME_BYTES)
+    except zlib.error as exc:
+        raise msgspec.DecodeError(f"a Plan that cannot be decompressed: {exc}") from exc
+    if not inflating.eof:
+        raise msgspec.DecodeError(f"a Plan of more than {MAX_FRAME_BYTES} bytes, or a truncated one")
+    common = _common_decoder.decode(payload)
+    columns = (common.names, common.num_workers, common.first_ranks, common.hosts)
+    if len({len(column) for column in columns}) != 1:
+        raise msgspec.DecodeError("a Plan whose members are incomplete")
+    members, end = [], 0
+    for name, num_workers, first_rank, host in zip(*columns, strict=True):
+        first_rank = end if first_rank is None else first_rank
+        end = first_rank + num_workers
+        host = name if host is None else host
+        members.append(Member(name=name, first_rank=first_rank, num_workers=num_workers, host=host))
+    return msgspec.structs.replace(common.plan, members=tuple(members), node_index=packed.node_index)
+
+
+class _Head(msgspec.Struct, frozen=True):
+    """What Hello and Join of every version begin with."""
+
+    protocol: int
+    version: str
+
+
+def _describe_foreign_frame(payload: bytes) -> str | None:
+    """Name the version of a Hello or Join that this version cannot read."""
+    try:
+        head = msgspec.msgpack.decode(payload, type=_Head)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+    if head.protocol == PROTOCOL:
+        return None
+    return (
+        f"a message of allranks {as_one_line(head.version, at_most=40)} (protocol {head.protocol}, here {PROTOCOL}); "
+        "install one version everywhere"
+    )
