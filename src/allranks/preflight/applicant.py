@@ -11,6 +11,9 @@ from allranks.model.errors import AllranksError
 from allranks.report.rundir import RunDir
 from allranks.wire.leader import Hint
 
+SPARE_FILES = 768
+"""Open files of a leader beside those of its nodes and ranks: peers that are not known yet, and its own."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Applicant:
@@ -63,3 +66,21 @@ class Applicant:
     def is_alone(self) -> bool:
         """Whether it speaks with nobody."""
         return self.num_nodes == 1
+
+    @property
+    def num_files(self) -> int:
+        """Files that the leader's processes may have open: its agent has a socket a node, rank 0's store one a rank."""
+        return 0 if self.is_alone else SPARE_FILES + self.num_nodes * (1 + self.num_workers)
+
+    @property
+    def reachable_addresses(self) -> tuple[str, ...]:
+        """This node's addresses that others may try: the data network's last, so that a path beside it is found where
+        it is broken; without loopback."""
+        own = [
+            address
+            for interface in self.interfaces
+            for address in interface.addresses
+            if interface.is_up and not address.startswith(("127.", "fe80:")) and address != "::1"
+        ]
+        last = [self.data_address] if self.data_address else []
+        return tuple(dict.fromkeys([*(each for each in own if each not in last), *last]))

@@ -70,8 +70,6 @@ from allranks.wire.seek import seek_leader
 LOOPBACK = "127.0.0.1"
 PATIENCE_JOINS = 4.0
 """Times `join_s`: each node that comes may make the leader wait a third of it longer."""
-SPARE_FILES = 768
-"""Open files of a leader beside those of its nodes and ranks: peers that are not known yet, and its own."""
 SECRET_FILE = "secret"  # noqa: S105  (a name, not a secret)
 
 
@@ -127,10 +125,8 @@ class Entry:
         # On the wire: where the job is called by its --rdzv-id, that may be the key.
         is_key = not applicant.is_alone and applicant.job == applicant.rdzv_id
         self._group = group_name(applicant.job) if is_key else applicant.job
-        # Sockets of the leader's agent, one a node, and of the store in rank 0, one a rank.
-        self._num_files = 0 if applicant.is_alone else SPARE_FILES + applicant.num_nodes * (1 + applicant.num_workers)
         before = read_limits()["nofile"]
-        self._max_files = raise_open_files(self._num_files)
+        self._max_files = raise_open_files(applicant.num_files)
         self._has_more_files = before is not None and self._max_files > before
         self._mesh = None if applicant.is_alone else Mesh()
 
@@ -169,10 +165,10 @@ class Entry:
             holder = describe_port_holder(mine.port) if mine.port not in (0, port) else None
             if holder:
                 say(f"port {mine.port} is in use by {holder}; taking {port}")
-            if self._max_files < self._num_files:
+            if self._max_files < mine.num_files:
                 say(
                     f"{mine.host} may open {self._max_files} files, the leader of {mine.num_nodes} nodes needs up to "
-                    f"{self._num_files}; raise the hard limit (ulimit -Hn; for slurmd: LimitNOFILE=131072)"
+                    f"{mine.num_files}; raise the hard limit (ulimit -Hn; for slurmd: LimitNOFILE=131072)"
                 )
             problem = mine.problem or self._make_run_dir()
             nonce = self._write_nonce()
@@ -327,7 +323,7 @@ class Entry:
             job=mine.job,
             attempt=mine.run_dir.attempt,
             host=mine.host,
-            addresses=_reachable_addresses(mine),
+            addresses=mine.reachable_addresses or (LOOPBACK,),
             port=port,
             side_port=side_port,
         )
@@ -409,16 +405,3 @@ def _without_unmade(facts: Facts) -> Facts:
 def _say_waiting(waited_s: float, obstacle: str) -> None:
     if waited_s >= 3 and round(waited_s) % 5 == 0:
         say(f"still waiting for the leader after {waited_s:.0f} s; {obstacle}")
-
-
-def _reachable_addresses(mine: Applicant) -> tuple[str, ...]:
-    """This node's addresses that others may try: the data network's last, so that a path beside it is found where it is
-    broken; loopback only where there is no other."""
-    own = [
-        address
-        for interface in mine.interfaces
-        for address in interface.addresses
-        if interface.is_up and not address.startswith(("127.", "fe80:")) and address != "::1"
-    ]
-    last = [mine.data_address] if mine.data_address else []
-    return tuple(dict.fromkeys([*(each for each in own if each not in last), *last])) or (LOOPBACK,)

@@ -359,12 +359,12 @@ class RollCall:
 def dismiss(peers: Mapping[int, Connection], goodbye: Goodbye) -> None:
     """Tell everybody who came that it does not begin, and why; closes the connections."""
     try:
-        encode_frame(goodbye)
+        frame = encode_frame(goodbye)
     except WireError:  # what cannot be said at length is said in short
-        goodbye = Goodbye(exit_code=goodbye.exit_code, summary=goodbye.summary[:MAX_SUMMARY])
+        frame = encode_frame(Goodbye(exit_code=goodbye.exit_code, summary=goodbye.summary[:MAX_SUMMARY]))
     for peer in peers.values():
         with contextlib.suppress(ConnectionError):
-            peer.send(goodbye)
+            peer.send_frame(frame)
     deadline_s = time.monotonic() + FAREWELL_S
     waiting = [peer for peer in peers.values() if _is_unsent(peer)]
     while waiting and time.monotonic() < deadline_s:

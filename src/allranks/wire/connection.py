@@ -61,7 +61,15 @@ class Connection:
         Raises:
             ConnectionError: the connection is gone.
         """
-        self._unsent += encode_frame(message)
+        self.send_frame(encode_frame(message))
+
+    def send_frame(self, frame: bytes) -> None:
+        """Queue a message that is encoded already, since it goes to many, and write what the kernel takes now.
+
+        Raises:
+            ConnectionError: the connection is gone.
+        """
+        self._unsent += frame
         self.flush()
 
     def flush(self) -> None:
