@@ -116,8 +116,8 @@ def test_a_pending_and_an_unknown_job_are_refused_in_slurm_s_words(six_nodes: Te
 
 
 def test_a_node_without_the_job_s_python_is_named(six_nodes: TestLab, tmp_path: Path) -> None:
-    job = submit(six_nodes, tmp_path, f"srun --mem=0 bash -c 'sleep 600' & srun --overlap -N1 -n1 {sys.executable} -c "
-                 "'import time; time.sleep(600)'; wait")  # fmt: skip
+    shell, python = "bash -c 'sleep 600'", f"{sys.executable} -c 'import time; time.sleep(600)'"
+    job = submit(six_nodes, tmp_path, f"srun --overlap --mem=0 {shell} & srun --overlap -N1 -n1 {python}; wait")
     try:
         found = stack_until(six_nodes, job, "1 rank on 6 nodes", "no Python process of the job; runs")
         assert json.loads(six_nodes.on(
