@@ -30,7 +30,7 @@ help:
 	@echo "make demo          train a small model on real data with six ranks, and check the result"
 	@echo "make test          lint, all tests without torch or a lab, and one healthy job of each kind"
 	@echo "                   (at most 6 minutes on 2 cores; JOBS=0 runs one test at a time)"
-	@echo "make test-all      what CI runs: all tests except those that run by hand (25 to 30 minutes on 2 cores)"
+	@echo "make test-all      what CI runs: all tests except those that run by hand (17 to 30 minutes on 2 cores)"
 	@echo "make lint          formatting, types, import contracts"
 	@echo "make pages         write the generated pages in docs/reference"
 	@echo "make docs          build the documentation site, site/index.html"

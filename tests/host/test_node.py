@@ -14,7 +14,7 @@ import msgspec
 import pytest
 from fake_nvidia_smi import install, install_script
 
-from allranks.host.node import begin_card_facts, read_card_facts
+from allranks.host.node import begin_card_facts, read_card_facts, read_facts
 from allranks.model.card import Facts
 
 
@@ -33,6 +33,19 @@ def test_this_machine_is_read():
     assert "msgspec" in facts.packages
     assert [place.purpose for place in facts.places][:2] == ["/dev/shm", "TMPDIR"]
     assert abs(facts.clock_s - time.time()) < 60
+
+
+@pytest.mark.parametrize(
+    ("env", "number"),
+    [
+        ({"SLURM_GPUS_ON_NODE": "4", "SLURM_STEP_GPUS": "0,1"}, 4),
+        ({"SLURM_STEP_GPUS": "0,1,3"}, 3),  # SLURM 20.11 with --gpus-per-node, recorded
+        ({"SLURM_STEP_GPUS": "GPU-1a2b"}, None),
+        ({}, None),
+    ],
+)
+def test_the_gpus_that_slurm_promises(env: dict[str, str], number: int | None):
+    assert read_facts(env).num_promised_gpus == number
 
 
 def test_facts_fit_on_a_card():

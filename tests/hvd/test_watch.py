@@ -76,6 +76,30 @@ def test_a_healthy_job_says_nothing() -> None:
 
 
 @pytest.mark.parametrize(
+    ("blacklisted", "discovered", "lines"),
+    [
+        ([], HOSTS, []),
+        ([], HOSTS[1:], ["paused: Horovod has 3 of the 4 slots that it needs; in 598 s"]),
+        (["node02"], HOSTS, ["paused: Horovod has 3 of the 4 slots that it needs; in 598 s"]),
+    ],
+)
+def test_a_driver_that_is_silent_about_its_slots_is_counted_for(
+    blacklisted: list[str], discovered: tuple[str, ...], lines: list[str]
+) -> None:
+    job = Job()
+    for host in blacklisted:
+        job.log(f"blacklist failing host: {host}")
+    job.discover(*discovered)
+    job.log("wait for available slots: 4")
+    job.wait(0.5)
+    assert job.lines == []
+    job.wait(1)
+    assert [line.partition(" (")[0] for line in job.lines] == lines
+    job.log(f"current available slots: {4 - len(lines)}")
+    assert len(job.lines) == len(lines)
+
+
+@pytest.mark.parametrize(
     ("exit_code", "output", "cause", "message"),
     [
         (137, [], "AR407 dead-rank", "the worker was ended by SIGKILL"),

@@ -41,9 +41,9 @@ read() if dist.get_rank() == 3 else step(torch.ones(1))
 NODES = "--nodes=6 --ntasks=6 --ntasks-per-node=1"
 
 
-def submit(lab: TestLab, tmp_path: Path, command: str) -> str:
+def submit(lab: TestLab, tmp_path: Path, command: str, *, gpus: int = 1) -> str:
     script = tmp_path / "job.slurm"
-    script.write_text(f"#!/bin/bash\n#SBATCH {NODES} --gpus-per-node=1 --chdir={tmp_path}\n{command}\n")
+    script.write_text(f"#!/bin/bash\n#SBATCH {NODES} --gpus-per-node={gpus} --chdir={tmp_path}\n{command}\n")
     return lab.on("master-node", "sbatch", "--parsable", str(script)).strip()
 
 
@@ -116,8 +116,10 @@ def test_a_pending_and_an_unknown_job_are_refused_in_slurm_s_words(six_nodes: Te
 
 
 def test_a_node_without_the_job_s_python_is_named(six_nodes: TestLab, tmp_path: Path) -> None:
-    job = submit(six_nodes, tmp_path, f"srun --mem=0 bash -c 'sleep 600' & srun --overlap -N1 -n1 {sys.executable} -c "
-                 "'import time; time.sleep(600)'; wait")  # fmt: skip
+    shell, python = "bash -c 'sleep 600'", f"{sys.executable} -c 'import time; time.sleep(600)'"
+    # Without GPUs: in SLURM 20.11 two steps do not share them, even with --overlap.
+    command = f"srun --overlap --mem=0 {shell} & srun --overlap -N1 -n1 {python}; wait"
+    job = submit(six_nodes, tmp_path, command, gpus=0)
     try:
         found = stack_until(six_nodes, job, "1 rank on 6 nodes", "no Python process of the job; runs")
         assert json.loads(six_nodes.on(

@@ -44,18 +44,21 @@ def test_a_left_over_gets_sigterm_first_and_may_clean_up(tmp_path: Path):
         left.communicate()
 
 
-@pytest.mark.parametrize(("lives_s", "is_named"), [(0.4, False), (60, True)])
+@pytest.mark.parametrize(("lives_s", "is_named"), [(0.2, False), (60, True)])
 def test_a_helper_of_multiprocessing_may_end_by_itself(lives_s: float, is_named: bool):
     """Python 3.14's fork server and the resource tracker end a moment after the worker."""
-    script = f"import time; time.sleep({lives_s})  # from multiprocessing.forkserver import main"
-    left = subprocess.Popen([sys.executable, "-I", "-S", "-c", script], start_new_session=True)
+    script = f"import time; print(flush=True); time.sleep({lives_s})  # from multiprocessing.forkserver import main"
+    command = [sys.executable, "-I", "-S", "-c", script]
+    left = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE)
     try:
+        assert left.stdout is not None
+        left.stdout.readline()
         named = end_left_behind(0.5)
         assert len(named) == is_named
         assert psutil.pid_exists(left.pid) is False
     finally:
         left.kill()
-        left.wait()
+        left.communicate()
 
 
 def test_what_is_spared_keeps_its_children():

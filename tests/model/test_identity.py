@@ -180,7 +180,11 @@ def refusal(env: dict[str, str]) -> str:
         pytest.param(BATCH | OPEN_MPI, ("mpi", 5, 8, 1, 4, 1, 2), id="mpirun-in-batch-script"),
         pytest.param(AGENT | HYDRA, ("mpi", 5, 8, 1, 4, 1, 2), id="mpirun-daemons-are-a-step"),
         pytest.param(
-            GPU_TASK | {"PMI_RANK": "13", "PMI_SIZE": "48"}, ("slurm", 13, 48, 5, 8, 1, 6), id="srun-mpi-pmi2"
+            # What `srun --mpi=pmi2` of SLURM 22.05 adds, recorded in the lab with other numbers.
+            GPU_TASK
+            | {"PMI_FD": "11", "PMI_JOBID": "77.0", "PMI_RANK": "13", "PMI_SIZE": "48", "SLURM_MPI_TYPE": "pmi2"},
+            ("slurm", 13, 48, 5, 8, 1, 6),
+            id="srun-mpi-pmi2",
         ),
         pytest.param(
             GPU_TASK | {"RANK": "13", "WORLD_SIZE": "48", "LOCAL_RANK": "5"},

@@ -38,11 +38,15 @@ LOOK_FOR_S = 120.0
 """A new worker that has not reached `state.sync()` by then is not looked for any longer."""
 TAIL_LINES = 40
 SYNC, TRAINING = "state.sync()", "training"
+COUNT_S = 1.0
+"""A driver that tells its workers of a lost host says only afterwards how many slots it has: in the lab, 20 s later.
+Until then the last discovery counts."""
 HELD_S = 4.0
 """A worker that SIGTERM ended is not named for so long: SLURM may be ending the whole job."""
 
 _NEED = re.compile(r"wait for available slots: (\d+)")
 _HAVE = re.compile(r"current available slots: (\d+)")
+_BLACKLISTED = re.compile(r"blacklist failing host: (\S+)")
 _RESET = re.compile(r"reset workers: (\d+)")
 _MET = re.compile(r"rank and size: (\d+) (\d+)")
 _TIMEOUT = re.compile(r"Timed out waiting for .* enough resources to run at least \d+ Horovod processes")
@@ -108,6 +112,8 @@ class Watch:
         self._wait: _Wait | None = _Wait(now_s, start_np)
         self._live: dict[tuple[str, int], int] = {}  # (host, slot) -> rank at its start
         self._hosts: dict[str, int] = {}
+        self._blacklisted: set[str] = set()
+        """Since the last reset."""
         self._lost: set[str] = set()
         self._changes: set[str] = set()
         """What the discovery has done since the last reset: `removed`, `added`."""
@@ -177,6 +183,8 @@ class Watch:
         self._held = [each for each in self._held if each[0] > now_s]
         wait, current = self._wait, self._round
         every_s = min(REMIND_S, self._timeout_s / 4)
+        if wait is not None and current is not None and wait.have < 0 and wait.since_s + COUNT_S <= now_s:
+            said += self._count(wait, sum(self._hosts[host] for host in self._hosts.keys() - self._blacklisted), now_s)
         if wait is not None and wait.told_s is not None and wait.told_s + every_s <= now_s and not self._is_over:
             wait.told_s = now_s
             said.append(f"still paused: {self._describe(wait, now_s)}")
@@ -279,10 +287,9 @@ class Watch:
             since_s = self._wait.since_s if self._wait is not None and self._round is None else now_s
             self._wait = _Wait(since_s, int(found[1]))
         elif (found := _HAVE.search(text)) and self._wait is not None:
-            self._wait.have = int(found[1])
-            if self._wait.have < self._wait.need and self._wait.told_s is None:
-                self._wait.told_s = now_s
-                return [f"paused: {self._describe(self._wait, now_s)}"]
+            return self._count(self._wait, int(found[1]), now_s)
+        elif found := _BLACKLISTED.search(text):
+            self._blacklisted.add(found[1])
         elif found := _RESET.search(text):
             return self._on_reset(int(found[1]), now_s)
         elif _MET.search(text) and self._round is not None:
@@ -297,13 +304,21 @@ class Watch:
             return [f"the discovery script failed; Horovod tries it again: {text}"]
         return []
 
+    def _count(self, wait: _Wait, have: int, now_s: float) -> list[Said]:
+        """Take the number of slots that there are; the first time that they are too few is said."""
+        wait.have = have
+        if have >= wait.need or wait.told_s is not None:
+            return []
+        wait.told_s = now_s
+        return [f"paused: {self._describe(wait, now_s)}"]
+
     def _on_reset(self, size: int, now_s: float) -> list[Said]:
         wait, self._wait = self._wait, None
         survivors = frozenset(host for host, _ in self._live if host in self._hosts and host not in self._lost)
         skips = self._changes == {"removed"} and not self._has_failed
         is_first = self._round is None
         self._round = _Round(size, survivors, has_skipped=skips and not is_first)
-        self._changes, self._has_failed = set(), False
+        self._changes, self._has_failed, self._blacklisted = set(), False, set()
         if wait is not None and wait.told_s is not None:
             return [f"goes on with {count_of(size, 'worker')} after a pause of {now_s - wait.since_s:.0f} s"]
         return [] if is_first else [f"goes on with {count_of(size, 'worker')}"]

@@ -50,9 +50,17 @@ def read_facts(env: Mapping[str, str]) -> NodeFacts:
         host=env.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0] or "localhost",
         interfaces=tuple(net.read_interfaces()),
         num_gpus=gpu.count_gpus(env),
-        num_promised_gpus=int(promised) if (promised := env.get("SLURM_GPUS_ON_NODE", "")).isdecimal() else None,
+        num_promised_gpus=_read_promised_gpus(env),
         num_cpus=len(os.sched_getaffinity(0)),
     )
+
+
+def _read_promised_gpus(env: Mapping[str, str]) -> int | None:
+    """Read SLURM_GPUS_ON_NODE, which is a number; SLURM 20.11 has only SLURM_STEP_GPUS, `0,1`."""
+    if (number := env.get("SLURM_GPUS_ON_NODE", "")).isdecimal():
+        return int(number)
+    indices = env.get("SLURM_STEP_GPUS", "").split(",")
+    return len(indices) if all(index.isdecimal() for index in indices) else None
 
 
 def begin_card_facts(
