@@ -36,7 +36,7 @@ from allranks.model.setting import Setting
 _SECRET_NAME = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|PASSWD|CREDENTIAL", re.IGNORECASE)
 LATEST = "latest"
 MAX_MEMBERS = 64 << 10
-"""Bytes of a variable; execve(2) takes at most 128 KiB (MAX_ARG_STRLEN), which some 5,000 nodes exceed."""
+"""Bytes of a variable; execve(2) takes at most 128 KiB (MAX_ARG_STRLEN), which 4,000 to 8,000 names of nodes exceed."""
 WRITE_S = 2.0
 """How long the last events may take to be written; then their thread is left alone with the file server."""
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]+")
