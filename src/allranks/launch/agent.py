@@ -24,7 +24,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from allranks.launch.crew import Crew
-from allranks.launch.lead.course import ASLEEP_S, GRACE_S
+from allranks.launch.events import ASLEEP_S, GRACE_S
 from allranks.launch.lead.outcome import describe_running
 from allranks.launch.pulse import Pulse
 from allranks.launch.workers import Worker, reap_orphans
@@ -49,7 +49,7 @@ from allranks.wire.protocol import (
 
 if TYPE_CHECKING:
     from allranks.guard.watch import Watch
-    from allranks.launch.lead.leader import Leader
+    from allranks.launch.lead.driver import LeaderDriver
 
 PEERS_GRACE_S = GRACE_S + 2.0
 """How long the leader waits for the other agents' Stopped, and an interrupted agent for its leader's Goodbye."""
@@ -144,34 +144,34 @@ class Agent:
         self._silent_s: float | None = None
         """For how long the workers here have written nothing, when that is worth a line."""
 
-    def run(self, group: Plan, leader: Leader | None) -> Goodbye:
+    def run(self, group: Plan, driver: LeaderDriver | None) -> Goodbye:
         """Go through all generations of the job and return the leader's last word.
 
         Args:
             group: the first generation's plan.
-            leader: on the leader's node, the other half of this process.
+            driver: on the leader's node, of the other half of this process.
         """
         selector = self._selector
         selector.register(self._inbox, selectors.EVENT_READ, lambda _: self._inbox.clear())
         selector.register(self._line, selectors.EVENT_READ, lambda _: self._listen())
         try:
-            if leader is not None:
-                leader.attach(selector)
+            if driver is not None:
+                driver.attach(selector)
             self._begin(group)
             self._listen()  # what came together with the Plan
             while not self._is_over():
                 self._turn()
-                if leader is not None:
-                    leader.turn(time.monotonic())
-                    self._tell_silence(leader.progress.step)
+                if driver is not None:
+                    driver.turn(time.monotonic())
+                    self._tell_silence(driver.leader.progress.step)
             self._crew.wait_for_writers(WRITERS_S if self._interrupted_by is None else GRACE_S)
             assert self._goodbye is not None
             return self._goodbye
         finally:
             self._crew.close()
             self._watch.close()
-            if leader is not None:
-                leader.close()
+            if driver is not None:
+                driver.close()
             self._line.close()
             selector.close()
 

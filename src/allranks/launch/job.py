@@ -257,17 +257,18 @@ def _run_workers(
     control_address = rendezvous.own_address or LOOPBACK
     leader_address = rendezvous.leader_address or group.store_address
     data_address = plan.data_path.address if plan.data_path else control_address
-    leader = None
+    driver = None
     if line is None:
         here, there = socket.socketpair()
         line = Connection(here, peer=me.name)
         # Here, since only the first node needs all that the leader needs.
         from allranks.launch.lead.appoint import appoint_leader
 
-        leader = appoint_leader(
+        appointed = driver = appoint_leader(
             plan, rendezvous, Connection(there, peer=me.name), run_dir, scheduler, env, show=_print_findings
         )
-        crew.spared = leader.newcomers.started_pids
+        crew.spared = lambda: appointed.started_pids
+    leader = driver.leader if driver is not None else None
     watch = Watch(plan.guard, data_address=data_address, control_address=control_address)
     started_s = time.monotonic()
     times_lost = run_dir.count_events("node_lost", node=me.name) if group.generation else 0  # it may be back from that
@@ -281,7 +282,7 @@ def _run_workers(
 
     inbox.kill_now = kill_now
     try:
-        goodbye = agent.run(group, leader)
+        goodbye = agent.run(group, driver)
     finally:
         _show_rest(crew.console, inbox, run_dir.node_path(me.name))
     if leader is not None and leader.verdict is not None:
