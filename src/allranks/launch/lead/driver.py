@@ -12,7 +12,6 @@ import queue
 import selectors
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,6 +21,7 @@ from allranks.launch.events import (
     AskScheduler,
     CheckpointFound,
     Disconnect,
+    Driver,
     Due,
     Effect,
     Event,
@@ -107,8 +107,7 @@ class LeaderDriver:
         self._joining: dict[int, Connection] = {}
         """Authenticated, by the number that the leader answers with."""
         self._num_joined = 0
-        self._events: deque[Event] = deque()
-        self._is_stepping = False
+        self._feed = Driver(leader.step, self._carry_out).feed
         self._answers: queue.SimpleQueue[Callable[[float], Event]] = queue.SimpleQueue()
         self._selector: selectors.BaseSelector | None = None
 
@@ -154,16 +153,6 @@ class LeaderDriver:
             self._reviver.close()
 
     # Effects
-
-    def _feed(self, event: Event) -> None:
-        self._events.append(event)
-        if self._is_stepping:
-            return
-        self._is_stepping = True
-        while self._events:
-            for effect in self.leader.step(self._events.popleft()):
-                self._carry_out(effect)
-        self._is_stepping = False
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:

@@ -20,6 +20,7 @@ from allranks.guard.verdict import Guard
 from allranks.launch.events import (
     ASLEEP_S,
     GRACE_S,
+    SAVE_SIGNAL,
     Accept,
     AskScheduler,
     CheckpointFound,
@@ -252,7 +253,7 @@ class Leader:
     # Signals
 
     def _interrupt(self, signum: int, now_s: float) -> None:
-        is_warning = signum == signal.SIGUSR1
+        is_warning = signum == SAVE_SIGNAL
         reaction = STAGES[self.phase].warning if is_warning else STAGES[self.phase].stop
         if not is_warning:
             self.interrupted_by = self.interrupted_by or signum
@@ -264,7 +265,7 @@ class Leader:
 
     def _obey(self, signum: int, meant: ending.Decision, now_s: float) -> None:
         """The scheduler has said what a signal means."""
-        is_warning = signum == signal.SIGUSR1
+        is_warning = signum == SAVE_SIGNAL
         if meant.ending is ending.Ending.STOP:
             self._asked = None
             return
