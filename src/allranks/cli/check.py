@@ -201,7 +201,7 @@ def look_at(place: Place | None, cluster: Cluster, *, join_s: float, queue_s: fl
 
     if place is None:
         return look_here(cluster, os.environ)
-    from allranks.launch.agent import SignalInbox
+    from allranks.launch.inbox import SignalInbox
 
     inbox = SignalInbox()
     order = Order(cluster=cluster, join_s=join_s)
@@ -338,9 +338,9 @@ def _be_member(*, with_torch: bool) -> None:
 
 
 def _serve() -> None:
-    from allranks.launch.agent import SignalInbox
     from allranks.launch.check.member import ORDER_VARIABLE, serve
     from allranks.launch.check.step import decode_order
+    from allranks.launch.inbox import SignalInbox
 
     order = decode_order(os.environ.get(ORDER_VARIABLE, ""))
     env = {name: value for name, value in os.environ.items() if name != ORDER_VARIABLE}
@@ -363,8 +363,8 @@ def _serve_pairs() -> None:
 
 def _in_step(cluster: Cluster, world: World, *, join_s: float, view: _View) -> int:
     """Check the nodes of a step that the user started: every task takes part, the first one prints."""
-    from allranks.launch.agent import SignalInbox
     from allranks.launch.check.member import Order, Stopped, step_directory, take_part
+    from allranks.launch.inbox import SignalInbox
     from allranks.wire.protocol import Goodbye
 
     outcomes: list[Outcome] = []

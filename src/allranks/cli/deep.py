@@ -39,10 +39,10 @@ def look_deeper(
     Raises:
         AllranksError: SLURM does not start a second step.
     """
-    from allranks.launch.agent import SignalInbox
     from allranks.launch.check.collective import Told, run_pairs
     from allranks.launch.check.deep import judge_told, plan_pairs
     from allranks.launch.check.outcome import add_more
+    from allranks.launch.inbox import SignalInbox
 
     if any(finding.severity is Severity.FAIL for finding in outcome.findings):
         say("--deep: no collectives were run, because the check found a problem that would stop a job")

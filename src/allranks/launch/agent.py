@@ -1,36 +1,59 @@
-"""The agent: one process per node that starts the node's workers, reports on them, and obeys the leader.
+"""The agent as a reducer: it starts the node's workers, reports on them, and obeys the leader. Pure.
 
-One thread, one selector: pidfds of the workers, the connection to the leader, signals. The workers' output is read
-between two waits, and written by threads that may block (launch.screen). Only launch.lead decides what a failure means
-for the others; every agent, the leader's own included, reports (Beat, Failed, Exited, Interrupted) and obeys (Order,
-Try, Stop, Plan, Goodbye).
+    agent.step(Heard(now_s=..., message=Stop(...)))      -> [Signal(...), ...]     see launch.events
+    agent.step(Due(now_s=...))                           what is due; several times a second
 
-    starting -> watching -> ending -> waiting -> starting ...     a Plan begins the next generation
-                                         `-----> gone            a Goodbye, or a leader that is lost: from anywhere
+Only launch.lead decides what a failure means for the others; every agent, the leader's own included, reports (Beat,
+Failed, Exited, Interrupted, Stopped) and obeys (Order, Try, Stop, Plan, Goodbye). launch.loop is its driver.
 
-Ending: the signal (SIGTERM, or the user's) goes to every worker's process group, SIGKILL follows after the grace
-period, and processes that the workers left running are ended, too. A second Ctrl-C kills at once.
+phase      ends when                                     at the latest after                           then
+starting   the workers have been started                 -                                             watching, ending
+watching   Stop or Goodbye comes, the leader is lost,    the leader's deadlines; LEADER_SILENT_S       ending
+           or a signal ends the workers
+ending     the workers and what they left have ended     the grace, then SIGKILL; REAP_S for state D;  waiting
+                                                         SWEEP_S for what they left
+waiting    Plan comes; Goodbye, or the leader is lost    PEERS_S after a signal; LEADER_SILENT_S       starting, gone
+gone       at once: this process ends
+
+signal     in every phase but gone
+SIGUSR1    the leader is told, once (sbatch --signal: the time limit is near)
+SIGTERM    the leader is told; workers that can save are left to it until a second one, all others are ended
+others     the leader is told, and the workers are ended; a second SIGINT kills at once (launch.loop)
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
-import selectors
 import signal
-import socket
-import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from enum import StrEnum
 
-from allranks.launch.crew import Crew
-from allranks.launch.lead.course import ASLEEP_S, GRACE_S
-from allranks.launch.lead.outcome import describe_running
-from allranks.launch.pulse import Pulse
-from allranks.launch.workers import Worker, reap_orphans
-from allranks.model.beat import NodeBeat
-from allranks.model.errors import Exit, StoppedBySignal, WireError, exit_for_signal
-from allranks.wire.connection import Connection
+from allranks.launch.events import (
+    ASLEEP_S,
+    GRACE_S,
+    SAVE_SIGNAL,
+    Disconnect,
+    Due,
+    Effect,
+    Event,
+    GiveOrder,
+    Heard,
+    KeepEvidence,
+    Lost,
+    MakeTries,
+    Mute,
+    Observed,
+    PrepareStandbys,
+    Say,
+    Send,
+    Signal,
+    Signalled,
+    Start,
+    Started,
+    Sweep,
+    Swept,
+    WorkerEnded,
+)
+from allranks.model.errors import Exit, exit_for_signal
 from allranks.wire.protocol import (
     Beat,
     Exited,
@@ -44,302 +67,297 @@ from allranks.wire.protocol import (
     Stop,
     Stopped,
     Try,
-    WorkerEnd,
 )
 
-if TYPE_CHECKING:
-    from allranks.guard.watch import Watch
-    from allranks.launch.lead.leader import Leader
-
-PEERS_GRACE_S = GRACE_S + 2.0
-"""How long the leader waits for the other agents' Stopped, and an interrupted agent for its leader's Goodbye."""
-PUMP_S = 0.05
-"""How often new output is shown."""
+REAP_S = 1.0
+"""Seconds after SIGKILL; a worker that still exists then is unkillable (state D)."""
+SWEEP_S = 5.0
+"""Seconds to end what the workers left running."""
+PEERS_S = 5.0
+"""Seconds after a signal in which a silent leader must send its verdict."""
+VERDICT_S = 20.0
+"""The same for a leader that is heard: its own deadlines for the other agents are shorter."""
 LEADER_SILENT_S = 60.0
-"""A leader that says nothing for so long, and whose kernel keeps the connection, is stopped or hangs: it is left. Long,
-since what it does between two words may wait for a file server."""
+"""Seconds without a message from the leader, while its kernel keeps the connection, until it is given up. Long, since
+it may wait for a file server between two messages."""
 STANDBYS_AFTER_S = 3.0
 """After the workers began: until then, the cores are theirs."""
-WRITERS_S = 60.0
-"""For checkpoints that are still being written when all is over."""
-KEEP_S = 1.0
-"""For the last calls and stacks of this node's workers, before they are ended."""
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-SAVE_SIGNAL = signal.SIGUSR1
-"""What `sbatch --signal` sends before the time limit: save, and come again."""
+MOST_BETWEEN_LOOKS_S = 0.5
+"""The agent looks at ending workers 20 times a second; a longer pause means that the agent itself did not run."""
 
 
-class SignalInbox:
-    """Signals as something a selector can wait for. The second SIGINT calls `kill_now` and leaves at once."""
+class Phase(StrEnum):
+    """What an agent does; see the table at the top."""
 
-    def __init__(self) -> None:
-        self._reader, self._writer = socket.socketpair()
-        self._reader.setblocking(False)
-        self._writer.setblocking(False)
-        self.received: list[int] = []
-        """Stop signals, in their order."""
-        self.has_to_save = False
-        self.kill_now: Callable[[], None] = lambda: None
-        signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        for signum in (*STOP_SIGNALS, SAVE_SIGNAL):
-            if signum != signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:  # nohup stays nohup
-                signal.signal(signum, self._handle)
+    STARTING = "starting"
+    WATCHING = "watching"
+    ENDING = "ending"
+    WAITING = "waiting"
+    GONE = "gone"
 
-    def _handle(self, signum: int, frame: object) -> None:
-        if signum == SAVE_SIGNAL:
-            self.has_to_save = True
-            return
-        if signum == signal.SIGINT and signal.SIGINT in self.received:
-            self.kill_now()
-            os._exit(exit_for_signal(signum))
-        self.received.append(signum)
 
-    def fileno(self) -> int:
-        """For a selector."""
-        return self._reader.fileno()
+MOVES = {
+    Phase.STARTING: {Phase.WATCHING, Phase.ENDING},
+    Phase.WATCHING: {Phase.ENDING},
+    Phase.ENDING: {Phase.WAITING},
+    Phase.WAITING: {Phase.STARTING, Phase.GONE},
+    Phase.GONE: set[Phase](),
+}
 
-    def clear(self) -> None:
-        """Make the selector wait for the next signal."""
-        with contextlib.suppress(BlockingIOError):
-            self._reader.recv(64)
 
-    def check(self) -> None:
-        """Between two steps of a longer wait.
+@dataclass(slots=True, kw_only=True)
+class _Ending:
+    """Workers are being ended."""
 
-        Raises:
-            StoppedBySignal: somebody told this process to stop.
-        """
-        if self.received:
-            raise StoppedBySignal(self.received[0])
+    signum: int
+    grace_s: float
+    looked_s: float
+    waited_s: float = 0.0
+    """Measured while the agent runs: on a suspended or overloaded machine, workers cannot end either."""
+    has_told: bool = False
+    has_killed: bool = False
+    swept_by_s: float | None = None
+    """Set once all have ended."""
 
 
 class Agent:
-    """Starts and watches one node's workers, generation after generation, until the job is over.
+    """One node's part of a job, generation after generation, until the job is over.
 
     Args:
-        crew: starts and ends them.
-        line: the connection to the leader; on the leader's own node it is a socket pair.
-        inbox: signals.
-        watch: makes what this node tells of its workers.
+        plan: of the first generation.
+        now_s: when it begins.
     """
 
-    def __init__(self, crew: Crew, line: Connection, *, inbox: SignalInbox, watch: Watch) -> None:
-        self._crew = crew
-        self._line = line
-        self._inbox = inbox
-        self._watch = watch
-        self._selector = selectors.DefaultSelector()
-        self.plan: Plan | None = None
+    def __init__(self, plan: Plan, *, now_s: float) -> None:
+        self.phase = Phase.WAITING
+        self.plan = plan
         """Of this generation."""
-        self._goodbye: Goodbye | None = None
+        self.goodbye: Goodbye | None = None
+        """The leader's last word, or what stands in for it."""
         self.is_leader_lost = False
-        self._interrupted_by: int | None = None
-        self._interrupted_s = 0.0
-        self._has_asked_to_save = False
-        self._stopped_at_s: float | None = None
-        self._ping = (0, 0.0)
-        self._heard_s = self._turned_s = time.monotonic()
+        self.interrupted_by: int | None = None
+        self._interrupted_s = self._stopped_s = self._heard_s = self._turned_s = now_s
+        self._signals: list[int] = []
+        self._pids: dict[int, int] = {}
+        """Of the workers that run, by rank."""
+        self._savers: set[int] = set()
+        """Ranks that report steps, and therefore read orders."""
+        self._failed: set[int] = set()
+        self._ending: _Ending | None = None
+        self._ping = (0, now_s)
         self._standbys_at_s: float | None = None
-        self._pulse = Pulse(self._heard_s)
-        self._silent_s: float | None = None
-        """For how long the workers here have written nothing, when that is worth a line."""
+        self._effects: list[Effect] = []
 
-    def run(self, group: Plan, leader: Leader | None) -> Goodbye:
-        """Go through all generations of the job and return the leader's last word.
+    def begin(self) -> list[Effect]:
+        """Return what starts the first generation."""
+        self._start(self.plan)
+        return self._take()
 
-        Args:
-            group: the first generation's plan.
-            leader: on the leader's node, the other half of this process.
-        """
-        selector = self._selector
-        selector.register(self._inbox, selectors.EVENT_READ, lambda _: self._inbox.clear())
-        selector.register(self._line, selectors.EVENT_READ, lambda _: self._listen())
-        try:
-            if leader is not None:
-                leader.attach(selector)
-            self._begin(group)
-            self._listen()  # what came together with the Plan
-            while not self._is_over():
-                self._turn()
-                if leader is not None:
-                    leader.turn(time.monotonic())
-                    self._tell_silence(leader.progress.step)
-            self._crew.wait_for_writers(WRITERS_S if self._interrupted_by is None else GRACE_S)
-            assert self._goodbye is not None
-            return self._goodbye
-        finally:
-            self._crew.close()
-            self._watch.close()
-            if leader is not None:
-                leader.close()
-            self._line.close()
-            selector.close()
+    def step(self, event: Event) -> list[Effect]:
+        """Take in an event; return what is to be done, in this order."""
+        now_s = event.now_s
+        match event:
+            case _ if self.phase is Phase.GONE:
+                return []
+            case Due():
+                self._turn(now_s)
+            case Heard(message=message):
+                self._heard_s = now_s
+                self._obey(message, now_s)
+            case Lost(reason=reason):
+                self._lose(reason, now_s)
+            case Started():
+                self._watch(event, now_s)
+            case Observed(beat=beat):
+                self._savers |= {rank.rank for rank in beat.ranks if rank.step is not None}
+                ping_ns, came_s = self._ping
+                held_ns = round((now_s - came_s) * 1e9) if ping_ns else 0
+                self._send(Beat(node=beat, ping_ns=ping_ns, held_ns=held_ns))
+            case WorkerEnded():
+                self._report(event)
+            case Signalled(signum=signum):
+                self._take_signal(signum, now_s)
+            case Swept(left=left):
+                self._settle(left, now_s)
+        return self._take()
 
-    # Watching
+    def _take(self) -> list[Effect]:
+        effects, self._effects = self._effects, []
+        return effects
 
-    def _begin(self, group: Plan) -> None:
-        self.plan = group
-        self._stopped_at_s = None
-        self._crew.start(group)
-        now_s = time.monotonic()
-        self._watch.begin(group.generation, self._crew.watched, now_s, node_index=group.node_index)
-        self._tell(self._watch.beat(now_s))  # where this node can be tried, before anything can happen to it
-        self._pulse = Pulse(now_s)
-        self._standbys_at_s = now_s + STANDBYS_AFTER_S if group.generation < group.max_restarts else None
-        for worker in self._crew.workers:
-            if worker.end is None:
-                self._selector.register(worker.pidfd, selectors.EVENT_READ, self._reaper_of(worker, group.generation))
-            else:
-                self._report(worker.end, group.generation)
-
-    def _reaper_of(self, worker: Worker, generation: int) -> Callable[[object], None]:
-        def reap(fd: object) -> None:
-            self._selector.unregister(fd)  # type: ignore[arg-type]
-            self._report(worker.reap(), generation, is_finished=worker.is_finished)
-
-        return reap
-
-    def _turn(self) -> None:
-        """Wait for something to happen, handle it, show new output, do what is due."""
-        # Twice: ends that are noticed together are told to the leader in this process before it judges one of them.
-        for timeout_s in (PUMP_S, 0.0):
-            for key, _ in self._selector.select(timeout_s):
-                key.data(key.fileobj)
-        now_s = time.monotonic()
-        self._heard_s += max(0.0, now_s - self._turned_s - ASLEEP_S)
-        self._turned_s = now_s
-        self._read_inbox()
-        self._silent_s = self._pulse.turn(now_s, has_news=self._crew.console.pump())
-        reap_orphans(self._crew.workers)
-        if self._crew.is_ending and not self._has_stopped and self._crew.advance(now_s):
-            self._settle()
-        if not self._has_stopped and (node := self._watch.turn(now_s)) is not None:
-            self._tell(node)
-        if self._standbys_at_s is not None and now_s >= self._standbys_at_s and not self._crew.is_ending:
-            self._standbys_at_s = now_s + STANDBYS_AFTER_S
-            self._crew.prepare_standbys()
-        if now_s - self._heard_s > LEADER_SILENT_S:
-            self._lose(f"it has sent nothing for {LEADER_SILENT_S:.0f} s, although its machine answers")
-
-    def _tell_silence(self, step: int | None) -> None:
-        """Say that the workers run, where they have written nothing here for a while."""
-        if self._silent_s is not None and self._crew.still_running and not self._crew.is_ending:
-            assert self.plan is not None
-            has_spoken = self._pulse.has_spoken
-            self._crew.say(describe_running(self.plan.world_size, self._silent_s, has_spoken=has_spoken, step=step))
-
-    def _tell(self, node: NodeBeat) -> None:
-        ping_ns, came_s = self._ping
-        held_ns = round((time.monotonic() - came_s) * 1e9) if ping_ns else 0
-        self._send(Beat(node=node, ping_ns=ping_ns, held_ns=held_ns))
-
-    def _report(self, end: WorkerEnd, generation: int, *, is_finished: bool = False) -> None:
-        if end.exit_code and not end.ended_by_us:  # its last calls, before they are overtaken by its end
-            self._tell(self._watch.beat(time.monotonic()))
-        age_s = max(0.0, time.time() - end.time_s)
-        if end.exit_code:
-            self._send(Failed(end=end, age_s=age_s, generation=generation))
-        else:
-            self._send(Exited(rank=end.rank, is_finished=is_finished, generation=generation))
-
-    def _read_inbox(self) -> None:
-        """Tell the leader of signals; whatever is no request to save ends the workers here at once."""
-        if self._inbox.has_to_save and not self._has_asked_to_save:
-            self._has_asked_to_save = True
-            self._send(Interrupted(signum=SAVE_SIGNAL))
-        if not self._inbox.received:
-            return
-        if self._interrupted_by is None:
-            self._interrupted_by, self._interrupted_s = self._inbox.received[0], time.monotonic()
-            self._send(Interrupted(signum=self._interrupted_by))
-        is_patient = self._inbox.received == [signal.SIGTERM]
-        if not self._crew.is_ending and not (is_patient and self._crew.can_save):  # else the leader says when
-            self._crew.console.mute("err")  # of a hundred KeyboardInterrupts none tells anything
-            self._crew.end(self._interrupted_by, grace_s=GRACE_S)
-
-    def _settle(self) -> None:
-        """All workers have ended: sweep up behind them, and say so."""
-        self._stopped_at_s = time.monotonic()
-        left = self._crew.sweep(grace_s=0.5)
-        if left and self._interrupted_by is None and all(w.end and w.end.exit_code == 0 for w in self._crew.workers):
-            self._crew.say(f"ended processes that the workers left running: {', '.join(left)}")
-        assert self.plan is not None
-        self._send(Stopped(generation=self.plan.generation))
-
-    # Talking
-
-    def _listen(self) -> None:
-        if self._line.fileno() < 0:
-            return
-        try:
-            messages = self._line.receive()
-            self._line.flush()
-        except (ConnectionError, WireError) as exc:
-            self._lose(str(exc))
-            return
-        for message in messages:
-            self._heard_s = time.monotonic()
-            self._obey(message)
-
-    def _obey(self, message: Message) -> None:
-        match message:
-            case Ping(sent_ns=sent_ns):
-                self._ping = (sent_ns, time.monotonic())
-            case Try():
-                self._watch.order(message, time.monotonic())
-            case Order():
-                self._crew.order(message)
-            case Stop(signum=signum, at_once=at_once, grace_s=grace_s):
-                if at_once or grace_s is not None:  # there was a fault: whoever comes later wants to know
-                    self._keep_evidence()
-                    self._crew.console.drop_tracebacks()
-                self._crew.end(signum, grace_s=GRACE_S if grace_s is None else grace_s, at_once=at_once)
-            case Plan() if self._has_stopped:
-                self._begin(message)
-            case Goodbye():
-                self._goodbye = message
-                self._crew.end(signal.SIGTERM, grace_s=GRACE_S)
-            case _:
-                self._lose(f"it sent {type(message).__name__}, which a leader does not send now")
-
-    def _keep_evidence(self) -> None:
-        assert self.plan is not None
-        me = self.plan.members[self.plan.node_index]
-        self._watch.keep(self._crew.run_dir.node_path(me.name), within_s=KEEP_S)
+    def _do(self, *effects: Effect) -> None:
+        self._effects += effects
 
     def _send(self, message: Message) -> None:
-        if self._line.fileno() < 0:
+        self._do(Send(message=message))
+
+    def _enter(self, phase: Phase) -> None:
+        assert phase in MOVES[self.phase], f"{self.phase} -> {phase}"
+        self.phase = phase
+
+    # Workers
+
+    def _start(self, plan: Plan) -> None:
+        self._enter(Phase.STARTING)
+        self.plan, self._ending = plan, None
+        self._pids, self._savers, self._failed = {}, set(), set()
+        self._do(Start(plan=plan))
+
+    def _watch(self, started: Started, now_s: float) -> None:
+        if started.generation != self.plan.generation:
             return
-        try:
-            self._line.send(message)
-        except ConnectionError as exc:
-            self._lose(str(exc))
+        self._pids = dict(started.pids)
+        self._standbys_at_s = now_s + STANDBYS_AFTER_S if started.generation < self.plan.max_restarts else None
+        if self._ending is None:
+            self._enter(Phase.WATCHING)
+        else:  # it was told to end them while they were started
+            self._enter(Phase.ENDING)
+            self._signal(self._ending.signum)
 
-    def _lose(self, reason: str) -> None:
-        """End the workers and leave, because the connection to the leader ended; after its Goodbye that is no loss."""
-        if self._line.fileno() < 0:
-            return  # lost already, while its messages were handled
-        self._selector.unregister(self._line)
-        self._line.close()
-        if self._goodbye is None:
-            name = self.plan.members[0].name if self.plan else "the first node"
-            summary = f"the leader's agent on {name} is gone ({reason})"
-            self._goodbye = Goodbye(exit_code=Exit.NODE_FAULT, summary=summary)
-            self.is_leader_lost = True
-        self._crew.end(signal.SIGTERM, grace_s=GRACE_S)
+    def _report(self, ended: WorkerEnded) -> None:
+        end, generation = ended.end, ended.generation
+        if generation == self.plan.generation:
+            self._pids.pop(end.rank, None)
+            if end.exit_code:
+                self._failed.add(end.rank)
+        if end.exit_code:
+            self._send(Failed(end=end, age_s=ended.age_s, generation=generation))
+        else:
+            self._send(Exited(rank=end.rank, is_finished=ended.is_finished, generation=generation))
 
-    @property
-    def _has_stopped(self) -> bool:
-        """Whether all workers of this generation have ended and the leader knows it."""
-        return self._stopped_at_s is not None
+    def _signal(self, signum: int) -> None:
+        if self._pids:
+            self._do(Signal(signum=signum, ranks=tuple(self._pids)))
 
-    def _is_over(self) -> bool:
-        if self._goodbye is not None:
-            return self._has_stopped
-        # The leader has a deadline for everybody's end; a Ctrl-C waits no longer than that.
-        if self._interrupted_by is None or self._stopped_at_s is None:
+    def _end(self, signum: int, now_s: float, *, grace_s: float = GRACE_S, at_once: tuple[int, ...] = ()) -> None:
+        """Tell all workers to end; a second call only adds workers to kill at once."""
+        if self.phase in (Phase.WAITING, Phase.GONE):
+            return
+        if doomed := tuple(rank for rank in self._pids if rank in at_once):
+            self._do(Signal(signum=signal.SIGKILL, ranks=doomed))
+        if self._ending is not None:
+            return
+        self._ending = _Ending(signum=signum, grace_s=grace_s, looked_s=now_s)
+        if self.phase is Phase.WATCHING:
+            self._enter(Phase.ENDING)
+            if told := tuple(rank for rank in self._pids if rank not in at_once):
+                self._do(Signal(signum=signum, ranks=told))
+
+    def _advance(self, ending: _Ending, now_s: float) -> None:
+        """Do what is due while the workers end."""
+        if ending.swept_by_s is not None:
+            if now_s >= ending.swept_by_s:
+                self._settle((), now_s)
+            return
+        ending.waited_s += min(max(now_s - ending.looked_s, 0.0), MOST_BETWEEN_LOOKS_S)
+        ending.looked_s = now_s
+        waited_s = ending.waited_s
+        if self._pids and waited_s >= 1.0 and not ending.has_told and not ending.has_killed:
+            ending.has_told = True
+            self._do(Say(text=self._describe_stubborn(ending)))
+        if self._pids and waited_s >= ending.grace_s and not ending.has_killed:
+            ending.has_killed = True
+            self._signal(signal.SIGKILL)
+        if self._pids and waited_s < ending.grace_s + REAP_S:
+            return
+        for rank, pid in self._pids.items():
+            self._do(Say(text=f"rank {rank} (pid {pid}) is unkillable: it hangs in the kernel (state D in ps)"))
+        ending.swept_by_s = now_s + SWEEP_S
+        self._do(Sweep())
+
+    def _describe_stubborn(self, ending: _Ending) -> str:
+        noun, has = ("rank", "has") if len(self._pids) == 1 else ("ranks", "have")
+        ranks, name = ", ".join(map(str, self._pids)), signal.Signals(ending.signum).name
+        left_s = max(0.0, ending.grace_s - ending.waited_s)
+        at_once = ", or at once with another Ctrl-C" if ending.signum == signal.SIGINT else ""
+        return f"{noun} {ranks} {has} not ended after {name} yet; SIGKILL in {left_s:.0f} s{at_once}"
+
+    def _settle(self, left: tuple[str, ...], now_s: float) -> None:
+        """All workers have ended, and what they left: say so."""
+        if self.phase is not Phase.ENDING or self._ending is None or self._ending.swept_by_s is None:
+            return
+        if left and self.interrupted_by is None and not self._pids and not self._failed:
+            self._do(Say(text=f"ended processes that the workers left running: {', '.join(left)}"))
+        self._enter(Phase.WAITING)
+        self._stopped_s = now_s
+        self._send(Stopped(generation=self.plan.generation))
+
+    # Signals
+
+    def _take_signal(self, signum: int, now_s: float) -> None:
+        if signum == SAVE_SIGNAL:
+            if SAVE_SIGNAL not in self._signals:
+                self._send(Interrupted(signum=SAVE_SIGNAL))
+        elif self.interrupted_by is None:
+            self.interrupted_by, self._interrupted_s = signum, now_s
+            self._send(Interrupted(signum=signum))
+        self._signals.append(signum)
+        self._heed(now_s)
+
+    def _heed(self, now_s: float) -> None:
+        """After a signal: end the workers, unless they can save; then the leader says when."""
+        if self.interrupted_by is None or self._ending is not None:
+            return
+        is_patient = [each for each in self._signals if each != SAVE_SIGNAL] == [signal.SIGTERM]
+        if not (is_patient and self._savers & self._pids.keys()):
+            self._do(Mute())  # of a hundred KeyboardInterrupts none tells anything
+            self._end(self.interrupted_by, now_s)
+
+    # The leader
+
+    def _turn(self, now_s: float) -> None:
+        self._heard_s += max(0.0, now_s - self._turned_s - ASLEEP_S)
+        self._turned_s = now_s
+        self._heed(now_s)
+        if self.phase is Phase.ENDING and self._ending is not None:
+            self._advance(self._ending, now_s)
+        if self.phase is Phase.WATCHING and self._standbys_at_s is not None and now_s >= self._standbys_at_s:
+            self._standbys_at_s = now_s + STANDBYS_AFTER_S
+            self._do(PrepareStandbys())
+        if self.goodbye is None and now_s - self._heard_s > LEADER_SILENT_S:
+            self._do(Disconnect(node=0))
+            self._lose(f"it has sent nothing for {LEADER_SILENT_S:.0f} s, although its machine answers", now_s)
+        if self.phase is Phase.WAITING and (self.goodbye is not None or self._has_waited(now_s)):
+            self._enter(Phase.GONE)
+
+    def _has_waited(self, now_s: float) -> bool:
+        """Whether an agent that was told to end has waited long enough for the leader's verdict."""
+        if self.interrupted_by is None:
             return False
-        if time.monotonic() - max(self._stopped_at_s, self._interrupted_s) > PEERS_GRACE_S:
-            summary = "the leader's agent sent no final verdict"
-            self._goodbye = Goodbye(exit_code=Exit.NODE_FAULT, summary=summary)
-        return self._goodbye is not None
+        waited_s = now_s - max(self._stopped_s, self._interrupted_s)
+        if waited_s <= (VERDICT_S if now_s - self._heard_s <= PEERS_S else PEERS_S):
+            return False
+        self._give_up("the leader's agent sent no final verdict")
+        return True
+
+    def _obey(self, message: Message, now_s: float) -> None:
+        match message:
+            case Ping(sent_ns=sent_ns):
+                self._ping = (sent_ns, now_s)
+            case Try():
+                self._do(MakeTries(order=message))
+            case Order():
+                self._do(GiveOrder(order=message))
+            case Stop(signum=signum, at_once=at_once, grace_s=grace_s):
+                if at_once or grace_s is not None:  # there was a fault: whoever comes later wants to know
+                    self._do(KeepEvidence())
+                self._end(signum, now_s, grace_s=GRACE_S if grace_s is None else grace_s, at_once=at_once)
+            case Plan() if self.phase is Phase.WAITING and self.goodbye is None:
+                self._start(message)
+            case Goodbye():
+                self.goodbye = message
+                self._end(signal.SIGTERM, now_s)
+            case _:
+                self._do(Disconnect(node=0))
+                self._lose(f"it sent {type(message).__name__}, which a leader does not send now", now_s)
+
+    def _lose(self, reason: str, now_s: float) -> None:
+        """End the workers and leave, because the connection to the leader ended; after its Goodbye that is no loss."""
+        if self.goodbye is None:
+            self._give_up(f"the leader's agent on {self.plan.members[0].name} is gone ({reason})")
+            self.is_leader_lost = True
+        self._end(signal.SIGTERM, now_s)
+
+    def _give_up(self, summary: str) -> None:
+        by = self.interrupted_by
+        self.goodbye = Goodbye(exit_code=Exit.NODE_FAULT if by is None else exit_for_signal(by), summary=summary)

@@ -1,8 +1,8 @@
 """This node's workers, one generation after another: start them, end them, clean up after them.
 
     crew.start(plan)                        generation 0, with everything that the plan says
-    crew.end(signal.SIGTERM, grace_s=3)     the signal to each worker's process group; at_once: SIGKILL
-    crew.advance(now_s)                     SIGKILL to workers that outlive the grace; called while the agent waits
+    crew.signal(signal.SIGTERM, [0, 1])     to each worker's process group
+    crew.sweep(grace_s=0.5)                 ends what the workers left running
     crew.start(next_plan)                   generation 1, with the standbys that were ready
 
 The agent (launch.agent) decides when; launch.environment decides what a worker's environment contains.
@@ -12,9 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -35,10 +34,6 @@ from allranks.wire.secret import SECRET_VARIABLE
 
 LOCAL_RANK = "${local_rank}"
 """Placeholder of the local rank in a worker's arguments, as in torchrun."""
-MOST_BETWEEN_LOOKS_S = 0.5
-"""The agent looks at ending workers 20 times a second; a longer pause means that the agent itself did not run."""
-REAP_S = 1.0
-"""Seconds after SIGKILL; a worker that still exists then is unkillable (state D)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,19 +45,6 @@ class Output:
 
     log_dir: Path
     hidden: frozenset[tuple[int, str]] = frozenset()
-
-
-@dataclass(slots=True, kw_only=True)
-class _Ending:
-    """Workers are being ended."""
-
-    signum: int
-    grace_s: float
-    looked_s: float
-    waited_s: float = 0.0
-    """Measured while the agent runs: on a suspended or overloaded machine, workers cannot end either."""
-    has_told: bool = False
-    has_killed: bool = False
 
 
 @dataclass(slots=True, kw_only=True)
@@ -87,7 +69,6 @@ class Crew:
     workers: list[Worker] = field(default_factory=list)
     settings: list[Setting] = field(default_factory=list)
     _standbys: list[Standby] = field(default_factory=list)
-    _ending: _Ending | None = None
 
     # Starting
 
@@ -111,7 +92,6 @@ class Crew:
             members=self.run_dir.share_members(me.name, format_members(group.members)),
         )
         self.run_dir.write_settings(me.name, self.settings)
-        self._ending = None
         self.console.finish()
         for worker in self.workers:
             worker.close()
@@ -199,11 +179,6 @@ class Crew:
         return [worker for worker in self.workers if worker.end is None]
 
     @property
-    def is_ending(self) -> bool:
-        """Whether they have been told to end."""
-        return self._ending is not None
-
-    @property
     def watched(self) -> list[WatchedWorker]:
         """This generation's workers, for the watch."""
         return [
@@ -211,11 +186,6 @@ class Crew:
             for worker in self.workers
             if worker.cell is not None and worker.pid is not None
         ]
-
-    @property
-    def can_save(self) -> bool:
-        """Whether a worker reports steps, and therefore reads orders."""
-        return any(worker.cell is not None and worker.cell.read().step is not None for worker in self.still_running)
 
     def order(self, order: Order) -> None:
         """Give an order to the workers; those that handle the signal themselves get the signal."""
@@ -225,49 +195,11 @@ class Crew:
             if order.signum and worker.pid is not None and catches(worker.pid, order.signum):
                 worker.send(order.signum)
 
-    def end(self, signum: int, *, grace_s: float, at_once: Sequence[int] = ()) -> None:
-        """Tell all workers to end; a second call only adds workers to kill at once."""
-        is_first = self._ending is None
-        if is_first:
-            self._ending = _Ending(signum=signum, grace_s=grace_s, looked_s=time.monotonic())
+    def signal(self, signum: int, ranks: Collection[int]) -> None:
+        """Send a signal, meant to end them, to these workers and their process groups."""
         for worker in self.workers:
-            if worker.rank in at_once:
-                worker.signal_tree(signal.SIGKILL)
-            elif is_first:
+            if worker.rank in ranks:
                 worker.signal_tree(signum)
-
-    def advance(self, now_s: float) -> bool:
-        """Do what is due while the workers end.
-
-        Args:
-            now_s: monotonic time.
-        Returns:
-            Whether all have ended, or are unkillable.
-        """
-        ending = self._ending
-        stubborn = self.still_running
-        if ending is None or not stubborn:
-            return not stubborn
-        ending.waited_s += min(max(now_s - ending.looked_s, 0.0), MOST_BETWEEN_LOOKS_S)
-        ending.looked_s = now_s
-        waited_s = ending.waited_s
-        if waited_s >= 1.0 and not ending.has_told and not ending.has_killed:
-            ending.has_told = True
-            name = signal.Signals(ending.signum).name
-            ranks, has = ", ".join(str(worker.rank) for worker in stubborn), "has" if len(stubborn) == 1 else "have"
-            left_s = max(0.0, ending.grace_s - waited_s)
-            noun = "rank" if len(stubborn) == 1 else "ranks"
-            at_once = ", or at once with another Ctrl-C" if ending.signum == signal.SIGINT else ""
-            self.say(f"{noun} {ranks} {has} not ended after {name} yet; SIGKILL in {left_s:.0f} s{at_once}")
-        if waited_s >= ending.grace_s and not ending.has_killed:
-            ending.has_killed = True
-            for worker in stubborn:
-                worker.signal_tree(signal.SIGKILL)
-        if waited_s < ending.grace_s + REAP_S:
-            return False
-        for worker in stubborn:
-            self.say(f"rank {worker.rank} (pid {worker.pid}) is unkillable: it hangs in the kernel (state D in ps)")
-        return True
 
     def sweep(self, grace_s: float) -> list[str]:
         """End what the workers left running; returns names and pids."""

@@ -30,10 +30,12 @@ from allranks.host.net import answers, find_interface_of
 from allranks.host.node import begin_card_facts
 from allranks.host.slurm import cancel_job
 from allranks.launch import container
-from allranks.launch.agent import Agent, SignalInbox
+from allranks.launch.agent import Agent
 from allranks.launch.console import Console
 from allranks.launch.crew import Crew, Output
+from allranks.launch.inbox import SignalInbox
 from allranks.launch.lead.outcome import describe_success
+from allranks.launch.loop import Loop
 from allranks.launch.plan import LOOPBACK, JobPlan, Request, count_of
 from allranks.launch.queue.exclusion import describe_return, read_culprits
 from allranks.launch.queue.scheduler import Scheduler
@@ -257,21 +259,23 @@ def _run_workers(
     control_address = rendezvous.own_address or LOOPBACK
     leader_address = rendezvous.leader_address or group.store_address
     data_address = plan.data_path.address if plan.data_path else control_address
-    leader = None
+    driver = None
     if line is None:
         here, there = socket.socketpair()
         line = Connection(here, peer=me.name)
         # Here, since only the first node needs all that the leader needs.
         from allranks.launch.lead.appoint import appoint_leader
 
-        leader = appoint_leader(
+        appointed = driver = appoint_leader(
             plan, rendezvous, Connection(there, peer=me.name), run_dir, scheduler, env, show=_print_findings
         )
-        crew.spared = leader.newcomers.started_pids
+        crew.spared = lambda: appointed.started_pids
+    leader = driver.leader if driver is not None else None
     watch = Watch(plan.guard, data_address=data_address, control_address=control_address)
     started_s = time.monotonic()
     times_lost = run_dir.count_events("node_lost", node=me.name) if group.generation else 0  # it may be back from that
-    agent = Agent(crew, line, inbox=inbox, watch=watch)
+    agent = Agent(group, now_s=started_s)
+    loop = Loop(agent, crew, line, inbox=inbox, watch=watch)
 
     def kill_now() -> None:
         crew.kill()
@@ -281,7 +285,7 @@ def _run_workers(
 
     inbox.kill_now = kill_now
     try:
-        goodbye = agent.run(group, leader)
+        goodbye = loop.run(driver)
     finally:
         _show_rest(crew.console, inbox, run_dir.node_path(me.name))
     if leader is not None and leader.verdict is not None:
@@ -297,13 +301,13 @@ def _run_workers(
         say(f"{name} after {waited_s:.0f} s: all workers here have ended; output in {run_dir.node_path(me.name)}")
     elif goodbye.summary and leader is None and plan.world.launcher is not Launcher.SLURM:
         say(f"ended: {goodbye.summary}; the full report is on {group.members[0].name}")
-    elif leader is not None and agent.plan is not None and goodbye.exit_code == Exit.OK and not leader.is_leaving:
+    elif leader is not None and goodbye.exit_code == Exit.OK and not leader.is_leaving:
         script, took_s = Path(plan.request.command[0]).name, time.monotonic() - started_s
         num_restarts = agent.plan.generation - group.generation
         say(describe_success(script, agent.plan.world_size, took_s, num_restarts, where=str(run_dir.attempt_path)))
     if scheduler is None:
         return goodbye.exit_code
-    if agent.is_leader_lost:
+    if agent.is_leader_lost and agent.interrupted_by is None:  # a cancelled job is never requeued
         say(f"ended: {goodbye.summary}")
         if _has_lost(me.name, run_dir, times_before=times_lost, patience_s=plan.guard.gone_s + LEADER_WRITES_S):
             say(f"the leader is alive and reports that it lost {me.name}; see its output for the job's verdict")

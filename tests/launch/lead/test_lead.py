@@ -17,9 +17,10 @@ import pytest
 from allranks.guard.judged import Judged, name_fault
 from allranks.guard.verdict import Guard
 from allranks.launch.lead.course import Terms
+from allranks.launch.lead.driver import LeaderDriver
 from allranks.launch.lead.group import make_group
 from allranks.launch.lead.leader import Leader
-from allranks.launch.lead.newcomers import Newcomers
+from allranks.launch.lead.members import Node
 from allranks.launch.lead.recovery import History
 from allranks.launch.queue import ending
 from allranks.model.beat import NodeBeat, RankBeat
@@ -61,38 +62,41 @@ class Job:
         self.listener = bind_port(0)
         self.lines: list[str] = []
         terms = Terms(
-            job="train", attempt=0, wanted_backend="gloo", store_address="127.0.0.1", store_port=29501, min_nodes=2,
-            max_restarts=max_restarts, capacity_s=30.0, beat_s=0.2, checkpoints=checkpoints,
+            job="train", attempt=0, wanted_backend="gloo", store_address="127.0.0.1", store_port=29501, num_nodes=3,
+            min_nodes=2, max_restarts=max_restarts, capacity_s=30.0, beat_s=0.2,
         )  # fmt: skip
-        newcomers = Newcomers(
-            acceptor=Acceptor(self.listener, job="train", attempt=0, secret=KEY),
-            num_seats=3, say=self.lines.append, gone_s=3.0, beat_s=0.2,
-        )  # fmt: skip
+        cards = {index: card(index) for index in range(3)}
         self.leader = Leader(
             terms,
             guard=guard or Guard(GuardTable()),
             history=History(restarts_left=max_restarts),
-            newcomers=newcomers,
+            nodes={index: Node(card=each, name=each.host, address="127.0.0.1") for index, each in cards.items()},
+            plans=make_group(
+                cards, wanted_backend="gloo", attempt=0, store_address="127.0.0.1", store_port=29501,
+                max_restarts=max_restarts,
+            ),
+            now_s=time.monotonic(),
+        )  # fmt: skip
+        self.selector = selectors.DefaultSelector()
+        self.agents: list[Connection] = []
+        self.heard: list[list[Message]] = [[], [], []]
+        connections = {}
+        for index in range(3):
+            own, others = socket.socketpair()
+            connections[index] = Connection(own, peer=f"node{index + 1:02}")
+            self.agents.append(Connection(others, peer="the leader"))
+        self.driver = LeaderDriver(
+            self.leader,
+            connections,
+            acceptor=Acceptor(self.listener, job="train", attempt=0, secret=KEY),
+            gone_s=3.0,
+            checkpoints=checkpoints,
             say=self.lines.append,
             show=lambda _: None,
             on_event=lambda *_, **__: None,
             on_signal=lambda *_: ending.Decision(ending=ending.Ending.SAVE_AND_REQUEUE, grace_s=None, line="saving"),
         )
-        self.selector = selectors.DefaultSelector()
-        self.agents: list[Connection] = []
-        self.heard: list[list[Message]] = [[], [], []]
-        for index in range(3):
-            own, others = socket.socketpair()
-            self.leader.seats.take(
-                index, card(index), Connection(own, peer=f"node{index + 1:02}"), name=f"node{index + 1:02}"
-            )
-            self.agents.append(Connection(others, peer="the leader"))
-        plans = make_group(
-            {index: card(index) for index in range(3)},
-            wanted_backend="gloo", attempt=0, store_address="127.0.0.1", store_port=29501, max_restarts=max_restarts,
-        )  # fmt: skip
-        self.leader.begin(plans, time.monotonic())
-        self.leader.attach(self.selector)
+        self.driver.attach(self.selector)
 
     def tell(self, index: int, message: Message) -> None:
         self.agents[index].send(message)
@@ -101,7 +105,7 @@ class Job:
         """One turn of the loop that the leader lives in, and of its agents' ears."""
         for key, _ in self.selector.select(0.02):
             key.data(key.fileobj)
-        self.leader.turn(time.monotonic())
+        self.driver.turn(time.monotonic())
         for index, agent in enumerate(self.agents):
             with contextlib.suppress(ConnectionError):
                 self.heard[index] += [each for each in agent.receive() if not isinstance(each, Ping)]
@@ -122,7 +126,7 @@ class Job:
             self.tell(index, Stopped())
 
     def close(self) -> None:
-        self.leader.close()
+        self.driver.close()
         for agent in self.agents:
             agent.close()
         self.selector.close()

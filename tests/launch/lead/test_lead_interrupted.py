@@ -1,44 +1,55 @@
-"""What does a leader make of a signal that comes while no worker runs? Its agents are played, all else is real."""
+"""What does the leader make of a signal that comes while no worker runs? The reducer alone, in time that is told."""
 
 from __future__ import annotations
 
-import selectors
 import signal
-import socket
-import time
-from collections.abc import Iterator
-from pathlib import Path
+from typing import Any
 
 import pytest
 
 from allranks.guard.verdict import Guard
 from allranks.host.slurm_job import OwnJob
-from allranks.launch.lead.course import Terms
+from allranks.launch.events import (
+    AskScheduler,
+    CheckpointFound,
+    Due,
+    Effect,
+    Event,
+    FindCheckpoint,
+    Heard,
+    Joined,
+    Lost,
+    Meant,
+    Reject,
+    Say,
+    Send,
+)  # fmt: skip
+from allranks.launch.lead.course import ANSWER_S, OWN_STOPPED_S, RESTART_GRACE_S, STOPPED_S, Phase, Terms
 from allranks.launch.lead.group import make_group
 from allranks.launch.lead.leader import Leader
-from allranks.launch.lead.newcomers import Newcomers
+from allranks.launch.lead.members import Node
 from allranks.launch.lead.recovery import History
 from allranks.launch.queue import ending
 from allranks.model.beat import NodeBeat, RankBeat
 from allranks.model.card import Card
 from allranks.model.cluster import GuardTable
-from allranks.wire.connection import Connection
-from allranks.wire.protocol import Beat, Failed, Goodbye, Interrupted, Message, Plan, Stop, Stopped, WorkerEnd
-from conftest import wait_until
+from allranks.model.errors import Exit
+from allranks.wire.protocol import Beat, Exited, Failed, Goodbye, Interrupted, Message, Plan, Stop, Stopped, WorkerEnd
 
 JOB = OwnJob(id="12", restarts=0, num_nodes=2, is_heterogeneous=False)
 SAVED_BEFORE = "; no worker is running, so the last checkpoint is used"
+TIME_LIMIT = signal.SIGUSR1
 
 
 class Job:
     """Two nodes with a rank each, and the leader of both; rank 1 has died, and a restart is under way."""
 
-    def __init__(self, tmp_path: Path, *, job: OwnJob | None, step: int | None, no_requeue: str = "") -> None:
+    def __init__(self, *, job: OwnJob | None = JOB, step: int | None = 7, no_requeue: str = "") -> None:
         cards = {index: Card(host=f"n{index}", pid=1, node_index=index, num_workers=1, num_gpus=0) for index in (0, 1)}
-        plans = make_group(
-            cards, wanted_backend="gloo", attempt=0, store_address="127.0.0.1", store_port=1, max_restarts=1
-        )
-        self.lines: list[str] = []
+        self.job, self.no_requeue = job, no_requeue
+        self.is_scheduler_mute = self.is_disk_mute = False
+        self.effects: list[Effect] = []
+        self.now_s = 1000.0
         self.leader = Leader(
             Terms(
                 job="j",
@@ -46,126 +57,159 @@ class Job:
                 wanted_backend="gloo",
                 store_address="127.0.0.1",
                 store_port=1,
+                num_nodes=2,
                 min_nodes=2,
                 max_restarts=1,
                 capacity_s=600.0,
                 beat_s=0.25,
-                checkpoints=tmp_path,
             ),
             guard=Guard(GuardTable()),
             history=History(restarts_left=1),
-            newcomers=Newcomers(acceptor=None, num_seats=2, say=self.lines.append, gone_s=4.0, beat_s=0.25),
-            say=self.lines.append,
-            show=lambda findings: None,
-            on_event=lambda event, **fields: None,
-            on_signal=lambda signum, save_s: ending.decide(signum, job=job, save_s=save_s, no_requeue=no_requeue),
+            nodes={index: Node(card=card, name=card.host, address="127.0.0.1") for index, card in cards.items()},
+            plans=make_group(
+                cards, wanted_backend="gloo", attempt=0, store_address="127.0.0.1", store_port=1, max_restarts=1
+            ),
+            now_s=self.now_s,
         )
-        self._selector = selectors.DefaultSelector()
-        self._agents: dict[int, Connection] = {}
-        for index, card in cards.items():
-            here, there = socket.socketpair()
-            self._agents[index] = Connection(here, peer="leader")
-            self.leader.seats.take(index, card, Connection(there, peer=card.host), name=card.host)
-        self.leader.attach(self._selector)
-        self.leader.begin(plans, time.monotonic())
         for index in (0, 1):
             ranks = (RankBeat(rank=index, pid=1, step=step),)
             self.tell(index, Beat(node=NodeBeat(node_index=index, generation=0, ranks=ranks)))
-        end = WorkerEnd(rank=1, local_rank=0, node="n1", exit_code=-signal.SIGSEGV, time_s=time.time())
+        end = WorkerEnd(rank=1, local_rank=0, node="n1", exit_code=-signal.SIGSEGV, time_s=0.0)
         self.tell(1, Failed(end=end, age_s=0.0))
-        self.hear(0, Stop)
+        self.wait(3.0)
+        assert self.sent(Stop, to=0)
 
-    def close(self) -> None:
-        self.leader.close()
-        for agent in self._agents.values():
-            agent.close()
-        self._selector.close()
+    def feed(self, event: Event) -> None:
+        for effect in self.leader.step(event):
+            self.effects.append(effect)
+            match effect:
+                case AskScheduler(signum=signum, save_s=save_s) if not self.is_scheduler_mute:
+                    meant = ending.decide(signum, job=self.job, save_s=save_s, no_requeue=self.no_requeue)
+                    self.feed(Meant(now_s=self.now_s, signum=signum, decision=meant))
+                case FindCheckpoint() if not self.is_disk_mute:
+                    self.feed(CheckpointFound(now_s=self.now_s, step=None))
 
     def tell(self, index: int, message: Message) -> None:
-        self._agents[index].send(message)
-        self.turn()
+        self.feed(Heard(now_s=self.now_s, node=index, message=message))
 
-    def turn(self) -> None:
-        while ready := self._selector.select(0):
-            for key, _ in ready:
-                key.data(key.fileobj)
-        self.leader.turn(time.monotonic())
+    def wait(self, seconds: float) -> None:
+        for _ in range(round(seconds / 0.5)):
+            self.now_s += 0.5
+            self.feed(Due(now_s=self.now_s))
 
-    def hear(self, index: int, kind: type[Message]) -> Message:
-        """The next message of a kind that an agent gets."""
+    def sent(self, kind: type, *, to: int) -> Any:
+        """The last message of a kind to a node."""
+        found = [e.message for e in self.effects if isinstance(e, Send) and e.node == to]
+        return next((each for each in reversed(found) if isinstance(each, kind)), None)
 
-        def look() -> Message | None:
-            self.turn()
-            return next((each for each in self._agents[index].receive() if isinstance(each, kind)), None)
-
-        found: Message = wait_until(look, kind.__name__)
-        return found
+    @property
+    def lines(self) -> list[str]:
+        return [each.text for each in self.effects if isinstance(each, Say)]
 
     def stop(self, *, is_one_lost: bool) -> None:
         """All workers have ended; the other node's agent is gone with them, or not."""
         self.tell(0, Stopped())
-        if is_one_lost:
-            self._agents[1].close()
-        else:
-            self.tell(1, Stopped())
-        self.turn()
+        self.feed(Lost(now_s=self.now_s, node=1, reason="gone")) if is_one_lost else self.tell(1, Stopped())
+        self.wait(1.0)
 
     def interrupt(self, signum: int, *, is_paused: bool) -> None:
         """A signal comes while the job is paused below its minimum, or else while its workers are being stopped."""
         if is_paused:
             self.stop(is_one_lost=True)
+            assert self.leader.phase is Phase.PAUSED
         self.tell(0, Interrupted(signum=signum))
-        if not is_paused:
-            self.stop(is_one_lost=False)
-
-
-@pytest.fixture
-def jobs() -> Iterator[list[Job]]:
-    made: list[Job] = []
-    yield made
-    for job in made:
-        job.close()
+        self.wait(1.0) if is_paused else self.stop(is_one_lost=False)
 
 
 @pytest.mark.parametrize("is_paused", [False, True], ids=["stopping", "paused"])
-def test_a_time_limit_that_comes_then_puts_the_job_back(jobs: list[Job], tmp_path: Path, is_paused: bool):
-    jobs.append(job := Job(tmp_path, job=JOB, step=7))
-    job.interrupt(signal.SIGUSR1, is_paused=is_paused)
-    assert job.hear(0, Goodbye).exit_code == 0
+def test_a_time_limit_that_comes_then_puts_the_job_back(is_paused: bool):
+    job = Job()
+    job.interrupt(TIME_LIMIT, is_paused=is_paused)
+    assert job.sent(Goodbye, to=0).exit_code == 0
     assert (job.leader.is_to_requeue, job.leader.interrupted_by) == (True, None)
     line = "SIGUSR1: saving a checkpoint, then job 12 goes back into the queue and resumes from it" + SAVED_BEFORE
     assert job.lines.count(line) == 1
 
 
 @pytest.mark.parametrize("is_paused", [False, True], ids=["stopping", "paused"])
-def test_a_job_that_cannot_go_back_ends_with_the_faults_own_code(jobs: list[Job], tmp_path: Path, is_paused: bool):
-    jobs.append(job := Job(tmp_path, job=JOB, step=7, no_requeue="it has no batch script"))
-    job.interrupt(signal.SIGUSR1, is_paused=is_paused)
-    assert job.hear(0, Goodbye).exit_code == 139
+def test_a_job_that_cannot_go_back_ends_with_the_faults_own_code(is_paused: bool):
+    job = Job(no_requeue="it has no batch script")
+    job.interrupt(TIME_LIMIT, is_paused=is_paused)
+    assert job.sent(Goodbye, to=0).exit_code == 139
     assert not job.leader.is_to_requeue
 
 
-def test_a_script_that_has_nothing_to_save_is_started_again_all_the_same(jobs: list[Job], tmp_path: Path):
-    jobs.append(job := Job(tmp_path, job=JOB, step=None))
-    job.tell(0, Interrupted(signum=signal.SIGUSR1))
+def test_a_script_that_has_nothing_to_save_is_started_again_all_the_same():
+    job = Job(step=None)
+    job.tell(0, Interrupted(signum=TIME_LIMIT))
     job.stop(is_one_lost=False)
-    plan = job.hear(1, Plan)
-    assert isinstance(plan, Plan)
-    assert plan.generation == 1
+    assert job.sent(Plan, to=1).generation == 1
 
 
 @pytest.mark.parametrize("is_paused", [False, True], ids=["stopping", "paused"])
-def test_sigterm_ends_it_with_its_own_code_and_a_verdict(jobs: list[Job], tmp_path: Path, is_paused: bool):
-    jobs.append(job := Job(tmp_path, job=JOB, step=7))
+def test_sigterm_ends_it_with_its_own_code_and_a_verdict(is_paused: bool):
+    job = Job()
     job.interrupt(signal.SIGTERM, is_paused=is_paused)
-    assert job.hear(0, Goodbye).exit_code == 143
+    assert job.sent(Goodbye, to=0).exit_code == 143
     assert job.leader.verdict is not None
     assert not job.leader.is_to_requeue
 
 
-def test_an_hour_in_which_the_leader_itself_slept_is_nobodys_delay(jobs: list[Job], tmp_path: Path):
-    jobs.append(job := Job(tmp_path, job=None, step=7))
-    job.leader.turn(time.monotonic() + 3600.0)
+@pytest.mark.parametrize("first", [TIME_LIMIT, signal.SIGTERM])
+def test_a_job_that_was_cancelled_does_not_go_back_whatever_else_came(first: int):
+    """The warning of the time limit and scancel cross: before, such a job went back into the queue with 143."""
+    job = Job()
+    job.tell(0, Interrupted(signum=first))
+    job.tell(1, Interrupted(signum=signal.SIGTERM if first == TIME_LIMIT else TIME_LIMIT))
     job.stop(is_one_lost=False)
+    assert job.sent(Goodbye, to=0).exit_code == 143
+    assert not job.leader.is_to_requeue
+
+
+def test_an_hour_in_which_the_leader_itself_slept_is_nobodys_delay():
+    job = Job(job=None)
+    job.now_s += 3600.0
+    job.feed(Due(now_s=job.now_s))
+    job.stop(is_one_lost=False)
+    assert all(job.sent(Plan, to=index) for index in (0, 1))
+
+
+def test_neither_a_file_server_nor_the_scheduler_can_keep_the_job_from_going_on():
+    job = Job()
+    job.is_disk_mute = job.is_scheduler_mute = True
+    job.tell(0, Interrupted(signum=TIME_LIMIT))
+    job.stop(is_one_lost=False)
+    assert job.leader.phase is Phase.FORMING
+    job.wait(ANSWER_S + 0.5)
+    assert job.sent(Plan, to=1).generation == 1
+
+
+def test_an_agent_that_does_not_report_is_disconnected_and_the_leaders_own_never():
+    job = Job()
+    job.wait(RESTART_GRACE_S + STOPPED_S)
+    assert job.leader.unresponsive == {"n1"}
+    assert job.leader.phase is Phase.STOPPING
+    job.wait(OWN_STOPPED_S + 0.5)
+    assert job.sent(Goodbye, to=0).exit_code == Exit.NODE_FAULT
+
+
+def test_who_joins_a_job_that_is_over_is_rejected():
+    job = Job()
+    job.interrupt(signal.SIGTERM, is_paused=False)
+    card = Card(host="n1", pid=1, node_index=1, num_workers=1, num_gpus=0)
+    job.feed(Joined(now_s=job.now_s, connection=1, card=card, address=""))
+    assert job.effects[-1] == Reject(connection=1, reason="the job is over")
+
+
+def test_a_worker_of_an_earlier_generation_says_nothing_of_the_new_one():
+    job = Job()
+    job.stop(is_one_lost=False)
+    end = WorkerEnd(rank=0, local_rank=0, node="n0", exit_code=1, time_s=0.0, message="ValueError")
+    job.tell(0, Failed(end=end, age_s=0.0, generation=0))
+    for rank in (0, 1):
+        job.tell(rank, Exited(rank=rank, generation=1))
+    job.wait(1.0)
     for index in (0, 1):
-        job.hear(index, Plan)
+        job.tell(index, Stopped(generation=1))
+    job.wait(1.0)
+    assert job.sent(Goodbye, to=1).exit_code == 0

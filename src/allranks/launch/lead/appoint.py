@@ -1,4 +1,4 @@
-"""Create the leader of a job: its terms, its connections to all agents, its newcomers, its link to SLURM."""
+"""Create the leader of a job and its driver: terms, connections to all agents, side port, link to SLURM."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 
 from allranks.guard.verdict import Guard
 from allranks.launch.lead.course import Terms
+from allranks.launch.lead.driver import LeaderDriver
 from allranks.launch.lead.leader import Leader
-from allranks.launch.lead.newcomers import Newcomers
+from allranks.launch.lead.members import Node
 from allranks.launch.lead.recovery import History
 from allranks.launch.plan import LOOPBACK, JobPlan
 from allranks.launch.queue import ending
@@ -30,8 +31,8 @@ def appoint_leader(
     env: Mapping[str, str],
     *,
     show: Callable[[Sequence[Finding]], None],
-) -> Leader:
-    """Return the leader, which has begun the first generation.
+) -> LeaderDriver:
+    """Return the driver of a leader that has begun the first generation.
 
     Args:
         plan: of this agent.
@@ -53,6 +54,7 @@ def appoint_leader(
     if acceptor is not None and not request.max_restarts:
         acceptor.close()
         acceptor = None
+    own_address, connections = rendezvous.own_address or LOOPBACK, {0: own, **rendezvous.peers}
     leader = Leader(
         Terms(
             job=plan.job,
@@ -60,33 +62,34 @@ def appoint_leader(
             wanted_backend=plan.wanted_backend,
             store_address=rendezvous.store_address,
             store_port=rendezvous.group.store_port,
+            num_nodes=plan.num_nodes,
             min_nodes=plan.min_nodes,
             max_restarts=request.max_restarts,
             capacity_s=request.capacity_s,
             beat_s=guard.beat_s,
-            checkpoints=run_dir.checkpoints_path(request.checkpoint_dir),
         ),
         guard=Guard(guard),
         history=History(restarts_left=request.max_restarts, retries_errors=request.retries_errors),
-        newcomers=Newcomers(
-            acceptor=acceptor,
-            num_seats=plan.num_nodes,
-            node_names=plan.node_names,
-            say=say,
-            gone_s=guard.gone_s,
-            beat_s=guard.beat_s,
-            reviver=_expect_nodes_back(plan, run_dir, scheduler, env) if acceptor is not None and scheduler else None,
-        ),
+        nodes={
+            index: Node(card=card, name=card.host, address=connections[index].peer_address or own_address)
+            for index, card in rendezvous.cards.items()
+        },
+        plans=rendezvous.plans,
+        now_s=time.monotonic(),
+    )
+    return LeaderDriver(
+        leader,
+        connections,
+        acceptor=acceptor,
+        gone_s=guard.gone_s,
+        checkpoints=run_dir.checkpoints_path(request.checkpoint_dir),
         say=_add_what_follows(say, job=plan.job, hang_s=guard.hang_s),
         show=show,
         on_event=run_dir.add_event,
         on_signal=on_signal,
+        reviver=_expect_nodes_back(plan, run_dir, scheduler, env) if acceptor is not None and scheduler else None,
+        node_names=plan.node_names,
     )
-    leader.seats.own_address = rendezvous.own_address or LOOPBACK
-    for index, peer in {0: own, **rendezvous.peers}.items():
-        leader.seats.take(index, rendezvous.cards[index], peer, name=rendezvous.cards[index].host)
-    leader.begin(rendezvous.plans, time.monotonic())
-    return leader
 
 
 def _add_what_follows(say: Callable[[str], None], *, job: str, hang_s: float) -> Callable[[str], None]:

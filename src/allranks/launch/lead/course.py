@@ -1,18 +1,33 @@
-"""The phases of a job, the reasons to ask its workers to leave, and the terms of the job. Data only."""
+"""The life of a job: its phases, what ends each of them, and what a signal does in it. Data only; leader.py goes by it.
+
+phase      ends when                                   at the latest after                 then
+running    all ranks have ended, the guard proves a    the guard's deadlines; a save that  stopping
+           fault, or a signal says so                  a signal asked for: its grace
+stopping   every agent has said Stopped                the grace and STOPPED_S; who has    forming; over, where the
+                                                       not said it is disconnected         job is to end
+forming    the driver has told which checkpoint is     ANSWER_S; then without the answer   running with all nodes that
+           there, and SLURM what a signal means                                            are here; paused; over
+paused     enough nodes are here                       capacity_s                          forming; over
+over       at once: every agent gets its Goodbye
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from pathlib import Path
 
-GRACE_S = 3.0
-"""Seconds between the first signal and SIGKILL when the job ends: with reaping, all processes are gone within 5 s."""
-
-
-ASLEEP_S = 2.0
-"""Between two turns of an agent, or of the leader: what is longer was its own sleep (Ctrl-Z, a virtual machine that was
-stopped), and nobody else was late."""
+RESTART_GRACE_S = 5.0
+"""Seconds between SIGTERM and SIGKILL before a restart; ranks that cannot handle SIGTERM get SIGKILL at once."""
+STOPPED_S = 4.0
+"""Seconds after the grace period in which an agent must report that its workers have ended."""
+OWN_STOPPED_S = 60.0
+"""The same for the agent in the leader's own process: if it is late, the whole process is, and so is its clock."""
+ANSWER_S = 5.0
+"""Seconds to wait for what the driver looks up: a checkpoint, the meaning of a signal."""
+SPARE_S = 4.0
+"""Seconds of the grace period reserved for shutdown."""
+NOTICE_S = 10.0
+"""Seconds between two lines of a paused job."""
 
 
 class Phase(StrEnum):
@@ -20,8 +35,39 @@ class Phase(StrEnum):
 
     RUNNING = "running"
     STOPPING = "stopping"
+    FORMING = "forming"
     PAUSED = "paused"
     OVER = "over"
+
+
+class Reaction(StrEnum):
+    """What a signal leads to."""
+
+    ASK = "ask the scheduler: order all ranks to save and leave, or stop them"
+    LEAVE = "ask the scheduler: the last checkpoint counts, and the job is requeued or ends"
+    END = "end the job with the signal's exit code, and never requeue it"
+    NOTHING = "nothing"
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One phase."""
+
+    moves: frozenset[Phase]
+    """Phases that may follow."""
+    warning: Reaction
+    """To SIGUSR1."""
+    stop: Reaction
+    """To SIGTERM, SIGINT, SIGHUP and SIGQUIT. A job that got one is never requeued."""
+
+
+STAGES = {
+    Phase.RUNNING: Stage(frozenset({Phase.STOPPING}), Reaction.ASK, Reaction.ASK),
+    Phase.STOPPING: Stage(frozenset({Phase.FORMING, Phase.OVER}), Reaction.LEAVE, Reaction.END),
+    Phase.FORMING: Stage(frozenset({Phase.RUNNING, Phase.PAUSED, Phase.OVER}), Reaction.LEAVE, Reaction.END),
+    Phase.PAUSED: Stage(frozenset({Phase.FORMING, Phase.OVER}), Reaction.LEAVE, Reaction.END),
+    Phase.OVER: Stage(frozenset(), Reaction.NOTHING, Reaction.NOTHING),
+}
 
 
 class Reason(StrEnum):
@@ -44,10 +90,9 @@ class Terms:
     wanted_backend: str
     store_address: str
     store_port: int
+    num_nodes: int
     min_nodes: int
     max_restarts: int
     capacity_s: float
     """How long to wait for nodes below the minimum."""
     beat_s: float
-    checkpoints: Path
-    """Where `allranks.session()` saves."""

@@ -1,41 +1,75 @@
-"""The leader, which runs in the first node's process: it hears all agents, asks the guard, and decides the next step.
+"""The leader as a reducer: it hears all agents, asks the guard, and decides the next step. Pure.
 
-    running --fault--> stopping --all have stopped--> running        the next generation, without the faulty node
-       |                  |      `--too few nodes---> paused --enough are here--> running
-       `--all ended-------+-----------------------------------------> over        a Goodbye to everybody
+    leader.step(Heard(now_s=..., node=2, message=...))   -> [Send(...), Say(...), ...]     see launch.events
+    leader.step(Due(now_s=...))                          what is due; at least once a second
 
-It treats all nodes alike, its own included. guard.verdict decides what is wrong, launch.lead.recovery what to do about
-it, launch.lead.group who is which rank, launch.lead.outcome how to say it: all pure.
+Read launch.lead.course first: the life of a job as one table. The leader runs in the first node's process, where
+launch.lead.driver has its connections, and treats all nodes alike, its own included. guard.verdict decides what is
+wrong, launch.lead.recovery what to do about it, launch.lead.group who is which rank, launch.lead.outcome how to say it.
 """
 
 from __future__ import annotations
 
-import selectors
 import signal
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
 from allranks.guard.judged import Judged
 from allranks.guard.verdict import Guard
-from allranks.launch.lead.course import ASLEEP_S, GRACE_S, Phase, Reason, Terms
+from allranks.launch.events import (
+    ASLEEP_S,
+    GRACE_S,
+    SAVE_SIGNAL,
+    Accept,
+    AskScheduler,
+    CheckpointFound,
+    Disconnect,
+    Due,
+    Effect,
+    Event,
+    ExpectBack,
+    FindCheckpoint,
+    Heard,
+    Joined,
+    Lost,
+    Meant,
+    Over,
+    Record,
+    Reject,
+    Say,
+    Send,
+    Show,
+)  # fmt: skip
+from allranks.launch.lead.course import (
+    ANSWER_S,
+    NOTICE_S,
+    OWN_STOPPED_S,
+    RESTART_GRACE_S,
+    SPARE_S,
+    STAGES,
+    STOPPED_S,
+    Phase,
+    Reaction,
+    Reason,
+    Terms,
+)  # fmt: skip
 from allranks.launch.lead.group import make_group
-from allranks.launch.lead.newcomers import Newcomers
+from allranks.launch.lead.members import Members, Node, State
 from allranks.launch.lead.outcome import (
     as_event,
     as_survived,
     below_minimum,
-    crash_loop,
     describe_pause,
     describe_restart,
+    loop_of,
+    outcome_of,
     summarize,
-)
+)  # fmt: skip
 from allranks.launch.lead.progress import Progress
 from allranks.launch.lead.recovery import Crash, Decision, History, Move, decide
-from allranks.launch.lead.seats import Seat, Seats
 from allranks.launch.queue import ending
-from allranks.model.errors import AllranksError, Exit, exit_for_signal
+from allranks.model.errors import AllranksError, Exit
 from allranks.model.finding import Finding, Verdict
 from allranks.model.hostlist import fold_hosts
 from allranks.wire.protocol import (
@@ -51,33 +85,23 @@ from allranks.wire.protocol import (
     Stop,
     Stopped,
     WorkerEnd,
-)
+)  # fmt: skip
 
-RESTART_GRACE_S = 5.0
-"""Seconds between SIGTERM and SIGKILL before a restart; ranks that cannot handle SIGTERM get SIGKILL at once."""
-STOPPED_S = 3.0
-"""Seconds after the grace period in which an agent must report that its workers have ended."""
-SPARE_S = 4.0
-"""Seconds of the grace period reserved for shutdown."""
-NOTICE_S = 10.0
-"""Seconds between two lines of a paused job."""
+_LEADER = 0
 _LEFT_OUT = Goodbye(exit_code=Exit.OK, summary="the job continues without this node")
 """Its agent exits with 0: SLURM takes the highest exit code of all agents, so the others decide the job's."""
 
 
 class Leader:
-    """Leads the job from the first Plan to the last Goodbye. Owns the connections to all agents.
+    """Leads the job from the first Plan, which every agent has, to the last Goodbye.
 
     Args:
         terms: the terms of the job.
         guard: decides what is wrong.
         history: faults so far, with those of earlier attempts, and the restarts that are left.
-        newcomers: agents that join while the job runs.
-        say: prints one line.
-        show: prints findings.
-        on_event: writes to events.jsonl.
-        on_signal: decides what a signal means for the job, given how long a checkpoint takes (0: nothing to save;
-            None: unknown).
+        nodes: whose agents are connected, by their index in the job.
+        plans: of the first generation, by the same index.
+        now_s: when it begins.
     """
 
     def __init__(
@@ -86,14 +110,11 @@ class Leader:
         *,
         guard: Guard,
         history: History,
-        newcomers: Newcomers,
-        say: Callable[[str], None],
-        show: Callable[[Sequence[Finding]], None],
-        on_event: Callable[..., None],
-        on_signal: Callable[[int, float | None], ending.Decision],
+        nodes: Mapping[int, Node],
+        plans: Mapping[int, Plan],
+        now_s: float,
     ) -> None:
-        self.seats = Seats(on_message=self._hear, on_lost=self._on_lost)
-        self.newcomers = newcomers
+        self.phase = Phase.RUNNING
         self.verdict: Verdict | None = None
         """Set when the job is over."""
         self.is_said = False
@@ -103,172 +124,217 @@ class Leader:
         """Nodes at fault, in the last verdict."""
         self.is_to_requeue = False
         """Whether all ranks saved before the time limit and ended."""
-        self._terms = terms
-        self._guard = guard
-        self._history = history
-        self._say, self._show, self._on_event, self._on_signal = say, show, on_event, on_signal
-        self._phase = Phase.RUNNING
-        self._members: list[tuple[int, str]] = []
-        """Seat and name of each node of this generation, in the order of the Plan."""
-        self._generation = 0
+        self.unresponsive: set[str] = set()
+        """Nodes whose agents were disconnected because they did not answer; their processes may still be there."""
+        self.progress = Progress()
+        self._terms, self._guard, self._history = terms, guard, history
+        self._effects: list[Effect] = []
+        self._members = Members(terms.num_nodes)
+        for index, node in nodes.items():
+            self._members.add(index, node)
+        self._deadline_s = self._turned_s = now_s
+        self._capacity_until_s: float | None = None
+        self._next_ping_s = self._next_notice_s = 0.0
+        self._signals: set[int] = set()
+        self._unanswered: dict[int, float] = {}
+        """Signals that the scheduler was asked about, and until when its answer counts."""
+        self._is_looking = False
+        self._survived: list[Finding] = []
+        self._begin(plans, now_s)
+
+    def step(self, event: Event) -> list[Effect]:
+        """Take in an event; return what is to be done, in this order."""
+        match event:
+            case Joined():
+                self._admit(event)
+            case _ if self.phase is Phase.OVER:
+                pass
+            case Due(now_s=now_s):
+                self._turn(now_s)
+            case Heard(node=node, message=message, now_s=now_s):
+                if node in self._members.here:
+                    self._hear(node, message, now_s)
+            case Lost(node=node, reason=reason, now_s=now_s):
+                self._lose(node, reason, now_s)
+            case Meant(signum=signum, decision=meant, now_s=now_s):
+                if self._unanswered.pop(signum, None) is not None:
+                    self._obey(signum, meant, now_s)
+            case CheckpointFound(step=step):
+                self._is_looking = False
+                if step is not None:
+                    self.progress.find(step)
+        effects, self._effects = self._effects, []
+        return effects
+
+    def _do(self, *effects: Effect) -> None:
+        self._effects += effects
+
+    def _record(self, event: str, **fields: object) -> None:
+        self._do(Record(event=event, fields=fields))
+
+    def _send_all(self, message: Message) -> None:
+        self._do(*(Send(node=index, message=message) for index in self._members.here))
+
+    def _enter(self, phase: Phase) -> None:
+        assert phase in STAGES[self.phase].moves, f"{self.phase} -> {phase}"
+        self.phase = phase
+
+    def _begin(self, plans: Mapping[int, Plan], now_s: float) -> None:
+        """Start a generation; every agent has its Plan, or gets it now."""
+        order = sorted(plans, key=lambda index: plans[index].node_index)
+        plan = plans[order[0]]
+        self._members.begin(order, plan.members)
+        addresses = {position: self._members[index].addresses for position, index in enumerate(order)}
+        self._generation, self._began_s = plan.generation, now_s
+        self._guard.begin(plan, now_s, addresses=addresses)
         self._judged: Judged | None = None
         self._decision: Decision | None = None
-        self._began_s = 0.0
-        self._deadline_s = self._turned_s = 0.0
-        self._next_ping_s = 0.0
-        self._next_notice_s = 0.0
         self._asked: Reason | None = None
         self._asked_until_s: float | None = None
         self._is_finished = False
         """Whether the workers have completed all their steps."""
-        self.progress = Progress()
-        self._signals: set[int] = set()
-        self._survived: list[Finding] = []
-
-    def attach(self, selector: selectors.BaseSelector) -> None:
-        """Let the agent's selector watch all connections; it calls `key.data(fileobj)`."""
-        self.seats.attach(selector)
-        self.newcomers.attach(selector, taken=lambda: set(self.seats))
-
-    def begin(self, plans: Mapping[int, Plan], now_s: float) -> None:
-        """Start a generation; every agent has its Plan, or gets it now.
-
-        Args:
-            plans: by seat.
-            now_s: monotonic time, as everywhere in this file.
-        """
-        order = sorted(plans, key=lambda seat: plans[seat].node_index)
-        plan = plans[order[0]]
-        self._members = [(seat, member.name) for seat, member in zip(order, plan.members, strict=True)]
-        self._generation = plan.generation
-        for seat, name in self._members:
-            self.seats[seat].name = name
-            self.seats[seat].has_stopped = False
-        addresses = {position: self.seats.addresses(seat) for position, seat in enumerate(order)}
-        self._began_s = now_s
-        self._guard.begin(plan, now_s, addresses=addresses)
-        self._phase = Phase.RUNNING
-        self._judged, self._decision, self._asked, self._is_finished = None, None, None, False
+        self._capacity_until_s = None
         self.progress.steps.clear()
 
-    def turn(self, now_s: float) -> None:
-        """Do what is due; the agent's loop calls it between two waits."""
-        if self._phase is Phase.OVER:
-            return
-        self._deadline_s += max(0.0, now_s - self._turned_s - ASLEEP_S)
-        self._turned_s = now_s
-        if now_s >= self._next_ping_s:
-            self._next_ping_s = now_s + self._terms.beat_s
-            self.seats.send_all(Ping(sent_ns=round(now_s * 1e9)))
-        self.newcomers.turn(now_s)
-        match self._phase:
-            case Phase.RUNNING:
-                self._judge(now_s)
-            case Phase.STOPPING:
-                self._await_stopped(now_s)
-            case Phase.PAUSED:
-                self._await_capacity(now_s)
+    # What agents tell
 
-    def close(self) -> None:
-        """Give slow agents a moment to receive their last message, and close all connections."""
-        self.seats.flush()
-        self.seats.close()
-        self.newcomers.close()
-
-    # Hearing
-
-    def _hear(self, index: int, seat: Seat, message: Message) -> None:
-        now_s = time.monotonic()
+    def _hear(self, index: int, message: Message, now_s: float) -> None:
+        name = self._members[index].name
         match message:
             case Beat():
                 if message.node.generation == self._generation:
                     self._guard.hear(message, now_s)
                     self.progress.hear(message)
             case Failed(generation=generation) | Exited(generation=generation) if generation != self._generation:
-                self._on_event("worker_ended_late", node=seat.name, generation=generation)
+                self._record("worker_ended_late", node=name, generation=generation)
             case Failed(end=end, age_s=age_s):
-                self._record(msgspec.structs.replace(end, time_s=now_s - age_s), now_s)
+                self._hear_end(msgspec.structs.replace(end, time_s=now_s - age_s), now_s)
             case Exited(rank=rank):
                 self._is_finished |= message.is_finished
-                self._record(WorkerEnd(rank=rank, local_rank=0, node=seat.name, exit_code=0, time_s=now_s), now_s)
+                self._hear_end(WorkerEnd(rank=rank, local_rank=0, node=name, exit_code=0, time_s=now_s), now_s)
             case Interrupted(signum=signum):
-                self._on_event("interrupted", signum=signum, node=seat.name)
+                self._record("interrupted", signum=signum, node=name)
                 self._interrupt(signum, now_s)
             case Stopped():
-                seat.has_stopped |= message.generation == self._generation
+                if message.generation == self._generation:
+                    self._members.set(index, State.STOPPED)
             case _:
-                self.seats.lose(index, f"it sent {type(message).__name__}, which is not a message of an agent")
+                reason = f"it sent {type(message).__name__}, which is not a message of an agent"
+                self._do(Disconnect(node=index))
+                self._lose(index, reason, now_s)
 
-    def _record(self, end: WorkerEnd, now_s: float) -> None:
-        told = end.ended_by_us
-        self._on_event("worker_ended", rank=end.rank, node=end.node, exit_code=end.exit_code, told=told)
+    def _hear_end(self, end: WorkerEnd, now_s: float) -> None:
+        self._record("worker_ended", rank=end.rank, node=end.node, exit_code=end.exit_code, told=end.ended_by_us)
         self._guard.ended(end, now_s)
 
-    def _on_lost(self, index: int, seat: Seat, reason: str) -> None:
-        if self._phase is Phase.OVER:
+    def _lose(self, index: int, reason: str, now_s: float) -> None:
+        node, position = self._members.remove(index), self._members.position(index)
+        if node is None:
             return
-        self._on_event("node_lost", node=seat.name, reason=reason)
-        position = next((i for i, (member, _) in enumerate(self._members) if member == index), None)
-        if self._phase is Phase.RUNNING and position is not None and not seat.has_stopped:
-            self._guard.lost(position, reason, time.monotonic())
-        self.newcomers.expect(index, seat.name)
+        if node.state is State.WAITING:
+            self._do(Say(text=f"{node.name} joined, then disconnected"))
+            return
+        self._record("node_lost", node=node.name, reason=reason)
+        if self.phase is Phase.RUNNING and position is not None and node.state is State.RUNNING:
+            self._guard.lost(position, reason, now_s)
+        if index not in self._members.excluded:
+            self._do(ExpectBack(node=index, name=node.name))
+
+    def _admit(self, joined: Joined) -> None:
+        found = "the job is over" if self.phase is Phase.OVER else self._members.admit(joined.card)
+        if isinstance(found, str):
+            self._do(Reject(connection=joined.connection, reason=found))
+            return
+        card = joined.card
+        self._members.add(found, Node(card=card, name=card.host, address=joined.address, state=State.WAITING))
+        self._do(Accept(connection=joined.connection, node=found))
+        self._do(Say(text=f"{card.host} has joined and waits for the next restart"))
+
+    # Signals
 
     def _interrupt(self, signum: int, now_s: float) -> None:
-        is_warning, is_running = signum == signal.SIGUSR1, self._phase is Phase.RUNNING
+        is_warning = signum == SAVE_SIGNAL
+        reaction = STAGES[self.phase].warning if is_warning else STAGES[self.phase].stop
         if not is_warning:
             self.interrupted_by = self.interrupted_by or signum
-        if signum in self._signals or not (is_warning or is_running):
+        if reaction in (Reaction.END, Reaction.NOTHING) or signum in self._signals:
             return  # SLURM sends it to all agents
         self._signals.add(signum)
-        meant = self._on_signal(signum, None if self.progress.steps else 0.0)
+        self._unanswered[signum] = now_s + ANSWER_S
+        self._do(AskScheduler(signum=signum, save_s=None if self.progress.steps else 0.0))
+
+    def _obey(self, signum: int, meant: ending.Decision, now_s: float) -> None:
+        """The scheduler has said what a signal means."""
+        is_warning = signum == SAVE_SIGNAL
         if meant.ending is ending.Ending.STOP:
             self._asked = None
             return
         reason = Reason.REQUEUE if meant.ending is ending.Ending.SAVE_AND_REQUEUE else Reason.LEAVE
-        if not is_running:
-            self._say(f"{meant.line}; no worker is running, so the last checkpoint is used")
+        if STAGES[self.phase].warning is Reaction.LEAVE:
+            self._do(Say(text=f"{meant.line}; no worker is running, so the last checkpoint is used"))
             if self._decision is not None and self._decision.move is not Move.END:
                 self._asked = reason
             return
         until_s = None if meant.grace_s is None else now_s + max(1.0, meant.grace_s - SPARE_S)
-        self._ask(reason, meant.line, now_s, signum=signum if is_warning else 0, until_s=until_s)
+        self._ask(reason, meant.line, signum=signum if is_warning else 0, until_s=until_s)
 
     # Running
 
+    def _turn(self, now_s: float) -> None:
+        slept_s = max(0.0, now_s - self._turned_s - ASLEEP_S)
+        self._turned_s = now_s
+        self._deadline_s += slept_s
+        if self._capacity_until_s is not None:
+            self._capacity_until_s += slept_s
+        if now_s >= self._next_ping_s:
+            self._next_ping_s = now_s + self._terms.beat_s
+            ping = Ping(sent_ns=round(now_s * 1e9))
+            self._do(*(Send(node=index, message=ping) for index in self._members))
+        self._unanswered = {signum: until_s for signum, until_s in self._unanswered.items() if now_s < until_s}
+        match self.phase:
+            case Phase.RUNNING:
+                self._judge(now_s)
+            case Phase.STOPPING:
+                self._await_stopped(now_s)
+            case Phase.FORMING:
+                self._await_answers(now_s)
+            case Phase.PAUSED:
+                self._await_capacity(now_s)
+
     def _judge(self, now_s: float) -> None:
         if self.interrupted_by is not None and self._asked is None:
-            self._stop(Decision(move=Move.END), now_s, signum=self.interrupted_by)
+            if not self._unanswered:
+                self._stop(Decision(move=Move.END), now_s, signum=self.interrupted_by)
         elif self._guard.is_all_well:
             grows = self._asked is Reason.GROW and not self._is_finished
             self._stop(Decision(move=Move.RESTART if grows else Move.END), now_s)
         elif self.interrupted_by is not None and self._asked_until_s is not None and now_s > self._asked_until_s:
-            self._say("the checkpoint was not finished in time; ending all ranks")
+            self._do(Say(text="the checkpoint was not finished in time; ending all ranks"))
             self._stop(Decision(move=Move.END), now_s)
         else:
             self._consult(now_s)
 
     def _consult(self, now_s: float) -> None:
         """Ask the guard."""
-        for line in self._guard.lines(now_s):
-            self._say(line)
+        self._do(*(Say(text=line) for line in self._guard.lines(now_s)))
         for position, order in self._guard.wants(now_s).items():
-            self.seats.send(self._members[position][0], order)
+            self._do(Send(node=self._members.group[position][0], message=order))
         judged = self._guard.judge(now_s)
         if judged is not None:
             self._decide(judged, now_s)
-        elif self._asked is None and self.newcomers.cards and self.progress.steps:
-            names = fold_hosts([card.host for card in self.newcomers.cards.values()])
-            self._ask(Reason.GROW, f"saving a checkpoint and restarting with {names}", now_s)
+        elif self._asked is None and self._members.waiting and self.progress.steps:
+            names = fold_hosts([node.name for node in self._members.waiting.values()])
+            self._ask(Reason.GROW, f"saving a checkpoint and restarting with {names}")
 
     def _decide(self, judged: Judged, now_s: float) -> None:
-        culprits = [self._members[position] for position in judged.nodes]
+        culprits = [self._members.group[position] for position in judged.nodes]
         decision = decide(
             judged,
             Crash.of(judged, self.progress.steps),
             history=self._history,
-            seats=self.seats.names | dict(culprits),
-            culprits=[seat for seat, _ in culprits],
-            leader_seat=0,
+            seats={index: node.name for index, node in self._members.here.items()} | dict(culprits),
+            culprits=[index for index, _ in culprits],
+            leader_seat=_LEADER,
             min_nodes=self._terms.min_nodes,
             checkpoint=self.progress.checkpoint,
             ran_s=now_s - self._began_s,
@@ -280,20 +346,20 @@ class Leader:
         grace_s = GRACE_S if decision.move is Move.END else RESTART_GRACE_S
         self._stop(decision, now_s, at_once=judged.blocked, grace_s=grace_s)
 
-    def _pronounce(self, findings: Sequence[Finding]) -> None:
+    def _pronounce(self, findings: tuple[Finding, ...]) -> None:
         """Print the findings and write them to events.jsonl."""
         for finding in findings:
-            self._on_event("verdict", generation=self._generation, **as_event(finding))
-        self._show(findings)
+            self._record("verdict", generation=self._generation, **as_event(finding))
+        self._do(Show(findings=findings))
         self.is_said = True
 
-    def _ask(self, reason: Reason, why: str, now_s: float, *, signum: int = 0, until_s: float | None = None) -> None:
+    def _ask(self, reason: Reason, why: str, *, signum: int = 0, until_s: float | None = None) -> None:
         """Order all ranks to save at the same step boundary, and leave."""
         self._asked, self._asked_until_s = reason, until_s
         step = self.progress.step
-        self._on_event("save_asked", why=why, step=step)
-        self._say(why)
-        self.seats.send_all(Order(at_step=(step or 0) + 1, why=why, signum=signum))
+        self._record("save_asked", why=why, step=step)
+        self._do(Say(text=why))
+        self._send_all(Order(at_step=(step or 0) + 1, why=why, signum=signum))
 
     # Stopping, and what comes after
 
@@ -306,45 +372,68 @@ class Leader:
         at_once: Sequence[int] = (),
         grace_s: float | None = None,
     ) -> None:
-        self._phase, self._decision = Phase.STOPPING, decision
+        self._enter(Phase.STOPPING)
+        self._decision = decision
         self._deadline_s = now_s + (grace_s or GRACE_S) + STOPPED_S
-        self.seats.send_all(Stop(signum=signum, at_once=tuple(at_once), grace_s=grace_s))
+        self._send_all(Stop(signum=signum, at_once=tuple(at_once), grace_s=grace_s))
 
     def _await_stopped(self, now_s: float) -> None:
-        if self.seats.running and now_s < self._deadline_s:
+        running = self._members.running
+        if running and now_s < self._deadline_s:
             return
-        for index in self.seats.running:
-            self.seats.lose(index, f"its workers had not ended {STOPPED_S:.0f} s after the grace period")
+        for index in running:
+            if index != _LEADER:
+                self.unresponsive.add(self._members[index].name)
+                self._do(Disconnect(node=index))
+                self._lose(index, f"its workers had not ended {STOPPED_S:.0f} s after the grace period", now_s)
+        if _LEADER in running:
+            if now_s < self._deadline_s + OWN_STOPPED_S:
+                return
+            self._decision = Decision(move=Move.END, exit_code=Exit.NODE_FAULT)
         assert self._decision is not None
         if self._judged is not None and not self._judged.is_final:
             self._judged = self._guard.judge(now_s) or self._judged  # ends that came late may name the culprit
             self._pronounce(self._judged.findings)
         if self._decision.note:
-            self._say(self._decision.note)
+            self._do(Say(text=self._decision.note))
         if self.interrupted_by is not None or self.is_leaving or self._decision.move is Move.END:
             self._conclude()
             return
         self._survived += self._judged.findings if self._judged else ()
         # A node whose agent is gone already may come back; one that is here, and at fault, may not.
-        for index in self._decision.without & set(self.seats):
-            self.seats.send(index, _LEFT_OUT)
-            self.seats.dismiss(index)
-            self.newcomers.bar(index)
-        self._go_on(now_s)
+        for index in self._decision.without & self._members.here.keys():
+            self._do(Send(node=index, message=_LEFT_OUT), Disconnect(node=index))
+            self._members.remove(index)
+            self._members.excluded.add(index)
+        self._look(now_s)
 
-    def _go_on(self, now_s: float) -> None:
+    def _look(self, now_s: float) -> None:
+        self._enter(Phase.FORMING)
+        self._is_looking, self._deadline_s = True, now_s + ANSWER_S
+        self._do(FindCheckpoint())
+
+    def _await_answers(self, now_s: float) -> None:
+        if (self._is_looking or self._unanswered) and now_s < self._deadline_s:
+            return
+        if self.interrupted_by is not None or self.is_leaving:
+            self._conclude()
+        else:
+            self._form(now_s)
+
+    def _form(self, now_s: float) -> None:
         """Start the next generation with all connected nodes, or wait for more."""
-        self.progress.look(self._terms.checkpoints)
-        for index, (card, line) in self.newcomers.take().items():
-            self.seats.take(index, card, line, name=card.host)
-        terms = self._terms
-        if len(self.seats) < terms.min_nodes:
-            self._phase, self._deadline_s, self._next_notice_s = Phase.PAUSED, now_s + terms.capacity_s, now_s
-            self._on_event("paused", nodes=len(self.seats), at_least=terms.min_nodes)
+        for index in self._members.waiting:
+            self._members.set(index, State.STOPPED)
+        terms, here = self._terms, self._members.here
+        if len(here) < terms.min_nodes:
+            self._enter(Phase.PAUSED)
+            if self._capacity_until_s is None:
+                self._capacity_until_s, self._next_notice_s = now_s + terms.capacity_s, now_s
+                self._record("paused", nodes=len(here), at_least=terms.min_nodes)
             return
         try:
             plans = make_group(
-                self.seats.cards,
+                {index: node.card for index, node in here.items()},
                 wanted_backend=terms.wanted_backend,
                 attempt=terms.attempt,
                 store_address=terms.store_address,
@@ -353,35 +442,37 @@ class Leader:
                 max_restarts=terms.max_restarts,
             )
         except AllranksError as exc:
-            self._say(str(exc))
+            self._do(Say(text=str(exc)))
             self._give_up((exc.finding,) if exc.finding else (), exc.exit_code)
             return
         self._announce(plans)
-        self.begin(plans, now_s)
-        for index, plan in plans.items():
-            self.seats.send(index, plan)
+        self._enter(Phase.RUNNING)
+        self._begin(plans, now_s)
+        self._do(*(Send(node=index, message=plan) for index, plan in plans.items()))
 
     def _announce(self, plans: Mapping[int, Plan]) -> None:
         plan = next(iter(plans.values()))
         names = [member.name for member in plan.members]
-        gone = [name for seat, name in self._members if seat not in plans]
+        gone = [name for index, name in self._members.group if index not in plans]
         left, checkpoint = self._history.restarts_left, self.progress.checkpoint
-        self._on_event("restarting", generation=plan.generation, members=names, checkpoint=checkpoint)
+        self._record("restarting", generation=plan.generation, members=names, checkpoint=checkpoint)
         is_tracked = bool(self.progress.steps)
-        self._say(describe_restart(plan.generation, names, gone, checkpoint, num_left=left, is_tracked=is_tracked))
+        text = describe_restart(plan.generation, names, gone, checkpoint, num_left=left, is_tracked=is_tracked)
+        self._do(Say(text=text))
 
     def _await_capacity(self, now_s: float) -> None:
-        terms, num_nodes = self._terms, len(self.seats)
+        terms, num_nodes, until_s = self._terms, len(self._members.here), self._capacity_until_s
+        assert until_s is not None
         if self.interrupted_by is not None or self.is_leaving:
             self._conclude()
-        elif num_nodes + len(self.newcomers.cards) >= terms.min_nodes:
-            self._go_on(now_s)
-        elif now_s >= self._deadline_s:
+        elif num_nodes + len(self._members.waiting) >= terms.min_nodes:
+            self._look(now_s)
+        elif now_s >= until_s:
             below = below_minimum(num_nodes, terms.min_nodes, terms.capacity_s, self.progress.checkpoint)
             self._give_up((below,), Exit.NODE_FAULT)
         elif now_s >= self._next_notice_s:
             self._next_notice_s = now_s + NOTICE_S
-            self._say(describe_pause(num_nodes, terms.min_nodes, self._deadline_s - now_s, terms.capacity_s))
+            self._do(Say(text=describe_pause(num_nodes, terms.min_nodes, until_s - now_s, terms.capacity_s)))
 
     def _give_up(self, findings: tuple[Finding, ...], exit_code: int) -> None:
         self._pronounce(findings)
@@ -394,26 +485,21 @@ class Leader:
         return self._asked in (Reason.REQUEUE, Reason.LEAVE) and bool(self.progress.steps) and not self._is_finished
 
     def _conclude(self) -> None:
-        self._phase = Phase.OVER
-        self.is_to_requeue = self.is_leaving and self._asked is Reason.REQUEUE
-        self.verdict = self._make_verdict()
-        goodbye = Goodbye(exit_code=self.verdict.exit_code, summary=summarize(self.verdict))
-        self.seats.send_all(goodbye)
-        self.newcomers.dismiss(goodbye)
-
-    def _make_verdict(self) -> Verdict:
-        judged, decision = self._judged, self._decision
-        findings: tuple[Finding, ...] = ()
-        exit_code = int(Exit.OK if self._guard.is_all_well else Exit.UNKNOWN)
-        if self.interrupted_by is not None:
-            exit_code = exit_for_signal(self.interrupted_by)
-        elif judged is not None:
-            findings, exit_code = judged.findings, judged.exit_code
-            if decision is not None and (decision.move is Move.END or self.is_to_requeue):
-                exit_code = decision.exit_code
-            if decision is not None and decision.is_crash_loop:
-                loop = crash_loop(findings[0], self._history.crashes[-1].step)
-                self._pronounce((loop,))
-                findings = (loop, *findings)
+        self._enter(Phase.OVER)
+        self.is_to_requeue = self.is_leaving and self._asked is Reason.REQUEUE and self.interrupted_by is None
+        is_loop = self._decision is not None and self._decision.is_crash_loop and self.interrupted_by is None
+        if is_loop and self._judged is not None:
+            self._judged = loop_of(self._judged, self._history.crashes[-1].step)
+            self._pronounce(self._judged.findings[:1])
+        exit_code, findings = outcome_of(
+            self._judged,
+            self._decision,
+            interrupted_by=self.interrupted_by,
+            is_to_requeue=self.is_to_requeue,
+            is_all_well=self._guard.is_all_well,
+        )
         findings += (*as_survived(self._survived), *self._guard.warnings)
-        return Verdict(job=self._terms.job, attempt=self._terms.attempt, exit_code=exit_code, findings=findings)
+        terms = self._terms
+        self.verdict = Verdict(job=terms.job, attempt=terms.attempt, exit_code=exit_code, findings=findings)
+        goodbye = Goodbye(exit_code=self.verdict.exit_code, summary=summarize(self.verdict))
+        self._do(*(Send(node=index, message=goodbye) for index in self._members), Over(verdict=self.verdict))

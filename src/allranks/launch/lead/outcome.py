@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import msgspec
 
-from allranks.guard.judged import name_fault
+from allranks.guard.judged import Judged, name_fault
+from allranks.launch.lead.recovery import Decision, Move
 from allranks.launch.plan import count_of
+from allranks.model.errors import Exit, exit_for_signal
 from allranks.model.finding import Finding, Severity, Verdict
 from allranks.model.hostlist import fold_hosts
 
@@ -17,10 +20,36 @@ def as_survived(findings: Iterable[Finding]) -> tuple[Finding, ...]:
     return tuple(msgspec.structs.replace(each, severity=Severity.WARN) for each in findings)
 
 
-def crash_loop(finding: Finding, step: int | None) -> Finding:
-    """Return the finding that a restart does not help, because the same crash came back."""
-    what = f"the same crash happened again at step {step} after a restart: {finding.cause}: {finding.message}"
-    return name_fault("AR509", what, node=finding.node, ranks=finding.ranks)
+def loop_of(judged: Judged, step: int | None) -> Judged:
+    """Add the finding that a restart does not help, because the same crash came back, in front of the crash."""
+    first = judged.findings[0]
+    what = f"the same crash happened again at step {step} after a restart: {first.cause}: {first.message}"
+    return replace(judged, findings=(name_fault("AR509", what, node=first.node, ranks=first.ranks), *judged.findings))
+
+
+def outcome_of(
+    judged: Judged | None,
+    decision: Decision | None,
+    *,
+    interrupted_by: int | None,
+    is_to_requeue: bool,
+    is_all_well: bool,
+) -> tuple[int, tuple[Finding, ...]]:
+    """Return a job's exit code, and the findings that explain it.
+
+    Args:
+        judged: the last fault.
+        decision: what was decided about it; None: the job ends for want of nodes.
+        interrupted_by: the first stop signal.
+        is_to_requeue: whether the job goes on in its next run.
+        is_all_well: whether all ranks ended with 0.
+    """
+    if interrupted_by is not None:
+        return exit_for_signal(interrupted_by), ()
+    if judged is None:
+        return int(Exit.OK if is_all_well else (decision and decision.exit_code) or Exit.UNKNOWN), ()
+    decides = decision is not None and (decision.move is Move.END or is_to_requeue)
+    return decision.exit_code if decision and decides else judged.exit_code, judged.findings
 
 
 def below_minimum(num_nodes: int, min_nodes: int, waited_s: float, checkpoint: int | None) -> Finding:

@@ -1,0 +1,257 @@
+"""What the leader and the agents are told (events), and what they order (effects). Frozen data.
+
+Both are reducers: `step(event)` returns effects. They read no clock, no file and no socket: every event has `now_s`,
+one clock of its process that never steps back. What may take long, the driver does, and tells the result as an event.
+A node is meant by its index in the job (0: the leader's), which never changes, unlike its index in a Plan.
+
+    who       events                                            effects
+    both      Due, Heard, Lost                                  Send, Say, Disconnect
+    leader    Joined, Meant, CheckpointFound                    Accept, Reject, Show, Record, ExpectBack, AskScheduler,
+                                                                FindCheckpoint, Over
+    agent     Started, Observed, WorkerEnded, Signalled, Swept  Start, Signal, GiveOrder, MakeTries, KeepEvidence,
+                                                                PrepareStandbys, Sweep, Mute
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from allranks.launch.queue.ending import Decision
+from allranks.model.beat import NodeBeat
+from allranks.model.card import Card
+from allranks.model.finding import Finding, Verdict
+from allranks.wire.protocol import Message, Order, Plan, Try, WorkerEnd
+
+GRACE_S = 3.0
+"""Seconds between the first signal and SIGKILL when the job ends: with reaping, all processes are gone within 5 s."""
+ASLEEP_S = 2.0
+"""A longer time between two Due means that this process itself was stopped (Ctrl-Z, a suspended virtual machine);
+deadlines move by that time, since nobody else was late."""
+
+SAVE_SIGNAL = signal.SIGUSR1
+"""What `sbatch --signal` sends before the time limit: save, and come again."""
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True):
+    """Something has happened."""
+
+    now_s: float
+
+
+class Due(Event, frozen=True):
+    """Time has passed; at least once a second."""
+
+
+class Heard(Event, frozen=True):
+    """A message has arrived; an agent hears only its leader."""
+
+    message: Message
+    node: int = 0
+
+
+class Lost(Event, frozen=True):
+    """A connection has ended; an agent has only that to its leader."""
+
+    reason: str
+    node: int = 0
+
+
+class Joined(Event, frozen=True):
+    """An agent has proven, while the job runs, that it belongs to it."""
+
+    connection: int
+    """The driver's number; Accept or Reject names it."""
+    card: Card
+    address: str
+    """Where its agent comes from."""
+
+
+class Meant(Event, frozen=True):
+    """The answer to AskScheduler."""
+
+    signum: int
+    decision: Decision
+
+
+class CheckpointFound(Event, frozen=True):
+    """The answer to FindCheckpoint; None: there is none."""
+
+    step: int | None
+
+
+class Started(Event, frozen=True):
+    """The workers of a generation were started."""
+
+    generation: int
+    pids: Mapping[int, int]
+    """By rank. Of a rank that could not be started, WorkerEnded follows."""
+
+
+class Observed(Event, frozen=True):
+    """How this node's workers are."""
+
+    beat: NodeBeat
+
+
+class WorkerEnded(Event, frozen=True):
+    """A worker has ended."""
+
+    generation: int
+    end: WorkerEnd
+    age_s: float = 0.0
+    """How long ago."""
+    is_finished: bool = False
+    """It had made all steps of its session."""
+
+
+class Signalled(Event, frozen=True):
+    """This agent has got a signal."""
+
+    signum: int
+
+
+class Swept(Event, frozen=True):
+    """The answer to Sweep: names and pids of the processes that were ended."""
+
+    left: tuple[str, ...] = ()
+
+
+class Effect(msgspec.Struct, frozen=True, kw_only=True):
+    """Something to be done."""
+
+
+class Send(Effect, frozen=True):
+    """Send a message; where that fails, Lost follows."""
+
+    message: Message
+    node: int = 0
+
+
+class Say(Effect, frozen=True):
+    """Print one line."""
+
+    text: str
+
+
+class Disconnect(Effect, frozen=True):
+    """Close the connection to a node's agent; no Lost follows."""
+
+    node: int
+
+
+class Accept(Effect, frozen=True):
+    """A connection is that of this node's agent from now on."""
+
+    connection: int
+    node: int
+
+
+class Reject(Effect, frozen=True):
+    """Send the reason, and close a connection."""
+
+    connection: int
+    reason: str
+
+
+class Show(Effect, frozen=True):
+    """Print findings."""
+
+    findings: tuple[Finding, ...]
+
+
+class Record(Effect, frozen=True):
+    """Write a line to events.jsonl."""
+
+    event: str
+    fields: Mapping[str, Any]
+
+
+class ExpectBack(Effect, frozen=True):
+    """A node's agent is gone: try to start it again."""
+
+    node: int
+    name: str
+
+
+class AskScheduler(Effect, frozen=True):
+    """Ask what a signal means for this job; Meant follows."""
+
+    signum: int
+    save_s: float | None
+    """How long a checkpoint takes; 0: there is nothing to save; None: unknown."""
+
+
+class FindCheckpoint(Effect, frozen=True):
+    """Look for the newest complete checkpoint; CheckpointFound follows."""
+
+
+class Over(Effect, frozen=True):
+    """The job is over; nothing follows."""
+
+    verdict: Verdict
+
+
+class Start(Effect, frozen=True):
+    """Start this node's workers; Started follows."""
+
+    plan: Plan
+
+
+class Signal(Effect, frozen=True):
+    """Send a signal to the process groups of these workers."""
+
+    signum: int
+    ranks: tuple[int, ...]
+
+
+class GiveOrder(Effect, frozen=True):
+    """Hand an order to all workers."""
+
+    order: Order
+
+
+class MakeTries(Effect, frozen=True):
+    """Try to reach other machines."""
+
+    order: Try
+
+
+class KeepEvidence(Effect, frozen=True):
+    """Write down what the workers do now: they are ended next."""
+
+
+class PrepareStandbys(Effect, frozen=True):
+    """Have processes ready for the next generation."""
+
+
+class Sweep(Effect, frozen=True):
+    """End the processes that the workers left running; Swept follows."""
+
+
+class Mute(Effect, frozen=True):
+    """Print no more of the workers' stderr."""
+
+
+class Driver:
+    """Gives a reducer one event after the other: events that an effect causes come after its other effects."""
+
+    def __init__(self, step: Callable[[Event], Sequence[Effect]], do: Callable[[Effect], None]) -> None:
+        self._step, self._do = step, do
+        self._events: deque[Event] = deque()
+        self._is_stepping = False
+
+    def feed(self, event: Event) -> None:
+        """Step, and do what comes out."""
+        self._events.append(event)
+        if self._is_stepping:
+            return
+        self._is_stepping = True
+        while self._events:
+            for effect in self._step(self._events.popleft()):
+                self._do(effect)
+        self._is_stepping = False

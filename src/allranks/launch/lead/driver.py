@@ -1,0 +1,244 @@
+"""Drive the leader: turn its connections and time into events, and its effects into deeds.
+
+Agents that join while the job runs (their node is back, or was late) connect to the side port that the announcement in
+the run directory names, since rank 0's store now has the port of the roll call. They authenticate as in the roll call.
+What may wait for a file server or for SLURM runs in a thread of its own, and its result is an event.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import selectors
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from allranks.launch.events import (
+    Accept,
+    AskScheduler,
+    CheckpointFound,
+    Disconnect,
+    Driver,
+    Due,
+    Effect,
+    Event,
+    ExpectBack,
+    FindCheckpoint,
+    Heard,
+    Joined,
+    Lost,
+    Meant,
+    Record,
+    Reject,
+    Say,
+    Send,
+    Show,
+)  # fmt: skip
+from allranks.launch.lead.leader import Leader
+from allranks.launch.queue import ending
+from allranks.model.card import Card
+from allranks.model.errors import WireError
+from allranks.model.finding import Finding
+from allranks.state.saved.manifest import parse_final
+from allranks.wire import accept
+from allranks.wire.accept import Acceptor, Rejected, turn_away
+from allranks.wire.connection import Connection
+
+FAREWELL_S = 2.0
+"""Time allowed to deliver the last message to slow agents."""
+
+
+class Reviver(Protocol):
+    """Has SLURM start an agent again on a node that is back."""
+
+    def expect(self, node: str, seat: int) -> None:
+        """The node's agent is gone: look for the node from now on."""
+
+    def turn(self, now_s: float) -> list[str]:
+        """Do what is due without waiting; return lines for people."""
+
+    @property
+    def pids(self) -> list[int]:
+        """Of the processes that it has started."""
+
+    def close(self) -> None:
+        """End what it started."""
+
+
+class LeaderDriver:
+    """Owns the connections to all agents, and the side port.
+
+    Args:
+        leader: the reducer.
+        connections: to the agents of the first generation, by their index in the job.
+        acceptor: accepts the agents that join while the job runs; None: nobody is accepted.
+        gone_s: a silent connection of such an agent ends after this time.
+        reviver: starts lost agents again; None outside of SLURM.
+        node_names: by index, as the scheduler calls them.
+        checkpoints: where `allranks.session()` saves.
+        say: prints one line.
+        show: prints findings.
+        on_event: writes to events.jsonl.
+        on_signal: decides what a signal means for the job, given how long a checkpoint takes (0: nothing to save;
+            None: unknown); it may take seconds.
+    """
+
+    def __init__(
+        self,
+        leader: Leader,
+        connections: Mapping[int, Connection],
+        *,
+        acceptor: Acceptor | None,
+        gone_s: float,
+        checkpoints: Path,
+        say: Callable[[str], None],
+        show: Callable[[Sequence[Finding]], None],
+        on_event: Callable[..., None],
+        on_signal: Callable[[int, float | None], ending.Decision],
+        reviver: Reviver | None = None,
+        node_names: Sequence[str] = (),
+    ) -> None:
+        self.leader = leader
+        self._connections = dict(connections)
+        self._acceptor, self._gone_s, self._checkpoints = acceptor, gone_s, checkpoints
+        self._say, self._show, self._on_event, self._on_signal = say, show, on_event, on_signal
+        self._reviver, self._node_names = reviver, node_names
+        self._joining: dict[int, Connection] = {}
+        """Authenticated, by the number that the leader answers with."""
+        self._num_joined = 0
+        self._feed = Driver(leader.step, self._carry_out).feed
+        self._answers: queue.SimpleQueue[Callable[[float], Event]] = queue.SimpleQueue()
+        self._selector: selectors.BaseSelector | None = None
+
+    def attach(self, selector: selectors.BaseSelector) -> None:
+        """Let the agent's selector watch all connections; it calls `key.data(fileobj)`."""
+        self._selector = selector
+        for node, connection in list(self._connections.items()):
+            self._watch(node, connection)
+        if self._acceptor is not None:
+            self._acceptor.attach(selector, on_peer=self._join, on_rejected=self._tell_rejected, say=self._say)
+
+    def turn(self, now_s: float) -> None:
+        """Do what is due; the agent's loop calls it between two waits."""
+        if self._acceptor is not None:
+            self._acceptor.turn(now_s)
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._feed(self._answers.get_nowait()(now_s))
+        self._feed(Due(now_s=now_s))
+        for text in self._reviver.turn(now_s) if self._reviver is not None else ():
+            self._say(text)
+
+    @property
+    def started_pids(self) -> list[int]:
+        """Of the processes that bring nodes back: they are descendants of this process, but no workers' left-overs."""
+        return self._reviver.pids if self._reviver is not None else []
+
+    def close(self) -> None:
+        """Give slow agents a moment to receive their last message, and close all connections."""
+        deadline_s = time.monotonic() + FAREWELL_S
+        while time.monotonic() < deadline_s and any(each.has_unsent for each in self._connections.values()):
+            for connection in self._connections.values():
+                with contextlib.suppress(ConnectionError):
+                    connection.flush()
+            time.sleep(0.01)
+        for connection in self._connections.values():
+            connection.close()
+        if self._acceptor is not None:
+            self._acceptor.close()
+        if self._reviver is not None:
+            self._reviver.close()
+
+    # Effects
+
+    def _carry_out(self, effect: Effect) -> None:
+        match effect:
+            case Send(node=node, message=message):
+                if (connection := self._connections.get(node)) is not None:
+                    try:
+                        connection.send(message)
+                    except ConnectionError as exc:
+                        self._lose(node, str(exc))
+            case Disconnect(node=node):
+                self._disconnect(node)
+            case Accept(connection=number, node=node):
+                connection = self._connections[node] = self._joining.pop(number)
+                connection.expect_alive_within(self._gone_s)
+                self._watch(node, connection)
+            case Reject(connection=number, reason=reason):
+                turn_away(self._joining.pop(number), reason)
+            case Say(text=text):
+                self._say(text)
+            case Show(findings=findings):
+                self._show(findings)
+            case Record(event=event, fields=fields):
+                self._on_event(event, **fields)
+            case ExpectBack(node=node, name=name):
+                if self._reviver is not None:
+                    self._reviver.expect(self._node_names[node] if self._node_names else name, node)
+            case AskScheduler(signum=signum, save_s=save_s):
+                self._answer_later(lambda: {"signum": signum, "decision": self._on_signal(signum, save_s)}, Meant)
+            case FindCheckpoint():
+                self._answer_later(lambda: {"step": find_checkpoint(self._checkpoints)}, CheckpointFound)
+
+    def _answer_later(self, look: Callable[[], dict[str, Any]], answer: type[Event]) -> None:
+        """Look something up in a thread; the leader does not wait for ever."""
+
+        def run() -> None:
+            found = look()
+            self._answers.put(lambda now_s: answer(now_s=now_s, **found))
+
+        threading.Thread(target=run, name="allranks-leader-look", daemon=True).start()
+
+    # Connections
+
+    def _watch(self, node: int, connection: Connection) -> None:
+        assert self._selector is not None
+        self._selector.register(connection, selectors.EVENT_READ, lambda _: self._listen(node, connection))
+        if connection.has_unread:
+            self._listen(node, connection)
+
+    def _listen(self, node: int, connection: Connection) -> None:
+        if self._connections.get(node) is not connection:
+            return
+        try:
+            messages = connection.receive()
+            connection.flush()
+        except (ConnectionError, WireError) as exc:
+            self._lose(node, str(exc))
+            return
+        for message in messages:
+            self._feed(Heard(now_s=time.monotonic(), node=node, message=message))
+
+    def _lose(self, node: int, reason: str) -> None:
+        self._disconnect(node)
+        self._feed(Lost(now_s=time.monotonic(), node=node, reason=reason))
+
+    def _disconnect(self, node: int) -> None:
+        if (connection := self._connections.pop(node, None)) is not None:
+            self._unregister(connection)
+            connection.close()
+
+    def _join(self, peer: Connection, card: Card) -> None:
+        self._num_joined += 1
+        self._joining[self._num_joined] = peer
+        self._feed(Joined(now_s=time.monotonic(), connection=self._num_joined, card=card, address=peer.peer))
+
+    def _tell_rejected(self, rejected: Rejected) -> None:
+        if rejected.why is not accept.Reject.SILENT:
+            self._say(rejected.text)
+
+    def _unregister(self, connection: Connection) -> None:
+        if self._selector is not None:
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(connection)
+
+
+def find_checkpoint(directory: Path) -> int | None:
+    """Return the step of the newest complete checkpoint in a directory; None: there is none, or no directory."""
+    with contextlib.suppress(OSError):
+        return max((found[0] for path in directory.iterdir() if (found := parse_final(path.name))), default=None)
+    return None

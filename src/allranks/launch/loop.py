@@ -1,0 +1,226 @@
+"""The one loop of an agent: turns sockets, pidfds, signals and time into events, and effects into deeds.
+
+One thread, one selector. The workers' output is read between two waits, and written by threads that may block
+(launch.screen). On the first node the leader lives in the same loop (launch.lead.driver).
+"""
+
+from __future__ import annotations
+
+import selectors
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from allranks.launch.agent import Agent, Phase
+from allranks.launch.crew import Crew
+from allranks.launch.events import (
+    GRACE_S,
+    SAVE_SIGNAL,
+    Disconnect,
+    Driver,
+    Due,
+    Effect,
+    GiveOrder,
+    Heard,
+    KeepEvidence,
+    Lost,
+    MakeTries,
+    Mute,
+    Observed,
+    PrepareStandbys,
+    Say,
+    Send,
+    Signal,
+    Signalled,
+    Start,
+    Started,
+    Sweep,
+    Swept,
+    WorkerEnded,
+)
+from allranks.launch.inbox import SignalInbox
+from allranks.launch.lead.outcome import describe_running
+from allranks.launch.pulse import Pulse
+from allranks.launch.workers import Worker, reap_orphans
+from allranks.model.errors import WireError
+from allranks.wire.connection import Connection
+from allranks.wire.protocol import Goodbye, Plan, WorkerEnd
+
+if TYPE_CHECKING:
+    from allranks.guard.watch import Watch
+    from allranks.launch.lead.driver import LeaderDriver
+
+PUMP_S = 0.05
+"""How often new output is shown."""
+WRITERS_S = 60.0
+"""For checkpoints that are still being written when all is over."""
+KEEP_S = 1.0
+"""For the last calls and stacks of this node's workers, before they are ended."""
+SWEEP_GRACE_S = 0.5
+
+
+class Loop:
+    """Drives an agent until its job is over.
+
+    Args:
+        agent: the reducer.
+        crew: starts and ends its workers.
+        line: the connection to the leader; on the leader's own node it is a socket pair.
+        inbox: signals.
+        watch: makes what this node tells of its workers.
+    """
+
+    def __init__(self, agent: Agent, crew: Crew, line: Connection, *, inbox: SignalInbox, watch: Watch) -> None:
+        self._agent, self._crew, self._line, self._inbox, self._watch = agent, crew, line, inbox, watch
+        self._feed = Driver(agent.step, self._carry_out).feed
+        self._selector = selectors.DefaultSelector()
+        self._num_signals = 0
+        self._has_saved = False
+        self._pulse = Pulse(time.monotonic())
+        self._silent_s: float | None = None
+        """For how long the workers here have written nothing, when that is worth a line."""
+
+    def run(self, driver: LeaderDriver | None) -> Goodbye:
+        """Go through all generations of the job and return the leader's last word.
+
+        Args:
+            driver: on the leader's node, of the other half of this process.
+        """
+        selector, agent = self._selector, self._agent
+        selector.register(self._inbox, selectors.EVENT_READ, lambda _: self._inbox.clear())
+        selector.register(self._line, selectors.EVENT_READ, lambda _: self._listen())
+        try:
+            if driver is not None:
+                driver.attach(selector)
+            for effect in agent.begin():
+                self._carry_out(effect)
+            self._listen()  # what came together with the Plan
+            while agent.phase is not Phase.GONE:
+                self._turn()
+                if driver is not None:
+                    driver.turn(time.monotonic())
+                    self._tell_silence(driver.leader.progress.step)
+            self._crew.wait_for_writers(WRITERS_S if agent.interrupted_by is None else GRACE_S)
+            assert agent.goodbye is not None
+            return agent.goodbye
+        finally:
+            self._crew.close()
+            self._watch.close()
+            if driver is not None:
+                driver.close()
+            self._line.close()
+            selector.close()
+
+    def _turn(self) -> None:
+        """Wait for something to happen, handle it, show new output, do what is due."""
+        # Twice: ends that are noticed together are told to the leader in this process before it judges one of them.
+        for timeout_s in (PUMP_S, 0.0):
+            for key, _ in self._selector.select(timeout_s):
+                key.data(key.fileobj)
+        now_s = time.monotonic()
+        if self._inbox.has_to_save and not self._has_saved:
+            self._has_saved = True
+            self._feed(Signalled(now_s=now_s, signum=SAVE_SIGNAL))
+        for signum in self._inbox.received[self._num_signals :]:
+            self._num_signals += 1
+            self._feed(Signalled(now_s=now_s, signum=signum))
+        self._silent_s = self._pulse.turn(now_s, has_news=self._crew.console.pump())
+        reap_orphans(self._crew.workers)
+        self._feed(Due(now_s=now_s))
+        if self._agent.phase not in (Phase.WAITING, Phase.GONE) and (beat := self._watch.turn(now_s)) is not None:
+            self._feed(Observed(now_s=time.monotonic(), beat=beat))
+
+    def _tell_silence(self, step: int | None) -> None:
+        """Say that the workers run, where they have written nothing here for a while."""
+        if self._silent_s is not None and self._crew.still_running and self._agent.phase is Phase.WATCHING:
+            size, has_spoken = self._agent.plan.world_size, self._pulse.has_spoken
+            self._crew.say(describe_running(size, self._silent_s, has_spoken=has_spoken, step=step))
+
+    # Effects
+
+    def _carry_out(self, effect: Effect) -> None:
+        crew = self._crew
+        match effect:
+            case Send(message=message):
+                if self._line.fileno() >= 0:
+                    try:
+                        self._line.send(message)
+                    except ConnectionError as exc:
+                        self._lose(str(exc))
+            case Disconnect():
+                self._disconnect()
+            case Say(text=text):
+                crew.say(text)
+            case Start(plan=plan):
+                self._start(plan)
+            case Signal(signum=signum, ranks=ranks):
+                crew.signal(signum, ranks)
+            case GiveOrder(order=order):
+                crew.order(order)
+            case MakeTries(order=tries):
+                self._watch.order(tries, time.monotonic())
+            case KeepEvidence():
+                plan = self._agent.plan
+                directory = crew.run_dir.node_path(plan.members[plan.node_index].name)
+                self._watch.keep(directory, within_s=KEEP_S)
+                crew.console.drop_tracebacks()
+            case PrepareStandbys():
+                crew.prepare_standbys()
+            case Mute():
+                crew.console.mute("err")
+            case Sweep():
+                left = crew.sweep(grace_s=SWEEP_GRACE_S)
+                self._feed(Swept(now_s=time.monotonic(), left=tuple(left)))
+
+    def _start(self, plan: Plan) -> None:
+        self._crew.start(plan)
+        now_s, generation = time.monotonic(), plan.generation
+        self._watch.begin(generation, self._crew.watched, now_s, node_index=plan.node_index)
+        self._pulse = Pulse(now_s)
+        running = self._crew.still_running
+        pids = {worker.rank: worker.pid for worker in running if worker.pid is not None}
+        self._feed(Started(now_s=now_s, generation=generation, pids=pids))
+        # Where this node can be tried, before anything can happen to it.
+        self._feed(Observed(now_s=now_s, beat=self._watch.beat(now_s)))
+        for worker in self._crew.workers:
+            if worker.end is None:
+                self._selector.register(worker.pidfd, selectors.EVENT_READ, self._reaper_of(worker, generation))
+            else:
+                self._report(worker.end, generation)
+
+    def _reaper_of(self, worker: Worker, generation: int) -> Callable[[object], None]:
+        def reap(fd: object) -> None:
+            self._selector.unregister(fd)  # type: ignore[arg-type]
+            self._report(worker.reap(), generation, is_finished=worker.is_finished)
+
+        return reap
+
+    def _report(self, end: WorkerEnd, generation: int, *, is_finished: bool = False) -> None:
+        now_s = time.monotonic()
+        if end.exit_code and not end.ended_by_us:  # its last calls, before they are overtaken by its end
+            self._feed(Observed(now_s=now_s, beat=self._watch.beat(now_s)))
+        age_s = max(0.0, time.time() - end.time_s)
+        self._feed(WorkerEnded(now_s=now_s, generation=generation, end=end, age_s=age_s, is_finished=is_finished))
+
+    # The connection to the leader
+
+    def _listen(self) -> None:
+        if self._line.fileno() < 0:
+            return
+        try:
+            messages = self._line.receive()
+            self._line.flush()
+        except (ConnectionError, WireError) as exc:
+            self._lose(str(exc))
+            return
+        for message in messages:
+            self._feed(Heard(now_s=time.monotonic(), message=message))
+
+    def _lose(self, reason: str) -> None:
+        self._disconnect()
+        self._feed(Lost(now_s=time.monotonic(), reason=reason))
+
+    def _disconnect(self) -> None:
+        if self._line.fileno() >= 0:
+            self._selector.unregister(self._line)
+            self._line.close()

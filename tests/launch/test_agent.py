@@ -1,0 +1,259 @@
+"""What does an agent do when something happens? The reducer alone, in time that is told."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+
+from allranks.launch.agent import LEADER_SILENT_S, PEERS_S, SWEEP_S, VERDICT_S, Agent, Phase
+from allranks.launch.events import (
+    Due,
+    Effect,
+    Event,
+    GiveOrder,
+    Heard,
+    KeepEvidence,
+    Lost,
+    Observed,
+    Say,
+    Send,
+    Signal,
+    Signalled,
+    Started,
+    Sweep,
+    Swept,
+    WorkerEnded,
+)  # fmt: skip
+from allranks.model.beat import NodeBeat, RankBeat
+from allranks.model.membership import Member
+from allranks.wire.protocol import (
+    Beat,
+    Exited,
+    Failed,
+    Goodbye,
+    Interrupted,
+    Message,
+    Order,
+    Ping,
+    Plan,
+    Stop,
+    Stopped,
+    WorkerEnd,
+)  # fmt: skip
+
+KILL, TERM, INT, WARNING = signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1
+
+
+def plan(generation: int = 0) -> Plan:
+    members = tuple(Member(name=f"n{i}", first_rank=2 * i, num_workers=2, host=f"n{i}") for i in (0, 1))
+    return Plan(
+        members=members, node_index=1, attempt=0, store_address="", store_port=1, backend="gloo", backend_reason="",
+        generation=generation, max_restarts=2,
+    )  # fmt: skip
+
+
+class Node:
+    """The second of two nodes; ranks 2 and 3."""
+
+    def __init__(self, *, steps: int | None = None, is_started: bool = True) -> None:
+        self.now_s = 100.0
+        self.agent = Agent(plan(), now_s=self.now_s)
+        self.effects: list[Effect] = self.agent.begin()
+        self.is_sweeping_slow = False
+        if is_started:
+            self.start()
+            ranks = tuple(RankBeat(rank=rank, pid=rank, step=steps) for rank in (2, 3))
+            self.feed(Observed, beat=NodeBeat(node_index=1, generation=0, ranks=ranks))
+
+    def start(self, generation: int = 0) -> None:
+        self.feed(Started, generation=generation, pids={2: 12, 3: 13})
+
+    def feed(self, kind: type[Event], **more: Any) -> None:
+        for effect in self.agent.step(kind(now_s=self.now_s, **more)):
+            self.effects.append(effect)
+            if isinstance(effect, Sweep) and not self.is_sweeping_slow:
+                self.feed(Swept, left=("wandb (pid 9)",))
+
+    def hear(self, message: Message) -> None:
+        self.feed(Heard, message=message)
+
+    def end(self, *ranks: int, code: int = 0, generation: int = 0) -> None:
+        for rank in ranks:
+            end = WorkerEnd(rank=rank, local_rank=0, node="n1", exit_code=code, time_s=0.0)
+            self.feed(WorkerEnded, generation=generation, end=end)
+
+    def wait(self, seconds: float, *, every_s: float = 0.1, is_leader_heard: bool = False) -> None:
+        for _ in range(round(seconds / every_s)):
+            self.now_s += every_s
+            if is_leader_heard:
+                self.hear(Ping(sent_ns=1))
+            self.feed(Due)
+
+    def sent(self, kind: type[Message]) -> list[Any]:
+        return [e.message for e in self.effects if isinstance(e, Send) and isinstance(e.message, kind)]
+
+    @property
+    def signals(self) -> list[tuple[int, tuple[int, ...]]]:
+        return [(each.signum, each.ranks) for each in self.effects if isinstance(each, Signal)]
+
+    @property
+    def lines(self) -> list[str]:
+        return [each.text for each in self.effects if isinstance(each, Say)]
+
+
+def test_a_generation_ends_and_the_next_begins():
+    node = Node()
+    node.hear(Stop(signum=TERM))
+    node.end(2, 3, code=-TERM)
+    node.wait(0.1)
+    assert node.agent.phase is Phase.WAITING
+    assert [each.generation for each in node.sent(Stopped)] == [0]
+    node.hear(plan(1))
+    node.start(1)
+    node.end(2, 3, generation=1)
+    node.hear(Stop(signum=TERM))
+    node.wait(0.1)
+    node.hear(Goodbye(exit_code=0, summary=""))
+    node.wait(0.1)
+    assert (node.agent.phase, node.agent.goodbye.exit_code) == (Phase.GONE, 0)
+
+
+def test_a_worker_that_outlives_the_signal_is_named_and_killed_after_its_grace():
+    node = Node()
+    node.hear(Stop(signum=TERM))
+    node.end(2)
+    node.wait(2.9)
+    assert node.lines == ["rank 3 has not ended after SIGTERM yet; SIGKILL in 2 s"]
+    assert node.signals == [(TERM, (2, 3))]
+    node.wait(0.2)
+    assert node.signals == [(TERM, (2, 3)), (KILL, (3,))]
+
+
+def test_a_worker_that_the_kernel_holds_is_named_and_no_longer_waited_for():
+    node = Node()
+    node.hear(Stop(signum=TERM))
+    node.wait(4.2)
+    assert node.lines[-1] == "rank 3 (pid 13) is unkillable: it hangs in the kernel (state D in ps)"
+    assert node.agent.phase is Phase.WAITING
+    node.hear(plan(1))
+    node.start(1)
+    node.end(3, code=-KILL, generation=0)
+    assert node.sent(Failed)[0].generation == 0
+    node.hear(Stop(signum=TERM))
+    node.end(2, generation=1)
+    node.wait(1.0)
+    assert node.agent.phase is Phase.ENDING  # rank 3 of generation 1 still runs
+
+
+def test_time_in_which_the_agent_itself_did_not_run_is_not_the_workers():
+    node = Node()
+    node.hear(Stop(signum=TERM))
+    node.wait(0.1)
+    node.now_s += 3600.0
+    node.feed(Due)
+    assert (node.lines, node.signals) == ([], [(TERM, (2, 3))])
+
+
+def test_blocked_ranks_are_killed_at_once_and_what_they_did_is_kept_before():
+    node = Node()
+    node.hear(Stop(signum=TERM, at_once=(3,), grace_s=5.0))
+    kinds = [type(each) for each in node.effects]
+    assert kinds.index(KeepEvidence) < kinds.index(Signal)
+    assert node.signals == [(KILL, (3,)), (TERM, (2,))]
+
+
+def test_left_overs_that_do_not_end_hold_up_nothing():
+    node = Node()
+    node.is_sweeping_slow = True
+    node.end(2, 3)
+    node.hear(Stop(signum=TERM))
+    node.wait(SWEEP_S + 0.2)
+    assert node.agent.phase is Phase.WAITING
+
+
+@pytest.mark.parametrize(
+    ("signals", "steps", "ended_by"),
+    [
+        pytest.param([TERM], None, TERM, id="SIGTERM, nothing to save"),
+        pytest.param([TERM], 7, None, id="SIGTERM, and the ranks can save"),
+        pytest.param([TERM, TERM], 7, TERM, id="SIGTERM twice"),
+        pytest.param([INT], 7, INT, id="Ctrl-C"),
+        pytest.param([WARNING], 7, None, id="the time limit is near"),
+        pytest.param([WARNING, WARNING, TERM], 7, None, id="it is near, and then there"),
+        pytest.param([WARNING, INT], 7, INT, id="Ctrl-C after a warning"),
+    ],
+)
+def test_a_signal_ends_the_workers_or_is_left_to_the_leader(signals: list[int], steps: int | None, ended_by: int):
+    node = Node(steps=steps)
+    for signum in signals:
+        node.feed(Signalled, signum=signum)
+    node.wait(0.5)
+    assert node.signals == ([(ended_by, (2, 3))] if ended_by else [])
+    assert [each.signum for each in node.sent(Interrupted)] == list(dict.fromkeys(signals))
+
+
+def test_workers_that_are_told_to_end_while_they_are_started_are_ended_then():
+    node = Node(is_started=False)
+    node.hear(Stop(signum=TERM))
+    assert node.signals == []
+    node.start()
+    assert node.signals == [(TERM, (2, 3))]
+
+
+@pytest.mark.parametrize("signum", [None, TERM])
+def test_a_lost_leader_ends_the_workers_and_a_cancelled_job_keeps_its_code(signum: int | None):
+    node = Node()
+    if signum:
+        node.feed(Signalled, signum=signum)
+    node.feed(Lost, reason="n0 closed the connection")
+    assert node.agent.is_leader_lost
+    node.end(2, 3)
+    node.wait(0.2)
+    assert (node.agent.phase, node.agent.goodbye.exit_code) == (Phase.GONE, 75 if signum is None else 143)
+
+
+@pytest.mark.parametrize(("is_heard", "patience_s"), [(False, PEERS_S), (True, VERDICT_S)])
+def test_an_interrupted_agent_waits_for_the_verdict_of_a_leader_that_it_hears(is_heard: bool, patience_s: float):
+    node = Node()
+    node.feed(Signalled, signum=INT)
+    node.end(2, 3)
+    node.wait(patience_s, is_leader_heard=is_heard)
+    assert node.agent.phase is Phase.WAITING
+    node.wait(1.0, is_leader_heard=is_heard)
+    assert (node.agent.phase, node.agent.goodbye.exit_code) == (Phase.GONE, 130)
+
+
+def test_a_leader_that_says_nothing_is_left():
+    node = Node()
+    node.wait(LEADER_SILENT_S + 1.0, every_s=1.0)
+    assert node.agent.phase is Phase.ENDING
+    assert node.agent.is_leader_lost
+
+
+def test_a_plan_that_comes_before_all_have_ended_is_no_leaders():
+    node = Node()
+    node.hear(plan(1))
+    assert node.agent.goodbye.summary == (
+        "the leader's agent on n0 is gone (it sent Plan, which a leader does not send now)"
+    )
+
+
+def test_the_last_ping_is_said_back_with_its_age():
+    node = Node()
+    node.hear(Ping(sent_ns=17))
+    node.now_s += 0.25
+    node.feed(Observed, beat=NodeBeat(node_index=1, generation=0, ranks=()))
+    beat = node.sent(Beat)[-1]
+    assert (beat.ping_ns, beat.held_ns) == (17, 250_000_000)
+
+
+def test_ends_and_orders_are_passed_on():
+    node = Node()
+    node.end(2)
+    node.end(3, code=1)
+    assert [type(each) for each in (*node.sent(Exited), *node.sent(Failed))] == [Exited, Failed]
+    order = Order(at_step=8, why="save")
+    node.hear(order)
+    assert node.effects[-1] == GiveOrder(order=order)
