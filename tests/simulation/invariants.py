@@ -18,7 +18,8 @@ from allranks.model.hostlist import expand_hosts
 from allranks.wire.protocol import Exited, Failed, Goodbye, Order, Plan, Stop, Stopped
 
 if TYPE_CHECKING:
-    from .world import Process, World
+    from .network import Process
+    from .world import World
 
 SLACK_S = 1.5
 """A few turns."""

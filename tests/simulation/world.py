@@ -12,7 +12,6 @@ import random
 import signal
 import zlib
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
 from allranks.guard.verdict import Guard
@@ -24,12 +23,13 @@ from allranks.model.beat import TrySeen
 from allranks.model.card import Card
 from allranks.model.cluster import GuardTable
 from allranks.model.finding import Finding
-from allranks.wire.protocol import Goodbye, Message, Plan, Try
+from allranks.wire.protocol import Plan, Try
 
 from .invariants import check_after, check_agent, check_end
 from .kernel import Kernel, Machine, Worker
 from .lives import FOREVER_S, Fault, Life
 from .mutants import CORES, Cores
+from .network import Line, Network, Process
 
 TERMS = GuardTable(join_s=25, gone_s=3, beat_s=0.5, stopped_s=1.5, stalled_s=1.5, slow_s=8, hang_s=15)
 CAPACITY_S = 12.0
@@ -38,43 +38,7 @@ LIMIT_S = 400.0
 KILL_WAIT_S = 30.0
 
 
-@dataclass(eq=False)
-class Line:
-    """A connection between the leader and one agent; what is said on it arrives in its order."""
-
-    node: int
-    agent: Process | None
-    leader_open: bool = True
-    agent_open: bool = True
-    arrives_s: list[float] = field(default_factory=lambda: [0.0, 0.0])
-    number: int = 0
-    """Of a line that asks to be accepted."""
-
-
-@dataclass(eq=False)
-class Process:
-    """One agent's process; on node 0 the first one has the leader, too."""
-
-    node: int
-    agent: Any = None
-    """None while it waits for its first Plan."""
-    feed: Callable[[Any], None] | None = None
-    line: Line | None = None
-    is_alive: bool = True
-    is_stopped: bool = False
-    stopped_s: float = 0.0
-    goes_on: bool = False
-    """Somebody will continue it."""
-    backlog: list[Callable[[], None]] = field(default_factory=list)
-    exit_code: int | None = None
-    was_killed: bool = False
-    was_left_out: bool = False
-    got_goodbye: bool = False
-    signalled: list[int] = field(default_factory=list)
-    """Stop signals that it got."""
-
-
-class World:
+class World(Network):
     """One life."""
 
     def __init__(self, life: Life, cores: Cores = CORES) -> None:
@@ -291,80 +255,6 @@ class World:
             self._joining.clear()
         if process.line is not None:
             self._end_line(process.line, by_leader=False)
-
-    # Lines
-
-    def _delay_s(self, node: int) -> float:
-        draw = self.rng(f"line {node}").random()
-        return (0.0 if node == 0 else 0.001 + 0.01 * draw + (0.6 * draw if draw > 0.97 else 0.0)) + self.slow.get(
-            node, 0
-        )
-
-    def _carry(self, line: Line, direction: int, arrive: Callable[[], None]) -> None:
-        """Have something arrive at the other end, after all that was sent before."""
-        line.arrives_s[direction] = max(self.now_s + self._delay_s(line.node), line.arrives_s[direction])
-
-        def try_again() -> None:
-            if line.node in self.cut:
-                self.at(0.2, try_again)
-            else:
-                arrive()
-
-        self.at(line.arrives_s[direction] - self.now_s, try_again)
-
-    def _tell_agent(self, line: Line, message: Message) -> None:
-        self._carry(
-            line, 0, lambda: self._on(line.agent, lambda: self._hear_agent(line, message)) if line.agent else None
-        )
-
-    def _hear_agent(self, line: Line, message: Message) -> None:
-        process = line.agent
-        if process is None or not line.agent_open:
-            return
-        if process.agent is not None:
-            process.got_goodbye |= isinstance(message, Goodbye)
-            self._feed_agent(process, events.Heard(now_s=self.now_s, message=message))
-        elif isinstance(message, Plan):
-            self._begin_agent(process, message)
-        elif isinstance(message, Goodbye):
-            process.is_alive, process.exit_code, process.got_goodbye = False, message.exit_code, True
-
-    def _tell_leader(self, line: Line, message: Message) -> None:
-        def hear() -> None:
-            if line.leader_open and self.lines.get(line.node) is line:
-                self._feed_leader(events.Heard(now_s=self.now_s, node=line.node, message=message))
-
-        self._carry(line, 1, lambda: self._on(self.processes[0], hear))
-
-    def _end_line(self, line: Line, *, by_leader: bool) -> None:
-        """One side closes a line: the other one learns of it after all that was sent before."""
-        if by_leader and line.leader_open:
-            line.leader_open = False
-            self._carry(line, 0, lambda: self._on(line.agent, lambda: self._lose_agent(line, "closed")))
-        elif not by_leader and line.agent_open:
-            line.agent_open = False
-            self._carry(line, 1, lambda: self._on(self.processes[0], lambda: self._lose_leader(line, "closed")))
-
-    def _break_line(self, line: Line) -> None:
-        """Both sides find that a line is gone."""
-        self._on(line.agent, lambda: self._lose_agent(line, "reset")) if line.agent else None
-        self._on(self.processes[0], lambda: self._lose_leader(line, "reset"))
-
-    def _lose_agent(self, line: Line, reason: str) -> None:
-        if line.agent_open and line.agent is not None:
-            line.agent_open = False
-            if line.agent.agent is None:
-                line.agent.is_alive = False
-            else:
-                self.lost_first[line.node] = line.agent.agent.interrupted_by is None
-                self._feed_agent(line.agent, events.Lost(now_s=self.now_s, reason=reason))
-
-    def _lose_leader(self, line: Line, reason: str) -> None:
-        if line.leader_open:
-            line.leader_open = False
-            if self.lines.get(line.node) is line:
-                del self.lines[line.node]
-                self._feed_leader(events.Lost(now_s=self.now_s, node=line.node, reason=reason))
 
     # Effects
 
