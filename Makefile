@@ -24,7 +24,7 @@ QUICK := healthy or not (torch or lab or by_hand)
 # Run as the last command of a target: its row in the table gets the date of today.
 RAN_TODAY = @sed -i "/^| .make $@. /s/[^|]*|$$/ $$(date -u +%F) |/" docs/development/by-hand.md
 
-.PHONY: help demo test test-all test-by-hand lint bench drills slurm-versions versions horovod mutations gpu carry pages docs clean
+.PHONY: help demo test test-all test-by-hand lint bench drills slurm-versions versions horovod mutations simulate gpu carry pages docs clean
 
 help:
 	@echo "make demo          train a small model on real data with six ranks, and check the result"
@@ -109,6 +109,12 @@ $(HOROVOD)/.built: examples/horovod/build.sh | $(VENV)/.dev
 
 mutations: $(VENV)/.dev
 	$(BIN)/python tests/mutations/run.py
+	$(RAN_TODAY)
+
+# LIVES: how many; FIRST: the first seed. SEED=646 prints one life.
+simulate: $(VENV)/.dev
+	cd tests && ../$(BIN)/python -m simulation.run $(if $(SEED),--seed $(SEED),--lives $(or $(LIVES),10000) \
+	    --first $(or $(FIRST),0) --jobs 2)
 	$(RAN_TODAY)
 
 # No .venv: the GPU's machine has a Python with torch, and mostly no package index. OUT=DIR: a copy of report and logs.

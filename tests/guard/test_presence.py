@@ -82,6 +82,17 @@ def test_it_takes_two_signs(case):
     assert finding.fix
 
 
+@pytest.mark.parametrize(("silent_s", "is_over"), [(8.0, False), (9.5, True)])
+def test_a_stopped_agent_is_named_when_all_other_ranks_have_finished(silent_s: float, is_over: bool):
+    made = picture(silent_s=silent_s, tries=ANSWERS)
+    made.left.update(dict.fromkeys([0, 1, 3], NOW_S))
+    judged, _ = judge_gone(made, NOW_S)
+    assert (judged is not None) is is_over
+    if judged is not None:
+        assert (judged.findings[0].cause, judged.nodes, judged.is_over) == ("AR010 process-stopped", (GONE,), True)
+        assert "its machine answers, and all other ranks have finished" in judged.findings[0].message
+
+
 def test_two_nodes_are_named_in_one_verdict():
     made = picture(silent_s=3.5, tries=NO_ANSWER[:2], who=(1, 2))
     judged, may_grow = judge_gone(made, NOW_S)

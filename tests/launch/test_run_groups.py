@@ -250,6 +250,23 @@ def test_a_killed_agent_is_named_by_the_leader(start: Start, port: int, tmp_path
     assert stderr.endswith("  others waited for it or were ended: rank 0\n")
 
 
+def test_a_stopped_agent_is_named_and_does_not_keep_the_job_from_ending(start: Start, port: int, tmp_path: Path):
+    """Its worker goes on, and ends with 0 like that of the other node."""
+    script = tmp_path / "train.py"
+    script.write_text("import time\nfrom pathlib import Path\ntime.sleep(1)\nPath('up').touch()\ntime.sleep(2)\n")
+    for node in ("a", "b"):
+        (tmp_path / node).mkdir()
+        (tmp_path / node / "cluster.toml").write_text("[guard]\ngone_s = 2\nbeat_s = 0.2\n")
+    leader, other = (start(node, *meeting(port), "--node-rank", i, script) for i, node in enumerate(("a", "b")))
+    wait_until((tmp_path / "b" / "up").exists, "job b", END_S)
+    other.send_signal(signal.SIGSTOP)
+    code, _, stderr = end(leader, within_s=40)
+    assert code == 75
+    assert "its machine answers, so its agent is stopped (SIGSTOP) or gets no processor time" in stderr
+    assert "AR010 process-stopped   b · rank 1" in stderr
+    assert "its machine answers, and all other ranks have finished" in stderr
+
+
 @pytest.mark.parametrize("told", ["a", "b"])
 def test_a_signal_to_one_agent_ends_both_alike(start: Start, port: int, tmp_path: Path, told: str):
     script = tmp_path / "train.py"

@@ -27,6 +27,8 @@ class Judged:
     """Leaving out `nodes` cures it: the node or its link is at fault, and not what runs there."""
     is_retryable: bool = True
     """Starting again from a checkpoint may help; False for an error of the user's code, which comes back."""
+    is_over: bool = False
+    """All other ranks have finished: there is nothing to start again."""
     blocked: tuple[int, ...] = ()
     """Ranks that no SIGTERM reaches in time: stopped, or deep in a collective. For `Stop.at_once`."""
     is_final: bool = True

@@ -7,6 +7,7 @@ A node is gone where a second way says the same:
     connection lost, or silent            its machine refuses tries: nobody listens        the agent is dead
     connection lost, or silent gone_s     tries on every network come to nothing           the node is gone
     lost, or silent 3 x gone_s            its machine answers; ranks wait for its ranks    its processes are stopped
+    silent 3 x gone_s                     its machine answers; all other ranks are done    its agent is stopped
 
 Where every other node falls silent at once, it is the leader's own network.
 """
@@ -49,7 +50,9 @@ def judge_gone(scene: Scene, now_s: float) -> tuple[Judged | None, bool]:
     gone = tuple(sorted(proven))
     ranks = tuple(rank for index in gone for rank in scene.nodes[index].ranks)
     findings = tuple(msgspec.structs.replace(proven[index], victims=scene.others(*ranks)) for index in gone)
-    return Judged(findings=findings, exit_code=Exit.NODE_FAULT, ranks=ranks, nodes=gone, cures=True), is_open
+    is_over = all(_is_last(scene, scene.nodes[index]) for index in gone)
+    judged = Judged(findings=findings, exit_code=Exit.NODE_FAULT, ranks=ranks, nodes=gone, cures=True, is_over=is_over)
+    return judged, is_open
 
 
 def judge_stopped(scene: Scene) -> Judged | None:
@@ -109,11 +112,28 @@ def _judge_node(scene: Scene, node: NodeView, now_s: float) -> Finding | None:
             return scene.fault("AR012", what, *node.ranks, evidence=[first, *told])
     patience_s = MUTE_FACTOR * gone_s if tried else 2 * gone_s
     mute_s = max(silent_s, now_s - node.lost_s if node.lost_s is not None else 0.0)
+    if is_late and mute_s >= patience_s and _is_last(scene, node):
+        what = f"the node's agent has been stopped (SIGSTOP), or gets no processor time, for {silent_s:.0f} s: "
+        what += "its machine answers, and all other ranks have finished"
+        fix = f"on {node.name}: ps -eo pid,stat,args | grep allranks; continue a process in state T with kill -CONT"
+        return scene.fault("AR010", what, *node.ranks, evidence=[first, *told], fix=fix, confidence=Confidence.LIKELY)
     if is_late and mute_s >= patience_s and (is_lost or _is_waited_for(scene, node, now_s)):
         what = "the machine answers, but its agent does not: the processes there are stopped, or get no processor time"
         what = what if tried else "the node's agent is gone, and no other node could test its machine"
         return scene.fault("AR012", what, *node.ranks, evidence=[first, *told], confidence=Confidence.LIKELY)
     return None
+
+
+def answers(scene: Scene, node: NodeView, now_s: float) -> bool:
+    """Whether the machine of a silent node has accepted a connection since: its agent is stopped, or starved."""
+    return any(each.seen.connects for _, each in _tries_of(scene, node, _suspected_since_s(scene, node, now_s) or 0.0))
+
+
+def _is_last(scene: Scene, node: NodeView) -> bool:
+    """Whether the ranks of all other nodes have ended with 0, and nobody waits for this one; it is not lost."""
+    if node.lost_s is not None or not scene.left:
+        return False
+    return all(rank in scene.left for other in scene.nodes if other.heard_later(node) for rank in other.ranks)
 
 
 def _tries_of(scene: Scene, node: NodeView, since_s: float) -> list[tuple[int, Tried]]:

@@ -103,6 +103,10 @@ class NodeView:
         """Since its last beat, or since the generation began."""
         return now_s - (self.began_s if self.heard_s is None else self.heard_s)
 
+    def heard_later(self, other: NodeView) -> bool:
+        """Whether it has spoken since another node fell silent."""
+        return other is not self and (self.heard_s or self.began_s) > (other.heard_s or other.began_s)
+
     def address(self, network: str) -> str:
         """Where it is tried; empty: not known."""
         known = self.addresses.get(network, "")

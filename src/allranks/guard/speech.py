@@ -74,7 +74,10 @@ class Speech:
             silent_s = node.silent_s(now)
             if silent_s >= self._mute_at_s[node.index]:
                 self._mute_at_s[node.index] = LATER_FACTOR * silent_s
-                lines.append(f"no word from {node.name} for {silent_s:.0f} s; others try to reach it")
+                does = "others try to reach it"
+                if presence.answers(self._scene, node, now):
+                    does = "its machine answers, so its agent is stopped (SIGSTOP) or gets no processor time"
+                lines.append(f"no word from {node.name} for {silent_s:.0f} s; {does}")
         return lines
 
     def _say_stragglers(self, now: float, stragglers: Iterable[Straggler]) -> list[str]:

@@ -37,6 +37,7 @@ from allranks.launch.inbox import SignalInbox
 from allranks.launch.lead.outcome import describe_success
 from allranks.launch.loop import Loop
 from allranks.launch.plan import LOOPBACK, JobPlan, Request, count_of
+from allranks.launch.queue import ending
 from allranks.launch.queue.exclusion import describe_return, read_culprits
 from allranks.launch.queue.scheduler import Scheduler
 from allranks.launch.rendezvous import Rendezvous, apply, take_part
@@ -182,11 +183,15 @@ def _speak_alone(verdict: Verdict, plan: JobPlan, run_dir: RunDir, env: Mapping[
 
 
 def _end_silent_tasks(verdict: Verdict | None, env: Mapping[str, str]) -> None:
-    """End this step if one of its tasks hangs and never joined: srun would wait for it until the job's time limit."""
+    """End this step if one of its tasks hangs and never joined."""
     findings = verdict.findings if verdict else ()
-    if not any(finding.cause.startswith("AR001 ") for finding in findings):
-        return
-    time.sleep(SILENT_GRACE_S)  # the agents that came are leaving by themselves, each with the right exit code
+    if any(finding.cause.startswith("AR001 ") for finding in findings):
+        _end_step(env)
+
+
+def _end_step(env: Mapping[str, str]) -> None:
+    """End what is left of this step: srun would wait for a task that hangs until the job's time limit."""
+    time.sleep(SILENT_GRACE_S)  # the other agents are leaving by themselves, each with the right exit code
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     with contextlib.suppress(AllranksError, KeyError):
         cancel_job(f"{env['SLURM_JOB_ID']}.{env['SLURM_STEP_ID']}")
@@ -307,7 +312,7 @@ def _run_workers(
         say(describe_success(script, agent.plan.world_size, took_s, num_restarts, where=str(run_dir.attempt_path)))
     if scheduler is None:
         return goodbye.exit_code
-    if agent.is_leader_lost and agent.interrupted_by is None:  # a cancelled job is never requeued
+    if agent.is_leader_lost and not inbox.received:  # a cancelled job is never requeued
         say(f"ended: {goodbye.summary}")
         if _has_lost(me.name, run_dir, times_before=times_lost, patience_s=plan.guard.gone_s + LEADER_WRITES_S):
             say(f"the leader is alive and reports that it lost {me.name}; see its output for the job's verdict")
@@ -315,7 +320,12 @@ def _run_workers(
             return Exit.OK if plan.request.max_restarts else goodbye.exit_code
         if plan.request.max_restarts:
             return scheduler.requeue([group.members[0].name], cause="AR012 node-failure")
-    return goodbye.exit_code if leader is None else _queue_again(goodbye, leader, scheduler, plan)
+    if leader is None:
+        return goodbye.exit_code
+    exit_code = _queue_again(goodbye, leader, scheduler, plan, inbox)
+    if leader.unresponsive:
+        _end_step(env)
+    return exit_code
 
 
 def _show_rest(console: Console, inbox: SignalInbox, files: Path) -> None:
@@ -353,17 +363,24 @@ def _wait_for_way_back(address: str, port: int, inbox: SignalInbox) -> None:
         time.sleep(0.2)
 
 
-def _queue_again(goodbye: Goodbye, leader: Leader, scheduler: Scheduler, plan: JobPlan) -> int:
+def _queue_again(goodbye: Goodbye, leader: Leader, scheduler: Scheduler, plan: JobPlan, inbox: SignalInbox) -> int:
     """Requeue the job if that is the outcome; return the exit code."""
-    if leader.is_to_requeue:
-        return scheduler.requeue()
-    if leader.interrupted_by == signal.SIGTERM:
-        scheduler.outlast_preemption()
-    elif goodbye.exit_code == Exit.OK:
-        scheduler.stay_complete()
-    elif goodbye.exit_code == Exit.NODE_FAULT and plan.request.max_restarts:
-        findings = leader.verdict.findings if leader.verdict else ()
-        return scheduler.requeue(leader.culprits, cause=findings[0].cause if findings else "")
+    sequel = ending.decide_sequel(
+        goodbye.exit_code,
+        is_to_requeue=leader.is_to_requeue,
+        interrupted_by=leader.interrupted_by or next(iter(inbox.received), None),
+        has_restarts=bool(plan.request.max_restarts) and not leader.is_finished,
+    )
+    match sequel:
+        case ending.Sequel.REQUEUE if leader.is_to_requeue:
+            return scheduler.requeue()
+        case ending.Sequel.REQUEUE:
+            findings = leader.verdict.findings if leader.verdict else ()
+            return scheduler.requeue(leader.culprits, cause=findings[0].cause if findings else "")
+        case ending.Sequel.OUTLAST:
+            scheduler.outlast_preemption()
+        case ending.Sequel.STAY_COMPLETE:
+            scheduler.stay_complete()
     return goodbye.exit_code
 
 

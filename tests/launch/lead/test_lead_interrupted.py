@@ -103,6 +103,16 @@ class Job:
         return next((each for each in reversed(found) if isinstance(each, kind)), None)
 
     @property
+    def goes_back(self) -> bool:
+        sequel = ending.decide_sequel(
+            self.leader.verdict.exit_code,
+            is_to_requeue=self.leader.is_to_requeue,
+            interrupted_by=self.leader.interrupted_by,
+            has_restarts=True,
+        )
+        return sequel is ending.Sequel.REQUEUE
+
+    @property
     def lines(self) -> list[str]:
         return [each.text for each in self.effects if isinstance(each, Say)]
 
@@ -126,7 +136,7 @@ def test_a_time_limit_that_comes_then_puts_the_job_back(is_paused: bool):
     job = Job()
     job.interrupt(TIME_LIMIT, is_paused=is_paused)
     assert job.sent(Goodbye, to=0).exit_code == 0
-    assert (job.leader.is_to_requeue, job.leader.interrupted_by) == (True, None)
+    assert (job.goes_back, job.leader.interrupted_by) == (True, None)
     line = "SIGUSR1: saving a checkpoint, then job 12 goes back into the queue and resumes from it" + SAVED_BEFORE
     assert job.lines.count(line) == 1
 
@@ -136,7 +146,7 @@ def test_a_job_that_cannot_go_back_ends_with_the_faults_own_code(is_paused: bool
     job = Job(no_requeue="it has no batch script")
     job.interrupt(TIME_LIMIT, is_paused=is_paused)
     assert job.sent(Goodbye, to=0).exit_code == 139
-    assert not job.leader.is_to_requeue
+    assert not job.goes_back
 
 
 def test_a_script_that_has_nothing_to_save_is_started_again_all_the_same():
@@ -152,7 +162,7 @@ def test_sigterm_ends_it_with_its_own_code_and_a_verdict(is_paused: bool):
     job.interrupt(signal.SIGTERM, is_paused=is_paused)
     assert job.sent(Goodbye, to=0).exit_code == 143
     assert job.leader.verdict is not None
-    assert not job.leader.is_to_requeue
+    assert not job.goes_back
 
 
 @pytest.mark.parametrize("first", [TIME_LIMIT, signal.SIGTERM])
@@ -163,7 +173,7 @@ def test_a_job_that_was_cancelled_does_not_go_back_whatever_else_came(first: int
     job.tell(1, Interrupted(signum=signal.SIGTERM if first == TIME_LIMIT else TIME_LIMIT))
     job.stop(is_one_lost=False)
     assert job.sent(Goodbye, to=0).exit_code == 143
-    assert not job.leader.is_to_requeue
+    assert not job.goes_back
 
 
 def test_an_hour_in_which_the_leader_itself_slept_is_nobodys_delay():
@@ -187,7 +197,7 @@ def test_neither_a_file_server_nor_the_scheduler_can_keep_the_job_from_going_on(
 def test_an_agent_that_does_not_report_is_disconnected_and_the_leaders_own_never():
     job = Job()
     job.wait(RESTART_GRACE_S + STOPPED_S)
-    assert job.leader.unresponsive == {"n1"}
+    assert job.leader.unresponsive == {1}
     assert job.leader.phase is Phase.STOPPING
     job.wait(OWN_STOPPED_S + 0.5)
     assert job.sent(Goodbye, to=0).exit_code == Exit.NODE_FAULT

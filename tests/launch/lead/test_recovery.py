@@ -42,6 +42,11 @@ def test_a_dead_rank_is_started_again_on_the_same_nodes():
     assert (decision.move, decision.without, history.restarts_left) == (Move.RESTART, frozenset(), 1)
 
 
+def test_where_all_other_ranks_have_finished_nothing_is_started_again():
+    decision = move(judged(cures=True, is_over=True, exit_code=75), history=History(restarts_left=2))
+    assert (decision.move, decision.exit_code, decision.note) == (Move.END, 75, "")
+
+
 def test_without_restarts_the_job_ends_with_the_faults_own_code():
     decision = move(judged(), history=History(restarts_left=0))
     assert (decision.move, decision.exit_code) == (Move.END, 137)

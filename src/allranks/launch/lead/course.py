@@ -56,7 +56,7 @@ class Stage:
     moves: frozenset[Phase]
     """Phases that may follow."""
     warning: Reaction
-    """To SIGUSR1."""
+    """To SIGUSR1; to one that comes after a stop signal: nothing."""
     stop: Reaction
     """To SIGTERM, SIGINT, SIGHUP and SIGQUIT. A job that got one is never requeued."""
 

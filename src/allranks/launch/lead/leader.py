@@ -10,6 +10,7 @@ wrong, launch.lead.recovery what to do about it, launch.lead.group who is which 
 
 from __future__ import annotations
 
+import math
 import signal
 from collections.abc import Mapping, Sequence
 
@@ -124,7 +125,7 @@ class Leader:
         """Nodes at fault, in the last verdict."""
         self.is_to_requeue = False
         """Whether all ranks saved before the time limit and ended."""
-        self.unresponsive: set[str] = set()
+        self.unresponsive: set[int] = set()
         """Nodes whose agents were disconnected because they did not answer; their processes may still be there."""
         self.progress = Progress()
         self._terms, self._guard, self._history = terms, guard, history
@@ -191,8 +192,10 @@ class Leader:
         self._decision: Decision | None = None
         self._asked: Reason | None = None
         self._asked_until_s: float | None = None
-        self._is_finished = False
+        self.is_finished = False
         """Whether the workers have completed all their steps."""
+        self._is_cut_short = False
+        """Whether an agent that got a signal has ended its workers before anybody else did."""
         self._capacity_until_s = None
         self.progress.steps.clear()
 
@@ -210,7 +213,7 @@ class Leader:
             case Failed(end=end, age_s=age_s):
                 self._hear_end(msgspec.structs.replace(end, time_s=now_s - age_s), now_s)
             case Exited(rank=rank):
-                self._is_finished |= message.is_finished
+                self.is_finished |= message.is_finished
                 self._hear_end(WorkerEnd(rank=rank, local_rank=0, node=name, exit_code=0, time_s=now_s), now_s)
             case Interrupted(signum=signum):
                 self._record("interrupted", signum=signum, node=name)
@@ -226,6 +229,7 @@ class Leader:
     def _hear_end(self, end: WorkerEnd, now_s: float) -> None:
         self._record("worker_ended", rank=end.rank, node=end.node, exit_code=end.exit_code, told=end.ended_by_us)
         self._guard.ended(end, now_s)
+        self._is_cut_short |= end.ended_by_us and self.phase is Phase.RUNNING
 
     def _lose(self, index: int, reason: str, now_s: float) -> None:
         node, position = self._members.remove(index), self._members.position(index)
@@ -247,6 +251,7 @@ class Leader:
             return
         card = joined.card
         self._members.add(found, Node(card=card, name=card.host, address=joined.address, state=State.WAITING))
+        self.unresponsive.discard(found)
         self._do(Accept(connection=joined.connection, node=found))
         self._do(Say(text=f"{card.host} has joined and waits for the next restart"))
 
@@ -259,6 +264,8 @@ class Leader:
             self.interrupted_by = self.interrupted_by or signum
         if reaction in (Reaction.END, Reaction.NOTHING) or signum in self._signals:
             return  # SLURM sends it to all agents
+        if is_warning and self.interrupted_by is not None:
+            return
         self._signals.add(signum)
         self._unanswered[signum] = now_s + ANSWER_S
         self._do(AskScheduler(signum=signum, save_s=None if self.progress.steps else 0.0))
@@ -302,13 +309,12 @@ class Leader:
                 self._await_capacity(now_s)
 
     def _judge(self, now_s: float) -> None:
-        if self.interrupted_by is not None and self._asked is None:
-            if not self._unanswered:
-                self._stop(Decision(move=Move.END), now_s, signum=self.interrupted_by)
+        if self.interrupted_by is not None and self._asked is None and (self._is_cut_short or not self._unanswered):
+            self._stop(Decision(move=Move.END), now_s, signum=self.interrupted_by)
         elif self._guard.is_all_well:
-            grows = self._asked is Reason.GROW and not self._is_finished
+            grows = self._asked is Reason.GROW and not self.is_finished
             self._stop(Decision(move=Move.RESTART if grows else Move.END), now_s)
-        elif self.interrupted_by is not None and self._asked_until_s is not None and now_s > self._asked_until_s:
+        elif self.interrupted_by is not None and (self._is_cut_short or now_s > (self._asked_until_s or math.inf)):
             self._do(Say(text="the checkpoint was not finished in time; ending all ranks"))
             self._stop(Decision(move=Move.END), now_s)
         else:
@@ -383,7 +389,7 @@ class Leader:
             return
         for index in running:
             if index != _LEADER:
-                self.unresponsive.add(self._members[index].name)
+                self.unresponsive.add(index)
                 self._do(Disconnect(node=index))
                 self._lose(index, f"its workers had not ended {STOPPED_S:.0f} s after the grace period", now_s)
         if _LEADER in running:
@@ -482,11 +488,11 @@ class Leader:
     @property
     def is_leaving(self) -> bool:
         """Whether all ranks were told to save and leave; after a fault in between, the last checkpoint counts."""
-        return self._asked in (Reason.REQUEUE, Reason.LEAVE) and bool(self.progress.steps) and not self._is_finished
+        return self._asked in (Reason.REQUEUE, Reason.LEAVE) and bool(self.progress.steps) and not self.is_finished
 
     def _conclude(self) -> None:
         self._enter(Phase.OVER)
-        self.is_to_requeue = self.is_leaving and self._asked is Reason.REQUEUE and self.interrupted_by is None
+        self.is_to_requeue = self.is_leaving and self._asked is Reason.REQUEUE
         is_loop = self._decision is not None and self._decision.is_crash_loop and self.interrupted_by is None
         if is_loop and self._judged is not None:
             self._judged = loop_of(self._judged, self._history.crashes[-1].step)

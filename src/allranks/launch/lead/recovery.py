@@ -117,6 +117,8 @@ def decide(
         history.checkpoint = checkpoint
     for rank in judged.ranks:
         history.faults[rank] = history.faults.get(rank, 0) + 1
+    if judged.is_over:
+        return Decision(move=Move.END, exit_code=judged.exit_code)
     is_error = not judged.is_retryable
     if is_error and not (history.retries_errors and judged.exit_code == Exit.USER_CODE):
         return Decision(move=Move.END, exit_code=judged.exit_code, note=_NOT_RETRIED if history.restarts_left else "")

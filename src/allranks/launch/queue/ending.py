@@ -28,6 +28,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from allranks.host.slurm_job import OwnJob
+from allranks.model.errors import Exit
 
 DEFAULT_GRACE_S = 30.0
 """SLURM's default of KillWait, used if the site's value is unknown."""
@@ -95,6 +96,33 @@ def decide(
         why = f"a checkpoint takes {save_s:.0f} s, SIGKILL follows in {grace_s:.0f} s" if save_s else "nothing to save"
         return Decision(ending=Ending.STOP, grace_s=grace_s, line=f"{name} from SLURM: ending the ranks; {why}")
     return Decision(ending=Ending.STOP, grace_s=None, line=f"{name}: ending the ranks")
+
+
+class Sequel(Enum):
+    """What the leader's agent does for the job's next run, at the end of this one."""
+
+    REQUEUE = "requeue"
+    OUTLAST = "outlast"
+    """Stay, if SLURM preempts the job: it requeues only a job that still runs at the end of the grace period."""
+    STAY_COMPLETE = "stay_complete"
+    """Keep SLURM from running it again."""
+    NONE = "none"
+
+
+def decide_sequel(exit_code: int, *, is_to_requeue: bool, interrupted_by: int | None, has_restarts: bool) -> Sequel:
+    """Decide what follows the end of a job; one that somebody told to stop is never requeued.
+
+    Args:
+        exit_code: of the job.
+        is_to_requeue: whether all ranks saved before the time limit.
+        interrupted_by: the first stop signal that any agent got, also one that came after the verdict.
+        has_restarts: whether the user wants the job to survive faults.
+    """
+    if interrupted_by is not None:
+        return Sequel.OUTLAST if interrupted_by == signal.SIGTERM else Sequel.NONE
+    if is_to_requeue or (exit_code == Exit.NODE_FAULT and has_restarts):
+        return Sequel.REQUEUE
+    return Sequel.STAY_COMPLETE if exit_code == Exit.OK else Sequel.NONE
 
 
 def why_no_requeue(job: OwnJob, *, is_batch: bool, may_requeue: bool) -> str:

@@ -1,0 +1,252 @@
+"""The simulated machines of one job: workers, what they do together, and what their agents would see of them."""
+
+from __future__ import annotations
+
+import random
+import signal
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from allranks.model.beat import GroupSeen, NodeBeat, ProcessState, RankBeat, TrySeen
+from allranks.wire.protocol import Order, Plan, WorkerEnd
+
+STEP_S = 1.0
+SAVE_S = 0.5
+LOST = "RuntimeError: [pair.cc:547] Connection closed by peer [10.0.0.2]:41"
+
+
+@dataclass(eq=False)
+class Worker:
+    """One rank of one generation."""
+
+    rank: int
+    node: int
+    generation: int
+    pid: int
+    begun_s: float
+    is_told: bool = False
+    is_deaf: bool = False
+    """It ignores SIGTERM."""
+    is_hung: bool = False
+    stopped_s: float | None = None
+    held_s: float | None = None
+    """Since when the kernel holds it: nothing ends it."""
+    is_doomed: bool = False
+    """SIGKILL waits for the kernel to let it go."""
+    awaits: tuple[int, str | None] | None = None
+    """It ends with this code and message when it is continued."""
+    is_leaving: bool = False
+    end: WorkerEnd | None = None
+    order: Order | None = None
+
+    @property
+    def is_well(self) -> bool:
+        """Whether it does its part."""
+        return self.end is None and not self.is_hung and self.stopped_s is None and self.held_s is None
+
+
+@dataclass(eq=False)
+class Generation:
+    """The ranks of one generation, and how far they are."""
+
+    number: int
+    size: int
+    step: int
+    workers: dict[int, Worker] = field(default_factory=dict)
+    blocked_s: float | None = None
+    """Since when a collective waits."""
+
+
+@dataclass(eq=False)
+class Machine:
+    """One node."""
+
+    index: int
+    skew_s: float
+    is_up: bool = True
+    woke_s: float = 0.0
+    """When its agent went on: what was before, it did not see."""
+    crew: list[Worker] = field(default_factory=list)
+    """Of the generation that its agent started last."""
+    tries: list[tuple[float, TrySeen]] = field(default_factory=list)
+    all_workers: list[Worker] = field(default_factory=list)
+
+
+class Kernel:
+    """Runs all workers.
+
+    Args:
+        rng: of this part alone.
+        at: does something later.
+        on_end: told when a worker has ended.
+    """
+
+    def __init__(
+        self,
+        rng: random.Random,
+        machines: list[Machine],
+        *,
+        at: Callable[[float, Callable[[], None]], None],
+        clock: Callable[[], float],
+        on_end: Callable[[Worker], None],
+        num_steps: int,
+        is_tracked: bool,
+        is_cut: Callable[[int], bool],
+    ) -> None:
+        self._rng, self.machines, self._at, self._now, self._on_end = rng, machines, at, clock, on_end
+        self._num_steps, self._is_tracked, self._is_cut = num_steps, is_tracked, is_cut
+        self.generations: dict[int, Generation] = {}
+        self.checkpoint: int | None = None
+        self.checkpoints_found = 0
+        self._pids = 100
+        self.deaf: set[tuple[int, int]] = set()
+        """(node, local rank) whose workers ignore SIGTERM."""
+
+    def start(self, plan: Plan, node: int) -> list[Worker]:
+        """Start one node's workers."""
+        number = plan.generation
+        if number not in self.generations:
+            self.generations[number] = Generation(number, plan.world_size, self.checkpoint or 0)
+            self._at(STEP_S, lambda: self._tick(self.generations[number]))
+        me, crew = plan.members[plan.node_index], []
+        for local_rank in range(me.num_workers):
+            self._pids += 1
+            worker = Worker(me.first_rank + local_rank, node, number, self._pids, self._now())
+            worker.is_deaf = (node, local_rank) in self.deaf
+            self.generations[number].workers[worker.rank] = worker
+            crew.append(worker)
+        machine = self.machines[node]
+        machine.crew = crew
+        machine.all_workers += crew
+        return crew
+
+    def _tick(self, generation: Generation) -> None:
+        """All ranks make one step together, or those that can wait for the others."""
+        workers = list(generation.workers.values())
+        if all(worker.end is not None for worker in workers) and len(workers) == generation.size:
+            return
+        self._at(STEP_S * (0.9 + 0.2 * self._rng.random()), lambda: self._tick(generation))
+        are_all_here = len(workers) == generation.size and all(each.is_well for each in workers)
+        if not are_all_here or len({each.node for each in workers if self._is_cut(each.node)}) > 0:
+            if generation.blocked_s is None:
+                generation.blocked_s = self._now()
+            return
+        if any(each.is_leaving for each in workers):
+            return
+        generation.blocked_s = None
+        generation.step += 1
+        is_ordered = all(each.order is not None and generation.step >= each.order.at_step for each in workers)
+        if generation.step >= self._num_steps:
+            self._leave(workers, generation)
+        elif is_ordered and (self._is_tracked or any(each.order and each.order.signum for each in workers)):
+            if self._is_tracked:
+                self.checkpoint = generation.step
+            self._leave(workers, generation)
+        elif self._is_tracked and generation.step % 4 == 0:
+            self.checkpoint = generation.step
+
+    def _leave(self, workers: list[Worker], generation: Generation) -> None:
+        for worker in workers:
+            worker.is_leaving = True
+            self._at(SAVE_S * self._rng.random(), lambda worker=worker: self.end(worker, 0))
+
+    # What happens to workers
+
+    def end(self, worker: Worker, code: int, *, message: str | None = None) -> None:
+        """A worker ends, unless the kernel holds it, or it is stopped and does not die of SIGKILL."""
+        if worker.end is not None or worker.held_s is not None:
+            worker.is_doomed |= code == -signal.SIGKILL
+            worker.awaits = worker.awaits or (code, message)
+            return
+        if worker.stopped_s is not None and code != -signal.SIGKILL:
+            worker.awaits = worker.awaits or (code, message)
+            return
+        worker.end = WorkerEnd(
+            rank=worker.rank, local_rank=0, node=f"n{worker.node}", exit_code=code, time_s=self._now(), message=message,
+            ended_by_us=worker.is_told,
+        )  # fmt: skip
+        self._on_end(worker)
+        if code and not worker.is_told:
+            self._break_others(worker)
+
+    def _break_others(self, worker: Worker) -> None:
+        if self._rng.random() < 0.3:
+            return  # they wait in their collective
+        for other in list(self.generations[worker.generation].workers.values()):
+            if other.end is None:
+                self._at(
+                    0.02 + 0.4 * self._rng.random(),
+                    lambda other=other: None if other.is_told or other.is_hung else self.end(other, 1, message=LOST),
+                )
+
+    def signal(self, worker: Worker, signum: int) -> None:
+        """Its agent signals a worker, which is meant to end."""
+        worker.is_told = True
+        if signum == signal.SIGKILL:
+            self._at(0.05, lambda: self.end(worker, -signal.SIGKILL))
+        elif not worker.is_deaf and not worker.is_hung:
+            self._at(0.3 * self._rng.random(), lambda: self.end(worker, -signum))
+
+    def release(self, worker: Worker) -> None:
+        """The kernel lets a worker go, or somebody continues it."""
+        worker.held_s = worker.stopped_s = None
+        if worker.is_doomed:
+            self.end(worker, -signal.SIGKILL)
+        elif worker.awaits is not None:
+            self.end(worker, worker.awaits[0], message=worker.awaits[1])
+
+    def kill_all(self, node: int) -> None:
+        """An agent or a machine has died, and its workers with it."""
+        for worker in self.machines[node].all_workers:
+            self.end(worker, -signal.SIGKILL)
+
+    # What an agent sees
+
+    def beat(self, node: int, position: int, generation: int) -> NodeBeat:
+        """Return how a node's workers are."""
+        machine, now_s = self.machines[node], self._now()
+        return NodeBeat(
+            node_index=position,
+            generation=generation,
+            ranks=tuple(self._beat_of(worker) for worker in machine.crew if worker.generation == generation),
+            tries=tuple(
+                TrySeen(
+                    target=seen.target, network=seen.network, connects=seen.connects, refused=seen.refused,
+                    carries=seen.carries, age_s=now_s - at_s,
+                )
+                for at_s, seen in machine.tries
+            ),
+            addresses=(f"192.168.0.{node + 1}",),
+            try_ports=(4000, 4001),
+            time_ns=round((1.7e9 + now_s + machine.skew_s) * 1e9),
+        )  # fmt: skip
+
+    def _beat_of(self, worker: Worker) -> RankBeat:
+        now_s, generation = self._now(), self.generations[worker.generation]
+        state, since_s = ProcessState.RUNNING, worker.begun_s
+        if worker.end is not None:
+            state, since_s = ProcessState.GONE, worker.end.time_s
+        elif worker.stopped_s is not None:
+            state, since_s = ProcessState.STOPPED, max(worker.stopped_s, self.machines[worker.node].woke_s)
+        elif worker.held_s is not None:
+            state, since_s = ProcessState.BLOCKED, worker.held_s
+        is_waiting = generation.blocked_s is not None and worker.is_well
+        group = GroupSeen(
+            name="0",
+            ranks=tuple(range(generation.size)),
+            enqueued=generation.step + is_waiting,
+            completed=generation.step,
+            waiting_s=now_s - generation.blocked_s if is_waiting and generation.blocked_s is not None else 0.0,
+        )
+        return RankBeat(
+            rank=worker.rank,
+            pid=worker.pid,
+            state=state,
+            state_for_s=max(0.0, now_s - since_s),
+            silent_s=0.1 if worker.stopped_s is None else now_s - worker.stopped_s,
+            main_at="train.py:10 in step",
+            step=generation.step if self._is_tracked else None,
+            checkpoint=self.checkpoint if self._is_tracked else None,
+            phase="leaving" if worker.is_leaving else "training",
+            groups=(group,),
+        )

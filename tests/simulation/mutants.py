@@ -1,0 +1,103 @@
+"""The reducers under test: as they are, or with one rule broken."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import allranks.launch
+
+HERE = Path(__file__).parent
+TABLE = HERE / "mutants.toml"
+SOURCE = Path(allranks.launch.__file__).parent
+LEAD = ("lead.course", "lead.members", "lead.progress", "lead.recovery", "lead.outcome", "lead.leader")
+MODULES = ("queue.ending", *LEAD, "agent")
+"""In the order in which they import each other."""
+
+
+@dataclass(frozen=True)
+class Cores:
+    """The classes that a world is made of."""
+
+    Leader: Any
+    Terms: Any
+    Node: Any
+    History: Any
+    Agent: Any
+    decide_sequel: Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mutant:
+    """One change of a reducer that breaks one rule."""
+
+    name: str
+    rule: str
+    """What then no longer holds."""
+    file: str
+    """Below src/allranks/launch."""
+    before: str
+    after: str
+    times: int = 1
+
+    def apply(self, source: str) -> str:
+        """Return the changed source.
+
+        Raises:
+            ValueError: `before` does not occur `times` times.
+        """
+        if (found := source.count(self.before)) != self.times:
+            raise ValueError(f"{self.name}: expected {self.before!r} {self.times} times in {self.file}, found {found}")
+        return source.replace(self.before, self.after)
+
+
+def read_mutants() -> list[Mutant]:
+    """Return all mutants, in the order of the file."""
+    return [Mutant(**row) for row in tomllib.loads(TABLE.read_text())["mutant"]]
+
+
+def load(mutant: Mutant | None) -> Cores:
+    """Return the reducers, with one change; all modules that import the changed one are loaded anew, and only here."""
+    if mutant is None:
+        names = [f"allranks.launch.{name}" for name in MODULES]
+        return _cores({name: importlib.import_module(full) for name, full in zip(MODULES, names, strict=True)})
+    saved = {name: sys.modules.get(f"allranks.launch.{name}") for name in MODULES}
+    loaded: dict[str, ModuleType] = {}
+    try:
+        for name in MODULES:
+            path = SOURCE / f"{name.replace('.', '/')}.py"
+            source = path.read_text()
+            if path == SOURCE / mutant.file:
+                source = mutant.apply(source)
+            full = f"allranks.launch.{name}"
+            module = ModuleType(full)
+            module.__file__ = str(path)
+            sys.modules[full] = loaded[name] = module
+            exec(compile(source, str(path), "exec"), module.__dict__)
+    finally:
+        for name, module in saved.items():
+            if module is not None:
+                sys.modules[f"allranks.launch.{name}"] = module
+            else:
+                sys.modules.pop(f"allranks.launch.{name}", None)
+    return _cores(loaded)
+
+
+def _cores(modules: dict[str, Any]) -> Cores:
+    return Cores(
+        Leader=modules["lead.leader"].Leader,
+        Terms=modules["lead.course"].Terms,
+        Node=modules["lead.members"].Node,
+        History=modules["lead.recovery"].History,
+        Agent=modules["agent"].Agent,
+        decide_sequel=modules["queue.ending"].decide_sequel,
+    )
+
+
+CORES = load(None)

@@ -1,0 +1,84 @@
+"""The real reducers of leader and agents in short lives; `make simulate` lives many more, and finds all mutants."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .lives import PROFILES, Fault, Kind, Life, draw
+from .mutants import load, read_mutants
+from .run import BLOCK, live, live_block
+from .world import World
+
+TESTS = Path(__file__).parents[1]
+EASY = ("stopping-without-a-deadline", "restarts-not-counted", "workers-outlive-the-leader", "no-sigkill")
+NO_FAULT = Life(
+    seed=1, num_nodes=3, workers=1, num_steps=6, max_restarts=1, min_nodes=2, is_slurm=True, can_requeue=True,
+    is_tracked=True, answer_s=0.0, sweep_s=0.0, start_s=0.0, turn_s=0.3, faults=(),
+)  # fmt: skip
+
+
+def test_no_invariant_falls():
+    tally = live_block(0)
+    assert tally.fallen == ()
+    assert tally.events > 100 * BLOCK
+
+
+@pytest.mark.parametrize("name", EASY)
+def test_a_broken_rule_is_found(name: str):
+    cores = load(next(mutant for mutant in read_mutants() if mutant.name == name))
+    assert any(live(seed, cores)[1] for seed in range(150))
+
+
+def test_the_mutants_fit_the_source():
+    mutants = read_mutants()
+    assert len({each.name for each in mutants}) == len(mutants) >= 20
+    for mutant in mutants:
+        assert load(mutant).Leader is not load(None).Leader
+
+
+def test_a_seed_lives_the_same_life_in_any_process():
+    program = "from simulation.run import live\nprint([live(seed)[0].digest for seed in range(20)])"
+    told = {
+        subprocess.run(
+            [sys.executable, "-c", program], cwd=TESTS, env={**os.environ, "PYTHONHASHSEED": salt},
+            capture_output=True, text=True, check=True,
+        ).stdout
+        for salt in ("1", "2")
+    }  # fmt: skip
+    assert told == {f"{[live(seed)[0].digest for seed in range(20)]}\n"}
+
+
+def test_every_kind_of_fault_is_in_some_life():
+    kinds = {fault.kind for seed in range(30 * len(PROFILES)) for fault in draw(seed).faults}
+    assert kinds == set(Kind)
+
+
+def life(*faults: Fault, **more: object) -> World:
+    values = {name: getattr(NO_FAULT, name) for name in Life.__slots__}
+    return World(Life(**{**values, **more, "faults": faults})).run()
+
+
+def test_a_stopped_agent_is_named_and_the_end_of_all_other_ranks_ends_the_job():
+    """Its workers train on; before, the job waited for it until the time limit."""
+    world = life(Fault(at_s=2.0, kind=Kind.AGENT_STOPS, node=2))
+    (finding,) = world.verdicts[0].findings
+    assert (finding.cause, finding.node, world.verdicts[0].exit_code) == ("AR010 process-stopped", "n2", 75)
+    assert "its machine answers, and all other ranks have finished" in finding.message
+    assert world.leader.unresponsive == {2}
+    assert (world.restarts, world.requeues) == (0, [])  # all steps are made
+    assert any("its machine answers, so its agent is stopped" in line for line in world.log)
+
+
+def test_an_agent_that_goes_on_before_the_others_have_finished_is_no_fault():
+    world = life(Fault(at_s=2.0, kind=Kind.AGENT_STOPS, node=2, for_s=3.0))
+    assert (world.verdicts[0].exit_code, world.verdicts[0].findings) == (0, ())
+
+
+def test_a_suspended_job_goes_on():
+    world = life(Fault(at_s=2.0, kind=Kind.SUSPENDED, node=0, for_s=20.0))
+    assert (world.verdicts[0].exit_code, world.verdicts[0].findings) == (0, ())
