@@ -37,7 +37,7 @@ def quick_guard(tmp_path: Path) -> None:
 @pytest.fixture
 def note(record_property: Note) -> Note:
     """Write down what became of a feature, also where the test then fails."""
-    return lambda name, value: record_property(name, str(value))  # torch.__version__ is a str of torch's own
+    return lambda name, value: record_property(str(name), str(value))  # what xdist can send
 
 
 def culprits(tmp_path: Path) -> list[tuple[str, list[int]]]:
