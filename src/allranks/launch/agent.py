@@ -27,47 +27,11 @@ import signal
 from dataclasses import dataclass
 from enum import StrEnum
 
-from allranks.launch.events import (
-    ASLEEP_S,
-    GRACE_S,
-    SAVE_SIGNAL,
-    Disconnect,
-    Due,
-    Effect,
-    Event,
-    GiveOrder,
-    Heard,
-    KeepEvidence,
-    Lost,
-    MakeTries,
-    Mute,
-    Observed,
-    PrepareStandbys,
-    Say,
-    Send,
-    Signal,
-    Signalled,
-    Start,
-    Started,
-    Sweep,
-    Swept,
-    WorkerEnded,
-)
+from allranks.launch import events
+from allranks.launch.events import ASLEEP_S, GRACE_S, SAVE_SIGNAL, Effect, Event
 from allranks.model.errors import Exit, exit_for_signal
-from allranks.wire.protocol import (
-    Beat,
-    Exited,
-    Failed,
-    Goodbye,
-    Interrupted,
-    Message,
-    Order,
-    Ping,
-    Plan,
-    Stop,
-    Stopped,
-    Try,
-)
+from allranks.wire import protocol
+from allranks.wire.protocol import Goodbye, Message, Order, Plan
 
 REAP_S = 1.0
 """Seconds after SIGKILL; a worker that still exists then is unkillable (state D)."""
@@ -159,25 +123,25 @@ class Agent:
         match event:
             case _ if self.phase is Phase.GONE:
                 return []
-            case Due():
+            case events.Due():
                 self._turn(now_s)
-            case Heard(message=message):
+            case events.Heard(message=message):
                 self._heard_s = now_s
                 self._obey(message, now_s)
-            case Lost(reason=reason):
+            case events.Lost(reason=reason):
                 self._lose(reason, now_s)
-            case Started():
+            case events.Started():
                 self._watch(event, now_s)
-            case Observed(beat=beat):
+            case events.Observed(beat=beat):
                 self._savers |= {rank.rank for rank in beat.ranks if rank.step is not None}
                 ping_ns, came_s = self._ping
                 held_ns = round((now_s - came_s) * 1e9) if ping_ns else 0
-                self._send(Beat(node=beat, ping_ns=ping_ns, held_ns=held_ns))
-            case WorkerEnded():
+                self._send(protocol.Beat(node=beat, ping_ns=ping_ns, held_ns=held_ns))
+            case events.WorkerEnded():
                 self._report(event)
-            case Signalled(signum=signum):
+            case events.Signalled(signum=signum):
                 self._take_signal(signum, now_s)
-            case Swept(left=left):
+            case events.Swept(left=left):
                 self._settle(left, now_s)
         return self._take()
 
@@ -189,7 +153,7 @@ class Agent:
         self._effects += effects
 
     def _send(self, message: Message) -> None:
-        self._do(Send(message=message))
+        self._do(events.Send(message=message))
 
     def _enter(self, phase: Phase) -> None:
         assert phase in MOVES[self.phase], f"{self.phase} -> {phase}"
@@ -201,9 +165,9 @@ class Agent:
         self._enter(Phase.STARTING)
         self.plan, self._ending = plan, None
         self._pids, self._savers, self._failed = {}, set(), set()
-        self._do(Start(plan=plan))
+        self._do(events.Start(plan=plan))
 
-    def _watch(self, started: Started, now_s: float) -> None:
+    def _watch(self, started: events.Started, now_s: float) -> None:
         if started.generation != self.plan.generation:
             return
         self._pids = dict(started.pids)
@@ -214,34 +178,34 @@ class Agent:
             self._enter(Phase.ENDING)
             self._signal(self._ending.signum)
 
-    def _report(self, ended: WorkerEnded) -> None:
+    def _report(self, ended: events.WorkerEnded) -> None:
         end, generation = ended.end, ended.generation
         if generation == self.plan.generation:
             self._pids.pop(end.rank, None)
             if end.exit_code:
                 self._failed.add(end.rank)
         if end.exit_code:
-            self._send(Failed(end=end, age_s=ended.age_s, generation=generation))
+            self._send(protocol.Failed(end=end, age_s=ended.age_s, generation=generation))
         else:
-            self._send(Exited(rank=end.rank, is_finished=ended.is_finished, generation=generation))
+            self._send(protocol.Exited(rank=end.rank, is_finished=ended.is_finished, generation=generation))
 
     def _signal(self, signum: int) -> None:
         if self._pids:
-            self._do(Signal(signum=signum, ranks=tuple(self._pids)))
+            self._do(events.Signal(signum=signum, ranks=tuple(self._pids)))
 
     def _end(self, signum: int, now_s: float, *, grace_s: float = GRACE_S, at_once: tuple[int, ...] = ()) -> None:
         """Tell all workers to end; a second call only adds workers to kill at once."""
         if self.phase in (Phase.WAITING, Phase.GONE):
             return
         if doomed := tuple(rank for rank in self._pids if rank in at_once):
-            self._do(Signal(signum=signal.SIGKILL, ranks=doomed))
+            self._do(events.Signal(signum=signal.SIGKILL, ranks=doomed))
         if self._ending is not None:
             return
         self._ending = _Ending(signum=signum, grace_s=grace_s, looked_s=now_s)
         if self.phase is Phase.WATCHING:
             self._enter(Phase.ENDING)
             if told := tuple(rank for rank in self._pids if rank not in at_once):
-                self._do(Signal(signum=signum, ranks=told))
+                self._do(events.Signal(signum=signum, ranks=told))
 
     def _advance(self, ending: _Ending, now_s: float) -> None:
         """Do what is due while the workers end."""
@@ -254,16 +218,16 @@ class Agent:
         waited_s = ending.waited_s
         if self._pids and waited_s >= 1.0 and not ending.has_told and not ending.has_killed:
             ending.has_told = True
-            self._do(Say(text=self._describe_stubborn(ending)))
+            self._do(events.Say(text=self._describe_stubborn(ending)))
         if self._pids and waited_s >= ending.grace_s and not ending.has_killed:
             ending.has_killed = True
             self._signal(signal.SIGKILL)
         if self._pids and waited_s < ending.grace_s + REAP_S:
             return
         for rank, pid in self._pids.items():
-            self._do(Say(text=f"rank {rank} (pid {pid}) is unkillable: it hangs in the kernel (state D in ps)"))
+            self._do(events.Say(text=f"rank {rank} (pid {pid}) is unkillable: it hangs in the kernel (state D in ps)"))
         ending.swept_by_s = now_s + SWEEP_S
-        self._do(Sweep())
+        self._do(events.Sweep())
 
     def _describe_stubborn(self, ending: _Ending) -> str:
         noun, has = ("rank", "has") if len(self._pids) == 1 else ("ranks", "have")
@@ -277,20 +241,20 @@ class Agent:
         if self.phase is not Phase.ENDING or self._ending is None or self._ending.swept_by_s is None:
             return
         if left and self.interrupted_by is None and not self._pids and not self._failed:
-            self._do(Say(text=f"ended processes that the workers left running: {', '.join(left)}"))
+            self._do(events.Say(text=f"ended processes that the workers left running: {', '.join(left)}"))
         self._enter(Phase.WAITING)
         self._stopped_s = now_s
-        self._send(Stopped(generation=self.plan.generation))
+        self._send(protocol.Stopped(generation=self.plan.generation))
 
     # Signals
 
     def _take_signal(self, signum: int, now_s: float) -> None:
         if signum == SAVE_SIGNAL:
             if SAVE_SIGNAL not in self._signals:
-                self._send(Interrupted(signum=SAVE_SIGNAL))
+                self._send(protocol.Interrupted(signum=SAVE_SIGNAL))
         elif self.interrupted_by is None:
             self.interrupted_by, self._interrupted_s = signum, now_s
-            self._send(Interrupted(signum=signum))
+            self._send(protocol.Interrupted(signum=signum))
         self._signals.append(signum)
         self._heed(now_s)
 
@@ -300,7 +264,7 @@ class Agent:
             return
         is_patient = [each for each in self._signals if each != SAVE_SIGNAL] == [signal.SIGTERM]
         if not (is_patient and self._savers & self._pids.keys()):
-            self._do(Mute())  # of a hundred KeyboardInterrupts none tells anything
+            self._do(events.Mute())  # of a hundred KeyboardInterrupts none tells anything
             self._end(self.interrupted_by, now_s)
 
     # The leader
@@ -313,9 +277,9 @@ class Agent:
             self._advance(self._ending, now_s)
         if self.phase is Phase.WATCHING and self._standbys_at_s is not None and now_s >= self._standbys_at_s:
             self._standbys_at_s = now_s + STANDBYS_AFTER_S
-            self._do(PrepareStandbys())
+            self._do(events.PrepareStandbys())
         if self.goodbye is None and now_s - self._heard_s > LEADER_SILENT_S:
-            self._do(Disconnect(node=0))
+            self._do(events.Disconnect(node=0))
             self._lose(f"it has sent nothing for {LEADER_SILENT_S:.0f} s, although its machine answers", now_s)
         if self.phase is Phase.WAITING and (self.goodbye is not None or self._has_waited(now_s)):
             self._enter(Phase.GONE)
@@ -332,15 +296,15 @@ class Agent:
 
     def _obey(self, message: Message, now_s: float) -> None:
         match message:
-            case Ping(sent_ns=sent_ns):
+            case protocol.Ping(sent_ns=sent_ns):
                 self._ping = (sent_ns, now_s)
-            case Try():
-                self._do(MakeTries(order=message))
+            case protocol.Try():
+                self._do(events.MakeTries(order=message))
             case Order():
-                self._do(GiveOrder(order=message))
-            case Stop(signum=signum, at_once=at_once, grace_s=grace_s):
+                self._do(events.GiveOrder(order=message))
+            case protocol.Stop(signum=signum, at_once=at_once, grace_s=grace_s):
                 if at_once or grace_s is not None:  # there was a fault: whoever comes later wants to know
-                    self._do(KeepEvidence())
+                    self._do(events.KeepEvidence())
                 self._end(signum, now_s, grace_s=GRACE_S if grace_s is None else grace_s, at_once=at_once)
             case Plan() if self.phase is Phase.WAITING and self.goodbye is None:
                 self._start(message)
@@ -348,7 +312,7 @@ class Agent:
                 self.goodbye = message
                 self._end(signal.SIGTERM, now_s)
             case _:
-                self._do(Disconnect(node=0))
+                self._do(events.Disconnect(node=0))
                 self._lose(f"it sent {type(message).__name__}, which a leader does not send now", now_s)
 
     def _lose(self, reason: str, now_s: float) -> None:

@@ -11,33 +11,10 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from allranks.launch import events
 from allranks.launch.agent import Agent, Phase
 from allranks.launch.crew import Crew
-from allranks.launch.events import (
-    GRACE_S,
-    SAVE_SIGNAL,
-    Disconnect,
-    Driver,
-    Due,
-    Effect,
-    GiveOrder,
-    Heard,
-    KeepEvidence,
-    Lost,
-    MakeTries,
-    Mute,
-    Observed,
-    PrepareStandbys,
-    Say,
-    Send,
-    Signal,
-    Signalled,
-    Start,
-    Started,
-    Sweep,
-    Swept,
-    WorkerEnded,
-)
+from allranks.launch.events import GRACE_S, SAVE_SIGNAL, Driver, Effect
 from allranks.launch.inbox import SignalInbox
 from allranks.launch.lead.outcome import describe_running
 from allranks.launch.pulse import Pulse
@@ -120,15 +97,15 @@ class Loop:
         now_s = time.monotonic()
         if self._inbox.has_to_save and not self._has_saved:
             self._has_saved = True
-            self._feed(Signalled(now_s=now_s, signum=SAVE_SIGNAL))
+            self._feed(events.Signalled(now_s=now_s, signum=SAVE_SIGNAL))
         for signum in self._inbox.received[self._num_signals :]:
             self._num_signals += 1
-            self._feed(Signalled(now_s=now_s, signum=signum))
+            self._feed(events.Signalled(now_s=now_s, signum=signum))
         self._silent_s = self._pulse.turn(now_s, has_news=self._crew.console.pump())
         reap_orphans(self._crew.workers)
-        self._feed(Due(now_s=now_s))
+        self._feed(events.Due(now_s=now_s))
         if self._agent.phase not in (Phase.WAITING, Phase.GONE) and (beat := self._watch.turn(now_s)) is not None:
-            self._feed(Observed(now_s=time.monotonic(), beat=beat))
+            self._feed(events.Observed(now_s=time.monotonic(), beat=beat))
 
     def _tell_silence(self, step: int | None) -> None:
         """Say that the workers run, where they have written nothing here for a while."""
@@ -141,36 +118,36 @@ class Loop:
     def _carry_out(self, effect: Effect) -> None:
         crew = self._crew
         match effect:
-            case Send(message=message):
+            case events.Send(message=message):
                 if self._line.fileno() >= 0:
                     try:
                         self._line.send(message)
                     except ConnectionError as exc:
                         self._lose(str(exc))
-            case Disconnect():
+            case events.Disconnect():
                 self._disconnect()
-            case Say(text=text):
+            case events.Say(text=text):
                 crew.say(text)
-            case Start(plan=plan):
+            case events.Start(plan=plan):
                 self._start(plan)
-            case Signal(signum=signum, ranks=ranks):
+            case events.Signal(signum=signum, ranks=ranks):
                 crew.signal(signum, ranks)
-            case GiveOrder(order=order):
+            case events.GiveOrder(order=order):
                 crew.order(order)
-            case MakeTries(order=tries):
+            case events.MakeTries(order=tries):
                 self._watch.order(tries, time.monotonic())
-            case KeepEvidence():
+            case events.KeepEvidence():
                 plan = self._agent.plan
                 directory = crew.run_dir.node_path(plan.members[plan.node_index].name)
                 self._watch.keep(directory, within_s=KEEP_S)
                 crew.console.drop_tracebacks()
-            case PrepareStandbys():
+            case events.PrepareStandbys():
                 crew.prepare_standbys()
-            case Mute():
+            case events.Mute():
                 crew.console.mute("err")
-            case Sweep():
+            case events.Sweep():
                 left = crew.sweep(grace_s=SWEEP_GRACE_S)
-                self._feed(Swept(now_s=time.monotonic(), left=tuple(left)))
+                self._feed(events.Swept(now_s=time.monotonic(), left=tuple(left)))
 
     def _start(self, plan: Plan) -> None:
         self._crew.start(plan)
@@ -179,9 +156,9 @@ class Loop:
         self._pulse = Pulse(now_s)
         running = self._crew.still_running
         pids = {worker.rank: worker.pid for worker in running if worker.pid is not None}
-        self._feed(Started(now_s=now_s, generation=generation, pids=pids))
+        self._feed(events.Started(now_s=now_s, generation=generation, pids=pids))
         # Where this node can be tried, before anything can happen to it.
-        self._feed(Observed(now_s=now_s, beat=self._watch.beat(now_s)))
+        self._feed(events.Observed(now_s=now_s, beat=self._watch.beat(now_s)))
         for worker in self._crew.workers:
             if worker.end is None:
                 self._selector.register(worker.pidfd, selectors.EVENT_READ, self._reaper_of(worker, generation))
@@ -198,9 +175,11 @@ class Loop:
     def _report(self, end: WorkerEnd, generation: int, *, is_finished: bool = False) -> None:
         now_s = time.monotonic()
         if end.exit_code and not end.ended_by_us:  # its last calls, before they are overtaken by its end
-            self._feed(Observed(now_s=now_s, beat=self._watch.beat(now_s)))
+            self._feed(events.Observed(now_s=now_s, beat=self._watch.beat(now_s)))
         age_s = max(0.0, time.time() - end.time_s)
-        self._feed(WorkerEnded(now_s=now_s, generation=generation, end=end, age_s=age_s, is_finished=is_finished))
+        self._feed(
+            events.WorkerEnded(now_s=now_s, generation=generation, end=end, age_s=age_s, is_finished=is_finished)
+        )
 
     # The connection to the leader
 
@@ -214,11 +193,11 @@ class Loop:
             self._lose(str(exc))
             return
         for message in messages:
-            self._feed(Heard(now_s=time.monotonic(), message=message))
+            self._feed(events.Heard(now_s=time.monotonic(), message=message))
 
     def _lose(self, reason: str) -> None:
         self._disconnect()
-        self._feed(Lost(now_s=time.monotonic(), reason=reason))
+        self._feed(events.Lost(now_s=time.monotonic(), reason=reason))
 
     def _disconnect(self) -> None:
         if self._line.fileno() >= 0:

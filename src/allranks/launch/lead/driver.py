@@ -16,35 +16,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from allranks.launch.events import (
-    Accept,
-    AskScheduler,
-    CheckpointFound,
-    Disconnect,
-    Driver,
-    Due,
-    Effect,
-    Event,
-    ExpectBack,
-    FindCheckpoint,
-    Heard,
-    Joined,
-    Lost,
-    Meant,
-    Record,
-    Reject,
-    Say,
-    Send,
-    Show,
-)  # fmt: skip
+from allranks.launch import events
+from allranks.launch.events import Driver, Effect, Event
 from allranks.launch.lead.leader import Leader
 from allranks.launch.queue import ending
 from allranks.model.card import Card
 from allranks.model.errors import WireError
 from allranks.model.finding import Finding
 from allranks.state.saved.manifest import parse_final
-from allranks.wire import accept
-from allranks.wire.accept import Acceptor, Rejected, turn_away
+from allranks.wire.accept import Acceptor, Reject, Rejected, turn_away
 from allranks.wire.connection import Connection
 
 FAREWELL_S = 2.0
@@ -128,7 +108,7 @@ class LeaderDriver:
         with contextlib.suppress(queue.Empty):
             while True:
                 self._feed(self._answers.get_nowait()(now_s))
-        self._feed(Due(now_s=now_s))
+        self._feed(events.Due(now_s=now_s))
         for text in self._reviver.turn(now_s) if self._reviver is not None else ():
             self._say(text)
 
@@ -156,33 +136,35 @@ class LeaderDriver:
 
     def _carry_out(self, effect: Effect) -> None:
         match effect:
-            case Send(node=node, message=message):
+            case events.Send(node=node, message=message):
                 if (connection := self._connections.get(node)) is not None:
                     try:
                         connection.send(message)
                     except ConnectionError as exc:
                         self._lose(node, str(exc))
-            case Disconnect(node=node):
+            case events.Disconnect(node=node):
                 self._disconnect(node)
-            case Accept(connection=number, node=node):
+            case events.Accept(connection=number, node=node):
                 connection = self._connections[node] = self._joining.pop(number)
                 connection.expect_alive_within(self._gone_s)
                 self._watch(node, connection)
-            case Reject(connection=number, reason=reason):
+            case events.Reject(connection=number, reason=reason):
                 turn_away(self._joining.pop(number), reason)
-            case Say(text=text):
+            case events.Say(text=text):
                 self._say(text)
-            case Show(findings=findings):
+            case events.Show(findings=findings):
                 self._show(findings)
-            case Record(event=event, fields=fields):
+            case events.Record(event=event, fields=fields):
                 self._on_event(event, **fields)
-            case ExpectBack(node=node, name=name):
+            case events.ExpectBack(node=node, name=name):
                 if self._reviver is not None:
                     self._reviver.expect(self._node_names[node] if self._node_names else name, node)
-            case AskScheduler(signum=signum, save_s=save_s):
-                self._answer_later(lambda: {"signum": signum, "decision": self._on_signal(signum, save_s)}, Meant)
-            case FindCheckpoint():
-                self._answer_later(lambda: {"step": find_checkpoint(self._checkpoints)}, CheckpointFound)
+            case events.AskScheduler(signum=signum, save_s=save_s):
+                self._answer_later(
+                    lambda: {"signum": signum, "decision": self._on_signal(signum, save_s)}, events.Meant
+                )
+            case events.FindCheckpoint():
+                self._answer_later(lambda: {"step": find_checkpoint(self._checkpoints)}, events.CheckpointFound)
 
     def _answer_later(self, look: Callable[[], dict[str, Any]], answer: type[Event]) -> None:
         """Look something up in a thread; the leader does not wait for ever."""
@@ -211,11 +193,11 @@ class LeaderDriver:
             self._lose(node, str(exc))
             return
         for message in messages:
-            self._feed(Heard(now_s=time.monotonic(), node=node, message=message))
+            self._feed(events.Heard(now_s=time.monotonic(), node=node, message=message))
 
     def _lose(self, node: int, reason: str) -> None:
         self._disconnect(node)
-        self._feed(Lost(now_s=time.monotonic(), node=node, reason=reason))
+        self._feed(events.Lost(now_s=time.monotonic(), node=node, reason=reason))
 
     def _disconnect(self, node: int) -> None:
         if (connection := self._connections.pop(node, None)) is not None:
@@ -225,10 +207,10 @@ class LeaderDriver:
     def _join(self, peer: Connection, card: Card) -> None:
         self._num_joined += 1
         self._joining[self._num_joined] = peer
-        self._feed(Joined(now_s=time.monotonic(), connection=self._num_joined, card=card, address=peer.peer))
+        self._feed(events.Joined(now_s=time.monotonic(), connection=self._num_joined, card=card, address=peer.peer))
 
     def _tell_rejected(self, rejected: Rejected) -> None:
-        if rejected.why is not accept.Reject.SILENT:
+        if rejected.why is not Reject.SILENT:
             self._say(rejected.text)
 
     def _unregister(self, connection: Connection) -> None:

@@ -18,30 +18,8 @@ import msgspec
 
 from allranks.guard.judged import Judged
 from allranks.guard.verdict import Guard
-from allranks.launch.events import (
-    ASLEEP_S,
-    GRACE_S,
-    SAVE_SIGNAL,
-    Accept,
-    AskScheduler,
-    CheckpointFound,
-    Disconnect,
-    Due,
-    Effect,
-    Event,
-    ExpectBack,
-    FindCheckpoint,
-    Heard,
-    Joined,
-    Lost,
-    Meant,
-    Over,
-    Record,
-    Reject,
-    Say,
-    Send,
-    Show,
-)  # fmt: skip
+from allranks.launch import events
+from allranks.launch.events import ASLEEP_S, GRACE_S, SAVE_SIGNAL, Effect, Event
 from allranks.launch.lead.course import (
     ANSWER_S,
     NOTICE_S,
@@ -54,7 +32,7 @@ from allranks.launch.lead.course import (
     Reaction,
     Reason,
     Terms,
-)  # fmt: skip
+)
 from allranks.launch.lead.group import make_group
 from allranks.launch.lead.members import Members, Node, State
 from allranks.launch.lead.outcome import (
@@ -66,27 +44,15 @@ from allranks.launch.lead.outcome import (
     loop_of,
     outcome_of,
     summarize,
-)  # fmt: skip
+)
 from allranks.launch.lead.progress import Progress
 from allranks.launch.lead.recovery import Crash, Decision, History, Move, decide
 from allranks.launch.queue import ending
 from allranks.model.errors import AllranksError, Exit
 from allranks.model.finding import Finding, Verdict
 from allranks.model.hostlist import fold_hosts
-from allranks.wire.protocol import (
-    Beat,
-    Exited,
-    Failed,
-    Goodbye,
-    Interrupted,
-    Message,
-    Order,
-    Ping,
-    Plan,
-    Stop,
-    Stopped,
-    WorkerEnd,
-)  # fmt: skip
+from allranks.wire import protocol
+from allranks.wire.protocol import Goodbye, Message, Order, Plan, WorkerEnd
 
 _LEADER = 0
 _LEFT_OUT = Goodbye(exit_code=Exit.OK, summary="the job continues without this node")
@@ -146,21 +112,21 @@ class Leader:
     def step(self, event: Event) -> list[Effect]:
         """Take in an event; return what is to be done, in this order."""
         match event:
-            case Joined():
+            case events.Joined():
                 self._admit(event)
             case _ if self.phase is Phase.OVER:
                 pass
-            case Due(now_s=now_s):
+            case events.Due(now_s=now_s):
                 self._turn(now_s)
-            case Heard(node=node, message=message, now_s=now_s):
+            case events.Heard(node=node, message=message, now_s=now_s):
                 if node in self._members.here:
                     self._hear(node, message, now_s)
-            case Lost(node=node, reason=reason, now_s=now_s):
+            case events.Lost(node=node, reason=reason, now_s=now_s):
                 self._lose(node, reason, now_s)
-            case Meant(signum=signum, decision=meant, now_s=now_s):
+            case events.Meant(signum=signum, decision=meant, now_s=now_s):
                 if self._unanswered.pop(signum, None) is not None:
                     self._obey(signum, meant, now_s)
-            case CheckpointFound(step=step):
+            case events.CheckpointFound(step=step):
                 self._is_looking = False
                 if step is not None:
                     self.progress.find(step)
@@ -171,10 +137,10 @@ class Leader:
         self._effects += effects
 
     def _record(self, event: str, **fields: object) -> None:
-        self._do(Record(event=event, fields=fields))
+        self._do(events.Record(event=event, fields=fields))
 
     def _send_all(self, message: Message) -> None:
-        self._do(*(Send(node=index, message=message) for index in self._members.here))
+        self._do(*(events.Send(node=index, message=message) for index in self._members.here))
 
     def _enter(self, phase: Phase) -> None:
         assert phase in STAGES[self.phase].moves, f"{self.phase} -> {phase}"
@@ -204,26 +170,26 @@ class Leader:
     def _hear(self, index: int, message: Message, now_s: float) -> None:
         name = self._members[index].name
         match message:
-            case Beat():
+            case protocol.Beat():
                 if message.node.generation == self._generation:
                     self._guard.hear(message, now_s)
                     self.progress.hear(message)
-            case Failed(generation=generation) | Exited(generation=generation) if generation != self._generation:
-                self._record("worker_ended_late", node=name, generation=generation)
-            case Failed(end=end, age_s=age_s):
+            case protocol.Failed() | protocol.Exited() if message.generation != self._generation:
+                self._record("worker_ended_late", node=name, generation=message.generation)
+            case protocol.Failed(end=end, age_s=age_s):
                 self._hear_end(msgspec.structs.replace(end, time_s=now_s - age_s), now_s)
-            case Exited(rank=rank):
+            case protocol.Exited(rank=rank):
                 self.is_finished |= message.is_finished
                 self._hear_end(WorkerEnd(rank=rank, local_rank=0, node=name, exit_code=0, time_s=now_s), now_s)
-            case Interrupted(signum=signum):
+            case protocol.Interrupted(signum=signum):
                 self._record("interrupted", signum=signum, node=name)
                 self._interrupt(signum, now_s)
-            case Stopped():
+            case protocol.Stopped():
                 if message.generation == self._generation:
                     self._members.set(index, State.STOPPED)
             case _:
                 reason = f"it sent {type(message).__name__}, which is not a message of an agent"
-                self._do(Disconnect(node=index))
+                self._do(events.Disconnect(node=index))
                 self._lose(index, reason, now_s)
 
     def _hear_end(self, end: WorkerEnd, now_s: float) -> None:
@@ -236,24 +202,24 @@ class Leader:
         if node is None:
             return
         if node.state is State.WAITING:
-            self._do(Say(text=f"{node.name} joined, then disconnected"))
+            self._do(events.Say(text=f"{node.name} joined, then disconnected"))
             return
         self._record("node_lost", node=node.name, reason=reason)
         if self.phase is Phase.RUNNING and position is not None and node.state is State.RUNNING:
             self._guard.lost(position, reason, now_s)
         if index not in self._members.excluded:
-            self._do(ExpectBack(node=index, name=node.name))
+            self._do(events.ExpectBack(node=index, name=node.name))
 
-    def _admit(self, joined: Joined) -> None:
+    def _admit(self, joined: events.Joined) -> None:
         found = "the job is over" if self.phase is Phase.OVER else self._members.admit(joined.card)
         if isinstance(found, str):
-            self._do(Reject(connection=joined.connection, reason=found))
+            self._do(events.Reject(connection=joined.connection, reason=found))
             return
         card = joined.card
         self._members.add(found, Node(card=card, name=card.host, address=joined.address, state=State.WAITING))
         self.unresponsive.discard(found)
-        self._do(Accept(connection=joined.connection, node=found))
-        self._do(Say(text=f"{card.host} has joined and waits for the next restart"))
+        self._do(events.Accept(connection=joined.connection, node=found))
+        self._do(events.Say(text=f"{card.host} has joined and waits for the next restart"))
 
     # Signals
 
@@ -268,7 +234,7 @@ class Leader:
             return
         self._signals.add(signum)
         self._unanswered[signum] = now_s + ANSWER_S
-        self._do(AskScheduler(signum=signum, save_s=None if self.progress.steps else 0.0))
+        self._do(events.AskScheduler(signum=signum, save_s=None if self.progress.steps else 0.0))
 
     def _obey(self, signum: int, meant: ending.Decision, now_s: float) -> None:
         """The scheduler has said what a signal means."""
@@ -278,7 +244,7 @@ class Leader:
             return
         reason = Reason.REQUEUE if meant.ending is ending.Ending.SAVE_AND_REQUEUE else Reason.LEAVE
         if STAGES[self.phase].warning is Reaction.LEAVE:
-            self._do(Say(text=f"{meant.line}; no worker is running, so the last checkpoint is used"))
+            self._do(events.Say(text=f"{meant.line}; no worker is running, so the last checkpoint is used"))
             if self._decision is not None and self._decision.move is not Move.END:
                 self._asked = reason
             return
@@ -295,8 +261,8 @@ class Leader:
             self._capacity_until_s += slept_s
         if now_s >= self._next_ping_s:
             self._next_ping_s = now_s + self._terms.beat_s
-            ping = Ping(sent_ns=round(now_s * 1e9))
-            self._do(*(Send(node=index, message=ping) for index in self._members))
+            ping = protocol.Ping(sent_ns=round(now_s * 1e9))
+            self._do(*(events.Send(node=index, message=ping) for index in self._members))
         self._unanswered = {signum: until_s for signum, until_s in self._unanswered.items() if now_s < until_s}
         match self.phase:
             case Phase.RUNNING:
@@ -315,16 +281,16 @@ class Leader:
             grows = self._asked is Reason.GROW and not self.is_finished
             self._stop(Decision(move=Move.RESTART if grows else Move.END), now_s)
         elif self.interrupted_by is not None and (self._is_cut_short or now_s > (self._asked_until_s or math.inf)):
-            self._do(Say(text="the checkpoint was not finished in time; ending all ranks"))
+            self._do(events.Say(text="the checkpoint was not finished in time; ending all ranks"))
             self._stop(Decision(move=Move.END), now_s)
         else:
             self._consult(now_s)
 
     def _consult(self, now_s: float) -> None:
         """Ask the guard."""
-        self._do(*(Say(text=line) for line in self._guard.lines(now_s)))
+        self._do(*(events.Say(text=line) for line in self._guard.lines(now_s)))
         for position, order in self._guard.wants(now_s).items():
-            self._do(Send(node=self._members.group[position][0], message=order))
+            self._do(events.Send(node=self._members.group[position][0], message=order))
         judged = self._guard.judge(now_s)
         if judged is not None:
             self._decide(judged, now_s)
@@ -356,7 +322,7 @@ class Leader:
         """Print the findings and write them to events.jsonl."""
         for finding in findings:
             self._record("verdict", generation=self._generation, **as_event(finding))
-        self._do(Show(findings=findings))
+        self._do(events.Show(findings=findings))
         self.is_said = True
 
     def _ask(self, reason: Reason, why: str, *, signum: int = 0, until_s: float | None = None) -> None:
@@ -364,7 +330,7 @@ class Leader:
         self._asked, self._asked_until_s = reason, until_s
         step = self.progress.step
         self._record("save_asked", why=why, step=step)
-        self._do(Say(text=why))
+        self._do(events.Say(text=why))
         self._send_all(Order(at_step=(step or 0) + 1, why=why, signum=signum))
 
     # Stopping, and what comes after
@@ -381,7 +347,7 @@ class Leader:
         self._enter(Phase.STOPPING)
         self._decision = decision
         self._deadline_s = now_s + (grace_s or GRACE_S) + STOPPED_S
-        self._send_all(Stop(signum=signum, at_once=tuple(at_once), grace_s=grace_s))
+        self._send_all(protocol.Stop(signum=signum, at_once=tuple(at_once), grace_s=grace_s))
 
     def _await_stopped(self, now_s: float) -> None:
         running = self._members.running
@@ -390,7 +356,7 @@ class Leader:
         for index in running:
             if index != _LEADER:
                 self.unresponsive.add(index)
-                self._do(Disconnect(node=index))
+                self._do(events.Disconnect(node=index))
                 self._lose(index, f"its workers had not ended {STOPPED_S:.0f} s after the grace period", now_s)
         if _LEADER in running:
             if now_s < self._deadline_s + OWN_STOPPED_S:
@@ -401,14 +367,14 @@ class Leader:
             self._judged = self._guard.judge(now_s) or self._judged  # ends that came late may name the culprit
             self._pronounce(self._judged.findings)
         if self._decision.note:
-            self._do(Say(text=self._decision.note))
+            self._do(events.Say(text=self._decision.note))
         if self.interrupted_by is not None or self.is_leaving or self._decision.move is Move.END:
             self._conclude()
             return
         self._survived += self._judged.findings if self._judged else ()
         # A node whose agent is gone already may come back; one that is here, and at fault, may not.
         for index in self._decision.without & self._members.here.keys():
-            self._do(Send(node=index, message=_LEFT_OUT), Disconnect(node=index))
+            self._do(events.Send(node=index, message=_LEFT_OUT), events.Disconnect(node=index))
             self._members.remove(index)
             self._members.excluded.add(index)
         self._look(now_s)
@@ -416,7 +382,7 @@ class Leader:
     def _look(self, now_s: float) -> None:
         self._enter(Phase.FORMING)
         self._is_looking, self._deadline_s = True, now_s + ANSWER_S
-        self._do(FindCheckpoint())
+        self._do(events.FindCheckpoint())
 
     def _await_answers(self, now_s: float) -> None:
         if (self._is_looking or self._unanswered) and now_s < self._deadline_s:
@@ -448,13 +414,13 @@ class Leader:
                 max_restarts=terms.max_restarts,
             )
         except AllranksError as exc:
-            self._do(Say(text=str(exc)))
+            self._do(events.Say(text=str(exc)))
             self._give_up((exc.finding,) if exc.finding else (), exc.exit_code)
             return
         self._announce(plans)
         self._enter(Phase.RUNNING)
         self._begin(plans, now_s)
-        self._do(*(Send(node=index, message=plan) for index, plan in plans.items()))
+        self._do(*(events.Send(node=index, message=plan) for index, plan in plans.items()))
 
     def _announce(self, plans: Mapping[int, Plan]) -> None:
         plan = next(iter(plans.values()))
@@ -464,7 +430,7 @@ class Leader:
         self._record("restarting", generation=plan.generation, members=names, checkpoint=checkpoint)
         is_tracked = bool(self.progress.steps)
         text = describe_restart(plan.generation, names, gone, checkpoint, num_left=left, is_tracked=is_tracked)
-        self._do(Say(text=text))
+        self._do(events.Say(text=text))
 
     def _await_capacity(self, now_s: float) -> None:
         terms, num_nodes, until_s = self._terms, len(self._members.here), self._capacity_until_s
@@ -478,7 +444,7 @@ class Leader:
             self._give_up((below,), Exit.NODE_FAULT)
         elif now_s >= self._next_notice_s:
             self._next_notice_s = now_s + NOTICE_S
-            self._do(Say(text=describe_pause(num_nodes, terms.min_nodes, until_s - now_s, terms.capacity_s)))
+            self._do(events.Say(text=describe_pause(num_nodes, terms.min_nodes, until_s - now_s, terms.capacity_s)))
 
     def _give_up(self, findings: tuple[Finding, ...], exit_code: int) -> None:
         self._pronounce(findings)
@@ -508,4 +474,5 @@ class Leader:
         terms = self._terms
         self.verdict = Verdict(job=terms.job, attempt=terms.attempt, exit_code=exit_code, findings=findings)
         goodbye = Goodbye(exit_code=self.verdict.exit_code, summary=summarize(self.verdict))
-        self._do(*(Send(node=index, message=goodbye) for index in self._members), Over(verdict=self.verdict))
+        self._do(*(events.Send(node=index, message=goodbye) for index in self._members))
+        self._do(events.Over(verdict=self.verdict))
