@@ -38,6 +38,8 @@ from cards import make_card
 KEY = Secret(b"swordfish", "test")
 PATIENCE_S = 60
 """How long a test waits for what must come."""
+SHORT_S = 2.5
+"""How long a leader waits for a node that does not come; all others come within it, also on a busy machine."""
 
 
 def card(index: int | None, *, host: str | None = None, ports: TestPorts | None = None, **more: object) -> Card:
@@ -385,16 +387,16 @@ def test_a_missing_node_is_named_and_the_verdict_comes_in_time(call):
 
 def test_the_wait_goes_on_while_nodes_arrive(call):
     # The last one comes after join_s, but within a third of it after the one before.
-    for index, delay_s in ((1, 0.0), (2, 1.2), (3, 1.65)):
+    for index, delay_s in ((1, 0.0), (2, 4.0), (3, 5.0)):
         call.add(card(index), delay_s=delay_s)
-    judgement = call.hold(4, join_s=1.5)
+    judgement = call.hold(4, join_s=4.5)
     assert judgement.findings == ()
     assert sorted(call.call.roster.cards) == [0, 1, 2, 3]
 
 
 def test_fewer_nodes_go_on_where_the_flag_allows_it(call):
     call.add(card(2))
-    judgement = call.hold(3, min_nodes=2, join_s=0.6)
+    judgement = call.hold(3, min_nodes=2, join_s=SHORT_S)
     assert judgement.is_go
     assert sorted(call.call.roster.cards) == [0, 2]
     assert call.lines == ["continuing with 2 nodes (--nnodes 2:3)"]
@@ -425,7 +427,7 @@ def test_a_node_that_came_and_left_is_waited_for_again(call):
 
 def test_a_node_that_left_for_good_is_named(call):
     call.add(card(1), behave=leave)
-    judgement = call.hold(2, join_s=0.6)
+    judgement = call.hold(2, join_s=SHORT_S)
     assert brief(judgement) == [("AR012", "node02", "fail", "certain")]
     # As the kernel has it: reset, where the leader's last word was still unread.
     seen = judgement.findings[0].evidence[0].seen
@@ -436,7 +438,7 @@ def test_a_node_that_left_for_good_is_named(call):
 def test_a_node_that_left_stops_nobody_where_the_flag_allows_fewer(call):
     call.add(card(1), behave=leave)
     call.add(card(2))
-    assert call.hold(3, min_nodes=2, join_s=0.6).is_go
+    assert call.hold(3, min_nodes=2, join_s=SHORT_S).is_go
 
 
 # ---- phase 2
@@ -708,7 +710,7 @@ def test_a_signal_to_an_agent_ends_its_wait(call):
         if call.has("joined"):
             agent.is_over.set()
 
-    judgement = call.hold(3, join_s=0.6, check=stop_the_agent)
+    judgement = call.hold(3, join_s=SHORT_S, check=stop_the_agent)
     assert isinstance(agent.error, StoppedBySignal)
     assert ("AR012", "node02", "fail", "certain") in brief(judgement)
 
@@ -794,7 +796,7 @@ def test_words_that_no_agent_says_end_its_membership(call):
         agent.is_over.wait(PATIENCE_S)
 
     call.add(card(1), behave=babble)
-    judgement = call.hold(2, join_s=0.6)
+    judgement = call.hold(2, join_s=SHORT_S)
     assert brief(judgement) == [("AR012", "node02", "fail", "certain")]
     assert judgement.findings[0].evidence[0].seen == "node02: it sent Stopped, which no agent sends in this phase"
 
