@@ -36,6 +36,8 @@ class Room:
     def __init__(self) -> None:
         self.selector = selectors.DefaultSelector()
         self.meshes: list[Mesh] = []
+        self.num_events = 1
+        """That the last turn took."""
 
     def mesh(self, *, token: bytes | None = TOKEN, num_ports: int = 8) -> Mesh:
         mesh = Mesh(num_ports)
@@ -52,13 +54,16 @@ class Room:
             self.turn()
 
     def run_for(self, seconds: float) -> None:
+        """At least; until everything that has arrived has been read, as slow as the machine may be."""
         end_s = time.monotonic() + seconds
-        self.run(lambda: time.monotonic() > end_s)
+        self.run(lambda: time.monotonic() > end_s and not self.num_events)
 
     def turn(self) -> None:
         waits = [mesh.advance(time.monotonic()) for mesh in self.meshes]
         wait_s = min((each for each in waits if each is not None), default=0.02)
-        for key, mask in self.selector.select(min(wait_s, 0.02)):
+        ready = self.selector.select(min(wait_s, 0.02))
+        self.num_events = len(ready)
+        for key, mask in ready:
             key.data(mask)
 
     def try_all(
