@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from allranks.host.tcpinfo import parse_tcp_info, read_tcp_info, read_unacked_bytes
 from allranks.model.card import TestPorts
 from allranks.model.pair import FULL, MAX_PAIR_BYTES, SPARSE, Effort, PairResult, Target
-from allranks.preflight.mesh import echo
+from allranks.preflight.mesh import dial, echo, ping
 from allranks.preflight.mesh.loop import Loop
 from allranks.preflight.mesh.tester import Mesh
 from allranks.preflight.pairs import choose_pairs
@@ -470,18 +470,19 @@ def test_an_agent_that_got_no_cpu_does_not_blame_the_others(room: Room) -> None:
     assert mesh.results[0].datagrams == {1500: True}
 
 
-def test_32_nodes_try_each_other_on_one_selector(room: Room) -> None:
+def test_32_nodes_try_each_other_on_one_selector(room: Room, monkeypatch: pytest.MonkeyPatch) -> None:
+    for module, limit in ((dial, "LARGE_S"), (ping, "REPLY_S"), (echo, "SERVED_S")):
+        monkeypatch.setattr(module, limit, 20.0)  # one process does the work of 32, on a busy machine
     meshes = [room.mesh() for _ in range(32)]
     pairs = choose_pairs(32, seed=1)
     for index, mesh in enumerate(meshes):
         targets = [target_of(meshes[target], target) for source, target in pairs if source == index]
-        order = order_of(*targets, effort=SPARSE)
+        order = order_of(*targets, effort=SPARSE, within_s=20.0)
         mesh.start(order, own_index=index, own_address=None, mtu=1500, now_s=time.monotonic())
     room.run(lambda: all(mesh.results is not None for mesh in meshes))
     results = [result for mesh in meshes for result in mesh.results or ()]
     assert len(results) == 992
-    assert {each.num_open for each in results} == {1}  # datagrams may be late on a busy machine
-    assert {each.large_back for each in results} <= {0, 1024}
+    assert {(each.num_open, each.large_back, each.datagrams_lost) for each in results} == {(1, 1024, 0)}
 
 
 def test_closing_in_the_middle_leaves_no_file_open() -> None:

@@ -399,7 +399,7 @@ def test_fewer_nodes_go_on_where_the_flag_allows_it(call):
     judgement = call.hold(3, min_nodes=2, join_s=SHORT_S)
     assert judgement.is_go
     assert sorted(call.call.roster.cards) == [0, 2]
-    assert call.lines[-1] == "continuing with 2 nodes (--nnodes 2:3)"
+    assert call.lines == ["continuing with 2 nodes (--nnodes 2:3)"]
 
 
 def test_fewer_nodes_than_the_flag_allows_are_too_few(call):
