@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
@@ -22,12 +21,14 @@ from allranks.lab.hosts import SWITCH, kill_hosts
 from conftest import allranks_command, clean_env, wait_until
 from lab.conftest import SIX_NODE, TestLab, lab_command, unique
 
+from .marks import NEEDS_HOROVOD
+
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.torch,
     pytest.mark.by_hand,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="no Horovod here; make horovod builds it"),
+    NEEDS_HOROVOD,
 ]
 TRAIN = Path(__file__).with_name("train.py")
 SAID_WITHIN_S = 3.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import subprocess
 import sys
@@ -15,6 +14,8 @@ import pytest
 
 from conftest import Allranks, allranks_command, clean_env
 from lab.conftest import SIX_NODE, TestLab, lab_command, unique
+
+from .marks import NEEDS_HOROVOD
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "horovod"
 SAMPLES, EPOCHS = 960, 2
@@ -85,7 +86,7 @@ def lab() -> Iterator[TestLab]:
 @pytest.mark.torch
 @pytest.mark.by_hand
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="no Horovod here; make horovod builds it")
+@NEEDS_HOROVOD
 def test_horovod_runs_to_its_end_after_a_lost_worker(lab: TestLab, tmp_path: Path) -> None:
     words = ("horovod", "--min-np", "2", "--max-np", "3", "-np", "3", "--network", "192.168.20.0/24")
     job = allranks_command(*words, EXAMPLES / "elastic.py", tmp_path / "seen", STRUCK)

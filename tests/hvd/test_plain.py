@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import re
 import shutil
@@ -19,12 +18,14 @@ import pytest
 from conftest import clean_env, wait_until
 from lab.conftest import SIX_NODE, TestLab, lab_command, unique
 
+from .marks import NEEDS_HOROVOD
+
 pytestmark = [
     pytest.mark.lab,
     pytest.mark.torch,
     pytest.mark.by_hand,
     pytest.mark.timeout(600),
-    pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="no Horovod here; make horovod builds it"),
+    NEEDS_HOROVOD,
     pytest.mark.skipif(not Path("/usr/sbin/sshd").exists(), reason="no sshd; apt-get install openssh-server"),
 ]
 TRAIN = Path(__file__).with_name("train.py")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from pathlib import Path
@@ -11,10 +10,12 @@ import pytest
 
 from conftest import write
 
+from .marks import NEEDS_HOROVOD
+
 pytestmark = [
     pytest.mark.torch,
     pytest.mark.by_hand,
-    pytest.mark.skipif(importlib.util.find_spec("horovod") is None, reason="no Horovod here; make horovod builds it"),
+    NEEDS_HOROVOD,
 ]
 SCRIPT = """
     import sys

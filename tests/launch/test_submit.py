@@ -282,10 +282,8 @@ def test_wait_waits_while_the_job_waits_and_runs(slurm: FakeSlurm, allranks: All
     assert result.stderr == "allranks: job 12 waits: Priority\nallranks: job 12 is RUNNING on node[01-02]\n"
 
 
-@pytest.mark.parametrize("exit_code", [75, None])
-def test_a_job_that_slurm_forgot_has_its_verdict_s_code(
-    exit_code: int | None, slurm: FakeSlurm, tmp_path: Path
-) -> None:
+def wait_for_running_job(slurm: FakeSlurm, tmp_path: Path) -> subprocess.Popen[str]:
+    """Start a submit that waits, and return it once it has said that the job runs."""
     slurm.answer("scontrol", out=show_job(work=tmp_path))
     process = subprocess.Popen(
         allranks_command("submit", "--nodes", "2", "--wait", "train.py"), cwd=tmp_path, env=clean_env(os.environ),
@@ -293,6 +291,14 @@ def test_a_job_that_slurm_forgot_has_its_verdict_s_code(
     )  # fmt: skip
     assert process.stderr is not None
     assert process.stderr.readline() == "allranks: job 12 is RUNNING on node[01-02]\n"
+    return process
+
+
+@pytest.mark.parametrize("exit_code", [75, None])
+def test_a_job_that_slurm_forgot_has_its_verdict_s_code(
+    exit_code: int | None, slurm: FakeSlurm, tmp_path: Path
+) -> None:
+    process = wait_for_running_job(slurm, tmp_path)
     if exit_code is not None:
         path = tmp_path / "runs/12/attempt_0/verdict.json"
         path.parent.mkdir(parents=True)
@@ -303,13 +309,7 @@ def test_a_job_that_slurm_forgot_has_its_verdict_s_code(
 
 
 def test_ctrl_c_ends_the_wait_and_not_the_job(slurm: FakeSlurm, tmp_path: Path) -> None:
-    slurm.answer("scontrol", out=show_job(work=tmp_path))
-    process = subprocess.Popen(
-        allranks_command("submit", "--nodes", "2", "--wait", "train.py"), cwd=tmp_path, env=clean_env(os.environ),
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
-    assert process.stderr is not None
-    assert process.stderr.readline() == "allranks: job 12 is RUNNING on node[01-02]\n"
+    process = wait_for_running_job(slurm, tmp_path)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
     assert err == "allranks: stopped waiting; job 12 continues (allranks status 12; allranks cancel 12 ends it)\n"
