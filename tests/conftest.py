@@ -154,11 +154,12 @@ def without_waiting(stderr: str) -> str:
 
 
 def is_alive(pid: int) -> bool:
-    """Whether a process runs; one that nobody has buried yet does not."""
+    """Whether a process runs; one that nobody has buried yet does not, once all its threads have ended."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return False
+    return fields[0] != "Z" or int(fields[17]) > 1
 
 
 def wait_until(is_so: Callable[[], Any], what: str, timeout_s: float = HANG_S) -> Any:
