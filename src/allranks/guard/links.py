@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from allranks.guard.judged import Judged
-from allranks.guard.scene import LEADER, Scene, Tried
+from allranks.guard.scene import Scene, Tried
 from allranks.model.beat import LinkSeen
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence
@@ -130,7 +130,7 @@ def judge_links(scene: Scene, episode: Episode, stalled: Sequence[Stalled]) -> J
     bad = _bad(now)
     if not bad:
         return _judge_filtered(scene, episode, stalled)
-    apart = _apart(now.keys() - bad, bad)
+    apart = _apart(now.keys() - bad, bad, scene.leader)
     if len(episode.rounds) < 2:
         is_plain = len(apart) == 1 and len(apart[0]) == 1 and sum(apart[0][0] in pair for pair in bad) >= MIN_APART
         return _judge_apart(scene, apart, now, stalled) if is_plain else None
@@ -150,14 +150,14 @@ def _bad(now: Round) -> set[Pair]:
     return {pair for pair, tried in now.items() if not any(each.is_ok for each in tried)}
 
 
-def _apart(ok: set[Pair], bad: set[Pair]) -> list[tuple[int, ...]]:
+def _apart(ok: set[Pair], bad: set[Pair], leader: int) -> list[tuple[int, ...]]:
     """Parts that packets do not join to the main one; the main one is the largest, of equal ones the leader's."""
     parts = [{index} for index in sorted({index for pair in ok | bad for index in pair})]
     for pair in ok:
         joined = [part for part in parts if part & set(pair)]
         parts = [part for part in parts if part not in joined] + [set[int]().union(*joined)]
     parts.sort(key=min)
-    main = max(parts, key=lambda members: (len(members), LEADER in members))
+    main = max(parts, key=lambda members: (len(members), leader in members))
     return [tuple(sorted(part)) for part in parts if part is not main]
 
 
@@ -197,7 +197,7 @@ def _judge_pairs(scene: Scene, now: Round, stalled: Sequence[Stalled]) -> Judged
     pairs = sorted(_bad(now))
     is_mtu = all(_is_large_lost(now[pair]) for pair in pairs)
     met = Counter(index for pair in pairs for index in pair)
-    leave = max(met, key=lambda index: (met[index], index != LEADER, index))
+    leave = max(met, key=lambda index: (met[index], index != scene.leader, index))
     one, two = (scene.nodes[index].name for index in pairs[0])
     more = f" (and {len(pairs) - 1} more pairs)" if len(pairs) > 1 else ""
     cause_id, passes = ("AR204", "only small packets pass") if is_mtu else ("AR211", "no packets pass")
@@ -212,7 +212,7 @@ def _judge_lossy(scene: Scene, episode: Episode, bad: set[Pair], stalled: Sequen
     """Now it passes, now it does not."""
     met = Counter(index for pair in bad for index in pair)
     most = max(met.values())
-    culprits = sorted((index for index in met if met[index] == most), key=lambda index: index != LEADER)
+    culprits = sorted((index for index in met if met[index] == most), key=lambda index: index != scene.leader)
     is_decided = len(culprits) == 1 and most >= 2
     if not is_decided and len(episode.rounds) < MAX_ROUNDS:
         return None

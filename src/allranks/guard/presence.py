@@ -17,7 +17,7 @@ from __future__ import annotations
 import msgspec
 
 from allranks.guard.judged import Judged
-from allranks.guard.scene import LEADER, NodeView, Scene, Tried
+from allranks.guard.scene import NodeView, Scene, Tried
 from allranks.guard.waits import find_waiting
 from allranks.model.beat import ProcessState
 from allranks.model.errors import Exit
@@ -81,7 +81,7 @@ def _suspected_since_s(scene: Scene, node: NodeView, now_s: float) -> float | No
     """Since when a node may be gone; None: it may not."""
     if node.lost_s is not None:
         return node.lost_s
-    if node.index == LEADER or all(rank in scene.left for rank in node.ranks):
+    if node.index == scene.leader or all(rank in scene.left for rank in node.ranks):
         return None
     gone_s = scene.settings.gone_s
     patience_s = min(max(4 * scene.settings.beat_s, 0.8), gone_s / 2)
@@ -165,10 +165,10 @@ def _say(scene: Scene, index: int, each: Tried) -> str:
 
 
 def _blame_leader(scene: Scene, now_s: float) -> Judged:
-    leader = scene.nodes[LEADER]
-    told = [_say(scene, LEADER, tried) for tried in leader.tries.values()]
+    leader = scene.nodes[scene.leader]
+    told = [_say(scene, leader.index, tried) for tried in leader.tries.values()]
     silent = fold_hosts([node.name for node in scene.nodes if node is not leader])
     what = "the node receives nothing: all other nodes became silent at once, so its own link is at fault"
     seen, ranks = [f"no word from {silent}", *told[:4]], tuple(leader.ranks)
     finding = scene.fault("AR210", what, *ranks, evidence=seen, confidence=Confidence.LIKELY)
-    return Judged(findings=(finding,), exit_code=Exit.NODE_FAULT, ranks=ranks, nodes=(LEADER,), cures=True)
+    return Judged(findings=(finding,), exit_code=Exit.NODE_FAULT, ranks=ranks, nodes=(leader.index,), cures=True)

@@ -19,8 +19,6 @@ from allranks.model.hostlist import fold_hosts
 from allranks.model.membership import Member, Membership
 from allranks.wire.protocol import TryTarget, WorkerEnd
 
-LEADER = 0
-"""The leader is the agent of rank 0's node."""
 FRESH_S = 1.5
 """Words that are no older than this, or than two beats and a half, speak of now."""
 SILENT_S = 3.0
@@ -78,6 +76,7 @@ class NodeView:
     began_s: float
     addresses: Mapping[str, str]
     """By network, `data` and `control`, where they are known."""
+    agent_port: int = 0
     beat: NodeBeat | None = None
     heard_s: float | None = None
     lost_reason: str = ""
@@ -115,9 +114,10 @@ class NodeView:
     def targets(self) -> tuple[TryTarget, ...]:
         """Return where it can be tried; once where both networks are one."""
         networks = ("data",) if self.address("control") == self.address("data") else ("data", "control")
+        ports = self.beat.try_ports if self.beat else (self.agent_port, self.agent_port)
         return tuple(
             TryTarget(node_index=self.index, network=network, address=address, port=port)
-            for network, port in zip(networks, self.beat.try_ports if self.beat else (), strict=False)
+            for network, port in zip(networks, ports, strict=False)
             if (address := self.address(network)) and port
         )
 
@@ -129,14 +129,27 @@ class Scene:
         membership: whose beats count: its epoch is their generation.
         addresses: of the nodes, by index and network.
         now_s: when the generation began.
+        leader: index of the leader's node; it is not that of rank 0 after a change of leaders.
+        ports: of agents that may never be heard by this leader: where they can be tried.
     """
 
     def __init__(
-        self, settings: GuardTable, membership: Membership, addresses: Mapping[int, Mapping[str, str]], now_s: float
+        self,
+        settings: GuardTable,
+        membership: Membership,
+        addresses: Mapping[int, Mapping[str, str]],
+        now_s: float,
+        *,
+        leader: int = 0,
+        ports: Mapping[int, int] | None = None,
     ) -> None:
         self.settings = settings
         self.membership = membership
-        self.nodes = [NodeView(i, member, now_s, addresses.get(i, {})) for i, member in enumerate(membership.members)]
+        self.leader = leader
+        self.nodes = [
+            NodeView(i, member, now_s, addresses.get(i, {}), (ports or {}).get(i, 0))
+            for i, member in enumerate(membership.members)
+        ]
         self.ranks: dict[int, RankView] = {}
         self.ends: dict[int, tuple[WorkerEnd, float]] = {}
         """Of workers that ended badly by themselves, and when that was heard."""

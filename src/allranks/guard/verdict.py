@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 import msgspec
@@ -77,14 +77,25 @@ class Guard:
         self._slept_s = 0.0
         self._start(Scene(settings, Membership(members=()), {}, 0.0))
 
-    def begin(self, plan: Plan, now_s: float, *, addresses: Mapping[int, Mapping[str, str]] | None = None) -> None:
-        """New workers start; what was known of the last generation's is forgotten.
+    def begin(
+        self,
+        plan: Plan,
+        now_s: float,
+        *,
+        addresses: Mapping[int, Mapping[str, str]] | None = None,
+        leader: int = 0,
+        ports: Mapping[int, int] | None = None,
+    ) -> None:
+        """New workers start, or another leader begins; what was known before is forgotten.
 
         Args:
             addresses: of each node, by its index and `data` or `control`: where others can try it.
+            leader: index of the leader's node in this generation.
+            ports: of agents that may never speak to this leader, by index: where they can be tried.
         """
         membership = Membership(epoch=plan.generation, members=plan.members)
-        self._start(Scene(self._settings, membership, addresses or {}, self._now(now_s)))
+        now = self._now(now_s)
+        self._start(Scene(self._settings, membership, addresses or {}, now, leader=leader, ports=ports))
 
     def _start(self, scene: Scene) -> None:
         self._scene = scene
@@ -144,6 +155,10 @@ class Guard:
     def is_all_well(self) -> bool:
         """Whether every worker ended with 0."""
         return self._scene.is_all_well
+
+    def has_left(self, nodes: Iterable[int]) -> bool:
+        """Whether all ranks of these nodes have ended with 0."""
+        return all(rank in self._scene.left for index in nodes for rank in self._scene.nodes[index].ranks)
 
     @property
     def warnings(self) -> tuple[Finding, ...]:

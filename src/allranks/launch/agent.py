@@ -8,12 +8,15 @@ Failed, Exited, Interrupted, Stopped) and obeys (Order, Try, Stop, Plan, Goodbye
 
 phase      ends when                                     at the latest after                           then
 starting   the workers have been started                 -                                             watching, ending
-watching   Stop or Goodbye comes, the leader is lost,    the leader's deadlines; LEADER_SILENT_S       ending
-           or a signal ends the workers
+watching   Stop, Plan or Goodbye comes, no leader is     the leader's deadlines; LEADER_SILENT_S;      ending
+           found, or a signal ends the workers           without a leader: SEEK_S (launch.succession)
 ending     the workers and what they left have ended     the grace, then SIGKILL; REAP_S for state D;  waiting
                                                          SWEEP_S for what they left
-waiting    Plan comes; Goodbye, or the leader is lost    PEERS_S after a signal; LEADER_SILENT_S       starting, gone
+waiting    Plan comes; Goodbye, or no leader is found    PEERS_S after a signal; LEADER_SILENT_S       starting, gone
 gone       at once: this process ends
+
+In every phase the leader may be lost. The agent then looks for it, or for another one, or leads itself
+(launch.succession), while its workers go on; whom it finds, it tells again what it has told of this generation.
 
 signal     in every phase but gone
 SIGUSR1    the leader is told, once (sbatch --signal: the time limit is near)
@@ -27,8 +30,11 @@ import signal
 from dataclasses import dataclass
 from enum import StrEnum
 
+import msgspec
+
 from allranks.launch import events
 from allranks.launch.events import ASLEEP_S, GRACE_S, SAVE_SIGNAL, Effect, Event
+from allranks.launch.succession import Succession
 from allranks.model.errors import Exit, exit_for_signal
 from allranks.wire import protocol
 from allranks.wire.protocol import Goodbye, Message, Order, Plan
@@ -99,6 +105,11 @@ class Agent:
         self.goodbye: Goodbye | None = None
         """The leader's last word, or what stands in for it."""
         self.is_leader_lost = False
+        """Whether it left because it found no leader."""
+        self.leader = plan.nodes[0] if plan.nodes else 0
+        """Index of the leader's node in the job."""
+        self.succession: Succession | None = None
+        """While the leader is lost."""
         self.interrupted_by: int | None = None
         self._interrupted_s = self._stopped_s = self._heard_s = self._turned_s = now_s
         self._signals: list[int] = []
@@ -109,13 +120,36 @@ class Agent:
         self._failed: set[int] = set()
         self._ending: _Ending | None = None
         self._ping = (0, now_s)
+        self._confirmed = -1
+        self._told: list[tuple[float, Message]] = []
+        """Ends of workers of this generation, and when they were told."""
+        self._next_plan: Plan | None = None
+        """It came while the workers of the last generation had not ended."""
+        self._is_next_stopped = False
+        """And then a Stop of that generation."""
         self._standbys_at_s: float | None = None
         self._effects: list[Effect] = []
+
+    @property
+    def node(self) -> int:
+        """Index of this node in the job, which is not its index in the Plan."""
+        return self.plan.nodes[self.plan.node_index] if self.plan.nodes else self.plan.node_index
+
+    @property
+    def leader_name(self) -> str:
+        """The node whose agent leads."""
+        return self._name_of(self.leader)
 
     def begin(self) -> list[Effect]:
         """Return what starts the first generation."""
         self._start(self.plan)
         return self._take()
+
+    def refuses(self, now_s: float) -> str:
+        """Return why other agents that have lost their leader cannot join this one; empty: they can."""
+        if self.goodbye is not None or self.succession is None:
+            return "it follows a leader"
+        return "" if self.succession.is_open(now_s) and self.interrupted_by is None else "it does not lead yet"
 
     def step(self, event: Event) -> list[Effect]:
         """Take in an event; return what is to be done, in this order."""
@@ -129,7 +163,18 @@ class Agent:
                 self._heard_s = now_s
                 self._obey(message, now_s)
             case events.Lost(reason=reason):
-                self._lose(reason, now_s)
+                self._miss_leader(reason, now_s)
+            case events.Found(leader=leader):
+                self._follow(leader, now_s)
+            case events.NotFound(reason=reason):
+                if self.succession is not None:
+                    self.succession.reason += f"; {reason}"
+                    self._lose(now_s)
+            case events.Joined():
+                self._let_join(event)
+            case events.Withdrew(connection=connection):
+                if self.succession is not None:
+                    self.succession.withdraw(connection)
             case events.Started():
                 self._watch(event, now_s)
             case events.Observed(beat=beat):
@@ -163,7 +208,8 @@ class Agent:
 
     def _start(self, plan: Plan) -> None:
         self._enter(Phase.STARTING)
-        self.plan, self._ending = plan, None
+        self.plan, self._ending, self._next_plan = plan, None, None
+        self._told.clear()
         self._pids, self._savers, self._failed = {}, set(), set()
         self._do(events.Start(plan=plan))
 
@@ -184,10 +230,11 @@ class Agent:
             self._pids.pop(end.rank, None)
             if end.exit_code:
                 self._failed.add(end.rank)
+        message: Message = protocol.Exited(rank=end.rank, is_finished=ended.is_finished, generation=generation)
         if end.exit_code:
-            self._send(protocol.Failed(end=end, age_s=ended.age_s, generation=generation))
-        else:
-            self._send(protocol.Exited(rank=end.rank, is_finished=ended.is_finished, generation=generation))
+            message = protocol.Failed(end=end, age_s=ended.age_s, generation=generation)
+        self._told.append((ended.now_s, message))
+        self._send(message)
 
     def _signal(self, signum: int) -> None:
         if self._pids:
@@ -244,6 +291,11 @@ class Agent:
             self._do(events.Say(text=f"ended processes that the workers left running: {', '.join(left)}"))
         self._enter(Phase.WAITING)
         self._stopped_s = now_s
+        if self._next_plan is not None and self.goodbye is None:
+            if not self._is_next_stopped:
+                self._start(self._next_plan)
+                return
+            self.plan, self._next_plan = self._next_plan, None
         self._send(protocol.Stopped(generation=self.plan.generation))
 
     # Signals
@@ -278,9 +330,10 @@ class Agent:
         if self.phase is Phase.WATCHING and self._standbys_at_s is not None and now_s >= self._standbys_at_s:
             self._standbys_at_s = now_s + STANDBYS_AFTER_S
             self._do(events.PrepareStandbys())
-        if self.goodbye is None and now_s - self._heard_s > LEADER_SILENT_S:
-            self._do(events.Disconnect(node=0))
-            self._lose(f"it has sent nothing for {LEADER_SILENT_S:.0f} s, although its machine answers", now_s)
+        if self.succession is not None:
+            self._seek_on(self.succession, now_s)
+        elif self.goodbye is None and now_s - self._heard_s > LEADER_SILENT_S:
+            self._drop_leader(f"it has sent nothing for {LEADER_SILENT_S:.0f} s, although its machine answers", now_s)
         if self.phase is Phase.WAITING and (self.goodbye is not None or self._has_waited(now_s)):
             self._enter(Phase.GONE)
 
@@ -298,6 +351,7 @@ class Agent:
         match message:
             case protocol.Ping(sent_ns=sent_ns):
                 self._ping = (sent_ns, now_s)
+                self._confirmed = max(self._confirmed, message.confirmed)
             case protocol.Try():
                 self._do(events.MakeTries(order=message))
             case Order():
@@ -305,21 +359,109 @@ class Agent:
             case protocol.Stop(signum=signum, at_once=at_once, grace_s=grace_s):
                 if at_once or grace_s is not None:  # there was a fault: whoever comes later wants to know
                     self._do(events.KeepEvidence())
+                self._is_next_stopped = self._next_plan is not None
                 self._end(signum, now_s, grace_s=GRACE_S if grace_s is None else grace_s, at_once=at_once)
-            case Plan() if self.phase is Phase.WAITING and self.goodbye is None:
-                self._start(message)
+            case Plan() if message.generation > self.plan.generation and self.goodbye is None:
+                if self.phase is Phase.WAITING:
+                    self._start(message)
+                else:
+                    self._next_plan, self._is_next_stopped = message, False
+                    self._end(signal.SIGTERM, now_s)
+            case Plan():
+                pass  # this agent has begun that generation, or a later one
+            case protocol.Refused(reason=reason):
+                self._drop_leader(reason, now_s)
+                self._lose(now_s)
+            case protocol.Resign(past=past):
+                self.plan = msgspec.structs.replace(self.plan, past=past)
+                self._drop_leader("it has left the job", now_s, has_resigned=True)
             case Goodbye():
                 self.goodbye = message
                 self._end(signal.SIGTERM, now_s)
             case _:
-                self._do(events.Disconnect(node=0))
-                self._lose(f"it sent {type(message).__name__}, which a leader does not send now", now_s)
+                self._drop_leader(f"it sent {type(message).__name__}, which a leader does not send now", now_s)
 
-    def _lose(self, reason: str, now_s: float) -> None:
-        """End the workers and leave, because the connection to the leader ended; after its Goodbye that is no loss."""
-        if self.goodbye is None:
-            self._give_up(f"the leader's agent on {self.plan.members[0].name} is gone ({reason})")
-            self.is_leader_lost = True
+    def _drop_leader(self, reason: str, now_s: float, *, has_resigned: bool = False) -> None:
+        self._do(events.Disconnect(node=0))
+        self._miss_leader(reason, now_s, has_resigned=has_resigned)
+
+    def _miss_leader(self, reason: str, now_s: float, *, has_resigned: bool = False) -> None:
+        """The connection to the leader has ended: look for it; after its Goodbye that is no loss."""
+        if self.goodbye is not None:
+            self._end(signal.SIGTERM, now_s)
+            return
+        if self.succession is not None:
+            return
+        self._next_plan = None  # whoever leads next does not know that it was begun
+        self.succession = Succession(
+            own=self.node, leader=self.leader, plan=self.plan, confirmed=self._confirmed, reason=reason, lost_s=now_s,
+            has_resigned=has_resigned,
+        )  # fmt: skip
+        contacts = self.succession.contacts
+        if not contacts or self.interrupted_by is not None:
+            self._lose(now_s)
+            return
+        self._do(events.Seek(contacts=contacts))
+
+    def _seek_on(self, succession: Succession, now_s: float) -> None:
+        """Lead, or give up, once it is time."""
+        if now_s >= succession.gives_up_s or self.interrupted_by is not None:
+            self._lose(now_s)
+        elif succession.can_lead and succession.is_open(now_s):
+            joined = succession.joined
+            assert self.plan.past is not None
+            self._do(
+                events.Lead(
+                    connections={node: each.connection for node, each in joined.items()},
+                    cards={node: each.card for node, each in joined.items()},
+                    addresses={node: each.address for node, each in joined.items()},
+                    plan=self.plan,
+                    past=self.plan.past,
+                    lost=(succession.leader, succession.reason),
+                    has_resigned=succession.has_resigned,
+                )
+            )
+            succession.joined = {}
+
+    def _follow(self, leader: int, now_s: float) -> None:
+        """A leader was found: tell it what the last one may not have heard."""
+        self.leader, self._heard_s = leader, now_s
+        self._reject_joined(f"this agent follows {self._name_of(leader)}")
+        self.succession = None
+        for told_s, message in self._told:
+            if isinstance(message, protocol.Failed):
+                message = msgspec.structs.replace(message, age_s=message.age_s + now_s - told_s)
+            self._send(message)
+        for signum in dict.fromkeys(self._signals):
+            self._send(protocol.Interrupted(signum=signum))
+        if self.phase is Phase.WAITING:
+            self._send(protocol.Stopped(generation=self.plan.generation))
+
+    def _let_join(self, joined: events.Joined) -> None:
+        """Another agent has lost the leader, too."""
+        why, before = self.refuses(joined.now_s), None
+        if not why and self.succession is not None:
+            why, before = self.succession.join(joined.connection, joined.card, joined.address)
+        if why:
+            self._do(events.Reject(connection=joined.connection, reason=why))
+        if before is not None:
+            self._do(events.Reject(connection=before, reason="its agent has connected again"))
+
+    def _reject_joined(self, reason: str) -> None:
+        joined = self.succession.joined.values() if self.succession is not None else ()
+        self._do(*(events.Reject(connection=each.connection, reason=reason) for each in joined))
+
+    def _name_of(self, node: int) -> str:
+        at = self.plan.nodes.index(node) if node in self.plan.nodes else 0
+        return self.plan.members[at].name
+
+    def _lose(self, now_s: float) -> None:
+        """No leader was found: end the workers, and leave."""
+        if self.succession is None:
+            return
+        self._give_up(f"the leader's agent on {self.leader_name} is gone ({self.succession.reason})")
+        self._reject_joined("this agent ends")
+        self.succession, self.is_leader_lost = None, True
         self._end(signal.SIGTERM, now_s)
 
     def _give_up(self, summary: str) -> None:

@@ -5,11 +5,12 @@ one clock of its process that never steps back. What may take long, the driver d
 A node is meant by its index in the job (0: the leader's), which never changes, unlike its index in a Plan.
 
     who       events                                            effects
-    both      Due, Heard, Lost                                  Send, Say, Disconnect
-    leader    Joined, Meant, CheckpointFound                    Accept, Reject, Show, Record, ExpectBack, AskScheduler,
+    both      Due, Heard, Lost, Joined                          Send, Say, Disconnect, Reject
+    leader    Meant, CheckpointFound                            Accept, Show, Record, ExpectBack, AskScheduler,
                                                                 FindCheckpoint, Over
     agent     Started, Observed, WorkerEnded, Signalled, Swept  Start, Signal, GiveOrder, MakeTries, KeepEvidence,
                                                                 PrepareStandbys, Sweep, Mute
+              Found, NotFound, Withdrew                         Seek, Lead
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from allranks.launch.queue.ending import Decision
 from allranks.model.beat import NodeBeat
 from allranks.model.card import Card
 from allranks.model.finding import Finding, Verdict
-from allranks.wire.protocol import Message, Order, Plan, Try, WorkerEnd
+from allranks.model.past import Past
+from allranks.wire.protocol import Contact, Message, Order, Plan, Try, WorkerEnd
 
 GRACE_S = 3.0
 """Seconds between the first signal and SIGKILL when the job ends: with reaping, all processes are gone within 5 s."""
@@ -62,13 +64,31 @@ class Lost(Event, frozen=True):
 
 
 class Joined(Event, frozen=True):
-    """An agent has proven, while the job runs, that it belongs to it."""
+    """An agent has proven, while the job runs, that it belongs to it; or that it has lost its leader, too."""
 
     connection: int
-    """The driver's number; Accept or Reject names it."""
+    """The driver's number; Accept, Reject or Lead names it."""
     card: Card
     address: str
     """Where its agent comes from."""
+
+
+class Found(Event, frozen=True):
+    """The answer to Seek: this agent is connected to its leader again, or to another one."""
+
+    leader: int
+
+
+class NotFound(Event, frozen=True):
+    """The other answer to Seek: the leader rejects this agent, or nobody accepts it."""
+
+    reason: str
+
+
+class Withdrew(Event, frozen=True):
+    """An agent that had joined is gone, before this one leads."""
+
+    connection: int
 
 
 class Meant(Event, frozen=True):
@@ -152,7 +172,7 @@ class Accept(Effect, frozen=True):
 
 
 class Reject(Effect, frozen=True):
-    """Send the reason, and close a connection."""
+    """Close a connection; a leader sends the reason before, and its agent then ends."""
 
     connection: int
     reason: str
@@ -231,6 +251,27 @@ class PrepareStandbys(Effect, frozen=True):
 
 class Sweep(Effect, frozen=True):
     """End the processes that the workers left running; Swept follows."""
+
+
+class Seek(Effect, frozen=True):
+    """Look for a leader at these agents, until Found, or Lead, or the end of this process."""
+
+    contacts: tuple[Contact, ...]
+
+
+class Lead(Effect, frozen=True):
+    """Be the leader from now on, of these agents and this one; Found follows."""
+
+    connections: Mapping[int, int]
+    """By node: the numbers that Joined told."""
+    cards: Mapping[int, Card]
+    addresses: Mapping[int, str]
+    plan: Plan
+    """Of the generation that runs."""
+    past: Past
+    lost: tuple[int, str]
+    """The last leader's node, and why it is gone."""
+    has_resigned: bool
 
 
 class Mute(Effect, frozen=True):

@@ -6,7 +6,7 @@ Phase 2  roll call           the leader binds the port, the others connect to it
 Phase 3  start               environment of every worker, with reasons                   (launch.crew, .environment)
 Phase 4  watch               agents report, the leader asks the guard, and restarts      (launch.agent, .lead)
                              the workers if that cures the fault
-Phase 5  say                 one verdict on the leader's terminal, the same exit code everywhere
+Phase 5  say                 one verdict on the leader's terminal, the same exit code everywhere (launch.end)
 """
 
 from __future__ import annotations
@@ -14,59 +14,44 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from allranks.guard.watch import Watch
-from allranks.host.net import answers, find_interface_of
+from allranks.host.net import find_interface_of
 from allranks.host.node import begin_card_facts
-from allranks.host.slurm import cancel_job
-from allranks.launch import container
+from allranks.launch import container, events
 from allranks.launch.agent import Agent
 from allranks.launch.console import Console
 from allranks.launch.crew import Crew, Output
+from allranks.launch.end import READER_S, End, end_step, print_findings, pronounce, show_rest
 from allranks.launch.inbox import SignalInbox
-from allranks.launch.lead.outcome import describe_success
 from allranks.launch.loop import Loop
 from allranks.launch.plan import LOOPBACK, JobPlan, Request, count_of
-from allranks.launch.queue import ending
 from allranks.launch.queue.exclusion import describe_return, read_culprits
 from allranks.launch.queue.scheduler import Scheduler
 from allranks.launch.rendezvous import Rendezvous, apply, take_part
 from allranks.launch.screen import Screen
 from allranks.launch.workers import become_subreaper
-from allranks.model.errors import AllranksError, Exit, UsageError, exit_for_signal
-from allranks.model.finding import Finding, Verdict
+from allranks.model.errors import AllranksError, UsageError
+from allranks.model.finding import Verdict
 from allranks.model.hostlist import fold_hosts
+from allranks.model.past import History, Past
 from allranks.model.world import Launcher
 from allranks.preflight.networks import advise_network
 from allranks.report.rundir import RunDir, describe_command
 from allranks.report.text import Style, fold_ranks, render_findings, say
 from allranks.wire.connection import Connection
+from allranks.wire.leader import bind_port
 from allranks.wire.protocol import Goodbye, Plan
 
 if TYPE_CHECKING:
-    from allranks.launch.lead.leader import Leader
-
-SILENT_GRACE_S = 1.0
-"""Seconds between a verdict that names a silent node and the end of the step."""
-LEADER_WRITES_S = 5.0
-"""Maximum seconds until a live leader has written down which node it lost."""
-WAY_BACK_S = 600.0
-"""Seconds for a cut-off node to reach the leader's machine again: longer than SlurmdTimeout, 300 s by default."""
-READER_S = 5.0
-"""A reader that has read nothing for this many seconds (a paused pager, Ctrl-S) is given up when the job has ended."""
-SHOW_S = 60.0
-"""Seconds to print the rest of the output, while somebody reads it."""
-SHOW_INTERRUPTED_S = 2.0
+    from allranks.launch.lead.driver import LeaderDriver
 
 
 def worker_command(request: Request) -> list[str]:
@@ -130,7 +115,7 @@ def _run_phases(plan: JobPlan, output: Output, env: Mapping[str, str], screen: S
         check_signals=inbox.check,
     )
     try:
-        rendezvous = take_part(applicant, max_restarts=plan.request.max_restarts)
+        rendezvous = take_part(applicant, past=Past(history=_history_of(plan.request)))
     except AllranksError as exc:
         if exc.finding is None:
             raise
@@ -147,6 +132,10 @@ def _run_phases(plan: JobPlan, output: Output, env: Mapping[str, str], screen: S
     with rendezvous.listener or contextlib.nullcontext():
         roll_call_s = time.monotonic() - started_s
         return _run_workers(plan, output, run_dir, rendezvous, inbox, env, screen, roll_call_s=roll_call_s)
+
+
+def _history_of(request: Request) -> History:
+    return History(restarts_left=request.max_restarts, retries_errors=request.retries_errors)
 
 
 def _names(plan: JobPlan) -> list[str]:
@@ -168,7 +157,7 @@ def _do_not_begin(goodbye: Goodbye, plan: JobPlan, run_dir: RunDir) -> int:
         return goodbye.exit_code
     # In a SLURM step all terminals are one, and the first task speaks for all.
     is_speaker = plan.world.launcher is not Launcher.SLURM or plan.node_index == 0
-    return _pronounce(goodbye.verdict, run_dir, node=plan.facts.host, is_spoken=is_speaker)
+    return pronounce(goodbye.verdict, run_dir, node=plan.facts.host, is_spoken=is_speaker)
 
 
 def _speak_alone(verdict: Verdict, plan: JobPlan, run_dir: RunDir, env: Mapping[str, str]) -> int:
@@ -176,7 +165,7 @@ def _speak_alone(verdict: Verdict, plan: JobPlan, run_dir: RunDir, env: Mapping[
     is_leader, is_slurm = plan.node_index == 0, plan.world.launcher is Launcher.SLURM
     is_first = run_dir.write_verdict(verdict, node=plan.facts.host, is_of_all=is_leader)
     if is_first or not is_slurm:
-        _print_findings(verdict.findings)
+        print_findings(verdict.findings)
     if is_first and is_slurm:
         _end_silent_tasks(verdict, env)
     return verdict.exit_code
@@ -186,15 +175,7 @@ def _end_silent_tasks(verdict: Verdict | None, env: Mapping[str, str]) -> None:
     """End this step if one of its tasks hangs and never joined."""
     findings = verdict.findings if verdict else ()
     if any(finding.cause.startswith("AR001 ") for finding in findings):
-        _end_step(env)
-
-
-def _end_step(env: Mapping[str, str]) -> None:
-    """End what is left of this step: srun would wait for a task that hangs until the job's time limit."""
-    time.sleep(SILENT_GRACE_S)  # the other agents are leaving by themselves, each with the right exit code
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    with contextlib.suppress(AllranksError, KeyError):
-        cancel_job(f"{env['SLURM_JOB_ID']}.{env['SLURM_STEP_ID']}")
+        end_step(env)
 
 
 def _find_problem(request: Request) -> AllranksError | None:
@@ -262,141 +243,54 @@ def _run_workers(
         scheduler = Scheduler.of(env, run_dir=run_dir.path, attempt=group.attempt, min_nodes=plan.min_nodes, say=say)
     line = rendezvous.leader
     control_address = rendezvous.own_address or LOOPBACK
-    leader_address = rendezvous.leader_address or group.store_address
     data_address = plan.data_path.address if plan.data_path else control_address
     driver = None
     if line is None:
         here, there = socket.socketpair()
         line = Connection(here, peer=me.name)
-        # Here, since only the first node needs all that the leader needs.
+        # Here, since only a leader's node needs all that the leader needs.
         from allranks.launch.lead.appoint import appoint_leader
 
-        appointed = driver = appoint_leader(
-            plan, rendezvous, Connection(there, peer=me.name), run_dir, scheduler, env, show=_print_findings
+        driver = appoint_leader(
+            plan, rendezvous, Connection(there, peer=me.name), run_dir, scheduler, env, show=print_findings
         )
-        crew.spared = lambda: appointed.started_pids
-    leader = driver.leader if driver is not None else None
-    watch = Watch(plan.guard, data_address=data_address, control_address=control_address)
-    started_s = time.monotonic()
-    times_lost = run_dir.count_events("node_lost", node=me.name) if group.generation else 0  # it may be back from that
-    agent = Agent(group, now_s=started_s)
-    loop = Loop(agent, crew, line, inbox=inbox, watch=watch)
 
-    def kill_now() -> None:
-        crew.kill()
-        if is_leader:  # else nobody could tell later how the job ended
-            interrupted = Verdict(job=plan.job, attempt=run_dir.attempt, exit_code=exit_for_signal(signal.SIGINT))
-            run_dir.write_verdict(interrupted, node=me.name)
+    def lead(effect: events.Lead, connections: Mapping[int, Connection]) -> LeaderDriver:
+        from allranks.launch.lead.appoint import appoint_successor
 
-    inbox.kill_now = kill_now
-    try:
-        goodbye = loop.run(driver)
-    finally:
-        _show_rest(crew.console, inbox, run_dir.node_path(me.name))
-    if leader is not None and leader.verdict is not None:
-        verdict = leader.verdict
-        whole = msgspec.structs.replace(verdict, findings=(*verdict.findings, *rendezvous.warnings))
-        is_quiet = leader.is_said or leader.interrupted_by is not None
-        _pronounce(
-            whole, run_dir, node=me.name, already_said=len(whole.findings) if is_quiet else len(rendezvous.warnings)
-        )
-    if inbox.received:
-        name = signal.Signals(inbox.received[0]).name
-        waited_s = time.monotonic() - started_s
-        say(f"{name} after {waited_s:.0f} s: all workers here have ended; output in {run_dir.node_path(me.name)}")
-    elif goodbye.summary and leader is None and plan.world.launcher is not Launcher.SLURM:
-        say(f"ended: {goodbye.summary}; the full report is on {group.members[0].name}")
-    elif leader is not None and goodbye.exit_code == Exit.OK and not leader.is_leaving:
-        script, took_s = Path(plan.request.command[0]).name, time.monotonic() - started_s
-        num_restarts = agent.plan.generation - group.generation
-        say(describe_success(script, agent.plan.world_size, took_s, num_restarts, where=str(run_dir.attempt_path)))
-    if scheduler is None:
-        return goodbye.exit_code
-    if agent.is_leader_lost and not inbox.received:  # a cancelled job is never requeued
-        say(f"ended: {goodbye.summary}")
-        if _has_lost(me.name, run_dir, times_before=times_lost, patience_s=plan.guard.gone_s + LEADER_WRITES_S):
-            say(f"the leader is alive and reports that it lost {me.name}; see its output for the job's verdict")
-            _wait_for_way_back(leader_address, group.store_port, inbox)
-            return Exit.OK if plan.request.max_restarts else goodbye.exit_code
-        if plan.request.max_restarts:
-            return scheduler.requeue([group.members[0].name], cause="AR012 node-failure")
-    if leader is None:
-        return goodbye.exit_code
-    exit_code = _queue_again(goodbye, leader, scheduler, plan, inbox)
-    if leader.unresponsive:
-        _end_step(env)
-    return exit_code
+        listener = stack.enter_context(bind_port(plan.port))
+        port = int(listener.getsockname()[1])
+        if is_port_held:
+            crew.store_fd = listener.fileno()
+        else:
+            listener.close()
+        rendezvous.announce(plan, run_dir, port)
+        return appoint_successor(
+            effect, connections, plan, rendezvous, run_dir, scheduler, env, node=agent.node, store_port=port,
+            show=print_findings,
+        )  # fmt: skip
 
-
-def _show_rest(console: Console, inbox: SignalInbox, files: Path) -> None:
-    """Print the workers' last output, as long as somebody reads it and no further signal arrives."""
-    num_signals = len(inbox.received)
-    end_s = time.monotonic() + (SHOW_INTERRUPTED_S if num_signals else SHOW_S)
-    num_lost = console.close(
-        patience_s=READER_S, is_over=lambda: len(inbox.received) > num_signals or time.monotonic() > end_s
+    agent = Agent(group, now_s=time.monotonic())
+    loop = Loop(
+        agent,
+        crew,
+        line,
+        inbox=inbox,
+        watch=Watch(plan.guard, data_address=data_address, control_address=control_address),
+        gone_s=plan.guard.gone_s,
+        acceptor=rendezvous.acceptor,
+        seek=rendezvous.seek,
+        lead=lead,
     )
-    if num_lost:
-        say(f"{count_of(num_lost, 'line')} of output not shown, the terminal was too slow; all are in {files}")
-
-
-def _has_lost(node: str, run_dir: RunDir, *, times_before: int, patience_s: float) -> bool:
-    """Whether the leader reports this node as lost: it is alive then, and the job continues without this node."""
-    deadline_s = time.monotonic() + patience_s
-    while run_dir.count_events("node_lost", node=node) <= times_before:
-        if time.monotonic() > deadline_s:
-            return False
-        time.sleep(0.2)
-    return True
-
-
-def _wait_for_way_back(address: str, port: int, inbox: SignalInbox) -> None:
-    """Wait until srun can learn that this task ends.
-
-    slurmstepd reports a task's end to srun for about 16 s, then gives up, and srun would wait until the job's time
-    limit (SLURM 22.05: `Failed to send MESSAGE_TASK_EXIT: No route to host`).
-    """
-    if answers(address, port, within_s=1.0):
-        return
-    say(f"waiting at most {WAY_BACK_S:.0f} s until {address} is reachable: else srun would never see this agent end")
-    deadline_s = time.monotonic() + WAY_BACK_S
-    while not inbox.received and time.monotonic() < deadline_s and not answers(address, port, within_s=1.0):
-        time.sleep(0.2)
-
-
-def _queue_again(goodbye: Goodbye, leader: Leader, scheduler: Scheduler, plan: JobPlan, inbox: SignalInbox) -> int:
-    """Requeue the job if that is the outcome; return the exit code."""
-    sequel = ending.decide_sequel(
-        goodbye.exit_code,
-        is_to_requeue=leader.is_to_requeue,
-        interrupted_by=leader.interrupted_by or next(iter(inbox.received), None),
-        has_restarts=bool(plan.request.max_restarts) and not leader.is_finished,
-    )
-    match sequel:
-        case ending.Sequel.REQUEUE if leader.is_to_requeue:
-            return scheduler.requeue()
-        case ending.Sequel.REQUEUE:
-            findings = leader.verdict.findings if leader.verdict else ()
-            return scheduler.requeue(leader.culprits, cause=findings[0].cause if findings else "")
-        case ending.Sequel.OUTLAST:
-            scheduler.outlast_preemption()
-        case ending.Sequel.STAY_COMPLETE:
-            scheduler.stay_complete()
-    return goodbye.exit_code
-
-
-def _pronounce(verdict: Verdict, run_dir: RunDir, *, node: str, is_spoken: bool = True, already_said: int = 0) -> int:
-    """Write the verdict, print the findings not yet printed, and return its exit code."""
-    run_dir.attempt = verdict.attempt
-    run_dir.write_verdict(verdict, node=node)
-    if is_spoken:
-        run_dir.add_event("ended", exit_code=verdict.exit_code)
-        _print_findings(verdict.findings[: len(verdict.findings) - already_said])
-    return verdict.exit_code
-
-
-def _print_findings(findings: Sequence[Finding]) -> None:
-    if findings:
-        print("\n" + render_findings(findings, Style.of(sys.stderr)), file=sys.stderr, flush=True)
+    crew.spared = lambda: loop.driver.started_pids if loop.driver is not None else []
+    end = End(agent, loop, plan, rendezvous, run_dir, scheduler, inbox, env)
+    inbox.kill_now = lambda: end.kill_now(crew)
+    with contextlib.ExitStack() as stack:
+        try:
+            goodbye = loop.run(driver)
+        finally:
+            show_rest(crew.console, inbox, run_dir.node_path(me.name))
+        return end.settle(goodbye)
 
 
 def _headline(group: Plan, interface: str | None, plan: JobPlan, run_dir: RunDir, roll_call_s: float) -> str:

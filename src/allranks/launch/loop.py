@@ -1,14 +1,16 @@
 """The one loop of an agent: turns sockets, pidfds, signals and time into events, and effects into deeds.
 
 One thread, one selector. The workers' output is read between two waits, and written by threads that may block
-(launch.screen). On the first node the leader lives in the same loop (launch.lead.driver).
+(launch.screen). On one node the leader lives in the same loop (launch.lead.driver); if it is lost, on another one.
 """
 
 from __future__ import annotations
 
+import select
 import selectors
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from allranks.launch import events
@@ -18,10 +20,13 @@ from allranks.launch.events import GRACE_S, SAVE_SIGNAL, Driver, Effect
 from allranks.launch.inbox import SignalInbox
 from allranks.launch.lead.outcome import describe_running
 from allranks.launch.pulse import Pulse
+from allranks.launch.search import Search
 from allranks.launch.workers import Worker, reap_orphans
-from allranks.model.errors import WireError
+from allranks.model.card import Card
+from allranks.model.errors import AllranksError, WireError
+from allranks.wire.accept import Acceptor
 from allranks.wire.connection import Connection
-from allranks.wire.protocol import Goodbye, Plan, WorkerEnd
+from allranks.wire.protocol import Contact, Goodbye, Plan, WorkerEnd
 
 if TYPE_CHECKING:
     from allranks.guard.watch import Watch
@@ -45,10 +50,33 @@ class Loop:
         line: the connection to the leader; on the leader's own node it is a socket pair.
         inbox: signals.
         watch: makes what this node tells of its workers.
+        gone_s: a silent connection to another leader ends after this time.
+        acceptor: accepts agents that have lost the leader; None: nobody can succeed it.
+        seek: begins to look for a leader at these agents, for workers of this generation.
+        lead: makes this agent the leader, with these connections, by node, and its own.
     """
 
-    def __init__(self, agent: Agent, crew: Crew, line: Connection, *, inbox: SignalInbox, watch: Watch) -> None:
+    def __init__(
+        self,
+        agent: Agent,
+        crew: Crew,
+        line: Connection,
+        *,
+        inbox: SignalInbox,
+        watch: Watch,
+        gone_s: float,
+        acceptor: Acceptor | None = None,
+        seek: Callable[[Sequence[Contact], Agent], Search] | None = None,
+        lead: Callable[[events.Lead, Mapping[int, Connection]], LeaderDriver] | None = None,
+    ) -> None:
         self._agent, self._crew, self._line, self._inbox, self._watch = agent, crew, line, inbox, watch
+        self._gone_s, self._acceptor, self._seek, self._lead = gone_s, acceptor, seek, lead
+        self._search: Search | None = None
+        self._joined: dict[int, Connection] = {}
+        """Agents that have lost the leader, too, by the number that this agent answers with."""
+        self._num_joined = 0
+        self.driver: LeaderDriver | None = None
+        """Of the leader, where this agent leads."""
         self._feed = Driver(agent.step, self._carry_out).feed
         self._selector = selectors.DefaultSelector()
         self._num_signals = 0
@@ -63,28 +91,43 @@ class Loop:
         Args:
             driver: on the leader's node, of the other half of this process.
         """
-        selector, agent = self._selector, self._agent
+        selector, agent, self.driver = self._selector, self._agent, driver
         selector.register(self._inbox, selectors.EVENT_READ, lambda _: self._inbox.clear())
         selector.register(self._line, selectors.EVENT_READ, lambda _: self._listen())
         try:
             if driver is not None:
                 driver.attach(selector)
+            elif self._acceptor is not None:
+                self._acceptor.attach(
+                    selector,
+                    on_peer=self._let_join,
+                    on_rejected=lambda _: None,
+                    say=self._crew.say,
+                    refuses=lambda: agent.refuses(time.monotonic()),
+                )
             for effect in agent.begin():
                 self._carry_out(effect)
             self._listen()  # what came together with the Plan
             while agent.phase is not Phase.GONE:
                 self._turn()
-                if driver is not None:
-                    driver.turn(time.monotonic())
-                    self._tell_silence(driver.leader.progress.step)
+                if self.driver is not None:
+                    self.driver.turn(time.monotonic())
+                    self._tell_silence(self.driver.leader.progress.step)
+                else:
+                    self._look_for_leader(time.monotonic())
             self._crew.wait_for_writers(WRITERS_S if agent.interrupted_by is None else GRACE_S)
             assert agent.goodbye is not None
             return agent.goodbye
         finally:
             self._crew.close()
             self._watch.close()
-            if driver is not None:
-                driver.close()
+            self._end_search()
+            for connection in self._joined.values():
+                connection.close()
+            if self.driver is not None:
+                self.driver.close()
+            elif self._acceptor is not None:
+                self._acceptor.close()
             self._line.close()
             selector.close()
 
@@ -126,6 +169,14 @@ class Loop:
                         self._lose(str(exc))
             case events.Disconnect():
                 self._disconnect()
+            case events.Seek(contacts=contacts):
+                assert self._seek is not None
+                self._end_search()
+                self._search = self._seek(contacts, self._agent)
+            case events.Reject(connection=number):
+                self._joined.pop(number).close()
+            case events.Lead():
+                self._become_leader(effect)
             case events.Say(text=text):
                 crew.say(text)
             case events.Start(plan=plan):
@@ -203,3 +254,70 @@ class Loop:
         if self._line.fileno() >= 0:
             self._selector.unregister(self._line)
             self._line.close()
+
+    def _follow(self, line: Connection, leader: int) -> None:
+        """Speak to another leader, or to the same one over another connection, from now on."""
+        self._disconnect()
+        self._end_search()
+        self._line = line
+        self._selector.register(line, selectors.EVENT_READ, lambda _: self._listen())
+        self._feed(events.Found(now_s=time.monotonic(), leader=leader))
+        if line.has_unread:
+            self._listen()
+
+    # Without a leader
+
+    def _look_for_leader(self, now_s: float) -> None:
+        """Do what is due while the leader is lost."""
+        if self._acceptor is not None:
+            self._acceptor.turn(now_s)
+        for number in [number for number, connection in self._joined.items() if _has_ended(connection)]:
+            self._joined.pop(number).close()
+            self._feed(events.Withdrew(now_s=now_s, connection=number))
+        if self._search is None:
+            return
+        try:
+            found = self._search.poll()
+        except AllranksError as exc:
+            self._end_search()
+            self._feed(events.NotFound(now_s=now_s, reason=str(exc)))
+            return
+        if found is not None:
+            line, leader = found
+            line.expect_alive_within(self._gone_s)
+            self._follow(line, leader)
+
+    def _end_search(self) -> None:
+        if self._search is not None:
+            self._search.stop()
+            self._search = None
+
+    def _let_join(self, connection: Connection, card: Card) -> None:
+        self._num_joined += 1
+        self._joined[self._num_joined] = connection
+        self._feed(
+            events.Joined(
+                now_s=time.monotonic(), connection=self._num_joined, card=card, address=connection.peer_address
+            )
+        )
+
+    def _become_leader(self, effect: events.Lead) -> None:
+        """The other agents' connections are the leader's from now on; this agent speaks to it through a socket pair."""
+        assert self._lead is not None
+        assert self._acceptor is not None
+        self._acceptor.detach()
+        here, there = socket.socketpair()
+        node, name = self._agent.node, self._agent.plan.members[self._agent.plan.node_index].name
+        connections = {index: self._joined.pop(number) for index, number in effect.connections.items()}
+        for connection in connections.values():
+            connection.expect_alive_within(self._gone_s)
+        self.driver = self._lead(effect, {node: Connection(there, peer=name), **connections})
+        self.driver.attach(self._selector)
+        self._follow(Connection(here, peer=name), node)
+
+
+def _has_ended(connection: Connection) -> bool:
+    """Whether the other side has closed a connection, which may still hold messages that nobody has read."""
+    poll = select.poll()
+    poll.register(connection, select.POLLRDHUP)
+    return bool(poll.poll(0))

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import msgspec
+
+from allranks.launch.agent import Agent
 from allranks.launch.lead.group import make_group
-from allranks.launch.plan import JobPlan
+from allranks.launch.plan import LOOPBACK, JobPlan
+from allranks.launch.search import Search
+from allranks.launch.succession import SEEK_S
 from allranks.model.card import Card, Facts
 from allranks.model.claims.table import row_of
 from allranks.model.errors import AllranksError, NodeFaultError
 from allranks.model.finding import Finding, Verdict
+from allranks.model.past import Past
 from allranks.model.world import Launcher
 from allranks.preflight.applicant import Applicant
 from allranks.preflight.entry import Called, Entry
@@ -20,7 +26,9 @@ from allranks.preflight.rollcall import stop
 from allranks.report.rundir import RunDir
 from allranks.wire.accept import Acceptor
 from allranks.wire.connection import Connection
-from allranks.wire.protocol import Goodbye, Plan
+from allranks.wire.leader import Announcement, announce
+from allranks.wire.protocol import Contact, Goodbye, Plan
+from allranks.wire.secret import OPEN_GROUP, Secret
 
 
 @dataclass(slots=True, kw_only=True)
@@ -41,8 +49,16 @@ class Rendezvous:
     plans: Mapping[int, Plan] = field(default_factory=dict)
     """On the leader, by seat."""
     acceptor: Acceptor | None = None
-    """On the leader of several nodes: where agents come in while the job runs."""
+    """On several nodes: where agents come in while the job runs, on the leader, and on the others if it is lost."""
     store_address: str = ""
+    card: Card | None = None
+    """This node's, on the others."""
+    secret: Secret = OPEN_GROUP
+    """On the others: by which they prove that they belong to the job."""
+    name: str = ""
+    """What the job is called on the wire."""
+    addresses: tuple[str, ...] = ()
+    """This node's, that others may try."""
 
     @property
     def own_address(self) -> str | None:
@@ -57,24 +73,53 @@ class Rendezvous:
             return self.leader.peer_address if self.leader is not None else None
         return None
 
+    def seek(self, contacts: Sequence[Contact], agent: Agent) -> Search:
+        """Begin to look for a leader at these agents."""
+        assert self.card is not None
+        card = msgspec.structs.replace(self.card, node_index=agent.node, generation=agent.plan.generation)
+        attempt, deadline_s = agent.plan.attempt, 2 * SEEK_S  # the agent gives up earlier
+        return Search(contacts, card=card, job=self.name, attempt=attempt, secret=self.secret, deadline_s=deadline_s)
 
-def take_part(applicant: Applicant, *, max_restarts: int = 0) -> Rendezvous | Goodbye:
+    def announce(self, plan: JobPlan, run_dir: RunDir, port: int) -> None:
+        """Write down that this agent leads now, for agents that are started again; `port` is the store's."""
+        assert self.card is not None
+        announcement = Announcement(
+            job=plan.job,
+            attempt=run_dir.attempt,
+            host=plan.facts.host,
+            addresses=self.addresses or (LOOPBACK,),
+            port=port,
+            side_port=self.card.agent_port,
+        )
+        with contextlib.suppress(OSError):  # the other agents know this one
+            announce(run_dir.path, announcement)
+
+
+def take_part(applicant: Applicant, *, past: Past) -> Rendezvous | Goodbye:
     """Take part in the roll call; return what came of it, or the verdict why the job does not begin.
 
     Args:
         applicant: this node.
-        max_restarts: how often the leader starts workers again.
+        past: how often workers are started again; every possible leader must know it.
     Raises:
         AllranksError: it could not begin.
     """
     with Entry(applicant) as entry:
         called = entry.take_part()
     if isinstance(called, Called):
-        return _give_out_plans(called, applicant, max_restarts)
+        return _give_out_plans(called, applicant, past)
     if isinstance(called.answer, Goodbye):
         called.leader.close()
         return called.answer
-    return Rendezvous(group=called.answer, leader=called.leader)
+    return Rendezvous(
+        group=called.answer,
+        leader=called.leader,
+        acceptor=called.acceptor,
+        card=called.card,
+        secret=called.secret,
+        name=entry.group,
+        addresses=applicant.reachable_addresses,
+    )
 
 
 def apply(
@@ -119,6 +164,7 @@ def apply(
         guard=plan.cluster.guard,
         is_slurm=plan.world.launcher is Launcher.SLURM,
         shares_run_dir=plan.world.launcher is Launcher.SLURM,
+        has_successors=plan.num_nodes > 1,
         ignored=frozenset(plan.request.ignored),
         run_dir=run_dir,
         env=env,
@@ -128,18 +174,20 @@ def apply(
     )
 
 
-def _give_out_plans(called: Called, applicant: Applicant, max_restarts: int) -> Rendezvous | Goodbye:
+def _give_out_plans(called: Called, applicant: Applicant, past: Past) -> Rendezvous | Goodbye:
     """Tell everybody who is which rank, or the verdict."""
     verdict, plans = called.verdict(applicant), {}
     try:
         if not verdict.exit_code:
             plans = make_group(
                 called.cards,
+                addresses=called.addresses,
+                past=past,
                 wanted_backend=applicant.wanted_backend,
                 attempt=applicant.run_dir.attempt,
                 store_address=called.store_address,
                 store_port=called.port,
-                max_restarts=max_restarts,
+                max_restarts=past.history.restarts_left,
             )
             for index, peer in called.peers.items():
                 peer.send(plans[index])

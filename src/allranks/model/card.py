@@ -247,4 +247,10 @@ class Card(msgspec.Struct, frozen=True, kw_only=True):
     """Addresses of the leader that did not answer this agent before: `192.168.20.15:29500 (leader.json: no answer)`."""
     test_ports: TestPorts | None = None
     """None if this node is not tested: a job on one machine."""
+    agent_port: int = 0
+    """Where the other agents reach this one if they lose their leader; 0: nowhere."""
+    incarnation: int = 0
+    """A random number of this process: an agent that comes again with the same one has only lost its connection."""
+    generation: int = -1
+    """Of this agent's workers; -1: they have not been started yet."""
     facts: Facts | None = None

@@ -51,6 +51,8 @@ class Applicant:
     """The nodes share one terminal, and can prove themselves by munge."""
     shares_run_dir: bool = False
     """Every node must see the run directory, with the announcement and the key in it."""
+    has_successors: bool = False
+    """The leader may be succeeded by another node: all of them listen for that."""
     ignored: frozenset[str] = frozenset()
     """Ids of causes that stop nobody."""
     run_dir: RunDir

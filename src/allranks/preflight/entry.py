@@ -94,6 +94,12 @@ class Called:
         """That the leader holds."""
         return int(self.listener.getsockname()[1])
 
+    @property
+    def addresses(self) -> dict[int, str]:
+        """Where each node is reached by the others, on the network on which the agents found each other."""
+        own = next((peer.own_address for peer in self.peers.values()), "")
+        return {0: own} | {index: peer.peer_address for index, peer in self.peers.items()}
+
     def verdict(self, applicant: Applicant) -> Verdict:
         """What the roll call came to."""
         return Verdict(
@@ -106,10 +112,14 @@ class Called:
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """A roll call that the leader ended with an answer; the connection is the caller's."""
+    """A roll call that the leader ended with an answer; the connection and the acceptor are the caller's."""
 
     answer: Plan | Goodbye
     leader: Connection
+    card: Card
+    secret: Secret
+    acceptor: Acceptor | None = None
+    """Accepts agents that have lost the leader; not attached yet. None: nobody can succeed it."""
 
 
 class Entry:
@@ -122,13 +132,15 @@ class Entry:
             self._secret = secret_from_env(applicant.env)
             if not applicant.is_slurm:
                 self._secret = self._secret or secret_from_name(applicant.rdzv_id) or OPEN_GROUP
-        # On the wire: where the job is called by its --rdzv-id, that may be the key.
+        # What the job is called on the wire: where that is its --rdzv-id, it may be the key.
         is_key = not applicant.is_alone and applicant.job == applicant.rdzv_id
-        self._group = group_name(applicant.job) if is_key else applicant.job
+        self.group = group_name(applicant.job) if is_key else applicant.job
         before = read_limits()["nofile"]
         self._max_files = raise_open_files(applicant.num_files)
         self._has_more_files = before is not None and self._max_files > before
         self._mesh = None if applicant.is_alone else Mesh()
+        self._side = bind_port(0) if applicant.has_successors and not applicant.is_alone else None
+        self._incarnation = secrets.randbits(63)
 
     def __enter__(self) -> Self:
         return self
@@ -136,6 +148,8 @@ class Entry:
     def __exit__(self, *_: object) -> None:
         if self._mesh is not None:
             self._mesh.close()
+        if self._side is not None:
+            self._side.close()
 
     def take_part(self) -> Called | Followed:
         """Lead or follow, as the node index says.
@@ -193,7 +207,7 @@ class Entry:
                 lambda: collect_hints(
                     path, job=mine.job, named=[mine.endpoint] if mine.endpoint else [], guessed=mine.guesses
                 ),
-                job=self._group,
+                job=self.group,
                 attempt=mine.attempt,
                 secret=self._followers_secret,
                 card=card,
@@ -202,7 +216,7 @@ class Entry:
                 check_signals=mine.check_signals,
             )
         except NodeFaultError as exc:
-            reason = str(exc).replace(self._group, mine.job)
+            reason = str(exc).replace(self.group, mine.job)
             raise NodeFaultError(reason, finding=self._leader_missing(reason)) from exc
         connection.expect_alive_within(mine.guard.gone_s)
         answer = Attendance(
@@ -218,7 +232,12 @@ class Entry:
         elif answer.verdict is not None:
             mine.run_dir.attempt = answer.verdict.attempt
             answer = msgspec.structs.replace(answer, verdict=msgspec.structs.replace(answer.verdict, job=mine.job))
-        return Followed(answer, connection)
+        secret = self._followers_secret() or OPEN_GROUP
+        acceptor = None
+        if self._side is not None and isinstance(answer, Plan):
+            side, self._side = self._side, None
+            acceptor = Acceptor(side, job=self.group, attempt=answer.attempt, secret=self._with_munge(secret))
+        return Followed(answer, connection, card, secret, acceptor)
 
     def _lead_or_follow(self, endpoint: Hint) -> Called | Followed:
         # Several agents on the endpoint's machine and no --node-rank: whoever gets the port leads, the others join it.
@@ -258,18 +277,19 @@ class Entry:
                 peers={},
                 listener=listener,
                 store_address=mine.data_address or LOOPBACK,
-                group=self._group,
+                group=self.group,
             )
         secret = self._leaders_secret()
         if secret is OPEN_GROUP:
             key = mine.key_from or f"${SECRET_VARIABLE}"
             say(f"any process that reaches port {port} can join; protect the group with --rdzv-id or {key}")
-        secret = replace(secret, munge_socket=read_munge_socket(mine.env) if mine.is_slurm else None)
+        secret = self._with_munge(secret)
         with contextlib.ExitStack() as on_failure, EventWriter(mine.run_dir) as events:
-            side = on_failure.enter_context(bind_port(0))
+            side = on_failure.enter_context(self._side or bind_port(0))
+            self._side = None
             self._announce(port, side_port=int(side.getsockname()[1]))
             acceptors = [
-                Acceptor(each, job=self._group, attempt=terms.attempt, secret=secret) for each in (listener, side)
+                Acceptor(each, job=self.group, attempt=terms.attempt, secret=secret) for each in (listener, side)
             ]
             call = RollCall(
                 terms,
@@ -294,7 +314,7 @@ class Entry:
             peers=peers,
             listener=listener,
             store_address=mine.data_address or (any_peer.own_address if any_peer else LOOPBACK),
-            group=self._group,
+            group=self.group,
             acceptor=acceptors[1],
         )
 
@@ -357,6 +377,9 @@ class Entry:
         waiting = fold_hosts(mine.node_names[1:]) if mine.node_names else None
         return find_cause("AR001").find(failed(what=what), node=leader, waiting=waiting)
 
+    def _with_munge(self, secret: Secret) -> Secret:
+        return replace(secret, munge_socket=read_munge_socket(self.applicant.env) if self.applicant.is_slurm else None)
+
     def _followers_secret(self) -> Secret | None:
         # Asked for once a leader has said Hello: by then its key is in the run directory, if that is shared at all.
         found = self._secret or read_secret_file(self.applicant.run_dir.path / SECRET_FILE)
@@ -391,6 +414,8 @@ class Entry:
             wanted_backend=mine.wanted_backend,
             attempt=mine.attempt,
             test_ports=self._mesh.ports if self._mesh is not None else None,
+            agent_port=int(self._side.getsockname()[1]) if self._side is not None else 0,
+            incarnation=self._incarnation,
             facts=self._facts,
         )
 

@@ -72,7 +72,12 @@ class Reject(StrEnum):
     EARLIER_ATTEMPT = "earlier-attempt"
     OTHER_SECRET = "other-secret"  # noqa: S105
     OTHER_VERSION = "other-version"
+    NOT_LEADING = "not-leading"
+    """It has lost its leader, and this agent is not the next one; it may try again."""
     GARBAGE = "garbage"
+
+
+_MAY_TRY_AGAIN = (Reject.OTHER_JOB, Reject.SILENT, Reject.NOT_LEADING)
 
 
 class Rejected(NamedTuple):
@@ -127,6 +132,7 @@ class Acceptor:
         on_peer: Callable[[Connection, Card], None],
         on_rejected: Callable[[Rejected], None],
         say: Callable[[str], None],
+        refuses: Callable[[], str] = str,
     ) -> None:
         """Have a selector watch the listener and all peers; its owner calls `key.data(...)`, and `turn` often.
 
@@ -135,8 +141,10 @@ class Acceptor:
             on_peer: gets each authenticated agent; the connection is the caller's.
             on_rejected: gets each peer that was disconnected.
             say: prints one line.
+            refuses: returns why nobody is accepted now, an empty text if somebody is.
         """
         self._selector, self._on_peer, self._on_rejected, self._say = selector, on_peer, on_rejected, say
+        self._refuses = refuses
         self._resume_s = None
         selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
@@ -262,6 +270,8 @@ class Acceptor:
         elif join.attempt is not None and join.attempt != self._attempt:
             why = f"it belongs to attempt {join.attempt}, this is attempt {self._attempt}; it is left over from an "
             self._reject(peer, Reject.EARLIER_ATTEMPT, f"{why}earlier one", join=join)
+        elif reason := self._refuses():
+            self._reject(peer, Reject.NOT_LEADING, reason, join=join)
         else:
             try:
                 peer.send(Welcome(proof=proof))
@@ -290,7 +300,7 @@ class Acceptor:
     def _reject(self, peer: Connection, why: Reject, reason: str, *, join: Join | None = None) -> None:
         """Tell a peer why it is disconnected; an agent of another job, or a slow one, may try again."""
         with contextlib.suppress(ConnectionError):
-            peer.send(Refused(reason=reason, is_final=why not in (Reject.OTHER_JOB, Reject.SILENT)))
+            peer.send(Refused(reason=reason, is_final=why not in _MAY_TRY_AGAIN))
         host = as_one_line(join.card.host, at_most=MAX_SHOWN) if join is not None else peer.peer
         self._end(peer, Rejected(why, host, f"{peer.peer} was rejected: {reason}"))
 

@@ -18,10 +18,13 @@
     Stop                                 -->            (agents end their workers)
                                          <--   Stopped  they have ended
     Plan    the next generation          -->            (again from there, after a fault that others outlive)
+    Resign  what its successor must know -->            (instead of a Plan, when the leader's own node is at fault)
     Goodbye the exit code, the verdict   -->            (instead of a Plan, too, when it cannot begin)
 
 An agent that comes while the job runs (a node that is back) finds the leader at the side port, says Join as ever, and
-hears nothing but Pings until the next generation's Plan.
+hears nothing but Pings until the next generation's Plan. An agent that has lost its connection does the same, at the
+leader's side port and at those of its possible successors; its card says which generation it has, and it tells again
+what it has told of that generation. Whoever does not lead answers Refused, which is not final.
 
 Whoever only wants to know whether the leader's port answers (a pair test, a drill) reads the Hello, says Knock and is
 let go without a word.
@@ -48,8 +51,9 @@ from allranks.model.card import Card, Place
 from allranks.model.finding import Verdict
 from allranks.model.membership import Member
 from allranks.model.pair import Effort, PairResult, Target
+from allranks.model.past import Past
 
-PROTOCOL = 5
+PROTOCOL = 6
 HANDSHAKE_S = 2.0
 
 
@@ -148,6 +152,17 @@ class Tested(msgspec.Struct, frozen=True, kw_only=True, tag="tested"):
     """How the node sees the run directory, where it was asked."""
 
 
+class Contact(msgspec.Struct, frozen=True, kw_only=True):
+    """Where an agent is reached by the others."""
+
+    node: int
+    """Its index in the job."""
+    name: str
+    control_address: str
+    data_address: str
+    port: int
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
     """Everybody is here: who is which rank, and where the store is."""
 
@@ -162,6 +177,13 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
     """Which start of the workers this is within the attempt: 0, and one more after each restart."""
     max_restarts: int = 0
     """How many there may be; what agents need to know for standbys."""
+    nodes: tuple[int, ...] = ()
+    """Index in the job of each member. The first one is the leader's."""
+    electors: tuple[tuple[int, ...], ...] = ()
+    """`nodes` of earlier generations, whose majorities the next leader needs, too (launch.lead.quorum)."""
+    successors: tuple[Contact, ...] = ()
+    """The leader, and the members that take its place if it is lost, in this order."""
+    past: Past | None = None
 
     @property
     def world_size(self) -> int:
@@ -211,6 +233,8 @@ class Ping(msgspec.Struct, frozen=True, kw_only=True, tag="ping"):
     sent_ns: int
     """Its monotonic clock: with the Beat that says it back, the nodes' clocks can be compared (RFC 5905, on-wire
     protocol)."""
+    confirmed: int = -1
+    """The newest generation that all of its members have begun."""
 
 
 class TryTarget(msgspec.Struct, frozen=True, kw_only=True):
@@ -260,6 +284,12 @@ class Stopped(msgspec.Struct, frozen=True, kw_only=True, tag="stopped"):
     generation: int = 0
 
 
+class Resign(msgspec.Struct, frozen=True, kw_only=True, tag="resign"):
+    """The leader's own node is at fault: another one is to lead, without it."""
+
+    past: Past
+
+
 class Goodbye(msgspec.Struct, frozen=True, kw_only=True, tag="goodbye"):
     """Exit with this code."""
 
@@ -288,6 +318,7 @@ Message = (
     | Interrupted
     | Stop
     | Stopped
+    | Resign
     | Goodbye
 )
 

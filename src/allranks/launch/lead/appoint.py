@@ -1,16 +1,18 @@
-"""Create the leader of a job and its driver: terms, connections to all agents, side port, link to SLURM."""
+"""Create a leader of a job and its driver: terms, connections to all agents, side port, link to SLURM."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
 
+import msgspec
+
 from allranks.guard.verdict import Guard
+from allranks.launch import events
 from allranks.launch.lead.course import Terms
 from allranks.launch.lead.driver import LeaderDriver
 from allranks.launch.lead.leader import Leader
-from allranks.launch.lead.members import Node
-from allranks.launch.lead.recovery import History
+from allranks.launch.lead.members import Node, State
 from allranks.launch.plan import LOOPBACK, JobPlan
 from allranks.launch.queue import ending
 from allranks.launch.queue.revival import Revivals, own_command
@@ -19,7 +21,9 @@ from allranks.launch.rendezvous import Rendezvous
 from allranks.model.finding import Finding
 from allranks.report.rundir import RunDir
 from allranks.report.text import say
+from allranks.wire.accept import Acceptor
 from allranks.wire.connection import Connection
+from allranks.wire.protocol import Plan
 
 
 def appoint_leader(
@@ -43,51 +47,117 @@ def appoint_leader(
         env: this agent's.
         show: prints findings.
     """
+    own_address, connections = rendezvous.own_address or LOOPBACK, {0: own, **rendezvous.peers}
+    group = rendezvous.group
+    assert group.past is not None
+    leader = Leader(
+        _terms_of(plan, group, rendezvous.store_address, group.store_port),
+        guard=Guard(plan.guard),
+        past=group.past,
+        nodes={
+            index: Node(card=card, name=card.host, address=connections[index].peer_address or own_address)
+            for index, card in rendezvous.cards.items()
+        },
+        plan=group,
+        now_s=time.monotonic(),
+    )
+    return _drive(leader, connections, rendezvous.acceptor, plan, run_dir, scheduler, env, show=show)
 
+
+def appoint_successor(
+    effect: events.Lead,
+    connections: Mapping[int, Connection],
+    plan: JobPlan,
+    rendezvous: Rendezvous,
+    run_dir: RunDir,
+    scheduler: Scheduler | None,
+    env: Mapping[str, str],
+    *,
+    node: int,
+    store_port: int,
+    show: Callable[[Sequence[Finding]], None],
+) -> LeaderDriver:
+    """Return the driver of a leader that takes the place of a lost one.
+
+    Args:
+        effect: what this agent knows of the job, and who has joined it.
+        connections: to the agents that have joined it, by node, and to the agent in this process.
+        plan: of this agent.
+        rendezvous: this agent's, after the roll call.
+        run_dir: of the job.
+        scheduler: None outside of SLURM.
+        env: this agent's.
+        node: index of this node in the job.
+        store_port: where rank 0 will have its store.
+        show: prints findings.
+    """
+    own_address = rendezvous.own_address or LOOPBACK
+    store_address = plan.data_path.address if plan.data_path else own_address
+    assert rendezvous.card is not None
+    cards = {node: msgspec.structs.replace(rendezvous.card, generation=effect.plan.generation), **effect.cards}
+    leader = Leader(
+        _terms_of(plan, effect.plan, store_address, store_port, own=node),
+        guard=Guard(plan.guard),
+        past=effect.past,
+        nodes={
+            index: Node(
+                card=card, name=card.host, address=effect.addresses.get(index) or own_address, state=State.RUNNING
+            )
+            for index, card in cards.items()
+        },
+        plan=effect.plan,
+        now_s=time.monotonic(),
+        lost=effect.lost,
+        has_resigned=effect.has_resigned,
+    )
+    return _drive(leader, connections, rendezvous.acceptor, plan, run_dir, scheduler, env, show=show)
+
+
+def _terms_of(plan: JobPlan, group: Plan, store_address: str, store_port: int, *, own: int = 0) -> Terms:
+    return Terms(
+        job=plan.job,
+        attempt=group.attempt,
+        wanted_backend=plan.wanted_backend,
+        store_address=store_address,
+        store_port=store_port,
+        num_nodes=plan.num_nodes,
+        min_nodes=plan.min_nodes,
+        max_restarts=plan.request.max_restarts,
+        capacity_s=plan.request.capacity_s,
+        beat_s=plan.guard.beat_s,
+        gone_s=plan.guard.gone_s,
+        own=own,
+    )
+
+
+def _drive(
+    leader: Leader,
+    connections: Mapping[int, Connection],
+    acceptor: Acceptor | None,
+    plan: JobPlan,
+    run_dir: RunDir,
+    scheduler: Scheduler | None,
+    env: Mapping[str, str],
+    *,
+    show: Callable[[Sequence[Finding]], None],
+) -> LeaderDriver:
     def on_signal(signum: int, save_s: float | None) -> ending.Decision:
         if scheduler is None:
             return ending.decide(signum, job=None, save_s=save_s)
         return scheduler.decide(signum, save_s=save_s)
 
-    guard, request = plan.guard, plan.request
-    acceptor = rendezvous.acceptor
-    if acceptor is not None and not request.max_restarts:
-        acceptor.close()
-        acceptor = None
-    own_address, connections = rendezvous.own_address or LOOPBACK, {0: own, **rendezvous.peers}
-    leader = Leader(
-        Terms(
-            job=plan.job,
-            attempt=rendezvous.group.attempt,
-            wanted_backend=plan.wanted_backend,
-            store_address=rendezvous.store_address,
-            store_port=rendezvous.group.store_port,
-            num_nodes=plan.num_nodes,
-            min_nodes=plan.min_nodes,
-            max_restarts=request.max_restarts,
-            capacity_s=request.capacity_s,
-            beat_s=guard.beat_s,
-        ),
-        guard=Guard(guard),
-        history=History(restarts_left=request.max_restarts, retries_errors=request.retries_errors),
-        nodes={
-            index: Node(card=card, name=card.host, address=connections[index].peer_address or own_address)
-            for index, card in rendezvous.cards.items()
-        },
-        plans=rendezvous.plans,
-        now_s=time.monotonic(),
-    )
+    has_revivals = acceptor is not None and scheduler is not None and plan.request.max_restarts
     return LeaderDriver(
         leader,
         connections,
         acceptor=acceptor,
-        gone_s=guard.gone_s,
-        checkpoints=run_dir.checkpoints_path(request.checkpoint_dir),
-        say=_add_what_follows(say, job=plan.job, hang_s=guard.hang_s),
+        gone_s=plan.guard.gone_s,
+        checkpoints=run_dir.checkpoints_path(plan.request.checkpoint_dir),
+        say=_add_what_follows(say, job=plan.job, hang_s=plan.guard.hang_s),
         show=show,
         on_event=run_dir.add_event,
         on_signal=on_signal,
-        reviver=_expect_nodes_back(plan, run_dir, scheduler, env) if acceptor is not None and scheduler else None,
+        reviver=_expect_nodes_back(plan, run_dir, scheduler, env) if has_revivals and scheduler else None,
         node_names=plan.node_names,
     )
 

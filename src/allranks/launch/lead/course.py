@@ -2,13 +2,19 @@
 
 phase      ends when                                   at the latest after                 then
 running    all ranks have ended, the guard proves a    the guard's deadlines; a save that  stopping
-           fault, or a signal says so                  a signal asked for: its grace
+           fault, a signal says so, or the members     a signal asked for: its grace;
+           here are no majority                        MINORITY_FACTOR x gone_s
 stopping   every agent has said Stopped                the grace and STOPPED_S; who has    forming; over, where the
                                                        not said it is disconnected         job is to end
 forming    the driver has told which checkpoint is     ANSWER_S; then without the answer   running with all nodes that
            there, and SLURM what a signal means                                            are here; paused; over
 paused     enough nodes are here                       capacity_s                          forming; over
-over       at once: every agent gets its Goodbye
+over       at once: every agent gets its Goodbye, or Resign
+
+A connection that ends is taken up again by its agent: the node is away, for RETURN_S at most, before it is lost.
+
+A leader that is lost is succeeded by another agent (launch.succession), whose leader begins in the phase running, and
+is told by the guard that its predecessor is gone; or, after Resign, in the phase stopping, with that decision made.
 """
 
 from __future__ import annotations
@@ -28,6 +34,12 @@ SPARE_S = 4.0
 """Seconds of the grace period reserved for shutdown."""
 NOTICE_S = 10.0
 """Seconds between two lines of a paused job."""
+RETURN_S = 3.0
+"""Seconds in which an agent may take up its connection again before its node is lost."""
+GATHER_S = 6.0
+"""The same for the members of a generation whose leader is new: they do not all notice the loss at the same time."""
+MINORITY_FACTOR = 2.0
+"""So many times gone_s may a leader be without the majority of the members: by then they may have another one."""
 
 
 class Phase(StrEnum):
@@ -96,3 +108,6 @@ class Terms:
     capacity_s: float
     """How long to wait for nodes below the minimum."""
     beat_s: float
+    gone_s: float = 10.0
+    own: int = 0
+    """Index of the leader's node in the job."""

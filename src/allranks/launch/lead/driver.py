@@ -145,6 +145,7 @@ class LeaderDriver:
             case events.Disconnect(node=node):
                 self._disconnect(node)
             case events.Accept(connection=number, node=node):
+                self._disconnect(node)  # the agent has noticed first that it was lost
                 connection = self._connections[node] = self._joining.pop(number)
                 connection.expect_alive_within(self._gone_s)
                 self._watch(node, connection)

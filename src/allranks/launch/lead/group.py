@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
+
 from allranks.causes.catalogue import find_cause
 from allranks.causes.cause import failed
 from allranks.launch.plan import assign_ranks, choose_backend, count_of
@@ -12,12 +14,20 @@ from allranks.model.errors import SetupError
 from allranks.model.finding import Finding
 from allranks.model.hostlist import fold_hosts
 from allranks.model.membership import Member
-from allranks.wire.protocol import Plan
+from allranks.model.past import Past
+from allranks.wire.protocol import Contact, Plan
+
+MOST_SUCCESSORS = 8
+"""Members that can lead next; every Plan has their addresses. A job that loses its leader and all of them ends."""
 
 
 def make_group(
     cards: Mapping[int, Card],
     *,
+    leader: int = 0,
+    addresses: Mapping[int, str] | None = None,
+    electors: tuple[tuple[int, ...], ...] = (),
+    past: Past | None = None,
     wanted_backend: str,
     attempt: int,
     store_address: str,
@@ -27,8 +37,14 @@ def make_group(
 ) -> dict[int, Plan]:
     """Return the Plan of every node, by node index; if nodes are missing, the ranks have no gaps.
 
+    Rank 0 is on the leader's node, since the leader holds the port of the store.
+
     Args:
         cards: reports of the nodes that joined.
+        leader: index of the leader's node.
+        addresses: where the leader sees each node's agent.
+        electors: earlier generations whose majorities count (launch.lead.quorum).
+        past: what the next leader must know.
         wanted_backend: auto, nccl or gloo.
         attempt: number of the job's start.
         store_address: address of rank 0's store, on the data network.
@@ -38,7 +54,7 @@ def make_group(
     Raises:
         SetupError: the backend cannot work on these nodes.
     """
-    indices = sorted(cards)
+    indices = sorted(cards, key=lambda index: (index != leader, index))
     present = [cards[index] for index in indices]
     members = assign_ranks([(card.host, card.num_workers) for card in present])
     try:
@@ -47,20 +63,32 @@ def make_group(
         )
     except SetupError as exc:
         raise SetupError(str(exc), finding=_too_few_gpus(members, present)) from exc
-    return {
-        index: Plan(
-            members=members,
-            node_index=position,
-            attempt=attempt,
-            store_address=store_address,
-            store_port=store_port,
-            backend=backend,
-            backend_reason=reason,
-            generation=generation,
-            max_restarts=max_restarts,
+    contacts = [
+        Contact(
+            node=index,
+            name=member.name,
+            control_address=(addresses or {}).get(index, ""),
+            data_address=card.data_address or "",
+            port=card.agent_port,
         )
-        for position, index in enumerate(indices)
-    }
+        for index, member, card in zip(indices[:MOST_SUCCESSORS], members, present, strict=False)
+    ]
+    common = Plan(
+        members=members,
+        node_index=0,
+        attempt=attempt,
+        store_address=store_address,
+        store_port=store_port,
+        backend=backend,
+        backend_reason=reason,
+        generation=generation,
+        max_restarts=max_restarts,
+        nodes=tuple(indices),
+        electors=electors,
+        successors=tuple(contacts),
+        past=past,
+    )
+    return {index: msgspec.structs.replace(common, node_index=position) for position, index in enumerate(indices)}
 
 
 def _too_few_gpus(members: Sequence[Member], cards: Sequence[Card]) -> Finding:

@@ -3,9 +3,10 @@
     leader.step(Heard(now_s=..., node=2, message=...))   -> [Send(...), Say(...), ...]     see launch.events
     leader.step(Due(now_s=...))                          what is due; at least once a second
 
-Read launch.lead.course first: the life of a job as one table. The leader runs in the first node's process, where
+Read launch.lead.course first: the life of a job as one table. The leader runs in the process of one agent, where
 launch.lead.driver has its connections, and treats all nodes alike, its own included. guard.verdict decides what is
-wrong, launch.lead.recovery what to do about it, launch.lead.group who is which rank, launch.lead.outcome how to say it.
+wrong, launch.lead.recovery what to do about it, launch.lead.group who is which rank, launch.lead.outcome how to say it,
+launch.lead.quorum whether it may go on.
 """
 
 from __future__ import annotations
@@ -22,9 +23,12 @@ from allranks.launch import events
 from allranks.launch.events import ASLEEP_S, GRACE_S, SAVE_SIGNAL, Effect, Event
 from allranks.launch.lead.course import (
     ANSWER_S,
+    GATHER_S,
+    MINORITY_FACTOR,
     NOTICE_S,
     OWN_STOPPED_S,
     RESTART_GRACE_S,
+    RETURN_S,
     SPARE_S,
     STAGES,
     STOPPED_S,
@@ -39,6 +43,7 @@ from allranks.launch.lead.outcome import (
     as_event,
     as_survived,
     below_minimum,
+    cut_off,
     describe_pause,
     describe_restart,
     loop_of,
@@ -46,29 +51,32 @@ from allranks.launch.lead.outcome import (
     summarize,
 )
 from allranks.launch.lead.progress import Progress
-from allranks.launch.lead.recovery import Crash, Decision, History, Move, decide
+from allranks.launch.lead.recovery import Decision, Move, crash_of, decide
+from allranks.launch.lead.signals import Signals
 from allranks.launch.queue import ending
 from allranks.model.errors import AllranksError, Exit
 from allranks.model.finding import Finding, Verdict
 from allranks.model.hostlist import fold_hosts
+from allranks.model.past import Past
 from allranks.wire import protocol
-from allranks.wire.protocol import Goodbye, Message, Order, Plan, WorkerEnd
+from allranks.wire.protocol import Goodbye, Message, Order, Plan, Resign, WorkerEnd
 
-_LEADER = 0
 _LEFT_OUT = Goodbye(exit_code=Exit.OK, summary="the job continues without this node")
 """Its agent exits with 0: SLURM takes the highest exit code of all agents, so the others decide the job's."""
 
 
 class Leader:
-    """Leads the job from the first Plan, which every agent has, to the last Goodbye.
+    """Leads the job, from a Plan that its members have, to the last Goodbye.
 
     Args:
         terms: the terms of the job.
         guard: decides what is wrong.
-        history: faults so far, with those of earlier attempts, and the restarts that are left.
+        past: the faults so far, and the restarts that are left.
         nodes: whose agents are connected, by their index in the job.
-        plans: of the first generation, by the same index.
+        plan: of the generation that runs.
         now_s: when it begins.
+        lost: index of the last leader's node and why it is gone, where this leader takes its place.
+        has_resigned: the last leader has left the job, and ended its workers, after a verdict on its own node.
     """
 
     def __init__(
@@ -76,38 +84,56 @@ class Leader:
         terms: Terms,
         *,
         guard: Guard,
-        history: History,
+        past: Past,
         nodes: Mapping[int, Node],
-        plans: Mapping[int, Plan],
+        plan: Plan,
         now_s: float,
+        lost: tuple[int, str] | None = None,
+        has_resigned: bool = False,
     ) -> None:
         self.phase = Phase.RUNNING
         self.verdict: Verdict | None = None
         """Set when the job is over."""
         self.is_said = False
         """Whether its findings have been printed."""
-        self.interrupted_by: int | None = None
         self.culprits: tuple[str, ...] = ()
         """Nodes at fault, in the last verdict."""
         self.is_to_requeue = False
         """Whether all ranks saved before the time limit and ended."""
+        self.is_cut_off = False
+        """Whether the job has ended here without the majority of the members: they may go on under another leader."""
+        self.has_resigned = False
+        """Whether another node's agent leads from now on."""
         self.unresponsive: set[int] = set()
         """Nodes whose agents were disconnected because they did not answer; their processes may still be there."""
         self.progress = Progress()
-        self._terms, self._guard, self._history = terms, guard, history
+        self.signals = Signals()
+        self._terms, self._guard = terms, guard
+        self._history, self._survived = past.history, [*past.survived]
         self._effects: list[Effect] = []
-        self._members = Members(terms.num_nodes)
+        self._members = Members(terms.num_nodes, own=terms.own, excluded=set(past.excluded))
         for index, node in nodes.items():
             self._members.add(index, node)
         self._deadline_s = self._turned_s = now_s
         self._capacity_until_s: float | None = None
+        self._minority_s: float | None = None
+        """Since when the connected members are no majority."""
         self._next_ping_s = self._next_notice_s = 0.0
-        self._signals: set[int] = set()
-        self._unanswered: dict[int, float] = {}
-        """Signals that the scheduler was asked about, and until when its answer counts."""
+        self._confirmed = -1
         self._is_looking = False
-        self._survived: list[Finding] = []
-        self._begin(plans, now_s)
+        self._begin(plan, now_s)
+        if lost is not None:
+            self._take_over(lost, now_s, has_resigned=has_resigned)
+
+    @property
+    def interrupted_by(self) -> int | None:
+        """The first stop signal that any agent has got."""
+        return self.signals.interrupted_by
+
+    @property
+    def generation(self) -> int:
+        """Of the workers."""
+        return self._generation
 
     def step(self, event: Event) -> list[Effect]:
         """Take in an event; return what is to be done, in this order."""
@@ -119,12 +145,12 @@ class Leader:
             case events.Due(now_s=now_s):
                 self._turn(now_s)
             case events.Heard(node=node, message=message, now_s=now_s):
-                if node in self._members.here:
+                if node in self._members:
                     self._hear(node, message, now_s)
             case events.Lost(node=node, reason=reason, now_s=now_s):
-                self._lose(node, reason, now_s)
+                self._miss(node, reason, now_s)
             case events.Meant(signum=signum, decision=meant, now_s=now_s):
-                if self._unanswered.pop(signum, None) is not None:
+                if self.signals.answer(signum):
                     self._obey(signum, meant, now_s)
             case events.CheckpointFound(step=step):
                 self._is_looking = False
@@ -146,24 +172,52 @@ class Leader:
         assert phase in STAGES[self.phase].moves, f"{self.phase} -> {phase}"
         self.phase = phase
 
-    def _begin(self, plans: Mapping[int, Plan], now_s: float) -> None:
-        """Start a generation; every agent has its Plan, or gets it now."""
-        order = sorted(plans, key=lambda index: plans[index].node_index)
-        plan = plans[order[0]]
-        self._members.begin(order, plan.members)
-        addresses = {position: self._members[index].addresses for position, index in enumerate(order)}
-        self._generation, self._began_s = plan.generation, now_s
-        self._guard.begin(plan, now_s, addresses=addresses)
+    def _begin(self, plan: Plan, now_s: float) -> None:
+        """A generation begins; every agent has its Plan, or gets it now."""
+        self._members.begin(plan)
+        self._generation, self._began_s, self._plan = plan.generation, now_s, plan
+        position = {index: at for at, index in enumerate(plan.nodes)}
+        addresses = {position[i]: node.addresses for i, node in self._members.here.items()}
+        addresses |= {
+            position[each.node]: {"control": each.control_address, "data": each.data_address or each.control_address}
+            for each in plan.successors
+            if position[each.node] not in addresses
+        }
+        ports = {position[each.node]: each.port for each in plan.successors}
+        self._guard.begin(plan, now_s, addresses=addresses, leader=position[self._terms.own], ports=ports)
         self._judged: Judged | None = None
         self._decision: Decision | None = None
         self._asked: Reason | None = None
         self._asked_until_s: float | None = None
+        self._order: Order | None = None
+        self._stop_message: protocol.Stop | None = None
         self.is_finished = False
         """Whether the workers have completed all their steps."""
         self._is_cut_short = False
         """Whether an agent that got a signal has ended its workers before anybody else did."""
-        self._capacity_until_s = None
+        self._capacity_until_s = self._minority_s = None
         self.progress.steps.clear()
+
+    def _take_over(self, lost: tuple[int, str], now_s: float, *, has_resigned: bool) -> None:
+        """Lead a generation that another agent has led; its members come one after another."""
+        index, reason = lost
+        name = self._members.name_of(index)
+        leads = self._members.name_of(self._terms.own)
+        why = f"{name} has left the job" if has_resigned else f"the leader's agent on {name} is gone ({reason})"
+        self._do(events.Say(text=f"{leads} leads now: {why}"))
+        self._record("took_over", leader=leads, generation=self._generation, after=name)
+        for member, _ in self._members.group:
+            if member not in self._members and member != index:
+                self._members.miss(member, "it has not come to the new leader", now_s + GATHER_S)
+        if has_resigned:
+            self._members.excluded.add(index)
+            self._stop(Decision(move=Move.RESTART), now_s, grace_s=RESTART_GRACE_S)
+            self._deadline_s = now_s + GATHER_S
+        elif (position := self._members.position(index)) is not None:
+            self._guard.lost(position, reason, now_s)
+        for member, node in self._members.here.items():
+            if node.card.generation < self._generation and member != self._terms.own:
+                self._tell_again(member, node.card.generation)
 
     # What agents tell
 
@@ -171,9 +225,11 @@ class Leader:
         name = self._members[index].name
         match message:
             case protocol.Beat():
-                if message.node.generation == self._generation:
+                if message.node.generation == self._generation and index in self._members.here:
                     self._guard.hear(message, now_s)
                     self.progress.hear(message)
+                    if self._members.note_begun(index):
+                        self._confirmed = self._generation
             case protocol.Failed() | protocol.Exited() if message.generation != self._generation:
                 self._record("worker_ended_late", node=name, generation=message.generation)
             case protocol.Failed(end=end, age_s=age_s):
@@ -183,9 +239,12 @@ class Leader:
                 self._hear_end(WorkerEnd(rank=rank, local_rank=0, node=name, exit_code=0, time_s=now_s), now_s)
             case protocol.Interrupted(signum=signum):
                 self._record("interrupted", signum=signum, node=name)
-                self._interrupt(signum, now_s)
+                save_s = None if self.progress.steps else 0.0
+                if (question := self.signals.take(signum, STAGES[self.phase], now_s, save_s=save_s)) is not None:
+                    self._do(question)
             case protocol.Stopped():
-                if message.generation == self._generation:
+                is_member = self._members.position(index) is not None and index in self._members.here
+                if is_member and message.generation == self._generation:
                     self._members.set(index, State.STOPPED)
             case _:
                 reason = f"it sent {type(message).__name__}, which is not a message of an agent"
@@ -197,44 +256,71 @@ class Leader:
         self._guard.ended(end, now_s)
         self._is_cut_short |= end.ended_by_us and self.phase is Phase.RUNNING
 
-    def _lose(self, index: int, reason: str, now_s: float) -> None:
-        node, position = self._members.remove(index), self._members.position(index)
-        if node is None:
-            return
-        if node.state is State.WAITING:
-            self._do(events.Say(text=f"{node.name} joined, then disconnected"))
-            return
-        self._record("node_lost", node=node.name, reason=reason)
-        if self.phase is Phase.RUNNING and position is not None and node.state is State.RUNNING:
+    # Who is here
+
+    def _miss(self, index: int, reason: str, now_s: float) -> None:
+        """A connection has ended: its agent may take it up again."""
+        if index in self._members.waiting:
+            self._do(events.Say(text=f"{self._members[index].name} joined, then disconnected"))
+            self._members.remove(index)
+        elif index in self._members:
+            self._members.miss(index, reason, now_s + RETURN_S)
+            self._suspect(index, reason, now_s)
+
+    def _suspect(self, index: int, reason: str, now_s: float) -> None:
+        position = self._members.position(index)
+        is_running = index in self._members.running
+        if self.phase is Phase.RUNNING and position is not None and is_running:
             self._guard.lost(position, reason, now_s)
+
+    def _lose(self, index: int, reason: str, now_s: float) -> None:
+        """A node is lost."""
+        if index not in self._members and index not in self._members.away:
+            return
+        name = self._members.name_of(index)
+        self._record("node_lost", node=name, reason=reason)
+        self._suspect(index, reason, now_s)
+        self._members.remove(index)
         if index not in self._members.excluded:
-            self._do(events.ExpectBack(node=index, name=node.name))
+            self._do(events.ExpectBack(node=index, name=name))
+
+    def _lose_away(self, now_s: float, *, nodes: frozenset[int] | None = None) -> None:
+        """Give up the members that are away: these ones, or all that are overdue."""
+        for index, away in list(self._members.away.items()):
+            if index in nodes if nodes is not None else now_s >= away.until_s:
+                self._lose(index, away.reason, now_s)
 
     def _admit(self, joined: events.Joined) -> None:
-        found = "the job is over" if self.phase is Phase.OVER else self._members.admit(joined.card)
+        card = joined.card
+        is_over = self.phase is Phase.OVER
+        if not is_over and (index := self._members.find_returned(card, self._generation)) is not None:
+            self._members.welcome_back(index, card, joined.address)
+            self._do(events.Accept(connection=joined.connection, node=index))
+            self._tell_again(index, card.generation)
+            return
+        found: int | str = "the job is over"
+        if not is_over:
+            found = self._members.admit(card) if self._terms.max_restarts else "the job is not started again"
         if isinstance(found, str):
             self._do(events.Reject(connection=joined.connection, reason=found))
             return
-        card = joined.card
         self._members.add(found, Node(card=card, name=card.host, address=joined.address, state=State.WAITING))
         self.unresponsive.discard(found)
         self._do(events.Accept(connection=joined.connection, node=found))
+        if card.generation >= 0:  # it was given up, and comes back with workers
+            self._do(events.Send(node=found, message=protocol.Stop(signum=signal.SIGTERM)))
         self._do(events.Say(text=f"{card.host} has joined and waits for the next restart"))
 
-    # Signals
+    def _tell_again(self, index: int, generation: int) -> None:
+        """Send what an agent may have missed while it was away; it ignores what it knows."""
+        position = self._members.position(index)
+        if generation < self._generation and position is not None:
+            self._do(events.Send(node=index, message=msgspec.structs.replace(self._plan, node_index=position)))
+        for message in (self._order, self._stop_message):
+            if message is not None:
+                self._do(events.Send(node=index, message=message))
 
-    def _interrupt(self, signum: int, now_s: float) -> None:
-        is_warning = signum == SAVE_SIGNAL
-        reaction = STAGES[self.phase].warning if is_warning else STAGES[self.phase].stop
-        if not is_warning:
-            self.interrupted_by = self.interrupted_by or signum
-        if reaction in (Reaction.END, Reaction.NOTHING) or signum in self._signals:
-            return  # SLURM sends it to all agents
-        if is_warning and self.interrupted_by is not None:
-            return
-        self._signals.add(signum)
-        self._unanswered[signum] = now_s + ANSWER_S
-        self._do(events.AskScheduler(signum=signum, save_s=None if self.progress.steps else 0.0))
+    # Signals
 
     def _obey(self, signum: int, meant: ending.Decision, now_s: float) -> None:
         """The scheduler has said what a signal means."""
@@ -256,14 +342,14 @@ class Leader:
     def _turn(self, now_s: float) -> None:
         slept_s = max(0.0, now_s - self._turned_s - ASLEEP_S)
         self._turned_s = now_s
-        self._deadline_s += slept_s
-        if self._capacity_until_s is not None:
-            self._capacity_until_s += slept_s
+        if slept_s:
+            self._oversleep(slept_s)
         if now_s >= self._next_ping_s:
             self._next_ping_s = now_s + self._terms.beat_s
-            ping = protocol.Ping(sent_ns=round(now_s * 1e9))
+            ping = protocol.Ping(sent_ns=round(now_s * 1e9), confirmed=self._confirmed)
             self._do(*(events.Send(node=index, message=ping) for index in self._members))
-        self._unanswered = {signum: until_s for signum, until_s in self._unanswered.items() if now_s < until_s}
+        self.signals.turn(now_s)
+        self._lose_away(now_s)
         match self.phase:
             case Phase.RUNNING:
                 self._judge(now_s)
@@ -274,17 +360,41 @@ class Leader:
             case Phase.PAUSED:
                 self._await_capacity(now_s)
 
+    def _oversleep(self, slept_s: float) -> None:
+        """This process did not run for a while: nobody else was late."""
+        self._deadline_s += slept_s
+        if self._capacity_until_s is not None:
+            self._capacity_until_s += slept_s
+        if self._minority_s is not None:
+            self._minority_s += slept_s
+        self._members.wait_longer(slept_s)
+
     def _judge(self, now_s: float) -> None:
-        if self.interrupted_by is not None and self._asked is None and (self._is_cut_short or not self._unanswered):
-            self._stop(Decision(move=Move.END), now_s, signum=self.interrupted_by)
+        signum, are_unanswered = self.signals.interrupted_by, self.signals.are_unanswered
+        if signum is not None and self._asked is None and (self._is_cut_short or not are_unanswered):
+            self._stop(Decision(move=Move.END), now_s, signum=signum)
         elif self._guard.is_all_well:
             grows = self._asked is Reason.GROW and not self.is_finished
             self._stop(Decision(move=Move.RESTART if grows else Move.END), now_s)
-        elif self.interrupted_by is not None and (self._is_cut_short or now_s > (self._asked_until_s or math.inf)):
+        elif signum is not None and (self._is_cut_short or now_s > (self._asked_until_s or math.inf)):
             self._do(events.Say(text="the checkpoint was not finished in time; ending all ranks"))
             self._stop(Decision(move=Move.END), now_s)
+        elif self._has_been_minority(now_s):
+            absent = [self._members.group[position][1] for position in self._members.absent]
+            finding = cut_off(self._members.name_of(self._terms.own), absent)
+            self._judged = Judged(findings=(finding,), exit_code=Exit.NODE_FAULT)
+            self._pronounce(self._judged.findings)
+            self._stop(Decision(move=Move.END, exit_code=Exit.NODE_FAULT), now_s)
         else:
             self._consult(now_s)
+
+    def _has_been_minority(self, now_s: float) -> bool:
+        """Whether the connected members are no majority, for so long that the others may have another leader."""
+        if self._members.have_majority or self._guard.has_left(self._members.absent):
+            self._minority_s = None
+            return False
+        self._minority_s = now_s if self._minority_s is None else self._minority_s
+        return now_s - self._minority_s > MINORITY_FACTOR * self._terms.gone_s
 
     def _consult(self, now_s: float) -> None:
         """Ask the guard."""
@@ -300,19 +410,22 @@ class Leader:
 
     def _decide(self, judged: Judged, now_s: float) -> None:
         culprits = [self._members.group[position] for position in judged.nodes]
+        at_fault = frozenset(index for index, _ in culprits)
         decision = decide(
             judged,
-            Crash.of(judged, self.progress.steps),
+            crash_of(judged, self.progress.steps),
             history=self._history,
             seats={index: node.name for index, node in self._members.here.items()} | dict(culprits),
-            culprits=[index for index, _ in culprits],
-            leader_seat=_LEADER,
+            culprits=at_fault,
+            leader_seat=self._terms.own,
+            can_resign=self._members.can_spare(at_fault),
             min_nodes=self._terms.min_nodes,
             checkpoint=self.progress.checkpoint,
             ran_s=now_s - self._began_s,
         )
         self._judged = judged
         self.culprits = tuple(name for _, name in culprits)
+        self._lose_away(now_s, nodes=at_fault)
         if judged.is_final:
             self._pronounce(judged.findings)
         grace_s = GRACE_S if decision.move is Move.END else RESTART_GRACE_S
@@ -331,7 +444,8 @@ class Leader:
         step = self.progress.step
         self._record("save_asked", why=why, step=step)
         self._do(events.Say(text=why))
-        self._send_all(Order(at_step=(step or 0) + 1, why=why, signum=signum))
+        self._order = Order(at_step=(step or 0) + 1, why=why, signum=signum)
+        self._send_all(self._order)
 
     # Stopping, and what comes after
 
@@ -347,18 +461,20 @@ class Leader:
         self._enter(Phase.STOPPING)
         self._decision = decision
         self._deadline_s = now_s + (grace_s or GRACE_S) + STOPPED_S
-        self._send_all(protocol.Stop(signum=signum, at_once=tuple(at_once), grace_s=grace_s))
+        self._stop_message = protocol.Stop(signum=signum, at_once=tuple(at_once), grace_s=grace_s)
+        self._send_all(self._stop_message)
 
     def _await_stopped(self, now_s: float) -> None:
-        running = self._members.running
+        own, running = self._terms.own, self._members.running
         if running and now_s < self._deadline_s:
             return
-        for index in running:
-            if index != _LEADER:
+        self._lose_away(now_s, nodes=frozenset(running))
+        for index in self._members.running:
+            if index != own:
                 self.unresponsive.add(index)
                 self._do(events.Disconnect(node=index))
                 self._lose(index, f"its workers had not ended {STOPPED_S:.0f} s after the grace period", now_s)
-        if _LEADER in running:
+        if own in self._members.running:
             if now_s < self._deadline_s + OWN_STOPPED_S:
                 return
             self._decision = Decision(move=Move.END, exit_code=Exit.NODE_FAULT)
@@ -370,14 +486,43 @@ class Leader:
             self._do(events.Say(text=self._decision.note))
         if self.interrupted_by is not None or self.is_leaving or self._decision.move is Move.END:
             self._conclude()
-            return
+        elif not self._members.can_spare(self._decision.without):
+            self._give_way()
+        else:
+            self._leave_out(self._decision.without)
+            if own in self._decision.without:
+                self._resign()
+            else:
+                self._look(now_s)
+
+    def _leave_out(self, nodes: frozenset[int]) -> None:
+        """Go on without these: one whose agent is gone may come back; one that is here, and at fault, may not."""
         self._survived += self._judged.findings if self._judged else ()
-        # A node whose agent is gone already may come back; one that is here, and at fault, may not.
-        for index in self._decision.without & self._members.here.keys():
-            self._do(events.Send(node=index, message=_LEFT_OUT), events.Disconnect(node=index))
-            self._members.remove(index)
+        for index in nodes & self._members.here.keys():
             self._members.excluded.add(index)
-        self._look(now_s)
+            self._do(events.Send(node=index, message=_LEFT_OUT))
+            if index != self._terms.own:
+                self._do(events.Disconnect(node=index))
+                self._members.remove(index)
+
+    @property
+    def _past(self) -> Past:
+        excluded = tuple(sorted(self._members.excluded))
+        return Past(history=self._history, survived=tuple(self._survived), excluded=excluded)
+
+    def _resign(self) -> None:
+        """The leader's own node is at fault: the others go on under another leader."""
+        self._enter(Phase.OVER)
+        self.has_resigned = True
+        message = Resign(past=self._past)
+        self._do(*(events.Send(node=index, message=message) for index in self._members if index != self._terms.own))
+        self.verdict = Verdict(job=self._terms.job, attempt=self._terms.attempt, exit_code=Exit.OK)
+        self._do(events.Over(verdict=self.verdict))
+
+    def _give_way(self) -> None:
+        """End, since the members that are lost may go on without this leader."""
+        self._decision = Decision(move=Move.END, exit_code=Exit.NODE_FAULT)
+        self._conclude()
 
     def _look(self, now_s: float) -> None:
         self._enter(Phase.FORMING)
@@ -385,7 +530,7 @@ class Leader:
         self._do(events.FindCheckpoint())
 
     def _await_answers(self, now_s: float) -> None:
-        if (self._is_looking or self._unanswered) and now_s < self._deadline_s:
+        if (self._is_looking or self.signals.are_unanswered) and now_s < self._deadline_s:
             return
         if self.interrupted_by is not None or self.is_leaving:
             self._conclude()
@@ -394,18 +539,24 @@ class Leader:
 
     def _form(self, now_s: float) -> None:
         """Start the next generation with all connected nodes, or wait for more."""
-        for index in self._members.waiting:
-            self._members.set(index, State.STOPPED)
-        terms, here = self._terms, self._members.here
-        if len(here) < terms.min_nodes:
+        self._lose_away(now_s, nodes=frozenset(self._members.away))
+        if not self._members.have_majority:
+            self._give_way()
+            return
+        terms, nodes = self._terms, self._members.here | self._members.waiting
+        if len(nodes) < terms.min_nodes:
             self._enter(Phase.PAUSED)
             if self._capacity_until_s is None:
                 self._capacity_until_s, self._next_notice_s = now_s + terms.capacity_s, now_s
-                self._record("paused", nodes=len(here), at_least=terms.min_nodes)
+                self._record("paused", nodes=len(nodes), at_least=terms.min_nodes)
             return
         try:
             plans = make_group(
-                {index: node.card for index, node in here.items()},
+                {index: node.card for index, node in nodes.items()},
+                leader=terms.own,
+                addresses={index: node.address for index, node in nodes.items()},
+                electors=self._members.electors,
+                past=self._past,
                 wanted_backend=terms.wanted_backend,
                 attempt=terms.attempt,
                 store_address=terms.store_address,
@@ -419,7 +570,7 @@ class Leader:
             return
         self._announce(plans)
         self._enter(Phase.RUNNING)
-        self._begin(plans, now_s)
+        self._begin(plans[terms.own], now_s)
         self._do(*(events.Send(node=index, message=plan) for index, plan in plans.items()))
 
     def _announce(self, plans: Mapping[int, Plan]) -> None:
@@ -437,6 +588,8 @@ class Leader:
         assert until_s is not None
         if self.interrupted_by is not None or self.is_leaving:
             self._conclude()
+        elif not self._members.have_majority and not self._members.away:
+            self._give_way()
         elif num_nodes + len(self._members.waiting) >= terms.min_nodes:
             self._look(now_s)
         elif now_s >= until_s:
@@ -458,6 +611,7 @@ class Leader:
 
     def _conclude(self) -> None:
         self._enter(Phase.OVER)
+        self.is_cut_off = not (self._guard.is_all_well or self._members.have_majority)
         self.is_to_requeue = self.is_leaving and self._asked is Reason.REQUEUE
         is_loop = self._decision is not None and self._decision.is_crash_loop and self.interrupted_by is None
         if is_loop and self._judged is not None:

@@ -10,11 +10,12 @@ then ends with the exit code that asks for a requeue.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 from allranks.guard.judged import Judged
 from allranks.model.errors import Exit
+from allranks.model.past import Crash, History
 
 MOST_FAULTS_OF_ONE = 3
 """The third failure of the same rank without progress ends the job; two may be chance."""
@@ -36,40 +37,15 @@ class Move(StrEnum):
     """Wait for nodes, then start again."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Crash:
-    """The properties by which two crashes are compared."""
-
-    cause: str
-    ranks: tuple[int, ...]
-    step: int | None
-    what: str
-    """Message or traceback."""
-
-    @classmethod
-    def of(cls, judged: Judged, steps: Mapping[int, int]) -> Crash:
-        """Return the guard's judgement as a crash; `steps` has the last step of each rank."""
-        first = judged.findings[0] if judged.findings else None
-        return cls(
-            cause=first.cause if first else "",
-            ranks=judged.ranks,
-            step=min((steps[rank] for rank in judged.ranks if rank in steps), default=None),
-            what=first.message if first else "",
-        )
-
-
-@dataclass(slots=True, kw_only=True)
-class History:
-    """What has happened to the job so far."""
-
-    restarts_left: int
-    retries_errors: bool = False
-    """An error of the user's code is retried like any fault, as often as there are restarts (`--restart-on-error`)."""
-    crashes: list[Crash] = field(default_factory=list)
-    faults: dict[int, int] = field(default_factory=dict)
-    """How often each rank was the culprit since the last checkpoint."""
-    checkpoint: int | None = None
-    """Step of the newest one at the last fault."""
+def crash_of(judged: Judged, steps: Mapping[int, int]) -> Crash:
+    """Return the guard's judgement in the form that is compared; `steps` has the last step of each rank."""
+    first = judged.findings[0] if judged.findings else None
+    return Crash(
+        cause=first.cause if first else "",
+        ranks=judged.ranks,
+        step=min((steps[rank] for rank in judged.ranks if rank in steps), default=None),
+        what=first.message if first else "",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +69,7 @@ def decide(
     seats: Mapping[int, str],
     culprits: Collection[int],
     leader_seat: int,
+    can_resign: bool,
     min_nodes: int,
     checkpoint: int | None = None,
     ran_s: float = 0.0,
@@ -106,6 +83,7 @@ def decide(
         seats: names of the connected nodes, by their index in the job.
         culprits: seats of the nodes at fault, if nodes are at fault.
         leader_seat: seat of the leader's node.
+        can_resign: whether the nodes that are not at fault may go on under another leader.
         min_nodes: minimum number of nodes.
         checkpoint: step of the newest checkpoint.
         ran_s: how long this generation of workers has run, in seconds.
@@ -131,8 +109,9 @@ def decide(
         note = f"rank {worn} failed {history.faults[worn]} times without progress; a restart does not cure it"
         return Decision(move=Move.END, exit_code=Exit.SETUP, note=note)
     without = frozenset(culprits) if judged.cures else frozenset()
-    if leader_seat in without:
-        note = f"{seats[leader_seat]} runs the leader, which the job needs: the job must start again on other nodes"
+    if leader_seat in without and not can_resign:
+        note = f"{seats[leader_seat]} runs the leader, and the other nodes are no majority without it: the job must "
+        note += "start again on other nodes"
         return Decision(move=Move.END, exit_code=Exit.NODE_FAULT, note=note)
     history.restarts_left -= 1
     is_enough = len(seats.keys() - without) >= min_nodes

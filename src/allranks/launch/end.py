@@ -1,0 +1,235 @@
+"""What an agent does when its job is over for it: show the rest, write and print the verdict, requeue the job, exit.
+
+    end = End(agent, loop, plan, rendezvous, run_dir, scheduler, inbox, env)
+    ...
+    exit_code = end.settle(goodbye)
+
+An agent that found no leader, and a leader that lost the majority of the members, must not requeue a job that others go
+on with. Whoever leads writes to events.jsonl, within seconds, which node it has lost, or that it has taken over.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from allranks.host.net import answers
+from allranks.host.slurm import cancel_job
+from allranks.launch.agent import Agent
+from allranks.launch.console import Console
+from allranks.launch.crew import Crew
+from allranks.launch.inbox import SignalInbox
+from allranks.launch.lead.outcome import describe_success
+from allranks.launch.loop import Loop
+from allranks.launch.plan import JobPlan, count_of
+from allranks.launch.queue import ending
+from allranks.launch.queue.scheduler import Scheduler
+from allranks.launch.rendezvous import Rendezvous
+from allranks.launch.succession import SEEK_S
+from allranks.model.errors import AllranksError, Exit, exit_for_signal
+from allranks.model.finding import Finding, Verdict
+from allranks.model.world import Launcher
+from allranks.report.rundir import RunDir
+from allranks.report.text import Style, render_findings, say
+from allranks.wire.protocol import Goodbye
+
+if TYPE_CHECKING:
+    from allranks.launch.lead.leader import Leader
+
+SILENT_GRACE_S = 1.0
+"""Seconds between a verdict that names a silent node and the end of the step."""
+LEADER_WRITES_S = 5.0
+"""Maximum seconds until a live leader has written down which node it lost."""
+WAY_BACK_S = 600.0
+"""Seconds for a cut-off node to reach the leader's machine again: longer than SlurmdTimeout, 300 s by default."""
+READER_S = 5.0
+"""A reader that has read nothing for this many seconds (a paused pager, Ctrl-S) is given up when the job has ended."""
+SHOW_S = 60.0
+"""Seconds to print the rest of the output, while somebody reads it."""
+SHOW_INTERRUPTED_S = 2.0
+
+
+@dataclass(slots=True)
+class End:
+    """The end of one agent's part of a job."""
+
+    agent: Agent
+    loop: Loop
+    plan: JobPlan
+    rendezvous: Rendezvous
+    run_dir: RunDir
+    scheduler: Scheduler | None
+    inbox: SignalInbox
+    env: Mapping[str, str]
+    started_s: float = field(default_factory=time.monotonic)
+    _times_lost: int = 0
+
+    def __post_init__(self) -> None:
+        if self.agent.plan.generation:  # it may be back from that
+            self._times_lost = self.run_dir.count_events("node_lost", node=self.name)
+
+    @property
+    def name(self) -> str:
+        """Of this node."""
+        return self.agent.plan.members[self.agent.plan.node_index].name
+
+    @property
+    def leader(self) -> Leader | None:
+        """The one in this process."""
+        return self.loop.driver.leader if self.loop.driver is not None else None
+
+    def kill_now(self, crew: Crew) -> None:
+        """A second Ctrl-C: end everything at once, and say how the job ended; nobody else could later."""
+        crew.kill()
+        if self.leader is not None:
+            exit_code = exit_for_signal(signal.SIGINT)
+            interrupted = Verdict(job=self.plan.job, attempt=self.run_dir.attempt, exit_code=exit_code)
+            self.run_dir.write_verdict(interrupted, node=self.name)
+
+    def settle(self, goodbye: Goodbye) -> int:
+        """Say and write how the job ended, do what follows, and return the exit code."""
+        leader = self.leader
+        if leader is not None and leader.has_resigned:
+            return Exit.OK
+        if leader is not None and leader.verdict is not None:
+            if leader.is_cut_off and self._do_others_go_on():
+                say(f"the other nodes go on with the job; {self.name} leaves it")
+                return self._leave()
+            self._pronounce(leader, leader.verdict)
+        self._say(goodbye)
+        if self.scheduler is None:
+            return goodbye.exit_code
+        if self.agent.is_leader_lost and not self.inbox.received:  # a cancelled job is never requeued
+            say(f"ended: {goodbye.summary}")
+            if self._do_others_go_on():
+                say(f"the job goes on without {self.name}; see the leader's output for its verdict")
+                return self._leave() if self.plan.request.max_restarts else goodbye.exit_code
+            if self.plan.request.max_restarts:
+                lost = self.rendezvous.group.members[0].name
+                return self.scheduler.requeue([lost], cause="AR012 node-failure")
+        if leader is None:
+            return goodbye.exit_code
+        exit_code = self._queue_again(goodbye, leader, self.scheduler)
+        if leader.unresponsive:
+            end_step(self.env)
+        return exit_code
+
+    def _pronounce(self, leader: Leader, verdict: Verdict) -> None:
+        warnings = self.rendezvous.warnings
+        whole = msgspec.structs.replace(verdict, findings=(*verdict.findings, *warnings))
+        is_quiet = leader.is_said or leader.interrupted_by is not None
+        said = len(whole.findings) if is_quiet else len(warnings)
+        pronounce(whole, self.run_dir, node=self.name, already_said=said)
+
+    def _say(self, goodbye: Goodbye) -> None:
+        """The last line on this terminal."""
+        leader, files = self.leader, self.run_dir.node_path(self.name)
+        took_s = time.monotonic() - self.started_s
+        if self.inbox.received:
+            signum = signal.Signals(self.inbox.received[0]).name
+            say(f"{signum} after {took_s:.0f} s: all workers here have ended; output in {files}")
+        elif goodbye.summary and leader is None and self.plan.world.launcher is not Launcher.SLURM:
+            say(f"ended: {goodbye.summary}; the full report is on {self.agent.leader_name}")
+        elif leader is not None and goodbye.exit_code == Exit.OK and not leader.is_leaving:
+            script, where = Path(self.plan.request.command[0]).name, str(self.run_dir.attempt_path)
+            num_restarts = self.agent.plan.generation - self.rendezvous.group.generation
+            say(describe_success(script, self.agent.plan.world_size, took_s, num_restarts, where=where))
+
+    def _do_others_go_on(self) -> bool:
+        """Whether the run directory says, within some seconds, that the job has a leader elsewhere."""
+        generation, count = self.agent.plan.generation, self.run_dir.count_events
+        deadline_s = time.monotonic() + self.plan.guard.gone_s + (SEEK_S if self.leader else LEADER_WRITES_S)
+        while time.monotonic() < deadline_s and len(self.inbox.received) < 1:
+            own = count("took_over", generation=generation, leader=self.name)
+            if (
+                count("took_over", generation=generation) > own
+                or count("restarting", generation=generation + 1)
+                or (self.leader is None and count("node_lost", node=self.name) > self._times_lost)
+            ):
+                return True
+            time.sleep(0.2)
+        return False
+
+    def _leave(self) -> int:
+        """Wait until srun can learn that this task ends, and return the exit code.
+
+        slurmstepd reports a task's end to srun for about 16 s, then gives up, and srun would wait until the job's time
+        limit (SLURM 22.05: `Failed to send MESSAGE_TASK_EXIT: No route to host`).
+        """
+        others = [each for each in self.agent.plan.successors if each.node != self.agent.node and each.port]
+        ways = [(each.control_address or each.data_address, each.port) for each in others]
+        if self.scheduler is None or not ways or any(answers(*way, within_s=1.0) for way in ways):
+            return Exit.OK
+        names = ", ".join(dict.fromkeys(each.name for each in others[:2]))
+        say(
+            f"waiting at most {WAY_BACK_S:.0f} s until {names} can be reached: else srun would never see this agent end"
+        )
+        deadline_s = time.monotonic() + WAY_BACK_S
+        while not self.inbox.received and time.monotonic() < deadline_s:
+            if any(answers(*way, within_s=1.0) for way in ways):
+                break
+            time.sleep(0.2)
+        return Exit.OK
+
+    def _queue_again(self, goodbye: Goodbye, leader: Leader, scheduler: Scheduler) -> int:
+        """Requeue the job if that is the outcome; return the exit code."""
+        sequel = ending.decide_sequel(
+            goodbye.exit_code,
+            is_to_requeue=leader.is_to_requeue,
+            interrupted_by=leader.interrupted_by or next(iter(self.inbox.received), None),
+            has_restarts=bool(self.plan.request.max_restarts) and not leader.is_finished,
+        )
+        match sequel:
+            case ending.Sequel.REQUEUE if leader.is_to_requeue:
+                return scheduler.requeue()
+            case ending.Sequel.REQUEUE:
+                findings = leader.verdict.findings if leader.verdict else ()
+                return scheduler.requeue(leader.culprits, cause=findings[0].cause if findings else "")
+            case ending.Sequel.OUTLAST:
+                scheduler.outlast_preemption()
+            case ending.Sequel.STAY_COMPLETE:
+                scheduler.stay_complete()
+        return goodbye.exit_code
+
+
+def show_rest(console: Console, inbox: SignalInbox, files: Path) -> None:
+    """Print the workers' last output, as long as somebody reads it and no further signal arrives."""
+    num_signals = len(inbox.received)
+    end_s = time.monotonic() + (SHOW_INTERRUPTED_S if num_signals else SHOW_S)
+    num_lost = console.close(
+        patience_s=READER_S, is_over=lambda: len(inbox.received) > num_signals or time.monotonic() > end_s
+    )
+    if num_lost:
+        say(f"{count_of(num_lost, 'line')} of output not shown, the terminal was too slow; all are in {files}")
+
+
+def end_step(env: Mapping[str, str]) -> None:
+    """End what is left of this step: srun would wait for a task that hangs until the job's time limit."""
+    time.sleep(SILENT_GRACE_S)  # the other agents are leaving by themselves, each with the right exit code
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    with contextlib.suppress(AllranksError, KeyError):
+        cancel_job(f"{env['SLURM_JOB_ID']}.{env['SLURM_STEP_ID']}")
+
+
+def pronounce(verdict: Verdict, run_dir: RunDir, *, node: str, is_spoken: bool = True, already_said: int = 0) -> int:
+    """Write the verdict, print the findings not yet printed, and return its exit code."""
+    run_dir.attempt = verdict.attempt
+    run_dir.write_verdict(verdict, node=node)
+    if is_spoken:
+        run_dir.add_event("ended", exit_code=verdict.exit_code)
+        print_findings(verdict.findings[: len(verdict.findings) - already_said])
+    return verdict.exit_code
+
+
+def print_findings(findings: Sequence[Finding]) -> None:
+    """Print findings on stderr."""
+    if findings:
+        print("\n" + render_findings(findings, Style.of(sys.stderr)), file=sys.stderr, flush=True)

@@ -1,0 +1,108 @@
+"""An agent without its leader: whom does it look for, and when does it lead itself? Pure.
+
+    lost            after a connection ended: the agent looks for its leader, and for the successors in the Plan
+    RETURN_S later  the first successor accepts others that have lost the leader; the second one OPENS_S later, ...
+    majority        of the members, with this agent: it leads (launch.lead.quorum)
+    SEEK_S          nobody was found: the agent ends its workers, and leaves
+
+Whoever still hears its leader, or is not to succeed it yet, refuses the others, and they try again. An agent follows
+the first one that accepts it, and no other while that connection lasts. After Resign nobody waits for the old leader.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from allranks.launch.lead.course import RETURN_S
+from allranks.launch.lead.quorum import has_majority
+from allranks.model.card import Card
+from allranks.wire.protocol import Contact, Plan
+
+OPENS_S = 1.0
+"""Seconds between two successors: the first one that is there has the time to be found by all."""
+SEEK_S = 20.0
+"""Seconds to look for a leader: all successors have had their turn by then."""
+RETRY_S = 2.0
+"""Seconds beyond RETURN_S, where nobody can succeed the leader."""
+
+
+@dataclass(slots=True)
+class Joiner:
+    """An agent that has lost its leader, too, and was accepted."""
+
+    connection: int
+    card: Card
+    address: str
+
+
+@dataclass(slots=True, kw_only=True)
+class Succession:
+    """From the loss of a leader to the next one."""
+
+    own: int
+    """Index of this node in the job."""
+    leader: int
+    """The one that is lost."""
+    plan: Plan
+    """Of this agent's generation."""
+    confirmed: int
+    """The newest generation that all of its members have begun, as far as this agent knows."""
+    reason: str
+    lost_s: float
+    has_resigned: bool = False
+    joined: dict[int, Joiner] = field(default_factory=dict)
+    """By node."""
+    is_outdated: bool = False
+    """Whether another agent knows a newer generation: this one can follow, but not lead."""
+
+    @property
+    def contacts(self) -> tuple[Contact, ...]:
+        """Agents to look for: the leader, unless it has resigned, and its successors."""
+        skipped = (self.own, self.leader) if self.has_resigned else (self.own,)
+        can_change = self.has_resigned or self.is_replaceable
+        reachable = [each for each in self.plan.successors if each.port and each.node not in skipped]
+        return tuple(each for each in reachable if can_change or each.node == self.leader)
+
+    @property
+    def is_replaceable(self) -> bool:
+        """Whether the other members are a majority without the leader, and restarts are allowed."""
+        others = set(self.plan.nodes) - {self.leader}
+        return self.plan.max_restarts > 0 and has_majority(others, self._electors)
+
+    @property
+    def gives_up_s(self) -> float:
+        """When this agent stops looking."""
+        return self.lost_s + (SEEK_S if self.is_replaceable else RETURN_S + RETRY_S)
+
+    def is_open(self, now_s: float) -> bool:
+        """Whether this agent accepts others."""
+        heirs = [each.node for each in self.plan.successors if each.node != self.leader and each.port]
+        if self.is_outdated or self.own not in heirs or not self.is_replaceable:
+            return False
+        return now_s >= self.lost_s + (0.0 if self.has_resigned else RETURN_S) + OPENS_S * heirs.index(self.own)
+
+    def join(self, connection: int, card: Card, address: str) -> tuple[str, int | None]:
+        """Accept an agent; return why it is rejected instead, and the connection that it replaces."""
+        if card.generation > self.plan.generation:
+            self.is_outdated = True
+            return f"generation {card.generation} is newer than that of this agent", None
+        node = card.node_index
+        if node is None or node == self.own or node not in self.plan.nodes or card.generation < 0:
+            return f"it has no ranks in generation {self.plan.generation}", None
+        before = self.joined.get(node)
+        self.joined[node] = Joiner(connection, card, address)
+        return "", before.connection if before is not None else None
+
+    def withdraw(self, connection: int) -> None:
+        """An agent that had joined is gone."""
+        self.joined = {node: each for node, each in self.joined.items() if each.connection != connection}
+
+    @property
+    def can_lead(self) -> bool:
+        """Whether those that have joined are a majority, together with this agent."""
+        return not self.is_outdated and has_majority({self.own, *self.joined}, self._electors)
+
+    @property
+    def _electors(self) -> tuple[tuple[int, ...], ...]:
+        is_confirmed = self.confirmed >= self.plan.generation
+        return (self.plan.nodes,) if is_confirmed else (*self.plan.electors, self.plan.nodes)
