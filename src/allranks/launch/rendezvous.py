@@ -51,6 +51,8 @@ class Rendezvous:
     acceptor: Acceptor | None = None
     """On several nodes: where agents come in while the job runs, on the leader, and on the others if it is lost."""
     store_address: str = ""
+    own_address: str | None = None
+    """This node's, on the network on which the agents found each other; None: there is no other agent."""
     card: Card | None = None
     """This node's, on the others."""
     secret: Secret = OPEN_GROUP
@@ -59,19 +61,6 @@ class Rendezvous:
     """What the job is called on the wire."""
     addresses: tuple[str, ...] = ()
     """This node's, that others may try."""
-
-    @property
-    def own_address(self) -> str | None:
-        """This node's, on the network on which the agents found each other; None: there is no other agent."""
-        line = self.leader or next(iter(self.peers.values()), None)
-        return line.own_address if line is not None else None
-
-    @property
-    def leader_address(self) -> str | None:
-        """The leader's, on that network; None: it is this node, or has just left."""
-        with contextlib.suppress(OSError):
-            return self.leader.peer_address if self.leader is not None else None
-        return None
 
     def seek(self, contacts: Sequence[Contact], agent: Agent) -> Search:
         """Begin to look for a leader at these agents."""
@@ -114,6 +103,7 @@ def take_part(applicant: Applicant, *, past: Past) -> Rendezvous | Goodbye:
     return Rendezvous(
         group=called.answer,
         leader=called.leader,
+        own_address=called.leader.own_address,
         acceptor=called.acceptor,
         card=called.card,
         secret=called.secret,
@@ -212,6 +202,7 @@ def _give_out_plans(called: Called, applicant: Applicant, past: Past) -> Rendezv
         plans=plans,
         acceptor=called.acceptor,
         store_address=called.store_address,
+        own_address=next((peer.own_address for peer in called.peers.values()), None),
     )
 
 

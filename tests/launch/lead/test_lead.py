@@ -21,11 +21,11 @@ from allranks.launch.lead.driver import LeaderDriver
 from allranks.launch.lead.group import make_group
 from allranks.launch.lead.leader import Leader
 from allranks.launch.lead.members import Node
-from allranks.launch.lead.recovery import History
 from allranks.launch.queue import ending
 from allranks.model.beat import NodeBeat, RankBeat
 from allranks.model.card import Card
 from allranks.model.cluster import GuardTable
+from allranks.model.past import History, Past
 from allranks.wire.accept import Acceptor
 from allranks.wire.connection import Connection
 from allranks.wire.leader import Hint, bind_port
@@ -69,12 +69,12 @@ class Job:
         self.leader = Leader(
             terms,
             guard=guard or Guard(GuardTable()),
-            history=History(restarts_left=max_restarts),
+            past=Past(history=History(restarts_left=max_restarts)),
             nodes={index: Node(card=each, name=each.host, address="127.0.0.1") for index, each in cards.items()},
-            plans=make_group(
+            plan=make_group(
                 cards, wanted_backend="gloo", attempt=0, store_address="127.0.0.1", store_port=29501,
                 max_restarts=max_restarts,
-            ),
+            )[0],
             now_s=time.monotonic(),
         )  # fmt: skip
         self.selector = selectors.DefaultSelector()

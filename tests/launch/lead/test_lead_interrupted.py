@@ -28,12 +28,12 @@ from allranks.launch.lead.course import ANSWER_S, OWN_STOPPED_S, RESTART_GRACE_S
 from allranks.launch.lead.group import make_group
 from allranks.launch.lead.leader import Leader
 from allranks.launch.lead.members import Node
-from allranks.launch.lead.recovery import History
 from allranks.launch.queue import ending
 from allranks.model.beat import NodeBeat, RankBeat
 from allranks.model.card import Card
 from allranks.model.cluster import GuardTable
 from allranks.model.errors import Exit
+from allranks.model.past import History, Past
 from allranks.wire.protocol import Beat, Exited, Failed, Goodbye, Interrupted, Message, Plan, Stop, Stopped, WorkerEnd
 
 JOB = OwnJob(id="12", restarts=0, num_nodes=2, is_heterogeneous=False)
@@ -64,11 +64,11 @@ class Job:
                 beat_s=0.25,
             ),
             guard=Guard(GuardTable()),
-            history=History(restarts_left=1),
+            past=Past(history=History(restarts_left=1)),
             nodes={index: Node(card=card, name=card.host, address="127.0.0.1") for index, card in cards.items()},
-            plans=make_group(
+            plan=make_group(
                 cards, wanted_backend="gloo", attempt=0, store_address="127.0.0.1", store_port=1, max_restarts=1
-            ),
+            )[0],
             now_s=self.now_s,
         )
         for index in (0, 1):

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from allranks.guard.judged import Judged
-from allranks.launch.lead.recovery import Crash, History, Move, decide
+from allranks.launch.lead.recovery import Decision, Move, crash_of, decide
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence, Finding, Severity
+from allranks.model.past import Crash, History
 
 SEATS = {0: "n0", 1: "n1", 2: "n2", 3: "n3"}
 FINDING = Finding(
@@ -25,15 +26,26 @@ def crash(step: int | None = 40, what: str = "killed") -> Crash:
     return Crash(cause="AR407 dead-rank", ranks=(2,), step=step, what=what)
 
 
-def move(fault: Judged, *, history: History, culprits: tuple[int, ...] = (2,), min_nodes: int = 3, at: int | None = 40):
-    return decide(fault, crash(at), history=history, seats=SEATS, culprits=culprits, leader_seat=0, min_nodes=min_nodes)
+def move(
+    fault: Judged,
+    *,
+    history: History,
+    culprits: tuple[int, ...] = (2,),
+    min_nodes: int = 3,
+    at: int | None = 40,
+    can_resign: bool = False,
+) -> Decision:
+    return decide(
+        fault, crash(at), history=history, seats=SEATS, culprits=culprits, leader_seat=0, min_nodes=min_nodes,
+        can_resign=can_resign,
+    )  # fmt: skip
 
 
 def test_a_crash_is_known_by_its_finding_and_by_the_rank_that_came_least_far():
-    assert Crash.of(judged(ranks=(2, 3)), {1: 30, 2: 41, 3: 40}) == Crash(
+    assert crash_of(judged(ranks=(2, 3)), {1: 30, 2: 41, 3: 40}) == Crash(
         cause="AR407 dead-rank", ranks=(2, 3), step=40, what="killed"
     )
-    assert Crash.of(judged(findings=()), {}) == Crash(cause="", ranks=(2,), step=None, what="")
+    assert crash_of(judged(findings=()), {}) == Crash(cause="", ranks=(2,), step=None, what="")
 
 
 def test_a_dead_rank_is_started_again_on_the_same_nodes():
@@ -62,10 +74,18 @@ def test_below_the_minimum_it_waits_for_nodes():
     assert (decision.move, decision.without) == (Move.PAUSE, frozenset({2}))
 
 
-def test_the_leaders_node_cannot_be_left_out():
+def test_the_leaders_node_cannot_be_left_out_where_the_others_are_no_majority():
     decision = move(judged(cures=True, exit_code=75, nodes=(0,)), history=History(restarts_left=3), culprits=(0,))
     assert (decision.move, decision.exit_code) == (Move.END, Exit.NODE_FAULT)
-    assert decision.note == "n0 runs the leader, which the job needs: the job must start again on other nodes"
+    assert decision.note == (
+        "n0 runs the leader, and the other nodes are no majority without it: the job must start again on other nodes"
+    )
+
+
+def test_where_they_are_the_job_goes_on_without_the_leaders_node():
+    fault, history = judged(cures=True, exit_code=75, nodes=(0,)), History(restarts_left=3)
+    decision = move(fault, history=history, culprits=(0,), can_resign=True)
+    assert (decision.move, decision.without, decision.note) == (Move.RESTART, frozenset({0}), "")
 
 
 def test_an_error_of_the_users_code_is_not_tried_again():
@@ -123,6 +143,7 @@ def test_workers_that_ran_for_long_have_got_on():
             seats=SEATS,
             culprits=(2,),
             leader_seat=0,
+            can_resign=False,
             min_nodes=3,
             ran_s=3600.0,
         )
@@ -141,6 +162,7 @@ def test_a_checkpoint_between_two_faults_is_progress():
             seats=SEATS,
             culprits=(2,),
             leader_seat=0,
+            can_resign=False,
             min_nodes=3,
             checkpoint=step - 5,
         )

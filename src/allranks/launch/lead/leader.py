@@ -263,6 +263,8 @@ class Leader:
         if index in self._members.waiting:
             self._do(events.Say(text=f"{self._members[index].name} joined, then disconnected"))
             self._members.remove(index)
+        elif index in self._members and self._decision is not None and index in self._decision.without:
+            self._lose(index, reason, now_s)
         elif index in self._members:
             self._members.miss(index, reason, now_s + RETURN_S)
             self._suspect(index, reason, now_s)
