@@ -72,6 +72,8 @@ class Life:
     """How long workers take to start."""
     turn_s: float
     faults: tuple[Fault, ...]
+    beats_s: float = 1.0
+    """How often an agent tells of workers that do the same as before; 0: at each turn."""
 
 
 PROFILES: dict[str, tuple[Kind, ...]] = {
@@ -124,6 +126,7 @@ def draw(seed: int) -> Life:
         start_s=_choose(rng, 0.0, 0.0, rng.random()),
         turn_s=0.25 + 0.2 * rng.random(),
         faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
+        beats_s=0.0 if rng.random() < 0.01 else 1.0,
     )
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import heapq
 import random
 import signal
-import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -23,7 +22,7 @@ from allranks.model.beat import TrySeen
 from allranks.model.card import Card
 from allranks.model.cluster import GuardTable
 from allranks.model.finding import Finding
-from allranks.wire.protocol import Plan, Try
+from allranks.wire.protocol import Ping, Plan, Try
 
 from .invariants import check_after, check_agent, check_end
 from .kernel import Kernel, Machine, Worker
@@ -41,12 +40,12 @@ KILL_WAIT_S = 30.0
 class World(Network):
     """One life."""
 
-    def __init__(self, life: Life, cores: Cores = CORES) -> None:
+    def __init__(self, life: Life, cores: Cores = CORES, *, log: list[str] | None = None) -> None:
         self.life, self.cores = life, cores
         self.now_s = 1000.0
         self.begun_s = self.now_s
-        self.log: list[str] = []
-        self.digest = 0
+        self.log = log
+        """What happens is written there; None: it is not, which is much faster."""
         self.num_events = 0
         self.shown: list[tuple[float, Finding]] = []
         self.records: list[tuple[str, dict[str, Any]]] = []
@@ -88,9 +87,9 @@ class World(Network):
     # Time
 
     def rng(self, purpose: str) -> random.Random:
-        if purpose not in self._rngs:
-            self._rngs[purpose] = random.Random(f"{purpose} {self.life.seed}")
-        return self._rngs[purpose]
+        if (rng := self._rngs.get(purpose)) is None:
+            rng = self._rngs[purpose] = random.Random(f"{purpose} {self.life.seed}")
+        return rng
 
     def at(self, after_s: float, do: Callable[[], None]) -> None:
         if after_s < FOREVER_S:
@@ -100,15 +99,18 @@ class World(Network):
     def run(self) -> World:
         """Live to the end."""
         end_s = self.begun_s + LIMIT_S
-        while self._heap and self._heap[0][0] <= end_s and not self.is_done:
-            self.now_s, _, do = heapq.heappop(self._heap)
+        heap, pop = self._heap, heapq.heappop
+        while heap and heap[0][0] <= end_s and not self.is_done:
+            self.now_s, _, do = pop(heap)
             do()
         check_end(self)
         return self
 
     @property
     def is_done(self) -> bool:
-        return not self.waiting and not self._joining
+        if self._joining or any(each.is_alive and not each.is_stopped and each.agent for each in self.processes):
+            return False
+        return not self.waiting
 
     @property
     def waiting(self) -> list[Process]:
@@ -165,9 +167,11 @@ class World(Network):
             self._do_agent(process, effect)
 
     def _stepper(self, process: Process) -> Callable[[Any], list[Any]]:
+        name, agent = f"n{process.node}", process.agent
+
         def step(event: Any) -> list[Any]:
-            effects = process.agent.step(event)
-            self._note(f"n{process.node}", event, effects)
+            effects = agent.step(event)
+            self._note(name, event, effects)
             return effects
 
         return step
@@ -180,10 +184,8 @@ class World(Network):
 
     def _note(self, who: str, event: Any, effects: list[Any]) -> None:
         self.num_events += 1
-        if effects and not (len(effects) <= self.life.num_nodes and "Ping" in repr(effects[0])):
-            line = f"{self.now_s - self.begun_s:8.3f} {who:6} {type(event).__name__}: {effects}"
-            self.log.append(line)
-            self.digest = zlib.crc32(line.encode(), self.digest)
+        if self.log is not None and effects and not isinstance(getattr(effects[-1], "message", None), Ping):
+            self.log.append(f"{self.now_s - self.begun_s:8.3f} {who:6} {type(event).__name__}: {effects}")
 
     # Processes
 
@@ -206,7 +208,7 @@ class World(Network):
         if agent.phase == "ending":
             key = (process.node, agent.plan.generation)
             self.ending_s[key] = self.ending_s.get(key, 0.0) + self.life.turn_s
-        if agent.phase not in ("waiting", "gone"):
+        if agent.phase not in ("waiting", "gone") and self._has_news(process):
             self._observe(process)
         if process is self.processes[0]:
             self._feed_leader(events.Due(now_s=self.now_s))
@@ -216,6 +218,14 @@ class World(Network):
     def _feed_agent(self, process: Process, event: Any) -> None:
         if process.is_alive and process.feed is not None:
             process.feed(event)
+
+    def _has_news(self, process: Process) -> bool:
+        """Whether a beat is due: its workers do something else than in the last one, or that is some time ago."""
+        news = self.kernel.news(process.node)
+        if news == process.told and self.now_s < process.tells_s:
+            return False
+        process.told, process.tells_s = news, self.now_s + self.life.beats_s
+        return True
 
     def _observe(self, process: Process) -> None:
         plan = process.agent.plan

@@ -119,7 +119,7 @@ class Leader:
             case events.Due(now_s=now_s):
                 self._turn(now_s)
             case events.Heard(node=node, message=message, now_s=now_s):
-                if node in self._members.here:
+                if self._members.is_here(node):
                     self._hear(node, message, now_s)
             case events.Lost(node=node, reason=reason, now_s=now_s):
                 self._lose(node, reason, now_s)
@@ -294,7 +294,7 @@ class Leader:
         judged = self._guard.judge(now_s)
         if judged is not None:
             self._decide(judged, now_s)
-        elif self._asked is None and self._members.waiting and self.progress.steps:
+        elif self._asked is None and self.progress.steps and self._members.waiting:
             names = fold_hosts([node.name for node in self._members.waiting.values()])
             self._ask(Reason.GROW, f"saving a checkpoint and restarting with {names}")
 
