@@ -1,7 +1,7 @@
 """What must hold in every life of a job. Each function is one rule, its docstring the sentence.
 
-AFTER runs after every event of the leader but beats that cause nothing, END when a life is over. A rule raises nothing: it returns what broke it,
-or an empty text.
+AFTER runs after every event of the leader (but beats that cause nothing), END when a life is over. A rule raises
+nothing: it returns what broke it, or an empty text.
 """
 
 from __future__ import annotations
