@@ -339,7 +339,8 @@ def check_after(world: World, event: Any, effects: Sequence[Any]) -> None:
     if not effects and isinstance(getattr(event, "message", None), Beat):
         return  # it has told the guard something; the next Due shows what comes of it
     effects = [each for each in effects if not isinstance(getattr(each, "message", None), Ping)]
-    world.running_before, world.running = world.running, set(world.leader._members.running)
+    if effects or not isinstance(event, events.Due):
+        world.running_before, world.running = world.running, set(world.leader._members.running)
     for rule in AFTER if effects else IN_TIME:
         if broken := rule(world, event, effects):
             raise Violation(f"{rule.__doc__} Here: {broken}")

@@ -103,7 +103,7 @@ def draw(seed: int) -> Life:
     rng = random.Random(f"life {seed}")
     name = list(PROFILES)[seed % len(PROFILES)]
     kinds = [kind for kind in PROFILES[name] if name != "swarm" or rng.random() < 0.4]
-    num_nodes = 16 if rng.random() < 0.01 else 2 + int(rng.random() * 3) if rng.random() < 0.85 else 1
+    num_nodes = 64 if rng.random() < 0.01 else 2 + int(rng.random() * 3) if rng.random() < 0.85 else 1
     num_steps = 4 + int(rng.random() * 12)
     num_faults = int(rng.random() * 4.5) + (name in HARD)
     faults = [_draw_fault(rng, kinds, num_nodes, num_steps) for _ in range(num_faults)] if kinds else []

@@ -7,6 +7,7 @@ Every event of a process comes at its own time; a process that is stopped gets w
 
 from __future__ import annotations
 
+import functools
 import heapq
 import random
 import signal
@@ -74,6 +75,7 @@ class World(Network):
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._number = 0
         self._rngs: dict[str, random.Random] = {}
+        self._turns = self.rng("turns")
         self.cut: set[int] = set()
         self.slow: dict[int, float] = {}
         self._joining: dict[int, Line] = {}
@@ -99,8 +101,8 @@ class World(Network):
     def run(self) -> World:
         """Live to the end."""
         end_s = self.begun_s + LIMIT_S
-        heap, pop = self._heap, heapq.heappop
-        while heap and heap[0][0] <= end_s and not self.is_done:
+        heap, pop, first = self._heap, heapq.heappop, self.processes[0]
+        while heap and heap[0][0] <= end_s and ((first.is_alive and not first.is_stopped) or not self.is_done):
             self.now_s, _, do = pop(heap)
             do()
         check_end(self)
@@ -108,9 +110,7 @@ class World(Network):
 
     @property
     def is_done(self) -> bool:
-        if self._joining or any(each.is_alive and not each.is_stopped and each.agent for each in self.processes):
-            return False
-        return not self.waiting
+        return not self.waiting and not self._joining
 
     @property
     def waiting(self) -> list[Process]:
@@ -156,7 +156,8 @@ class World(Network):
             self.current[node] = process
             process.line = self.lines[node] = Line(node, process)
             self._begin_agent(process, plan)
-            self.at(life.turn_s * self.rng("turns").random(), lambda process=process: self._turn(process))
+            process.turn = functools.partial(self._turn, process)
+            self.at(life.turn_s * self._turns.random(), process.turn)
         for fault in life.faults:
             self.at(fault.at_s, lambda fault=fault: self._strike(fault))
 
@@ -199,7 +200,7 @@ class World(Network):
     def _turn(self, process: Process) -> None:
         if not process.is_alive:
             return
-        self.at(self.life.turn_s * (0.9 + 0.2 * self.rng("turns").random()), lambda: self._turn(process))
+        self.at(self.life.turn_s * (0.9 + 0.2 * self._turns.random()), process.turn)
         if process.is_stopped or process.agent is None:
             return
         self._feed_agent(process, events.Due(now_s=self.now_s))
@@ -332,7 +333,8 @@ class World(Network):
             now_s=self.now_s, connection=self._number, card=self.cards[node], address=f"10.0.0.{node + 1}"
         )
         self._feed_leader(joined)
-        self.at(self.life.turn_s, lambda: self._turn(process))
+        process.turn = functools.partial(self._turn, process)
+        self.at(self.life.turn_s, process.turn)
 
     def _do_agent(self, process: Process, effect: Any) -> None:
         life, node = self.life, process.node
