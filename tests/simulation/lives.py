@@ -73,7 +73,7 @@ class Life:
     turn_s: float
     faults: tuple[Fault, ...]
     beats_s: float = 1.0
-    """How often an agent tells of workers that do the same as before; 0: at each turn."""
+    """How often the leader sends a Ping, and an agent a Beat of workers that do the same as before; 0: very often."""
 
 
 PROFILES: dict[str, tuple[Kind, ...]] = {

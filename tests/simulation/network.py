@@ -41,6 +41,8 @@ class Process:
     goes_on: bool = False
     """Somebody will continue it."""
     backlog: list[Callable[[], None]] = field(default_factory=list)
+    due_s: float = 0.0
+    """When it gets its next Due, while its workers run."""
     told: object = None
     """What its last beat told of its workers."""
     tells_s: float = 0.0

@@ -137,7 +137,7 @@ class World(Network):
             cores.Terms(
                 job="j", attempt=0, wanted_backend="gloo", store_address="10.0.0.1", store_port=1,
                 num_nodes=life.num_nodes, min_nodes=life.min_nodes, max_restarts=life.max_restarts,
-                capacity_s=CAPACITY_S, beat_s=TERMS.beat_s,
+                capacity_s=CAPACITY_S, beat_s=life.beats_s or TERMS.beat_s,
             ),
             guard=Guard(TERMS),
             history=cores.History(restarts_left=life.max_restarts),
@@ -203,9 +203,11 @@ class World(Network):
         self.at(self.life.turn_s * (0.9 + 0.2 * self._turns.random()), process.turn)
         if process.is_stopped or process.agent is None:
             return
-        self._feed_agent(process, events.Due(now_s=self.now_s))
         agent = process.agent
-        check_agent(self, process)
+        if agent.phase != "watching" or self.now_s >= process.due_s:
+            process.due_s = self.now_s + self.life.beats_s / 2
+            self._feed_agent(process, events.Due(now_s=self.now_s))
+            check_agent(self, process)
         if agent.phase == "ending":
             key = (process.node, agent.plan.generation)
             self.ending_s[key] = self.ending_s.get(key, 0.0) + self.life.turn_s
