@@ -32,7 +32,7 @@ class Process:
     agent: Any = None
     """None while it waits for its first Plan."""
     feed: Callable[[Any], None] | None = None
-    turn: Callable[[], None] = lambda: None  # noqa: E731
+    turn: Callable[[], None] = lambda: None
     """What it does several times a second."""
     line: Line | None = None
     is_alive: bool = True
