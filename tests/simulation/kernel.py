@@ -7,6 +7,8 @@ import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from allranks.model.beat import GroupSeen, NodeBeat, ProcessState, RankBeat, TrySeen
 from allranks.wire.protocol import Order, Plan, WorkerEnd
 
@@ -52,6 +54,7 @@ class Generation:
     number: int
     size: int
     step: int
+    ranks: tuple[int, ...]
     workers: dict[int, Worker] = field(default_factory=dict)
     blocked_s: float | None = None
     """Since when a collective waits."""
@@ -106,7 +109,8 @@ class Kernel:
         """Start one node's workers."""
         number = plan.generation
         if number not in self.generations:
-            self.generations[number] = Generation(number, plan.world_size, self.checkpoint or 0)
+            size = plan.world_size
+            self.generations[number] = Generation(number, size, self.checkpoint or 0, tuple(range(size)))
             self._at(STEP_S, lambda: self._tick(self.generations[number]))
         me, crew = plan.members[plan.node_index], []
         for local_rank in range(me.num_workers):
@@ -202,24 +206,25 @@ class Kernel:
 
     # What an agent sees
 
+    def news(self, node: int) -> object:
+        """Return what changes if a node's next beat tells more than how time passes."""
+        machine = self.machines[node]
+        generation = self.generations[machine.crew[0].generation] if machine.crew else None
+        workers = [(each.end is None, each.stopped_s, each.held_s, each.is_leaving) for each in machine.crew]
+        return generation and (generation.number, generation.step, generation.blocked_s), workers, machine.tries
+
     def beat(self, node: int, position: int, generation: int) -> NodeBeat:
         """Return how a node's workers are."""
         machine, now_s = self.machines[node], self._now()
         return NodeBeat(
             node_index=position,
             generation=generation,
-            ranks=tuple(self._beat_of(worker) for worker in machine.crew if worker.generation == generation),
-            tries=tuple(
-                TrySeen(
-                    target=seen.target, network=seen.network, connects=seen.connects, refused=seen.refused,
-                    carries=seen.carries, age_s=now_s - at_s,
-                )
-                for at_s, seen in machine.tries
-            ),
+            ranks=tuple([self._beat_of(worker) for worker in machine.crew if worker.generation == generation]),
+            tries=tuple([msgspec.structs.replace(seen, age_s=now_s - at_s) for at_s, seen in machine.tries]),
             addresses=(f"192.168.0.{node + 1}",),
             try_ports=(4000, 4001),
             time_ns=round((1.7e9 + now_s + machine.skew_s) * 1e9),
-        )  # fmt: skip
+        )
 
     def _beat_of(self, worker: Worker) -> RankBeat:
         now_s, generation = self._now(), self.generations[worker.generation]
@@ -233,7 +238,7 @@ class Kernel:
         is_waiting = generation.blocked_s is not None and worker.is_well
         group = GroupSeen(
             name="0",
-            ranks=tuple(range(generation.size)),
+            ranks=generation.ranks,
             enqueued=generation.step + is_waiting,
             completed=generation.step,
             waiting_s=now_s - generation.blocked_s if is_waiting and generation.blocked_s is not None else 0.0,

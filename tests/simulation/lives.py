@@ -72,6 +72,8 @@ class Life:
     """How long workers take to start."""
     turn_s: float
     faults: tuple[Fault, ...]
+    beats_s: float = 1.0
+    """How often the leader sends a Ping, and an agent a Beat of workers that do the same as before; 0: very often."""
 
 
 PROFILES: dict[str, tuple[Kind, ...]] = {
@@ -101,7 +103,7 @@ def draw(seed: int) -> Life:
     rng = random.Random(f"life {seed}")
     name = list(PROFILES)[seed % len(PROFILES)]
     kinds = [kind for kind in PROFILES[name] if name != "swarm" or rng.random() < 0.4]
-    num_nodes = 16 if rng.random() < 0.01 else 2 + int(rng.random() * 3) if rng.random() < 0.85 else 1
+    num_nodes = 64 if rng.random() < 0.01 else 2 + int(rng.random() * 3) if rng.random() < 0.85 else 1
     num_steps = 4 + int(rng.random() * 12)
     num_faults = int(rng.random() * 4.5) + (name in HARD)
     faults = [_draw_fault(rng, kinds, num_nodes, num_steps) for _ in range(num_faults)] if kinds else []
@@ -124,6 +126,7 @@ def draw(seed: int) -> Life:
         start_s=_choose(rng, 0.0, 0.0, rng.random()),
         turn_s=0.25 + 0.2 * rng.random(),
         faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
+        beats_s=0.0 if rng.random() < 0.01 else 1.0,
     )
 
 

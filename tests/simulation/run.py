@@ -17,7 +17,7 @@ import time
 from dataclasses import dataclass
 
 from .invariants import Violation
-from .lives import draw
+from .lives import Life, draw
 from .mutants import CORES, Cores, Mutant, load, read_mutants
 from .world import World
 
@@ -37,9 +37,9 @@ class Tally:
     """Seeds, and what fell."""
 
 
-def live(seed: int, cores: Cores = CORES) -> tuple[World, str]:
+def live(life: Life, cores: Cores = CORES, *, log: list[str] | None = None) -> tuple[World, str]:
     """Live one life; returns it, and what fell (empty: nothing). An assertion of the product counts, too."""
-    world = World(draw(seed), cores)
+    world = World(life, cores, log=log)
     try:
         world.run()
     except Violation as exc:
@@ -54,7 +54,7 @@ def live_block(first: int) -> Tally:
     gc.disable()
     begun_s, num_events, fallen = time.process_time(), 0, []
     for seed in range(first, first + BLOCK):
-        world, broken = live(seed)
+        world, broken = live(draw(seed))
         num_events += world.num_events
         if broken:
             fallen.append((seed, broken))
@@ -67,7 +67,7 @@ def find(mutant: Mutant) -> tuple[int | None, str]:
     """Return the first seed at which a mutant is found, and by what; None: in none of MOST_LIVES."""
     cores = load(mutant)
     for seed in range(MOST_LIVES):
-        _, broken = live(seed, cores)
+        _, broken = live(draw(seed), cores)
         if broken:
             return seed, broken
     return None, ""
@@ -107,8 +107,9 @@ def run_mutants(*, jobs: int) -> bool:
 
 def show(seed: int) -> bool:
     """Print one life."""
-    world, broken = live(seed)
-    print(world.life, *world.log, broken or "no invariant fell", sep="\n")
+    log: list[str] = []
+    world, broken = live(draw(seed), log=log)
+    print(world.life, *log, broken or "no invariant fell", sep="\n")
     return not broken
 
 

@@ -73,17 +73,15 @@ class Episode:
 
 def find_stalled(scene: Scene, now_s: float, *, share: float = 1.0) -> list[Stalled]:
     """Return the connections between nodes of ours that have got nothing across for (this share of) stalled_s."""
+    fresh_s, least_s = now_s - scene.fresh_s, share * scene.settings.stalled_s
+    heard = [(node.index, node.beat.links) for node in scene.nodes if node.beat and (node.heard_s or 0.0) >= fresh_s]
+    stuck = [(own, link) for own, links in heard for link in links if link.stalled_s >= least_s]
+    if not stuck:
+        return []
     owner = {address: node.index for node in scene.nodes if node.beat for address in node.beat.addresses}
     owner |= {node.address("data"): node.index for node in scene.nodes}
-    found = []
-    for node in scene.nodes:
-        if node.beat is None or node.heard_s is None or now_s - node.heard_s > scene.fresh_s:
-            continue
-        for link in node.beat.links:
-            peer = owner.get(link.peer_address) if link.peer_address else None
-            if peer is not None and peer != node.index and link.stalled_s >= share * scene.settings.stalled_s:
-                found.append(Stalled(node.index, peer, link))
-    return found
+    peers = [(own, owner.get(link.peer_address) if link.peer_address else None, link) for own, link in stuck]
+    return [Stalled(own, peer, link) for own, peer, link in peers if peer is not None and peer != own]
 
 
 def round_s(scene: Scene, num_rounds: int) -> float:

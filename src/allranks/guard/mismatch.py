@@ -105,7 +105,7 @@ def judge_mismatch(scene: Scene, mismatch: Mismatch) -> Judged:
 def explain_abort(scene: Scene, aborted: int) -> Judged:
     """Say what is known of a rank that Gloo aborted because it got too many bytes, where no calls differ."""
     group, seq, calls = _newest_calls(scene)
-    unknown = sorted(set(range(scene.membership.world_size)) - calls.keys() - scene.left.keys())
+    unknown = sorted(set(range(scene.world_size)) - calls.keys() - scene.left.keys())
     if len(unknown) == 1 and len(calls) >= 2 and _compare(calls) is None:
         odd, agreed = unknown[0], sorted(calls)
         what = f"it was not in collective {seq} of group {group} as all others were: "

@@ -81,14 +81,11 @@ def _suspected_since_s(scene: Scene, node: NodeView, now_s: float) -> float | No
     """Since when a node may be gone; None: it may not."""
     if node.lost_s is not None:
         return node.lost_s
-    if node.index == scene.leader or all(rank in scene.left for rank in node.ranks):
+    silent_s, gone_s = node.silent_s(now_s), scene.settings.gone_s
+    patience_s = max(START_S, MUTE_FACTOR * gone_s) if node.heard_s is None else scene.patience_s
+    if silent_s <= patience_s or node.index == scene.leader or all(rank in scene.left for rank in node.ranks):
         return None
-    gone_s = scene.settings.gone_s
-    patience_s = min(max(4 * scene.settings.beat_s, 0.8), gone_s / 2)
-    if node.heard_s is None:
-        patience_s = max(START_S, MUTE_FACTOR * gone_s)
-    silent_s = node.silent_s(now_s)
-    return now_s - silent_s if silent_s > patience_s else None
+    return now_s - silent_s
 
 
 def _judge_node(scene: Scene, node: NodeView, now_s: float) -> Finding | None:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from allranks.guard.judged import name_fault
-from allranks.model.beat import NodeBeat, ProcessState, RankBeat, TrySeen
+from allranks.model.beat import HELD_STATES, NodeBeat, ProcessState, RankBeat, TrySeen
 from allranks.model.cluster import GuardTable
 from allranks.model.finding import Finding
 from allranks.model.hostlist import fold_hosts
@@ -160,6 +160,13 @@ class Scene:
         self.calls_version = 0
         """Changes whenever a rank tells of other calls than before."""
         self._node_of = {rank: node for node in self.nodes for rank in node.ranks}
+        self.world_size = len(self._node_of)
+        self.patience_s = min(max(4 * settings.beat_s, 0.8), settings.gone_s / 2)
+        """How long a node may be silent before it is suspected."""
+        self.waiting: set[int] = set()
+        """Ranks that told last that a collective of theirs is open; mostly none, and then a look costs nothing."""
+        self._held: set[int] = set()
+        """Ranks that told last that they are stopped, or held by the kernel."""
 
     @property
     def fresh_s(self) -> float:
@@ -169,7 +176,7 @@ class Scene:
     @property
     def is_all_well(self) -> bool:
         """Whether every worker ended with 0."""
-        return len(self.left) == self.membership.world_size
+        return len(self.left) == self.world_size
 
     def node_of(self, rank: int) -> NodeView:
         """The node that a rank runs on."""
@@ -185,14 +192,18 @@ class Scene:
         elif not end.ended_by_us:
             self.ends[end.rank] = end, now_s
 
+    def is_running(self, rank: int) -> bool:
+        """Whether a rank has not ended by itself."""
+        return rank not in self.left and rank not in self.ends
+
     def running(self) -> Iterator[RankView]:
         """Ranks that have told of themselves and have not ended."""
-        return (view for rank, view in self.ranks.items() if rank not in self.left and rank not in self.ends)
+        return (view for rank, view in self.ranks.items() if self.is_running(rank))
 
     def held(self, *states: ProcessState, for_s: float) -> list[RankBeat]:
-        """Ranks that have been in one of these states for so long, in their order."""
-        beats = (view.beat for view in self.running() if view.beat.state in states)
-        return sorted((beat for beat in beats if beat.state_for_s >= for_s), key=lambda beat: beat.rank)
+        """Ranks that have been in one of these held states for so long, in their order."""
+        beats = (self.ranks[rank].beat for rank in sorted(self._held) if self.is_running(rank))
+        return [beat for beat in beats if beat.state in states and beat.state_for_s >= for_s]
 
     def fault(self, cause_id: str, message: str, *ranks: int, **more: Any) -> Finding:
         """Return a finding about these ranks and, where `more` names no node, theirs; all others are its victims."""
@@ -214,11 +225,11 @@ class Scene:
         if not 0 <= beat.node_index < len(self.nodes) or beat.generation != self.membership.epoch:
             return None
         node = self.nodes[beat.node_index]
-        beat = msgspec.structs.replace(
-            beat,
-            ranks=tuple(rank for rank in beat.ranks if rank.rank in node.ranks),
-            tries=tuple(each for each in beat.tries if each.target < len(self.nodes)),
-        )
+        own, num_nodes = node.ranks, len(self.nodes)
+        if any(rank.rank not in own for rank in beat.ranks) or any(each.target >= num_nodes for each in beat.tries):
+            ranks = tuple(rank for rank in beat.ranks if rank.rank in own)
+            tries = tuple(each for each in beat.tries if each.target < num_nodes)
+            beat = msgspec.structs.replace(beat, ranks=ranks, tries=tries)
         node.beat, node.heard_s = beat, now_s
         node.lost_reason, node.lost_s = "", None  # it speaks
         if beat.oom_kills > node.oom_kills:
@@ -237,3 +248,9 @@ class Scene:
         moved_s = view.moved_s if view is not None and view.marks == marks else told_s
         self.calls_version += view is None or beat.calls != view.beat.calls
         self.ranks[beat.rank] = RankView(beat, told_s, moved_s, marks)
+        _put(beat.rank, self.waiting, is_in=any(group.waiting_s > 0 for group in beat.groups))
+        _put(beat.rank, self._held, is_in=beat.state in HELD_STATES)
+
+
+def _put(rank: int, ranks: set[int], *, is_in: bool) -> None:
+    (ranks.add if is_in else ranks.discard)(rank)

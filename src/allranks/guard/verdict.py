@@ -133,7 +133,7 @@ class Guard:
         for rank in heard.ranks if heard else ():
             members = {group.name: group.ranks for group in rank.groups}
             for group, seq, created_ns in rank.lags:
-                if 1 < len(members.get(group, ())) <= scene.membership.world_size:
+                if 1 < len(members.get(group, ())) <= scene.world_size:
                     called_s = created_ns / 1e9 - clock.offset_s
                     self._stragglers.hear(group, members[group], rank.rank, seq, called_s, clock.error_s)
 

@@ -225,7 +225,7 @@ class Leader:
         name = self._members[index].name
         match message:
             case protocol.Beat():
-                if message.node.generation == self._generation and index in self._members.here:
+                if message.node.generation == self._generation and self._members.is_here(index):
                     self._guard.hear(message, now_s)
                     self.progress.hear(message)
                     if self._members.note_begun(index):
@@ -243,7 +243,7 @@ class Leader:
                 if (question := self.signals.take(signum, STAGES[self.phase], now_s, save_s=save_s)) is not None:
                     self._do(question)
             case protocol.Stopped():
-                is_member = self._members.position(index) is not None and index in self._members.here
+                is_member = self._members.position(index) is not None and self._members.is_here(index)
                 if is_member and message.generation == self._generation:
                     self._members.set(index, State.STOPPED)
             case _:
@@ -406,7 +406,7 @@ class Leader:
         judged = self._guard.judge(now_s)
         if judged is not None:
             self._decide(judged, now_s)
-        elif self._asked is None and self._members.waiting and self.progress.steps:
+        elif self._asked is None and self.progress.steps and self._members.waiting:
             names = fold_hosts([node.name for node in self._members.waiting.values()])
             self._ask(Reason.GROW, f"saving a checkpoint and restarting with {names}")
 

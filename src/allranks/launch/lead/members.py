@@ -75,6 +75,11 @@ class Members:
     def __contains__(self, index: int) -> bool:
         return index in self._nodes
 
+    def is_here(self, index: int) -> bool:
+        """Whether a node takes part now."""
+        node = self._nodes.get(index)
+        return node is not None and node.state is not State.WAITING
+
     @property
     def here(self) -> dict[int, Node]:
         """Nodes that take part now; those that wait do not."""
