@@ -1,7 +1,7 @@
 """What must hold in every life of a job. Each function is one rule, its docstring the sentence.
 
-AFTER runs after every event of the leader (but beats that cause nothing), END when a life is over. A rule raises
-nothing: it returns what broke it, or an empty text.
+AFTER runs after every event of each leader (but beats that cause nothing), what is in outcomes.py when a life is over. A
+rule raises nothing: it returns what broke it, or an empty text.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from allranks.launch import events
-from allranks.launch.agent import REAP_S, SWEEP_S
 from allranks.launch.events import GRACE_S
 from allranks.launch.lead.course import ANSWER_S, NOTICE_S, OWN_STOPPED_S, RESTART_GRACE_S, STOPPED_S
 from allranks.model.finding import Confidence, Severity
@@ -18,6 +17,8 @@ from allranks.model.hostlist import expand_hosts
 from allranks.wire.protocol import Beat, Exited, Failed, Goodbye, Order, Ping, Plan, Stop, Stopped
 
 if TYPE_CHECKING:
+    from .kernel import Generation
+    from .leading import Lead
     from .network import Process
     from .world import World
 
@@ -29,44 +30,61 @@ class Violation(AssertionError):
     """An invariant fell."""
 
 
-def one_verdict(world: World, event: Any, effects: Sequence[Any]) -> str:
-    """A job has one verdict."""
-    return "two verdicts" if len(world.verdicts) + sum(isinstance(each, events.Over) for each in effects) > 1 else ""
+def one_verdict(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
+    """A leader has one verdict."""
+    is_over = any(isinstance(each, events.Over) for each in effects)
+    return "two verdicts" if is_over and lead.verdict is not None else ""
 
 
-def other_generations_say_nothing(world: World, event: Any, effects: Sequence[Any]) -> str:
+def other_generations_say_nothing(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
     """What a rank or an agent says of another generation changes nothing in this one."""
     message = getattr(event, "message", None)
-    if not isinstance(message, Failed | Exited | Stopped) or message.generation == world.leader_generation:
+    if not isinstance(message, Failed | Exited | Stopped) or message.generation == lead.generation:
         return ""
     told = [each.event for each in effects if isinstance(each, events.Record)]
     if "worker_ended" in told:
-        return f"the end of a worker of generation {message.generation} counted in {world.leader_generation}"
-    if isinstance(message, Stopped) and event.node in world.running_before and event.node not in world.running:
-        return f"Stopped of generation {message.generation} counted in {world.leader_generation}"
+        return f"the end of a worker of generation {message.generation} counted in {lead.generation}"
+    if isinstance(message, Stopped) and event.node in lead.running_before and event.node not in lead.running:
+        return f"Stopped of generation {message.generation} counted in {lead.generation}"
     return ""
 
 
-def a_generation_begins_when_the_last_has_ended(world: World, event: Any, effects: Sequence[Any]) -> str:
-    """No generation begins on a node where a rank of the last one runs, unless the kernel holds it."""
-    for node in [each.node for each in effects if isinstance(each, events.Send) and isinstance(each.message, Plan)]:
-        for worker in world.machines[node].all_workers:
-            is_lost = world.current[node].agent is None or world.lines[node].agent is not world.current[node]
-            if worker.end is None and worker.held_s is None and not is_lost:
+def a_generation_begins_when_the_last_has_ended(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
+    """No generation begins on a member where a rank of the last one runs, unless the kernel holds it."""
+    for node in _new_plans(lead, effects):
+        for worker in lead.world.machines[node].all_workers:
+            is_member = node in lead.members_before and lead.lines[node].agent is lead.world.current[node]
+            if worker.end is None and worker.held_s is None and is_member:
                 return f"rank {worker.rank} of generation {worker.generation} still runs on n{node}"
     return ""
 
 
-def waits_end(world: World, event: Any, effects: Sequence[Any]) -> str:
+def a_minority_begins_nothing(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
+    """A leader begins a generation only with connected members that are the majority of the last one."""
+    if not (plans := _new_plans(lead, effects)):
+        return ""
+    *_, plan = plans.values()
+    here = [node for node in lead.nodes if node in plan.nodes and node in lead.members_before]
+    weight = 2 * len(here) + (lead.nodes[0] in here)
+    return f"generation {plan.generation} on {plan.nodes} after one on {lead.nodes}" if weight <= len(lead.nodes) else ""
+
+
+def _new_plans(lead: Lead, effects: Sequence[Any]) -> dict[int, Plan]:
+    """By node: of a generation that begins now."""
+    sent = {each.node: each.message for each in effects if isinstance(each, events.Send)}
+    return {node: plan for node, plan in sent.items() if isinstance(plan, Plan) and plan.generation > lead.generation}
+
+
+def waits_end(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
     """Every wait of the leader ends by its deadline."""
-    phase = str(world.leader.phase)
-    if phase != world.last_phase:
-        world.last_phase, world.phase_since_s, world.slept_before_s = phase, world.now_s, world.slept_s
-        world.noticed_s = world.now_s
-        if phase == "running" and world.leader.interrupted_by is not None:
+    phase = str(lead.leader.phase)
+    if phase != lead.last_phase:
+        lead.last_phase, lead.phase_since_s, lead.slept_before_s = phase, lead.world.now_s, lead.slept_s
+        lead.noticed_s = lead.world.now_s
+        if phase == "running" and lead.leader.interrupted_by is not None:
             return "a generation begins after a stop signal"
         return ""
-    ran_s = world.now_s - world.phase_since_s - (world.slept_s - world.slept_before_s)
+    ran_s = lead.world.now_s - lead.phase_since_s - (lead.slept_s - lead.slept_before_s)
     is_early = phase == "stopping" and ran_s < GRACE_S + STOPPED_S - 2 * SLACK_S
     if is_early and any(isinstance(each, events.Disconnect) for each in effects):
         return f"but not before: an agent was disconnected after {ran_s:.1f} s"
@@ -75,46 +93,46 @@ def waits_end(world: World, event: Any, effects: Sequence[Any]) -> str:
         "forming": ANSWER_S,
         "paused": 12.0 + ANSWER_S,
     }
-    waited_s = world.now_s - max(world.phase_since_s, world.woke_s)
+    waited_s = lead.world.now_s - max(lead.phase_since_s, lead.woke_s)
     if phase in limits_s and waited_s > limits_s[phase] + SLACK_S:
         return f"{phase} for {waited_s:.1f} s"
     has_hung = phase == "stopping" and waited_s > RESTART_GRACE_S + STOPPED_S + SLACK_S
-    if has_hung and any(node for node in world.running):
-        return f"stopping for {waited_s:.1f} s, and n{max(world.running)} is still waited for"
+    if has_hung and any(node for node in lead.running):
+        return f"stopping for {waited_s:.1f} s, and n{max(lead.running)} is still waited for"
     return ""
 
 
-def signals_are_heeded(world: World, event: Any, effects: Sequence[Any]) -> str:
+def signals_are_heeded(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
     """A job that was told to stop ends in a pause at once, and else its ranks save or are stopped within ANSWER_S."""
-    if world.leader.interrupted_by is None:
+    if lead.leader.interrupted_by is None:
         return ""
-    if world.told_s is None:
-        world.told_s = world.now_s
-    world.has_acted |= any(isinstance(each, events.Send) and isinstance(each.message, Order | Stop) for each in effects)
-    told_s, phase = world.now_s - max(world.told_s, world.woke_s, world.phase_since_s), world.leader.phase
+    if lead.told_s is None:
+        lead.told_s = lead.world.now_s
+    lead.has_acted |= any(isinstance(each, events.Send) and isinstance(each.message, Order | Stop) for each in effects)
+    told_s, phase = lead.world.now_s - max(lead.told_s, lead.woke_s, lead.phase_since_s), lead.leader.phase
     if phase == "paused" and told_s > SLACK_S:
         return f"paused for {told_s:.1f} s"
-    is_deaf = phase == "running" and not world.has_acted and told_s > ANSWER_S + SLACK_S
+    is_deaf = phase == "running" and not lead.has_acted and told_s > ANSWER_S + SLACK_S
     return f"running for {told_s:.1f} s" if is_deaf else ""
 
 
-def the_leader_waits_for_its_own_agent(world: World, event: Any, effects: Sequence[Any]) -> str:
+def the_leader_waits_for_its_own_agent(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
     """The leader never disconnects the agent in its own process."""
-    return "it did" if any(isinstance(each, events.Disconnect) and each.node == 0 for each in effects) else ""
+    return "it did" if any(isinstance(each, events.Disconnect) and each.node == lead.node for each in effects) else ""
 
 
-def who_is_waited_for_is_named(world: World, event: Any, effects: Sequence[Any]) -> str:
+def who_is_waited_for_is_named(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
     """A wait says whom it waits for: a paused job every NOTICE_S, and a node that is given up by its name."""
     for each in effects:
         if isinstance(each, events.Say) and each.text.startswith("paused: only"):
-            world.noticed_s = world.now_s
+            lead.noticed_s = lead.world.now_s
         if isinstance(each, events.Disconnect):
             name, has_left = f"n{each.node}", any(_is_left_out(other, each.node) for other in effects)
             told = [other.fields.get("node") for other in effects if isinstance(other, events.Record)]
             if name not in told and not has_left:
                 return f"{name} was disconnected without a word"
-    silent_s = world.now_s - max(world.noticed_s, world.woke_s)
-    if world.leader.phase == "paused" and silent_s > NOTICE_S + SLACK_S:
+    silent_s = lead.world.now_s - max(lead.noticed_s, lead.woke_s)
+    if lead.leader.phase == "paused" and silent_s > NOTICE_S + SLACK_S:
         return f"paused without a word for {silent_s:.1f} s"
     return ""
 
@@ -123,20 +141,20 @@ def _is_left_out(effect: Any, node: int) -> bool:
     return isinstance(effect, events.Send) and effect.node == node and isinstance(effect.message, Goodbye)
 
 
-def restarts_are_counted(world: World, event: Any, effects: Sequence[Any]) -> str:
+def restarts_are_counted(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
     """A job is restarted after faults at most as often as configured."""
     for each in effects:
         if isinstance(each, events.Record) and each.event == "save_asked":
-            world.may_grow = "restarting with" in str(each.fields["why"])
+            lead.may_grow = "restarting with" in str(each.fields["why"])
         if isinstance(each, events.Record) and each.event == "restarting":
-            world.restarts += 1
-            world.grows += world.may_grow
-            world.may_grow = False
-    faults = world.restarts - world.grows
-    return f"{faults} restarts of {world.life.max_restarts}" if faults > world.life.max_restarts else ""
+            lead.restarts += 1
+            lead.grows += lead.may_grow
+            lead.may_grow = False
+    faults = lead.restarts - lead.grows
+    return f"{faults} restarts of {lead.restarts_left}" if faults > lead.restarts_left else ""
 
 
-def no_healthy_culprit(world: World, event: Any, effects: Sequence[Any]) -> str:
+def no_healthy_culprit(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
     """No node that was healthy, with healthy ranks, is named as the culprit."""
     for each in effects:
         for finding in each.findings if isinstance(each, events.Show) else ():
@@ -145,30 +163,31 @@ def no_healthy_culprit(world: World, event: Any, effects: Sequence[Any]) -> str:
                 continue
             named = {int(name[1:]) for name in expand_hosts(finding.node) if name[1:].isdigit()}
             # Where all other nodes are lost at once, the leader's own link is as likely, and is only called likely.
-            are_others_faulty = len(world.faulty - {0}) == world.life.num_nodes - 1
-            is_ambiguous = finding.confidence is Confidence.LIKELY and named == {0} and are_others_faulty
-            if named and not named & world.faulty and not is_ambiguous:
+            are_others_faulty = len(lead.world.faulty - {lead.node}) == lead.world.life.num_nodes - 1
+            is_ambiguous = finding.confidence is Confidence.LIKELY and named == {lead.node} and are_others_faulty
+            if named and not named & lead.world.faulty and not is_ambiguous:
                 return f"{finding.cause} on {finding.node}: {finding.message}"
     return ""
 
 
-def enough_nodes(world: World, event: Any, effects: Sequence[Any]) -> str:
-    """A generation has at least as many nodes as the user wants, and each rank once."""
-    for each in effects:
-        if isinstance(each, events.Send) and isinstance(each.message, Plan):
-            members = each.message.members
-            if len(members) < world.life.min_nodes or each.message.generation <= world.leader_generation:
-                return f"generation {each.message.generation} with {len(members)} nodes"
-    return ""
+def enough_nodes(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
+    """A generation has at least as many nodes as the user wants, and a number of its own."""
+    for node, plan in _new_plans(lead, effects).items():
+        if len(plan.members) < lead.world.life.min_nodes or plan.nodes[0] != lead.node or node not in plan.nodes:
+            return f"generation {plan.generation} with {len(plan.members)} nodes"
+    if isinstance(event, events.Joined) or not lead.has_begun:  # told again to those that may have missed it
+        return ""
+    old = [each.message for each in effects if isinstance(each, events.Send) and isinstance(each.message, Plan)]
+    return next((f"generation {plan.generation} again" for plan in old if plan.generation <= lead.generation), "")
 
 
-def left_out_for_good(world: World, event: Any, effects: Sequence[Any]) -> str:
+def left_out_for_good(lead: Lead, event: Any, effects: Sequence[Any]) -> str:
     """A node that was here, and at fault, is not accepted again."""
     accepted = [each.node for each in effects if isinstance(each, events.Accept)]
-    return f"n{accepted[0]} was" if set(accepted) & world.left_out else ""
+    return f"n{accepted[0]} was" if set(accepted) & lead.left_out else ""
 
 
-IN_TIME: tuple[Callable[[World, Any, Sequence[Any]], str], ...] = (
+IN_TIME: tuple[Callable[[Lead, Any, Sequence[Any]], str], ...] = (
     other_generations_say_nothing,
     waits_end,
     signals_are_heeded,
@@ -176,10 +195,11 @@ IN_TIME: tuple[Callable[[World, Any, Sequence[Any]], str], ...] = (
 )
 """What an event without effects can break, too."""
 
-AFTER: tuple[Callable[[World, Any, Sequence[Any]], str], ...] = (
+AFTER: tuple[Callable[[Lead, Any, Sequence[Any]], str], ...] = (
     one_verdict,
     other_generations_say_nothing,
     a_generation_begins_when_the_last_has_ended,
+    a_minority_begins_nothing,
     waits_end,
     signals_are_heeded,
     the_leader_waits_for_its_own_agent,
@@ -206,149 +226,56 @@ def check_agent(world: World, process: Process) -> None:
         raise Violation(f"{agents_know_their_workers.__doc__} Here: {broken}")
 
 
-def all_is_over(world: World) -> str:
-    """A job ends: no agent still waits for something, whatever has happened."""
-    phases = ", ".join(f"n{each.node} {each.agent.phase if each.agent else 'joining'}" for each in world.waiting)
-    return f"the leader is {world.leader.phase}; {phases}" if phases else ""
+def check_start(world: World, process: Process, plan: Plan) -> None:
+    """No agent starts workers while older ones run there, unless the kernel holds them."""
+    for worker in world.machines[process.node].all_workers:
+        if worker.end is None and worker.held_s is None and not worker.is_doomed:
+            text = f"rank {worker.rank} of generation {worker.generation} on n{process.node}, generation"
+            raise Violation(f"{check_start.__doc__} Here: {text} {plan.generation}")
 
 
-def the_leader_has_a_verdict(world: World) -> str:
-    """A job whose leader lives ends with a verdict."""
-    first = world.processes[0]
-    return (
-        "there is none" if first.exit_code is not None and not world.verdicts and not first.agent.is_leader_lost else ""
-    )
+def check_step(world: World, generation: Generation) -> None:
+    """No generation makes a step after a later or a rival one has made one."""
+    before, world.trained = world.trained, generation
+    if before is not None and before is not generation and generation.number <= before.number:
+        who = f"{generation.number} of n{generation.nodes[0]} after {before.number} of n{before.nodes[0]}"
+        raise Violation(f"{check_step.__doc__} Here: {who}")
 
 
-def one_exit_code(world: World) -> str:
-    """All agents that hear the verdict, or that were told to end, exit with its code; a node left out with 0."""
-    if not world.verdicts:
-        return ""
-    verdict = world.verdicts[0]
-    for process in world.processes:
-        expected = 0 if process.was_left_out else verdict.exit_code
-        is_cut_off = process.agent is not None and process.agent.is_leader_lost
-        if process.exit_code is not None and process.got_goodbye and process.exit_code != expected:
-            return f"n{process.node} exits with {process.exit_code}, the verdict says {expected}"
-        is_lost = is_cut_off or process.was_killed or process.is_stopped or process.node in world.faulty
-        if process.exit_code not in (None, expected) and not is_lost and world.life.answer_s < ANSWER_S:
-            return f"n{process.node} was healthy and exits with {process.exit_code}, the verdict says {expected}"
-    return ""
+def check_save(world: World, generation: Generation) -> None:
+    """No generation writes a checkpoint after a later or a rival one has written one."""
+    before, world.saved = world.saved, generation
+    if before is not None and before is not generation and generation.number <= before.number:
+        who = f"{generation.number} of n{generation.nodes[0]} after {before.number} of n{before.nodes[0]}"
+        raise Violation(f"{check_save.__doc__} Here: {who}")
 
 
-def a_cancelled_job_is_not_requeued(world: World) -> str:
-    """A job that somebody told to stop is never requeued by an agent that knows it."""
-    for process in world.requeues:
-        knows = bool(process.signalled) or (process is world.processes[0] and world.leader.interrupted_by is not None)
-        if knows:
-            return f"n{process.node} did, after {process.signalled}"
-    return ""
-
-
-def requeued_once(world: World) -> str:
-    """A job is requeued at most once, and only where that was asked for and SLURM can."""
-    if len(world.requeues) > 1:
-        return f"{len(world.requeues)} times"
-    was_warned = world.leader.is_to_requeue
-    if world.requeues and not world.life.max_restarts and not was_warned:
-        return "without --max-restarts"
-    return "it cannot be requeued" if was_warned and not world.life.can_requeue else ""
-
-
-def a_warned_job_goes_back(world: World) -> str:
-    """A job that saved because its time limit was near, and that nobody cancelled, goes back into the queue."""
-    first, life = world.processes[0], world.life
-    has_saved = any(name == "save_asked" and "goes back into the queue" in more["why"] for name, more in world.records)
-    was_stopped = any(process.signalled for process in world.processes)
-    if not (has_saved and first.exit_code == 0 and world.verdicts and not world.verdicts[0].findings):
-        return ""
-    is_finished = any(each.step >= life.num_steps for each in world.kernel.generations.values())
-    return "it did not" if not (world.requeues or was_stopped or is_finished) else ""
-
-
-def a_healthy_job_succeeds(world: World) -> str:
-    """A job to which nothing happens ends with 0, and without a restart."""
-    if world.life.faults:
-        return ""
-    codes = {process.exit_code for process in world.processes}
-    return f"exit codes {codes}, {world.restarts} restarts" if codes != {0} or world.restarts else ""
-
-
-def a_fault_is_survived(world: World) -> str:
-    """One worker that crashes once is started again, where a restart is allowed, and the job succeeds."""
-    faults, life = world.life.faults, world.life
-    if len(faults) != 1 or faults[0].kind != "worker crashes" or not life.max_restarts or not life.is_tracked:
-        return ""
-    code = world.verdicts[0].exit_code if world.verdicts else None
-    return f"it ends with {code}" if code and world.restarts <= life.max_restarts else ""
-
-
-def no_process_left(world: World) -> str:
-    """No worker outlives its agent, unless the kernel holds it."""
-    for process in world.processes:
-        if process.is_alive:
+def check_requeue(world: World, process: Process) -> None:
+    """A job is requeued only where no leader goes on with it, or has ended it, as far as the run directory can tell."""
+    if process.signalled or (process.lead is not None and process.lead.leader.interrupted_by is not None):
+        raise Violation(f"A job that was cancelled is never requeued. Here: n{process.node}, {process.signalled}")
+    if process.node in world.blind:
+        return
+    for lead in world.leads:
+        is_known = lead.node not in world.blind and world.now_s - lead.begun_s > world.life.seen_s
+        if lead.process is process or not is_known:
             continue
-        for worker in world.machines[process.node].all_workers:
-            is_old = process is world.current[process.node]
-            if is_old and worker.end is None and worker.held_s is None and not worker.is_doomed:
-                return f"rank {worker.rank} of generation {worker.generation} on n{process.node}"
-    return ""
+        if lead.goes_on:
+            raise Violation(f"{check_requeue.__doc__} Here: n{process.node} does, while n{lead.node} leads")
+        has_ended = lead.verdict is not None and not lead.leader.has_resigned and not lead.leader.is_cut_off
+        if has_ended and lead.process.exit_code is not None and lead.verdict.exit_code == 0:
+            raise Violation(f"{check_requeue.__doc__} Here: n{process.node} does, n{lead.node} has ended it with 0")
 
 
-def agents_end_in_time(world: World) -> str:
-    """From the first signal to the end of its workers an agent takes at most its grace, and the time to tidy up."""
-    limit_s = RESTART_GRACE_S + REAP_S + SWEEP_S + SLACK_S
-    longest = max(world.ending_s.values(), default=0.0)
-    return f"{longest:.1f} s" if longest > max(limit_s, GRACE_S) else ""
-
-
-def signals_have_their_code(world: World) -> str:
-    """A job that was told to stop ends with 128 and the signal's number, and so does an agent without a verdict."""
-    by = world.leader.interrupted_by
-    if by is not None and world.verdicts and world.verdicts[0].exit_code != 128 + by:
-        return f"signal {by}, exit code {world.verdicts[0].exit_code}"
-    for process in world.processes:
-        agent = process.agent
-        if process.exit_code is None or agent is None or agent.interrupted_by is None or process.got_goodbye:
-            continue
-        if process.exit_code != 128 + agent.interrupted_by:
-            # Its leader was lost before the signal came: it had its verdict.
-            if agent.is_leader_lost and process.exit_code == 75 and world.lost_first.get(process.node):
-                continue
-            return f"n{process.node}: signal {agent.interrupted_by}, exit code {process.exit_code}"
-    return ""
-
-
-END: tuple[Callable[[World], str], ...] = (
-    all_is_over,
-    the_leader_has_a_verdict,
-    one_exit_code,
-    a_cancelled_job_is_not_requeued,
-    requeued_once,
-    a_warned_job_goes_back,
-    a_healthy_job_succeeds,
-    a_fault_is_survived,
-    no_process_left,
-    agents_end_in_time,
-    signals_have_their_code,
-)
-
-
-def check_after(world: World, event: Any, effects: Sequence[Any]) -> None:
-    """Hold all rules against what an event has done to the leader."""
+def check_after(lead: Lead, event: Any, effects: Sequence[Any]) -> None:
+    """Hold all rules against what an event has done to a leader."""
     if not effects and isinstance(getattr(event, "message", None), Beat):
         return  # it has told the guard something; the next Due shows what comes of it
     effects = [each for each in effects if not isinstance(getattr(each, "message", None), Ping)]
     if effects or not isinstance(event, events.Due):
-        world.running_before, world.running = world.running, set(world.leader._members.running)
+        lead.running_before, lead.running = lead.running, set(lead.leader._members.running)
     for rule in AFTER if effects else IN_TIME:
-        if broken := rule(world, event, effects):
+        if broken := rule(lead, event, effects):
             raise Violation(f"{rule.__doc__} Here: {broken}")
-    world.leader_generation = world.leader._generation
-
-
-def check_end(world: World) -> None:
-    """Hold all rules against a life that is over."""
-    for rule in END:
-        if broken := rule(world):
-            raise Violation(f"{rule.__doc__} Here: {broken}")
+    lead.generation, lead.nodes = lead.leader._generation, lead.leader._plan.nodes
+    lead.members_before, lead.has_begun = set(lead.leader._members.here), True

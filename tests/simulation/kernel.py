@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 import msgspec
@@ -24,6 +24,8 @@ class Worker:
     rank: int
     node: int
     generation: int
+    key: tuple[int, int]
+    """The store's port, which is another one for each leader, and the generation: two leaders may count alike."""
     pid: int
     begun_s: float
     is_told: bool = False
@@ -52,6 +54,7 @@ class Generation:
     """The ranks of one generation, and how far they are."""
 
     number: int
+    nodes: tuple[int, ...]
     size: int
     step: int
     ranks: tuple[int, ...]
@@ -82,6 +85,8 @@ class Kernel:
         rng: of this part alone.
         at: does something later.
         on_end: told when a worker has ended.
+        on_step: told when all ranks have made a step.
+        on_save: told when a checkpoint is complete.
     """
 
     def __init__(
@@ -92,13 +97,16 @@ class Kernel:
         at: Callable[[float, Callable[[], None]], None],
         clock: Callable[[], float],
         on_end: Callable[[Worker], None],
+        on_step: Callable[[Generation], None],
+        on_save: Callable[[Generation], None],
         num_steps: int,
         is_tracked: bool,
-        is_cut: Callable[[int], bool],
+        is_split: Callable[[Collection[int]], bool],
     ) -> None:
         self._rng, self.machines, self._at, self._now, self._on_end = rng, machines, at, clock, on_end
-        self._num_steps, self._is_tracked, self._is_cut = num_steps, is_tracked, is_cut
-        self.generations: dict[int, Generation] = {}
+        self._on_step, self._on_save, self._is_split = on_step, on_save, is_split
+        self._num_steps, self._is_tracked = num_steps, is_tracked
+        self.generations: dict[tuple[int, int], Generation] = {}
         self.checkpoint: int | None = None
         self.checkpoints_found = 0
         self._pids = 100
@@ -107,17 +115,18 @@ class Kernel:
 
     def start(self, plan: Plan, node: int) -> list[Worker]:
         """Start one node's workers."""
-        number = plan.generation
-        if number not in self.generations:
+        number, key = plan.generation, (plan.store_port, plan.generation)
+        if key not in self.generations:
             size = plan.world_size
-            self.generations[number] = Generation(number, size, self.checkpoint or 0, tuple(range(size)))
-            self._at(STEP_S, lambda: self._tick(self.generations[number]))
+            generation = Generation(number, plan.nodes, size, self.checkpoint or 0, tuple(range(size)))
+            self.generations[key] = generation
+            self._at(STEP_S, lambda: self._tick(generation))
         me, crew = plan.members[plan.node_index], []
         for local_rank in range(me.num_workers):
             self._pids += 1
-            worker = Worker(me.first_rank + local_rank, node, number, self._pids, self._now())
+            worker = Worker(me.first_rank + local_rank, node, number, key, self._pids, self._now())
             worker.is_deaf = (node, local_rank) in self.deaf
-            self.generations[number].workers[worker.rank] = worker
+            self.generations[key].workers[worker.rank] = worker
             crew.append(worker)
         machine = self.machines[node]
         machine.crew = crew
@@ -131,7 +140,7 @@ class Kernel:
             return
         self._at(STEP_S * (0.9 + 0.2 * self._rng.random()), lambda: self._tick(generation))
         are_all_here = len(workers) == generation.size and all(each.is_well for each in workers)
-        if not are_all_here or len({each.node for each in workers if self._is_cut(each.node)}) > 0:
+        if not are_all_here or self._is_split({each.node for each in workers}):
             if generation.blocked_s is None:
                 generation.blocked_s = self._now()
             return
@@ -139,15 +148,23 @@ class Kernel:
             return
         generation.blocked_s = None
         generation.step += 1
+        self._on_step(generation)
         is_ordered = all(each.order is not None and generation.step >= each.order.at_step for each in workers)
         if generation.step >= self._num_steps:
             self._leave(workers, generation)
         elif is_ordered and (self._is_tracked or any(each.order and each.order.signum for each in workers)):
             if self._is_tracked:
-                self.checkpoint = generation.step
+                self._save(generation, generation.step)
             self._leave(workers, generation)
         elif self._is_tracked and generation.step % 4 == 0:
-            self.checkpoint = generation.step
+            step = generation.step
+            self._at(SAVE_S * self._rng.random(), lambda: self._save(generation, step))
+
+    def _save(self, generation: Generation, step: int) -> None:
+        """Rank 0 completes a checkpoint, unless it has ended meanwhile."""
+        if generation.workers[0].end is None:
+            self.checkpoint = max(step, self.checkpoint or 0)
+            self._on_save(generation)
 
     def _leave(self, workers: list[Worker], generation: Generation) -> None:
         for worker in workers:
@@ -176,7 +193,7 @@ class Kernel:
     def _break_others(self, worker: Worker) -> None:
         if self._rng.random() < 0.3:
             return  # they wait in their collective
-        for other in list(self.generations[worker.generation].workers.values()):
+        for other in list(self.generations[worker.key].workers.values()):
             if other.end is None:
                 self._at(
                     0.02 + 0.4 * self._rng.random(),
@@ -209,7 +226,7 @@ class Kernel:
     def news(self, node: int) -> object:
         """Return what changes if a node's next beat tells more than how time passes."""
         machine = self.machines[node]
-        generation = self.generations[machine.crew[0].generation] if machine.crew else None
+        generation = self.generations[machine.crew[0].key] if machine.crew else None
         workers = [(each.end is None, each.stopped_s, each.held_s, each.is_leaving) for each in machine.crew]
         return generation and (generation.number, generation.step, generation.blocked_s), workers, machine.tries
 
@@ -227,7 +244,7 @@ class Kernel:
         )
 
     def _beat_of(self, worker: Worker) -> RankBeat:
-        now_s, generation = self._now(), self.generations[worker.generation]
+        now_s, generation = self._now(), self.generations[worker.key]
         state, since_s = ProcessState.RUNNING, worker.begun_s
         if worker.end is not None:
             state, since_s = ProcessState.GONE, worker.end.time_s

@@ -16,8 +16,8 @@ import allranks.launch
 HERE = Path(__file__).parent
 TABLE = HERE / "mutants.toml"
 SOURCE = Path(allranks.launch.__file__).parent
-LEAD = ("lead.course", "lead.members", "lead.progress", "lead.recovery", "lead.outcome", "lead.leader")
-MODULES = ("queue.ending", *LEAD, "agent")
+LEAD = ("course", "quorum", "signals", "members", "progress", "recovery", "outcome", "leader")
+MODULES = ("queue.ending", *(f"lead.{name}" for name in LEAD), "succession", "agent")
 """In the order in which they import each other."""
 
 
@@ -28,7 +28,7 @@ class Cores:
     Leader: Any
     Terms: Any
     Node: Any
-    History: Any
+    State: Any
     Agent: Any
     decide_sequel: Any
 
@@ -94,7 +94,7 @@ def _cores(modules: dict[str, Any]) -> Cores:
         Leader=modules["lead.leader"].Leader,
         Terms=modules["lead.course"].Terms,
         Node=modules["lead.members"].Node,
-        History=modules["lead.recovery"].History,
+        State=modules["lead.members"].State,
         Agent=modules["agent"].Agent,
         decide_sequel=modules["queue.ending"].decide_sequel,
     )

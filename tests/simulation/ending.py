@@ -1,0 +1,194 @@
+"""What a simulated agent does when its job is over for it (launch.end), and what comes after it.
+
+The run directory is on a file server: an event is seen by others after Life.seen_s, and a node that is cut off may not
+reach the server at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from allranks.launch import events
+from allranks.launch.end import LEADER_WRITES_S
+from allranks.launch.succession import SEEK_S
+from allranks.model.errors import Exit
+
+from . import dialing
+from .invariants import check_requeue
+from .network import Network, Process
+from .terms import LIMIT_S, TERMS
+
+if TYPE_CHECKING:
+    from .world import World
+
+LOOK_S = 0.5
+SLURM_ENDS_S = 3.0
+"""After a job was requeued, SLURM ends all that is left of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A line of events.jsonl."""
+
+    at_s: float
+    node: int
+    event: str
+    fields: Mapping[str, Any]
+
+
+class Ends(Network):
+    """Ends of processes, and new processes on nodes that are back."""
+
+    def begin_ends(self: World) -> None:
+        self.recorded: list[Recorded] = []
+        self.requeues: list[Process] = []
+        self.blind: set[int] = set()
+        """Nodes that do not see the run directory."""
+
+    # The run directory
+
+    def record(self: World, node: int, event: str, fields: Mapping[str, Any]) -> None:
+        """A node's process writes an event."""
+        self.recorded.append(Recorded(self.now_s, node, event, dict(fields)))
+
+    def count_events(self: World, node: int, event: str, /, **values: Any) -> int:
+        """Count what a node can read."""
+        if node in self.blind:
+            return 0
+        seen_by_s = self.now_s - self.life.seen_s
+        return sum(
+            (each.at_s <= seen_by_s or each.node == node) and each.node not in self.blind - {node}
+            for each in self.recorded
+            if each.event == event and all(each.fields.get(name) == value for name, value in values.items())
+        )
+
+    # The end
+
+    def close(self: World, process: Process) -> None:
+        """A process is gone, and its ends of all lines."""
+        dialing.stop(process)
+        if process.lead is not None:
+            process.lead.close()
+        for line in process.joined.values():
+            self._end_line(line, by_host=True)
+        process.joined.clear()
+        if process.line is not None:
+            self._end_line(process.line, by_host=False)
+
+    def exit(self: World, process: Process) -> None:
+        """An agent is through: do what launch.end.End.settle does."""
+        process.is_through = True
+        self.close(process)
+        lead = process.lead
+        if lead is not None and lead.leader.has_resigned:
+            self._leave(process, Exit.OK)
+        elif lead is not None and lead.leader.is_cut_off:
+            self._look_for_others(process, SEEK_S, lambda: self._leave(process, Exit.OK), lambda: self._settle(process))
+        else:
+            self._settle(process)
+
+    def _settle(self: World, process: Process) -> None:
+        lead, agent, life = process.lead, process.agent, self.life
+        if lead is not None and lead.verdict is not None:
+            self.record(process.node, "ended", {"exit_code": lead.verdict.exit_code})
+        code = agent.goodbye.exit_code
+        if life.is_slurm and agent.is_leader_lost and not process.signalled:
+            self._look_for_others(
+                process,
+                LEADER_WRITES_S,
+                lambda: self._leave(process, Exit.OK if life.max_restarts else code),
+                lambda: self._go_back(process),
+            )
+        else:
+            if life.is_slurm and lead is not None:
+                self._queue_again(process)
+            self._leave(process, code)
+
+    def _go_back(self: World, process: Process) -> None:
+        """Nobody else goes on with the job, as far as this agent knows."""
+        if self.life.max_restarts:
+            self.requeue(process)
+        self._leave(process, process.agent.goodbye.exit_code)
+
+    def _queue_again(self: World, process: Process) -> None:
+        leader = process.lead.leader
+        sequel = self.cores.decide_sequel(
+            process.agent.goodbye.exit_code,
+            is_to_requeue=leader.is_to_requeue,
+            interrupted_by=leader.interrupted_by or next(iter(process.signalled), None),
+            has_restarts=bool(self.life.max_restarts) and not leader.is_finished,
+        )
+        if sequel.value == "requeue":
+            self.requeue(process)
+
+    def requeue(self: World, process: Process) -> None:
+        """Put the job back into the queue, unless another agent has."""
+        if self.requeues:
+            return
+        self.requeues.append(process)
+        self.tell(f"n{process.node} requeues the job")
+        check_requeue(self, process)
+        self.at(SLURM_ENDS_S, self.kill_all)
+
+    def kill_all(self: World) -> None:
+        """SLURM ends the job."""
+        for process in self.processes:
+            if process.is_alive:
+                self.kill(process, is_node=False)
+                self.kernel.kill_all(process.node)
+
+    def _leave(self: World, process: Process, exit_code: int) -> None:
+        process.is_alive, process.exit_code = False, int(exit_code)
+        self.look_whether_done()
+
+    def _look_for_others(
+        self: World, process: Process, more_s: float, if_so: Callable[[], None], if_not: Callable[[], None]
+    ) -> None:
+        """Whether the run directory says, within some seconds, that the job has a leader elsewhere."""
+        until_s = self.now_s + TERMS.gone_s + more_s
+
+        def look() -> None:
+            if self.now_s >= until_s or process.signalled:
+                if_not()
+            elif self._do_others_go_on(process):
+                if_so()
+            else:
+                self.at(LOOK_S, lambda: self.on(process, look))
+
+        look()
+
+    def _do_others_go_on(self: World, process: Process) -> bool:
+        node, generation = process.node, process.agent.plan.generation
+        own = self.count_events(node, "took_over", generation=generation, leader=f"n{node}")
+        return bool(
+            self.count_events(node, "took_over", generation=generation) > own
+            or self.count_events(node, "restarting", generation=generation + 1)
+            or (process.lead is None and self.count_events(node, "node_lost", node=f"n{node}") > process.times_lost)
+        )
+
+    # New processes
+
+    def revive(self: World, node: int, after_s: float) -> None:
+        """SLURM starts the agent of a node again, as soon as the node is up."""
+        if self.now_s - self.begun_s < LIMIT_S / 2:
+            self.at(after_s, lambda: self._start_again(node))
+
+    def _start_again(self: World, node: int) -> None:
+        lead = self.lead
+        if lead.is_over or lead.process.is_stopped or node in lead.lines:
+            return
+        is_there = self.machines[node].is_up and self.reaches(node, lead.node) and self.machines[lead.node].is_up
+        if not is_there or self.current[node].is_alive:
+            self.revive(node, 3.0)
+            return
+        process = self._add_process(node)
+        number = self.next_number()
+        process.line = lead.joining[number] = self.open_line(process, lead.process, number)
+        lead.feed(
+            events.Joined(
+                now_s=self.now_s, connection=number, card=self.card_of(process), address=self.address_of(node)
+            )
+        )
+        self.at(self.life.turn_s, process.turn)
