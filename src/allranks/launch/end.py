@@ -112,7 +112,7 @@ class End:
             if self._do_others_go_on():
                 say(f"the job goes on without {self.name}; see the leader's output for its verdict")
                 return self._leave() if self.plan.request.max_restarts else goodbye.exit_code
-            if self.plan.request.max_restarts:
+            if self.plan.request.max_restarts and not self.inbox.received:
                 lost = self.rendezvous.group.members[0].name
                 return self.scheduler.requeue([lost], cause="AR012 node-failure")
         if leader is None:
@@ -144,7 +144,7 @@ class End:
             say(describe_success(script, self.agent.plan.world_size, took_s, num_restarts, where=where))
 
     def _do_others_go_on(self) -> bool:
-        """Whether the run directory says, within some seconds, that the job has a leader elsewhere."""
+        """Whether the run directory says, within some seconds, that another leader goes on with the job, or ended it."""
         generation, count = self.agent.plan.generation, self.run_dir.count_events
         deadline_s = time.monotonic() + self.plan.guard.gone_s + (SEEK_S if self.leader else LEADER_WRITES_S)
         while time.monotonic() < deadline_s and len(self.inbox.received) < 1:
@@ -152,6 +152,7 @@ class End:
             if (
                 count("took_over", generation=generation) > own
                 or count("restarting", generation=generation + 1)
+                or count("ended")
                 or (self.leader is None and count("node_lost", node=self.name) > self._times_lost)
             ):
                 return True
