@@ -108,7 +108,7 @@ class Ends(Network):
 
     def _go_back(self: World, process: Process) -> None:
         """Nobody else goes on with the job, as far as this agent knows."""
-        if self.life.max_restarts:
+        if self.life.max_restarts and not process.signalled:
             self.requeue(process)
         self._leave(process, process.agent.goodbye.exit_code)
 
@@ -165,6 +165,7 @@ class Ends(Network):
         return bool(
             self.count_events(node, "took_over", generation=generation) > own
             or self.count_events(node, "restarting", generation=generation + 1)
+            or self.count_events(node, "ended")
             or (process.lead is None and self.count_events(node, "node_lost", node=f"n{node}") > process.times_lost)
         )
 

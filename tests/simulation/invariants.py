@@ -1,7 +1,7 @@
 """What must hold in every life of a job. Each function is one rule, its docstring the sentence.
 
-AFTER runs after every event of each leader (but beats that cause nothing), what is in outcomes.py when a life is over. A
-rule raises nothing: it returns what broke it, or an empty text.
+AFTER runs after every event of each leader (but beats that cause nothing), outcomes.py when a life is over. A rule
+raises nothing: it returns what broke it, or an empty text.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ def a_minority_begins_nothing(lead: Lead, event: Any, effects: Sequence[Any]) ->
     *_, plan = plans.values()
     here = [node for node in lead.nodes if node in plan.nodes and node in lead.members_before]
     weight = 2 * len(here) + (lead.nodes[0] in here)
-    return f"generation {plan.generation} on {plan.nodes} after one on {lead.nodes}" if weight <= len(lead.nodes) else ""
+    return (
+        f"generation {plan.generation} on {plan.nodes} after one on {lead.nodes}" if weight <= len(lead.nodes) else ""
+    )
 
 
 def _new_plans(lead: Lead, effects: Sequence[Any]) -> dict[int, Plan]:

@@ -162,5 +162,3 @@ class Lead:
     def _answer(self, after_s: float, kind: type, **more: Any) -> None:
         feed = lambda: self.feed(kind(now_s=self.world.now_s, **more))  # noqa: E731
         self.world.at(after_s, lambda: self.world.on(self.process, feed))
-
-

@@ -45,7 +45,8 @@ class Kind(StrEnum):
 
 LEADER, HEIR = -1, -2
 """In place of a node: whoever leads then, and the first of its successors."""
-MOMENTS = ("running", "stopping", "forming", "paused", "leaderless", "took over", "plan", "stop", "resign", "goodbye")
+WORDS = ("plan", "stop", "resign", "goodbye")
+MOMENTS = ("running", "stopping", "forming", "paused", "leaderless", "took over", *WORDS)
 """What a fault may wait for: a leader's phase, a leader's message (of which half are lost with their connections), an
 agent without its leader, a new leader."""
 
@@ -215,7 +216,8 @@ def _draw_losses(rng: random.Random, name: str, faults: list[Fault], num_steps: 
             kind = _choose(rng, loss.kind, loss.kind, Kind.LINE_ENDS)
             return [crash, replace(loss, kind=kind, on=moment, at_s=rng.random()), *faults[:2]]
         case "resigns":
-            hang = replace(crash, kind=Kind.WORKER_HANGS, node=LEADER, at_s=rng.random() * num_steps / 2)
+            kind = _choose(rng, Kind.WORKER_HANGS, Kind.WORKER_IS_HELD)
+            hang = replace(crash, kind=kind, node=LEADER, at_s=rng.random() * num_steps / 2, for_s=FOREVER_S)
             on = _choose(rng, "resign", "stop", "took over", "leaderless")
             return [hang, replace(loss, on=on, at_s=0.0), *(faults[:1] if rng.random() < 0.3 else [])]
         case "quorums":

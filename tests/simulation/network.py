@@ -157,7 +157,8 @@ class Network:
             if self.reaches(one, other):
                 continue
             for lose in (self._lose_agent, self._lose_host):
-                self.at(GONE_S + 0.5 * self.rng("walls").random(), lambda line=line, lose=lose: self._time_out(line, lose))
+                after_s = GONE_S + 0.5 * self.rng("walls").random()
+                self.at(after_s, lambda line=line, lose=lose: self._time_out(line, lose))
 
     def _time_out(self, line: Line, lose: Callable[[Line, str], None]) -> None:
         if not self.reaches(*line.ends(0)):

@@ -10,7 +10,7 @@ from allranks.launch.events import GRACE_S
 from allranks.launch.lead.course import ANSWER_S, RESTART_GRACE_S
 
 from .invariants import SLACK_S, Violation
-from .lives import LOSSES, Kind
+from .lives import LOSSES, WORDS, Kind
 
 if TYPE_CHECKING:
     from .network import Process
@@ -65,10 +65,10 @@ def the_healthy_hear_the_verdict(world: World) -> str:
 
 
 def one_verdict(world: World) -> str:
-    """A job has one verdict: of all leaders that had the majority, only one ends it."""
-    ended = [lead for lead, _ in world.verdicts if not lead.leader.is_cut_off]
-    names = ", ".join(f"n{lead.node} with {lead.verdict.exit_code}" for lead in ended)
-    return names if len(ended) > 1 else ""
+    """All agents that hear a verdict hear the same one, whoever led."""
+    heard = [each for each in world.processes if each.heard and not each.was_left_out and each.lead is None]
+    codes = {process.heard.exit_code for process in heard if process.agent and process.agent.goodbye is process.heard}
+    return f"exit codes {codes}" if len(codes) > 1 else ""
 
 
 def requeued_once(world: World) -> str:
@@ -116,7 +116,9 @@ def a_lost_leader_is_succeeded(world: World) -> str:
     """Where only the leader is lost, the others are a majority, and restarts are left, one of them ends the job."""
     life = world.life
     faults = [fault for fault in life.faults if fault.kind is not Kind.WORKER_CRASHES]
-    if len(faults) != 1 or faults[0].kind not in LOSSES or life.num_nodes < 3 or life.max_restarts < len(life.faults):
+    if len(faults) != 1 or faults[0].kind not in LOSSES or faults[0].on in WORDS:
+        return ""
+    if life.num_nodes < 3 or life.max_restarts < len(life.faults):
         return ""
     lost = [each for each in world.processes if each.agent is not None and each.agent.is_leader_lost]
     healthy = [each for each in lost if each.node not in world.faulty]

@@ -64,6 +64,7 @@ class Strikes(Network):
             self._fired = self.now_s, name
         if self._fired == (self.now_s, name) and self.rng("losses").random() < 0.5:
             self.tell(f"{name} to n{line.node} is lost")
+            self.faulty.add(line.node)  # two things have happened to it, if the leader is lost, too
             self.break_line(line)
 
     _fired: tuple[float, str] = (0.0, "")
@@ -154,7 +155,9 @@ def _cut(world: World, nodes: Iterable[int], fault: Fault, *, both_ways: bool) -
     there = frozenset(range(world.life.num_nodes)) - here
     world.is_network_faulty = True
     world.faulty |= here
-    if len(here) > 1 or len(world.lead.leader._members.here) <= 2:  # either side may be the one at fault
+    is_leader, members = world.lead.node in here, world.lead.leader._members
+    have_left = any(each.end is not None for machine in world.machines for each in machine.crew)
+    if len(here) > 1 or len(members.here) <= 2 or (is_leader and have_left):  # either side may be the one at fault
         world.faulty |= there
     if both_ways or fault.doubled:
         world.raise_wall(here, there, fault.for_s)

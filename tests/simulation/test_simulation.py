@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from .lives import PROFILES, Fault, Kind, Life, draw
+from .lives import LEADER, PROFILES, Fault, Kind, Life, draw
 from .mutants import load, read_mutants
 from .run import BLOCK, live, live_block
 from .world import World
@@ -68,22 +68,48 @@ def life(*faults: Fault, **more: object) -> World:
     return World(Life(**{**values, **more, "faults": faults}), log=[]).run()
 
 
+def outcome(world: World) -> tuple[int, tuple[object, ...]]:
+    """Of a job with one verdict."""
+    ((_, verdict),) = world.verdicts
+    return verdict.exit_code, verdict.findings
+
+
 def test_a_stopped_agent_is_named_and_the_end_of_all_other_ranks_ends_the_job():
     """Its workers train on; before, the job waited for it until the time limit."""
     world = life(Fault(at_s=2.0, kind=Kind.AGENT_STOPS, node=2))
-    (finding,) = world.verdicts[0].findings
-    assert (finding.cause, finding.node, world.verdicts[0].exit_code) == ("AR010 process-stopped", "n2", 75)
+    ((lead, verdict),) = world.verdicts
+    (finding,) = verdict.findings
+    assert (finding.cause, finding.node, verdict.exit_code) == ("AR010 process-stopped", "n2", 75)
     assert "its machine answers, and all other ranks have finished" in finding.message
-    assert world.leader.unresponsive == {2}
-    assert (world.restarts, world.requeues) == (0, [])  # all steps are made
+    assert lead.leader.unresponsive == {2}
+    assert (lead.restarts, world.requeues) == (0, [])  # all steps are made
     assert any("its machine answers, so its agent is stopped" in line for line in world.log)
 
 
 def test_an_agent_that_goes_on_before_the_others_have_finished_is_no_fault():
     world = life(Fault(at_s=2.0, kind=Kind.AGENT_STOPS, node=2, for_s=3.0))
-    assert (world.verdicts[0].exit_code, world.verdicts[0].findings) == (0, ())
+    assert outcome(world) == (0, ())
 
 
 def test_a_suspended_job_goes_on():
     world = life(Fault(at_s=2.0, kind=Kind.SUSPENDED, node=0, for_s=20.0))
-    assert (world.verdicts[0].exit_code, world.verdicts[0].findings) == (0, ())
+    assert outcome(world) == (0, ())
+
+
+def test_a_lost_leader_is_succeeded_and_its_node_is_left_behind():
+    world = life(Fault(at_s=2.0, kind=Kind.NODE_DIES, node=LEADER), max_restarts=2, num_steps=9)
+    code, findings = outcome(world)
+    assert ([each.node for each in world.leads], code) == ([0, 1], 0)
+    assert [each.node for each in findings] == ["n0"]
+    assert (world.trained.number, world.trained.nodes, world.requeues) == (1, (1, 2), [])
+
+
+def test_a_leader_that_is_cut_off_leaves_the_job_to_the_others():
+    world = life(Fault(at_s=2.0, kind=Kind.NODE_IS_CUT_OFF, node=LEADER), max_restarts=2, num_steps=9)
+    assert [(each.node, each.leader.is_cut_off) for each in world.leads] == [(0, True), (1, False)]
+    assert ([each.exit_code for each in world.processes], world.requeues) == ([0, 0, 0], [])
+
+
+def test_a_leader_whose_connections_end_goes_on_with_the_same_generation():
+    world = life(Fault(at_s=2.0, kind=Kind.LINE_ENDS, node=LEADER, after_s=1.0))
+    assert (outcome(world), len(world.leads), world.trained.number) == ((0, ()), 1, 0)

@@ -75,7 +75,8 @@ class World(Ends, Strikes):
         self.kernel = Kernel(
             self.rng("kernel"), self.machines, at=self.at, clock=lambda: self.now_s, on_end=self._worker_ended,
             on_step=lambda generation: check_step(self, generation),
-            on_save=lambda generation: check_save(self, generation), num_steps=life.num_steps, is_tracked=life.is_tracked, is_split=self.is_split,
+            on_save=lambda generation: check_save(self, generation),
+            num_steps=life.num_steps, is_tracked=life.is_tracked, is_split=self.is_split,
         )  # fmt: skip
         self._begin()
 
@@ -374,7 +375,7 @@ def _describe(effect: Any) -> str:
     """An effect in a few words."""
     name, message = type(effect).__name__, getattr(effect, "message", None)
     if message is None:
-        fields = {each: getattr(effect, each) for each in effect.__struct_fields__ if each not in ("plan", "cards", "past")}
-        return f"{name}({', '.join(f'{each}={value!r:.300}' for each, value in fields.items())})"
+        names = [each for each in effect.__struct_fields__ if each not in ("plan", "cards", "past")]
+        return f"{name}({', '.join(f'{each}={getattr(effect, each)!r:.300}' for each in names)})"
     generation = getattr(message, "generation", "")
     return f"{type(message).__name__} {generation} to n{effect.node}" if generation != "" else f"{message!r:.200}"
