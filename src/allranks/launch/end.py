@@ -144,7 +144,7 @@ class End:
             say(describe_success(script, self.agent.plan.world_size, took_s, num_restarts, where=where))
 
     def _do_others_go_on(self) -> bool:
-        """Whether the run directory says, within some seconds, that another leader goes on with the job, or ended it."""
+        """Whether the run directory says, within some seconds, that another leader goes on, or has ended the job."""
         generation, count = self.agent.plan.generation, self.run_dir.count_events
         deadline_s = time.monotonic() + self.plan.guard.gone_s + (SEEK_S if self.leader else LEADER_WRITES_S)
         while time.monotonic() < deadline_s and len(self.inbox.received) < 1:
