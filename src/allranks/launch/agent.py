@@ -364,6 +364,8 @@ class Agent:
                 if at_once or grace_s is not None:  # there was a fault: whoever comes later wants to know
                     self._do(events.KeepEvidence())
                 self._is_next_stopped = self._next_plan is not None
+                if message.interrupted_by is not None and self.interrupted_by is None:
+                    self.interrupted_by, self._interrupted_s = message.interrupted_by, now_s
                 self._end(signum, now_s, grace_s=GRACE_S if grace_s is None else grace_s, at_once=at_once)
             case Plan() if message.generation > self.plan.generation and self.goodbye is None:
                 if self.phase is Phase.WAITING:

@@ -394,7 +394,9 @@ class Leader:
         self._enter(Phase.STOPPING)
         self._generation.decision = decision
         self._deadline_s = now_s + (grace_s or GRACE_S) + STOPPED_S
-        self._generation.stop = protocol.Stop(signum=signum, at_once=tuple(at_once), grace_s=grace_s)
+        self._generation.stop = protocol.Stop(
+            signum=signum, at_once=tuple(at_once), grace_s=grace_s, interrupted_by=self.interrupted_by
+        )
         self._send_all(self._generation.stop)
 
     def _await_stopped(self, now_s: float) -> None:
