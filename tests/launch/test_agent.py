@@ -21,6 +21,7 @@ from allranks.launch.events import (
     Send,
     Signal,
     Signalled,
+    Start,
     Started,
     Sweep,
     Swept,
@@ -232,11 +233,43 @@ def test_a_leader_that_says_nothing_is_left():
     assert node.agent.is_leader_lost
 
 
-def test_a_plan_that_comes_before_all_have_ended_is_no_leaders():
+def test_a_plan_that_comes_before_all_have_ended_begins_when_they_have():
+    """The agent had lost its leader, and with it the Stop."""
     node = Node()
     node.hear(plan(1))
+    assert node.signals == [(TERM, (2, 3))]
+    node.end(2, 3, code=-TERM)
+    node.wait(0.2)
+    assert [each.plan.generation for each in node.effects if isinstance(each, Start)] == [0, 1]
+    assert node.sent(Stopped) == []
+
+
+def test_such_a_plan_is_not_begun_where_a_stop_followed_it():
+    node = Node()
+    node.hear(plan(1))
+    node.hear(Stop(signum=TERM))
+    node.end(2, 3, code=-TERM)
+    node.wait(0.2)
+    assert [each.plan.generation for each in node.effects if isinstance(each, Start)] == [0]
+    assert node.sent(Stopped) == [Stopped(generation=1)]
+
+
+def test_a_plan_that_comes_twice_is_begun_once():
+    node = Node()
+    node.hear(Stop(signum=TERM))
+    node.end(2, 3, code=-TERM)
+    node.wait(0.2)
+    for _ in range(2):
+        node.hear(plan(1))
+        node.hear(plan(0))
+    assert [each.plan.generation for each in node.effects if isinstance(each, Start)] == [0, 1]
+
+
+def test_a_message_that_no_leader_sends_loses_the_leader():
+    node = Node()
+    node.hear(Stopped())
     assert node.agent.goodbye.summary == (
-        "the leader's agent on n0 is gone (it sent Plan, which a leader does not send now)"
+        "the leader's agent on n0 is gone (it sent Stopped, which a leader does not send now)"
     )
 
 

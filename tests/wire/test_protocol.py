@@ -20,10 +20,12 @@ from allranks.model.card import Card, Facts, Gpu, Interface, Place, RdmaPort, Te
 from allranks.model.errors import WireError
 from allranks.model.finding import Confidence, Evidence, Finding, Severity, Verdict
 from allranks.model.pair import Effort, PairResult, Target
+from allranks.model.past import Crash, History, Past
 from allranks.wire.connection import Connection
 from allranks.wire.frames import decode_frames, encode_frame
 from allranks.wire.protocol import (
     Beat,
+    Contact,
     Exited,
     Failed,
     Goodbye,
@@ -37,6 +39,7 @@ from allranks.wire.protocol import (
     Ping,
     Plan,
     Refused,
+    Resign,
     Stop,
     Stopped,
     Test,
@@ -151,6 +154,23 @@ NODE_BEATS = st.builds(
     try_ports=st.tuples(NUMBERS, NUMBERS),
 )
 TRY_TARGETS = st.builds(TryTarget, node_index=NUMBERS, network=TEXTS, address=TEXTS, port=NUMBERS)
+CONTACTS = st.builds(Contact, node=NUMBERS, name=TEXTS, control_address=TEXTS, data_address=TEXTS, port=NUMBERS)
+CRASHES = st.builds(
+    Crash, cause=TEXTS, ranks=st.lists(NUMBERS, max_size=3).map(tuple), step=st.none() | NUMBERS, what=TEXTS
+)
+PASTS = st.builds(
+    Past,
+    history=st.builds(
+        History,
+        restarts_left=NUMBERS,
+        retries_errors=st.booleans(),
+        crashes=st.lists(CRASHES, max_size=2),
+        faults=st.dictionaries(NUMBERS, NUMBERS, max_size=2),
+        checkpoint=st.none() | NUMBERS,
+    ),
+    survived=st.lists(FINDINGS, max_size=2).map(tuple),
+    excluded=st.lists(NUMBERS, max_size=3).map(tuple),
+)
 MESSAGES: dict[type, st.SearchStrategy[Message]] = {
     Hello: st.builds(Hello, protocol=NUMBERS, version=TEXTS, job=TEXTS, nonce=BYTES),
     Join: st.builds(
@@ -211,9 +231,13 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
         backend_reason=TEXTS,
         generation=NUMBERS,
         max_restarts=NUMBERS,
+        nodes=st.lists(NUMBERS, max_size=4).map(tuple),
+        electors=st.lists(st.lists(NUMBERS, max_size=4).map(tuple), max_size=2).map(tuple),
+        successors=st.lists(CONTACTS, max_size=2).map(tuple),
+        past=st.none() | PASTS,
     ),
     Beat: st.builds(Beat, node=NODE_BEATS, ping_ns=NUMBERS, held_ns=NUMBERS),
-    Ping: st.builds(Ping, sent_ns=NUMBERS),
+    Ping: st.builds(Ping, sent_ns=NUMBERS, confirmed=NUMBERS),
     Try: st.builds(Try, targets=st.lists(TRY_TARGETS, max_size=2).map(tuple), within_s=FLOATS),
     Order: st.builds(Order, at_step=NUMBERS, why=TEXTS, leaves=st.booleans()),
     Failed: st.builds(Failed, end=ENDS, age_s=FLOATS, generation=NUMBERS),
@@ -221,6 +245,7 @@ MESSAGES: dict[type, st.SearchStrategy[Message]] = {
     Interrupted: st.builds(Interrupted, signum=NUMBERS),
     Stop: st.builds(Stop, signum=NUMBERS, at_once=st.lists(NUMBERS, max_size=3).map(tuple), grace_s=st.none() | FLOATS),
     Stopped: st.builds(Stopped, generation=NUMBERS),
+    Resign: st.builds(Resign, past=PASTS),
     Goodbye: st.builds(
         Goodbye,
         exit_code=NUMBERS,

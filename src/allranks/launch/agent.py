@@ -138,7 +138,8 @@ class Agent:
     @property
     def leader_name(self) -> str:
         """The node whose agent leads."""
-        return self._name_of(self.leader)
+        position = self.plan.nodes.index(self.leader) if self.leader in self.plan.nodes else 0
+        return self.plan.members[position].name
 
     def begin(self) -> list[Effect]:
         """Return what starts the first generation."""
@@ -170,8 +171,11 @@ class Agent:
                 if self.succession is not None:
                     self.succession.reason += f"; {reason}"
                     self._lose(now_s)
-            case events.Joined():
-                self._let_join(event)
+            case events.Joined(connection=connection):
+                if why := self.refuses(now_s):
+                    self._do(events.Reject(connection=connection, reason=why))
+                elif self.succession is not None:
+                    self._do(*self.succession.join(event))
             case events.Withdrew(connection=connection):
                 if self.succession is not None:
                     self.succession.withdraw(connection)
@@ -360,6 +364,8 @@ class Agent:
                 if at_once or grace_s is not None:  # there was a fault: whoever comes later wants to know
                     self._do(events.KeepEvidence())
                 self._is_next_stopped = self._next_plan is not None
+                if message.interrupted_by is not None and self.interrupted_by is None:
+                    self.interrupted_by, self._interrupted_s = message.interrupted_by, now_s
                 self._end(signum, now_s, grace_s=GRACE_S if grace_s is None else grace_s, at_once=at_once)
             case Plan() if message.generation > self.plan.generation and self.goodbye is None:
                 if self.phase is Phase.WAITING:
@@ -408,26 +414,14 @@ class Agent:
         if now_s >= succession.gives_up_s or self.interrupted_by is not None:
             self._lose(now_s)
         elif succession.can_lead and succession.is_open(now_s):
-            joined = succession.joined
-            assert self.plan.past is not None
-            self._do(
-                events.Lead(
-                    connections={node: each.connection for node, each in joined.items()},
-                    cards={node: each.card for node, each in joined.items()},
-                    addresses={node: each.address for node, each in joined.items()},
-                    plan=self.plan,
-                    past=self.plan.past,
-                    lost=(succession.leader, succession.reason),
-                    has_resigned=succession.has_resigned,
-                )
-            )
-            succession.joined = {}
+            self._do(succession.lead())
 
     def _follow(self, leader: int, now_s: float) -> None:
         """A leader was found: tell it what the last one may not have heard."""
         self.leader, self._heard_s = leader, now_s
-        self._reject_joined(f"this agent follows {self._name_of(leader)}")
-        self.succession = None
+        if self.succession is not None:
+            self._do(*self.succession.let_go(f"this agent follows {self.leader_name}"))
+            self.succession = None
         for told_s, message in self._told:
             if isinstance(message, protocol.Failed):
                 message = msgspec.structs.replace(message, age_s=message.age_s + now_s - told_s)
@@ -437,30 +431,12 @@ class Agent:
         if self.phase is Phase.WAITING:
             self._send(protocol.Stopped(generation=self.plan.generation))
 
-    def _let_join(self, joined: events.Joined) -> None:
-        """Another agent has lost the leader, too."""
-        why, before = self.refuses(joined.now_s), None
-        if not why and self.succession is not None:
-            why, before = self.succession.join(joined.connection, joined.card, joined.address)
-        if why:
-            self._do(events.Reject(connection=joined.connection, reason=why))
-        if before is not None:
-            self._do(events.Reject(connection=before, reason="its agent has connected again"))
-
-    def _reject_joined(self, reason: str) -> None:
-        joined = self.succession.joined.values() if self.succession is not None else ()
-        self._do(*(events.Reject(connection=each.connection, reason=reason) for each in joined))
-
-    def _name_of(self, node: int) -> str:
-        at = self.plan.nodes.index(node) if node in self.plan.nodes else 0
-        return self.plan.members[at].name
-
     def _lose(self, now_s: float) -> None:
         """No leader was found: end the workers, and leave."""
         if self.succession is None:
             return
         self._give_up(f"the leader's agent on {self.leader_name} is gone ({self.succession.reason})")
-        self._reject_joined("this agent ends")
+        self._do(*self.succession.let_go("this agent ends"))
         self.succession, self.is_leader_lost = None, True
         self._end(signal.SIGTERM, now_s)
 

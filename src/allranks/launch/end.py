@@ -107,14 +107,13 @@ class End:
         self._say(goodbye)
         if self.scheduler is None:
             return goodbye.exit_code
-        if self.agent.is_leader_lost and not self.inbox.received:  # a cancelled job is never requeued
+        if self.agent.is_leader_lost and self.agent.interrupted_by is None:  # a cancelled job is never requeued
             say(f"ended: {goodbye.summary}")
             if self._do_others_go_on():
                 say(f"the job goes on without {self.name}; see the leader's output for its verdict")
                 return self._leave() if self.plan.request.max_restarts else goodbye.exit_code
             if self.plan.request.max_restarts and not self.inbox.received:
-                lost = self.rendezvous.group.members[0].name
-                return self.scheduler.requeue([lost], cause="AR012 node-failure")
+                return self.scheduler.requeue([self.agent.leader_name], cause="AR012 node-failure")
         if leader is None:
             return goodbye.exit_code
         exit_code = self._queue_again(goodbye, leader, self.scheduler)

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from allranks.launch import events
+from allranks.launch.events import Effect
 from allranks.launch.lead.course import RETURN_S
 from allranks.launch.lead.quorum import has_majority
-from allranks.model.card import Card
 from allranks.wire.protocol import Contact, Plan
 
 OPENS_S = 1.0
@@ -24,15 +25,6 @@ SEEK_S = 20.0
 """Seconds to look for a leader: all successors have had their turn by then."""
 RETRY_S = 2.0
 """Seconds beyond RETURN_S, where nobody can succeed the leader."""
-
-
-@dataclass(slots=True)
-class Joiner:
-    """An agent that has lost its leader, too, and was accepted."""
-
-    connection: int
-    card: Card
-    address: str
 
 
 @dataclass(slots=True, kw_only=True)
@@ -50,8 +42,8 @@ class Succession:
     reason: str
     lost_s: float
     has_resigned: bool = False
-    joined: dict[int, Joiner] = field(default_factory=dict)
-    """By node."""
+    joined: dict[int, events.Joined] = field(default_factory=dict)
+    """Agents that were accepted, by node."""
     is_outdated: bool = False
     """Whether another agent knows a newer generation: this one can follow, but not lead."""
 
@@ -81,17 +73,37 @@ class Succession:
             return False
         return now_s >= self.lost_s + (0.0 if self.has_resigned else RETURN_S) + OPENS_S * heirs.index(self.own)
 
-    def join(self, connection: int, card: Card, address: str) -> tuple[str, int | None]:
-        """Accept an agent; return why it is rejected instead, and the connection that it replaces."""
+    def join(self, joined: events.Joined) -> list[Effect]:
+        """Another agent has lost the leader, too: accept it, or not."""
+        card, node, why = joined.card, joined.card.node_index, ""
         if card.generation > self.plan.generation:
             self.is_outdated = True
-            return f"generation {card.generation} is newer than that of this agent", None
-        node = card.node_index
-        if node is None or node == self.own or node not in self.plan.nodes or card.generation < 0:
-            return f"it has no ranks in generation {self.plan.generation}", None
-        before = self.joined.get(node)
-        self.joined[node] = Joiner(connection, card, address)
-        return "", before.connection if before is not None else None
+            why = f"its generation {card.generation} is newer than that of this agent"
+        elif node is None or node == self.own or node not in self.plan.nodes or card.generation < 0:
+            why = f"it has no ranks in generation {self.plan.generation}"
+        if why or node is None:
+            return [events.Reject(connection=joined.connection, reason=why)]
+        before, self.joined[node] = self.joined.get(node), joined
+        return [events.Reject(connection=before.connection, reason="it has connected again")] if before else []
+
+    def lead(self) -> events.Lead:
+        """Return what makes this agent the leader of those that have joined it."""
+        joined, self.joined = self.joined, {}
+        assert self.plan.past is not None
+        return events.Lead(
+            connections={node: each.connection for node, each in joined.items()},
+            cards={node: each.card for node, each in joined.items()},
+            addresses={node: each.address for node, each in joined.items()},
+            plan=self.plan,
+            past=self.plan.past,
+            lost=(self.leader, self.reason),
+            has_resigned=self.has_resigned,
+        )
+
+    def let_go(self, reason: str) -> list[Effect]:
+        """Disconnect those that have joined: this agent does not lead."""
+        joined, self.joined = self.joined, {}
+        return [events.Reject(connection=each.connection, reason=reason) for each in joined.values()]
 
     def withdraw(self, connection: int) -> None:
         """An agent that had joined is gone."""

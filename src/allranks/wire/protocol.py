@@ -276,6 +276,8 @@ class Stop(msgspec.Struct, frozen=True, kw_only=True, tag="stop"):
     """Ranks that are blocked, and get SIGKILL without further ado."""
     grace_s: float | None = None
     """Between the signal and SIGKILL; None: the usual."""
+    interrupted_by: int | None = None
+    """The stop signal that ends the job: it is not to go on if its leader is lost now."""
 
 
 class Stopped(msgspec.Struct, frozen=True, kw_only=True, tag="stopped"):

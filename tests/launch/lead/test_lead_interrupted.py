@@ -24,7 +24,7 @@ from allranks.launch.events import (
     Say,
     Send,
 )  # fmt: skip
-from allranks.launch.lead.course import ANSWER_S, OWN_STOPPED_S, RESTART_GRACE_S, STOPPED_S, Phase, Terms
+from allranks.launch.lead.course import ANSWER_S, OWN_STOPPED_S, RESTART_GRACE_S, RETURN_S, STOPPED_S, Phase, Terms
 from allranks.launch.lead.group import make_group
 from allranks.launch.lead.leader import Leader
 from allranks.launch.lead.members import Node
@@ -120,7 +120,7 @@ class Job:
         """All workers have ended; the other node's agent is gone with them, or not."""
         self.tell(0, Stopped())
         self.feed(Lost(now_s=self.now_s, node=1, reason="gone")) if is_one_lost else self.tell(1, Stopped())
-        self.wait(1.0)
+        self.wait(RETURN_S + 0.5 if is_one_lost else 1.0)
 
     def interrupt(self, signum: int, *, is_paused: bool) -> None:
         """A signal comes while the job is paused below its minimum, or else while its workers are being stopped."""

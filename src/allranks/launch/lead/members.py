@@ -54,8 +54,6 @@ class Members:
     """All nodes with connected agents, by their index in the job."""
 
     num_nodes: int
-    own: int = 0
-    """The leader's node."""
     group: tuple[tuple[int, str], ...] = ()
     """Index in the job and name of each node of this generation, in the order of the Plan."""
     excluded: set[int] = field(default_factory=set)

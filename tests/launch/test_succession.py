@@ -1,0 +1,294 @@
+"""What does an agent do when its leader is lost? The reducer alone, in time that is told."""
+
+from __future__ import annotations
+
+import signal
+from typing import Any
+
+import pytest
+
+from allranks.launch.agent import Agent, Phase
+from allranks.launch.events import (  # fmt: skip
+    Due,
+    Event,
+    Found,
+    Heard,
+    Joined,
+    Lead,
+    Lost,
+    NotFound,
+    Reject,
+    Seek,
+    Send,
+    Signalled,
+    Started,
+    Swept,
+    Withdrew,
+    WorkerEnded,
+)
+from allranks.launch.lead.course import RETURN_S
+from allranks.launch.lead.group import make_group
+from allranks.launch.succession import OPENS_S, RETRY_S, SEEK_S
+from allranks.model.card import Card
+from allranks.model.past import History, Past
+from allranks.wire.protocol import (
+    Exited,
+    Failed,
+    Goodbye,
+    Interrupted,
+    Message,
+    Ping,
+    Plan,
+    Resign,
+    Stop,
+    Stopped,
+    WorkerEnd,  # fmt: skip
+)
+
+PAST = Past(history=History(restarts_left=3))
+
+
+def card(node: int, *, generation: int = 0) -> Card:
+    return Card(
+        host=f"n{node}", pid=1, node_index=node, num_workers=1, num_gpus=0, agent_port=4000 + node,
+        incarnation=10 + node, generation=generation,
+    )  # fmt: skip
+
+
+def plans(num_nodes: int, *, max_restarts: int = 3, generation: int = 0, **more: Any) -> dict[int, Plan]:
+    return make_group(
+        {node: card(node) for node in range(num_nodes)},
+        addresses={node: f"10.0.0.{node}" for node in range(num_nodes)},
+        past=PAST, wanted_backend="gloo", attempt=0, store_address="10.0.0.0", store_port=1, generation=generation,
+        max_restarts=max_restarts, **more,
+    )  # fmt: skip
+
+
+class Node:
+    """One node of several, whose worker runs."""
+
+    def __init__(self, node: int, plan: Plan) -> None:
+        self.now_s, self.node = 100.0, node
+        self.agent = Agent(plan, now_s=self.now_s)
+        self.effects: list[Any] = self.agent.begin()
+        self.feed(Started, generation=plan.generation, pids={node: 9})
+        self.feed(Heard, message=Ping(sent_ns=1, confirmed=plan.generation))
+
+    def feed(self, kind: type[Event], **more: Any) -> None:
+        self.effects += self.agent.step(kind(now_s=self.now_s, **more))
+
+    def wait(self, seconds: float) -> None:
+        end_s = self.now_s + seconds
+        while self.now_s < end_s - 1e-6:
+            self.now_s += 0.1
+            self.feed(Due)
+
+    def join(self, node: int, *, generation: int = 0, number: int | None = None) -> None:
+        number = node if number is None else number
+        self.feed(Joined, connection=number, card=card(node, generation=generation), address=f"10.0.0.{node}")
+
+    def all_of(self, kind: type) -> list[Any]:
+        return [each for each in self.effects if isinstance(each, kind)]
+
+    def sent(self, kind: type[Message]) -> list[Any]:
+        return [each.message for each in self.all_of(Send) if isinstance(each.message, kind)]
+
+
+def lost(node: int, num_nodes: int, **more: Any) -> Node:
+    found = Node(node, plans(num_nodes, **more)[node])
+    found.feed(Lost, reason="reset by peer")
+    return found
+
+
+def test_it_looks_for_its_leader_and_its_successors_while_the_worker_goes_on():
+    node = lost(2, 4)
+    (seek,) = node.all_of(Seek)
+    assert [(each.node, each.control_address, each.port) for each in seek.contacts] == [
+        (0, "10.0.0.0", 4000), (1, "10.0.0.1", 4001), (3, "10.0.0.3", 4003),
+    ]  # fmt: skip
+    node.wait(1.0)
+    assert node.agent.phase is Phase.WATCHING
+
+
+@pytest.mark.parametrize(
+    ("num_nodes", "max_restarts"),
+    [pytest.param(2, 3, id="two nodes: only the leader's goes on"), pytest.param(4, 0, id="no restarts")],
+)
+def test_where_nobody_can_succeed_the_leader_only_the_leader_is_looked_for_and_not_for_long(
+    num_nodes: int, max_restarts: int
+):
+    node = lost(1, num_nodes, max_restarts=max_restarts)
+    (seek,) = node.all_of(Seek)
+    assert [each.node for each in seek.contacts] == [0]
+    node.wait(RETURN_S + RETRY_S + 0.2)
+    assert (node.agent.phase, node.agent.is_leader_lost) == (Phase.ENDING, True)
+
+
+def test_the_same_leader_is_told_again_what_it_may_have_missed():
+    node = Node(1, plans(3)[1])
+    end = WorkerEnd(rank=1, local_rank=0, node="n1", exit_code=1, time_s=0.0)
+    node.feed(Lost, reason="reset by peer")
+    node.feed(WorkerEnded, generation=0, end=end, age_s=0.5)
+    node.wait(1.0)
+    node.effects.clear()
+    node.feed(Found, leader=0)
+    (failed,) = node.sent(Failed)
+    assert (failed.end, failed.generation, round(failed.age_s, 3)) == (end, 0, 1.5)
+    assert node.agent.succession is None
+
+
+def test_one_that_has_stopped_says_so_to_the_next_leader():
+    node = Node(1, plans(3)[1])
+    node.feed(Heard, message=Stop(signum=signal.SIGTERM))
+    node.feed(WorkerEnded, generation=0, end=WorkerEnd(rank=1, local_rank=0, node="n1", exit_code=0, time_s=0.0))
+    node.wait(0.2)
+    node.feed(Swept)
+    node.feed(Lost, reason="reset by peer")
+    node.effects.clear()
+    node.feed(Found, leader=2)
+    assert [type(each.message) for each in node.effects] == [Exited, Stopped]
+    assert node.agent.leader_name == "n2"
+
+
+@pytest.mark.parametrize(("node", "position"), [(1, 0), (2, 1), (4, 3)])
+def test_the_successors_open_one_after_another_once_the_leader_may_be_given_up(node: int, position: int):
+    one = lost(node, 5)
+    one.wait(RETURN_S + position * OPENS_S - 0.2)
+    assert one.agent.refuses(one.now_s) == "it does not lead yet"
+    one.wait(0.3)
+    assert one.agent.refuses(one.now_s) == ""
+
+
+def test_an_agent_that_hears_its_leader_accepts_nobody():
+    node = Node(1, plans(5)[1])
+    node.join(2)
+    assert node.effects[-1] == Reject(connection=2, reason="it follows a leader")
+
+
+def test_with_the_majority_it_leads():
+    node = lost(1, 6)
+    node.wait(RETURN_S + 0.1)
+    for joiner in (2, 3):
+        node.join(joiner)
+        node.wait(0.1)
+        assert node.all_of(Lead) == []
+    node.join(4)
+    node.wait(0.1)
+    (lead,) = node.all_of(Lead)
+    assert dict(lead.connections) == {2: 2, 3: 3, 4: 4}
+    assert (lead.lost, lead.past, lead.plan.generation) == ((0, "reset by peer"), PAST, 0)
+    node.feed(Found, leader=1)
+    assert (node.agent.leader, node.agent.succession) == (1, None)
+
+
+def test_one_that_comes_twice_counts_once_and_one_that_is_gone_not_at_all():
+    node = lost(1, 6)
+    node.wait(RETURN_S + 0.1)
+    node.join(2)
+    node.join(2, number=7)
+    assert node.effects[-1] == Reject(connection=2, reason="it has connected again")
+    node.join(3)
+    node.feed(Withdrew, connection=3)
+    node.join(4)
+    node.wait(0.2)
+    assert node.all_of(Lead) == []
+
+
+@pytest.mark.parametrize(
+    ("node", "generation", "reason"),
+    [
+        pytest.param(2, 1, "its generation 1 is newer than that of this agent", id="newer generation"),
+        pytest.param(2, -1, "it has no ranks in generation 0", id="no workers yet"),
+        pytest.param(9, 0, "it has no ranks in generation 0", id="no member"),
+    ],
+)
+def test_who_cannot_help_it_to_lead_is_rejected(node: int, generation: int, reason: str):
+    one = lost(1, 4)
+    one.wait(RETURN_S + 0.1)
+    one.join(node, generation=generation, number=5)
+    assert one.effects[-1] == Reject(connection=5, reason=reason)
+
+
+def test_an_agent_that_is_behind_does_not_lead():
+    node = lost(1, 4)
+    node.wait(RETURN_S + 0.1)
+    node.join(2, generation=1, number=5)
+    for joiner in (0, 3):
+        node.join(joiner)
+    node.wait(0.5)
+    assert node.all_of(Lead) == []
+    assert node.agent.refuses(node.now_s) == "it does not lead yet"
+
+
+@pytest.mark.parametrize(("confirmed", "leads"), [(1, True), (0, False)])
+def test_a_generation_that_not_all_have_begun_needs_the_majority_of_the_one_before(confirmed: int, leads: bool):
+    node = Node(1, plans(3, generation=1, electors=((0, 1, 2, 3, 4, 5),))[1])
+    node.agent._confirmed = confirmed
+    node.feed(Lost, reason="reset by peer")
+    node.wait(RETURN_S + 0.1)
+    node.join(2, generation=1)
+    node.wait(0.1)
+    assert bool(node.all_of(Lead)) is leads
+
+
+def test_after_a_resignation_nobody_waits_for_the_old_leader_and_its_word_counts():
+    past = Past(history=History(restarts_left=1), excluded=(0,))
+    node = Node(1, plans(4)[1])
+    node.feed(Heard, message=Resign(past=past))
+    (seek,) = node.all_of(Seek)
+    assert [each.node for each in seek.contacts] == [2, 3]
+    assert node.agent.refuses(node.now_s) == ""
+    node.join(2)
+    node.join(3)
+    node.wait(0.1)
+    (lead,) = node.all_of(Lead)
+    assert (lead.has_resigned, lead.past) == (True, past)
+
+
+def test_nobody_found_ends_the_workers_with_the_code_that_asks_for_a_requeue():
+    node = lost(2, 4)
+    node.wait(SEEK_S + 0.2)
+    assert (node.agent.phase, node.agent.is_leader_lost, node.agent.goodbye.exit_code) == (Phase.ENDING, True, 75)
+    assert node.agent.goodbye.summary == "the leader's agent on n0 is gone (reset by peer)"
+
+
+def test_a_rejection_is_final():
+    node = lost(2, 4)
+    node.feed(NotFound, reason="the leader at n0 rejected this node: it is already in the job")
+    assert node.agent.phase is Phase.ENDING
+    assert "already in the job" in node.agent.goodbye.summary
+
+
+def test_those_that_have_joined_are_let_go_when_another_leader_is_found():
+    node = lost(1, 6)
+    node.wait(RETURN_S + 0.1)
+    node.join(4)
+    node.feed(Found, leader=2)
+    assert Reject(connection=4, reason="this agent follows n2") in node.effects
+
+
+def test_a_plan_that_waited_for_the_workers_is_dropped_with_its_leader():
+    """Whoever leads next does not know that it was begun: another generation of the same number could begin."""
+    node = Node(1, plans(4)[1])
+    node.feed(Heard, message=plans(4, generation=1)[1])
+    node.feed(Lost, reason="reset by peer")
+    node.feed(WorkerEnded, generation=0, end=WorkerEnd(rank=1, local_rank=0, node="n1", exit_code=0, time_s=0.0))
+    node.wait(0.2)
+    node.feed(Swept)
+    assert (node.agent.phase, node.agent.plan.generation) == (Phase.WAITING, 0)
+
+
+def test_a_signal_ends_the_search_and_the_job_keeps_its_code():
+    node = lost(1, 4)
+    node.feed(Signalled, signum=signal.SIGTERM)
+    node.wait(0.1)
+    assert (node.agent.phase, node.agent.goodbye.exit_code) == (Phase.ENDING, 143)
+    assert node.sent(Interrupted) == [Interrupted(signum=signal.SIGTERM)]
+
+
+def test_after_the_last_word_a_lost_leader_is_no_loss():
+    node = Node(1, plans(4)[1])
+    node.feed(Heard, message=Goodbye(exit_code=0, summary=""))
+    node.feed(Lost, reason="closed")
+    assert node.all_of(Seek) == []
+    assert not node.agent.is_leader_lost
