@@ -120,12 +120,7 @@ def collect_round(scene: Scene, episode: Episode) -> Round:
 
 
 def judge_links(scene: Scene, episode: Episode, stalled: Sequence[Stalled]) -> Judged | None:
-    """Return the verdict that the rounds so far allow, None where another round is needed.
-
-    Args:
-        episode: with at least one finished round.
-        stalled: the connections that are stuck now.
-    """
+    """Return the verdict that the finished rounds, at least one, allow; None where another round is needed."""
     now = episode.rounds[-1]
     bad = _bad(now)
     if not bad:

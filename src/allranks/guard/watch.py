@@ -109,10 +109,7 @@ class Watch:
 
     def keep(self, directory: Path, *, within_s: float) -> list[Path]:
         """Write what each rank did last into a directory, and return the files: its calls (`recorder_rank_3.json`,
-        which `allranks why` reads) and its stack (`rank_3.stack.txt`).
-
-        Args:
-            within_s: what has not been read by then is left out.
+        which `allranks why` reads) and its stack (`rank_3.stack.txt`), if it could be read in that time.
         """
         written = []
         for name, data in self._to_keep(within_s):
