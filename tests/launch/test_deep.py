@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import pytest
 from msgspec.structs import replace
 
 from allranks.causes.catalogue import find_cause
-from allranks.launch.check.collective import End, PairOrder, Report, Told, decode_order, encode_order, work_of
+from allranks.launch.check.collective import End, PairOrder, Report, Told, work_of
 from allranks.launch.check.deep import Deep, judge_told, plan_pairs, render_figures
-from allranks.launch.check.member import Held
+from allranks.launch.check.member import Held, Order
 from allranks.launch.check.outcome import Outcome, add_more
+from allranks.launch.step.parcels import decode, encode
 from allranks.model.card import Card, Facts, Interface
-from allranks.model.errors import UsageError
 from allranks.model.finding import Confidence, Severity, Status
 from allranks.preflight.judge import Observations
 from allranks.preflight.matchings import matchings
@@ -238,7 +237,7 @@ def test_nodes_meet_on_their_data_interfaces_at_the_port_of_the_roll_call() -> N
     assert order is not None
     assert (order.port, order.backends, order.rounds) == (29501, ("gloo",), ((("node01", "node02"),),))
     assert order.ends["node02"] == End(address="10.0.1.2", interface="eth1")
-    assert decode_order(encode_order(order)) == order
+    assert decode(encode(order), Order | PairOrder) == order
     (first,) = work_of(order, "node01")["work"]
     (second,) = work_of(order, "node02")["work"]
     assert (first["rank"], second["rank"], first["peer"]) == (0, 1, "node02")
@@ -268,8 +267,3 @@ def test_one_node_has_nobody_to_be_paired_with() -> None:
     assert {each.note for each in judge_told(None, Told(), skipped=skipped, wanted=CAUSES).results} == {
         "one node alone"
     }
-
-
-def test_an_order_of_another_version_is_refused() -> None:
-    with pytest.raises(UsageError, match="not from this version"):
-        decode_order("bm9uZQ==")
