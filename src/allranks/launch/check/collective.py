@@ -20,7 +20,7 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -91,6 +91,27 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Why this node has no working torch."""
     matmul_s: tuple[float, ...] = ()
     """Seconds of a matmul, one entry per GPU."""
+
+
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """One pair in one round with one backend, and the reports of both ends; None if an end sent none."""
+
+    backend: str
+    round: int
+    nodes: tuple[str, str]
+    ends: tuple[Report | None, Report | None]
+
+
+def list_meetings(order: PairOrder, reports: Iterable[Report]) -> list[Meeting]:
+    """Return every pair that was to meet. Pure."""
+    said = {(each.backend, each.round, each.node): each for each in reports}
+    return [
+        Meeting(backend, number, (a, b), (said.get((backend, number, a)), said.get((backend, number, b))))
+        for backend in order.backends
+        for number, pairs in enumerate(order.rounds)
+        for a, b in pairs
+    ]
 
 
 @dataclass(slots=True)
@@ -197,23 +218,19 @@ def _kill(child: subprocess.Popen[bytes]) -> None:
 
 def work_of(order: PairOrder, node: str) -> dict[str, Any]:
     """Return the input of join/pair.py on one node: its pairs, in the order of the rounds. Pure."""
-    work = []
-    steps = [(backend, number) for backend in order.backends for number in range(len(order.rounds))]
-    for step, (backend, number) in enumerate(steps):
-        for pair in order.rounds[number]:
-            if node in pair:
-                first = order.ends[pair[0]]
-                work.append(
-                    {
-                        "step": step,
-                        "round": number,
-                        "backend": backend,
-                        "peer": pair[1 - pair.index(node)],
-                        "rank": pair.index(node),
-                        "address": first.address,
-                        "port": order.port,
-                        "interface": order.ends[node].interface,
-                    }
-                )
+    work = [
+        {
+            "step": order.backends.index(each.backend) * len(order.rounds) + each.round,
+            "round": each.round,
+            "backend": each.backend,
+            "peer": each.nodes[1 - each.nodes.index(node)],
+            "rank": each.nodes.index(node),
+            "address": order.ends[each.nodes[0]].address,
+            "port": order.port,
+            "interface": order.ends[node].interface,
+        }
+        for each in list_meetings(order, ())
+        if node in each.nodes
+    ]
     num_gpus = order.ends[node].num_gpus if node in order.ends and "nccl" in order.backends else 0
     return {"work": work, "num_gpus": num_gpus, "start_s": START_S, "pair_s": PAIR_S, "timeout_s": COLLECTIVE_S}

@@ -15,7 +15,7 @@ import contextlib
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,6 +58,11 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     num_nodes: int
     node_names: tuple[str, ...]
     store_port: int | None = None
+
+
+def name_at(names: Sequence[str], index: int) -> str:
+    """Return the name of a node that may not have reported it."""
+    return names[index] if index < len(names) else f"node rank {index}"
 
 
 class NoRunDir(RunDir):

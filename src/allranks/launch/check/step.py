@@ -27,7 +27,7 @@ import msgspec
 from allranks.causes.catalogue import find_cause
 from allranks.causes.cause import failed
 from allranks.host.slurm_command import refuse_without_cluster, require_slurm
-from allranks.launch.check.member import DIRECTORY_PREFIX, ORDER_VARIABLE, Held, Order
+from allranks.launch.check.member import DIRECTORY_PREFIX, ORDER_VARIABLE, Held, Order, name_at
 from allranks.launch.check.where import Place
 from allranks.launch.plan import count_of
 from allranks.launch.step.parcels import Parcel, encode
@@ -65,8 +65,7 @@ class Heard:
 
     def missing(self, num_nodes: int) -> list[str]:
         """Return the nodes that have sent nothing."""
-        absent = [index for index in range(num_nodes) if index not in self.here]
-        return [self.node_names[index] if index < len(self.node_names) else f"node rank {index}" for index in absent]
+        return [name_at(self.node_names, index) for index in range(num_nodes) if index not in self.here]
 
     def take(self, parcel: Parcel) -> None:
         """Take a document of the step."""
