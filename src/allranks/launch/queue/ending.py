@@ -16,7 +16,7 @@ Four facts that are easy to miss:
 - The same holds for SIGTERM. A worker that has something to save leaves the decision to its agent
   (state/resumed/telling.py); a worker that has nothing to save is ended by it, which saves time.
 - A job that is preempted with a grace period is requeued only if it still runs at the end of the period; if it ends
-  earlier, it has failed or is complete. So the leader waits: `launch.queue.requeue.outlast_preemption`.
+  earlier, it has failed or is complete. So the leader waits: `Scheduler.outlast_preemption`.
 - If the batch host is lost, the job continues without its script until the time limit: the remaining agents must
   requeue it.
 """

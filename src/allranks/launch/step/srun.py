@@ -148,13 +148,17 @@ def words_of(lines: Iterable[str]) -> str:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End what still runs: srun passes SIGTERM on to its step, and gives up a place in the queue."""
+    """End what still runs."""
     with process:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0.5)  # all is said: it ends by itself
+        end_srun(process)
+
+
+def end_srun(process: subprocess.Popen[bytes], *, patience_s: float = END_S) -> None:
+    """End srun, which passes SIGTERM on to its step, and gives up a place in the queue."""
+    for end, wait_s in ((process.terminate, patience_s), (process.kill, 1.0)):
         if process.poll() is None:
+            end()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(0.5)  # all is said: it ends by itself
-        for end, patience_s in ((process.terminate, END_S), (process.kill, 1.0)):
-            if process.poll() is None:
-                end()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(patience_s)
+                process.wait(wait_s)
