@@ -153,11 +153,7 @@ def is_munge_proof(proof: bytes) -> bool:
 
 
 def secret_from_munge(socket: str | None) -> Secret | None:
-    """Return a Secret that uses munge credentials; None if this machine has no munge.
-
-    Args:
-        socket: where munged listens, None for its usual place.
-    """
+    """Return a Secret that uses munge credentials; None if this machine has no munge."""
     return Secret(b"", "munge", socket) if shutil.which("munge") and shutil.which("unmunge") else None
 
 
