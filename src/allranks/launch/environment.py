@@ -32,13 +32,10 @@ def node_settings(
     """Return what all workers of this node get, beyond what they inherit.
 
     Args:
-        plan: this agent's.
-        group: who is which rank, from the leader.
         interface: the data interface, None where it could not be found out.
         store_fd: the leader's socket for rank 0; None on other nodes and without the hook.
         env: the agent's environment; what the user set there is kept.
         hook_path: directory of the `sitecustomize` that enters the workers.
-        checkpoints: where `allranks.session()` puts the job's checkpoints.
         recorder: how the files of torch's flight recorder begin; the rank follows.
         members: value of ALLRANKS_MEMBERS, which may be `@file`; None: the nodes themselves.
     """

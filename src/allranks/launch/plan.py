@@ -119,10 +119,6 @@ def plan_job(
     """Decide everything that one node can decide alone.
 
     Args:
-        request: the flags.
-        world: who this process is, from its environment.
-        cluster: cluster.toml, or its defaults.
-        facts: this machine.
         job: name for a job that has none (no scheduler, no --rdzv-id).
         origin: where the keys of the cluster come from, `network.port` -> `cluster.toml:5`.
     Raises:

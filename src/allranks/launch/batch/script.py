@@ -93,11 +93,9 @@ def render_sbatch(
     """Return the text of the batch script.
 
     Args:
-        options: options of sbatch.
         command: the agent's command, `allranks run ...`, as words.
         more: further options of sbatch, `--licenses=matlab:2`, each one word.
         env: variables for the ranks; not for secrets, because the script contains the values.
-        template: file with blocks that replace those of allranks' template.
     Raises:
         UsageError: a value cannot be written into a script, or the template is wrong.
     """
@@ -299,7 +297,6 @@ def submission_env(
     paths of programs and libraries, and settings of the libraries that the job uses; never those of an outer job.
 
     Args:
-        environ: environment of this process.
         names: further variables for the job, also secrets.
         said: fields of SbatchOptions from the command line; SBATCH_ variables would override the script.
     """

@@ -25,9 +25,6 @@ def limits(
     """Return a line for each setting that affects a resuming job.
 
     Args:
-        site: settings of the controller.
-        rules: settings of the job's partition; None if no partition is named.
-        options: the job's options.
         is_site_known: leave out what is the same for every job of this site.
     """
     lines = _about_options(options)

@@ -89,8 +89,6 @@ def submit(script: str, options: SbatchOptions, *, env: Mapping[str, str], log_d
     """Check and submit a script.
 
     Args:
-        script: its text.
-        options: the options that it was rendered from.
         env: environment for sbatch and the job, without the job's key.
         log_dir: `--log-dir` of the run, relative to the job's working directory.
     Raises:

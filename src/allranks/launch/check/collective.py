@@ -144,12 +144,8 @@ def run_pairs(
 ) -> Told:
     """Start the children on the nodes, and return their reports.
 
-    Args:
-        place: the nodes that were checked, by name.
-        queue_s: how long SLURM may take to start them.
     Raises:
         AllranksError: SLURM started nothing.
-        StoppedBySignal: check_signals raised it.
     """
     told, nodes = Told(), set(order.ends)
     with start_members(place, order, env) as steps:
@@ -175,9 +171,6 @@ def run_pairs(
 def serve_pairs(order: PairOrder, env: Mapping[str, str]) -> None:
     """Run on one node: start the child with torch, and send its reports to the process that started the step.
 
-    Args:
-        order: who works with whom.
-        env: this task's; the child gets it, too.
     Raises:
         AllranksError: this task cannot take part.
     """

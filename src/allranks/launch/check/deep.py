@@ -85,7 +85,6 @@ def judge_told(order: PairOrder, told: Told, *, skipped: Mapping[str, str], want
 
     Args:
         skipped: node -> why it did not take part.
-        wanted: causes to look for.
     """
     wanted_ids = {cause.id for cause in wanted}
     skipped = {**skipped, **{each.node: each.no_torch for each in told.reports if each.no_torch}}

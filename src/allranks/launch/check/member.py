@@ -86,12 +86,7 @@ class NoRunDir(RunDir):
 
 
 def look_here(cluster: Cluster, env: Mapping[str, str]) -> Held:
-    """Examine this machine only: no port, no other node.
-
-    Args:
-        cluster: where this machine should have its data interface.
-        env: what the workers would get.
-    """
+    """Examine this machine only: no port, no other node."""
     return hold_alone(cluster, read_facts(env), read_card_facts(cluster.worker_env(env)))
 
 
@@ -118,11 +113,9 @@ def take_part(
 
     Args:
         order: what to do; its directory is the leader's and need not be visible from here.
-        world: who this process is in its step.
         check_signals: raises StoppedBySignal when somebody told this process to stop.
         sum_up: returns what the leader sends to the others at the end.
     Raises:
-        StoppedBySignal: check_signals raised it.
         AllranksError: this is no task that can take part in a check.
     """
     check_one_agent_per_node(world)

@@ -101,12 +101,10 @@ def check_nodes(
     Args:
         order: what the members do; its directory is created here.
         queue_s: how long SLURM may take to start the members.
-        env: the caller's; srun gets it without the variables of an outer job or step.
     Raises:
         UsageError: SLURM does not know what is asked for.
         SetupError: SLURM is not here.
         AllranksError: no node answered.
-        StoppedBySignal: check_signals raised it.
     """
     require_slurm("srun", env)
     with _announcement_directory() as directory:

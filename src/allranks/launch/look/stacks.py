@@ -160,12 +160,7 @@ def split_jobs(document: NodeStacks) -> list[StackReport]:
 
 
 def fold(documents: Iterable[NodeStacks], *, all_threads: bool = False) -> list[Group]:
-    """Return the groups of equal stacks, the odd one out first.
-
-    Args:
-        documents: one per node.
-        all_threads: also threads other than the main one.
-    """
+    """Return the groups of equal stacks, the odd one out first."""
     groups: dict[object, Group] = {}
     for document in documents:
         for process in document.processes:

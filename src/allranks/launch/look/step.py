@@ -46,8 +46,6 @@ def probe_job(job: str, *, silence_s: float, env: Mapping[str, str], say: Callab
     Args:
         job: SLURM's id: `123`, `123_4` of an array, `123+0` of a heterogeneous job.
         silence_s: the wait ends after this long without an answer.
-        env: the caller's; srun gets it without the variables of an outer job or step.
-        say: gets a line about the nodes that it waits for.
 
     Raises:
         UsageError: there is no such job, or the id means several.

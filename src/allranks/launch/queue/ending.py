@@ -66,8 +66,6 @@ def decide(
     """Decide what a signal means.
 
     Args:
-        signum: what came.
-        job: this job in SLURM; None without SLURM.
         left_s: until the time limit.
         no_requeue: why the job cannot be requeued, from `why_no_requeue`; empty if it can.
         grace_s: time between SIGTERM and SIGKILL: KillWait or a partition's GraceTime; None if unknown.
@@ -113,7 +111,6 @@ def decide_sequel(exit_code: int, *, is_to_requeue: bool, interrupted_by: int | 
     """Decide what follows the end of a job; one that somebody told to stop is never requeued.
 
     Args:
-        exit_code: of the job.
         is_to_requeue: whether all ranks saved before the time limit.
         interrupted_by: the first stop signal that any agent got, also one that came after the verdict.
         has_restarts: whether the user wants the job to survive faults.

@@ -45,9 +45,6 @@ def remember(culprits: Sequence[Culprit], nodes: Iterable[str], *, cause: str, a
     """Return the record with the culprits of one attempt added; the order is that of their first fault.
 
     Args:
-        culprits: the record so far.
-        nodes: who was at fault.
-        cause: cause of the finding.
         attempt: number of the attempt, SLURM_RESTART_COUNT.
     """
     known = {culprit.node: culprit for culprit in culprits}
@@ -77,9 +74,6 @@ def plan_requeue(
     Args:
         state: the job, as SLURM reports it.
         job: the same job, from its own environment.
-        culprits: all nodes that have been at fault.
-        partition: nodes of its partition.
-        min_nodes: how many nodes the job needs.
     """
     asked = expand_hosts(state.asked_nodes) if state.asked_nodes else []
     own = expand_hosts(state.excluded_nodes) if state.excluded_nodes else []
@@ -122,11 +116,7 @@ def describe_return(culprits: Sequence[Culprit], *, attempt: int) -> str:
 
 
 def read_culprits(run_dir: Path) -> tuple[Culprit, ...]:
-    """Return the job's record; empty if the file is missing or cannot be read.
-
-    Args:
-        run_dir: the job's directory, above its attempts.
-    """
+    """Return the job's record; empty if the file is missing or cannot be read."""
     try:
         return msgspec.json.decode((run_dir / FILE).read_bytes(), type=tuple[Culprit, ...])
     except (OSError, msgspec.DecodeError):
@@ -134,12 +124,7 @@ def read_culprits(run_dir: Path) -> tuple[Culprit, ...]:
 
 
 def write_culprits(run_dir: Path, culprits: Sequence[Culprit]) -> None:
-    """Write the record atomically; a full disk does not stop a job.
-
-    Args:
-        run_dir: the job's directory, above its attempts.
-        culprits: all of them.
-    """
+    """Write the record atomically; a full disk does not stop a job."""
     draft = run_dir / f".{FILE}.{os.getpid()}"
     with contextlib.suppress(OSError):
         draft.write_bytes(msgspec.json.format(msgspec.json.encode(culprits)) + b"\n")

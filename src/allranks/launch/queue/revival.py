@@ -51,7 +51,6 @@ class Revivals:
 
     Args:
         command: the agent's command line, from `own_command`.
-        job: this job.
         env: this agent's environment; its step's variables are no options for srun.
         log: returns the file for the output of a node's srun and agent.
         patience_s: how long to start new tries for each node; an srun that runs at that time continues.
@@ -188,7 +187,6 @@ def place_of(node: str, seat: int, env: Mapping[str, str]) -> list[str]:
     which step it counts as, and so where the job's run directory is.
 
     Args:
-        node: SLURM's name of it.
         seat: its node index.
         env: the leader's, a task of the first step.
     """
