@@ -374,7 +374,7 @@ class Watch:
             ranks=ranks,
             message=words,
             evidence=(Evidence(seen=seen),),
-            fix=fix or cause.fix.format_map({"node": node or "the node"}),
+            fix=fix or cause.fix_with(node=node or "the node"),
         )
 
     def _note(self, finding: Finding) -> Finding:
