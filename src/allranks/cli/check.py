@@ -19,7 +19,7 @@ from allranks.cli.options import cluster_option, json_option, timeout_option
 from allranks.model.errors import AllranksError, Exit, SetupError, StoppedBySignal, UsageError
 from allranks.model.identity import Given, world_from_env
 from allranks.model.world import Launcher, World
-from allranks.report.text import Style, printable, render_findings, say
+from allranks.report.text import Style, count_of, printable, render_findings, say
 
 if TYPE_CHECKING:
     from allranks.launch.check.deep import Deep
@@ -259,7 +259,6 @@ class _View:
 
 def summarise(outcome: Outcome, *, elapsed_s: float) -> str:
     """Return the last line: the verdict and the seconds."""
-    from allranks.launch.plan import count_of
     from allranks.model.finding import Severity, Status
     from allranks.model.hostlist import fold_hosts
 

@@ -16,7 +16,7 @@ from allranks.cli.options import json_option
 from allranks.config.file import parse_cluster
 from allranks.model.cluster import Cluster
 from allranks.model.errors import AllranksError, Exit, UsageError
-from allranks.report.text import say
+from allranks.report.text import count_of, say
 
 if TYPE_CHECKING:
     from allranks.launch.check.describe import Surroundings
@@ -52,7 +52,6 @@ def init(
     """
     from allranks.launch.check.describe import describe_cluster, reasons_of
     from allranks.launch.check.where import Asked
-    from allranks.launch.plan import count_of
     from allranks.report.toml import render_toml
 
     is_stdout = as_json or str(output) == "-"

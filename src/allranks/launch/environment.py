@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from allranks.launch.plan import LOOPBACK, JobPlan, assign_ranks, choose_backend, count_of
+from allranks.launch.plan import LOOPBACK, JobPlan, assign_ranks, choose_backend
 from allranks.model.cluster import Backend
 from allranks.model.membership import format_members
 from allranks.model.setting import Setting
+from allranks.report.text import count_of
 from allranks.wire.protocol import Plan
 
 AFTER_GUARD_S = 60.0

@@ -25,6 +25,7 @@ from allranks.model.setting import Setting
 from allranks.model.world import Launcher, Level, World
 from allranks.preflight.datapath import DataPath as DataPath
 from allranks.preflight.datapath import data_path_of_cluster, list_nics
+from allranks.report.text import count_of as count_of
 from allranks.wire.leader import Hint
 
 LOOPBACK = "127.0.0.1"
@@ -248,11 +249,6 @@ def assign_ranks(cards: Sequence[tuple[str, int]]) -> tuple[Member, ...]:
         members.append(Member(name=name, first_rank=first, num_workers=num_workers, host=host))
         first += num_workers
     return tuple(members)
-
-
-def count_of(number: int, noun: str) -> str:
-    """`1 rank`, `6 ranks`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _wanted_backend(request: Request, cluster: Cluster) -> str:

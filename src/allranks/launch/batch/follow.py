@@ -21,11 +21,11 @@ from allranks.host.slurm_command import NoSlurmError
 from allranks.launch.batch.local import LocalRun, cancel_run, describe_local, look_at_run, note_cancel
 from allranks.launch.batch.submit import describe_unavailable
 from allranks.launch.console import Console
-from allranks.launch.plan import count_of
 from allranks.model.errors import Exit, SetupError, UsageError, exit_for_signal
 from allranks.model.finding import Verdict
 from allranks.report.rundir import as_file_name
 from allranks.report.runs import Run, find_run, is_job_of_slurm, read_run, read_verdict, sort_by_number
+from allranks.report.text import count_of
 
 POLL_S = 0.2
 LOOK_S = 3.0

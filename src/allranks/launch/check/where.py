@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from allranks.host.slurm import NodeState
 from allranks.host.slurm_command import run_slurm, words_of
-from allranks.launch.plan import count_of
 from allranks.model.errors import AllranksError, SetupError, UsageError
 from allranks.model.hostlist import expand_hosts, fold_hosts
+from allranks.report.text import count_of
 
 SINFO_S = 20.0
 
