@@ -78,12 +78,6 @@ class NoRunDir(RunDir):
         """Remember the number, create nothing."""
         self.attempt = attempt or 0
 
-    def write_roll_call(self, observations: object) -> None:
-        """Do nothing."""
-
-    def append_events(self, lines: str) -> None:
-        """Do nothing."""
-
 
 def look_here(cluster: Cluster, env: Mapping[str, str]) -> Held:
     """Examine this machine only: no port, no other node."""

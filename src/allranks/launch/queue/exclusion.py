@@ -10,8 +10,6 @@ or the agent that acts for a lost leader, writes it.
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -20,6 +18,7 @@ import msgspec
 from allranks.host.slurm import JobState
 from allranks.host.slurm_job import OwnJob
 from allranks.model.hostlist import expand_hosts, fold_hosts
+from allranks.report.rundir import write_whole
 
 FILE = "culprits.json"
 MOST_TIMES = 3
@@ -125,7 +124,4 @@ def read_culprits(run_dir: Path) -> tuple[Culprit, ...]:
 
 def write_culprits(run_dir: Path, culprits: Sequence[Culprit]) -> None:
     """Write the record atomically; a full disk does not stop a job."""
-    draft = run_dir / f".{FILE}.{os.getpid()}"
-    with contextlib.suppress(OSError):
-        draft.write_bytes(msgspec.json.format(msgspec.json.encode(culprits)) + b"\n")
-        draft.replace(run_dir / FILE)
+    write_whole(run_dir / FILE, msgspec.json.format(msgspec.json.encode(culprits)) + b"\n")
