@@ -27,6 +27,7 @@ import signal
 from dataclasses import dataclass
 from enum import Enum
 
+from allranks.host.slurm import JobState
 from allranks.host.slurm_job import OwnJob
 from allranks.model.errors import Exit
 
@@ -74,18 +75,17 @@ def decide(
     name = signal.Signals(signum).name
     if signum == signal.SIGUSR1:
         when = f", {left_s:.0f} s to the time limit" if left_s is not None else ""
+        ending = Ending.SAVE_AND_LEAVE
         if save_s == 0:  # a job requeued with nothing saved would start from the beginning each time
-            line = f"{name}{when}: passed to the script; allranks itself has nothing to save"
-            return Decision(ending=Ending.SAVE_AND_LEAVE, grace_s=None, line=line)
-        if job is None:
-            return Decision(
-                ending=Ending.SAVE_AND_LEAVE, grace_s=None, line=f"{name}: saving a checkpoint, then the job ends"
-            )
-        if no_requeue:
-            line = f"{name}{when}: saving a checkpoint, then job {job.id} ends: {no_requeue}"
-            return Decision(ending=Ending.SAVE_AND_LEAVE, grace_s=left_s, line=line)
-        line = f"{name}{when}: saving a checkpoint, then job {job.id} goes back into the queue and resumes from it"
-        return Decision(ending=Ending.SAVE_AND_REQUEUE, grace_s=left_s, line=line)
+            left_s, what = None, "passed to the script; allranks itself has nothing to save"
+        elif job is None:
+            what = "saving a checkpoint, then the job ends"
+        elif no_requeue:
+            what = f"saving a checkpoint, then job {job.id} ends: {no_requeue}"
+        else:
+            what = f"saving a checkpoint, then job {job.id} goes back into the queue and resumes from it"
+            ending = Ending.SAVE_AND_REQUEUE
+        return Decision(ending=ending, grace_s=left_s, line=f"{name}{when}: {what}")
     if signum == signal.SIGTERM and job is not None:
         grace_s = DEFAULT_GRACE_S if grace_s is None else grace_s
         if grace_s > SAFETY * (save_s or 0.0) and save_s != 0:
@@ -122,18 +122,12 @@ def decide_sequel(exit_code: int, *, is_to_requeue: bool, interrupted_by: int | 
     return Sequel.STAY_COMPLETE if exit_code == Exit.OK else Sequel.NONE
 
 
-def why_no_requeue(job: OwnJob, *, is_batch: bool, may_requeue: bool) -> str:
-    """Return why a job cannot be requeued, and what to do about it; empty if it can.
-
-    Args:
-        job: the job.
-        is_batch: whether it has a batch script, as `scontrol show job` says.
-        may_requeue: its `Requeue=`.
-    """
+def why_no_requeue(job: OwnJob, state: JobState) -> str:
+    """Return why a job cannot be requeued, and what to do about it; empty if it can."""
     if job.is_heterogeneous:
         return "allranks does not requeue heterogeneous jobs; submit it again, and it resumes"
-    if not is_batch:
+    if not state.is_batch:
         return "SLURM requeues only jobs with a batch script (allranks submit writes one)"
-    if not may_requeue:
+    if not state.may_requeue:
         return "it was submitted with --no-requeue; submit it again, and it resumes"
     return ""

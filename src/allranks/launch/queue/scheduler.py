@@ -131,7 +131,7 @@ class Scheduler:
             if state.preempted_at:  # SLURM decides whether the job runs again, even if the user sent the warning signal
                 self.outlast_preemption()
                 return exit_code
-            if no := why_no_requeue(job, is_batch=state.is_batch, may_requeue=state.may_requeue):
+            if no := why_no_requeue(job, state):
                 self.say(f"job {job.id} does not go back into the queue: {no}")
                 return exit_code
             partition = [node.name for node in list_nodes(partition=state.partition.partition(",")[0])]
@@ -188,7 +188,7 @@ class Scheduler:
         with contextlib.suppress(AllranksError):  # then the defaults are used
             state = find_job(self.job.id)
             if state is not None:
-                self._no_requeue = why_no_requeue(self.job, is_batch=state.is_batch, may_requeue=state.may_requeue)
+                self._no_requeue = why_no_requeue(self.job, state)
             self._grace_s = read_grace_s(state)
             self._left_s = self._limit.left_s(time.time())
 
