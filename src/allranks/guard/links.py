@@ -178,7 +178,7 @@ def _judge_apart(scene: Scene, apart: Sequence[tuple[int, ...]], now: Round, sta
             cause_id = "AR204"
             what = f"small packets pass between {two} and {one}, but full-sized ones are lost"
             fix = f"set the switch port, bridge or tunnel of {two} to the MTU of its data interface, or run on all "
-            fix += "nodes: ip link set <interface> mtu 1500"
+            fix += f"nodes: ip link set {scene.interface()} mtu 1500"
         node, confidence = (f"{one} or {two}", Confidence.UNDECIDED) if is_undecided else (two, Confidence.CERTAIN)
         about = {"node": node, "evidence": _evidence(scene, stalled, mine, now), "confidence": confidence, "fix": fix}
         findings.append(scene.fault(cause_id, what, *ranks, **about))
@@ -218,7 +218,7 @@ def _judge_lossy(scene: Scene, episode: Episode, bad: set[Pair], stalled: Sequen
     node = scene.nodes[leave]
     what = f"packets to or from {node.name} are lost: {lost} of {len(tries)} tests between it and other nodes failed, "
     what += "the others passed"
-    fix = f"on {node.name}: ip -s link; ethtool -S <interface>; CRC errors: replace cable or transceiver; "
+    fix = f"on {node.name}: ip -s link; ethtool -S {scene.interface(leave)}; CRC errors: replace cable or transceiver; "
     fix += "drops: check congestion and flow control"
     seen = _evidence(scene, stalled, sorted(bad), episode.rounds[-1])
     about: dict[str, Any] = {"evidence": seen, "fix": fix, "victims": scene.others(*node.ranks)}

@@ -77,7 +77,7 @@ class NodeView:
     member: Member
     began_s: float
     addresses: Mapping[str, str]
-    """By network, `data` and `control`, where they are known."""
+    """By network, `data` and `control`, where they are known; and the name of its data `interface`."""
     beat: NodeBeat | None = None
     heard_s: float | None = None
     lost_reason: str = ""
@@ -129,12 +129,19 @@ class Scene:
         membership: whose beats count: its epoch is their generation.
         addresses: of the nodes, by index and network.
         now_s: when the generation began.
+        job: the job's id, for commands.
     """
 
     def __init__(
-        self, settings: GuardTable, membership: Membership, addresses: Mapping[int, Mapping[str, str]], now_s: float
+        self,
+        settings: GuardTable,
+        membership: Membership,
+        addresses: Mapping[int, Mapping[str, str]],
+        now_s: float,
+        *,
+        job: str = "JOB",
     ) -> None:
-        self.settings = settings
+        self.settings, self.job = settings, job
         self.membership = membership
         self.nodes = [NodeView(i, member, now_s, addresses.get(i, {})) for i, member in enumerate(membership.members)]
         self.ranks: dict[int, RankView] = {}
@@ -183,9 +190,16 @@ class Scene:
 
     def fault(self, cause_id: str, message: str, *ranks: int, **more: Any) -> Finding:
         """Return a finding about these ranks and, where `more` names no node, theirs; all others are its victims."""
-        names = dict.fromkeys(self.node_of(rank).name for rank in sorted(ranks))
-        about = {"node": fold_hosts(list(names)), "ranks": ranks, "victims": self.others(*ranks)}
+        nodes = {self.node_of(rank).index: self.node_of(rank) for rank in sorted(ranks)}
+        values = {"interface": self.interface(*nodes), "job": self.job, **({"rank": min(ranks)} if ranks else {})}
+        names = [node.name for node in nodes.values()]
+        about = {"node": fold_hosts(names), "ranks": ranks, "victims": self.others(*ranks), "values": values}
         return name_fault(cause_id, message, **about | more)
+
+    def interface(self, *indices: int) -> str:
+        """Return the data interface of these nodes, or of all; a word for it if it is not known or not the same."""
+        names = {self.nodes[index].addresses.get("interface") for index in indices or range(len(self.nodes))}
+        return (names.pop() if len(names) == 1 else None) or "<interface>"
 
     def others(self, *ranks: int) -> tuple[int, ...]:
         """All ranks but these and those that have left well: the victims."""

@@ -69,22 +69,23 @@ LEAVE_S = 10.0
 class Guard:
     """Everything that is known of the running workers, and the verdict that follows."""
 
-    def __init__(self, settings: GuardTable) -> None:
-        self._settings = settings
+    def __init__(self, settings: GuardTable, *, job: str = "JOB") -> None:
+        self._settings, self._job = settings, job
         self._next_word_s = max(AFTER_KILL_S, 2 * settings.beat_s)
         """How long a node's next word is waited for, when a worker there has ended."""
         self._asked_s: float | None = None
         self._slept_s = 0.0
-        self._start(Scene(settings, Membership(members=()), {}, 0.0))
+        self._start(Scene(settings, Membership(members=()), {}, 0.0, job=job))
 
     def begin(self, plan: Plan, now_s: float, *, addresses: Mapping[int, Mapping[str, str]] | None = None) -> None:
         """New workers start; what was known of the last generation's is forgotten.
 
         Args:
-            addresses: of each node, by its index and `data` or `control`: where others can try it.
+            addresses: of each node, by its index and `data` or `control`: where others can try it; `interface`: the
+                name of its data interface.
         """
         membership = Membership(epoch=plan.generation, members=plan.members)
-        self._start(Scene(self._settings, membership, addresses or {}, self._now(now_s)))
+        self._start(Scene(self._settings, membership, addresses or {}, self._now(now_s), job=self._job))
 
     def _start(self, scene: Scene) -> None:
         self._scene = scene

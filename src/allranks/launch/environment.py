@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from allranks.launch.plan import LOOPBACK, JobPlan, assign_ranks, choose_backend, count_of
+from allranks.launch.plan import LOOPBACK, JobPlan, assign_ranks, choose_backend
 from allranks.model.cluster import Backend
 from allranks.model.membership import format_members
 from allranks.model.setting import Setting
+from allranks.report.text import count_of
 from allranks.wire.protocol import Plan
 
 AFTER_GUARD_S = 60.0
@@ -32,13 +33,10 @@ def node_settings(
     """Return what all workers of this node get, beyond what they inherit.
 
     Args:
-        plan: this agent's.
-        group: who is which rank, from the leader.
         interface: the data interface, None where it could not be found out.
         store_fd: the leader's socket for rank 0; None on other nodes and without the hook.
         env: the agent's environment; what the user set there is kept.
         hook_path: directory of the `sitecustomize` that enters the workers.
-        checkpoints: where `allranks.session()` puts the job's checkpoints.
         recorder: how the files of torch's flight recorder begin; the rank follows.
         members: value of ALLRANKS_MEMBERS, which may be `@file`; None: the nodes themselves.
     """

@@ -122,10 +122,15 @@ class _Tests:
             return None
         return next((card.data_interface for card in self.cards.values() if card.host == found.groups[0][0]), None)
 
+    def common_interface(self) -> dict[str, object]:
+        """The name of the data interface for commands, where all nodes call it the same."""
+        names = {card.data_interface for card in self.cards.values()}
+        return {"interface": names.pop()} if len(names) == 1 and None not in names else {}
+
     def outcome(self, found: Blame, status: Status, *evidence: str, **values: object) -> Outcome:
         decide = [f"to be certain: {found.would_decide}"] if found.would_decide else []
         seen = f"{found.num_failed} pair tests failed; {found.num_passed} tests of the same nodes passed"
-        named = {"culprit": found.culprit, "peers": self.peers(found), **values}
+        named = {"culprit": found.culprit, "peers": self.peers(found), **self.common_interface(), **values}
         return Outcome(
             status,
             values=named,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import selectors
 import signal
 import socket
@@ -149,6 +150,28 @@ def failed(rank: int, *, age_s: float, clock_s: float) -> Failed:
         rank=rank, local_rank=0, node=f"node{rank + 1:02}", exit_code=1, time_s=clock_s, message=f"ValueError: {rank}"
     )
     return Failed(end=end, age_s=age_s)
+
+
+def test_a_rejected_peer_is_reported_once_in_a_while(
+    make_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make_job()
+
+    def knock(times: int) -> None:
+        """A port check: it connects, and leaves without a word."""
+        for _ in range(times):
+            with socket.create_connection(job.listener.getsockname()[:2], timeout=10) as peer:
+                job.run_until(lambda peer=peer: select.select([peer], [], [], 0)[0], "the leader's greeting")
+
+    knock(3)
+    job.run_until(lambda: job.lines, "the report")
+    for _ in range(20):
+        job.turn()
+    (line,) = job.lines
+    assert "was rejected" in line
+    monkeypatch.setattr("allranks.launch.lead.driver.TOLD_AGAIN_S", 0.0)
+    knock(2)
+    job.run_until(lambda: job.lines == [line] * 3, "one report for each peer")
 
 
 @pytest.mark.parametrize("first", [0, 2])

@@ -33,12 +33,7 @@ class Surroundings:
 
 
 def describe_cluster(cards: Sequence[Card], around: Surroundings) -> tuple[str, list[Table]]:
-    """Return the title and the tables of cluster.toml.
-
-    Args:
-        cards: node reports, in the order of the nodes.
-        around: what the scheduler reports.
-    """
+    """Return the title and the tables of cluster.toml."""
     choice = choose_network(cards)
     names = fold_hosts([card.host for card in cards])
     count = f"{len(cards)} nodes, {names}" if len(cards) > 1 else names

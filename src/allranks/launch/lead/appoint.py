@@ -68,7 +68,7 @@ def appoint_leader(
             capacity_s=request.capacity_s,
             beat_s=guard.beat_s,
         ),
-        guard=Guard(guard),
+        guard=Guard(guard, job=plan.job),
         history=History(restarts_left=request.max_restarts, retries_errors=request.retries_errors),
         nodes={
             index: Node(card=card, name=card.host, address=connections[index].peer_address or own_address)

@@ -34,8 +34,9 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Where it can be tried: on the data network, and on the one that its agent speaks over."""
-        return {"data": self.card.data_address or self.address, "control": self.address}
+        """Where it can be tried: on the data network, and on the one that its agent speaks over; its data interface."""
+        known = {"data": self.card.data_address or self.address, "control": self.address}
+        return known | ({"interface": self.card.data_interface} if self.card.data_interface else {})
 
 
 @dataclass(slots=True)
