@@ -122,7 +122,9 @@ def test_an_endpoint_that_cannot_be_read_is_refused(text):
         ({"backend": "gloo"}, {"backend": "gloo"}),
         ({"role": "trainer"}, {"role": "trainer"}),
         ({"module": True}, {"is_module": True}),
-        ({"no_python": True}, {"no_python": True}),
+        ({"no_python": True}, {"no_python": True, "has_standby": False}),
+        ({"container": "torch.sif"}, {"container": "torch.sif", "has_standby": False}),
+        ({"standby": False}, {"has_standby": False}),
         ({"local_addr": "10.0.0.3"}, {"local_address": "10.0.0.3"}),
     ],
 )

@@ -124,7 +124,8 @@ def _print_completion(ctx: click.Context, param: click.Parameter, shell: str | N
     "--standby/--no-standby",
     "standby",
     default=True,
-    help="Keep a standby process for each worker, with torch already imported. [default: if restarts are allowed]",
+    help="Import torch once per node, in a standby process that forks the workers. [default: if a node has several "
+    "ranks, or restarts are allowed]",
 )
 @timeout_option(
     "--capacity-timeout",

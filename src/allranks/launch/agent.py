@@ -44,7 +44,7 @@ VERDICT_S = 20.0
 LEADER_SILENT_S = 60.0
 """Seconds without a message from the leader, while its kernel keeps the connection, until it is given up. Long, since
 it may wait for a file server between two messages."""
-STANDBYS_AFTER_S = 3.0
+STANDBY_AFTER_S = 3.0
 """After the workers began: until then, the cores are theirs."""
 MOST_BETWEEN_LOOKS_S = 0.5
 """The agent looks at ending workers 20 times a second; a longer pause means that the agent itself did not run."""
@@ -109,8 +109,13 @@ class Agent:
         self._failed: set[int] = set()
         self._ending: _Ending | None = None
         self._ping = (0, now_s)
-        self._standbys_at_s: float | None = None
+        self._standby_at_s: float | None = None
         self._effects: list[Effect] = []
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it ends its workers, or will as soon as they have been started."""
+        return self._ending is not None
 
     def begin(self) -> list[Effect]:
         """Return what starts the first generation."""
@@ -171,7 +176,7 @@ class Agent:
         if started.generation != self.plan.generation:
             return
         self._pids = dict(started.pids)
-        self._standbys_at_s = now_s + STANDBYS_AFTER_S if started.generation < self.plan.max_restarts else None
+        self._standby_at_s = now_s + STANDBY_AFTER_S if started.generation < self.plan.max_restarts else None
         if self._ending is None:
             self._enter(Phase.WATCHING)
         else:  # it was told to end them while they were started
@@ -275,9 +280,9 @@ class Agent:
         self._heed(now_s)
         if self.phase is Phase.ENDING and self._ending is not None:
             self._advance(self._ending, now_s)
-        if self.phase is Phase.WATCHING and self._standbys_at_s is not None and now_s >= self._standbys_at_s:
-            self._standbys_at_s = now_s + STANDBYS_AFTER_S
-            self._do(events.PrepareStandbys())
+        if self.phase is Phase.WATCHING and self._standby_at_s is not None and now_s >= self._standby_at_s:
+            self._standby_at_s = now_s + STANDBY_AFTER_S
+            self._do(events.PrepareStandby())
         if self.goodbye is None and now_s - self._heard_s > LEADER_SILENT_S:
             self._do(events.Disconnect(node=0))
             self._lose(f"it has sent nothing for {LEADER_SILENT_S:.0f} s, although its machine answers", now_s)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from allranks.launch.plan import LOOPBACK, JobPlan, assign_ranks, choose_backend
@@ -11,6 +12,7 @@ from allranks.model.membership import format_members
 from allranks.model.setting import Setting
 from allranks.report.text import count_of
 from allranks.wire.protocol import Plan
+from allranks.wire.secret import SECRET_VARIABLE
 
 AFTER_GUARD_S = 60.0
 """Seconds between the guard's hang timeout and torch's collective timeout."""
@@ -124,6 +126,13 @@ def node_settings(
         path = f"{hook_path}:{env['PYTHONPATH']}" if env.get("PYTHONPATH") else hook_path
         fixed("PYTHONPATH", path, "loads the hook; ALLRANKS_HOOK=0 disables it")
     return ours
+
+
+def base_env(env: Mapping[str, str], settings: Sequence[Setting]) -> dict[str, str]:
+    """Return what all workers of this node get: the agent's environment, except its key, and the settings."""
+    kept = {name: value for name, value in env.items() if name != SECRET_VARIABLE}
+    ours = {setting.name: setting.value for setting in settings}
+    return kept | ours | {"ALLRANKS_AGENT_PID": str(os.getpid())}
 
 
 def rank_settings(group: Plan, local_rank: int, *, error_file: Path) -> list[Setting]:

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 PUMP_S = 0.05
 """How often new output is shown."""
+STANDBY_POLL_S = 0.005
+"""How often a standby is asked whether torch is imported, while workers wait for it."""
 WRITERS_S = 60.0
 """For checkpoints that are still being written when all is over."""
 KEEP_S = 1.0
@@ -54,6 +56,8 @@ class Loop:
         self._num_signals = 0
         self._has_saved = False
         self._pulse = Pulse(time.monotonic())
+        self._plan_to_start: Plan | None = None
+        """While its workers wait for the standby."""
         self._silent_s: float | None = None
         """For how long the workers here have written nothing, when that is worth a line."""
 
@@ -91,7 +95,7 @@ class Loop:
     def _turn(self) -> None:
         """Wait for something to happen, handle it, show new output, do what is due."""
         # Twice: ends that are noticed together are told to the leader in this process before it judges one of them.
-        for timeout_s in (PUMP_S, 0.0):
+        for timeout_s in (PUMP_S if self._plan_to_start is None else STANDBY_POLL_S, 0.0):
             for key, _ in self._selector.select(timeout_s):
                 key.data(key.fileobj)
         now_s = time.monotonic()
@@ -103,8 +107,10 @@ class Loop:
             self._feed(events.Signalled(now_s=now_s, signum=signum))
         self._silent_s = self._pulse.turn(now_s, has_news=self._crew.console.pump())
         reap_orphans(self._crew.workers)
+        self._start_when_ready()
         self._feed(events.Due(now_s=now_s))
-        if self._agent.phase not in (Phase.WAITING, Phase.GONE) and (beat := self._watch.turn(now_s)) is not None:
+        is_running = self._plan_to_start is None and self._agent.phase not in (Phase.WAITING, Phase.GONE)
+        if is_running and (beat := self._watch.turn(now_s)) is not None:
             self._feed(events.Observed(now_s=time.monotonic(), beat=beat))
 
     def _tell_silence(self, step: int | None) -> None:
@@ -129,7 +135,8 @@ class Loop:
             case events.Say(text=text):
                 crew.say(text)
             case events.Start(plan=plan):
-                self._start(plan)
+                self._plan_to_start = plan
+                self._start_when_ready()
             case events.Signal(signum=signum, ranks=ranks):
                 crew.signal(signum, ranks)
             case events.GiveOrder(order=order):
@@ -141,13 +148,20 @@ class Loop:
                 directory = crew.run_dir.node_path(plan.members[plan.node_index].name)
                 self._watch.keep(directory, within_s=KEEP_S)
                 crew.console.drop_tracebacks()
-            case events.PrepareStandbys():
-                crew.prepare_standbys()
+            case events.PrepareStandby():
+                crew.prepare_standby()
             case events.Mute():
                 crew.console.mute("err")
             case events.Sweep():
                 left = crew.sweep(grace_s=SWEEP_GRACE_S)
                 self._feed(events.Swept(now_s=time.monotonic(), left=tuple(left)))
+
+    def _start_when_ready(self) -> None:
+        """Start the workers of a plan; wait for `import torch` in the standby, unless they are to be ended anyway."""
+        plan = self._plan_to_start
+        if plan is not None and (self._agent.is_ending or not self._crew.is_waiting):
+            self._plan_to_start = None
+            self._start(plan)
 
     def _start(self, plan: Plan) -> None:
         self._crew.start(plan)

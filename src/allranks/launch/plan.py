@@ -62,8 +62,8 @@ class Request:
     """Maximum number of restarts after faults that a restart can cure."""
     retries_errors: bool = False
     """Whether errors of the script are restarted, too (`--restart-on-error`)."""
-    has_standbys: bool = False
-    """Whether each worker has a standby process, with torch imported."""
+    has_standby: bool = True
+    """Whether workers are forked from a process of their node that has torch imported."""
     capacity_s: float = 600.0
     """Seconds that a job below its minimum of nodes waits for more."""
     hang_s: float | None = None
