@@ -119,7 +119,7 @@ class Leader:
             case events.Due(now_s=now_s):
                 self._turn(now_s)
             case events.Heard(node=node, message=message, now_s=now_s):
-                if node in self._members.here:
+                if self._members.takes_part(node):
                     self._hear(node, message, now_s)
             case events.Lost(node=node, reason=reason, now_s=now_s):
                 self._lose(node, reason, now_s)
