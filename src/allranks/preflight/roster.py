@@ -41,13 +41,17 @@ class Roster:
     cards: dict[int, Card] = field(default_factory=dict)
     peers: dict[int, Connection] = field(default_factory=dict)
 
-    def admit(self, card: Card, peer: Connection) -> str | None:
-        """Take a node in, or return why not."""
+    _first_free: int = 0
+    """No node below is missing: where nobody numbers them, the next one is looked for from here."""
+
+    def admit(self, card: Card, peer: Connection) -> int | str:
+        """Take a node in and return its index, or why it is rejected."""
         index, num_nodes = card.node_index, self.terms.num_nodes
         if index is None:
-            index = next((i for i in range(num_nodes) if i not in self.cards), None)
+            index = next((i for i in range(self._first_free, num_nodes) if i not in self.cards), None)
             if index is None:
                 return f"all {num_nodes} nodes have already joined"
+            self._first_free = index + 1
         if not 0 <= index < num_nodes:
             return f"node rank {index} does not exist in a job of {num_nodes} nodes (--nnodes)"
         if index in self.cards:
@@ -58,15 +62,17 @@ class Roster:
             )
         self.cards[index] = card
         self.peers[index] = peer
-        return None
+        return index
 
-    def forget(self, peer: Connection) -> int | None:
-        """Take a node out again whose connection is gone; returns its index."""
-        for index, known in self.peers.items():
-            if known is peer:
-                del self.peers[index]
-                return index
-        return None
+    def remove(self, index: int) -> tuple[Card, Connection]:
+        """Take a node out again whose connection is gone, and return what was known of it."""
+        self._first_free = min(self._first_free, index)
+        return self.cards.pop(index), self.peers.pop(index)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all nodes have come."""
+        return len(self.cards) == self.terms.num_nodes
 
     def missing(self) -> tuple[int, ...]:
         """Indices of the nodes that have not come."""
