@@ -16,7 +16,7 @@ import pytest
 from seen import PORTS, brief, facts, terms
 
 from allranks import __version__
-from allranks.model.card import Card, TestPorts
+from allranks.model.card import Card, Facts, TestPorts
 from allranks.model.errors import AllranksError, NodeFaultError, StoppedBySignal, WireError
 from allranks.model.finding import Verdict
 from allranks.model.pair import FULL, PairResult
@@ -92,6 +92,21 @@ def test_a_node_that_disconnected_leaves_its_number_to_the_next_one():
     assert (gone.host, roster.is_complete, roster.missing()) == ("node03", False, (2,))
     assert roster.admit(card(None, host="late"), NoConnection()) == 2
     assert roster.admit(card(None, host="later"), NoConnection()) == "all 4 nodes have already joined"
+
+
+def test_what_nodes_have_in_common_is_kept_once():
+    def card_with(number: int, debug: str) -> Card:
+        own = Facts(boot_id=f"boot-{number}", environment={"NCCL_DEBUG": debug}, packages={"torch": "2.9.0"})
+        return card(number, facts=own)
+
+    *cards, odd = card_with(1, "INFO"), card_with(2, "INFO"), card_with(3, "WARN")
+    roster = roster_of(4)
+    for each in (*cards, odd):
+        roster.admit(each, NoConnection())
+    assert [roster.cards[index] for index in (1, 2, 3)] == [*cards, odd]
+    first, second, third = (roster.cards[index].facts for index in (1, 2, 3))
+    assert first.environment is second.environment is not third.environment
+    assert first.packages is second.packages is third.packages
 
 
 @pytest.mark.parametrize(
