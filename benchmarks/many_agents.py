@@ -150,7 +150,7 @@ class Agent:
         self.step = 0
         self._faults, self._count = faults, count
         self._buffer = bytearray()
-        self.has_plan = False
+        self.is_welcome = self.has_plan = False
         self.sock = socket.socket()
         self.sock.bind((address_of(index), 0))
         self.sock.setblocking(False)
@@ -200,7 +200,7 @@ class Agent:
                     )
                 )
             case Welcome():
-                pass
+                self.is_welcome = True
             case Test():
                 self.send(Tested(results=tuple(map(self._try, message.targets)), round=message.round))
 
@@ -266,10 +266,13 @@ def run_agents(share: range, port: int, faults: Faults, beat_s: float, pipe: Pip
             agents[index] = Agent(index, port, faults, count)
             selector.register(agents[index].sock, selectors.EVENT_READ, agents[index])
         for key, _ in selector.select(0.02):
-            if not key.data.listen():
-                selector.unregister(key.data.sock)
-                key.data.sock.close()
-                del agents[key.data.index]
+            agent = key.data
+            if not agent.listen():
+                selector.unregister(agent.sock)
+                agent.sock.close()
+                del agents[agent.index]
+                if not agent.is_welcome:  # it was too slow for the handshake, and tries again as agents do
+                    waiting = itertools.chain([agent.index], waiting)
         if not agents:
             break
         now_s = time.monotonic()
