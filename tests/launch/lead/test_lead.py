@@ -63,7 +63,7 @@ class Job:
         self.lines: list[str] = []
         terms = Terms(
             job="train", attempt=0, wanted_backend="gloo", store_address="127.0.0.1", store_port=29501, num_nodes=3,
-            min_nodes=2, max_restarts=max_restarts, capacity_s=30.0, beat_s=0.2,
+            min_nodes=2, max_restarts=max_restarts, capacity_s=30.0,
         )  # fmt: skip
         cards = {index: card(index) for index in range(3)}
         self.leader = Leader(
