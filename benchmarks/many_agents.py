@@ -18,11 +18,11 @@ from multiprocessing.connection import Connection as Pipe
 import msgspec
 
 from allranks import __version__
-from allranks.model.beat import GroupSeen, NodeBeat, RankBeat
+from allranks.model.beat import CallSeen, GroupSeen, NodeBeat, RankBeat
 from allranks.model.card import Card, Code, Facts, Gid, Gpu, Interface, Place, RdmaPort, TestPorts
 from allranks.model.pair import PairResult
 from allranks.wire.frames import LENGTH, decode_frames, encode_frame
-from allranks.wire.protocol import PROTOCOL, Beat, Hello, Join, Message, Test, Tested, Welcome
+from allranks.wire.protocol import HANDSHAKE_S, PROTOCOL, Beat, Hello, Join, Message, Test, Tested, Welcome
 from allranks.wire.secret import Secret, fresh_nonce, join_proof
 
 KEY = Secret(b"a benchmark", "benchmark")
@@ -151,6 +151,7 @@ class Agent:
         self._faults, self._count = faults, count
         self._buffer = bytearray()
         self.is_welcome = self.has_plan = False
+        self.began_s = time.monotonic()
         self.sock = socket.socket()
         self.sock.bind((address_of(index), 0))
         self.sock.setblocking(False)
@@ -224,7 +225,9 @@ class Agent:
         ranks = tuple(
             RankBeat(
                 rank=first + at, pid=41_000 + at, cpu_s=1.5 * self.step, silent_s=0.1, step=self.step, phase="training",
-                main_at="train.py:120 in step", groups=(GroupSeen(name="0", enqueued=self.step, completed=self.step),),
+                main_at="train.py:120 in step",
+                groups=(GroupSeen(name="0", enqueued=self.step, completed=self.step - 1, waiting_s=0.01),),
+                calls=(CallSeen(group="0", seq=self.step, op="all_reduce", sizes=((25_000_000,),), dtypes=("Float",)),),
             )
             for at in range(RANKS)
         )  # fmt: skip
@@ -258,24 +261,33 @@ def run_agents(share: range, port: int, faults: Faults, beat_s: float, pipe: Pip
     selector = selectors.EpollSelector()
     agents: dict[int, Agent] = {}
     waiting = iter(share)
-    next_s = time.monotonic()
+    look_s = next_s = time.monotonic()
     turn = 0
+
+    def leave(agent: Agent) -> None:
+        nonlocal waiting
+        selector.unregister(agent.sock)
+        agent.sock.close()
+        del agents[agent.index]
+        if not agent.is_welcome:
+            waiting = itertools.chain([agent.index], waiting)
+
     while True:
         # As many at a time as the leader's queue holds with room to spare: nodes of a real job come within seconds.
         for index in itertools.islice(waiting, 64):
             agents[index] = Agent(index, port, faults, count)
             selector.register(agents[index].sock, selectors.EVENT_READ, agents[index])
         for key, _ in selector.select(0.02):
-            agent = key.data
-            if not agent.listen():
-                selector.unregister(agent.sock)
-                agent.sock.close()
-                del agents[agent.index]
-                if not agent.is_welcome:  # it was too slow for the handshake, and tries again as agents do
-                    waiting = itertools.chain([agent.index], waiting)
+            if not key.data.listen():
+                leave(key.data)
+        now_s = time.monotonic()
+        if now_s >= look_s:  # whoever is too slow for the handshake, or is not answered, tries again, as agents do
+            look_s = now_s + HANDSHAKE_S / 4
+            for agent in list(agents.values()):
+                if not agent.is_welcome and now_s > agent.began_s + HANDSHAKE_S:
+                    leave(agent)
         if not agents:
             break
-        now_s = time.monotonic()
         if beat_s and now_s >= next_s and all(agent.has_plan for agent in agents.values()):
             # A twentieth at a time: agents of a real job do not beat as one.
             next_s = max(next_s + beat_s / 20, now_s - beat_s)

@@ -252,15 +252,14 @@ def frames_of(count: Counter[str]) -> tuple[int, tuple[int, int]]:
 
 def load(num_nodes: int, faults: Faults, *, beats_s: float, profile: str | None) -> Seen:
     listener = bind_port(0)
+    port, beat_s = int(listener.getsockname()[1]), GuardTable().for_nodes(num_nodes).beat_s if beats_s else 0
     context = mp.get_context("fork")
     pipes, workers = [], []
     num_groups = max(2, num_nodes // 8000 + 1)
     for group in range(num_groups):
         mine, theirs = context.Pipe()
         share = range(1 + group, num_nodes, num_groups)
-        worker = context.Process(
-            target=run_agents, args=(share, int(listener.getsockname()[1]), faults, 0.5 if beats_s else 0, theirs)
-        )
+        worker = context.Process(target=run_agents, args=(share, port, faults, beat_s, theirs))
         worker.start()
         pipes.append(mine)
         workers.append(worker)
@@ -336,10 +335,10 @@ def lead_for(
     profile: str | None,
 ) -> str:
     """Lead the job for so long while all nodes say how they are; return what that costs."""
-    settings = GuardTable()
+    settings = GuardTable().for_nodes(len(cards))
     terms = CourseTerms(
         job="benchmark", attempt=0, wanted_backend="nccl", store_address="127.0.0.1", store_port=29500,
-        num_nodes=len(cards), min_nodes=len(cards), max_restarts=0, capacity_s=60.0, beat_s=settings.beat_s,
+        num_nodes=len(cards), min_nodes=len(cards), max_restarts=0, capacity_s=60.0,
     )  # fmt: skip
     ours, theirs = socket.socketpair()
     nodes = {index: Node(card=card, name=card.host, address=address_of(index)) for index, card in cards.items()}
