@@ -22,11 +22,15 @@ from allranks.model.beat import CallSeen, GroupSeen, NodeBeat, RankBeat
 from allranks.model.card import Card, Code, Facts, Gid, Gpu, Interface, Place, RdmaPort, TestPorts
 from allranks.model.pair import PairResult
 from allranks.wire.frames import LENGTH, decode_frames, encode_frame
-from allranks.wire.protocol import HANDSHAKE_S, PROTOCOL, Beat, Hello, Join, Message, Test, Tested, Welcome
+from allranks.wire.protocol import PROTOCOL, Beat, Hello, Join, Message, Test, Tested, Welcome
 from allranks.wire.secret import Secret, fresh_nonce, join_proof
 
 KEY = Secret(b"a benchmark", "benchmark")
 RANKS = 8
+MAX_JOINING = 96
+"""Agents of one process that shake hands at a time."""
+GREETED_S = 5.0
+"""When an agent that was told nothing tries again."""
 MTU = 9000
 _PLAN = b"\xa4type\xa4plan"
 """How the payload of a Plan begins."""
@@ -150,7 +154,7 @@ class Agent:
         self.step = 0
         self._faults, self._count = faults, count
         self._buffer = bytearray()
-        self.is_welcome = self.has_plan = False
+        self.is_greeted = self.is_welcome = self.has_plan = False
         self.began_s = time.monotonic()
         self.sock = socket.socket()
         self.sock.bind((address_of(index), 0))
@@ -192,6 +196,7 @@ class Agent:
         self._count[f"{type(message).__name__} bytes"] += size
         match message:
             case Hello(job=job, nonce=theirs):
+                self.is_greeted = True
                 card = card_of(self.index, nccl="2.21.5" if self.index == self._faults.other_nccl else "2.27.5")
                 nonce = fresh_nonce()
                 proof = join_proof(KEY, leader_nonce=theirs, nonce=nonce, job=job, card=card)
@@ -261,7 +266,8 @@ def run_agents(share: range, port: int, faults: Faults, beat_s: float, pipe: Pip
     selector = selectors.EpollSelector()
     agents: dict[int, Agent] = {}
     waiting = iter(share)
-    look_s = next_s = time.monotonic()
+    next_s = time.monotonic()
+    joining: set[int] = set()
     turn = 0
 
     def leave(agent: Agent) -> None:
@@ -269,23 +275,25 @@ def run_agents(share: range, port: int, faults: Faults, beat_s: float, pipe: Pip
         selector.unregister(agent.sock)
         agent.sock.close()
         del agents[agent.index]
-        if not agent.is_welcome:
+        joining.discard(agent.index)
+        if not agent.is_welcome:  # it was too slow for the handshake, or nobody took it from the queue
             waiting = itertools.chain([agent.index], waiting)
 
     while True:
-        # As many at a time as the leader's queue holds with room to spare: nodes of a real job come within seconds.
-        for index in itertools.islice(waiting, 64):
+        # So many at a time: those behind them would wait for this process, where real ones wait for nobody.
+        for index in itertools.islice(waiting, MAX_JOINING - len(joining)):
+            joining.add(index)
             agents[index] = Agent(index, port, faults, count)
             selector.register(agents[index].sock, selectors.EVENT_READ, agents[index])
         for key, _ in selector.select(0.02):
             if not key.data.listen():
                 leave(key.data)
         now_s = time.monotonic()
-        if now_s >= look_s:  # whoever is too slow for the handshake, or is not answered, tries again, as agents do
-            look_s = now_s + HANDSHAKE_S / 4
-            for agent in list(agents.values()):
-                if not agent.is_welcome and now_s > agent.began_s + HANDSHAKE_S:
-                    leave(agent)
+        for agent in [agents[index] for index in joining]:
+            if agent.is_welcome:
+                joining.discard(agent.index)
+            elif not agent.is_greeted and now_s > agent.began_s + GREETED_S:
+                leave(agent)
         if not agents:
             break
         if beat_s and now_s >= next_s and all(agent.has_plan for agent in agents.values()):
