@@ -135,7 +135,7 @@ class World(Network):
             cores.Terms(
                 job="j", attempt=0, wanted_backend="gloo", store_address="10.0.0.1", store_port=1,
                 num_nodes=life.num_nodes, min_nodes=life.min_nodes, max_restarts=life.max_restarts,
-                capacity_s=CAPACITY_S, beat_s=TERMS.beat_s,
+                capacity_s=CAPACITY_S,
             ),
             guard=Guard(TERMS),
             history=cores.History(restarts_left=life.max_restarts),

@@ -474,7 +474,7 @@ def test_a_version_with_other_fields_is_named():
         peer.sock.sendall(len(payload).to_bytes(4, "big") + payload)
         answer = peer.read()
     assert isinstance(answer, Refused)
-    assert "a message of allranks 9.9 (protocol 7, here 5)" in answer.reason
+    assert "a message of allranks 9.9 (protocol 7, here 6)" in answer.reason
 
 
 def test_without_any_hint_the_search_ends_at_its_deadline():

@@ -102,7 +102,7 @@ def loader_death(end: WorkerEnd) -> tuple[str, int] | None:
 
 def should_stop(scene: Scene, now_s: float) -> bool:
     """Whether the rest is to be ended now. One failed worker ends the job; a worker that ends with 0 does not."""
-    if len(scene.ended) == scene.membership.world_size:
+    if len(scene.ended) == scene.num_ranks:
         return True
     if not scene.ends:
         return False

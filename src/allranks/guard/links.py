@@ -73,10 +73,13 @@ class Episode:
 
 def find_stalled(scene: Scene, now_s: float, *, share: float = 1.0) -> list[Stalled]:
     """Return the connections between nodes of ours that have got nothing across for (this share of) stalled_s."""
+    told = [node for node in scene.nodes if node.beat is not None and node.beat.links]
+    if not told:
+        return []
     owner = {address: node.index for node in scene.nodes if node.beat for address in node.beat.addresses}
     owner |= {node.address("data"): node.index for node in scene.nodes}
     found = []
-    for node in scene.nodes:
+    for node in told:
         if node.beat is None or node.heard_s is None or now_s - node.heard_s > scene.fresh_s:
             continue
         for link in node.beat.links:

@@ -5,6 +5,7 @@ Two matters ask for tries: a node that fell silent (presence.py), and connection
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 
 from allranks.guard import links, presence
@@ -47,7 +48,8 @@ class Orders:
         targets = tuple(target for node in due for target in node.targets())
         if not targets:
             return {}, 0.0
-        triers = [node.index for node in scene.nodes if node not in suspects][:NUM_TRIERS]
+        heard = (node.index for node in scene.nodes if node.index not in self._again_s)
+        triers = [*itertools.islice(heard, NUM_TRIERS)]
         return dict.fromkeys(triers, targets), within_s
 
     def _want_stuck(self, now: float) -> tuple[Mapping[int, tuple[TryTarget, ...]], float]:

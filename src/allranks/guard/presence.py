@@ -34,7 +34,13 @@ HOLD_S = 1.0
 
 def find_suspects(scene: Scene, now_s: float) -> list[NodeView]:
     """Return the nodes that may be gone: connection lost, or longer silent than usual."""
-    return [node for node in scene.nodes if _suspected_since_s(scene, node, now_s) is not None]
+    heard_s = now_s - _patience_s(scene)  # most nodes are heard, and looked at no further
+    return [
+        node
+        for node in scene.nodes
+        if node.heard_s is None or node.lost_s is not None or node.heard_s < heard_s
+        if _suspected_since_s(scene, node, now_s) is not None
+    ]
 
 
 def judge_gone(scene: Scene, now_s: float) -> tuple[Judged | None, bool]:
@@ -77,18 +83,22 @@ def judge_stopped(scene: Scene) -> Judged | None:
     return Judged(findings=(finding,), exit_code=Exit.NODE_FAULT, ranks=ranks, nodes=nodes, cures=False)
 
 
+def _patience_s(scene: Scene) -> float:
+    """How long a node that has spoken may be silent."""
+    return min(max(4 * scene.settings.beat_s, 0.8), scene.settings.gone_s / 2)
+
+
 def _suspected_since_s(scene: Scene, node: NodeView, now_s: float) -> float | None:
     """Since when a node may be gone; None: it may not."""
     if node.lost_s is not None:
         return node.lost_s
-    if node.index == LEADER or all(rank in scene.left for rank in node.ranks):
-        return None
-    gone_s = scene.settings.gone_s
-    patience_s = min(max(4 * scene.settings.beat_s, 0.8), gone_s / 2)
+    patience_s = _patience_s(scene)
     if node.heard_s is None:
-        patience_s = max(START_S, MUTE_FACTOR * gone_s)
+        patience_s = max(START_S, MUTE_FACTOR * scene.settings.gone_s)
     silent_s = node.silent_s(now_s)
-    return now_s - silent_s if silent_s > patience_s else None
+    if silent_s <= patience_s or node.index == LEADER or all(rank in scene.left for rank in node.ranks):
+        return None
+    return now_s - silent_s
 
 
 def _judge_node(scene: Scene, node: NodeView, now_s: float) -> Finding | None:
@@ -140,7 +150,7 @@ def _tries_of(scene: Scene, node: NodeView, since_s: float) -> list[tuple[int, T
     """The newest tries of each node to reach this one, made since it is suspected."""
     return [
         (other.index, tried)
-        for other in scene.nodes
+        for other in scene.triers
         for (target, _), tried in other.tries.items()
         if target == node.index and tried.at_s >= since_s
     ]

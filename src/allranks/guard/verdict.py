@@ -70,8 +70,9 @@ class Guard:
     """Everything that is known of the running workers, and the verdict that follows."""
 
     def __init__(self, settings: GuardTable, *, job: str = "JOB") -> None:
-        self._settings, self._job = settings, job
-        self._next_word_s = max(AFTER_KILL_S, 2 * settings.beat_s)
+        self._table = self._settings = settings
+        self._job = job
+        self._next_word_s = AFTER_KILL_S
         """How long a node's next word is waited for, when a worker there has ended."""
         self._asked_s: float | None = None
         self._slept_s = 0.0
@@ -85,6 +86,8 @@ class Guard:
                 name of its data interface.
         """
         membership = Membership(epoch=plan.generation, members=plan.members)
+        self._settings = self._table.for_nodes(len(plan.members))
+        self._next_word_s = max(AFTER_KILL_S, 2 * self._settings.beat_s)
         self._start(Scene(self._settings, membership, addresses or {}, self._now(now_s), job=self._job))
 
     def _start(self, scene: Scene) -> None:
@@ -123,7 +126,7 @@ class Guard:
         for rank in heard.ranks if heard else ():
             members = {group.name: group.ranks for group in rank.groups}
             for group, seq, created_ns in rank.lags:
-                if 1 < len(members.get(group, ())) <= scene.membership.world_size:
+                if 1 < len(members.get(group, ())) <= scene.num_ranks:
                     called_s = created_ns / 1e9 - clock.offset_s
                     self._stragglers.hear(group, members[group], rank.rank, seq, called_s, clock.error_s)
 
@@ -140,6 +143,11 @@ class Guard:
             node.lost_reason, node.lost_s = reason, now
 
     # What follows
+
+    @property
+    def beat_s(self) -> float:
+        """How often each node tells of itself, and hears the leader, in this generation."""
+        return self._settings.beat_s
 
     @property
     def is_all_well(self) -> bool:

@@ -49,7 +49,7 @@ class Waiting:
 
 def longest_wait_s(scene: Scene, now_s: float) -> float:
     """Return how long the rank that waits longest has waited; 0: nobody waits."""
-    return max((view.waits_s(now_s) for view in scene.running()), default=0.0)
+    return now_s - min(scene.waiting_since_s.values(), default=now_s)
 
 
 def find_waiting(scene: Scene, now_s: float, *, names_unknown: bool = False) -> Waiting | None:
@@ -128,6 +128,8 @@ def judge_left(scene: Scene, waiting: Waiting) -> Judged | None:
 
 def judge_never_came(scene: Scene) -> Judged | None:
     """Return the verdict where ranks wait in init_process_group for one that had ended with 0 some time before."""
+    if not scene.left:
+        return None
     waiting = [view for view in scene.running() if view.beat.phase == "arriving" and (view.beat.silent_s or 0) < 1]
     told_s = max((view.told_s for view in waiting), default=0.0)
     gone = tuple(sorted(rank for rank, left_s in scene.left.items() if told_s >= left_s + CAME_S))

@@ -26,6 +26,7 @@ from allranks.wire.protocol import Goodbye, Plan, WorkerEnd
 if TYPE_CHECKING:
     from allranks.guard.watch import Watch
     from allranks.launch.lead.driver import LeaderDriver
+    from allranks.launch.lead.progress import Progress
 
 PUMP_S = 0.05
 """How often new output is shown."""
@@ -80,7 +81,7 @@ class Loop:
                 self._turn()
                 if driver is not None:
                     driver.turn(time.monotonic())
-                    self._tell_silence(driver.leader.progress.step)
+                    self._tell_silence(driver.leader.progress)
             self._crew.wait_for_writers(WRITERS_S if agent.interrupted_by is None else GRACE_S)
             assert agent.goodbye is not None
             return agent.goodbye
@@ -113,11 +114,11 @@ class Loop:
         if is_running and (beat := self._watch.turn(now_s)) is not None:
             self._feed(events.Observed(now_s=time.monotonic(), beat=beat))
 
-    def _tell_silence(self, step: int | None) -> None:
+    def _tell_silence(self, progress: Progress) -> None:
         """Say that the workers run, where they have written nothing here for a while."""
         if self._silent_s is not None and self._crew.still_running and self._agent.phase is Phase.WATCHING:
             size, has_spoken = self._agent.plan.world_size, self._pulse.has_spoken
-            self._crew.say(describe_running(size, self._silent_s, has_spoken=has_spoken, step=step))
+            self._crew.say(describe_running(size, self._silent_s, has_spoken=has_spoken, step=progress.step))
 
     # Effects
 
@@ -166,7 +167,8 @@ class Loop:
     def _start(self, plan: Plan) -> None:
         self._crew.start(plan)
         now_s, generation = time.monotonic(), plan.generation
-        self._watch.begin(generation, self._crew.watched, now_s, node_index=plan.node_index)
+        num_nodes = len(plan.members)
+        self._watch.begin(generation, self._crew.watched, now_s, node_index=plan.node_index, num_nodes=num_nodes)
         self._pulse = Pulse(now_s)
         running = self._crew.still_running
         pids = {worker.rank: worker.pid for worker in running if worker.pid is not None}

@@ -49,7 +49,7 @@ from allranks.model.finding import Verdict
 from allranks.model.membership import Member
 from allranks.model.pair import Effort, PairResult, Target
 
-PROTOCOL = 5
+PROTOCOL = 6
 HANDSHAKE_S = 2.0
 
 

@@ -66,7 +66,6 @@ def appoint_leader(
             min_nodes=plan.min_nodes,
             max_restarts=request.max_restarts,
             capacity_s=request.capacity_s,
-            beat_s=guard.beat_s,
         ),
         guard=Guard(guard, job=plan.job),
         history=History(restarts_left=request.max_restarts, retries_errors=request.retries_errors),

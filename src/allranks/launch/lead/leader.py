@@ -22,7 +22,9 @@ from allranks.launch import events
 from allranks.launch.events import ASLEEP_S, GRACE_S, SAVE_SIGNAL, Effect, Event
 from allranks.launch.lead.course import (
     ANSWER_S,
+    LOOK_S,
     NOTICE_S,
+    OFTEN_UP_TO,
     OWN_STOPPED_S,
     RESTART_GRACE_S,
     SPARE_S,
@@ -101,7 +103,7 @@ class Leader:
             self._members.add(index, node)
         self._deadline_s = self._turned_s = now_s
         self._capacity_until_s: float | None = None
-        self._next_ping_s = self._next_notice_s = 0.0
+        self._next_ping_s = self._next_notice_s = self._next_look_s = 0.0
         self._signals: set[int] = set()
         self._unanswered: dict[int, float] = {}
         """Signals that the scheduler was asked about, and until when its answer counts."""
@@ -119,7 +121,7 @@ class Leader:
             case events.Due(now_s=now_s):
                 self._turn(now_s)
             case events.Heard(node=node, message=message, now_s=now_s):
-                if node in self._members.here:
+                if self._members.takes_part(node):
                     self._hear(node, message, now_s)
             case events.Lost(node=node, reason=reason, now_s=now_s):
                 self._lose(node, reason, now_s)
@@ -195,6 +197,7 @@ class Leader:
     def _hear_end(self, end: WorkerEnd, now_s: float) -> None:
         self._record("worker_ended", rank=end.rank, node=end.node, exit_code=end.exit_code, told=end.ended_by_us)
         self._guard.ended(end, now_s)
+        self._next_look_s = now_s
         self._is_cut_short |= end.ended_by_us and self.phase is Phase.RUNNING
 
     def _lose(self, index: int, reason: str, now_s: float) -> None:
@@ -207,6 +210,7 @@ class Leader:
         self._record("node_lost", node=node.name, reason=reason)
         if self.phase is Phase.RUNNING and position is not None and node.state is State.RUNNING:
             self._guard.lost(position, reason, now_s)
+            self._next_look_s = now_s
         if index not in self._members.excluded:
             self._do(events.ExpectBack(node=index, name=node.name))
 
@@ -260,7 +264,7 @@ class Leader:
         if self._capacity_until_s is not None:
             self._capacity_until_s += slept_s
         if now_s >= self._next_ping_s:
-            self._next_ping_s = now_s + self._terms.beat_s
+            self._next_ping_s = now_s + self._guard.beat_s
             ping = protocol.Ping(sent_ns=round(now_s * 1e9))
             self._do(*(events.Send(node=index, message=ping) for index in self._members))
         self._unanswered = {signum: until_s for signum, until_s in self._unanswered.items() if now_s < until_s}
@@ -287,7 +291,10 @@ class Leader:
             self._consult(now_s)
 
     def _consult(self, now_s: float) -> None:
-        """Ask the guard."""
+        """Ask the guard, which goes through all nodes: with thousands of them, not in every turn."""
+        if now_s < self._next_look_s:
+            return
+        self._next_look_s = now_s + LOOK_S * max(0, len(self._members.group) - OFTEN_UP_TO)
         self._do(*(events.Say(text=line) for line in self._guard.lines(now_s)))
         for position, order in self._guard.wants(now_s).items():
             self._do(events.Send(node=self._members.group[position][0], message=order))

@@ -73,6 +73,10 @@ class Members:
         """Nodes whose agents have not said that their workers have ended."""
         return [index for index, node in self._nodes.items() if node.state is State.RUNNING]
 
+    def takes_part(self, index: int) -> bool:
+        """Whether a node is among those that are here: asked for each message of it."""
+        return index in self._nodes and self._nodes[index].state is not State.WAITING
+
     def add(self, index: int, node: Node) -> None:
         """A node's agent is connected."""
         self._nodes[index] = node
