@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -11,6 +10,8 @@ import msgspec
 
 from allranks.model.beat import GroupSeen, NodeBeat, ProcessState, RankBeat, TrySeen
 from allranks.wire.protocol import Order, Plan, WorkerEnd
+
+from .lives import Stream
 
 STEP_S = 1.0
 SAVE_S = 0.5
@@ -79,14 +80,14 @@ class Kernel:
     """Runs all workers.
 
     Args:
-        rng: of this part alone.
+        rng: the generator of a purpose.
         at: does something later.
         on_end: told when a worker has ended.
     """
 
     def __init__(
         self,
-        rng: random.Random,
+        rng: Callable[[str], Stream],
         machines: list[Machine],
         *,
         at: Callable[[float, Callable[[], None]], None],
@@ -104,6 +105,9 @@ class Kernel:
         self._pids = 100
         self.deaf: set[tuple[int, int]] = set()
         """(node, local rank) whose workers ignore SIGTERM."""
+
+    def _draw(self, purpose: str) -> float:
+        return self._rng(purpose).random()
 
     def start(self, plan: Plan, node: int) -> list[Worker]:
         """Start one node's workers."""
@@ -129,7 +133,7 @@ class Kernel:
         workers = list(generation.workers.values())
         if all(worker.end is not None for worker in workers) and len(workers) == generation.size:
             return
-        self._at(STEP_S * (0.9 + 0.2 * self._rng.random()), lambda: self._tick(generation))
+        self._at(STEP_S * (0.9 + 0.2 * self._draw("steps")), lambda: self._tick(generation))
         are_all_here = len(workers) == generation.size and all(each.is_well for each in workers)
         if not are_all_here or len({each.node for each in workers if self._is_cut(each.node)}) > 0:
             if generation.blocked_s is None:
@@ -152,7 +156,7 @@ class Kernel:
     def _leave(self, workers: list[Worker], generation: Generation) -> None:
         for worker in workers:
             worker.is_leaving = True
-            self._at(SAVE_S * self._rng.random(), lambda worker=worker: self.end(worker, 0))
+            self._at(SAVE_S * self._draw(f"workers {worker.node}"), lambda worker=worker: self.end(worker, 0))
 
     # What happens to workers
 
@@ -174,12 +178,12 @@ class Kernel:
             self._break_others(worker)
 
     def _break_others(self, worker: Worker) -> None:
-        if self._rng.random() < 0.3:
+        if self._draw(f"workers {worker.node}") < 0.3:
             return  # they wait in their collective
         for other in list(self.generations[worker.generation].workers.values()):
             if other.end is None:
                 self._at(
-                    0.02 + 0.4 * self._rng.random(),
+                    0.02 + 0.4 * self._draw(f"workers {other.node}"),
                     lambda other=other: None if other.is_told or other.is_hung else self.end(other, 1, message=LOST),
                 )
 
@@ -189,7 +193,7 @@ class Kernel:
         if signum == signal.SIGKILL:
             self._at(0.05, lambda: self.end(worker, -signal.SIGKILL))
         elif not worker.is_deaf and not worker.is_hung:
-            self._at(0.3 * self._rng.random(), lambda: self.end(worker, -signum))
+            self._at(0.3 * self._draw(f"workers {worker.node}"), lambda: self.end(worker, -signum))
 
     def release(self, worker: Worker) -> None:
         """The kernel lets a worker go, or somebody continues it."""

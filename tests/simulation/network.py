@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from allranks.launch import events
 from allranks.wire.protocol import Goodbye, Message, Plan
+
+from .lives import Stream
 
 
 @dataclass(eq=False)
@@ -34,6 +35,8 @@ class Process:
     feed: Callable[[Any], None] | None = None
     turn: Callable[[], None] = lambda: None
     """What it does several times a second."""
+    draw: Callable[[], float] = lambda: 0.0
+    """When it does so."""
     line: Line | None = None
     is_alive: bool = True
     is_stopped: bool = False
@@ -64,7 +67,7 @@ class Network:
     slow: dict[int, float]
     cut: set[int]
     lost_first: dict[int, bool]
-    rng: Callable[[str], random.Random]
+    rng: Callable[[str], Stream]
     at: Callable[[float, Callable[[], None]], None]
     _on: Callable[[Process, Callable[[], None]], None]
     _feed_agent: Callable[[Process, Any], None]

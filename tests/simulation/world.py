@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import heapq
-import random
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +26,7 @@ from allranks.wire.protocol import Ping, Plan, Try
 
 from .invariants import check_after, check_agent, check_end
 from .kernel import Kernel, Machine, Worker
-from .lives import FOREVER_S, Fault, Life
+from .lives import FOREVER_S, Fault, Life, Stream
 from .mutants import CORES, Cores
 from .network import Line, Network, Process
 
@@ -74,23 +73,22 @@ class World(Network):
         """By node and generation: how long its workers took to end."""
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._number = 0
-        self._rngs: dict[str, random.Random] = {}
-        self._turns = self.rng("turns")
+        self._rngs: dict[str, Stream] = {}
         self.cut: set[int] = set()
         self.slow: dict[int, float] = {}
         self._joining: dict[int, Line] = {}
         self.machines = [Machine(i, 600 * self.rng("clocks").random() - 300) for i in range(life.num_nodes)]
         self.kernel = Kernel(
-            self.rng("kernel"), self.machines, at=self.at, clock=lambda: self.now_s, on_end=self._worker_ended,
+            self.rng, self.machines, at=self.at, clock=lambda: self.now_s, on_end=self._worker_ended,
             num_steps=life.num_steps, is_tracked=life.is_tracked, is_cut=lambda node: node in self.cut,
         )  # fmt: skip
         self._begin()
 
     # Time
 
-    def rng(self, purpose: str) -> random.Random:
+    def rng(self, purpose: str) -> Stream:
         if (rng := self._rngs.get(purpose)) is None:
-            rng = self._rngs[purpose] = random.Random(f"{purpose} {self.life.seed}")
+            rng = self._rngs[purpose] = Stream(f"{purpose} {self.life.seed}")
         return rng
 
     def at(self, after_s: float, do: Callable[[], None]) -> None:
@@ -156,8 +154,7 @@ class World(Network):
             self.current[node] = process
             process.line = self.lines[node] = Line(node, process)
             self._begin_agent(process, plan)
-            process.turn = functools.partial(self._turn, process)
-            self.at(life.turn_s * self._turns.random(), process.turn)
+            self._begin_turns(process, life.turn_s * self.rng(f"turns {node}").random())
         for fault in life.faults:
             self.at(fault.at_s, lambda fault=fault: self._strike(fault))
 
@@ -197,10 +194,14 @@ class World(Network):
         elif process.is_alive:
             do()
 
+    def _begin_turns(self, process: Process, after_s: float) -> None:
+        process.draw, process.turn = self.rng(f"turns {process.node}").random, functools.partial(self._turn, process)
+        self.at(after_s, process.turn)
+
     def _turn(self, process: Process) -> None:
         if not process.is_alive:
             return
-        self.at(self.life.turn_s * (0.9 + 0.2 * self._turns.random()), process.turn)
+        self.at(self.life.turn_s * (0.9 + 0.2 * process.draw()), process.turn)
         if process.is_stopped or process.agent is None:
             return
         agent = process.agent
@@ -335,8 +336,7 @@ class World(Network):
             now_s=self.now_s, connection=self._number, card=self.cards[node], address=f"10.0.0.{node + 1}"
         )
         self._feed_leader(joined)
-        process.turn = functools.partial(self._turn, process)
-        self.at(self.life.turn_s, process.turn)
+        self._begin_turns(process, self.life.turn_s)
 
     def _do_agent(self, process: Process, effect: Any) -> None:
         life, node = self.life, process.node
