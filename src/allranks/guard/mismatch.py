@@ -59,6 +59,8 @@ class Mismatch:
 
 def find_mismatch(scene: Scene) -> Mismatch | None:
     """Return the first mismatch that somebody is stuck in, or died of."""
+    if not any(view.beat.calls for view in scene.ranks.values()):
+        return None  # before all memberships are merged, which takes long with many ranks
     by_number: defaultdict[tuple[str, int], dict[int, CallSeen]] = defaultdict(dict)
     twice: set[tuple[str, int]] = set()
     members: defaultdict[str, set[int]] = defaultdict(set)

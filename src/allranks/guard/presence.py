@@ -34,7 +34,9 @@ HOLD_S = 1.0
 
 def find_suspects(scene: Scene, now_s: float) -> list[NodeView]:
     """Return the nodes that may be gone: connection lost, or longer silent than usual."""
-    return [node for node in scene.nodes if _suspected_since_s(scene, node, now_s) is not None]
+    spoke_s = now_s - scene.patience_s
+    quiet = [node for node in scene.nodes if node.lost_s is not None or (node.heard_s or node.began_s) < spoke_s]
+    return [node for node in quiet if _suspected_since_s(scene, node, now_s) is not None]
 
 
 def judge_gone(scene: Scene, now_s: float) -> tuple[Judged | None, bool]:

@@ -49,6 +49,8 @@ class Waiting:
 
 def longest_wait_s(scene: Scene, now_s: float) -> float:
     """Return how long the rank that waits longest has waited; 0: nobody waits."""
+    if not scene.waiting:
+        return 0.0
     ranks = scene.ranks
     return max((ranks[rank].waits_s(now_s) for rank in scene.waiting if scene.is_running(rank)), default=0.0)
 
