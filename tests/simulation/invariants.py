@@ -1,7 +1,7 @@
 """What must hold in every life of a job. Each function is one rule, its docstring the sentence.
 
-AFTER runs after every event of the leader, END when a life is over. A rule raises nothing: it returns what broke it,
-or an empty text.
+AFTER runs after every event of the leader (but beats that cause nothing), END when a life is over. A rule raises
+nothing: it returns what broke it, or an empty text.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from allranks.launch.events import GRACE_S
 from allranks.launch.lead.course import ANSWER_S, NOTICE_S, OWN_STOPPED_S, RESTART_GRACE_S, STOPPED_S
 from allranks.model.finding import Confidence, Severity
 from allranks.model.hostlist import expand_hosts
-from allranks.wire.protocol import Exited, Failed, Goodbye, Order, Plan, Stop, Stopped
+from allranks.wire.protocol import Beat, Exited, Failed, Goodbye, Order, Ping, Plan, Stop, Stopped
 
 if TYPE_CHECKING:
     from .network import Process
@@ -167,6 +167,14 @@ def left_out_for_good(world: World, event: Any, effects: Sequence[Any]) -> str:
     accepted = [each.node for each in effects if isinstance(each, events.Accept)]
     return f"n{accepted[0]} was" if set(accepted) & world.left_out else ""
 
+
+IN_TIME: tuple[Callable[[World, Any, Sequence[Any]], str], ...] = (
+    other_generations_say_nothing,
+    waits_end,
+    signals_are_heeded,
+    who_is_waited_for_is_named,
+)
+"""What an event without effects can break, too."""
 
 AFTER: tuple[Callable[[World, Any, Sequence[Any]], str], ...] = (
     one_verdict,
@@ -328,8 +336,12 @@ END: tuple[Callable[[World], str], ...] = (
 
 def check_after(world: World, event: Any, effects: Sequence[Any]) -> None:
     """Hold all rules against what an event has done to the leader."""
-    world.running_before, world.running = world.running, set(world.leader._members.running)
-    for rule in AFTER:
+    if not effects and isinstance(getattr(event, "message", None), Beat):
+        return  # it has told the guard something; the next Due shows what comes of it
+    effects = [each for each in effects if not isinstance(getattr(each, "message", None), Ping)]
+    if effects or not isinstance(event, events.Due):
+        world.running_before, world.running = world.running, set(world.leader._members.running)
+    for rule in AFTER if effects else IN_TIME:
         if broken := rule(world, event, effects):
             raise Violation(f"{rule.__doc__} Here: {broken}")
     world.leader_generation = world.leader._generation

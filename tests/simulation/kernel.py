@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-import random
 import signal
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from allranks.model.beat import GroupSeen, NodeBeat, ProcessState, RankBeat, TrySeen
 from allranks.wire.protocol import Order, Plan, WorkerEnd
+
+from .lives import Stream
 
 STEP_S = 1.0
 SAVE_S = 0.5
@@ -52,6 +55,7 @@ class Generation:
     number: int
     size: int
     step: int
+    ranks: tuple[int, ...]
     workers: dict[int, Worker] = field(default_factory=dict)
     blocked_s: float | None = None
     """Since when a collective waits."""
@@ -76,14 +80,14 @@ class Kernel:
     """Runs all workers.
 
     Args:
-        rng: of this part alone.
+        rng: the generator of a purpose.
         at: does something later.
         on_end: told when a worker has ended.
     """
 
     def __init__(
         self,
-        rng: random.Random,
+        rng: Callable[[str], Stream],
         machines: list[Machine],
         *,
         at: Callable[[float, Callable[[], None]], None],
@@ -102,11 +106,15 @@ class Kernel:
         self.deaf: set[tuple[int, int]] = set()
         """(node, local rank) whose workers ignore SIGTERM."""
 
+    def _draw(self, purpose: str) -> float:
+        return self._rng(purpose).random()
+
     def start(self, plan: Plan, node: int) -> list[Worker]:
         """Start one node's workers."""
         number = plan.generation
         if number not in self.generations:
-            self.generations[number] = Generation(number, plan.world_size, self.checkpoint or 0)
+            size = plan.world_size
+            self.generations[number] = Generation(number, size, self.checkpoint or 0, tuple(range(size)))
             self._at(STEP_S, lambda: self._tick(self.generations[number]))
         me, crew = plan.members[plan.node_index], []
         for local_rank in range(me.num_workers):
@@ -125,7 +133,7 @@ class Kernel:
         workers = list(generation.workers.values())
         if all(worker.end is not None for worker in workers) and len(workers) == generation.size:
             return
-        self._at(STEP_S * (0.9 + 0.2 * self._rng.random()), lambda: self._tick(generation))
+        self._at(STEP_S * (0.9 + 0.2 * self._draw("steps")), lambda: self._tick(generation))
         are_all_here = len(workers) == generation.size and all(each.is_well for each in workers)
         if not are_all_here or len({each.node for each in workers if self._is_cut(each.node)}) > 0:
             if generation.blocked_s is None:
@@ -148,7 +156,7 @@ class Kernel:
     def _leave(self, workers: list[Worker], generation: Generation) -> None:
         for worker in workers:
             worker.is_leaving = True
-            self._at(SAVE_S * self._rng.random(), lambda worker=worker: self.end(worker, 0))
+            self._at(SAVE_S * self._draw(f"workers {worker.node}"), lambda worker=worker: self.end(worker, 0))
 
     # What happens to workers
 
@@ -170,12 +178,12 @@ class Kernel:
             self._break_others(worker)
 
     def _break_others(self, worker: Worker) -> None:
-        if self._rng.random() < 0.3:
+        if self._draw(f"workers {worker.node}") < 0.3:
             return  # they wait in their collective
         for other in list(self.generations[worker.generation].workers.values()):
             if other.end is None:
                 self._at(
-                    0.02 + 0.4 * self._rng.random(),
+                    0.02 + 0.4 * self._draw(f"workers {other.node}"),
                     lambda other=other: None if other.is_told or other.is_hung else self.end(other, 1, message=LOST),
                 )
 
@@ -185,7 +193,7 @@ class Kernel:
         if signum == signal.SIGKILL:
             self._at(0.05, lambda: self.end(worker, -signal.SIGKILL))
         elif not worker.is_deaf and not worker.is_hung:
-            self._at(0.3 * self._rng.random(), lambda: self.end(worker, -signum))
+            self._at(0.3 * self._draw(f"workers {worker.node}"), lambda: self.end(worker, -signum))
 
     def release(self, worker: Worker) -> None:
         """The kernel lets a worker go, or somebody continues it."""
@@ -202,24 +210,25 @@ class Kernel:
 
     # What an agent sees
 
+    def news(self, node: int) -> object:
+        """Return what changes if a node's next beat tells more than how time passes."""
+        machine = self.machines[node]
+        generation = self.generations[machine.crew[0].generation] if machine.crew else None
+        workers = [(each.end is None, each.stopped_s, each.held_s, each.is_leaving) for each in machine.crew]
+        return generation and (generation.number, generation.step, generation.blocked_s), workers, machine.tries
+
     def beat(self, node: int, position: int, generation: int) -> NodeBeat:
         """Return how a node's workers are."""
         machine, now_s = self.machines[node], self._now()
         return NodeBeat(
             node_index=position,
             generation=generation,
-            ranks=tuple(self._beat_of(worker) for worker in machine.crew if worker.generation == generation),
-            tries=tuple(
-                TrySeen(
-                    target=seen.target, network=seen.network, connects=seen.connects, refused=seen.refused,
-                    carries=seen.carries, age_s=now_s - at_s,
-                )
-                for at_s, seen in machine.tries
-            ),
+            ranks=tuple([self._beat_of(worker) for worker in machine.crew if worker.generation == generation]),
+            tries=tuple([msgspec.structs.replace(seen, age_s=now_s - at_s) for at_s, seen in machine.tries]),
             addresses=(f"192.168.0.{node + 1}",),
             try_ports=(4000, 4001),
             time_ns=round((1.7e9 + now_s + machine.skew_s) * 1e9),
-        )  # fmt: skip
+        )
 
     def _beat_of(self, worker: Worker) -> RankBeat:
         now_s, generation = self._now(), self.generations[worker.generation]
@@ -233,7 +242,7 @@ class Kernel:
         is_waiting = generation.blocked_s is not None and worker.is_well
         group = GroupSeen(
             name="0",
-            ranks=tuple(range(generation.size)),
+            ranks=generation.ranks,
             enqueued=generation.step + is_waiting,
             completed=generation.step,
             waiting_s=now_s - generation.blocked_s if is_waiting and generation.blocked_s is not None else 0.0,

@@ -6,12 +6,25 @@ faults find others). All faults are drawn first, so that leaving one out does no
 
 from __future__ import annotations
 
+import hashlib
 import random
 import signal
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 FOREVER_S = 1e9
+
+
+class Stream:
+    """Random numbers for one purpose (Knuth's MMIX generator): a life has hundreds, and random.Random is 2.5 KB."""
+
+    def __init__(self, purpose: str) -> None:
+        self._state = int.from_bytes(hashlib.blake2b(purpose.encode(), digest_size=8).digest(), "big")
+
+    def random(self) -> float:
+        """Return a number from 0 to 1."""
+        self._state = state = (self._state * 6364136223846793005 + 1442695040888963407) & 0xFFFFFFFFFFFFFFFF
+        return (state >> 11) * 2**-53
 
 
 class Kind(StrEnum):
@@ -53,25 +66,27 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One life."""
+    """One life; what is usual here, a life that was shrunk has, too."""
 
     seed: int
     num_nodes: int
-    workers: int
     num_steps: int
-    max_restarts: int
-    min_nodes: int
-    is_slurm: bool
-    can_requeue: bool
-    is_tracked: bool
+    faults: tuple[Fault, ...] = ()
+    workers: int = 1
+    max_restarts: int = 0
+    min_nodes: int = 1
+    is_slurm: bool = False
+    can_requeue: bool = True
+    is_tracked: bool = True
     """Whether the script reports its steps, and saves when it is told to."""
-    answer_s: float
+    answer_s: float = 0.0
     """How long the scheduler and the file server take to answer."""
-    sweep_s: float
-    start_s: float
+    sweep_s: float = 0.0
+    start_s: float = 0.0
     """How long workers take to start."""
-    turn_s: float
-    faults: tuple[Fault, ...]
+    turn_s: float = 0.3
+    beats_s: float = 1.0
+    """How often the leader sends a Ping, and an agent a Beat of workers that do the same as before; 0: very often."""
 
 
 PROFILES: dict[str, tuple[Kind, ...]] = {
@@ -101,7 +116,7 @@ def draw(seed: int) -> Life:
     rng = random.Random(f"life {seed}")
     name = list(PROFILES)[seed % len(PROFILES)]
     kinds = [kind for kind in PROFILES[name] if name != "swarm" or rng.random() < 0.4]
-    num_nodes = 16 if rng.random() < 0.01 else 2 + int(rng.random() * 3) if rng.random() < 0.85 else 1
+    num_nodes = 64 if rng.random() < 0.01 else 2 + int(rng.random() * 3) if rng.random() < 0.85 else 1
     num_steps = 4 + int(rng.random() * 12)
     num_faults = int(rng.random() * 4.5) + (name in HARD)
     faults = [_draw_fault(rng, kinds, num_nodes, num_steps) for _ in range(num_faults)] if kinds else []
@@ -124,6 +139,7 @@ def draw(seed: int) -> Life:
         start_s=_choose(rng, 0.0, 0.0, rng.random()),
         turn_s=0.25 + 0.2 * rng.random(),
         faults=tuple(sorted(faults, key=lambda fault: fault.at_s)),
+        beats_s=0.0 if rng.random() < 0.01 else 1.0,
     )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
 from allranks.launch import events
 from allranks.wire.protocol import Goodbye, Message, Plan
+
+from .lives import Stream
 
 
 @dataclass(eq=False)
@@ -32,6 +33,10 @@ class Process:
     agent: Any = None
     """None while it waits for its first Plan."""
     feed: Callable[[Any], None] | None = None
+    turn: Callable[[], None] = lambda: None
+    """What it does several times a second."""
+    draw: Callable[[], float] = lambda: 0.0
+    """When it does so."""
     line: Line | None = None
     is_alive: bool = True
     is_stopped: bool = False
@@ -39,6 +44,12 @@ class Process:
     goes_on: bool = False
     """Somebody will continue it."""
     backlog: list[Callable[[], None]] = field(default_factory=list)
+    due_s: float = 0.0
+    """When it gets its next Due, while its workers run."""
+    told: object = None
+    """What its last beat told of its workers."""
+    tells_s: float = 0.0
+    """When it tells of them again, if nothing changes."""
     exit_code: int | None = None
     was_killed: bool = False
     was_left_out: bool = False
@@ -56,7 +67,7 @@ class Network:
     slow: dict[int, float]
     cut: set[int]
     lost_first: dict[int, bool]
-    rng: Callable[[str], random.Random]
+    rng: Callable[[str], Stream]
     at: Callable[[float, Callable[[], None]], None]
     _on: Callable[[Process, Callable[[], None]], None]
     _feed_agent: Callable[[Process, Any], None]
@@ -64,14 +75,12 @@ class Network:
     _begin_agent: Callable[[Process, Plan], None]
 
     def _delay_s(self, node: int) -> float:
-        draw = self.rng(f"line {node}").random()
-        return (0.0 if node == 0 else 0.001 + 0.01 * draw + (0.6 * draw if draw > 0.97 else 0.0)) + self.slow.get(
-            node, 0
-        )
+        draw, slow_s = self.rng(f"line {node}").random(), self.slow.get(node, 0.0)
+        return (0.0 if node == 0 else 0.001 + 0.01 * draw + (0.6 * draw if draw > 0.97 else 0.0)) + slow_s
 
     def _carry(self, line: Line, direction: int, arrive: Callable[[], None]) -> None:
         """Have something arrive at the other end, after all that was sent before."""
-        line.arrives_s[direction] = max(self.now_s + self._delay_s(line.node), line.arrives_s[direction])
+        arrives_s = line.arrives_s[direction] = max(self.now_s + self._delay_s(line.node), line.arrives_s[direction])
 
         def try_again() -> None:
             if line.node in self.cut:
@@ -79,7 +88,7 @@ class Network:
             else:
                 arrive()
 
-        self.at(line.arrives_s[direction] - self.now_s, try_again)
+        self.at(arrives_s - self.now_s, try_again)
 
     def _tell_agent(self, line: Line, message: Message) -> None:
         self._carry(

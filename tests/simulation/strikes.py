@@ -6,7 +6,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from .kernel import Worker
-from .lives import FOREVER_S, Fault, Kind
+from .lives import FOREVER_S, Fault, Kind, Stream
 
 if TYPE_CHECKING:
     from .world import World
@@ -55,17 +55,22 @@ def strike(world: World, fault: Fault) -> None:
         case Kind.SIGNAL:
             _signal(world, fault, fault.signum, everywhere=fault.everywhere)
         case Kind.SUSPENDED:
-            _suspend(world, fault.for_s)
+            _suspend(world, fault)
         case Kind.PREEMPTED:
             _signal(world, fault, signal.SIGTERM, everywhere=True)
             world.at(KILL_WAIT_S, lambda: _kill_all(world))
 
 
-def _suspend(world: World, for_s: float) -> None:
+def _rng(world: World, fault: Fault) -> Stream:
+    """Its own: a fault that is left out changes nothing about the others."""
+    return world.rng(f"{fault.kind} {fault.node} {fault.signum}")
+
+
+def _suspend(world: World, fault: Fault) -> None:
     """Stop all processes of the job; they go on within a second of each other."""
     if world.now_s < world.suspended_until_s:
         return
-    for_s = min(for_s, 20.0)
+    for_s, rng = min(fault.for_s, 20.0), _rng(world, fault)
     world.suspended_until_s = world.now_s + for_s + 1.0
     processes = [process for process in world.processes if process.is_alive and not process.is_stopped]
     workers = [each for machine in world.machines for each in machine.crew if each.is_well]
@@ -75,9 +80,9 @@ def _suspend(world: World, for_s: float) -> None:
     for worker in workers:
         worker.stopped_s = world.now_s
     for process in processes:
-        world.at(for_s + 0.5 * world.rng("suspend").random(), lambda process=process: _go_on(world, process))
+        world.at(for_s + 0.5 * rng.random(), lambda process=process: _go_on(world, process))
     for worker in workers:
-        world.at(for_s + 0.5 * world.rng("suspend").random(), lambda worker=worker: _release(world, worker))
+        world.at(for_s + 0.5 * rng.random(), lambda worker=worker: _release(world, worker))
 
 
 def _strike_worker(world: World, fault: Fault) -> None:
@@ -134,10 +139,11 @@ def _cut_off(world: World, node: int, for_s: float) -> None:
 
 
 def _signal(world: World, fault: Fault, signum: int, *, everywhere: bool) -> None:
+    rng = _rng(world, fault)
     targets = list(world.current.values()) if everywhere else [world.current[fault.node]]
     for process in targets:
         for again in range(1 + fault.doubled):
-            after_s = 0.05 * world.rng("signals").random() + 0.5 * again
+            after_s = 0.05 * rng.random() + 0.5 * again
             world.at(after_s, lambda process=process: world.signal(process, signum))
 
 

@@ -7,10 +7,9 @@ Every event of a process comes at its own time; a process that is stopped gets w
 
 from __future__ import annotations
 
+import functools
 import heapq
-import random
 import signal
-import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -23,11 +22,11 @@ from allranks.model.beat import TrySeen
 from allranks.model.card import Card
 from allranks.model.cluster import GuardTable
 from allranks.model.finding import Finding
-from allranks.wire.protocol import Plan, Try
+from allranks.wire.protocol import Ping, Plan, Try
 
 from .invariants import check_after, check_agent, check_end
 from .kernel import Kernel, Machine, Worker
-from .lives import FOREVER_S, Fault, Life
+from .lives import FOREVER_S, Fault, Life, Stream
 from .mutants import CORES, Cores
 from .network import Line, Network, Process
 
@@ -41,12 +40,12 @@ KILL_WAIT_S = 30.0
 class World(Network):
     """One life."""
 
-    def __init__(self, life: Life, cores: Cores = CORES) -> None:
+    def __init__(self, life: Life, cores: Cores = CORES, *, log: list[str] | None = None) -> None:
         self.life, self.cores = life, cores
         self.now_s = 1000.0
         self.begun_s = self.now_s
-        self.log: list[str] = []
-        self.digest = 0
+        self.log = log
+        """What happens is written there; None: it is not, which is much faster."""
         self.num_events = 0
         self.shown: list[tuple[float, Finding]] = []
         self.records: list[tuple[str, dict[str, Any]]] = []
@@ -74,23 +73,23 @@ class World(Network):
         """By node and generation: how long its workers took to end."""
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._number = 0
-        self._rngs: dict[str, random.Random] = {}
+        self._rngs: dict[str, Stream] = {}
         self.cut: set[int] = set()
         self.slow: dict[int, float] = {}
         self._joining: dict[int, Line] = {}
         self.machines = [Machine(i, 600 * self.rng("clocks").random() - 300) for i in range(life.num_nodes)]
         self.kernel = Kernel(
-            self.rng("kernel"), self.machines, at=self.at, clock=lambda: self.now_s, on_end=self._worker_ended,
+            self.rng, self.machines, at=self.at, clock=lambda: self.now_s, on_end=self._worker_ended,
             num_steps=life.num_steps, is_tracked=life.is_tracked, is_cut=lambda node: node in self.cut,
         )  # fmt: skip
         self._begin()
 
     # Time
 
-    def rng(self, purpose: str) -> random.Random:
-        if purpose not in self._rngs:
-            self._rngs[purpose] = random.Random(f"{purpose} {self.life.seed}")
-        return self._rngs[purpose]
+    def rng(self, purpose: str) -> Stream:
+        if (rng := self._rngs.get(purpose)) is None:
+            rng = self._rngs[purpose] = Stream(f"{purpose} {self.life.seed}")
+        return rng
 
     def at(self, after_s: float, do: Callable[[], None]) -> None:
         if after_s < FOREVER_S:
@@ -100,8 +99,9 @@ class World(Network):
     def run(self) -> World:
         """Live to the end."""
         end_s = self.begun_s + LIMIT_S
-        while self._heap and self._heap[0][0] <= end_s and not self.is_done:
-            self.now_s, _, do = heapq.heappop(self._heap)
+        heap, pop, first = self._heap, heapq.heappop, self.processes[0]
+        while heap and heap[0][0] <= end_s and ((first.is_alive and not first.is_stopped) or not self.is_done):
+            self.now_s, _, do = pop(heap)
             do()
         check_end(self)
         return self
@@ -154,7 +154,7 @@ class World(Network):
             self.current[node] = process
             process.line = self.lines[node] = Line(node, process)
             self._begin_agent(process, plan)
-            self.at(life.turn_s * self.rng("turns").random(), lambda process=process: self._turn(process))
+            self._begin_turns(process, life.turn_s * self.rng(f"turns {node}").random())
         for fault in life.faults:
             self.at(fault.at_s, lambda fault=fault: self._strike(fault))
 
@@ -165,9 +165,11 @@ class World(Network):
             self._do_agent(process, effect)
 
     def _stepper(self, process: Process) -> Callable[[Any], list[Any]]:
+        name, agent = f"n{process.node}", process.agent
+
         def step(event: Any) -> list[Any]:
-            effects = process.agent.step(event)
-            self._note(f"n{process.node}", event, effects)
+            effects = agent.step(event)
+            self._note(name, event, effects)
             return effects
 
         return step
@@ -180,10 +182,8 @@ class World(Network):
 
     def _note(self, who: str, event: Any, effects: list[Any]) -> None:
         self.num_events += 1
-        if effects and not (len(effects) <= self.life.num_nodes and "Ping" in repr(effects[0])):
-            line = f"{self.now_s - self.begun_s:8.3f} {who:6} {type(event).__name__}: {effects}"
-            self.log.append(line)
-            self.digest = zlib.crc32(line.encode(), self.digest)
+        if self.log is not None and effects and not isinstance(getattr(effects[-1], "message", None), Ping):
+            self.log.append(f"{self.now_s - self.begun_s:8.3f} {who:6} {type(event).__name__}: {effects}")
 
     # Processes
 
@@ -194,19 +194,25 @@ class World(Network):
         elif process.is_alive:
             do()
 
+    def _begin_turns(self, process: Process, after_s: float) -> None:
+        process.draw, process.turn = self.rng(f"turns {process.node}").random, functools.partial(self._turn, process)
+        self.at(after_s, process.turn)
+
     def _turn(self, process: Process) -> None:
         if not process.is_alive:
             return
-        self.at(self.life.turn_s * (0.9 + 0.2 * self.rng("turns").random()), lambda: self._turn(process))
+        self.at(self.life.turn_s * (0.9 + 0.2 * process.draw()), process.turn)
         if process.is_stopped or process.agent is None:
             return
-        self._feed_agent(process, events.Due(now_s=self.now_s))
         agent = process.agent
-        check_agent(self, process)
+        if agent.phase != "watching" or self.now_s >= process.due_s:
+            process.due_s = self.now_s + self.life.beats_s / 2
+            self._feed_agent(process, events.Due(now_s=self.now_s))
+            check_agent(self, process)
         if agent.phase == "ending":
             key = (process.node, agent.plan.generation)
             self.ending_s[key] = self.ending_s.get(key, 0.0) + self.life.turn_s
-        if agent.phase not in ("waiting", "gone"):
+        if agent.phase not in ("waiting", "gone") and self._has_news(process):
             self._observe(process)
         if process is self.processes[0]:
             self._feed_leader(events.Due(now_s=self.now_s))
@@ -216,6 +222,14 @@ class World(Network):
     def _feed_agent(self, process: Process, event: Any) -> None:
         if process.is_alive and process.feed is not None:
             process.feed(event)
+
+    def _has_news(self, process: Process) -> bool:
+        """Whether a beat is due: its workers do something else than in the last one, or that is some time ago."""
+        news = self.kernel.news(process.node)
+        if news == process.told and self.now_s < process.tells_s:
+            return False
+        process.told, process.tells_s = news, self.now_s + self.life.beats_s
+        return True
 
     def _observe(self, process: Process) -> None:
         plan = process.agent.plan
@@ -322,7 +336,7 @@ class World(Network):
             now_s=self.now_s, connection=self._number, card=self.cards[node], address=f"10.0.0.{node + 1}"
         )
         self._feed_leader(joined)
-        self.at(self.life.turn_s, lambda: self._turn(process))
+        self._begin_turns(process, self.life.turn_s)
 
     def _do_agent(self, process: Process, effect: Any) -> None:
         life, node = self.life, process.node

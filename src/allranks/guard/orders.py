@@ -40,7 +40,9 @@ class Orders:
     def _want_silent(self, now: float) -> tuple[Mapping[int, tuple[TryTarget, ...]], float]:
         scene = self._scene
         within_s = min(max(scene.settings.gone_s / 3, 0.5), 2.0)
-        suspects = presence.find_suspects(scene, now)
+        if not (suspects := presence.find_suspects(scene, now)):
+            self._again_s.clear()
+            return {}, 0.0
         self._again_s = {node.index: self._again_s.get(node.index, now) for node in suspects}
         due = [node for node in suspects if now >= self._again_s[node.index]]
         for node in due:

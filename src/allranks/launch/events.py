@@ -247,11 +247,13 @@ class Driver:
 
     def feed(self, event: Event) -> None:
         """Step, and do what comes out."""
-        self._events.append(event)
         if self._is_stepping:
+            self._events.append(event)
             return
         self._is_stepping = True
-        while self._events:
-            for effect in self._step(self._events.popleft()):
+        next_event: Event | None = event
+        while next_event is not None:
+            for effect in self._step(next_event):
                 self._do(effect)
+            next_event = self._events.popleft() if self._events else None
         self._is_stepping = False

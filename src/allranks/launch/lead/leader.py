@@ -301,7 +301,7 @@ class Leader:
         judged = self._guard.judge(now_s)
         if judged is not None:
             self._decide(judged, now_s)
-        elif self._asked is None and self._members.waiting and self.progress.steps:
+        elif self._asked is None and self.progress.steps and self._members.waiting:
             names = fold_hosts([node.name for node in self._members.waiting.values()])
             self._ask(Reason.GROW, f"saving a checkpoint and restarting with {names}")
 
