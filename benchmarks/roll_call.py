@@ -156,7 +156,7 @@ def call_roll(num_nodes: int, facts: Facts) -> tuple[float, float]:
         for worker in workers:
             worker.join(10)
             worker.kill()
-    assert not judgement.findings, judgement.findings[:3]
+    assert judgement.is_go, judgement.findings[:3]  # busy cores are worth a warning about clocks
     return took_s, max(joined_s) - began_s
 
 

@@ -229,11 +229,14 @@ class Scene:
         if not 0 <= beat.node_index < len(self.nodes) or beat.generation != self.membership.epoch:
             return None
         node = self.nodes[beat.node_index]
-        beat = msgspec.structs.replace(
-            beat,
-            ranks=tuple(rank for rank in beat.ranks if rank.rank in node.ranks),
-            tries=tuple(each for each in beat.tries if each.target < len(self.nodes)),
-        )
+        own = node.ranks
+        is_own = all(rank.rank in own for rank in beat.ranks)
+        if not is_own or any(each.target >= len(self.nodes) for each in beat.tries):
+            beat = msgspec.structs.replace(
+                beat,
+                ranks=tuple(rank for rank in beat.ranks if rank.rank in own),
+                tries=tuple(each for each in beat.tries if each.target < len(self.nodes)),
+            )
         node.beat, node.heard_s = beat, now_s
         node.lost_reason, node.lost_s = "", None  # it speaks
         if beat.oom_kills > node.oom_kills:
@@ -252,7 +255,7 @@ class Scene:
         node.tries[tried.seen.target, tried.seen.network] = tried
 
     def _hear_rank(self, beat: RankBeat, told_s: float) -> None:
-        marks = (beat.step, *((group.name, group.enqueued, group.completed) for group in beat.groups))
+        marks = (beat.step, *[(group.name, group.enqueued, group.completed) for group in beat.groups])
         view = self.ranks.get(beat.rank)
         moved_s = view.moved_s if view is not None and view.marks == marks else told_s
         self.calls_version += view is None or beat.calls != view.beat.calls
