@@ -211,17 +211,16 @@ def wait_for_end(job_id: str, *, log_dir: Path, say: Callable[[str], None]) -> t
         except SetupError:
             if time.monotonic() - answered_s > NO_ANSWER_S:
                 raise
-            time.sleep(LOOK_S)
-            continue
-        states = [report.slurm for report in reports if report.slurm is not None]
-        if all(state.is_finished for state in states):
-            # SLURM forgot it between two looks: the previous report at least has its name and nodes.
-            return (reports if states else known or reports), max(map(_exit_code, reports))
-        known = reports
-        news = next((_describe_progress(state) for state in states if not state.is_finished), "")
-        if news not in ("", told):
-            told = news
-            say(news)
+        else:
+            states = [report.slurm for report in reports if report.slurm is not None]
+            if all(state.is_finished for state in states):
+                # SLURM forgot it between two looks: the previous report at least has its name and nodes.
+                return (reports if states else known or reports), max(map(_exit_code, reports))
+            known = reports
+            news = next((_describe_progress(state) for state in states if not state.is_finished), "")
+            if news not in ("", told):
+                told = news
+                say(news)
         time.sleep(LOOK_S)
 
 

@@ -158,11 +158,9 @@ def _sum_up(nodes: tuple[str, ...], results: Iterable[Result], findings: Sequenc
             cells[result.cause, result.node] = result
     order = {node: place for place, node in enumerate(nodes)}
     kept = sorted(cells.values(), key=lambda each: (each.cause, order.get(each.node, len(order)), each.node))
-    if any(finding.severity is Severity.FAIL for finding in findings):
-        exit_code = Exit.USER_CODE
-    else:
-        is_unknown = any(each.status in (Status.UNKNOWN, Status.CRASH) for each in kept)
-        exit_code = Exit.UNKNOWN if is_unknown else Exit.OK
+    is_open = any(each.status in (Status.UNKNOWN, Status.CRASH) for each in kept)
+    is_bad = any(finding.severity is Severity.FAIL for finding in findings)
+    exit_code = Exit.USER_CODE if is_bad else Exit.UNKNOWN if is_open else Exit.OK
     return Outcome(nodes=nodes, results=tuple(kept), findings=tuple(findings), exit_code=exit_code)
 
 
