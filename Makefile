@@ -71,7 +71,7 @@ bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/bring_up.py
 	$(BIN)/python benchmarks/start_up.py
 	$(BIN)/python benchmarks/roll_call.py
-	$(BIN)/python benchmarks/leader_work.py
+	$(BIN)/python benchmarks/roll_call.py --light
 	$(BIN)/python benchmarks/six_nodes.py
 	$(BIN)/python benchmarks/log_scan.py
 	$(BIN)/python benchmarks/many_files.py

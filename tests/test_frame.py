@@ -136,8 +136,6 @@ def test_documented_arguments_are_the_signature_s() -> None:
 def test_files_stay_short_enough_to_read() -> None:
     lengths = {str(path.relative_to(ROOT)): len(path.read_text().splitlines()) for path in SOURCES}
     assert len(lengths) > 300
-    reducer = lengths.pop("src/allranks/launch/lead/leader.py")  # one state machine, read as a whole
-    assert reducer < 480
     assert {path: length for path, length in lengths.items() if length > 420} == {}
 
 

@@ -35,7 +35,7 @@ BEFORE_A_RUN = {
 
 COMPARED = {"what", "usual", "odd"}
 """Fields that `preflight.compare` fills."""
-JUDGED = {"node", "interface", "what", "command"}
+JUDGED = {"node", "interface", "job", "rank", "what", "command"}
 """Fields that are there for every cause; `what` is the sentence of the guard, the judge or the launcher."""
 
 

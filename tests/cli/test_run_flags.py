@@ -14,6 +14,7 @@ from allranks.cli.run import UNUSED_WITH_VALUE, UNUSED_WITHOUT_VALUE, run
 from allranks.launch.plan import Request
 from allranks.model.errors import UsageError
 from allranks.wire.leader import Hint
+from conftest import Allranks
 
 COMMAND = ("train.py", "--lr", "3e-4")
 
@@ -121,7 +122,9 @@ def test_an_endpoint_that_cannot_be_read_is_refused(text):
         ({"backend": "gloo"}, {"backend": "gloo"}),
         ({"role": "trainer"}, {"role": "trainer"}),
         ({"module": True}, {"is_module": True}),
-        ({"no_python": True}, {"no_python": True}),
+        ({"no_python": True}, {"no_python": True, "has_standby": False}),
+        ({"container": "torch.sif"}, {"container": "torch.sif", "has_standby": False}),
+        ({"standby": False}, {"has_standby": False}),
         ({"local_addr": "10.0.0.3"}, {"local_address": "10.0.0.3"}),
     ],
 )
@@ -194,7 +197,7 @@ def test_streams_that_cannot_be_read_are_refused(flags, text):
     assert refusal(hidden_streams, **asked, num_workers=3) == text
 
 
-# The flags of torchrun 2.13, in torch's own order, and what 2.14 added for a job.
+# The flags of torchrun 2.13, in torch's own order, and what 2.14 and 2.15 added.
 TORCHRUN_FLAGS = [
     "--nnodes", "--nproc-per-node", "--nproc_per_node", "--rdzv-backend", "--rdzv_backend", "--rdzv-endpoint",
     "--rdzv_endpoint", "--rdzv-id", "--rdzv_id", "--rdzv-conf", "--rdzv_conf", "--standalone", "--max-restarts",
@@ -206,6 +209,7 @@ TORCHRUN_FLAGS = [
     "--master_port", "--local-addr", "--local_addr", "--logs-specs", "--logs_specs", "--numa-binding",
     "--numa_binding", "--signals-to-handle", "--signals_to_handle", "--shutdown-timeout", "--shutdown_timeout",
     "--virtual-local-rank", "--virtual_local_rank", "--log-line-prefix-template", "--log_line_prefix_template",
+    "--print-completion",
 ]  # fmt: skip
 # Those of them that take no value.
 TORCHRUN_SWITCHES = {
@@ -241,6 +245,12 @@ def test_every_unused_flag_says_why():
     assert all(UNUSED_WITH_VALUE.values())
     assert all(UNUSED_WITHOUT_VALUE.values())
     assert set(UNUSED_WITH_VALUE) | set(UNUSED_WITHOUT_VALUE) < set(TORCHRUN_FLAGS)
+
+
+def test_the_completion_script_that_torchrun_prints_is_ours_and_needs_no_script(allranks: Allranks) -> None:
+    result = allranks("run", "--print-completion", "bash")
+    assert (result.returncode, result.stdout) == (0, allranks("completion", "bash").stdout)
+    assert "_ALLRANKS_COMPLETE" in result.stdout
 
 
 @pytest.mark.torch

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from allranks.host.process import read_environment
 from conftest import Allranks, allranks_command, clean_env, wait_until
 
 SRUN = """\
@@ -265,16 +266,12 @@ def test_the_rank_that_the_others_wait_for_is_the_first(allranks: Allranks, tmp_
 
 def heads_of(allranks: Allranks, job: str) -> list[str]:
     """What stands above each stack, once rank 2 sleeps and two ranks wait for it."""
-    mark = f"ALLRANKS_TEST_JOB={job}"
-    pids = [path.parent.name for path in Path("/proc").glob("[0-9]*/environ") if is_worker(path, mark)]
+    pids = [path.name for path in Path("/proc").glob("[0-9]*") if is_worker(int(path.name), job)]
     text = allranks("stack", "--pid", *pids).stdout if pids else ""
     heads = [line for line in text.splitlines() if " at train.py" in line]
     return heads if "sleep at" in text and "2 ranks (0-1)" in text else []
 
 
-def is_worker(environ: Path, mark: str) -> bool:
-    try:
-        entries = environ.read_text(errors="replace").split("\0")
-    except OSError:
-        return False
-    return mark in entries and any(entry.startswith("LOCAL_RANK=") for entry in entries)
+def is_worker(pid: int, job: str) -> bool:
+    env = read_environment(pid)
+    return env.get("ALLRANKS_TEST_JOB") == job and "LOCAL_RANK" in env

@@ -19,6 +19,7 @@ from typing import Any
 import psutil
 import pytest
 
+from allranks.host.process import read_environment
 from conftest import allranks_command, clean_env
 
 pytestmark = pytest.mark.torch
@@ -109,10 +110,7 @@ class Run:
 
 
 def rank_of(process: psutil.Process) -> str | None:
-    try:
-        return process.environ().get("RANK")
-    except psutil.Error:
-        return None
+    return read_environment(process.pid).get("RANK")
 
 
 @contextmanager

@@ -104,6 +104,23 @@ def test_who_is_apart_is_named(case):
     assert finding.fix
 
 
+@pytest.mark.parametrize(
+    ("case", "names", "fix"),
+    [
+        ("one node cut off", ("eth0", "eth0", "ib0", "eth0"), "DOWN: ip link set ib0 up"),
+        ("one node, large packets", ("eth0",) * NUM, "on all nodes: ip link set eth0 mtu 1500"),
+        ("one node, large packets", ("eth0", "eth0", "ib0", "eth0"), "on all nodes: ip link set <interface> mtu 1500"),
+        ("now and then", ("eth0", "eth0", "ib0", "eth0"), "ethtool -S ib0;"),
+        ("now and then", (), "ethtool -S <interface>;"),
+    ],
+)
+def test_the_fix_names_the_interface_where_it_is_known(case: str, names: tuple[str, ...], fix: str) -> None:
+    made = picture((1, 2), (2, 1))
+    for node, name in zip(made.nodes, names, strict=False):
+        node.addresses = {"interface": name}
+    assert fix in (judge(made, *TABLE[case][0]).findings[0].fix or "")
+
+
 def test_of_three_nodes_two_that_agree_outweigh_the_third_after_two_rounds():
     one = a_round((1, 2), num=3, silent=pairs_of(2, 3))
     made = picture((1, 2), num=3)

@@ -32,7 +32,7 @@ def picture(*, silent_s: float, is_lost: bool = False, tries=(), waits: bool = F
     for source, network, connects, refused in tries:
         for index in who:
             seen = TrySeen(target=index, network=network, connects=connects, refused=refused, carries=None)
-            made.nodes[source].tries[index, network] = Tried(seen, NOW_S)
+            made.note_try(made.nodes[source], Tried(seen, NOW_S))
     return made
 
 

@@ -38,8 +38,8 @@ def plan(num: int = 3, *, generation: int = 0) -> Plan:
     )
 
 
-def guard_of(num: int = 3, now_s: float = 100.0) -> Guard:
-    guard = Guard(FAST)
+def guard_of(num: int = 3, now_s: float = 100.0, *, job: str = "JOB") -> Guard:
+    guard = Guard(FAST, job=job)
     addresses = {i: {network: address(i, network) for network in ("data", "control")} for i in range(num)}
     guard.begin(plan(num), now_s, addresses=addresses)
     return guard
@@ -273,7 +273,7 @@ GLOO_TIMEOUT = "RuntimeError: [../gloo/tcp/unbound_buffer.cc:81] Timed out waiti
 
 @pytest.mark.parametrize(("exit_code", "words"), [(-6, NCCL_TIMEOUT), (1, GLOO_TIMEOUT)], ids=["NCCL", "Gloo"])
 def test_a_collective_that_timed_out_is_explained_by_who_had_not_come(exit_code, words):
-    guard = guard_of()
+    guard = guard_of(job="4711")
     seen = [*(waiting(rank, call(), num=3, for_s=50.0) for rank in (0, 1)), away(2, num=3)]
     hear_all(guard, 101.0, *seen)
     guard.ended(end(0, exit_code, stderr_tail=words), 101.5)
@@ -281,6 +281,10 @@ def test_a_collective_that_timed_out_is_explained_by_who_had_not_come(exit_code,
     hear_all(guard, 103.0, *seen)
     judged = guard.judge(103.5)
     assert (judged.findings[0].cause, judged.ranks) == ("AR408 stuck-rank", (2,))
+    assert judged.findings[0].fix == (
+        "read the rank's last lines, and its rank_2.stack.txt if allranks ended it; allranks stack 4711 while it "
+        "hangs; only slow: a longer --hang-timeout"
+    )
 
 
 def test_a_rank_that_leaves_for_ever_is_not_waited_for():

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from allranks.guard.waits import find_waiting, judge_blocked, judge_hang, judge_left, longest_wait_s, say_slow
 from allranks.model.beat import CallSeen, GroupSeen, ProcessState, RankBeat
 
-from .scenes import NOW_S, away, beat, call, scene, waiting
+from .scenes import NOW_S, away, beat, call, end, scene, waiting
 
 NUM = 4
 
@@ -181,3 +183,29 @@ def test_what_the_kernel_holds_for_hang_s_is_a_file_system():
     judged = judge_blocked(made)
     assert (judged.findings[0].cause, judged.nodes, judged.cures) == ("AR606 filesystem-hang", (2,), True)
     assert judge_blocked(picture(away(2, num=NUM, state=ProcessState.BLOCKED, state_for_s=60.0))) is None
+
+
+KINDS = st.sampled_from(["waits", "away", "leaving", "stopped", "ends", "leaves", "told to end"])
+
+
+@given(st.lists(st.tuples(st.integers(0, 3), KINDS, st.floats(0.1, 90.0)), max_size=30))
+def test_the_longest_wait_is_that_of_the_ranks_that_run_whatever_they_told_before(told):
+    made = scene([beat(rank, away(rank, num=4)) for rank in range(4)])
+    for at_s, (rank, kind, for_s) in enumerate(told, start=int(NOW_S)):
+        match kind:
+            case "waits":
+                made.hear(beat(rank, waiting(rank, call(), num=4, for_s=for_s)), at_s)
+            case "away":
+                made.hear(beat(rank, away(rank, num=4)), at_s)
+            case "leaving":
+                made.hear(beat(rank, waiting(rank, call(), num=4, for_s=for_s, phase="leaving")), at_s)
+            case "stopped":
+                stopped = {"state": ProcessState.STOPPED, "state_for_s": for_s}
+                made.hear(beat(rank, waiting(rank, call(), num=4, for_s=for_s, **stopped)), at_s)
+            case _:
+                made.end(end(rank, 0 if kind == "leaves" else 1, ended_by_us=kind == "told to end"), at_s)
+    now_s = NOW_S + len(told)
+    running = list(made.running())
+    assert longest_wait_s(made, now_s) == pytest.approx(max((each.waits_s(now_s) for each in running), default=0.0))
+    stopped = [each.beat for each in running if each.beat.state is ProcessState.STOPPED]
+    assert made.held(ProcessState.STOPPED, for_s=0.0) == sorted(stopped, key=lambda each: each.rank)

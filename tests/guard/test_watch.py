@@ -11,13 +11,17 @@ from types import SimpleNamespace
 
 import pytest
 
+from allranks.guard.verdict import Guard
 from allranks.guard.watch import Watch
 from allranks.model.beat import GroupSeen, ProcessState, RankBeat
+from allranks.model.cluster import GuardTable
 from allranks.recorder.waits import StopKind, find_stops
 from allranks.why.dumps import find_dumps, is_dump, read_dumps
-from allranks.wire.protocol import Try, TryTarget
+from allranks.wire.protocol import Plan, Try, TryTarget
 
-from .scenes import FAST, call
+from .scenes import FAST, call, members
+
+STORE = {"node_index": 0, "attempt": 0, "store_address": "", "store_port": 0, "backend": "gloo", "backend_reason": ""}
 
 
 class Told:
@@ -53,6 +57,34 @@ def test_a_beat_is_due_every_beat_s(watch):
     assert all(port > 0 for port in beat.try_ports)
     assert beat.try_ports[0] != beat.try_ports[1]
     assert abs(beat.time_ns / 1e9 - time.time()) < 10
+
+
+@pytest.mark.parametrize(
+    ("table", "num_nodes", "beat_s"),
+    [
+        ({}, 1, 0.5),
+        ({}, 1024, 0.5),
+        ({}, 2048, 1.0),
+        ({}, 4096, 2.0),
+        ({}, 16384, 2.5),  # a fourth of gone_s: a node that is silent for so long has missed four
+        ({"gone_s": 20.0}, 16384, 5.0),
+        ({"gone_s": 20.0}, 8192, 4.0),
+        ({"beat_s": 5.0}, 16384, 5.0),
+        ({"beat_s": 5.0}, 1, 5.0),
+    ],
+)
+def test_the_more_nodes_a_job_has_the_more_rarely_each_tells_of_itself(table, num_nodes, beat_s):
+    settings = GuardTable(**table)
+    guard, watch = Guard(settings), Watch(settings, data_address="127.0.0.1", control_address="127.0.0.1")
+    try:
+        watch.begin(0, [], 100.0, node_index=0, num_nodes=num_nodes)
+        dues = [tick / 20 for tick in range(201) if watch.turn(100.0 + tick / 20) is not None]
+        guard.begin(Plan(members=members(num_nodes), **STORE), 100.0)
+        assert (dues[1] - dues[0], guard.beat_s) == (beat_s, beat_s)
+    finally:
+        watch.close()
+    guard.begin(Plan(members=members(2), generation=1, **STORE), 100.0)
+    assert guard.beat_s == settings.beat_s
 
 
 def test_two_watches_try_each_other(watch):

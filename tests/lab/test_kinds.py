@@ -215,7 +215,7 @@ def test_a_job_that_a_higher_qos_preempts_runs_again(run: Run, accounted: TestLa
     assert followed.stdout.count("rank 0 of 3") == 2, followed.stderr
     slurm = state_of(run, job)
     assert slurm["exit_code"] == 0
-    assert slurm["state"] in ("COMPLETED", "PREEMPTED")  # the second with 24.11: launch.queue.requeue.stay_complete
+    assert slurm["state"] in ("COMPLETED", "PREEMPTED")  # the second with 24.11: launch.queue.scheduler
 
 
 def test_the_version_is_the_one_that_was_asked_for(accounted: TestLab) -> None:

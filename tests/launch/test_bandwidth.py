@@ -12,7 +12,7 @@ from allranks.launch.check.bandwidth import (
     judge_speeds,
     speeds_of,
 )
-from allranks.launch.check.collective import End, PairOrder, Report
+from allranks.launch.check.collective import End, PairOrder, Report, list_meetings
 from allranks.model.finding import Confidence, Status
 from allranks.preflight.matchings import matchings
 
@@ -102,11 +102,10 @@ def test_the_slower_end_counts_and_both_must_have_come_to_the_end() -> None:
     )
     one = Report(node="n1", peer="n2", backend="gloo", payload_bytes=16 << 20, payload_s=0.14)
     two = Report(node="n2", peer="n1", backend="gloo", payload_bytes=16 << 20, payload_s=0.15)
-    (speed,) = speeds_of(order, [one, two], "gloo")
+    (speed,) = speeds_of(list_meetings(order, [one, two]), order.ends)
     assert (speed.time_s, speed.link_gb_s) == (0.15, 0.125)
     assert describe_speed(speed) == "16 MiB in 150 ms, busbw 0.112 GB/s, 89 % of the link"
-    assert speeds_of(order, [one], "gloo") == []
-    assert speeds_of(order, [one, two], "nccl") == []
+    assert speeds_of(list_meetings(order, [one]), order.ends) == []
 
 
 @pytest.mark.parametrize("link", [None, -1, 0])
@@ -114,4 +113,4 @@ def test_a_link_that_says_nothing_is_none(link: int | None) -> None:
     ends = {name: End(address="10.0.0.1", interface="eth0", link_mbit_s=link) for name in ("n1", "n2")}
     order = PairOrder(ends=ends, rounds=((("n1", "n2"),),), backends=("gloo",), port=29500)
     reports = [Report(node=node, backend="gloo", payload_bytes=16 << 20, payload_s=0.1) for node in ("n1", "n2")]
-    assert [each.link_gb_s for each in speeds_of(order, reports, "gloo")] == [None]
+    assert [each.link_gb_s for each in speeds_of(list_meetings(order, reports), ends)] == [None]

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import pytest
 from msgspec.structs import replace
 
 from allranks.causes.catalogue import find_cause
-from allranks.launch.check.collective import End, PairOrder, Report, Told, decode_order, encode_order, work_of
+from allranks.launch.check.collective import End, PairOrder, Report, Told, work_of
 from allranks.launch.check.deep import Deep, judge_told, plan_pairs, render_figures
-from allranks.launch.check.member import Held
+from allranks.launch.check.member import Held, Order
 from allranks.launch.check.outcome import Outcome, add_more
+from allranks.launch.step.parcels import decode, encode
 from allranks.model.card import Card, Facts, Interface
-from allranks.model.errors import UsageError
 from allranks.model.finding import Confidence, Severity, Status
 from allranks.preflight.judge import Observations
 from allranks.preflight.matchings import matchings
@@ -235,10 +234,9 @@ def card(
 def test_nodes_meet_on_their_data_interfaces_at_the_port_of_the_roll_call() -> None:
     order, skipped = plan_pairs(held(card(1), card(2), card(3, has_torch=False)), port=29500)
     assert skipped == {"node03": "torch is not installed"}
-    assert order is not None
     assert (order.port, order.backends, order.rounds) == (29501, ("gloo",), ((("node01", "node02"),),))
     assert order.ends["node02"] == End(address="10.0.1.2", interface="eth1")
-    assert decode_order(encode_order(order)) == order
+    assert decode(encode(order), Order | PairOrder) == order
     (first,) = work_of(order, "node01")["work"]
     (second,) = work_of(order, "node02")["work"]
     assert (first["rank"], second["rank"], first["peer"]) == (0, 1, "node02")
@@ -247,15 +245,12 @@ def test_nodes_meet_on_their_data_interfaces_at_the_port_of_the_roll_call() -> N
 
 def test_without_a_data_network_it_is_the_one_on_which_nodes_found_each_other() -> None:
     order, _ = plan_pairs(held(card(1, is_told=False), card(2, is_told=False, came_by="10.0.0.1:29500")), port=1)
-    assert order is not None
     assert order.ends["node02"] == End(address="10.0.0.2", interface="eth0")
 
 
 def test_nccl_needs_a_gpu_on_every_node() -> None:
     both, _ = plan_pairs(held(card(1, num_gpus=8), card(2, num_gpus=8)), port=1)
     one, _ = plan_pairs(held(card(1, num_gpus=8), card(2)), port=1)
-    assert both is not None
-    assert one is not None
     assert (both.backends, one.backends) == (("gloo", "nccl"), ("gloo",))
     work = work_of(both, "node01")
     assert [(each["step"], each["backend"]) for each in work["work"]] == [(0, "gloo"), (1, "nccl")]
@@ -264,12 +259,7 @@ def test_nccl_needs_a_gpu_on_every_node() -> None:
 
 def test_one_node_has_nobody_to_be_paired_with() -> None:
     order, skipped = plan_pairs(held(card(1)), port=1)
-    assert (order, skipped) == (None, {"node01": "one node alone"})
-    assert {each.note for each in judge_told(None, Told(), skipped=skipped, wanted=CAUSES).results} == {
+    assert (order.ends, skipped) == ({}, {"node01": "one node alone"})
+    assert {each.note for each in judge_told(order, Told(), skipped=skipped, wanted=CAUSES).results} == {
         "one node alone"
     }
-
-
-def test_an_order_of_another_version_is_refused() -> None:
-    with pytest.raises(UsageError, match="not from this version"):
-        decode_order("bm9uZQ==")

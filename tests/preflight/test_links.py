@@ -200,6 +200,14 @@ def few_lost(node: int) -> Callable[[Results], None]:
     return lambda results: change(results, around(node, 6), datagrams_lost=1)
 
 
+@pytest.mark.parametrize("name", ["20 % loss on one link", "black hole of a link"])
+def test_the_fix_names_the_interface_that_the_nodes_share_also_where_no_single_node_is_named(name: str) -> None:
+    num_nodes, faults, _, _ = FAULTS[name]
+    (finding,) = judged(num_nodes, *faults).findings
+    assert finding.interface is None
+    assert "ens1f1" in (finding.fix or "")
+
+
 def test_2_percent_of_loss_is_told_by_the_quiet_look():
     judgement = judged(6, few_lost(2), quiet=quiet_look(2, datagrams_lost=8, retransmits=2))
     assert brief(judgement) == [("AR212", "node03", "fail", "certain")]

@@ -112,6 +112,11 @@ def test_a_job_where_everything_fails_is_followed_up_within_bounds() -> None:
     assert 0 < len(chosen) <= MAX_FOLLOW_UPS
 
 
+def test_sixteen_thousand_suspects_take_no_longer_than_the_pairs_that_are_chosen() -> None:
+    ring = choose_ring(16_384, seed=1)
+    assert len(follow_up(ring, ring, 16_384, seed=1, at_most=512)) in (511, 512)
+
+
 @given(st.integers(2, 200), SEEDS, st.data())
 def test_follow_ups_are_new_and_bounded(num_nodes: int, seed: int, data: st.DataObject) -> None:
     pairs = choose_pairs(num_nodes, full_up_to=8, seed=seed)

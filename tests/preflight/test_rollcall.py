@@ -16,7 +16,7 @@ import pytest
 from seen import PORTS, brief, facts, terms
 
 from allranks import __version__
-from allranks.model.card import Card, TestPorts
+from allranks.model.card import Card, Facts, TestPorts
 from allranks.model.errors import AllranksError, NodeFaultError, StoppedBySignal, WireError
 from allranks.model.finding import Verdict
 from allranks.model.pair import FULL, PairResult
@@ -63,7 +63,7 @@ class NoConnection:
 def roster_of(num_nodes: int, *indices: int, **more: object) -> Roster:
     roster = Roster(terms(num_nodes, **more), cards={0: card(0)})
     for index in indices:
-        assert roster.admit(card(index), NoConnection()) is None
+        assert roster.admit(card(index), NoConnection()) == index
     return roster
 
 
@@ -74,14 +74,39 @@ def test_nodes_that_say_their_rank_get_it():
 
 def test_nodes_that_do_not_say_their_rank_are_counted_in_order_of_arrival():
     roster = roster_of(4, 1)
-    assert roster.admit(card(None, host="late"), NoConnection()) is None
-    assert roster.admit(card(None, host="later"), NoConnection()) is None
+    assert roster.admit(card(None, host="late"), NoConnection()) == 2
+    assert not roster.is_complete
+    assert roster.admit(card(None, host="later"), NoConnection()) == 3
+    assert roster.is_complete
     assert {index: card.host for index, card in roster.cards.items()} == {
         0: "node01",
         1: "node02",
         2: "late",
         3: "later",
     }
+
+
+def test_a_node_that_disconnected_leaves_its_number_to_the_next_one():
+    roster = roster_of(4, 1, 2, 3)
+    gone, _ = roster.remove(2)
+    assert (gone.host, roster.is_complete, roster.missing()) == ("node03", False, (2,))
+    assert roster.admit(card(None, host="late"), NoConnection()) == 2
+    assert roster.admit(card(None, host="later"), NoConnection()) == "all 4 nodes have already joined"
+
+
+def test_what_nodes_have_in_common_is_kept_once():
+    def card_with(number: int, debug: str) -> Card:
+        own = Facts(boot_id=f"boot-{number}", environment={"NCCL_DEBUG": debug}, packages={"torch": "2.9.0"})
+        return card(number, facts=own)
+
+    *cards, odd = card_with(1, "INFO"), card_with(2, "INFO"), card_with(3, "WARN")
+    roster = roster_of(4)
+    for each in (*cards, odd):
+        roster.admit(each, NoConnection())
+    assert [roster.cards[index] for index in (1, 2, 3)] == [*cards, odd]
+    first, second, third = (roster.cards[index].facts for index in (1, 2, 3))
+    assert first.environment is second.environment is not third.environment
+    assert first.packages is second.packages is third.packages
 
 
 @pytest.mark.parametrize(

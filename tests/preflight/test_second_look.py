@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import statistics
+from collections import Counter
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,12 +16,13 @@ from allranks.preflight.second_look import (
     MAX_FAILED,
     QUIET,
     RATE,
+    _cover,
     merge,
     plan_confirmation,
     plan_quiet_look,
     plan_rate_look,
 )
-from allranks.preflight.symptoms import has_failed, is_proven, slow_nodes
+from allranks.preflight.symptoms import _median_without, has_failed, is_proven, slow_nodes
 
 
 def test_where_all_is_well_nothing_is_looked_at_again():
@@ -189,3 +193,36 @@ NUMBERS = st.floats(allow_nan=True, allow_infinity=True) | st.integers(-10, 1 <<
 def test_whatever_is_reported_the_next_look_is_planned(results):
     for look in (plan_confirmation(results), plan_quiet_look(results)):
         assert look is None or len(look.pairs) <= MAX_FAILED
+
+
+def cover_step_by_step(pairs):
+    """The node with most pairs, the smallest of equals, and again without its pairs: as it reads, and slow."""
+    chosen = []
+    while pairs:
+        counted = Counter(node for pair in pairs for node in pair)
+        chosen.append(min(counted, key=lambda node: (-counted[node], node)))
+        pairs = [pair for pair in pairs if chosen[-1] not in pair]
+    return chosen
+
+
+PAIRS = st.tuples(st.integers(0, 12), st.integers(0, 12)).filter(lambda pair: pair[0] != pair[1])
+
+
+@given(st.lists(PAIRS, max_size=60))
+def test_who_takes_part_in_all_losses_is_found_in_the_order_of_their_number(pairs):
+    assert _cover([good(*pair) for pair in pairs]) == cover_step_by_step(pairs)
+
+
+@given(st.lists(st.integers(0, 9).map(float), min_size=2, max_size=40), st.data())
+def test_a_median_without_some_numbers_is_that_of_the_others(numbers, data):
+    order = data.draw(st.permutations(numbers))
+    size = data.draw(st.integers(0, len(numbers) - 1))
+    assert _median_without(sorted(numbers), order[:size]) == statistics.median(order[size:])
+
+
+def test_where_udp_is_closed_among_thousands_of_nodes_eight_of_them_are_looked_at():
+    nodes = range(8192)
+    closed = [good(a, (a + step) % 8192, datagrams_lost=40) for a in nodes for step in (1, 2, 4, 8)]
+    look = plan_quiet_look(closed)
+    assert look is not None
+    assert len({source for source, _ in look.pairs}) <= 40

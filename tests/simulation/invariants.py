@@ -279,5 +279,5 @@ def check_after(lead: Lead, event: Any, effects: Sequence[Any]) -> None:
     for rule in AFTER if effects else IN_TIME:
         if broken := rule(lead, event, effects):
             raise Violation(f"{rule.__doc__} Here: {broken}")
-    lead.generation, lead.nodes = lead.leader._generation, lead.leader._plan.nodes
+    lead.generation, lead.nodes = lead.leader._generation.number, lead.leader._generation.plan.nodes
     lead.members_before, lead.has_begun = set(lead.leader._members.here), True

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import signal
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -11,6 +10,8 @@ import msgspec
 
 from allranks.model.beat import GroupSeen, NodeBeat, ProcessState, RankBeat, TrySeen
 from allranks.wire.protocol import Order, Plan, WorkerEnd
+
+from .lives import Stream
 
 STEP_S = 1.0
 SAVE_S = 0.5
@@ -82,7 +83,7 @@ class Kernel:
     """Runs all workers.
 
     Args:
-        rng: of this part alone.
+        rng: the generator of a purpose.
         at: does something later.
         on_end: told when a worker has ended.
         on_step: told when all ranks have made a step.
@@ -91,7 +92,7 @@ class Kernel:
 
     def __init__(
         self,
-        rng: random.Random,
+        rng: Callable[[str], Stream],
         machines: list[Machine],
         *,
         at: Callable[[float, Callable[[], None]], None],
@@ -112,6 +113,9 @@ class Kernel:
         self._pids = 100
         self.deaf: set[tuple[int, int]] = set()
         """(node, local rank) whose workers ignore SIGTERM."""
+
+    def _draw(self, purpose: str) -> float:
+        return self._rng(purpose).random()
 
     def start(self, plan: Plan, node: int) -> list[Worker]:
         """Start one node's workers."""
@@ -138,7 +142,7 @@ class Kernel:
         workers = list(generation.workers.values())
         if all(worker.end is not None for worker in workers) and len(workers) == generation.size:
             return
-        self._at(STEP_S * (0.9 + 0.2 * self._rng.random()), lambda: self._tick(generation))
+        self._at(STEP_S * (0.9 + 0.2 * self._draw("steps")), lambda: self._tick(generation))
         are_all_here = len(workers) == generation.size and all(each.is_well for each in workers)
         if not are_all_here or self._is_split({each.node for each in workers}):
             if generation.blocked_s is None:
@@ -158,7 +162,7 @@ class Kernel:
             self._leave(workers, generation)
         elif self._is_tracked and generation.step % 4 == 0:
             step = generation.step
-            self._at(SAVE_S * self._rng.random(), lambda: self._save(generation, step))
+            self._at(SAVE_S * self._draw("saves"), lambda: self._save(generation, step))
 
     def _save(self, generation: Generation, step: int) -> None:
         """Rank 0 completes a checkpoint, unless it has ended meanwhile."""
@@ -169,7 +173,7 @@ class Kernel:
     def _leave(self, workers: list[Worker], generation: Generation) -> None:
         for worker in workers:
             worker.is_leaving = True
-            self._at(SAVE_S * self._rng.random(), lambda worker=worker: self.end(worker, 0))
+            self._at(SAVE_S * self._draw(f"workers {worker.node}"), lambda worker=worker: self.end(worker, 0))
 
     # What happens to workers
 
@@ -191,12 +195,12 @@ class Kernel:
             self._break_others(worker)
 
     def _break_others(self, worker: Worker) -> None:
-        if self._rng.random() < 0.3:
+        if self._draw(f"workers {worker.node}") < 0.3:
             return  # they wait in their collective
         for other in list(self.generations[worker.key].workers.values()):
             if other.end is None:
                 self._at(
-                    0.02 + 0.4 * self._rng.random(),
+                    0.02 + 0.4 * self._draw(f"workers {other.node}"),
                     lambda other=other: None if other.is_told or other.is_hung else self.end(other, 1, message=LOST),
                 )
 
@@ -206,7 +210,7 @@ class Kernel:
         if signum == signal.SIGKILL:
             self._at(0.05, lambda: self.end(worker, -signal.SIGKILL))
         elif not worker.is_deaf and not worker.is_hung:
-            self._at(0.3 * self._rng.random(), lambda: self.end(worker, -signum))
+            self._at(0.3 * self._draw(f"workers {worker.node}"), lambda: self.end(worker, -signum))
 
     def release(self, worker: Worker) -> None:
         """The kernel lets a worker go, or somebody continues it."""

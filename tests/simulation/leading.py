@@ -56,7 +56,7 @@ class Lead:
             cores.Terms(
                 job="j", attempt=0, wanted_backend="gloo", store_address=world.address_of(process.node),
                 store_port=store_port, num_nodes=life.num_nodes, min_nodes=life.min_nodes,
-                max_restarts=life.max_restarts, capacity_s=CAPACITY_S, beat_s=life.beats_s or TERMS.beat_s,
+                max_restarts=life.max_restarts, capacity_s=CAPACITY_S,
                 gone_s=TERMS.gone_s, own=process.node,
             ),
             guard=Guard(TERMS),

@@ -6,6 +6,7 @@ faults find others). All faults are drawn first, so that leaving one out does no
 
 from __future__ import annotations
 
+import hashlib
 import random
 import signal
 from collections.abc import Sequence
@@ -14,6 +15,18 @@ from enum import StrEnum
 from typing import Any
 
 FOREVER_S = 1e9
+
+
+class Stream:
+    """Random numbers for one purpose (Knuth's MMIX generator): a life has hundreds, and random.Random is 2.5 KB."""
+
+    def __init__(self, purpose: str) -> None:
+        self._state = int.from_bytes(hashlib.blake2b(purpose.encode(), digest_size=8).digest(), "big")
+
+    def random(self) -> float:
+        """Return a number from 0 to 1."""
+        self._state = state = (self._state * 6364136223846793005 + 1442695040888963407) & 0xFFFFFFFFFFFFFFFF
+        return (state >> 11) * 2**-53
 
 
 class Kind(StrEnum):
@@ -75,25 +88,25 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One life."""
+    """One life; what is usual here, a life that was shrunk has, too."""
 
     seed: int
     num_nodes: int
-    workers: int
     num_steps: int
-    max_restarts: int
-    min_nodes: int
-    is_slurm: bool
-    can_requeue: bool
-    is_tracked: bool
+    faults: tuple[Fault, ...] = ()
+    workers: int = 1
+    max_restarts: int = 0
+    min_nodes: int = 1
+    is_slurm: bool = False
+    can_requeue: bool = True
+    is_tracked: bool = True
     """Whether the script reports its steps, and saves when it is told to."""
-    answer_s: float
+    answer_s: float = 0.0
     """How long the scheduler and the file server take to answer."""
-    sweep_s: float
-    start_s: float
+    sweep_s: float = 0.0
+    start_s: float = 0.0
     """How long workers take to start."""
-    turn_s: float
-    faults: tuple[Fault, ...]
+    turn_s: float = 0.3
     beats_s: float = 1.0
     """How often the leader sends a Ping, and an agent a Beat of workers that do the same as before; 0: very often."""
     seen_s: float = 0.0

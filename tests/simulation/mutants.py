@@ -16,8 +16,11 @@ import allranks.launch
 HERE = Path(__file__).parent
 TABLE = HERE / "mutants.toml"
 SOURCE = Path(allranks.launch.__file__).parent
-LEAD = ("course", "quorum", "signals", "members", "progress", "recovery", "outcome", "leader")
-MODULES = ("queue.ending", *(f"lead.{name}" for name in LEAD), "succession", "agent")
+LEAD = (
+    "course", "quorum", "signals", "members", "progress", "recovery", "generation", "outcome", "forming", "attendance",
+    "reports", "leader",
+)  # fmt: skip
+MODULES = ("queue.ending", *(f"lead.{name}" for name in LEAD), "succession", "grace", "agent")
 """In the order in which they import each other."""
 
 

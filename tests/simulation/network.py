@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections import deque
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
@@ -12,6 +11,8 @@ import msgspec
 
 from allranks.launch import events
 from allranks.wire.protocol import Goodbye, Message, Plan, Refused, Resign
+
+from .lives import Stream
 
 if TYPE_CHECKING:
     from .dialing import Search
@@ -119,7 +120,7 @@ class Network:
     slow: dict[int, float]
     walls: list[Wall]
     lost_first: dict[int, bool]
-    rng: Callable[[str], random.Random]
+    rng: Callable[[str], Stream]
     at: Callable[[float, Callable[[], None]], None]
     _on: Callable[[Process, Callable[[], None]], None]
     _feed_agent: Callable[[Process, Any], None]

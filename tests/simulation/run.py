@@ -2,6 +2,7 @@
 
     python -m simulation.run --lives 20000         what `make simulate LIVES=20000` does
     python -m simulation.run --seed 646            one life, with all that happened in it
+                                                   (where a rule falls: the smallest such life, too, as Python)
     python -m simulation.run --mutants             only the mutants
 
 Exit code: 0 if no invariant fell and every mutant was found, else 1. A seed lives the same life each time.
@@ -19,6 +20,7 @@ from dataclasses import dataclass
 from .invariants import Violation
 from .lives import Life, draw
 from .mutants import CORES, Cores, Mutant, load, read_mutants
+from .shrink import as_literal, rule_of, shrink
 from .world import World
 
 MOST_LIVES = 10_000
@@ -91,7 +93,16 @@ def run_lives(num_lives: int, *, first: int, jobs: int) -> bool:
     cpu_s, fallen = sum(each.cpu_s for each in tallies), sum(len(each.fallen) for each in tallies)
     rate = f"{lives / cpu_s:.0f} lives and {num_events / cpu_s:.0f} events per core-second"
     print(f"{lives} lives from seed {first}, {fallen} with a fallen invariant; {rate}", flush=True)
+    for seed in {
+        rule_of(broken): seed for tally in reversed(tallies) for seed, broken in reversed(tally.fallen)
+    }.values():
+        _show_small(draw(seed))
     return fallen == 0
+
+
+def _show_small(life: Life) -> None:
+    small, num_lives = shrink(life, lambda other: live(other)[1])
+    print(f"seed {life.seed}, as small as {num_lives} lives made it, for KNOWN in known.py:\n    {as_literal(small)},")
 
 
 def run_mutants(*, jobs: int) -> bool:
@@ -110,6 +121,8 @@ def show(seed: int) -> bool:
     log: list[str] = []
     world, broken = live(draw(seed), log=log)
     print(world.life, *log, broken or "no invariant fell", sep="\n")
+    if broken:
+        _show_small(world.life)
     return not broken
 
 

@@ -130,7 +130,7 @@ def _resolve(world: World, node: int) -> int:
     if node == LEADER:
         return world.lead.node
     if node == HEIR:
-        heirs = [each for each in world.lead.leader._plan.nodes if each != world.lead.node]
+        heirs = [each for each in world.lead.leader._generation.plan.nodes if each != world.lead.node]
         return next((each for each in heirs if world.current[each].is_alive), world.lead.node)
     return node
 
@@ -280,5 +280,5 @@ def _go_on(world: World, process: Process, *, is_sure: bool = False) -> None:
 def _signal(world: World, process: Process, fault: Fault, signum: int, *, everywhere: bool) -> None:
     for target in list(world.current.values()) if everywhere else [process]:
         for again in range(1 + fault.doubled):
-            after_s = 0.05 * world.rng("signals").random() + 0.5 * again
+            after_s = 0.05 * world.rng(f"{fault.kind} {fault.node} {fault.signum}").random() + 0.5 * again
             world.at(after_s, lambda target=target: world.signal(target, signum))

@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from . import lives
+from .known import KNOWN
 from .lives import LEADER, PROFILES, Fault, Kind, Life, draw
 from .mutants import load, read_mutants
 from .run import BLOCK, live, live_block
+from .shrink import as_literal, rule_of, shrink
 from .world import World
 
 TESTS = Path(__file__).parents[1]
-EASY = ("stopping-without-a-deadline", "restarts-not-counted", "workers-outlive-the-leader", "no-sigkill")
-NO_FAULT = Life(
-    seed=1, num_nodes=3, workers=1, num_steps=6, max_restarts=1, min_nodes=2, is_slurm=True, can_requeue=True,
-    is_tracked=True, answer_s=0.0, sweep_s=0.0, start_s=0.0, turn_s=0.3, faults=(),
-)  # fmt: skip
+MUTANTS = {mutant.name: mutant for mutant in read_mutants()}
+NO_FAULT = Life(seed=1, num_nodes=3, num_steps=6, max_restarts=1, min_nodes=2, is_slurm=True)
 
 
 def test_no_invariant_falls():
@@ -28,10 +30,33 @@ def test_no_invariant_falls():
     assert tally.events > 100 * BLOCK
 
 
-@pytest.mark.parametrize("name", EASY)
-def test_a_broken_rule_is_found(name: str):
-    cores = load(next(mutant for mutant in read_mutants() if mutant.name == name))
-    assert any(live(draw(seed), cores)[1] for seed in range(150))
+@pytest.mark.parametrize("name", KNOWN)
+def test_a_known_life_breaks_no_rule_and_finds_its_mutant(name: str):
+    assert live(KNOWN[name])[1] == ""
+    if name in MUTANTS:
+        assert live(KNOWN[name], load(MUTANTS[name]))[1]
+
+
+def test_a_life_that_finds_a_mutant_shrinks_to_the_faults_that_do():
+    cores, found = load(MUTANTS["end-of-an-old-worker-counts"]), draw(323)
+    small, num_lives = shrink(found, lambda life: live(life, cores)[1])
+    assert (len(found.faults), found.num_nodes, found.workers, found.is_slurm) == (3, 4, 2, True)
+    assert [fault.kind for fault in small.faults] == [Kind.WORKER_IS_HELD, Kind.WORKER_CRASHES]
+    assert all(fault.at_s == round(fault.at_s) for fault in small.faults)
+    assert (small.num_nodes, small.workers, small.is_slurm) == (2, 1, False)
+    assert rule_of(live(small, cores)[1]) == rule_of(live(found, cores)[1])
+    assert eval(as_literal(small), vars(lives)) == small
+    assert num_lives < 100
+
+
+def test_a_fault_that_is_left_out_changes_no_other():
+    first = Fault(at_s=1.0, kind=Kind.SIGNAL, node=2, signum=signal.SIGUSR1)
+    last = Fault(at_s=1.5, kind=Kind.SIGNAL, node=1, signum=signal.SIGTERM, everywhere=True)
+    alone, both = (
+        [line for line in life(*faults, num_steps=20).log if "Signalled" in line and "SIGTERM" in line]
+        for faults in ((last,), (first, last))
+    )
+    assert alone == both != []
 
 
 def test_the_mutants_fit_the_source():
@@ -64,8 +89,7 @@ def test_every_kind_of_fault_is_in_some_life():
 
 
 def life(*faults: Fault, **more: object) -> World:
-    values = {name: getattr(NO_FAULT, name) for name in Life.__slots__}
-    return World(Life(**{**values, **more, "faults": faults}), log=[]).run()
+    return World(replace(NO_FAULT, faults=faults, **more), log=[]).run()
 
 
 def outcome(world: World) -> tuple[int, tuple[object, ...]]:

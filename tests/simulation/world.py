@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import heapq
-import random
 import signal
 from collections.abc import Callable
 from typing import Any
@@ -29,7 +28,7 @@ from .ending import Ends
 from .invariants import check_agent, check_save, check_start, check_step
 from .kernel import Generation, Kernel, Machine, Worker
 from .leading import Lead
-from .lives import FOREVER_S, Life
+from .lives import FOREVER_S, Life, Stream
 from .mutants import CORES, Cores
 from .network import GONE_S, Process, copied
 from .outcomes import check_end
@@ -64,8 +63,7 @@ class World(Ends, Strikes):
         """By node and generation: how long its workers took to end."""
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._number = 0
-        self._rngs: dict[str, random.Random] = {}
-        self._turns = self.rng("turns")
+        self._rngs: dict[str, Stream] = {}
         self.slow: dict[int, float] = {}
         self.walls, self.open_lines = [], []
         self._may_be_done = False
@@ -73,7 +71,7 @@ class World(Ends, Strikes):
         self.begin_strikes()
         self.machines = [Machine(i, 600 * self.rng("clocks").random() - 300) for i in range(life.num_nodes)]
         self.kernel = Kernel(
-            self.rng("kernel"), self.machines, at=self.at, clock=lambda: self.now_s, on_end=self._worker_ended,
+            self.rng, self.machines, at=self.at, clock=lambda: self.now_s, on_end=self._worker_ended,
             on_step=lambda generation: check_step(self, generation),
             on_save=lambda generation: check_save(self, generation),
             num_steps=life.num_steps, is_tracked=life.is_tracked, is_split=self.is_split,
@@ -82,9 +80,9 @@ class World(Ends, Strikes):
 
     # Time
 
-    def rng(self, purpose: str) -> random.Random:
+    def rng(self, purpose: str) -> Stream:
         if (rng := self._rngs.get(purpose)) is None:
-            rng = self._rngs[purpose] = random.Random(f"{purpose} {self.life.seed}")
+            rng = self._rngs[purpose] = Stream(f"{purpose} {self.life.seed}")
         return rng
 
     def next_number(self) -> int:
@@ -159,7 +157,7 @@ class World(Ends, Strikes):
         self.leads.append(first.lead)
         for process in self.processes:
             self._begin_agent(process, copied(plans[process.node]))
-            self.at(life.turn_s * self._turns.random(), process.turn)
+            self.at(life.turn_s * self.rng(f"turns {process.node}").random(), process.turn)
         for fault in life.faults:
             self.at(fault.at_s, lambda fault=fault: self.strike(fault))
 
@@ -215,7 +213,7 @@ class World(Ends, Strikes):
     def _turn(self, process: Process) -> None:
         if not process.is_alive or process.is_through:
             return
-        self.at(self.life.turn_s * (0.9 + 0.2 * self._turns.random()), process.turn)
+        self.at(self.life.turn_s * (0.9 + 0.2 * self.rng(f"turns {process.node}").random()), process.turn)
         if process.is_stopped or process.agent is None:
             return
         agent = process.agent

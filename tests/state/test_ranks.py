@@ -290,7 +290,7 @@ def save_on_a_mesh_of_two(checkpoints: Checkpointer, rank: int, world_size: int)
     if rank == 0:  # its part has all that it needs, and it opens no other
         (loaded.directory / part_name(1)).unlink()
         with CheckpointReader(loaded.directory) as checkpoint:
-            checkpoint.load_sharded("common", loaded.common, rank=rank, world_size=world_size)
+            checkpoint.load_sharded("common", loaded.common, Membership.spread(rank, world_size))
             alone = checkpoint.part(0).unpack(checkpoint.part(0).tree["common"])
         assert alone["w"].to_local().equal(whole[:, :2])
 

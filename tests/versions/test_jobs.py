@@ -137,7 +137,7 @@ def test_a_missing_rank(allranks: Allranks, tmp_path: Path, note: Note):
 
 STRUCK = """
 import os, signal, sys, time
-had_torch = "torch" in sys.modules
+had_torch = "torch._C" in sys.modules
 import torch, torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 

@@ -24,6 +24,7 @@ from allranks.model.past import Crash, History, Past
 from allranks.wire.connection import Connection
 from allranks.wire.frames import decode_frames, encode_frame
 from allranks.wire.protocol import (
+    PROTOCOL,
     Beat,
     Contact,
     Exited,
@@ -50,6 +51,7 @@ from allranks.wire.protocol import (
     WorkerEnd,
     as_one_line,
 )
+from cards import make_card
 
 NUMBERS = st.integers(-(2**63), 2**63 - 1)
 TEXTS = st.text(max_size=40)
@@ -324,6 +326,40 @@ def test_a_plan_that_is_none_is_a_wire_error(common, why):
     payload = msgspec.msgpack.encode({"type": "plan", "node_index": 1, "common": common})
     with pytest.raises(WireError, match=why):
         decode_frames(bytearray(frame(payload)))
+
+
+def join_of(card: bytes, **changes: object) -> bytearray:
+    said = {"type": "join", "protocol": PROTOCOL, "version": "1.0", "job": "train", "attempt": 0, "nonce": b"n"}
+    return bytearray(frame(msgspec.msgpack.encode(said | {"card": card, "proof": b"p"} | changes)))
+
+
+@pytest.mark.parametrize(
+    ("card", "why"),
+    [
+        (zlib.compress(bytes(1 << 20)), "a card of more than 524288 bytes, or a truncated one"),
+        (zlib.compress(bytes(1000))[:-9], "a card of more than 524288 bytes, or a truncated one"),
+        (b"no zlib", "a card that cannot be decompressed"),
+        (zlib.compress(msgspec.msgpack.encode({"host": "node01"})), "missing required field"),
+    ],
+)
+def test_a_card_that_is_none_is_a_wire_error(card, why):
+    with pytest.raises(WireError, match=why):
+        decode_frames(join_of(card))
+
+
+def test_a_join_of_another_version_is_named_whatever_its_card_is():
+    with pytest.raises(WireError, match=r"a message of allranks 9\.9 "):
+        decode_frames(join_of(b"of another kind", protocol=PROTOCOL + 1, version="9.9"))
+
+
+def test_the_card_of_a_node_with_many_gpus_takes_a_few_kilobytes():
+    gpus = tuple(Gpu(index=i, uuid=f"GPU-{i:08x}-5a1b-8c0d-2e4f6a8b0c1d", name="NVIDIA H100") for i in range(8))
+    environment = {f"NCCL_SETTING_{i:02}": f"the value of setting {i}" for i in range(80)}
+    join = Join(protocol=PROTOCOL, version="1.0", job="train", attempt=0, nonce=b"n", proof=b"p",
+                card=make_card(1, facts=Facts(gpus=gpus, environment=environment)))  # fmt: skip
+    sent = encode_frame(join)
+    assert len(sent) < len(msgspec.msgpack.encode(join.card)) / 5
+    assert decode_frames(bytearray(sent)) == [join]
 
 
 def test_frames_decode_the_same_byte_by_byte():

@@ -181,6 +181,17 @@ class Cause:
         return f"{cls.id} {cls.name}"
 
     @classmethod
+    def fix_with(cls, **values: object) -> str | None:
+        """Return the fix with real values; a word that people replace stands for a node, interface, job or rank that
+        nobody knows.
+
+        Raises:
+            KeyError: it asks for another value.
+        """
+        unknown = {"node": "the node", "interface": "<interface>", "job": "JOB", "rank": "N"}
+        return cls.fix.format_map(unknown | values) or None
+
+    @classmethod
     def find(
         cls,
         outcome: Outcome,
@@ -205,7 +216,7 @@ class Cause:
             ranks=tuple(ranks),
             message=cls.message.format_map(values),
             evidence=tuple(Evidence(seen=seen) for seen in outcome.evidence),
-            fix=cls.fix.format_map(values) or None,
+            fix=cls.fix_with(**values),
             waiting=waiting,
             victims=tuple(victims),
         )

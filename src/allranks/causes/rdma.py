@@ -220,9 +220,17 @@ def _gid_at(port: RdmaPort, index: int) -> Gid | None:
     return next((gid for gid in port.gids if gid.index == index), None)
 
 
+_FULL = re.compile(r"(?:[0-9a-f]{4}:){7}[0-9a-f]{4}")
+_MAPPED = "0000:0000:0000:0000:0000:ffff:"
+
+
 def _kind(gid: Gid) -> str:
     """`RoCE v2, IPv4`."""
     version = gid.kind.removeprefix("IB/")
+    if _FULL.fullmatch(gid.gid):  # as sysfs spells them; to parse each of 40 a node takes seconds with many nodes
+        if gid.gid.startswith(_MAPPED):
+            return f"{version}, IPv4"
+        return f"{version}, link-local" if gid.gid[:3] in ("fe8", "fe9", "fea", "feb") else f"{version}, IPv6"
     try:
         address = ip_address(gid.gid)
     except ValueError:

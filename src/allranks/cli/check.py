@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from allranks.cli.options import cluster_option, json_option, timeout_option
 from allranks.model.errors import AllranksError, Exit, SetupError, StoppedBySignal, UsageError
 from allranks.model.identity import Given, world_from_env
 from allranks.model.world import Launcher, World
-from allranks.report.text import Style, printable, render_findings, say
+from allranks.report.text import Style, count_of, printable, render_findings, say
 
 if TYPE_CHECKING:
     from allranks.launch.check.deep import Deep
@@ -79,7 +80,6 @@ def node_options(function: Callable[..., Any]) -> Callable[..., Any]:
 @cluster_option
 @json_option
 @click.option("--member", is_flag=True, hidden=True)  # one node of a check that another process started
-@click.option("--pairs", is_flag=True, hidden=True)  # the same, of the collectives of a deep one
 def check(
     select: tuple[str, ...],
     ignore: tuple[str, ...],
@@ -91,7 +91,6 @@ def check(
     cluster_file: Path | None,
     as_json: bool,
     member: bool,
-    pairs: bool,
     join_s: float,
     queue_s: float,
     **flags: Any,
@@ -108,8 +107,8 @@ def check(
 
     Exit codes: 0 no problem, 1 a problem would stop a job, 2 usage error, 3 a check could not tell.
     """
-    if member or pairs:
-        _be_member(with_torch=pairs)
+    if member:
+        _be_member()
     if checkpoints is not None:
         from allranks.cli.checkpoints import check_checkpoints
 
@@ -260,7 +259,6 @@ class _View:
 
 def summarise(outcome: Outcome, *, elapsed_s: float) -> str:
     """Return the last line: the verdict and the seconds."""
-    from allranks.launch.plan import count_of
     from allranks.model.finding import Severity, Status
     from allranks.model.hostlist import fold_hosts
 
@@ -323,11 +321,11 @@ def _print_list(*, as_json: bool, chosen: set[str]) -> None:
         click.echo(f"{cause.label():<{width}}  {cause.title().removesuffix('.')}; {', '.join(ways)}")
 
 
-def _be_member(*, with_torch: bool) -> None:
+def _be_member() -> None:
     """Check this node for another process, then end this process, even if a thread waits for a hung file system."""
     exit_code = 0
     try:
-        _serve_pairs() if with_torch else _serve()
+        _serve()
     except StoppedBySignal as exc:
         exit_code = exc.exit_code
     except AllranksError as exc:
@@ -338,33 +336,30 @@ def _be_member(*, with_torch: bool) -> None:
 
 
 def _serve() -> None:
-    from allranks.launch.check.member import ORDER_VARIABLE, serve
-    from allranks.launch.check.step import decode_order
+    from allranks.launch.check.collective import PairOrder, serve_pairs
+    from allranks.launch.check.member import ORDER_VARIABLE, Order, serve
     from allranks.launch.inbox import SignalInbox
-
-    order = decode_order(os.environ.get(ORDER_VARIABLE, ""))
-    env = {name: value for name, value in os.environ.items() if name != ORDER_VARIABLE}
-    serve(order, env, check_signals=SignalInbox().check, tell=lambda text: click.echo(text, nl=False))
-
-
-def _serve_pairs() -> None:
-    import signal
-
-    from allranks.launch.check.collective import ORDER_VARIABLE, decode_order, serve_pairs
+    from allranks.launch.step.parcels import decode
 
     def stop(signum: int, frame: object) -> None:
         raise StoppedBySignal(signum)
 
-    signal.signal(signal.SIGTERM, stop)
-    order = decode_order(os.environ.get(ORDER_VARIABLE, ""))
-    env = {name: value for name, value in os.environ.items() if name != ORDER_VARIABLE}
-    serve_pairs(order, env, tell=lambda text: click.echo(text, nl=False))
+    try:
+        order = decode(os.environ.pop(ORDER_VARIABLE, ""), Order | PairOrder)
+    except ValueError as exc:
+        raise UsageError(f"{ORDER_VARIABLE} is not from this version of allranks; unset it") from exc
+    if isinstance(order, Order):
+        serve(order, os.environ, check_signals=SignalInbox().check)
+    else:
+        signal.signal(signal.SIGTERM, stop)
+        serve_pairs(order, os.environ)
 
 
 def _in_step(cluster: Cluster, world: World, *, join_s: float, view: _View) -> int:
     """Check the nodes of a step that the user started: every task takes part, the first one prints."""
-    from allranks.launch.check.member import Order, Stopped, step_directory, take_part
+    from allranks.launch.check.member import Order, step_directory, take_part
     from allranks.launch.inbox import SignalInbox
+    from allranks.model.card import Card
     from allranks.wire.protocol import Goodbye
 
     outcomes: list[Outcome] = []
@@ -378,10 +373,10 @@ def _in_step(cluster: Cluster, world: World, *, join_s: float, view: _View) -> i
         found = take_part(order, world, env, check_signals=SignalInbox().check, sum_up=sum_up)
     if isinstance(found, Goodbye):
         return found.exit_code
-    if isinstance(found, Stopped):
-        finding = found.card.problem_finding
+    if isinstance(found, Card):
+        finding = found.problem_finding
         if finding is None:
-            raise AllranksError(found.card.problem or "this node could not take part in the check")
+            raise AllranksError(found.problem or "this node could not take part in the check")
         if world.rank == 1:  # in a step all terminals are one
             click.echo(render_findings([finding], Style.of(sys.stderr)), err=True)
         return Exit.USER_CODE

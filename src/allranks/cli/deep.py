@@ -51,11 +51,10 @@ def look_deeper(
     told = Told()
     if place is None or held.num_nodes == 1:
         say("--deep: no collectives were run, because they need at least two nodes")
-    elif order is None:
+    elif not order.ends:
         say("--deep: no collectives were run, because fewer than two nodes can take part")
     else:
-        nodes = tuple(order.ends)
-        again = replace(place, num_nodes=len(nodes), names=nodes, pinned=nodes)
+        again = replace(place, num_nodes=len(order.ends), pinned=tuple(order.ends))
         told = run_pairs(again, order, queue_s=queue_s, env=os.environ, say=say, check_signals=SignalInbox().check)
     deep = judge_told(order, told, skipped=skipped, wanted=wanted)
     return add_more(outcome, deep.results, deep.findings), deep

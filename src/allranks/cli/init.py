@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from dataclasses import replace
@@ -14,8 +15,8 @@ from allranks.cli.check import find_place, look_at, node_options
 from allranks.cli.options import json_option
 from allranks.config.file import parse_cluster
 from allranks.model.cluster import Cluster
-from allranks.model.errors import Exit, UsageError
-from allranks.report.text import say
+from allranks.model.errors import AllranksError, Exit, UsageError
+from allranks.report.text import count_of, say
 
 if TYPE_CHECKING:
     from allranks.launch.check.describe import Surroundings
@@ -51,7 +52,6 @@ def init(
     """
     from allranks.launch.check.describe import describe_cluster, reasons_of
     from allranks.launch.check.where import Asked
-    from allranks.launch.plan import count_of
     from allranks.report.toml import render_toml
 
     is_stdout = as_json or str(output) == "-"
@@ -85,8 +85,9 @@ def init(
 
 def _choose(asked: Asked) -> tuple[Place | None, Surroundings]:
     """Return the nodes to examine, and what SLURM says about them."""
+    from allranks.host.slurm_site import Site, read_site
     from allranks.launch.check.describe import Surroundings
-    from allranks.launch.check.where import find_default_partition, read_cluster_name, read_promised_gpus
+    from allranks.launch.check.where import find_default_partition, read_promised_gpus
 
     if not (asked.is_any or os.environ.get("SLURM_JOB_ID")) and shutil.which("sinfo") is None:
         return None, _nothing_around()
@@ -109,8 +110,11 @@ def _choose(asked: Asked) -> tuple[Place | None, Surroundings]:
         least = min((promised.get(name, 0) for name in place.names), default=0)
         place = replace(place, gpus_per_node=least or None)
     say(f"examining {place.describe()}")
+    site = Site()
+    with contextlib.suppress(AllranksError):
+        site = read_site(env=os.environ)
     return place, Surroundings(
-        cluster_name=read_cluster_name(os.environ),
+        cluster_name=site.cluster_name or None,
         partition=partition,
         partition_reason=reason,
         promised_gpus=promised,
@@ -124,8 +128,10 @@ def _nothing_around() -> Surroundings:
 
 
 def _silent(held: Held) -> tuple[str, ...]:
+    from allranks.launch.check.member import name_at
+
     absent = sorted({*held.seen.missing, *held.seen.left} - set(held.seen.cards))
-    return tuple(held.node_names[i] if i < len(held.node_names) else f"node rank {i}" for i in absent)
+    return tuple(name_at(held.node_names, index) for index in absent)
 
 
 def _write(path: Path, text: str) -> None:

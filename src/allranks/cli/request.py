@@ -104,7 +104,7 @@ def make_request(
         ignored=_ids_of(ignore),
         max_restarts=max_restarts,
         retries_errors=restart_on_error,
-        has_standbys=standby and max_restarts > 0 and not no_python and container is None,
+        has_standby=standby and not no_python and container is None,
         capacity_s=capacity_timeout,
         hang_s=hang_timeout,
         checkpoint_dir=checkpoint_dir,

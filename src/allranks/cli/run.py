@@ -70,6 +70,14 @@ def unused_options(function: Any) -> Any:
     return function
 
 
+def _print_completion(ctx: click.Context, param: click.Parameter, shell: str | None) -> None:
+    if shell is not None:
+        from allranks.cli.show import completion
+
+        ctx.invoke(completion, shell=shell)
+        ctx.exit()
+
+
 @click.command(
     "run",
     context_settings={"allow_interspersed_args": False, "ignore_unknown_options": False},
@@ -116,7 +124,8 @@ def unused_options(function: Any) -> Any:
     "--standby/--no-standby",
     "standby",
     default=True,
-    help="Keep a standby process for each worker, with torch already imported. [default: if restarts are allowed]",
+    help="Import torch once per node, in a standby process that forks the workers. [default: if a node has several "
+    "ranks, or restarts are allowed]",
 )
 @timeout_option(
     "--capacity-timeout",
@@ -185,6 +194,14 @@ def unused_options(function: Any) -> Any:
     aliases=("--plan",),
     is_flag=True,
     help="Print what would run where, and why; start nothing.",
+)
+@click.option(  # as torchrun 2.15 has it; in the help it is a verb, `allranks completion`
+    "--print-completion",
+    type=click.Choice(["bash", "zsh", "fish"]),
+    is_eager=True,
+    expose_value=False,
+    hidden=True,
+    callback=_print_completion,
 )
 @unused_options
 @click.argument("script", type=str, shell_complete=complete.paths)

@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 import click
-import msgspec
 
 from allranks.cli import complete
 from allranks.cli.options import log_dir_option, timeout_option
@@ -55,6 +54,7 @@ def stack(
 
     It reads the processes from outside (py-spy) without stopping them.
     """
+    from allranks.host.node import name_of
     from allranks.host.slurm_command import NoSlurmError
     from allranks.host.stacks import Wanted, look
     from allranks.launch.look.stacks import StackReport, fold, render_stacks, split_jobs, stacks_to_json
@@ -63,13 +63,11 @@ def stack(
 
     if (len(targets) > 1 and not are_pids) or (not targets and (are_pids or not local)):
         raise UsageError("stack: expected one job or run, --pid with process ids, or --local")
-    node = os.environ.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0]
+    node = name_of(os.environ)
     if here:
-        from allranks.launch.step.parcels import pack
+        from allranks.launch.step.parcels import send
 
-        document = look(Wanted(job=targets[0]), node=node)
-        click.echo(pack(node, "stacks", msgspec.json.encode(document)), nl=False)
-        sys.stdout.flush()
+        send(node, "stacks", look(Wanted(job=targets[0]), node=node))
         os._exit(Exit.OK)  # a thread may still wait for a file system that hangs
     if are_pids:
         pids = tuple(int(text) for text in targets if text.isascii() and text.isdigit())

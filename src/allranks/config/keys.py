@@ -109,7 +109,7 @@ KEYS: dict[str, dict[str, Key]] = {
             _SECONDS + "10",
             "time without an answer on two paths before a node is reported as lost, in seconds",
         ),
-        "beat_s": Key(_seconds, _SECONDS + "0.5", "heartbeat interval, in seconds"),
+        "beat_s": Key(_seconds, _SECONDS + "0.5", "heartbeat interval, in seconds; longer above 1,024 nodes"),
         "stopped_s": Key(
             _seconds,
             _SECONDS + "5",

@@ -1,7 +1,8 @@
 """How far is each node's wall clock from the leader's clock? Pure; NTP's way (RFC 5905, on-wire protocol).
 
-A Ping carries the leader's time t1; the node says it back with how long it held it and its own wall clock t3; it
-arrives at t4. The smaller the way there and back, the better the guess: of the last ones the fastest counts.
+A Ping carries the leader's time, `sent_s`; the node says it back with how long it held it, `held_s`, and its own wall
+clock, `node_s`; it arrives at `now_s` of the leader's clock. The smaller the way there and back, the better the guess:
+of the last ones the fastest counts.
 
 The leader's clock is its monotonic one, so the offsets are large numbers; only their differences mean anything.
 """
@@ -35,14 +36,7 @@ class NodeClock:
     _best: _Sample | None = None
 
     def hear(self, *, sent_s: float, held_s: float, node_s: float, now_s: float) -> bool:
-        """Take in one exchange; True: the node's clock was set since the last one, so what was measured is void.
-
-        Args:
-            sent_s: the leader's clock when it sent the Ping.
-            held_s: how long the node had it before it answered.
-            node_s: the node's wall clock when it answered.
-            now_s: the leader's clock now.
-        """
+        """Take in one exchange; True: the node's clock was set since the last one, so what was measured is void."""
         delay_s = now_s - sent_s - held_s
         if not 0 <= delay_s < WINDOW_S:
             return False

@@ -102,7 +102,7 @@ def loader_death(end: WorkerEnd) -> tuple[str, int] | None:
 
 def should_stop(scene: Scene, now_s: float) -> bool:
     """Whether the rest is to be ended now. One failed worker ends the job; a worker that ends with 0 does not."""
-    if len(scene.ended) == scene.world_size:
+    if len(scene.ended) == scene.num_ranks:
         return True
     if not scene.ends:
         return False
@@ -139,7 +139,7 @@ def _earliest(scene: Scene, is_it: Callable[[WorkerEnd], bool] = lambda _: True)
 
 
 def _name_whom_victims_lost(scene: Scene, first: WorkerEnd) -> Finding:
-    if absent := [rank for rank in _ranks_waited_for(first) if rank < scene.world_size]:
+    if absent := [rank for rank in _ranks_waited_for(first) if rank < scene.membership.world_size]:
         words = (first.message or "").partition("init_process_group waited ")[2].partition("; look at")[0]
         what = "it never reached init_process_group, although its process ran"
         if absent[0] in scene.left:

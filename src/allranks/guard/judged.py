@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,7 @@ def name_fault(
     node: str | None = None,
     evidence: Sequence[str | Evidence] = (),
     fix: str | None = None,
+    values: Mapping[str, object] | None = None,
     **about: Any,
 ) -> Finding:
     """Return a finding of a cause of the catalogue, in the guard's own words: certain, and a failure, unless told.
@@ -49,11 +50,12 @@ def name_fault(
     Args:
         evidence: what was seen, one line each.
         fix: what to do; None: what the cause says; empty: nothing.
+        values: what the cause's fix names, where it is known: interface, job, rank.
         about: any other field of Finding.
     """
     cause = find_cause(cause_id)
     if fix is None:
-        fix = cause.fix.format_map({"node": node or "the node", "interface": "<interface>"})
+        fix = cause.fix_with(**({"node": node} if node else {}), **(values or {}))
     seen = tuple(Evidence(seen=each) if isinstance(each, str) else each for each in evidence)
     more = {"severity": Severity.FAIL, "confidence": Confidence.CERTAIN} | about
     return Finding(cause=cause.label(), message=message, node=node, evidence=seen, fix=fix or None, **more)

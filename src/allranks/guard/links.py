@@ -73,15 +73,20 @@ class Episode:
 
 def find_stalled(scene: Scene, now_s: float, *, share: float = 1.0) -> list[Stalled]:
     """Return the connections between nodes of ours that have got nothing across for (this share of) stalled_s."""
-    fresh_s, least_s = now_s - scene.fresh_s, share * scene.settings.stalled_s
-    heard = [(node.index, node.beat.links) for node in scene.nodes if node.beat and (node.heard_s or 0.0) >= fresh_s]
-    stuck = [(own, link) for own, links in heard for link in links if link.stalled_s >= least_s]
-    if not stuck:
+    told = [node for node in scene.nodes if node.beat is not None and node.beat.links]
+    if not told:
         return []
     owner = {address: node.index for node in scene.nodes if node.beat for address in node.beat.addresses}
     owner |= {node.address("data"): node.index for node in scene.nodes}
-    peers = [(own, owner.get(link.peer_address) if link.peer_address else None, link) for own, link in stuck]
-    return [Stalled(own, peer, link) for own, peer, link in peers if peer is not None and peer != own]
+    found = []
+    for node in told:
+        if node.beat is None or node.heard_s is None or now_s - node.heard_s > scene.fresh_s:
+            continue
+        for link in node.beat.links:
+            peer = owner.get(link.peer_address) if link.peer_address else None
+            if peer is not None and peer != node.index and link.stalled_s >= share * scene.settings.stalled_s:
+                found.append(Stalled(node.index, peer, link))
+    return found
 
 
 def round_s(scene: Scene, num_rounds: int) -> float:
@@ -118,12 +123,7 @@ def collect_round(scene: Scene, episode: Episode) -> Round:
 
 
 def judge_links(scene: Scene, episode: Episode, stalled: Sequence[Stalled]) -> Judged | None:
-    """Return the verdict that the rounds so far allow, None where another round is needed.
-
-    Args:
-        episode: with at least one finished round.
-        stalled: the connections that are stuck now.
-    """
+    """Return the verdict that the finished rounds, at least one, allow; None where another round is needed."""
     now = episode.rounds[-1]
     bad = _bad(now)
     if not bad:
@@ -181,7 +181,7 @@ def _judge_apart(scene: Scene, apart: Sequence[tuple[int, ...]], now: Round, sta
             cause_id = "AR204"
             what = f"small packets pass between {two} and {one}, but full-sized ones are lost"
             fix = f"set the switch port, bridge or tunnel of {two} to the MTU of its data interface, or run on all "
-            fix += "nodes: ip link set <interface> mtu 1500"
+            fix += f"nodes: ip link set {scene.interface()} mtu 1500"
         node, confidence = (f"{one} or {two}", Confidence.UNDECIDED) if is_undecided else (two, Confidence.CERTAIN)
         about = {"node": node, "evidence": _evidence(scene, stalled, mine, now), "confidence": confidence, "fix": fix}
         findings.append(scene.fault(cause_id, what, *ranks, **about))
@@ -221,7 +221,7 @@ def _judge_lossy(scene: Scene, episode: Episode, bad: set[Pair], stalled: Sequen
     node = scene.nodes[leave]
     what = f"packets to or from {node.name} are lost: {lost} of {len(tries)} tests between it and other nodes failed, "
     what += "the others passed"
-    fix = f"on {node.name}: ip -s link; ethtool -S <interface>; CRC errors: replace cable or transceiver; "
+    fix = f"on {node.name}: ip -s link; ethtool -S {scene.interface(leave)}; CRC errors: replace cable or transceiver; "
     fix += "drops: check congestion and flow control"
     seen = _evidence(scene, stalled, sorted(bad), episode.rounds[-1])
     about: dict[str, Any] = {"evidence": seen, "fix": fix, "victims": scene.others(*node.ranks)}

@@ -59,6 +59,8 @@ class Mismatch:
 
 def find_mismatch(scene: Scene) -> Mismatch | None:
     """Return the first mismatch that somebody is stuck in, or died of."""
+    if not any(view.beat.calls for view in scene.ranks.values()):
+        return None  # before all memberships are merged, which takes long with many ranks
     by_number: defaultdict[tuple[str, int], dict[int, CallSeen]] = defaultdict(dict)
     twice: set[tuple[str, int]] = set()
     members: defaultdict[str, set[int]] = defaultdict(set)
@@ -105,7 +107,7 @@ def judge_mismatch(scene: Scene, mismatch: Mismatch) -> Judged:
 def explain_abort(scene: Scene, aborted: int) -> Judged:
     """Say what is known of a rank that Gloo aborted because it got too many bytes, where no calls differ."""
     group, seq, calls = _newest_calls(scene)
-    unknown = sorted(set(range(scene.world_size)) - calls.keys() - scene.left.keys())
+    unknown = sorted(set(range(scene.num_ranks)) - calls.keys() - scene.left.keys())
     if len(unknown) == 1 and len(calls) >= 2 and _compare(calls) is None:
         odd, agreed = unknown[0], sorted(calls)
         what = f"it was not in collective {seq} of group {group} as all others were: "

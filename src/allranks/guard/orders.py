@@ -5,6 +5,7 @@ Two matters ask for tries: a node that fell silent (presence.py), and connection
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 
 from allranks.guard import links, presence
@@ -39,7 +40,9 @@ class Orders:
     def _want_silent(self, now: float) -> tuple[Mapping[int, tuple[TryTarget, ...]], float]:
         scene = self._scene
         within_s = min(max(scene.settings.gone_s / 3, 0.5), 2.0)
-        suspects = presence.find_suspects(scene, now)
+        if not (suspects := presence.find_suspects(scene, now)):
+            self._again_s.clear()
+            return {}, 0.0
         self._again_s = {node.index: self._again_s.get(node.index, now) for node in suspects}
         due = [node for node in suspects if now >= self._again_s[node.index]]
         for node in due:
@@ -47,7 +50,8 @@ class Orders:
         targets = tuple(target for node in due for target in node.targets())
         if not targets:
             return {}, 0.0
-        triers = [node.index for node in scene.nodes if node not in suspects][:NUM_TRIERS]
+        heard = (node.index for node in scene.nodes if node.index not in self._again_s)
+        triers = [*itertools.islice(heard, NUM_TRIERS)]
         return dict.fromkeys(triers, targets), within_s
 
     def _want_stuck(self, now: float) -> tuple[Mapping[int, tuple[TryTarget, ...]], float]:

@@ -5,7 +5,8 @@ A node is gone where a second way says the same:
 
     sign                                  second sign                                      verdict
     connection lost, or silent            its machine refuses tries: nobody listens        the agent is dead
-    connection lost, or silent gone_s     tries on every network come to nothing           the node is gone
+    connection lost, or silent gone_s     tries on every network come to nothing, also     the node is gone
+                                          those of a node that is not the leader's
     lost, or silent 3 x gone_s            its machine answers; ranks wait for its ranks    its processes are stopped
     silent 3 x gone_s                     its machine answers; all other ranks are done    its agent is stopped
 
@@ -34,7 +35,13 @@ HOLD_S = 1.0
 
 def find_suspects(scene: Scene, now_s: float) -> list[NodeView]:
     """Return the nodes that may be gone: connection lost, or longer silent than usual."""
-    return [node for node in scene.nodes if _suspected_since_s(scene, node, now_s) is not None]
+    heard_s = now_s - _patience_s(scene)  # most nodes are heard, and looked at no further
+    return [
+        node
+        for node in scene.nodes
+        if node.heard_s is None or node.lost_s is not None or node.heard_s < heard_s
+        if _suspected_since_s(scene, node, now_s) is not None
+    ]
 
 
 def judge_gone(scene: Scene, now_s: float) -> tuple[Judged | None, bool]:
@@ -77,12 +84,19 @@ def judge_stopped(scene: Scene) -> Judged | None:
     return Judged(findings=(finding,), exit_code=Exit.NODE_FAULT, ranks=ranks, nodes=nodes, cures=False)
 
 
+def _patience_s(scene: Scene) -> float:
+    """How long a node that has spoken may be silent."""
+    return min(max(4 * scene.settings.beat_s, 0.8), scene.settings.gone_s / 2)
+
+
 def _suspected_since_s(scene: Scene, node: NodeView, now_s: float) -> float | None:
     """Since when a node may be gone; None: it may not."""
     if node.lost_s is not None:
         return node.lost_s
-    silent_s, gone_s = node.silent_s(now_s), scene.settings.gone_s
-    patience_s = max(START_S, MUTE_FACTOR * gone_s) if node.heard_s is None else scene.patience_s
+    patience_s = _patience_s(scene)
+    if node.heard_s is None:
+        patience_s = max(START_S, MUTE_FACTOR * scene.settings.gone_s)
+    silent_s = node.silent_s(now_s)
     if silent_s <= patience_s or node.index == scene.leader or all(rank in scene.left for rank in node.ranks):
         return None
     return now_s - silent_s
@@ -106,7 +120,15 @@ def _judge_node(scene: Scene, node: NodeView, now_s: float) -> Finding | None:
         if is_late and tried_networks >= wanted:
             ways = "on no network" if len(tried_networks) > 1 else f"on the {next(iter(tried_networks))} network"
             what = f"the node is gone: its machine answers {ways}"
-            return scene.fault("AR012", what, *node.ranks, evidence=[first, *told])
+            if len(scene.nodes) == 2 or any(index != scene.leader for index, _ in tried):
+                return scene.fault("AR012", what, *node.ranks, evidence=[first, *told])
+            # Only the leader's own tries say so: its link may be at fault, if no other node can be asked.
+            helpers = [each for each in scene.nodes if each.index not in (scene.leader, node.index)]
+            if any(each.lost_s is None and each.silent_s(now_s) < gone_s for each in helpers) and silent_s < 2 * gone_s:
+                return None
+            where, seen = f"{scene.nodes[scene.leader].name} or {node.name}", [first, *told]
+            more = {"node": where, "evidence": seen, "confidence": Confidence.UNDECIDED}
+            return scene.fault("AR012", f"{what}, and no other node could try it", *node.ranks, **more)
     patience_s = MUTE_FACTOR * gone_s if tried else 2 * gone_s
     mute_s = max(silent_s, now_s - node.lost_s if node.lost_s is not None else 0.0)
     if is_late and mute_s >= patience_s and _is_last(scene, node):
@@ -137,7 +159,7 @@ def _tries_of(scene: Scene, node: NodeView, since_s: float) -> list[tuple[int, T
     """The newest tries of each node to reach this one, made since it is suspected."""
     return [
         (other.index, tried)
-        for other in scene.nodes
+        for other in scene.triers
         for (target, _), tried in other.tries.items()
         if target == node.index and tried.at_s >= since_s
     ]

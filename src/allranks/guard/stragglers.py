@@ -76,12 +76,7 @@ class Stragglers:
         self._named: dict[int, Straggler] = {}
 
     def hear(self, group: str, members: tuple[int, ...], rank: int, seq: int, called_s: float, error_s: float) -> None:
-        """Take in that a rank called a collective of its group.
-
-        Args:
-            called_s: when, by the leader's clock.
-            error_s: how wrong that may be.
-        """
+        """Take in when a rank called a collective of its group, by the leader's clock, and how wrong that may be."""
         state = self._groups[group, members]
         if rank not in members or seq <= state.newest - _MAX_OPEN:
             return

@@ -88,11 +88,7 @@ class _Running:
 
 
 class Tries:
-    """The tries that this agent makes.
-
-    Args:
-        own_data_address: what tries on the data network come from, so that they take that network's way.
-    """
+    """The tries that this agent makes; on the data network from its own address there, so that they take that way."""
 
     def __init__(self, *, own_data_address: str = "") -> None:
         self._own_address = own_data_address

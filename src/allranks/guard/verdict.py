@@ -69,13 +69,14 @@ LEAVE_S = 10.0
 class Guard:
     """Everything that is known of the running workers, and the verdict that follows."""
 
-    def __init__(self, settings: GuardTable) -> None:
-        self._settings = settings
-        self._next_word_s = max(AFTER_KILL_S, 2 * settings.beat_s)
+    def __init__(self, settings: GuardTable, *, job: str = "JOB") -> None:
+        self._table = self._settings = settings
+        self._job = job
+        self._next_word_s = AFTER_KILL_S
         """How long a node's next word is waited for, when a worker there has ended."""
         self._asked_s: float | None = None
         self._slept_s = 0.0
-        self._start(Scene(settings, Membership(members=()), {}, 0.0))
+        self._start(Scene(settings, Membership(members=()), {}, 0.0, job=job))
 
     def begin(
         self,
@@ -89,13 +90,16 @@ class Guard:
         """New workers start, or another leader begins; what was known before is forgotten.
 
         Args:
-            addresses: of each node, by its index and `data` or `control`: where others can try it.
+            addresses: of each node, by its index and `data` or `control`: where others can try it; `interface`: the
+                name of its data interface.
             leader: index of the leader's node in this generation.
             ports: of agents that may never speak to this leader, by index: where they can be tried.
         """
         membership = Membership(epoch=plan.generation, members=plan.members)
-        now = self._now(now_s)
-        self._start(Scene(self._settings, membership, addresses or {}, now, leader=leader, ports=ports))
+        self._settings = self._table.for_nodes(len(plan.members))
+        self._next_word_s = max(AFTER_KILL_S, 2 * self._settings.beat_s)
+        where, now = addresses or {}, self._now(now_s)
+        self._start(Scene(self._settings, membership, where, now, job=self._job, leader=leader, ports=ports))
 
     def _start(self, scene: Scene) -> None:
         self._scene = scene
@@ -133,7 +137,7 @@ class Guard:
         for rank in heard.ranks if heard else ():
             members = {group.name: group.ranks for group in rank.groups}
             for group, seq, created_ns in rank.lags:
-                if 1 < len(members.get(group, ())) <= scene.world_size:
+                if 1 < len(members.get(group, ())) <= scene.num_ranks:
                     called_s = created_ns / 1e9 - clock.offset_s
                     self._stragglers.hear(group, members[group], rank.rank, seq, called_s, clock.error_s)
 
@@ -150,6 +154,11 @@ class Guard:
             node.lost_reason, node.lost_s = reason, now
 
     # What follows
+
+    @property
+    def beat_s(self) -> float:
+        """How often each node tells of itself, and hears the leader, in this generation."""
+        return self._settings.beat_s
 
     @property
     def is_all_well(self) -> bool:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from allranks.guard.judged import Judged, name_fault
+from allranks.guard.judged import Judged
 from allranks.guard.mismatch import canonical
 from allranks.guard.scene import SILENT_S, RankView, Scene
 from allranks.model.beat import POINT_TO_POINT, CallSeen, GroupSeen, ProcessState, RankBeat
@@ -49,8 +49,7 @@ class Waiting:
 
 def longest_wait_s(scene: Scene, now_s: float) -> float:
     """Return how long the rank that waits longest has waited; 0: nobody waits."""
-    ranks = scene.ranks
-    return max((ranks[rank].waits_s(now_s) for rank in scene.waiting if scene.is_running(rank)), default=0.0)
+    return now_s - min(scene.waiting_since_s.values(), default=now_s)
 
 
 def find_waiting(scene: Scene, now_s: float, *, names_unknown: bool = False) -> Waiting | None:
@@ -252,8 +251,8 @@ def _judge_nobody(scene: Scene, waiting: Waiting) -> Judged:
     what += f"; no progress for {waiting.stuck_s:.0f} s"
     fix = "every rank must call its groups' collectives in one order" if is_circle else ""
     seen = [f"rank {rank}: group {call.group}, number {call.seq}{call.at}" for rank, call in waiting.stop.calls]
-    about: dict[str, Any] = {"ranks": waiting.stop.ranks if is_circle else (), "victims": waiting.waiting}
-    finding = name_fault("AR490", what, evidence=seen, confidence=Confidence.UNDECIDED, fix=fix, **about)
+    about: dict[str, Any] = {"node": None, "victims": waiting.waiting, "confidence": Confidence.UNDECIDED, "fix": fix}
+    finding = scene.fault("AR490", what, *(waiting.stop.ranks if is_circle else ()), evidence=seen, **about)
     return Judged(findings=(finding,), exit_code=Exit.HANG)
 
 

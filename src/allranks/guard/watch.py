@@ -46,7 +46,7 @@ class Watch:
     """
 
     def __init__(self, settings: GuardTable, *, data_address: str, control_address: str) -> None:
-        self._settings = settings
+        self._table = self._settings = settings
         self._node_index = 0
         self._generation = 0
         self._workers: Sequence[WatchedWorker] = ()
@@ -68,8 +68,11 @@ class Watch:
         """The largest share of /dev/shm in use, and when that was seen."""
         self._last: dict[int, RankBeat] = {}
 
-    def begin(self, generation: int, workers: Sequence[WatchedWorker], now_s: float, *, node_index: int) -> None:
+    def begin(
+        self, generation: int, workers: Sequence[WatchedWorker], now_s: float, *, node_index: int, num_nodes: int = 1
+    ) -> None:
         """Watch these workers from now on; the node may have another index in each generation."""
+        self._settings = self._table.for_nodes(num_nodes)
         self._generation, self._workers, self._node_index = generation, workers, node_index
         self._next_s = now_s
         self._last.clear()
@@ -109,10 +112,7 @@ class Watch:
 
     def keep(self, directory: Path, *, within_s: float) -> list[Path]:
         """Write what each rank did last into a directory, and return the files: its calls (`recorder_rank_3.json`,
-        which `allranks why` reads) and its stack (`rank_3.stack.txt`).
-
-        Args:
-            within_s: what has not been read by then is left out.
+        which `allranks why` reads) and its stack (`rank_3.stack.txt`), if it could be read in that time.
         """
         written = []
         for name, data in self._to_keep(within_s):

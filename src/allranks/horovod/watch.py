@@ -25,10 +25,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from allranks.causes.catalogue import find_cause
-from allranks.launch.plan import count_of
 from allranks.model.finding import Confidence, Evidence, Finding, Severity
 from allranks.model.hostlist import fold_hosts
-from allranks.report.text import fold_ranks
+from allranks.report.text import count_of, fold_ranks
 
 REMIND_S = 60.0
 """Interval of the lines that say how much of a pause is left; a quarter of a shorter timeout."""
@@ -374,7 +373,7 @@ class Watch:
             ranks=ranks,
             message=words,
             evidence=(Evidence(seen=seen),),
-            fix=fix or cause.fix.format_map({"node": node or "the node"}),
+            fix=fix or cause.fix_with(node=node or "the node"),
         )
 
     def _note(self, finding: Finding) -> Finding:

@@ -47,12 +47,17 @@ def read_facts(env: Mapping[str, str]) -> NodeFacts:
         env: SLURM's name of the node in it goes before the machine's own; CUDA_VISIBLE_DEVICES narrows the GPUs.
     """
     return NodeFacts(
-        host=env.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0] or "localhost",
+        host=name_of(env),
         interfaces=tuple(net.read_interfaces()),
         num_gpus=gpu.count_gpus(env),
         num_promised_gpus=_read_promised_gpus(env),
         num_cpus=len(os.sched_getaffinity(0)),
     )
+
+
+def name_of(env: Mapping[str, str]) -> str:
+    """Return this node's name; the scheduler's name if there is one."""
+    return env.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0] or "localhost"
 
 
 def _read_promised_gpus(env: Mapping[str, str]) -> int | None:

@@ -7,6 +7,7 @@ Tests feed it a tree in place of /proc.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Iterator
@@ -20,6 +21,10 @@ _STATES = {
     "T": ProcessState.STOPPED, "t": ProcessState.TRACED,
 }  # fmt: skip
 """Letters of proc(5); all others (Z, X) are of the dead."""
+
+
+STANDBY, FORKED_ENVIRONMENT = "ALLRANKS_STANDBY", "allranks-environment"
+"""The variable of a process that forks workers, and the name of the file that has a worker's (join/standby.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +62,25 @@ def read_process(pid: int, *, root: Path = Path("/")) -> Seen:
         cpu_s=(int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK"),
         num_switches=int(switches[1]) if switches else 0,
     )
+
+
+def read_environment(pid: int, *, root: Path = Path("/")) -> dict[str, str]:
+    """Return the environment that a process was started with; empty if it is gone or another user's.
+
+    A worker that a standby forked shows the standby's in /proc, and keeps its own in a memory file; a child that it
+    forked has that file, too.
+    """
+    env = _parse(root / f"proc/{pid}/environ")
+    with contextlib.suppress(OSError):
+        for file in (root / f"proc/{pid}/fd").iterdir() if STANDBY in env else ():
+            with contextlib.suppress(OSError):  # closed meanwhile
+                if file.readlink().name.startswith(f"memfd:{FORKED_ENVIRONMENT}"):
+                    return _parse(file)
+    return env
+
+
+def _parse(path: Path) -> dict[str, str]:
+    return dict(entry.split("=", 1) for entry in _read(path).split("\0") if "=" in entry)
 
 
 def is_below(pid: int, ancestor: int, *, root: Path = Path("/")) -> bool:

@@ -23,6 +23,7 @@ class Site:
     """What the controller said of itself."""
 
     version: str = ""
+    cluster_name: str = ""
     kill_wait_s: float | None = None
     """Between SIGTERM and SIGKILL."""
     requeues: bool | None = None
@@ -88,6 +89,7 @@ def parse_site(text: str) -> Site:
         children = proctrack.endswith("linuxproc")  # cgroup knows who was started by SLURM itself, pgid knows groups
     return Site(
         version=values.get("slurm_version", ""),
+        cluster_name=values.get("clustername", ""),
         kill_wait_s=_number(values.get("killwait")),
         requeues=_truth(values.get("jobrequeue")),
         max_batch_requeue=None if (most := _number(values.get("maxbatchrequeue"))) is None else int(most),

@@ -26,6 +26,8 @@ from pathlib import Path
 
 import msgspec
 
+from allranks.host.process import STANDBY, read_environment
+
 DUMP_S = 4.0
 """For one process; a dump takes 0.03 s, and longer only where the kernel does not hand the memory out."""
 LOOK_S = 12.0
@@ -38,10 +40,6 @@ ATTEMPTS = 3
 """Of reading a process that is changing its stack at the same time."""
 FIRST_SPECIAL_STEP = 0xFFFFFFF0
 """Step ids from here on are no tasks but batch scripts and shells (slurm/slurm.h)."""
-
-
-STANDBY = "ALLRANKS_STANDBY"
-"""In the environment of a process that waits to become a worker; gone once it is one (join/standby.py)."""
 
 
 class Role(StrEnum):
@@ -210,7 +208,7 @@ def find_processes(wanted: Wanted, *, root: Path = Path("/")) -> tuple[list[Foun
     mine: dict[int, Found] = {}
     others: list[str] = []
     for pid, stat in sorted(stats.items()):
-        env = _environment(root, pid)
+        env = read_environment(pid, root=root)
         if not _is_wanted(wanted, pid, env, root) or STANDBY in env:
             continue
         command = _read(root / f"proc/{pid}/cmdline").decode(errors="replace").rstrip("\0").split("\0")
@@ -388,11 +386,6 @@ def _stat(root: Path, pid: int) -> _Stat | None:
 def _cpu_seconds(root: Path, pid: int) -> float:
     stat = _stat(root, pid)
     return stat.cpu_s if stat else 0.0
-
-
-def _environment(root: Path, pid: int) -> dict[str, str]:
-    text = _read(root / f"proc/{pid}/environ").decode(errors="replace")
-    return dict(entry.split("=", 1) for entry in text.split("\0") if "=" in entry)
 
 
 def _namespace(root: Path, pid: int) -> str:

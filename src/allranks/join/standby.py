@@ -1,163 +1,303 @@
-"""A standby: a worker that is started early, imports torch, and waits until it is needed.
+"""The standby: a process with torch imported that forks the workers of its node.
 
-The agent starts it with the worker's own command line and ALLRANKS_STANDBY=<socket>:<padding>. Python runs our
-sitecustomize before anything of the script; there it
+The agent starts it with the workers' own command line and ALLRANKS_STANDBY=<number of a socket>. Python runs our
+sitecustomize before anything of the script. There this process
 
-1. imports what takes long, at the lowest priority that it can take back,
-2. says one byte, and waits for its orders: the environment, and descriptors for output, cell and store,
-3. becomes what a fresh start with that environment would be, and returns: the interpreter goes on to the script.
+1. imports torch, and says `ready` or why it cannot be forked: threads that a fork would lose, a device in use;
+2. forks a worker for each message of the agent, twice, so that the worker becomes a child of the agent (a subreaper);
+3. returns in the worker, which has its own output, environment, session and seeds: the interpreter goes on to the
+   script.
 
-So sys.argv, sys.path, __main__, tracebacks and exit codes are the interpreter's own work. Where the script could tell
-the difference (it sets what torch reads at its import, it shadows a module that is already there, the environment
-differs in what is read at start) the process executes its own command line anew instead, with the same pid.
-Called by `site/sitecustomize.py`. Standard library only, and torch through the import system.
+So sys.argv, sys.path, __main__, tracebacks and exit codes are the interpreter's own work. A worker that the agent does
+not expect any more ends before step 3. A script may change what torch reads at its import (OMP_NUM_THREADS) before it
+imports torch, so torch and numpy appear in the worker only at the script's own import; if such a variable differs then,
+the process executes its command line anew, with the same pid, and imports torch itself.
+
+Limits: Python's hash seed and the addresses of libraries are the same in all workers of a node. Called by
+`site/sitecustomize.py`. Standard library only, and torch through the import system.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import gc
 import importlib
-import json
+import importlib.abc
+import importlib.machinery
 import os
 import re
+import signal
 import socket
+import stat
 import sys
+import time
+import warnings
+from collections.abc import Mapping
+from types import ModuleType
 from typing import Any
 
 ENV = "ALLRANKS_STANDBY"
-READY = b"r"
-IMPORTS = ("numpy", "torch", "torch.distributed", "torch.utils.data", "torch.nn.parallel")
-MAX_FDS = 8
+ENVIRONMENT = "allranks-environment"
+"""Name of the memory file that each forked worker keeps: /proc/PID/environ is the standby's."""
+READY, NO_TORCH = "ready", "torch is not installed"
+"""Two of the answers of a standby; all others say why it cannot be forked."""
+GO = b"go"
+MAX_FDS, MAX_BYTES = 8, 4096
+"""Of a message."""
 
-_READ_AT_START = re.compile(
-    r"PYTHON|OMP_|MKL_|KMP_|GOMP_|OPENBLAS_|NUMEXPR_|VECLIB_|LD_|MALLOC_|GLIBC_|TORCH_|PYTORCH_|ATEN_|LC_|LANG|TZ$"
-    r"|HOME$|VIRTUAL_ENV$|ALLRANKS_HOOK$"
+HELD = ("torch", "numpy")
+"""Modules whose libraries read the environment when they are loaded."""
+_AT_IMPORT = (
+    r"OMP_|GOMP_|GOTO_|KMP_|MKL_|MKLDNN_|DNNL_|ONEDNN_|OPENBLAS_|NPY_|NUMPY_|ATEN_|KINETO_|PYTORCH_"
+    r"|TORCH(?!ELASTIC_|_NCCL_|_FR_)"
 )
-"""Variables that the interpreter, torch or a library reads when it is loaded."""
-_SET_BY_SCRIPT = re.compile(rb"environ|putenv")
-_SET_EARLY = re.compile(rb"\b(OMP|MKL|KMP|GOMP|OPENBLAS|NUMEXPR|TORCH|PYTORCH|ATEN|LD|MALLOC)_[A-Z]")
-_NICE = 19
+_READ_AT_IMPORT = re.compile(_AT_IMPORT)
+"""Variables that torch or a library reads when it is loaded. NCCL and the flight recorder read theirs when a group is
+formed, CUDA when a device is first used. Source: getenv and os.environ, logged during `import torch` (2.13)."""
+_READ_AT_START = re.compile(
+    rf"{_AT_IMPORT}|PYTHON|LD_|MALLOC_|GLIBC_|LC_(?!CTYPE$)|LANG|TZ$|HOME$|VIRTUAL_ENV$|ALLRANKS_HOOK$"
+)
+"""And those that the interpreter or the C library reads when a process starts."""
+
+_PR_SET_PDEATHSIG = 1
+_HARMLESS = ("/dev/null", "/dev/urandom", "/dev/random")
+
+
+def differing(
+    before: Mapping[str, str], after: Mapping[str, str], *, read: re.Pattern[str] = _READ_AT_START
+) -> list[str]:
+    """Return the names of the variables that differ and are read only once.
+
+    >>> differing({"OMP_NUM_THREADS": "1", "RANK": "0"}, {"OMP_NUM_THREADS": "2", "RANK": "1"})
+    ['OMP_NUM_THREADS']
+    """
+    names = {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+    return sorted(name for name in names if read.match(name))
 
 
 def stand_by() -> None:
-    """Wait here until this process is wanted; returns as the worker, or never."""
-    word = os.environ.pop(ENV)  # before anything starts a child that would wait, too
-    cwd, before = os.getcwd(), dict(os.environ)
-    control = socket.socket(fileno=int(word.partition(":")[0]))
+    """Fork workers until the agent is gone; returns in each worker, never in the standby."""
+    control = socket.socket(fileno=int(os.environ.pop(ENV)))  # before anything starts a child that would wait, too
     control.set_inheritable(False)
-    known = set(sys.modules)
-    with _at_low_priority():
-        for name in IMPORTS:
-            with contextlib.suppress(Exception):
-                importlib.import_module(name)
-    from_imports = {name: value for name, value in os.environ.items() if before.get(name) != value}
-    with contextlib.suppress(OSError):  # the orders may lie there already, and the other end be closed
-        control.send(READY)
+    given, known, opened = dict(os.environ), set(sys.modules), _open_files()
     try:
-        message, fds, _, _ = socket.recv_fds(control, 1, MAX_FDS)
-    except OSError:
-        message, fds = b"", []
-    if not message:  # the agent is gone, or does not want it any more
-        os._exit(0)
-    control.close()
-    orders, out, err, *handed = fds
-    with os.fdopen(orders, "rb") as file:
-        file.seek(0)
-        wanted: dict[str, Any] = json.load(file)
-    env = dict(wanted["env"])
-    for name, fd in zip(wanted["fds"], handed, strict=True):
-        os.set_inheritable(fd, True)
-        env[name] = str(fd)
-    imported = {name.partition(".")[0] for name in set(sys.modules) - known}
-    if cwd != wanted["cwd"] or _differs(before, env) or _can_tell(imported):
-        _take_output(out, err, keep_words=False)
-        os.chdir(wanted["cwd"])
-        os.execve(sys.executable, sys.orig_argv, env)
-    _take_output(out, err, keep_words=True)
-    if "LC_CTYPE" in before and "LC_CTYPE" not in env:
-        env["LC_CTYPE"] = before["LC_CTYPE"]  # Python's own, for the C locale
-    os.environ.clear()
-    os.environ.update(from_imports | env)
-    _show_env({name: value for name, value in env.items() if before.get(name) != value})
-
-
-def _differs(before: dict[str, str], env: dict[str, str]) -> bool:
-    names = {name for name in before.keys() | env.keys() if _READ_AT_START.match(name)}
-    names -= {name for name in names if name.startswith("TORCHELASTIC_")} | {"LC_CTYPE"}
-    return any(before.get(name) != env.get(name) for name in names)
-
-
-def _can_tell(imported: set[str]) -> bool:
-    """Whether the script would meet something else than in a fresh interpreter."""
-    arguments = sys.orig_argv[1:]
-    is_module = arguments[:1] == ["-m"]
-    script = "" if is_module else arguments[0] if arguments else ""
-    if is_module:
-        spec = importlib.machinery.PathFinder.find_spec(arguments[1].partition(".")[0], [os.getcwd()])
-        script = (spec.origin if spec else None) or ""
-    home = os.getcwd() if is_module else os.path.dirname(os.path.realpath(script))
-    with contextlib.suppress(OSError):
-        if any(entry.partition(".")[0] in imported for entry in os.listdir(home)):
-            return True
-    if not os.path.isfile(script):  # a module of a package: what it sets before it imports torch is not looked for
-        return not is_module
-    with open(script, "rb") as file:
-        text = file.read()
-    return bool(_SET_BY_SCRIPT.search(text) and _SET_EARLY.search(text.replace(b"TORCHELASTIC_", b"")))
-
-
-def _take_output(out: int, err: int, *, keep_words: bool) -> None:
-    """Put the worker's files under stdout and stderr, and there what was said so far, as a fresh start would have."""
+        importlib.import_module("torch")
+    except Exception as exc:
+        is_missing = isinstance(exc, ModuleNotFoundError) and exc.name == "torch"
+        obstacle = NO_TORCH if is_missing else f"torch cannot be imported: {exc}"
+    else:
+        obstacle = _find_obstacle(known, opened)
     sys.stdout.flush()
     sys.stderr.flush()
+    with contextlib.suppress(OSError):  # the agent is gone
+        control.send((obstacle or READY).encode(errors="replace")[:MAX_BYTES])
+    if obstacle:
+        os._exit(0)
+    from_import = {name: value for name, value in os.environ.items() if given.get(name) != value}
+    agent = os.getppid()
+    gc.freeze()  # no collection in a worker touches, and so copies, what all of them share
+    while True:
+        message, fds, _, _ = socket.recv_fds(control, MAX_BYTES, MAX_FDS)
+        if not message or _num_threads() > 1:  # the agent is gone, or does not want it any more
+            os._exit(0)
+        if (between := _try_to_fork()) == 0:
+            _fork_again(agent)
+            control.close()
+            _become(message.decode().split(), fds, given, from_import)
+            return
+        for fd in fds:
+            os.close(fd)
+        if between is not None:
+            os.waitpid(between, 0)
+
+
+def _try_to_fork() -> int | None:
+    """As os.fork(); None if no process is left. The agent then sees that the other end of the tether is closed."""
+    try:
+        return os.fork()
+    except OSError:
+        return None
+
+
+def _fork_again(agent: int) -> None:
+    """Return in a child that the agent has adopted."""
+    between = os.getpid()
+    if _try_to_fork() != 0:
+        os._exit(0)
+    while os.getppid() == between:  # it is on its way out
+        time.sleep(0.0005)
+    _die_with(agent)
+
+
+def _die_with(agent: int) -> None:
+    """Have the kernel end this process when its agent, which must be its parent by now, ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != agent:
+        os._exit(0)
+
+
+def _become(names: list[str], fds: list[int], given: Mapping[str, str], from_import: Mapping[str, str]) -> None:
+    """Turn this fork of the standby into the worker that the message describes."""
+    tether_fd, environment, out, err, *handed = fds
+    with socket.socket(fileno=tether_fd) as tether:
+        tether.send(str(os.getpid()).encode())
+        if tether.recv(len(GO)) != GO:
+            os._exit(0)
+    os.setsid()
+    entries = os.pread(environment, os.fstat(environment).st_size, 0).split(b"\0")[:-1]
+    env = dict(os.fsdecode(entry).split("=", 1) for entry in entries)
+    for name, fd in zip(names, handed, strict=True):
+        os.set_inheritable(fd, True)
+        env[name] = str(fd)
+    _take_output(out, err)
+    if "LC_CTYPE" in given and "LC_CTYPE" not in env:
+        env["LC_CTYPE"] = given["LC_CTYPE"]  # Python's own, for the C locale
+    os.environ.clear()
+    os.environ.update({**from_import, **env})
+    _draw_seeds()
+    sys.meta_path.insert(0, _Held(env))
+
+
+def _take_output(out: int, err: int) -> None:
+    """Put the worker's files under stdout and stderr, and there what the import said, as a fresh start would have."""
     for fd, target in ((1, out), (2, err)):
-        said = os.pread(fd, os.fstat(fd).st_size, 0) if keep_words else b""
+        said = os.pread(fd, os.fstat(fd).st_size, 0)
         os.dup2(target, fd)
         os.close(target)
         if said:
             os.write(fd, said)
 
 
-def _show_env(env: dict[str, str]) -> None:
-    """Let /proc/PID/environ say which rank this is: in the room that the agent left there for it."""
-    with contextlib.suppress(OSError, ValueError):
-        with open("/proc/self/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-        start, end = int(fields[47]), int(fields[48])
-        with open("/proc/self/mem", "r+b", buffering=0) as memory:
-            memory.seek(start)
-            area = memory.read(end - start)
-            at = area.index(b"\0" + ENV.encode() + b"=") + 1
-            room = area.index(b"\0", at) - at
-            shown = b""
-            # Order matters: what does not fit is left out.
-            for name in sorted(env, key=lambda name: "RANK" not in name):
-                entry = os.fsencode(f"{name}={env[name]}\0")
-                if len(shown) + len(entry) <= room:
-                    shown += entry
-            memory.seek(start + at)
-            memory.write(shown.ljust(room, b"\0"))
+def _draw_seeds() -> None:
+    """Draw from the system what an import draws once a process; Python's own `random` does so at a fork by itself."""
+    sys.modules["torch"].default_generator.seed()
+    if numpy_random := sys.modules.get("numpy.random"):
+        numpy_random.seed()
+    if process := sys.modules.get("multiprocessing.process"):
+        process.current_process().authkey = os.urandom(32)
 
 
-@contextlib.contextmanager
-def _at_low_priority() -> Any:
-    """Leave the cores to who trains, where this process is allowed to come back from it."""
-    own = os.getpriority(os.PRIO_PROCESS, 0)
-    may_return = _may_raise_priority(own)
-    if may_return:
-        os.setpriority(os.PRIO_PROCESS, 0, max(own, _NICE))
+# What cannot be forked
+
+
+def _find_obstacle(known: set[str], opened: set[str]) -> str:
+    """Return why this process cannot be forked into workers; empty if it can.
+
+    Args:
+        known: modules before the imports.
+        opened: `_open_files` then.
+    """
+    if shadow := _find_shadow({name.partition(".")[0] for name in set(sys.modules) - known}):
+        return f"{shadow} has the name of a module that torch imports"
+    in_use = sorted(name for name in _open_files() - opened if name.startswith(("/dev/", "socket:")))
+    if in_use or sys.modules["torch"].cuda.is_initialized():
+        return f"import torch leaves a device or socket in use: {', '.join(in_use) or 'CUDA'}"
+    if _num_threads() > 1:
+        _let_pools_end()
+    if (num_threads := _num_threads()) > 1:
+        return f"import torch starts threads, which a fork would lose: {num_threads - 1}"
+    return ""
+
+
+def _find_shadow(imported: set[str]) -> str | None:
+    """Return what lies beside the script and would be imported in place of one of these modules."""
+    arguments = sys.orig_argv[1:]
+    script = os.path.realpath(arguments[0])
+    home = os.getcwd() if arguments[0] == "-m" else script if os.path.isdir(script) else os.path.dirname(script)
     try:
-        yield
+        beside = {entry.partition(".")[0] for entry in os.listdir(home)}
+        for name in sorted(imported & beside):
+            spec = importlib.machinery.PathFinder.find_spec(name, [home])
+            if spec is not None and spec.origin is not None:  # None: a directory that is no package loses to a module
+                return spec.origin
+    except OSError:
+        pass
     finally:
-        for thread in os.listdir("/proc/self/task") if may_return else ():
-            with contextlib.suppress(OSError):
-                os.setpriority(os.PRIO_PROCESS, int(thread), own)
+        sys.path_importer_cache.pop(home, None)
+    return None
 
 
-def _may_raise_priority(nice: int) -> bool:
-    import resource
+def _let_pools_end() -> None:
+    """Fork once: OpenBLAS ends its threads before a fork, and starts them again when it computes."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # Python 3.12 warns of a fork beside threads
+        if (child := os.fork()) == 0:
+            os._exit(0)
+    os.waitpid(child, 0)
+    deadline_s = time.monotonic() + 1
+    while _num_threads() > 1 and time.monotonic() < deadline_s:  # a thread that was joined leaves /proc a moment later
+        time.sleep(0.001)
 
-    with open("/proc/self/status") as file:
-        capabilities = re.search(r"^CapEff:\s*([0-9a-f]+)", file.read(), re.MULTILINE)
-    has_sys_nice = capabilities is not None and bool(int(capabilities[1], 16) >> 23 & 1)
-    return has_sys_nice or resource.getrlimit(resource.RLIMIT_NICE)[0] >= 20 - nice
+
+def _num_threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def _open_files() -> set[str]:
+    """Sockets and character devices that this process has open."""
+    found = set()
+    for entry in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):
+            mode, name = os.fstat(int(entry)).st_mode, os.readlink(f"/proc/self/fd/{entry}")
+            if (stat.S_ISSOCK(mode) or stat.S_ISCHR(mode)) and name not in _HARMLESS:
+                found.add(name)
+    return found
+
+
+# The script's own import of torch
+
+
+class _Held(importlib.abc.MetaPathFinder):
+    """Hides torch and numpy until the script imports them, and checks then that a fresh import would be the same.
+
+    Args:
+        env: the worker's environment at its start.
+    """
+
+    def __init__(self, env: Mapping[str, str]) -> None:
+        self._env = dict(env)
+        self._seen, self._pid, self._cwd = dict(os.environ), os.getpid(), os.getcwd()
+        self._modules = {name: sys.modules.pop(name) for name in HELD if name in sys.modules}
+        self._specs: dict[str, Any] = {name: module.__spec__ for name, module in self._modules.items()}
+
+    def find_spec(
+        self, fullname: str, path: object, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname not in self._modules:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            # Only an import calls these two; whoever just looks for the module gets the spec of a fresh process.
+            spec.loader.create_module = self._create_module  # type: ignore[method-assign]
+            spec.loader.exec_module = self._exec_module  # type: ignore[method-assign]
+        return spec
+
+    def _create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        differ = differing(self._seen, os.environ, read=_READ_AT_IMPORT)
+        is_other = spec.origin != self._specs[spec.name].origin
+        if (differ or is_other) and os.getpid() == self._pid:
+            self._start_anew(differ[0] if differ else f"the path to {spec.name}")
+        return self._modules[spec.name]
+
+    def _exec_module(self, module: ModuleType) -> None:
+        name = module.__name__
+        module.__spec__ = self._specs[name]
+        del self._modules[name]
+        if name == HELD[0]:  # its import brings the others
+            sys.meta_path.remove(self)
+            for other in self._modules:
+                sys.modules.setdefault(other, self._modules[other])
+
+    def _start_anew(self, what: str) -> None:
+        """Execute the worker's own command line, as an ordinary start would have."""
+        if self._env.get("RANK") == "0":
+            words = f"the script changes {what} before it imports torch: its workers start again, without the standby"
+            print(f"allranks: {words} (--no-standby avoids the second start)", file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        _die_with(os.getppid())  # the kernel knows it of the thread that asked
+        with contextlib.suppress(ValueError):  # not the main thread
+            signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        os.chdir(self._cwd)
+        os.execve(sys.executable, sys.orig_argv, self._env)

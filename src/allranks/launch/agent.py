@@ -27,13 +27,13 @@ others     the leader is told, and the workers are ended; a second SIGINT kills 
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
 from enum import StrEnum
 
 import msgspec
 
 from allranks.launch import events
 from allranks.launch.events import ASLEEP_S, GRACE_S, SAVE_SIGNAL, Effect, Event
+from allranks.launch.grace import Grace
 from allranks.launch.succession import Succession
 from allranks.model.errors import Exit, exit_for_signal
 from allranks.wire import protocol
@@ -48,12 +48,9 @@ PEERS_S = 5.0
 VERDICT_S = 20.0
 """The same for a leader that is heard: its own deadlines for the other agents are shorter."""
 LEADER_SILENT_S = 60.0
-"""Seconds without a message from the leader, while its kernel keeps the connection, until it is given up. Long, since
-it may wait for a file server between two messages."""
-STANDBYS_AFTER_S = 3.0
+"""Seconds without a message from a leader whose kernel answers; it may wait for a file server between two."""
+STANDBY_AFTER_S = 3.0
 """After the workers began: until then, the cores are theirs."""
-MOST_BETWEEN_LOOKS_S = 0.5
-"""The agent looks at ending workers 20 times a second; a longer pause means that the agent itself did not run."""
 
 
 class Phase(StrEnum):
@@ -73,21 +70,6 @@ MOVES = {
     Phase.WAITING: {Phase.STARTING, Phase.GONE},
     Phase.GONE: set[Phase](),
 }
-
-
-@dataclass(slots=True, kw_only=True)
-class _Ending:
-    """Workers are being ended."""
-
-    signum: int
-    grace_s: float
-    looked_s: float
-    waited_s: float = 0.0
-    """Measured while the agent runs: on a suspended or overloaded machine, workers cannot end either."""
-    has_told: bool = False
-    has_killed: bool = False
-    swept_by_s: float | None = None
-    """Set once all have ended."""
 
 
 class Agent:
@@ -118,16 +100,15 @@ class Agent:
         self._savers: set[int] = set()
         """Ranks that report steps, and therefore read orders."""
         self._failed: set[int] = set()
-        self._ending: _Ending | None = None
+        self._ending: Grace | None = None
         self._ping = (0, now_s)
         self._confirmed = -1
         self._told: list[tuple[float, Message]] = []
         """Ends of workers of this generation, and when they were told."""
         self._next_plan: Plan | None = None
         """It came while the workers of the last generation had not ended."""
-        self._is_next_stopped = False
-        """And then a Stop of that generation."""
-        self._standbys_at_s: float | None = None
+        self._is_next_stopped = False  # and then a Stop of that generation
+        self._standby_at_s: float | None = None
         self._effects: list[Effect] = []
 
     @property
@@ -138,8 +119,12 @@ class Agent:
     @property
     def leader_name(self) -> str:
         """The node whose agent leads."""
-        position = self.plan.nodes.index(self.leader) if self.leader in self.plan.nodes else 0
-        return self.plan.members[position].name
+        return self.plan.members[self.plan.nodes.index(self.leader) if self.leader in self.plan.nodes else 0].name
+
+    @property
+    def is_ending(self) -> bool:
+        """Whether it ends its workers, or will as soon as they have been started."""
+        return self._ending is not None
 
     def begin(self) -> list[Effect]:
         """Return what starts the first generation."""
@@ -167,18 +152,8 @@ class Agent:
                 self._miss_leader(reason, now_s)
             case events.Found(leader=leader):
                 self._follow(leader, now_s)
-            case events.NotFound(reason=reason):
-                if self.succession is not None:
-                    self.succession.reason += f"; {reason}"
-                    self._lose(now_s)
-            case events.Joined(connection=connection):
-                if why := self.refuses(now_s):
-                    self._do(events.Reject(connection=connection, reason=why))
-                elif self.succession is not None:
-                    self._do(*self.succession.join(event))
-            case events.Withdrew(connection=connection):
-                if self.succession is not None:
-                    self.succession.withdraw(connection)
+            case events.Joined(connection=connection) if why := self.refuses(now_s):
+                self._do(events.Reject(connection=connection, reason=why))
             case events.Started():
                 self._watch(event, now_s)
             case events.Observed(beat=beat):
@@ -192,6 +167,15 @@ class Agent:
                 self._take_signal(signum, now_s)
             case events.Swept(left=left):
                 self._settle(left, now_s)
+            case _ if self.succession is None:
+                pass
+            case events.NotFound(reason=reason):
+                self.succession.reason += f"; {reason}"
+                self._lose(now_s)
+            case events.Joined():
+                self._do(*self.succession.join(event))
+            case events.Withdrew(connection=connection):
+                self.succession.withdraw(connection)
         return self._take()
 
     def _take(self) -> list[Effect]:
@@ -221,7 +205,7 @@ class Agent:
         if started.generation != self.plan.generation:
             return
         self._pids = dict(started.pids)
-        self._standbys_at_s = now_s + STANDBYS_AFTER_S if started.generation < self.plan.max_restarts else None
+        self._standby_at_s = now_s + STANDBY_AFTER_S if started.generation < self.plan.max_restarts else None
         if self._ending is None:
             self._enter(Phase.WATCHING)
         else:  # it was told to end them while they were started
@@ -252,24 +236,23 @@ class Agent:
             self._do(events.Signal(signum=signal.SIGKILL, ranks=doomed))
         if self._ending is not None:
             return
-        self._ending = _Ending(signum=signum, grace_s=grace_s, looked_s=now_s)
+        self._ending = Grace(signum=signum, grace_s=grace_s, looked_s=now_s)
         if self.phase is Phase.WATCHING:
             self._enter(Phase.ENDING)
             if told := tuple(rank for rank in self._pids if rank not in at_once):
                 self._do(events.Signal(signum=signum, ranks=told))
 
-    def _advance(self, ending: _Ending, now_s: float) -> None:
+    def _advance(self, ending: Grace, now_s: float) -> None:
         """Do what is due while the workers end."""
         if ending.swept_by_s is not None:
             if now_s >= ending.swept_by_s:
                 self._settle((), now_s)
             return
-        ending.waited_s += min(max(now_s - ending.looked_s, 0.0), MOST_BETWEEN_LOOKS_S)
-        ending.looked_s = now_s
+        ending.look(now_s)
         waited_s = ending.waited_s
         if self._pids and waited_s >= 1.0 and not ending.has_told and not ending.has_killed:
             ending.has_told = True
-            self._do(events.Say(text=self._describe_stubborn(ending)))
+            self._do(events.Say(text=ending.describe(self._pids)))
         if self._pids and waited_s >= ending.grace_s and not ending.has_killed:
             ending.has_killed = True
             self._signal(signal.SIGKILL)
@@ -279,13 +262,6 @@ class Agent:
             self._do(events.Say(text=f"rank {rank} (pid {pid}) is unkillable: it hangs in the kernel (state D in ps)"))
         ending.swept_by_s = now_s + SWEEP_S
         self._do(events.Sweep())
-
-    def _describe_stubborn(self, ending: _Ending) -> str:
-        noun, has = ("rank", "has") if len(self._pids) == 1 else ("ranks", "have")
-        ranks, name = ", ".join(map(str, self._pids)), signal.Signals(ending.signum).name
-        left_s = max(0.0, ending.grace_s - ending.waited_s)
-        at_once = ", or at once with another Ctrl-C" if ending.signum == signal.SIGINT else ""
-        return f"{noun} {ranks} {has} not ended after {name} yet; SIGKILL in {left_s:.0f} s{at_once}"
 
     def _settle(self, left: tuple[str, ...], now_s: float) -> None:
         """All workers have ended, and what they left: say so."""
@@ -331,9 +307,9 @@ class Agent:
         self._heed(now_s)
         if self.phase is Phase.ENDING and self._ending is not None:
             self._advance(self._ending, now_s)
-        if self.phase is Phase.WATCHING and self._standbys_at_s is not None and now_s >= self._standbys_at_s:
-            self._standbys_at_s = now_s + STANDBYS_AFTER_S
-            self._do(events.PrepareStandbys())
+        if self.phase is Phase.WATCHING and self._standby_at_s is not None and now_s >= self._standby_at_s:
+            self._standby_at_s = now_s + STANDBY_AFTER_S
+            self._do(events.PrepareStandby())
         if self.succession is not None:
             self._seek_on(self.succession, now_s)
         elif self.goodbye is None and now_s - self._heard_s > LEADER_SILENT_S:
@@ -353,9 +329,8 @@ class Agent:
 
     def _obey(self, message: Message, now_s: float) -> None:
         match message:
-            case protocol.Ping(sent_ns=sent_ns):
-                self._ping = (sent_ns, now_s)
-                self._confirmed = max(self._confirmed, message.confirmed)
+            case protocol.Ping(sent_ns=sent_ns, confirmed=confirmed):
+                self._ping, self._confirmed = (sent_ns, now_s), max(self._confirmed, confirmed)
             case protocol.Try():
                 self._do(events.MakeTries(order=message))
             case Order():
@@ -373,8 +348,8 @@ class Agent:
                 else:
                     self._next_plan, self._is_next_stopped = message, False
                     self._end(signal.SIGTERM, now_s)
-            case Plan():
-                pass  # this agent has begun that generation, or a later one
+            case Plan():  # this agent has begun that generation, or a later one
+                pass
             case protocol.Refused(reason=reason):
                 self._drop_leader(reason, now_s)
                 self._lose(now_s)

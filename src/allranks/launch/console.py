@@ -60,11 +60,7 @@ class _Followed:
 
 
 class Console:
-    """Follows the output files of this node's workers and shows what is new at each `pump`.
-
-    Args:
-        screen: where standard output and standard error of workers go.
-    """
+    """Follows the output files of this node's workers and shows what is new at each `pump`."""
 
     def __init__(self, screen: Screen | None = None) -> None:
         self._screen = screen or Screen()
@@ -75,8 +71,6 @@ class Console:
         """Show what a worker writes into this file from `start` on.
 
         Args:
-            path: the file; it exists.
-            start: byte offset.
             stream: `out` or `err`.
             prefix: what stands before each line; empty shows the bytes as they are.
         """

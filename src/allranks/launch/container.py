@@ -53,13 +53,10 @@ def wrap_command(
     """Return the command that runs a worker in the image.
 
     Args:
-        runtime: one of RUNTIMES.
-        image: a file, or a name that the runtime knows.
         command: the worker's, as it is inside.
         names: variables to hand in.
         hook_root: directory that is mounted where it is, read-only.
         cwd: working directory, the same inside; mounted, too.
-        has_gpus: whether the driver of the host's GPUs is mounted.
     """
     if runtime == "enroot":
         # NVIDIA's hook of enroot mounts the driver by itself.

@@ -3,7 +3,7 @@
     crew.start(plan)                        generation 0, with everything that the plan says
     crew.signal(signal.SIGTERM, [0, 1])     to each worker's process group
     crew.sweep(grace_s=0.5)                 ends what the workers left running
-    crew.start(next_plan)                   generation 1, with the standbys that were ready
+    crew.start(next_plan)                   generation 1
 
 The agent (launch.agent) decides when; launch.environment decides what a worker's environment contains.
 """
@@ -11,7 +11,6 @@ The agent (launch.agent) decides when; launch.environment decides what a worker'
 from __future__ import annotations
 
 import contextlib
-import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -20,20 +19,17 @@ from pathlib import Path
 from allranks.guard.inside.cell import Cell
 from allranks.guard.worker import WatchedWorker
 from allranks.host.signals import catches
+from allranks.join.standby import NO_TORCH, differing
 from allranks.launch import container
 from allranks.launch.console import Console
-from allranks.launch.environment import HOOK_PATH, node_settings, rank_settings
+from allranks.launch.environment import HOOK_PATH, base_env, node_settings, rank_settings
 from allranks.launch.plan import JobPlan
-from allranks.launch.standby import Standby
+from allranks.launch.standby import LOCAL_RANK, Standby
 from allranks.launch.workers import Worker, end_left_behind, find_writers, kill_descendants
 from allranks.model.membership import format_members
 from allranks.model.setting import Setting
 from allranks.report.rundir import RunDir
 from allranks.wire.protocol import Order, Plan
-from allranks.wire.secret import SECRET_VARIABLE
-
-LOCAL_RANK = "${local_rank}"
-"""Placeholder of the local rank in a worker's arguments, as in torchrun."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,13 +58,15 @@ class Crew:
     store_fd: int | None
     """The leader's socket for rank 0."""
     say: Callable[[str], None]
-    has_standbys: bool = False
+    standby: Standby | None = None
+    """Forks the workers, where there is one."""
     spared: Callable[[], list[int]] = list
     """Pids of descendants that must not be ended as left-overs of workers."""
     console: Console = field(default_factory=Console)
     workers: list[Worker] = field(default_factory=list)
     settings: list[Setting] = field(default_factory=list)
-    _standbys: list[Standby] = field(default_factory=list)
+    _can_stand_by: bool = True
+    """False once a standby could not fork: another one could not, either."""
 
     # Starting
 
@@ -96,6 +94,7 @@ class Crew:
         for worker in self.workers:
             worker.close()
         self.workers = []
+        self._look_after_standby()
         for local_rank in range(me.num_workers):
             worker = self._start_one(group, local_rank, node_path)
             prefix = f"[{me.name} r{worker.rank}] " if group.world_size > 1 else ""
@@ -106,6 +105,8 @@ class Crew:
                 if (local_rank, stream) not in self.output.hidden:
                     self.console.follow(path, start=start, stream=stream, prefix=prefix)
             self.workers.append(worker)
+        if group.generation >= group.max_restarts:
+            self._end_standby()
 
     def _start_one(self, group: Plan, local_rank: int, node_path: Path) -> Worker:
         me = group.members[group.node_index]
@@ -120,7 +121,7 @@ class Crew:
             cell=Cell.create(),
         )
         own = rank_settings(group, local_rank, error_file=worker.error_file.absolute())
-        values = self._base_env() | {setting.name: setting.value for setting in own}
+        values = base_env(self.env, self.settings) | {setting.name: setting.value for setting in own}
         values["ALLRANKS_STARTED_S"] = str(time.time())
         command = [word.replace(LOCAL_RANK, str(local_rank)) for word in self.command]
         fds = {"ALLRANKS_CELL_FD": worker.cell.fd} if worker.cell else {}
@@ -130,16 +131,22 @@ class Crew:
         if self.job.request.container:
             handed = [setting.name for setting in (*self.settings, *own)]
             command, values = self._in_container(command, values, handed)
-        while self._standbys:
-            if worker.take_over(self._standbys.pop(), values, fds=fds):
-                return worker
-        worker.start(command, values, pass_fds=tuple(fds.values()))
+        if not self._fork(worker, values, fds):
+            worker.start(command, values, pass_fds=tuple(fds.values()))
         return worker
 
-    def _base_env(self) -> dict[str, str]:
-        kept = {name: value for name, value in self.env.items() if name != SECRET_VARIABLE}
-        ours = {setting.name: setting.value for setting in self.settings}
-        return kept | ours | {"ALLRANKS_AGENT_PID": str(os.getpid())}
+    def _fork(self, worker: Worker, values: Mapping[str, str], fds: Mapping[str, int]) -> bool:
+        """Have the standby fork this worker; False if it must be started in the ordinary way."""
+        if self.standby is None or not self.standby.is_ready:
+            return False
+        if names := differing(self.standby.env, values):
+            self._do_without_standby(f"{', '.join(names)} changed since it imported torch")
+            return False
+        if not worker.fork(self.standby, values, fds=fds):
+            self.say("the standby forked no worker; workers start without it")
+            self._end_standby()
+            return False
+        return True
 
     def _in_container(
         self, command: list[str], values: dict[str, str], names: list[str]
@@ -158,18 +165,40 @@ class Crew:
         )
         return wrapped, values | container.handed_in(runtime, {name: values[name] for name in names})
 
-    def prepare_standbys(self) -> None:
-        """Start a standby for each worker, with torch already imported, so that a restart does not wait for imports."""
-        env = self._base_env()
-        is_one_command = LOCAL_RANK not in " ".join(self.command) and not self.job.request.container
-        if not self.has_standbys or not is_one_command or not Standby.can_serve(self.command, env):
+    # The standby
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether the workers should wait for the standby, which imports torch for all of them."""
+        return self.standby is not None and self.standby.is_importing
+
+    def prepare_standby(self) -> None:
+        """See that there is a standby for the next generation; one that was killed is replaced."""
+        self._look_after_standby()
+        env = base_env(self.env, self.settings)
+        is_wanted = self.job.request.has_standby and self._can_stand_by
+        if self.standby is None and is_wanted and Standby.can_serve(self.command, env):
+            with contextlib.suppress(OSError):  # no process or descriptor is left for it
+                self.standby = Standby.start(self.command, env)
+
+    def _look_after_standby(self) -> None:
+        if self.standby is None:
             return
-        alive = [standby for standby in self._standbys if standby.is_alive]
-        self.has_standbys = len(alive) == len(self._standbys)  # one that ended by itself would do so again
-        self._standbys = alive
-        with contextlib.suppress(OSError):  # no process or descriptor is left for them
-            for _ in range(len(self.workers) - len(alive)):
-                self._standbys.append(Standby.start(self.command, env))
+        if reason := self.standby.obstacle:
+            self._do_without_standby(reason)
+        elif not self.standby.is_alive:
+            self._end_standby()
+
+    def _do_without_standby(self, reason: str) -> None:
+        self._end_standby()
+        self._can_stand_by = False
+        if reason != NO_TORCH and not (self.workers and self.workers[0].rank):
+            self.say(f"workers start without a standby: {reason}")
+
+    def _end_standby(self) -> None:
+        if self.standby is not None:
+            self.standby.end()
+            self.standby = None
 
     # Ending
 
@@ -203,7 +232,7 @@ class Crew:
 
     def sweep(self, grace_s: float) -> list[str]:
         """End what the workers left running; returns names and pids."""
-        return end_left_behind(grace_s, spared=[*self.spared(), *(each.process.pid for each in self._standbys)])
+        return end_left_behind(grace_s, spared=[*self.spared(), *([self.standby.process.pid] if self.standby else [])])
 
     def wait_for_writers(self, patience_s: float) -> None:
         """Wait until checkpoints are written: when this process ends, SLURM ends all other processes of the step."""
@@ -220,9 +249,7 @@ class Crew:
 
     def close(self) -> None:
         """End whatever is left."""
-        for standby in self._standbys:
-            standby.end()
-        self._standbys = []
+        self._end_standby()
         if self.still_running:
             kill_descendants()
         self.console.finish()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from allranks.launch.plan import LOOPBACK, JobPlan, assign_ranks, choose_backend, count_of
+from allranks.launch.plan import LOOPBACK, JobPlan, assign_ranks, choose_backend
 from allranks.model.cluster import Backend
 from allranks.model.membership import format_members
 from allranks.model.setting import Setting
+from allranks.report.text import count_of
 from allranks.wire.protocol import Plan
+from allranks.wire.secret import SECRET_VARIABLE
 
 AFTER_GUARD_S = 60.0
 """Seconds between the guard's hang timeout and torch's collective timeout."""
@@ -32,17 +35,14 @@ def node_settings(
     """Return what all workers of this node get, beyond what they inherit.
 
     Args:
-        plan: this agent's.
-        group: who is which rank, from the leader.
         interface: the data interface, None where it could not be found out.
         store_fd: the leader's socket for rank 0; None on other nodes and without the hook.
         env: the agent's environment; what the user set there is kept.
         hook_path: directory of the `sitecustomize` that enters the workers.
-        checkpoints: where `allranks.session()` puts the job's checkpoints.
         recorder: how the files of torch's flight recorder begin; the rank follows.
         members: value of ALLRANKS_MEMBERS, which may be `@file`; None: the nodes themselves.
     """
-    me = group.members[group.node_index]
+    me, num_nodes = group.members[group.node_index], len(group.members)
     has_hook = env.get("ALLRANKS_HOOK") != "0"
     torchrun = "as torchrun sets it"
     ours: list[Setting] = []
@@ -56,16 +56,14 @@ def node_settings(
         else:
             fixed(name, value, reason, source)
 
-    fixed(
-        "WORLD_SIZE", group.world_size, f"{count_of(len(group.members), 'node')}, {count_of(group.world_size, 'rank')}"
-    )
+    fixed("WORLD_SIZE", group.world_size, f"{count_of(num_nodes, 'node')}, {count_of(group.world_size, 'rank')}")
     fixed("LOCAL_WORLD_SIZE", me.num_workers, "ranks on this node")
     fixed("GROUP_RANK", group.node_index, "index of this node")
     fixed("NODE_RANK", group.node_index, "index of this node, as Lightning and Composer call it")
-    fixed("GROUP_WORLD_SIZE", len(group.members), "nodes in the job")
+    fixed("GROUP_WORLD_SIZE", num_nodes, "nodes in the job")
     fixed("ROLE_NAME", plan.request.role, torchrun)
     fixed("ROLE_WORLD_SIZE", group.world_size, torchrun)
-    fixed("MASTER_ADDR", group.store_address, "the leader announced it" if len(group.members) > 1 else "one machine")
+    fixed("MASTER_ADDR", group.store_address, "the leader announced it" if num_nodes > 1 else "one machine")
     fixed("MASTER_PORT", group.store_port, "the leader holds this port for the store")
     fixed("TORCHELASTIC_RUN_ID", plan.job, torchrun)
     fixed("TORCHELASTIC_RESTART_COUNT", group.generation, torchrun)
@@ -78,15 +76,12 @@ def node_settings(
     unless_set("TORCH_FR_BUFFER_SIZE", 512, "entries in torch's flight recorder; reading more delays the script")
     for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE") if recorder is not None else ():
         unless_set(name, recorder, "NCCL's watchdog writes the last collectives here, for allranks why", "run dir")
+    cores = f"{count_of(plan.facts.num_cpus, 'core')} for {count_of(me.num_workers, 'rank')}"
     threads = max(1, plan.facts.num_cpus // me.num_workers)
-    unless_set(
-        "OMP_NUM_THREADS",
-        threads,
-        f"{count_of(plan.facts.num_cpus, 'core')} for {count_of(me.num_workers, 'rank')}; more would compete for cores",
-    )
+    unless_set("OMP_NUM_THREADS", threads, f"{cores}; more would compete for cores")
     unless_set("PYTHONUNBUFFERED", 1, "lines appear in the files when they are printed")
     if interface is not None:
-        reason = "all ranks are on this machine" if len(group.members) == 1 else "this node's data interface"
+        reason = "all ranks are on this machine" if num_nodes == 1 else "this node's data interface"
         unless_set("GLOO_SOCKET_IFNAME", interface, reason, "data_interface")
         unless_set("NCCL_SOCKET_IFNAME", f"={interface}", f"{reason}; = means exactly this name", "data_interface")
     if plan.cluster.network.infiniband is False:
@@ -95,26 +90,19 @@ def node_settings(
     if plan.wanted_backend != Backend.AUTO:
         fixed("ALLRANKS_BACKEND_CHOSEN", group.backend, "for scripts that choose no backend", "--backend")
     timeout_s, hang_s = plan.cluster.train.timeout_s, plan.guard.hang_s
+    why, source = "collective timeout, unless script or framework pass one", "train.timeout_s"
+    why += "; torch's default is 600 s (nccl) or 1800 s (gloo)"
     if has_hook and hang_s <= timeout_s < hang_s + AFTER_GUARD_S:
+        timeout_s, source = hang_s + AFTER_GUARD_S, "guard.hang_s"
         why = f"later than the guard, which reports the hanging rank after {hang_s:g} s (guard.hang_s)"
-        unless_set("ALLRANKS_TIMEOUT_S", hang_s + AFTER_GUARD_S, why, "guard.hang_s")
-    else:
-        why = (
-            "collective timeout, unless script or framework pass one; torch's default is 600 s (nccl) or 1800 s (gloo)"
-        )
-        unless_set("ALLRANKS_TIMEOUT_S", timeout_s, why, "train.timeout_s")
+    unless_set("ALLRANKS_TIMEOUT_S", timeout_s, why, source)
     fixed("ALLRANKS_BEAT_S", plan.guard.beat_s, "heartbeat interval of a worker, in seconds", "guard.beat_s")
     if checkpoints is not None:
         if plan.request.checkpoint_dir is not None or "ALLRANKS_CHECKPOINT_DIR" in env:
             fixed("ALLRANKS_CHECKPOINT_DIR_CHOSEN", 1, "checkpoints of another script are taken if they fit", "user")
         unless_set("ALLRANKS_CHECKPOINT_DIR", checkpoints, "the same for all attempts and restarts", "run dir")
-    if plan.request.checkpoint_every is not None:
-        fixed(
-            "ALLRANKS_CHECKPOINT_EVERY",
-            plan.request.checkpoint_every,
-            "steps between checkpoints",
-            "--checkpoint-every",
-        )
+    if (every := plan.request.checkpoint_every) is not None:
+        fixed("ALLRANKS_CHECKPOINT_EVERY", every, "steps between checkpoints", "--checkpoint-every")
     fixed("ALLRANKS_NODE", me.name, "name of this node in the job")
     fixed("ALLRANKS_NODE_GPUS", plan.facts.num_gpus, "GPUs that the driver shows")
     fixed("ALLRANKS_MEMBERS", members or format_members(group.members), "node=first rank+number of ranks")
@@ -126,6 +114,13 @@ def node_settings(
         path = f"{hook_path}:{env['PYTHONPATH']}" if env.get("PYTHONPATH") else hook_path
         fixed("PYTHONPATH", path, "loads the hook; ALLRANKS_HOOK=0 disables it")
     return ours
+
+
+def base_env(env: Mapping[str, str], settings: Sequence[Setting]) -> dict[str, str]:
+    """Return what all workers of this node get: the agent's environment, except its key, and the settings."""
+    kept = {name: value for name, value in env.items() if name != SECRET_VARIABLE}
+    ours = {setting.name: setting.value for setting in settings}
+    return kept | ours | {"ALLRANKS_AGENT_PID": str(os.getpid())}
 
 
 def rank_settings(group: Plan, local_rank: int, *, error_file: Path) -> list[Setting]:

@@ -9,7 +9,7 @@ A node is meant by its index in the job (0: the leader's), which never changes, 
     leader    Meant, CheckpointFound                            Accept, Show, Record, ExpectBack, AskScheduler,
                                                                 FindCheckpoint, Over
     agent     Started, Observed, WorkerEnded, Signalled, Swept  Start, Signal, GiveOrder, MakeTries, KeepEvidence,
-                                                                PrepareStandbys, Sweep, Mute
+                                                                PrepareStandby, Sweep, Mute
               Found, NotFound, Withdrew                         Seek, Lead
 """
 
@@ -245,8 +245,8 @@ class KeepEvidence(Effect, frozen=True):
     """Write down what the workers do now: they are ended next."""
 
 
-class PrepareStandbys(Effect, frozen=True):
-    """Have processes ready for the next generation."""
+class PrepareStandby(Effect, frozen=True):
+    """Have a process ready that forks the next generation."""
 
 
 class Sweep(Effect, frozen=True):

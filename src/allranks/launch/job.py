@@ -37,6 +37,7 @@ from allranks.launch.queue.exclusion import describe_return, read_culprits
 from allranks.launch.queue.scheduler import Scheduler
 from allranks.launch.rendezvous import Rendezvous, apply, take_part
 from allranks.launch.screen import Screen
+from allranks.launch.standby import Standby, standing_by
 from allranks.launch.workers import become_subreaper
 from allranks.model.errors import AllranksError, UsageError
 from allranks.model.finding import Verdict
@@ -94,14 +95,15 @@ def run_job(plan: JobPlan, output: Output, env: Mapping[str, str]) -> int:
         AllranksError: it could not begin.
     """
     screen = Screen()
-    with screen.as_stderr():
+    command = [] if _find_problem(plan.request) else worker_command(plan.request)
+    with screen.as_stderr(), standing_by(plan, command, env) as standby:
         try:
-            return _run_phases(plan, output, env, screen)
+            return _run_phases(plan, output, env, screen, standby)
         finally:
             screen.flush("err", patience_s=READER_S)
 
 
-def _run_phases(plan: JobPlan, output: Output, env: Mapping[str, str], screen: Screen) -> int:
+def _run_phases(plan: JobPlan, output: Output, env: Mapping[str, str], screen: Screen, standby: Standby | None) -> int:
     inbox = SignalInbox()
     become_subreaper()
     run_dir = RunDir(output.log_dir, plan.job)
@@ -131,7 +133,7 @@ def _run_phases(plan: JobPlan, output: Output, env: Mapping[str, str], screen: S
         print("\n" + render_findings(rendezvous.warnings, Style.of(sys.stderr)) + "\n", file=sys.stderr, flush=True)
     with rendezvous.listener or contextlib.nullcontext():
         roll_call_s = time.monotonic() - started_s
-        return _run_workers(plan, output, run_dir, rendezvous, inbox, env, screen, roll_call_s=roll_call_s)
+        return _run_workers(plan, output, run_dir, rendezvous, inbox, env, screen, standby, roll_call_s=roll_call_s)
 
 
 def _history_of(request: Request) -> History:
@@ -194,6 +196,7 @@ def _run_workers(
     inbox: SignalInbox,
     env: Mapping[str, str],
     screen: Screen,
+    standby: Standby | None,
     *,
     roll_call_s: float,
 ) -> int:
@@ -235,7 +238,7 @@ def _run_workers(
         interface=interface,
         store_fd=listener.fileno() if listener is not None and is_port_held else None,
         say=say,
-        has_standbys=plan.request.has_standbys,
+        standby=standby,
         console=Console(screen),
     )
     scheduler = None

@@ -31,9 +31,12 @@ from allranks.wire.protocol import Contact, Goodbye, Plan, WorkerEnd
 if TYPE_CHECKING:
     from allranks.guard.watch import Watch
     from allranks.launch.lead.driver import LeaderDriver
+    from allranks.launch.lead.progress import Progress
 
 PUMP_S = 0.05
 """How often new output is shown."""
+STANDBY_POLL_S = 0.005
+"""How often a standby is asked whether torch is imported, while workers wait for it."""
 WRITERS_S = 60.0
 """For checkpoints that are still being written when all is over."""
 KEEP_S = 1.0
@@ -82,6 +85,8 @@ class Loop:
         self._num_signals = 0
         self._has_saved = False
         self._pulse = Pulse(time.monotonic())
+        self._plan_to_start: Plan | None = None
+        """While its workers wait for the standby."""
         self._silent_s: float | None = None
         """For how long the workers here have written nothing, when that is worth a line."""
 
@@ -112,7 +117,7 @@ class Loop:
                 self._turn()
                 if self.driver is not None:
                     self.driver.turn(time.monotonic())
-                    self._tell_silence(self.driver.leader.progress.step)
+                    self._tell_silence(self.driver.leader.progress)
                 else:
                     self._look_for_leader(time.monotonic())
             self._crew.wait_for_writers(WRITERS_S if agent.interrupted_by is None else GRACE_S)
@@ -134,7 +139,7 @@ class Loop:
     def _turn(self) -> None:
         """Wait for something to happen, handle it, show new output, do what is due."""
         # Twice: ends that are noticed together are told to the leader in this process before it judges one of them.
-        for timeout_s in (PUMP_S, 0.0):
+        for timeout_s in (PUMP_S if self._plan_to_start is None else STANDBY_POLL_S, 0.0):
             for key, _ in self._selector.select(timeout_s):
                 key.data(key.fileobj)
         now_s = time.monotonic()
@@ -146,15 +151,17 @@ class Loop:
             self._feed(events.Signalled(now_s=now_s, signum=signum))
         self._silent_s = self._pulse.turn(now_s, has_news=self._crew.console.pump())
         reap_orphans(self._crew.workers)
+        self._start_when_ready()
         self._feed(events.Due(now_s=now_s))
-        if self._agent.phase not in (Phase.WAITING, Phase.GONE) and (beat := self._watch.turn(now_s)) is not None:
+        is_running = self._plan_to_start is None and self._agent.phase not in (Phase.WAITING, Phase.GONE)
+        if is_running and (beat := self._watch.turn(now_s)) is not None:
             self._feed(events.Observed(now_s=time.monotonic(), beat=beat))
 
-    def _tell_silence(self, step: int | None) -> None:
+    def _tell_silence(self, progress: Progress) -> None:
         """Say that the workers run, where they have written nothing here for a while."""
         if self._silent_s is not None and self._crew.still_running and self._agent.phase is Phase.WATCHING:
             size, has_spoken = self._agent.plan.world_size, self._pulse.has_spoken
-            self._crew.say(describe_running(size, self._silent_s, has_spoken=has_spoken, step=step))
+            self._crew.say(describe_running(size, self._silent_s, has_spoken=has_spoken, step=progress.step))
 
     # Effects
 
@@ -180,7 +187,8 @@ class Loop:
             case events.Say(text=text):
                 crew.say(text)
             case events.Start(plan=plan):
-                self._start(plan)
+                self._plan_to_start = plan
+                self._start_when_ready()
             case events.Signal(signum=signum, ranks=ranks):
                 crew.signal(signum, ranks)
             case events.GiveOrder(order=order):
@@ -192,18 +200,26 @@ class Loop:
                 directory = crew.run_dir.node_path(plan.members[plan.node_index].name)
                 self._watch.keep(directory, within_s=KEEP_S)
                 crew.console.drop_tracebacks()
-            case events.PrepareStandbys():
-                crew.prepare_standbys()
+            case events.PrepareStandby():
+                crew.prepare_standby()
             case events.Mute():
                 crew.console.mute("err")
             case events.Sweep():
                 left = crew.sweep(grace_s=SWEEP_GRACE_S)
                 self._feed(events.Swept(now_s=time.monotonic(), left=tuple(left)))
 
+    def _start_when_ready(self) -> None:
+        """Start the workers of a plan; wait for `import torch` in the standby, unless they are to be ended anyway."""
+        plan = self._plan_to_start
+        if plan is not None and (self._agent.is_ending or not self._crew.is_waiting):
+            self._plan_to_start = None
+            self._start(plan)
+
     def _start(self, plan: Plan) -> None:
         self._crew.start(plan)
         now_s, generation = time.monotonic(), plan.generation
-        self._watch.begin(generation, self._crew.watched, now_s, node_index=plan.node_index)
+        num_nodes = len(plan.members)
+        self._watch.begin(generation, self._crew.watched, now_s, node_index=plan.node_index, num_nodes=num_nodes)
         self._pulse = Pulse(now_s)
         running = self._crew.still_running
         pids = {worker.rank: worker.pid for worker in running if worker.pid is not None}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from ipaddress import ip_address
 
 import msgspec
@@ -25,6 +25,7 @@ from allranks.model.setting import Setting
 from allranks.model.world import Launcher, Level, World
 from allranks.preflight.datapath import DataPath as DataPath
 from allranks.preflight.datapath import data_path_of_cluster, list_nics
+from allranks.report.text import count_of as count_of
 from allranks.wire.leader import Hint
 
 LOOPBACK = "127.0.0.1"
@@ -61,8 +62,8 @@ class Request:
     """Maximum number of restarts after faults that a restart can cure."""
     retries_errors: bool = False
     """Whether errors of the script are restarted, too (`--restart-on-error`)."""
-    has_standbys: bool = False
-    """Whether each worker has a standby process, with torch imported."""
+    has_standby: bool = True
+    """Whether workers are forked from a process of their node that has torch imported."""
     capacity_s: float = 600.0
     """Seconds that a job below its minimum of nodes waits for more."""
     hang_s: float | None = None
@@ -92,14 +93,14 @@ class JobPlan:
     """None: determined by the path to the leader."""
     settings: tuple[Setting, ...]
     attempt: int | None = None
-    node_names: tuple[str, ...] = field(default=())
+    node_names: tuple[str, ...] = ()
     problem: AllranksError | None = None
     """Why this node cannot take part in a job of several nodes: its agent still joins, and reports it."""
 
     @property
     def wanted_backend(self) -> str:
         """The backend of flag or cluster.toml: auto, nccl or gloo."""
-        return _wanted_backend(self.request, self.cluster)
+        return self.request.backend or self.cluster.train.backend
 
     @property
     def guard(self) -> GuardTable:
@@ -119,10 +120,6 @@ def plan_job(
     """Decide everything that one node can decide alone.
 
     Args:
-        request: the flags.
-        world: who this process is, from its environment.
-        cluster: cluster.toml, or its defaults.
-        facts: this machine.
         job: name for a job that has none (no scheduler, no --rdzv-id).
         origin: where the keys of the cluster come from, `network.port` -> `cluster.toml:5`.
     Raises:
@@ -150,14 +147,11 @@ def plan_job(
         settings.append(Setting("data_interface", path.interface, reason=path.reason, source=path.source))
 
     if num_nodes == 1:  # with several, the leader sees them all
-        choose_backend(_wanted_backend(request, cluster), [(facts.host, num_workers, facts.num_gpus)])
+        choose_backend(request.backend or cluster.train.backend, [(facts.host, num_workers, facts.num_gpus)])
 
     port, source = _port(request, world, cluster, origin)
-    settings.append(
-        Setting(
-            "port", str(port), reason="preferred; the leader takes the next free one if it is in use", source=source
-        )
-    )
+    reason = "preferred; the leader takes the next free one if it is in use"
+    settings.append(Setting("port", str(port), reason=reason, source=source))
     return JobPlan(
         world=world,
         cluster=cluster,
@@ -254,15 +248,6 @@ def assign_ranks(cards: Sequence[tuple[str, int]]) -> tuple[Member, ...]:
     return tuple(members)
 
 
-def count_of(number: int, noun: str) -> str:
-    """`1 rank`, `6 ranks`."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _wanted_backend(request: Request, cluster: Cluster) -> str:
-    return request.backend or cluster.train.backend
-
-
 def _num_nodes(request: Request, world: World) -> tuple[int, int, str]:
     if request.standalone:
         return 1, 1, "--standalone"
@@ -329,9 +314,7 @@ def _num_workers(request: Request, world: World, facts: NodeFacts) -> tuple[int,
             return 1, "one rank by default", "default"
         case "gpu" if not facts.num_gpus:
             raise SetupError(f"{flag} gpu: the driver shows no GPU on {facts.host}; give a number")
-        case "gpu":
-            return facts.num_gpus, "one rank per GPU", flag
-        case "auto" if facts.num_gpus:
+        case "gpu" | "auto" if facts.num_gpus:
             return facts.num_gpus, "one rank per GPU", flag
         case "auto" | "cpu":
             return facts.num_cpus, "one rank per core", flag

@@ -1,67 +1,88 @@
-"""A standby: a process with torch already imported, which becomes a worker at the next restart.
+"""A node's standby: a process with torch imported, which forks the workers (see join/standby.py).
 
-    standby = Standby.start(command, env)                  a process of its own; imports at low priority
-    standby.become(env, out=..., err=..., fds={"ALLRANKS_CELL_FD": cell.fd})
-    standby.process                                        is the worker from now on, with the same pid
+    with standing_by(plan, env) as standby:                from before the roll call on; None where it is of no use
+        standby.is_importing                               for some seconds
+        standby.fork(env, out=..., err=..., fds={"ALLRANKS_CELL_FD": cell.fd})      a worker, or None
 
-The process has the worker's command line and waits in the hook (see join/standby.py). It can become a worker before its
-imports are done; it then simply continues. There are no standbys with ALLRANKS_HOOK=0 or if the command is not a Python
-script or module, since nothing would make them wait.
+One `import torch` serves all workers of a node and of all generations, and the workers share its memory. There is none
+with ALLRANKS_HOOK=0, in a container, if the command is not a Python script or module or differs between ranks, or for
+one worker that is never restarted.
 """
 
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import signal
 import socket
 import subprocess
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from allranks.join.standby import ENV, MAX_FDS
+from allranks.join import standby as inside
+from allranks.launch.environment import HOOK_PATH, base_env, node_settings, provisional_group
+from allranks.launch.plan import JobPlan
 from allranks.launch.workers import prepare_worker
+from allranks.model.errors import AllranksError
 
+IMPORT_S = 20.0
+"""How long workers wait for `import torch` before they start without the standby. With START_S of guard.presence, the
+leader waits longer for the first beat."""
+FORK_S = 5.0
+"""For one fork; it takes 0.02 s."""
 END_S = 1.0
 """For a process to be gone after SIGKILL."""
-ROOM = "." * 2048
-"""Where /proc/PID/environ will show what the worker got."""
+LOCAL_RANK = "${local_rank}"
+"""Placeholder of the local rank in a worker's arguments, as in torchrun."""
+
+
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """A worker that a standby forked; a child of this process, as those of subprocess.Popen."""
+
+    pid: int
+
+    def wait(self) -> int:
+        """Wait for its end; return its exit code, negative for a signal."""
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
 @dataclass(slots=True)
 class Standby:
-    """One process that waits to become a worker."""
+    """One process that forks workers."""
 
     process: subprocess.Popen[bytes]
+    env: Mapping[str, str]
     _control: socket.socket
-    _has_told: bool = False
+    _started_s: float = field(default_factory=time.monotonic)
+    _answer: str | None = None
+    """Empty if it ended before it answered."""
 
     @classmethod
     def can_serve(cls, command: Sequence[str], env: Mapping[str, str]) -> bool:
-        """Tell whether a worker with this command line would wait: it is Python's, and the hook enters it."""
+        """Tell whether it could fork workers with this command line: it is Python's, and the hook enters it."""
         is_python = Path(command[0]).name.startswith(("python", "pypy")) and len(command) > 1
         is_script = is_python and (not command[1].startswith("-") or command[1] == "-m")
-        return is_script and env.get("ALLRANKS_HOOK") != "0" and "join/site" in env.get("PYTHONPATH", "")
+        is_one = not any(LOCAL_RANK in word for word in command)
+        return is_script and is_one and env.get("ALLRANKS_HOOK") != "0" and "join/site" in env.get("PYTHONPATH", "")
 
     @classmethod
     def start(cls, command: Sequence[str], env: Mapping[str, str]) -> Standby:
         """Start one.
 
         Args:
-            command: the worker's.
-            env: the worker's, as far as it is known: all of it but what `become` brings. What is read when Python or
-                torch are loaded (PYTHON*, OMP_*, LD_*, TORCH_*) must be there already, else it starts anew then.
+            command: the workers'.
+            env: the workers', as far as it is known.
         Raises:
             OSError: it could not be started.
         """
-        ours, theirs = socket.socketpair()
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         words = [os.memfd_create(f"standby-{name}") for name in ("out", "err")]
         try:
             process = subprocess.Popen(
                 list(command),
-                env={**env, ENV: f"{theirs.fileno()}:{ROOM}"},
+                env={**env, inside.ENV: str(theirs.fileno())},
                 stdout=words[0],
                 stderr=words[1],
                 start_new_session=True,
@@ -76,47 +97,98 @@ class Standby:
             for fd in words:
                 os.close(fd)
         ours.setblocking(False)
-        return cls(process, ours)
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether its imports are done."""
-        if not self._has_told:
-            with contextlib.suppress(OSError):
-                self._has_told = bool(self._control.recv(1))
-        return self._has_told
+        return cls(process, env, ours)
 
     @property
     def is_alive(self) -> bool:
-        """Whether it can still become a worker."""
+        """Whether its process runs."""
         return self.process.poll() is None
 
-    def become(self, env: Mapping[str, str], *, out: int, err: int, fds: Mapping[str, int]) -> None:
-        """Make it the worker. Waits for nothing.
+    @property
+    def is_importing(self) -> bool:
+        """Whether it imports torch, and workers should wait for it."""
+        return self._hear() is None and time.monotonic() < self._started_s + IMPORT_S
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it can fork."""
+        return self._hear() == inside.READY
+
+    @property
+    def obstacle(self) -> str:
+        """Why it cannot fork; empty if it can, or while it imports."""
+        answer = self._hear()
+        if answer in (None, inside.READY):
+            return ""
+        return answer or "it ended while it imported torch"
+
+    def _hear(self) -> str | None:
+        if self._answer is None:
+            with contextlib.suppress(BlockingIOError):
+                try:
+                    self._answer = self._control.recv(inside.MAX_BYTES).decode(errors="replace")
+                except ConnectionError:
+                    self._answer = ""
+        return self._answer
+
+    def fork(self, env: Mapping[str, str], *, out: int, err: int, fds: Mapping[str, int]) -> Forked | None:
+        """Fork a worker; None if that fails, and then no worker is left behind.
 
         Args:
             env: the worker's, whole.
             out: descriptor for its stdout.
             err: for its stderr.
             fds: more descriptors, by the variable that tells the worker their number; the number will be another.
-        Raises:
-            OSError: it is gone.
         """
-        assert len(fds) + 3 <= MAX_FDS
-        orders = os.memfd_create("standby-orders")
-        try:
-            wanted = {"env": dict(env), "fds": list(fds), "cwd": str(Path.cwd())}
-            with os.fdopen(os.dup(orders), "wb") as file:
-                file.write(json.dumps(wanted).encode())
-            socket.send_fds(self._control, [b"b"], [orders, out, err, *fds.values()])
-        finally:
-            os.close(orders)
-            self._control.close()
+        assert len(fds) + 4 <= inside.MAX_FDS
+        entries = b"".join(os.fsencode(f"{name}={value}\0") for name, value in env.items() if name not in fds)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        environment = os.memfd_create(inside.ENVIRONMENT)
+        with ours:
+            ours.settimeout(FORK_S)
+            try:
+                os.write(environment, entries)
+                with theirs:
+                    handed = [theirs.fileno(), environment, out, err, *fds.values()]
+                    socket.send_fds(self._control, [" ".join(fds).encode() or b" "], handed)
+                pid = int(ours.recv(32))
+                ours.send(inside.GO)
+            except (OSError, ValueError):  # the worker ends when it sees that this end of the tether is closed
+                return None
+            finally:
+                os.close(environment)
+        return Forked(pid)
 
     def end(self) -> None:
-        """Kill it and collect it; it was not needed."""
+        """Kill it and collect it. Its workers live on."""
         self._control.close()
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.process.pid, signal.SIGKILL)
+        self.process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel holds it (state D)
             self.process.wait(END_S)
+
+
+@contextlib.contextmanager
+def standing_by(plan: JobPlan, command: Sequence[str], env: Mapping[str, str]) -> Iterator[Standby | None]:
+    """Give the standby that the first workers are forked from, or None; it ends with the block.
+
+    It is started before the roll call, so that `import torch` takes no time of its own.
+
+    Args:
+        plan: this agent's.
+        command: the workers'; empty if there is none.
+        env: the agent's.
+    """
+    made = None
+    is_worthwhile = plan.num_workers > 1 or plan.request.max_restarts > 0
+    if command and plan.request.has_standby and is_worthwhile and plan.problem is None:
+        with contextlib.suppress(AllranksError, OSError):
+            settings = node_settings(
+                plan, provisional_group(plan), interface=None, store_fd=None, env=env, hook_path=HOOK_PATH
+            )
+            own = base_env(env, settings)
+            made = Standby.start(command, own) if Standby.can_serve(command, own) else None
+    try:
+        yield made
+    finally:
+        if made is not None:
+            made.end()

@@ -25,7 +25,7 @@ from allranks.host.signals import die_with_parent
 from allranks.wire.protocol import WorkerEnd, as_utf8
 
 if TYPE_CHECKING:
-    from allranks.launch.standby import Standby
+    from allranks.launch.standby import Forked, Standby
 
 PR_SET_CHILD_SUBREAPER = 36
 """Source: linux/prctl.h."""
@@ -71,7 +71,7 @@ class Worker:
     """What it tells its agent through."""
     is_finished: bool = False
     """It had made all steps of its session when it ended."""
-    process: subprocess.Popen[bytes] | None = None
+    process: subprocess.Popen[bytes] | Forked | None = None
     pidfd: int = -1
     end: WorkerEnd | None = None
     """Set once it has ended."""
@@ -110,8 +110,8 @@ class Worker:
                 return
         self.pidfd = os.pidfd_open(self.process.pid)
 
-    def take_over(self, standby: Standby, env: Mapping[str, str], *, fds: Mapping[str, int]) -> bool:
-        """Have a process that waits become this worker; False where it is gone.
+    def fork(self, standby: Standby, env: Mapping[str, str], *, fds: Mapping[str, int]) -> bool:
+        """Have the standby fork this worker; False if that failed.
 
         Args:
             standby: the process.
@@ -121,14 +121,10 @@ class Worker:
             OSError: its output files cannot be written.
         """
         with self._open_files() as (out, err):
-            try:
-                standby.become(env, out=out.fileno(), err=err.fileno(), fds=fds)
-            except OSError:
-                standby.end()
-                return False
-        self.process = standby.process
-        self.pidfd = os.pidfd_open(self.process.pid)
-        return True
+            self.process = standby.fork(env, out=out.fileno(), err=err.fileno(), fds=fds)
+        if self.process is not None:
+            self.pidfd = os.pidfd_open(self.process.pid)
+        return self.process is not None
 
     @contextlib.contextmanager
     def _open_files(self) -> Iterator[tuple[IO[bytes], IO[bytes]]]:

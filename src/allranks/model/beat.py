@@ -56,7 +56,7 @@ POINT_TO_POINT = ("send", "recv", "isend", "irecv")
 HELD_STATES = (ProcessState.STOPPED, ProcessState.TRACED, ProcessState.BLOCKED)
 
 
-class CallSeen(msgspec.Struct, frozen=True, kw_only=True):
+class CallSeen(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """One collective of one process group, as one rank called it."""
 
     group: Word
@@ -92,7 +92,7 @@ def show_call(op: str, sizes: Sequence[Sequence[int]], dtypes: Sequence[str]) ->
     return " ".join(filter(None, (op, shown, " ".join(dict.fromkeys(dtypes)))))
 
 
-class GroupSeen(msgspec.Struct, frozen=True, kw_only=True):
+class GroupSeen(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """How far one rank is in one process group."""
 
     name: Word
@@ -107,7 +107,7 @@ class GroupSeen(msgspec.Struct, frozen=True, kw_only=True):
     """How long the first open one has been open; 0: none is."""
 
 
-class RankBeat(msgspec.Struct, frozen=True, kw_only=True):
+class RankBeat(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """One worker, as its agent knows it now."""
 
     rank: int

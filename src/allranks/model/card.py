@@ -18,7 +18,7 @@ MAX_CODE_FILES = 200
 """Maximum number of files next to the script, the first by name."""
 
 
-class Interface(msgspec.Struct, frozen=True):
+class Interface(msgspec.Struct, frozen=True, gc=False):
     """One network interface with the addresses it has now."""
 
     name: str
@@ -43,7 +43,7 @@ class Interface(msgspec.Struct, frozen=True):
         return " ".join([self.name, *self.addresses, *([] if self.is_up else ["(down)"])])
 
 
-class Gpu(msgspec.Struct, frozen=True, kw_only=True):
+class Gpu(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One GPU as `nvidia-smi` shows it; None if this version of the driver has no such field."""
 
     index: int
@@ -76,7 +76,7 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     """Foreign processes with memory on it: `python3 (pid 812, 14336 MiB)`."""
 
 
-class Gid(msgspec.Struct, frozen=True, kw_only=True):
+class Gid(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One entry of a RoCE port's GID table: an address of its interface, under one of the two protocols."""
 
     index: int
@@ -87,7 +87,7 @@ class Gid(msgspec.Struct, frozen=True, kw_only=True):
     netdev: str | None = None
 
 
-class RdmaPort(msgspec.Struct, frozen=True, kw_only=True):
+class RdmaPort(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One port of an RDMA device, from /sys/class/infiniband."""
 
     device: str
@@ -110,7 +110,7 @@ class RdmaPort(msgspec.Struct, frozen=True, kw_only=True):
     """Those that are not 0."""
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class Place(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A directory that the job writes to."""
 
     purpose: str
@@ -202,7 +202,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """Field -> why it could not be read: `gpus` -> `nvidia-smi: not installed`."""
 
 
-class TestPorts(msgspec.Struct, frozen=True, kw_only=True):
+class TestPorts(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Ports of the ephemeral range on which a node listens for tests during the roll call."""
 
     __test__ = False

@@ -63,6 +63,10 @@ class TrainTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     Too short kills slow checkpoints, too long leaves a hanging job running where the guard cannot tell."""
 
 
+BEATS_PER_S = 2048
+"""Heartbeats that the leader of a large job hears in a second: a fifth of a core."""
+
+
 class GuardTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Table [guard]: how long the agents wait before they give a verdict."""
 
@@ -73,8 +77,8 @@ class GuardTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Seconds of silence on two paths before a node counts as lost. The default outlasts a short network outage; too
     short ends jobs over a hiccup, too long holds up recovery."""
     beat_s: float = 0.5
-    """Heartbeat interval of an agent, in seconds. The default costs a thousand-node leader a few percent
-    of a core; longer ones make every verdict about a hang that much later."""
+    """Heartbeat interval of an agent, in seconds; longer with more than 1,024 nodes (`for_nodes`). A long one makes
+    every verdict about a hang that much later."""
     stopped_s: float = 5.0
     """Seconds that a worker may be stopped (SIGSTOP, a frozen cgroup) before that is a fault. The default lets a
     suspended laptop job and a short look with a debugger pass; too long holds up recovery."""
@@ -86,6 +90,15 @@ class GuardTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     hang_s: float = 600.0
     """Seconds without progress before a merely slow rank is ended. The default leaves room for a long evaluation or
     checkpoint; too short ends honest work, too long burns the GPU hours of all the others."""
+
+    def for_nodes(self, num_nodes: int) -> GuardTable:
+        """Return the table for a job of so many nodes: the leader hears BEATS_PER_S, or each node four times in gone_s.
+
+        >>> [GuardTable().for_nodes(num_nodes).beat_s for num_nodes in (4, 1024, 4096, 16384)]
+        [0.5, 0.5, 2.0, 2.5]
+        """
+        longest_s = max(self.beat_s, self.gone_s / 4)
+        return msgspec.structs.replace(self, beat_s=min(max(self.beat_s, num_nodes / BEATS_PER_S), longest_s))
 
 
 class SlurmTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

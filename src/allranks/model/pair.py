@@ -46,7 +46,7 @@ LARGE = Effort(num_ports=1, num_datagrams=4)
 """For the few pairs among hundreds of nodes in which large packets are in doubt."""
 
 
-class PairResult(msgspec.Struct, frozen=True, kw_only=True):
+class PairResult(msgspec.Struct, frozen=True, kw_only=True, gc=False, omit_defaults=True):
     """What one node saw of another."""
 
     source: int

@@ -27,6 +27,8 @@ MAX_VALUES = 4
 """Odd values that are shown; nodes whose value differs from node to node would fill pages."""
 
 V = TypeVar("V", bound=Hashable)
+Values = Mapping[str, Mapping[str, str | None]]
+"""By host: what must be alike -> what it is there."""
 
 
 class Majority(NamedTuple, Generic[V]):
@@ -57,11 +59,23 @@ def compare(cause: type[Cause], cards: Sequence[Card]) -> list[tuple[tuple[str, 
     The outcome is FAIL or WARN as the cause's `severity_of` says; its values are `what` differs, what the `usual` nodes
     have ("5 of 6 nodes have 2.27.5") and what the `odd` ones have ("node04 has 2.21.5").
     """
+    return compare_values(cause, values_of(cause, cards))
+
+
+def values_of(cause: type[Cause], cards: Sequence[Card]) -> Values:
+    """Return by host what must be alike, of the nodes where the cause has something to compare."""
     alike = {card.host: cause.alike(card) for card in cards if card.facts is not None}
-    by_host = {host: values for host, values in alike.items() if values is not None}
-    keys = dict.fromkeys(key for values in by_host.values() for key in values)
+    return {host: values for host, values in alike.items() if values is not None}
+
+
+def compare_values(cause: type[Cause], by_host: Values) -> list[tuple[tuple[str, ...], Outcome]]:
+    """Return what `compare` does, of values that were read from the cards before."""
+    # Most nodes have all values in common: what differs is looked for in one node of each kind.
+    kinds = {tuple(values.items()): values for values in by_host.values()}.values()
     found = []
-    for key in keys:
+    for key in dict.fromkeys(key for kind in kinds for key in kind):
+        if len({kind.get(key, NOT_SET) for kind in kinds}) < 2:
+            continue
         values = {host: values.get(key, NOT_SET) for host, values in by_host.items()}
         difference = _compare_one(key, values, cause.severity_of(key))
         if difference is not None:

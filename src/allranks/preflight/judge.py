@@ -22,7 +22,7 @@ from allranks.model.errors import Exit, UsageError
 from allranks.model.finding import Confidence, Finding, Result, Severity, Status
 from allranks.model.hostlist import fold_hosts
 from allranks.model.pair import PairResult
-from allranks.preflight.compare import compare
+from allranks.preflight.compare import compare_values, values_of
 from allranks.preflight.links import judge_pairs
 from allranks.preflight.untried import judge_untried
 from allranks.preflight.vet import vet_card
@@ -122,9 +122,10 @@ def judge(seen: Observations, terms: JobTerms, *, causes: Sequence[type[Cause]] 
         store_port=terms.store_port,
     )
     allowed = {cause.id for cause in wanted}
-    findings = [each for each in bench.findings if each.cause[:5] in allowed or each.severity is Severity.FAIL]
-    findings = [each for each in findings if each.cause[:5] not in terms.ignored]
-    ordered = tuple(sorted(_without_echoes(findings), key=_rank))[:MAX_FINDINGS]
+    found = [each for each in bench.found if each.finding.cause[:5] not in terms.ignored]
+    found = [each for each in found if each.finding.cause[:5] in allowed or each.finding.severity is Severity.FAIL]
+    shown = sorted(_without_echoes(found), key=lambda each: _rank(each.finding))[:MAX_FINDINGS]
+    ordered = tuple(bench.name_waiting(each) for each in shown)
     return Judgement(ordered, tuple(bench.results), _exit_code(ordered, cards))
 
 
@@ -149,12 +150,19 @@ def name_nodes(cards: Mapping[int, Card]) -> dict[int, str]:
     return named
 
 
+class _Found(NamedTuple):
+    """A finding, and the nodes at fault, for which the others wait; empty where nobody waits."""
+
+    finding: Finding
+    culprits: Sequence[str] = ()
+
+
 class _Bench:
     """Collects findings and the cells of the table."""
 
     def __init__(self, nodes: Sequence[str]) -> None:
         self._nodes = nodes
-        self.findings: list[Finding] = []
+        self.found: list[_Found] = []
         self.results: list[Result] = []
         self.unreachable: set[str] = set()
         """Nodes of which it is known that nothing reaches them on the data network, and why."""
@@ -171,8 +179,8 @@ class _Bench:
         is_fail = outcome.status is Status.FAIL
         if cause.id in ("AR208", "AR210") and is_fail:
             self.unreachable.update(culprits)
-        waiting = self._others(culprits) if is_fail else None
-        self.findings.append(_bounded(cause.find(outcome, node=node or None, waiting=waiting)))
+        finding = _bounded(cause.find(outcome, node=node or None))
+        self.found.append(_Found(finding, culprits if is_fail else ()))
 
     def add_problem(self, card: Card) -> None:
         """Note what a node's own agent says against it."""
@@ -186,8 +194,16 @@ class _Bench:
             self.unreachable.add(card.host)
         # Whatever its agent thinks of it, the node does not take part: that stops the job.
         finding = msgspec.structs.replace(finding, cause=cause.label(), severity=Severity.FAIL, ranks=(), victims=())
-        finding = msgspec.structs.replace(finding, node=card.host, waiting=self._others((card.host,)))
-        self.findings.append(_bounded(finding))
+        finding = msgspec.structs.replace(finding, node=card.host)
+        self.found.append(_Found(_bounded(finding), (card.host,)))
+
+    def name_waiting(self, found: _Found) -> Finding:
+        """The finding with who merely waits: only of those that are shown, since it is a list of all nodes."""
+        if not found.culprits:
+            return found.finding
+        known = set(found.culprits)
+        others = _fold([each for each in self._nodes if each not in known])
+        return msgspec.structs.replace(found.finding, waiting=others or None)
 
     def look_for(self, cause: type[Cause], cards: Sequence[Card]) -> None:
         """Look for one cause on all nodes, in all the ways that cards allow."""
@@ -222,11 +238,6 @@ class _Bench:
             for node in self._nodes
         ]
 
-    def _others(self, culprits: Sequence[str]) -> str | None:
-        """Who merely waits."""
-        known = set(culprits)
-        return _fold([each for each in self._nodes if each not in known]) or None
-
     def _look_for(self, cause: type[Cause], cards: Sequence[Card]) -> None:
         statuses: dict[str, tuple[Status, str]] = {}
         # The same outcome on several nodes is one finding.
@@ -240,13 +251,13 @@ class _Bench:
                 key = repr((outcome.status, outcome.interface, sorted(outcome.values.items(), key=str))), ""
                 probed.setdefault(key, (outcome, []))[1].append(card.host)
         found = [(tuple(hosts), outcome) for outcome, hosts in probed.values()]
-        with_facts = [card for card in cards if card.facts is not None]
         surveyed = cause.survey(cards)
-        compared = compare(cause, with_facts) if is_compared(cause) else None
+        alike = values_of(cause, cards) if is_compared(cause) else {}
+        compared = compare_values(cause, alike) if is_compared(cause) else None
         if surveyed is not None or compared is not None:
             found += [*(surveyed or ()), *(compared or ())]
             for card in cards:
-                is_seen = surveyed is not None or cause.alike(card) is not None
+                is_seen = surveyed is not None or card.host in alike
                 statuses.setdefault(card.host, (Status.PASS, "") if is_seen else (Status.SKIP, NOTHING))
         # A check that breaks half-way has found nothing: all messages first.
         is_bad = (Status.FAIL, Status.WARN)
@@ -257,8 +268,9 @@ class _Bench:
             for host in hosts:
                 if statuses.get(host, (Status.PASS, ""))[0] is not Status.FAIL:
                     statuses[host] = (outcome.status, note)
+        plain = {note: as_one_line(note) for _, note in statuses.values()}
         self.results += [
-            Result(cause=cause.label(), node=host, status=status, note=as_one_line(note))
+            Result(cause=cause.label(), node=host, status=status, note=plain[note])
             for host, (status, note) in statuses.items()
         ]
 
@@ -316,14 +328,14 @@ def _bounded(finding: Finding) -> Finding:
     )
 
 
-def _without_echoes(findings: Sequence[Finding]) -> list[Finding]:
+def _without_echoes(found: Sequence[_Found]) -> list[_Found]:
     """Leave out what another finding says already: the same cause of the same culprit; strangers that come twice."""
-    kept: dict[tuple[str, str | None, str | None], Finding] = {}
-    for finding in findings:
+    kept: dict[tuple[str, str | None, str | None], _Found] = {}
+    for each in found:
+        finding = each.finding
         is_stranger = finding.cause[:5] in ("AR404", "AR405", "AR406")
         key = (finding.cause, finding.node, None if is_stranger or finding.cause[:5] == "AR210" else finding.message)
-        if key not in kept:
-            kept[key] = finding
+        kept.setdefault(key, each)
     return list(kept.values())
 
 

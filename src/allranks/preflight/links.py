@@ -16,6 +16,7 @@ from allranks.model.finding import Confidence, Status
 from allranks.model.hostlist import fold_hosts
 from allranks.model.pair import PairResult
 from allranks.preflight.blame import Blame, Edge, Kind, blame
+from allranks.preflight.roster import mtu_of
 from allranks.preflight.symptoms import (
     filtered_ports,
     has_large_passed,
@@ -68,8 +69,10 @@ def judge_pairs(
     """
     tests = _Tests({index: card.host for index, card in cards.items()}, cards)
     # Of nodes that have left since, nothing is said.
-    results = [each for each in results if {each.source, each.target} <= set(cards) and is_plausible(each)]
-    quiet = [each for each in quiet if {each.source, each.target} <= set(cards) and is_plausible(each)]
+    results, quiet = (
+        [each for each in tried if each.source in cards and each.target in cards and is_plausible(each)]
+        for tried in (results, quiet)
+    )
     shown = [_Shown(each, tests.common_mtu(each)) for each in results if each.problem is None]
     lossy = _lossy(tests, shown, quiet)
     losers = {each.culprit for each in lossy}
@@ -97,13 +100,18 @@ class _Tests:
     def __init__(self, names: Mapping[int, str], cards: Mapping[int, Card]) -> None:
         self.names = names
         self.cards = cards
+        self._all = frozenset(names.values())
+        self._mtus = {index: mtu_of(card) for index, card in cards.items()}
+        self._by_name = {card.host: card for card in cards.values()}
+
+    def card_of(self, name: str) -> Card:
+        return self._by_name[name]
 
     def ends(self, result: PairResult) -> set[str]:
         return {self.names[result.source], self.names[result.target]}
 
     def common_mtu(self, result: PairResult) -> int | None:
-        mtus = [nic.mtu for end in (result.source, result.target) if (nic := _nic(self.cards[end])) and nic.mtu]
-        return min(mtus, default=None)
+        return min(filter(None, (self._mtus[result.source], self._mtus[result.target])), default=None)
 
     def edges(self, results: Iterable[tuple[PairResult, bool]]) -> list[Edge]:
         return [Edge(self.names[each.source], self.names[each.target], is_ok) for each, is_ok in results]
@@ -113,19 +121,25 @@ class _Tests:
         if found.kind is not Kind.NODE:
             return found.culprit.rpartition(" ")[2]
         met = {node for edge in found.explains for node in (edge.source, edge.target)} - culprits
-        if met == set(self.names.values()) - culprits and len(met) > 1:
+        # Both are without the culprits, which are all among the nodes.
+        if len(met) == len(self._all) - len(culprits) > 1:
             return "every other node"
         return fold_hosts(sorted(met))
 
     def interface(self, found: Blame) -> str | None:
         if found.kind is not Kind.NODE:
             return None
-        return next((card.data_interface for card in self.cards.values() if card.host == found.groups[0][0]), None)
+        return self.card_of(found.groups[0][0]).data_interface
+
+    def common_interface(self) -> dict[str, object]:
+        """The name of the data interface for commands, where all nodes call it the same."""
+        names = {card.data_interface for card in self.cards.values()}
+        return {"interface": names.pop()} if len(names) == 1 and None not in names else {}
 
     def outcome(self, found: Blame, status: Status, *evidence: str, **values: object) -> Outcome:
         decide = [f"to be certain: {found.would_decide}"] if found.would_decide else []
         seen = f"{found.num_failed} pair tests failed; {found.num_passed} tests of the same nodes passed"
-        named = {"culprit": found.culprit, "peers": self.peers(found), **values}
+        named = {"culprit": found.culprit, "peers": self.peers(found), **self.common_interface(), **values}
         return Outcome(
             status,
             values=named,
@@ -145,14 +159,16 @@ class _Shown:
         self.pair = (result.source, result.target)
 
 
-def _explained(tests: _Tests, shown: Iterable[_Shown], found: Blame) -> list[_Shown]:
-    pairs = {(edge.source, edge.target) for edge in found.explains}
-    return [each for each in shown if (tests.names[each.result.source], tests.names[each.result.target]) in pairs]
-
-
 def _blame_symptom(tests: _Tests, shown: Sequence[_Shown], symptom: Symptom) -> list[tuple[Blame, list[_Shown]]]:
+    failed = {
+        (tests.names[each.result.source], tests.names[each.result.target]): each
+        for each in shown
+        if each.symptom is symptom
+    }
+    if not failed:
+        return []  # as in most roll calls: what passed between many nodes is not gone through again
     found = blame(tests.edges((each.result, each.symptom is not symptom) for each in shown))
-    return [(each, _explained(tests, shown, each)) for each in found]
+    return [(each, [failed[edge.source, edge.target] for edge in each.explains]) for each in found]
 
 
 def _silent(tests: _Tests, shown: Sequence[_Shown]) -> list[Judged]:
@@ -206,7 +222,9 @@ def _lossy(tests: _Tests, shown: Sequence[_Shown], quiet: Sequence[PairResult]) 
         for each in shown
         if each.symptom is Symptom.LOSSY and (each.result.source, each.result.target) not in looked
     ]
-    judged = []
+    judged: list[Judged] = []
+    if all(is_ok for _, is_ok in graph):
+        return judged
     # Where a node loses a few, a pair of it may have been lucky: only the second look speaks for a pair of a loser.
     by_names = {(tests.names[each.source], tests.names[each.target]): each for each, _ in graph}
     light = [each for each, is_ok in graph if not is_ok and not is_heavy_loss(each)]
@@ -334,8 +352,10 @@ def _slow(tests: _Tests, quiet: Sequence[PairResult]) -> list[Judged]:
 
 def _clocks(tests: _Tests, results: Sequence[PairResult]) -> list[Judged]:
     known = [each for each in results if each.clock_offset_s is not None]
+    judged: list[Judged] = []
+    if all(abs(each.clock_offset_s or 0.0) <= CLOCK_S for each in known):
+        return judged
     edges = tests.edges((each, abs(each.clock_offset_s or 0.0) <= CLOCK_S) for each in known)
-    judged = []
     for found in blame(edges):
         nodes = {node for group in found.groups for node in group}
         offsets = [
@@ -370,9 +390,7 @@ def _differences(tests: _Tests, found: Blame) -> list[str]:
     """What all nodes of one group have alike and the other group has otherwise: where to look for the reason."""
     told = []
     for what in ("subnet", "interface", "MTU", "kernel"):
-        per_group = [
-            {_describe(card, what) for card in tests.cards.values() if card.host in group} for group in found.groups
-        ]
+        per_group = [{_describe(tests.card_of(name), what) for name in group} for group in found.groups]
         if all(len(values) == 1 for values in per_group) and len({min(values) for values in per_group}) > 1:
             values = ", ".join(
                 f"{fold_hosts(list(group))} {min(each)}" for group, each in zip(found.groups, per_group, strict=True)

@@ -8,6 +8,7 @@ A pair is (source, target). Pure; the leader chooses, and the same seed gives th
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from collections.abc import Collection
@@ -85,20 +86,23 @@ def follow_up(
         used.update(ends)
         return True
 
+    def has_room() -> bool:
+        """Whether a pair can be taken both ways; where thousands of nodes fail, the rest is not gone through."""
+        return len(chosen) + 2 <= at_most
+
     for source, target in sorted(failed):
         choose((target, source), room=per_suspect // 4)
     for _ in range(_WITNESSES):
         # Those with the least to do are asked first.
         rng.shuffle(witnesses)
         witnesses.sort(key=used.__getitem__)
-        for suspect in suspects:
+        for suspect in itertools.takewhile(lambda _: has_room(), suspects):
             for place, witness in enumerate(witnesses):
                 if choose((suspect, witness), (witness, suspect), room=per_suspect):
                     witnesses.append(witnesses.pop(place))
                     break
-    for i, first in enumerate(suspects):
-        for second in suspects[i + 1 :]:
-            choose((first, second), (second, first), room=per_suspect)
+    for first, second in itertools.takewhile(lambda _: has_room(), itertools.combinations(suspects, 2)):
+        choose((first, second), (second, first), room=per_suspect)
     return sorted(chosen)
 
 

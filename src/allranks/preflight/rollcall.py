@@ -101,6 +101,8 @@ class RollCall:
         self._quiet: list[PairResult] = []
         self._places: dict[int, Place] = {}
         self._reports: dict[int, Tested] = {}
+        self._awaited: set[int] = set()
+        """Who has not reported yet, and is still here."""
         self._round = 0
         self._waited_s = 0.0
         self.observations = Observations(cards={})
@@ -152,7 +154,7 @@ class RollCall:
         self._on_event("leading", node=own.host, pid=own.pid, age_s=own_age_s())
         next_notice_s = NAME_AFTER_S
         terms, roster = self._terms, self.roster
-        while roster.missing():
+        while not roster.is_complete:
             self._check_signals()
             now_s = time.monotonic()
             self._waited_s = now_s - started_s
@@ -182,13 +184,13 @@ class RollCall:
     def _admit(self, peer: Connection, card: Card, selector: selectors.BaseSelector) -> None:
         """Take an authenticated agent into the roster, or turn it away."""
         card = vet_card(card)
-        if (objection := self.roster.admit(card, peer)) is not None:
-            turn_away(peer, objection)
-            self._on_event("refused", node=card.host, reason=objection)
-            self._note_stranger(Stranger("AR405", card.host, objection), f"{card.host} was rejected: {objection}")
+        index = self.roster.admit(card, peer)
+        if isinstance(index, str):
+            turn_away(peer, index)
+            self._on_event("refused", node=card.host, reason=index)
+            self._note_stranger(Stranger("AR405", card.host, index), f"{card.host} was rejected: {index}")
             return
         self._last_arrival_s = time.monotonic()
-        index = next(index for index, known in self.roster.peers.items() if known is peer)
         self._left.pop(index, None)
         selector.register(peer, selectors.EVENT_READ, index)
         peer.expect_alive_within(self._terms.gone_s)
@@ -228,12 +230,13 @@ class RollCall:
             assert isinstance(message, Tested)
             if message.round == self._round:
                 self._reports[index] = message
+                self._awaited.discard(index)
             else:
                 self._on_event("late_report", node=self.roster.cards[index].host, round=message.round)
 
     def _lose(self, index: int, reason: str, selector: selectors.BaseSelector) -> None:
-        peer = self.roster.peers.pop(index)
-        card = self.roster.cards.pop(index)
+        card, peer = self.roster.remove(index)
+        self._awaited.discard(index)
         selector.unregister(peer)
         peer.close()
         self._left[index] = f"{card.host}: {reason}"
@@ -285,7 +288,6 @@ class RollCall:
         self._mesh.admit(token)
         self._reports = {}
         self._round += 1
-        asked = set(by_source)
         nonce = self._terms.run_dir_nonce if asks_all else None
 
         def order_for(index: int) -> Test:
@@ -302,33 +304,32 @@ class RollCall:
             )
 
         # Whoever is tried must know the token, too, so everybody gets a Test.
+        self._awaited = set(self.roster.peers)
+        unsent = {}
         for index, peer in self.roster.peers.items():
             with contextlib.suppress(ConnectionError):
                 peer.send(order_for(index))
-            asked.add(index)
+            if peer.has_unsent:
+                unsent[index] = peer
         mtu = mtu_of(self.roster.cards[0])
         self._mesh.start(order_for(0), own_index=0, own_address=addresses.get(0), mtu=mtu, now_s=time.monotonic())
         deadline_s = time.monotonic() + look.within_s + ANSWER_S
-        asked.discard(0)
-        while time.monotonic() < deadline_s:
+        while (self._awaited or self._mesh.results is None) and time.monotonic() < deadline_s:
             self._check_signals()
-            pending = asked & set(self.roster.peers) - set(self._reports)
-            if not pending and self._mesh.results is not None:
-                break
             next_s = self._mesh.advance(time.monotonic())
             self._turn(selector, min(TICK_S, next_s if next_s is not None else TICK_S))
-            for peer in self.roster.peers.values():
-                if peer.has_unsent:
-                    with contextlib.suppress(ConnectionError):
-                        peer.flush()
-        self._silent |= asked & set(self.roster.peers) - set(self._reports)
+            for index, peer in list(unsent.items()):
+                if not _is_unsent(peer):
+                    del unsent[index]
+        self._silent |= self._awaited
         tried = {(source, target.node_index) for source, targets in by_source.items() for target in targets}
         results = own_results(self._mesh.results or (), source=0, asked=tried)
         for index, report in self._reports.items():
             results |= own_results(report.results, source=index, asked=tried)
             if report.run_dir is not None:
                 self._places[index] = report.run_dir
-        return [each for pair, each in results.items() if {*pair} <= set(self.roster.cards)]
+        cards = self.roster.cards
+        return [each for (source, target), each in results.items() if source in cards and target in cards]
 
     def _common_mtu(self, source: int, target: int) -> int:
         """The smaller MTU of two data interfaces; 0: one of them is not known."""

@@ -15,8 +15,9 @@ dropped by a full queue, a transfer may wait for a core. So nothing is concluded
 
 from __future__ import annotations
 
+import heapq
 import itertools
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
 from allranks.model.pair import FULL, LARGE, Effort, PairResult
@@ -124,10 +125,20 @@ def _is_large_in_doubt(result: PairResult) -> bool:
 
 def _cover(results: Sequence[PairResult]) -> list[int]:
     """Nodes that take part in all of these pairs, those with most first."""
-    left, chosen = list(results), []
-    while left:
-        counted = Counter(node for each in left for node in (each.source, each.target))
-        node = min(counted, key=lambda each: (-counted[each], each))
+    met: dict[int, Counter[int]] = defaultdict(Counter)
+    for each in results:
+        met[each.source][each.target] += 1
+        met[each.target][each.source] += 1
+    # An entry that is out of date has a newer one behind it: where all nodes lose, each pair is looked at once.
+    most = [(-others.total(), node) for node, others in met.items()]
+    heapq.heapify(most)
+    chosen = []
+    while most:
+        negative, node = heapq.heappop(most)
+        if not negative or negative != -met[node].total():
+            continue
         chosen.append(node)
-        left = [each for each in left if node not in (each.source, each.target)]
+        for other in met.pop(node):
+            del met[other][node]
+            heapq.heappush(most, (-met[other].total(), other))
     return chosen

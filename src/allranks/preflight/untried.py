@@ -30,10 +30,10 @@ def judge_untried(results: Sequence[PairResult], cards: Mapping[int, Card]) -> l
         results: of the last time each pair was tried.
         cards: by node index; their hosts are the names.
     """
-    targets: dict[tuple[int, str], list[int]] = defaultdict(list)
+    targets: dict[tuple[int, str], dict[int, None]] = defaultdict(dict)
     reasons: dict[tuple[int, str], str] = {}
     for each in results:
-        if not {each.source, each.target} <= set(cards) or not is_plausible(each) or is_silent(each):
+        if each.source not in cards or each.target not in cards or not is_plausible(each) or is_silent(each):
             continue  # of a pair between which nothing at all comes through AR210 and AR211 tell
         said = [*each.closed.values(), each.store or ""]
         if (each.problem or "").startswith(_CANNOT_SEND):
@@ -42,9 +42,10 @@ def judge_untried(results: Sequence[PairResult], cards: Mapping[int, Card]) -> l
             if (name := own_errno(reason)) is not None:
                 key = each.source, name
                 reasons[key] = reason
-                if each.target not in targets[key]:
-                    targets[key].append(each.target)
-    return [_judge(cards, index, name, reasons[index, name], found) for (index, name), found in sorted(targets.items())]
+                targets[key][each.target] = None
+    return [
+        _judge(cards, index, name, reasons[index, name], [*found]) for (index, name), found in sorted(targets.items())
+    ]
 
 
 def _judge(cards: Mapping[int, Card], index: int, name: str, reason: str, targets: Sequence[int]) -> Judged:

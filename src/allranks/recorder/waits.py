@@ -63,11 +63,7 @@ class Stop:
 
 
 def find_stops(dumps: Sequence[Dump]) -> list[Stop]:
-    """Return why ranks wait, the culprit's first; nothing where nobody waits and all are equally far.
-
-    Args:
-        dumps: at most one of each rank.
-    """
+    """Return why ranks wait, the culprit's first; nothing where nobody waits and all are equally far."""
     groups = _list_groups(dumps)
     if mismatches := [stop for group in groups if (stop := _mismatch(group))]:
         return sorted(mismatches, key=lambda stop: min((call.created_s or 0.0 for _, call in stop.calls), default=0.0))

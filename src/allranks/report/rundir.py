@@ -141,14 +141,14 @@ class RunDir:
             }
             for setting in settings
         ]
-        _write_whole(self.node_path(node) / "env.json", json.dumps(rows, indent=2).encode() + b"\n")
+        write_whole(self.node_path(node) / "env.json", json.dumps(rows, indent=2).encode() + b"\n")
 
     def share_members(self, node: str, text: str) -> str:
         """Return ALLRANKS_MEMBERS for this node's workers: the text, or `@path` of a file with it if it is too long."""
         if len(text) <= MAX_MEMBERS:
             return text
         path = (self.node_path(node) / "members").absolute()
-        _write_whole(path, text.encode())
+        write_whole(path, text.encode())
         return f"@{path}"
 
     def write_verdict(self, verdict: Verdict, *, node: str, is_of_all: bool = True) -> bool:
@@ -165,11 +165,11 @@ class RunDir:
             self.node_path(node).mkdir(parents=True, exist_ok=True)
         own, common = self.node_path(node) / "verdict.json", self.attempt_path / "verdict.json"
         if is_of_all:
-            _write_whole(own, verdict.to_json())
-            _write_whole(common, verdict.to_json())
+            write_whole(own, verdict.to_json())
+            write_whole(common, verdict.to_json())
             return True
         if not own.exists():
-            _write_whole(own, verdict.to_json())
+            write_whole(own, verdict.to_json())
         try:
             with common.open("xb") as file:
                 file.write(verdict.to_json())
@@ -181,7 +181,7 @@ class RunDir:
 
     def write_roll_call(self, observations: object) -> None:
         """Write all observations of the roll call, so that its verdict can be checked."""
-        _write_whole(self.attempt_path / "roll_call.json", msgspec.json.encode(observations))
+        write_whole(self.attempt_path / "roll_call.json", msgspec.json.encode(observations))
 
     def add_event(self, event: str, **fields: object) -> None:
         """Append one line to events.jsonl; a full disk does not stop a job."""
@@ -274,7 +274,8 @@ def describe_command(command: Iterable[str], env: Mapping[str, str]) -> list[str
     return shown
 
 
-def _write_whole(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file at once, or not at all; a full disk does not stop a job."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     with contextlib.suppress(OSError):
         draft.write_bytes(data)

@@ -99,6 +99,11 @@ def say(text: str) -> None:
     print(f"allranks: {one_line(text)}", file=sys.stderr, flush=True)
 
 
+def count_of(number: int, noun: str) -> str:
+    """`1 rank`, `6 ranks`, `2 processes`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}{'es' if noun.endswith('s') else 's'}"
+
+
 def fold_ranks(ranks: Iterable[int]) -> str:
     """`rank 3`, `ranks 0-2,4-5`; empty for none."""
     runs: list[list[int]] = []

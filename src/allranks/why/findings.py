@@ -117,6 +117,8 @@ def tell_fix(cause: type[Cause], culprit: Culprit) -> str | None:
         values["node"] = values["culprit"] = values["where"] = nodes
     if culprit.interface:
         values["interface"] = culprit.interface
+    if culprit.ranks:
+        values["rank"] = str(min(culprit.ranks))
     ports = [thing.removeprefix("port ") for thing in culprit.things if thing.startswith("port ")]
     if len(ports) == 1:
         values["port"] = ports[0]
@@ -125,9 +127,8 @@ def tell_fix(cause: type[Cause], culprit: Culprit) -> str | None:
 
 class _Values(dict[str, str]):
     def __missing__(self, key: str) -> str:
-        return {"node": "that node", "culprit": "that node", "where": "that node"}.get(
-            key, f"<{key.replace('_', ' ')}>"
-        )
+        known = {"job": "JOB", "rank": "N"} | dict.fromkeys(("node", "culprit", "where"), "that node")
+        return known.get(key, f"<{key.replace('_', ' ')}>")
 
 
 def _shown(text: str) -> str:

@@ -52,6 +52,8 @@ MAX_PENDING = 512
 """Connections at a time whose peers are not known yet; agents need some milliseconds each."""
 MAX_PENDING_PER_ADDRESS = 128
 """Of one address: every rank of a node may be an agent of its own."""
+ACCEPTED_AT_ONCE = 64
+"""Connections in one turn of the leader, which costs as much again as one of them."""
 PAUSE_S = 0.5
 """How long nothing is accepted when the process has no descriptor left. The listener stays readable all the while."""
 MAX_MUNGE = 4
@@ -116,6 +118,8 @@ class Acceptor:
         self._attempt = attempt
         self._secret = secret
         self._pending: dict[Connection, _Pending] = {}
+        self._num_pending: Counter[str] = Counter()
+        """By address."""
         self._crowded: set[str] = set()
         """Addresses whose connections were closed for their number; said once."""
         self._resume_s: float | None = None
@@ -180,10 +184,15 @@ class Acceptor:
         self._listener.close()
 
     def _accept(self, _: object) -> None:
-        now_s = time.monotonic()
+        for _ in range(ACCEPTED_AT_ONCE):
+            if not self._accept_one(time.monotonic()):
+                return
+
+    def _accept_one(self, now_s: float) -> bool:
+        """Take the next connection in the kernel's queue; return whether there was one."""
         if len(self._pending) >= MAX_PENDING:
             self._pause(now_s)
-            return
+            return False
         try:
             sock, address = self._listener.accept()
         except OSError as exc:
@@ -193,25 +202,27 @@ class Acceptor:
                     self._is_told = True
                     fix = "; in the batch script: ulimit -n $(ulimit -Hn)" if exc.errno == errno.EMFILE else ""
                     self._say(f"the leader cannot accept agents: {exc.strerror}; it tries again every {PAUSE_S} s{fix}")
-            return  # else it left between the selector and us
+            return False  # else there is none, or it left between the selector and us
         host = plain_address(address[0])
-        if Counter(peer.peer for peer in self._pending)[host] >= MAX_PENDING_PER_ADDRESS:
+        if self._num_pending[host] >= MAX_PENDING_PER_ADDRESS:
             sock.close()
             if host not in self._crowded:
                 self._crowded.add(host)
                 text = f"{host} has {MAX_PENDING_PER_ADDRESS} connections that did not identify themselves"
                 self._on_rejected(Rejected(Reject.CROWDED, host, f"{text}; further ones are closed"))
-            return
+            return True
         peer = Connection(sock, peer=host, max_frame_bytes=MAX_JOIN_BYTES)
         nonce = fresh_nonce()
         try:
             peer.send(Hello(protocol=PROTOCOL, version=__version__, job=self._job, nonce=nonce))
         except ConnectionError:
             peer.close()
-            return
+            return True
         self._pending[peer] = _Pending(nonce, now_s + HANDSHAKE_S)
+        self._num_pending[host] += 1
         assert self._selector is not None
         self._selector.register(peer, selectors.EVENT_READ, lambda _: self._receive(peer))
+        return True
 
     def _pause(self, until_s: float) -> None:
         assert self._selector is not None
@@ -313,6 +324,9 @@ class Acceptor:
 
     def _forget(self, peer: Connection) -> None:
         pending = self._pending.pop(peer)
+        self._num_pending[peer.peer] -= 1
+        if not self._num_pending[peer.peer]:
+            del self._num_pending[peer.peer]
         if self._selector is not None and pending.join is None:
             self._selector.unregister(peer)
 

@@ -1,11 +1,11 @@
 """Calls that may block (name lookups, munge), in threads of their own; a selector reports when one has ended.
 
-    with Background(max_threads=4) as background:
-        selector.register(background, selectors.EVENT_READ)
-        call = background.start(lambda: socket.getaddrinfo("node01", 29500))
-        ...
-        for call in background.take_done():      # when the selector reports it
-            print(call.get())
+    background = Background(max_threads=4)
+    selector.register(background, selectors.EVENT_READ)
+    call = background.start(lambda: socket.getaddrinfo("node01", 29500))
+    ...
+    for call in background.take_done():      # when the selector reports it
+        print(call.get())
 
 The deadline of a call is its owner's: a call that is given up ends whenever it likes, and its result is dropped. Beyond
 `max_threads` calls wait for one another.
@@ -17,33 +17,18 @@ import os
 import queue
 import threading
 from collections.abc import Callable
-from typing import Any, Generic, Self, TypeVar
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
 T = TypeVar("T")
 
 
-class Call(Generic[T]):
-    """One call, and what came of it."""
-
-    def __init__(self, function: Callable[[], T]) -> None:
-        self._function = function
-        self._result: list[T] = []
-        self._error: Exception | None = None
-        self.is_done = False
-
-    def run(self) -> None:
-        """Call the function and keep its result or its error."""
-        try:
-            self._result.append(self._function())
-        except Exception as exc:
-            self._error = exc
-        self.is_done = True
+class Call(Future[T]):
+    """One call, and what came of it. An executor would wait at exit for a call that hangs."""
 
     def get(self) -> T:
         """Return the result, or raise what the function raised; only after the call is done."""
-        if self._error is not None:
-            raise self._error
-        return self._result[0]
+        return self.result(0)
 
 
 class Background:
@@ -54,16 +39,10 @@ class Background:
         self._num_threads = 0
         self._num_open = 0
         """Calls that have not ended."""
-        self._calls: queue.SimpleQueue[Call[Any] | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[tuple[Call[Any], Callable[[], Any]] | None] = queue.SimpleQueue()
         self._done: list[Call[Any]] = []
         self._lock = threading.Lock()
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def fileno(self) -> int:
         """For a selector: readable when calls have ended."""
@@ -71,12 +50,12 @@ class Background:
 
     def start(self, function: Callable[[], T]) -> Call[T]:
         """Begin a call."""
-        call = Call(function)
+        call = Call[T]()
         with self._lock:
             self._num_open += 1
             has_to_grow = self._num_threads < min(self._num_open, self._max_threads)
             self._num_threads += has_to_grow
-        self._calls.put(call)
+        self._calls.put((call, function))
         if has_to_grow:
             threading.Thread(target=self._run, name="allranks-background", daemon=True).start()
         return call
@@ -101,8 +80,12 @@ class Background:
             self._calls.put(None)
 
     def _run(self) -> None:
-        while (call := self._calls.get()) is not None and self._wakeup >= 0:
-            call.run()
+        while (next_one := self._calls.get()) is not None and self._wakeup >= 0:
+            call, function = next_one
+            try:
+                call.set_result(function())
+            except Exception as exc:
+                call.set_exception(exc)
             with self._lock:
                 self._num_open -= 1
                 if self._wakeup >= 0:  # else the number may belong to another file by now

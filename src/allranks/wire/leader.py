@@ -57,7 +57,6 @@ def bind_port(preferred: int, *, tries: int = PORTS_TRIED) -> socket.socket:
 
     Args:
         preferred: 1 to 65535, or 0 for any free port.
-        tries: how many ports from the preferred one on.
     Raises:
         SetupError: none of them is free.
     """
@@ -69,27 +68,17 @@ def bind_port(preferred: int, *, tries: int = PORTS_TRIED) -> socket.socket:
 
 
 def _listen(port: int) -> socket.socket:
-    # A dual-stack socket where the machine has IPv6: clients may resolve localhost to ::1.
+    # A dual-stack socket where the machine has IPv6: clients may resolve localhost to ::1. SO_REUSEADDR is set: without
+    # it, the connections of the last job would block the port for a minute (TIME_WAIT). The queue is capped at
+    # net.core.somaxconn; every rank of the job connects at once.
     try:
-        return _bound(socket.AF_INET6, ("::", port))
+        if socket.has_dualstack_ipv6():
+            return socket.create_server(("::", port), family=socket.AF_INET6, backlog=4096, dualstack_ipv6=True)
     except OSError as exc:
         # In use stays in use: a stranger on IPv6 alone would get the clients that prefer it.
         if exc.errno not in (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL, errno.ENOPROTOOPT):
             raise
-    return _bound(socket.AF_INET, ("0.0.0.0", port))
-
-
-def _bound(family: socket.AddressFamily, address: tuple[str, int]) -> socket.socket:
-    with contextlib.ExitStack() as on_failure:
-        sock = on_failure.enter_context(socket.socket(family))
-        if family == socket.AF_INET6:
-            sock.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        # Without SO_REUSEADDR the connections of the last job would block the port for a minute (TIME_WAIT).
-        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        sock.bind(address)
-        sock.listen(4096)  # capped at net.core.somaxconn; every rank of the job connects at once
-        on_failure.pop_all()
-        return sock
+    return socket.create_server(("0.0.0.0", port), backlog=4096)
 
 
 def announce(directory: Path, announcement: Announcement) -> None:

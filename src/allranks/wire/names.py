@@ -55,7 +55,7 @@ class Names:
     def begin(self, host: str) -> None:
         """Begin to look up a name, unless it is an address or a lookup is under way."""
         if host not in self._lookups and _read_address(host) is None:
-            self._lookups[host] = self._background.start(lambda: _look_up(host)), time.monotonic()
+            self._lookups[host] = self._background.start(lambda: _addresses(host)), time.monotonic()
 
     def find(self, host: str) -> list[Address] | None:
         """Return all addresses of a host, in the order of preference (RFC 6724); None: not known yet, ask again.
@@ -68,7 +68,7 @@ class Names:
             return [address]
         self.begin(host)
         call, began_s = self._lookups[host]
-        if call.is_done:
+        if call.done():
             del self._lookups[host]
             return call.get()
         if time.monotonic() - began_s >= LOOKUP_S:
@@ -92,10 +92,6 @@ def _read_address(host: str) -> Address | None:
     return None
 
 
-def _look_up(host: str) -> list[Address]:
-    return _addresses(host, 0)
-
-
-def _addresses(host: str, flags: int) -> list[Address]:
+def _addresses(host: str, flags: int = 0) -> list[Address]:
     answers = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=flags)
     return list(dict.fromkeys(Address(family, sockaddr) for family, _, _, _, sockaddr in answers))

@@ -127,13 +127,16 @@ def fresh_nonce() -> bytes:
 
 def join_proof(secret: Secret, *, leader_nonce: bytes, nonce: bytes, job: str, card: Card) -> bytes:
     """Return an agent's proof that it belongs to this job, bound to its card: HMAC, or a munge credential."""
-    return _prove(secret, b"join", leader_nonce, nonce, job.encode(), msgspec.msgpack.encode(card))
+    return _prove(secret, *_join_parts(leader_nonce, nonce, job, card))
 
 
 def is_join_proof(secret: Secret, proof: bytes, *, leader_nonce: bytes, nonce: bytes, job: str, card: Card) -> bool:
     """Whether the proof is valid; a munge credential of this user is valid whatever the leader's key."""
-    parts = (b"join", leader_nonce, nonce, job.encode(), msgspec.msgpack.encode(card))
-    return _is_proof(secret, proof, *parts)
+    return _is_proof(secret, proof, *_join_parts(leader_nonce, nonce, job, card))
+
+
+def _join_parts(leader_nonce: bytes, nonce: bytes, job: str, card: Card) -> tuple[bytes, ...]:
+    return b"join", leader_nonce, nonce, job.encode(), msgspec.msgpack.encode(card)
 
 
 def welcome_proof(secret: Secret, *, leader_nonce: bytes, nonce: bytes, is_munge: bool = False) -> bytes:
@@ -153,18 +156,14 @@ def is_munge_proof(proof: bytes) -> bool:
 
 
 def secret_from_munge(socket: str | None) -> Secret | None:
-    """Return a Secret that uses munge credentials; None if this machine has no munge.
-
-    Args:
-        socket: where munged listens, None for its usual place.
-    """
+    """Return a Secret that uses munge credentials; None if this machine has no munge."""
     return Secret(b"", "munge", socket) if shutil.which("munge") and shutil.which("unmunge") else None
 
 
 def _prove(secret: Secret, *parts: bytes) -> bytes:
     if secret.key:
-        return _hmac(secret, *parts)
-    return _munge("munge", _digest(*parts).hex(), secret.munge_socket).strip().encode()
+        return hmac.digest(secret.key, _framed(parts), "sha256")
+    return _munge("munge", _digest(parts), secret.munge_socket).strip().encode()
 
 
 def _is_proof(secret: Secret, proof: bytes, *parts: bytes) -> bool:
@@ -172,8 +171,8 @@ def _is_proof(secret: Secret, proof: bytes, *parts: bytes) -> bool:
         # unmunge fails for a forged, expired or replayed credential; who made it must be this user.
         read = _munge("unmunge", proof.decode(errors="replace"), secret.munge_socket)
         uid = re.search(r"^UID:.*\((\d+)\)\s*$", read, re.MULTILINE)
-        return uid is not None and int(uid[1]) in (os.geteuid(), 0) and read.rstrip().endswith(_digest(*parts).hex())
-    return bool(secret.key) and hmac.compare_digest(_hmac(secret, *parts), proof)
+        return uid is not None and int(uid[1]) in (os.geteuid(), 0) and read.rstrip().endswith(_digest(parts))
+    return bool(secret.key) and hmac.compare_digest(_prove(secret, *parts), proof)
 
 
 def _munge(command: str, text: str, socket: str | None) -> str:
@@ -185,12 +184,8 @@ def _munge(command: str, text: str, socket: str | None) -> str:
     return done.stdout if done.returncode == 0 else ""
 
 
-def _digest(*parts: bytes) -> bytes:
-    return hashlib.sha256(_framed(parts)).digest()
-
-
-def _hmac(secret: Secret, *parts: bytes) -> bytes:
-    return hmac.digest(secret.key, _framed(parts), "sha256")
+def _digest(parts: Sequence[bytes]) -> str:
+    return hashlib.sha256(_framed(parts)).hexdigest()
 
 
 def _framed(parts: Sequence[bytes]) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import select
 import selectors
 import signal
 import socket
@@ -16,6 +17,7 @@ import pytest
 
 from allranks.guard.judged import Judged, name_fault
 from allranks.guard.verdict import Guard
+from allranks.launch.events import Due, Heard
 from allranks.launch.lead.course import Terms
 from allranks.launch.lead.driver import LeaderDriver
 from allranks.launch.lead.group import make_group
@@ -63,7 +65,7 @@ class Job:
         self.lines: list[str] = []
         terms = Terms(
             job="train", attempt=0, wanted_backend="gloo", store_address="127.0.0.1", store_port=29501, num_nodes=3,
-            min_nodes=2, max_restarts=max_restarts, capacity_s=30.0, beat_s=0.2,
+            min_nodes=2, max_restarts=max_restarts, capacity_s=30.0,
         )  # fmt: skip
         cards = {index: card(index) for index in range(3)}
         self.leader = Leader(
@@ -149,6 +151,28 @@ def failed(rank: int, *, age_s: float, clock_s: float) -> Failed:
         rank=rank, local_rank=0, node=f"node{rank + 1:02}", exit_code=1, time_s=clock_s, message=f"ValueError: {rank}"
     )
     return Failed(end=end, age_s=age_s)
+
+
+def test_a_rejected_peer_is_reported_once_in_a_while(
+    make_job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = make_job()
+
+    def knock(times: int) -> None:
+        """A port check: it connects, and leaves without a word."""
+        for _ in range(times):
+            with socket.create_connection(job.listener.getsockname()[:2], timeout=10) as peer:
+                job.run_until(lambda peer=peer: select.select([peer], [], [], 0)[0], "the leader's greeting")
+
+    knock(3)
+    job.run_until(lambda: job.lines, "the report")
+    for _ in range(20):
+        job.turn()
+    (line,) = job.lines
+    assert "was rejected" in line
+    monkeypatch.setattr("allranks.launch.lead.driver.TOLD_AGAIN_S", 0.0)
+    knock(2)
+    job.run_until(lambda: job.lines == [line] * 3, "one report for each peer")
 
 
 @pytest.mark.parametrize("first", [0, 2])
@@ -270,3 +294,38 @@ def test_a_job_that_made_all_its_steps_is_not_put_back_into_the_queue(
     assert job.leader.is_to_requeue is not is_finished
     assert job.leader.verdict is not None
     assert job.leader.verdict.exit_code == 0
+
+
+class CountingGuard(Guard):
+    """Says how often it was asked."""
+
+    num_asked = 0
+
+    def judge(self, now_s: float) -> Judged | None:
+        self.num_asked += 1
+        return super().judge(now_s)
+
+
+@pytest.mark.parametrize(("num_nodes", "num_asked"), [(3, 100), (64, 100), (2064, 10)])
+def test_the_guard_of_thousands_of_nodes_is_asked_rarely_and_at_once_after_an_end(
+    num_nodes: int, num_asked: int
+) -> None:
+    cards = {index: card(index) for index in range(num_nodes)}
+    guard, store = CountingGuard(GuardTable()), {"store_address": "127.0.0.1", "store_port": 29501}
+    leader = Leader(
+        Terms(
+            job="train", attempt=0, wanted_backend="gloo", num_nodes=num_nodes, min_nodes=num_nodes, max_restarts=0,
+            capacity_s=30.0, **store,
+        ),
+        guard=guard,
+        past=Past(history=History(restarts_left=0)),
+        nodes={index: Node(card=each, name=each.host, address="127.0.0.1") for index, each in cards.items()},
+        plan=make_group(cards, wanted_backend="gloo", attempt=0, **store)[0],
+        now_s=0.0,
+    )  # fmt: skip
+    for tick in range(1, 101):
+        leader.step(Due(now_s=tick * 0.01))
+    assert guard.num_asked == num_asked
+    leader.step(Heard(now_s=1.001, node=1, message=failed(1, age_s=0.0, clock_s=1.0)))
+    leader.step(Due(now_s=1.002))
+    assert guard.num_asked == num_asked + 1

@@ -61,7 +61,6 @@ class Job:
                 min_nodes=2,
                 max_restarts=1,
                 capacity_s=600.0,
-                beat_s=0.25,
             ),
             guard=Guard(GuardTable()),
             past=Past(history=History(restarts_left=1)),

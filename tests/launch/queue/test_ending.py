@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from allranks.host.slurm import JobState
 from allranks.host.slurm_job import OwnJob
 from allranks.launch.queue.ending import Ending, decide, why_no_requeue
 
@@ -62,6 +63,6 @@ def test_slurm_s_sigterm_never_puts_a_job_back() -> None:
     ],
 )
 def test_why_a_job_cannot_go_back(job: OwnJob, is_batch: bool, may_requeue: bool, words: str) -> None:
-    said = why_no_requeue(job, is_batch=is_batch, may_requeue=may_requeue)
+    said = why_no_requeue(job, JobState(id="12", state="RUNNING", is_batch=is_batch, may_requeue=may_requeue))
     assert (said == "") == (words == "")
     assert words in said

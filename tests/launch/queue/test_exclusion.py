@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from allranks.host.slurm import JobState
+from allranks.host.slurm_job import OwnJob
 from allranks.launch.queue.exclusion import (
     FILE,
     Culprit,
-    choose_excluded,
     is_hopeless,
+    plan_requeue,
     read_culprits,
     remember,
     write_culprits,
@@ -44,17 +46,23 @@ def test_the_latest_cause_is_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("needed", "out", "stay"),
+    ("needed", "excluded", "line"),
     [
-        (6, (), ("n2", "n4", "n3")),
-        (5, ("n2",), ("n4", "n3")),
-        (4, ("n2", "n4"), ("n3",)),
-        (1, ("n2", "n4", "n3"), ()),
+        (6, None, "n[2,4,3] is not excluded, because the job needs 6 of 6 nodes"),
+        (5, "n2", "without n2, on 5 nodes instead of 6, n[4,3] is not excluded, because the job needs 5 of 6 nodes"),
+        (
+            4,
+            "n[2,4]",
+            "without n[2,4], on 4 nodes instead of 6, n3 is not excluded, because the job needs 4 of 6 nodes",
+        ),
+        (1, "n[2-4]", "without n[2-4], on 3 nodes instead of 6"),
     ],
 )
-def test_the_worst_and_the_latest_are_left_out_first(needed: int, out: tuple[str, ...], stay: tuple[str, ...]) -> None:
+def test_the_worst_and_the_latest_are_left_out_first(needed: int, excluded: str | None, line: str) -> None:
     known = [culprit("n3", 0), culprit("n4", 2), culprit("n2", 0, 1), culprit("elsewhere", 1)]
-    assert choose_excluded(known, nodes=NODES, needed=needed) == (out, stay)
+    state, job = JobState(id="12", state="RUNNING", num_nodes=6), OwnJob("12", 0, 6, is_heterogeneous=False)
+    values, said = plan_requeue(state, job=job, culprits=known, partition=NODES, min_nodes=needed)
+    assert (values.get("ExcNodeList"), said) == (excluded, line)
 
 
 def test_the_memory_lasts(tmp_path: Path) -> None:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from allranks.host.slurm import JobState
 from allranks.host.slurm_job import OwnJob
-from allranks.launch.queue.exclusion import Culprit, read_culprits
-from allranks.launch.queue.requeue import PREEMPTED, outlast_preemption, plan_requeue, requeue_once, stay_complete
+from allranks.launch.queue.exclusion import Culprit, plan_requeue, read_culprits
+from allranks.launch.queue.scheduler import PREEMPTED, Scheduler
 from fake_slurm import FakeSlurm, fake_slurm, show_job  # noqa: F401  (a fixture)
 
 JOB = OwnJob("12", 0, 3, is_heterogeneous=False)
@@ -51,8 +52,7 @@ def test_what_a_waiting_job_asks_for(
     state: dict[str, object], culprits: list[Culprit], min_nodes: int, values: dict[str, str], line: str
 ) -> None:
     seen = JobState(**({"id": "12", "state": "RUNNING", "num_nodes": 3} | state))  # type: ignore[arg-type]
-    plan = plan_requeue(seen, job=JOB, culprits=culprits, partition=SIX, min_nodes=min_nodes)
-    assert (plan.values, plan.line) == (values, line)
+    assert plan_requeue(seen, job=JOB, culprits=culprits, partition=SIX, min_nodes=min_nodes) == (values, line)
 
 
 @pytest.fixture
@@ -70,16 +70,20 @@ def partition(slurm: FakeSlurm) -> FakeSlurm:
     return slurm
 
 
+def scheduler(run_dir: Path, say: Callable[[str], None], *, attempt: int = 0, restarts: int = 0) -> Scheduler:
+    env = {"SLURM_JOB_ID": "12", "SLURM_JOB_NUM_NODES": "3", "SLURM_RESTART_COUNT": str(restarts)}
+    found = Scheduler.of(env, run_dir=run_dir, attempt=attempt, min_nodes=3, say=say)
+    assert found is not None
+    return found
+
+
 def commands(slurm: FakeSlurm) -> list[list[str]]:
     return [call["argv"] for call in slurm.calls("scontrol") if call["argv"][0] in ("requeue", "update")]  # type: ignore
 
 
 def test_one_agent_puts_the_job_back_without_its_culprit(partition: FakeSlurm, run_dir: Path) -> None:
     said: list[str] = []
-    codes = [
-        requeue_once(JOB, run_dir=run_dir, attempt=0, say=said.append, nodes=["n3"], cause="AR012 node-failure")
-        for _ in range(3)
-    ]
+    codes = [scheduler(run_dir, said.append).requeue(["n3"], cause="AR012 node-failure") for _ in range(3)]
     assert codes == [75, 75, 75]
     assert said == ["job 12 goes back into the queue, without n3; it resumes in its next run"]
     assert commands(partition) == [["requeue", "12"], ["update", "JobId=12", "ExcNodeList=n3", "NumNodes=3"]]
@@ -88,8 +92,8 @@ def test_one_agent_puts_the_job_back_without_its_culprit(partition: FakeSlurm, r
 
 
 def test_at_the_time_limit_nobody_is_left_out(partition: FakeSlurm, run_dir: Path) -> None:
-    two = OwnJob("12", 0, 2, is_heterogeneous=False)
-    assert requeue_once(two, run_dir=run_dir, attempt=0, say=lambda _: None) == 0
+    partition.answer("scontrol", "show job 12", out=show_job(nodes="n[1-3]").replace("NumNodes=2", "NumNodes=3"))
+    assert scheduler(run_dir, lambda _: None).requeue() == 0
     assert commands(partition) == [["requeue", "12"]]
 
 
@@ -101,7 +105,7 @@ def test_the_same_culprit_for_the_third_time_ends_the_job(partition: FakeSlurm, 
     codes = []
     for attempt in range(3):
         (run_dir / f"attempt_{attempt}").mkdir(exist_ok=True)
-        codes.append(requeue_once(JOB, run_dir=run_dir, attempt=attempt, say=said.append, nodes=["n3"], cause="AR3 x"))
+        codes.append(scheduler(run_dir, said.append, attempt=attempt).requeue(["n3"], cause="AR3 x"))
     assert codes == [75, 75, 78]
     assert said[0] == (
         "job 12 goes back into the queue, n3 is not excluded, because the job needs 3 of 3 nodes; "
@@ -120,7 +124,7 @@ def test_the_same_culprit_for_the_third_time_ends_the_job(partition: FakeSlurm, 
 def test_a_job_that_cannot_go_back_says_why(shown: str, words: str, partition: FakeSlurm, run_dir: Path) -> None:
     partition.answer("scontrol", "show job 12", out=shown)
     said: list[str] = []
-    assert requeue_once(JOB, run_dir=run_dir, attempt=0, say=said.append, nodes=["n3"], cause="x") == 75
+    assert scheduler(run_dir, said.append).requeue(["n3"], cause="x") == 75
     assert words in said[0]
     assert commands(partition) == []
 
@@ -128,7 +132,7 @@ def test_a_job_that_cannot_go_back_says_why(shown: str, words: str, partition: F
 def test_what_slurm_refuses_is_said_with_the_command_for_it(partition: FakeSlurm, run_dir: Path) -> None:
     partition.answer("scontrol", "requeue", err="Requested operation is presently disabled for job 12\n", code=1)
     said: list[str] = []
-    assert requeue_once(JOB, run_dir=run_dir, attempt=0, say=said.append) == 0
+    assert scheduler(run_dir, said.append).requeue() == 0
     assert said[1] == (
         "job 12: scontrol: Requested operation is presently disabled for job 12; to do it by hand: scontrol requeue 12"
     )
@@ -136,12 +140,12 @@ def test_what_slurm_refuses_is_said_with_the_command_for_it(partition: FakeSlurm
 
 def test_a_job_that_somebody_else_has_put_back_is_left_alone(partition: FakeSlurm, run_dir: Path) -> None:
     partition.answer("scontrol", "show job 12", out=show_job(state="PENDING"))
-    assert requeue_once(JOB, run_dir=run_dir, attempt=0, say=lambda _: None, nodes=["n3"], cause="x") == 75
+    assert scheduler(run_dir, lambda _: None).requeue(["n3"], cause="x") == 75
     assert commands(partition) == []
 
 
 def test_a_run_directory_that_cannot_be_written_stops_nobody(partition: FakeSlurm, tmp_path: Path) -> None:
-    assert requeue_once(JOB, run_dir=tmp_path / "gone", attempt=0, say=lambda _: None) == 0
+    assert scheduler(tmp_path / "gone", lambda _: None).requeue() == 0
     assert commands(partition)[0] == ["requeue", "12"]
 
 
@@ -151,7 +155,7 @@ def test_a_preempted_job_stays_until_slurm_ends_it(slurm: FakeSlurm, run_dir: Pa
     slurm.answer("scontrol", "show job 12", out=show_job(state="COMPLETING"))
     slurm.answer_once("scontrol", "show job 12", out=preempted)
     said: list[str] = []
-    assert outlast_preemption(JOB, run_dir=run_dir, say=said.append)
+    assert scheduler(run_dir, said.append).outlast_preemption()
     assert said == [
         "preempted: waiting for SLURM to end this run of job 12, grace period 10 s since 2026-11-22T00:02:54"
     ]
@@ -162,20 +166,20 @@ def test_a_warning_that_was_a_preemption_leaves_the_job_to_slurm(partition: Fake
     partition.answer("scontrol", "show partition", out="PartitionName=main\n   GraceTime=10 Hidden=NO\n")
     partition.answer("scontrol", "show job 12", out=show_job(state="PENDING"))
     partition.answer_once("scontrol", "show job 12", out=preempted)
-    assert requeue_once(JOB, run_dir=run_dir, attempt=0, say=lambda _: None) == 0
+    assert scheduler(run_dir, lambda _: None).requeue() == 0
     assert commands(partition) == []
 
 
 def test_a_job_that_was_preempted_once_ends_when_it_has_succeeded(partition: FakeSlurm, run_dir: Path) -> None:
     # SLURM 24.11.5 would run it again and again.
     partition.answer("scontrol", "update JobId=12", out="")
-    again = OwnJob("12", 1, 3, is_heterogeneous=False)
-    stay_complete(again, run_dir=run_dir, say=pytest.fail)
+    again = scheduler(run_dir, pytest.fail, restarts=1)
+    again.stay_complete()
     assert commands(partition) == [], "it was never preempted"
     (run_dir / PREEMPTED).write_text("{}")
-    stay_complete(JOB, run_dir=run_dir, say=pytest.fail)
+    scheduler(run_dir, pytest.fail).stay_complete()
     assert commands(partition) == [], "its first run"
-    stay_complete(again, run_dir=run_dir, say=pytest.fail)
+    again.stay_complete()
     assert commands(partition) == [["update", "JobId=12", "Requeue=0"]]
 
 
@@ -183,7 +187,7 @@ def test_a_job_that_slurm_may_run_again_says_how_to_end_it(partition: FakeSlurm,
     partition.answer("scontrol", "update JobId=12", err="slurm_update error: Access/permission denied\n", code=1)
     (run_dir / PREEMPTED).write_text("{}")
     said: list[str] = []
-    stay_complete(OwnJob("12", 1, 3, is_heterogeneous=False), run_dir=run_dir, say=said.append)
+    scheduler(run_dir, said.append, restarts=1).stay_complete()
     assert said == [
         "job 12: scontrol: slurm_update error: Access/permission denied; "
         "if SLURM runs it again, end it by hand: scancel 12"
@@ -192,5 +196,5 @@ def test_a_job_that_slurm_may_run_again_says_how_to_end_it(partition: FakeSlurm,
 
 def test_a_cancelled_job_is_not_waited_for(slurm: FakeSlurm, run_dir: Path) -> None:
     slurm.answer("scontrol", "show job 12", out=show_job(state="CANCELLED"))
-    assert not outlast_preemption(JOB, run_dir=run_dir, say=pytest.fail)
+    assert not scheduler(run_dir, pytest.fail).outlast_preemption()
     assert not (run_dir / PREEMPTED).exists()

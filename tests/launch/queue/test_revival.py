@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from allranks.host.slurm_job import OwnJob
-from allranks.launch.queue.revival import Revival, Revivals, Stage, clean_env, own_command, srun_command
+from allranks.launch.queue.revival import Revivals, own_command, srun_command
 from allranks.model.identity import world_from_env
 
 JOB = OwnJob("12_4", 0, 6, is_heterogeneous=False)
@@ -29,25 +29,27 @@ def srun(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Srun:
     return write
 
 
-def revive(tmp_path: Path, *, patience_s: float = 60.0) -> Revival:
-    env = {**os.environ, "SLURM_JOB_ID": "13"}
-    return Revival(
-        "node03",
+def revive(tmp_path: Path, *, patience_s: float = 60.0, **env: str) -> Revivals:
+    revivals = Revivals(
         ["allranks", "run", "my train.py"],
         job=JOB,
-        env=env,
-        log=tmp_path / "agent.out",
-        now_s=0.0,
+        env={**os.environ, "SLURM_JOB_ID": "13", **env},
+        log=lambda _: tmp_path / "agent.out",
         patience_s=patience_s,
     )
+    revivals.expect("node03", seat=3)
+    return revivals
 
 
-def step_until(revival: Revival, now_s: float, is_done: Callable[[], bool]) -> None:
-    end_s = time.monotonic() + 10
-    while not is_done():
-        assert time.monotonic() < end_s, revival.stage
-        revival.step(now_s)
+def turn_until(revivals: Revivals, is_done: Callable[[], bool] = lambda: False, *, step_s: float = 0.0) -> list[str]:
+    """What is said until something has happened, or until something is said."""
+    now_s, end_s, lines = 0.0, time.monotonic() + 10, list[str]()
+    while not lines and not is_done():
+        assert time.monotonic() < end_s
+        lines = [line for line in revivals.turn(now_s) if "will be restarted" not in line]
+        now_s += step_s
         time.sleep(0.02)
+    return lines
 
 
 def test_the_agent_is_started_beside_the_step_that_holds_everything() -> None:
@@ -59,64 +61,41 @@ def test_the_agent_is_started_beside_the_step_that_holds_everything() -> None:
 
 def test_the_agent_gets_as_many_cores_as_the_one_that_was_lost(srun: Srun, tmp_path: Path) -> None:
     # srun of 22.05 and 23.02 does not read SLURM_CPUS_PER_TASK, and nothing of the leader's step is passed on.
-    srun('echo "$@"; exec sleep 60')
+    srun('echo "$@"; env; exec sleep 60')
     log = tmp_path / "agent.out"
-    revival = Revival(
-        "node03",
-        ["allranks"],
-        job=JOB,
-        env={**os.environ, "SLURM_JOB_ID": "13", "SLURM_CPUS_PER_TASK": "8"},
-        log=log,
-        now_s=0.0,
-        patience_s=60.0,
-    )
-    step_until(revival, 0.0, lambda: log.exists() and "allranks" in log.read_text())
-    revival.close()
+    revivals = revive(tmp_path, SLURM_CPUS_PER_TASK="8", SLURM_NTASKS="6", SLURM_CONF="/x")
+    assert turn_until(revivals, lambda: log.exists() and "SLURM_JOB_ID" in log.read_text()) == []
+    revivals.close()
     assert "--ntasks=1 --cpus-per-task=8 --ntasks-per-node=1" in log.read_text()
-
-
-def test_nothing_of_the_leader_s_own_step_is_taken_for_a_wish() -> None:
-    env = {"SLURM_JOB_ID": "13", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "6", "SLURM_CONF": "/x", "PATH": "/bin"}
-    assert clean_env(env) == {"SLURM_JOB_ID": "13", "SLURM_CONF": "/x", "PATH": "/bin"}
+    variables = {line for line in log.read_text().splitlines() if line.startswith("SLURM_")}
+    assert variables == {"SLURM_JOB_ID=13", "SLURM_CONF=/x"}
 
 
 def test_an_srun_that_waits_for_its_node_is_ended_with_its_owner(srun: Srun, tmp_path: Path) -> None:
     srun('echo "$@"; exec sleep 60')
-    revival = revive(tmp_path)
+    revivals = revive(tmp_path)
     log = tmp_path / "agent.out"
-    step_until(revival, 0.0, lambda: log.exists() and "my train.py" in log.read_text())
+    turn_until(revivals, lambda: log.exists() and "my train.py" in log.read_text())
     assert log.read_text().startswith("--jobid=13 --overlap --nodelist=node03")
     (child,) = [each for each in psutil.Process().children() if each.name() == "sleep"]
-    assert revival.step(1000.0) is Stage.TRYING, "patience is for tries, not for an srun that runs"
-    revival.close()
+    assert revivals.pids == [child.pid]
+    assert revivals.turn(1000.0) == [], "patience is for tries, not for an srun that runs"
+    revivals.close()
     assert not child.is_running()
-    assert revival.step(0.0) is Stage.CLOSED
-
-
-def test_a_node_that_slurm_took_away_is_not_tried_again(srun: Srun, tmp_path: Path) -> None:
-    srun('echo "srun: error: Unable to create step: Requested node configuration is not available" >&2; exit 1')
-    revival = revive(tmp_path)
-    step_until(revival, 0.0, lambda: revival.stage is Stage.TAKEN_AWAY)
-    assert revival.line == "node03: SLURM has removed it from the job; it can take part again in the job's next run"
+    assert (revivals.pids, revivals.turn(2000.0)) == ([], [])
 
 
 def test_other_failures_are_tried_again_until_patience_ends(srun: Srun, tmp_path: Path) -> None:
     srun('echo "srun: error: Task launch failed: Communication connection failure" >&2; exit 1')
-    revival, now_s = revive(tmp_path, patience_s=5.0), 0.0
-    end_s = time.monotonic() + 10
-    while revival.step(now_s) is Stage.TRYING:
-        assert time.monotonic() < end_s
-        now_s += 0.1
-        time.sleep(0.02)
-    assert revival.stage is Stage.GIVEN_UP
-    assert revival.line == f"node03 has not come back; see {tmp_path / 'agent.out'}"
+    lines = turn_until(revive(tmp_path, patience_s=5.0), step_s=0.1)
+    assert lines == [f"node03 has not come back; see {tmp_path / 'agent.out'}"]
     tries = (tmp_path / "agent.out").read_text().count("Task launch failed")
     assert tries in (2, 3)
 
 
 def test_a_machine_without_srun_gives_up_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert revive(tmp_path).step(0.0) is Stage.GIVEN_UP
+    assert turn_until(revive(tmp_path)) == [f"node03 has not come back; see {tmp_path / 'agent.out'}"]
     assert (tmp_path / "agent.out").read_text() == "srun: No such file or directory\n"
 
 

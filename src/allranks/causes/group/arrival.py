@@ -61,7 +61,7 @@ class MissingRank(Cause, id="AR401"):
     message = "{what}"
     told = "not all ranks joined the process group; the others waited until the timeout"
     fix = (
-        "find out what the rank does before init_process_group: allranks stack JOB while it hangs, and the end of "
+        "find out what the rank does before init_process_group: allranks stack {job} while it hangs, and the end of "
         "its .out and .err"
     )
     exit_code = Exit.USER_CODE

@@ -50,8 +50,8 @@ class StuckRank(Cause, id="AR408"):
     message = "{what}"
     told = "a rank never entered a collective in which the others waited"
     fix = (
-        "read the rank's last lines, and its rank_N.stack.txt if allranks ended it; allranks stack JOB while it hangs; "
-        "only slow: a longer --hang-timeout"
+        "read the rank's last lines, and its rank_{rank}.stack.txt if allranks ended it; allranks stack {job} while it "
+        "hangs; only slow: a longer --hang-timeout"
     )
     exit_code = Exit.HANG
     also = ("AR410", "AR409", "AR401", "AR411")
@@ -197,7 +197,7 @@ class StragglerRank(Cause, id="AR409"):
     message = "{what}"
     told = "a rank missed the timeout of a collective"
     fix = (
-        "find what only that rank does before the collective (data, evaluation, checkpoint): allranks stack JOB; or "
+        "find what only that rank does before the collective (data, evaluation, checkpoint): allranks stack {job}; or "
         "raise the timeout"
     )
     exit_code = Exit.USER_CODE

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
+from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from typing import TypeVar
 
@@ -53,12 +54,17 @@ def subnet_of(interface: Interface, address: str) -> str | None:
     """Return the subnet of one of an interface's addresses, as `192.168.20.0/24`."""
     wanted = parse_address(address)
     for own, network in zip(interface.addresses, interface.networks, strict=False):
-        if wanted is not None and parse_address(own) == wanted:
-            try:
-                return str(ip_network(network, strict=False))
-            except ValueError:
-                return None
+        if wanted is not None and (own == address or parse_address(own) == wanted):
+            return _plain_network(network)
     return None
+
+
+@lru_cache(maxsize=1024)
+def _plain_network(text: str) -> str | None:
+    try:
+        return str(ip_network(text, strict=False))
+    except ValueError:
+        return None
 
 
 def most_common(values: Iterable[V]) -> V | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from allranks.causes.cause import Cause, Outcome
@@ -153,9 +154,12 @@ class MasterDns(Cause, id="AR202"):
         endpoints = {card.endpoint for card in cards if card.endpoint}
         known = [(card, facts) for card, facts in with_facts(cards) if "resolved" not in facts.unread]
         found: dict[tuple[Status, tuple[str, ...], int], list[str]] = {}
-        for name in dict.fromkeys(name for _, facts in known for name in facts.resolved):
-            # A node finds its own name in its own /etc/hosts: that says nothing of the others.
-            asked = {c.host: f.resolved[name] for c, f in known if name in f.resolved and name != f.host_name}
+        by_name: dict[str, dict[str, tuple[str, ...]]] = defaultdict(dict)
+        for card, facts in known:
+            for name, addresses in facts.resolved.items():
+                if name != facts.host_name:  # found in its own /etc/hosts, it says nothing of the others
+                    by_name[name][card.host] = addresses
+        for name, asked in by_name.items():
             lost = tuple(host for host, addresses in asked.items() if not addresses)
             num_found = len(asked) - len(lost)
             is_endpoint = name in endpoints

@@ -83,11 +83,7 @@ class Teller:
 
 
 def wrap(c10d: Any, teller: Teller) -> None:
-    """Replace the collectives of torch.distributed by ones that tell before they do; those that are missing stay so.
-
-    Args:
-        c10d: torch.distributed.distributed_c10d, before anything took the names from it.
-    """
+    """Replace the collectives of distributed_c10d, before anything takes them from it, by ones that tell first."""
     for name, described in COLLECTIVES.items():
         original = getattr(c10d, name, None)
         if inspect.isfunction(original):

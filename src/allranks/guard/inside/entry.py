@@ -27,10 +27,8 @@ _beat: Beat | None = None
 
 
 def arm(c10d: Any) -> None:
-    """Wrap what torch.distributed has just defined, once.
+    """Wrap what torch.distributed has just defined in distributed_c10d, once.
 
-    Args:
-        c10d: torch.distributed.distributed_c10d.
     Raises:
         AttributeError: this torch does not have what we hold on to.
     """

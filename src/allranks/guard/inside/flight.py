@@ -177,9 +177,7 @@ class Flight:
         """Return (group, seq, created_ns) of calls that were not told yet, the same ones on every rank.
 
         They are the multiples of a power of two: another rank's may be another power, and then half of them agree.
-
-        Args:
-            told: the last number by group; is brought up to date.
+        `told`, the last number by group, is brought up to date.
         """
         untold = self.untold(told)
         wanted: dict[str, set[int]] = {}

@@ -21,11 +21,11 @@ from allranks.host.slurm_command import NoSlurmError
 from allranks.launch.batch.local import LocalRun, cancel_run, describe_local, look_at_run, note_cancel
 from allranks.launch.batch.submit import describe_unavailable
 from allranks.launch.console import Console
-from allranks.launch.plan import count_of
 from allranks.model.errors import Exit, SetupError, UsageError, exit_for_signal
 from allranks.model.finding import Verdict
 from allranks.report.rundir import as_file_name
 from allranks.report.runs import Run, find_run, is_job_of_slurm, read_run, read_verdict, sort_by_number
+from allranks.report.text import count_of
 
 POLL_S = 0.2
 LOOK_S = 3.0
@@ -91,16 +91,8 @@ def report_job(job: Run | str, *, log_dir: Path) -> list[JobReport]:
     if isinstance(job, str):
         return _report_slurm_job(job, log_dir=log_dir)
     run = read_run(job.path)  # read its current state
-    return [
-        JobReport(
-            job=run.id,
-            slurm=None,
-            run_dir=str(run.path),
-            attempt=run.attempt,
-            verdict=run.verdict,
-            local=look_at_run(run),
-        )
-    ]
+    report = JobReport(job=run.id, slurm=None, run_dir=str(run.path), attempt=run.attempt, verdict=run.verdict)
+    return [replace(report, local=look_at_run(run))]
 
 
 def _report_slurm_job(job_id: str, *, log_dir: Path) -> list[JobReport]:
@@ -131,11 +123,8 @@ def describe(report: JobReport, *, now: datetime) -> list[str]:
             "is off or empty), and it has no run directory here; run this where it was submitted, or give --log-dir"
         ]
     elif job is None:
-        why = (
-            f"SLURM was not asked ({report.no_slurm.partition(';')[0]})"
-            if report.no_slurm
-            else "SLURM no longer knows it"
-        )
+        not_asked = f"SLURM was not asked ({report.no_slurm.partition(';')[0]})"
+        why = not_asked if report.no_slurm else "SLURM no longer knows it"
         lines = [f"{head}: {why}; its output is in its run directory"]
     else:
         lines = ["   ".join(filter(None, [head, job.name, _describe_state(job, now)]))]
@@ -222,17 +211,16 @@ def wait_for_end(job_id: str, *, log_dir: Path, say: Callable[[str], None]) -> t
         except SetupError:
             if time.monotonic() - answered_s > NO_ANSWER_S:
                 raise
-            time.sleep(LOOK_S)
-            continue
-        states = [report.slurm for report in reports if report.slurm is not None]
-        if all(state.is_finished for state in states):
-            # SLURM forgot it between two looks: the previous report at least has its name and nodes.
-            return (reports if states else known or reports), max(map(_exit_code, reports))
-        known = reports
-        news = next((_describe_progress(state) for state in states if not state.is_finished), "")
-        if news not in ("", told):
-            told = news
-            say(news)
+        else:
+            states = [report.slurm for report in reports if report.slurm is not None]
+            if all(state.is_finished for state in states):
+                # SLURM forgot it between two looks: the previous report at least has its name and nodes.
+                return (reports if states else known or reports), max(map(_exit_code, reports))
+            known = reports
+            news = next((_describe_progress(state) for state in states if not state.is_finished), "")
+            if news not in ("", told):
+                told = news
+                say(news)
         time.sleep(LOOK_S)
 
 

@@ -18,10 +18,10 @@ from pathlib import Path
 import psutil
 
 from allranks.causes.catalogue import find_cause
-from allranks.launch.plan import count_of
 from allranks.model.errors import UsageError
 from allranks.model.hostlist import fold_hosts
 from allranks.report.runs import Run, sort_by_number
+from allranks.report.text import count_of
 
 _CLOCK_S = 2.0
 """Largest difference between the kernel's start time of a process and the clock."""

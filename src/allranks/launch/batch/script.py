@@ -93,11 +93,9 @@ def render_sbatch(
     """Return the text of the batch script.
 
     Args:
-        options: options of sbatch.
         command: the agent's command, `allranks run ...`, as words.
         more: further options of sbatch, `--licenses=matlab:2`, each one word.
         env: variables for the ranks; not for secrets, because the script contains the values.
-        template: file with blocks that replace those of allranks' template.
     Raises:
         UsageError: a value cannot be written into a script, or the template is wrong.
     """
@@ -115,24 +113,21 @@ def render_sbatch(
     )
     environment.filters["quote"] = shlex.quote
     try:
-        if template is None:
-            chosen = environment.get_template("allranks/job.sh.j2")
-        else:
-            chosen = environment.from_string(template.read_text())
+        path = "allranks/job.sh.j2"
+        chosen = environment.from_string(template.read_text()) if template else environment.get_template(path)
         text = chosen.render(
             directives=directives(options, more),
             command=list(command),
             env=dict(env or {}),
             handed_on=options.handed_on,
         )
-    except jinja2.TemplateSyntaxError as exc:
-        raise UsageError(f"{template}:{exc.lineno}: {exc.message}") from exc
     except jinja2.TemplateNotFound as exc:  # also an OSError
         raise UsageError(
             f'{template}: no template {exc.name!r}; expected {{% extends "allranks/job.sh.j2" %}}'
         ) from exc
     except jinja2.TemplateError as exc:
-        raise UsageError(f"{template}: {exc.message}") from exc
+        line = f":{exc.lineno}" if isinstance(exc, jinja2.TemplateSyntaxError) else ""
+        raise UsageError(f"{template}{line}: {exc.message}") from exc
     except (OSError, UnicodeDecodeError) as exc:
         raise UsageError(f"{template}: cannot be read: {getattr(exc, 'strerror', None) or exc}") from exc
     return text.rstrip("\n") + "\n"
@@ -174,15 +169,13 @@ def nodes_of(nodes: str | None, nnodes: str | None) -> str | None:
     """
     if nnodes is None:
         return nodes
-    low, _, high = nnodes.partition(":")
     if nodes is None:
+        low, _, high = nnodes.partition(":")
         return f"{low}-{high}" if high and high != low else low
-    asked = re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", nodes)
-    wanted = re.fullmatch(r"([0-9]+)(?::([0-9]+))?", nnodes)
-    if asked and wanted:  # sbatch judges other notations itself
-        fewest, most = int(asked[1]), int(asked[2] or asked[1])
-        if not int(wanted[1]) <= fewest <= most <= int(wanted[2] or wanted[1]):
-            raise UsageError(f"--nodes {nodes} and --nnodes {nnodes} contradict each other; give one of them")
+    ranges = [re.fullmatch(r"([0-9]+)(?:[-:]([0-9]+))?", text) for text in (nnodes, nodes)]
+    wanted, asked = [(int(found[1]), int(found[2] or found[1])) if found else (0, 0) for found in ranges]
+    if all(ranges) and not wanted[0] <= asked[0] <= asked[1] <= wanted[1]:  # sbatch judges other notations itself
+        raise UsageError(f"--nodes {nodes} and --nnodes {nnodes} contradict each other; give one of them")
     return nodes
 
 
@@ -299,7 +292,6 @@ def submission_env(
     paths of programs and libraries, and settings of the libraries that the job uses; never those of an outer job.
 
     Args:
-        environ: environment of this process.
         names: further variables for the job, also secrets.
         said: fields of SbatchOptions from the command line; SBATCH_ variables would override the script.
     """

@@ -9,6 +9,7 @@ One line each, with what to do. A site with SLURM's defaults and proctrack/cgrou
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 
 from allranks.host.slurm_site import PartitionRules, Site
 from allranks.launch.batch.script import SbatchOptions
@@ -25,25 +26,11 @@ def limits(
     """Return a line for each setting that affects a resuming job.
 
     Args:
-        site: settings of the controller.
-        rules: settings of the job's partition; None if no partition is named.
-        options: the job's options.
         is_site_known: leave out what is the same for every job of this site.
     """
-    lines = _about_options(options)
-    if is_site_known:
-        return lines
-    lines += [*_about_requeue(site, options), *_about_preemption(site, rules)]
-    if site.kill_wait_s is not None and site.kill_wait_s < SHORT_KILL_WAIT_S:
-        lines.append(
-            f"KillWait is {site.kill_wait_s:.0f} s: a checkpoint after SIGTERM has only this time; "
-            f"--signal={options.signal} warns before the time limit"
-        )
-    if site.signals_children:
-        lines.append(
-            "SIGTERM from SLURM reaches the workers directly here (SignalChildrenProcesses, or proctrack/linuxproc), "
-            "and ends them at once; to save first, use allranks.session() or handle the signal"
-        )
+    lines = [*_about_options(options)]
+    if not is_site_known:
+        lines += [*_about_requeue(site, options), *_about_preemption(site, rules), *_about_signals(site, options)]
     return lines
 
 
@@ -67,53 +54,56 @@ def parse_time_limit_s(text: str) -> int | None:
     return first * 60 + second  # MM[:SS]
 
 
-def _about_options(options: SbatchOptions) -> list[str]:
-    lines = []
+def _about_options(options: SbatchOptions) -> Iterator[str]:
     if not options.requeue:
-        lines.append(
-            "--no-requeue: after the time limit, a preemption or a node fault, submit the job again; it resumes"
-        )
+        yield "--no-requeue: after the time limit, a preemption or a node fault, submit the job again; it resumes"
     limit_s = parse_time_limit_s(options.time) if options.time else None
     warned = re.fullmatch(r"(?:[BR]+:)?\w+(?:@(\d+))?", options.signal)
     before_s = int(warned[1] or EARLY_S) if warned else 0
     if limit_s and before_s and limit_s <= before_s + EARLY_S:
-        expected = f"expected a limit above {before_s + EARLY_S} s, or fewer seconds after @"
-        lines.append(
+        yield (
             f"--time {options.time}: the warning {options.signal} may come at the start of the job: SLURM sends it "
-            f"up to {EARLY_S} s early; {expected}"
+            f"up to {EARLY_S} s early; expected a limit above {before_s + EARLY_S} s, or fewer seconds after @"
         )
-    return lines
 
 
-def _about_requeue(site: Site, options: SbatchOptions) -> list[str]:
-    if not options.requeue:
-        return []
-    lines = []
-    if site.requeues is False:
-        lines.append(
+def _about_requeue(site: Site, options: SbatchOptions) -> Iterator[str]:
+    if options.requeue and site.requeues is False:
+        yield (
             "JobRequeue=0 here: SLURM requeues only jobs with --requeue, which this one has; "
             "scontrol show job prints Requeue=1 if SLURM accepted it"
         )
-    if site.max_batch_requeue is not None and site.max_batch_requeue < FEW_REQUEUES:
-        lines.append(
+    if options.requeue and site.max_batch_requeue is not None and site.max_batch_requeue < FEW_REQUEUES:
+        yield (
             f"MaxBatchRequeue is {site.max_batch_requeue}: SLURM holds a job after that many requeues; "
             "scontrol release JOB lets it continue"
         )
-    return lines
 
 
-def _about_preemption(site: Site, rules: PartitionRules | None) -> list[str]:
-    if site.preempt_type in ("", "none"):
-        return []
+def _about_preemption(site: Site, rules: PartitionRules | None) -> Iterator[str]:
     mode = ((rules.preempt_mode if rules else "") or site.preempt_mode).upper()
+    if site.preempt_type in ("", "none"):
+        return
     if "CANCEL" in mode:
-        return ["SLURM cancels preempted jobs here (PreemptMode=CANCEL); submit the job again, and it resumes"]
-    if "SUSPEND" in mode or "GANG" in mode:
-        return [
+        yield "SLURM cancels preempted jobs here (PreemptMode=CANCEL); submit the job again, and it resumes"
+    elif "SUSPEND" in mode or "GANG" in mode:
+        yield (
             f"SLURM suspends preempted jobs here and resumes them later (PreemptMode={mode}); all ranks pause "
             "together, and connections may time out meanwhile"
-        ]
-    if "REQUEUE" in mode and rules is not None and not rules.grace_s:
+        )
+    elif "REQUEUE" in mode and rules is not None and not rules.grace_s:
         wait = f"{site.kill_wait_s:.0f} s (KillWait)" if site.kill_wait_s is not None else "KillWait"
-        return [f"preemption has no GraceTime here: a checkpoint has {wait}; --checkpoint-every limits the lost work"]
-    return []
+        yield f"preemption has no GraceTime here: a checkpoint has {wait}; --checkpoint-every limits the lost work"
+
+
+def _about_signals(site: Site, options: SbatchOptions) -> Iterator[str]:
+    if site.kill_wait_s is not None and site.kill_wait_s < SHORT_KILL_WAIT_S:
+        yield (
+            f"KillWait is {site.kill_wait_s:.0f} s: a checkpoint after SIGTERM has only this time; "
+            f"--signal={options.signal} warns before the time limit"
+        )
+    if site.signals_children:
+        yield (
+            "SIGTERM from SLURM reaches the workers directly here (SignalChildrenProcesses, or proctrack/linuxproc), "
+            "and ends them at once; to save first, use allranks.session() or handle the signal"
+        )

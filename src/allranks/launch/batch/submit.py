@@ -89,8 +89,6 @@ def submit(script: str, options: SbatchOptions, *, env: Mapping[str, str], log_d
     """Check and submit a script.
 
     Args:
-        script: its text.
-        options: the options that it was rendered from.
         env: environment for sbatch and the job, without the job's key.
         log_dir: `--log-dir` of the run, relative to the job's working directory.
     Raises:
@@ -104,12 +102,13 @@ def submit(script: str, options: SbatchOptions, *, env: Mapping[str, str], log_d
         root.mkdir(parents=True, exist_ok=True)
     except OSError as exc:
         raise UsageError(f"{root}: {exc.strerror}; choose another directory with --log-dir") from exc
-    before = _Before.of(root, options)
+    runs = {path.name for path in root.iterdir()}
+    outputs = {path for each in _outputs(options) for path in glob(expand_pattern(each, "*", options))}  # noqa: PTH207
     job = submit_script(script, SBATCH_ARGUMENTS, env={**env, SECRET_VARIABLE: secrets.token_hex(32)})
     path = root / as_file_name(job)
     problem, set_aside = "", ""
     try:
-        set_aside = before.set_aside(job, options)
+        set_aside = _set_aside(job, options, root, runs=runs, outputs=outputs)
         path.mkdir(exist_ok=True)
         (path / "submission.sh").write_text(script)
         point_latest(root, path.name)
@@ -130,43 +129,29 @@ def submit(script: str, options: SbatchOptions, *, env: Mapping[str, str], log_d
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Before:
-    """What was there before a job got its id: files of other jobs, also of an older one with the same id.
+def _set_aside(job: str, options: SbatchOptions, root: Path, *, runs: set[str], outputs: set[str]) -> str:
+    """Rename the run directories of an older job with this id, and move its output; return the new name.
 
     Ids begin again in a cluster that was installed anew, and after MaxJobId.
+
+    Args:
+        runs: names in the log directory before the job was submitted.
+        outputs: files that were there before, and could be the job's output.
+    Raises:
+        OSError: that failed.
     """
-
-    root: Path
-    runs: frozenset[str]
-    outputs: frozenset[str]
-
-    @classmethod
-    def of(cls, root: Path, options: SbatchOptions) -> _Before:
-        runs = frozenset(path.name for path in root.iterdir()) if root.is_dir() else frozenset[str]()
-        patterns = [expand_pattern(pattern, "*", options) for pattern in _outputs(options)]
-        return cls(root, runs, frozenset(path for pattern in patterns for path in glob(pattern)))  # noqa: PTH207
-
-    def set_aside(self, job: str, options: SbatchOptions) -> str:
-        """Rename the run directories of an older job with this id, and move its output; return the new name.
-
-        Raises:
-            OSError: that failed.
-        """
-        name = as_file_name(job)
-        old = sorted(each for each in self.runs if re.fullmatch(rf"{re.escape(name)}(_\d+)?", each))
-        patterns = [expand_pattern(pattern, job, options) for pattern in _outputs(options)]
-        outputs = [Path(path) for path in sorted(self.outputs.intersection(patterns)) if Path(path).is_file()]
-        if not old:
-            return ""
-        ended = datetime.fromtimestamp((self.root / old[0]).stat().st_mtime)
-        for each in old:
-            aside = self.root / f"{each}-until-{ended:%Y%m%d-%H%M%S}"
-            (self.root / each).rename(aside)
-        for output in outputs:  # the new job may have opened it already, to append: it keeps its file
-            shutil.copy2(output, aside / output.name)
-            os.truncate(output, 0)
-        return str(aside)
+    old = sorted(each for each in runs if re.fullmatch(rf"{re.escape(as_file_name(job))}(_\d+)?", each))
+    if not old:
+        return ""
+    ended = datetime.fromtimestamp((root / old[0]).stat().st_mtime)
+    for each in old:
+        aside = root / f"{each}-until-{ended:%Y%m%d-%H%M%S}"
+        (root / each).rename(aside)
+    for path in sorted(outputs.intersection(expand_pattern(pattern, job, options) for pattern in _outputs(options))):
+        if Path(path).is_file():  # the new job may have opened it already, to append: it keeps its file
+            shutil.copy2(path, aside / Path(path).name)
+            os.truncate(path, 0)
+    return str(aside)
 
 
 def _outputs(options: SbatchOptions) -> list[str]:

@@ -12,12 +12,12 @@ is only shown in the figures. If all pairs are equally slow, nothing is reported
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 
 from allranks.causes.cause import Outcome
-from allranks.launch.check.collective import End, PairOrder, Report
+from allranks.launch.check.collective import End, Meeting
 from allranks.model.finding import Confidence, Status
 from allranks.preflight.blame import Blame, Edge, Kind, blame
 
@@ -75,17 +75,14 @@ def bus_bandwidth_gb_s(size_bytes: int, time_s: float, num_ranks: int) -> float:
     return size_bytes / time_s * 2 * (num_ranks - 1) / num_ranks / 1e9
 
 
-def speeds_of(order: PairOrder, reports: Sequence[Report], backend: str) -> list[Speed]:
+def speeds_of(meetings: Iterable[Meeting], ends: Mapping[str, End]) -> list[Speed]:
     """Return the speeds of the pairs for which both ends measured a bandwidth."""
-    said = {(each.round, each.node): each for each in reports if each.backend == backend and each.status == "ok"}
     speeds = []
-    for number, pairs in enumerate(order.rounds):
-        for a, b in pairs:
-            ends = [said.get((number, node)) for node in (a, b)]
-            took_s = [end.payload_s for end in ends if end is not None and end.payload_s and end.payload_s > 0]
-            sizes = {end.payload_bytes for end in ends if end is not None}
-            if len(took_s) == 2 and len(sizes) == 1:
-                speeds.append(Speed(number, (a, b), sizes.pop(), max(took_s), _link_gb_s(order, (a, b))))
+    for each in meetings:
+        done = [end for end in each.ends if end is not None and end.status == "ok" and (end.payload_s or 0) > 0]
+        if len(done) == 2 and done[0].payload_bytes == done[1].payload_bytes:
+            time_s = max(end.payload_s or 0.0 for end in done)
+            speeds.append(Speed(each.round, each.nodes, done[0].payload_bytes, time_s, _link_gb_s(each.nodes, ends)))
     return speeds
 
 
@@ -98,13 +95,7 @@ def hold_against_each_other(speeds: Sequence[Speed]) -> list[float]:
 
 
 def judge_speeds(speeds: Sequence[Speed], backend: str, ends: Mapping[str, End]) -> list[tuple[str, Outcome]]:
-    """Return the slow nodes and pairs: (name of the culprit, outcome); empty with fewer than MIN_PAIRS pairs.
-
-    Args:
-        speeds: of this backend's pairs.
-        backend: gloo or nccl.
-        ends: the nodes, for the culprit's interface.
-    """
+    """Return the slow nodes and pairs of one backend: (name of the culprit, outcome); empty below MIN_PAIRS pairs."""
     if len(speeds) < MIN_PAIRS:
         return []
     shares = dict(zip(speeds, hold_against_each_other(speeds), strict=True))
@@ -145,7 +136,6 @@ def _judge(
     return name, outcome
 
 
-def _link_gb_s(order: PairOrder, nodes: tuple[str, str]) -> float | None:
-    rates = [order.ends[node].link_mbit_s for node in nodes]
-    known = [rate for rate in rates if rate is not None and rate > 0]
-    return min(known) / 8000 if len(known) == len(rates) else None
+def _link_gb_s(nodes: tuple[str, str], ends: Mapping[str, End]) -> float | None:
+    slower = min(ends[node].link_mbit_s or 0 for node in nodes)
+    return slower / 8000 if slower > 0 else None

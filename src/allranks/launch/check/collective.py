@@ -20,8 +20,7 @@ import signal
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,17 +28,15 @@ from typing import Any
 import msgspec
 
 import allranks.join
-from allranks.launch.check.member import name_of
-from allranks.launch.check.step import srun_command, step_env
-from allranks.launch.check.variable import from_variable, to_variable
+from allranks.host.node import name_of
+from allranks.launch.check.step import start_members
 from allranks.launch.check.where import Place
-from allranks.launch.step.parcels import Unpacker, pack
-from allranks.launch.step.srun import Line, run_steps, words_of
+from allranks.launch.step.parcels import Parcel, send
+from allranks.launch.step.srun import words_of
 from allranks.model.errors import AllranksError
+from allranks.model.hostlist import fold_hosts
 from allranks.model.identity import check_one_agent_per_node, world_from_env
 
-ORDER_VARIABLE = "ALLRANKS_CHECK_PAIRS"
-"""In the step's environment: which nodes form which pairs."""
 START_S = 40.0
 """From the step's first message to the first pair: all nodes load torch from one file system at the same time."""
 PAIR_S = 20.0
@@ -59,7 +56,7 @@ class End(msgspec.Struct, frozen=True, kw_only=True):
     """Speed that the interface reports; None if it reports none, as virtual interfaces do."""
 
 
-class PairOrder(msgspec.Struct, frozen=True, kw_only=True):
+class PairOrder(msgspec.Struct, frozen=True, kw_only=True, tag="pairs"):
     """What the children run."""
 
     ends: dict[str, End]
@@ -96,6 +93,27 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of a matmul, one entry per GPU."""
 
 
+@dataclass(frozen=True, slots=True)
+class Meeting:
+    """One pair in one round with one backend, and the reports of both ends; None if an end sent none."""
+
+    backend: str
+    round: int
+    nodes: tuple[str, str]
+    ends: tuple[Report | None, Report | None]
+
+
+def list_meetings(order: PairOrder, reports: Iterable[Report]) -> list[Meeting]:
+    """Return every pair that was to meet. Pure."""
+    said = {(each.backend, each.round, each.node): each for each in reports}
+    return [
+        Meeting(backend, number, (a, b), (said.get((backend, number, a)), said.get((backend, number, b))))
+        for backend in order.backends
+        for number, pairs in enumerate(order.rounds)
+        for a, b in pairs
+    ]
+
+
 @dataclass(slots=True)
 class Told:
     """What was received from the step."""
@@ -103,8 +121,16 @@ class Told:
     here: set[str] = field(default_factory=set)
     reports: list[Report] = field(default_factory=list)
     done: set[str] = field(default_factory=set)
-    words: list[str] = field(default_factory=list)
-    """Messages of srun."""
+
+    def take(self, parcel: Parcel) -> None:
+        """Take a document of the step."""
+        match parcel.kind:
+            case "here":
+                self.here.add(parcel.sender)
+            case "done":
+                self.done.add(parcel.sender)
+            case "pair":
+                self.reports.append(msgspec.structs.replace(parcel.read(Report), node=parcel.sender))
 
 
 def run_pairs(
@@ -118,69 +144,41 @@ def run_pairs(
 ) -> Told:
     """Start the children on the nodes, and return their reports.
 
-    Args:
-        place: the nodes that were checked, by name.
-        order: which nodes form which pairs.
-        queue_s: how long SLURM may take to start them.
-        env: the caller's.
-        say: gets a line about nodes that did not finish.
-        check_signals: raises StoppedBySignal when somebody told this process to stop.
     Raises:
         AllranksError: SLURM started nothing.
-        StoppedBySignal: check_signals raised it.
     """
-    told, unpacker = Told(), Unpacker()
-    told_env = step_env(env) | {ORDER_VARIABLE: encode_order(order)}
-    by_s, is_begun = time.monotonic() + queue_s, False
-    with run_steps([srun_command(place, mode="--pairs")], told_env) as output:
-        while not output.has_ended and time.monotonic() < by_s and told.done < set(order.ends):
-            check_signals()
-            if told.here and not is_begun:
-                is_begun, by_s = True, time.monotonic() + order.deadline_s + SLACK_S
-            for line in output.lines():
-                _take(told, unpacker, line)
+    told, nodes = Told(), set(order.ends)
+    with start_members(place, order, env) as steps:
+        steps.listen(
+            told.take,
+            is_complete=lambda: told.done >= nodes,
+            first_s=queue_s,
+            next_s=order.deadline_s + SLACK_S,
+            describe_wait=lambda waited_s: (
+                f"still waiting for the collectives on {fold_hosts(sorted(nodes - told.done))} after {waited_s:.0f} s"
+            ),
+            say=say,
+            check_signals=check_signals,
+        )
     if not told.here:
-        said = words_of(told.words) or f"no answer within {queue_s:.0f} s"
+        said = words_of(steps.words) or f"no answer within {queue_s:.0f} s"
         raise AllranksError(f"check --deep: SLURM started no second step on {place.describe()}: {said}")
-    if silent := sorted(set(order.ends) - told.done):
+    if silent := sorted(nodes - told.done):
         say(f"the collectives did not finish on {', '.join(silent)}")
     return told
 
 
-def _take(told: Told, unpacker: Unpacker, line: Line) -> None:
-    if line.is_aside:
-        told.words.append(line.text)
-    parcel = None if line.is_aside else unpacker.feed(line.text)
-    if parcel is None:
-        return
-    with contextlib.suppress(msgspec.DecodeError, UnicodeDecodeError):  # from another version of allranks
-        report = msgspec.json.decode(parcel.content, type=Report)
-        match parcel.kind:
-            case "here":
-                told.here.add(report.node)
-            case "done":
-                told.done.add(report.node)
-            case "pair":
-                told.reports.append(report)
+def serve_pairs(order: PairOrder, env: Mapping[str, str]) -> None:
+    """Run on one node: start the child with torch, and send its reports to the process that started the step.
 
-
-def serve_pairs(order: PairOrder, env: Mapping[str, str], *, tell: Callable[[str], None]) -> None:
-    """Run on one node: start the child with torch, and forward its reports.
-
-    Args:
-        order: who works with whom.
-        env: this task's; the child gets it, too.
-        tell: sends lines to the process that started the step.
     Raises:
         AllranksError: this task cannot take part.
     """
-    world = world_from_env(env)
-    check_one_agent_per_node(world)
-    node = world.node_name or name_of(env)
-    tell(pack(str(world.rank), "here", msgspec.json.encode(Report(node=node))))
-    command = [sys.executable, str(Path(allranks.join.__path__[0]) / "pair.py")]
+    check_one_agent_per_node(world_from_env(env))
+    node = name_of(env)
+    send(node, "here")
     child = subprocess.Popen(
-        command,
+        [sys.executable, str(Path(allranks.join.__path__[0]) / "pair.py")],
         env=dict(env),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -197,10 +195,8 @@ def serve_pairs(order: PairOrder, env: Mapping[str, str], *, tell: Callable[[str
             child.stdin.write(json.dumps(work_of(order, node)).encode())
             child.stdin.close()
         for line in child.stdout:
-            with contextlib.suppress(msgspec.DecodeError, msgspec.ValidationError):
-                report = msgspec.structs.replace(msgspec.json.decode(line, type=Report), node=node)
-                tell(pack(str(world.rank), "pair", msgspec.json.encode(report)))
-        tell(pack(str(world.rank), "done", msgspec.json.encode(Report(node=node))))
+            send(node, "pair", msgspec.Raw(line))
+        send(node, "done")
     finally:
         killer.cancel()
         _kill(child)
@@ -215,37 +211,19 @@ def _kill(child: subprocess.Popen[bytes]) -> None:
 
 def work_of(order: PairOrder, node: str) -> dict[str, Any]:
     """Return the input of join/pair.py on one node: its pairs, in the order of the rounds. Pure."""
-    work = []
-    steps = [(backend, number) for backend in order.backends for number in range(len(order.rounds))]
-    for step, (backend, number) in enumerate(steps):
-        for pair in order.rounds[number]:
-            if node in pair:
-                first = order.ends[pair[0]]
-                work.append(
-                    {
-                        "step": step,
-                        "round": number,
-                        "backend": backend,
-                        "peer": pair[1 - pair.index(node)],
-                        "rank": pair.index(node),
-                        "address": first.address,
-                        "port": order.port,
-                        "interface": order.ends[node].interface,
-                    }
-                )
+    work = [
+        {
+            "step": order.backends.index(each.backend) * len(order.rounds) + each.round,
+            "round": each.round,
+            "backend": each.backend,
+            "peer": each.nodes[1 - each.nodes.index(node)],
+            "rank": each.nodes.index(node),
+            "address": order.ends[each.nodes[0]].address,
+            "port": order.port,
+            "interface": order.ends[node].interface,
+        }
+        for each in list_meetings(order, ())
+        if node in each.nodes
+    ]
     num_gpus = order.ends[node].num_gpus if node in order.ends and "nccl" in order.backends else 0
     return {"work": work, "num_gpus": num_gpus, "start_s": START_S, "pair_s": PAIR_S, "timeout_s": COLLECTIVE_S}
-
-
-def encode_order(order: PairOrder) -> str:
-    """Return an order as the value of an environment variable."""
-    return to_variable(order)
-
-
-def decode_order(text: str) -> PairOrder:
-    """Read what `encode_order` wrote.
-
-    Raises:
-        UsageError: it is something else.
-    """
-    return from_variable(text, PairOrder, name=ORDER_VARIABLE)

@@ -24,7 +24,7 @@ from allranks.launch.check.bandwidth import (
     judge_speeds,
     speeds_of,
 )
-from allranks.launch.check.collective import End, PairOrder, Report, Told
+from allranks.launch.check.collective import End, Meeting, PairOrder, Report, Told, list_meetings
 from allranks.launch.check.member import Held
 from allranks.launch.check.outcome import ALONE
 from allranks.model.card import Card
@@ -52,16 +52,16 @@ class Deep:
     """Times and bandwidths, one entry per pair and per GPU."""
 
 
-def plan_pairs(held: Held, *, port: int) -> tuple[PairOrder | None, dict[str, str]]:
-    """Return which nodes form pairs, and why others cannot take part; None if no pair is left.
+def plan_pairs(held: Held, *, port: int) -> tuple[PairOrder, dict[str, str]]:
+    """Return which nodes form pairs, none if fewer than two can, and why others cannot take part.
 
     Args:
         held: result of the ordinary check, which found nothing that would stop a job.
         port: used if the roll call had no port.
     """
-    names = name_nodes(held.seen.cards)
     ends, skipped = dict[str, End](), dict[str, str]()
-    network = _network_of_the_leader(held)
+    cards, network = list[Card](), _network_of_the_leader(held)
+    names = name_nodes(held.seen.cards)
     for index, name in names.items():
         card = held.seen.cards[index]
         end = _end(card, network)
@@ -71,48 +71,48 @@ def plan_pairs(held: Held, *, port: int) -> tuple[PairOrder | None, dict[str, st
             skipped[name] = "its data interface is unknown; name it in cluster.toml"
         else:
             ends[name] = end
+            cards.append(card)
     if len(ends) < 2:
-        return None, skipped | dict.fromkeys(ends, ALONE if len(names) < 2 else "no other node can take part")
-    cards = [held.seen.cards[index] for index, name in names.items() if name in ends]
+        skipped |= dict.fromkeys(ends, ALONE if len(names) < 2 else "no other node can take part")
+        return PairOrder(ends={}, rounds=(), backends=tuple(NAMES), port=port), skipped
     has_gpus = all(card.num_gpus and card.facts and card.facts.torch_cuda for card in cards)
-    backends = ("gloo", "nccl") if has_gpus else ("gloo",)
-    order = PairOrder(ends=ends, rounds=matchings(list(ends)), backends=backends, port=held.store_port or port)
-    return order, skipped
+    backends = tuple(NAMES) if has_gpus else ("gloo",)
+    return PairOrder(ends=ends, rounds=matchings(list(ends)), backends=backends, port=held.store_port or port), skipped
 
 
-def judge_told(
-    order: PairOrder | None, told: Told, *, skipped: Mapping[str, str], wanted: Collection[type[Cause]]
-) -> Deep:
+def judge_told(order: PairOrder, told: Told, *, skipped: Mapping[str, str], wanted: Collection[type[Cause]]) -> Deep:
     """Find the culprits in the reports.
 
     Args:
-        order: which nodes formed pairs; None if there were none.
-        told: their reports.
         skipped: node -> why it did not take part.
-        wanted: causes to look for.
     """
     wanted_ids = {cause.id for cause in wanted}
-    gone = {each.node: each.no_torch for each in told.reports if each.no_torch}
-    skipped = {**skipped, **gone}
-    results: list[Result] = []
-    findings: list[Finding] = []
+    skipped = {**skipped, **{each.node: each.no_torch for each in told.reports if each.no_torch}}
+    meetings = list_meetings(order, told.reports)
+    speeds = {
+        backend: speeds_of([each for each in meetings if each.backend == backend], order.ends)
+        for backend in order.backends
+    }
+    results, findings = list[Result](), list[Finding]()
     for cause_id in sorted(_BACKENDS.keys() & wanted_ids):
         cause, backend = find_cause(cause_id), _BACKENDS[cause_id]
-        cells = {name: (Status.SKIP, why) for name, why in skipped.items()}
-        if order is not None and backend not in order.backends:
+        if backend in order.backends:
+            edges, reasons = _edges(meetings, backend, absent=skipped.keys() | (order.ends.keys() - told.here))
+            findings += [_finding(cause, backend, each, edges, reasons) for each in blame(edges)]
+            cells = {name: (Status.SKIP, why) for name, why in skipped.items()} | {
+                name: _cell(name, edges, told) for name in order.ends if name not in skipped
+            }
+        else:
             cells = dict.fromkeys([*order.ends, *skipped], (Status.SKIP, NO_GPU))
-        elif order is not None:
-            edges, reasons = _edges(order, told, backend, without=gone)
-            found = blame(edges)
-            findings += [_finding(cause, backend, each, edges, reasons) for each in found]
-            cells |= _cells(order, edges, told, without=skipped)
-        results += [
-            Result(cause=cause.label(), node=name, status=status, note=note) for name, (status, note) in cells.items()
-        ]
+        results += _results(cause, cells)
     if _SLOW in wanted_ids:
-        cells_of_speed, slow = _slow(order, told, skipped=skipped)
-        results, findings = results + cells_of_speed, findings + slow
-    return Deep(tuple(results), tuple(findings), tuple(_figures(order, told)))
+        cause = find_cause(_SLOW)
+        results += _results(cause, {name: (Status.SKIP, why) for name, why in skipped.items()})
+        for backend, of_backend in speeds.items():
+            findings += [cause.find(said, node=name) for name, said in judge_speeds(of_backend, backend, order.ends)]
+            taking_part = order.ends.keys() - skipped.keys()
+            results += _results(cause, {name: _cell_of_speed(name, backend, of_backend) for name in taking_part})
+    return Deep(tuple(results), tuple(findings), (*_figures(meetings, speeds), *_matmuls(told.reports)))
 
 
 def render_figures(deep: Deep) -> str:
@@ -132,45 +132,43 @@ def render_figures(deep: Deep) -> str:
     return "\n".join(lines)
 
 
-def _cells(
-    order: PairOrder, edges: Sequence[Edge], told: Told, *, without: Collection[str]
-) -> dict[str, tuple[Status, str]]:
-    """One cell per node, unless the node is a culprit."""
-    failed = {name for edge in edges if not edge.is_ok for name in (edge.source, edge.target)}
-    met = {name for edge in edges if edge.is_ok for name in (edge.source, edge.target)}
-    cells = {}
-    for name in order.ends:
-        if name in without:
-            continue
-        if name in met:
-            cells[name] = Status.PASS, ""
-        elif name in failed:
-            cells[name] = Status.UNKNOWN, "no pair with this node passed"
-        else:
-            taken = next((each.what for each in told.reports if each.node == name and each.status == "unknown"), "")
-            cells[name] = Status.UNKNOWN, taken or "no pair with this node was tested"
-    return cells
+def _results(cause: type[Cause], cells: Mapping[str, tuple[Status, str]]) -> list[Result]:
+    return [Result(cause=cause.label(), node=name, status=status, note=note) for name, (status, note) in cells.items()]
+
+
+def _cell(name: str, edges: Sequence[Edge], told: Told) -> tuple[Status, str]:
+    """One cell of a node that took part; that of a culprit gets its finding later."""
+    own = [edge.is_ok for edge in edges if name in (edge.source, edge.target)]
+    if any(own):
+        return Status.PASS, ""
+    if own:
+        return Status.UNKNOWN, "no pair with this node passed"
+    taken = next((each.what for each in told.reports if each.node == name and each.status == "unknown"), "")
+    return Status.UNKNOWN, taken or "no pair with this node was tested"
+
+
+def _cell_of_speed(name: str, backend: str, speeds: Sequence[Speed]) -> tuple[Status, str]:
+    own = [each for each in speeds if name in each.nodes]
+    if not own or len(speeds) < MIN_PAIRS:
+        return Status.SKIP, TOO_FEW if own else "no pair with this node was measured"
+    return Status.PASS, f"{NAMES[backend]}: {describe_speed(max(own, key=lambda each: each.busbw_gb_s))}"
 
 
 def _edges(
-    order: PairOrder, told: Told, backend: str, *, without: Collection[str]
+    meetings: Sequence[Meeting], backend: str, *, absent: Collection[str]
 ) -> tuple[list[Edge], dict[tuple[str, str], str]]:
     """Return the tests as edges, and the reason of each failed one."""
-    said = {(each.round, each.node): each for each in told.reports if each.backend == backend}
     edges: list[Edge] = []
     reasons: dict[tuple[str, str], str] = {}
-    for number, pairs in enumerate(order.rounds):
-        for pair in pairs:
-            if set(pair) & set(without) or not set(pair) <= told.here:
-                continue
-            reports = [said.get((number, node)) for node in pair]
-            if any(each is not None and each.status == "unknown" for each in reports):
-                continue
-            for (source, target), report in zip((pair, pair[::-1]), reports, strict=True):
-                is_ok = report is not None and report.status == "ok"
-                edges.append(Edge(source, target, is_ok))
-                if not is_ok:
-                    reasons[source, target] = _reason(report)
+    for each in meetings:
+        is_unknown = any(end is not None and end.status == "unknown" for end in each.ends)
+        if each.backend != backend or is_unknown or set(each.nodes) & set(absent):
+            continue
+        for (source, target), report in zip((each.nodes, each.nodes[::-1]), each.ends, strict=True):
+            is_ok = report is not None and report.status == "ok"
+            edges.append(Edge(source, target, is_ok))
+            if not is_ok:
+                reasons[source, target] = _reason(report)
     return edges, reasons
 
 
@@ -199,73 +197,37 @@ def _finding(
     return cause.find(outcome, node=found.culprit, waiting=fold_hosts(sorted(others)) or None)
 
 
-def _slow(order: PairOrder | None, told: Told, *, skipped: Mapping[str, str]) -> tuple[list[Result], list[Finding]]:
-    """Compare the bandwidths: one cell per node and backend, and findings."""
-    cause = find_cause(_SLOW)
-    results = [Result(cause=cause.label(), node=name, status=Status.SKIP, note=why) for name, why in skipped.items()]
-    findings: list[Finding] = []
-    for backend in order.backends if order is not None else ():
-        assert order is not None
-        speeds = speeds_of(order, told.reports, backend)
-        found = judge_speeds(speeds, backend, order.ends)
-        findings += [cause.find(outcome, node=name) for name, outcome in found]
-        for name in order.ends.keys() - skipped.keys():
-            own = [each for each in speeds if name in each.nodes]
-            status, note = Status.SKIP, TOO_FEW if own else "no pair with this node was measured"
-            if own and len(speeds) >= MIN_PAIRS:
-                best = max(own, key=lambda each: each.busbw_gb_s)
-                status, note = Status.PASS, f"{NAMES[backend]}: {describe_speed(best)}"
-            results.append(Result(cause=cause.label(), node=name, status=status, note=note))
-    return results, findings
-
-
-def _figures(order: PairOrder | None, told: Told) -> list[Mapping[str, object]]:
-    rows: dict[tuple[str, int, tuple[str, str]], float] = {}
-    pairs = {
-        (number, name): pair for number, of in enumerate(order.rounds if order else ()) for pair in of for name in pair
-    }
-    for each in told.reports:
-        pair = pairs.get((each.round, each.node))
-        if pair is not None and each.seconds:
-            key = each.backend, each.round, pair
-            rows[key] = max(rows.get(key, 0.0), each.seconds)  # the slower end waited for the result
-    measured = _measured(order, told)
-    figures: list[Mapping[str, object]] = [
-        {
-            "backend": backend, "round": number + 1, "nodes": list(pair), "seconds": s,
-            "mb_s": round(PAYLOAD_MB / s, 1), **measured.get((backend, number, pair), {}),
+def _figures(meetings: Sequence[Meeting], speeds: Mapping[str, Sequence[Speed]]) -> list[Mapping[str, object]]:
+    """Time of the all-reduce of each pair, and the bandwidth that was measured."""
+    measured = {
+        (backend, each.round, each.nodes): {
+            "measured": describe_speed(each),
+            "payload_bytes": each.size_bytes,
+            "ms": round(each.time_s * 1000, 3),
+            "busbw_gb_s": round(each.busbw_gb_s, 4),
+            "of_yardstick": round(share, 3),
+            "of_link": None if each.of_link is None else round(each.of_link, 3),
         }
-        for (backend, number, pair), s in sorted(rows.items())
-    ]  # fmt: skip
-    gpus = [(each.node, number, s) for each in told.reports for number, s in enumerate(each.matmul_s) if s]
-    usual = median(s for _, _, s in gpus) if gpus else 1.0
-    figures += [
-        {"backend": "matmul", "node": node, "gpu": number, "seconds": s, "of_median": round(s / usual, 3)}
-        for node, number, s in gpus
-    ]
+        for backend, of_backend in speeds.items()
+        for each, share in zip(of_backend, hold_against_each_other(of_backend), strict=True)
+    }
+    figures = list[Mapping[str, object]]()
+    for each in sorted(meetings, key=lambda one: (one.backend, one.round, one.nodes)):
+        # The slower end waited for the result.
+        if seconds := max((end.seconds for end in each.ends if end is not None and end.seconds), default=None):
+            pair = {"backend": each.backend, "round": each.round + 1, "nodes": list(each.nodes), "seconds": seconds}
+            speed = measured.get((each.backend, each.round, each.nodes), {})
+            figures.append({**pair, "mb_s": round(PAYLOAD_MB / seconds, 1), **speed})
     return figures
 
 
-def _measured(order: PairOrder | None, told: Told) -> dict[tuple[str, int, tuple[str, str]], Mapping[str, object]]:
-    """Bandwidth of each pair, by backend, round and nodes."""
-    found = {}
-    for backend in order.backends if order is not None else ():
-        assert order is not None
-        speeds = speeds_of(order, told.reports, backend)
-        for each, share in zip(speeds, hold_against_each_other(speeds), strict=True):
-            found[backend, each.round, each.nodes] = _row(each, share)
-    return found
-
-
-def _row(speed: Speed, share: float) -> Mapping[str, object]:
-    return {
-        "measured": describe_speed(speed),
-        "payload_bytes": speed.size_bytes,
-        "ms": round(speed.time_s * 1000, 3),
-        "busbw_gb_s": round(speed.busbw_gb_s, 4),
-        "of_yardstick": round(share, 3),
-        "of_link": None if speed.of_link is None else round(speed.of_link, 3),
-    }
+def _matmuls(reports: Sequence[Report]) -> list[Mapping[str, object]]:
+    gpus = [(each.node, number, s) for each in reports for number, s in enumerate(each.matmul_s) if s]
+    usual = median(s for _, _, s in gpus) if gpus else 1.0
+    return [
+        {"backend": "matmul", "node": node, "gpu": number, "seconds": s, "of_median": round(s / usual, 3)}
+        for node, number, s in gpus
+    ]
 
 
 def _network_of_the_leader(held: Held) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from allranks.model.card import Card, Facts
+from allranks.model.card import Card, Facts, Interface
 from allranks.model.hostlist import fold_hosts
 from allranks.preflight.networks import Choice, choose_network
 from allranks.report.toml import Key, Table
@@ -33,12 +33,7 @@ class Surroundings:
 
 
 def describe_cluster(cards: Sequence[Card], around: Surroundings) -> tuple[str, list[Table]]:
-    """Return the title and the tables of cluster.toml.
-
-    Args:
-        cards: node reports, in the order of the nodes.
-        around: what the scheduler reports.
-    """
+    """Return the title and the tables of cluster.toml."""
     choice = choose_network(cards)
     names = fold_hosts([card.host for card in cards])
     count = f"{len(cards)} nodes, {names}" if len(cards) > 1 else names
@@ -79,28 +74,20 @@ def _name(cards: Sequence[Card], around: Surroundings) -> Key:
 def _network(cards: Sequence[Card], choice: Choice) -> Table:
     holders = sorted({card.port_holder for card in cards if card.port_holder})
     port = f"the default; on the first node, {holders[0]} uses it now" if holders else "the default, as in torchrun"
-    data = choice.network.subnet if choice.network else None
-    return Table(
-        "[network]",
-        (Key("data", data, choice.reason), Key("port", PORT, port), _infiniband(cards)),
-        notes=choice.notes,
-    )
+    data = Key("data", choice.network.subnet if choice.network else None, choice.reason)
+    return Table("[network]", (data, Key("port", PORT, port), _infiniband(cards)), notes=choice.notes)
 
 
 def _infiniband(cards: Sequence[Card]) -> Key:
-    active = {
-        card.host: [port for port in card.facts.rdma_ports if port.state == "ACTIVE"]
-        for card in cards
-        if card.facts is not None
-    }
+    all_ports = {card.host: card.facts.rdma_ports for card in cards if card.facts is not None}
+    active = {host: [port for port in ports if port.state == "ACTIVE"] for host, ports in all_ports.items()}
     with_ports = [host for host, ports in active.items() if ports]
     if not with_ports:
-        any_port = any(card.facts and card.facts.rdma_ports for card in cards)
-        return Key("infiniband", False, "no RDMA port is active" if any_port else "no node has an RDMA device")
+        is_any = any(all_ports.values())
+        return Key("infiniband", False, "no RDMA port is active" if is_any else "no node has an RDMA device")
     first = active[with_ports[0]]
-    what = f"{', '.join(f'{port.device} ({port.link_layer}, {port.rate})' for port in first[:2])}" + (
-        f" and {len(first) - 2} more" if len(first) > 2 else ""
-    )
+    what = ", ".join(f"{port.device} ({port.link_layer}, {port.rate})" for port in first[:2])
+    what += f" and {len(first) - 2} more" if len(first) > 2 else ""
     if len(with_ports) < len(active):
         without = fold_hosts([host for host in active if host not in with_ports])
         return Key("infiniband", None, f"not set, NCCL decides: {with_ports[0]} has {what}, {without} has none active")
@@ -108,9 +95,8 @@ def _infiniband(cards: Sequence[Card]) -> Key:
 
 
 def _slurm(around: Surroundings) -> Table:
-    partition = Key(
-        "partition", around.partition, around.partition_reason or "not set, SLURM uses its default partition"
-    )
+    why = around.partition_reason or "not set, SLURM uses its default partition"
+    partition = Key("partition", around.partition, why)
     return Table("[slurm]", (partition, Key("time", None, "not set, the partition's limit applies")))
 
 
@@ -128,40 +114,29 @@ def _nodes(cards: Sequence[Card], choice: Choice, around: Surroundings) -> list[
 
 def _node(card: Card, choice: Choice, around: Surroundings) -> Table:
     ways = choice.network.nodes.get(card.host, ()) if choice.network else ()
-    gpus = _gpus(card, around)
+    why, facts = "", list[str]()
     if ways:
-        nic = ways[0].nic
+        nic, address = ways[0].nic, ways[0].address
         facts = [f"{nic.speed_mbit_s / 1000:g} Gbit/s" if nic.speed_mbit_s else "speed unknown"]
         facts += [f"MTU {nic.mtu}"] if nic.mtu else []
         facts += [] if nic.is_up else ["down at the moment"]
         facts += [f"also {', '.join(each.nic.name for each in ways[1:])}"] if len(ways) > 1 else []
-        keys = (Key("name", card.host), Key("address", ways[0].address), Key("interface", nic.name, ", ".join(facts)))
-        return Table("[[node]]", (*keys, gpus))
-    named = None if choice.network else _named_address(card)
-    if named is None:
+    elif choice.network is None and (named := _named_address(card)) is not None:
+        (nic, address), why = named, "its host name resolves to it; no data network was found"
+    else:
         there = f"no interface in {choice.network.subnet}" if choice.network else "no address on a network"
         return Table("", notes=(f"{card.host} is left out: {there}",))
-    interface, address = named
-    return Table(
-        "[[node]]",
-        (
-            Key("name", card.host),
-            Key("address", address, "its host name resolves to it; no data network was found"),
-            Key("interface", interface),
-            gpus,
-        ),
-    )
+    interface = Key("interface", nic.name, ", ".join(facts))
+    return Table("[[node]]", (Key("name", card.host), Key("address", address, why), interface, _gpus(card, around)))
 
 
-def _named_address(card: Card) -> tuple[str, str] | None:
+def _named_address(card: Card) -> tuple[Interface, str] | None:
     """Return interface and address that the node's own name resolves to, otherwise the first that is up."""
-    if card.facts is None:
-        return None
-    named = {*card.facts.resolved.get(card.host, ()), *card.facts.resolved.get(card.facts.host_name, ())}
-    all_ = [(nic, address) for nic in card.facts.interfaces for address in nic.addresses if nic.kind != "bridge"]
+    facts = card.facts or Facts()
+    named = {*facts.resolved.get(card.host, ()), *facts.resolved.get(facts.host_name, ())}
+    all_ = [(nic, address) for nic in facts.interfaces for address in nic.addresses if nic.kind != "bridge"]
     real = [(nic, a) for nic, a in all_ if nic.kind != "loopback" and not a.lower().startswith("fe80:")]
-    ordered = sorted(real or all_, key=lambda each: (each[1] not in named, not each[0].is_up))
-    return (ordered[0][0].name, ordered[0][1]) if ordered else None
+    return min(real or all_, key=lambda each: (each[1] not in named, not each[0].is_up), default=None)
 
 
 def _gpus(card: Card, around: Surroundings) -> Key:
@@ -171,14 +146,12 @@ def _gpus(card: Card, around: Surroundings) -> Key:
     if not shown and problem and "not installed" not in problem:
         return Key("gpus", None, f"could not be counted: {problem}")
     if not shown and promised and facts.driver_version:
-        ask = f"request them with --gpus-per-node {promised}"
-        return Key(
-            "gpus", None, f"SLURM configures {promised}, but the driver shows none to a step without GPUs; {ask}"
-        )
+        why = f"SLURM configures {promised}, but the driver shows none to a step without GPUs; "
+        return Key("gpus", None, f"{why}request them with --gpus-per-node {promised}")
     if promised is not None and promised != shown:
-        return Key("gpus", shown, f"the driver shows {shown or 'none'}, SLURM configures {promised}")
-    models = sorted({gpu.name for gpu in facts.gpus})
-    seen = ", ".join(models[:2]) if models else "as the driver shows"
-    return Key(
-        "gpus", shown, seen if shown else "the driver shows none" if facts.driver_version else "no NVIDIA driver"
-    )
+        why = f"the driver shows {shown or 'none'}, SLURM configures {promised}"
+    elif shown:
+        why = ", ".join(sorted({gpu.name for gpu in facts.gpus})[:2]) or "as the driver shows"
+    else:
+        why = "the driver shows none" if facts.driver_version else "no NVIDIA driver"
+    return Key("gpus", shown, why)

@@ -15,8 +15,8 @@ import contextlib
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -24,7 +24,7 @@ import msgspec
 from allranks.host.node import NodeFacts, begin_card_facts, read_card_facts, read_facts
 from allranks.launch.plan import DataPath, Request, choose_data_path, plan_job
 from allranks.launch.rendezvous import apply
-from allranks.launch.step.parcels import pack
+from allranks.launch.step.parcels import send
 from allranks.model.card import Card, Facts
 from allranks.model.cluster import Cluster
 from allranks.model.errors import AllranksError, StoppedBySignal
@@ -42,21 +42,13 @@ ORDER_VARIABLE = "ALLRANKS_CHECK"
 DIRECTORY_PREFIX = ".allranks-check-"
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
+class Order(msgspec.Struct, frozen=True, kw_only=True, tag="check"):
     """What the starter tells the members of a check."""
 
     cluster: Cluster
     join_s: float
     directory: str | None = None
     """Where the leader announces itself; its starter creates and removes it. None: the leader is found by name only."""
-
-
-class Here(msgspec.Struct, frozen=True, kw_only=True):
-    """The first message of a node."""
-
-    host: str
-    node_names: tuple[str, ...]
-    """Names of the step's nodes, in order."""
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
@@ -68,11 +60,9 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     store_port: int | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Stopped:
-    """A node that got no answer from a leader; its card's `problem` says why."""
-
-    card: Card
+def name_at(names: Sequence[str], index: int) -> str:
+    """Return the name of a node that may not have reported it."""
+    return names[index] if index < len(names) else f"node rank {index}"
 
 
 class NoRunDir(RunDir):
@@ -88,45 +78,21 @@ class NoRunDir(RunDir):
         """Remember the number, create nothing."""
         self.attempt = attempt or 0
 
-    def write_roll_call(self, observations: object) -> None:
-        """Do nothing."""
-
-    def append_events(self, lines: str) -> None:
-        """Do nothing."""
-
 
 def look_here(cluster: Cluster, env: Mapping[str, str]) -> Held:
-    """Examine this machine only: no port, no other node.
-
-    Args:
-        cluster: where this machine should have its data interface.
-        env: what the workers would get.
-    """
+    """Examine this machine only: no port, no other node."""
     return hold_alone(cluster, read_facts(env), read_card_facts(cluster.worker_env(env)))
 
 
-def serve(
-    order: Order, env: Mapping[str, str], *, check_signals: Callable[[], None], tell: Callable[[str], None]
-) -> None:
-    """Run on one node of a check that another process started, and send it the observations.
-
-    Args:
-        order: what to do.
-        env: this task's.
-        check_signals: raises StoppedBySignal when somebody told this process to stop.
-        tell: sends lines to the process that started the check.
-    Raises:
-        StoppedBySignal: check_signals raised it.
-        AllranksError: this is no task that can take part in a check.
-    """
+def serve(order: Order, env: Mapping[str, str], *, check_signals: Callable[[], None]) -> None:
+    """Run on one node of a check that another process started, and send it the observations; raises as `take_part`."""
     world = world_from_env(env)
-    here = Here(host=world.node_name or name_of(env), node_names=world.hosts)
-    tell(pack(str(world.rank), "here", msgspec.json.encode(here)))
+    send(str(world.rank), "here", world.hosts)
     match take_part(order, world, env, check_signals=check_signals, sum_up=lambda _: Goodbye(exit_code=0, summary="")):
         case Held() as held:
-            tell(pack(str(world.rank), "held", msgspec.json.encode(held)))
-        case Stopped(card=card):
-            tell(pack(str(world.rank), "card", msgspec.json.encode(card)))
+            send(str(world.rank), "held", held)
+        case Card() as card:
+            send(str(world.rank), "card", card)
 
 
 def take_part(
@@ -136,25 +102,22 @@ def take_part(
     *,
     check_signals: Callable[[], None],
     sum_up: Callable[[Held], Goodbye],
-) -> Held | Goodbye | Stopped:
-    """Run the roll call as the leader, or answer it.
+) -> Held | Goodbye | Card:
+    """Run the roll call as the leader, or answer it; returns the own node report if no leader answered.
 
     Args:
         order: what to do; its directory is the leader's and need not be visible from here.
-        world: who this process is in its step.
-        env: this task's.
         check_signals: raises StoppedBySignal when somebody told this process to stop.
         sum_up: returns what the leader sends to the others at the end.
     Raises:
-        StoppedBySignal: check_signals raised it.
         AllranksError: this is no task that can take part in a check.
     """
     check_one_agent_per_node(world)
     guard = msgspec.structs.replace(order.cluster.guard, join_s=order.join_s)
     cluster = msgspec.structs.replace(order.cluster, guard=guard)
-    facts = read_facts(env)
     if world.num_nodes == 1:
-        return hold_alone(cluster, facts, read_card_facts(cluster.worker_env(env)))
+        return look_here(cluster, env)
+    facts = read_facts(env)
     read = begin_card_facts(cluster.worker_env(env), names=world.hosts[:1])
     plan = plan_job(Request(), world, cluster, facts, job="check", origin={})
     directory = Path(order.directory) if order.directory else None
@@ -170,9 +133,7 @@ def take_part(
     except StoppedBySignal:
         raise
     except AllranksError as exc:
-        return Stopped(
-            _card(facts, read(), cluster=cluster, path=plan.data_path, problem=exc, node_index=plan.node_index)
-        )
+        return _card(facts, read(), cluster=cluster, path=plan.data_path, problem=exc, node_index=plan.node_index)
     if isinstance(called, Followed):
         called.leader.close()
         assert isinstance(called.answer, Goodbye)
@@ -181,10 +142,7 @@ def take_part(
         called.acceptor.close()
     with called.listener:
         held = Held(
-            seen=called.observations,
-            num_nodes=plan.num_nodes,
-            node_names=plan.node_names,
-            store_port=called.port,
+            seen=called.observations, num_nodes=plan.num_nodes, node_names=plan.node_names, store_port=called.port
         )
         dismiss(called.peers, sum_up(held))
     return held
@@ -209,11 +167,6 @@ def step_directory(world: World, env: Mapping[str, str]) -> Iterator[tuple[str |
         yield str(path), env
     finally:
         shutil.rmtree(path, ignore_errors=True)
-
-
-def name_of(env: Mapping[str, str]) -> str:
-    """Return this node's name; the scheduler's name if there is one."""
-    return env.get("SLURMD_NODENAME") or os.uname().nodename.partition(".")[0] or "localhost"
 
 
 def hold_alone(cluster: Cluster, facts: NodeFacts, read: Facts) -> Held:

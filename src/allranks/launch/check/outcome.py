@@ -7,12 +7,12 @@ does not fill: the pairs of nodes, and whether a node answered at all.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from allranks.causes.catalogue import all_causes, select_causes, ways_to_find
 from allranks.causes.cause import Cause, Symptom
-from allranks.launch.check.member import Held
+from allranks.launch.check.member import Held, name_at
 from allranks.model.errors import Exit, HostlistError, UsageError
 from allranks.model.finding import Confidence, Finding, Result, Severity, Status
 from allranks.model.hostlist import expand_hosts
@@ -120,45 +120,48 @@ def judge_check(
     scope = _Scope(held.num_nodes, held.node_names, held.store_port, others)
     judgement = judge(held.seen, scope, causes=[cause for cause in wanted if cause.id in looked_for])
     names = name_nodes(held.seen.cards)
-    cells: dict[tuple[str, str], Result] = {}
-    for result in judgement.results:
-        if (seen := _as_seen(result, held)) is not None:
-            _add(cells, seen)
+    results = [seen for result in judgement.results if (seen := _as_seen(result, held)) is not None]
     for cause in all_causes():
-        if cause.id in looked_for & (_ALWAYS | {each.id for each in wanted}):
-            for result in _between_nodes(held, cause, names):
-                _add(cells, result)
-        elif cause.id in skipped and cause in wanted:
-            for name in names.values():
-                _add(cells, Result(cause=cause.label(), node=name, status=Status.SKIP, note=skipped[cause.id]))
-    for finding in judgement.findings:
-        status = Status.WARN if finding.severity is Severity.WARN else Status.FAIL
-        for node in _named(finding):
-            _add(cells, Result(cause=finding.cause, node=node, status=status, note=finding.message))
-    nodes = _all_nodes(held, names)
-    order = {node: place for place, node in enumerate(nodes)}
-    results = sorted(cells.values(), key=lambda each: (each.cause, order.get(each.node, len(order)), each.node))
-    return Outcome(
-        nodes=nodes,
-        results=tuple(results),
-        findings=judgement.findings,
-        exit_code=_exit_code(judgement.findings, results),
-    )
+        for index, name in names.items():
+            cell = _between_nodes(held, cause, index) if cause.id in looked_for else None
+            if cause.id in skipped and cause in wanted:
+                cell = Status.SKIP, skipped[cause.id]
+            if cell is not None:
+                results.append(Result(cause=cause.label(), node=name, status=cell[0], note=cell[1]))
+    absent = {i: name_at(held.node_names, i) for i in {*held.seen.missing, *held.seen.left} - names.keys()}
+    nodes = tuple(name for _, name in sorted({**names, **absent}.items()))
+    return _sum_up(nodes, results, judgement.findings)
 
 
 def add_more(outcome: Outcome, results: Sequence[Result], findings: Sequence[Finding]) -> Outcome:
     """Return the outcome of a check, merged with the result of a further one on the same nodes."""
+    # First what stops the job: the further check runs only without it.
+    return _sum_up(outcome.nodes, (*outcome.results, *results), (*findings, *outcome.findings))
+
+
+def _sum_up(nodes: tuple[str, ...], results: Iterable[Result], findings: Sequence[Finding]) -> Outcome:
+    """Keep the worst status of each cause on each node; findings count, too."""
+    of_findings = [
+        Result(
+            cause=finding.cause,
+            node=node,
+            status=Status.WARN if finding.severity is Severity.WARN else Status.FAIL,
+            note=finding.message,
+        )
+        for finding in findings
+        for node in _named(finding)
+    ]
     cells: dict[tuple[str, str], Result] = {}
-    for result in (*outcome.results, *results):
-        _add(cells, result)
-    for finding in findings:
-        for node in _named(finding):
-            status = Status.WARN if finding.severity is Severity.WARN else Status.FAIL
-            _add(cells, Result(cause=finding.cause, node=node, status=status, note=finding.message))
-    order = {node: place for place, node in enumerate(outcome.nodes)}
-    merged = sorted(cells.values(), key=lambda each: (each.cause, order.get(each.node, len(order)), each.node))
-    found = (*findings, *outcome.findings)  # first what stops the job: the further check runs only without it
-    return Outcome(nodes=outcome.nodes, results=tuple(merged), findings=found, exit_code=_exit_code(found, merged))
+    for result in (*results, *of_findings):
+        known = cells.setdefault((result.cause, result.node), result)
+        if _WORST_FIRST.index(result.status) < _WORST_FIRST.index(known.status):
+            cells[result.cause, result.node] = result
+    order = {node: place for place, node in enumerate(nodes)}
+    kept = sorted(cells.values(), key=lambda each: (each.cause, order.get(each.node, len(order)), each.node))
+    is_open = any(each.status in (Status.UNKNOWN, Status.CRASH) for each in kept)
+    is_bad = any(finding.severity is Severity.FAIL for finding in findings)
+    exit_code = Exit.USER_CODE if is_bad else Exit.UNKNOWN if is_open else Exit.OK
+    return Outcome(nodes=nodes, results=tuple(kept), findings=tuple(findings), exit_code=exit_code)
 
 
 def nodes_to_exclude(outcome: Outcome) -> tuple[list[str], list[str]]:
@@ -182,13 +185,6 @@ def nodes_to_exclude(outcome: Outcome) -> tuple[list[str], list[str]]:
     return names, left
 
 
-def _exit_code(findings: Sequence[Finding], results: Sequence[Result]) -> int:
-    if any(finding.severity is Severity.FAIL for finding in findings):
-        return Exit.USER_CODE
-    statuses = {result.status for result in results}
-    return Exit.UNKNOWN if {Status.UNKNOWN, Status.CRASH} & statuses else Exit.OK
-
-
 def _as_seen(result: Result, held: Held) -> Result | None:
     """A pass counts only if something was examined: on a single node nothing is compared."""
     ways = checks()[result.cause[:5]][1]
@@ -197,14 +193,6 @@ def _as_seen(result: Result, held: Held) -> Result | None:
     if COMPARED in ways and held.num_nodes == 1:
         return Result(cause=result.cause, node=result.node, status=Status.SKIP, note=ALONE)
     return result if {COMPARED, SIDE_BY_SIDE} & set(ways) else None
-
-
-def _add(cells: dict[tuple[str, str], Result], result: Result) -> None:
-    """Keep the worst status of one cause on one node."""
-    key = (result.cause, result.node)
-    known = cells.get(key)
-    if known is None or _WORST_FIRST.index(result.status) < _WORST_FIRST.index(known.status):
-        cells[key] = result
 
 
 def _named(finding: Finding) -> list[str]:
@@ -218,29 +206,13 @@ def _named(finding: Finding) -> list[str]:
         return [text]
 
 
-def _all_nodes(held: Held, names: Mapping[int, str]) -> tuple[str, ...]:
-    absent = {
-        index: held.node_names[index] if index < len(held.node_names) else f"node rank {index}"
-        for index in {*held.seen.missing, *held.seen.left}
-        if index not in names
-    }
-    return tuple(name for _, name in sorted({**names, **absent}.items()))
-
-
-def _between_nodes(held: Held, cause: type[Cause], names: Mapping[int, str]) -> list[Result]:
-    """Return the cells that no node report fills: whether a node answered, and what its pair tests showed."""
+def _between_nodes(held: Held, cause: type[Cause], index: int) -> tuple[Status, str] | None:
+    """Return a cell that no node report fills: whether a node answered, and what its pair tests showed."""
     if cause.id in _ALWAYS:
-        return [Result(cause=cause.label(), node=name, status=Status.PASS) for name in names.values()]
+        return Status.PASS, ""
     if cause.id in PRESENCE:
-        status, note = (Status.PASS, "") if held.num_nodes > 1 else (Status.SKIP, ALONE)
-        return [Result(cause=cause.label(), node=name, status=status, note=note) for name in names.values()]
-    if not cause.symptoms:
-        return []
-    found = []
-    for index, name in names.items():
-        status, note = _pairs_of(held, cause, index)
-        found.append(Result(cause=cause.label(), node=name, status=status, note=note))
-    return found
+        return (Status.PASS, "") if held.num_nodes > 1 else (Status.SKIP, ALONE)
+    return _pairs_of(held, cause, index) if cause.symptoms else None
 
 
 def _is_large(result: PairResult) -> bool:

@@ -15,8 +15,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -29,19 +27,16 @@ import msgspec
 from allranks.causes.catalogue import find_cause
 from allranks.causes.cause import failed
 from allranks.host.slurm_command import refuse_without_cluster, require_slurm
-from allranks.launch.check.member import DIRECTORY_PREFIX, ORDER_VARIABLE, Held, Here, Order
-from allranks.launch.check.variable import from_variable, to_variable
+from allranks.launch.check.member import DIRECTORY_PREFIX, ORDER_VARIABLE, Held, Order, name_at
 from allranks.launch.check.where import Place
-from allranks.launch.plan import count_of
-from allranks.launch.step.parcels import Unpacker
-from allranks.launch.step.srun import Output, run_steps, words_of
+from allranks.launch.step.parcels import Parcel, encode
+from allranks.launch.step.srun import Steps, describe_missing, run_steps, step_command, step_env, words_of
 from allranks.model.card import Card
 from allranks.model.errors import AllranksError, UsageError
-from allranks.model.hostlist import fold_hosts
 from allranks.preflight.judge import Observations
+from allranks.report.text import count_of
 from allranks.wire.secret import SECRET_VARIABLE
 
-NOTICE_AFTER_S = 2.0
 SILENCE_S = 30.0
 """From the end of the roll call's own wait to its document: the pair tests and two repetitions."""
 LATE_CARD_S = 3.0
@@ -58,36 +53,38 @@ class Heard:
     """What the step has sent so far."""
 
     node_names: tuple[str, ...] = ()
-    here: dict[int, str] = field(default_factory=dict)
-    """Node index -> host, of the nodes that sent a message through SLURM."""
+    here: set[int] = field(default_factory=set)
+    """Node indices of the nodes that sent a message through SLURM."""
     cards: dict[int, Card] = field(default_factory=dict)
     """Node reports of nodes that found no leader."""
     held: Held | None = None
-    words: list[str] = field(default_factory=list)
+    held_s: float = 0.0
+    """When it came."""
+    words: Sequence[str] = ()
     """Messages of srun and of the site."""
 
     def missing(self, num_nodes: int) -> list[str]:
         """Return the nodes that have sent nothing."""
-        absent = [index for index in range(num_nodes) if index not in self.here]
-        return [self.node_names[index] if index < len(self.node_names) else f"node rank {index}" for index in absent]
+        return [name_at(self.node_names, index) for index in range(num_nodes) if index not in self.here]
 
-    def take(self, unpacker: Unpacker, line: str) -> bool:
-        """Take a line of the step's output; return whether it completed a document."""
-        parcel = unpacker.feed(line)
-        if parcel is None:
-            return False
-        with contextlib.suppress(msgspec.DecodeError, ValueError):  # from another version of allranks
-            node_index = int(parcel.sender)
-            match parcel.kind:
-                case "here":
-                    here = msgspec.json.decode(parcel.content, type=Here)
-                    self.here[node_index] = here.host
-                    self.node_names = self.node_names or here.node_names
-                case "card":
-                    self.cards[node_index] = msgspec.json.decode(parcel.content, type=Card)
-                case "held":
-                    self.held = msgspec.json.decode(parcel.content, type=Held)
-        return True
+    def take(self, parcel: Parcel) -> None:
+        """Take a document of the step."""
+        match parcel.kind:
+            case "here":
+                self.node_names = self.node_names or parcel.read(tuple[str, ...])
+                self.here.add(int(parcel.sender))
+            case "card":
+                self.cards[int(parcel.sender)] = parcel.read(Card)
+            case "held":
+                self.held, self.held_s = parcel.read(Held), time.monotonic()
+
+    def is_complete(self) -> bool:
+        """Whether no more documents are expected."""
+        if self.held is not None:
+            awaited = [index for index in self.held.seen.missing if index in self.here and index not in self.cards]
+            return not awaited or time.monotonic() > self.held_s + LATE_CARD_S
+        # The leader has sent nothing, and all other nodes have given up.
+        return bool(self.here) and 0 not in self.here and self.here <= self.cards.keys()
 
 
 def check_nodes(
@@ -102,70 +99,52 @@ def check_nodes(
     """Run a check on nodes of the cluster and return the observations.
 
     Args:
-        place: which nodes.
         order: what the members do; its directory is created here.
         queue_s: how long SLURM may take to start the members.
-        env: the caller's; srun gets it without the variables of an outer job or step.
-        say: gets lines about the nodes that it waits for.
-        check_signals: raises StoppedBySignal when somebody told this process to stop.
     Raises:
         UsageError: SLURM does not know what is asked for.
         SetupError: SLURM is not here.
         AllranksError: no node answered.
-        StoppedBySignal: check_signals raised it.
     """
     require_slurm("srun", env)
     with _announcement_directory() as directory:
         order = msgspec.structs.replace(order, directory=directory)
-        told = {SECRET_VARIABLE: secrets.token_hex(32), ORDER_VARIABLE: encode_order(order)}
-        with run_steps([srun_command(place)], step_env(env) | told) as output:
-            heard = _listen(output, place, order, queue_s=queue_s, say=say, check_signals=check_signals)
+        with start_members(place, order, env, **{SECRET_VARIABLE: secrets.token_hex(32)}) as steps:
+            heard = Heard(words=steps.words)
+            is_answered = steps.listen(
+                heard.take,
+                is_complete=heard.is_complete,
+                first_s=queue_s,
+                next_s=order.join_s * 4 / 3 + SILENCE_S,
+                describe_wait=lambda waited_s: _describe_wait(heard, place, waited_s),
+                say=say,
+                check_signals=check_signals,
+            )
+    if not heard.here and not is_answered:
+        raise AllranksError(
+            f"SLURM has not started {place.describe()} within {queue_s:.0f} s{_because(heard.words)}; "
+            "wait longer with --queue-timeout DURATION, or look at squeue and sinfo -R"
+        )
+    if not heard.here:
+        _refuse(heard.words, place)
     return sum_up(heard, place.num_nodes, waited_s=order.join_s)
 
 
-def step_env(env: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment for srun, without the variables of an outer job or step."""
-    return {name: value for name, value in env.items() if not name.startswith("SLURM_") or name in _KEPT}
-
-
-def srun_command(place: Place, *, mode: str = "--member") -> list[str]:
-    """Return the srun command that starts one member per node; `mode` is the hidden flag that selects what it does."""
-    inside = (f"--jobid={place.job_id}", "--overlap", "--mem=0")  # beside steps that hold all resources
-    outside = (*([f"--partition={place.partition}"] if place.partition else []), "--job-name=allranks-check")
-    return [
-        "srun",
-        *(inside if place.job_id else outside),
-        f"--nodes={place.num_nodes}",
-        f"--ntasks={place.num_nodes}",
-        "--ntasks-per-node=1",
+def start_members(
+    place: Place, order: msgspec.Struct, env: Mapping[str, str], **secret: str
+) -> contextlib.AbstractContextManager[Steps]:
+    """Start a step with one member per node, which carries out the order."""
+    command = step_command(
+        place.num_nodes,
+        # Beside steps that hold all resources.
+        *((f"--jobid={place.job_id}", "--overlap", "--mem=0") if place.job_id else ("--job-name=allranks-check",)),
+        *([f"--partition={place.partition}"] if place.partition and not place.job_id else []),
         *([f"--nodelist={','.join(place.pinned)}"] if place.pinned else []),
         *([f"--gpus-per-node={place.gpus_per_node}"] if place.gpus_per_node else []),
-        f"--time={STEP_MINUTES}",
-        "--mpi=none",
-        "--input=none",
-        "--export=ALL",
-        "--kill-on-bad-exit=0",
-        "--wait=0",
-        sys.executable,
-        "-m",
-        "allranks",
-        "check",
-        mode,
-    ]
-
-
-def encode_order(order: Order) -> str:
-    """Return an order as the value of an environment variable."""
-    return to_variable(order)
-
-
-def decode_order(text: str) -> Order:
-    """Read what `encode_order` wrote.
-
-    Raises:
-        UsageError: it is something else.
-    """
-    return from_variable(text, Order, name=ORDER_VARIABLE)
+        verb=("check", "--member"),
+        minutes=STEP_MINUTES,
+    )
+    return run_steps([command], step_env(env, kept=_KEPT) | {ORDER_VARIABLE: encode(order), **secret})
 
 
 def sum_up(heard: Heard, num_nodes: int, *, waited_s: float) -> Held:
@@ -215,60 +194,11 @@ def _without_problem(card: Card) -> Card:
     return msgspec.structs.replace(card, problem=None, problem_exit=0, problem_finding=None)
 
 
-def _listen(
-    output: Output,
-    place: Place,
-    order: Order,
-    *,
-    queue_s: float,
-    say: Callable[[str], None],
-    check_signals: Callable[[], None],
-) -> Heard:
-    heard, unpacker = Heard(), Unpacker()
-    began_s = last_s = time.monotonic()
-    held_s, next_notice_s = 0.0, NOTICE_AFTER_S
-    while not output.has_ended:
-        check_signals()
-        now_s = time.monotonic()
-        held_s = held_s or (now_s if heard.held else 0.0)
-        if _is_complete(heard, place.num_nodes, late_s=now_s - held_s if held_s else 0.0):
-            break
-        if not heard.here and now_s > began_s + queue_s:
-            raise AllranksError(
-                f"SLURM has not started {place.describe()} within {queue_s:.0f} s{_because(heard.words)}; "
-                "wait longer with --queue-timeout DURATION, or look at squeue and sinfo -R"
-            )
-        if heard.here and now_s > last_s + order.join_s * 4 / 3 + SILENCE_S:
-            break
-        if now_s > began_s + next_notice_s:
-            next_notice_s *= 2
-            say(_notice(heard, place, now_s - began_s))
-        for line in output.lines():
-            if line.is_aside:
-                heard.words.append(line.text)
-            elif heard.take(unpacker, line.text):
-                last_s = time.monotonic()
-    if not heard.here:
-        _refuse(heard.words, place)
-    return heard
-
-
-def _is_complete(heard: Heard, num_nodes: int, *, late_s: float) -> bool:
-    """Whether no more messages are expected."""
-    if heard.held is not None:
-        awaited = [index for index in heard.held.seen.missing if index in heard.here and index not in heard.cards]
-        return not awaited or late_s > LATE_CARD_S
-    # The leader has sent nothing, and all other nodes have given up.
-    return bool(heard.here) and 0 not in heard.here and set(heard.here) <= set(heard.cards)
-
-
-def _notice(heard: Heard, place: Place, waited_s: float) -> str:
+def _describe_wait(heard: Heard, place: Place, waited_s: float) -> str:
     if not heard.here:
         return f"still waiting for SLURM to start {place.describe()} after {waited_s:.0f} s{_because(heard.words)}"
     if missing := heard.missing(place.num_nodes):
-        names = fold_hosts(missing) if heard.node_names else ", ".join(missing)
-        answered = f"{len(heard.here)} of {place.num_nodes} nodes have answered"
-        return f"still waiting for {names} after {waited_s:.0f} s; {answered}"
+        return describe_missing(missing, place.num_nodes, waited_s)
     return f"still waiting for the roll call of {place.num_nodes} nodes after {waited_s:.0f} s"
 
 
@@ -289,14 +219,12 @@ def _because(words: Sequence[str]) -> str:
 @contextlib.contextmanager
 def _announcement_directory() -> Iterator[str | None]:
     """Create a hidden directory that the nodes may share, for the duration of the block; None if that fails."""
-    for base in (Path.cwd, Path.home):
-        try:
-            made = tempfile.mkdtemp(prefix=DIRECTORY_PREFIX, dir=base())
-        except (OSError, RuntimeError):
-            continue
-        try:
-            yield made
-        finally:
-            shutil.rmtree(made, ignore_errors=True)
-        return
-    yield None
+    with contextlib.ExitStack() as made:
+        directory = None
+        for base in (Path.cwd, Path.home):
+            with contextlib.suppress(OSError, RuntimeError):
+                directory = made.enter_context(
+                    tempfile.TemporaryDirectory(prefix=DIRECTORY_PREFIX, dir=base(), ignore_cleanup_errors=True)
+                )
+                break
+        yield directory

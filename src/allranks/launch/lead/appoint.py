@@ -52,7 +52,7 @@ def appoint_leader(
     assert group.past is not None
     leader = Leader(
         _terms_of(plan, group, rendezvous.store_address, group.store_port),
-        guard=Guard(plan.guard),
+        guard=Guard(plan.guard, job=plan.job),
         past=group.past,
         nodes={
             index: Node(card=card, name=card.host, address=connections[index].peer_address or own_address)
@@ -97,7 +97,7 @@ def appoint_successor(
     cards = {node: msgspec.structs.replace(rendezvous.card, generation=effect.plan.generation), **effect.cards}
     leader = Leader(
         _terms_of(plan, effect.plan, store_address, store_port, own=node),
-        guard=Guard(plan.guard),
+        guard=Guard(plan.guard, job=plan.job),
         past=effect.past,
         nodes={
             index: Node(
@@ -124,7 +124,6 @@ def _terms_of(plan: JobPlan, group: Plan, store_address: str, store_port: int, *
         min_nodes=plan.min_nodes,
         max_restarts=plan.request.max_restarts,
         capacity_s=plan.request.capacity_s,
-        beat_s=plan.guard.beat_s,
         gone_s=plan.guard.gone_s,
         own=own,
     )

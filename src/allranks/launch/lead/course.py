@@ -32,6 +32,10 @@ ANSWER_S = 5.0
 """Seconds to wait for what the driver looks up: a checkpoint, the meaning of a signal."""
 SPARE_S = 4.0
 """Seconds of the grace period reserved for shutdown."""
+LOOK_S = 50e-6
+"""Seconds between two looks of the guard, for each node beyond OFTEN_UP_TO: a look takes a tenth of that."""
+OFTEN_UP_TO = 64
+"""Nodes up to which the guard looks in every turn."""
 NOTICE_S = 10.0
 """Seconds between two lines of a paused job."""
 RETURN_S = 3.0
@@ -107,7 +111,6 @@ class Terms:
     max_restarts: int
     capacity_s: float
     """How long to wait for nodes below the minimum."""
-    beat_s: float
     gone_s: float = 10.0
     own: int = 0
     """Index of the leader's node in the job."""

@@ -27,6 +27,8 @@ from allranks.state.saved.manifest import parse_final
 from allranks.wire.accept import Acceptor, Reject, Rejected, turn_away
 from allranks.wire.connection import Connection
 
+TOLD_AGAIN_S = 60.0
+"""How often the same host is reported as rejected for the same reason."""
 FAREWELL_S = 2.0
 """Time allowed to deliver the last message to slow agents."""
 
@@ -89,6 +91,8 @@ class LeaderDriver:
         self._joining: dict[int, Connection] = {}
         """Authenticated, by the number that the leader answers with."""
         self._num_joined = 0
+        self._told_s: dict[tuple[str, Reject], float] = {}
+        """Host and reason of the rejected peers that were reported lately, and when."""
         self._feed = Driver(leader.step, self._carry_out).feed
         self._answers: queue.SimpleQueue[Callable[[float], Event]] = queue.SimpleQueue()
         self._selector: selectors.BaseSelector | None = None
@@ -211,7 +215,10 @@ class LeaderDriver:
         self._feed(events.Joined(now_s=time.monotonic(), connection=self._num_joined, card=card, address=peer.peer))
 
     def _tell_rejected(self, rejected: Rejected) -> None:
-        if rejected.why is not Reject.SILENT:
+        now_s, key = time.monotonic(), (rejected.host, rejected.why)
+        self._told_s = {each: told_s for each, told_s in self._told_s.items() if now_s - told_s < TOLD_AGAIN_S}
+        if rejected.why is not Reject.SILENT and key not in self._told_s:
+            self._told_s[key] = now_s
             self._say(rejected.text)
 
     def _unregister(self, connection: Connection) -> None:

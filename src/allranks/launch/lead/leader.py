@@ -13,18 +13,17 @@ from __future__ import annotations
 
 import math
 import signal
-from collections.abc import Collection, Mapping, Sequence
-
-import msgspec
+from collections.abc import Mapping, Sequence
 
 from allranks.guard.judged import Judged
 from allranks.guard.verdict import Guard
 from allranks.launch import events
 from allranks.launch.events import ASLEEP_S, GRACE_S, SAVE_SIGNAL, Effect, Event
-from allranks.launch.lead.attendance import Attendance
 from allranks.launch.lead.course import (
     GATHER_S,
+    LOOK_S,
     MINORITY_FACTOR,
+    OFTEN_UP_TO,
     OWN_STOPPED_S,
     RESTART_GRACE_S,
     SPARE_S,
@@ -35,11 +34,8 @@ from allranks.launch.lead.course import (
     Reason,
     Terms,
 )
-from allranks.launch.lead.forming import Forming
-from allranks.launch.lead.generation import Generation
-from allranks.launch.lead.members import Members, Node, State
+from allranks.launch.lead.members import Node
 from allranks.launch.lead.outcome import (
-    as_event,
     as_survived,
     below_minimum,
     cut_off,
@@ -48,22 +44,21 @@ from allranks.launch.lead.outcome import (
     outcome_of,
     summarize,
 )
-from allranks.launch.lead.progress import Progress
 from allranks.launch.lead.recovery import Decision, Move, crash_of, decide
-from allranks.launch.lead.signals import Signals
+from allranks.launch.lead.reports import Reports
 from allranks.launch.queue import ending
 from allranks.model.errors import AllranksError, Exit
 from allranks.model.finding import Finding, Verdict
 from allranks.model.hostlist import fold_hosts
 from allranks.model.past import Past
 from allranks.wire import protocol
-from allranks.wire.protocol import Goodbye, Message, Order, Plan, Resign, WorkerEnd
+from allranks.wire.protocol import Goodbye, Plan, Resign
 
 _LEFT_OUT = Goodbye(exit_code=Exit.OK, summary="the job continues without this node")
 """Its agent exits with 0: SLURM takes the highest exit code of all agents, so the others decide the job's."""
 
 
-class Leader:
+class Leader(Reports):
     """Leads the job, from a Plan that its members have, to the last Goodbye.
 
     Args:
@@ -89,53 +84,9 @@ class Leader:
         lost: tuple[int, str] | None = None,
         has_resigned: bool = False,
     ) -> None:
-        self.phase = Phase.RUNNING
-        self.verdict: Verdict | None = None
-        """Set when the job is over."""
-        self.is_said = False
-        """Whether its findings have been printed."""
-        self.culprits: tuple[str, ...] = ()
-        """Nodes at fault, in the last verdict."""
-        self.is_to_requeue = False
-        """Whether all ranks saved before the time limit and ended."""
-        self.is_cut_off = False
-        """Whether the job has ended here without the majority of the members: they may go on under another leader."""
-        self.has_resigned = False
-        """Whether another node's agent leads from now on."""
-        self._unresponsive: set[int] = set()
-        self.progress = Progress()
-        self.signals = Signals()
-        self._terms, self._guard = terms, guard
-        self._history, self._survived = past.history, [*past.survived]
-        self._effects: list[Effect] = []
-        self._members = Members(terms.num_nodes, excluded=set(past.excluded))
-        self._attendance = Attendance(self._members, guard, can_restart=terms.max_restarts > 0)
-        for index, node in nodes.items():
-            self._members.add(index, node)
-        self._deadline_s = self._turned_s = now_s
-        self._minority_s: float | None = None
-        """Since when the connected members are no majority."""
-        self._next_ping_s = 0.0
-        self._confirmed = -1
-        self._forming = Forming(terms, self._members)
-        self._begin(plan, now_s)
+        super().__init__(terms, guard=guard, past=past, nodes=nodes, plan=plan, now_s=now_s)
         if lost is not None:
             self._take_over(lost, now_s, has_resigned=has_resigned)
-
-    @property
-    def interrupted_by(self) -> int | None:
-        """The first stop signal that any agent has got."""
-        return self.signals.interrupted_by
-
-    @property
-    def unresponsive(self) -> frozenset[int]:
-        """Nodes whose agents were disconnected because they did not answer; their processes may still be there."""
-        return frozenset(self._unresponsive - set(self._members))
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the workers have completed all their steps."""
-        return self._generation.is_finished
 
     def step(self, event: Event) -> list[Effect]:
         """Take in an event; return what is to be done, in this order."""
@@ -152,6 +103,7 @@ class Leader:
                 if node in self._members:
                     self._hear(node, message, now_s)
             case events.Lost():
+                self._next_look_s = event.now_s
                 self._do(*self._attendance.miss(event, self._generation, is_running=self._is_running))
             case events.Meant(signum=signum, decision=meant, now_s=now_s):
                 if self.signals.answer(signum):
@@ -162,34 +114,6 @@ class Leader:
                     self.progress.find(step)
         effects, self._effects = self._effects, []
         return effects
-
-    def _do(self, *effects: Effect) -> None:
-        self._effects += effects
-
-    def _record(self, event: str, **fields: object) -> None:
-        self._do(events.Record(event=event, fields=fields))
-
-    def _send_all(self, message: Message) -> None:
-        self._do(*(events.Send(node=index, message=message) for index in self._members.here))
-
-    def _enter(self, phase: Phase) -> None:
-        assert phase in STAGES[self.phase].moves, f"{self.phase} -> {phase}"
-        self.phase = phase
-
-    def _begin(self, plan: Plan, now_s: float) -> None:
-        """A generation begins; every agent has its Plan, or gets it now."""
-        self._members.begin(plan)
-        self._generation = Generation(plan, now_s)
-        position = {index: at for at, index in enumerate(plan.nodes)}
-        addresses = {
-            position[each.node]: {"control": each.control_address, "data": each.data_address or each.control_address}
-            for each in plan.successors
-        }
-        addresses |= {position[index]: node.addresses for index, node in self._members.here.items()}
-        ports = {position[each.node]: each.port for each in plan.successors}
-        self._guard.begin(plan, now_s, addresses=addresses, leader=position[self._terms.own], ports=ports)
-        self._forming.capacity_until_s = self._minority_s = None
-        self.progress.steps.clear()
 
     def _take_over(self, lost: tuple[int, str], now_s: float, *, has_resigned: bool) -> None:
         """Lead a generation that another agent has led."""
@@ -205,54 +129,6 @@ class Leader:
         if has_resigned:
             self._stop(Decision(move=Move.RESTART), now_s, grace_s=RESTART_GRACE_S)
             self._deadline_s = now_s + GATHER_S
-
-    @property
-    def _is_running(self) -> bool:
-        return self.phase is Phase.RUNNING
-
-    # What agents tell
-
-    def _hear(self, index: int, message: Message, now_s: float) -> None:
-        name = self._members[index].name
-        match message:
-            case protocol.Beat():
-                if message.node.generation == self._generation.number and index in self._members.here:
-                    self._guard.hear(message, now_s)
-                    self.progress.hear(message)
-                    if self._members.note_begun(index):
-                        self._confirmed = self._generation.number
-            case protocol.Failed() | protocol.Exited() if message.generation != self._generation.number:
-                self._record("worker_ended_late", node=name, generation=message.generation)
-            case protocol.Failed(end=end, age_s=age_s):
-                self._hear_end(msgspec.structs.replace(end, time_s=now_s - age_s), now_s)
-            case protocol.Exited(rank=rank):
-                self._generation.is_finished |= message.is_finished
-                self._hear_end(WorkerEnd(rank=rank, local_rank=0, node=name, exit_code=0, time_s=now_s), now_s)
-            case protocol.Interrupted(signum=signum):
-                self._record("interrupted", signum=signum, node=name)
-                save_s = None if self.progress.steps else 0.0
-                if (question := self.signals.take(signum, STAGES[self.phase], now_s, save_s=save_s)) is not None:
-                    self._do(question)
-            case protocol.Stopped():
-                is_member = self._members.position(index) is not None and index in self._members.here
-                if is_member and message.generation == self._generation.number:
-                    self._members.set(index, State.STOPPED)
-            case _:
-                reason = f"it sent {type(message).__name__}, which is not a message of an agent"
-                self._do(events.Disconnect(node=index))
-                self._lose(index, reason, now_s)
-
-    def _hear_end(self, end: WorkerEnd, now_s: float) -> None:
-        self._record("worker_ended", rank=end.rank, node=end.node, exit_code=end.exit_code, told=end.ended_by_us)
-        self._guard.ended(end, now_s)
-        self._generation.is_cut_short |= end.ended_by_us and self.phase is Phase.RUNNING
-
-    def _lose(self, index: int, reason: str, now_s: float) -> None:
-        self._do(*self._attendance.lose(index, reason, now_s, is_running=self._is_running))
-
-    def _lose_away(self, now_s: float, *, nodes: Collection[int] | None = None) -> None:
-        """Give up the members that are away: these ones, or all that are overdue."""
-        self._do(*self._attendance.lose_away(now_s, is_running=self._is_running, nodes=nodes))
 
     # Signals
 
@@ -279,7 +155,7 @@ class Leader:
         if slept_s:
             self._oversleep(slept_s)
         if now_s >= self._next_ping_s:
-            self._next_ping_s = now_s + self._terms.beat_s
+            self._next_ping_s = now_s + self._guard.beat_s
             ping = protocol.Ping(sent_ns=round(now_s * 1e9), confirmed=self._confirmed)
             self._do(*(events.Send(node=index, message=ping) for index in self._members))
         self.signals.turn(now_s)
@@ -312,12 +188,6 @@ class Leader:
         elif signum is not None and (this.is_cut_short or now_s > (this.asked_until_s or math.inf)):
             self._do(events.Say(text="the checkpoint was not finished in time; ending all ranks"))
             self._stop(Decision(move=Move.END), now_s)
-        elif self._has_been_minority(now_s):
-            absent = [this.plan.members[position].name for position in self._members.absent]
-            finding = cut_off(self._members.name_of(self._terms.own), absent)
-            this.judged = Judged(findings=(finding,), exit_code=Exit.NODE_FAULT)
-            self._pronounce(this.judged.findings)
-            self._stop(Decision(move=Move.END, exit_code=Exit.NODE_FAULT), now_s)
         else:
             self._consult(now_s)
 
@@ -330,7 +200,13 @@ class Leader:
         return now_s - self._minority_s > MINORITY_FACTOR * self._terms.gone_s
 
     def _consult(self, now_s: float) -> None:
-        """Ask the guard."""
+        """Ask the guard, which goes through all nodes: with thousands of them, not in every turn."""
+        if now_s < self._next_look_s:
+            return
+        self._next_look_s = now_s + LOOK_S * max(0, len(self._members.group) - OFTEN_UP_TO)
+        if self._has_been_minority(now_s):
+            self._end_cut_off(now_s)
+            return
         self._do(*(events.Say(text=line) for line in self._guard.lines(now_s)))
         for position, order in self._guard.wants(now_s).items():
             self._do(events.Send(node=self._members.group[position][0], message=order))
@@ -340,6 +216,14 @@ class Leader:
         elif self._generation.asked is None and self._members.waiting and self.progress.steps:
             names = fold_hosts([node.name for node in self._members.waiting.values()])
             self._ask(Reason.GROW, f"saving a checkpoint and restarting with {names}")
+
+    def _end_cut_off(self, now_s: float) -> None:
+        """The members that are lost are the majority: end the job here."""
+        plan = self._generation.plan
+        finding = cut_off(self._members.name_of(self._terms.own), [plan.members[i].name for i in self._members.absent])
+        self._generation.judged = Judged(findings=(finding,), exit_code=Exit.NODE_FAULT)
+        self._pronounce((finding,))
+        self._stop(Decision(move=Move.END, exit_code=Exit.NODE_FAULT), now_s)
 
     def _decide(self, judged: Judged, now_s: float) -> None:
         culprits = [self._members.group[position] for position in judged.nodes]
@@ -363,22 +247,6 @@ class Leader:
             self._pronounce(judged.findings)
         grace_s = GRACE_S if decision.move is Move.END else RESTART_GRACE_S
         self._stop(decision, now_s, at_once=judged.blocked, grace_s=grace_s)
-
-    def _pronounce(self, findings: tuple[Finding, ...]) -> None:
-        """Print the findings and write them to events.jsonl."""
-        for finding in findings:
-            self._record("verdict", generation=self._generation.number, **as_event(finding))
-        self._do(events.Show(findings=findings))
-        self.is_said = True
-
-    def _ask(self, reason: Reason, why: str, *, signum: int = 0, until_s: float | None = None) -> None:
-        """Order all ranks to save at the same step boundary, and leave."""
-        self._generation.asked, self._generation.asked_until_s = reason, until_s
-        step = self.progress.step
-        self._record("save_asked", why=why, step=step)
-        self._do(events.Say(text=why))
-        self._generation.order = Order(at_step=(step or 0) + 1, why=why, signum=signum)
-        self._send_all(self._generation.order)
 
     # Stopping, and what comes after
 
@@ -441,11 +309,6 @@ class Leader:
             if index != self._terms.own:
                 self._do(events.Disconnect(node=index))
                 self._members.remove(index)
-
-    @property
-    def _past(self) -> Past:
-        excluded = tuple(sorted(self._members.excluded))
-        return Past(history=self._history, survived=tuple(self._survived), excluded=excluded)
 
     def _resign(self) -> None:
         """The leader's own node is at fault: the others go on under another leader."""
@@ -521,12 +384,6 @@ class Leader:
         self._pronounce(findings)
         self._generation.judged, self._generation.decision = Judged(findings=findings, exit_code=exit_code), None
         self._conclude()
-
-    @property
-    def is_leaving(self) -> bool:
-        """Whether all ranks were told to save and leave; after a fault in between, the last checkpoint counts."""
-        was_asked = self._generation.asked in (Reason.REQUEUE, Reason.LEAVE)
-        return was_asked and bool(self.progress.steps) and not self.is_finished
 
     def _conclude(self) -> None:
         self._enter(Phase.OVER)

@@ -35,8 +35,9 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Where it can be tried: on the data network, and on the one that its agent speaks over."""
-        return {"data": self.card.data_address or self.address, "control": self.address}
+        """Where it can be tried: on the data network, and on the one that its agent speaks over; its data interface."""
+        known = {"data": self.card.data_address or self.address, "control": self.address}
+        return known | ({"interface": self.card.data_interface} if self.card.data_interface else {})
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +74,6 @@ class Members:
     def __contains__(self, index: int) -> bool:
         return index in self._nodes
 
-    def is_here(self, index: int) -> bool:
-        """Whether a node takes part now."""
-        node = self._nodes.get(index)
-        return node is not None and node.state is not State.WAITING
-
     @property
     def here(self) -> dict[int, Node]:
         """Nodes that take part now; those that wait do not."""
@@ -102,7 +98,8 @@ class Members:
     @property
     def absent(self) -> list[int]:
         """Members that are not connected, by their index in the Plan."""
-        return [position for position, (index, _) in enumerate(self.group) if index not in self.here]
+        here = self.here
+        return [position for position, (index, _) in enumerate(self.group) if index not in here]
 
     def can_spare(self, nodes: frozenset[int]) -> bool:
         """Whether the connected members have the majority without these nodes."""
@@ -111,6 +108,10 @@ class Members:
     def name_of(self, index: int) -> str:
         """A node's name: as it is connected, or as the Plan has it."""
         return self._nodes[index].name if index in self._nodes else dict(self.group).get(index, f"node {index}")
+
+    def takes_part(self, index: int) -> bool:
+        """Whether a node is among those that are here: asked for each message of it."""
+        return index in self._nodes and self._nodes[index].state is not State.WAITING
 
     def add(self, index: int, node: Node) -> None:
         """A node's agent is connected."""

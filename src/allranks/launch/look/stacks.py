@@ -26,7 +26,7 @@ import msgspec
 
 from allranks.host.stacks import Frame, NodeStacks, Process, Role, Thread, is_library
 from allranks.model.hostlist import fold_hosts
-from allranks.report.text import Style, fold_ranks, printable
+from allranks.report.text import Style, count_of, fold_ranks, printable
 
 SHOWN_LIBRARY_FRAMES = 2
 """Number of library frames that are shown, next to the user's frames."""
@@ -85,14 +85,6 @@ _STATES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
-    """One thread of one process, in a group."""
-
-    node: str
-    process: Process
-
-
 @dataclass(slots=True, kw_only=True)
 class Group:
     """All threads that are in the same place."""
@@ -111,17 +103,23 @@ class Group:
     place: Frame | None
     """The innermost frame of the user's code."""
     frames: tuple[Frame, ...]  # innermost first, of the first member
-    members: list[Member] = field(default_factory=list)
+    members: list[tuple[str, Process]] = field(default_factory=list)
+    """Node and process."""
 
     @property
     def ranks(self) -> list[int]:
         """Without duplicates, in order."""
-        return sorted({member.process.rank for member in self.members if member.process.rank is not None})
+        return sorted({process.rank for _, process in self.members if process.rank is not None})
 
     @property
     def nodes(self) -> list[str]:
         """Without duplicates, in order."""
-        return list(dict.fromkeys(member.node for member in self.members))
+        return list(dict.fromkeys(node for node, _ in self.members))
+
+    @property
+    def pids(self) -> list[tuple[str, int]]:
+        """Node and process id of each member."""
+        return [(node, process.pid) for node, process in self.members]
 
     @property
     def waits_for_others(self) -> bool:
@@ -160,12 +158,7 @@ def split_jobs(document: NodeStacks) -> list[StackReport]:
 
 
 def fold(documents: Iterable[NodeStacks], *, all_threads: bool = False) -> list[Group]:
-    """Return the groups of equal stacks, the odd one out first.
-
-    Args:
-        documents: one per node.
-        all_threads: also threads other than the main one.
-    """
+    """Return the groups of equal stacks, the odd one out first."""
     groups: dict[object, Group] = {}
     for document in documents:
         for process in document.processes:
@@ -174,18 +167,19 @@ def fold(documents: Iterable[NodeStacks], *, all_threads: bool = False) -> list[
                 place = tuple((frame.file, frame.line, frame.function) for frame in group.frames if _is_user(frame))
                 deep = "" if place else tuple(frame.function for frame in group.frames)
                 key = (group.role, group.thread, group.state, group.problem, group.operation, place, deep)
-                groups.setdefault(key, group).members.append(Member(node=document.node, process=process))
+                groups.setdefault(key, group).members.append((document.node, process))
     return sorted(groups.values(), key=_order)
 
 
 def render_stacks(report: StackReport, groups: Sequence[Group], style: Style) -> str:
     """Return the text of a report, without a final newline."""
-    num_workers = len({(m.node, m.process.pid) for g in groups if g.role is Role.WORKER for m in g.members})
-    num_places = len([group for group in groups if group.role is Role.WORKER])
-    nodes = f"{len(report.documents)} of {len(report.documents) + len(report.silent)}" if report.silent else ""
-    nodes = _count(len(report.documents), "node") if not nodes else f"{nodes} nodes"
+    workers = [group for group in groups if group.role is Role.WORKER]
+    ranks, places = len({pid for group in workers for pid in group.pids}), len(workers)
+    nodes = count_of(len(report.documents), "node")
+    if report.silent:
+        nodes = f"{len(report.documents)} of {len(report.documents) + len(report.silent)} nodes"
     what = f"job {report.job}: " if report.job else ""
-    parts = [f"{what}{_count(num_workers, 'rank')} on {nodes}, {_count(num_places, 'place')}"]
+    parts = [f"{what}{count_of(ranks, 'rank')} on {nodes}, {count_of(places, 'place')}"]
     mark = style.mark("✗", "x")
     missing = [f"{mark} {name}   {printable(why)}" for name, why in report.silent.items()]
     if report.missing_ranks:
@@ -204,7 +198,7 @@ def render_stacks(report: StackReport, groups: Sequence[Group], style: Style) ->
 
 
 def stacks_to_json(pairs: Sequence[tuple[StackReport, Sequence[Group]]]) -> str:
-    """Return the same as JSON data: `documents` has everything that was read, and `jobs` each of several jobs."""
+    """Return the same as JSON: `documents` has everything that was read, and `jobs` each of several jobs."""
     jobs = [_to_dict(report, groups) for report, groups in pairs]
     if len(jobs) == 1:
         return json.dumps(jobs[0], indent=2)
@@ -212,23 +206,15 @@ def stacks_to_json(pairs: Sequence[tuple[StackReport, Sequence[Group]]]) -> str:
     return json.dumps({"job": "", "silent": {}, "missing_ranks": [], **joined, "jobs": jobs}, indent=2)
 
 
+_COLUMNS = (
+    "role", "ranks", "nodes", "pids", "state", "kernel_wait", "operation", "enclosing", "place", "problem", "frames",
+)  # fmt: skip
+
+
 def _to_dict(report: StackReport, groups: Sequence[Group]) -> dict[str, Any]:
     rows = [
-        {
-            "job": report.job,
-            "role": group.role,
-            "ranks": group.ranks,
-            "nodes": group.nodes,
-            "pids": [[member.node, member.process.pid] for member in group.members],
-            "thread": group.thread or "MainThread",
-            "state": group.state,
-            "kernel_wait": group.kernel_wait,
-            "operation": group.operation,
-            "enclosing": group.enclosing,
-            "place": msgspec.to_builtins(group.place),
-            "problem": group.problem,
-            "frames": msgspec.to_builtins(group.frames),
-        }
+        {"job": report.job, "thread": group.thread or "MainThread"}
+        | {name: msgspec.to_builtins(getattr(group, name)) for name in _COLUMNS}
         for group in groups
     ]
     return {
@@ -240,16 +226,13 @@ def _to_dict(report: StackReport, groups: Sequence[Group]) -> dict[str, Any]:
     }
 
 
-def _shown_threads(process: Process, *, all_threads: bool) -> Iterable[Thread]:
-    main = next((thread for thread in process.threads if thread.is_main), None)
-    yield main or Thread("", True, ())
-    if all_threads:
-        yield from (thread for thread in process.threads if thread is not main)
+def _shown_threads(process: Process, *, all_threads: bool) -> Sequence[Thread]:
+    main = next((thread for thread in process.threads if thread.is_main), Thread("", True, ()))
+    return (main, *(thread for thread in process.threads if all_threads and thread is not main))
 
 
 def _group_of(process: Process, thread: Thread) -> Group:
-    frames = thread.frames
-    problem = process.problem
+    frames, problem = thread.frames, process.problem
     if not frames and not problem:
         problem = "has no Python frames: it is starting, ending, or its main thread runs no Python"
     return Group(
@@ -272,10 +255,9 @@ def name_operation(frames: Sequence[Frame]) -> str:
         frames: innermost first.
     """
     inner = list(itertools.takewhile(lambda frame: not _is_user(frame), frames))
-    found = _look_up(inner, _OPERATIONS) or _look_up(inner, _PLAIN_WAITS)
     if not inner and frames:
         return next((label for pattern, label in _IN_SOURCE if pattern.search(frames[0].text)), "")
-    return found
+    return _look_up(inner, _OPERATIONS) or _look_up(inner, _PLAIN_WAITS)
 
 
 def name_enclosing(frames: Sequence[Frame]) -> str:
@@ -308,22 +290,14 @@ def _is_user(frame: Frame) -> bool:
 
 
 def _order(group: Group) -> tuple[object, ...]:
-    is_abnormal = bool(group.state)
-    return (
-        list(Role).index(group.role),
-        bool(group.thread),
-        not is_abnormal,
-        not group.problem,
-        group.waits_for_others,
-        len(group.members),
-        group.ranks,
-        group.nodes,
-    )
+    is_ordinary = (not group.state, not group.problem, group.waits_for_others)
+    return list(Role).index(group.role), bool(group.thread), *is_ordinary, len(group.members), group.ranks, group.nodes
 
 
 def _render_group(group: Group, style: Style) -> str:
-    headline = "   ".join(filter(None, [_who(group), printable(fold_hosts(group.nodes)), _pids(group), _what(group)]))
-    cpus = [round(100 * member.process.cpu) for member in group.members]
+    pid = f"pid {group.pids[0][1]}" if len(group.pids) == 1 else ""
+    headline = "   ".join(filter(None, [_who(group), printable(fold_hosts(group.nodes)), pid, _what(group)]))
+    cpus = [round(100 * process.cpu) for _, process in group.members]
     cpu = f"{min(cpus)}" if min(cpus) == max(cpus) else f"{min(cpus)}-{max(cpus)}"
     colour = "31;1" if group.state or group.problem else "2" if group.role is not Role.WORKER else "1"
     lines = [style.paint(headline, colour) + style.paint(f"   {cpu} % CPU", "2")]
@@ -337,16 +311,12 @@ def _who(group: Group) -> str:
     if group.role is Role.LAUNCHER:
         who = "launcher" if num_processes == 1 else f"{num_processes} launchers"
     elif group.role is Role.CHILD:
-        who = f"{_count(num_processes, 'child process', 'child processes')}{f' of {ranks}' if ranks else ''}"
+        who = count_of(num_processes, "child process") + (f" of {ranks}" if ranks else "")
     elif not ranks:
-        who = _count(num_processes, "process", "processes")
+        who = count_of(num_processes, "process")
     else:
         who = ranks if num_processes == 1 else f"{num_processes} ranks ({ranks.partition(' ')[2]})"
     return f"{who}, thread {printable(group.thread)}" if group.thread else who
-
-
-def _pids(group: Group) -> str:
-    return f"pid {group.members[0].process.pid}" if len(group.members) == 1 else ""
 
 
 def _what(group: Group) -> str:
@@ -407,7 +377,3 @@ def _without_own(frames: Sequence[Frame]) -> Sequence[Frame]:
 def _short(file: str) -> str:
     """Return a library's file below its site-packages or lib/python3.x."""
     return re.sub(r".*/((site|dist)-packages|(python|pypy)3[.\d]*t?)/", "", file)
-
-
-def _count(number: int, one: str, many: str = "") -> str:
-    return f"{number} {one if number == 1 else many or one + 's'}"

@@ -14,26 +14,19 @@ Nothing else in the job changes: its steps continue, and no signal is sent.
 
 from __future__ import annotations
 
-import contextlib
 import re
-import subprocess
-import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-import msgspec
-
-from allranks.host.slurm_command import refuse_without_cluster, require_slurm
+from allranks.host.slurm_command import require_slurm, run_slurm
 from allranks.host.stacks import NodeStacks
 from allranks.launch.look.stacks import StackReport
-from allranks.launch.step.parcels import Unpacker
-from allranks.launch.step.srun import Output, run_steps, words_of
+from allranks.launch.step.parcels import Parcel
+from allranks.launch.step.srun import Steps, describe_missing, run_steps, step_command, step_env, words_of
 from allranks.model.errors import AllranksError, UsageError
-from allranks.model.hostlist import expand_hosts, fold_hosts
+from allranks.model.hostlist import expand_hosts
 
 SQUEUE_S = 20.0
-NOTICE_AFTER_S = 3.0
 STEP_MINUTES = 2
 """SLURM ends the step itself if this process is killed."""
 
@@ -53,8 +46,6 @@ def probe_job(job: str, *, silence_s: float, env: Mapping[str, str], say: Callab
     Args:
         job: SLURM's id: `123`, `123_4` of an array, `123+0` of a heterogeneous job.
         silence_s: the wait ends after this long without an answer.
-        env: the caller's; srun gets it without the variables of an outer job or step.
-        say: gets a line about the nodes that it waits for.
 
     Raises:
         UsageError: there is no such job, or the id means several.
@@ -65,10 +56,10 @@ def probe_job(job: str, *, silence_s: float, env: Mapping[str, str], say: Callab
         raise UsageError(f"stack {job!r}: expected a SLURM job id, for example 123 or 123_4; see squeue --me")
     for tool in ("squeue", "srun"):
         require_slurm(tool, env)
-    clean = {name: value for name, value in env.items() if not name.startswith("SLURM_") or name == "SLURM_CONF"}
+    clean = step_env(env)
     components = find_components(job, _squeue(job, clean))
-    with run_steps(map(srun_command, components), clean) as output:
-        return _collect(job, components, output, silence_s=silence_s, say=say)
+    with run_steps(map(srun_command, components), clean) as steps:
+        return _collect(job, [node for each in components for node in each.nodes], steps, silence_s=silence_s, say=say)
 
 
 def find_components(job: str, rows: str) -> list[Component]:
@@ -99,85 +90,58 @@ def find_components(job: str, rows: str) -> list[Component]:
 
 def srun_command(component: Component) -> list[str]:
     """Return the command that starts one probe on every node of a component."""
-    count = len(component.nodes)
-    return [
-        "srun",
+    return step_command(
+        len(component.nodes),
         f"--jobid={component.job_id}",
         *([f"--het-group={component.het_group}"] if component.het_group else []),
         "--job-name=allranks-stack",
         "--overlap",  # beside steps that hold all resources
-        f"--nodes={count}",
-        f"--ntasks={count}",
-        "--ntasks-per-node=1",
         "--gres=none",  # else it gets the job's GPUs; --gpus=0 is refused if SLURM knows no GPUs
         "--mem=0",
-        "--mpi=none",
-        "--input=none",
         "--propagate=NONE",
-        "--kill-on-bad-exit=0",
-        "--wait=0",
         "--chdir=/",  # this directory may not exist there
-        f"--time={STEP_MINUTES}",
-        sys.executable,
-        "-m",
-        "allranks",
-        "stack",
-        "--here",
-        component.job_id,
-    ]
+        verb=("stack", "--here", component.job_id),
+        minutes=STEP_MINUTES,
+    )
 
 
 def _squeue(job: str, env: Mapping[str, str]) -> str:
-    command = ["squeue", "--noheader", f"--jobs={job.partition('+')[0]}", "--format=%A|%i|%T|%N|%r"]
-    try:
-        result = subprocess.run(
-            command, env=env, capture_output=True, text=True, errors="replace", timeout=SQUEUE_S, check=False
-        )
-    except subprocess.TimeoutExpired as exc:
-        raise AllranksError(
-            f"stack {job}: squeue did not answer within {SQUEUE_S:.0f} s: slurmctld is busy or down"
-        ) from exc
-    if result.returncode != 0:
-        refuse_without_cluster("squeue", result.stderr)
-        words = words_of(result.stderr.splitlines())
+    which = (f"--jobs={job.partition('+')[0]}", "--format=%A|%i|%T|%N|%r")
+    answer = run_slurm("squeue", "--noheader", *which, env=env, deadline_s=SQUEUE_S)
+    if answer.returncode != 0:
+        words = words_of(answer.stderr.splitlines())
         error = UsageError if "nvalid job id" in words else AllranksError
         raise error(f"stack {job}: squeue: {words}")
-    return result.stdout
+    return answer.stdout
 
 
 def _collect(
-    job: str, components: Sequence[Component], output: Output, *, silence_s: float, say: Callable[[str], None]
+    job: str, wanted: Sequence[str], steps: Steps, *, silence_s: float, say: Callable[[str], None]
 ) -> StackReport:
-    wanted = [node for component in components for node in component.nodes]
     documents: dict[str, NodeStacks] = {}
-    unpacker, words = Unpacker(), list[str]()
-    last_s = began_s = time.monotonic()
-    was_told = False
-    while not output.has_ended and set(wanted) - set(documents):
-        now = time.monotonic()
-        if now > last_s + silence_s:
-            break
-        if now > began_s + NOTICE_AFTER_S and not was_told:
-            was_told = True
-            late = fold_hosts([node for node in wanted if node not in documents])
-            answered = f"{len(documents)} of {len(wanted)} nodes have answered"
-            say(f"still waiting for {late} after {now - began_s:.0f} s; {answered}")
-        for line in output.lines():
-            if line.is_aside:
-                words.append(line.text)
-            elif parcel := unpacker.feed(line.text):
-                with contextlib.suppress(msgspec.DecodeError):  # from another version of allranks
-                    documents[parcel.sender] = msgspec.json.decode(parcel.content, type=NodeStacks)
-                    last_s = time.monotonic()
-    has_ended = output.has_ended
-    if not documents and words_of(words) and has_ended:
-        raise AllranksError(f"stack {job}: no node answered; srun: {words_of(words)}")
+
+    def take(parcel: Parcel) -> None:
+        documents[parcel.sender] = parcel.read(NodeStacks)
+
+    def describe_wait(waited_s: float) -> str:
+        return describe_missing([node for node in wanted if node not in documents], len(wanted), waited_s)
+
+    has_ended = steps.listen(
+        take,
+        is_complete=lambda: documents.keys() >= set(wanted),
+        first_s=silence_s,
+        next_s=silence_s,
+        describe_wait=describe_wait,
+        say=say,
+    )
+    if not documents and words_of(steps.words) and has_ended:
+        raise AllranksError(f"stack {job}: no node answered; srun: {words_of(steps.words)}")
     silent = {
-        node: _why_silent(node, words, has_ended=has_ended, silence_s=silence_s)
+        node: _why_silent(node, steps.words, has_ended=has_ended, silence_s=silence_s)
         for node in wanted
         if node not in documents
     }
-    return StackReport(job=job, documents=[documents.pop(node) for node in wanted if node in documents], silent=silent)
+    return StackReport(job=job, documents=[documents[node] for node in wanted if node in documents], silent=silent)
 
 
 def _why_silent(node: str, words: Sequence[str], *, has_ended: bool, silence_s: float) -> str:

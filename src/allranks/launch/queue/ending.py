@@ -16,7 +16,7 @@ Four facts that are easy to miss:
 - The same holds for SIGTERM. A worker that has something to save leaves the decision to its agent
   (state/resumed/telling.py); a worker that has nothing to save is ended by it, which saves time.
 - A job that is preempted with a grace period is requeued only if it still runs at the end of the period; if it ends
-  earlier, it has failed or is complete. So the leader waits: `launch.queue.requeue.outlast_preemption`.
+  earlier, it has failed or is complete. So the leader waits: `Scheduler.outlast_preemption`.
 - If the batch host is lost, the job continues without its script until the time limit: the remaining agents must
   requeue it.
 """
@@ -27,6 +27,7 @@ import signal
 from dataclasses import dataclass
 from enum import Enum
 
+from allranks.host.slurm import JobState
 from allranks.host.slurm_job import OwnJob
 from allranks.model.errors import Exit
 
@@ -66,8 +67,6 @@ def decide(
     """Decide what a signal means.
 
     Args:
-        signum: what came.
-        job: this job in SLURM; None without SLURM.
         left_s: until the time limit.
         no_requeue: why the job cannot be requeued, from `why_no_requeue`; empty if it can.
         grace_s: time between SIGTERM and SIGKILL: KillWait or a partition's GraceTime; None if unknown.
@@ -76,18 +75,17 @@ def decide(
     name = signal.Signals(signum).name
     if signum == signal.SIGUSR1:
         when = f", {left_s:.0f} s to the time limit" if left_s is not None else ""
+        ending = Ending.SAVE_AND_LEAVE
         if save_s == 0:  # a job requeued with nothing saved would start from the beginning each time
-            line = f"{name}{when}: passed to the script; allranks itself has nothing to save"
-            return Decision(ending=Ending.SAVE_AND_LEAVE, grace_s=None, line=line)
-        if job is None:
-            return Decision(
-                ending=Ending.SAVE_AND_LEAVE, grace_s=None, line=f"{name}: saving a checkpoint, then the job ends"
-            )
-        if no_requeue:
-            line = f"{name}{when}: saving a checkpoint, then job {job.id} ends: {no_requeue}"
-            return Decision(ending=Ending.SAVE_AND_LEAVE, grace_s=left_s, line=line)
-        line = f"{name}{when}: saving a checkpoint, then job {job.id} goes back into the queue and resumes from it"
-        return Decision(ending=Ending.SAVE_AND_REQUEUE, grace_s=left_s, line=line)
+            left_s, what = None, "passed to the script; allranks itself has nothing to save"
+        elif job is None:
+            what = "saving a checkpoint, then the job ends"
+        elif no_requeue:
+            what = f"saving a checkpoint, then job {job.id} ends: {no_requeue}"
+        else:
+            what = f"saving a checkpoint, then job {job.id} goes back into the queue and resumes from it"
+            ending = Ending.SAVE_AND_REQUEUE
+        return Decision(ending=ending, grace_s=left_s, line=f"{name}{when}: {what}")
     if signum == signal.SIGTERM and job is not None:
         grace_s = DEFAULT_GRACE_S if grace_s is None else grace_s
         if grace_s > SAFETY * (save_s or 0.0) and save_s != 0:
@@ -113,7 +111,6 @@ def decide_sequel(exit_code: int, *, is_to_requeue: bool, interrupted_by: int | 
     """Decide what follows the end of a job; one that somebody told to stop is never requeued.
 
     Args:
-        exit_code: of the job.
         is_to_requeue: whether all ranks saved before the time limit.
         interrupted_by: the first stop signal that any agent got, also one that came after the verdict.
         has_restarts: whether the user wants the job to survive faults.
@@ -125,18 +122,12 @@ def decide_sequel(exit_code: int, *, is_to_requeue: bool, interrupted_by: int | 
     return Sequel.STAY_COMPLETE if exit_code == Exit.OK else Sequel.NONE
 
 
-def why_no_requeue(job: OwnJob, *, is_batch: bool, may_requeue: bool) -> str:
-    """Return why a job cannot be requeued, and what to do about it; empty if it can.
-
-    Args:
-        job: the job.
-        is_batch: whether it has a batch script, as `scontrol show job` says.
-        may_requeue: its `Requeue=`.
-    """
+def why_no_requeue(job: OwnJob, state: JobState) -> str:
+    """Return why a job cannot be requeued, and what to do about it; empty if it can."""
     if job.is_heterogeneous:
         return "allranks does not requeue heterogeneous jobs; submit it again, and it resumes"
-    if not is_batch:
+    if not state.is_batch:
         return "SLURM requeues only jobs with a batch script (allranks submit writes one)"
-    if not may_requeue:
+    if not state.may_requeue:
         return "it was submitted with --no-requeue; submit it again, and it resumes"
     return ""

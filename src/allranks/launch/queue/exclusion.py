@@ -10,14 +10,15 @@ or the agent that acts for a lost leader, writes it.
 
 from __future__ import annotations
 
-import contextlib
-import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 
-from allranks.model.hostlist import fold_hosts
+from allranks.host.slurm import JobState
+from allranks.host.slurm_job import OwnJob
+from allranks.model.hostlist import expand_hosts, fold_hosts
+from allranks.report.rundir import write_whole
 
 FILE = "culprits.json"
 MOST_TIMES = 3
@@ -43,9 +44,6 @@ def remember(culprits: Sequence[Culprit], nodes: Iterable[str], *, cause: str, a
     """Return the record with the culprits of one attempt added; the order is that of their first fault.
 
     Args:
-        culprits: the record so far.
-        nodes: who was at fault.
-        cause: cause of the finding.
         attempt: number of the attempt, SLURM_RESTART_COUNT.
     """
     known = {culprit.node: culprit for culprit in culprits}
@@ -64,23 +62,41 @@ def is_hopeless(culprits: Sequence[Culprit], nodes: Iterable[str]) -> bool:
     return any(culprit.node in now and culprit.count >= MOST_TIMES for culprit in culprits)
 
 
-def choose_excluded(
-    culprits: Sequence[Culprit], *, nodes: Sequence[str], needed: int
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return which culprits are excluded, and which ones the job cannot do without.
+def plan_requeue(
+    state: JobState, *, job: OwnJob, culprits: Sequence[Culprit], partition: Sequence[str], min_nodes: int
+) -> tuple[dict[str, str], str]:
+    """Return what a job requests when it waits again, under scontrol's names, and the same as text for the user.
 
-    A job that excludes too many nodes would wait forever, so the worst are excluded first, as long as enough remain.
+    If the user named nodes, only these are used. A job that excludes too many nodes would wait forever, so the worst
+    culprits are excluded first, as long as enough nodes remain.
 
     Args:
-        culprits: who was at fault.
-        nodes: all nodes on which the job could run.
-        needed: how many nodes it needs.
+        state: the job, as SLURM reports it.
+        job: the same job, from its own environment.
     """
-    worst_first = sorted(
-        (each for each in culprits if each.node in nodes), key=lambda each: (-each.count, -each.attempts[-1])
-    )
-    spare = max(0, len(set(nodes)) - needed)
-    return tuple(each.node for each in worst_first[:spare]), tuple(each.node for each in worst_first[spare:])
+    asked = expand_hosts(state.asked_nodes) if state.asked_nodes else []
+    own = expand_hosts(state.excluded_nodes) if state.excluded_nodes else []
+    closed = set(own) - {each.node for each in culprits}  # nodes that the user excluded: SLURM assigns none of them
+    pool = [name for name in dict.fromkeys(asked if len(asked) >= job.num_nodes else partition) if name not in closed]
+    by_guilt = sorted(culprits, key=lambda each: (-each.count, -each.attempts[-1]))
+    worst_first = [each.node for each in by_guilt if each.node in pool]
+    spare = max(0, len(pool) - min_nodes)
+    chosen, stay = worst_first[:spare], worst_first[spare:]
+    out = [name for name in pool if name in chosen]
+    values = {}
+    if set(out) - set(own):
+        values["ExcNodeList"] = fold_hosts(list(dict.fromkeys([*own, *out])))
+    if set(out) & set(asked):
+        values["ReqNodeList"] = fold_hosts([name for name in asked if name not in out])
+    num_nodes = min(job.num_nodes, len(pool) - len(out))
+    if num_nodes != state.num_nodes:
+        values["NumNodes"] = str(num_nodes)
+    parts = [f"without {fold_hosts(out)}"] if out else []
+    if num_nodes != job.num_nodes:
+        parts.append(f"on {num_nodes} nodes instead of {job.num_nodes}")
+    if stay:
+        parts.append(f"{fold_hosts(stay)} is not excluded, because the job needs {min_nodes} of {len(pool)} nodes")
+    return values, ", ".join(parts)
 
 
 def describe_return(culprits: Sequence[Culprit], *, attempt: int) -> str:
@@ -99,11 +115,7 @@ def describe_return(culprits: Sequence[Culprit], *, attempt: int) -> str:
 
 
 def read_culprits(run_dir: Path) -> tuple[Culprit, ...]:
-    """Return the job's record; empty if the file is missing or cannot be read.
-
-    Args:
-        run_dir: the job's directory, above its attempts.
-    """
+    """Return the job's record; empty if the file is missing or cannot be read."""
     try:
         return msgspec.json.decode((run_dir / FILE).read_bytes(), type=tuple[Culprit, ...])
     except (OSError, msgspec.DecodeError):
@@ -111,13 +123,5 @@ def read_culprits(run_dir: Path) -> tuple[Culprit, ...]:
 
 
 def write_culprits(run_dir: Path, culprits: Sequence[Culprit]) -> None:
-    """Write the record atomically; a full disk does not stop a job.
-
-    Args:
-        run_dir: the job's directory, above its attempts.
-        culprits: all of them.
-    """
-    draft = run_dir / f".{FILE}.{os.getpid()}"
-    with contextlib.suppress(OSError):
-        draft.write_bytes(msgspec.json.format(msgspec.json.encode(culprits)) + b"\n")
-        draft.replace(run_dir / FILE)
+    """Write the record atomically; a full disk does not stop a job."""
+    write_whole(run_dir / FILE, msgspec.json.format(msgspec.json.encode(culprits)) + b"\n")

@@ -20,16 +20,16 @@ Measured with SLURM 22.05, for a node on which every process was killed and whic
 
 from __future__ import annotations
 
-import contextlib
 import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from enum import Enum
+from dataclasses import dataclass
 from pathlib import Path
 
 from allranks.host.signals import die_with_parent
 from allranks.host.slurm_job import OwnJob
+from allranks.launch.step.srun import end_srun, step_env
 
 AGAIN_S = 2.0
 """Before the second try; doubled before each further one."""
@@ -46,27 +46,14 @@ _OF_THE_STEP = (
 )  # fmt: skip
 
 
-class Stage(Enum):
-    """State of one revival."""
-
-    TRYING = "trying"
-    """srun runs, or will in a moment: the node is dead, or its agent runs."""
-    TAKEN_AWAY = "taken_away"
-    """The node is no longer in the job."""
-    GIVEN_UP = "given_up"
-    """The node did not come back in time."""
-    CLOSED = "closed"
-
-
 class Revivals:
-    """All nodes that may come back, for launch.lead.newcomers.
+    """All nodes that may come back, for launch.lead.driver.
 
     Args:
         command: the agent's command line, from `own_command`.
-        job: this job.
-        env: this agent's environment.
+        env: this agent's environment; its step's variables are no options for srun.
         log: returns the file for the output of a node's srun and agent.
-        patience_s: how long to try each node.
+        patience_s: how long to start new tries for each node; an srun that runs at that time continues.
     """
 
     def __init__(
@@ -81,7 +68,7 @@ class Revivals:
         self._command, self._job, self._env, self._log = command, job, dict(env), log
         self._patience_s = patience_s
         self._new: dict[str, int] = {}
-        self._revivals: dict[str, Revival] = {}
+        self._revivals: dict[str, _Revival] = {}
 
     def expect(self, node: str, seat: int) -> None:
         """Begin to try: the node's agent is gone."""
@@ -92,138 +79,82 @@ class Revivals:
         """Do what is due, without blocking; return lines for the user."""
         lines = []
         for node, seat in self._new.items():
-            self._revivals[node] = Revival(
+            log, env = self._log(node), self._env
+            command = srun_command(
                 node,
-                [*place_of(node, seat, self._env), *self._command],
-                job=self._job,
-                env=self._env,
-                log=self._log(node),
-                now_s=now_s,
-                patience_s=self._patience_s,
+                [*place_of(node, seat, env), *self._command],
+                job_id=env.get("SLURM_JOB_ID", self._job.id),
+                cpus_per_task=env.get("SLURM_CPUS_PER_TASK", ""),
             )
-            lines.append(self._revivals[node].line)
+            self._revivals[node] = _Revival(command, step_env(env, kept=_KEPT), log, now_s + self._patience_s, now_s)
+            lines.append(f"{node}: its agent will be restarted when the node comes back; see {log}")
         self._new.clear()
         for node, revival in list(self._revivals.items()):
-            if revival.step(now_s) is not Stage.TRYING:
-                lines.append(revival.line)
+            if end := revival.step(now_s):
+                lines.append(f"{node}{end}")
                 del self._revivals[node]
         return lines
 
     @property
     def pids(self) -> list[int]:
         """Pids of all srun processes."""
-        return [revival.pid for revival in self._revivals.values() if revival.pid is not None]
+        return [revival.process.pid for revival in self._revivals.values() if revival.process is not None]
 
     def close(self) -> None:
         """End every srun, and with it the agent that it started."""
         for revival in self._revivals.values():
-            revival.close()
+            if revival.process is not None:
+                end_srun(revival.process, patience_s=END_S)
         self._revivals.clear()
 
 
-class Revival:
-    """One lost node, and the srun that restarts its agent.
+@dataclass(slots=True)
+class _Revival:
+    """One lost node, and the srun that restarts its agent."""
 
-    Args:
-        node: which node.
-        command: the agent's command line, `allranks run ...`.
-        job: this job.
-        env: the agent's environment; variables of another step are removed.
-        log: file for the output of srun and the agent there.
-        now_s: the clock of the caller.
-        patience_s: how long to start new tries; an srun that runs at that time continues.
-    """
+    command: Sequence[str]
+    env: Mapping[str, str]
+    log: Path
+    end_s: float
+    next_s: float
+    pause_s: float = AGAIN_S
+    log_start: int = 0
+    process: subprocess.Popen[bytes] | None = None
 
-    def __init__(
-        self,
-        node: str,
-        command: Sequence[str],
-        *,
-        job: OwnJob,
-        env: Mapping[str, str],
-        log: Path,
-        now_s: float,
-        patience_s: float,
-    ) -> None:
-        self.node = node
-        self.stage = Stage.TRYING
-        job_id, cores = env.get("SLURM_JOB_ID", job.id), env.get("SLURM_CPUS_PER_TASK", "")
-        self._command = srun_command(node, command, job_id=job_id, cpus_per_task=cores)
-        self._env = clean_env(env)
-        self._log = log
-        self._end_s = now_s + patience_s
-        self._next_s, self._pause_s = now_s, AGAIN_S
-        self._log_start = 0
-        self._process: subprocess.Popen[bytes] | None = None
-
-    def step(self, now_s: float) -> Stage:
-        """Check its state once, without blocking."""
-        if self.stage is not Stage.TRYING:
-            return self.stage
-        if self._process is not None:
-            if self._process.poll() is None:
-                return self.stage
-            self._process = None
-            self._next_s, self._pause_s = now_s + self._pause_s, min(2 * self._pause_s, LONGEST_PAUSE_S)
+    def step(self, now_s: float) -> str:
+        """Do what is due; return why no further try is made, as the end of a line, or an empty text."""
+        if self.process is not None:
+            if self.process.poll() is None:
+                return ""
+            self.process = None
+            self.next_s, self.pause_s = now_s + self.pause_s, min(2 * self.pause_s, LONGEST_PAUSE_S)
             if any(words in self._said() for words in TAKEN_AWAY):
-                self.stage = Stage.TAKEN_AWAY
-        elif now_s >= self._end_s:
-            self.stage = Stage.GIVEN_UP
-        elif now_s >= self._next_s:
-            self._start()
-        return self.stage
+                return ": SLURM has removed it from the job; it can take part again in the job's next run"
+        elif now_s >= self.end_s or (now_s >= self.next_s and not self._start()):
+            return f" has not come back; see {self.log}"
+        return ""
 
-    def close(self) -> None:
-        """End srun, and the agent that it started."""
-        self.stage = Stage.CLOSED
-        process, self._process = self._process, None
-        if process is None or process.poll() is not None:
-            return
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(END_S)
-            return
-        process.kill()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(1.0)
-
-    @property
-    def pid(self) -> int | None:
-        """Pid of its srun, while one runs."""
-        return self._process.pid if self._process is not None else None
-
-    @property
-    def line(self) -> str:
-        """Describe its state for the user."""
-        match self.stage:
-            case Stage.TAKEN_AWAY:
-                return f"{self.node}: SLURM has removed it from the job; it can take part again in the job's next run"
-            case Stage.GIVEN_UP:
-                return f"{self.node} has not come back; see {self._log}"
-            case _:
-                return f"{self.node}: its agent will be restarted when the node comes back; see {self._log}"
-
-    def _start(self) -> None:
-        with self._log.open("ab") as log:
-            self._log_start = log.tell()
+    def _start(self) -> bool:
+        with self.log.open("ab") as log:
+            self.log_start = log.tell()
             try:
-                self._process = subprocess.Popen(
-                    self._command,
+                self.process = subprocess.Popen(
+                    self.command,
                     stdin=subprocess.DEVNULL,
                     stdout=log,
                     stderr=subprocess.STDOUT,
-                    env=self._env,
+                    env=self.env,
                     start_new_session=True,  # Ctrl-C reaches only the agent, which ends this process, too
                     preexec_fn=die_with_parent(signal.SIGTERM),
                 )
             except OSError as exc:
                 log.write(f"srun: {exc.strerror}\n".encode())
-                self.stage = Stage.GIVEN_UP
+        return self.process is not None
 
     def _said(self) -> str:
         try:
-            with self._log.open("rb") as file:
-                file.seek(self._log_start)
+            with self.log.open("rb") as file:
+                file.seek(self.log_start)
                 return file.read(1 << 16).decode(errors="replace")
         except OSError:
             return ""
@@ -233,8 +164,6 @@ def srun_command(node: str, command: Sequence[str], *, job_id: str, cpus_per_tas
     """Return the command that starts one agent on one node, beside the step that holds all resources.
 
     Args:
-        node: where.
-        command: of the agent.
         job_id: SLURM_JOB_ID; a task of an array has one, too.
         cpus_per_task: SLURM_CPUS_PER_TASK of the leader; without the option, the step may get one core.
     """
@@ -258,7 +187,6 @@ def place_of(node: str, seat: int, env: Mapping[str, str]) -> list[str]:
     which step it counts as, and so where the job's run directory is.
 
     Args:
-        node: SLURM's name of it.
         seat: its node index.
         env: the leader's, a task of the first step.
     """
@@ -266,8 +194,3 @@ def place_of(node: str, seat: int, env: Mapping[str, str]) -> list[str]:
     own = {"SLURM_PROCID": seat, "SLURM_NODEID": seat, "SLURM_GTIDS": seat, "SLURM_LOCALID": 0, "SLURMD_NODENAME": node}
     own["ALLRANKS_STEP"] = env.get("ALLRANKS_STEP") or env.get("SLURM_STEP_ID", "0")
     return ["env", *(f"{name}={value}" for name, value in {**step, **own}.items())]
-
-
-def clean_env(env: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without the variables of the leader's own step: srun would read them as options."""
-    return {name: value for name, value in env.items() if not name.startswith("SLURM_") or name in _KEPT}

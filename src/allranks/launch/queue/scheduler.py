@@ -1,27 +1,58 @@
-"""What does SLURM know about this job, and what is requested from it? A thread asks, so nothing waits for slurmctld.
+"""What does SLURM know about this job, and how is the job requeued, once, and without its faulty nodes?
 
     scheduler = Scheduler.of(env, run_dir=run_dir.path, attempt=2, min_nodes=4, say=say)
     scheduler.decide(signal.SIGUSR1, save_s=None)      # what a signal means here (launch.queue.ending)
-    scheduler.requeue(["node03"], cause="AR012 ...")   # requeue the job, once (launch.queue.requeue)
+    scheduler.requeue(["node03"], cause="AR012 ...")
 
-Without SLURM, there is no scheduler.
+Without SLURM, there is no scheduler. A thread asks what a signal means, so nothing waits for slurmctld.
+
+The agents requeue the job, not the batch script: they know the culprit, and it works for scripts that users wrote
+themselves. If the batch host is lost, the script is gone, and the job would continue without it until its time limit.
+The leader's agent acts; if the leader is lost, the first of the other agents does.
+
+Phase 1  claim      one agent alone creates `requeue.json` in the attempt's directory
+Phase 2  remember   the culprit is added to the job's record; after the third time the job ends (launch.queue.exclusion)
+Phase 3  plan       which nodes are excluded, how many nodes are requested                      (`plan_requeue`, pure)
+Phase 4  requeue    everything in the job ends, this process too: SIGTERM, SIGKILL after KillWait
+Phase 5  change     what the waiting job requests; SLURM accepts this only now
+
+Signals are blocked in phases 4 and 5. Every failure is reported, with the command that does the step by hand.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from allranks.host.slurm_job import OwnJob, TimeLimit, find_job, own_job
+from allranks.host.slurm import JobState, list_nodes
+from allranks.host.slurm_command import shielded
+from allranks.host.slurm_job import OwnJob, TimeLimit, change_waiting, find_job, own_job, requeue
+from allranks.host.slurm_site import read_partition, read_site
 from allranks.launch.queue.ending import Decision, decide, why_no_requeue
-from allranks.launch.queue.requeue import outlast_preemption, read_grace_s, requeue_once, stay_complete
-from allranks.model.errors import AllranksError
+from allranks.launch.queue.exclusion import (
+    MOST_TIMES,
+    is_hopeless,
+    plan_requeue,
+    read_culprits,
+    remember,
+    write_culprits,
+)
+from allranks.model.errors import AllranksError, Exit
+from allranks.model.hostlist import fold_hosts
 
 ANSWER_S = 2.0
 """How long a decision waits for SLURM's answer; after that, it is made without the answer."""
+CLAIM = "requeue.json"
+PREEMPTED = "preempted.json"
+"""In the run directory: SLURM has preempted this job with a grace period."""
+LONGEST_GRACE_S = 900.0
+"""Upper bound of the time that a preempted job is kept alive; sites give minutes."""
+LOOK_S = 2.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -33,6 +64,7 @@ class Scheduler:
     """The job's directory, above its attempts."""
     attempt: int
     min_nodes: int
+    """MIN of --nnodes MIN:MAX."""
     say: Callable[[str], None]
     _limit: TimeLimit
     _grace_s: float | None = None
@@ -55,7 +87,6 @@ class Scheduler:
         """Return what a signal means for this job.
 
         Args:
-            signum: what came.
             save_s: how long a checkpoint takes; None: not known, 0: there is nothing to save.
         """
         if self._thread is None:
@@ -72,31 +103,111 @@ class Scheduler:
         )
 
     def requeue(self, nodes: Sequence[str] = (), *, cause: str = "") -> int:
-        """Requeue the job, unless another agent has; returns the exit code (launch.queue.requeue)."""
-        return requeue_once(
-            self.job,
-            run_dir=self.run_dir,
-            attempt=self.attempt,
-            say=self.say,
-            nodes=nodes,
-            cause=cause,
-            min_nodes=self.min_nodes,
-        )
+        """Requeue the job, unless another agent has; on success SLURM ends this process soon after.
+
+        Args:
+            nodes: culprits; empty if the job is requeued for another reason, such as its time limit.
+            cause: their cause, `AR012 node-failure`.
+        Returns:
+            The exit code of this process: 75 if the job was requeued because of a node, 0 without one; 78 if the same
+            culprit failed for the third time; the exit code without SLURM if the job cannot be requeued.
+        """
+        job, exit_code = self.job, Exit.NODE_FAULT if nodes else Exit.OK
+        if not self._claim():
+            return exit_code
+        culprits = remember(read_culprits(self.run_dir), nodes, cause=cause, attempt=self.attempt)
+        write_culprits(self.run_dir, culprits)
+        if is_hopeless(culprits, nodes):
+            names = fold_hosts(list(nodes))
+            self.say(f"job {job.id} ends: {names} was at fault in {MOST_TIMES} runs and cannot be replaced; {cause}")
+            return Exit.SETUP
+        by_hand = f"scontrol requeue {job.id}"
+        try:
+            state = find_job(job.id)
+            if state is None:
+                raise AllranksError("SLURM does not know this job")
+            if state.is_pending:
+                return exit_code  # another agent has requeued it
+            if state.preempted_at:  # SLURM decides whether the job runs again, even if the user sent the warning signal
+                self.outlast_preemption()
+                return exit_code
+            if no := why_no_requeue(job, state):
+                self.say(f"job {job.id} does not go back into the queue: {no}")
+                return exit_code
+            partition = [node.name for node in list_nodes(partition=state.partition.partition(",")[0])]
+            values, how = plan_requeue(state, job=job, culprits=culprits, partition=partition, min_nodes=self.min_nodes)
+            with shielded():
+                how = f", {how}" if how else ""
+                self.say(f"job {job.id} goes back into the queue{how}; it resumes in its next run")
+                requeue(job.id)
+                if values:
+                    by_hand = f"scontrol update JobId={job.id} " + " ".join(f"{k}={v}" for k, v in values.items())
+                    change_waiting(job.id, **values)
+        except AllranksError as exc:
+            self.say(f"job {job.id}: {exc}; to do it by hand: {by_hand}")
+        return exit_code
 
     def outlast_preemption(self) -> bool:
-        """Wait if a preempted job must keep running to be requeued; returns whether it is being preempted."""
-        return outlast_preemption(self.job, run_dir=self.run_dir, say=self.say)
+        """Wait for SLURM to end a job that it preempts with a grace period; returns whether it is being preempted.
 
-    def stay_complete(self) -> None:
-        """Keep SLURM from running this job again, which has succeeded (launch.queue.requeue)."""
-        stay_complete(self.job, run_dir=self.run_dir, say=self.say)
-
-    def _ask(self) -> None:
+        SLURM requeues it only if it still runs then. For the leader's agent, after SIGTERM and the end of its workers.
+        """
         try:
             state = find_job(self.job.id)
+            if state is None or not state.preempted_at or state.state != "RUNNING":
+                return False
+            rules = read_partition(state.partition)
+        except AllranksError:
+            return False
+        with contextlib.suppress(OSError):
+            (self.run_dir / PREEMPTED).write_text(json.dumps({"job": self.job.id, "at": state.preempted_at}))
+        grace = f"grace period {rules.grace_s:.0f} s since {state.preempted_at}"
+        self.say(f"preempted: waiting for SLURM to end this run of job {self.job.id}, {grace}")
+        end_s = time.monotonic() + min(rules.grace_s + 60.0, LONGEST_GRACE_S)
+        while state is not None and state.state == "RUNNING" and time.monotonic() < end_s:
+            time.sleep(LOOK_S)
+            with contextlib.suppress(AllranksError):
+                state = find_job(self.job.id)
+        return True
+
+    def stay_complete(self) -> None:
+        """Keep SLURM from running a job again that was preempted once and has succeeded now. For the leader's agent.
+
+        SLURM 24.11.5 never forgets that it preempted a job after a grace period: it requeues the job each time it ends
+        with 0. Such a job ends only if it must not be requeued; SLURM then calls it PREEMPTED. Releases 20.11.4 and
+        26.05.5 do not have this fault (SLURM's ticket 25682).
+        """
+        if not self.job.restarts or not (self.run_dir / PREEMPTED).exists():
+            return
+        try:
+            change_waiting(self.job.id, Requeue="0")
+        except AllranksError as exc:
+            self.say(f"job {self.job.id}: {exc}; if SLURM runs it again, end it by hand: scancel {self.job.id}")
+
+    def _ask(self) -> None:
+        with contextlib.suppress(AllranksError):  # then the defaults are used
+            state = find_job(self.job.id)
             if state is not None:
-                self._no_requeue = why_no_requeue(self.job, is_batch=state.is_batch, may_requeue=state.may_requeue)
+                self._no_requeue = why_no_requeue(self.job, state)
             self._grace_s = read_grace_s(state)
             self._left_s = self._limit.left_s(time.time())
-        except AllranksError:
-            return  # the defaults are used
+
+    def _claim(self) -> bool:
+        """Whether this agent is the one that acts. It also acts if the directory cannot be written."""
+        try:
+            with (self.run_dir / f"attempt_{self.attempt}" / CLAIM).open("x") as file:
+                json.dump({"job": self.job.id, "time_s": round(time.time(), 3)}, file)
+        except OSError as exc:
+            return not isinstance(exc, FileExistsError)
+        return True
+
+
+def read_grace_s(state: JobState | None) -> float | None:
+    """Return how long the workers of a job live after SIGTERM; None if SLURM does not say."""
+    try:
+        with shielded():
+            if state is not None and state.preempted_at and state.state == "RUNNING":
+                return read_partition(state.partition).grace_s
+            return read_site().kill_wait_s
+    except AllranksError:
+        return None

@@ -1,11 +1,10 @@
 """How are steps of srun started, listened to and ended?
 
-    with run_steps([command], env) as output:
-        while not output.has_ended:
-            for line in output.lines():       # waits TICK_S at the most
-                ...
+    with run_steps([step_command(2, "--overlap", verb=("stack", "--here", "7"), minutes=2)], env) as steps:
+        has_all = steps.listen(take, is_complete=..., first_s=60, next_s=20, describe_wait=..., say=say)
 
-Whoever leaves the block, with an exception too, leaves no step behind.
+One task per node answers with parcels (launch.step.parcels). Whoever leaves the block, with an exception too, leaves
+no step behind.
 """
 
 from __future__ import annotations
@@ -15,28 +14,28 @@ import os
 import re
 import selectors
 import subprocess
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+import sys
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+
+from allranks.launch.step.parcels import Parcel, Unpacker
+from allranks.model.hostlist import fold_hosts
 
 TICK_S = 0.2
+NOTICE_AFTER_S = 2.0
 END_S = 2.0
 """For srun to end its step after SIGTERM, before it is killed."""
 
 
-class Line(NamedTuple):
-    """One line of a step."""
-
-    text: str
-    is_aside: bool
-    """From standard error: srun's words, and the site's."""
-
-
-class Output:
-    """What steps write, while they do."""
+class Steps:
+    """What running steps write."""
 
     def __init__(self, processes: Iterable[subprocess.Popen[bytes]], selector: selectors.BaseSelector) -> None:
+        self.words: list[str] = []
+        """Lines of standard error: srun's words, and the site's."""
         self._selector = selector
         self._rest: dict[int, bytes] = {}
+        self._unpacker = Unpacker()
         for process in processes:
             for stream, is_aside in ((process.stdout, False), (process.stderr, True)):
                 assert stream is not None
@@ -47,25 +46,59 @@ class Output:
         """Whether nothing more can come."""
         return not self._selector.get_map()
 
-    def lines(self) -> Iterator[Line]:
-        """Yield the lines that have come, or come within TICK_S."""
+    def listen(
+        self,
+        take: Callable[[Parcel], None],
+        *,
+        is_complete: Callable[[], bool],
+        first_s: float,
+        next_s: float,
+        describe_wait: Callable[[float], str],
+        say: Callable[[str], None],
+        check_signals: Callable[[], None] = lambda: None,
+    ) -> bool:
+        """Hand on documents until they are complete or the steps have ended; False: none came for too long.
+
+        Args:
+            take: gets each document; one that it cannot read (ValueError) does not count.
+            first_s: how long to wait for the first document.
+            next_s: how long to wait for each further one.
+            describe_wait: returns the line that is said after 2 s, 4 s, 8 s ..., given the seconds.
+            check_signals: raises StoppedBySignal when somebody told this process to stop.
+        """
+        began_s = last_s = time.monotonic()
+        patience_s, notice_s = first_s, NOTICE_AFTER_S
+        while not self.has_ended and not is_complete():
+            check_signals()
+            now_s = time.monotonic()
+            if now_s > last_s + patience_s:
+                return False
+            if now_s > began_s + notice_s:
+                notice_s *= 2
+                say(describe_wait(now_s - began_s))
+            for parcel in self._parcels():
+                with contextlib.suppress(ValueError):  # from another version of allranks
+                    take(parcel)
+                    patience_s, last_s = next_s, time.monotonic()
+        return True
+
+    def _parcels(self) -> Iterator[Parcel]:
+        """Yield the documents that are complete, or become so within TICK_S."""
         for key, _ in self._selector.select(TICK_S):
             data = os.read(key.fd, 1 << 16)
             if not data:
                 self._selector.unregister(key.fileobj)
             *lines, self._rest[key.fd] = (self._rest.get(key.fd, b"") + (data or b"\n")).split(b"\n")
-            for line in lines:
-                yield Line(line.decode(errors="replace"), key.data)
+            for line in (each.decode(errors="replace") for each in lines):
+                if key.data:
+                    self.words.append(line)
+                elif parcel := self._unpacker.feed(line):
+                    yield parcel
 
 
 @contextlib.contextmanager
-def run_steps(commands: Iterable[Sequence[str]], env: Mapping[str, str]) -> Iterator[Output]:
-    """Start steps, and end what still runs of them when the block is left.
-
-    Args:
-        commands: a line of srun for each.
-        env: that srun gets.
-    """
+def run_steps(commands: Iterable[Sequence[str]], env: Mapping[str, str]) -> Iterator[Steps]:
+    """Start steps, one per command, and end what still runs of them when the block is left."""
     with contextlib.ExitStack() as left, selectors.DefaultSelector() as selector:
         processes = []
         for command in commands:
@@ -79,28 +112,53 @@ def run_steps(commands: Iterable[Sequence[str]], env: Mapping[str, str]) -> Iter
             )
             left.callback(_end, process)
             processes.append(process)
-        yield Output(processes, selector)
+        yield Steps(processes, selector)
+
+
+def step_command(num_nodes: int, *options: str, verb: Sequence[str], minutes: int) -> list[str]:
+    """Return the command that starts `allranks VERB...` once on each node of a step.
+
+    Args:
+        options: of srun, beyond those of every step.
+        minutes: after which SLURM ends the step itself, if this process is killed.
+    """
+    return [
+        *("srun", *options, f"--nodes={num_nodes}", f"--ntasks={num_nodes}", "--ntasks-per-node=1"),
+        *("--mpi=none", "--input=none", "--export=ALL", "--kill-on-bad-exit=0", "--wait=0", f"--time={minutes}"),
+        *(sys.executable, "-m", "allranks", *verb),
+    ]
+
+
+def step_env(env: Mapping[str, str], *, kept: Collection[str] = ("SLURM_CONF",)) -> dict[str, str]:
+    """Return the environment for srun: variables of an outer job or step would be options for it."""
+    return {name: value for name, value in env.items() if not name.startswith("SLURM_") or name in kept}
+
+
+def describe_missing(late: Sequence[str], num_nodes: int, waited_s: float) -> str:
+    """Return the line about nodes that have not answered yet."""
+    answered = f"{num_nodes - len(late)} of {num_nodes} nodes have answered"
+    return f"still waiting for {fold_hosts(late)} after {waited_s:.0f} s; {answered}"
 
 
 def words_of(lines: Iterable[str]) -> str:
     """Return what SLURM said, on one line, without who says it and without our own members' lines."""
     said = [re.sub(r"^(srun|squeue|slurmstepd[\w.-]*|slurm_\w+)(:? error)?: (error: )?", "", line) for line in lines]
-    kept = [line for each in said if (line := each.strip()) and not _is_noise(line)]
+    kept = [line for each in said if (line := each.strip()) and not re.match("allranks: |.*lacks support", line)]
     return "".join(c if c.isprintable() else " " for c in "; ".join(dict.fromkeys(kept))[:300])
 
 
-def _is_noise(line: str) -> bool:
-    return line.startswith("allranks: ") or "lacks support" in line
-
-
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End what still runs: srun passes SIGTERM on to its step, and gives up a place in the queue."""
+    """End what still runs."""
     with process:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0.5)  # all is said: it ends by itself
+        end_srun(process)
+
+
+def end_srun(process: subprocess.Popen[bytes], *, patience_s: float = END_S) -> None:
+    """End srun, which passes SIGTERM on to its step, and gives up a place in the queue."""
+    for end, wait_s in ((process.terminate, patience_s), (process.kill, 1.0)):
         if process.poll() is None:
+            end()
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(0.5)  # all is said: it ends by itself
-        for end, patience_s in ((process.terminate, END_S), (process.kill, 1.0)):
-            if process.poll() is None:
-                end()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    process.wait(patience_s)
+                process.wait(wait_s)

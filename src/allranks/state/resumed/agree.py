@@ -39,12 +39,7 @@ class Wish(NamedTuple):
 
 
 class Agreement:
-    """One rank's side of the talks.
-
-    Args:
-        membership: who talks; rank 0's clock says when the next talk is.
-        device: where the default process group takes tensors from.
-    """
+    """One rank's side of the talks, with tensors on the device that the default process group takes them from."""
 
     def __init__(self, membership: Membership, *, device: torch.device) -> None:
         self._membership = membership

@@ -56,11 +56,7 @@ class Averaging:
             self._whole += [name] * bool(outside - sharded.keys())
 
     def check(self, sampler: Sampler) -> None:
-        """Refuse what cannot be averaged.
-
-        Raises:
-            UsageError: a module is not in DDP, and the ranks' shares are uneven, or come in micro batches.
-        """
+        """Refuse with UsageError a module outside of DDP where shares are uneven, or come in micro batches."""
         size, ranks = sampler.global_batch_size, self._membership.world_size
         odd = f"{', '.join(self._even)} is not in DDP, so only even slices can be averaged: "
         if self._even and size % ranks:
@@ -109,11 +105,7 @@ def gradient_factor(samples: int, total: int, world_size: int) -> float:
 
 
 class GradientWeight:
-    """Multiplies all gradients of these parameters by one factor; costs nothing while it is 1.
-
-    Args:
-        parameters: of modules in DDP. Those that need no gradient are left out.
-    """
+    """Multiplies all gradients of these parameters by one factor; costs nothing while it is 1."""
 
     def __init__(self, parameters: Iterable[Tensor]) -> None:
         self._parameters = [parameter for parameter in parameters if parameter.requires_grad]

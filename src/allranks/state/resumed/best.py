@@ -22,13 +22,7 @@ _VALUE = "value.json"
 
 
 class Best:
-    """The best checkpoint in this directory.
-
-    Args:
-        keep_best: name of a value, and "min" or "max"; None: no checkpoint is kept for its value.
-    Raises:
-        UsageError: it is neither.
-    """
+    """The best checkpoint in this directory by the value that `keep_best` names; None: none is kept for its value."""
 
     def __init__(self, directory: Path, keep_best: tuple[str, str] | None) -> None:
         if keep_best is not None and (len(keep_best) != 2 or keep_best[1] not in ("min", "max")):
@@ -38,11 +32,7 @@ class Best:
         self._sign = 1 if mode == "min" else -1
 
     def check(self, values: Mapping[str, Any]) -> None:
-        """Refuse values that nobody asked for.
-
-        Raises:
-            UsageError: `keep_best` names another value.
-        """
+        """Refuse with UsageError any value but the one that `keep_best` names."""
         if values and [*values] != [self._name]:
             wanted = f"keep_best names {self._name}" if self._name else 'track(keep_best=("loss", "min")) is not set'
             raise UsageError(f"state.save({', '.join(values)}=...): {wanted}")

@@ -56,7 +56,7 @@ def _misfits(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """Return which tensors have other names or shapes, of parts that hold tensors by name: modules do."""
     found = []
     for part in sorted(before.keys() & now.keys()):
-        old, new = ({key: tuple(own.shape) for key, own in _tensors(states[part])} for states in (before, now))
+        old, new = _shapes(before[part]), _shapes(now[part])
         for key in sorted(old.keys() | new.keys()):
             if old.get(key) != new.get(key):
                 shapes = (f"of shape {own[key]}" if key in own else "missing" for own in (old, new))
@@ -64,6 +64,6 @@ def _misfits(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _tensors(state: Any) -> list[tuple[str, torch.Tensor]]:
+def _shapes(state: Any) -> dict[str, tuple[int, ...]]:
     named = state.items() if isinstance(state, Mapping) else ()
-    return [(key, own) for key, own in named if isinstance(own, torch.Tensor)]
+    return {key: tuple(own.shape) for key, own in named if isinstance(own, torch.Tensor)}

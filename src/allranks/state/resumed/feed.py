@@ -53,16 +53,12 @@ class Feed:
         return self._has_state and self._fetched is not None
 
     def open(self, step: int) -> None:
-        """Begin to draw, at the place where the state says; the generators of this process stay where they are.
-
-        Args:
-            step: part of the seed that DataLoader gives to its workers.
-        """
+        """Begin to draw, at the place where the state says; the generators of this process stay where they are."""
         inner: Any = getattr(self.loader, "sampler", None)
         if hasattr(inner, "set_epoch"):
             inner.set_epoch(self.epoch)
         if self.sampler is not None or self._has_state:
-            with rng.seeded(mix(torch.initial_seed(), step)):  # iter() draws from torch's generator
+            with rng.seeded(mix(torch.initial_seed(), step)):  # iter() draws the seed of DataLoader's workers
                 self._batches = iter(self.loader)
             return
         for generator, seed in zip(self._generators, self._seeds[1:], strict=True):

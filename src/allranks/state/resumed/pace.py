@@ -24,7 +24,6 @@ class Pace:
     Args:
         env: of the agent and SLURM: when the job's time limit is.
         say: takes one line, once the interval is known.
-        clock: seconds, monotonic.
     """
 
     def __init__(

@@ -22,8 +22,6 @@ _WRAPPERS = ("_orig_mod", "_checkpoint_wrapped_module")
 class Parts:
     """What `track()` was given.
 
-    Args:
-        parts: by name.
     Raises:
         UsageError: one has no state, or one that no checkpoint can hold.
     """

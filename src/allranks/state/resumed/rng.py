@@ -35,20 +35,15 @@ def restore(state: dict[str, Any]) -> None:
 
 def seed_all(seed: int) -> None:
     """Begin all of them anew from one number."""
-    random.seed(seed)
+    _seed_cpu(seed)
     torch.manual_seed(seed)
-    if numpy := sys.modules.get("numpy"):
-        numpy.random.seed(seed % 2**32)
 
 
 @contextlib.contextmanager
 def seeded(seed: int) -> Iterator[None]:
     """Have the generators of the CPU begin at this seed, and stand where they stood afterwards."""
     with untouched():
-        random.seed(seed)
-        torch.random.default_generator.manual_seed(seed)  # torch.manual_seed would start CUDA in a DataLoader worker
-        if numpy := sys.modules.get("numpy"):
-            numpy.random.seed(seed % 2**32)
+        _seed_cpu(seed)
         yield
 
 
@@ -71,13 +66,7 @@ class Stream:
             self._own = random.getstate(), torch.get_rng_state()
         self._numpy: Any = None
 
-    def __enter__(self) -> None:
-        self._swap()
-
-    def __exit__(self, *_: object) -> None:
-        self._swap()
-
-    def _swap(self) -> None:
+    def _swap(self, *_: object) -> None:
         outer = random.getstate(), torch.get_rng_state()
         random.setstate(self._own[0])
         torch.set_rng_state(self._own[1])
@@ -87,6 +76,15 @@ class Stream:
             own = self._numpy or numpy.random.MT19937(self._seed)
             self._numpy = numpy.random.get_bit_generator()
             numpy.random.set_bit_generator(own)
+
+    __enter__ = __exit__ = _swap
+
+
+def _seed_cpu(seed: int) -> None:
+    random.seed(seed)
+    torch.random.default_generator.manual_seed(seed)  # torch.manual_seed would start CUDA in a DataLoader worker
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed(seed % 2**32)
 
 
 def _of_cpu() -> tuple[Any, Any, Any]:

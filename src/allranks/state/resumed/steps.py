@@ -60,11 +60,7 @@ def first_words(error: BaseException) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class Step:
-    """One step of the training, on this rank.
-
-    Raises:
-        UsageError: the block is entered a second time.
-    """
+    """One step of the training, on this rank; its block is entered once."""
 
     number: int
     """How many steps are done before it."""

@@ -15,11 +15,7 @@ from typing import Any
 
 
 class Telling:
-    """One rank's talk with its agent, step by step.
-
-    Args:
-        cell: the memory that it shares with the agent (guard.inside.cell.Cell); None: there is no agent.
-    """
+    """One rank's talk with its agent over the memory that they share (guard.inside.cell.Cell); None: there is none."""
 
     def __init__(self, cell: Any) -> None:
         self._cell = cell

@@ -216,11 +216,7 @@ def _progress(directory: Path) -> object:
 
 
 def seal(attempt: Attempt, parts: tuple[Part, ...], *, torch: str) -> Path:
-    """Make the checkpoint of the parts of all ranks, and return its directory.
-
-    Raises:
-        OSError: the file system would not.
-    """
+    """Make the checkpoint of the parts of all ranks, and return its directory."""
     manifest = Manifest(attempt.step, attempt.world_size, attempt.name, torch, time.time(), parts)
     with (attempt.directory / MANIFEST).open("xb", buffering=0) as file:
         _write_all(file.fileno(), memoryview(manifest.to_bytes()))
@@ -238,10 +234,8 @@ def _rename(attempt: Attempt) -> Path:
     """The step may have been saved before: by a run that went on from an older checkpoint, or one that was altered."""
     take = 1
     while True:
-        final = attempt.root / final_name(attempt.step, take)
         try:
-            attempt.directory.rename(final)
-            return final
+            return attempt.directory.rename(attempt.root / final_name(attempt.step, take))
         except OSError as exc:
             if exc.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
                 raise

@@ -20,7 +20,11 @@ _NOTICE_S = 10.0
 
 
 class Consensus:
-    """The ranks of one run; with one rank, all is agreed."""
+    """The ranks of one run; with one rank, all is agreed.
+
+    Raises:
+        NodeFaultError: a rank does not give its word within DEADLINE_S.
+    """
 
     def __init__(self, store: Store | None, membership: Membership, *, prefix: str, say: Callable[[str], None]) -> None:
         self._store = store
@@ -28,25 +32,16 @@ class Consensus:
         self._prefix = prefix
         self._say = say
 
-    def tell_all(self, key: str, word: str | None = None) -> str:
-        """Rank 0 gives its word, the others wait for it; all return it. Each time has a key of its own.
-
-        Raises:
-            NodeFaultError: rank 0 does not say it.
-        """
-        if self._store is None:
-            return word or ""
-        if self._own.is_leader:
-            self._store.set(f"{self._prefix}/{key}", word or "")
-            return word or ""
-        return self._hear([0], key, [f"{self._prefix}/{key}"])[0]
+    def tell_all(self, key: str, word: str) -> str:
+        """Return rank 0's word, which the others wait for. Each time has a key of its own."""
+        if not self._own.is_leader:
+            return self._hear([0], key, [f"{self._prefix}/{key}"])[0]
+        if self._store is not None:
+            self._store.set(f"{self._prefix}/{key}", word)
+        return word
 
     def collect(self, key: str, word: str) -> Sequence[str]:
-        """Give this rank's word; rank 0 returns all of them by rank, the others nothing.
-
-        Raises:
-            NodeFaultError: a rank does not say it.
-        """
+        """Give this rank's word; rank 0 returns all of them by rank, the others nothing."""
         if self._store is None:
             return [word]
         keys = self._keys(key)
@@ -79,7 +74,7 @@ class Consensus:
         while True:
             try:
                 self._store.wait(keys, timedelta(seconds=_NOTICE_S))
-                break
+                return [self._store.get(name).decode() for name in keys]
             except RuntimeError:
                 missing = [rank for rank, name in zip(ranks, keys, strict=True) if not self._store.check([name])]
                 waited_s = time.monotonic() - began_s
@@ -89,4 +84,3 @@ class Consensus:
                         f"file system?"
                     ) from None
                 self._say(f"checkpoint: waiting {waited_s:.0f} s for {key} of rank {', '.join(map(str, missing[:8]))}")
-        return [self._store.get(name).decode() for name in keys]

@@ -40,11 +40,7 @@ class Step:
 
 
 def try_directory(directory: Path) -> list[Step]:
-    """Return what was tried in this directory; the last one is what failed, if any did.
-
-    Args:
-        directory: made where it is not there, and gone again afterwards.
-    """
+    """Return what was tried in this directory, made for it where it is not there; the last one failed, if any did."""
     is_new = not directory.exists()
     try:
         directory.mkdir(parents=True, exist_ok=True)

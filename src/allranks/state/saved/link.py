@@ -54,11 +54,7 @@ class WriterLink:
         self._listener.start()
 
     def ask(self, number: int, request: dict[str, object]) -> None:
-        """Hand over the save of this number; its name ends with it.
-
-        Raises:
-            WriterGoneError: there is nobody to take it; this link is closed.
-        """
+        """Hand over the save whose name ends with this number; WriterGoneError: nobody takes it, the link is closed."""
         with self._changed:
             self._asked = number
         try:
@@ -96,21 +92,16 @@ class WriterLink:
             return is_so()
 
     def _listen(self) -> None:
-        while True:
-            try:
-                data = self._connection.recv(LARGEST_MESSAGE_BYTES)
-            except OSError:
-                data = b""
-            message = json.loads(data) if data else {}
-            if not message:
-                break
-            self._hear(message)
-            number = int(message["attempt"].rpartition("-")[2])
-            with self._changed:
-                self._written = max(self._written, number)
-                if not message.get("is_written"):
-                    self._settled = max(self._settled, number)
-                self._changed.notify_all()
+        with contextlib.suppress(OSError):
+            while data := self._connection.recv(LARGEST_MESSAGE_BYTES):
+                message = json.loads(data)
+                self._hear(message)
+                number = int(message["attempt"].rpartition("-")[2])
+                with self._changed:
+                    self._written = max(self._written, number)
+                    if not message.get("is_written"):
+                        self._settled = max(self._settled, number)
+                    self._changed.notify_all()
         with self._changed:
             self.is_gone = True
             self._changed.notify_all()

@@ -69,11 +69,7 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Manifest:
-        """Read the file.
-
-        Raises:
-            Damaged: it is not exactly what `to_bytes` wrote, or of another format.
-        """
+        """Return what `to_bytes` wrote, or raise Damaged: it is not exactly that, or of another format."""
         line, newline, checksum = data.partition(b"\n")
         if not newline or checksum != _checksum_line(line + newline):
             raise Damaged(f"{MANIFEST}: does not match its own checksum")
@@ -96,11 +92,7 @@ def part_to_json(part: Part) -> dict[str, object]:
 
 
 def part_from_json(fields: Mapping[str, Any]) -> Part:
-    """Read plain values.
-
-    Raises:
-        Damaged: a part that cannot be.
-    """
+    """Return the part of plain values, or raise Damaged: there can be no such part."""
     try:
         name, size_bytes, verified_ns = str(fields["name"]), int(fields["size_bytes"]), int(fields["verified_ns"])
         blocks = tuple(int(block, 16) for block in fields["blocks"])
@@ -112,11 +104,7 @@ def part_from_json(fields: Mapping[str, Any]) -> Part:
 
 
 def part_name(rank: int) -> str:
-    """File name of a rank's part.
-
-    >>> part_name(3)
-    'rank_00003.safetensors'
-    """
+    """File name of a rank's part: `rank_00003.safetensors`."""
     return f"rank_{rank:05d}.safetensors"
 
 
@@ -126,11 +114,7 @@ def report_name(rank: int) -> str:
 
 
 def temp_name(step: int, attempt: str) -> str:
-    """Directory name while it is being written.
-
-    >>> temp_name(300, "5eed-2")
-    'step_300.tmp.5eed-2'
-    """
+    """Directory name while it is being written: `step_300.tmp.5eed-2`."""
     return f"step_{step}.tmp.{attempt}"
 
 

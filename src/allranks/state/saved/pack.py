@@ -13,6 +13,7 @@ is deleted on a file server meanwhile would kill the process (SIGBUS).
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import math
 import re
@@ -29,8 +30,10 @@ from allranks.state.saved.manifest import Damaged
 from allranks.state.saved.parts import PartReader
 
 if TYPE_CHECKING:
-    import numpy as np
     from torch.distributed.tensor import DTensor
+
+with contextlib.suppress(ImportError):  # torch has imported it, if it is there
+    import numpy as np
 
 ALIGN_BYTES = 64
 LARGEST_HEADER_BYTES = 100_000_000
@@ -92,11 +95,10 @@ class Packer:
         """Return the tree of a value, and take its tensors in.
 
         Args:
-            value: nested dicts, lists and tuples of what can be saved.
             path: how to reach it, for messages: `common["model"]`.
             depth: how deep it lies already.
         Raises:
-            StateError: it holds something else.
+            StateError: it holds something that cannot be saved.
         """
         kind = type(value)
         if kind in (bool, str, type(None)):
@@ -145,8 +147,6 @@ class Packer:
         return ["tensor", self.add(tensor.detach(), path), name_of(tensor.dtype), list(tensor.shape)]
 
     def _pack_numpy(self, value: Any, path: str) -> Any:
-        import numpy as np
-
         if not isinstance(value, np.ndarray | np.generic) or value.dtype.kind not in _ARRAY_KINDS:
             raise _refuse(value, path)
         if isinstance(value, np.generic):
@@ -188,11 +188,7 @@ class Packer:
 
 
 def dtype_of(name: str) -> torch.dtype:
-    """The torch dtype of this name.
-
-    Raises:
-        Damaged: this torch has none.
-    """
+    """Return the torch dtype of this name, or raise Damaged: this torch has none."""
     dtype = getattr(torch, name, None)
     if not isinstance(dtype, torch.dtype):
         raise Damaged(f"torch {torch.__version__} has no dtype {name}")
@@ -209,17 +205,15 @@ _VALUES: dict[str, Callable[..., Any]] = {
 
 
 class StateFile:
-    """One part, opened: its tree, and its tensors by name."""
+    """One part, opened: its tree, and its tensors by name.
+
+    Args:
+        sharded: returns the DTensor of this path.
+    Raises:
+        Damaged: header, tree or tensors are not what a state has, or their bytes are altered.
+    """
 
     def __init__(self, reader: PartReader, sharded: Callable[[str], torch.Tensor]) -> None:
-        """Read the header.
-
-        Args:
-            reader: of the part.
-            sharded: returns the DTensor of this path.
-        Raises:
-            Damaged: it has none, or one that does not match its checksum.
-        """
         self.reader, self._unpack_sharded = reader, sharded
         self.is_read = True
         """False: `unpack` makes tensors of the right size, and reads no bytes into them."""
@@ -238,11 +232,7 @@ class StateFile:
             raise Damaged(why) from exc
 
     def unpack(self, node: Any) -> Any:
-        """Make the values of a tree again, tensors on the CPU; those that lay in the same memory do again.
-
-        Raises:
-            Damaged: it is no tree, or its bytes are not in the part.
-        """
+        """Make the values of a tree again, tensors on the CPU; those that lay in the same memory do again."""
         try:
             return self._unpack(node)
         except Damaged:
@@ -251,11 +241,7 @@ class StateFile:
             raise Damaged(f"{self.reader.name}: its tree holds what no state has ({exc!r})") from exc
 
     def read(self, name: str, dtype: str, shape: list[int]) -> torch.Tensor:
-        """Return a new tensor with the bytes of this name.
-
-        Raises:
-            Damaged: they are altered, or others.
-        """
+        """Return a new tensor with the bytes of this name."""
         tensor = torch.empty(shape, dtype=dtype_of(dtype))
         begin, end = self._header[name]["data_offsets"]
         if end - begin != tensor.nbytes:
@@ -285,14 +271,10 @@ class StateFile:
         return _bytes_of(loaded).view(dtype_of(dtype)).view(shape)
 
     def _unpack_array(self, name: str, dtype: str, shape: list[int]) -> np.ndarray[Any, Any]:
-        import numpy as np
-
         data = self._unpack_tensor(name, "uint8", self._header[name]["shape"]).numpy()
         return data.view(_numpy_dtype(dtype)).reshape(shape) if data.size else np.empty(shape, _numpy_dtype(dtype))
 
     def _unpack_scalar(self, data: str, dtype: str) -> Any:
-        import numpy as np
-
         return np.frombuffer(base64.b64decode(data), dtype=_numpy_dtype(dtype))[0]
 
 
@@ -320,8 +302,6 @@ def _bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _numpy_dtype(name: str) -> np.dtype[Any]:
-    import numpy as np
-
     dtype = np.dtype(name)
     if dtype.kind not in _ARRAY_KINDS:
         raise Damaged(f"an array of {name} is nothing that a checkpoint holds")

@@ -5,9 +5,10 @@ Standard library only: the writer's process imports it, too.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from allranks.state.saved.manifest import BLOCK_BYTES, MANIFEST, Damaged, Manifest, Part, parse_final
@@ -31,49 +32,46 @@ def read_manifest(directory: Path) -> Manifest:
     Raises:
         Damaged: it is missing, altered, or another directory's.
     """
-    path = directory / MANIFEST
-    try:
-        with path.open("rb") as file:
-            manifest = Manifest.from_bytes(file.read(LARGEST_MANIFEST_BYTES))
-    except FileNotFoundError:
-        raise Damaged(f"{MANIFEST}: is not there") from None
-    except OSError as exc:
-        raise Damaged(f"{MANIFEST}: {exc.strerror}") from exc
+    with _damage(MANIFEST), (directory / MANIFEST).open("rb") as file:
+        manifest = Manifest.from_bytes(file.read(LARGEST_MANIFEST_BYTES))
     place = parse_final(directory.name)
     if place is None or place[0] != manifest.step:
         raise Damaged(f"{MANIFEST}: is of step {manifest.step}, the directory is {directory.name}")
     return manifest
 
 
+@contextlib.contextmanager
+def _damage(name: str) -> Iterator[None]:
+    """Raise Damaged for what the file system says of this file."""
+    try:
+        yield
+    except FileNotFoundError:
+        raise Damaged(f"{name}: is not there") from None
+    except OSError as exc:
+        raise Damaged(f"{name}: {exc.strerror}") from exc
+
+
 class PartReader:
-    """Reads slices of one part; every block is verified before a byte of it is given out."""
+    """Reads slices of one part, as the manifest says it is; every block is verified before a byte of it is given out.
+
+    Raises:
+        Damaged: the file is not there or of another size, a block does not match its checksum, or bytes outside of the
+            part are asked for.
+    """
 
     def __init__(self, directory: Path, part: Part) -> None:
-        """Open it, to be read as the manifest says it is.
-
-        Raises:
-            Damaged: it is not there, or of another size.
-        """
         self.name, self.size_bytes, self._blocks = part.name, part.size_bytes, part.blocks
         self._seen = bytearray(len(part.blocks))
         self._cached: tuple[int, bytes] = (-1, b"")
-        try:
+        with _damage(part.name):
             self._file = (directory / part.name).open("rb", buffering=0)
-        except FileNotFoundError:
-            raise Damaged(f"{part.name}: is not there") from None
-        except OSError as exc:
-            raise Damaged(f"{part.name}: {exc.strerror}") from exc
         size_bytes = os.fstat(self._file.fileno()).st_size
         if size_bytes != part.size_bytes:
             self._file.close()
             raise Damaged(f"{part.name}: {size_bytes} bytes are there, {part.size_bytes} were written")
 
     def read_into(self, offset: int, target: memoryview) -> None:
-        """Fill `target`, plain bytes, from `offset` on.
-
-        Raises:
-            Damaged: a block of it does not match its checksum, or it is outside of the part.
-        """
+        """Fill `target`, plain bytes, from `offset` on."""
         if offset < 0 or offset + len(target) > self.size_bytes:
             raise Damaged(f"{self.name}: {len(target)} bytes at {offset} are not in it")
         filled = 0
@@ -84,11 +82,7 @@ class PartReader:
             filled += len(piece)
 
     def read(self, offset: int, size_bytes: int) -> bytearray:
-        """Return `size_bytes` from `offset` on.
-
-        Raises:
-            Damaged: as `read_into`.
-        """
+        """Return `size_bytes` from `offset` on."""
         if size_bytes > self.size_bytes:
             raise Damaged(f"{self.name}: {size_bytes} bytes at {offset} are not in it")
         data = bytearray(size_bytes)
@@ -96,11 +90,7 @@ class PartReader:
         return data
 
     def verify_rest(self, should_stop: Callable[[], bool] = lambda: False) -> bool:
-        """Verify what has not been read yet; False: it was told to stop before the end.
-
-        Raises:
-            Damaged: a block does not match its checksum.
-        """
+        """Verify what has not been read yet; False: it was told to stop before the end."""
         for index, is_seen in enumerate(self._seen):
             if should_stop():
                 return False
@@ -112,10 +102,8 @@ class PartReader:
         if self._cached[0] == index:
             return self._cached[1]
         place = f"{self.name}: block {index + 1} of {len(self._blocks)}"
-        try:
+        with _damage(place):
             data = os.pread(self._file.fileno(), BLOCK_BYTES, index * BLOCK_BYTES)
-        except OSError as exc:
-            raise Damaged(f"{place}: {exc.strerror}") from exc
         if zlib.crc32(data) != self._blocks[index]:
             raise Damaged(f"{place} does not match its checksum")
         self._seen[index] = 1

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from allranks.model.membership import Membership
+from allranks.model.membership import ALONE, Membership
 from allranks.state.saved.manifest import Damaged, parse_temp
 from allranks.state.saved.pack import StateFile
 from allranks.state.saved.parts import PartReader, list_checkpoints, read_manifest
@@ -40,14 +40,13 @@ class Loaded:
 
 
 class CheckpointReader(ExitStack):
-    """One checkpoint, whose parts are opened when they are needed."""
+    """One checkpoint, whose parts are opened when they are needed.
+
+    Raises:
+        Damaged: the manifest or a part is not what was written.
+    """
 
     def __init__(self, directory: Path) -> None:
-        """Read its manifest.
-
-        Raises:
-            Damaged: it has none that can be believed.
-        """
         super().__init__()
         self.manifest = read_manifest(directory)
         self._directory = directory
@@ -55,24 +54,19 @@ class CheckpointReader(ExitStack):
         self._sharded: dict[str, torch.Tensor] = {}
 
     def part(self, rank: int) -> StateFile:
-        """Return the part that this rank wrote.
-
-        Raises:
-            Damaged: it is not what was written.
-        """
+        """Return the part that this rank wrote."""
         if rank not in self._parts:
             reader = self.enter_context(PartReader(self._directory, self.manifest.parts[rank]))
             self._parts[rank] = StateFile(reader, self._sharded.__getitem__)
         return self._parts[rank]
 
-    def load_sharded(self, path: str, like: object = None, *, rank: int = 0, world_size: int = 1) -> None:
+    def load_sharded(self, path: str, like: object = None, membership: Membership = ALONE) -> None:
         """Read the sharded tensors below this path, before it is unpacked.
 
         Args:
             path: `common`, or one in it: `common['parts']['model']`.
             like: the live value of it, into whose DTensors they are read.
-            rank: of this process.
-            world_size: of this run, which may be another than the one that wrote it.
+            membership: of this run, whose size may be another than that of the one that wrote it.
         """
         tensors = {
             described[0]: described for described in self.part(0).tree["tensors"] if described[0].startswith(path)
@@ -80,8 +74,8 @@ class CheckpointReader(ExitStack):
         if tensors:
             from allranks.state.saved.sharded import find_sharded, load_sharded
 
-            num = self.manifest.world_size
-            near = sorted(range(num), key=lambda index: abs((index + 0.5) / num - (rank + 0.5) / world_size))
+            num, place = self.manifest.world_size, (membership.rank + 0.5) / membership.world_size
+            near = sorted(range(num), key=lambda index: abs((index + 0.5) / num - place))
             self._sharded |= load_sharded(tensors, map(self.part, near), dict(find_sharded(like, path)))
 
 
@@ -91,8 +85,6 @@ def read_checkpoint(
     """Return what is in it for this rank, and tensors to send; all ranks together verify all of its bytes.
 
     Args:
-        directory: of the checkpoint.
-        membership: of this run, whose size may be another than that of the one that wrote it.
         like: the live common state, into whose DTensors sharded ones are read.
         is_read_once: rank 0 alone reads the common tensors; the others' are as large, and wait for its bytes.
     Raises:
@@ -100,7 +92,7 @@ def read_checkpoint(
     """
     rank, world_size = membership.rank, membership.world_size
     with CheckpointReader(directory) as checkpoint:
-        checkpoint.load_sharded("common", like, rank=rank, world_size=world_size)
+        checkpoint.load_sharded("common", like, membership)
         first = checkpoint.part(0)
         first.is_read = rank == 0 or not is_read_once
         common = first.unpack(first.tree["common"])

@@ -66,11 +66,7 @@ class Snapshot:
             yield to + start, where + start, min(SLICE_BYTES, source.nbytes - start)
 
     def reserve(self, size_bytes: int) -> None:
-        """Allocate shared memory for a part of this size.
-
-        Raises:
-            OSError: there is not that much memory.
-        """
+        """Allocate shared memory for a part of this size; raises OSError where there is not that much."""
         if size_bytes <= self._bytes.numel():
             return
         self._unpin()

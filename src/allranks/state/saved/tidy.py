@@ -38,11 +38,7 @@ class Keeper:
         self._verified: dict[Path, int] = {}
 
     def retain(self, should_stop: Callable[[], bool]) -> None:
-        """Delete checkpoints beyond the newest `keep` whole ones, until `should_stop` has something better to do.
-
-        Raises:
-            OSError: the directory cannot be read.
-        """
+        """Delete checkpoints beyond the newest `keep` whole ones, until `should_stop` has something better to do."""
         whole, found, best = 0, list_checkpoints(self._root), (self._root / BEST).resolve()
         if len(found) > self._keep + MOST_OVERDUE:
             should_stop = bool  # never
@@ -74,11 +70,7 @@ class Keeper:
 
 
 def sweep(root: Path, *, run: str, below: int) -> None:
-    """Remove temporary directories whose writers are dead, and this run's of saves below this number: given up.
-
-    Raises:
-        OSError: the directory cannot be read.
-    """
+    """Remove temporary directories whose writers are dead, and this run's of saves below this number: given up."""
     for path in list(root.iterdir()):
         temp = parse_temp(path.name)
         if temp is None:

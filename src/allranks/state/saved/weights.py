@@ -49,16 +49,13 @@ def load_weights(checkpoint: Path | str, *, part: str = "model") -> dict[str, An
 
 
 def export(checkpoint: Path, out: Path, *, part: str, as_safetensors: bool) -> int:
-    """Write the state of one part to a file, and return the number of its tensors.
+    """Write what `load_weights` returns to a file, and return the number of its tensors.
 
     Args:
-        checkpoint: as for `load_weights`.
         out: replaced if it is there.
-        part: as for `load_weights`.
         as_safetensors: else as `torch.save` does.
     Raises:
-        UsageError: as `load_weights`; or safetensors cannot hold it.
-        CheckpointError: as `load_weights`.
+        UsageError: also if safetensors cannot hold it.
         OSError: the file cannot be written.
     """
     state = load_weights(checkpoint, part=part)

@@ -61,8 +61,7 @@ class Writer:
     def serve(self) -> None:
         """Write what the trainer asks for, until it closes the connection or is gone."""
         while request := self._next_request():
-            asked = request["attempt"]
-            attempt = Attempt(root=self._root, rank=self._rank, world_size=self._world_size, **asked)
+            attempt = Attempt(root=self._root, rank=self._rank, world_size=self._world_size, **request["attempt"])
             outcome = self._save(attempt, request)
             self._tell({"attempt": attempt.name, **outcome})
             if self._rank != 0:

@@ -82,7 +82,7 @@ class WarnedBatch(SlurmStrike, name="warned-batch"):
 class Preempted(SlurmStrike, name="preempted"):
     """A job of a partition with higher priority needs two of the nodes: SLURM requeues the training.
 
-    SLURM 24.11 calls the job PREEMPTED when it has succeeded (launch.queue.requeue.stay_complete).
+    SLURM 24.11 calls the job PREEMPTED when it has succeeded (launch.queue.scheduler).
     """
 
     command = (

@@ -16,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from allranks.host.process import read_environment
 from allranks.lab import hosts as machines
 from allranks.lab.faults.fault import Scene
 from allranks.model.errors import SetupError
@@ -127,10 +128,8 @@ class Target:
             SetupError: it is gone.
         """
         worker = self.worker_pid(scene, node)
-        environment = Path(f"/proc/{worker}/environ").read_bytes().split(b"\0")
-        named = next((each for each in environment if each.startswith(b"ALLRANKS_AGENT_PID=")), None)
-        if named is not None:
-            return _pid_here(scene.inits[node], int(named.partition(b"=")[2]), f"the agent on {node}")
+        if named := read_environment(worker).get("ALLRANKS_AGENT_PID"):
+            return _pid_here(scene.inits[node], int(named), f"the agent on {node}")
         return int(Path(f"/proc/{worker}/stat").read_text().rpartition(")")[2].split()[1])
 
     def whole_checkpoint(self) -> int | None:

@@ -1,0 +1,50 @@
+"""Lives that are lived in every run of the tests, as Python: those in which a rule once fell, shrunk (shrink.py).
+
+A seed lives another life after the next change of the simulator; a literal keeps its faults. A life whose name is that
+of a mutant finds it. `make simulate` prints such a life where a rule falls.
+"""
+
+from __future__ import annotations
+
+from .lives import Fault, Kind, Life
+
+KNOWN: dict[str, Life] = {
+    "end-of-an-old-worker-counts": Life(
+        seed=323,
+        num_nodes=2,
+        num_steps=6,
+        faults=(
+            Fault(at_s=6.0, kind=Kind.WORKER_IS_HELD, node=1, for_s=11.0),
+            Fault(at_s=9.0, kind=Kind.WORKER_CRASHES, node=0),
+        ),
+        max_restarts=1,
+    ),
+    "stopping-without-a-deadline": Life(
+        seed=100, num_nodes=2, num_steps=1, faults=(Fault(at_s=2.0, kind=Kind.AGENT_STOPS, node=1),)
+    ),
+    "signal-in-a-pause-ignored": Life(
+        seed=763,
+        num_nodes=2,
+        num_steps=2,
+        faults=(Fault(at_s=2.0, kind=Kind.AGENT_DIES, node=1), Fault(at_s=8.0, kind=Kind.SIGNAL, node=0, signum=15)),
+        max_restarts=1,
+        min_nodes=2,
+    ),
+    "restarts-not-counted": Life(
+        seed=37,
+        num_nodes=1,
+        num_steps=4,
+        faults=(Fault(at_s=4.0, kind=Kind.WORKER_CRASHES, node=0), Fault(at_s=6.0, kind=Kind.WORKER_IS_HELD, node=0)),
+        max_restarts=1,
+    ),
+    "no-sigkill": Life(
+        seed=50,
+        num_nodes=1,
+        num_steps=6,
+        faults=(Fault(at_s=3.0, kind=Kind.WORKER_IS_DEAF, node=0), Fault(at_s=5.0, kind=Kind.PREEMPTED, node=0)),
+        workers=2,
+    ),
+    "workers-outlive-the-leader": Life(
+        seed=4, num_nodes=2, num_steps=7, faults=(Fault(at_s=7.0, kind=Kind.NODE_DIES, node=0),)
+    ),
+}
