@@ -131,7 +131,9 @@ class Scene:
     """`cable-pulled@node03`: the name in this fault's files."""
     where: Where
     hosts: Mapping[str, Host]
-    """By name, in the order of the cluster."""
+    """The compute nodes by name, in the order of the cluster."""
+    controller: Host
+    """The node that runs slurmctld, on which users work: the login node, or the first node."""
     inits: Mapping[str, int]
     """Pid of process 1 of each live node, and of the switch."""
     lives: Mapping[str, str]

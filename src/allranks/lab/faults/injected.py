@@ -239,6 +239,7 @@ def _open(lab: Lab, record: Record, there: Sequence[Record]) -> Injected:
         hosts={host.name: host for host in lab.planned_hosts()},
         inits=machines.find_inits(lab.dir),
         lives=record.lives,
+        controller=lab.controller(),
         run_dir=Path(record.run_dir),
         others=[(other.fault, other.where) for other in there if other is not record],
         memory=record.memory,

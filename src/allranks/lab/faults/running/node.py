@@ -104,7 +104,7 @@ class NodeBack(NodeStrike, name="node-back", cause="AR012"):
     @classmethod
     def inject(cls, scene: Scene) -> None:
         """Make SLURM wait for the node."""
-        slurm.set_patience(PATIENCE_S, scene.lab_dir, controller=scene.inits.get(scene.first.name))
+        slurm.set_patience(PATIENCE_S, scene.lab_dir, controller=scene.inits.get(scene.controller.name))
 
     @classmethod
     def strike(cls, scene: Scene, target: Target) -> float:
@@ -123,7 +123,7 @@ class NodeBack(NodeStrike, name="node-back", cause="AR012"):
     def heal(cls, scene: Scene) -> None:
         """Set them up in any case, and restore SLURM's timeout."""
         _cable(scene, scene.node.name, state="up")
-        slurm.set_patience(slurm.PATIENCE_S, scene.lab_dir, controller=scene.inits.get(scene.first.name))
+        slurm.set_patience(slurm.PATIENCE_S, scene.lab_dir, controller=scene.inits.get(scene.controller.name))
 
 
 class BelowMinimumAndBack(NodeBack, name="below-minimum-and-back", cause=("AR012", "AR608")):

@@ -28,10 +28,10 @@ class SlurmStrike(Strike):
 
     @classmethod
     def strike(cls, scene: Scene, target: Target) -> float:
-        """Run the command, on the first node."""
+        """Run the command where users work."""
         scene.remember("step", max(each.step for each in target.newest().values()))
         struck_s = time.time()
-        scene.run(scene.first.name, *(word.replace("JOB", target.job_id) for word in cls.command))
+        scene.run(scene.controller.name, *(word.replace("JOB", target.job_id) for word in cls.command))
         return struck_s
 
     @classmethod
