@@ -55,8 +55,10 @@ class Place(StrEnum):
 
     ANY = "any"
     FIRST = "first"
-    """The first node, which hosts the leader."""
+    """The first node, which leads the job at first."""
     NOT_FIRST = "not first"
+    LEADER = "leader"
+    """The node that leads the job when it is struck: the first one, unless the job has lost it before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,8 +154,12 @@ class Scene:
 
     @property
     def node(self) -> Host:
-        """The node with the fault."""
-        return self.hosts[self.where.node]
+        """The node with the fault: the seed's, unless a strike has been aimed at another one."""
+        return self.hosts[self.memory.get("node", self.where.node)]
+
+    def aim(self, node: str) -> None:
+        """Choose another node than the seed's, for `heal` too."""
+        self.remember("node", node)
 
     @property
     def peer(self) -> Host:
