@@ -78,7 +78,7 @@ bench: $(VENV)/.dev
 	$(RAN_TODAY)
 
 drills: $(VENV)/.dev
-	$(BIN)/allranks lab up --name drills --cluster examples/six-node/cluster.toml
+	$(BIN)/allranks lab up --name drills --cluster examples/six-node/cluster.toml --login
 	$(BIN)/allranks lab drill --name drills --all --healthy 100 --baseline --seed 1 --table docs/evidence/drills.md; code=$$?; \
 	    $(BIN)/allranks lab drill --name drills --running --all --baseline --seed 1 --table docs/evidence/drills-running.md \
 	    || code=$$?; $(BIN)/allranks lab down --name drills; exit $$code

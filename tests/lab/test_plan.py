@@ -8,7 +8,7 @@ import pytest
 
 from allranks.cli.lab import SIX_NODES
 from allranks.lab.lab import Lab
-from allranks.lab.plan import plan_hosts, render_hosts_file
+from allranks.lab.plan import plan_controller, plan_hosts, render_hosts_file
 from allranks.lab.slurm import is_in_service, render_gres_conf, render_slurm_conf
 from allranks.model.cluster import Cluster, NetworkTable, Node, SlurmTable
 from allranks.model.errors import ConfigError, UsageError
@@ -56,7 +56,8 @@ def test_slurm_conf_has_partitions_and_gpus() -> None:
         node=(node("n1", "192.168.20.15", gpus=2), node("n2", "192.168.20.16")),
     )
     hosts = plan_hosts(cluster)
-    lines = render_slurm_conf("demo", hosts, cluster, Path("/run/x"), cpus=4).splitlines()
+    lines = render_slurm_conf("demo", hosts, cluster, Path("/run/x"), controller=hosts[0], cpus=4).splitlines()
+    assert lines[1] == "SlurmctldHost=n1(10.77.0.1)"
     assert lines[-5:] == [
         "NodeName=n1 NodeAddr=10.77.0.1 NodeHostname=n1 CPUs=4 State=UNKNOWN Gres=gpu:2",
         "NodeName=n2 NodeAddr=10.77.0.2 NodeHostname=n2 CPUs=4 State=UNKNOWN",
@@ -65,6 +66,29 @@ def test_slurm_conf_has_partitions_and_gpus() -> None:
         "PartitionName=urgent Nodes=ALL State=UP PriorityTier=10 PreemptMode=OFF Hidden=YES",
     ]
     assert render_gres_conf(hosts, Path("/run/x")) == "NodeName=n1 Name=gpu File=/run/x/gpus/gpu[0-1]\n"
+
+
+def test_a_login_node_runs_slurmctld_and_is_in_no_partition() -> None:
+    cluster = Cluster(node=(node("n1", "192.168.20.15"), node("n2", "192.168.20.16")))
+    hosts = plan_hosts(cluster)
+    login = plan_controller(hosts, has_login=True)
+    assert (login.name, login.management_address, login.data_interface) == ("login", "10.77.0.3/24", "")
+    text = render_slurm_conf("demo", hosts, cluster, Path("/run/x"), controller=login, cpus=4)
+    assert "SlurmctldHost=login(10.77.0.3)\n" in text
+    assert text.count("login") == 1
+    assert plan_controller(hosts, has_login=False) == hosts[0]
+
+
+@pytest.mark.parametrize(
+    ("nodes", "message"),
+    [
+        ((node("login", "192.168.20.15"),), "gives this name to the login node"),
+        (tuple(node(f"n{i}", f"192.168.20.{i + 1}") for i in range(254)), "at most 254, one of them the login node"),
+    ],
+)
+def test_a_cluster_without_room_for_a_login_node_is_refused(nodes: tuple[Node, ...], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        plan_controller(plan_hosts(Cluster(node=nodes)), has_login=True)
 
 
 @pytest.mark.parametrize(("state", "expected"), [("idle", True), ("mixed", True), ("idle*", False), ("down", False)])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,13 +17,16 @@ from allranks.lab.faults.catalogue import FAULTS
 from allranks.lab.faults.fault import Culprit, Expected
 from allranks.lab.faults.injected import heal, inject
 from allranks.lab.faults.running.catalogue import STRIKES
-from allranks.lab.faults.running.strike import Strike
-from allranks.lab.faults.running.target import StepDone, Target
+from allranks.lab.faults.running.strike import Strike, Succession
+from allranks.lab.faults.running.target import Saved, StepDone, Target
 from allranks.lab.running.drill import Drilled
 from allranks.lab.running.healthy import Busy, judge_slow
 from allranks.lab.running.seen import Baseline, Seen, judge
-from allranks.lab.running.table import render_table
+from allranks.lab.running.table import describe_times, render_table
 from allranks.lab.running.terminal import Terminal
+from allranks.model.errors import SetupError
+from allranks.state.saved.manifest import MANIFEST, Manifest
+from allranks.wire.leader import ANNOUNCEMENT, Announcement, announce
 
 from .conftest import TestLab
 
@@ -144,9 +149,9 @@ def verdict(time_s: float = 1000.5, **fields: Any) -> Mapping[str, Any]:
     } | fields  # fmt: skip
 
 
-def step(time_s: float, *, generation: int = 1, number: int = 8) -> StepDone:
+def step(time_s: float, *, generation: int = 1, number: int = 8, world: int = 6) -> StepDone:
     return StepDone(
-        step=number, time_s=time_s, attempt=0, generation=generation, rank=0, world=6, node="n", pid=7
+        step=number, time_s=time_s, attempt=0, generation=generation, rank=0, world=world, node="n", pid=7
     )  # fmt: skip
 
 
@@ -220,6 +225,93 @@ def test_who_is_honest_and_slow_must_neither_be_accused_nor_started_again() -> N
     assert wrong(Late, **calm | {"steps": (step(1001.0),)}) == ["the job was restarted"]
 
 
+# How the loss of a leader is judged
+
+
+class LeaderLost(Strike, name="leader-lost", cause="AR012"):
+    """The leader is lost, and another node leads on."""
+
+    succession, num_lost = Succession.LOST, 1
+
+
+class LeaderResigned(LeaderLost, name="leader-resigned", cause="AR012"):
+    """The leader names its own node, and hands over."""
+
+    succession = Succession.RESIGNED
+
+
+def took_over(time_s: float = 1003.0, leader: str = "node01") -> Mapping[str, Any]:
+    return {"time_s": time_s, "event": "took_over", "leader": leader, "generation": 1}
+
+
+LOST = verdict(1003.2, cause="AR012 node-failure")
+LED_ON = {
+    "events": (took_over(), LOST),
+    "printed": ((1003.3, "AR012"),),
+    "steps": (step(999.9, generation=0), step(1006.0, world=5)),
+}
+
+
+def test_a_job_that_goes_on_under_another_leader_is_right() -> None:
+    assert wrong(LeaderLost, **LED_ON) == []
+    assert seen(**LED_ON).successors() == ("node01",)
+    assert seen(**LED_ON).verdict_s(Succession.LOST) == pytest.approx(3.3)
+
+
+def test_a_lost_leader_is_not_believed_and_one_that_resigns_is() -> None:
+    own = verdict(1002.0, cause="AR210 link-down", node="node05")
+    with_own = LED_ON | {"events": (own, took_over(), LOST), "printed": ((1002.1, "AR210"), (1003.3, "AR012"))}
+    assert wrong(LeaderLost, **with_own) == []
+    assert seen(**with_own).verdict_s(Succession.LOST) == pytest.approx(3.3)
+    assert wrong(LeaderResigned, **with_own) == ["verdict AR210 link-down node05 (3,); the truth is AR012 node03"]
+    resigned = LED_ON | {"events": (verdict(1002.0, cause="AR012 node-failure"), took_over())}
+    assert wrong(LeaderResigned, **resigned) == []
+
+
+@pytest.mark.parametrize(
+    ("strike", "changes", "said"),
+    [
+        (LeaderLost, {"events": (LOST,)}, "no other node leads now"),
+        (LeaderLost, {"events": (took_over(leader="node03"), LOST)}, "node03 leads now, although it was struck"),
+        (
+            LeaderLost,
+            {"steps": (step(999.9, generation=0), step(1006.0, world=4))},
+            "the next step was on 4 ranks, expected 5 of 6",
+        ),
+        (LeaderLost, {"num_requeues": 1}, "the job was requeued"),
+        (
+            LeaderLost,
+            {"steps": (step(999.9, generation=0), step(1006.0, world=5), step(1007.0, generation=0))},
+            "n did step 8 1.00 s after the first of later workers",
+        ),
+    ],
+)
+def test_what_is_wrong_with_a_succession_is_said(strike: type[Strike], changes: dict[str, Any], said: str) -> None:
+    assert judge(strike, seen(**LED_ON | changes), Culprit(nodes=("node03",)), ()) == [said]
+
+
+def test_nobody_takes_over_from_a_leader_that_is_there() -> None:
+    assert wrong(events=(verdict(), took_over())) == ["node01 leads now, although the leader was not lost"]
+
+
+def test_a_verdict_before_the_drill_s_own_beginning_is_no_false_alarm() -> None:
+    twice = {"events": (verdict(990.0), verdict())}
+    assert wrong(**twice, began_s=995.0) == []
+    assert wrong(**twice, began_s=985.0) == ["false alarm before the strike: AR407 dead-rank"]
+
+
+def test_parts_of_one_verdict_may_come_later_where_the_strike_says_so() -> None:
+    class HalfLost(LeaderLost, name="half-lost", cause="AR012"):
+        """Two nodes are lost."""
+
+        together_s = 2.0
+
+    both = (took_over(), LOST, verdict(1004.5, cause="AR012 node-failure", node="node05"))
+    truth = Culprit(nodes=("node03", "node05"))
+    assert judge(HalfLost, seen(**LED_ON | {"events": both}), truth, ()) == []
+    assert judge(LeaderLost, seen(**LED_ON | {"events": both}), truth, ()) != []
+
+
 def test_a_job_that_must_end_ends_with_its_code() -> None:
     raised = {"events": (verdict(cause="AR590 user-code-error"),), "exit_code": 1, "steps": ()}
     assert wrong(Raised, **raised) == []
@@ -272,6 +364,30 @@ def test_steps_are_read_as_they_are_written_and_half_lines_later(tmp_path: Path)
     assert (target.ranks_on("node01"), target.rank_on("node00")) == ((1,), 0)
 
 
+def test_the_newest_announcement_says_who_leads(tmp_path: Path) -> None:
+    target = Target(tmp_path)
+    with pytest.raises(SetupError, match="no leader"):
+        target.leader()
+    for number, host in enumerate(("node04", "node02")):
+        directory = tmp_path / "runs" / f"{7 + number}"
+        directory.mkdir(parents=True)
+        announce(directory, Announcement(job="7", attempt=0, host=host, addresses=("10.77.0.1",), port=29500))
+        os.utime(directory / ANNOUNCEMENT, (1000 + number, 1000 + number))
+        assert target.leader() == host
+
+
+def test_a_checkpoint_that_was_seen_counts_after_its_deletion(tmp_path: Path) -> None:
+    target = Target(tmp_path)
+    for number, attempt in ((50, "ab12-1"), (100, "cd34-1")):
+        directory = target.checkpoints / f"step_{number}"
+        directory.mkdir(parents=True)
+        manifest = Manifest(number, 0, attempt, "2.13", float(number), ())
+        (directory / MANIFEST).write_bytes(manifest.to_bytes())
+        assert target.saved()[-1] == Saved(number, attempt.partition("-")[0], float(number))
+        shutil.rmtree(directory)
+    assert [each.run for each in target.saved()] == ["ab12", "cd34"]
+
+
 def test_only_the_newest_start_counts(tmp_path: Path) -> None:
     target = Target(tmp_path)
     for rank in (0, 1):
@@ -295,10 +411,31 @@ def test_the_table_has_a_row_for_each_drill() -> None:
     done = Drilled(
         fault="worker-killed", seed=1, program="train.py", truth="AR407 node03 (rank 3)", expected="resumed",
         verdict="AR407 dead-rank node03", verdict_s=0.21, next_step_s=6.04, phases_s={}, resumed_at=41, exit_code=0,
-        wrong=(),
+        num_requeues=0, leader="", wrong=(),
         baseline=Baseline(silent_s=0.1, said="`[rank0]` | closed", next_step_s=None, exit_code=None),
     )  # fmt: skip
     assert render_table([done], seed=1).splitlines()[-1] == (
         "| worker-killed | AR407 node03 (rank 3) | AR407 dead-rank node03 | 0.2 s | 6.0 s | 0 | yes "
         "| after 0.1 s ` [rank0]  \\| closed`; no further step; cut off |"
     )
+
+
+def test_several_drills_of_a_fault_are_one_row_and_three_lines() -> None:
+    done = [
+        Drilled(
+            fault="leader-agent-killed", seed=number, program="train.py", truth="AR012 master-node", expected="resumed",
+            verdict="AR012 node-failure master-node", verdict_s=verdict_s, next_step_s=5.0 + number, phases_s={},
+            resumed_at=41, exit_code=0, num_requeues=0, leader="node01", wrong=wrong,
+        )
+        for number, (verdict_s, wrong) in enumerate([(0.3, ()), (0.1, ()), (None, ("no verdict",))])
+    ]  # fmt: skip
+    assert render_table(done, seed=1).splitlines()[-1] == (
+        "| leader-agent-killed | AR012 master-node | AR012 node-failure master-node; node01 takes over "
+        "| 0.1 / 0.2 / 0.3 s | 5.0 / 6.0 / 7.0 s | 0 | no: 2 of 3; no verdict |  |"
+    )
+    assert describe_times(done) == [
+        "leader-agent-killed, 3 times: minimum / median / maximum",
+        "    from the fault to the verdict        0.1 / 0.2 / 0.3 s",
+        "    from the verdict to the next step    4.7 / 5.3 / 5.9 s",
+        "    from the fault to the next step      5.0 / 6.0 / 7.0 s",
+    ]

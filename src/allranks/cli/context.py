@@ -53,8 +53,8 @@ def command_in_lab(arguments: Sequence[str]) -> str | None:
     with contextlib.suppress(AllranksError, OSError, ValueError):
         names = [path.name for path in Lab().dir.parent.glob("*/")]
         for name in sorted(names, key=lambda each: (each != DEFAULT_NAME, each)):
-            planned = Lab(name).planned_hosts()
-            if planned and planned[0].name in find_inits(Lab(name).dir):
+            lab = Lab(name)
+            if lab.planned_hosts() and (node := lab.controller().name) in find_inits(lab.dir):
                 flag = [] if name == DEFAULT_NAME else ["--name", name]
-                return shlex.join(["allranks", "lab", "exec", *flag, planned[0].name, "--", "allranks", *arguments])
+                return shlex.join(["allranks", "lab", "exec", *flag, node, "--", "allranks", *arguments])
     return None

@@ -36,6 +36,14 @@ if TYPE_CHECKING:
 @click.option(
     "--minutes", type=float, default=2.0, show_default=True, help="With --running healthy: duration in minutes."
 )
+@click.option(
+    "--times",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    metavar="N",
+    help="With --running: drill each strike N times, each in a new job.",
+)
 @click.option("--on", "node", metavar="NODE", help="Node that gets the fault. [default: chosen by the seed]")
 @click.option("--seed", type=int, metavar="N", help="Seed of all random choices. [default: random, printed]")
 @click.option("--baseline", is_flag=True, help="Also run one fault of each class under plain torchrun.")
@@ -58,6 +66,7 @@ def drill(
     running: bool,
     plain: bool,
     minutes: float,
+    times: int,
     node: str | None,
     seed: int | None,
     baseline: bool,
@@ -75,6 +84,7 @@ def drill(
     allranks lab drill cable-pulled+env-drift-nccl-algo       two faults at a time
     allranks lab drill --all --healthy 10 --json drills.json
     allranks lab drill --running node-killed mtu-lowered      in a job that trains
+    allranks lab drill --running leader-node-killed --times 20
     allranks lab drill --running healthy --minutes 30
 
     Exit codes: 0 all verdicts were correct, 1 a verdict was wrong or a drill did not run.
@@ -91,6 +101,7 @@ def drill(
             is_plain=plain,
             is_all=is_all,
             minutes=minutes,
+            times=times,
             work_dir=work_dir,
             json_path=json_path,
             table_path=table_path,

@@ -31,6 +31,7 @@ def drill_running(
     is_plain: bool,
     is_all: bool,
     minutes: float,
+    times: int,
     work_dir: Path,
     json_path: Path | None,
     table_path: Path | None,
@@ -41,7 +42,7 @@ def drill_running(
     from allranks.lab.faults.running.catalogue import STRIKES
     from allranks.lab.lab import Lab
     from allranks.lab.running import drill, healthy
-    from allranks.lab.running.table import render_table
+    from allranks.lab.running.table import describe_times, render_table
 
     chosen = [*STRIKES] if is_all else list(names)
     for name in chosen:
@@ -58,7 +59,8 @@ def drill_running(
     done: list[Drilled] = []
     began_s = time.monotonic()
     missed = unwell = 0
-    for name in chosen:
+    rounds = [(name, number) for name in chosen for number in range(1 if name == HEALTHY else times)]
+    for name, number in rounds:
         try:
             if name == HEALTHY:
                 calm = healthy.train(Lab(lab_name), seed=seed, minutes=minutes, work_dir=work_dir, is_plain=is_plain)
@@ -68,15 +70,15 @@ def drill_running(
             result = drill.drill_running(
                 Lab(lab_name),
                 name,
-                seed=seed,
+                seed=seed + number,
                 work_dir=work_dir,
                 on=node,
                 is_plain=is_plain,
-                has_baseline=has_baseline and (not is_all or STRIKES[name].has_baseline),
+                has_baseline=has_baseline and number == 0 and (not is_all or STRIKES[name].has_baseline),
                 say=say,
             )
         except AllranksError as exc:
-            if len(chosen) == 1:
+            if len(rounds) == 1:
                 raise
             missed += 1
             say(f"{name}: the drill did not run: {exc}")
@@ -86,7 +88,9 @@ def drill_running(
         if json_path is not None:  # after each: hours of drills may be cut off
             json_path.write_bytes(msgspec.json.format(msgspec.json.encode(done)) + b"\n")
     wrong = sum(bool(each.wrong) for each in done) + unwell
-    click.echo(describe_count(len(chosen), wrong=wrong, missed=missed, took_s=time.monotonic() - began_s))
+    if times > 1:
+        click.echo("\n".join(describe_times(done)))
+    click.echo(describe_count(len(rounds), wrong=wrong, missed=missed, took_s=time.monotonic() - began_s))
     if table_path is not None:
         table_path.write_text(render_table(done, seed=seed))
     return Exit.USER_CODE if wrong or missed else Exit.OK
@@ -102,7 +106,8 @@ def _describe(result: Drilled) -> str:
     style = Style.of(sys.stdout)
     mark = style.mark("✗", "x") if result.wrong else style.mark("✓", "+")
     verdict_s, next_s = _seconds(result.verdict_s), _seconds(result.next_step_s)
-    lines = [f"{mark} {result.fault:<26} {verdict_s:>7} {next_s:>7}  {result.verdict}"]
+    leads = f"; {result.leader} takes over" if result.leader else ""
+    lines = [f"{mark} {result.fault:<26} {verdict_s:>7} {next_s:>7}  {result.verdict}{leads}"]
     if result.phases_s:
         lines.append("    " + ", ".join(f"{name} {seconds:.1f} s" for name, seconds in result.phases_s.items()))
     lines += [f"    {each}" for each in result.wrong]

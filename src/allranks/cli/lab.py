@@ -69,14 +69,23 @@ def lab() -> None:
     help="Release of SLURM, from Debian's packages; needs mmdebstrap. [default: the one of this machine]",
 )
 @click.option("--accounting", is_flag=True, help="Also run slurmdbd, so that sacct works; needs mariadb-server.")
+@click.option("--login", is_flag=True, help="Also start a login node, which runs slurmctld and is in no partition.")
 @name_option
-def up(cluster_file: Path | None, tasks_per_node: int, slurm_release: str | None, accounting: bool, name: str) -> None:
+def up(
+    cluster_file: Path | None,
+    tasks_per_node: int,
+    slurm_release: str | None,
+    accounting: bool,
+    login: bool,
+    name: str,
+) -> None:
     """Start the lab; if it is already up, restart what died in it. `heal` removes injected faults.
 
     \b
     allranks lab up
     allranks lab up --cluster cluster.toml --name second --tasks-per-node 4
     allranks lab up --slurm 24.11                              the packages are kept in ~/.cache/allranks/slurm
+    allranks lab up --login                                    a job outlives the loss of any of its nodes
     """
     from allranks.lab.lab import Lab
 
@@ -85,12 +94,17 @@ def up(cluster_file: Path | None, tasks_per_node: int, slurm_release: str | None
     which = Lab(name)
     cluster = read_cluster(path).cluster
     planned = which.up(
-        cluster, tasks_per_node=tasks_per_node, slurm_release=slurm_release, has_accounting=accounting, say=say
+        cluster,
+        tasks_per_node=tasks_per_node,
+        slurm_release=slurm_release,
+        has_accounting=accounting,
+        has_login=login,
+        say=say,
     )
     flag = "" if name == "lab" else f" --name {name}"
     say(
         f"{which.label}: {len(planned)} nodes ready after {time.monotonic() - began:.1f} s; "
-        f"try: allranks lab exec{flag} {planned[0].name} -- sinfo"
+        f"try: allranks lab exec{flag} {which.controller().name} -- sinfo"
     )
 
 
@@ -278,7 +292,8 @@ def _render_status(found: dict[str, Any]) -> str:
     for node in found["nodes"]:
         pids = {"init": node["init_pid"] or "dead", **node["daemon_pids"]}
         processes = " ".join(f"{what} {pid}" for what, pid in pids.items())
-        lines.append(f"{node['name']}   {node['slurm_state'] or 'unknown to SLURM'}   {processes}")
+        state = "login node" if node["is_login"] else node["slurm_state"] or "unknown to SLURM"
+        lines.append(f"{node['name']}   {state}   {processes}")
         for interface in node["interfaces"]:
             notes = [] if interface["is_up"] else ["down"]
             notes += [f"mtu {interface['mtu']}"] if interface["mtu"] not in (1500, 65536) else []

@@ -85,7 +85,7 @@ def start_hosts(lab_dir: Path, names: Sequence[str]) -> None:
 
 
 def share_cores(inits: Mapping[str, int], hosts: Sequence[Host]) -> None:
-    """Give each node its own cores if there are enough; otherwise each rank uses all cores of the machine.
+    """Give each compute node its own cores if there are enough; otherwise each rank uses all cores of the machine.
 
     Six ranks with two threads each on two cores train at half the speed of six ranks with one.
     """
@@ -255,25 +255,28 @@ def connect(hosts: Sequence[Host], inits: Mapping[str, int]) -> None:
 
 def _connect(inits: Mapping[str, int], host: Host) -> None:
     switch, node = inits[SWITCH], inits[host.name]
-    ports = {name: f"{name}{host.index}" for name in ("management", "data", "docker")}
+    ends = {"management": MANAGEMENT_INTERFACE, "docker": f"veth{host.index:07x}"}
+    if host.data_interface:
+        ends["data"] = host.data_interface
+    ports = {name: f"{name}{host.index}" for name in ends}
     for port in ports.values():  # left over from an earlier start of this node; the kernel may not have removed it yet
         run_in(switch, ["ip", "link", "delete", port], must_work=False)
-    ends = {"management": MANAGEMENT_INTERFACE, "data": host.data_interface, "docker": f"veth{host.index:07x}"}
     # Created in their final namespaces: a name that the machine itself uses does not matter.
     # A repaired node keeps its hardware addresses, because its peers remember them for minutes.
     cables = [
-        f"link add {ports[cable]} netns {switch} type veth peer name {ends[cable]} address {mac} netns {node}"
-        for cable, mac in zip(ends, _mac_addresses(host), strict=True)
+        f"link add {ports[cable]} netns {switch} type veth peer name {ends[cable]} "
+        f"address {_mac_address(host, number)} netns {node}"
+        for number, cable in enumerate(ends)
     ]
     _run(["ip", "-batch", "-"], script="\n".join(cables))
-    _ip(switch, [f"link set {ports[cable]} master {cable}" for cable in ("management", "data")])
+    _ip(switch, [f"link set {ports[cable]} master {cable}" for cable in ends if cable != "docker"])
     _ip(switch, [f"link set {port} up" for port in ports.values()])
     _ip(
         node,
         [
             "link set lo up",
             f"address add {host.management_address} dev {MANAGEMENT_INTERFACE}",
-            f"address add {host.data_address} dev {host.data_interface} {'nodad' if ':' in host.data_address else ''}",
+            *([_data_address(host)] if host.data_interface else []),
             # As on any machine with docker: the same address everywhere, and a container that keeps it up.
             f"link add {DOCKER_INTERFACE} type bridge stp_state 0 forward_delay 0",
             f"address add {DOCKER_ADDRESS} dev {DOCKER_INTERFACE}",
@@ -285,12 +288,18 @@ def _connect(inits: Mapping[str, int], host: Host) -> None:
         # Packets that are segmented later would count as one in checks of size and rate.
         offload = 'for nic; do ethtool -K "$nic" tso off gso off gro off; done'
         run_in(pid, ["sh", "-ec", offload, "sh", *names.values()])
-        shape(pid, names["data"], LINK_GBIT_S)
+        if "data" in names:
+            shape(pid, names["data"], LINK_GBIT_S)
 
 
-def _mac_addresses(host: Host) -> list[str]:
-    """Return locally administered addresses, one for each cable."""
-    return [f"02:00:00:{cable:02x}:{host.index >> 8:02x}:{host.index & 0xFF:02x}" for cable in range(3)]
+def _data_address(host: Host) -> str:
+    no_detection = "nodad" if ":" in host.data_address else ""
+    return f"address add {host.data_address} dev {host.data_interface} {no_detection}"
+
+
+def _mac_address(host: Host, cable: int) -> str:
+    """Return a locally administered address for one of a node's cables."""
+    return f"02:00:00:{cable:02x}:{host.index >> 8:02x}:{host.index & 0xFF:02x}"
 
 
 def shape(pid: int, interface: str, gbit_s: float) -> bool:

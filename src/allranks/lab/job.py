@@ -78,7 +78,7 @@ def run_job(lab: Lab, injected: Sequence[Injected], run_dir: Path) -> Job:
         str(start.program or (PROGRAM if injected else NOTHING)),
     ]
     began_s = time.time()
-    exit_code, output = _execute(lab, hosts[0].name, command, run_dir / "output.txt", JOB_S)
+    exit_code, output = _execute(lab, lab.controller().name, command, run_dir / "output.txt", JOB_S)
     return _read_job(run_dir, exit_code, output, began_s)
 
 
@@ -219,7 +219,7 @@ def run_baseline(lab: Lab, injected: Sequence[Injected], run_dir: Path, *, say: 
     log = run_dir / "torchrun.txt"
     began_s = time.monotonic()
     watch = _FirstWords(log)
-    exit_code = _execute_watched(lab, first.name, command, log, watch)
+    exit_code = _execute_watched(lab, lab.controller().name, command, log, watch)
     wait_until_gone(lab)
     silent_s = watch.first_s - began_s if watch.first_s else min(time.monotonic() - began_s, BASELINE_S)
     said = watch.said or "nothing"

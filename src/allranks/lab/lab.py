@@ -31,7 +31,7 @@ import msgspec
 
 from allranks.lab import accounting, hosts, job_ids, release, slurm
 from allranks.lab.hosts import SWITCH
-from allranks.lab.plan import Host, plan_hosts, render_hosts_file
+from allranks.lab.plan import Host, plan_controller, plan_hosts, render_hosts_file
 from allranks.model.cluster import Cluster
 from allranks.model.errors import SetupError, UsageError
 
@@ -90,6 +90,7 @@ class Lab:
         tasks_per_node: int = 1,
         slurm_release: str | None = None,
         has_accounting: bool = False,
+        has_login: bool = False,
         say: Callable[[str], None] = lambda _: None,
     ) -> Sequence[Host]:
         """Put every node into service: keep what already exists, create what is missing.
@@ -98,7 +99,8 @@ class Lab:
             cluster: what to build.
             tasks_per_node: workers that must fit on a node at the same time.
             slurm_release: one of release.RELEASES; None for the machine's own SLURM.
-            has_accounting: whether slurmdbd and MariaDB run on the first node.
+            has_accounting: whether slurmdbd and MariaDB run beside slurmctld.
+            has_login: whether a login node runs slurmctld, instead of the first node.
             say: gets a line about each step that takes more than PROGRESS_S.
 
         Raises:
@@ -107,6 +109,8 @@ class Lab:
             SetupError: this machine cannot do it, or a node does not come up.
         """
         planned = plan_hosts(cluster)
+        controlling = plan_controller(planned, has_login=has_login)
+        every = tuple(dict.fromkeys((*planned, controlling)))
         check_machine()
         if has_accounting:
             accounting.check_commands(has_release=slurm_release is not None)
@@ -121,10 +125,11 @@ class Lab:
                 "tasks_per_node": tasks_per_node,
                 "slurm": slurm_release,
                 "accounting": has_accounting,
+                "login": has_login,
             }
-            self._write_plan(plan, cluster, planned, root)
+            self._write_plan(plan, cluster, planned, controlling, root)
             # Phase 2: processes. A node without all its links is left from an `up` that was killed: replace it.
-            names = self._find_missing([SWITCH, *(host.name for host in planned)])
+            names = self._find_missing([SWITCH, *(host.name for host in every)])
             progress(f"creating the namespaces of {len(names)} nodes")
             hosts.kill_hosts(self.dir, names)
             for name in names:  # a new boot_id for each start of a node
@@ -136,18 +141,18 @@ class Lab:
             progress("connecting the nodes")
             if SWITCH in names:
                 hosts.make_switch(inits)
-            hosts.connect([host for host in planned if host.name in names], inits)
+            hosts.connect([host for host in every if host.name in names], inits)
             for name in names:
                 self._whole_path(name).write_text(hosts.identify(inits[name]))
             # Phase 4: daemons.
             progress("starting munge and SLURM")
+            controller = inits[controlling.name]
             if has_accounting:
-                slurm.start_munge(planned, inits, self.dir)  # before slurmdbd, which needs it
-                first = inits[planned[0].name]
-                accounting.start(self.name, first, hosts.processes_in(first), self.dir, progress=progress)
-            slurm.start_daemons(planned, inits, self.dir)
+                slurm.start_munge(controller, self.dir)  # before slurmdbd, which needs it
+                accounting.start(self.name, controller, self.dir, progress=progress)
+            slurm.start_daemons(planned, inits, self.dir, controller=controller)
             # Phase 5: all nodes have reported.
-            slurm.wait_until_idle(planned, inits, self.dir, progress=progress)
+            slurm.wait_until_idle(planned, inits, self.dir, controller=controller, progress=progress)
         return planned
 
     def mend(self, *, say: Callable[[str], None] = lambda _: None) -> None:
@@ -157,14 +162,14 @@ class Lab:
             UsageError: the lab is not up.
             SetupError: a node does not come up.
         """
-        if not self._planned_names():
-            self.find_init("")
-        plan = json.loads((self.dir / "lab.json").read_text())
+        if not (plan := self._read_plan()):
+            raise self._not_up()
         self.up(
             msgspec.convert(plan["cluster"], Cluster),
             tasks_per_node=plan["tasks_per_node"],
             slurm_release=plan["slurm"],
             has_accounting=plan["accounting"],
+            has_login=plan["login"],
             say=say,
         )
 
@@ -197,22 +202,29 @@ class Lab:
         Raises:
             UsageError: there is no such node, or the lab is not up.
         """
-        planned, inits = self._planned_names(), hosts.find_inits(self.dir)
-        if not planned or not inits:
-            raise UsageError(f"{self.label} is not up{self._others()}; start it: allranks lab up --name {self.name}")
-        if node not in planned and node != SWITCH:
-            raise UsageError(f"{self.label} has no node {node!r}: expected one of {', '.join(planned)}")
+        names, inits = self._names(), hosts.find_inits(self.dir)
+        if not names or not inits:
+            raise self._not_up()
+        if node not in names and node != SWITCH:
+            raise UsageError(f"{self.label} has no node {node!r}: expected one of {', '.join(names)}")
         if node not in inits:
             raise SetupError(f"{self.label}: {node} is dead; restart it: allranks lab up --name {self.name}")
         return inits[node]
 
     def planned_hosts(self) -> Sequence[Host]:
-        """Return the nodes of the plan, in order; empty if the lab is not up."""
-        try:
-            plan = json.loads((self.dir / "lab.json").read_text())
-        except FileNotFoundError:
-            return ()
-        return plan_hosts(msgspec.convert(plan["cluster"], Cluster))
+        """Return the compute nodes of the plan, in order; empty if the lab is not up."""
+        plan = self._read_plan()
+        return plan_hosts(msgspec.convert(plan["cluster"], Cluster)) if plan else ()
+
+    def controller(self) -> Host:
+        """Return the node that runs slurmctld, on which users work: the login node, or without one the first node.
+
+        Raises:
+            UsageError: the lab is not up.
+        """
+        if not (plan := self._read_plan()):
+            raise self._not_up()
+        return plan_controller(self.planned_hosts(), has_login=plan.get("login", False))  # absent in older labs
 
     def status(self) -> dict[str, Any]:
         """Return the current state: name, directory, and each node with its SLURM state, interfaces and pids.
@@ -220,22 +232,27 @@ class Lab:
         Raises:
             UsageError: the lab is not up.
         """
-        planned, inits = self._planned_names(), hosts.find_inits(self.dir)
-        if not planned or not inits:
-            self.find_init("")
-        first = inits.get(planned[0])
-        states = slurm.read_states(first) if first and "slurmctld" in hosts.processes_in(first) else {}
+        names, inits = self._names(), hosts.find_inits(self.dir)
+        if not names or not inits:
+            raise self._not_up()
+        computing = [host.name for host in self.planned_hosts()]
+        controller = inits.get(self.controller().name)
+        states = slurm.read_states(controller) if controller and "slurmctld" in hosts.processes_in(controller) else {}
         return {
             "name": self.name,
-            "slurm": slurm.read_version(first) if first else "",
+            "slurm": slurm.read_version(controller) if controller else "",
             "directory": str(self.dir),
             "slurm_conf": str(slurm.conf_path(self.dir)),
             "switch_pid": inits.get(SWITCH),
-            "nodes": [_node_status(name, inits.get(name), states.get(name)) for name in planned],
+            "nodes": [
+                {"name": name, "is_login": name not in computing, "slurm_state": states.get(name)}
+                | _node_status(inits.get(name))
+                for name in names
+            ],
         }
 
     def _write_plan(
-        self, plan: Mapping[str, Any], cluster: Cluster, planned: Sequence[Host], root: Path | None
+        self, plan: Mapping[str, Any], cluster: Cluster, planned: Sequence[Host], controller: Host, root: Path | None
     ) -> None:
         wanted = json.dumps(plan, indent=2)
         plan_path = self.dir / "lab.json"
@@ -246,18 +263,26 @@ class Lab:
                     f"allranks lab down --name {self.name} first, or choose another --name"
                 )
             return
-        for name in (SWITCH, *(host.name for host in planned)):
+        every = tuple(dict.fromkeys((*planned, controller)))
+        for name in (SWITCH, *(host.name for host in every)):
             own = self.dir / "nodes" / name
             (own / "spool").mkdir(parents=True, exist_ok=True)
             if name != SWITCH:
-                (own / "hosts").write_text(render_hosts_file(planned))
+                (own / "hosts").write_text(render_hosts_file(every))
                 (own / "hostname").write_text(f"{name}\n")
                 (own / "machine-id").write_text(f"{uuid.uuid4().hex}\n")
         first_job = job_ids.begin(env=self._env)
-        tasks_per_node = plan["tasks_per_node"]
-        slurm.write_files(self.name, planned, cluster, self.dir, tasks_per_node=tasks_per_node, first_job=first_job)
+        slurm.write_files(
+            self.name,
+            planned,
+            cluster,
+            self.dir,
+            controller=controller,
+            tasks_per_node=plan["tasks_per_node"],
+            first_job=first_job,
+        )
         if plan["accounting"]:
-            accounting.write_files(planned[0], self.dir)
+            accounting.write_files(controller, self.dir)
         if root is not None:
             release.write_mounts(root, self.dir)
         # Last, and atomically: if it exists, so do all the others.
@@ -265,8 +290,18 @@ class Lab:
         draft.write_text(wanted)
         draft.rename(plan_path)
 
-    def _planned_names(self) -> list[str]:
-        return [host.name for host in self.planned_hosts()]
+    def _read_plan(self) -> dict[str, Any]:
+        """Return lab.json; empty if the lab is not up."""
+        try:
+            plan: dict[str, Any] = json.loads((self.dir / "lab.json").read_text())
+        except FileNotFoundError:
+            return {}
+        return plan
+
+    def _names(self) -> list[str]:
+        """Return the names of all nodes, the login node last; empty if the lab is not up."""
+        planned = self.planned_hosts()
+        return list(dict.fromkeys((*(host.name for host in planned), self.controller().name))) if planned else []
 
     def _find_missing(self, names: Sequence[str]) -> list[str]:
         """Return the nodes that are dead or lack links. Without the switch, no node has links."""
@@ -283,9 +318,10 @@ class Lab:
     def _whole_path(self, name: str) -> Path:
         return self.dir / "nodes" / name / "whole"
 
-    def _others(self) -> str:
+    def _not_up(self) -> UsageError:
         others = sorted(path.name for path in self.dir.parent.glob("*/"))
-        return f" (running: {', '.join(others)})" if others else ""
+        running = f" (running: {', '.join(others)})" if others else ""
+        return UsageError(f"{self.label} is not up{running}; start it: allranks lab up --name {self.name}")
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -357,11 +393,9 @@ def check_machine() -> None:
         raise SetupError(f"lab: not installed: {', '.join(missing)}: apt-get install {packages}")
 
 
-def _node_status(name: str, init_pid: int | None, slurm_state: str | None) -> dict[str, Any]:
+def _node_status(init_pid: int | None) -> dict[str, Any]:
     running = hosts.processes_in(init_pid) if init_pid else {}
     return {
-        "name": name,
-        "slurm_state": slurm_state,
         "init_pid": init_pid,
         "daemon_pids": {each: running[each][0] for each in _DAEMONS if each in running},
         "interfaces": hosts.read_links(init_pid) if init_pid else [],

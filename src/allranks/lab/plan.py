@@ -16,10 +16,14 @@ from allranks.model.cluster import Cluster
 from allranks.model.errors import ConfigError
 
 MANAGEMENT_NETWORK = ip_network("10.77.0.0/24")
+LIMIT = MANAGEMENT_NETWORK.num_addresses - 2
+"""Largest number of nodes."""
 MANAGEMENT_INTERFACE = "eno1"
 DOCKER_INTERFACE = "docker0"
 DOCKER_ADDRESS = "172.17.0.1/16"
 DEFAULT_DATA_INTERFACE = "ens1f1"
+LOGIN = "login"
+"""Name of the login node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,10 +32,11 @@ class Host:
 
     name: str
     index: int
-    """From 0, in the order of cluster.toml."""
+    """From 0, in the order of cluster.toml; the login node's is the number of the others."""
     management_address: str
     """With prefix length, 10.77.0.1/24; the node's name resolves to it on every node."""
     data_interface: str
+    """Empty: it is not on the data network."""
     data_address: str
     """With prefix length, 192.168.20.15/24."""
     gpus: int
@@ -45,9 +50,8 @@ def plan_hosts(cluster: Cluster) -> tuple[Host, ...]:
     """
     if not cluster.node:
         raise ConfigError("cluster.toml: no [[node]]: the lab builds the listed nodes, expected at least one")
-    limit = MANAGEMENT_NETWORK.num_addresses - 2
-    if len(cluster.node) > limit:
-        raise ConfigError(f"cluster.toml: {len(cluster.node)} nodes: the lab builds at most {limit}")
+    if len(cluster.node) > LIMIT:
+        raise ConfigError(f"cluster.toml: {len(cluster.node)} nodes: the lab builds at most {LIMIT}")
     data = ip_network(cluster.network.data, strict=False) if cluster.network.data else None
     planned = []
     for index, node in enumerate(cluster.node):
@@ -64,13 +68,35 @@ def plan_hosts(cluster: Cluster) -> tuple[Host, ...]:
             Host(
                 name=node.name,
                 index=index,
-                management_address=f"{MANAGEMENT_NETWORK[index + 1]}/{MANAGEMENT_NETWORK.prefixlen}",
+                management_address=_management_address(index),
                 data_interface=interface,
                 data_address=address,
                 gpus=node.gpus or 0,
             )
         )
     return tuple(planned)
+
+
+def plan_controller(planned: Sequence[Host], *, has_login: bool) -> Host:
+    """Return the node that runs slurmctld, on which users work: the login node, or without one the first node.
+
+    The login node is on the management network only, and in no partition.
+
+    Args:
+        planned: the nodes of cluster.toml.
+        has_login: whether there is a login node.
+    Raises:
+        ConfigError: cluster.toml already has a node of its name, or leaves it no address.
+    """
+    if not has_login:
+        return planned[0]
+    index = len(planned)
+    if LOGIN in (host.name for host in planned):
+        raise ConfigError(f"cluster.toml: [[node]] {LOGIN}: the lab gives this name to the login node (--login)")
+    if index >= LIMIT:
+        raise ConfigError(f"cluster.toml: {index} nodes: the lab builds at most {LIMIT}, one of them the login node")
+    address = _management_address(index)
+    return Host(name=LOGIN, index=index, management_address=address, data_interface="", data_address="", gpus=0)
 
 
 def render_hosts_file(planned: Sequence[Host]) -> str:
@@ -82,6 +108,10 @@ def render_hosts_file(planned: Sequence[Host]) -> str:
 def bare(address: str) -> str:
     """Return an address without its prefix length."""
     return address.partition("/")[0]
+
+
+def _management_address(index: int) -> str:
+    return f"{MANAGEMENT_NETWORK[index + 1]}/{MANAGEMENT_NETWORK.prefixlen}"
 
 
 def _with_prefix(address: str, data: IPv4Network | IPv6Network | None) -> str:

@@ -1,7 +1,7 @@
 """A real SLURM in the nodes of the lab: its files as text, its daemons, and whether all nodes have reported.
 
-The first node runs munged, slurmctld and slurmd, the others slurmd. All daemons read LAB_DIR/slurm/slurm.conf and use
-the management network. Written for SLURM 20.11 to 26.05.
+Compute nodes run slurmd. The controller runs munged and slurmctld: the login node, or without one the first compute
+node. All daemons read LAB_DIR/slurm/slurm.conf and use the management network. Written for SLURM 20.11 to 26.05.
 """
 
 from __future__ import annotations
@@ -57,13 +57,20 @@ exit 0
 
 
 def write_files(
-    name: str, hosts: Sequence[Host], cluster: Cluster, lab_dir: Path, *, tasks_per_node: int, first_job: int
+    name: str,
+    hosts: Sequence[Host],
+    cluster: Cluster,
+    lab_dir: Path,
+    *,
+    controller: Host,
+    tasks_per_node: int,
+    first_job: int,
 ) -> None:
     """Write configuration and key; while the lab is up, only SlurmdTimeout changes."""
     for directory in ("slurm", "state", "gpus"):
         (lab_dir / directory).mkdir(exist_ok=True)
     cpus = max(tasks_per_node, os.cpu_count() or 1)
-    text = render_slurm_conf(name, hosts, cluster, lab_dir, cpus=cpus, first_job=first_job)
+    text = render_slurm_conf(name, hosts, cluster, lab_dir, controller=controller, cpus=cpus, first_job=first_job)
     conf_path(lab_dir).write_text(text)
     (lab_dir / "slurm" / "gres.conf").write_text(render_gres_conf(hosts, lab_dir))
     prolog = lab_dir / "slurm" / "task_prolog"
@@ -79,22 +86,30 @@ def write_files(
 
 
 def render_slurm_conf(
-    name: str, hosts: Sequence[Host], cluster: Cluster, lab_dir: Path, *, cpus: int, first_job: int = 1
+    name: str,
+    hosts: Sequence[Host],
+    cluster: Cluster,
+    lab_dir: Path,
+    *,
+    controller: Host,
+    cpus: int,
+    first_job: int = 1,
 ) -> str:
     """Return slurm.conf.
 
     Args:
         name: name of the lab; SLURM refuses its saved state under another name.
-        hosts: in order; slurmctld runs on the first.
+        hosts: the compute nodes, in order.
         cluster: names the partition; several, separated by commas, are all created, and the first is the default.
         lab_dir: directory of keys, logs and state.
+        controller: the node on which slurmctld runs.
         cpus: number of cores that each node reports, independent of the machine.
         first_job: id of the first job.
     """
     nodes = lab_dir / "nodes"
     lines = [
         f"ClusterName={name}",
-        f"SlurmctldHost={hosts[0].name}({bare(hosts[0].management_address)})",
+        f"SlurmctldHost={controller.name}({bare(controller.management_address)})",
         "SlurmUser=root",
         f"FirstJobId={first_job}",
         "AuthType=auth/munge",
@@ -148,7 +163,7 @@ def set_patience(patience_s: int, lab_dir: Path, *, controller: int | None) -> N
     Args:
         patience_s: the new timeout; slurmctld uses it once this returns.
         lab_dir: directory of slurm.conf.
-        controller: process 1 of the first node; None if it is dead, and will read the file when it is replaced.
+        controller: its process 1; None if it is dead, and will read the file when it is replaced.
 
     Raises:
         SetupError: slurmctld rejects it.
@@ -169,31 +184,36 @@ def render_gres_conf(hosts: Sequence[Host], lab_dir: Path) -> str:
     return "".join(lines)
 
 
-def start_munge(hosts: Sequence[Host], inits: Mapping[str, int], lab_dir: Path) -> None:
-    """Start munged on the first node, if it does not run yet.
+def start_munge(controller: int, lab_dir: Path) -> None:
+    """Start munged on the controller, if it does not run yet.
 
     Raises:
         SetupError: it does not start.
     """
-    first = inits[hosts[0].name]
-    if "munged" not in processes_in(first):
+    if "munged" not in processes_in(controller):
         files = [f"--{kind}-file={lab_dir}/munge.{kind}" for kind in ("key", "log", "pid", "seed")]
         # Forced: otherwise it refuses a lab below a directory that other users cannot read.
         command = ["munged", "--force", f"--socket={lab_dir}/munge.socket", "--num-threads=2", *files]
-        _start(first, command, lab_dir / "munge.log")
+        _start(controller, command, lab_dir / "munge.log")
 
 
-def start_daemons(hosts: Sequence[Host], inits: Mapping[str, int], lab_dir: Path) -> None:
-    """Start the daemons that do not run yet: munged and slurmctld on the first node, slurmd on all.
+def start_daemons(hosts: Sequence[Host], inits: Mapping[str, int], lab_dir: Path, *, controller: int) -> None:
+    """Start the daemons that do not run yet: munged and slurmctld on the controller, slurmd on the compute nodes.
+
+    Args:
+        hosts: the compute nodes.
+        inits: process 1 of each node.
+        lab_dir: directory of the lab.
+        controller: process 1 of the controller.
 
     Raises:
         SetupError: a daemon does not start.
     """
-    start_munge(hosts, inits, lab_dir)
-    first, conf = inits[hosts[0].name], str(conf_path(lab_dir))
+    start_munge(controller, lab_dir)
+    conf = str(conf_path(lab_dir))
     running = {host.name: processes_in(inits[host.name]) for host in hosts}
-    if "slurmctld" not in running[hosts[0].name]:
-        _start(first, ["slurmctld", "-f", conf], lab_dir / "slurmctld.log")
+    if "slurmctld" not in processes_in(controller):
+        _start(controller, ["slurmctld", "-f", conf], lab_dir / "slurmctld.log")
 
     def start_slurmd(host: Host) -> None:
         if "slurmd" not in running[host.name]:
@@ -212,7 +232,12 @@ def _start(init_pid: int, command: Sequence[str], log: Path) -> None:
 
 
 def wait_until_idle(
-    hosts: Sequence[Host], inits: Mapping[str, int], lab_dir: Path, *, progress: Callable[[str], None]
+    hosts: Sequence[Host],
+    inits: Mapping[str, int],
+    lab_dir: Path,
+    *,
+    controller: int,
+    progress: Callable[[str], None],
 ) -> None:
     """Wait until every node has reported to slurmctld; a drained node counts as reported.
 
@@ -224,18 +249,18 @@ def wait_until_idle(
     began = time.monotonic()
     next_look_s = LOOK_AGAIN_S
     while True:
-        states = read_states(inits[hosts[0].name])
+        states = read_states(controller)
         missing = [host.name for host in hosts if not is_in_service(states.get(host.name, "unknown"))]
         if not missing:
             return
         waited_s = time.monotonic() - began
         if waited_s > next_look_s:
             next_look_s = waited_s + LOOK_AGAIN_S
-            start_daemons(hosts, inits, lab_dir)
+            start_daemons(hosts, inits, lab_dir, controller=controller)
             down = [name for name in missing if states.get(name, "").startswith("down")]
             if down:
                 resume = ["scontrol", "update", f"NodeName={','.join(down)}", "State=RESUME"]
-                run_in(inits[hosts[0].name], resume, must_work=False)
+                run_in(controller, resume, must_work=False)
         if waited_s > READY_S:
             log = lab_dir / "slurmctld.log" if not states else lab_dir / "nodes" / missing[0] / "slurmd.log"
             seen = states.get(missing[0], "slurmctld does not answer")

@@ -55,8 +55,10 @@ class Place(StrEnum):
 
     ANY = "any"
     FIRST = "first"
-    """The first node, which hosts the leader."""
+    """The first node, which leads the job at first."""
     NOT_FIRST = "not first"
+    LEADER = "leader"
+    """The node that leads the job when it is struck: the first one, unless the job has lost it before."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +133,9 @@ class Scene:
     """`cable-pulled@node03`: the name in this fault's files."""
     where: Where
     hosts: Mapping[str, Host]
-    """By name, in the order of the cluster."""
+    """The compute nodes by name, in the order of the cluster."""
+    controller: Host
+    """The node that runs slurmctld, on which users work: the login node, or the first node."""
     inits: Mapping[str, int]
     """Pid of process 1 of each live node, and of the switch."""
     lives: Mapping[str, str]
@@ -150,8 +154,12 @@ class Scene:
 
     @property
     def node(self) -> Host:
-        """The node with the fault."""
-        return self.hosts[self.where.node]
+        """The node with the fault: the seed's, unless a strike has been aimed at another one."""
+        return self.hosts[self.memory.get("node", self.where.node)]
+
+    def aim(self, node: str) -> None:
+        """Choose another node than the seed's, for `heal` too."""
+        self.remember("node", node)
 
     @property
     def peer(self) -> Host:

@@ -95,7 +95,9 @@ def choose_where(fault: type[Fault], planned: Sequence[Host], *, on: str | None,
     names = [host.name for host in planned]
     if len(names) < fault.min_nodes:
         raise UsageError(f"{fault.name} needs {fault.min_nodes} nodes: the lab has {len(names)}")
-    allowed = {Place.ANY: names, Place.FIRST: names[:1], Place.NOT_FIRST: names[1:]}[fault.place]
+    allowed = {Place.ANY: names, Place.FIRST: names[:1], Place.NOT_FIRST: names[1:], Place.LEADER: names[:1]}[
+        fault.place
+    ]
     if on is not None and on not in names:
         raise UsageError(f"no node {on!r}: expected one of {', '.join(names)}")
     if on is not None and on not in allowed:
@@ -226,9 +228,8 @@ def _forget_neighbours(lab: Lab) -> None:
 
 
 def _check_up(lab: Lab) -> Sequence[Host]:
-    planned = lab.planned_hosts()
-    lab.find_init(planned[0].name if planned else "")
-    return planned
+    lab.find_init(lab.controller().name)  # any other node may have been killed by a strike
+    return lab.planned_hosts()
 
 
 def _open(lab: Lab, record: Record, there: Sequence[Record]) -> Injected:
@@ -237,6 +238,7 @@ def _open(lab: Lab, record: Record, there: Sequence[Record]) -> Injected:
         key=record.key,
         where=record.where,
         hosts={host.name: host for host in lab.planned_hosts()},
+        controller=lab.controller(),
         inits=machines.find_inits(lab.dir),
         lives=record.lives,
         run_dir=Path(record.run_dir),

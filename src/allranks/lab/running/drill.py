@@ -2,11 +2,12 @@
 
     drill_running(Lab("demo"), "node-killed", seed=7, work_dir=Path("drills"))      # -> Drilled
 
-Phase 1  the strike is prepared in the lab              (Strike.inject; the seed chooses the place) Phase 2  a training
-starts through SLURM on all nodes; all ranks do some steps Phase 3  the strike; a rank that executes it logs the time
-Phase 4  wait for the expected outcome: the next step of new workers, the end, or nothing Phase 5  the training is
-ordered to end, and the result is compared with the truth   (seen.judge) Phase 6  the lab is healed and repaired,
-whatever happened
+Phase 1  the strike is prepared in the lab   (Strike.inject; the seed chooses the place)
+Phase 2  a training starts through SLURM on all nodes; all ranks do some steps
+Phase 3  the strike; a rank that executes it logs the time
+Phase 4  wait for the expected outcome: the next step of new workers, the end, or nothing
+Phase 5  the training is ordered to end, and the result is compared with the truth   (seen.judge)
+Phase 6  the lab is healed and repaired, whatever happened
 
 With a baseline, plain torchrun gets the same strike with the same training, unmodified: how long until it prints
 something, what does it print, and does it ever do another step?
@@ -24,7 +25,7 @@ from pathlib import Path
 
 import msgspec
 
-from allranks.lab.faults.fault import Culprit, Expected
+from allranks.lab.faults.fault import Culprit, Expected, Place
 from allranks.lab.faults.injected import Injected, heal, inject
 from allranks.lab.faults.running.catalogue import STRIKES
 from allranks.lab.faults.running.strike import Launch, Strike
@@ -33,6 +34,7 @@ from allranks.lab.lab import Lab
 from allranks.lab.running.job import PLAIN, PROGRAM, Running
 from allranks.lab.running.seen import Baseline, Seen, judge
 from allranks.lab.running.terminal import Terminal
+from allranks.model.errors import UsageError
 
 UP_S = 90.0
 """Until all ranks train: six imports of torch on two cores, beside other work of the machine."""
@@ -62,6 +64,10 @@ class Drilled(msgspec.Struct, frozen=True, kw_only=True):
     resumed_at: int | None
     """Number of that step."""
     exit_code: int | None
+    num_requeues: int
+    """How often SLURM put the job back into the queue."""
+    leader: str
+    """The node that took over the lead; empty: none did."""
     wrong: tuple[str, ...]
     """Differences from the expected result; empty if it is correct."""
     baseline: Baseline | None = None
@@ -93,13 +99,13 @@ def drill_running(
         UsageError: the lab is not up, there is no such strike or node.
         SetupError: the job does not start, the strike cannot be done or healed.
     """
-    program = PLAIN if is_plain else PROGRAM
+    program, strike = PLAIN if is_plain else PROGRAM, STRIKES[name]
+    if strike.needs_login and lab.controller() in lab.planned_hosts():
+        raise UsageError(f"{name} needs a lab with a login node: allranks lab up --name {lab.name} --login")
     directory = _make_anew(work_dir / f"running-{name}-{seed}")
     injected = inject(lab, name, seed=seed, on=on, run_dir=directory)
-    strike = STRIKES[name]
-    truth = strike.culprit(injected.scene)
     try:
-        seen, ranks = _strike_job(lab, strike, injected, directory, program)
+        seen, truth, ranks = _strike_job(lab, strike, injected, directory, program)
     finally:
         _heal(lab)
     baseline = None
@@ -111,7 +117,7 @@ def drill_running(
 
 def _strike_job(
     lab: Lab, strike: type[Strike], injected: Injected, directory: Path, program: Path
-) -> tuple[Seen, tuple[int, ...]]:
+) -> tuple[Seen, Culprit, tuple[int, ...]]:
     job = Running(lab, directory, strike, strike.start(injected.scene))
     with Terminal(job.output) as terminal:
         try:
@@ -121,12 +127,16 @@ def _strike_job(
             if program is PROGRAM:
                 job.target.wait(lambda: job.target.whole_checkpoint() is not None, SAVED_S, "the first checkpoint")
             time.sleep(SETTLE_S)
-            start = next(iter(job.target.newest().values())).start
+            strike.begin(injected.scene, job.target)
+            if strike.place is Place.LEADER:
+                injected.scene.aim(job.target.leader())
+            began_s, start = time.time(), next(iter(job.target.newest().values())).start
             truth = strike.culprit(injected.scene)
             ranks = (
                 tuple(rank for node in truth.nodes for rank in job.target.ranks_on(node)) if strike.has_ranks else ()
             )
             checkpoint = job.target.whole_checkpoint()
+            job.target.saved()
             struck_s = strike.strike(injected.scene, job.target)
             strike.follow_up(injected.scene, job.target)
             _wait_for_outcome(job, strike, start)
@@ -137,25 +147,29 @@ def _strike_job(
             if program is PROGRAM and job.target.whole_checkpoint() is None:
                 more.append("no loadable checkpoint is left")
             has_ended = job.has_ended()
-            exit_code = job.exit_code()
+            exit_code, num_requeues = job.exit_code(), job.num_requeues()
             is_batch = strike.launch is Launch.BATCH
             if is_batch and exit_code == 0 and (state := job.slurm_state()) not in strike.end_states:
                 more.append(f"SLURM's state of the job is {state}, but allranks returned 0")
         finally:
             job.cut_off()
             left = wait_until_gone(lab)
-    return Seen(
+    seen = Seen(
+        began_s=began_s,
         struck_s=struck_s,
         printed=tuple(terminal.causes(since_s=struck_s)),
         events=tuple(job.events()),
         steps=tuple(job.target.steps()),
+        saved=tuple(job.target.saved()),
         start=start,
         checkpoint=checkpoint,
         has_ended=has_ended,
         exit_code=exit_code,
+        num_requeues=num_requeues,
         left=tuple(left),
         more=tuple(more),
-    ), ranks
+    )
+    return seen, truth, ranks
 
 
 def _wait_for_outcome(job: Running, strike: type[Strike], start: tuple[int, int]) -> None:
@@ -165,6 +179,7 @@ def _wait_for_outcome(job: Running, strike: type[Strike], start: tuple[int, int]
         return
 
     def has_resumed() -> bool:
+        job.target.saved()  # before the job deletes them
         newest = job.target.newest()
         num_ranks = next((each.world for each in newest.values()), 0)
         if strike.is_needed_again and num_ranks < job.num_nodes:
@@ -217,8 +232,8 @@ def _conclude(
     program: str,
     baseline: Baseline | None,
 ) -> Drilled:
-    verdict_s, next_step_s, next_step = seen.verdict_s(), seen.next_step_s(), seen.next_step()
-    said = [f"{each['cause']} {each.get('node') or ''}".strip() for each in seen.verdicts()]
+    verdict_s, next_step_s, next_step = seen.verdict_s(strike.succession), seen.next_step_s(), seen.next_step()
+    said = [f"{each['cause']} {each.get('node') or ''}".strip() for each in seen.verdicts(strike.succession)]
     shown = f"{truth} (rank {', '.join(map(str, ranks))})" if ranks else str(truth)
     return Drilled(
         fault=strike.name,
@@ -232,6 +247,8 @@ def _conclude(
         phases_s=seen.phases_s(),
         resumed_at=next_step.step if next_step else None,
         exit_code=seen.exit_code,
+        num_requeues=seen.num_requeues,
+        leader=", ".join(seen.successors()),
         wrong=tuple(judge(strike, seen, truth, ranks, slowness=slowness())),
         baseline=baseline,
     )

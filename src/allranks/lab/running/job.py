@@ -68,8 +68,8 @@ class Running:
         self.directory = directory
         self.output = directory / "output.txt"
         self.target = Target(directory)
-        self.first = lab.planned_hosts()[0]
-        available = len(lab.planned_hosts()) - self._strike.leaves_first_out
+        self.controller = lab.controller()
+        available = len(lab.planned_hosts())
         self.num_nodes = min(self._strike.most_nodes or available, available)
         self._process: subprocess.Popen[bytes] | None = None
         self._let_go = ""
@@ -98,7 +98,7 @@ class Running:
 
     def begin_torchrun(self) -> None:
         """Start the plain program under torchrun, with the same number of restarts."""
-        first = self.first
+        first = self._lab.planned_hosts()[0]
         # As a careful user sets it: each node's own data interface.
         nic = data_interface_of(first)
         torchrun = [
@@ -151,6 +151,10 @@ class Running:
         """Return SLURM's state of the job, `COMPLETED`; empty if SLURM has forgotten it."""
         return _field(self._show(), "JobState")
 
+    def num_requeues(self) -> int:
+        """Return how often SLURM has put the job back into the queue."""
+        return int(_field(self._show(), "Restarts") or 0)
+
     def verdict(self) -> int | None:
         """Return the exit code in the newest verdict.json."""
         paths = sorted((self.directory / "runs").glob("[0-9]*/attempt_*/verdict.json"), key=_modified)
@@ -197,16 +201,15 @@ class Running:
             *("srun", f"--nodes={self.num_nodes}", "--ntasks-per-node=1", "--no-kill", "--kill-on-bad-exit=0"),
             *(f"--time={self._minutes}", "--label"),
         ]
-        self._process = start_on(self._lab, self.first.name, [*srun, *command], self.output)
+        self._process = start_on(self._lab, self.controller.name, [*srun, *command], self.output)
 
     def _submit(self, words: Sequence[str]) -> None:
         flags = [
             *("--nodes", str(self.num_nodes), "--output", str(self.output), "--time", str(self._minutes)),
             *self._strike.submit_flags,
-            *(("--exclude", self.first.name) if self._strike.leaves_first_out else ()),
         ]
         said = self.directory / "submitted.txt"
-        process = start_on(self._lab, self.first.name, ["allranks", "submit", "--json", *flags, *words], said)
+        process = start_on(self._lab, self.controller.name, ["allranks", "submit", "--json", *flags, *words], said)
         process.wait(30)
         found = re.search(r'"job": ?"?(\d+)', said.read_text())
         if process.returncode or found is None:
@@ -217,9 +220,9 @@ class Running:
         return self._ask("scontrol", "show", "job", "--oneliner", self.target.job_id)
 
     def _ask(self, *command: str) -> str:
-        """Return the output of a SLURM command, run on the first node."""
-        first = machines.find_inits(self._lab.dir)[self.first.name]
-        return machines.run_in(first, command, must_work=False).stdout
+        """Return the output of a SLURM command, run where users work."""
+        controller = machines.find_inits(self._lab.dir)[self.controller.name]
+        return machines.run_in(controller, command, must_work=False).stdout
 
 
 def _field(shown: str, name: str) -> str:

@@ -9,14 +9,13 @@ import msgspec
 
 from allranks.lab.drill import is_named
 from allranks.lab.faults.fault import Culprit, Expected
-from allranks.lab.faults.running.strike import Strike
-from allranks.lab.faults.running.target import StepDone
+from allranks.lab.faults.running.strike import Strike, Succession
+from allranks.lab.faults.running.target import Saved, StepDone
+from allranks.lab.running.rivals import find_rivals
 from allranks.model.finding import Confidence, Finding, Severity
 
 EARLY_S = 0.2
 """An order is logged a moment before it is executed, a signal after it was sent."""
-TOGETHER_S = 0.1
-"""Findings of one verdict are written one after the other."""
 
 
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,29 +34,44 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     """Measurements of one job."""
 
     struck_s: float
+    began_s: float = 0.0
+    """Since when nothing but the strike has happened to the job."""
     printed: tuple[tuple[float, str], ...] = ()
     """(when, id) of the causes on the terminal since the strike."""
     events: tuple[Mapping[str, Any], ...] = ()
     steps: tuple[StepDone, ...] = ()
+    saved: tuple[Saved, ...] = ()
     start: tuple[int, int] = (0, 0)
     """Ranks of the workers that were struck."""
     checkpoint: int | None = None
     """Step of the newest intact checkpoint at the time of the strike."""
     has_ended: bool = False
     exit_code: int | None = None
+    num_requeues: int = 0
     left: tuple[str, ...] = ()
     """Processes that outlived the job."""
     more: tuple[str, ...] = ()
     """Errors from the strike's own check."""
 
-    def verdicts(self) -> list[Mapping[str, Any]]:
-        """Return the leader's finding events since the strike."""
-        return [each for each in self.events if each["event"] == "verdict" and self._is_after(each)]
+    def verdicts(self, succession: Succession | None = None) -> list[Mapping[str, Any]]:
+        """Return the finding events since the strike; after the loss of a leader, those of its successor only."""
+        since_s = self._since_s(succession)
+        return [each for each in self.events if each["event"] == "verdict" and float(each["time_s"]) >= since_s]
 
-    def verdict_s(self) -> float | None:
+    def verdict_s(self, succession: Succession | None = None) -> float | None:
         """Return the seconds from the strike to the first verdict, as printed, or as logged if nothing was printed."""
-        times = [time_s for time_s, _ in self.printed] or [float(each["time_s"]) for each in self.verdicts()]
+        since_s = self._since_s(succession)
+        printed = [time_s for time_s, _ in self.printed if time_s >= since_s]
+        times = printed or [float(each["time_s"]) for each in self.verdicts(succession)]
         return max(0.0, min(times) - self.struck_s) if times else None
+
+    def takeovers(self) -> list[Mapping[str, Any]]:
+        """Return the events since the strike by which another node took over the lead."""
+        return [each for each in self.events if each["event"] == "took_over" and self._is_after(each)]
+
+    def successors(self) -> tuple[str, ...]:
+        """Return the nodes that took over the lead, in this order."""
+        return tuple(dict.fromkeys(str(each["leader"]) for each in self.takeovers()))
 
     def next_step(self) -> StepDone | None:
         """Return the first optimizer step of the next start of the workers."""
@@ -71,9 +85,13 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     def phases_s(self) -> dict[str, float]:
         """Return the seconds from the strike to each event before that step."""
         after = [each for each in self.events if self._is_after(each)]
-        names = ("verdict", "restarting", "started")
+        names = ("took_over", "verdict", "restarting", "started")
         found = {name: next((each for each in after if each["event"] == name), None) for name in names}
         return {name: round(float(each["time_s"]) - self.struck_s, 2) for name, each in found.items() if each}
+
+    def _since_s(self, succession: Succession | None) -> float:
+        taken = self.takeovers() if succession is Succession.LOST else []
+        return (float(taken[0]["time_s"]) if taken else self.struck_s) - EARLY_S
 
     def _is_after(self, event: Mapping[str, Any]) -> bool:
         return float(event["time_s"]) >= self.struck_s - EARLY_S
@@ -92,26 +110,32 @@ def judge(
         slowness: of this machine; the next step, most of which is imports, may take so many times its limit.
     """
     wrong = [f"false alarm before the strike: {each['cause']}" for each in seen.events if _is_early(each, seen)]
+    verdicts = seen.verdicts(strike.succession)
     is_survived = strike.severity is Expected.SURVIVED
     if is_survived or not strike.cause:
         allowed = {*strike.cause, *strike.also}
-        accused = [each for each in seen.verdicts() if str(each["cause"])[:5] not in allowed]
+        accused = [each for each in verdicts if str(each["cause"])[:5] not in allowed]
         wrong += [f"accused: {each['cause']} {each.get('node') or ''}".rstrip() for each in accused]
     else:
-        wrong += _judge_verdict(strike, seen, truth, ranks)
+        wrong += _judge_verdict(strike, seen, verdicts, truth, ranks)
     if is_survived and seen.next_step() is not None:
         wrong.append("the job was restarted")
     if strike.severity is Expected.RESUMED:
         wrong += _judge_next_step(strike, seen, slowness)
-    wrong += _judge_end(strike, seen)
+    if bool(seen.num_requeues) != strike.is_requeued:
+        wrong.append("the job was requeued" if seen.num_requeues else "the job was not requeued")
+    wrong += [*_judge_leaders(strike, seen, truth), *_judge_end(strike, seen)]
+    wrong += find_rivals(seen.steps, seen.saved)
     return [*wrong, *seen.more, *(f"left running: {process}" for process in seen.left)]
 
 
-def _judge_verdict(strike: type[Strike], seen: Seen, truth: Culprit, ranks: Sequence[int]) -> list[str]:
-    if not (verdicts := seen.verdicts()):
+def _judge_verdict(
+    strike: type[Strike], seen: Seen, verdicts: Sequence[Mapping[str, Any]], truth: Culprit, ranks: Sequence[int]
+) -> list[str]:
+    if not verdicts:
         return [f"no verdict; the truth is {' or '.join(strike.cause)} {truth}".rstrip()]
     wrong = []
-    first = _merge(verdicts)
+    first = _merge(verdicts, strike.together_s)
     named = f"{first['cause']} {first['node']} {tuple(first['ranks'])}"
     if first["cause"][:5] not in strike.cause:
         wrong.append(f"verdict {named}; the truth is {' or '.join(strike.cause)} {truth}".rstrip())
@@ -119,7 +143,7 @@ def _judge_verdict(strike: type[Strike], seen: Seen, truth: Culprit, ranks: Sequ
         wrong.append(f"verdict {named}; the truth is {truth}")
     elif ranks and first["ranks"] != sorted(ranks):
         wrong.append(f"verdict {named}; the truth is rank {', '.join(map(str, ranks))}")
-    taken_s = seen.verdict_s()
+    taken_s = seen.verdict_s(strike.succession)
     if strike.verdict_s is not None and taken_s is not None and taken_s > strike.verdict_s:
         wrong.append(f"the verdict took {taken_s:.1f} s, expected at most {strike.verdict_s:.0f} s")
     return wrong
@@ -131,10 +155,24 @@ def _judge_next_step(strike: type[Strike], seen: Seen, slowness: float) -> list[
         return ["no further step"]
     if seen.checkpoint is not None and next_step.step == 1:
         return [f"the job started from the beginning, although there was a checkpoint at step {seen.checkpoint}"]
+    before = max((each.world for each in seen.steps if each.start == seen.start), default=0)
+    if strike.num_lost is not None and next_step.world != before - strike.num_lost:
+        return [f"the next step was on {next_step.world} ranks, expected {before - strike.num_lost} of {before}"]
     limit_s = None if strike.next_step_s is None else strike.next_step_s * slowness
     if limit_s is not None and taken_s > limit_s:
         return [f"the next step took {taken_s:.1f} s, expected at most {limit_s:.0f} s"]
     return []
+
+
+def _judge_leaders(strike: type[Strike], seen: Seen, truth: Culprit) -> list[str]:
+    successors = seen.successors()
+    if strike.succession is None:
+        return []
+    if strike.succession is Succession.NONE:
+        return [f"{node} leads now, although the leader was not lost" for node in successors]
+    if not successors:
+        return ["no other node leads now"]
+    return [f"{node} leads now, although it was struck" for node in successors if node in truth.nodes]
 
 
 def _judge_end(strike: type[Strike], seen: Seen) -> list[str]:
@@ -148,13 +186,13 @@ def _judge_end(strike: type[Strike], seen: Seen) -> list[str]:
 
 
 def _is_early(event: Mapping[str, Any], seen: Seen) -> bool:
-    return event["event"] == "verdict" and float(event["time_s"]) < seen.struck_s - EARLY_S
+    return event["event"] == "verdict" and seen.began_s < float(event["time_s"]) < seen.struck_s - EARLY_S
 
 
-def _merge(verdicts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _merge(verdicts: Sequence[Mapping[str, Any]], together_s: float) -> dict[str, Any]:
     """Return the first verdict, with the nodes and ranks of verdicts on the same cause at the same time."""
     first = verdicts[0]
-    until_s = float(first["time_s"]) + TOGETHER_S
+    until_s = float(first["time_s"]) + together_s
     same = [each for each in verdicts if each["cause"] == first["cause"] and float(each["time_s"]) <= until_s]
     nodes = ", ".join(dict.fromkeys(each["node"] for each in same if each.get("node")))
     return {**first, "node": nodes, "ranks": sorted(rank for each in same for rank in each.get("ranks") or ())}

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import statistics
+from collections.abc import Iterable, Sequence
 
 from allranks.lab.running.drill import BASELINE_S, Drilled
 from allranks.lab.running.seen import Baseline
@@ -18,29 +19,66 @@ def render_table(done: Sequence[Drilled], *, seed: int) -> str:
         "`make drills` writes this page.",
         "",
         f"Seed {seed}. Seconds count from the strike: to the verdict as it was printed, and to the next optimizer step",
-        "of new workers. torchrun: the same training, unmodified, under plain torchrun with restarts; cut off after",
-        f"{BASELINE_S:.0f} s.",
+        "of new workers; of several drills minimum / median / maximum. torchrun: the same training, unmodified, under",
+        f"plain torchrun with restarts; cut off after {BASELINE_S:.0f} s.",
         "",
         "| fault | the truth | verdict | to the verdict | to the next step | exit | correct | torchrun |",
         "|---|---|---|---|---|---|---|---|",
     ]
-    for each in done:
-        cells = [
-            each.fault,
-            each.truth,
-            each.verdict,
-            _seconds(each.verdict_s),
-            _seconds(each.next_step_s),
-            "cut off" if each.exit_code is None else str(each.exit_code),
-            "no: " + "; ".join(each.wrong) if each.wrong else "yes",
-            "" if each.baseline is None else _describe(each.baseline),
-        ]
-        lines.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    for fault in dict.fromkeys(each.fault for each in done):
+        lines.append(_row([each for each in done if each.fault == fault]))
     return "\n".join(lines) + "\n"
 
 
-def _seconds(seconds: float | None) -> str:
-    return "" if seconds is None else f"{seconds:.1f} s"
+def _row(drills: Sequence[Drilled]) -> str:
+    """Return the row of one fault, which was drilled once or several times."""
+    num, wrong = len(drills), list(dict.fromkeys(line for each in drills for line in each.wrong))
+    num_right = sum(not each.wrong for each in drills)
+    counted = "" if num == 1 else f"{num_right} of {num}"
+    baseline = next((each.baseline for each in drills if each.baseline is not None), None)
+    cells = [
+        drills[0].fault,
+        _join(each.truth for each in drills),
+        _join(f"{each.verdict}; {each.leader} takes over" if each.leader else each.verdict for each in drills),
+        describe_spread(each.verdict_s for each in drills),
+        describe_spread(each.next_step_s for each in drills),
+        _join("cut off" if each.exit_code is None else str(each.exit_code) for each in drills),
+        "no: " + "; ".join(filter(None, [counted, *wrong])) if wrong else counted or "yes",
+        "" if baseline is None else _describe(baseline),
+    ]
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def describe_times(done: Sequence[Drilled]) -> list[str]:
+    """Return lines about the times of each fault that was drilled several times."""
+    lines = []
+    for fault in dict.fromkeys(each.fault for each in done):
+        drills = [each for each in done if each.fault == fault]
+        waits = [(each.verdict_s, each.next_step_s) for each in drills]
+        between = [step_s - said_s for said_s, step_s in waits if said_s is not None and step_s is not None]
+        lines += [
+            f"{fault}, {len(drills)} times: minimum / median / maximum",
+            f"    from the fault to the verdict        {describe_spread(said_s for said_s, _ in waits) or '-'}",
+            f"    from the verdict to the next step    {describe_spread(between) or '-'}",
+            f"    from the fault to the next step      {describe_spread(step_s for _, step_s in waits) or '-'}",
+        ]
+    return lines
+
+
+def describe_spread(seconds: Iterable[float | None]) -> str:
+    """Return minimum, median and maximum; of one number itself, of none nothing.
+
+    >>> describe_spread([0.31, None, 0.2, 2.04]), describe_spread([4.9]), describe_spread([None])
+    ('0.2 / 0.3 / 2.0 s', '4.9 s', '')
+    """
+    known = sorted(each for each in seconds if each is not None)
+    if len(known) < 2:
+        return "".join(f"{each:.1f} s" for each in known)
+    return f"{known[0]:.1f} / {statistics.median(known):.1f} / {known[-1]:.1f} s"
+
+
+def _join(texts: Iterable[str]) -> str:
+    return ", ".join(dict.fromkeys(texts))
 
 
 def _describe(baseline: Baseline) -> str:

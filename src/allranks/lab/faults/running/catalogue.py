@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from allranks.lab.faults.running import checkpoint, collective, network, node, process, scheduler
+from allranks.lab.faults.running import checkpoint, collective, leader, network, node, process, scheduler
 from allranks.lab.faults.running.strike import Strike
 
 STRIKES: Mapping[str, type[Strike]] = {
@@ -35,7 +35,18 @@ STRIKES: Mapping[str, type[Strike]] = {
         node.NodeBack,
         node.BelowMinimumAndBack,
         node.BelowMinimum,
-        node.LeaderNodeKilled,
+        node.BatchNodeKilled,
+        leader.LeaderAgentKilled,
+        leader.SecondLeaderKilled,
+        leader.LeaderWorkerKilled,
+        leader.LeaderLinkCut,
+        leader.LeaderNodeKilled,
+        leader.LeaderSilent,
+        leader.LeaderBack,
+        leader.Split33,
+        leader.Split24,
+        leader.Split15,
+        leader.Split42,
         scheduler.TimeLimit,
         scheduler.Requeued,
         scheduler.Cancelled,

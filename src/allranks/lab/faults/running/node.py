@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from allranks.lab import hosts as machines
 from allranks.lab import slurm
-from allranks.lab.faults.fault import Culprit, Expected, Scene
+from allranks.lab.faults.fault import Culprit, Expected, Place, Scene
 from allranks.lab.faults.running.network import GONE_S, NEXT_STEP_S, ports_of
 from allranks.lab.faults.running.strike import Launch, Strike
 from allranks.lab.faults.running.target import Target
@@ -104,26 +104,26 @@ class NodeBack(NodeStrike, name="node-back", cause="AR012"):
     @classmethod
     def inject(cls, scene: Scene) -> None:
         """Make SLURM wait for the node."""
-        slurm.set_patience(PATIENCE_S, scene.lab_dir, controller=scene.inits.get(scene.first.name))
+        slurm.set_patience(PATIENCE_S, scene.lab_dir, controller=scene.inits.get(scene.controller.name))
 
     @classmethod
     def strike(cls, scene: Scene, target: Target) -> float:
         """Set both ports down."""
         struck_s = time.time()
-        _cable(scene, scene.node.name, state="down")
+        cable(scene, scene.node.name, state="down")
         return struck_s
 
     @classmethod
     def follow_up(cls, scene: Scene, target: Target) -> None:
         """Set them up again."""
         time.sleep(BACK_S)
-        _cable(scene, scene.node.name, state="up")
+        cable(scene, scene.node.name, state="up")
 
     @classmethod
     def heal(cls, scene: Scene) -> None:
         """Set them up in any case, and restore SLURM's timeout."""
-        _cable(scene, scene.node.name, state="up")
-        slurm.set_patience(slurm.PATIENCE_S, scene.lab_dir, controller=scene.inits.get(scene.first.name))
+        cable(scene, scene.node.name, state="up")
+        slurm.set_patience(slurm.PATIENCE_S, scene.lab_dir, controller=scene.inits.get(scene.controller.name))
 
 
 class BelowMinimumAndBack(NodeBack, name="below-minimum-and-back", cause=("AR012", "AR608")):
@@ -147,22 +147,20 @@ class BelowMinimum(NodeStrike, name="below-minimum", cause=("AR608", "AR012")):
         return _kill(scene, scene.node.name)
 
 
-class LeaderNodeKilled(NodeStrike, name="leader-node-killed"):
+class BatchNodeKilled(NodeKilled, name="batch-node-killed"):
     """The machine of the batch script and the leader is lost: the job is requeued, and resumes.
 
     The process that would print a verdict is gone, and so is srun's output. The culprit is in the job's record.
     """
 
+    place, needs_login, is_requeued = Place.LEADER, True, True
+    succession = None
+    """Until SLURM gives the node up, another one may lead."""
     also: ClassVar = ("AR012",)
 
     launch, verdict_s, next_step_s, watch_s = Launch.BATCH, None, None, 150.0
-    leaves_first_out: ClassVar = True
+    has_baseline = False
     most_nodes: ClassVar = 4
-
-    @classmethod
-    def strike(cls, scene: Scene, target: Target) -> float:
-        """Kill the node of rank 0."""
-        return _kill(scene, target.newest()[0].node)
 
     @classmethod
     def check(cls, scene: Scene, target: Target) -> list[str]:
@@ -172,13 +170,8 @@ class LeaderNodeKilled(NodeStrike, name="leader-node-killed"):
         truth = cls.culprit(scene).nodes[0]
         return [] if named == [(truth, "AR012")] else [f"culprits.json has {named}, the truth is AR012 {truth}"]
 
-    @classmethod
-    def culprit(cls, scene: Scene) -> Culprit:
-        """The second node of the lab: the job does not use the first, which has SLURM's controller."""
-        return Culprit(nodes=(list(scene.hosts)[1],))
 
-
-def _cable(scene: Scene, *names: str, state: str) -> None:
+def cable(scene: Scene, *names: str, state: str) -> None:
     """Set both switch ports of nodes up or down."""
     ports = [port for name in names for port in ports_of(scene.hosts[name])]
     scene.on_switch("ip", "-batch", "-", script="".join(f"link set {port} {state}\n" for port in ports))
@@ -187,7 +180,7 @@ def _cable(scene: Scene, *names: str, state: str) -> None:
 def _kill(scene: Scene, *names: str) -> float:
     """Cut the cables first: a machine without power closes no connections, but the kernel of a killed process does."""
     struck_s = time.time()
-    _cable(scene, *names, state="down")
+    cable(scene, *names, state="down")
     machines.kill_hosts(scene.lab_dir, names)
     return struck_s
 

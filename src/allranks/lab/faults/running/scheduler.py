@@ -28,10 +28,10 @@ class SlurmStrike(Strike):
 
     @classmethod
     def strike(cls, scene: Scene, target: Target) -> float:
-        """Run the command, on the first node."""
+        """Run the command where users work."""
         scene.remember("step", max(each.step for each in target.newest().values()))
         struck_s = time.time()
-        scene.run(scene.first.name, *(word.replace("JOB", target.job_id) for word in cls.command))
+        scene.run(scene.controller.name, *(word.replace("JOB", target.job_id) for word in cls.command))
         return struck_s
 
     @classmethod
@@ -57,6 +57,7 @@ class TimeLimit(SlurmStrike, name="time-limit"):
 class Requeued(SlurmStrike, name="requeued"):
     """`scontrol requeue`: a user requeues the job."""
 
+    is_requeued = True
     command = ("scontrol", "requeue", "JOB")
 
 
@@ -70,12 +71,14 @@ class Cancelled(SlurmStrike, name="cancelled"):
 class Warned(SlurmStrike, name="warned"):
     """`scancel --signal=USR1`: the warning before a time limit. Checkpoint, requeue, resume."""
 
+    is_requeued = True
     command = ("scancel", "--signal=USR1", "JOB")
 
 
 class WarnedBatch(SlurmStrike, name="warned-batch"):
     """`scancel --batch --signal=USR1`: the same warning, to the batch script alone."""
 
+    is_requeued = True
     command = ("scancel", "--batch", "--signal=USR1", "JOB")
 
 
@@ -89,6 +92,7 @@ class Preempted(SlurmStrike, name="preempted"):
         *("sbatch", "--partition", URGENT_PARTITION, "--nodes=2", "--exclusive", "--output=/dev/null"),
         *("--wrap", "sleep 3"),
     )
+    is_requeued = True
     submit_flags: ClassVar = ("--exclusive",)
     end_states: ClassVar = ("COMPLETED", "PREEMPTED")
     watch_s = 150.0

@@ -30,13 +30,24 @@ class Launch(StrEnum):
     """With `allranks submit`: for SLURM's own actions on jobs."""
 
 
+class Succession(StrEnum):
+    """Who leads the job after a strike."""
+
+    NONE = "none"
+    """The same node."""
+    LOST = "lost"
+    """Another node, which gives the verdict; whatever the lost leader says is said on the lost side."""
+    RESIGNED = "resigned"
+    """Another node, to which the leader hands over after its verdict on its own node."""
+
+
 class Strike(Fault):
     """One kind of strike."""
 
     severity: ClassVar[Expected] = Expected.RESUMED
     """FAIL: the job ends. RESUMED: it continues and ends with 0. SURVIVED: nothing is reported."""
     place: ClassVar[Place] = Place.NOT_FIRST
-    """The first node has SLURM's controller and the job's leader: it cannot be excluded."""
+    """Without a login node, the first node has SLURM's controller and the job's srun, beside the leader."""
     verdict_s: ClassVar[float | None] = None
     """Upper bound of the time from the strike to the printed verdict."""
     next_step_s: ClassVar[float | None] = None
@@ -54,18 +65,34 @@ class Strike(Fault):
     launch: ClassVar[Launch] = Launch.STEP
     watch_s: ClassVar[float] = 60.0
     """How long to wait for the expected outcome."""
-    leaves_first_out: ClassVar[bool] = False
-    """Whether the job runs on nodes other than the first, which has SLURM's controller."""
+    needs_login: ClassVar[bool] = False
+    """Whether the lab must have a login node: without one, the job loses SLURM with its first node."""
     most_nodes: ClassVar[int | None] = None
     """Number of nodes, if not all."""
     is_needed_again: ClassVar[bool] = False
     """Whether all nodes must be in the job again afterwards."""
+    num_lost: ClassVar[int | None] = None
+    """Number of nodes without which the job must go on; None: any."""
+    succession: ClassVar[Succession | None] = Succession.NONE
+    """Who must lead afterwards; None: anyone."""
+    is_requeued: ClassVar[bool] = False
+    """Whether SLURM must start the job again; otherwise it must not."""
+    together_s: ClassVar[float] = 0.1
+    """Findings that are recorded within this time from the first one are one verdict."""
     has_ranks: ClassVar[bool] = True
     """Whether a verdict must also name the culprit's ranks."""
     end_states: ClassVar[tuple[str, ...]] = ("COMPLETED",)
     """SLURM's states of a batch job that allranks ended with 0."""
     has_baseline: ClassVar[bool] = False
     """Whether plain torchrun runs with it, as the example of its class."""
+
+    @classmethod
+    def begin(cls, scene: Scene, target: Target) -> None:
+        """Do what must have happened to the job before the strike; all ranks train, also afterwards.
+
+        Raises:
+            SetupError: it could not be done.
+        """
 
     @classmethod
     def strike(cls, scene: Scene, target: Target) -> float:

@@ -22,6 +22,7 @@ from allranks.lab.faults.fault import Scene
 from allranks.model.errors import SetupError
 from allranks.state.saved.manifest import Damaged
 from allranks.state.saved.parts import PartReader, list_checkpoints, read_manifest
+from allranks.wire.leader import ANNOUNCEMENT, read_announcement
 
 STRUCK_S = 20.0
 """How long an order may take: a few steps."""
@@ -51,6 +52,16 @@ class StepDone(msgspec.Struct, frozen=True):
         return self.attempt, self.generation
 
 
+class Saved(msgspec.Struct, frozen=True):
+    """One whole checkpoint."""
+
+    step: int
+    run: str
+    """Name of the start of the workers that wrote it."""
+    time_s: float
+    """When it was completed, seconds since the epoch."""
+
+
 class Target:
     """A running job during a drill.
 
@@ -65,6 +76,7 @@ class Target:
         self.checkpoints = directory / "checkpoints"
         self._read: dict[Path, int] = {}
         self._steps: list[StepDone] = []
+        self._saved: dict[Path, Saved] = {}
 
     def steps(self) -> list[StepDone]:
         """Return all logged steps, in the order of reading."""
@@ -76,6 +88,29 @@ class Target:
             self._read[path] = self._read.get(path, 0) + len(whole)
             self._steps += msgspec.json.Decoder(StepDone).decode_lines(whole)
         return self._steps
+
+    def saved(self) -> list[Saved]:
+        """Return the checkpoints that were there at this call or an earlier one: the job deletes old ones."""
+        for directory in list_checkpoints(self.checkpoints):
+            if directory not in self._saved:
+                with contextlib.suppress(Damaged):
+                    manifest = read_manifest(directory)
+                    run = manifest.attempt.partition("-")[0]
+                    self._saved[directory] = Saved(manifest.step, run, manifest.saved_s)
+        return list(self._saved.values())
+
+    def leader(self) -> str:
+        """Return the node whose agent leads the job now.
+
+        Raises:
+            SetupError: no leader has announced itself.
+        """
+        paths = (self.directory / "runs").glob(f"[0-9]*/{ANNOUNCEMENT}")
+        newest = max(paths, key=lambda path: path.stat().st_mtime, default=None)
+        announced = read_announcement(newest.parent) if newest is not None else None
+        if announced is None:
+            raise SetupError(f"lab: no leader has announced itself: no {ANNOUNCEMENT} in {self.directory}/runs")
+        return announced.host
 
     def newest(self) -> dict[int, StepDone]:
         """Return the last step of each rank of the newest start."""
