@@ -21,7 +21,8 @@ from allranks.model.finding import Finding, Verdict
 from allranks.model.past import Past
 from allranks.model.world import Launcher
 from allranks.preflight.applicant import Applicant
-from allranks.preflight.entry import Called, Entry
+from allranks.preflight.called import Called
+from allranks.preflight.entry import Entry
 from allranks.preflight.rollcall import stop
 from allranks.report.rundir import RunDir
 from allranks.wire.accept import Acceptor

@@ -19,8 +19,7 @@ import functools
 import os
 import secrets
 import socket
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Self
 
 import msgspec
@@ -32,18 +31,18 @@ from allranks.host.net import describe_port_holder, is_local_host
 from allranks.host.slurm import read_munge_socket
 from allranks.model.card import Card, Facts, Place
 from allranks.model.errors import AllranksError, NodeFaultError, SetupError, UsageError
-from allranks.model.finding import Finding, Verdict
+from allranks.model.finding import Finding
 from allranks.model.hostlist import fold_hosts
 from allranks.preflight.applicant import Applicant
 from allranks.preflight.attend import Attendance
-from allranks.preflight.judge import Judgement, Observations, judge
+from allranks.preflight.called import Called, Followed
+from allranks.preflight.judge import Observations, judge
 from allranks.preflight.mesh.tester import Mesh
 from allranks.preflight.rollcall import RollCall
 from allranks.preflight.roster import Terms, with_place
 from allranks.report.rundir import EventWriter
 from allranks.report.text import say
 from allranks.wire.accept import Acceptor
-from allranks.wire.connection import Connection
 from allranks.wire.leader import (
     PORTS_TRIED,
     Announcement,
@@ -53,7 +52,7 @@ from allranks.wire.leader import (
     collect_hints,
     read_announcement,
 )
-from allranks.wire.protocol import Goodbye, Plan, as_utf8
+from allranks.wire.protocol import Plan, as_utf8
 from allranks.wire.secret import (
     OPEN_GROUP,
     SECRET_VARIABLE,
@@ -71,55 +70,6 @@ LOOPBACK = "127.0.0.1"
 PATIENCE_JOINS = 4.0
 """Times `join_s`: each node that comes may make the leader wait a third of it longer."""
 SECRET_FILE = "secret"  # noqa: S105  (a name, not a secret)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Called:
-    """A roll call that was held, as its leader has it. The connections and the listener are the caller's."""
-
-    judgement: Judgement
-    observations: Observations
-    cards: Mapping[int, Card]
-    peers: dict[int, Connection]
-    listener: socket.socket
-    store_address: str
-    """Where the other nodes find this one on the data network."""
-    group: str
-    """What the job is called on the wire."""
-    acceptor: Acceptor | None = None
-    """Accepts agents while the job runs, at the side port; None for one machine. The caller's, with its listener."""
-
-    @property
-    def port(self) -> int:
-        """That the leader holds."""
-        return int(self.listener.getsockname()[1])
-
-    @property
-    def addresses(self) -> dict[int, str]:
-        """Where each node is reached by the others, on the network on which the agents found each other."""
-        own = next((peer.own_address for peer in self.peers.values()), "")
-        return {0: own} | {index: peer.peer_address for index, peer in self.peers.items()}
-
-    def verdict(self, applicant: Applicant) -> Verdict:
-        """What the roll call came to."""
-        return Verdict(
-            job=applicant.job,
-            attempt=applicant.run_dir.attempt,
-            exit_code=self.judgement.exit_code,
-            findings=self.judgement.findings,
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Followed:
-    """A roll call that the leader ended with an answer; the connection and the acceptor are the caller's."""
-
-    answer: Plan | Goodbye
-    leader: Connection
-    card: Card
-    secret: Secret
-    acceptor: Acceptor | None = None
-    """Accepts agents that have lost the leader; not attached yet. None: nobody can succeed it."""
 
 
 class Entry:

@@ -30,8 +30,9 @@ from allranks.model.finding import Finding, Verdict
 from allranks.model.membership import Member
 from allranks.model.world import Launcher, World
 from allranks.preflight.applicant import Applicant
+from allranks.preflight.called import Called
 from allranks.preflight.datapath import data_path_of_cluster
-from allranks.preflight.entry import LOOPBACK, Called, Entry
+from allranks.preflight.entry import LOOPBACK, Entry
 from allranks.preflight.judge import name_nodes
 from allranks.preflight.networks import advise_network
 from allranks.preflight.ranks import choose_backend, hosts_of_ranks, in_ranks, job_name, name_absent

@@ -30,7 +30,8 @@ from allranks.model.cluster import Cluster
 from allranks.model.errors import AllranksError, StoppedBySignal
 from allranks.model.identity import check_one_agent_per_node, world_from_env
 from allranks.model.world import World
-from allranks.preflight.entry import Entry, Followed
+from allranks.preflight.called import Followed
+from allranks.preflight.entry import Entry
 from allranks.preflight.judge import Observations
 from allranks.preflight.rollcall import dismiss
 from allranks.report.rundir import RunDir
