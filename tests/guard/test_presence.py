@@ -95,6 +95,9 @@ def test_a_stopped_agent_is_named_when_all_other_ranks_have_finished(silent_s: f
 
 def test_two_nodes_are_named_in_one_verdict():
     made = picture(silent_s=3.5, tries=NO_ANSWER[:2], who=(1, 2))
+    assert judge_gone(made, NOW_S)[0] is None  # the leader alone has tried
+    made.nodes[3].tries = made.nodes[0].tries
+    made._triers.add(3)
     judged, may_grow = judge_gone(made, NOW_S)
     assert ([finding.node for finding in judged.findings], judged.nodes, may_grow) == (
         ["node02", "node03"],

@@ -173,6 +173,7 @@ def _give_out_plans(called: Called, applicant: Applicant, past: Past) -> Rendezv
             plans = make_group(
                 called.cards,
                 addresses=called.addresses,
+                can_change_leader=_outlives_its_leader(applicant),
                 past=past,
                 wanted_backend=applicant.wanted_backend,
                 attempt=applicant.run_dir.attempt,
@@ -205,6 +206,12 @@ def _give_out_plans(called: Called, applicant: Applicant, past: Past) -> Rendezv
         store_address=called.store_address,
         own_address=next((peer.own_address for peer in called.peers.values()), None),
     )
+
+
+def _outlives_its_leader(applicant: Applicant) -> bool:
+    """Whether the job can go on without this node: not where its srun runs here, since the step ends with it."""
+    own = {address for interface in applicant.interfaces for address in interface.addresses}
+    return applicant.env.get("SLURM_LAUNCH_NODE_IPADDR", "") not in own
 
 
 def _close(called: Called) -> None:

@@ -59,7 +59,8 @@ class Succession:
     def is_replaceable(self) -> bool:
         """Whether the other members are a majority without the leader, and restarts are allowed."""
         others = set(self.plan.nodes) - {self.leader}
-        return self.plan.max_restarts > 0 and has_majority(others, self._electors)
+        has_heirs = len(self.plan.successors) > 1
+        return has_heirs and self.plan.max_restarts > 0 and has_majority(others, self._electors)
 
     @property
     def gives_up_s(self) -> float:

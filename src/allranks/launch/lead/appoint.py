@@ -125,6 +125,7 @@ def _terms_of(plan: JobPlan, group: Plan, store_address: str, store_port: int, *
         max_restarts=plan.request.max_restarts,
         capacity_s=plan.request.capacity_s,
         gone_s=plan.guard.gone_s,
+        can_change_leader=len(group.successors) > 1,
         own=own,
     )
 

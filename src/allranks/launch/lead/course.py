@@ -112,5 +112,7 @@ class Terms:
     capacity_s: float
     """How long to wait for nodes below the minimum."""
     gone_s: float = 10.0
+    can_change_leader: bool = True
+    """Whether another node may lead if this one is lost."""
     own: int = 0
     """Index of the leader's node in the job."""

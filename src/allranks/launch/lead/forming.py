@@ -77,6 +77,7 @@ class Forming:
         return make_group(
             {index: node.card for index, node in nodes.items()},
             leader=terms.own,
+            can_change_leader=terms.can_change_leader,
             addresses={index: node.address for index, node in nodes.items()},
             electors=self.members.electors,
             past=past,

@@ -25,6 +25,7 @@ def make_group(
     cards: Mapping[int, Card],
     *,
     leader: int = 0,
+    can_change_leader: bool = True,
     addresses: Mapping[int, str] | None = None,
     electors: tuple[tuple[int, ...], ...] = (),
     past: Past | None = None,
@@ -42,6 +43,7 @@ def make_group(
     Args:
         cards: reports of the nodes that joined.
         leader: index of the leader's node.
+        can_change_leader: whether another node may lead if this one is lost.
         addresses: where the leader sees each node's agent.
         electors: earlier generations whose majorities count (launch.lead.quorum).
         past: what the next leader must know.
@@ -71,7 +73,9 @@ def make_group(
             data_address=card.data_address or "",
             port=card.agent_port,
         )
-        for index, member, card in zip(indices[:MOST_SUCCESSORS], members, present, strict=False)
+        for index, member, card in zip(
+            indices[: MOST_SUCCESSORS if can_change_leader else 1], members, present, strict=False
+        )
     ]
     common = Plan(
         members=members,

@@ -235,7 +235,7 @@ class Leader(Reports):
             seats={index: node.name for index, node in self._members.here.items()} | dict(culprits),
             culprits=at_fault,
             leader_seat=self._terms.own,
-            can_resign=self._members.can_spare(at_fault),
+            can_resign=len(self._generation.plan.successors) > 1 and self._members.can_spare(at_fault),
             min_nodes=self._terms.min_nodes,
             checkpoint=self.progress.checkpoint,
             ran_s=now_s - self._generation.began_s,

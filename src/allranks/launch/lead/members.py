@@ -144,7 +144,9 @@ class Members:
     def begin(self, plan: Plan) -> None:
         """A generation begins; whoever is away is not in it."""
         self.group = tuple((index, member.name) for index, member in zip(plan.nodes, plan.members, strict=True))
-        self.electors, self._begun = (*plan.electors, plan.nodes), set()
+        # Where nobody can succeed the leader, it needs no majority.
+        self.electors = (*plan.electors, plan.nodes) if len(plan.successors) > 1 else ()
+        self._begun = set()
         self.away.clear()
         for index, name in self.group:
             if index in self._nodes:
