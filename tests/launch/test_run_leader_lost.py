@@ -127,6 +127,7 @@ class Proxy:
             for sock in pair:
                 with contextlib.suppress(OSError):
                     sock.shutdown(socket.SHUT_RDWR)
+                sock.close()
         return len(self._pairs)
 
     def _accept(self) -> None:
@@ -143,7 +144,7 @@ class Proxy:
                     threading.Thread(target=self._pass_on, args=(source, sink), daemon=True).start()
 
     def _pass_on(self, source: socket.socket, sink: socket.socket) -> None:
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError):  # `cut` closes both
             while data := source.recv(1 << 16):
                 sink.sendall(data)
             sink.shutdown(socket.SHUT_WR)
