@@ -38,13 +38,15 @@ def test_a_known_life_breaks_no_rule_and_finds_its_mutant(name: str):
 
 
 def test_a_life_that_finds_a_mutant_shrinks_to_the_faults_that_do():
-    cores, found = load(MUTANTS["end-of-an-old-worker-counts"]), draw(15)
+    cores, found = load(MUTANTS["end-of-an-old-worker-counts"]), draw(1775)
     small, num_lives = shrink(found, lambda life: live(life, cores)[1])
-    assert len(small.faults) < len(found.faults)
-    assert (small.num_nodes, small.workers) <= (found.num_nodes, found.workers)
+    assert (len(found.faults), found.num_nodes, found.workers, found.is_slurm) == (4, 3, 2, True)
+    assert [fault.kind for fault in small.faults] == [Kind.WORKER_IS_HELD, Kind.WORKER_CRASHES]
+    assert all(fault.at_s == round(fault.at_s) for fault in small.faults)
+    assert (small.num_nodes, small.workers, small.is_slurm) == (1, 2, False)
     assert rule_of(live(small, cores)[1]) == rule_of(live(found, cores)[1])
     assert eval(as_literal(small), vars(lives)) == small
-    assert num_lives < 200
+    assert num_lives < 100
 
 
 def test_a_fault_that_is_left_out_changes_no_other():

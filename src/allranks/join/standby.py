@@ -140,10 +140,12 @@ def _die_with(agent: int) -> None:
 def _become(names: list[str], fds: list[int], given: Mapping[str, str], from_import: Mapping[str, str]) -> None:
     """Turn this fork of the standby into the worker that the message describes."""
     tether_fd, environment, out, err, *handed = fds
-    with socket.socket(fileno=tether_fd) as tether:
+    answer = b""
+    with socket.socket(fileno=tether_fd) as tether, contextlib.suppress(ConnectionError):  # the agent waits no longer
         tether.send(str(os.getpid()).encode())
-        if tether.recv(len(GO)) != GO:
-            os._exit(0)
+        answer = tether.recv(len(GO))
+    if answer != GO:
+        os._exit(0)
     os.setsid()
     entries = os.pread(environment, os.fstat(environment).st_size, 0).split(b"\0")[:-1]
     env = dict(os.fsdecode(entry).split("=", 1) for entry in entries)
