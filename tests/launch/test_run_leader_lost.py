@@ -39,12 +39,14 @@ class Job:
         (directory / "train.py").write_text(SCRIPT)
         (directory / "cluster.toml").write_text("[guard]\ngone_s = 3\nbeat_s = 0.2\n")
 
-    def start(self, *nodes: int, of: int, port: int | None = None, min_nodes: int = 1, max_restarts: int = 3) -> None:
+    def start(
+        self, *nodes: int, of: int, port: int | None = None, min_nodes: int = 1, max_restarts: int = 3, **env: str
+    ) -> None:
         for node in nodes:
             self.agents[node] = self._begin(
                 self.directory, "--nnodes", f"{min_nodes}:{of}", "--node-rank", node, "--rdzv-id", "job",
                 "--rdzv-endpoint", f"127.0.0.1:{port or self.port}", "--max-restarts", max_restarts, "train.py",
-                SLURMD_NODENAME=f"n{node}", PYTHONIOENCODING="utf-8",
+                SLURMD_NODENAME=f"n{node}", PYTHONIOENCODING="utf-8", **env,
             )  # fmt: skip
 
     def wait_up(self, generation: int, *nodes: int) -> None:
@@ -100,6 +102,25 @@ def test_the_next_leader_may_be_lost_too(job: Job):
     ends = job.finish()
     assert {node: code for node, (code, _) in ends.items()} == {2: 0, 3: 0, 4: 0}, ends
     assert [(each["leader"], each["generation"]) for each in job.events("took_over")] == [("n1", 0), ("n2", 1)]
+
+
+def test_a_lost_leader_s_agent_that_is_started_again_follows_its_successor(job: Job):
+    job.start(0, 1, 2, 3, of=4)
+    job.wait_up(0, 0, 1, 2, 3)
+    job.agents.pop(0).kill()
+    job.wait_up(1, 1, 2, 3)
+    assert [each["node"] for each in job.events("node_lost")] == ["n0"]
+    job.start(0, of=4, ALLRANKS_BACK="1")
+    announced = job.directory / "runs/job/leader.json"
+    assert json.loads(announced.read_text())["host"] == "n1"
+    said = job.agents[1].stderr
+    assert said is not None
+    assert any(line == "allranks: n0 has joined and waits for the next restart\n" for line in said), "it said no more"
+    job.agents.pop(3).kill()
+    job.wait_up(2, 1, 0, 2)
+    ends = job.finish()
+    assert {node: code for node, (code, _) in ends.items()} == {0: 0, 1: 0, 2: 0}, ends
+    assert len(job.events("took_over")) == 1
 
 
 def test_of_two_nodes_only_the_leaders_goes_on(job: Job):

@@ -49,7 +49,7 @@ SILENT_GRACE_S = 1.0
 LEADER_WRITES_S = 5.0
 """Maximum seconds until a live leader has written down which node it lost."""
 WAY_BACK_S = 600.0
-"""Seconds for a cut-off node to reach the leader's machine again: longer than SlurmdTimeout, 300 s by default."""
+"""Seconds for a cut-off node to reach srun's machine again: longer than SlurmdTimeout, 300 s by default."""
 READER_S = 5.0
 """A reader that has read nothing for this many seconds (a paused pager, Ctrl-S) is given up when the job has ended."""
 SHOW_S = 60.0
@@ -162,20 +162,14 @@ class End:
         """Wait until srun can learn that this task ends, and return the exit code.
 
         slurmstepd reports a task's end to srun for about 16 s, then gives up, and srun would wait until the job's time
-        limit (SLURM 22.05: `Failed to send MESSAGE_TASK_EXIT: No route to host`).
+        limit (SLURM 22.05: `Failed to send MESSAGE_TASK_EXIT: No route to host`). Both variables: srun(1).
         """
-        others = [each for each in self.agent.plan.successors if each.node != self.agent.node and each.port]
-        ways = [(each.control_address or each.data_address, each.port) for each in others]
-        if self.scheduler is None or not ways or any(answers(*way, within_s=1.0) for way in ways):
+        host, port = self.env.get("SLURM_LAUNCH_NODE_IPADDR", ""), self.env.get("SLURM_STEP_LAUNCHER_PORT", "")
+        if self.scheduler is None or not host or not port.isdecimal() or answers(host, int(port), within_s=1.0):
             return Exit.OK
-        names = ", ".join(dict.fromkeys(each.name for each in others[:2]))
-        say(
-            f"waiting at most {WAY_BACK_S:.0f} s until {names} can be reached: else srun would never see this agent end"
-        )
+        say(f"waiting at most {WAY_BACK_S:.0f} s until {host} can be reached: srun runs there, and would wait for ever")
         deadline_s = time.monotonic() + WAY_BACK_S
-        while not self.inbox.received and time.monotonic() < deadline_s:
-            if any(answers(*way, within_s=1.0) for way in ways):
-                break
+        while not self.inbox.received and time.monotonic() < deadline_s and not answers(host, int(port), within_s=1.0):
             time.sleep(0.2)
         return Exit.OK
 

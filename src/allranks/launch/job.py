@@ -123,10 +123,10 @@ def _run_phases(plan: JobPlan, output: Output, env: Mapping[str, str], screen: S
             raise
         run_dir.attempt = plan.attempt or run_dir.attempt
         verdict = Verdict(job=plan.job, attempt=run_dir.attempt, exit_code=exc.exit_code, findings=(exc.finding,))
-        return _speak_alone(verdict, plan, run_dir, env)
+        return _speak_alone(verdict, plan, run_dir, env, is_leader=applicant.leads)
     if isinstance(rendezvous, Goodbye):
         exit_code = _do_not_begin(rendezvous, plan, run_dir)
-        if plan.node_index == 0 and plan.world.launcher is Launcher.SLURM:
+        if applicant.leads and plan.world.launcher is Launcher.SLURM:
             _end_silent_tasks(rendezvous.verdict, env)
         return exit_code
     if rendezvous.warnings:
@@ -162,9 +162,9 @@ def _do_not_begin(goodbye: Goodbye, plan: JobPlan, run_dir: RunDir) -> int:
     return pronounce(goodbye.verdict, run_dir, node=plan.facts.host, is_spoken=is_speaker)
 
 
-def _speak_alone(verdict: Verdict, plan: JobPlan, run_dir: RunDir, env: Mapping[str, str]) -> int:
+def _speak_alone(verdict: Verdict, plan: JobPlan, run_dir: RunDir, env: Mapping[str, str], *, is_leader: bool) -> int:
     """Print what this agent found out alone; of several agents without a leader, one prints for all."""
-    is_leader, is_slurm = plan.node_index == 0, plan.world.launcher is Launcher.SLURM
+    is_slurm = plan.world.launcher is Launcher.SLURM
     is_first = run_dir.write_verdict(verdict, node=plan.facts.host, is_of_all=is_leader)
     if is_first or not is_slurm:
         print_findings(verdict.findings)

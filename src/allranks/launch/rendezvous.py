@@ -12,6 +12,7 @@ import msgspec
 from allranks.launch.agent import Agent
 from allranks.launch.lead.group import make_group
 from allranks.launch.plan import LOOPBACK, JobPlan
+from allranks.launch.queue.revival import BACK_VARIABLE
 from allranks.launch.search import Search
 from allranks.launch.succession import SEEK_S
 from allranks.model.card import Card, Facts
@@ -127,7 +128,7 @@ def apply(
     Args:
         plan: what this agent knows of the job.
         run_dir: the job's run directory; the leader makes it.
-        env: where $ALLRANKS_SECRET may be.
+        env: where $ALLRANKS_SECRET may be, and whether this agent takes the place of a lost one.
         problem: why this node cannot take part, if so.
         facts: what this node is; waits until it has been read.
         check_signals: raises StoppedBySignal when somebody told this agent to stop.
@@ -137,6 +138,7 @@ def apply(
         attempt=plan.attempt,
         host=plan.facts.host,
         node_index=plan.node_index,
+        is_back=BACK_VARIABLE in env,
         num_nodes=plan.num_nodes,
         min_nodes=plan.min_nodes,
         node_names=plan.node_names,

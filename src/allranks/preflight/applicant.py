@@ -24,7 +24,9 @@ class Applicant:
     """None where nobody counts; the leader then does."""
     host: str
     node_index: int | None
-    """None where nobody said it; 0 leads."""
+    """None where nobody said it; 0 leads, unless the job has begun without this agent."""
+    is_back: bool = False
+    """It takes the place of a lost agent of a job that runs."""
     num_nodes: int
     min_nodes: int
     node_names: tuple[str, ...] = ()
@@ -68,6 +70,11 @@ class Applicant:
     def is_alone(self) -> bool:
         """Whether it speaks with nobody."""
         return self.num_nodes == 1
+
+    @property
+    def leads(self) -> bool:
+        """Whether it holds the roll call, as far as the launcher says."""
+        return self.node_index == 0 and (self.is_alone or not self.is_back)
 
     @property
     def num_files(self) -> int:

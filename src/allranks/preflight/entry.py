@@ -6,7 +6,7 @@ nodes, the one on the endpoint's machine that gets the port. Everybody else look
 looks at its own node.
 
     with Entry(applicant) as entry:
-        called = entry.lead() if applicant.node_index == 0 else entry.follow()
+        called = entry.lead() if applicant.leads else entry.follow()
 
 What becomes of a roll call that says go (workers, a process group, a table) is the caller's business.
 """
@@ -110,7 +110,7 @@ class Entry:
         mine = self.applicant
         if mine.is_alone and mine.problem is not None:
             raise mine.problem
-        if mine.node_index == 0:
+        if mine.leads:
             return self.lead()
         if mine.node_index is None and mine.endpoint and is_local_host(mine.endpoint.host):
             return self._lead_or_follow(mine.endpoint)

@@ -11,7 +11,7 @@ import psutil
 import pytest
 
 from allranks.host.slurm_job import OwnJob
-from allranks.launch.queue.revival import Revivals, own_command, srun_command
+from allranks.launch.queue.revival import BACK_VARIABLE, Revivals, own_command, srun_command
 from allranks.model.identity import world_from_env
 
 JOB = OwnJob("12_4", 0, 6, is_heterogeneous=False)
@@ -126,6 +126,7 @@ def test_the_new_agent_takes_the_lost_one_s_place(srun: Srun, tmp_path: Path) ->
     variables = dict(word.split("=", 1) for word in words[words.index("env") + 1 : words.index("allranks")])
     world = world_from_env({"SLURM_JOB_ID": "13", "SLURM_STEP_ID": "7"} | variables)
     assert (world.node_index, world.num_nodes, world.step_id, world.node_name) == (3, 6, "0", "node03")
+    assert variables[BACK_VARIABLE] == "1", "the first node would hold a roll call of its own"
     revivals.close()
 
 

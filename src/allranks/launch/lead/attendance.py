@@ -86,6 +86,7 @@ class Attendance:
             members.excluded.add(index)
         elif position is not None:
             self._guard.lost(position, reason, now_s)
+            members.miss(index, reason, now_s)  # given up in this turn, and expected back
 
     def _suspect(self, index: int, reason: str, now_s: float, *, is_running: bool) -> None:
         position = self._members.position(index)

@@ -38,6 +38,8 @@ END_S = 5.0
 """Time for an srun to end after SIGTERM: it waits for the end of its step."""
 TAKEN_AWAY = ("Requested node configuration is not available", "not in this job", "Invalid node name", "Invalid job id")
 """Messages of srun after which another try does not help."""
+BACK_VARIABLE = "ALLRANKS_BACK"
+"""Set for an agent that takes the place of a lost one: it looks for the leader, even as the first node of the job."""
 _KEPT = frozenset({"SLURM_JOB_ID", "SLURM_CONF", "SLURM_RESTART_COUNT", "SLURM_CLUSTER_NAME", "SLURM_JOB_NAME"})
 _OF_THE_STEP = (
     "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NODELIST",
@@ -192,5 +194,6 @@ def place_of(node: str, seat: int, env: Mapping[str, str]) -> list[str]:
     """
     step = {name: env[name] for name in _OF_THE_STEP if name in env}
     own = {"SLURM_PROCID": seat, "SLURM_NODEID": seat, "SLURM_GTIDS": seat, "SLURM_LOCALID": 0, "SLURMD_NODENAME": node}
+    own[BACK_VARIABLE] = 1
     own["ALLRANKS_STEP"] = env.get("ALLRANKS_STEP") or env.get("SLURM_STEP_ID", "0")
     return ["env", *(f"{name}={value}" for name, value in {**step, **own}.items())]
