@@ -82,6 +82,13 @@ def test_it_takes_two_signs(case):
     assert finding.fix
 
 
+def test_where_both_networks_are_one_the_machine_does_not_answer_on_that_one():
+    made = picture(silent_s=3.5, tries=[NO_ANSWER[0], NO_ANSWER[2]])
+    made.nodes[GONE].addresses = {network: made.nodes[GONE].address("data") for network in ("data", "control")}
+    judged, _ = judge_gone(made, NOW_S)
+    assert judged.findings[0].message == "the node is gone: its machine does not answer on the data network"
+
+
 @pytest.mark.parametrize(("silent_s", "is_over"), [(8.0, False), (9.5, True)])
 def test_a_stopped_agent_is_named_when_all_other_ranks_have_finished(silent_s: float, is_over: bool):
     made = picture(silent_s=silent_s, tries=ANSWERS)

@@ -252,6 +252,24 @@ def check_save(world: World, generation: Generation) -> None:
         raise Violation(f"{check_save.__doc__} Here: {who}")
 
 
+def check_take_over(world: World, lead: Lead, plan: Plan) -> None:
+    """Who takes over has the majority of its generation, and of each before it until all members have begun one.
+
+    None of those that it leads has begun a newer one.
+    """
+    here, number, begun = sorted(lead.lines), plan.generation, world.kernel.generations
+    generation = begun.get((plan.store_port, number))
+    while generation is not None:
+        nodes, has_begun = generation.nodes, {each.node for each in generation.workers.values()}
+        if 2 * len(set(here) & set(nodes)) + (nodes[0] in here) <= len(nodes):
+            raise Violation(f"{check_take_over.__doc__} Here: n{lead.node} with {here} of {number} on {nodes}")
+        before = [each for each in begun.values() if each.number == number - 1]
+        generation, number = None if has_begun >= set(nodes) or len(before) != 1 else before[0], number - 1
+    newer = [node for node in here if world.current[node].agent.plan.generation > plan.generation]
+    if newer:
+        raise Violation(f"{check_take_over.__doc__} Here: n{lead.node} in {plan.generation}, with n{newer[0]}")
+
+
 def check_requeue(world: World, process: Process) -> None:
     """A job is requeued only where no leader goes on with it, or has ended it, as far as the run directory can tell."""
     if process.signalled or (process.lead is not None and process.lead.leader.interrupted_by is not None):

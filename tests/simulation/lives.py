@@ -165,7 +165,7 @@ def draw(seed: int) -> Life:
     num_faults = int(rng.random() * 4.5) + is_hard
     faults = [_draw_fault(rng, kinds, num_nodes, num_steps) for _ in range(num_faults)] if kinds else []
     if is_succession:
-        faults = _draw_losses(rng, name, faults, num_steps)
+        faults = _draw_losses(rng, name, faults, num_nodes, num_steps)
     if name in BURSTS:
         begun_s = rng.random() * num_steps
         faults = [replace(fault, at_s=begun_s + BURST_S * rng.random()) for fault in faults]
@@ -209,7 +209,7 @@ def _draw_fault(rng: random.Random, kinds: Sequence[Kind], num_nodes: int, num_s
     )
 
 
-def _draw_losses(rng: random.Random, name: str, faults: list[Fault], num_steps: int) -> list[Fault]:
+def _draw_losses(rng: random.Random, name: str, faults: list[Fault], num_nodes: int, num_steps: int) -> list[Fault]:
     """Have the leader lost, and what belongs to it, before all other faults of a life."""
     loss = _draw_fault(rng, LOSSES, 1, num_steps)
     loss = replace(loss, node=LEADER, after_s=_choose(rng, 0.0, 0.02 * rng.random(), 5 * rng.random()))
@@ -224,7 +224,8 @@ def _draw_losses(rng: random.Random, name: str, faults: list[Fault], num_steps: 
             next_loss = replace(next_loss, node=HEIR if on == "leaderless" else LEADER)
             return [loss, next_loss, *faults[:1]]
         case "plans":
-            return [crash, replace(loss, on="plan", at_s=0.0, after_s=0.0), *faults[:1]]
+            first = _choose(rng, crash, replace(crash, kind=Kind.NODE_DIES, node=num_nodes - 1))
+            return [first, replace(loss, on="plan", at_s=0.0, after_s=0.0), *faults[:1]]
         case "words":
             kind = _choose(rng, loss.kind, loss.kind, Kind.LINE_ENDS)
             return [crash, replace(loss, kind=kind, on=moment, at_s=rng.random()), *faults[:2]]

@@ -59,15 +59,19 @@ class Strikes(Network):
         if not self.armed or line.agent is line.host:
             return
         name = type(message).__name__.lower()
-        if any(fault.on == name for fault in self.armed):
+        if due := [fault for fault in self.armed if fault.on == name]:
             self._fire(name)
             self._fired = self.now_s, name
+            self._is_leader_lost = any(fault.kind is not Kind.LINE_ENDS for fault in due)
         if self._fired == (self.now_s, name) and self.rng("losses").random() < 0.5:
             self.tell(f"{name} to n{line.node} is lost")
-            self.faulty.add(line.node)  # two things have happened to it, if the leader is lost, too
+            if self._is_leader_lost:
+                self.faulty.add(line.node)  # two things have happened to it
+            self.is_network_faulty = True
             self.break_line(line)
 
     _fired: tuple[float, str] = (0.0, "")
+    _is_leader_lost = False
 
     def _fire(self: World, moment: str) -> None:
         due = [fault for fault in self.armed if fault.on == moment]
@@ -181,6 +185,9 @@ def _heal(world: World) -> None:
     world.blind &= others
     world.faulty |= others
     if was_apart and others:
+        members = world.lead.leader._members.here.keys()
+        if 2 * len(core & members) <= len(members):  # it is they that most members cannot reach
+            world.faulty |= core
         world.raise_wall(core, others, FOREVER_S)
         world.raise_wall(others, core, FOREVER_S)
     for process in world.processes:

@@ -25,7 +25,7 @@ from allranks.wire.protocol import Beat, Ping, Plan, Try
 
 from . import dialing
 from .ending import Ends
-from .invariants import check_agent, check_save, check_start, check_step
+from .invariants import check_agent, check_save, check_start, check_step, check_take_over
 from .kernel import Generation, Kernel, Machine, Worker
 from .leading import Lead
 from .lives import FOREVER_S, Life, Stream
@@ -296,6 +296,7 @@ class World(Ends, Strikes):
         )  # fmt: skip
         self.leads.append(process.lead)
         self.tell(f"n{process.node} leads, with {sorted(lines)}")
+        check_take_over(self, process.lead, effect.plan)
         process.lead.attach()
         dialing.follow(self, process, own)
         self.note_lead(process)

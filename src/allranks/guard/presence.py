@@ -118,8 +118,8 @@ def _judge_node(scene: Scene, node: NodeView, now_s: float) -> Finding | None:
         tried_networks = {each.seen.network for _, each in tried}
         wanted = {target.network for target in node.targets()}
         if is_late and tried_networks >= wanted:
-            ways = "on no network" if len(tried_networks) > 1 else f"on the {next(iter(tried_networks))} network"
-            what = f"the node is gone: its machine answers {ways}"
+            way = f"does not answer on the {next(iter(tried_networks))} network"
+            what = f"the node is gone: its machine {'answers on no network' if len(tried_networks) > 1 else way}"
             if len(scene.nodes) == 2 or any(index != scene.leader for index, _ in tried):
                 return scene.fault("AR012", what, *node.ranks, evidence=[first, *told])
             # Only the leader's own tries say so: its link may be at fault, if no other node can be asked.
