@@ -150,10 +150,12 @@ class Ends(Network):
         until_s = self.now_s + TERMS.gone_s + more_s
 
         def look() -> None:
-            if self.now_s >= until_s or process.signalled:
+            if process.signalled:
                 if_not()
             elif self._do_others_go_on(process):
                 if_so()
+            elif self.now_s >= until_s:
+                if_not()
             else:
                 self.at(LOOK_S, lambda: self.on(process, look))
 

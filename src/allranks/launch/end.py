@@ -146,7 +146,7 @@ class End:
         """Whether the run directory says, within some seconds, that another leader goes on, or has ended the job."""
         generation, count = self.agent.plan.generation, self.run_dir.count_events
         deadline_s = time.monotonic() + self.plan.guard.gone_s + (SEEK_S if self.leader else LEADER_WRITES_S)
-        while time.monotonic() < deadline_s and len(self.inbox.received) < 1:
+        while not self.inbox.received:
             own = count("took_over", generation=generation, leader=self.name)
             if (
                 count("took_over", generation=generation) > own
@@ -155,6 +155,8 @@ class End:
                 or (self.leader is None and count("node_lost", node=self.name) > self._times_lost)
             ):
                 return True
+            if time.monotonic() >= deadline_s:  # after a last look
+                break
             time.sleep(0.2)
         return False
 
