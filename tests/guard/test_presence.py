@@ -89,6 +89,25 @@ def test_where_both_networks_are_one_the_machine_does_not_answer_on_that_one():
     assert judged.findings[0].message == "the node is gone: its machine does not answer on the data network"
 
 
+@pytest.mark.parametrize(
+    ("slept_s", "woke_s", "node", "confidence"),
+    [
+        (20.0, NOW_S - 1.0, "node01 or node03", "undecided"),
+        (2.5, NOW_S - 1.0, "node03", "certain"),
+        (20.0, NOW_S - 9.0, "node03", "certain"),
+    ],
+    ids=["it slept since", "it slept for a moment", "it was heard after that"],
+)
+def test_an_agent_that_ended_while_the_leader_slept_may_have_given_up(slept_s, woke_s, node, confidence):
+    made = picture(silent_s=8.0, is_lost=True, tries=REFUSED)
+    made.slept_s, made.woke_s = slept_s, woke_s
+    (finding,) = judge_gone(made, NOW_S)[0].findings
+    assert (finding.cause, finding.node, finding.confidence) == ("AR012 node-failure", node, confidence)
+    assert ("the leader's agent did not run for 20 s" in [each.seen for each in finding.evidence]) is (
+        confidence == "undecided"
+    )
+
+
 @pytest.mark.parametrize(("silent_s", "is_over"), [(8.0, False), (9.5, True)])
 def test_a_stopped_agent_is_named_when_all_other_ranks_have_finished(silent_s: float, is_over: bool):
     made = picture(silent_s=silent_s, tries=ANSWERS)

@@ -29,6 +29,8 @@ MUTE_FACTOR = 3
 """So many times gone_s may an agent be silent whose machine answers: a busy machine is no lost one."""
 START_S = 15.0
 """How long the first beat of a generation may take."""
+OVERSLEPT_S = 3.0
+"""An agent may give up a leader that does not run for so long (launch.succession)."""
 HOLD_S = 1.0
 """How long the verdict on one node waits for that on another one that is silent, too."""
 
@@ -112,6 +114,15 @@ def _judge_node(scene: Scene, node: NodeView, now_s: float) -> Finding | None:
     if any(each.seen.refused for _, each in tried):
         what = "the node's agent died, but the machine answers: somebody killed it, or the kernel did, out of memory"
         fix = f"on {node.name}: dmesg -T | grep -i 'killed process', and the end of its SLURM log"
+        if scene.slept_s >= OVERSLEPT_S and (node.heard_s or 0.0) <= scene.woke_s:
+            leader = scene.nodes[scene.leader].name
+            what = (
+                f"the agent of {node.name} has ended, while the leader's agent on {leader} did not run: it was killed, "
+            )
+            what += "or gave up waiting for the leader"
+            slept = f"the leader's agent did not run for {scene.slept_s:.0f} s"
+            more = {"node": f"{leader} or {node.name}", "confidence": Confidence.UNDECIDED}
+            return scene.fault("AR012", what, *node.ranks, evidence=[first, *told, slept], fix=fix, **more)
         return scene.fault("AR012", what, *node.ranks, evidence=[first, *told], fix=fix)
     is_late = is_lost or silent_s >= gone_s
     if tried and not any(each.seen.connects for _, each in tried):

@@ -152,6 +152,8 @@ class Scene:
             NodeView(i, member, now_s, addresses.get(i, {}), (ports or {}).get(i, 0))
             for i, member in enumerate(membership.members)
         ]
+        self.slept_s, self.woke_s = 0.0, now_s
+        """How long the leader did not run, the last time, and when it went on."""
         self.ranks: dict[int, RankView] = {}
         self.ends: dict[int, tuple[WorkerEnd, float]] = {}
         """Of workers that ended badly by themselves, and when that was heard."""

@@ -350,6 +350,7 @@ class Guard:
         """The guard's own clock: it stands still while the leader did not run."""
         if self._asked_s is not None and now_s - self._asked_s > ASLEEP_S:
             self._slept_s += now_s - self._asked_s
+            self._scene.slept_s, self._scene.woke_s = now_s - self._asked_s, now_s - self._slept_s
         self._asked_s = now_s if self._asked_s is None else max(now_s, self._asked_s)
         return self._asked_s - self._slept_s
 
