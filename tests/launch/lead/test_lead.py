@@ -189,6 +189,26 @@ def test_who_failed_first_is_told_by_the_ages_whatever_the_nodes_clocks_say(
     assert job.leader.verdict.findings[0].ranks == (first,)
 
 
+class Noting(Guard):
+    """A guard that notes when workers ended."""
+
+    def __init__(self) -> None:
+        super().__init__(GuardTable())
+        self.ends_s: list[float] = []
+
+    def ended(self, end: WorkerEnd, now_s: float) -> None:
+        self.ends_s.append(end.time_s)
+
+
+def test_failures_of_one_node_keep_their_order_however_late_each_of_them_is_heard(make_job: Callable[..., Job]) -> None:
+    guard, now_s = Noting(), time.monotonic()
+    leader = make_job(guard=guard).leader
+    # Told 1.0 s after it happened, and heard 2 s later; the next one was told just before it was heard.
+    for age_s, clock_s in ((1.0, 100.0), (2.8, 100.2)):
+        leader.step(Heard(now_s=now_s, node=0, message=failed(0, age_s=age_s, clock_s=clock_s)))
+    assert guard.ends_s == pytest.approx([now_s - 1.0, now_s - 0.8])
+
+
 class Told(Guard):
     """A guard that comes to one fault, once."""
 

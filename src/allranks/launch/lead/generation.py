@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -27,6 +27,8 @@ class Generation:
     asked_until_s: float | None = None
     order: Order | None = None
     stop: Stop | None = None
+    ahead_s: dict[int, float] = field(default_factory=dict)
+    """By node: how far the leader's clock is ahead of that node's, by the age of the node's first failure."""
     is_finished: bool = False
     """Whether the workers have completed all their steps."""
     is_cut_short: bool = False

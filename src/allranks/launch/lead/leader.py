@@ -85,6 +85,7 @@ class Leader(Reports):
         has_resigned: bool = False,
     ) -> None:
         super().__init__(terms, guard=guard, past=past, nodes=nodes, plan=plan, now_s=now_s)
+        self._goodbye: Goodbye | None = None
         if lost is not None:
             self._take_over(lost, now_s, has_resigned=has_resigned)
 
@@ -92,7 +93,7 @@ class Leader(Reports):
         """Take in an event; return what is to be done, in this order."""
         match event:
             case events.Joined() if self.phase is Phase.OVER:
-                self._do(events.Reject(connection=event.connection, reason="the job is over"))
+                self._tell_end(event)
             case events.Joined():
                 self._do(*self._attendance.admit(event, self._generation))
             case _ if self.phase is Phase.OVER:
@@ -403,6 +404,15 @@ class Leader(Reports):
         )
         findings += (*as_survived(self._survived), *self._guard.warnings)
         self.verdict = Verdict(job=terms.job, attempt=terms.attempt, exit_code=exit_code, findings=findings)
-        goodbye = Goodbye(exit_code=self.verdict.exit_code, summary=summarize(self.verdict))
-        self._do(*(events.Send(node=index, message=goodbye) for index in self._members))
+        self._goodbye = Goodbye(exit_code=self.verdict.exit_code, summary=summarize(self.verdict))
+        self._do(*(events.Send(node=index, message=self._goodbye) for index in self._members))
         self._do(events.Over(verdict=self.verdict))
+
+    def _tell_end(self, joined: events.Joined) -> None:
+        """An agent connects when the job is over: one that had workers of it hears how it ended."""
+        node, number = joined.card.node_index, joined.connection
+        was_member = node not in (None, self._terms.own, *self._members.excluded) and joined.card.generation >= 0
+        if self._goodbye is None or not was_member or node is None:
+            self._do(events.Reject(connection=number, reason="the job is over"))
+        else:
+            self._do(events.Accept(connection=number, node=node), events.Send(node=node, message=self._goodbye))

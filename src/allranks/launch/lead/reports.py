@@ -156,7 +156,9 @@ class Reports:
             case protocol.Failed() | protocol.Exited() if message.generation != self._generation.number:
                 self._record("worker_ended_late", node=name, generation=message.generation)
             case protocol.Failed(end=end, age_s=age_s):
-                self._hear_end(msgspec.structs.replace(end, time_s=now_s - age_s), now_s)
+                # Failures of one node keep their order, however late each of its messages is heard.
+                ahead_s = self._generation.ahead_s.setdefault(index, now_s - age_s - end.time_s)
+                self._hear_end(msgspec.structs.replace(end, time_s=min(now_s, end.time_s + ahead_s)), now_s)
             case protocol.Exited(rank=rank):
                 self._generation.is_finished |= message.is_finished
                 self._hear_end(WorkerEnd(rank=rank, local_rank=0, node=name, exit_code=0, time_s=now_s), now_s)
