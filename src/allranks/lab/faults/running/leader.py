@@ -21,9 +21,15 @@ from allranks.lab.faults.running.process import WorkerKilled
 from allranks.lab.faults.running.strike import Launch, Strike, Succession
 from allranks.lab.faults.running.target import Target
 from allranks.lab.hosts import SWITCH
+from allranks.launch.lead.course import RETURN_S
+from allranks.launch.succession import OPENS_S, SEEK_S
 
 BEGIN_S = 90.0
 """Until the job has gone on under another leader, and the lost agent is in it again."""
+ENDS_S = SEEK_S + 15.0
+"""Until the cut-off side has ended its workers: it looks for a leader before that."""
+TAKEN_OVER_S = GONE_S + RETURN_S + OPENS_S
+"""For the verdict: the leader is silent, then may return, then its successor accepts the others."""
 _FAILED = re.compile(r"srun: error: (\S+): tasks? \S+: (Exited with exit code [1-9]\d*)")
 
 
@@ -74,13 +80,14 @@ class LeaderNodeKilled(LeaderStrike, NodeKilled, name="leader-node-killed", caus
     """The leader's machine loses power; srun runs on the login node."""
 
     needs_login, has_baseline = True, False
+    verdict_s = TAKEN_OVER_S
 
 
 class CutOff(LeaderStrike):
     """A strike that cuts nodes off, with the leader or from it: they run, and must notice that the others go on."""
 
     needs_login, has_ranks = True, False
-    verdict_s: ClassVar[float | None] = GONE_S
+    verdict_s: ClassVar[float | None] = TAKEN_OVER_S
     next_step_s: ClassVar[float | None] = NEXT_STEP_S
 
     @classmethod
@@ -100,7 +107,10 @@ class CutOff(LeaderStrike):
     @classmethod
     def note_workers(cls, scene: Scene) -> None:
         """Note which workers of the cut-off side still run; they must have ended before it is connected again."""
-        scene.remember("left", [each for each in scene.memory["workers"] if _is_alive(each)])
+        give_up_s = time.monotonic() + ENDS_S
+        while (left := [each for each in scene.memory["workers"] if _is_alive(each)]) and time.monotonic() < give_up_s:
+            time.sleep(0.2)
+        scene.remember("left", left)
 
     @classmethod
     def check(cls, scene: Scene, target: Target) -> list[str]:
