@@ -68,7 +68,7 @@ def with_login() -> Iterator[TestLab]:
 @pytest.mark.parametrize(
     "names",
     [
-        pytest.param(["leader-agent-killed"], marks=pytest.mark.by_hand),
+        ["leader-agent-killed"],
         pytest.param(["leader-worker-killed", "leader-link-cut", "leader-node-killed"], marks=pytest.mark.by_hand),
         pytest.param(["second-leader-killed"], marks=pytest.mark.by_hand),
         pytest.param(["leader-silent", "leader-back"], marks=pytest.mark.by_hand),

@@ -267,6 +267,32 @@ def test_those_that_have_joined_are_let_go_when_another_leader_is_found():
     assert Reject(connection=4, reason="this agent follows n2") in node.effects
 
 
+@pytest.mark.parametrize("lets_go", [True, False])
+def test_whom_an_agent_followed_that_never_led_costs_it_no_second_search(lets_go: bool):
+    node = lost(2, 6)
+    node.wait(10.0)
+    node.feed(Found, leader=1)
+    node.wait(8.0)
+    if lets_go:
+        node.feed(Lost, reason="reset by peer")
+        assert [each.node for each in node.all_of(Seek)[-1].contacts][0] == 0, "the leader may be back"
+    node.wait(SEEK_S - 18.0 + 0.2)
+    assert node.agent.phase is Phase.ENDING
+    assert "the leader's agent on n0 is gone" in node.agent.goodbye.summary
+
+
+def test_a_leader_that_has_spoken_may_be_lost_again():
+    node = lost(2, 6)
+    node.wait(10.0)
+    node.feed(Found, leader=1)
+    node.feed(Heard, message=Ping(sent_ns=2, confirmed=0))
+    node.wait(15.0)
+    assert node.agent.phase is Phase.WATCHING
+    node.feed(Lost, reason="reset by peer")
+    node.wait(SEEK_S - 1.0)
+    assert node.agent.phase is Phase.WATCHING
+
+
 def test_a_plan_that_waited_for_the_workers_is_dropped_with_its_leader():
     """Whoever leads next does not know that it was begun: another generation of the same number could begin."""
     node = Node(1, plans(4)[1])

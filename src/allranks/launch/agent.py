@@ -92,6 +92,7 @@ class Agent:
         """Index of the leader's node in the job."""
         self.succession: Succession | None = None
         """While the leader is lost."""
+        self._search: Succession | None = None  # the last one, until whoever was found has spoken: it may not lead
         self.interrupted_by: int | None = None
         self._interrupted_s = self._stopped_s = self._heard_s = self._turned_s = now_s
         self._signals: list[int] = []
@@ -146,7 +147,7 @@ class Agent:
             case events.Due():
                 self._turn(now_s)
             case events.Heard(message=message):
-                self._heard_s = now_s
+                self._heard_s, self._search = now_s, None
                 self._obey(message, now_s)
             case events.Lost(reason=reason):
                 self._miss_leader(reason, now_s)
@@ -197,8 +198,7 @@ class Agent:
     def _start(self, plan: Plan) -> None:
         self._enter(Phase.STARTING)
         self.plan, self._ending, self._next_plan = plan, None, None
-        self._told.clear()
-        self._pids, self._savers, self._failed = {}, set(), set()
+        self._told, self._pids, self._savers, self._failed = [], {}, set(), set()
         self._do(events.Start(plan=plan))
 
     def _watch(self, started: events.Started, now_s: float) -> None:
@@ -248,8 +248,7 @@ class Agent:
             if now_s >= ending.swept_by_s:
                 self._settle((), now_s)
             return
-        ending.look(now_s)
-        waited_s = ending.waited_s
+        waited_s = ending.look(now_s)
         if self._pids and waited_s >= 1.0 and not ending.has_told and not ending.has_killed:
             ending.has_told = True
             self._do(events.Say(text=ending.describe(self._pids)))
@@ -314,6 +313,8 @@ class Agent:
             self._seek_on(self.succession, now_s)
         elif self.goodbye is None and now_s - self._heard_s > LEADER_SILENT_S:
             self._drop_leader(f"it has sent nothing for {LEADER_SILENT_S:.0f} s, although its machine answers", now_s)
+        elif self._search is not None and now_s >= self._search.gives_up_s:
+            self._drop_leader(f"{self.leader_name} does not lead", now_s)
         if self.phase is Phase.WAITING and (self.goodbye is not None or self._has_waited(now_s)):
             self._enter(Phase.GONE)
 
@@ -370,19 +371,18 @@ class Agent:
         """The connection to the leader has ended: look for it; after its Goodbye that is no loss."""
         if self.goodbye is not None:
             self._end(signal.SIGTERM, now_s)
-            return
-        if self.succession is not None:
+        if self.goodbye is not None or self.succession is not None:
             return
         self._next_plan = None  # whoever leads next does not know that it was begun
-        self.succession = Succession(
+        self.succession = self._search or Succession(
             own=self.node, leader=self.leader, plan=self.plan, confirmed=self._confirmed, reason=reason, lost_s=now_s,
             has_resigned=has_resigned,
         )  # fmt: skip
-        contacts = self.succession.contacts
-        if not contacts or self.interrupted_by is not None:
+        self._search, self.leader = None, self.succession.leader
+        if self.succession.contacts and self.interrupted_by is None:
+            self._do(events.Seek(contacts=self.succession.contacts))
+        else:
             self._lose(now_s)
-            return
-        self._do(events.Seek(contacts=contacts))
 
     def _seek_on(self, succession: Succession, now_s: float) -> None:
         """Lead, or give up, once it is time."""
@@ -396,7 +396,7 @@ class Agent:
         self.leader, self._heard_s = leader, now_s
         if self.succession is not None:
             self._do(*self.succession.let_go(f"this agent follows {self.leader_name}"))
-            self.succession = None
+            self._search, self.succession = self.succession, None
         for told_s, message in self._told:
             if isinstance(message, protocol.Failed):
                 message = msgspec.structs.replace(message, age_s=message.age_s + now_s - told_s)

@@ -24,10 +24,11 @@ class Grace:
     swept_by_s: float | None = None
     """Set once all have ended."""
 
-    def look(self, now_s: float) -> None:
-        """Count the time since the last look, as far as this process ran."""
+    def look(self, now_s: float) -> float:
+        """Count the time since the last look, as far as this process ran; return how long was waited."""
         self.waited_s += min(max(now_s - self.looked_s, 0.0), MOST_BETWEEN_LOOKS_S)
         self.looked_s = now_s
+        return self.waited_s
 
     def describe(self, ranks: Collection[int]) -> str:
         """`ranks 2, 3 have not ended after SIGTERM yet; SIGKILL in 2 s`."""
