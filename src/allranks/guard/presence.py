@@ -116,13 +116,10 @@ def _judge_node(scene: Scene, node: NodeView, now_s: float) -> Finding | None:
         fix = f"on {node.name}: dmesg -T | grep -i 'killed process', and the end of its SLURM log"
         if scene.slept_s >= OVERSLEPT_S and (node.heard_s or 0.0) <= scene.woke_s:
             leader = scene.nodes[scene.leader].name
-            what = (
-                f"the agent of {node.name} has ended, while the leader's agent on {leader} did not run: it was killed, "
-            )
-            what += "or gave up waiting for the leader"
-            slept = f"the leader's agent did not run for {scene.slept_s:.0f} s"
-            more = {"node": f"{leader} or {node.name}", "confidence": Confidence.UNDECIDED}
-            return scene.fault("AR012", what, *node.ranks, evidence=[first, *told, slept], fix=fix, **more)
+            what = f"the node's agent ended while the leader's on {leader} did not run: it was killed, or gave up"
+            slept, where = f"the leader's agent did not run for {scene.slept_s:.0f} s", f"{leader} or {node.name}"
+            unsure = {"node": where, "evidence": [first, *told, slept], "confidence": Confidence.UNDECIDED, "fix": fix}
+            return scene.fault("AR012", what, *node.ranks, **unsure)
         return scene.fault("AR012", what, *node.ranks, evidence=[first, *told], fix=fix)
     is_late = is_lost or silent_s >= gone_s
     if tried and not any(each.seen.connects for _, each in tried):
