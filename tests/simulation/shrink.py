@@ -112,4 +112,4 @@ def as_literal(value: Any) -> str:
         return f"{type(value).__name__}.{value.name}"
     if isinstance(value, tuple):
         return f"({', '.join(map(as_literal, value))}{',' * (len(value) == 1)})"
-    return "FOREVER_S" if value == FOREVER_S else repr(value if isinstance(value, bool | float) else int(value))
+    return "FOREVER_S" if value == FOREVER_S else repr(value if isinstance(value, bool | float | str) else int(value))
