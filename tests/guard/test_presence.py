@@ -47,6 +47,7 @@ TABLE = {
     "not silent for long enough": ({"silent_s": 2.0, "tries": NO_ANSWER}, None, None),
     "lost, and no answer": ({"silent_s": 1.0, "is_lost": True, "tries": NO_ANSWER}, "answers on no network", "certain"),
     "lost, and tried on one network only": ({"silent_s": 1.0, "is_lost": True, "tries": NO_ANSWER[:1]}, None, None),
+    "lost, and others tried one network only": ({"silent_s": 1.0, "is_lost": True, "tries": NO_ANSWER[2:]}, None, None),
     "lost, and refused": ({"silent_s": 0.3, "is_lost": True, "tries": REFUSED}, "the node's agent died", "certain"),
     "silent, and refused": ({"silent_s": 1.0, "tries": REFUSED}, "the node's agent died", "certain"),
     "silent, and its machine answers": ({"silent_s": 8.0, "tries": ANSWERS}, None, None),
