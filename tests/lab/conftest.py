@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -83,6 +84,22 @@ class TestLab:
         )
         assert not must_work or done.returncode == 0, done.stderr
         return done
+
+    def drill_running(self, names: Sequence[str], work_dir: Path) -> tuple[dict[str, list[str]], str]:
+        """Drill running jobs; returns what was wrong, by fault, and what was printed.
+
+        How long it took is `make drills`' to judge: here other tests and other machines' noise are in it.
+        """
+        results = work_dir / "drills.json"
+        done = self.run(
+            "drill", "--running", *names, "--seed", "7", "--work-dir", work_dir, "--json", results,
+            must_work=False, timeout_s=850,
+        )  # fmt: skip
+        assert results.exists(), done.stdout + done.stderr
+        drilled = json.loads(results.read_text())
+        return {
+            each["fault"]: [line for line in each["wrong"] if " took " not in line] for each in drilled
+        }, done.stdout
 
     def on(self, node: str, *command: str) -> str:
         return self.run("exec", node, "--", *command).stdout

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -77,17 +76,8 @@ def with_login() -> Iterator[TestLab]:
     ids=["agent", "one fault", "two after each other", "cut off", "splits"],
 )
 def test_a_job_goes_on_under_one_leader(names: list[str], with_login: TestLab, tmp_path: Path) -> None:
-    results = tmp_path / "drills.json"
-    done = with_login.run(
-        "drill", "--running", *names, "--seed", "7", "--work-dir", tmp_path, "--json", results,
-        must_work=False, timeout_s=850,
-    )  # fmt: skip
-    assert results.exists(), done.stdout + done.stderr
-    wrong = {  # how long it took is `make drills`' to judge
-        each["fault"]: [line for line in each["wrong"] if " took " not in line]
-        for each in json.loads(results.read_text())
-    }
-    assert wrong == {name: [] for name in names}, done.stdout
+    wrong, said = with_login.drill_running(names, tmp_path)
+    assert wrong == {name: [] for name in names}, said
 
 
 @pytest.mark.lab

@@ -44,18 +44,8 @@ TRACKED = ["node-back"]
     ids=["plain", "more", "tracked"],
 )
 def test_a_running_job_names_who_was_struck_and_goes_on(names: list[str], six_nodes: TestLab, tmp_path: Path) -> None:
-    results = tmp_path / "drills.json"
-    done = six_nodes.run(
-        "drill", "--running", *names, "--seed", "7", "--work-dir", tmp_path, "--json", results,
-        must_work=False, timeout_s=850,
-    )  # fmt: skip
-    assert results.exists(), done.stdout + done.stderr
-    # How long it took is `make drills`' to judge: here other tests and other machines' noise are in it.
-    wrong = {
-        each["fault"]: [line for line in each["wrong"] if " took " not in line]
-        for each in json.loads(results.read_text())
-    }
-    assert wrong == {name: [] for name in names if not name.startswith("--")}, done.stdout
+    wrong, said = six_nodes.drill_running(names, tmp_path)
+    assert wrong == {name: [] for name in names if not name.startswith("--")}, said
 
 
 @pytest.mark.lab

@@ -33,13 +33,14 @@ class Lead:
         past: Past,
         cards: Mapping[int, Any],
         store_port: int,
-        **more: Any,
+        takes_over: events.Lead | None = None,
     ) -> None:
         life, cores = world.life, world.cores
+        state = cores.State.STOPPED if takes_over is None else cores.State.RUNNING
         self.world, self.process, self.node = world, process, process.node
         self.lines: dict[int, Line] = dict(lines)
         self.joining: dict[int, Line] = {}
-        self.restarts_left = past.history.restarts_left + bool(more.get("has_resigned"))
+        self.restarts_left = past.history.restarts_left + (takes_over is not None and takes_over.has_resigned)
         self.left_out = set(past.excluded)
         self.restarts = self.grows = 0
         self.phase_since_s = self.noticed_s = self.woke_s = self.begun_s = world.now_s
@@ -62,13 +63,14 @@ class Lead:
             guard=Guard(TERMS),
             past=past,
             nodes={
-                i: cores.Node(card=card, name=f"n{i}", address=world.address_of(i), **world.running_if(more))
+                i: cores.Node(card=card, name=f"n{i}", address=world.address_of(i), state=state)
                 for i, card in cards.items()
             },
             plan=plan,
             now_s=world.now_s,
-            **more,
         )  # fmt: skip
+        if takes_over is not None:
+            self.leader.take_over(takes_over.lost, world.now_s, has_resigned=takes_over.has_resigned)
         self.generation, self.nodes = plan.generation, plan.nodes
         self.members_before: set[int] = set(cards)
         self.has_begun = False

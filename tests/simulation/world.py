@@ -135,10 +135,6 @@ class World(Ends, Strikes):
             agent_port=self.port_of(process), incarnation=process.incarnation,
         )  # fmt: skip
 
-    def running_if(self, more: dict[str, Any]) -> dict[str, Any]:
-        """A leader that takes over takes its members for running."""
-        return {"state": self.cores.State.RUNNING} if "lost" in more else {}
-
     def _begin(self) -> None:
         life, nodes = self.life, range(self.life.num_nodes)
         for node in nodes:
@@ -292,7 +288,7 @@ class World(Ends, Strikes):
         }
         process.lead = Lead(
             self, process, {process.node: own, **lines}, plan=effect.plan, past=effect.past, cards=cards,
-            store_port=len(self.leads) + 1, lost=effect.lost, has_resigned=effect.has_resigned,
+            store_port=len(self.leads) + 1, takes_over=effect,
         )  # fmt: skip
         self.leads.append(process.lead)
         self.tell(f"n{process.node} leads, with {sorted(lines)}")

@@ -169,7 +169,7 @@ class End:
         host, port = self.env.get("SLURM_LAUNCH_NODE_IPADDR", ""), self.env.get("SLURM_STEP_LAUNCHER_PORT", "")
         if self.scheduler is None or not host or not port.isdecimal() or answers(host, int(port), within_s=1.0):
             return Exit.OK
-        say(f"waiting at most {WAY_BACK_S:.0f} s until {host} can be reached: srun runs there, and would wait for ever")
+        say(f"waiting at most {WAY_BACK_S:.0f} s until {host} can be reached: srun runs there, and would wait forever")
         deadline_s = time.monotonic() + WAY_BACK_S
         while not self.inbox.received and time.monotonic() < deadline_s and not answers(host, int(port), within_s=1.0):
             time.sleep(0.2)

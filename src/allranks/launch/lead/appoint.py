@@ -107,9 +107,8 @@ def appoint_successor(
         },
         plan=effect.plan,
         now_s=time.monotonic(),
-        lost=effect.lost,
-        has_resigned=effect.has_resigned,
     )
+    leader.take_over(effect.lost, time.monotonic(), has_resigned=effect.has_resigned)
     return _drive(leader, connections, rendezvous.acceptor, plan, run_dir, scheduler, env, show=show)
 
 

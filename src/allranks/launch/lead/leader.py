@@ -16,7 +16,6 @@ import signal
 from collections.abc import Mapping, Sequence
 
 from allranks.guard.judged import Judged
-from allranks.guard.verdict import Guard
 from allranks.launch import events
 from allranks.launch.events import ASLEEP_S, GRACE_S, SAVE_SIGNAL, Effect, Event
 from allranks.launch.lead.course import (
@@ -32,9 +31,7 @@ from allranks.launch.lead.course import (
     Phase,
     Reaction,
     Reason,
-    Terms,
 )
-from allranks.launch.lead.members import Node
 from allranks.launch.lead.outcome import (
     as_survived,
     below_minimum,
@@ -50,7 +47,6 @@ from allranks.launch.queue import ending
 from allranks.model.errors import AllranksError, Exit
 from allranks.model.finding import Finding, Verdict
 from allranks.model.hostlist import fold_hosts
-from allranks.model.past import Past
 from allranks.wire import protocol
 from allranks.wire.protocol import Goodbye, Plan, Resign
 
@@ -59,35 +55,7 @@ _LEFT_OUT = Goodbye(exit_code=Exit.OK, summary="the job continues without this n
 
 
 class Leader(Reports):
-    """Leads the job, from a Plan that its members have, to the last Goodbye.
-
-    Args:
-        terms: the terms of the job.
-        guard: decides what is wrong.
-        past: the faults so far, and the restarts that are left.
-        nodes: whose agents are connected, by their index in the job.
-        plan: of the generation that runs.
-        now_s: when it begins.
-        lost: index of the last leader's node and why it is gone, where this leader takes its place.
-        has_resigned: the last leader has left the job, and ended its workers, after a verdict on its own node.
-    """
-
-    def __init__(
-        self,
-        terms: Terms,
-        *,
-        guard: Guard,
-        past: Past,
-        nodes: Mapping[int, Node],
-        plan: Plan,
-        now_s: float,
-        lost: tuple[int, str] | None = None,
-        has_resigned: bool = False,
-    ) -> None:
-        super().__init__(terms, guard=guard, past=past, nodes=nodes, plan=plan, now_s=now_s)
-        self._goodbye: Goodbye | None = None
-        if lost is not None:
-            self._take_over(lost, now_s, has_resigned=has_resigned)
+    """Leads the job, from a Plan that its members have, to the last Goodbye."""
 
     def step(self, event: Event) -> list[Effect]:
         """Take in an event; return what is to be done, in this order."""
@@ -116,8 +84,14 @@ class Leader(Reports):
         effects, self._effects = self._effects, []
         return effects
 
-    def _take_over(self, lost: tuple[int, str], now_s: float, *, has_resigned: bool) -> None:
-        """Lead a generation that another agent has led."""
+    def take_over(self, lost: tuple[int, str], now_s: float, *, has_resigned: bool) -> None:
+        """Lead a generation that another agent has led; the first step has the effects.
+
+        Args:
+            lost: index of the last leader's node, and why it is gone.
+            now_s: the time.
+            has_resigned: it has left the job, and ended its workers, after a verdict on its own node.
+        """
         index, reason = lost
         name, leads = self._members.name_of(index), self._members.name_of(self._terms.own)
         why = f"{name} has left the job" if has_resigned else f"the leader's agent on {name} is gone ({reason})"
@@ -411,8 +385,8 @@ class Leader(Reports):
     def _tell_end(self, joined: events.Joined) -> None:
         """An agent connects when the job is over: one that had workers of it hears how it ended."""
         node, number = joined.card.node_index, joined.connection
-        was_member = node not in (None, self._terms.own, *self._members.excluded) and joined.card.generation >= 0
-        if self._goodbye is None or not was_member or node is None:
+        is_outsider = joined.card.generation < 0 or node == self._terms.own or node in self._members.excluded
+        if self._goodbye is None or node is None or is_outsider:
             self._do(events.Reject(connection=number, reason="the job is over"))
         else:
             self._do(events.Accept(connection=number, node=node), events.Send(node=node, message=self._goodbye))

@@ -30,7 +30,7 @@ from allranks.launch.lead.signals import Signals
 from allranks.model.finding import Finding, Verdict
 from allranks.model.past import Past
 from allranks.wire import protocol
-from allranks.wire.protocol import Message, Order, Plan, WorkerEnd
+from allranks.wire.protocol import Goodbye, Message, Order, Plan, WorkerEnd
 
 
 class Reports:
@@ -58,6 +58,8 @@ class Reports:
         self.phase = Phase.RUNNING
         self.verdict: Verdict | None = None
         """Set when the job is over."""
+        self._goodbye: Goodbye | None = None
+        """The last word to all agents; None where another leader has it."""
         self.is_said = False
         """Whether its findings have been printed."""
         self.culprits: tuple[str, ...] = ()
