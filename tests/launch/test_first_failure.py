@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from allranks.model.finding import Verdict
-from conftest import allranks_command, clean_env, is_alive, wait_until
+from conftest import agents_in_background, allranks_command, clean_env, free_port, is_alive, wait_until
 
 SCRIPT = """
 import atexit, os, pathlib, time
@@ -70,4 +70,38 @@ def test_the_rank_that_raised_first_is_named_though_its_process_ended_last(tmp_p
         agent.communicate()
     assert agent.returncode == 1, said
     verdict = Verdict.from_json(next((tmp_path / "runs/latest/").rglob("verdict.json")).read_bytes())
+    assert (verdict.findings[0].ranks, verdict.findings[0].message.partition(" (")[0]) == ((0,), "ValueError: rank 0")
+
+
+def test_the_node_whose_rank_raised_first_is_named_though_the_leader_heard_of_it_last(tmp_path: Path) -> None:
+    """Both agents stand still meanwhile, and the leader's own goes on last: only the ages tell."""
+    (tmp_path / "train.py").write_text(SCRIPT)
+    endpoint = f"127.0.0.1:{free_port()}"
+    with agents_in_background() as begin:
+        agents = [
+            begin(
+                tmp_path, "--nnodes", 2, "--node-rank", node, "--rdzv-id", "job", "--rdzv-endpoint", endpoint,
+                "train.py", SLURMD_NODENAME=f"n{node}",
+            )
+            for node in range(2)
+        ]  # fmt: skip
+        pids = {}
+        for rank in range(2):
+            wait_until((tmp_path / f"pid{rank}").exists, f"rank {rank}")
+            pids[rank] = int((tmp_path / f"pid{rank}").read_text())
+        for agent in agents:
+            agent.send_signal(signal.SIGSTOP)
+        for rank in range(2):
+            (tmp_path / f"go{rank}").touch()
+            wait_until((tmp_path / f"raised{rank}").exists, f"the exception of rank {rank}")
+        for rank in range(2):
+            (tmp_path / f"end{rank}").touch()
+            wait_until(lambda rank=rank: not is_alive(pids[rank]), f"the end of rank {rank}")
+        agents[1].send_signal(signal.SIGCONT)
+        wait_until(lambda: not Path(f"/proc/{pids[1]}").exists(), "its agent to collect rank 1")
+        time.sleep(0.3)  # until it has told the leader
+        agents[0].send_signal(signal.SIGCONT)
+        _, said = agents[0].communicate(timeout=60)
+        assert agents[0].returncode == 1, said
+    verdict = Verdict.from_json((tmp_path / "runs/job/attempt_0/verdict.json").read_bytes())
     assert (verdict.findings[0].ranks, verdict.findings[0].message.partition(" (")[0]) == ((0,), "ValueError: rank 0")

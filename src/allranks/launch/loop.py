@@ -82,7 +82,7 @@ class Loop:
         """Of the leader, where this agent leads."""
         self._feed = Driver(agent.step, self._carry_out).feed
         self._selector = selectors.DefaultSelector()
-        self._num_signals = 0
+        self._num_signals = self._num_ended = 0
         self._has_saved = False
         self._pulse = Pulse(time.monotonic())
         self._plan_to_start: Plan | None = None
@@ -138,10 +138,9 @@ class Loop:
 
     def _turn(self) -> None:
         """Wait for something to happen, handle it, show new output, do what is due."""
-        # Twice: ends that are noticed together are told to the leader in this process before it judges one of them.
-        for timeout_s in (PUMP_S if self._plan_to_start is None else STANDBY_POLL_S, 0.0):
-            for key, _ in self._selector.select(timeout_s):
-                key.data(key.fileobj)
+        self._handle_ready(PUMP_S if self._plan_to_start is None else STANDBY_POLL_S)
+        while self._handle_ready(0.0):  # the leader in this process hears of all ends before it judges one of them
+            pass
         now_s = time.monotonic()
         if self._inbox.has_to_save and not self._has_saved:
             self._has_saved = True
@@ -156,6 +155,13 @@ class Loop:
         is_running = self._plan_to_start is None and self._agent.phase not in (Phase.WAITING, Phase.GONE)
         if is_running and (beat := self._watch.turn(now_s)) is not None:
             self._feed(events.Observed(now_s=time.monotonic(), beat=beat))
+
+    def _handle_ready(self, timeout_s: float) -> bool:
+        """Handle what is ready, or is within the timeout; return whether a worker has ended."""
+        num_before = self._num_ended
+        for key, _ in self._selector.select(timeout_s):
+            key.data(key.fileobj)
+        return self._num_ended > num_before
 
     def _tell_silence(self, progress: Progress) -> None:
         """Say that the workers run, where they have written nothing here for a while."""
@@ -240,6 +246,7 @@ class Loop:
         return reap
 
     def _report(self, end: WorkerEnd, generation: int, *, is_finished: bool = False) -> None:
+        self._num_ended += 1
         now_s = time.monotonic()
         if end.exit_code and not end.ended_by_us:  # its last calls, before they are overtaken by its end
             self._feed(events.Observed(now_s=now_s, beat=self._watch.beat(now_s)))
