@@ -80,7 +80,9 @@ class Attendance:
         members = self._members
         for member, name in members.group:
             if member not in members and member != index:
-                members.miss(member, f"{name} has not come to the new leader", now_s + GATHER_S)
+                why = f"{name} has not come to the new leader"
+                members.miss(member, why, now_s + GATHER_S)
+                self._suspect(member, why, now_s, is_running=not has_resigned)
         position = members.position(index)
         if has_resigned:
             members.excluded.add(index)

@@ -21,7 +21,6 @@ from allranks.launch.events import ASLEEP_S, GRACE_S, SAVE_SIGNAL, Effect, Event
 from allranks.launch.lead.course import (
     GATHER_S,
     LOOK_S,
-    MINORITY_FACTOR,
     OFTEN_UP_TO,
     OWN_STOPPED_S,
     RESTART_GRACE_S,
@@ -35,7 +34,6 @@ from allranks.launch.lead.course import (
 from allranks.launch.lead.outcome import (
     as_survived,
     below_minimum,
-    cut_off,
     describe_restart,
     loop_of,
     outcome_of,
@@ -148,8 +146,6 @@ class Leader(Reports):
     def _oversleep(self, slept_s: float) -> None:
         """This process did not run for a while: nobody else was late."""
         self._deadline_s += slept_s
-        if self._minority_s is not None:
-            self._minority_s += slept_s
         self._members.wait_longer(slept_s)
         self._forming.sleep(slept_s)
 
@@ -166,22 +162,11 @@ class Leader(Reports):
         else:
             self._consult(now_s)
 
-    def _has_been_minority(self, now_s: float) -> bool:
-        """Whether the connected members are no majority, for so long that the others may have another leader."""
-        if self._members.have_majority or self._guard.has_left(self._members.absent):
-            self._minority_s = None
-            return False
-        self._minority_s = now_s if self._minority_s is None else self._minority_s
-        return now_s - self._minority_s > MINORITY_FACTOR * self._terms.gone_s
-
     def _consult(self, now_s: float) -> None:
         """Ask the guard, which goes through all nodes: with thousands of them, not in every turn."""
         if now_s < self._next_look_s:
             return
         self._next_look_s = now_s + LOOK_S * max(0, len(self._members.group) - OFTEN_UP_TO)
-        if self._has_been_minority(now_s):
-            self._end_cut_off(now_s)
-            return
         self._do(*(events.Say(text=line) for line in self._guard.lines(now_s)))
         for position, order in self._guard.wants(now_s).items():
             self._do(events.Send(node=self._members.group[position][0], message=order))
@@ -191,14 +176,6 @@ class Leader(Reports):
         elif self._generation.asked is None and self._members.waiting and self.progress.steps:
             names = fold_hosts([node.name for node in self._members.waiting.values()])
             self._ask(Reason.GROW, f"saving a checkpoint and restarting with {names}")
-
-    def _end_cut_off(self, now_s: float) -> None:
-        """The members that are lost are the majority: end the job here."""
-        plan = self._generation.plan
-        finding = cut_off(self._members.name_of(self._terms.own), [plan.members[i].name for i in self._members.absent])
-        self._generation.judged = Judged(findings=(finding,), exit_code=Exit.NODE_FAULT)
-        self._pronounce((finding,))
-        self._stop(Decision(move=Move.END, exit_code=Exit.NODE_FAULT), now_s)
 
     def _decide(self, judged: Judged, now_s: float) -> None:
         culprits = [self._members.group[position] for position in judged.nodes]
@@ -243,8 +220,11 @@ class Leader(Reports):
         self._send_all(self._generation.stop)
 
     def _await_stopped(self, now_s: float) -> None:
-        own, running = self._terms.own, self._members.running
-        if running and now_s < self._deadline_s:
+        own, running, this = self._terms.own, self._members.running, self._generation
+        assert this.decision is not None
+        is_end = self.interrupted_by is not None or self.is_leaving or this.decision.move is Move.END
+        # Who is away may come back, and hear how the job has ended.
+        if (running or (is_end and self._members.away)) and now_s < self._deadline_s:
             return
         self._lose_away(now_s, nodes=running)
         for index in self._members.running:
@@ -252,18 +232,17 @@ class Leader(Reports):
                 self._unresponsive.add(index)
                 self._do(events.Disconnect(node=index))
                 self._lose(index, f"its workers had not ended {STOPPED_S:.0f} s after the grace period", now_s)
-        this = self._generation
         if own in self._members.running:
             if now_s < self._deadline_s + OWN_STOPPED_S:
                 return
             this.decision = Decision(move=Move.END, exit_code=Exit.NODE_FAULT)
-        assert this.decision is not None
+            is_end = True
         if this.judged is not None and not this.judged.is_final:
             this.judged = self._guard.judge(now_s) or this.judged  # ends that came late may name the culprit
             self._pronounce(this.judged.findings)
         if this.decision.note:
             self._do(events.Say(text=this.decision.note))
-        if self.interrupted_by is not None or self.is_leaving or this.decision.move is Move.END:
+        if is_end:
             self._conclude()
         elif not self._members.can_spare(this.without):
             self._give_way()
@@ -336,7 +315,8 @@ class Leader(Reports):
         names = [member.name for member in plan.members]
         gone = [name for index, name in self._members.group if index not in plans]
         left, checkpoint = self._history.restarts_left, self.progress.checkpoint
-        self._record("restarting", generation=plan.generation, members=names, checkpoint=checkpoint)
+        own = self._members.name_of(self._terms.own)
+        self._record("restarting", generation=plan.generation, leader=own, members=names, checkpoint=checkpoint)
         is_tracked = bool(self.progress.steps)
         text = describe_restart(plan.generation, names, gone, checkpoint, num_left=left, is_tracked=is_tracked)
         self._do(events.Say(text=text))
@@ -363,7 +343,6 @@ class Leader(Reports):
     def _conclude(self) -> None:
         self._enter(Phase.OVER)
         this, terms = self._generation, self._terms
-        self.is_cut_off = not (self._guard.is_all_well or self._members.have_majority)
         self.is_to_requeue = self.is_leaving and this.asked is Reason.REQUEUE
         is_loop = this.decision is not None and this.decision.is_crash_loop and self.interrupted_by is None
         if is_loop and this.judged is not None:
@@ -378,7 +357,8 @@ class Leader(Reports):
         )
         findings += (*as_survived(self._survived), *self._guard.warnings)
         self.verdict = Verdict(job=terms.job, attempt=terms.attempt, exit_code=exit_code, findings=findings)
-        self._goodbye = Goodbye(exit_code=self.verdict.exit_code, summary=summarize(self.verdict))
+        is_cut_off = not (self._guard.is_all_well or self._members.have_majority)
+        self._goodbye = Goodbye(exit_code=exit_code, summary=summarize(self.verdict), is_cut_off=is_cut_off)
         self._do(*(events.Send(node=index, message=self._goodbye) for index in self._members))
         self._do(events.Over(verdict=self.verdict))
 

@@ -66,8 +66,6 @@ class Reports:
         """Nodes at fault, in the last verdict."""
         self.is_to_requeue = False
         """Whether all ranks saved before the time limit and ended."""
-        self.is_cut_off = False
-        """Whether the job has ended here without the majority of the members: they may go on under another leader."""
         self.has_resigned = False
         """Whether another node's agent leads from now on."""
         self._unresponsive: set[int] = set()
@@ -81,8 +79,6 @@ class Reports:
         for index, node in nodes.items():
             self._members.add(index, node)
         self._deadline_s = self._turned_s = now_s
-        self._minority_s: float | None = None
-        """Since when the connected members are no majority."""
         self._next_ping_s = self._next_look_s = 0.0
         self._confirmed = -1
         self._forming = Forming(terms, self._members)
@@ -143,7 +139,7 @@ class Reports:
         addresses |= {position[index]: node.addresses for index, node in self._members.here.items()}
         ports = {position[each.node]: each.port for each in plan.successors}
         self._guard.begin(plan, now_s, addresses=addresses, leader=position[self._terms.own], ports=ports)
-        self._forming.capacity_until_s = self._minority_s = None
+        self._forming.capacity_until_s = None
         self.progress.steps.clear()
 
     def _hear(self, index: int, message: Message, now_s: float) -> None:
