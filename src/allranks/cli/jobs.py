@@ -283,7 +283,7 @@ def _note_withheld(names: list[str]) -> None:
 def _note_limits(options: SbatchOptions, env: dict[str, str], *, is_site_known: bool = False) -> None:
     """Print how the options, and this site, limit requeue and saving; nothing if SLURM does not answer."""
     from allranks.host.slurm_site import read_partition, read_site
-    from allranks.launch.batch.site import limits
+    from allranks.launch.batch.submit import limits
 
     try:
         rules = read_partition(options.partition.partition(",")[0], env=env) if options.partition else None

@@ -1,4 +1,7 @@
-"""How does a script become a job? It is rendered, checked by bash and SLURM, submitted, and recorded.
+"""How does a script become a job? It is checked by bash and SLURM, submitted, and recorded, with notes on the site.
+
+    >>> limits(Site(kill_wait_s=5.0), PartitionRules(), SbatchOptions(time="60"))
+    ['KillWait is 5 s: a checkpoint after SIGTERM has only this time; --signal=USR1@120 warns before the time limit']
 
 The job's key (ALLRANKS_SECRET) is created here and passed in the environment of sbatch. It is in no file, no command
 line and no output of ours; SLURM keeps it with the job, where only this user and the administrator can read it.
@@ -6,6 +9,7 @@ line and no output of ours; SLURM keeps it with the job, where only this user an
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -13,13 +17,14 @@ import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from glob import glob
 from pathlib import Path
 
 from allranks.host.slurm import JobState, NodeState, Trial, find_jobs, list_nodes, submit_script, try_script
+from allranks.host.slurm_site import PartitionRules, Site
 from allranks.launch.batch.script import SbatchOptions
 from allranks.model.errors import AllranksError, SetupError, UsageError
 from allranks.model.hostlist import fold_hosts
@@ -40,6 +45,10 @@ NEVER_STARTS = {
     "JobHeldAdmin": "an administrator holds it",
 }
 """Reasons that time alone does not end. Source: squeue(1), JOB REASON CODES."""
+SHORT_KILL_WAIT_S = 20.0
+EARLY_S = 60
+"""SLURM may send the warning this many seconds early. Source: sbatch(1), --signal."""
+FEW_REQUEUES = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,27 +176,20 @@ def expand_pattern(pattern: str, job: str, options: SbatchOptions) -> str:
     'gloo_12.out'
     """
     known = {"%": "%", "A": job, "x": options.job_name or "*", "j": "*" if options.array else job}
-    parts, rest = [], pattern
-    while rest:
-        head, found, rest = rest.partition("%")
-        parts.append(head)
-        if found:
-            rest = rest.lstrip("0123456789")  # `%4j` pads
-            parts.append(known.get(rest[:1], "*"))
-            rest = rest[1:]
-    return str(Path(options.chdir or "", "".join(parts)))
+    name = re.sub(r"%\d*(.?)", lambda found: known.get(found[1], "*"), pattern)  # `%4j` pads
+    return str(Path(options.chdir or "", name))
 
 
 def lines_to_follow(submission: Submission) -> list[str]:
     """Return the commands to follow a job."""
     job = submission.job
-    log_dir = "" if submission.log_dir == "runs" else f" --log-dir {_quote(submission.log_dir)}"
-    files = [file for file in (submission.output, submission.error) if file]
+    log_dir = "" if submission.log_dir == "runs" else f" --log-dir {shlex.quote(submission.log_dir)}"
+    files = [file if "*" in file else shlex.quote(file) for file in (submission.output, submission.error) if file]
     return [
         f"allranks status{log_dir} {job}",
         f"allranks logs{log_dir} -f {job}",
         f"squeue -j {job}",
-        "tail -F " + " ".join(map(_quote, files)),
+        f"tail -F {' '.join(files)}",
         f"allranks cancel {job}",
     ]
 
@@ -222,12 +224,10 @@ def _why_not_now(job: str) -> tuple[str, str]:
     found: tuple[JobState, ...] = ()
     for _ in range(5):
         time.sleep(STARTS_SOON_S / 5)
-        try:
+        with contextlib.suppress(AllranksError):
             found = find_jobs(job)
-        except AllranksError:
-            continue
-        if not found or found[0].reason not in ("", "Priority"):
-            break
+            if not found or found[0].reason not in ("", "Priority"):
+                break
     if not found or not found[0].is_pending:
         return "", ""
     reason = found[0].reason
@@ -236,5 +236,79 @@ def _why_not_now(job: str) -> tuple[str, str]:
     return "; ".join(filter(None, [reason, describe_unavailable(found[0])])), reason
 
 
-def _quote(text: str) -> str:
-    return text if "*" in text else shlex.quote(text)
+# --- What may keep it from resuming -----------------------------------------------------------------------------------
+
+
+def limits(
+    site: Site, rules: PartitionRules | None, options: SbatchOptions, *, is_site_known: bool = False
+) -> list[str]:
+    """Return a line for each setting that affects a resuming job; with SLURM's defaults and proctrack/cgroup, none.
+
+    Args:
+        is_site_known: leave out what is the same for every job of this site.
+    """
+    return [*_about_options(options), *(() if is_site_known else _about_site(site, rules, options))]
+
+
+def parse_time_limit_s(text: str) -> int | None:
+    """Read a time limit as sbatch does; None if there is none, or if sbatch would refuse it.
+
+    >>> parse_time_limit_s("90"), parse_time_limit_s("1:30"), parse_time_limit_s("02:00:00"), parse_time_limit_s("1-12")
+    (5400, 90, 7200, 129600)
+
+    Source: sbatch(1), --time.
+    """
+    if not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", text):
+        return None
+    days, dash, clock = text.rpartition("-")
+    parts = [int(part) for part in clock.split(":")]
+    units = (3600, 60, 1) if dash or len(parts) == 3 else (60, 1)  # [D-]HH[:MM[:SS]], else MM[:SS]
+    return int(days or 0) * 86400 + sum(part * unit for part, unit in zip(parts, units, strict=False))
+
+
+def _about_options(options: SbatchOptions) -> Iterator[str]:
+    if not options.requeue:
+        yield "--no-requeue: after the time limit, a preemption or a node fault, submit the job again; it resumes"
+    limit_s = parse_time_limit_s(options.time) if options.time else None
+    warned = re.fullmatch(r"(?:[BR]+:)?\w+(?:@(\d+))?", options.signal)
+    before_s = int(warned[1] or EARLY_S) if warned else 0
+    if limit_s and before_s and limit_s <= before_s + EARLY_S:
+        yield (
+            f"--time {options.time}: the warning {options.signal} may come at the start of the job: SLURM sends it "
+            f"up to {EARLY_S} s early; expected a limit above {before_s + EARLY_S} s, or fewer seconds after @"
+        )
+
+
+def _about_site(site: Site, rules: PartitionRules | None, options: SbatchOptions) -> Iterator[str]:
+    if options.requeue and site.requeues is False:
+        yield (
+            "JobRequeue=0 here: SLURM requeues only jobs with --requeue, which this one has; "
+            "scontrol show job prints Requeue=1 if SLURM accepted it"
+        )
+    if options.requeue and site.max_batch_requeue is not None and site.max_batch_requeue < FEW_REQUEUES:
+        yield (
+            f"MaxBatchRequeue is {site.max_batch_requeue}: SLURM holds a job after that many requeues; "
+            "scontrol release JOB lets it continue"
+        )
+    can_preempt = site.preempt_type not in ("", "none")
+    mode = ((rules.preempt_mode if rules else "") or site.preempt_mode).upper() if can_preempt else ""
+    if "CANCEL" in mode:
+        yield "SLURM cancels preempted jobs here (PreemptMode=CANCEL); submit the job again, and it resumes"
+    elif "SUSPEND" in mode or "GANG" in mode:
+        yield (
+            f"SLURM suspends preempted jobs here and resumes them later (PreemptMode={mode}); all ranks pause "
+            "together, and connections may time out meanwhile"
+        )
+    elif "REQUEUE" in mode and rules is not None and not rules.grace_s:
+        wait = f"{site.kill_wait_s:.0f} s (KillWait)" if site.kill_wait_s is not None else "KillWait"
+        yield f"preemption has no GraceTime here: a checkpoint has {wait}; --checkpoint-every limits the lost work"
+    if site.kill_wait_s is not None and site.kill_wait_s < SHORT_KILL_WAIT_S:
+        yield (
+            f"KillWait is {site.kill_wait_s:.0f} s: a checkpoint after SIGTERM has only this time; "
+            f"--signal={options.signal} warns before the time limit"
+        )
+    if site.signals_children:
+        yield (
+            "SIGTERM from SLURM reaches the workers directly here (SignalChildrenProcesses, or proctrack/linuxproc), "
+            "and ends them at once; to save first, use allranks.session() or handle the signal"
+        )
