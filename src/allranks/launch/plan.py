@@ -176,27 +176,24 @@ def refuse_world_of_one(plan: JobPlan) -> None:
 
 
 def choose_backend(wanted: str, nodes: Sequence[tuple[str, int, int]]) -> tuple[str, str]:
-    """Choose nccl where every rank of every node has a GPU of its own, else gloo.
+    """Choose nccl where every rank of every node has a GPU of its own, else gloo; return it with the reason.
 
     Args:
         wanted: auto, nccl or gloo.
         nodes: per node its name, number of workers, number of GPUs.
-    Returns:
-        The backend and the reason.
     Raises:
         SetupError: nccl is asked for and cannot work; the text names the node and the numbers.
     """
-    short = next(((name, workers, gpus) for name, workers, gpus in nodes if gpus < workers), None)
     if wanted == Backend.GLOO:
         return "gloo", "given by --backend or cluster.toml"
-    if short is None:
-        return "nccl", "every rank has a GPU of its own"
-    name, workers, gpus = short
-    what = f"{name} has {count_of(gpus, 'GPU')} for {count_of(workers, 'rank')}"
-    if wanted == Backend.NCCL:
-        advice = f"--nproc-per-node {gpus} or --backend gloo" if gpus else "--backend gloo"
-        raise SetupError(f"backend nccl needs a GPU for each rank, but {what}; use {advice}")
-    return "gloo", what
+    for name, num_workers, num_gpus in nodes:
+        if num_gpus < num_workers:
+            what = f"{name} has {count_of(num_gpus, 'GPU')} for {count_of(num_workers, 'rank')}"
+            if wanted == Backend.AUTO:
+                return "gloo", what
+            advice = f"--nproc-per-node {num_gpus} or --backend gloo" if num_gpus else "--backend gloo"
+            raise SetupError(f"backend nccl needs a GPU for each rank, but {what}; use {advice}")
+    return "nccl", "every rank has a GPU of its own"
 
 
 def assign_ranks(cards: Sequence[tuple[str, int]]) -> tuple[Member, ...]:

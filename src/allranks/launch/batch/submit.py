@@ -17,13 +17,13 @@ import shlex
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from glob import glob
 from pathlib import Path
 
-from allranks.host.slurm import JobState, NodeState, Trial, find_jobs, list_nodes, submit_script, try_script
+from allranks.host.slurm import JobState, Trial, find_jobs, list_nodes, submit_script, try_script
 from allranks.host.slurm_site import PartitionRules, Site
 from allranks.launch.batch.script import SbatchOptions
 from allranks.model.errors import AllranksError, SetupError, UsageError
@@ -34,7 +34,6 @@ from allranks.wire.secret import SECRET_VARIABLE
 SBATCH_ARGUMENTS = ("--export=ALL",)
 """`ALL` means the short environment that `submission_env` makes. A list of names would make
 slurmd run a login shell of the user on the node (`--get-user-env`), and would apply to every srun of the script."""
-
 STARTS_SOON_S = 2.0
 NEVER_STARTS = {
     "PartitionNodeLimit": "it requests more nodes than its partition allows or has in service",
@@ -195,24 +194,12 @@ def lines_to_follow(submission: Submission) -> list[str]:
 
 
 def describe_unavailable(job: JobState) -> str:
-    """Return which nodes of a waiting job are out of service, with SLURM's reason; empty if there are none."""
-    try:
-        nodes = list_nodes(nodes=job.asked_nodes, partition=job.partition.partition(",")[0])
-    except AllranksError:
-        return ""
-    return fold_unavailable(nodes)
-
-
-def fold_unavailable(nodes: Sequence[NodeState]) -> str:
-    """Return `node[03-04] down: bad NIC`; nodes with the same state and reason are folded.
-
-    >>> fold_unavailable([NodeState("n1", "down*", "Not responding"), NodeState("n2", "idle", "")])
-    'n1 down: Not responding'
-    """
+    """Return which nodes of a waiting job are out of service, `n[03-04] down: bad NIC`; empty if none, or unknown."""
     groups: dict[tuple[str, str], list[str]] = {}
-    for node in nodes:
-        if not node.is_available:
-            groups.setdefault((node.state.rstrip("*~#!%$@^-"), node.reason), []).append(node.name)
+    with contextlib.suppress(AllranksError):
+        for node in list_nodes(nodes=job.asked_nodes, partition=job.partition.partition(",")[0]):
+            if not node.is_available:
+                groups.setdefault((node.state.rstrip("*~#!%$@^-"), node.reason), []).append(node.name)
     return "; ".join(
         f"{fold_hosts(names)} {state}" + (f": {reason}" if reason else "") for (state, reason), names in groups.items()
     )
