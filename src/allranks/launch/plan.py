@@ -45,7 +45,6 @@ class Request:
     endpoint: Hint | None = None
     """`--rdzv-endpoint`, or `--master-addr` and `--master-port`."""
     port: int | None = None
-    """The port, if any flag gives one."""
     rdzv_id: str | None = None
     standalone: bool = False
     backend: str | None = None
