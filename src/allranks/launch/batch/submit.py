@@ -1,6 +1,6 @@
 """How does a script become a job? It is checked by bash and SLURM, submitted, and recorded, with notes on the site.
 
-    >>> limits(Site(kill_wait_s=5.0), PartitionRules(), SbatchOptions(time="60"))
+    >>> list(limits(Site(kill_wait_s=5.0), PartitionRules(), SbatchOptions(time="60")))
     ['KillWait is 5 s: a checkpoint after SIGTERM has only this time; --signal=USR1@120 warns before the time limit']
 
 The job's key (ALLRANKS_SECRET) is created here and passed in the environment of sbatch. It is in no file, no command
@@ -140,13 +140,8 @@ def submit(script: str, options: SbatchOptions, *, env: Mapping[str, str], log_d
 def _set_aside(job: str, options: SbatchOptions, root: Path, *, runs: set[str], outputs: set[str]) -> str:
     """Rename the run directories of an older job with this id, and move its output; return the new name.
 
-    Ids begin again in a cluster that was installed anew, and after MaxJobId.
-
-    Args:
-        runs: names in the log directory before the job was submitted.
-        outputs: files that were there before, and could be the job's output.
-    Raises:
-        OSError: that failed.
+    Ids begin again in a cluster that was installed anew, and after MaxJobId. `runs` were in the log directory before
+    the submission, and `outputs` could be the job's own output files, but were there before.
     """
     old = sorted(each for each in runs if re.fullmatch(rf"{re.escape(as_file_name(job))}(_\d+)?", each))
     if not old:
@@ -228,32 +223,12 @@ def _why_not_now(job: str) -> tuple[str, str]:
 
 def limits(
     site: Site, rules: PartitionRules | None, options: SbatchOptions, *, is_site_known: bool = False
-) -> list[str]:
-    """Return a line for each setting that affects a resuming job; with SLURM's defaults and proctrack/cgroup, none.
+) -> Iterator[str]:
+    """Yield a line for each setting that affects a resuming job; with SLURM's defaults and proctrack/cgroup, none.
 
     Args:
         is_site_known: leave out what is the same for every job of this site.
     """
-    return [*_about_options(options), *(() if is_site_known else _about_site(site, rules, options))]
-
-
-def parse_time_limit_s(text: str) -> int | None:
-    """Read a time limit as sbatch does; None if there is none, or if sbatch would refuse it.
-
-    >>> parse_time_limit_s("90"), parse_time_limit_s("1:30"), parse_time_limit_s("02:00:00"), parse_time_limit_s("1-12")
-    (5400, 90, 7200, 129600)
-
-    Source: sbatch(1), --time.
-    """
-    if not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", text):
-        return None
-    days, dash, clock = text.rpartition("-")
-    parts = [int(part) for part in clock.split(":")]
-    units = (3600, 60, 1) if dash or len(parts) == 3 else (60, 1)  # [D-]HH[:MM[:SS]], else MM[:SS]
-    return int(days or 0) * 86400 + sum(part * unit for part, unit in zip(parts, units, strict=False))
-
-
-def _about_options(options: SbatchOptions) -> Iterator[str]:
     if not options.requeue:
         yield "--no-requeue: after the time limit, a preemption or a node fault, submit the job again; it resumes"
     limit_s = parse_time_limit_s(options.time) if options.time else None
@@ -264,9 +239,8 @@ def _about_options(options: SbatchOptions) -> Iterator[str]:
             f"--time {options.time}: the warning {options.signal} may come at the start of the job: SLURM sends it "
             f"up to {EARLY_S} s early; expected a limit above {before_s + EARLY_S} s, or fewer seconds after @"
         )
-
-
-def _about_site(site: Site, rules: PartitionRules | None, options: SbatchOptions) -> Iterator[str]:
+    if is_site_known:
+        return
     if options.requeue and site.requeues is False:
         yield (
             "JobRequeue=0 here: SLURM requeues only jobs with --requeue, which this one has; "
@@ -299,3 +273,19 @@ def _about_site(site: Site, rules: PartitionRules | None, options: SbatchOptions
             "SIGTERM from SLURM reaches the workers directly here (SignalChildrenProcesses, or proctrack/linuxproc), "
             "and ends them at once; to save first, use allranks.session() or handle the signal"
         )
+
+
+def parse_time_limit_s(text: str) -> int | None:
+    """Read a time limit as sbatch does; None if there is none, or if sbatch would refuse it.
+
+    >>> parse_time_limit_s("90"), parse_time_limit_s("1:30"), parse_time_limit_s("02:00:00"), parse_time_limit_s("1-12")
+    (5400, 90, 7200, 129600)
+
+    Source: sbatch(1), --time.
+    """
+    if not re.fullmatch(r"(\d+-)?\d+(:\d+){0,2}", text):
+        return None
+    days, dash, clock = text.rpartition("-")
+    parts = [int(part) for part in clock.split(":")]
+    units = (3600, 60, 1) if dash or len(parts) == 3 else (60, 1)  # [D-]HH[:MM[:SS]], else MM[:SS]
+    return int(days or 0) * 86400 + sum(part * unit for part, unit in zip(parts, units, strict=False))
