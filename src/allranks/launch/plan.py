@@ -88,22 +88,15 @@ class JobPlan:
     """Possible addresses of the leader, from the scheduler."""
     data_path: DataPath | None
     """None: determined by the path to the leader."""
+    wanted_backend: str
+    """auto, nccl or gloo, of flag or cluster.toml."""
+    guard: GuardTable
+    """Its timeouts, of flags and cluster.toml."""
     settings: tuple[Setting, ...]
     attempt: int | None = None
     node_names: tuple[str, ...] = ()
     problem: AllranksError | None = None
     """Why this node cannot take part in a job of several nodes: its agent still joins, and reports it."""
-
-    @property
-    def wanted_backend(self) -> str:
-        """The backend of flag or cluster.toml: auto, nccl or gloo."""
-        return self.request.backend or self.cluster.train.backend
-
-    @property
-    def guard(self) -> GuardTable:
-        """The guard's timeouts."""
-        own = self.cluster.guard
-        return own if self.request.hang_s is None else msgspec.structs.replace(own, hang_s=self.request.hang_s)
 
 
 def plan_job(
@@ -138,8 +131,9 @@ def plan_job(
     if path is not None:
         settings.append(Setting("data_interface", path.interface, path.reason, path.source))
 
+    wanted_backend = request.backend or cluster.train.backend
     if num_nodes == 1:  # with several, the leader sees them all
-        choose_backend(request.backend or cluster.train.backend, [(facts.host, num_workers, facts.num_gpus)])
+        choose_backend(wanted_backend, [(facts.host, num_workers, facts.num_gpus)])
 
     port, source = _port(request, world, cluster, origin)
     settings.append(Setting("port", str(port), "preferred; the leader takes the next free one if it is in use", source))
@@ -156,6 +150,8 @@ def plan_job(
         port=port,
         guesses=_guesses(world, cluster, port),
         data_path=path,
+        wanted_backend=wanted_backend,
+        guard=msgspec.structs.replace(cluster.guard, hang_s=request.hang_s or cluster.guard.hang_s),
         settings=tuple(settings),
         attempt=world.attempt if world.launcher is Launcher.SLURM else None,
         node_names=world.hosts if len(world.hosts) == num_nodes else (),
