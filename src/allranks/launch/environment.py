@@ -151,7 +151,7 @@ def provisional_group(plan: JobPlan) -> Plan:
         members=members,
         node_index=plan.node_index or 0,
         attempt=plan.attempt or 0,
-        store_address=LOOPBACK if plan.is_one_machine else "(the leader announces it)",
+        store_address=LOOPBACK if plan.num_nodes == 1 else "(the leader announces it)",
         store_port=plan.port,
         backend=backend,
         backend_reason=reason,

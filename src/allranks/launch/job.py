@@ -300,9 +300,9 @@ def _headline(group: Plan, interface: str | None, plan: JobPlan, run_dir: RunDir
     names = [member.name for member in group.members]
     where = names[0] if len(names) == 1 else f"{len(names)} nodes ({fold_hosts(names)})"
     # Nodes may call the same network by other names.
-    network = interface if plan.is_one_machine else plan.cluster.network.data or interface
+    network = interface if plan.num_nodes == 1 else plan.cluster.network.data or interface
     over = f" over {network}" if network else ""
-    called = "" if plan.is_one_machine else f"; roll call {roll_call_s:.1f} s"
+    called = "" if plan.num_nodes == 1 else f"; roll call {roll_call_s:.1f} s"
     ranks = count_of(group.world_size, "rank")
     return f"{ranks} on {where}, {group.backend}{over}{called}; logs in {run_dir.attempt_path}"
 
