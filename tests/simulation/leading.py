@@ -55,10 +55,9 @@ class Lead:
         self.verdict: Any = None
         self.leader = cores.Leader(
             cores.Terms(
-                job="j", attempt=0, wanted_backend="gloo", store_address=world.address_of(process.node),
+                job="j", wanted_backend="gloo", store_address=world.address_of(process.node),
                 store_port=store_port, num_nodes=life.num_nodes, min_nodes=life.min_nodes,
-                max_restarts=life.max_restarts, capacity_s=CAPACITY_S,
-                gone_s=TERMS.gone_s, own=process.node,
+                capacity_s=CAPACITY_S, gone_s=TERMS.gone_s, own=process.node,
             ),
             guard=Guard(TERMS),
             past=past,
@@ -86,7 +85,7 @@ class Lead:
     @property
     def goes_on(self) -> bool:
         """Whether it leads a job that can go on."""
-        return not self.is_over and not self.process.is_stopped and self.leader._members.have_majority
+        return not self.is_over and not self.process.is_stopped and self.leader._members.have_majority()
 
     def attach(self) -> None:
         """Read what came before."""

@@ -115,13 +115,11 @@ def appoint_successor(
 def _terms_of(plan: JobPlan, group: Plan, store_address: str, store_port: int, *, own: int = 0) -> Terms:
     return Terms(
         job=plan.job,
-        attempt=group.attempt,
         wanted_backend=plan.wanted_backend,
         store_address=store_address,
         store_port=store_port,
         num_nodes=plan.num_nodes,
         min_nodes=plan.min_nodes,
-        max_restarts=plan.request.max_restarts,
         capacity_s=plan.request.capacity_s,
         gone_s=plan.guard.gone_s,
         can_change_leader=len(group.successors) > 1,

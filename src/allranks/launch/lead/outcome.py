@@ -8,7 +8,7 @@ from dataclasses import replace
 import msgspec
 
 from allranks.guard.judged import Judged, name_fault
-from allranks.launch.lead.recovery import Decision, Move
+from allranks.launch.lead.recovery import Decision
 from allranks.launch.plan import count_of
 from allranks.model.errors import Exit, exit_for_signal
 from allranks.model.finding import Confidence, Finding, Severity, Verdict
@@ -48,7 +48,7 @@ def outcome_of(
         return exit_for_signal(interrupted_by), ()
     if judged is None:
         return int(Exit.OK if is_all_well else (decision and decision.exit_code) or Exit.UNKNOWN), ()
-    decides = decision is not None and (decision.move is Move.END or is_to_requeue)
+    decides = decision is not None and (not decision.restarts or is_to_requeue)
     return decision.exit_code if decision and decides else judged.exit_code, judged.findings
 
 
@@ -66,12 +66,6 @@ def cut_off(own: str, others: Sequence[str]) -> Finding:
     where = f"{own} or {names}"
     fix = f"from {own}, ping the others on the management network; look for errors of the switch between them"
     return name_fault("AR211", what, node=where, confidence=Confidence.UNDECIDED, fix=fix)
-
-
-def as_event(finding: Finding) -> dict[str, object]:
-    """Return the fields of a finding for events.jsonl."""
-    names = ("cause", "node", "ranks", "confidence", "message")
-    return {name: getattr(finding, name) for name in names}
 
 
 def describe_restart(
