@@ -51,6 +51,7 @@ from allranks.wire.seek import seek_leader
 
 KEY = Secret(b"swordfish", "test")
 PATIENCE_S = 40
+SAVE = ending.Decision(ending=ending.Ending.SAVE_AND_REQUEUE, grace_s=None, line="saving")
 
 
 def card(index: int) -> Card:
@@ -96,7 +97,7 @@ class Job:
             say=self.lines.append,
             show=lambda _: None,
             on_event=lambda *_, **__: None,
-            on_signal=lambda *_: ending.Decision(ending=ending.Ending.SAVE_AND_REQUEUE, grace_s=None, line="saving"),
+            on_signal=lambda *_, **__: SAVE,
         )
         self.driver.attach(self.selector)
 
