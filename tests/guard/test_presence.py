@@ -145,6 +145,36 @@ def test_when_all_others_fall_silent_the_link_of_the_leader_is_at_fault():
     assert (judged.findings[0].cause, judged.nodes) == ("AR210 link-down", (0,))
 
 
+@pytest.mark.parametrize(
+    ("who", "tries"),
+    [((1, 2, 3), ANSWERS), ((1, 2, 3), [*NO_ANSWER[:1], *ANSWERS[1:]])],
+    ids=["their machines answer", "on one network"],
+)
+def test_when_they_are_silent_but_their_machines_answer_nobody_can_tell(who, tries):
+    judged, _ = judge_gone(picture(silent_s=9.5, is_lost=True, tries=tries, who=who), NOW_S)
+    (finding,) = judged.findings
+    assert (finding.cause, finding.node, finding.confidence) == (
+        "AR211 partition",
+        "node01 or node[02-04]",
+        "undecided",
+    )
+    assert (judged.nodes, judged.ranks, judged.exit_code) == ((), (), 75)  # nobody is left out, or barred, for it
+
+
+def test_when_most_of_the_nodes_fall_silent_nobody_can_tell_which_side_it_is():
+    made = scene([beat(i, away(i, num=6)) for i in range(6)])
+    for index in (1, 3, 4, 5):
+        made.nodes[index].heard_s = NOW_S - 3.5
+        for source, network in ((0, "data"), (0, "control"), (2, "data"), (2, "control")):
+            seen = TrySeen(target=index, network=network, connects=False, refused=False, carries=None)
+            made.note_try(made.nodes[source], Tried(seen, NOW_S))
+    judged, may_grow = judge_gone(made, NOW_S)
+    (finding,) = judged.findings
+    assert (finding.cause, finding.confidence, may_grow) == ("AR211 partition", "undecided", False)
+    assert finding.node == "node[01,03] or node[02,04-06]"
+    assert finding.message.startswith("node[01,03] lost node[02,04-06] at once: ")
+
+
 def test_a_node_that_never_spoke_gets_its_time():
     made = scene([beat(0, away(0, num=2))], num=2, began_s=NOW_S - 10)
     assert find_suspects(made, NOW_S) == []

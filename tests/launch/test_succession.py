@@ -28,7 +28,7 @@ from allranks.launch.events import (  # fmt: skip
 )
 from allranks.launch.lead.course import RETURN_S
 from allranks.launch.lead.group import make_group
-from allranks.launch.succession import OPENS_S, RETRY_S, SEEK_S
+from allranks.launch.succession import OPENS_S, RETRY_S, SEEK_S, is_led_elsewhere
 from allranks.model.card import Card
 from allranks.model.past import History, Past
 from allranks.wire.protocol import (
@@ -318,3 +318,33 @@ def test_after_the_last_word_a_lost_leader_is_no_loss():
     node.feed(Lost, reason="closed")
     assert node.all_of(Seek) == []
     assert not node.agent.is_leader_lost
+
+
+OF_3 = {"generation": 3}
+EVENTS = {
+    # name: (what events.jsonl says, whether others go on: after a lost leader n0, after a cut-off one)
+    "nothing": ([], False, False),
+    "another leader": ([("took_over", OF_3 | {"leader": "n2"})], True, True),
+    "it had taken over itself": ([("took_over", OF_3 | {"leader": "n0"})], False, False),
+    "it had, and another one has since": (
+        [("took_over", OF_3 | {"leader": name}) for name in ("n0", "n2")],
+        True,
+        True,
+    ),
+    "another leader, before": ([("took_over", {"generation": 2, "leader": "n2"})], False, False),
+    "the others have started again": ([("restarting", {"generation": 4, "leader": "n2"})], True, True),
+    "its own restart": ([("restarting", {"generation": 4, "leader": "n0"})], False, False),
+    "another leader's end": ([("ended", {"leader": "n2", "exit_code": 0})], True, True),
+    "its own end": ([("ended", {"leader": "n0", "exit_code": 0})], True, False),
+}
+
+
+@pytest.mark.parametrize("case", EVENTS)
+def test_the_run_directory_tells_whether_others_go_on(case: str):
+    events, after_lost, after_cut_off = EVENTS[case]
+
+    def count(event: str, **fields: object) -> int:
+        return sum(each == event and fields.items() <= known.items() for each, known in events)
+
+    told = [is_led_elsewhere(count, 3, "n0", is_cut_off=is_cut_off) for is_cut_off in (False, True)]
+    assert told == [after_lost, after_cut_off]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from allranks.launch import events
@@ -84,7 +85,7 @@ class Ends(Network):
         lead = process.lead
         if lead is not None and lead.leader.has_resigned:
             self._leave(process, Exit.OK)
-        elif lead is not None and lead.leader.is_cut_off:
+        elif process.agent.goodbye.is_cut_off:
             self._look_for_others(process, SEEK_S, lambda: self._leave(process, Exit.OK), lambda: self._settle(process))
         else:
             self._settle(process)
@@ -92,9 +93,11 @@ class Ends(Network):
     def _settle(self: World, process: Process) -> None:
         lead, agent, life = process.lead, process.agent, self.life
         if lead is not None and lead.verdict is not None:
-            self.record(process.node, "ended", {"exit_code": lead.verdict.exit_code})
+            self.record(process.node, "ended", {"exit_code": lead.verdict.exit_code, "leader": f"n{process.node}"})
         code = agent.goodbye.exit_code
-        if life.is_slurm and agent.is_leader_lost and not process.signalled:
+        if agent.interrupted_by is not None and process.heard is None:
+            self.faulty.add(process.node)  # a signal has ended this agent, and no leader was told why
+        if life.is_slurm and agent.is_leader_lost and agent.interrupted_by is None:
             self._look_for_others(
                 process,
                 LEADER_WRITES_S,
@@ -152,7 +155,7 @@ class Ends(Network):
         def look() -> None:
             if process.signalled:
                 if_not()
-            elif self._do_others_go_on(process):
+            elif self._is_led_elsewhere(process):
                 if_so()
             elif self.now_s >= until_s:
                 if_not()
@@ -161,15 +164,12 @@ class Ends(Network):
 
         look()
 
-    def _do_others_go_on(self: World, process: Process) -> bool:
-        node, generation = process.node, process.agent.plan.generation
-        own = self.count_events(node, "took_over", generation=generation, leader=f"n{node}")
-        return bool(
-            self.count_events(node, "took_over", generation=generation) > own
-            or self.count_events(node, "restarting", generation=generation + 1)
-            or self.count_events(node, "ended")
-            or (process.lead is None and self.count_events(node, "node_lost", node=f"n{node}") > process.times_lost)
-        )
+    def _is_led_elsewhere(self: World, process: Process) -> bool:
+        node, agent = process.node, process.agent
+        count = partial(self.count_events, node)
+        is_given_up = process.lead is None and count("node_lost", node=f"n{node}") > process.times_lost
+        of, is_cut_off = (agent.plan.generation, agent.leader_name), not agent.is_leader_lost
+        return is_given_up or self.cores.is_led_elsewhere(count, *of, is_cut_off=is_cut_off)
 
     # New processes
 

@@ -282,7 +282,8 @@ def check_requeue(world: World, process: Process) -> None:
             continue
         if lead.goes_on:
             raise Violation(f"{check_requeue.__doc__} Here: n{process.node} does, while n{lead.node} leads")
-        has_ended = lead.verdict is not None and not lead.leader.has_resigned and not lead.leader.is_cut_off
+        has_left = lead.leader.has_resigned or (lead.process.heard is not None and lead.process.heard.is_cut_off)
+        has_ended = lead.verdict is not None and not has_left
         if has_ended and lead.process.exit_code is not None and lead.verdict.exit_code == 0:
             raise Violation(f"{check_requeue.__doc__} Here: n{process.node} does, n{lead.node} has ended it with 0")
 

@@ -47,4 +47,44 @@ KNOWN: dict[str, Life] = {
     "workers-outlive-the-leader": Life(
         seed=4, num_nodes=2, num_steps=7, faults=(Fault(at_s=7.0, kind=Kind.NODE_DIES, node=0),)
     ),
+    "the-last-word-waits-for-who-is-away": Life(
+        seed=3384,
+        num_nodes=2,
+        num_steps=9,
+        faults=(Fault(at_s=11.0, kind=Kind.LINE_ENDS, node=1, after_s=2.2),),
+        sweep_s=1.0,
+    ),
+    "a-leader-is-not-left-before-its-last-word": Life(
+        seed=4128,
+        num_nodes=3,
+        num_steps=13,
+        faults=(Fault(at_s=14.0, kind=Kind.LINE_ENDS, node=0, after_s=2.2),),
+        max_restarts=1,
+    ),
+    "a-member-that-comes-late-to-a-new-leader-is-not-lost": Life(
+        seed=1609,
+        num_nodes=5,
+        num_steps=14,
+        faults=(Fault(at_s=14.5, kind=Kind.AGENT_STOPS, node=-1),),
+        max_restarts=3,
+        turn_s=0.40362902962374025,
+    ),
+    "a-suspended-agent-was-not-late": Life(
+        seed=2801,
+        num_nodes=2,
+        num_steps=2,
+        faults=(
+            Fault(at_s=2.0, kind=Kind.WORKER_IS_HELD, node=1),
+            Fault(at_s=5.0, kind=Kind.SIGNAL, node=0, signum=15),
+            Fault(at_s=8.0, kind=Kind.SUSPENDED, node=1),
+        ),
+    ),
+    "a-member-follows-a-leader-that-is-cut-off": Life(
+        seed=3313,
+        num_nodes=6,
+        num_steps=16,
+        faults=(Fault(at_s=2.0, kind=Kind.PARTITION, node=0, others=(1,)),),
+        max_restarts=2,
+        is_slurm=True,
+    ),
 }

@@ -57,7 +57,7 @@ class Lead:
             cores.Terms(
                 job="j", wanted_backend="gloo", store_address=world.address_of(process.node),
                 store_port=store_port, num_nodes=life.num_nodes, min_nodes=life.min_nodes,
-                capacity_s=CAPACITY_S, gone_s=TERMS.gone_s, own=process.node,
+                capacity_s=CAPACITY_S, own=process.node,
             ),
             guard=Guard(TERMS),
             past=past,

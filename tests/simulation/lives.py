@@ -228,7 +228,9 @@ def _draw_losses(rng: random.Random, name: str, faults: list[Fault], num_nodes: 
             return [first, replace(loss, on="plan", at_s=0.0, after_s=0.0), *faults[:1]]
         case "words":
             kind = _choose(rng, loss.kind, loss.kind, Kind.LINE_ENDS)
-            return [crash, replace(loss, kind=kind, on=moment, at_s=rng.random()), *faults[:2]]
+            # Both sides notice within RETURN_S that a line has ended; what lasts longer is a loss.
+            after_s = loss.after_s / 2 if kind is Kind.LINE_ENDS else loss.after_s
+            return [crash, replace(loss, kind=kind, on=moment, at_s=rng.random(), after_s=after_s), *faults[:2]]
         case "resigns":
             kind = _choose(rng, Kind.WORKER_HANGS, Kind.WORKER_IS_HELD)
             hang = replace(crash, kind=kind, node=LEADER, at_s=rng.random() * num_steps / 2, for_s=FOREVER_S)

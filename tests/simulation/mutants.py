@@ -31,6 +31,7 @@ class Cores:
     State: Any
     Agent: Any
     decide_sequel: Any
+    is_led_elsewhere: Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +98,7 @@ def _cores(modules: dict[str, Any]) -> Cores:
         State=modules["lead.members"].State,
         Agent=modules["agent"].Agent,
         decide_sequel=modules["queue.ending"].decide_sequel,
+        is_led_elsewhere=modules["succession"].is_led_elsewhere,
     )
 
 

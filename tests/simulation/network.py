@@ -162,7 +162,8 @@ class Network:
                 self.at(after_s, lambda line=line, lose=lose: self._time_out(line, lose))
 
     def _time_out(self, line: Line, lose: Callable[[Line, str], None]) -> None:
-        if not self.reaches(*line.ends(0)):
+        # Where the other side has given it up, what this one says is answered with a reset as soon as it gets there.
+        if line.agent_open != line.host_open or not self.reaches(*line.ends(0)):
             process = line.agent if lose == self._lose_agent else line.host
             self._on(process, lambda: lose(line, "timed out"))
 

@@ -44,9 +44,10 @@ def one_exit_code(world: World) -> str:
 
 
 def _has_left(process: Process) -> bool:
-    """Whether a leader left a job that others go on with, or lead."""
-    lead = process.lead
-    return lead is not None and process.exit_code == 0 and (lead.leader.is_cut_off or lead.leader.has_resigned)
+    """Whether an agent left a job that others go on with: its leader, or this one, was cut off, or has resigned."""
+    has_resigned = process.lead is not None and process.lead.leader.has_resigned
+    is_cut_off = process.heard is not None and process.heard.is_cut_off
+    return process.exit_code == 0 and (has_resigned or is_cut_off)
 
 
 def the_healthy_hear_the_verdict(world: World) -> str:
@@ -66,7 +67,8 @@ def the_healthy_hear_the_verdict(world: World) -> str:
 
 def one_verdict(world: World) -> str:
     """All agents that hear a verdict hear the same one, whoever led."""
-    heard = [each for each in world.processes if each.heard and not each.was_left_out and each.lead is None]
+    members = [each for each in world.processes if each.lead is None and not each.was_left_out and not _has_left(each)]
+    heard = [each for each in members if each.heard and not (each.heard.is_cut_off and each.node in world.blind)]
     codes = {process.heard.exit_code for process in heard if process.agent and process.agent.goodbye is process.heard}
     return f"exit codes {codes}" if len(codes) > 1 else ""
 

@@ -130,10 +130,21 @@ def test_a_lost_leader_is_succeeded_and_its_node_is_left_behind():
 
 def test_a_leader_that_is_cut_off_leaves_the_job_to_the_others():
     world = life(Fault(at_s=2.0, kind=Kind.NODE_IS_CUT_OFF, node=LEADER), max_restarts=2, num_steps=9)
-    assert [(each.node, each.leader.is_cut_off) for each in world.leads] == [(0, True), (1, False)]
+    assert [(each.node, each.process.heard.is_cut_off) for each in world.leads] == [(0, True), (1, False)]
     assert ([each.exit_code for each in world.processes], world.requeues) == ([0, 0, 0], [])
 
 
 def test_a_leader_whose_connections_end_goes_on_with_the_same_generation():
     world = life(Fault(at_s=2.0, kind=Kind.LINE_ENDS, node=LEADER, after_s=1.0))
     assert (outcome(world), len(world.leads), world.trained.number) == ((0, ()), 1, 0)
+
+
+def test_of_a_network_in_two_the_minority_says_undecided_and_the_new_leader_names_who_is_lost():
+    world, broken = live(KNOWN["a-member-follows-a-leader-that-is-cut-off"])
+    assert broken == ""
+    told = [[(each.cause, each.node, each.confidence) for each in verdict.findings] for _, verdict in world.verdicts]
+    assert told == [
+        [("AR211 partition", "n[0-1] or n[2-5]", "undecided")],
+        [("AR012 node-failure", "n0", "certain"), ("AR012 node-failure", "n1", "certain")],
+    ]
+    assert ([each.exit_code for each in world.processes], world.requeues) == ([0] * 6, [])

@@ -10,14 +10,14 @@ A node is gone where a second way says the same:
     lost, or silent 3 x gone_s            its machine answers; ranks wait for its ranks    its processes are stopped
     silent 3 x gone_s                     its machine answers; all other ranks are done    its agent is stopped
 
-Where every other node falls silent at once, it is the leader's own network.
+Where every other node falls silent at once, it is the leader's own network; where most of them do, nobody can tell.
 """
 
 from __future__ import annotations
 
 import msgspec
 
-from allranks.guard.judged import Judged
+from allranks.guard.judged import Judged, name_fault
 from allranks.guard.scene import NodeView, Scene, Tried
 from allranks.guard.waits import find_waiting
 from allranks.model.beat import ProcessState
@@ -54,8 +54,9 @@ def judge_gone(scene: Scene, now_s: float) -> tuple[Judged | None, bool]:
         return None, False
     is_open = len(proven) < len(suspects)
     tried = [each for i in proven for _, each in _tries_of(scene, scene.nodes[i], scene.nodes[i].lost_s or 0.0)]
-    if len(proven) == len(scene.nodes) - 1 >= 2 and not any(each.seen.refused for each in tried):
-        return _blame_leader(scene, now_s), is_open
+    if 2 * len(suspects) > len(scene.nodes) > 2 and not any(each.seen.refused for each in tried):
+        is_deaf = len(proven) == len(scene.nodes) - 1 and not any(each.seen.connects for each in tried)
+        return _blame_leader(scene) if is_deaf else _cut_off(scene, suspects), is_open
     gone = tuple(sorted(proven))
     ranks = tuple(rank for index in gone for rank in scene.nodes[index].ranks)
     findings = tuple(msgspec.structs.replace(proven[index], victims=scene.others(*ranks)) for index in gone)
@@ -191,7 +192,7 @@ def _say(scene: Scene, index: int, each: Tried) -> str:
     return f"{where}: answers" + ("" if seen.carries is not False else ", but acknowledges nothing of full size")
 
 
-def _blame_leader(scene: Scene, now_s: float) -> Judged:
+def _blame_leader(scene: Scene) -> Judged:
     leader = scene.nodes[scene.leader]
     told = [_say(scene, leader.index, tried) for tried in leader.tries.values()]
     silent = fold_hosts([node.name for node in scene.nodes if node is not leader])
@@ -199,3 +200,12 @@ def _blame_leader(scene: Scene, now_s: float) -> Judged:
     seen, ranks = [f"no word from {silent}", *told[:4]], tuple(leader.ranks)
     finding = scene.fault("AR210", what, *ranks, evidence=seen, confidence=Confidence.LIKELY)
     return Judged(findings=(finding,), exit_code=Exit.NODE_FAULT, ranks=ranks, nodes=(leader.index,), cures=True)
+
+
+def _cut_off(scene: Scene, silent: list[NodeView]) -> Judged:
+    """Most of the nodes are lost at once: as likely as their end is that of the path between them and the leader's."""
+    here, there = (fold_hosts([each.name for each in scene.nodes if (each in silent) == lost]) for lost in (0, 1))
+    what = f"{here} lost {there} at once: the network between them failed, or most of the nodes did"
+    fix = f"from {scene.nodes[scene.leader].name}, ping {there}; look for errors of the switch between them"
+    finding = name_fault("AR211", what, node=f"{here} or {there}", confidence=Confidence.UNDECIDED, fix=fix)
+    return Judged(findings=(finding,), exit_code=Exit.NODE_FAULT)

@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 import msgspec
@@ -164,10 +164,6 @@ class Guard:
     def is_all_well(self) -> bool:
         """Whether every worker ended with 0."""
         return self._scene.is_all_well
-
-    def has_left(self, nodes: Iterable[int]) -> bool:
-        """Whether all ranks of these nodes have ended with 0."""
-        return all(rank in self._scene.left for index in nodes for rank in self._scene.nodes[index].ranks)
 
     @property
     def warnings(self) -> tuple[Finding, ...]:

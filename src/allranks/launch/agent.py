@@ -94,7 +94,7 @@ class Agent:
         """While the leader is lost."""
         self._search: Succession | None = None  # the last one, until whoever was found has spoken: it may not lead
         self.interrupted_by: int | None = None
-        self._interrupted_s = self._stopped_s = self._heard_s = self._turned_s = now_s
+        self._waits_s = self._heard_s = self._turned_s = now_s
         self._signals: list[int] = []
         self._pids: dict[int, int] = {}
         """Of the workers that run, by rank."""
@@ -269,7 +269,7 @@ class Agent:
         if left and self.interrupted_by is None and not self._pids and not self._failed:
             self._do(events.Say(text=f"ended processes that the workers left running: {', '.join(left)}"))
         self._enter(Phase.WAITING)
-        self._stopped_s = now_s
+        self._waits_s = now_s
         if self._next_plan is not None and self.goodbye is None:
             if not self._is_next_stopped:
                 self._start(self._next_plan)
@@ -284,7 +284,7 @@ class Agent:
             if SAVE_SIGNAL not in self._signals:
                 self._send(protocol.Interrupted(signum=SAVE_SIGNAL))
         elif self.interrupted_by is None:
-            self.interrupted_by, self._interrupted_s = signum, now_s
+            self.interrupted_by, self._waits_s = signum, now_s
             self._send(protocol.Interrupted(signum=signum))
         self._signals.append(signum)
         self._heed(now_s)
@@ -301,8 +301,8 @@ class Agent:
     # The leader
 
     def _turn(self, now_s: float) -> None:
-        self._heard_s += max(0.0, now_s - self._turned_s - ASLEEP_S)
-        self._turned_s = now_s
+        slept_s = max(0.0, now_s - self._turned_s - ASLEEP_S)
+        self._waits_s, self._heard_s, self._turned_s = self._waits_s + slept_s, self._heard_s + slept_s, now_s
         self._heed(now_s)
         if self.phase is Phase.ENDING and self._ending is not None:
             self._advance(self._ending, now_s)
@@ -322,8 +322,7 @@ class Agent:
         """Whether an agent that was told to end has waited long enough for the leader's verdict."""
         if self.interrupted_by is None:
             return False
-        waited_s = now_s - max(self._stopped_s, self._interrupted_s)
-        if waited_s <= (VERDICT_S if now_s - self._heard_s <= PEERS_S else PEERS_S):
+        if now_s - self._waits_s <= (VERDICT_S if now_s - self._heard_s <= PEERS_S else PEERS_S):
             return False
         self._give_up("the leader's agent sent no final verdict")
         return True
@@ -341,7 +340,7 @@ class Agent:
                     self._do(events.KeepEvidence())
                 self._is_next_stopped = self._next_plan is not None
                 if message.interrupted_by is not None and self.interrupted_by is None:
-                    self.interrupted_by, self._interrupted_s = message.interrupted_by, now_s
+                    self.interrupted_by, self._waits_s = message.interrupted_by, now_s
                 self._end(signum, now_s, grace_s=GRACE_S if grace_s is None else grace_s, at_once=at_once)
             case Plan() if message.generation > self.plan.generation and self.goodbye is None:
                 if self.phase is Phase.WAITING:

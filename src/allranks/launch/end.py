@@ -4,8 +4,9 @@
     ...
     exit_code = end.settle(goodbye)
 
-An agent that found no leader, and a leader that lost the majority of the members, must not requeue a job that others go
-on with. Whoever leads writes to events.jsonl, within seconds, which node it has lost, or that it has taken over.
+An agent that found no leader, and all that a cut-off leader has led, must not requeue a job that others go on with, nor
+decide its exit code. Whoever leads writes to events.jsonl, within seconds, which node it has lost, or that it has taken
+over.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from allranks.launch.plan import JobPlan, count_of
 from allranks.launch.queue import ending
 from allranks.launch.queue.scheduler import Scheduler
 from allranks.launch.rendezvous import Rendezvous
-from allranks.launch.succession import SEEK_S
+from allranks.launch.succession import SEEK_S, is_led_elsewhere
 from allranks.model.errors import AllranksError, Exit, exit_for_signal
 from allranks.model.finding import Finding, Verdict
 from allranks.model.world import Launcher
@@ -99,17 +100,17 @@ class End:
         leader = self.leader
         if leader is not None and leader.has_resigned:
             return Exit.OK
+        if goodbye.is_cut_off and self._is_led_elsewhere(SEEK_S):
+            say(f"the other nodes go on with the job; {self.name} leaves it")
+            return self._leave()
         if leader is not None and leader.verdict is not None:
-            if leader.is_cut_off and self._do_others_go_on():
-                say(f"the other nodes go on with the job; {self.name} leaves it")
-                return self._leave()
             self._pronounce(leader, leader.verdict)
         self._say(goodbye)
         if self.scheduler is None:
             return goodbye.exit_code
         if self.agent.is_leader_lost and self.agent.interrupted_by is None:  # a cancelled job is never requeued
             say(f"ended: {goodbye.summary}")
-            if self._do_others_go_on():
+            if self._is_led_elsewhere(LEADER_WRITES_S):
                 say(f"the job goes on without {self.name}; see the leader's output for its verdict")
                 return self._leave() if self.plan.request.max_restarts else goodbye.exit_code
             if self.plan.request.max_restarts and not self.inbox.received:
@@ -142,18 +143,14 @@ class End:
             num_restarts = self.agent.plan.generation - self.rendezvous.group.generation
             say(describe_success(script, self.agent.plan.world_size, took_s, num_restarts, where=where))
 
-    def _do_others_go_on(self) -> bool:
-        """Whether the run directory says, within some seconds, that another leader goes on, or has ended the job."""
-        generation, count = self.agent.plan.generation, self.run_dir.count_events
-        deadline_s = time.monotonic() + self.plan.guard.gone_s + (SEEK_S if self.leader else LEADER_WRITES_S)
+    def _is_led_elsewhere(self, more_s: float) -> bool:
+        """Whether the run directory says, within some seconds, that others go on with the job, or have ended it."""
+        agent, count = self.agent, self.run_dir.count_events
+        deadline_s = time.monotonic() + self.plan.guard.gone_s + more_s
         while not self.inbox.received:
-            own = count("took_over", generation=generation, leader=self.name)
-            if (
-                count("took_over", generation=generation) > own
-                or count("restarting", generation=generation + 1)
-                or count("ended")
-                or (self.leader is None and count("node_lost", node=self.name) > self._times_lost)
-            ):
+            is_given_up = self.leader is None and count("node_lost", node=self.name) > self._times_lost
+            of, is_cut_off = (agent.plan.generation, agent.leader_name), not agent.is_leader_lost
+            if is_given_up or is_led_elsewhere(count, *of, is_cut_off=is_cut_off):
                 return True
             if time.monotonic() >= deadline_s:  # after a last look
                 break
@@ -220,7 +217,7 @@ def pronounce(verdict: Verdict, run_dir: RunDir, *, node: str, is_spoken: bool =
     run_dir.attempt = verdict.attempt
     run_dir.write_verdict(verdict, node=node)
     if is_spoken:
-        run_dir.add_event("ended", exit_code=verdict.exit_code)
+        run_dir.add_event("ended", exit_code=verdict.exit_code, leader=node)
         print_findings(verdict.findings[: len(verdict.findings) - already_said])
     return verdict.exit_code
 

@@ -254,8 +254,8 @@ def _run_workers(
         # Here, since only a leader's node needs all that the leader needs.
         from allranks.launch.lead.driver import appoint_leader
 
-        connections = {0: Connection(there, peer=me.name), **rendezvous.peers}
-        driver = appoint_leader(plan, rendezvous, connections, run_dir, scheduler, env)
+        own = {0: Connection(there, peer=me.name)}
+        driver = appoint_leader(plan, rendezvous, own, run_dir, scheduler, env)
 
     def lead(effect: events.Lead, connections: Mapping[int, Connection]) -> LeaderDriver:
         from allranks.launch.lead.driver import appoint_leader

@@ -151,8 +151,8 @@ class Loop:
         reap_orphans(self._crew.workers)
         self._start_when_ready()
         self._feed(events.Due(now_s=now_s))
-        is_running = self._plan_to_start is None and self._agent.phase not in (Phase.WAITING, Phase.GONE)
-        if is_running and (beat := self._watch.turn(now_s)) is not None:
+        has_workers = self._plan_to_start is None and self._agent.phase is not Phase.GONE
+        if has_workers and (beat := self._watch.turn(now_s)) is not None:
             self._feed(events.Observed(now_s=time.monotonic(), beat=beat))
 
     def _handle_ready(self, timeout_s: float) -> bool:

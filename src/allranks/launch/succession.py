@@ -7,10 +7,13 @@
 
 Whoever still hears its leader, or is not to succeed it yet, refuses the others, and they try again. An agent follows
 the first one that accepts it, and no other while that connection lasts. After Resign nobody waits for the old leader.
+
+An agent that found no leader, and all that a cut-off leader has led, ask the run directory whether others go on.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from allranks.launch import events
@@ -119,3 +122,20 @@ class Succession:
     def _electors(self) -> tuple[tuple[int, ...], ...]:
         is_confirmed = self.confirmed >= self.plan.generation
         return (self.plan.nodes,) if is_confirmed else (*self.plan.electors, self.plan.nodes)
+
+
+def is_led_elsewhere(count_events: Callable[..., int], generation: int, leader: str, *, is_cut_off: bool) -> bool:
+    """Whether events.jsonl says that another leader goes on with the job, or that the job has ended.
+
+    Args:
+        count_events: counts the events of a name whose fields have these values.
+        generation: the last one of the agent that asks.
+        leader: name of the node that has led it.
+        is_cut_off: whether that leader was cut off; the end that it writes down is not the job's.
+    """
+
+    def others(event: str, **fields: int) -> bool:
+        return count_events(event, **fields) > count_events(event, **fields, leader=leader)
+
+    has_ended = others("ended") if is_cut_off else count_events("ended") > 0
+    return has_ended or others("took_over", generation=generation) or others("restarting", generation=generation + 1)

@@ -300,6 +300,8 @@ class Goodbye(msgspec.Struct, frozen=True, kw_only=True, tag="goodbye"):
     """One line for nodes whose terminal is not the leader's; empty when all is well."""
     verdict: Verdict | None = None
     """The same on all nodes."""
+    is_cut_off: bool = False
+    """The leader has lost the majority of the members, which may go on under another one."""
 
 
 Message = (

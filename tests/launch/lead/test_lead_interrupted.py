@@ -45,7 +45,10 @@ class Job:
     """Two nodes with a rank each, and the leader of both; rank 1 has died, and a restart is under way."""
 
     def __init__(self, *, job: OwnJob | None = JOB, step: int | None = 7, no_requeue: str = "") -> None:
-        cards = {index: Card(host=f"n{index}", pid=1, node_index=index, num_workers=1, num_gpus=0) for index in (0, 1)}
+        cards = {
+            index: Card(host=f"n{index}", pid=1, node_index=index, num_workers=1, num_gpus=0, incarnation=7)
+            for index in (0, 1)
+        }
         self.job, self.no_requeue = job, no_requeue
         self.is_scheduler_mute = self.is_disk_mute = False
         self.effects: list[Effect] = []
@@ -209,6 +212,25 @@ def test_an_agent_that_does_not_report_is_disconnected_and_the_leaders_own_never
     assert job.leader.phase is Phase.STOPPING
     job.wait(OWN_STOPPED_S + 0.5)
     assert job.sent(Goodbye, to=0).exit_code == Exit.NODE_FAULT
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_the_last_word_waits_for_a_member_whose_connection_has_ended(comes_back: bool):
+    job = Job()
+    job.stop(is_one_lost=False)
+    for index in (0, 1):
+        job.tell(index, Exited(rank=index, generation=1))
+    job.wait(0.5)
+    for index in (0, 1):
+        job.tell(index, Stopped(generation=1))
+    job.feed(Lost(now_s=job.now_s, node=1, reason="reset by peer"))
+    job.wait(RETURN_S - 0.5)
+    assert job.leader.phase is Phase.STOPPING
+    if comes_back:
+        card = Card(host="n1", pid=1, node_index=1, num_workers=1, num_gpus=0, incarnation=7, generation=1)
+        job.feed(Joined(now_s=job.now_s, connection=1, card=card, address=""))
+    job.wait(0.5)
+    assert (job.sent(Goodbye, to=0).exit_code, job.sent(Goodbye, to=1) is not None) == (0, comes_back)
 
 
 def test_who_joins_a_job_that_is_over_is_rejected():

@@ -2,8 +2,7 @@
 
 phase      ends when                                   at the latest after                 then
 running    all ranks have ended, the guard proves a    the guard's deadlines; a save that  stopping
-           fault, a signal says so, or the members     a signal asked for: its grace;
-           here are no majority                        MINORITY_FACTOR x gone_s
+           fault, or a signal says so                  a signal asked for: its grace
 stopping   every agent has said Stopped                the grace and STOPPED_S; who has    forming; over, where the
                                                        not said it is disconnected         job is to end
 forming    the driver has told which checkpoint is     ANSWER_S; then without the answer   running with all nodes that
@@ -46,8 +45,6 @@ RETURN_S = 3.0
 """Seconds in which an agent may take up its connection again before its node is lost."""
 GATHER_S = 6.0
 """The same for the members of a generation whose leader is new: they do not all notice the loss at the same time."""
-MINORITY_FACTOR = 2.0
-"""So many times gone_s may a leader be without the majority of the members: by then they may have another one."""
 
 
 class Phase(StrEnum):
@@ -92,7 +89,6 @@ class Terms:
     min_nodes: int
     capacity_s: float
     """How long to wait for nodes below the minimum."""
-    gone_s: float = 10.0
     can_change_leader: bool = True
     """Whether another node may lead if this one is lost."""
     own: int = 0

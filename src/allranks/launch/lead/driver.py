@@ -227,12 +227,13 @@ def appoint_leader(
 
     Args:
         rendezvous: this agent's, after the roll call.
-        connections: to all agents that are here, by their index in the job, and to the one in this process.
+        connections: to the agent in this process, and to those that have joined it, by their index in the job.
         takes_over: what this agent knows of the job, and who has joined it; None: the job begins.
         own: index of this node in the job.
         store_port: where rank 0 will have its store; None: where it has it now.
     """
     group, cards, now_s = rendezvous.group, rendezvous.cards, time.monotonic()
+    connections = {**rendezvous.peers, **connections}
     own_address, request, acceptor = rendezvous.own_address or LOOPBACK, plan.request, rendezvous.acceptor
     if takes_over is not None:
         group = takes_over.plan
@@ -248,7 +249,6 @@ def appoint_leader(
             num_nodes=plan.num_nodes,
             min_nodes=plan.min_nodes,
             capacity_s=request.capacity_s,
-            gone_s=plan.guard.gone_s,
             can_change_leader=len(group.successors) > 1,
             own=own,
         ),

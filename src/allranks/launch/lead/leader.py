@@ -22,7 +22,6 @@ from allranks.launch.lead.course import (
     ANSWER_S,
     GATHER_S,
     LOOK_S,
-    MINORITY_FACTOR,
     NOTICE_S,
     OFTEN_UP_TO,
     OWN_STOPPED_S,
@@ -36,7 +35,6 @@ from allranks.launch.lead.group import make_group
 from allranks.launch.lead.outcome import (
     as_survived,
     below_minimum,
-    cut_off,
     describe_pause,
     describe_restart,
     loop_of,
@@ -93,15 +91,25 @@ class Leader(Reports):
             now_s: the time.
             has_resigned: it has left the job, and ended its workers, after a verdict on its own node.
         """
-        index, reason = lost
-        name, leads = self._members.name_of(index), self._members.name_of(self._terms.own)
+        leader, reason = lost
+        members, own = self._members, self._terms.own
+        name = members.name_of(leader)
         why = f"{name} has left the job" if has_resigned else f"the leader's agent on {name} is gone ({reason})"
-        self._say(f"{leads} leads now: {why}")
-        self._record("took_over", leader=leads, generation=self._generation.number, after=name)
-        self._await_members(lost, now_s, has_resigned=has_resigned)
-        for member, node in self._members.here.items():
-            if member != self._terms.own and node.card.generation < self._generation.number:
-                self._tell_again(member, node.card.generation)
+        self._say(f"{members.name_of(own)} leads now: {why}")
+        self._record("took_over", leader=members.name_of(own), generation=self._generation.number, after=name)
+        if has_resigned:
+            members.excluded.add(leader)
+        for index in [each for each in members.group if each not in members.nodes and each not in members.excluded]:
+            # The others come one after another; the last leader's node is given up in this turn, and expected back.
+            why, wait_s = f"{members.name_of(index)} has not come to the new leader", GATHER_S
+            if index == leader:
+                why, wait_s = reason, 0.0
+            members.miss(index, why, now_s + wait_s)
+            if not has_resigned:
+                self._suspect(index, why, now_s)
+        for index, node in members.here.items():
+            if index != own and node.card.generation < self._generation.number:
+                self._tell_again(index, node.card.generation)
         if has_resigned:
             self._stop(Decision(restarts=True), now_s, grace_s=RESTART_GRACE_S)
             self._deadline_s = now_s + GATHER_S
@@ -149,8 +157,6 @@ class Leader(Reports):
     def _oversleep(self, slept_s: float) -> None:
         """This process did not run for a while: nobody else was late."""
         self._deadline_s += slept_s
-        if self._minority_s is not None:
-            self._minority_s += slept_s
         if self._capacity_until_s is not None:
             self._capacity_until_s += slept_s
         for away in self._members.away.values():
@@ -168,22 +174,11 @@ class Leader(Reports):
         else:
             self._consult(now_s)
 
-    def _has_been_minority(self, now_s: float) -> bool:
-        """Whether the connected members are no majority, for so long that the others may have another leader."""
-        if self._members.have_majority() or self._guard.has_left(self._members.absent):
-            self._minority_s = None
-            return False
-        self._minority_s = now_s if self._minority_s is None else self._minority_s
-        return now_s - self._minority_s > MINORITY_FACTOR * self._terms.gone_s
-
     def _consult(self, now_s: float) -> None:
         """Ask the guard, which goes through all nodes: with thousands of them, not in every turn."""
         if now_s < self._next_look_s:
             return
         self._next_look_s = now_s + LOOK_S * max(0, len(self._members.group) - OFTEN_UP_TO)
-        if self._has_been_minority(now_s):
-            self._end_cut_off(now_s)
-            return
         for line in self._guard.lines(now_s):
             self._say(line)
         for position, order in self._guard.wants(now_s).items():
@@ -194,14 +189,6 @@ class Leader(Reports):
         elif self._generation.asked is None and self._members.waiting and self.steps:
             names = fold_hosts([node.name for node in self._members.waiting.values()])
             self._ask(Reason.GROW, f"saving a checkpoint and restarting with {names}")
-
-    def _end_cut_off(self, now_s: float) -> None:
-        """The members that are lost are the majority: end the job here."""
-        plan = self._generation.plan
-        finding = cut_off(self._members.name_of(self._terms.own), [plan.members[i].name for i in self._members.absent])
-        self._generation.judged = Judged(findings=(finding,), exit_code=Exit.NODE_FAULT)
-        self._pronounce((finding,))
-        self._stop(Decision(exit_code=Exit.NODE_FAULT), now_s)
 
     def _decide(self, judged: Judged, now_s: float) -> None:
         plan = self._generation.plan
@@ -246,7 +233,10 @@ class Leader(Reports):
 
     def _await_stopped(self, now_s: float) -> None:
         own, this, running = self._terms.own, self._generation, self._members.running
-        if running and now_s < self._deadline_s:
+        assert this.decision is not None
+        is_end = self.interrupted_by is not None or self.is_leaving or not this.decision.restarts
+        # Who is away may come back, and hear how the job has ended.
+        if (running or (is_end and self._members.away)) and now_s < self._deadline_s:
             return
         self._lose_away(now_s, nodes=running)
         for index in self._members.running:
@@ -257,14 +247,13 @@ class Leader(Reports):
         if own in self._members.running:
             if now_s < self._deadline_s + OWN_STOPPED_S:
                 return
-            this.decision = Decision(exit_code=Exit.NODE_FAULT)
-        assert this.decision is not None
+            this.decision, is_end = Decision(exit_code=Exit.NODE_FAULT), True
         if this.judged is not None and not this.judged.is_final:
             this.judged = self._guard.judge(now_s) or this.judged  # ends that came late may name the culprit
             self._pronounce(this.judged.findings)
         if this.decision.note:
             self._say(this.decision.note)
-        if self.interrupted_by is not None or self.is_leaving or not this.decision.restarts:
+        if is_end:
             self._conclude()
         elif not self._members.have_majority(without=this.without):
             self._give_way()
@@ -354,8 +343,9 @@ class Leader(Reports):
     def _announce(self, plan: Plan) -> None:
         names = [member.name for member in plan.members]
         gone = [name for index, name in self._members.group.items() if index not in plan.nodes]
-        left, checkpoint, is_tracked = self._history.restarts_left, self.checkpoint, bool(self.steps)
-        self._record("restarting", generation=plan.generation, members=names, checkpoint=checkpoint)
+        own, left = self._members.name_of(self._terms.own), self._history.restarts_left
+        checkpoint, is_tracked = self.checkpoint, bool(self.steps)
+        self._record("restarting", generation=plan.generation, leader=own, members=names, checkpoint=checkpoint)
         self._say(describe_restart(plan.generation, names, gone, checkpoint, num_left=left, is_tracked=is_tracked))
 
     def _await_capacity(self, now_s: float) -> None:
@@ -381,7 +371,6 @@ class Leader(Reports):
     def _conclude(self) -> None:
         self._enter(Phase.OVER)
         this, terms = self._generation, self._terms
-        self.is_cut_off = not (self._guard.is_all_well or self._members.have_majority())
         self.is_to_requeue = self.is_leaving and this.asked is Reason.REQUEUE
         is_loop = this.decision is not None and this.decision.is_crash_loop and self.interrupted_by is None
         if is_loop and this.judged is not None:
@@ -396,7 +385,8 @@ class Leader(Reports):
         )
         findings += (*as_survived(self._survived), *self._guard.warnings)
         self.verdict = Verdict(job=terms.job, attempt=this.plan.attempt, exit_code=exit_code, findings=findings)
-        self._goodbye = Goodbye(exit_code=self.verdict.exit_code, summary=summarize(self.verdict))
+        is_cut_off = not (self._guard.is_all_well or self._members.have_majority())
+        self._goodbye = Goodbye(exit_code=exit_code, summary=summarize(self.verdict), is_cut_off=is_cut_off)
         self._send(self._goodbye, self._members.nodes)
         self._do(events.Over(verdict=self.verdict))
 

@@ -85,12 +85,6 @@ class Members:
         """Whether the connected members, without these nodes, may begin another generation."""
         return has_majority(self.here.keys() - set(without), self.electors)
 
-    @property
-    def absent(self) -> list[int]:
-        """Members that are not connected, by their index in the Plan."""
-        here = self.here
-        return [position for position, index in enumerate(self.group) if index not in here]
-
     def name_of(self, index: int) -> str:
         """A node's name: as it is connected, or as the Plan has it."""
         return self.nodes[index].name if index in self.nodes else self.group.get(index, f"node {index}")

@@ -11,7 +11,7 @@ from allranks.guard.judged import Judged, name_fault
 from allranks.launch.lead.recovery import Decision
 from allranks.launch.plan import count_of
 from allranks.model.errors import Exit, exit_for_signal
-from allranks.model.finding import Confidence, Finding, Severity, Verdict
+from allranks.model.finding import Finding, Severity, Verdict
 from allranks.model.hostlist import fold_hosts
 
 
@@ -57,15 +57,6 @@ def below_minimum(num_nodes: int, min_nodes: int, waited_s: float, checkpoint: i
     last = "there is no checkpoint" if checkpoint is None else f"the last checkpoint is at step {checkpoint}"
     what = f"only {num_nodes} of at least {min_nodes} nodes for {waited_s:.0f} s; {last}"
     return name_fault("AR608", what)
-
-
-def cut_off(own: str, others: Sequence[str]) -> Finding:
-    """Return the finding that a leader has lost most of the members."""
-    names = fold_hosts(others)
-    what = f"{own} has lost the agents of {names}, which are the majority: its link or theirs failed"
-    where = f"{own} or {names}"
-    fix = f"from {own}, ping the others on the management network; look for errors of the switch between them"
-    return name_fault("AR211", what, node=where, confidence=Confidence.UNDECIDED, fix=fix)
 
 
 def describe_restart(

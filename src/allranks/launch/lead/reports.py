@@ -18,7 +18,7 @@ from allranks.guard.judged import Judged
 from allranks.guard.verdict import Guard
 from allranks.launch import events
 from allranks.launch.events import SAVE_SIGNAL, Effect
-from allranks.launch.lead.course import ANSWER_S, GATHER_S, MOVES, RETURN_S, Phase, Reason, Terms
+from allranks.launch.lead.course import ANSWER_S, MOVES, RETURN_S, Phase, Reason, Terms
 from allranks.launch.lead.members import Members, Node, State
 from allranks.launch.lead.recovery import Decision
 from allranks.model.finding import Finding, Verdict
@@ -87,8 +87,6 @@ class Reports:
         """Nodes at fault, in the last verdict."""
         self.is_to_requeue = False
         """Whether all ranks saved before the time limit and ended."""
-        self.is_cut_off = False
-        """Whether the job has ended here without the majority of the members: they may go on under another leader."""
         self.has_resigned = False
         """Whether another node's agent leads from now on."""
         self.interrupted_by: int | None = None
@@ -110,8 +108,6 @@ class Reports:
         self._members = Members(terms.num_nodes, nodes=dict(nodes), excluded=set(past.excluded))
         self._deadline_s = self._turned_s = now_s
         """The first one: of the phases stopping and forming."""
-        self._minority_s: float | None = None
-        """Since when the connected members are no majority."""
         self._capacity_until_s: float | None = None
         """Nodes are waited for until then; None: they are not, or the generation has begun."""
         self._next_ping_s = self._next_look_s = self._next_notice_s = 0.0
@@ -169,7 +165,7 @@ class Reports:
         addresses |= {position[index]: node.addresses for index, node in self._members.here.items()}
         ports = {position[each.node]: each.port for each in plan.successors}
         self._guard.begin(plan, now_s, addresses=addresses, leader=position[self._terms.own], ports=ports)
-        self._capacity_until_s = self._minority_s = None
+        self._capacity_until_s = None
         self.steps, self.is_finished = {}, False
 
     # Messages
@@ -270,19 +266,6 @@ class Reports:
         else:
             self._suspect(index, reason, lost.now_s)
             members.miss(index, reason, lost.now_s + RETURN_S)
-
-    def _await_members(self, lost: tuple[int, str], now_s: float, *, has_resigned: bool) -> None:
-        """This leader is new: the members come one after another, and the last leader's node does not."""
-        leader, reason = lost
-        members = self._members
-        for index, name in members.group.items():
-            if index not in members.nodes and index != leader:
-                members.miss(index, f"{name} has not come to the new leader", now_s + GATHER_S)
-        if has_resigned:
-            members.excluded.add(leader)
-        else:
-            members.miss(leader, reason, now_s)  # given up in this turn, and expected back
-            self._suspect(leader, reason, now_s)
 
     def _suspect(self, index: int, reason: str, now_s: float) -> None:
         """Tell the guard of a lost connection, if that node's workers run."""
