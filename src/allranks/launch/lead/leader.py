@@ -13,42 +13,22 @@ from __future__ import annotations
 
 import math
 import signal
-from collections.abc import Sequence
+
+import msgspec
 
 from allranks.guard.judged import Judged
 from allranks.launch import events
 from allranks.launch.events import ASLEEP_S, GRACE_S, SAVE_SIGNAL, Effect, Event
-from allranks.launch.lead.course import (
-    ANSWER_S,
-    GATHER_S,
-    LOOK_S,
-    NOTICE_S,
-    OFTEN_UP_TO,
-    OWN_STOPPED_S,
-    RESTART_GRACE_S,
-    SPARE_S,
-    STOPPED_S,
-    Phase,
-    Reason,
-)
+from allranks.launch.lead import course, outcome
+from allranks.launch.lead.course import Phase, Reason
 from allranks.launch.lead.group import make_group
-from allranks.launch.lead.outcome import (
-    as_survived,
-    below_minimum,
-    describe_pause,
-    describe_restart,
-    loop_of,
-    outcome_of,
-    summarize,
-)
 from allranks.launch.lead.recovery import Decision, crash_of, decide
 from allranks.launch.lead.reports import Reports
 from allranks.launch.queue import ending
-from allranks.model.errors import AllranksError, Exit
-from allranks.model.finding import Finding, Verdict
+from allranks.model.errors import AllranksError, Exit, exit_for_signal
+from allranks.model.finding import Finding, Severity, Verdict
 from allranks.model.hostlist import fold_hosts
-from allranks.wire import protocol
-from allranks.wire.protocol import Goodbye, Plan, Resign
+from allranks.wire.protocol import Goodbye, Ping, Plan, Resign, Stop
 
 _LEFT_OUT = Goodbye(exit_code=Exit.OK, summary="the job continues without this node")
 """Its agent exits with 0: SLURM takes the highest exit code of all agents, so the others decide the job's."""
@@ -101,7 +81,7 @@ class Leader(Reports):
             members.excluded.add(leader)
         for index in [each for each in members.group if each not in members.nodes and each not in members.excluded]:
             # The others come one after another; the last leader's node is given up in this turn, and expected back.
-            why, wait_s = f"{members.name_of(index)} has not come to the new leader", GATHER_S
+            why, wait_s = f"{members.name_of(index)} has not come to the new leader", course.GATHER_S
             if index == leader:
                 why, wait_s = reason, 0.0
             members.miss(index, why, now_s + wait_s)
@@ -111,8 +91,8 @@ class Leader(Reports):
             if index != own and node.card.generation < self._generation.number:
                 self._tell_again(index, node.card.generation)
         if has_resigned:
-            self._stop(Decision(restarts=True), now_s, grace_s=RESTART_GRACE_S)
-            self._deadline_s = now_s + GATHER_S
+            self._stop(Decision(restarts=True), now_s)
+            self._deadline_s = now_s + course.GATHER_S
 
     # Signals
 
@@ -128,7 +108,7 @@ class Leader(Reports):
             if self._generation.decision is not None and self._generation.decision.restarts:
                 self._generation.asked = reason
             return
-        until_s = None if meant.grace_s is None else now_s + max(1.0, meant.grace_s - SPARE_S)
+        until_s = None if meant.grace_s is None else now_s + max(1.0, meant.grace_s - course.SPARE_S)
         self._ask(reason, meant.line, signum=signum if is_warning else 0, until_s=until_s)
 
     # Running
@@ -140,7 +120,7 @@ class Leader(Reports):
             self._oversleep(slept_s)
         if now_s >= self._next_ping_s:
             self._next_ping_s = now_s + self._guard.beat_s
-            ping = protocol.Ping(sent_ns=round(now_s * 1e9), confirmed=self._confirmed)
+            ping = Ping(sent_ns=round(now_s * 1e9), confirmed=self._confirmed)
             self._send(ping, self._members.nodes)
         self._unanswered = {signum: until_s for signum, until_s in self._unanswered.items() if now_s < until_s}
         self._lose_away(now_s)
@@ -178,7 +158,7 @@ class Leader(Reports):
         """Ask the guard, which goes through all nodes: with thousands of them, not in every turn."""
         if now_s < self._next_look_s:
             return
-        self._next_look_s = now_s + LOOK_S * max(0, len(self._members.group) - OFTEN_UP_TO)
+        self._next_look_s = now_s + course.LOOK_S * max(0, len(self._members.group) - course.OFTEN_UP_TO)
         for line in self._guard.lines(now_s):
             self._say(line)
         for position, order in self._guard.wants(now_s).items():
@@ -209,27 +189,18 @@ class Leader(Reports):
         self._lose_away(now_s, nodes=at_fault)
         if judged.is_final:
             self._pronounce(judged.findings)
-        grace_s = RESTART_GRACE_S if decision.restarts else GRACE_S
-        self._stop(decision, now_s, at_once=judged.blocked, grace_s=grace_s)
+        self._stop(decision, now_s)
 
     # Stopping, and what comes after
 
-    def _stop(
-        self,
-        decision: Decision,
-        now_s: float,
-        *,
-        signum: int = signal.SIGTERM,
-        at_once: Sequence[int] = (),
-        grace_s: float | None = None,
-    ) -> None:
+    def _stop(self, decision: Decision, now_s: float, *, signum: int = signal.SIGTERM) -> None:
         self._enter(Phase.STOPPING)
-        self._generation.decision = decision
-        self._deadline_s = now_s + (grace_s or GRACE_S) + STOPPED_S
-        self._generation.stop = protocol.Stop(
-            signum=signum, at_once=tuple(at_once), grace_s=grace_s, interrupted_by=self.interrupted_by
-        )
-        self._send(self._generation.stop, self._members.here)
+        this, fault = self._generation, self._generation.judged
+        at_once = fault.blocked if fault is not None else ()
+        grace_s = None if fault is None else course.RESTART_GRACE_S if decision.restarts else GRACE_S
+        this.decision, self._deadline_s = decision, now_s + (grace_s or GRACE_S) + course.STOPPED_S
+        this.stop = Stop(signum=signum, at_once=at_once, grace_s=grace_s, interrupted_by=self.interrupted_by)
+        self._send(this.stop, self._members.here)
 
     def _await_stopped(self, now_s: float) -> None:
         own, this, running = self._terms.own, self._generation, self._members.running
@@ -243,9 +214,9 @@ class Leader(Reports):
             if index != own:
                 self._unresponsive.add(index)
                 self._do(events.Disconnect(node=index))
-                self._lose(index, f"its workers had not ended {STOPPED_S:.0f} s after the grace period", now_s)
+                self._lose(index, f"its workers had not ended {course.STOPPED_S:.0f} s after the grace period", now_s)
         if own in self._members.running:
-            if now_s < self._deadline_s + OWN_STOPPED_S:
+            if now_s < self._deadline_s + course.OWN_STOPPED_S:
                 return
             this.decision, is_end = Decision(exit_code=Exit.NODE_FAULT), True
         if this.judged is not None and not this.judged.is_final:
@@ -291,7 +262,7 @@ class Leader(Reports):
     def _look(self, now_s: float) -> None:
         """Ask for the newest checkpoint before the next generation begins."""
         self._enter(Phase.FORMING)
-        self._is_looking, self._deadline_s = True, now_s + ANSWER_S
+        self._is_looking, self._deadline_s = True, now_s + course.ANSWER_S
         self._do(events.FindCheckpoint())
 
     def _await_answers(self, now_s: float) -> None:
@@ -346,7 +317,8 @@ class Leader(Reports):
         own, left = self._members.name_of(self._terms.own), self._history.restarts_left
         checkpoint, is_tracked = self.checkpoint, bool(self.steps)
         self._record("restarting", generation=plan.generation, leader=own, members=names, checkpoint=checkpoint)
-        self._say(describe_restart(plan.generation, names, gone, checkpoint, num_left=left, is_tracked=is_tracked))
+        text = outcome.describe_restart(plan.generation, names, gone, checkpoint, num_left=left, is_tracked=is_tracked)
+        self._say(text)
 
     def _await_capacity(self, now_s: float) -> None:
         until_s, num_nodes, terms = self._capacity_until_s, len(self._members.nodes), self._terms
@@ -358,10 +330,11 @@ class Leader(Reports):
         elif num_nodes >= terms.min_nodes:
             self._look(now_s)
         elif now_s >= until_s:
-            self._give_up(Exit.NODE_FAULT, below_minimum(num_nodes, terms.min_nodes, terms.capacity_s, self.checkpoint))
+            below = outcome.below_minimum(num_nodes, terms.min_nodes, terms.capacity_s, self.checkpoint)
+            self._give_up(Exit.NODE_FAULT, below)
         elif now_s >= self._next_notice_s:
-            self._next_notice_s = now_s + NOTICE_S
-            self._say(describe_pause(num_nodes, terms.min_nodes, until_s - now_s, terms.capacity_s))
+            self._next_notice_s = now_s + course.NOTICE_S
+            self._say(outcome.describe_pause(num_nodes, terms.min_nodes, until_s - now_s, terms.capacity_s))
 
     def _give_up(self, exit_code: int, *findings: Finding) -> None:
         self._pronounce(findings)
@@ -374,21 +347,26 @@ class Leader(Reports):
         self.is_to_requeue = self.is_leaving and this.asked is Reason.REQUEUE
         is_loop = this.decision is not None and this.decision.is_crash_loop and self.interrupted_by is None
         if is_loop and this.judged is not None:
-            this.judged = loop_of(this.judged, self._history.crashes[-1].step)
+            this.judged = outcome.loop_of(this.judged, self._history.crashes[-1].step)
             self._pronounce(this.judged.findings[:1])
-        exit_code, findings = outcome_of(
-            this.judged,
-            this.decision,
-            interrupted_by=self.interrupted_by,
-            is_to_requeue=self.is_to_requeue,
-            is_all_well=self._guard.is_all_well,
-        )
-        findings += (*as_survived(self._survived), *self._guard.warnings)
+        exit_code, findings = self._outcome()
+        survived = [msgspec.structs.replace(each, severity=Severity.WARN) for each in self._survived]
+        findings = (*findings, *survived, *self._guard.warnings)
         self.verdict = Verdict(job=terms.job, attempt=this.plan.attempt, exit_code=exit_code, findings=findings)
         is_cut_off = not (self._guard.is_all_well or self._members.have_majority())
-        self._goodbye = Goodbye(exit_code=exit_code, summary=summarize(self.verdict), is_cut_off=is_cut_off)
+        self._goodbye = Goodbye(exit_code=exit_code, summary=outcome.summarize(self.verdict), is_cut_off=is_cut_off)
         self._send(self._goodbye, self._members.nodes)
         self._do(events.Over(verdict=self.verdict))
+
+    def _outcome(self) -> tuple[int, tuple[Finding, ...]]:
+        """Return the job's exit code, and the findings that explain it."""
+        judged, decision = self._generation.judged, self._generation.decision
+        if self.interrupted_by is not None:
+            return exit_for_signal(self.interrupted_by), ()
+        if judged is None:
+            return int(Exit.OK if self._guard.is_all_well else (decision and decision.exit_code) or Exit.UNKNOWN), ()
+        decides = decision is not None and (not decision.restarts or self.is_to_requeue)
+        return decision.exit_code if decision and decides else judged.exit_code, judged.findings
 
     def _tell_end(self, joined: events.Joined) -> None:
         """An agent connects when the job is over: one that had workers of it hears how it ended."""
