@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from allranks.guard.verdict import Guard
 from allranks.host.slurm_job import OwnJob
 from allranks.launch import events
-from allranks.launch.queue import ending
 from allranks.model.past import Past
 from allranks.wire.protocol import Plan, Refused
 
@@ -142,7 +141,8 @@ class Lead:
             case events.AskScheduler(signum=signum, save_s=save_s):
                 job = OwnJob(id="1", restarts=0, num_nodes=1, is_heterogeneous=False) if world.life.is_slurm else None
                 no = "" if world.life.can_requeue else "no batch script"
-                meant = ending.decide(signum, job=job, save_s=save_s, no_requeue=no, grace_s=KILL_WAIT_S, left_s=60.0)
+                times = {"save_s": save_s, "grace_s": KILL_WAIT_S, "left_s": 60.0}
+                meant = world.cores.decide_ending(signum, job=job, no_requeue=no, **times)
                 self._answer(answer_s, events.Meant, signum=signum, decision=meant)
             case events.FindCheckpoint():
                 world.kernel.checkpoints_found += 1

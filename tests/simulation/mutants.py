@@ -30,6 +30,7 @@ class Cores:
     Node: Any
     State: Any
     Agent: Any
+    decide_ending: Any
     decide_sequel: Any
     is_led_elsewhere: Any
 
@@ -99,6 +100,7 @@ def _cores(modules: dict[str, Any]) -> Cores:
         Node=modules["lead.members"].Node,
         State=modules["lead.members"].State,
         Agent=modules["agent"].Agent,
+        decide_ending=modules["queue.ending"].decide,
         decide_sequel=modules["queue.ending"].decide_sequel,
         is_led_elsewhere=modules["succession"].is_led_elsewhere,
     )
