@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 from allranks.guard.verdict import Guard
 from allranks.host.slurm_job import OwnJob
 from allranks.launch import events
-from allranks.launch.queue import ending
 from allranks.model.past import Past
 from allranks.wire.protocol import Plan, Refused
 
@@ -55,10 +54,9 @@ class Lead:
         self.verdict: Any = None
         self.leader = cores.Leader(
             cores.Terms(
-                job="j", attempt=0, wanted_backend="gloo", store_address=world.address_of(process.node),
+                job="j", wanted_backend="gloo", store_address=world.address_of(process.node),
                 store_port=store_port, num_nodes=life.num_nodes, min_nodes=life.min_nodes,
-                max_restarts=life.max_restarts, capacity_s=CAPACITY_S,
-                gone_s=TERMS.gone_s, own=process.node,
+                capacity_s=CAPACITY_S, own=process.node,
             ),
             guard=Guard(TERMS),
             past=past,
@@ -86,7 +84,7 @@ class Lead:
     @property
     def goes_on(self) -> bool:
         """Whether it leads a job that can go on."""
-        return not self.is_over and not self.process.is_stopped and self.leader._members.have_majority
+        return not self.is_over and not self.process.is_stopped and self.leader._members.have_majority()
 
     def attach(self) -> None:
         """Read what came before."""
@@ -143,7 +141,8 @@ class Lead:
             case events.AskScheduler(signum=signum, save_s=save_s):
                 job = OwnJob(id="1", restarts=0, num_nodes=1, is_heterogeneous=False) if world.life.is_slurm else None
                 no = "" if world.life.can_requeue else "no batch script"
-                meant = ending.decide(signum, job=job, save_s=save_s, no_requeue=no, grace_s=KILL_WAIT_S, left_s=60.0)
+                times = {"save_s": save_s, "grace_s": KILL_WAIT_S, "left_s": 60.0}
+                meant = world.cores.decide_ending(signum, job=job, no_requeue=no, **times)
                 self._answer(answer_s, events.Meant, signum=signum, decision=meant)
             case events.FindCheckpoint():
                 world.kernel.checkpoints_found += 1

@@ -16,10 +16,7 @@ import allranks.launch
 HERE = Path(__file__).parent
 TABLE = HERE / "mutants.toml"
 SOURCE = Path(allranks.launch.__file__).parent
-LEAD = (
-    "course", "quorum", "signals", "members", "progress", "recovery", "generation", "outcome", "forming", "attendance",
-    "reports", "leader",
-)  # fmt: skip
+LEAD = ("course", "quorum", "members", "recovery", "outcome", "reports", "leader")
 MODULES = ("queue.ending", *(f"lead.{name}" for name in LEAD), "succession", "grace", "agent")
 """In the order in which they import each other."""
 
@@ -33,6 +30,7 @@ class Cores:
     Node: Any
     State: Any
     Agent: Any
+    decide_ending: Any
     decide_sequel: Any
     is_led_elsewhere: Any
 
@@ -68,29 +66,31 @@ def read_mutants() -> list[Mutant]:
 
 def load(mutant: Mutant | None) -> Cores:
     """Return the reducers, with one change; all modules that import the changed one are loaded anew, and only here."""
+    saved = {name: importlib.import_module(f"allranks.launch.{name}") for name in MODULES}
     if mutant is None:
-        names = [f"allranks.launch.{name}" for name in MODULES]
-        return _cores({name: importlib.import_module(full) for name, full in zip(MODULES, names, strict=True)})
-    saved = {name: sys.modules.get(f"allranks.launch.{name}") for name in MODULES}
+        return _cores(saved)
     loaded: dict[str, ModuleType] = {}
     try:
-        for name in MODULES:
+        for name, before in saved.items():
             path = SOURCE / f"{name.replace('.', '/')}.py"
             source = path.read_text()
             if path == SOURCE / mutant.file:
                 source = mutant.apply(source)
-            full = f"allranks.launch.{name}"
-            module = ModuleType(full)
+            module = loaded[name] = ModuleType(before.__name__)
             module.__file__ = str(path)
-            sys.modules[full] = loaded[name] = module
+            _put(module)
             exec(compile(source, str(path), "exec"), module.__dict__)
     finally:
-        for name, module in saved.items():
-            if module is not None:
-                sys.modules[f"allranks.launch.{name}"] = module
-            else:
-                sys.modules.pop(f"allranks.launch.{name}", None)
+        for module in saved.values():
+            _put(module)
     return _cores(loaded)
+
+
+def _put(module: ModuleType) -> None:
+    """Have `import x.y` and `from x import y` find this module."""
+    package, _, name = module.__name__.rpartition(".")
+    sys.modules[module.__name__] = module
+    setattr(sys.modules[package], name, module)
 
 
 def _cores(modules: dict[str, Any]) -> Cores:
@@ -100,6 +100,7 @@ def _cores(modules: dict[str, Any]) -> Cores:
         Node=modules["lead.members"].Node,
         State=modules["lead.members"].State,
         Agent=modules["agent"].Agent,
+        decide_ending=modules["queue.ending"].decide,
         decide_sequel=modules["queue.ending"].decide_sequel,
         is_led_elsewhere=modules["succession"].is_led_elsewhere,
     )

@@ -252,14 +252,13 @@ def _run_workers(
         here, there = socket.socketpair()
         line = Connection(here, peer=me.name)
         # Here, since only a leader's node needs all that the leader needs.
-        from allranks.launch.lead.appoint import appoint_leader
+        from allranks.launch.lead.driver import appoint_leader
 
-        driver = appoint_leader(
-            plan, rendezvous, Connection(there, peer=me.name), run_dir, scheduler, env, show=print_findings
-        )
+        own = {0: Connection(there, peer=me.name)}
+        driver = appoint_leader(plan, rendezvous, own, run_dir, scheduler, env)
 
     def lead(effect: events.Lead, connections: Mapping[int, Connection]) -> LeaderDriver:
-        from allranks.launch.lead.appoint import appoint_successor
+        from allranks.launch.lead.driver import appoint_leader
 
         listener = stack.enter_context(bind_port(plan.port))
         port = int(listener.getsockname()[1])
@@ -268,10 +267,9 @@ def _run_workers(
         else:
             listener.close()
         rendezvous.announce(plan, run_dir, port)
-        return appoint_successor(
-            effect, connections, plan, rendezvous, run_dir, scheduler, env, node=agent.node, store_port=port,
-            show=print_findings,
-        )  # fmt: skip
+        return appoint_leader(
+            plan, rendezvous, connections, run_dir, scheduler, env, takes_over=effect, own=agent.node, store_port=port
+        )
 
     agent = Agent(group, now_s=time.monotonic())
     loop = Loop(

@@ -31,7 +31,6 @@ from allranks.wire.protocol import Contact, Goodbye, Plan, WorkerEnd
 if TYPE_CHECKING:
     from allranks.guard.watch import Watch
     from allranks.launch.lead.driver import LeaderDriver
-    from allranks.launch.lead.progress import Progress
 
 PUMP_S = 0.05
 """How often new output is shown."""
@@ -117,7 +116,7 @@ class Loop:
                 self._turn()
                 if self.driver is not None:
                     self.driver.turn(time.monotonic())
-                    self._tell_silence(self.driver.leader.progress)
+                    self._tell_silence(self.driver.leader.furthest)
                 else:
                     self._look_for_leader(time.monotonic())
             self._crew.wait_for_writers(WRITERS_S if agent.interrupted_by is None else GRACE_S)
@@ -163,11 +162,11 @@ class Loop:
             key.data(key.fileobj)
         return self._num_ended > num_before
 
-    def _tell_silence(self, progress: Progress) -> None:
+    def _tell_silence(self, step: int | None) -> None:
         """Say that the workers run, where they have written nothing here for a while."""
         if self._silent_s is not None and self._crew.still_running and self._agent.phase is Phase.WATCHING:
             size, has_spoken = self._agent.plan.world_size, self._pulse.has_spoken
-            self._crew.say(describe_running(size, self._silent_s, has_spoken=has_spoken, step=progress.step))
+            self._crew.say(describe_running(size, self._silent_s, has_spoken=has_spoken, step=step))
 
     # Effects
 

@@ -52,7 +52,6 @@ class Rendezvous:
     """On the leader, by seat."""
     acceptor: Acceptor | None = None
     """On several nodes: where agents come in while the job runs, on the leader, and on the others if it is lost."""
-    store_address: str = ""
     own_address: str | None = None
     """This node's, on the network on which the agents found each other; None: there is no other agent."""
     card: Card | None = None
@@ -205,7 +204,6 @@ def _give_out_plans(called: Called, applicant: Applicant, past: Past) -> Rendezv
         cards=called.cards,
         plans=plans,
         acceptor=called.acceptor,
-        store_address=called.store_address,
         own_address=next((peer.own_address for peer in called.peers.values()), None),
     )
 

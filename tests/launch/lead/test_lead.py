@@ -51,6 +51,7 @@ from allranks.wire.seek import seek_leader
 
 KEY = Secret(b"swordfish", "test")
 PATIENCE_S = 40
+SAVE = ending.Decision(ending=ending.Ending.SAVE_AND_REQUEUE, grace_s=None, line="saving")
 
 
 def card(index: int) -> Card:
@@ -64,8 +65,8 @@ class Job:
         self.listener = bind_port(0)
         self.lines: list[str] = []
         terms = Terms(
-            job="train", attempt=0, wanted_backend="gloo", store_address="127.0.0.1", store_port=29501, num_nodes=3,
-            min_nodes=2, max_restarts=max_restarts, capacity_s=30.0,
+            job="train", wanted_backend="gloo", store_address="127.0.0.1", store_port=29501, num_nodes=3, min_nodes=2,
+            capacity_s=30.0,
         )  # fmt: skip
         cards = {index: card(index) for index in range(3)}
         self.leader = Leader(
@@ -96,7 +97,7 @@ class Job:
             say=self.lines.append,
             show=lambda _: None,
             on_event=lambda *_, **__: None,
-            on_signal=lambda *_: ending.Decision(ending=ending.Ending.SAVE_AND_REQUEUE, grace_s=None, line="saving"),
+            on_signal=lambda *_, **__: SAVE,
         )
         self.driver.attach(self.selector)
 
@@ -334,7 +335,7 @@ def test_the_guard_of_thousands_of_nodes_is_asked_rarely_and_at_once_after_an_en
     guard, store = CountingGuard(GuardTable()), {"store_address": "127.0.0.1", "store_port": 29501}
     leader = Leader(
         Terms(
-            job="train", attempt=0, wanted_backend="gloo", num_nodes=num_nodes, min_nodes=num_nodes, max_restarts=0,
+            job="train", wanted_backend="gloo", num_nodes=num_nodes, min_nodes=num_nodes,
             capacity_s=30.0, **store,
         ),
         guard=guard,

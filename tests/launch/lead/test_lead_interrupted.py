@@ -56,13 +56,11 @@ class Job:
         self.leader = Leader(
             Terms(
                 job="j",
-                attempt=0,
                 wanted_backend="gloo",
                 store_address="127.0.0.1",
                 store_port=1,
                 num_nodes=2,
                 min_nodes=2,
-                max_restarts=1,
                 capacity_s=600.0,
             ),
             guard=Guard(GuardTable()),
@@ -193,6 +191,17 @@ def test_neither_a_file_server_nor_the_scheduler_can_keep_the_job_from_going_on(
     job.stop(is_one_lost=False)
     assert job.leader.phase is Phase.FORMING
     job.wait(ANSWER_S + 0.5)
+    assert job.sent(Plan, to=1).generation == 1
+
+
+def test_below_the_minimum_it_waits_for_nodes():
+    job = Job()
+    job.stop(is_one_lost=True)
+    assert job.leader.phase is Phase.PAUSED
+    assert not job.sent(Plan, to=0)
+    card = Card(host="n1", pid=2, node_index=1, num_workers=1, num_gpus=0)
+    job.feed(Joined(now_s=job.now_s, connection=1, card=card, address="127.0.0.1"))
+    job.wait(1.0)
     assert job.sent(Plan, to=1).generation == 1
 
 

@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 
 from allranks.guard.judged import Judged
-from allranks.launch.lead.recovery import Decision, Move, crash_of, decide
+from allranks.launch.lead.recovery import Decision, crash_of, decide
 from allranks.model.errors import Exit
 from allranks.model.finding import Confidence, Finding, Severity
 from allranks.model.past import Crash, History
 
-SEATS = {0: "n0", 1: "n1", 2: "n2", 3: "n3"}
 FINDING = Finding(
     cause="AR407 dead-rank", severity=Severity.FAIL, confidence=Confidence.CERTAIN, node="n2", message="killed"
 )
@@ -31,13 +30,11 @@ def move(
     *,
     history: History,
     culprits: tuple[int, ...] = (2,),
-    min_nodes: int = 3,
     at: int | None = 40,
     can_resign: bool = False,
 ) -> Decision:
     return decide(
-        fault, crash(at), history=history, seats=SEATS, culprits=culprits, leader_seat=0, min_nodes=min_nodes,
-        can_resign=can_resign,
+        fault, crash(at), history=history, culprits=culprits, leader=0, leader_name="n0", can_resign=can_resign,
     )  # fmt: skip
 
 
@@ -51,32 +48,27 @@ def test_a_crash_is_known_by_its_finding_and_by_the_rank_that_came_least_far():
 def test_a_dead_rank_is_started_again_on_the_same_nodes():
     history = History(restarts_left=2)
     decision = move(judged(), history=history)
-    assert (decision.move, decision.without, history.restarts_left) == (Move.RESTART, frozenset(), 1)
+    assert (decision.restarts, decision.without, history.restarts_left) == (True, frozenset(), 1)
 
 
 def test_where_all_other_ranks_have_finished_nothing_is_started_again():
     decision = move(judged(cures=True, is_over=True, exit_code=75), history=History(restarts_left=2))
-    assert (decision.move, decision.exit_code, decision.note) == (Move.END, 75, "")
+    assert (decision.restarts, decision.exit_code, decision.note) == (False, 75, "")
 
 
 def test_without_restarts_the_job_ends_with_the_faults_own_code():
     decision = move(judged(), history=History(restarts_left=0))
-    assert (decision.move, decision.exit_code) == (Move.END, 137)
+    assert (decision.restarts, decision.exit_code) == (False, 137)
 
 
 def test_a_node_fault_goes_on_without_the_node():
     decision = move(judged(cures=True, exit_code=75), history=History(restarts_left=1))
-    assert (decision.move, decision.without) == (Move.RESTART, frozenset({2}))
-
-
-def test_below_the_minimum_it_waits_for_nodes():
-    decision = move(judged(cures=True, exit_code=75), history=History(restarts_left=1), min_nodes=4)
-    assert (decision.move, decision.without) == (Move.PAUSE, frozenset({2}))
+    assert (decision.restarts, decision.without) == (True, frozenset({2}))
 
 
 def test_the_leaders_node_cannot_be_left_out_where_the_others_are_no_majority():
     decision = move(judged(cures=True, exit_code=75, nodes=(0,)), history=History(restarts_left=3), culprits=(0,))
-    assert (decision.move, decision.exit_code) == (Move.END, Exit.NODE_FAULT)
+    assert (decision.restarts, decision.exit_code) == (False, Exit.NODE_FAULT)
     assert decision.note == (
         "n0 runs the leader, and the other nodes are no majority without it: the job must start again on other nodes"
     )
@@ -85,13 +77,13 @@ def test_the_leaders_node_cannot_be_left_out_where_the_others_are_no_majority():
 def test_where_they_are_the_job_goes_on_without_the_leaders_node():
     fault, history = judged(cures=True, exit_code=75, nodes=(0,)), History(restarts_left=3)
     decision = move(fault, history=history, culprits=(0,), can_resign=True)
-    assert (decision.move, decision.without, decision.note) == (Move.RESTART, frozenset({0}), "")
+    assert (decision.restarts, decision.without, decision.note) == (True, frozenset({0}), "")
 
 
 def test_an_error_of_the_users_code_is_not_tried_again():
     history = History(restarts_left=3)
     decision = move(judged(is_retryable=False, exit_code=1), history=history)
-    assert (decision.move, decision.exit_code, history.restarts_left) == (Move.END, 1, 3)
+    assert (decision.restarts, decision.exit_code, history.restarts_left) == (False, 1, 3)
     assert decision.note == (
         "not restarted: a restart does not cure an error of the script; --restart-on-error restarts anyway"
     )
@@ -104,31 +96,31 @@ def test_where_no_restart_was_asked_for_nothing_is_said_of_one():
 def test_an_error_is_tried_again_as_often_as_there_are_restarts_where_that_is_asked_for():
     history = History(restarts_left=4, retries_errors=True)
     moves = [move(judged(is_retryable=False, exit_code=1), history=history) for _ in range(5)]
-    assert [each.move for each in moves] == [Move.RESTART] * 4 + [Move.END]
+    assert [each.restarts for each in moves] == [True] * 4 + [False]
     assert (moves[-1].exit_code, moves[-1].is_crash_loop, moves[-1].note) == (1, False, "")
 
 
 def test_a_program_that_cannot_be_started_is_not_tried_again_whatever_is_asked_for():
     history = History(restarts_left=4, retries_errors=True)
-    assert move(judged(is_retryable=False, exit_code=78), history=history).move is Move.END
+    assert move(judged(is_retryable=False, exit_code=78), history=history).restarts is False
 
 
 @pytest.mark.parametrize(
     ("second", "expected"),
-    [(40, (Move.END, True)), (41, (Move.RESTART, False)), (None, (Move.RESTART, False))],
+    [(40, (False, True)), (41, (True, False)), (None, (True, False))],
     ids=["same-step", "other-step", "no-step-known"],
 )
-def test_the_same_crash_at_the_same_step_ends_the_job(second: int | None, expected: tuple[Move, bool]):
+def test_the_same_crash_at_the_same_step_ends_the_job(second: int | None, expected: tuple[bool, bool]):
     history = History(restarts_left=9)
     move(judged(), history=history)
     decision = move(judged(), history=history, at=second)
-    assert (decision.move, decision.is_crash_loop) == expected
+    assert (decision.restarts, decision.is_crash_loop) == expected
 
 
 def test_the_same_rank_the_third_time_without_progress_ends_the_job():
     history = History(restarts_left=9)
     moves = [move(judged(), history=history, at=step) for step in (10, 20, 30)]
-    assert [each.move for each in moves] == [Move.RESTART, Move.RESTART, Move.END]
+    assert [each.restarts for each in moves] == [True, True, False]
     assert moves[-1].exit_code == Exit.SETUP
     assert moves[-1].note == "rank 2 failed 3 times without progress; a restart does not cure it"
 
@@ -140,16 +132,15 @@ def test_workers_that_ran_for_long_have_got_on():
             judged(),
             crash(None),
             history=history,
-            seats=SEATS,
             culprits=(2,),
-            leader_seat=0,
+            leader=0,
+            leader_name="n0",
             can_resign=False,
-            min_nodes=3,
             ran_s=3600.0,
         )
         for _ in range(4)
     ]
-    assert {each.move for each in decisions} == {Move.RESTART}
+    assert {each.restarts for each in decisions} == {True}
 
 
 def test_a_checkpoint_between_two_faults_is_progress():
@@ -159,13 +150,12 @@ def test_a_checkpoint_between_two_faults_is_progress():
             judged(),
             crash(step),
             history=history,
-            seats=SEATS,
             culprits=(2,),
-            leader_seat=0,
+            leader=0,
+            leader_name="n0",
             can_resign=False,
-            min_nodes=3,
             checkpoint=step - 5,
         )
         for step in (10, 20, 30, 40)
     ]
-    assert {each.move for each in decisions} == {Move.RESTART}
+    assert {each.restarts for each in decisions} == {True}

@@ -10,6 +10,10 @@ forming    the driver has told which checkpoint is     ANSWER_S; then without th
 paused     enough nodes are here                       capacity_s                          forming; over
 over       at once: every agent gets its Goodbye, or Resign
 
+The scheduler is asked what a signal means: to order all ranks to save and leave, or to stop them. After the phase
+running, the last checkpoint counts, and a stop signal ends the job without a question. A job that got one is never
+requeued.
+
 A connection that ends is taken up again by its agent: the node is away, for RETURN_S at most, before it is lost.
 
 A leader that is lost is succeeded by another agent (launch.succession), whose leader begins in the phase running, and
@@ -53,34 +57,13 @@ class Phase(StrEnum):
     OVER = "over"
 
 
-class Reaction(StrEnum):
-    """What a signal leads to."""
-
-    ASK = "ask the scheduler: order all ranks to save and leave, or stop them"
-    LEAVE = "ask the scheduler: the last checkpoint counts, and the job is requeued or ends"
-    END = "end the job with the signal's exit code, and never requeue it"
-    NOTHING = "nothing"
-
-
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """One phase."""
-
-    moves: frozenset[Phase]
-    """Phases that may follow."""
-    warning: Reaction
-    """To SIGUSR1; to one that comes after a stop signal: nothing."""
-    stop: Reaction
-    """To SIGTERM, SIGINT, SIGHUP and SIGQUIT. A job that got one is never requeued."""
-
-
-STAGES = {
-    Phase.RUNNING: Stage(frozenset({Phase.STOPPING}), Reaction.ASK, Reaction.ASK),
-    Phase.STOPPING: Stage(frozenset({Phase.FORMING, Phase.OVER}), Reaction.LEAVE, Reaction.END),
-    Phase.FORMING: Stage(frozenset({Phase.RUNNING, Phase.PAUSED, Phase.OVER}), Reaction.LEAVE, Reaction.END),
-    Phase.PAUSED: Stage(frozenset({Phase.FORMING, Phase.OVER}), Reaction.LEAVE, Reaction.END),
-    Phase.OVER: Stage(frozenset(), Reaction.NOTHING, Reaction.NOTHING),
+MOVES = {
+    Phase.RUNNING: {Phase.STOPPING},
+    Phase.STOPPING: {Phase.FORMING, Phase.OVER},
+    Phase.FORMING: {Phase.RUNNING, Phase.PAUSED, Phase.OVER},
+    Phase.PAUSED: {Phase.FORMING, Phase.OVER},
 }
+"""Phases that may follow."""
 
 
 class Reason(StrEnum):
@@ -99,16 +82,13 @@ class Terms:
     """What the job is about, beyond the plan of one generation."""
 
     job: str
-    attempt: int
     wanted_backend: str
     store_address: str
     store_port: int
     num_nodes: int
     min_nodes: int
-    max_restarts: int
     capacity_s: float
     """How long to wait for nodes below the minimum."""
-    gone_s: float = 10.0
     can_change_leader: bool = True
     """Whether another node may lead if this one is lost."""
     own: int = 0

@@ -1,4 +1,4 @@
-"""Drive the leader: turn its connections and time into events, and its effects into deeds.
+"""Appoint a leader and drive it: turn its connections and time into events, and its effects into deeds.
 
 Agents that join while the job runs (their node is back, or was late) connect to the side port that the announcement in
 the run directory names, since rank 0's store now has the port of the roll call. They authenticate as in the roll call.
@@ -13,16 +13,28 @@ import selectors
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
 
+import msgspec
+
+from allranks.guard.verdict import Guard
 from allranks.launch import events
+from allranks.launch.end import print_findings
 from allranks.launch.events import Driver, Effect, Event
+from allranks.launch.lead.course import Terms
 from allranks.launch.lead.leader import Leader
+from allranks.launch.lead.members import Node
+from allranks.launch.plan import LOOPBACK, JobPlan
 from allranks.launch.queue import ending
+from allranks.launch.queue.revival import Revivals, own_command
+from allranks.launch.queue.scheduler import Scheduler
+from allranks.launch.rendezvous import Rendezvous
 from allranks.model.card import Card
 from allranks.model.errors import WireError
 from allranks.model.finding import Finding
+from allranks.report.rundir import RunDir
+from allranks.report.text import say
 from allranks.state.saved.manifest import parse_final
 from allranks.wire.accept import Acceptor, Reject, Rejected, turn_away
 from allranks.wire.connection import Connection
@@ -33,39 +45,20 @@ FAREWELL_S = 2.0
 """Time allowed to deliver the last message to slow agents."""
 
 
-class Reviver(Protocol):
-    """Has SLURM start an agent again on a node that is back."""
-
-    def expect(self, node: str, seat: int) -> None:
-        """The node's agent is gone: look for the node from now on."""
-
-    def turn(self, now_s: float) -> list[str]:
-        """Do what is due without waiting; return lines for people."""
-
-    @property
-    def pids(self) -> list[int]:
-        """Of the processes that it has started."""
-
-    def close(self) -> None:
-        """End what it started."""
-
-
 class LeaderDriver:
     """Owns the connections to all agents, and the side port.
 
     Args:
         leader: the reducer.
-        connections: to the agents of the first generation, by their index in the job.
+        connections: to all agents that are here, by their index in the job.
         acceptor: accepts the agents that join while the job runs; None: nobody is accepted.
         gone_s: a silent connection of such an agent ends after this time.
         reviver: starts lost agents again; None outside of SLURM.
         node_names: by index, as the scheduler calls them.
         checkpoints: where `allranks.session()` saves.
-        say: prints one line.
-        show: prints findings.
         on_event: writes to events.jsonl.
-        on_signal: decides what a signal means for the job, given how long a checkpoint takes (0: nothing to save;
-            None: unknown); it may take seconds.
+        on_signal: decides what a signal means for the job, given `save_s`, how long a checkpoint takes (0: nothing to
+            save; None: unknown); it may take seconds.
     """
 
     def __init__(
@@ -79,8 +72,8 @@ class LeaderDriver:
         say: Callable[[str], None],
         show: Callable[[Sequence[Finding]], None],
         on_event: Callable[..., None],
-        on_signal: Callable[[int, float | None], ending.Decision],
-        reviver: Reviver | None = None,
+        on_signal: Callable[..., ending.Decision],
+        reviver: Revivals | None = None,
         node_names: Sequence[str] = (),
     ) -> None:
         self.leader = leader
@@ -94,8 +87,8 @@ class LeaderDriver:
         self._told_s: dict[tuple[str, Reject], float] = {}
         """Host and reason of the rejected peers that were reported lately, and when."""
         self._feed = Driver(leader.step, self._carry_out).feed
-        self._answers: queue.SimpleQueue[Callable[[float], Event]] = queue.SimpleQueue()
-        self._selector: selectors.BaseSelector | None = None
+        self._answers: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._selector: selectors.BaseSelector
 
     def attach(self, selector: selectors.BaseSelector) -> None:
         """Let the agent's selector watch all connections; it calls `key.data(fileobj)`."""
@@ -111,7 +104,7 @@ class LeaderDriver:
             self._acceptor.turn(now_s)
         with contextlib.suppress(queue.Empty):
             while True:
-                self._feed(self._answers.get_nowait()(now_s))
+                self._feed(msgspec.structs.replace(self._answers.get_nowait(), now_s=now_s))
         self._feed(events.Due(now_s=now_s))
         for text in self._reviver.turn(now_s) if self._reviver is not None else ():
             self._say(text)
@@ -166,24 +159,19 @@ class LeaderDriver:
                     self._reviver.expect(self._node_names[node] if self._node_names else name, node)
             case events.AskScheduler(signum=signum, save_s=save_s):
                 self._answer_later(
-                    lambda: {"signum": signum, "decision": self._on_signal(signum, save_s)}, events.Meant
+                    lambda: events.Meant(now_s=0.0, signum=signum, decision=self._on_signal(signum, save_s=save_s))
                 )
             case events.FindCheckpoint():
-                self._answer_later(lambda: {"step": find_checkpoint(self._checkpoints)}, events.CheckpointFound)
+                self._answer_later(lambda: events.CheckpointFound(now_s=0.0, step=find_checkpoint(self._checkpoints)))
 
-    def _answer_later(self, look: Callable[[], dict[str, Any]], answer: type[Event]) -> None:
-        """Look something up in a thread; the leader does not wait for ever."""
-
-        def run() -> None:
-            found = look()
-            self._answers.put(lambda now_s: answer(now_s=now_s, **found))
-
+    def _answer_later(self, look: Callable[[], Event]) -> None:
+        """Look something up in a thread; the leader does not wait for ever, and gets it at the time of a turn."""
+        run = lambda: self._answers.put(look())  # noqa: E731
         threading.Thread(target=run, name="allranks-leader-look", daemon=True).start()
 
     # Connections
 
     def _watch(self, node: int, connection: Connection) -> None:
-        assert self._selector is not None
         self._selector.register(connection, selectors.EVENT_READ, lambda _: self._listen(node, connection))
         if connection.has_unread:
             self._listen(node, connection)
@@ -206,7 +194,8 @@ class LeaderDriver:
 
     def _disconnect(self, node: int) -> None:
         if (connection := self._connections.pop(node, None)) is not None:
-            self._unregister(connection)
+            with contextlib.suppress(KeyError, ValueError):
+                self._selector.unregister(connection)
             connection.close()
 
     def _join(self, peer: Connection, card: Card) -> None:
@@ -221,10 +210,84 @@ class LeaderDriver:
             self._told_s[key] = now_s
             self._say(rejected.text)
 
-    def _unregister(self, connection: Connection) -> None:
-        if self._selector is not None:
-            with contextlib.suppress(KeyError, ValueError):
-                self._selector.unregister(connection)
+
+def appoint_leader(
+    plan: JobPlan,
+    rendezvous: Rendezvous,
+    connections: Mapping[int, Connection],
+    run_dir: RunDir,
+    scheduler: Scheduler | None,
+    env: Mapping[str, str],
+    *,
+    takes_over: events.Lead | None = None,
+    own: int = 0,
+    store_port: int | None = None,
+) -> LeaderDriver:
+    """Return the driver of a leader: of the first generation, or of one that another leader has begun.
+
+    Args:
+        rendezvous: this agent's, after the roll call.
+        connections: to the agent in this process, and to those that have joined it, by their index in the job.
+        takes_over: what this agent knows of the job, and who has joined it; None: the job begins.
+        own: index of this node in the job.
+        store_port: where rank 0 will have its store; None: where it has it now.
+    """
+    group, cards, now_s = rendezvous.group, rendezvous.cards, time.monotonic()
+    connections = {**rendezvous.peers, **connections}
+    own_address, request, acceptor = rendezvous.own_address or LOOPBACK, plan.request, rendezvous.acceptor
+    if takes_over is not None:
+        group = takes_over.plan
+        assert rendezvous.card is not None
+        cards = {own: msgspec.structs.replace(rendezvous.card, generation=group.generation), **takes_over.cards}
+    assert group.past is not None
+    leader = Leader(
+        Terms(
+            job=plan.job,
+            wanted_backend=plan.wanted_backend,
+            store_address=plan.data_path.address if plan.data_path else own_address,
+            store_port=group.store_port if store_port is None else store_port,
+            num_nodes=plan.num_nodes,
+            min_nodes=plan.min_nodes,
+            capacity_s=request.capacity_s,
+            can_change_leader=len(group.successors) > 1,
+            own=own,
+        ),
+        guard=Guard(plan.guard, job=plan.job),
+        past=group.past,
+        nodes={
+            index: Node(card=card, name=card.host, address=connections[index].peer_address or own_address)
+            for index, card in cards.items()
+        },
+        plan=group,
+        now_s=now_s,
+    )
+    if takes_over is not None:
+        leader.take_over(takes_over.lost, now_s, has_resigned=takes_over.has_resigned)
+    reviver = None
+    if acceptor is not None and scheduler is not None and request.max_restarts:
+        log = lambda node: run_dir.create_node(node) / "back.log"  # noqa: E731
+        reviver = Revivals(own_command(), job=scheduler.job, env=env, log=log, patience_s=request.capacity_s)
+    follows = f"the job ends after {plan.guard.hang_s:g} s of this (--hang-timeout); "
+    follows += f"allranks stack {plan.job} shows all ranks"
+    return LeaderDriver(
+        leader,
+        connections,
+        acceptor=acceptor,
+        gone_s=plan.guard.gone_s,
+        checkpoints=run_dir.checkpoints_path(request.checkpoint_dir),
+        say=_add_to_first("slow: ", follows),
+        show=print_findings,
+        on_event=run_dir.add_event,
+        on_signal=scheduler.decide if scheduler is not None else partial(ending.decide, job=None),
+        reviver=reviver,
+        node_names=plan.node_names,
+    )
+
+
+def _add_to_first(start: str, follows: str) -> Callable[[str], None]:
+    """Return a `say` that says more with the first line that has this start."""
+    left = [follows]
+    return lambda line: say(f"{line}; {left.pop()}" if left and line.startswith(start) else line)
 
 
 def find_checkpoint(directory: Path) -> int | None:

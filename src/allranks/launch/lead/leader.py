@@ -13,40 +13,22 @@ from __future__ import annotations
 
 import math
 import signal
-from collections.abc import Mapping, Sequence
+
+import msgspec
 
 from allranks.guard.judged import Judged
 from allranks.launch import events
 from allranks.launch.events import ASLEEP_S, GRACE_S, SAVE_SIGNAL, Effect, Event
-from allranks.launch.lead.course import (
-    GATHER_S,
-    LOOK_S,
-    OFTEN_UP_TO,
-    OWN_STOPPED_S,
-    RESTART_GRACE_S,
-    SPARE_S,
-    STAGES,
-    STOPPED_S,
-    Phase,
-    Reaction,
-    Reason,
-)
-from allranks.launch.lead.outcome import (
-    as_survived,
-    below_minimum,
-    describe_restart,
-    loop_of,
-    outcome_of,
-    summarize,
-)
-from allranks.launch.lead.recovery import Decision, Move, crash_of, decide
+from allranks.launch.lead import course, outcome
+from allranks.launch.lead.course import Phase, Reason
+from allranks.launch.lead.group import make_group
+from allranks.launch.lead.recovery import Decision, crash_of, decide
 from allranks.launch.lead.reports import Reports
 from allranks.launch.queue import ending
-from allranks.model.errors import AllranksError, Exit
-from allranks.model.finding import Finding, Verdict
+from allranks.model.errors import AllranksError, Exit, exit_for_signal
+from allranks.model.finding import Finding, Severity, Verdict
 from allranks.model.hostlist import fold_hosts
-from allranks.wire import protocol
-from allranks.wire.protocol import Goodbye, Plan, Resign
+from allranks.wire.protocol import Goodbye, Ping, Plan, Resign, Stop
 
 _LEFT_OUT = Goodbye(exit_code=Exit.OK, summary="the job continues without this node")
 """Its agent exits with 0: SLURM takes the highest exit code of all agents, so the others decide the job's."""
@@ -61,24 +43,23 @@ class Leader(Reports):
             case events.Joined() if self.phase is Phase.OVER:
                 self._tell_end(event)
             case events.Joined():
-                self._do(*self._attendance.admit(event, self._generation))
+                self._admit(event)
             case _ if self.phase is Phase.OVER:
                 pass
             case events.Due(now_s=now_s):
                 self._turn(now_s)
             case events.Heard(node=node, message=message, now_s=now_s):
-                if node in self._members:
+                if node in self._members.nodes:
                     self._hear(node, message, now_s)
             case events.Lost():
                 self._next_look_s = event.now_s
-                self._do(*self._attendance.miss(event, self._generation, is_running=self._is_running))
+                self._miss(event)
             case events.Meant(signum=signum, decision=meant, now_s=now_s):
-                if self.signals.answer(signum):
+                if self._unanswered.pop(signum, None) is not None:
                     self._obey(signum, meant, now_s)
             case events.CheckpointFound(step=step):
-                self._forming.is_looking = False
-                if step is not None:
-                    self.progress.find(step)
+                self._is_looking = False
+                self._note_checkpoints(step)
         effects, self._effects = self._effects, []
         return effects
 
@@ -90,18 +71,28 @@ class Leader(Reports):
             now_s: the time.
             has_resigned: it has left the job, and ended its workers, after a verdict on its own node.
         """
-        index, reason = lost
-        name, leads = self._members.name_of(index), self._members.name_of(self._terms.own)
+        leader, reason = lost
+        members, own = self._members, self._terms.own
+        name = members.name_of(leader)
         why = f"{name} has left the job" if has_resigned else f"the leader's agent on {name} is gone ({reason})"
-        self._do(events.Say(text=f"{leads} leads now: {why}"))
-        self._record("took_over", leader=leads, generation=self._generation.number, after=name)
-        self._attendance.await_members(lost, now_s, has_resigned=has_resigned)
-        for member, node in self._members.here.items():
-            if member != self._terms.own and node.card.generation < self._generation.number:
-                self._do(*self._generation.tell_again(member, node.card.generation))
+        self._say(f"{members.name_of(own)} leads now: {why}")
+        self._record("took_over", leader=members.name_of(own), generation=self._generation.number, after=name)
         if has_resigned:
-            self._stop(Decision(move=Move.RESTART), now_s, grace_s=RESTART_GRACE_S)
-            self._deadline_s = now_s + GATHER_S
+            members.excluded.add(leader)
+        for index in [each for each in members.group if each not in members.nodes and each not in members.excluded]:
+            # The others come one after another; the last leader's node is given up in this turn, and expected back.
+            why, wait_s = f"{members.name_of(index)} has not come to the new leader", course.GATHER_S
+            if index == leader:
+                why, wait_s = reason, 0.0
+            members.miss(index, why, now_s + wait_s)
+            if not has_resigned:
+                self._suspect(index, why, now_s)
+        for index, node in members.here.items():
+            if index != own and node.card.generation < self._generation.number:
+                self._tell_again(index, node.card.generation)
+        if has_resigned:
+            self._stop(Decision(restarts=True), now_s)
+            self._deadline_s = now_s + course.GATHER_S
 
     # Signals
 
@@ -112,12 +103,12 @@ class Leader(Reports):
             self._generation.asked = None
             return
         reason = Reason.REQUEUE if meant.ending is ending.Ending.SAVE_AND_REQUEUE else Reason.LEAVE
-        if STAGES[self.phase].warning is Reaction.LEAVE:
-            self._do(events.Say(text=f"{meant.line}; no worker is running, so the last checkpoint is used"))
-            if self._generation.decision is not None and self._generation.decision.move is not Move.END:
+        if self.phase is not Phase.RUNNING:
+            self._say(f"{meant.line}; no worker is running, so the last checkpoint is used")
+            if self._generation.decision is not None and self._generation.decision.restarts:
                 self._generation.asked = reason
             return
-        until_s = None if meant.grace_s is None else now_s + max(1.0, meant.grace_s - SPARE_S)
+        until_s = None if meant.grace_s is None else now_s + max(1.0, meant.grace_s - course.SPARE_S)
         self._ask(reason, meant.line, signum=signum if is_warning else 0, until_s=until_s)
 
     # Running
@@ -129,9 +120,9 @@ class Leader(Reports):
             self._oversleep(slept_s)
         if now_s >= self._next_ping_s:
             self._next_ping_s = now_s + self._guard.beat_s
-            ping = protocol.Ping(sent_ns=round(now_s * 1e9), confirmed=self._confirmed)
-            self._do(*(events.Send(node=index, message=ping) for index in self._members))
-        self.signals.turn(now_s)
+            ping = Ping(sent_ns=round(now_s * 1e9), confirmed=self._confirmed)
+            self._send(ping, self._members.nodes)
+        self._unanswered = {signum: until_s for signum, until_s in self._unanswered.items() if now_s < until_s}
         self._lose_away(now_s)
         match self.phase:
             case Phase.RUNNING:
@@ -146,19 +137,20 @@ class Leader(Reports):
     def _oversleep(self, slept_s: float) -> None:
         """This process did not run for a while: nobody else was late."""
         self._deadline_s += slept_s
-        self._members.wait_longer(slept_s)
-        self._forming.sleep(slept_s)
+        if self._capacity_until_s is not None:
+            self._capacity_until_s += slept_s
+        for away in self._members.away.values():
+            away.until_s += slept_s
 
     def _judge(self, now_s: float) -> None:
-        signum, this = self.signals.interrupted_by, self._generation
-        if signum is not None and this.asked is None and (this.is_cut_short or not self.signals.are_unanswered):
-            self._stop(Decision(move=Move.END), now_s, signum=signum)
+        signum, this = self.interrupted_by, self._generation
+        if signum is not None and this.asked is None and (this.is_cut_short or not self._unanswered):
+            self._stop(Decision(), now_s, signum=signum)
         elif self._guard.is_all_well:
-            grows = this.asked is Reason.GROW and not this.is_finished
-            self._stop(Decision(move=Move.RESTART if grows else Move.END), now_s)
+            self._stop(Decision(restarts=this.asked is Reason.GROW and not self.is_finished), now_s)
         elif signum is not None and (this.is_cut_short or now_s > (this.asked_until_s or math.inf)):
-            self._do(events.Say(text="the checkpoint was not finished in time; ending all ranks"))
-            self._stop(Decision(move=Move.END), now_s)
+            self._say("the checkpoint was not finished in time; ending all ranks")
+            self._stop(Decision(), now_s)
         else:
             self._consult(now_s)
 
@@ -166,63 +158,54 @@ class Leader(Reports):
         """Ask the guard, which goes through all nodes: with thousands of them, not in every turn."""
         if now_s < self._next_look_s:
             return
-        self._next_look_s = now_s + LOOK_S * max(0, len(self._members.group) - OFTEN_UP_TO)
-        self._do(*(events.Say(text=line) for line in self._guard.lines(now_s)))
+        self._next_look_s = now_s + course.LOOK_S * max(0, len(self._members.group) - course.OFTEN_UP_TO)
+        for line in self._guard.lines(now_s):
+            self._say(line)
         for position, order in self._guard.wants(now_s).items():
-            self._do(events.Send(node=self._members.group[position][0], message=order))
+            self._send(order, [self._generation.plan.nodes[position]])
         judged = self._guard.judge(now_s)
         if judged is not None:
             self._decide(judged, now_s)
-        elif self._generation.asked is None and self._members.waiting and self.progress.steps:
+        elif self._generation.asked is None and self._members.waiting and self.steps:
             names = fold_hosts([node.name for node in self._members.waiting.values()])
             self._ask(Reason.GROW, f"saving a checkpoint and restarting with {names}")
 
     def _decide(self, judged: Judged, now_s: float) -> None:
-        culprits = [self._members.group[position] for position in judged.nodes]
-        at_fault = frozenset(index for index, _ in culprits)
+        plan = self._generation.plan
+        at_fault = frozenset(plan.nodes[position] for position in judged.nodes)
         decision = decide(
             judged,
-            crash_of(judged, self.progress.steps),
+            crash_of(judged, self.steps),
             history=self._history,
-            seats={index: node.name for index, node in self._members.here.items()} | dict(culprits),
             culprits=at_fault,
-            leader_seat=self._terms.own,
-            can_resign=len(self._generation.plan.successors) > 1 and self._members.can_spare(at_fault),
-            min_nodes=self._terms.min_nodes,
-            checkpoint=self.progress.checkpoint,
+            leader=self._terms.own,
+            leader_name=self._members.name_of(self._terms.own),
+            can_resign=len(plan.successors) > 1 and self._members.have_majority(without=at_fault),
+            checkpoint=self.checkpoint,
             ran_s=now_s - self._generation.began_s,
         )
         self._generation.judged = judged
-        self.culprits = tuple(name for _, name in culprits)
+        self.culprits = tuple(plan.members[position].name for position in judged.nodes)
         self._lose_away(now_s, nodes=at_fault)
         if judged.is_final:
             self._pronounce(judged.findings)
-        grace_s = GRACE_S if decision.move is Move.END else RESTART_GRACE_S
-        self._stop(decision, now_s, at_once=judged.blocked, grace_s=grace_s)
+        self._stop(decision, now_s)
 
     # Stopping, and what comes after
 
-    def _stop(
-        self,
-        decision: Decision,
-        now_s: float,
-        *,
-        signum: int = signal.SIGTERM,
-        at_once: Sequence[int] = (),
-        grace_s: float | None = None,
-    ) -> None:
+    def _stop(self, decision: Decision, now_s: float, *, signum: int = signal.SIGTERM) -> None:
         self._enter(Phase.STOPPING)
-        self._generation.decision = decision
-        self._deadline_s = now_s + (grace_s or GRACE_S) + STOPPED_S
-        self._generation.stop = protocol.Stop(
-            signum=signum, at_once=tuple(at_once), grace_s=grace_s, interrupted_by=self.interrupted_by
-        )
-        self._send_all(self._generation.stop)
+        this, fault = self._generation, self._generation.judged
+        at_once = fault.blocked if fault is not None else ()
+        grace_s = None if fault is None else course.RESTART_GRACE_S if decision.restarts else GRACE_S
+        this.decision, self._deadline_s = decision, now_s + (grace_s or GRACE_S) + course.STOPPED_S
+        this.stop = Stop(signum=signum, at_once=at_once, grace_s=grace_s, interrupted_by=self.interrupted_by)
+        self._send(this.stop, self._members.here)
 
     def _await_stopped(self, now_s: float) -> None:
-        own, running, this = self._terms.own, self._members.running, self._generation
+        own, this, running = self._terms.own, self._generation, self._members.running
         assert this.decision is not None
-        is_end = self.interrupted_by is not None or self.is_leaving or this.decision.move is Move.END
+        is_end = self.interrupted_by is not None or self.is_leaving or not this.decision.restarts
         # Who is away may come back, and hear how the job has ended.
         if (running or (is_end and self._members.away)) and now_s < self._deadline_s:
             return
@@ -231,20 +214,19 @@ class Leader(Reports):
             if index != own:
                 self._unresponsive.add(index)
                 self._do(events.Disconnect(node=index))
-                self._lose(index, f"its workers had not ended {STOPPED_S:.0f} s after the grace period", now_s)
+                self._lose(index, f"its workers had not ended {course.STOPPED_S:.0f} s after the grace period", now_s)
         if own in self._members.running:
-            if now_s < self._deadline_s + OWN_STOPPED_S:
+            if now_s < self._deadline_s + course.OWN_STOPPED_S:
                 return
-            this.decision = Decision(move=Move.END, exit_code=Exit.NODE_FAULT)
-            is_end = True
+            this.decision, is_end = Decision(exit_code=Exit.NODE_FAULT), True
         if this.judged is not None and not this.judged.is_final:
             this.judged = self._guard.judge(now_s) or this.judged  # ends that came late may name the culprit
             self._pronounce(this.judged.findings)
         if this.decision.note:
-            self._do(events.Say(text=this.decision.note))
+            self._say(this.decision.note)
         if is_end:
             self._conclude()
-        elif not self._members.can_spare(this.without):
+        elif not self._members.have_majority(without=this.without):
             self._give_way()
         else:
             self._leave_out(this.without)
@@ -259,7 +241,7 @@ class Leader(Reports):
         self._survived += judged.findings if judged else ()
         for index in nodes & self._members.here.keys():
             self._members.excluded.add(index)
-            self._do(events.Send(node=index, message=_LEFT_OUT))
+            self._send(_LEFT_OUT, [index])
             if index != self._terms.own:
                 self._do(events.Disconnect(node=index))
                 self._members.remove(index)
@@ -268,22 +250,23 @@ class Leader(Reports):
         """The leader's own node is at fault: the others go on under another leader."""
         self._enter(Phase.OVER)
         self.has_resigned = True
-        message = Resign(past=self._past)
-        self._do(*(events.Send(node=index, message=message) for index in self._members if index != self._terms.own))
-        self.verdict = Verdict(job=self._terms.job, attempt=self._terms.attempt, exit_code=Exit.OK)
+        self._send(Resign(past=self._past), self._members.nodes.keys() - {self._terms.own})
+        self.verdict = Verdict(job=self._terms.job, attempt=self._generation.plan.attempt, exit_code=Exit.OK)
         self._do(events.Over(verdict=self.verdict))
 
     def _give_way(self) -> None:
         """End, since the members that are lost may go on without this leader."""
-        self._generation.decision = Decision(move=Move.END, exit_code=Exit.NODE_FAULT)
+        self._generation.decision = Decision(exit_code=Exit.NODE_FAULT)
         self._conclude()
 
     def _look(self, now_s: float) -> None:
+        """Ask for the newest checkpoint before the next generation begins."""
         self._enter(Phase.FORMING)
-        self._do(self._forming.look(now_s))
+        self._is_looking, self._deadline_s = True, now_s + course.ANSWER_S
+        self._do(events.FindCheckpoint())
 
     def _await_answers(self, now_s: float) -> None:
-        if (self._forming.is_looking or self.signals.are_unanswered) and now_s < self._forming.until_s:
+        if (self._is_looking or self._unanswered) and now_s < self._deadline_s:
             return
         if self.interrupted_by is not None or self.is_leaving:
             self._conclude()
@@ -293,49 +276,67 @@ class Leader(Reports):
     def _form(self, now_s: float) -> None:
         """Start the next generation with all connected nodes, or wait for more."""
         self._lose_away(now_s, nodes=self._members.away)
-        if not self._members.have_majority:
+        terms, last, nodes = self._terms, self._generation.plan, self._members.nodes
+        if not self._members.have_majority():
             self._give_way()
-        elif not self._forming.has_enough:
+            return
+        if len(nodes) < terms.min_nodes:
             self._enter(Phase.PAUSED)
-            self._do(*self._forming.pause(now_s))
-        else:
-            try:
-                plans = self._forming.make_plans(self._generation, self._past)
-            except AllranksError as exc:
-                self._do(events.Say(text=str(exc)))
-                self._give_up((exc.finding,) if exc.finding else (), exc.exit_code)
-                return
-            self._announce(plans)
-            self._enter(Phase.RUNNING)
-            self._begin(plans[self._terms.own], now_s)
-            self._do(*(events.Send(node=index, message=plan) for index, plan in plans.items()))
+            if self._capacity_until_s is None:  # a pause that goes on after a look for a checkpoint keeps its deadline
+                self._capacity_until_s, self._next_notice_s = now_s + terms.capacity_s, now_s
+                self._record("paused", nodes=len(nodes), at_least=terms.min_nodes)
+            return
+        try:
+            plans = make_group(
+                {index: node.card for index, node in nodes.items()},
+                leader=terms.own,
+                can_change_leader=terms.can_change_leader,
+                addresses={index: node.address for index, node in nodes.items()},
+                wanted_backend=terms.wanted_backend,
+                electors=self._members.electors,
+                past=self._past,
+                attempt=last.attempt,
+                store_address=terms.store_address,
+                store_port=terms.store_port,
+                generation=last.generation + 1,
+                max_restarts=last.max_restarts,
+            )
+        except AllranksError as exc:
+            self._say(str(exc))
+            self._give_up(exc.exit_code, *([exc.finding] if exc.finding else []))
+            return
+        self._announce(plans[terms.own])
+        self._enter(Phase.RUNNING)
+        self._begin(plans[terms.own], now_s)
+        for index, plan in plans.items():
+            self._send(plan, [index])
 
-    def _announce(self, plans: Mapping[int, Plan]) -> None:
-        plan = next(iter(plans.values()))
+    def _announce(self, plan: Plan) -> None:
         names = [member.name for member in plan.members]
-        gone = [name for index, name in self._members.group if index not in plans]
-        left, checkpoint = self._history.restarts_left, self.progress.checkpoint
-        own = self._members.name_of(self._terms.own)
+        gone = [name for index, name in self._members.group.items() if index not in plan.nodes]
+        own, left = self._members.name_of(self._terms.own), self._history.restarts_left
+        checkpoint, is_tracked = self.checkpoint, bool(self.steps)
         self._record("restarting", generation=plan.generation, leader=own, members=names, checkpoint=checkpoint)
-        is_tracked = bool(self.progress.steps)
-        text = describe_restart(plan.generation, names, gone, checkpoint, num_left=left, is_tracked=is_tracked)
-        self._do(events.Say(text=text))
+        text = outcome.describe_restart(plan.generation, names, gone, checkpoint, num_left=left, is_tracked=is_tracked)
+        self._say(text)
 
     def _await_capacity(self, now_s: float) -> None:
-        until_s, num_nodes, terms = self._forming.capacity_until_s, len(self._members.here), self._terms
+        until_s, num_nodes, terms = self._capacity_until_s, len(self._members.nodes), self._terms
+        assert until_s is not None
         if self.interrupted_by is not None or self.is_leaving:
             self._conclude()
-        elif not self._members.have_majority and not self._members.away:
+        elif not self._members.have_majority() and not self._members.away:
             self._give_way()
-        elif self._forming.has_enough:
+        elif num_nodes >= terms.min_nodes:
             self._look(now_s)
-        elif until_s is not None and now_s >= until_s:
-            below = below_minimum(num_nodes, terms.min_nodes, terms.capacity_s, self.progress.checkpoint)
-            self._give_up((below,), Exit.NODE_FAULT)
-        else:
-            self._do(*self._forming.notice(now_s))
+        elif now_s >= until_s:
+            below = outcome.below_minimum(num_nodes, terms.min_nodes, terms.capacity_s, self.checkpoint)
+            self._give_up(Exit.NODE_FAULT, below)
+        elif now_s >= self._next_notice_s:
+            self._next_notice_s = now_s + course.NOTICE_S
+            self._say(outcome.describe_pause(num_nodes, terms.min_nodes, until_s - now_s, terms.capacity_s))
 
-    def _give_up(self, findings: tuple[Finding, ...], exit_code: int) -> None:
+    def _give_up(self, exit_code: int, *findings: Finding) -> None:
         self._pronounce(findings)
         self._generation.judged, self._generation.decision = Judged(findings=findings, exit_code=exit_code), None
         self._conclude()
@@ -346,21 +347,26 @@ class Leader(Reports):
         self.is_to_requeue = self.is_leaving and this.asked is Reason.REQUEUE
         is_loop = this.decision is not None and this.decision.is_crash_loop and self.interrupted_by is None
         if is_loop and this.judged is not None:
-            this.judged = loop_of(this.judged, self._history.crashes[-1].step)
+            this.judged = outcome.loop_of(this.judged, self._history.crashes[-1].step)
             self._pronounce(this.judged.findings[:1])
-        exit_code, findings = outcome_of(
-            this.judged,
-            this.decision,
-            interrupted_by=self.interrupted_by,
-            is_to_requeue=self.is_to_requeue,
-            is_all_well=self._guard.is_all_well,
-        )
-        findings += (*as_survived(self._survived), *self._guard.warnings)
-        self.verdict = Verdict(job=terms.job, attempt=terms.attempt, exit_code=exit_code, findings=findings)
-        is_cut_off = not (self._guard.is_all_well or self._members.have_majority)
-        self._goodbye = Goodbye(exit_code=exit_code, summary=summarize(self.verdict), is_cut_off=is_cut_off)
-        self._do(*(events.Send(node=index, message=self._goodbye) for index in self._members))
+        exit_code, findings = self._outcome()
+        survived = [msgspec.structs.replace(each, severity=Severity.WARN) for each in self._survived]
+        findings = (*findings, *survived, *self._guard.warnings)
+        self.verdict = Verdict(job=terms.job, attempt=this.plan.attempt, exit_code=exit_code, findings=findings)
+        is_cut_off = not (self._guard.is_all_well or self._members.have_majority())
+        self._goodbye = Goodbye(exit_code=exit_code, summary=outcome.summarize(self.verdict), is_cut_off=is_cut_off)
+        self._send(self._goodbye, self._members.nodes)
         self._do(events.Over(verdict=self.verdict))
+
+    def _outcome(self) -> tuple[int, tuple[Finding, ...]]:
+        """Return the job's exit code, and the findings that explain it."""
+        judged, decision = self._generation.judged, self._generation.decision
+        if self.interrupted_by is not None:
+            return exit_for_signal(self.interrupted_by), ()
+        if judged is None:
+            return int(Exit.OK if self._guard.is_all_well else (decision and decision.exit_code) or Exit.UNKNOWN), ()
+        decides = decision is not None and (not decision.restarts or self.is_to_requeue)
+        return decision.exit_code if decision and decides else judged.exit_code, judged.findings
 
     def _tell_end(self, joined: events.Joined) -> None:
         """An agent connects when the job is over: one that had workers of it hears how it ended."""
@@ -369,4 +375,5 @@ class Leader(Reports):
         if self._goodbye is None or node is None or is_outsider:
             self._do(events.Reject(connection=number, reason="the job is over"))
         else:
-            self._do(events.Accept(connection=number, node=node), events.Send(node=node, message=self._goodbye))
+            self._do(events.Accept(connection=number, node=node))
+            self._send(self._goodbye, [node])

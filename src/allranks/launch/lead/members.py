@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from collections.abc import Collection
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 import msgspec
@@ -40,7 +40,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
         return known | ({"interface": self.card.data_interface} if self.card.data_interface else {})
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Away:
     """A member whose connection has ended, and that may come back."""
 
@@ -55,102 +55,77 @@ class Members:
     """All nodes with connected agents, by their index in the job."""
 
     num_nodes: int
-    group: tuple[tuple[int, str], ...] = ()
-    """Index in the job and name of each node of this generation, in the order of the Plan."""
+    nodes: dict[int, Node]
+    group: dict[int, str] = field(default_factory=dict)
+    """Name of each node of this generation, in the order of the Plan."""
     excluded: set[int] = field(default_factory=set)
     away: dict[int, Away] = field(default_factory=dict)
     electors: tuple[tuple[int, ...], ...] = ()
     """Generations whose majority this leader needs (launch.lead.quorum)."""
-    _nodes: dict[int, Node] = field(default_factory=dict)
     _begun: set[int] = field(default_factory=set)
     """Members that are known to have begun this generation."""
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(list(self._nodes))
-
-    def __getitem__(self, index: int) -> Node:
-        return self._nodes[index]
-
-    def __contains__(self, index: int) -> bool:
-        return index in self._nodes
 
     @property
     def here(self) -> dict[int, Node]:
         """Nodes that take part now; those that wait do not."""
-        return {index: node for index, node in self._nodes.items() if node.state is not State.WAITING}
+        return {index: node for index, node in self.nodes.items() if node.state is not State.WAITING}
 
     @property
     def waiting(self) -> dict[int, Node]:
         """Nodes that have joined since this generation began."""
-        return {index: node for index, node in self._nodes.items() if node.state is State.WAITING}
+        return {index: node for index, node in self.nodes.items() if node.state is State.WAITING}
 
     @property
     def running(self) -> list[int]:
         """Nodes whose agents have not said that their workers have ended; they may be away."""
         away = [index for index, each in self.away.items() if each.node is None or each.node.state is State.RUNNING]
-        return [*(index for index, node in self._nodes.items() if node.state is State.RUNNING), *away]
+        return [*(index for index, node in self.nodes.items() if node.state is State.RUNNING), *away]
 
-    @property
-    def have_majority(self) -> bool:
-        """Whether the connected members may begin another generation."""
-        return has_majority(self.here, self.electors)
-
-    @property
-    def absent(self) -> list[int]:
-        """Members that are not connected, by their index in the Plan."""
-        here = self.here
-        return [position for position, (index, _) in enumerate(self.group) if index not in here]
-
-    def can_spare(self, nodes: frozenset[int]) -> bool:
-        """Whether the connected members have the majority without these nodes."""
-        return has_majority(self.here.keys() - nodes, self.electors)
+    def have_majority(self, *, without: Collection[int] = ()) -> bool:
+        """Whether the connected members, without these nodes, may begin another generation."""
+        return has_majority(self.here.keys() - set(without), self.electors)
 
     def name_of(self, index: int) -> str:
         """A node's name: as it is connected, or as the Plan has it."""
-        return self._nodes[index].name if index in self._nodes else dict(self.group).get(index, f"node {index}")
+        return self.nodes[index].name if index in self.nodes else self.group.get(index, f"node {index}")
 
     def takes_part(self, index: int) -> bool:
         """Whether a node is among those that are here: asked for each message of it."""
-        return index in self._nodes and self._nodes[index].state is not State.WAITING
+        return index in self.nodes and self.nodes[index].state is not State.WAITING
 
-    def add(self, index: int, node: Node) -> None:
-        """A node's agent is connected."""
-        self._nodes[index] = node
-
-    def remove(self, index: int) -> Node | None:
-        """A node's agent is gone for good; returns what was known of it."""
-        away = self.away.pop(index, None)
-        return self._nodes.pop(index, None) or (away.node if away is not None else None)
+    def remove(self, index: int) -> None:
+        """A node's agent is gone for good."""
+        self.nodes.pop(index, None)
+        self.away.pop(index, None)
 
     def miss(self, index: int, reason: str, until_s: float) -> None:
         """The connection of a member has ended, or it has not come to this leader yet."""
-        self.away[index] = Away(self._nodes.pop(index, None), reason, until_s)
-
-    def wait_longer(self, slept_s: float) -> None:
-        """The leader's process has slept: nobody was late."""
-        self.away = {index: replace(each, until_s=each.until_s + slept_s) for index, each in self.away.items()}
+        self.away[index] = Away(self.nodes.pop(index, None), reason, until_s)
 
     def welcome_back(self, index: int, card: Card, address: str) -> None:
         """A member is connected again; its workers run until it says otherwise."""
-        away = self.away.pop(index, None)
-        before = self._nodes.get(index) or (away.node if away is not None else None)
+        before, _ = self._known(index), self.away.pop(index, None)
         state = before.state if before is not None else State.RUNNING
-        self._nodes[index] = Node(card=card, name=self.name_of(index), address=address, state=state)
+        self.nodes[index] = Node(card=card, name=self.name_of(index), address=address, state=state)
+
+    def _known(self, index: int) -> Node | None:
+        away = self.away.get(index)
+        return self.nodes.get(index) or (away.node if away is not None else None)
 
     def set(self, index: int, state: State) -> None:
         """A node does something else now."""
-        self._nodes[index] = msgspec.structs.replace(self._nodes[index], state=state)
+        self.nodes[index] = msgspec.structs.replace(self.nodes[index], state=state)
 
     def begin(self, plan: Plan) -> None:
         """A generation begins; whoever is away is not in it."""
-        self.group = tuple((index, member.name) for index, member in zip(plan.nodes, plan.members, strict=True))
+        self.group = {index: member.name for index, member in zip(plan.nodes, plan.members, strict=True)}
         # Where nobody can succeed the leader, it needs no majority.
         self.electors = (*plan.electors, plan.nodes) if len(plan.successors) > 1 else ()
         self._begun = set()
         self.away.clear()
-        for index, name in self.group:
-            if index in self._nodes:
-                self._nodes[index] = msgspec.structs.replace(self._nodes[index], state=State.RUNNING, name=name)
+        for index, name in self.group.items():
+            if index in self.nodes:
+                self.nodes[index] = msgspec.structs.replace(self.nodes[index], state=State.RUNNING, name=name)
 
     def note_begun(self, index: int) -> bool:
         """A member has begun this generation; returns whether all have, now or before."""
@@ -160,10 +135,6 @@ class Members:
             self.electors = self.electors[-1:]
         return is_confirmed
 
-    def position(self, index: int) -> int | None:
-        """Return a node's index in the Plan; None: it is not in it."""
-        return next((i for i, (member, _) in enumerate(self.group) if member == index), None)
-
     def find_returned(self, card: Card, generation: int) -> int | None:
         """Return the index of a member that has only lost its connection, by what its agent says; None: it is new.
 
@@ -172,15 +143,15 @@ class Members:
         index = card.node_index
         if index is None or not card.incarnation:
             return None
-        away = self.away.get(index)
-        if away is not None and away.node is None:
-            return index if card.generation in (generation, generation - 1) else None
-        known = self._nodes.get(index) or (away.node if away is not None else None)
-        return index if known is not None and known.card.incarnation == card.incarnation else None
+        if (known := self._known(index)) is not None:
+            is_back = known.card.incarnation == card.incarnation
+        else:
+            is_back = index in self.away and card.generation in (generation, generation - 1)
+        return index if is_back else None
 
     def admit(self, card: Card) -> int | str:
         """Return the index of a node that has joined, or why it is rejected."""
-        free = set(range(self.num_nodes)) - self._nodes.keys() - self.excluded - self.away.keys()
+        free = set(range(self.num_nodes)) - self.nodes.keys() - self.excluded - self.away.keys()
         index = card.node_index if card.node_index is not None else min(free, default=-1)
         if index in free:
             return index

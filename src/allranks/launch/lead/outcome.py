@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-import msgspec
-
 from allranks.guard.judged import Judged, name_fault
-from allranks.launch.lead.recovery import Decision, Move
 from allranks.launch.plan import count_of
-from allranks.model.errors import Exit, exit_for_signal
-from allranks.model.finding import Finding, Severity, Verdict
+from allranks.model.finding import Finding, Verdict
 from allranks.model.hostlist import fold_hosts
-
-
-def as_survived(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return the findings that the job survived, with severity warn."""
-    return tuple(msgspec.structs.replace(each, severity=Severity.WARN) for each in findings)
 
 
 def loop_of(judged: Judged, step: int | None) -> Judged:
@@ -27,42 +18,11 @@ def loop_of(judged: Judged, step: int | None) -> Judged:
     return replace(judged, findings=(name_fault("AR509", what, node=first.node, ranks=first.ranks), *judged.findings))
 
 
-def outcome_of(
-    judged: Judged | None,
-    decision: Decision | None,
-    *,
-    interrupted_by: int | None,
-    is_to_requeue: bool,
-    is_all_well: bool,
-) -> tuple[int, tuple[Finding, ...]]:
-    """Return a job's exit code, and the findings that explain it.
-
-    Args:
-        judged: the last fault.
-        decision: what was decided about it; None: the job ends for want of nodes.
-        interrupted_by: the first stop signal.
-        is_to_requeue: whether the job goes on in its next run.
-        is_all_well: whether all ranks ended with 0.
-    """
-    if interrupted_by is not None:
-        return exit_for_signal(interrupted_by), ()
-    if judged is None:
-        return int(Exit.OK if is_all_well else (decision and decision.exit_code) or Exit.UNKNOWN), ()
-    decides = decision is not None and (decision.move is Move.END or is_to_requeue)
-    return decision.exit_code if decision and decides else judged.exit_code, judged.findings
-
-
 def below_minimum(num_nodes: int, min_nodes: int, waited_s: float, checkpoint: int | None) -> Finding:
     """Return the finding that too few nodes are left, and none joined in time."""
     last = "there is no checkpoint" if checkpoint is None else f"the last checkpoint is at step {checkpoint}"
     what = f"only {num_nodes} of at least {min_nodes} nodes for {waited_s:.0f} s; {last}"
     return name_fault("AR608", what)
-
-
-def as_event(finding: Finding) -> dict[str, object]:
-    """Return the fields of a finding for events.jsonl."""
-    names = ("cause", "node", "ranks", "confidence", "message")
-    return {name: getattr(finding, name) for name in names}
 
 
 def describe_restart(
@@ -77,8 +37,6 @@ def describe_restart(
     """`restart 1 on 5 nodes without node03, from the checkpoint of step 120; 2 more restarts left`.
 
     Args:
-        generation: number of the next generation.
-        nodes: its nodes.
         without: the nodes that are left out.
         checkpoint: step of the newest checkpoint that allranks knows.
         num_left: restarts left after this one.
@@ -103,10 +61,8 @@ def describe_running(world_size: int, silent_s: float, *, has_spoken: bool, step
     """`2 ranks are running; no output yet, 10 s after the start`, `2 ranks are running, step 120; no output for 5 min`.
 
     Args:
-        world_size: ranks of the job.
         silent_s: how long the ranks of the leader's node have written nothing.
-        has_spoken: whether they wrote anything before.
-        step: step of the rank that is furthest; None if the script does not report steps.
+        step: of the rank that is furthest; None if the script does not report steps.
     """
     ranks = f"{count_of(world_size, 'rank')} {'is' if world_size == 1 else 'are'} running"
     at = "" if step is None else f", step {step}"
@@ -118,10 +74,8 @@ def describe_success(name: str, world_size: int, took_s: float, num_restarts: in
     """`train.py succeeded: 2 ranks, 3 min 20 s; output in runs/latest/attempt_0`.
 
     Args:
-        name: of the script.
         world_size: ranks of the last generation.
         took_s: from the start of the workers to their end.
-        num_restarts: in between.
         where: the attempt's directory.
     """
     restarts = f", {count_of(num_restarts, 'restart')}" if num_restarts else ""

@@ -1,4 +1,4 @@
-"""Decide what happens after a fault: end the job, restart it, or wait for nodes (pure).
+"""Decide what happens after a fault: end the job, or restart it (pure).
 
 A restart does not cure a fault that comes back. So an error of the user's code ends the job (unless
 `--restart-on-error` is set), the same crash ends it the second time, and a failure of the same rank the third time, if
@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 
 from allranks.guard.judged import Judged
 from allranks.model.errors import Exit
@@ -26,15 +25,6 @@ PROGRESS_S = 600.0
 
 
 _NOT_RETRIED = "not restarted: a restart does not cure an error of the script; --restart-on-error restarts anyway"
-
-
-class Move(StrEnum):
-    """What the leader does next."""
-
-    END = "end"
-    RESTART = "restart"
-    PAUSE = "pause"
-    """Wait for nodes, then start again."""
 
 
 def crash_of(judged: Judged, steps: Mapping[int, int]) -> Crash:
@@ -52,10 +42,11 @@ def crash_of(judged: Judged, steps: Mapping[int, int]) -> Crash:
 class Decision:
     """The next move, with the reason if it is not obvious."""
 
-    move: Move
+    restarts: bool = False
+    """False: the job ends."""
     exit_code: int = Exit.OK
     without: frozenset[int] = frozenset()
-    """Seats that are excluded from now on."""
+    """Nodes that are excluded from now on."""
     is_crash_loop: bool = False
     note: str = ""
     """One line for people."""
@@ -66,25 +57,20 @@ def decide(
     crash: Crash,
     *,
     history: History,
-    seats: Mapping[int, str],
     culprits: Collection[int],
-    leader_seat: int,
+    leader: int,
+    leader_name: str,
     can_resign: bool,
-    min_nodes: int,
     checkpoint: int | None = None,
     ran_s: float = 0.0,
 ) -> Decision:
     """Return the next move, and write the fault into the history.
 
     Args:
-        judged: the guard's judgement.
-        crash: the same, in comparable form.
+        crash: the judgement, in comparable form.
         history: the job's faults so far.
-        seats: names of the connected nodes, by their index in the job.
-        culprits: seats of the nodes at fault, if nodes are at fault.
-        leader_seat: seat of the leader's node.
+        culprits: the nodes at fault, if nodes are at fault; they and the leader's node by their index in the job.
         can_resign: whether the nodes that are not at fault may go on under another leader.
-        min_nodes: minimum number of nodes.
         checkpoint: step of the newest checkpoint.
         ran_s: how long this generation of workers has run, in seconds.
     """
@@ -96,23 +82,22 @@ def decide(
     for rank in judged.ranks:
         history.faults[rank] = history.faults.get(rank, 0) + 1
     if judged.is_over:
-        return Decision(move=Move.END, exit_code=judged.exit_code)
+        return Decision(exit_code=judged.exit_code)
     is_error = not judged.is_retryable
     if is_error and not (history.retries_errors and judged.exit_code == Exit.USER_CODE):
-        return Decision(move=Move.END, exit_code=judged.exit_code, note=_NOT_RETRIED if history.restarts_left else "")
+        return Decision(exit_code=judged.exit_code, note=_NOT_RETRIED if history.restarts_left else "")
     if is_again and not is_error and crash.step is not None:
-        return Decision(move=Move.END, exit_code=judged.exit_code, is_crash_loop=True)
+        return Decision(exit_code=judged.exit_code, is_crash_loop=True)
     if history.restarts_left <= 0:
-        return Decision(move=Move.END, exit_code=judged.exit_code)
+        return Decision(exit_code=judged.exit_code)
     worn = next((rank for rank in judged.ranks if history.faults[rank] >= MOST_FAULTS_OF_ONE), None)
     if worn is not None and not judged.cures and not is_error:
         note = f"rank {worn} failed {history.faults[worn]} times without progress; a restart does not cure it"
-        return Decision(move=Move.END, exit_code=Exit.SETUP, note=note)
+        return Decision(exit_code=Exit.SETUP, note=note)
     without = frozenset(culprits) if judged.cures else frozenset()
-    if leader_seat in without and not can_resign:
-        note = f"{seats[leader_seat]} runs the leader, and the other nodes are no majority without it: the job must "
+    if leader in without and not can_resign:
+        note = f"{leader_name} runs the leader, and the other nodes are no majority without it: the job must "
         note += "start again on other nodes"
-        return Decision(move=Move.END, exit_code=Exit.NODE_FAULT, note=note)
+        return Decision(exit_code=Exit.NODE_FAULT, note=note)
     history.restarts_left -= 1
-    is_enough = len(seats.keys() - without) >= min_nodes
-    return Decision(move=Move.RESTART if is_enough else Move.PAUSE, without=without)
+    return Decision(restarts=True, without=without)

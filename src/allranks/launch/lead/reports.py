@@ -1,44 +1,65 @@
 """What agents tell the leader, what it knows of the job by that, and what it tells all of them. Pure.
 
+A member whose connection has ended is away, and has RETURN_S to take it up again; the guard suspects it from then on. A
+node that is lost, and comes back, waits for the next generation.
+
 The phases, and the decisions, are in launch.lead.leader, which extends this class.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import signal
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 
 import msgspec
 
+from allranks.guard.judged import Judged
 from allranks.guard.verdict import Guard
 from allranks.launch import events
-from allranks.launch.events import Effect
-from allranks.launch.lead.attendance import Attendance
-from allranks.launch.lead.course import (
-    STAGES,
-    Phase,
-    Reason,
-    Terms,
-)
-from allranks.launch.lead.forming import Forming
-from allranks.launch.lead.generation import Generation
+from allranks.launch.events import SAVE_SIGNAL, Effect
+from allranks.launch.lead.course import ANSWER_S, MOVES, RETURN_S, Phase, Reason, Terms
 from allranks.launch.lead.members import Members, Node, State
-from allranks.launch.lead.outcome import (
-    as_event,
-)
-from allranks.launch.lead.progress import Progress
-from allranks.launch.lead.signals import Signals
+from allranks.launch.lead.recovery import Decision
 from allranks.model.finding import Finding, Verdict
 from allranks.model.past import Past
 from allranks.wire import protocol
-from allranks.wire.protocol import Goodbye, Message, Order, Plan, WorkerEnd
+from allranks.wire.protocol import Goodbye, Message, Order, Plan, Stop, WorkerEnd
+
+
+@dataclass(slots=True)
+class Generation:
+    """One start of the workers: what is decided, asked and ordered, from its Plan to the next one."""
+
+    plan: Plan
+    began_s: float
+    judged: Judged | None = None
+    decision: Decision | None = None
+    asked: Reason | None = None
+    """Why all ranks were ordered to save and leave; None: they were not, or they are ended without that."""
+    asked_until_s: float | None = None
+    order: Order | None = None
+    stop: Stop | None = None
+    ahead_s: dict[int, float] = field(default_factory=dict)
+    """By node: how far the leader's clock is ahead of that node's, by the age of the node's first failure."""
+    is_cut_short: bool = False
+    """Whether an agent that got a signal has ended its workers before anybody else did."""
+
+    @property
+    def number(self) -> int:
+        """0, and one more after each restart."""
+        return self.plan.generation
+
+    @property
+    def without(self) -> frozenset[int]:
+        """Nodes that are left out of the next generation."""
+        return self.decision.without if self.decision is not None else frozenset()
 
 
 class Reports:
     """A leader's knowledge of its job.
 
     Args:
-        terms: the terms of the job.
-        guard: decides what is wrong.
         past: the faults so far, and the restarts that are left.
         nodes: whose agents are connected, by their index in the job.
         plan: of the generation that runs.
@@ -68,42 +89,48 @@ class Reports:
         """Whether all ranks saved before the time limit and ended."""
         self.has_resigned = False
         """Whether another node's agent leads from now on."""
+        self.interrupted_by: int | None = None
+        """The first stop signal that any agent has got. A job that got one is never requeued."""
+        self._signals: set[int] = set()
+        """All that the scheduler was asked about."""
+        self._unanswered: dict[int, float] = {}
+        """Those whose answer is waited for, and until when."""
+        self.steps: dict[int, int] = {}
+        """By rank, of this generation; empty where the script does not report steps."""
+        self.checkpoint: int | None = None
+        """Step of the newest complete one."""
+        self.is_finished = False
+        """Whether the workers have completed all their steps."""
         self._unresponsive: set[int] = set()
-        self.progress = Progress()
-        self.signals = Signals()
         self._terms, self._guard = terms, guard
         self._history, self._survived = past.history, [*past.survived]
         self._effects: list[Effect] = []
-        self._members = Members(terms.num_nodes, excluded=set(past.excluded))
-        self._attendance = Attendance(self._members, guard, can_restart=terms.max_restarts > 0)
-        for index, node in nodes.items():
-            self._members.add(index, node)
+        self._members = Members(terms.num_nodes, nodes=dict(nodes), excluded=set(past.excluded))
         self._deadline_s = self._turned_s = now_s
-        self._next_ping_s = self._next_look_s = 0.0
+        """The first one: of the phases stopping and forming."""
+        self._capacity_until_s: float | None = None
+        """Nodes are waited for until then; None: they are not, or the generation has begun."""
+        self._next_ping_s = self._next_look_s = self._next_notice_s = 0.0
+        self._is_looking = False
+        """Whether the driver has not told yet which checkpoint is there."""
         self._confirmed = -1
-        self._forming = Forming(terms, self._members)
         self._begin(plan, now_s)
 
     @property
-    def interrupted_by(self) -> int | None:
-        """The first stop signal that any agent has got."""
-        return self.signals.interrupted_by
+    def furthest(self) -> int | None:
+        """Step of the rank that is furthest."""
+        return max(self.steps.values(), default=None)
 
     @property
     def unresponsive(self) -> frozenset[int]:
         """Nodes whose agents were disconnected because they did not answer; their processes may still be there."""
-        return frozenset(self._unresponsive - set(self._members))
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether the workers have completed all their steps."""
-        return self._generation.is_finished
+        return frozenset(self._unresponsive - self._members.nodes.keys())
 
     @property
     def is_leaving(self) -> bool:
         """Whether all ranks were told to save and leave; after a fault in between, the last checkpoint counts."""
         was_asked = self._generation.asked in (Reason.REQUEUE, Reason.LEAVE)
-        return was_asked and bool(self.progress.steps) and not self.is_finished
+        return was_asked and bool(self.steps) and not self.is_finished
 
     @property
     def _past(self) -> Past:
@@ -113,19 +140,18 @@ class Reports:
     def _do(self, *effects: Effect) -> None:
         self._effects += effects
 
+    def _say(self, text: str) -> None:
+        self._do(events.Say(text=text))
+
     def _record(self, event: str, **fields: object) -> None:
         self._do(events.Record(event=event, fields=fields))
 
-    def _send_all(self, message: Message) -> None:
-        self._do(*(events.Send(node=index, message=message) for index in self._members.here))
+    def _send(self, message: Message, nodes: Iterable[int]) -> None:
+        self._do(*(events.Send(node=index, message=message) for index in nodes))
 
     def _enter(self, phase: Phase) -> None:
-        assert phase in STAGES[self.phase].moves, f"{self.phase} -> {phase}"
+        assert phase in MOVES[self.phase], f"{self.phase} -> {phase}"
         self.phase = phase
-
-    @property
-    def _is_running(self) -> bool:
-        return self.phase is Phase.RUNNING
 
     def _begin(self, plan: Plan, now_s: float) -> None:
         """A generation begins; every agent has its Plan, or gets it now."""
@@ -139,40 +165,39 @@ class Reports:
         addresses |= {position[index]: node.addresses for index, node in self._members.here.items()}
         ports = {position[each.node]: each.port for each in plan.successors}
         self._guard.begin(plan, now_s, addresses=addresses, leader=position[self._terms.own], ports=ports)
-        self._forming.capacity_until_s = None
-        self.progress.steps.clear()
+        self._capacity_until_s = None
+        self.steps, self.is_finished = {}, False
+
+    # Messages
 
     def _hear(self, index: int, message: Message, now_s: float) -> None:
-        name = self._members[index].name
+        name, this = self._members.nodes[index].name, self._generation
         match message:
             case protocol.Beat():
-                if message.node.generation == self._generation.number and self._members.takes_part(index):
+                if message.node.generation == this.number and self._members.takes_part(index):
                     self._guard.hear(message, now_s)
-                    self.progress.hear(message)
+                    self.steps |= {rank.rank: rank.step for rank in message.node.ranks if rank.step is not None}
+                    self._note_checkpoints(*(rank.checkpoint for rank in message.node.ranks))
                     if self._members.note_begun(index):
-                        self._confirmed = self._generation.number
-            case protocol.Failed() | protocol.Exited() if message.generation != self._generation.number:
+                        self._confirmed = this.number
+            case protocol.Failed() | protocol.Exited() if message.generation != this.number:
                 self._record("worker_ended_late", node=name, generation=message.generation)
             case protocol.Failed(end=end, age_s=age_s):
                 # Failures of one node keep their order, however late each of its messages is heard.
-                ahead_s = self._generation.ahead_s.setdefault(index, now_s - age_s - end.time_s)
+                ahead_s = this.ahead_s.setdefault(index, now_s - age_s - end.time_s)
                 self._hear_end(msgspec.structs.replace(end, time_s=min(now_s, end.time_s + ahead_s)), now_s)
             case protocol.Exited(rank=rank):
-                self._generation.is_finished |= message.is_finished
+                self.is_finished |= message.is_finished
                 self._hear_end(WorkerEnd(rank=rank, local_rank=0, node=name, exit_code=0, time_s=now_s), now_s)
             case protocol.Interrupted(signum=signum):
                 self._record("interrupted", signum=signum, node=name)
-                save_s = None if self.progress.steps else 0.0
-                if (question := self.signals.take(signum, STAGES[self.phase], now_s, save_s=save_s)) is not None:
-                    self._do(question)
+                self._take(signum, now_s)
             case protocol.Stopped():
-                is_member = self._members.position(index) is not None and self._members.takes_part(index)
-                if is_member and message.generation == self._generation.number:
+                if message.generation == this.number and self._members.takes_part(index):
                     self._members.set(index, State.STOPPED)
             case _:
-                reason = f"it sent {type(message).__name__}, which is not a message of an agent"
                 self._do(events.Disconnect(node=index))
-                self._lose(index, reason, now_s)
+                self._lose(index, f"it sent {type(message).__name__}, which is not a message of an agent", now_s)
 
     def _hear_end(self, end: WorkerEnd, now_s: float) -> None:
         self._record("worker_ended", rank=end.rank, node=end.node, exit_code=end.exit_code, told=end.ended_by_us)
@@ -180,25 +205,106 @@ class Reports:
         self._next_look_s = now_s
         self._generation.is_cut_short |= end.ended_by_us and self.phase is Phase.RUNNING
 
+    def _note_checkpoints(self, *steps: int | None) -> None:
+        self.checkpoint = max((step for step in (self.checkpoint, *steps) if step is not None), default=None)
+
+    def _take(self, signum: int, now_s: float) -> None:
+        """Take in a signal, which SLURM sends to all agents, and ask the scheduler, once, what it means."""
+        if signum == SAVE_SIGNAL:
+            is_asked = self.interrupted_by is None
+        else:
+            self.interrupted_by = self.interrupted_by or signum
+            is_asked = self.phase is Phase.RUNNING
+        if is_asked and signum not in self._signals:
+            self._signals.add(signum)
+            self._unanswered[signum] = now_s + ANSWER_S
+            self._do(events.AskScheduler(signum=signum, save_s=None if self.steps else 0.0))
+
+    # Connections
+
+    def _admit(self, joined: events.Joined) -> None:
+        """An agent has authenticated itself: a member that comes back, or a node for the next generation."""
+        card, number, members = joined.card, joined.connection, self._members
+        if (index := members.find_returned(card, self._generation.number)) is not None:
+            members.welcome_back(index, card, joined.address)
+            self._do(events.Accept(connection=number, node=index))
+            self._tell_again(index, card.generation)
+            return
+        found = members.admit(card) if self._generation.plan.max_restarts > 0 else "the job is not started again"
+        if isinstance(found, str):
+            self._do(events.Reject(connection=number, reason=found))
+            return
+        members.nodes[found] = Node(card=card, name=card.host, address=joined.address, state=State.WAITING)
+        self._do(events.Accept(connection=number, node=found))
+        if card.generation >= 0:  # it was given up, and comes back with workers of a generation that goes on without it
+            self._send(Stop(signum=signal.SIGTERM), [found])
+        self._say(f"{card.host} has joined and waits for the next restart")
+
+    def _tell_again(self, node: int, generation: int) -> None:
+        """Send what an agent may have missed while it had lost its leader; it ignores what it knows.
+
+        Args:
+            generation: of its workers.
+        """
+        this = self._generation
+        if generation < this.number and node in this.plan.nodes:
+            self._send(msgspec.structs.replace(this.plan, node_index=this.plan.nodes.index(node)), [node])
+        for message in (this.order, this.stop):
+            if message is not None:
+                self._send(message, [node])
+
+    def _miss(self, lost: events.Lost) -> None:
+        """A connection has ended; a node that the next generation leaves out is lost at once."""
+        index, reason, members = lost.node, lost.reason, self._members
+        if index not in members.nodes:
+            return
+        if index in members.waiting:
+            self._say(f"{members.name_of(index)} joined, then disconnected")
+            members.remove(index)
+        elif index in self._generation.without:
+            self._lose(index, reason, lost.now_s)
+        else:
+            self._suspect(index, reason, lost.now_s)
+            members.miss(index, reason, lost.now_s + RETURN_S)
+
+    def _suspect(self, index: int, reason: str, now_s: float) -> None:
+        """Tell the guard of a lost connection, if that node's workers run."""
+        if self.phase is Phase.RUNNING and index in self._members.running:
+            self._guard.lost(self._generation.plan.nodes.index(index), reason, now_s)
+
     def _lose(self, index: int, reason: str, now_s: float) -> None:
-        self._do(*self._attendance.lose(index, reason, now_s, is_running=self._is_running))
+        """A node is lost."""
+        members = self._members
+        if index not in members.nodes and index not in members.away:
+            return
+        name = members.name_of(index)
+        self._suspect(index, reason, now_s)
+        members.remove(index)
+        self._record("node_lost", node=name, reason=reason)
+        if index not in members.excluded:
+            self._do(events.ExpectBack(node=index, name=name))
 
     def _lose_away(self, now_s: float, *, nodes: Collection[int] | None = None) -> None:
         """Give up the members that are away: these ones, or all that are overdue."""
-        self._do(*self._attendance.lose_away(now_s, is_running=self._is_running, nodes=nodes))
+        for index, away in list(self._members.away.items()):
+            if index in nodes if nodes is not None else now_s >= away.until_s:
+                self._lose(index, away.reason, now_s)
+
+    # Words to all
 
     def _pronounce(self, findings: tuple[Finding, ...]) -> None:
         """Print the findings and write them to events.jsonl."""
         for finding in findings:
-            self._record("verdict", generation=self._generation.number, **as_event(finding))
+            fields = {name: getattr(finding, name) for name in ("cause", "node", "ranks", "confidence", "message")}
+            self._record("verdict", generation=self._generation.number, **fields)
         self._do(events.Show(findings=findings))
         self.is_said = True
 
     def _ask(self, reason: Reason, why: str, *, signum: int = 0, until_s: float | None = None) -> None:
         """Order all ranks to save at the same step boundary, and leave."""
-        self._generation.asked, self._generation.asked_until_s = reason, until_s
-        step = self.progress.step
-        self._record("save_asked", why=why, step=step)
-        self._do(events.Say(text=why))
-        self._generation.order = Order(at_step=(step or 0) + 1, why=why, signum=signum)
-        self._send_all(self._generation.order)
+        this = self._generation
+        this.asked, this.asked_until_s = reason, until_s
+        self._record("save_asked", why=why, step=self.furthest)
+        self._say(why)
+        this.order = Order(at_step=(self.furthest or 0) + 1, why=why, signum=signum)
+        self._send(this.order, self._members.here)
