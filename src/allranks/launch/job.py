@@ -36,7 +36,7 @@ from allranks.launch.plan import LOOPBACK, JobPlan, Request, count_of
 from allranks.launch.queue.exclusion import describe_return, read_culprits
 from allranks.launch.queue.scheduler import Scheduler
 from allranks.launch.rendezvous import Rendezvous, apply, take_part
-from allranks.launch.screen import Screen
+from allranks.launch.screen import Screen, open_screen
 from allranks.launch.standby import Standby, standing_by
 from allranks.launch.workers import become_subreaper
 from allranks.model.errors import AllranksError, UsageError
@@ -94,13 +94,13 @@ def run_job(plan: JobPlan, output: Output, env: Mapping[str, str]) -> int:
     Raises:
         AllranksError: it could not begin.
     """
-    screen = Screen()
+    screen = open_screen()
     command = [] if _find_problem(plan.request) else worker_command(plan.request)
-    with screen.as_stderr(), standing_by(plan, command, env) as standby:
+    with contextlib.redirect_stderr(screen["err"].as_text()), standing_by(plan, command, env) as standby:
         try:
             return _run_phases(plan, output, env, screen, standby)
         finally:
-            screen.flush("err", patience_s=READER_S)
+            screen["err"].drain(patience_s=READER_S)
 
 
 def _run_phases(plan: JobPlan, output: Output, env: Mapping[str, str], screen: Screen, standby: Standby | None) -> int:
