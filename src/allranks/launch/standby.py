@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from allranks.join import standby as inside
-from allranks.launch.environment import HOOK_PATH, base_env, node_settings, provisional_group
+from allranks.launch.environment import base_env, node_settings, provisional_group
 from allranks.launch.plan import JobPlan
 from allranks.launch.workers import prepare_worker
 from allranks.model.errors import AllranksError
@@ -57,7 +57,6 @@ class Standby:
     _control: socket.socket
     _started_s: float = field(default_factory=time.monotonic)
     _answer: str | None = None
-    """Empty if it ended before it answered."""
 
     @classmethod
     def can_serve(cls, command: Sequence[str], env: Mapping[str, str]) -> bool:
@@ -100,35 +99,21 @@ class Standby:
         return cls(process, env, ours)
 
     @property
-    def is_alive(self) -> bool:
-        """Whether its process runs."""
-        return self.process.poll() is None
-
-    @property
     def is_importing(self) -> bool:
         """Whether it imports torch, and workers should wait for it."""
-        return self._hear() is None and time.monotonic() < self._started_s + IMPORT_S
+        return self.answer is None and time.monotonic() < self._started_s + IMPORT_S
 
     @property
-    def is_ready(self) -> bool:
-        """Whether it can fork."""
-        return self._hear() == inside.READY
-
-    @property
-    def obstacle(self) -> str:
-        """Why it cannot fork; empty if it can, or while it imports."""
-        answer = self._hear()
-        if answer in (None, inside.READY):
-            return ""
-        return answer or "it ended while it imported torch"
-
-    def _hear(self) -> str | None:
+    def answer(self) -> str | None:
+        """READY if it can fork, else why it cannot; None while it imports torch."""
         if self._answer is None:
-            with contextlib.suppress(BlockingIOError):
-                try:
-                    self._answer = self._control.recv(inside.MAX_BYTES).decode(errors="replace")
-                except ConnectionError:
-                    self._answer = ""
+            try:
+                heard = self._control.recv(inside.MAX_BYTES)
+            except BlockingIOError:
+                return None
+            except ConnectionError:
+                heard = b""
+            self._answer = heard.decode(errors="replace") or "it ended while it imported torch"
         return self._answer
 
     def fork(self, env: Mapping[str, str], *, out: int, err: int, fds: Mapping[str, int]) -> Forked | None:
@@ -136,8 +121,7 @@ class Standby:
 
         Args:
             env: the worker's, whole.
-            out: descriptor for its stdout.
-            err: for its stderr.
+            out: descriptor for its stdout; `err` for its stderr.
             fds: more descriptors, by the variable that tells the worker their number; the number will be another.
         """
         assert len(fds) + 4 <= inside.MAX_FDS
@@ -182,10 +166,7 @@ def standing_by(plan: JobPlan, command: Sequence[str], env: Mapping[str, str]) -
     is_worthwhile = plan.num_workers > 1 or plan.request.max_restarts > 0
     if command and plan.request.has_standby and is_worthwhile and plan.problem is None:
         with contextlib.suppress(AllranksError, OSError):
-            settings = node_settings(
-                plan, provisional_group(plan), interface=None, store_fd=None, env=env, hook_path=HOOK_PATH
-            )
-            own = base_env(env, settings)
+            own = base_env(env, node_settings(plan, provisional_group(plan), env=env))
             made = Standby.start(command, own) if Standby.can_serve(command, own) else None
     try:
         yield made
