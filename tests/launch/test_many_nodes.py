@@ -49,9 +49,9 @@ def test_workers_know_all_nodes_however_many_there_are(tmp_path: Path, num_nodes
     try:
         [worker] = crew.workers
         assert worker.end is None, worker.end
-        wait_until(lambda: worker.out_path.read_text().endswith("\n"), "the worker's answer")
+        wait_until(lambda: worker.path("out").read_text().endswith("\n"), "the worker's answer")
         said = f"rank 0 (gpu-b0000), rank 8191 ({last}) {num_nodes}\n"
-        assert worker.out_path.read_text() == said, worker.err_path.read_text()
+        assert worker.path("out").read_text() == said, worker.path("err").read_text()
     finally:
         crew.close()
         if crew.workers and crew.workers[0].end is None:

@@ -24,7 +24,7 @@ from allranks.host.process import read_environment
 from allranks.join.standby import NO_TORCH, READY, differing
 from allranks.launch import standby as launch_standby
 from allranks.launch.standby import END_S, Forked, Standby
-from allranks.launch.workers import PR_SET_CHILD_SUBREAPER, become_subreaper, prepare_worker
+from allranks.launch.workers import PR_SET_CHILD_SUBREAPER, become_subreaper, spawn
 from conftest import Allranks, agents_in_background, clean_env, is_alive, wait_until, write
 
 pytestmark = pytest.mark.torch
@@ -83,9 +83,7 @@ def run_forked(made: Standby, folder: Path, env: Mapping[str, str], **fds: int) 
 
 def run_fresh(command: Sequence[str], folder: Path, env: Mapping[str, str]) -> tuple[int, str, str]:
     with (folder / "out_").open("wb") as out, (folder / "err_").open("wb") as err:
-        started = subprocess.Popen(
-            command, env=env, stdout=out, stderr=err, start_new_session=True, preexec_fn=prepare_worker()
-        )
+        started = spawn(command, env, out=out.fileno(), err=err.fileno(), fds=())
     return started.wait(60), (folder / "out_").read_text(), (folder / "err_").read_text()
 
 

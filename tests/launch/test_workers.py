@@ -74,8 +74,7 @@ def test_what_is_spared_keeps_its_children():
 
 
 def make_worker(folder: Path, **more: object) -> Worker:
-    paths = {"out_path": folder / "out", "err_path": folder / "err", "error_file": folder / "error.json"}
-    return Worker(rank=3, local_rank=1, node="node02", **paths, **more)
+    return Worker(rank=3, local_rank=1, node="node02", folder=folder, **more)
 
 
 @pytest.mark.parametrize("has_time", [True, False])
@@ -86,7 +85,9 @@ def test_a_worker_failed_when_it_raised_and_not_when_its_process_had_ended(tmp_p
     record = json.dumps({"message": {"message": "ValueError: batch 17", "extraInfo": extra}})
     worker = make_worker(tmp_path)
     worker.start(
-        ["/bin/sh", "-c", 'printf %s "$1" > "$2"; exit 1', "sh", record, str(worker.error_file)], os.environ, fds={}
+        ["/bin/sh", "-c", 'printf %s "$1" > "$2"; exit 1', "sh", record, str(worker.path("error.json"))],
+        os.environ,
+        fds={},
     )
     started_s = time.time()
     end = worker.reap()

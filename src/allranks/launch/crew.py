@@ -23,10 +23,11 @@ from allranks.host.signals import catches
 from allranks.join.standby import NO_TORCH, READY, differing
 from allranks.launch import container
 from allranks.launch.console import Console
-from allranks.launch.environment import base_env, node_settings, rank_settings
+from allranks.launch.environment import base_env, node_settings, provisional_group, rank_settings
 from allranks.launch.plan import JobPlan
 from allranks.launch.standby import LOCAL_RANK, Forked, Standby
 from allranks.launch.workers import Worker, end_left_behind, find_writers, kill_descendants
+from allranks.model.errors import AllranksError
 from allranks.model.membership import format_members
 from allranks.model.setting import Setting
 from allranks.report.rundir import RunDir
@@ -86,29 +87,19 @@ class Crew:
         for local_rank in range(me.num_workers):
             worker = self._start_one(group, local_rank, node_path)
             prefix = f"[{me.name} r{worker.rank}] " if group.world_size > 1 else ""
-            for stream, path, start in (
-                ("err", worker.err_path, worker.err_start),
-                ("out", worker.out_path, worker.out_start),
-            ):
+            for stream, start in worker.starts.items():
                 if (local_rank, stream) not in self.hidden:
-                    self.console.follow(path, start=start, stream=stream, prefix=prefix)
+                    self.console.follow(worker.path(stream), start=start, stream=stream, prefix=prefix)
             self.workers.append(worker)
         if group.generation >= group.max_restarts:
-            self._end_standby()
+            self.end_standby()
 
     def _start_one(self, group: Plan, local_rank: int, node_path: Path) -> Worker:
         me, request = group.members[group.node_index], self.job.request
         rank = me.first_rank + local_rank
-        worker = Worker(
-            rank=rank,
-            local_rank=local_rank,
-            node=me.name,
-            out_path=node_path / f"rank_{rank}.out",
-            err_path=node_path / f"rank_{rank}.err",
-            error_file=node_path / f"rank_{rank}.error.json",
-            cell=Cell.create(),
-        )
-        settings = [*self.settings, *rank_settings(group, local_rank, error_file=worker.error_file.absolute())]
+        worker = Worker(rank=rank, local_rank=local_rank, node=me.name, folder=node_path, cell=Cell.create())
+        own = rank_settings(group, local_rank, error_file=worker.path("error.json").absolute())
+        settings = [*self.settings, *own]
         command = [word.replace(LOCAL_RANK, str(local_rank)) for word in self.command]
         fds = {"ALLRANKS_CELL_FD": worker.cell.fd} if worker.cell else {}
         if self.store_fd is not None and rank == 0:
@@ -123,15 +114,18 @@ class Crew:
         worker.start(command, env, fds=fds, standby=standby)
         if standby is not None and not isinstance(worker.process, Forked):
             self.say("the standby forked no worker; workers start without it")
-            self._end_standby()
+            self.end_standby()
         return worker
 
     # The standby
 
-    @property
-    def is_waiting(self) -> bool:
-        """Whether the workers should wait for the standby, which imports torch for all of them."""
-        return self.standby is not None and self.standby.is_importing
+    def begin_standby(self) -> None:
+        """Start the first generation's, if it is worthwhile, with the environment as far as it is known."""
+        is_worthwhile = self.job.num_workers > 1 or self.job.request.max_restarts > 0
+        if is_worthwhile and self.job.problem is None:
+            with contextlib.suppress(AllranksError):  # the roll call says it
+                self.settings = node_settings(self.job, provisional_group(self.job), env=self.env)
+                self.prepare_standby()
 
     def prepare_standby(self) -> None:
         """See that there is a standby for the next generation; one that was killed is replaced."""
@@ -157,15 +151,16 @@ class Crew:
         if answer is not None and answer != READY:
             self._do_without_standby(answer)
         elif self.standby.process.poll() is not None:
-            self._end_standby()
+            self.end_standby()
 
     def _do_without_standby(self, reason: str) -> None:
-        self._end_standby()
+        self.end_standby()
         self._can_stand_by = False
         if reason != NO_TORCH and not (self.workers and self.workers[0].rank):
             self.say(f"workers start without a standby: {reason}")
 
-    def _end_standby(self) -> None:
+    def end_standby(self) -> None:
+        """End it; the workers that it has forked live on."""
         if self.standby is not None:
             self.standby.end()
             self.standby = None
@@ -220,7 +215,7 @@ class Crew:
 
     def close(self) -> None:
         """End whatever is left."""
-        self._end_standby()
+        self.end_standby()
         if self.still_running:
             kill_descendants()
         self.console.finish()

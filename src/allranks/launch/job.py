@@ -38,7 +38,6 @@ from allranks.launch.queue.exclusion import describe_return, read_culprits
 from allranks.launch.queue.scheduler import Scheduler
 from allranks.launch.rendezvous import Rendezvous, apply, take_part
 from allranks.launch.screen import open_screen
-from allranks.launch.standby import standing_by
 from allranks.launch.workers import become_subreaper
 from allranks.model.errors import AllranksError, UsageError
 from allranks.model.finding import Verdict
@@ -104,36 +103,28 @@ def run_job(plan: JobPlan, env: Mapping[str, str], *, log_dir: Path, hidden: Col
         command = worker_command(plan.request)
     except AllranksError as exc:
         plan = replace(plan, problem=plan.problem or exc)
-    screen = open_screen()
-    with contextlib.redirect_stderr(screen["err"].as_text()), standing_by(plan, command, env) as standby:
-        crew = Crew(
-            job=plan,
-            command=command,
-            run_dir=RunDir(log_dir, plan.job),
-            hidden=hidden,
-            env=env,
-            say=say,
-            standby=standby,
-            console=Console(screen),
-        )
+    screen, run_dir = open_screen(), RunDir(log_dir, plan.job)
+    crew = Crew(job=plan, command=command, run_dir=run_dir, hidden=hidden, env=env, say=say, console=Console(screen))
+    with contextlib.redirect_stderr(screen["err"].as_text()):
         try:
+            crew.begin_standby()
             return _run_phases(plan, crew)
         finally:
+            crew.end_standby()
             screen["err"].drain(patience_s=READER_S)
 
 
 def _run_phases(plan: JobPlan, crew: Crew) -> int:
-    inbox, run_dir, env, started_s = SignalInbox(), crew.run_dir, crew.env, time.monotonic()
+    inbox, env, request, started_s = SignalInbox(), crew.env, plan.request, time.monotonic()
     become_subreaper()
-    applicant = apply(
-        plan,
-        run_dir,
-        env,
-        problem=plan.problem,
-        facts=begin_card_facts(plan.cluster.worker_env(env), names=_names(plan), script_path=_script(plan.request)),
-        check_signals=inbox.check,
+    is_script = request.command and not (request.is_module or request.no_python)
+    facts = begin_card_facts(
+        plan.cluster.worker_env(env),
+        names=[*plan.node_names[:1], *([request.endpoint.host] if request.endpoint else [])],
+        script_path=Path(request.command[0]) if is_script else None,
     )
-    history = History(restarts_left=plan.request.max_restarts, retries_errors=plan.request.retries_errors)
+    applicant = apply(plan, crew.run_dir, env, problem=plan.problem, facts=facts, check_signals=inbox.check)
+    history = History(restarts_left=request.max_restarts, retries_errors=request.retries_errors)
     try:
         rendezvous = take_part(applicant, past=Past(history=history))
     except AllranksError as exc:
@@ -146,17 +137,6 @@ def _run_phases(plan: JobPlan, crew: Crew) -> int:
         print("\n" + render_findings(rendezvous.warnings, Style.of(sys.stderr)) + "\n", file=sys.stderr, flush=True)
     with rendezvous.listener or contextlib.nullcontext():
         return _run_workers(plan, crew, rendezvous, inbox, roll_call_s=time.monotonic() - started_s)
-
-
-def _names(plan: JobPlan) -> list[str]:
-    """Hosts that all nodes must be able to look up."""
-    endpoint = plan.request.endpoint
-    return [*plan.node_names[:1], *([endpoint.host] if endpoint else [])]
-
-
-def _script(request: Request) -> Path | None:
-    """The Python file that the workers run, where it is one."""
-    return Path(request.command[0]) if request.command and not (request.is_module or request.no_python) else None
 
 
 def _do_not_begin(why: Goodbye | AllranksError, plan: JobPlan, crew: Crew, *, is_leader: bool) -> int:
@@ -187,7 +167,10 @@ def _do_not_begin(why: Goodbye | AllranksError, plan: JobPlan, crew: Crew, *, is
 def _run_workers(plan: JobPlan, crew: Crew, rendezvous: Rendezvous, inbox: SignalInbox, *, roll_call_s: float) -> int:
     run_dir, env, group = crew.run_dir, crew.env, rendezvous.group
     me, listener = group.members[group.node_index], rendezvous.listener
-    crew.interface = plan.data_path.interface if plan.data_path else _interface_to_leader(plan, rendezvous)
+    # Without a path of its own, data takes the interface of the agents' connection: it works.
+    own_address = rendezvous.own_address
+    nic = find_interface_of(own_address, plan.facts.interfaces) if own_address is not None else None
+    crew.interface = plan.data_path.interface if plan.data_path else nic.name if nic else None
     if rendezvous.leader is None:
         run_dir.add_event(
             "started",
@@ -199,7 +182,7 @@ def _run_workers(plan: JobPlan, crew: Crew, rendezvous: Rendezvous, inbox: Signa
         )
         for note in plan.world.notes:
             say(f"note: {note}")
-        if plan.data_path is None and (advice := advise_network([*rendezvous.cards.values()], rendezvous.own_address)):
+        if plan.data_path is None and (advice := advise_network([*rendezvous.cards.values()], own_address)):
             say(f"note: {advice}")
         say(_headline(group, crew.interface, plan, run_dir, roll_call_s))
         if group.attempt and (words := describe_return(read_culprits(run_dir.path), attempt=group.attempt)):
@@ -237,7 +220,7 @@ def _run_workers(plan: JobPlan, crew: Crew, rendezvous: Rendezvous, inbox: Signa
             show=print_findings,
         )  # fmt: skip
 
-    control_address = rendezvous.own_address or LOOPBACK
+    control_address = own_address or LOOPBACK
     data_address = plan.data_path.address if plan.data_path else control_address
     watch = Watch(plan.guard, data_address=data_address, control_address=control_address)
     agent = Agent(group, now_s=time.monotonic())
@@ -261,10 +244,3 @@ def _headline(group: Plan, interface: str | None, plan: JobPlan, run_dir: RunDir
     called = "" if plan.is_one_machine else f"; roll call {roll_call_s:.1f} s"
     ranks = count_of(group.world_size, "rank")
     return f"{ranks} on {where}, {group.backend}{over}{called}; logs in {run_dir.attempt_path}"
-
-
-def _interface_to_leader(plan: JobPlan, rendezvous: Rendezvous) -> str | None:
-    """The interface that the agents' own connection uses: it works."""
-    address = rendezvous.own_address
-    nic = find_interface_of(address, plan.facts.interfaces) if address is not None else None
-    return nic.name if nic else None

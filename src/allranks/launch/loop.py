@@ -196,8 +196,8 @@ class Loop:
 
     def _start_when_ready(self) -> None:
         """Start the workers of a plan; wait for `import torch` in the standby, unless they are to be ended anyway."""
-        plan = self._plan_to_start
-        if plan is None or (self._crew.is_waiting and not self._agent.is_ending):
+        plan, standby = self._plan_to_start, self._crew.standby
+        if plan is None or (standby is not None and standby.is_importing and not self._agent.is_ending):
             return
         self._plan_to_start = None
         self._crew.start(plan)

@@ -1,8 +1,8 @@
 """A node's standby: a process with torch imported, which forks the workers (see join/standby.py).
 
-    with standing_by(plan, env) as standby:                from before the roll call on; None where it is of no use
-        standby.is_importing                               for some seconds
-        standby.fork(env, out=..., err=..., fds={"ALLRANKS_CELL_FD": cell.fd})      a worker, or None
+    standby = Standby.start(command, env)          before the roll call, so that `import torch` takes no time of its own
+    standby.is_importing                           for some seconds
+    standby.fork(env, out=..., err=..., fds={"ALLRANKS_CELL_FD": cell.fd})      a worker, or None
 
 One `import torch` serves all workers of a node and of all generations, and the workers share its memory. There is none
 with ALLRANKS_HOOK=0, in a container, if the command is not a Python script or module or differs between ranks, or for
@@ -16,15 +16,12 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from allranks.join import standby as inside
-from allranks.launch.environment import base_env, node_settings, provisional_group
-from allranks.launch.plan import JobPlan
-from allranks.launch.workers import prepare_worker
-from allranks.model.errors import AllranksError
+from allranks.launch.workers import spawn
 
 IMPORT_S = 20.0
 """How long workers wait for `import torch` before they start without the standby. With START_S of guard.presence, the
@@ -77,25 +74,14 @@ class Standby:
             OSError: it could not be started.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        words = [os.memfd_create(f"standby-{name}") for name in ("out", "err")]
-        try:
-            process = subprocess.Popen(
-                list(command),
-                env={**env, inside.ENV: str(theirs.fileno())},
-                stdout=words[0],
-                stderr=words[1],
-                start_new_session=True,
-                pass_fds=(theirs.fileno(),),
-                preexec_fn=prepare_worker(),
-            )
-        except BaseException:
-            ours.close()
-            raise
-        finally:
-            theirs.close()
-            for fd in words:
-                os.close(fd)
         ours.setblocking(False)
+        with theirs, os.fdopen(os.memfd_create("standby-out")) as out, os.fdopen(os.memfd_create("standby-err")) as err:
+            own_env, fds = {**env, inside.ENV: str(theirs.fileno())}, [theirs.fileno()]
+            try:
+                process = spawn(command, own_env, out=out.fileno(), err=err.fileno(), fds=fds)
+            except BaseException:
+                ours.close()
+                raise
         return cls(process, env, ours)
 
     @property
@@ -149,27 +135,3 @@ class Standby:
         self.process.kill()
         with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel holds it (state D)
             self.process.wait(END_S)
-
-
-@contextlib.contextmanager
-def standing_by(plan: JobPlan, command: Sequence[str], env: Mapping[str, str]) -> Iterator[Standby | None]:
-    """Give the standby that the first workers are forked from, or None; it ends with the block.
-
-    It is started before the roll call, so that `import torch` takes no time of its own.
-
-    Args:
-        plan: this agent's.
-        command: the workers'; empty if there is none.
-        env: the agent's.
-    """
-    made = None
-    is_worthwhile = plan.num_workers > 1 or plan.request.max_restarts > 0
-    if command and plan.request.has_standby and is_worthwhile and plan.problem is None:
-        with contextlib.suppress(AllranksError, OSError):
-            own = base_env(env, node_settings(plan, provisional_group(plan), env=env))
-            made = Standby.start(command, own) if Standby.can_serve(command, own) else None
-    try:
-        yield made
-    finally:
-        if made is not None:
-            made.end()

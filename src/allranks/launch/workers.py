@@ -15,10 +15,12 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import psutil
 
 from allranks.guard.inside.cell import Cell
 from allranks.host.signals import die_with_parent
@@ -43,8 +45,17 @@ def become_subreaper() -> None:
     ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def prepare_worker() -> Callable[[], None]:
-    """Return what a worker's process runs before its program, for `preexec_fn`: it ends with this agent."""
+def spawn(
+    command: Sequence[str], env: Mapping[str, str], *, out: int, err: int, fds: Collection[int]
+) -> subprocess.Popen[bytes]:
+    """Start a program in a session of its own; it ends with this agent.
+
+    Args:
+        out: descriptor for its stdout; `err` for its stderr.
+        fds: further descriptors that it gets, under the same numbers.
+    Raises:
+        OSError, subprocess.SubprocessError: it could not be started.
+    """
     die_with_agent = die_with_parent(signal.SIGKILL)
 
     def before_exec() -> None:
@@ -52,7 +63,15 @@ def prepare_worker() -> Callable[[], None]:
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         die_with_agent()
 
-    return before_exec
+    return subprocess.Popen(
+        list(command),
+        env=dict(env),
+        stdout=out,
+        stderr=err,
+        start_new_session=True,
+        pass_fds=tuple(fds),
+        preexec_fn=before_exec,
+    )
 
 
 @dataclass(slots=True)
@@ -62,9 +81,8 @@ class Worker:
     rank: int
     local_rank: int
     node: str
-    out_path: Path
-    err_path: Path
-    error_file: Path
+    folder: Path
+    """For its files."""
     cell: Cell | None = None
     """What it tells its agent through."""
     is_finished: bool = False
@@ -74,9 +92,12 @@ class Worker:
     end: WorkerEnd | None = None
     """Set once it has ended."""
     told_to_end: bool = False
-    out_start: int = 0
-    """Where this start's output begins in files that an earlier one already wrote."""
-    err_start: int = 0
+    starts: dict[str, int] = field(default_factory=dict)
+    """By stream (`out`, `err`): where its output begins in a file that an earlier start already wrote."""
+
+    def path(self, kind: str) -> Path:
+        """Return one of its files: `out`, `err`, `error.json`."""
+        return self.folder / f"rank_{self.rank}.{kind}"
 
     @property
     def pid(self) -> int | None:
@@ -96,21 +117,14 @@ class Worker:
         Raises:
             OSError: its output files cannot be written.
         """
-        self.error_file.unlink(missing_ok=True)
-        with self.out_path.open("ab") as out, self.err_path.open("ab") as err:
-            self.out_start, self.err_start = out.tell(), err.tell()
+        self.path("error.json").unlink(missing_ok=True)
+        with self.path("out").open("ab") as out, self.path("err").open("ab") as err:
+            self.starts = {"err": err.tell(), "out": out.tell()}
+            streams = {"out": out.fileno(), "err": err.fileno()}
             try:
                 if standby is not None:
-                    self.process = standby.fork(env, out=out.fileno(), err=err.fileno(), fds=fds)
-                self.process = self.process or subprocess.Popen(
-                    list(command),
-                    env=dict(env),
-                    stdout=out,
-                    stderr=err,
-                    start_new_session=True,
-                    pass_fds=tuple(fds.values()),
-                    preexec_fn=prepare_worker(),
-                )
+                    self.process = standby.fork(env, fds=fds, **streams)
+                self.process = self.process or spawn(command, env, fds=fds.values(), **streams)
             except (OSError, subprocess.SubprocessError) as exc:
                 reason = f"{command[0]}: {exc.strerror if isinstance(exc, OSError) else exc}"
                 if isinstance(exc, FileNotFoundError) and Path(command[0]).exists():
@@ -132,7 +146,7 @@ class Worker:
         exit_code = self.process.wait()
         os.close(self.pidfd)
         self.pidfd = -1
-        found = _read_error_file(self.error_file) if exit_code else {}
+        found = _read_error_file(self.path("error.json")) if exit_code else {}
         self.is_finished = self.cell is not None and self.cell.is_finished
         self.end = self._end_as(exit_code, **{"time_s": now_s} | found)
         return self.end
@@ -155,8 +169,8 @@ class Worker:
             node=self.node,
             exit_code=exit_code,
             ended_by_us=self.told_to_end,
-            stderr_tail=_read_tail(self.err_path, self.err_start) if exit_code else None,
-            stderr_path=as_utf8(str(self.err_path)),
+            stderr_tail=_read_tail(self.path("err"), self.starts["err"]) if exit_code else None,
+            stderr_path=as_utf8(str(self.path("err"))),
             **found,
         )
 
@@ -172,8 +186,6 @@ def reap_orphans(workers: Sequence[Worker]) -> None:
 
 def kill_descendants() -> None:
     """Kill all processes below this one at once, also those in sessions of their own. Called from a signal handler."""
-    import psutil
-
     for _ in range(2):  # again for what was started meanwhile
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):
@@ -182,7 +194,7 @@ def kill_descendants() -> None:
 
 def find_writers() -> list[int]:
     """Return descendants that are writing a checkpoint; they end by themselves, also when their worker is gone."""
-    return [each.pid for each in _descendants() if _is_writer(each)]
+    return [each.pid for each in psutil.Process().children(recursive=True) if _is_writer(each)]
 
 
 def end_left_behind(grace_s: float, *, spared: Collection[int] = ()) -> list[str]:
@@ -196,9 +208,7 @@ def end_left_behind(grace_s: float, *, spared: Collection[int] = ()) -> list[str
     Returns:
         Their names and pids, `wandb-service (pid 812)`, empty when there were none.
     """
-    import psutil
-
-    descendants, kept = _descendants(), set(spared)
+    descendants, kept = psutil.Process().children(recursive=True), set(spared)
     for each in descendants:  # parents come before their children
         with contextlib.suppress(psutil.Error):
             if each.ppid() in kept:
@@ -216,12 +226,6 @@ def end_left_behind(grace_s: float, *, spared: Collection[int] = ()) -> list[str
             process.kill()
     psutil.wait_procs(orphans, timeout=1)
     return names
-
-
-def _descendants() -> list[Any]:
-    import psutil
-
-    return list(psutil.Process().children(recursive=True))
 
 
 def _is_own_tool(process: Any) -> bool:
@@ -242,8 +246,6 @@ def _is_writer(process: Any) -> bool:
 
 def _words_of(process: Any) -> list[str]:
     """Its command line; empty for one that has ended, also if nobody has collected it yet."""
-    import psutil
-
     with contextlib.suppress(psutil.Error):
         return list(process.cmdline())
     return []
