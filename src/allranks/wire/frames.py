@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from typing import Union, get_args
+from typing import Union
 
 import msgspec
 
@@ -19,7 +19,7 @@ from allranks.model.beat import NodeBeat, drop_unsound
 from allranks.model.card import Card
 from allranks.model.errors import WireError
 from allranks.model.membership import Member
-from allranks.wire.protocol import PROTOCOL, Join, Message, Plan, as_one_line
+from allranks.wire.protocol import PROTOCOL, Beat, Join, Message, Plan, as_one_line
 
 MAX_FRAME_BYTES = 4 << 20
 MAX_JOIN_BYTES = 512 << 10
@@ -64,7 +64,7 @@ class _Common(msgspec.Struct, frozen=True, kw_only=True):
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Message | _PackedPlan | _PackedJoin] = msgspec.msgpack.Decoder(
-    Union[(*(kind for kind in get_args(Message) if kind not in (Plan, Join)), _PackedPlan, _PackedJoin)]
+    Union[(*(kind for kind in Message.__subclasses__() if kind not in (Plan, Join)), _PackedPlan, _PackedJoin)]
 )
 _card_decoder = msgspec.msgpack.Decoder(Card)
 _common_decoder = msgspec.msgpack.Decoder(_Common)
@@ -125,8 +125,7 @@ def _decode(payload: bytes) -> Message:
         if not isinstance(told, dict) or "node" not in told:
             raise
         drop_unsound(told["node"], NodeBeat)
-        sound: Message = msgspec.convert(told, Message)
-        return sound
+        return msgspec.convert(told, Beat)
 
 
 def _pack_join(join: Join) -> _PackedJoin:
