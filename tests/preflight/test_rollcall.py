@@ -32,7 +32,7 @@ from allranks.wire.frames import decode_frames, encode_frame
 from allranks.wire.leader import Hint, bind_port
 from allranks.wire.protocol import PROTOCOL, Goodbye, Hello, Join, Knock, Message, Plan, Refused, Stopped, Test, Tested
 from allranks.wire.secret import Secret, join_proof
-from allranks.wire.seek import seek_leader
+from allranks.wire.seek import Search
 from cards import make_card
 
 KEY = Secret(b"swordfish", "test")
@@ -181,12 +181,13 @@ class Agent(threading.Thread):
         time.sleep(self._delay_s)
         connection = None
         try:
-            connection = seek_leader(
+            connection = Search(
                 lambda: self._hints,
                 job="4711",
                 attempt=self._attempt,
                 secret=lambda: self._secret,
                 card=self.own,
+            ).wait(
                 deadline_s=PATIENCE_S,
                 on_wait=lambda *_: None,
                 check_signals=self._check,

@@ -20,7 +20,7 @@ from allranks.wire.frames import encode_frame
 from allranks.wire.leader import Hint, bind_port, collect_hints
 from allranks.wire.protocol import PROTOCOL, Goodbye, Hello, Knock, Message, Refused, Stop, Stopped, Welcome
 from allranks.wire.secret import Secret
-from allranks.wire.seek import seek_leader
+from allranks.wire.seek import Search
 from conftest import wait_until
 from wire_leader import CARD, KEY, PATIENCE_S, WRONG_KEY, Leader, Peer, join_after
 
@@ -35,12 +35,13 @@ def seek(
     told: list[str] | None = None,
     check_signals: Callable[[], None] = lambda: None,
 ) -> Connection:
-    return seek_leader(
+    return Search(
         hints or (lambda: [[Hint("127.0.0.1", port, "test") for port in ports]]),
         job=job,
         attempt=attempt,
         secret=lambda: secret,
         card=CARD,
+    ).wait(
         deadline_s=deadline_s,
         on_wait=lambda _, obstacle: told.append(obstacle) if told is not None else None,
         check_signals=check_signals,
@@ -442,7 +443,7 @@ def test_the_deadline_names_the_job_and_the_last_obstacle():
 
 def test_a_key_that_never_appears_is_the_last_obstacle():
     with Leader() as leader:
-        with pytest.raises(NodeFaultError, match="last try: the run directory does not have the job's secret yet;"):
+        with pytest.raises(NodeFaultError, match=r"\(test\): the run directory does not have the job's secret yet;"):
             seek(leader.port, secret=None, deadline_s=0.2)
         assert leader.accepted == []
 

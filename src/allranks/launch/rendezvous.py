@@ -13,8 +13,6 @@ from allranks.launch.agent import Agent
 from allranks.launch.lead.group import make_group
 from allranks.launch.plan import LOOPBACK, JobPlan
 from allranks.launch.queue.revival import BACK_VARIABLE
-from allranks.launch.search import Search
-from allranks.launch.succession import SEEK_S
 from allranks.model.card import Card, Facts
 from allranks.model.claims.table import row_of
 from allranks.model.errors import AllranksError, NodeFaultError
@@ -28,9 +26,10 @@ from allranks.preflight.rollcall import stop
 from allranks.report.rundir import RunDir
 from allranks.wire.accept import Acceptor
 from allranks.wire.connection import Connection
-from allranks.wire.leader import Announcement, announce
+from allranks.wire.leader import Announcement, Hint, announce
 from allranks.wire.protocol import Contact, Goodbye, Plan
 from allranks.wire.secret import OPEN_GROUP, Secret
+from allranks.wire.seek import Search
 
 
 @dataclass(slots=True, kw_only=True)
@@ -68,8 +67,13 @@ class Rendezvous:
         """Begin to look for a leader at these agents."""
         assert self.card is not None
         card = msgspec.structs.replace(self.card, node_index=agent.node, generation=agent.plan.generation)
-        attempt, deadline_s = agent.plan.attempt, 2 * SEEK_S  # the agent gives up earlier
-        return Search(contacts, card=card, job=self.name, attempt=attempt, secret=self.secret, deadline_s=deadline_s)
+        hints = [
+            [Hint(address, each.port, source=f"agent on {each.name}", node=each.node)]
+            for each in contacts
+            for address in dict.fromkeys(filter(None, (each.control_address, each.data_address)))
+        ]
+        attempt = agent.plan.attempt
+        return Search(lambda: hints, job=self.name, attempt=attempt, secret=lambda: self.secret, card=card)
 
     def announce(self, plan: JobPlan, run_dir: RunDir, port: int) -> None:
         """Write down that this agent leads now, for agents that are started again; `port` is the store's."""

@@ -64,7 +64,7 @@ from allranks.wire.secret import (
     secret_from_munge,
     secret_from_name,
 )
-from allranks.wire.seek import seek_leader
+from allranks.wire.seek import Search
 
 LOOPBACK = "127.0.0.1"
 PATIENCE_JOINS = 4.0
@@ -153,7 +153,7 @@ class Entry:
         # In a SLURM step all terminals are one: one agent speaks for those that wait for the leader.
         is_speaker = not mine.is_slurm or mine.node_index == 1
         try:
-            connection = seek_leader(
+            connection = Search(
                 lambda: collect_hints(
                     path, job=mine.job, named=[mine.endpoint] if mine.endpoint else [], guessed=mine.guesses
                 ),
@@ -161,6 +161,7 @@ class Entry:
                 attempt=mine.attempt,
                 secret=self._followers_secret,
                 card=card,
+            ).wait(
                 deadline_s=patience_s,
                 on_wait=_say_waiting if is_speaker else lambda *_: None,
                 check_signals=mine.check_signals,

@@ -22,6 +22,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -29,7 +30,6 @@ from typing import NamedTuple
 from allranks import __version__
 from allranks.model.card import Card
 from allranks.model.errors import WireError
-from allranks.wire.background import Background, Call
 from allranks.wire.connection import Connection
 from allranks.wire.frames import MAX_FRAME_BYTES, MAX_JOIN_BYTES
 from allranks.wire.protocol import (
@@ -99,6 +99,7 @@ class _Pending:
     deadline_s: float
     join: Join | None = None
     """Set while its credential is checked; until then nothing more is read."""
+    check: Future[bytes | None] | None = None
 
 
 class Acceptor:
@@ -125,8 +126,7 @@ class Acceptor:
         self._resume_s: float | None = None
         """Until then nothing is accepted; None: the selector watches the listener."""
         self._is_told = False
-        self._munge: Background | None = None
-        self._checks: dict[Call[bytes | None], Connection] = {}
+        self._munge: ThreadPoolExecutor | None = None
         self._selector: selectors.BaseSelector | None = None
 
     def attach(
@@ -153,9 +153,11 @@ class Acceptor:
         selector.register(self._listener, selectors.EVENT_READ, self._accept)
 
     def turn(self, now_s: float) -> None:
-        """Reject the peers that are overdue, and accept again after a pause."""
+        """Answer the peers whose credential is checked, reject those that are overdue, accept again after a pause."""
         for peer, pending in list(self._pending.items()):
-            if pending.deadline_s < now_s:
+            if pending.join is not None and pending.check is not None and pending.check.done():
+                self._answer(peer, pending.join, pending.check.result())
+            elif pending.deadline_s < now_s:
                 what = f"it did not identify itself within {HANDSHAKE_S:.0f} s"
                 if pending.join is not None:
                     what = f"munge has not checked its credential within {HANDSHAKE_S + LEADERS_MUNGE_S:.0f} s"
@@ -172,11 +174,8 @@ class Acceptor:
         if self._selector is not None and self._resume_s is None:
             self._selector.unregister(self._listener)
         if self._munge is not None:
-            if self._selector is not None:
-                self._selector.unregister(self._munge)
-            self._munge.close()
+            self._munge.shutdown(wait=False, cancel_futures=True)
         self._munge, self._selector = None, None
-        self._checks.clear()
 
     def close(self) -> None:
         """Disconnect all peers that are not known yet, and close the listener."""
@@ -257,21 +256,10 @@ class Acceptor:
     def _begin_check(self, peer: Connection, pending: _Pending, join: Join) -> None:
         """Have a thread check the credential; it asks munged twice, which may hang."""
         assert self._selector is not None
-        pending.join = join
-        pending.deadline_s += LEADERS_MUNGE_S
         self._selector.unregister(peer)
-        if self._munge is None:
-            self._munge = Background(max_threads=MAX_MUNGE)
-            self._selector.register(self._munge, selectors.EVENT_READ, self._take_checks)
-        secret, nonce = self._secret, pending.nonce
-        self._checks[self._munge.start(lambda: _check(secret, join, nonce))] = peer
-
-    def _take_checks(self, _: object) -> None:
-        for call in self._munge.take_done() if self._munge is not None else ():
-            peer = self._checks.pop(call)
-            pending = self._pending.get(peer)
-            if pending is not None and pending.join is not None:
-                self._answer(peer, pending.join, call.get())
+        self._munge = self._munge or ThreadPoolExecutor(MAX_MUNGE)
+        pending.join, pending.deadline_s = join, pending.deadline_s + LEADERS_MUNGE_S
+        pending.check = self._munge.submit(_check, self._secret, join, pending.nonce)
 
     def _answer(self, peer: Connection, join: Join, proof: bytes | None) -> None:
         """Accept a peer with the leader's proof, or reject it."""

@@ -33,6 +33,8 @@ class Hint:
     host: str
     port: int
     source: str
+    node: int = 0
+    """Index in the job of the agent there; 0 as long as the leader is that of the roll call."""
 
     def __str__(self) -> str:
         """`host:port`, brackets around IPv6."""
