@@ -20,7 +20,6 @@ import errno
 import selectors
 import socket
 import time
-from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
@@ -38,13 +37,12 @@ from allranks.wire.protocol import (
     Hello,
     Join,
     Knock,
-    Message,
     Refused,
     Welcome,
     as_one_line,
     plain_address,
 )
-from allranks.wire.secret import LEADERS_MUNGE_S, Secret, fresh_nonce, is_join_proof, is_munge_proof, welcome_proof
+from allranks.wire.secret import LEADERS_MUNGE_S, Secret, fresh_nonce, is_join_proven, is_munge_proof, welcome_proof
 
 MAX_SHOWN = 64
 """Maximum number of characters printed of a foreign peer's name, job and version."""
@@ -114,13 +112,8 @@ class Acceptor:
 
     def __init__(self, listener: socket.socket, *, job: str, attempt: int, secret: Secret) -> None:
         listener.setblocking(False)
-        self._listener = listener
-        self._job = job
-        self._attempt = attempt
-        self._secret = secret
+        self._listener, self._job, self._attempt, self._secret = listener, job, attempt, secret
         self._pending: dict[Connection, _Pending] = {}
-        self._num_pending: Counter[str] = Counter()
-        """By address."""
         self._crowded: set[str] = set()
         """Addresses whose connections were closed for their number; said once."""
         self._resume_s: float | None = None
@@ -203,7 +196,7 @@ class Acceptor:
                     self._say(f"the leader cannot accept agents: {exc.strerror}; it tries again every {PAUSE_S} s{fix}")
             return False  # else there is none, or it left between the selector and us
         host = plain_address(address[0])
-        if self._num_pending[host] >= MAX_PENDING_PER_ADDRESS:
+        if sum(peer.peer == host for peer in self._pending) >= MAX_PENDING_PER_ADDRESS:
             sock.close()
             if host not in self._crowded:
                 self._crowded.add(host)
@@ -218,7 +211,6 @@ class Acceptor:
             peer.close()
             return True
         self._pending[peer] = _Pending(nonce, now_s + HANDSHAKE_S)
-        self._num_pending[host] += 1
         assert self._selector is not None
         self._selector.register(peer, selectors.EVENT_READ, lambda _: self._receive(peer))
         return True
@@ -239,27 +231,35 @@ class Acceptor:
         except WireError as exc:
             self._reject(peer, Reject.GARBAGE, f"it sent {as_one_line(str(exc))}")
             return
-        if not messages:
-            return
-        join = messages[0]
-        if isinstance(join, Knock):
-            self._end(peer)
-        elif (objection := self._objection(join)) is not None:
-            self._reject(peer, *objection, join=join if isinstance(join, Join) else None)
-        elif isinstance(join, Join):
-            pending = self._pending[peer]
-            if is_munge_proof(join.proof):
-                self._begin_check(peer, pending, join)
-            else:
-                self._answer(peer, join, _check(self._secret, join, pending.nonce))
+        match messages:
+            case [Knock()]:
+                self._end(peer)
+            case [Join() as join]:
+                self._examine(peer, join)
+            case [message]:
+                self._reject(peer, Reject.GARBAGE, f"it sent {type(message).__name__}, expected Join")
 
-    def _begin_check(self, peer: Connection, pending: _Pending, join: Join) -> None:
-        """Have a thread check the credential; it asks munged twice, which may hang."""
-        assert self._selector is not None
-        self._selector.unregister(peer)
-        self._munge = self._munge or ThreadPoolExecutor(MAX_MUNGE)
-        pending.join, pending.deadline_s = join, pending.deadline_s + LEADERS_MUNGE_S
-        pending.check = self._munge.submit(_check, self._secret, join, pending.nonce)
+    def _examine(self, peer: Connection, join: Join) -> None:
+        # Order matters: a newer protocol may differ in everything but its first fields.
+        if join.protocol != PROTOCOL:
+            version = as_one_line(join.version, at_most=MAX_SHOWN)
+            why = (
+                f"it runs allranks {version} (protocol {join.protocol}), the leader {__version__} "
+                f"(protocol {PROTOCOL}); install the same version on all nodes"
+            )
+            self._reject(peer, Reject.OTHER_VERSION, why, join=join)
+        elif join.job != self._job:
+            job = as_one_line(join.job, at_most=MAX_SHOWN)
+            self._reject(peer, Reject.OTHER_JOB, f"it belongs to job {job}, this is job {self._job}", join=join)
+        elif not is_munge_proof(join.proof):
+            self._answer(peer, join, _check(self._secret, join, self._pending[peer].nonce))
+        else:  # a thread checks the credential: it asks munged twice, which may hang
+            assert self._selector is not None
+            self._selector.unregister(peer)
+            self._munge = self._munge or ThreadPoolExecutor(MAX_MUNGE)
+            pending = self._pending[peer]
+            pending.join, pending.deadline_s = join, pending.deadline_s + LEADERS_MUNGE_S
+            pending.check = self._munge.submit(_check, self._secret, join, pending.nonce)
 
     def _answer(self, peer: Connection, join: Join, proof: bytes | None) -> None:
         """Accept a peer with the leader's proof, or reject it."""
@@ -281,53 +281,31 @@ class Acceptor:
             peer.max_frame_bytes = MAX_FRAME_BYTES
             self._on_peer(peer, join.card)
 
-    def _objection(self, join: Message) -> tuple[Reject, str] | None:
-        # Order matters: a newer protocol may differ in everything but its first fields.
-        if not isinstance(join, Join):
-            return Reject.GARBAGE, f"it sent {type(join).__name__}, expected Join"
-        if join.protocol != PROTOCOL:
-            version = as_one_line(join.version, at_most=MAX_SHOWN)
-            return Reject.OTHER_VERSION, (
-                f"it runs allranks {version} (protocol {join.protocol}), the leader {__version__} "
-                f"(protocol {PROTOCOL}); install the same version on all nodes"
-            )
-        if join.job != self._job:
-            job = as_one_line(join.job, at_most=MAX_SHOWN)
-            return Reject.OTHER_JOB, f"it belongs to job {job}, this is job {self._job}"
-        return None
-
     def _reject(self, peer: Connection, why: Reject, reason: str, *, join: Join | None = None) -> None:
         """Tell a peer why it is disconnected; an agent of another job, or a slow one, may try again."""
-        with contextlib.suppress(ConnectionError):
-            peer.send(Refused(reason=reason, is_final=why not in _MAY_TRY_AGAIN))
+        self._forget(peer)
+        turn_away(peer, reason, is_final=why not in _MAY_TRY_AGAIN)
         host = as_one_line(join.card.host, at_most=MAX_SHOWN) if join is not None else peer.peer
-        self._end(peer, Rejected(why, host, f"{peer.peer} was rejected: {reason}"))
+        self._on_rejected(Rejected(why, host, f"{peer.peer} was rejected: {reason}"))
 
-    def _end(self, peer: Connection, rejected: Rejected | None = None) -> None:
-        """Disconnect a peer."""
+    def _end(self, peer: Connection) -> None:
         self._forget(peer)
         peer.close()
-        if rejected is not None:
-            self._on_rejected(rejected)
 
     def _forget(self, peer: Connection) -> None:
-        pending = self._pending.pop(peer)
-        self._num_pending[peer.peer] -= 1
-        if not self._num_pending[peer.peer]:
-            del self._num_pending[peer.peer]
-        if self._selector is not None and pending.join is None:
+        if self._pending.pop(peer).join is None and self._selector is not None:
             self._selector.unregister(peer)
 
 
-def turn_away(peer: Connection, reason: str) -> None:
-    """Disconnect an authenticated agent, for example the second one with the same node rank, and tell it why."""
+def turn_away(peer: Connection, reason: str, *, is_final: bool = True) -> None:
+    """Disconnect a peer and tell it why; also an authenticated one, for example the second one with a node rank."""
     with contextlib.suppress(ConnectionError):
-        peer.send(Refused(reason=reason, is_final=True))
+        peer.send(Refused(reason=reason, is_final=is_final))
     peer.close()
 
 
 def _check(secret: Secret, join: Join, nonce: bytes) -> bytes | None:
     """Return the leader's proof for an agent that knows the secret; None if it does not. With munge this may block."""
-    if not is_join_proof(secret, join.proof, leader_nonce=nonce, nonce=join.nonce, job=join.job, card=join.card):
+    if not is_join_proven(secret, join, leader_nonce=nonce):
         return None
     return welcome_proof(secret, leader_nonce=nonce, nonce=join.nonce, is_munge=is_munge_proof(join.proof))

@@ -53,7 +53,7 @@ from allranks.model.membership import Member
 from allranks.model.pair import Effort, PairResult, Target
 from allranks.model.past import Past
 
-PROTOCOL = 6
+PROTOCOL = 7
 HANDSHAKE_S = 2.0
 
 

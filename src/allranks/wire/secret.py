@@ -25,8 +25,8 @@ from pathlib import Path
 
 import msgspec
 
-from allranks.model.card import Card
 from allranks.model.errors import SetupError
+from allranks.wire.protocol import Join
 
 SECRET_VARIABLE = "ALLRANKS_SECRET"  # noqa: S105  (a name, not a secret)
 NONCE_BYTES = 16
@@ -125,18 +125,18 @@ def fresh_nonce() -> bytes:
     return secrets.token_bytes(NONCE_BYTES)
 
 
-def join_proof(secret: Secret, *, leader_nonce: bytes, nonce: bytes, job: str, card: Card) -> bytes:
-    """Return an agent's proof that it belongs to this job, bound to its card: HMAC, or a munge credential."""
-    return _prove(secret, *_join_parts(leader_nonce, nonce, job, card))
+def prove_join(secret: Secret, join: Join, *, leader_nonce: bytes) -> Join:
+    """Return a Join with the proof that its agent belongs to this job, bound to all it says: HMAC, or a credential."""
+    return msgspec.structs.replace(join, proof=_prove(secret, *_join_parts(join, leader_nonce)))
 
 
-def is_join_proof(secret: Secret, proof: bytes, *, leader_nonce: bytes, nonce: bytes, job: str, card: Card) -> bool:
-    """Whether the proof is valid; a munge credential of this user is valid whatever the leader's key."""
-    return _is_proof(secret, proof, *_join_parts(leader_nonce, nonce, job, card))
+def is_join_proven(secret: Secret, join: Join, *, leader_nonce: bytes) -> bool:
+    """Whether the proof of a Join is valid; a munge credential of this user is valid whatever the leader's key."""
+    return _is_proof(secret, join.proof, *_join_parts(join, leader_nonce))
 
 
-def _join_parts(leader_nonce: bytes, nonce: bytes, job: str, card: Card) -> tuple[bytes, ...]:
-    return b"join", leader_nonce, nonce, job.encode(), msgspec.msgpack.encode(card)
+def _join_parts(join: Join, leader_nonce: bytes) -> tuple[bytes, ...]:
+    return b"join", leader_nonce, msgspec.msgpack.encode(msgspec.structs.replace(join, proof=b""))
 
 
 def welcome_proof(secret: Secret, *, leader_nonce: bytes, nonce: bytes, is_munge: bool = False) -> bytes:

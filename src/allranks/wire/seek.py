@@ -31,7 +31,7 @@ from allranks.wire.connection import Connection
 from allranks.wire.frames import MAX_JOIN_BYTES
 from allranks.wire.leader import Hint
 from allranks.wire.protocol import HANDSHAKE_S, PROTOCOL, Hello, Join, Message, Refused, Welcome, as_one_line, own_age_s
-from allranks.wire.secret import LEADERS_MUNGE_S, Secret, fresh_nonce, is_welcome_proof, join_proof
+from allranks.wire.secret import LEADERS_MUNGE_S, Secret, fresh_nonce, is_welcome_proof, prove_join
 
 CONNECT_S = 1.0
 """Seconds for a hint to accept a connection before its host is given up for this time."""
@@ -283,8 +283,7 @@ class Search:
             nonce=fresh_nonce(),
             card=_bounded(card),
         )
-        proof = join_proof(key, leader_nonce=hello.nonce, nonce=join.nonce, job=join.job, card=join.card)
-        connection.send(msgspec.structs.replace(join, proof=proof))
+        connection.send(prove_join(key, join, leader_nonce=hello.nonce))
         answer = self._hear(connection, HANDSHAKE_S + (0.0 if key.key else LEADERS_MUNGE_S))
         if isinstance(answer, Refused):
             reason = as_one_line(answer.reason)
