@@ -135,25 +135,18 @@ def _pack_join(join: Join) -> _PackedJoin:
 
 def _pack(plan: Plan) -> _PackedPlan:
     global _packed
-    kept, common = _packed, _without_members(plan)
-    if kept is None or kept[0].members is not plan.members or _without_members(kept[0]) != common:
+    if _packed is None or msgspec.structs.replace(_packed[0], node_index=plan.node_index) != plan:
+        firsts = [member.first_rank for member in plan.members]
         ends = [0, *(member.first_rank + member.num_workers for member in plan.members)]
-        columns = _Common(
-            plan=common,
+        common = _Common(
+            plan=msgspec.structs.replace(plan, members=(), node_index=0),
             names=[member.name for member in plan.members],
             num_workers=[member.num_workers for member in plan.members],
-            first_ranks=[
-                None if member.first_rank == end else member.first_rank
-                for member, end in zip(plan.members, ends, strict=False)
-            ],
+            first_ranks=[None if at == end else at for (at, end) in zip(firsts, ends, strict=False)],
             hosts=[None if member.host == member.name else member.host for member in plan.members],
         )
-        _packed = kept = plan, zlib.compress(_encoder.encode(columns))
-    return _PackedPlan(node_index=plan.node_index, common=kept[1])
-
-
-def _without_members(plan: Plan) -> Plan:
-    return msgspec.structs.replace(plan, members=(), node_index=0)
+        _packed = plan, zlib.compress(_encoder.encode(common))
+    return _PackedPlan(node_index=plan.node_index, common=_packed[1])
 
 
 def _unpack(packed: _PackedPlan) -> Plan:
