@@ -267,7 +267,7 @@ def _run_workers(
             crew.store_fd = listener.fileno()
         else:
             listener.close()
-        rendezvous.announce(plan, run_dir, port)
+        rendezvous.announce(port)
         return appoint_successor(
             effect, connections, plan, rendezvous, run_dir, scheduler, env, node=agent.node, store_port=port,
             show=print_findings,

@@ -238,7 +238,7 @@ class Entry:
         with contextlib.ExitStack() as on_failure, EventWriter(mine.run_dir) as events:
             side = on_failure.enter_context(self._side or bind_port(0))
             self._side = None
-            self._announce(port, side_port=int(side.getsockname()[1]))
+            announce_leader(mine, port, side_port=int(side.getsockname()[1]))
             acceptors = [
                 Acceptor(each, job=self.group, attempt=terms.attempt, secret=secret) for each in (listener, side)
             ]
@@ -287,19 +287,6 @@ class Entry:
             return self._secret or ensure_secret_file(self.applicant.run_dir.path / SECRET_FILE)
         except SetupError:  # nobody finds it there; munge tells who is of this user
             return Secret(secrets.token_bytes(32), "a directory that cannot be written")
-
-    def _announce(self, port: int, *, side_port: int) -> None:
-        mine = self.applicant
-        announcement = Announcement(
-            job=mine.job,
-            attempt=mine.run_dir.attempt,
-            host=mine.host,
-            addresses=mine.reachable_addresses or (LOOPBACK,),
-            port=port,
-            side_port=side_port,
-        )
-        with contextlib.suppress(OSError):  # the others have the scheduler's names, too
-            announce(mine.run_dir.path, announcement)
 
     def _write_nonce(self) -> str | None:
         """Put something into the run directory that the other nodes must see."""
@@ -369,6 +356,20 @@ class Entry:
             incarnation=self._incarnation,
             facts=self._facts,
         )
+
+
+def announce_leader(applicant: Applicant, port: int, *, side_port: int) -> None:
+    """Write into the run directory that this node leads."""
+    announcement = Announcement(
+        job=applicant.job,
+        attempt=applicant.run_dir.attempt,
+        host=applicant.host,
+        addresses=applicant.reachable_addresses or (LOOPBACK,),
+        port=port,
+        side_port=side_port,
+    )
+    with contextlib.suppress(OSError):  # the others have the scheduler's names, or know this agent
+        announce(applicant.run_dir.path, announcement)
 
 
 def _without_unmade(facts: Facts) -> Facts:

@@ -51,7 +51,7 @@ def appoint_leader(
     group = rendezvous.group
     assert group.past is not None
     leader = Leader(
-        _terms_of(plan, group, rendezvous.store_address, group.store_port),
+        _terms_of(plan, group, group.store_address, group.store_port),
         guard=Guard(plan.guard, job=plan.job),
         past=group.past,
         nodes={
