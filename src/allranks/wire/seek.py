@@ -50,6 +50,8 @@ PAUSE_S = 0.1
 TICK_S = 0.05
 """Seconds after the end of the search in which a thread that waits for a socket notices it."""
 SAYS_NOTHING = "a program listens there but sends nothing"
+_Address = tuple[int, tuple[Any, ...]]
+"""Its family, and what connect(2) wants."""
 
 
 class Search:
@@ -79,10 +81,8 @@ class Search:
         self._silent: dict[str, str] = {}
         self._unresolved: dict[str, str] = {}
         """Host names without an address so far, and why."""
-        self._tried_s: dict[tuple[Hint, ...], float] = {}
-        """Hosts that are being tried, and since when."""
-        self._lookups_s: dict[str, float] = {}
-        """Names that are being looked up, and since when."""
+        self._running: set[tuple[Hint, ...]] = set()
+        """Hosts that are being tried."""
         self._free_lookups = threading.BoundedSemaphore(MAX_LOOKUPS)
         self._handshake = threading.Lock()
         self._begin(self._go_round)
@@ -157,31 +157,17 @@ class Search:
     def _go_round(self) -> None:
         while not self._found.done():
             for group in map(tuple, self._hints()):
-                if group and self._is_free(group):
+                if group and group not in self._running:
                     with self._handshake:  # nothing is tried beside a leader that has answered
-                        self._tried_s[group] = time.monotonic()
+                        self._running.add(group)
                     self._begin(self._try_host, group).join(STAGGER_S)
             time.sleep(PAUSE_S)
-
-    def _is_free(self, group: tuple[Hint, ...]) -> bool:
-        """Whether a host is not being tried; a name lookup without an answer is recorded, and given up in the end."""
-        hint, now_s = group[0], time.monotonic()
-        tried_s, looked_up_s = self._tried_s.get(group), self._lookups_s.get(hint.host)
-        if tried_s is None or looked_up_s is None:
-            return tried_s is None
-        waited_s = now_s - looked_up_s
-        if waited_s >= SILENT_S:
-            self._unresolved[hint.host] = f"the name lookup of {hint.host} has not answered for {waited_s:.0f} s"
-            if waited_s >= LOOKUP_S:
-                self._unresolved[hint.host] += "; check DNS on this node"
-            self._note(hint, self._unresolved[hint.host])
-        return now_s - tried_s >= LOOKUP_S
 
     def _try_host(self, group: tuple[Hint, ...]) -> None:
         """Try all addresses of a host."""
         host = group[0].host
         try:
-            addresses = self._look_up(host)
+            addresses = self._look_up(group[0])
             self._unresolved.pop(host, None)
         except (OSError, UnicodeError) as exc:  # UnicodeError: no host name at all
             addresses = []
@@ -195,20 +181,32 @@ class Search:
             threads[-1].join(STAGGER_S)
         for thread in threads:
             thread.join()
-        self._tried_s.pop(group, None)
+        self._running.discard(group)
 
-    def _look_up(self, host: str) -> list[tuple[int, tuple[Any, ...]]]:
+    def _look_up(self, hint: Hint) -> list[_Address]:
         """Return all addresses of a host in the order of preference (RFC 6724); none while other lookups hang."""
+        host, answer, began_s = hint.host, Future[list[_Address]](), time.monotonic()
         with contextlib.suppress(OSError, UnicodeError):
             return _addresses(host, socket.AI_NUMERICHOST)
         if not self._free_lookups.acquire(blocking=False):
             return []
-        self._lookups_s.setdefault(host, time.monotonic())
-        try:
-            return _addresses(host)
-        finally:
-            self._lookups_s.pop(host, None)
-            self._free_lookups.release()
+
+        def look() -> None:
+            try:
+                answer.set_result(_addresses(host))
+            except Exception as exc:
+                answer.set_exception(exc)
+            finally:
+                self._free_lookups.release()
+
+        self._begin(look)
+        while not self._found.done() and (waited_s := time.monotonic() - began_s) < LOOKUP_S:
+            if waited_s >= SILENT_S:
+                self._unresolved[host] = f"the name lookup of {host} has not answered for {waited_s:.0f} s"
+                self._note(hint, self._unresolved[host])
+            with contextlib.suppress(TimeoutError):
+                return answer.result(SILENT_S)
+        raise TimeoutError(f"the name lookup has not answered within {LOOKUP_S:.0f} s; check DNS on this node")
 
     def _try_ports(self, group: tuple[Hint, ...], family: int, address: tuple[Any, ...], at: str) -> None:
         """Try the ports of one address, until one leads to the leader or none answers."""
@@ -334,6 +332,6 @@ def _bounded(card: Card) -> Card:
     return Card(**{name: getattr(card, name) for name in kept}, problem=problem, problem_exit=Exit.SETUP)
 
 
-def _addresses(host: str, flags: int = 0) -> list[tuple[int, tuple[Any, ...]]]:
+def _addresses(host: str, flags: int = 0) -> list[_Address]:
     answers = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM, flags=flags)
     return list(dict.fromkeys((family, address) for family, _, _, _, address in answers))
