@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from allranks.launch.step.parcels import Unpacker, pack
+from allranks.launch.srun import Unpacker, pack
 
 
 def read_all(lines: list[str]) -> list[tuple[str, str, object]]:
