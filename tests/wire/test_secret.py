@@ -15,15 +15,14 @@ from allranks.wire.protocol import PROTOCOL, Join
 from allranks.wire.secret import (
     OPEN_GROUP,
     Secret,
+    answer_join,
     ensure_secret_file,
     fresh_nonce,
     group_name,
-    is_join_proven,
     prove_join,
     read_secret_file,
     secret_from_env,
     secret_from_name,
-    welcome_proof,
 )
 
 CARD = Card(host="node02", pid=812, node_index=1, num_workers=6, num_gpus=0)
@@ -140,16 +139,18 @@ def test_the_same_words_prove_the_same():
     ids=lambda other: ",".join(other),
 )
 def test_a_proof_is_bound_to_everything_it_is_about(other):
-    assert is_join_proven(KEY, PROVEN, leader_nonce=b"L" * 16)
+    assert answer_join(KEY, PROVEN, leader_nonce=b"L" * 16)
     said = {"secret": KEY, "leader_nonce": b"L" * 16} | other
     secret, leader_nonce = said.pop("secret"), said.pop("leader_nonce")
-    assert not is_join_proven(secret, msgspec.structs.replace(PROVEN, **said), leader_nonce=leader_nonce)
+    assert answer_join(secret, msgspec.structs.replace(PROVEN, **said), leader_nonce=leader_nonce) is None
 
 
 def test_the_leaders_proof_is_no_agents_proof():
-    welcome = welcome_proof(KEY, leader_nonce=b"L" * 16, nonce=b"N" * 16)
-    assert welcome != PROVEN.proof
-    assert welcome != welcome_proof(KEY, leader_nonce=b"N" * 16, nonce=b"L" * 16)
+    welcome = answer_join(KEY, PROVEN, leader_nonce=b"L" * 16)
+    assert welcome is not None
+    assert welcome.proof != PROVEN.proof
+    swapped = prove_join(KEY, msgspec.structs.replace(JOIN, nonce=b"L" * 16), leader_nonce=b"N" * 16)
+    assert welcome != answer_join(KEY, swapped, leader_nonce=b"N" * 16)
 
 
 def test_nonces_do_not_repeat():

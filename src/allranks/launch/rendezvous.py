@@ -27,7 +27,6 @@ from allranks.wire.accept import Acceptor
 from allranks.wire.connection import Connection
 from allranks.wire.leader import Hint
 from allranks.wire.protocol import Contact, Goodbye, Plan
-from allranks.wire.secret import OPEN_GROUP, Secret
 from allranks.wire.seek import Search
 
 
@@ -52,23 +51,20 @@ class Rendezvous:
     """This node's, on the network on which the agents found each other; None: there is no other agent."""
     card: Card | None = None
     """This node's, on the others."""
-    secret: Secret = OPEN_GROUP
-    """On the others: by which they prove that they belong to the job."""
-    name: str = ""
-    """What the job is called on the wire."""
     applicant: Applicant
 
     def seek(self, contacts: Sequence[Contact], agent: Agent) -> Search:
         """Begin to look for a leader at these agents."""
         assert self.card is not None
+        assert self.acceptor is not None
+        own = self.acceptor
         card = msgspec.structs.replace(self.card, node_index=agent.node, generation=agent.plan.generation)
         hints = [
             [Hint(address, each.port, source=f"agent on {each.name}", node=each.node)]
             for each in contacts
             for address in dict.fromkeys(filter(None, (each.control_address, each.data_address)))
         ]
-        attempt = agent.plan.attempt
-        return Search(lambda: hints, job=self.name, attempt=attempt, secret=lambda: self.secret, card=card)
+        return Search(lambda: hints, job=own.job, attempt=own.attempt, secret=lambda: own.secret, card=card)
 
     def announce(self, port: int) -> None:
         """Write down that this agent leads now, for agents that are started again; `port` is the store's."""
@@ -80,7 +76,6 @@ def take_part(applicant: Applicant, *, past: Past) -> Rendezvous | Goodbye:
     """Take part in the roll call; return what came of it, or the verdict why the job does not begin.
 
     Args:
-        applicant: this node.
         past: how often workers are started again; every possible leader must know it.
     Raises:
         AllranksError: it could not begin.
@@ -98,8 +93,6 @@ def take_part(applicant: Applicant, *, past: Past) -> Rendezvous | Goodbye:
         own_address=called.leader.own_address,
         acceptor=called.acceptor,
         card=called.card,
-        secret=called.secret,
-        name=entry.group,
         applicant=applicant,
     )
 
@@ -113,15 +106,11 @@ def apply(
     facts: Callable[[], Facts],
     check_signals: Callable[[], None],
 ) -> Applicant:
-    """Return what a plan means for the roll call.
+    """Return what a plan means for the roll call; all else is as in Applicant.
 
     Args:
-        plan: what this agent knows of the job.
         run_dir: the job's run directory; the leader makes it.
         env: where $ALLRANKS_SECRET may be, and whether this agent takes the place of a lost one.
-        problem: why this node cannot take part, if so.
-        facts: what this node is; waits until it has been read.
-        check_signals: raises StoppedBySignal when somebody told this agent to stop.
     """
     return Applicant(
         job=plan.job,

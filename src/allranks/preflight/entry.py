@@ -183,12 +183,12 @@ class Entry:
         elif answer.verdict is not None:
             mine.run_dir.attempt = answer.verdict.attempt
             answer = msgspec.structs.replace(answer, verdict=msgspec.structs.replace(answer.verdict, job=mine.job))
-        secret = self._followers_secret() or OPEN_GROUP
         acceptor = None
         if self._side is not None and isinstance(answer, Plan):
             side, self._side = self._side, None
-            acceptor = Acceptor(side, job=self.group, attempt=answer.attempt, secret=self._with_munge(secret))
-        return Followed(answer, connection, card, secret, acceptor)
+            secret = self._with_munge(self._followers_secret() or OPEN_GROUP)
+            acceptor = Acceptor(side, job=self.group, attempt=answer.attempt, secret=secret)
+        return Followed(answer, connection, card, acceptor)
 
     def _lead_or_follow(self, endpoint: Hint) -> Called | Followed:
         # Several agents on the endpoint's machine and no --node-rank: whoever gets the port leads, the others join it.

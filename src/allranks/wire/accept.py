@@ -42,7 +42,7 @@ from allranks.wire.protocol import (
     as_one_line,
     plain_address,
 )
-from allranks.wire.secret import LEADERS_MUNGE_S, Secret, fresh_nonce, is_join_proven, is_munge_proof, welcome_proof
+from allranks.wire.secret import LEADERS_MUNGE_S, Secret, answer_join, fresh_nonce, is_munge_proof
 
 MAX_SHOWN = 64
 """Maximum number of characters printed of a foreign peer's name, job and version."""
@@ -97,7 +97,7 @@ class _Pending:
     deadline_s: float
     join: Join | None = None
     """Set while its credential is checked; until then nothing more is read."""
-    check: Future[bytes | None] | None = None
+    check: Future[Welcome | None] | None = None
 
 
 class Acceptor:
@@ -112,7 +112,7 @@ class Acceptor:
 
     def __init__(self, listener: socket.socket, *, job: str, attempt: int, secret: Secret) -> None:
         listener.setblocking(False)
-        self._listener, self._job, self._attempt, self._secret = listener, job, attempt, secret
+        self._listener, self.job, self.attempt, self.secret = listener, job, attempt, secret
         self._pending: dict[Connection, _Pending] = {}
         self._crowded: set[str] = set()
         """Addresses whose connections were closed for their number; said once."""
@@ -206,7 +206,7 @@ class Acceptor:
         peer = Connection(sock, peer=host, max_frame_bytes=MAX_JOIN_BYTES)
         nonce = fresh_nonce()
         try:
-            peer.send(Hello(protocol=PROTOCOL, version=__version__, job=self._job, nonce=nonce))
+            peer.send(Hello(protocol=PROTOCOL, version=__version__, job=self.job, nonce=nonce))
         except ConnectionError:
             peer.close()
             return True
@@ -248,32 +248,32 @@ class Acceptor:
                 f"(protocol {PROTOCOL}); install the same version on all nodes"
             )
             self._reject(peer, Reject.OTHER_VERSION, why, join=join)
-        elif join.job != self._job:
+        elif join.job != self.job:
             job = as_one_line(join.job, at_most=MAX_SHOWN)
-            self._reject(peer, Reject.OTHER_JOB, f"it belongs to job {job}, this is job {self._job}", join=join)
+            self._reject(peer, Reject.OTHER_JOB, f"it belongs to job {job}, this is job {self.job}", join=join)
         elif not is_munge_proof(join.proof):
-            self._answer(peer, join, _check(self._secret, join, self._pending[peer].nonce))
+            self._answer(peer, join, answer_join(self.secret, join, leader_nonce=self._pending[peer].nonce))
         else:  # a thread checks the credential: it asks munged twice, which may hang
             assert self._selector is not None
             self._selector.unregister(peer)
             self._munge = self._munge or ThreadPoolExecutor(MAX_MUNGE)
             pending = self._pending[peer]
             pending.join, pending.deadline_s = join, pending.deadline_s + LEADERS_MUNGE_S
-            pending.check = self._munge.submit(_check, self._secret, join, pending.nonce)
+            pending.check = self._munge.submit(answer_join, self.secret, join, leader_nonce=pending.nonce)
 
-    def _answer(self, peer: Connection, join: Join, proof: bytes | None) -> None:
-        """Accept a peer with the leader's proof, or reject it."""
-        if proof is None:
-            why = f"it does not know this job's secret (the leader's comes from {self._secret.source})"
+    def _answer(self, peer: Connection, join: Join, welcome: Welcome | None) -> None:
+        """Accept a peer that belongs to this job, or reject it."""
+        if welcome is None:
+            why = f"it does not know this job's secret (the leader's comes from {self.secret.source})"
             self._reject(peer, Reject.OTHER_SECRET, why, join=join)
-        elif join.attempt is not None and join.attempt != self._attempt:
-            why = f"it belongs to attempt {join.attempt}, this is attempt {self._attempt}; it is left over from an "
+        elif join.attempt is not None and join.attempt != self.attempt:
+            why = f"it belongs to attempt {join.attempt}, this is attempt {self.attempt}; it is left over from an "
             self._reject(peer, Reject.EARLIER_ATTEMPT, f"{why}earlier one", join=join)
         elif reason := self._refuses():
             self._reject(peer, Reject.NOT_LEADING, reason, join=join)
         else:
             try:
-                peer.send(Welcome(proof=proof))
+                peer.send(welcome)
             except ConnectionError as exc:
                 self._reject(peer, Reject.LEFT, str(exc))
                 return
@@ -302,10 +302,3 @@ def turn_away(peer: Connection, reason: str, *, is_final: bool = True) -> None:
     with contextlib.suppress(ConnectionError):
         peer.send(Refused(reason=reason, is_final=is_final))
     peer.close()
-
-
-def _check(secret: Secret, join: Join, nonce: bytes) -> bytes | None:
-    """Return the leader's proof for an agent that knows the secret; None if it does not. With munge this may block."""
-    if not is_join_proven(secret, join, leader_nonce=nonce):
-        return None
-    return welcome_proof(secret, leader_nonce=nonce, nonce=join.nonce, is_munge=is_munge_proof(join.proof))

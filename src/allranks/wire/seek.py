@@ -30,8 +30,8 @@ from allranks.model.errors import Exit, NodeFaultError, WireError
 from allranks.wire.connection import Connection
 from allranks.wire.frames import MAX_JOIN_BYTES
 from allranks.wire.leader import Hint
-from allranks.wire.protocol import HANDSHAKE_S, PROTOCOL, Hello, Join, Message, Refused, Welcome, as_one_line, own_age_s
-from allranks.wire.secret import LEADERS_MUNGE_S, Secret, fresh_nonce, is_welcome_proof, prove_join
+from allranks.wire.protocol import HANDSHAKE_S, PROTOCOL, Hello, Join, Message, Refused, as_one_line, own_age_s
+from allranks.wire.secret import LEADERS_MUNGE_S, Secret, fresh_nonce, is_welcome, prove_join
 
 CONNECT_S = 1.0
 """Seconds for a hint to accept a connection before its host is given up for this time."""
@@ -288,9 +288,7 @@ class Search:
             if answer.is_final:
                 raise WireError(f"the leader at {hint} rejected this node: {reason}")
             raise ConnectionError(reason)
-        if not isinstance(answer, Welcome) or not is_welcome_proof(
-            key, answer.proof, leader_nonce=hello.nonce, nonce=join.nonce
-        ):
+        if not is_welcome(key, answer, join, leader_nonce=hello.nonce):
             raise ConnectionError("it does not know this job's secret")
         connection.peer = str(hint)
         return connection
