@@ -314,7 +314,7 @@ def test_a_stranger_alone_is_named_when_time_is_up(kind):
     talk, obstacle = STRANGERS[kind]
     with listening(talk) as port:
         with pytest.raises(NodeFaultError) as given_up:
-            seek(port, deadline_s=0.6)
+            seek(port, deadline_s=1.4)
         assert str(given_up.value) == (
             f"no leader of job train within 1 s; last try: 127.0.0.1:{port} (test): {obstacle}; "
             "check that the first node is up and that its port is open from here"

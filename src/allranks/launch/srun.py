@@ -7,8 +7,8 @@ One task per node answers with parcels: short lines that say whose and which par
 mixes the output of its tasks in pieces of 1 KiB, and site wrappers print banners around it. Whoever leaves the block,
 with an exception too, leaves no step behind.
 
-    >>> unpacker = Unpacker()
-    >>> [parcel.read(dict) for line in pack("node03", "card", {}).splitlines() if (parcel := unpacker.feed(line))]
+    >>> parts = {}
+    >>> [parcel.read(dict) for line in pack("node03", "card", {}).splitlines() if (parcel := unpack(line, parts))]
     [{}]
 """
 
@@ -23,9 +23,8 @@ import subprocess
 import sys
 import time
 import zlib
-from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -49,7 +48,7 @@ class Steps:
         """Lines of standard error: srun's words, and the site's."""
         self._selector = selector
         self._rest: dict[int, bytes] = {}
-        self._unpacker = Unpacker()
+        self._parts: dict[tuple[str, str], dict[int, str]] = {}
 
     @property
     def has_ended(self) -> bool:
@@ -102,7 +101,7 @@ class Steps:
             for line in (each.decode(errors="replace") for each in lines):
                 if key.data:
                     self.words.append(line)
-                elif parcel := self._unpacker.feed(line):
+                elif parcel := unpack(line, self._parts):
                     yield parcel
 
 
@@ -119,7 +118,8 @@ def run_steps(commands: Iterable[Sequence[str]], env: Mapping[str, str]) -> Iter
                 stderr=subprocess.PIPE,
                 start_new_session=True,  # Ctrl-C reaches us, and we end it in order
             )
-            left.callback(_end, process)
+            left.enter_context(process)
+            left.callback(end_srun, process, own_s=0.5)  # all is said: it ends by itself
             for stream, is_aside in ((process.stdout, False), (process.stderr, True)):
                 assert stream is not None
                 selector.register(stream, selectors.EVENT_READ, is_aside)
@@ -158,17 +158,14 @@ def words_of(lines: Iterable[str]) -> str:
     return "".join(c if c.isprintable() else " " for c in "; ".join(dict.fromkeys(kept))[:300])
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End what still runs."""
-    with process:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(0.5)  # all is said: it ends by itself
-        end_srun(process)
+def end_srun(process: subprocess.Popen[bytes], *, own_s: float = 0.0, patience_s: float = END_S) -> None:
+    """End srun, which passes SIGTERM on to its step, and gives up a place in the queue.
 
-
-def end_srun(process: subprocess.Popen[bytes], *, patience_s: float = END_S) -> None:
-    """End srun, which passes SIGTERM on to its step, and gives up a place in the queue."""
-    for end, wait_s in ((process.terminate, patience_s), (process.kill, 1.0)):
+    Args:
+        own_s: how long it may take to end by itself.
+        patience_s: how long it may take to end after SIGTERM.
+    """
+    for end, wait_s in ((process.poll, own_s), (process.terminate, patience_s), (process.kill, 1.0)):
         if process.poll() is None:
             end()
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -222,20 +219,17 @@ def pack(sender: str, kind: str, document: Any = None) -> str:
     return "".join(f"{MARK} {sender} {kind} {n}/{len(parts)} {part}%\n" for n, part in enumerate(parts, start=1))
 
 
-@dataclass(slots=True)
-class Unpacker:
-    """Takes lines in any order, gives documents."""
+def unpack(line: str, parts: dict[tuple[str, str], dict[int, str]]) -> Parcel | None:
+    """Return the document that a line completes; lines come in any order. What is none of ours is passed over.
 
-    _parts: dict[tuple[str, str], dict[int, str]] = field(default_factory=lambda: defaultdict(dict))
-
-    def feed(self, line: str) -> Parcel | None:
-        """Take a line; return the document that it completes. What is none of ours is passed over."""
-        found = _LINE.search(line)
-        if found is None:
-            return None
-        sender, kind, number, count, part = found.groups()
-        parts = self._parts[sender, kind]
-        parts[int(number)] = part
-        if len(parts) < int(count):
-            return None
-        return Parcel(sender, kind, "".join(part for _, part in sorted(self._parts.pop((sender, kind)).items())))
+    Args:
+        parts: of the documents that are not complete, by sender and kind.
+    """
+    if (found := _LINE.search(line)) is None:
+        return None
+    sender, kind, number, count, part = found.groups()
+    known = parts.setdefault((sender, kind), {})
+    known[int(number)] = part
+    if len(known) < int(count):
+        return None
+    return Parcel(sender, kind, "".join(part for _, part in sorted(parts.pop((sender, kind)).items())))

@@ -96,8 +96,9 @@ class _Pending:
     nonce: bytes
     deadline_s: float
     join: Join | None = None
-    """Set while its credential is checked; until then nothing more is read."""
+    """What it has said."""
     check: Future[Welcome | None] | None = None
+    """Of its credential; nothing more is read."""
 
 
 class Acceptor:
@@ -105,9 +106,7 @@ class Acceptor:
 
     Args:
         listener: the leader's listening socket; only `close` closes it.
-        job: name of the job.
         attempt: number of the job's start; an agent of another attempt is rejected.
-        secret: the job's key.
     """
 
     def __init__(self, listener: socket.socket, *, job: str, attempt: int, secret: Secret) -> None:
@@ -134,7 +133,6 @@ class Acceptor:
         """Have a selector watch the listener and all peers; its owner calls `key.data(...)`, and `turn` often.
 
         Args:
-            selector: of the leader.
             on_peer: gets each authenticated agent; the connection is the caller's.
             on_rejected: gets each peer that was disconnected.
             say: prints one line.
@@ -152,9 +150,9 @@ class Acceptor:
                 self._answer(peer, pending.join, pending.check.result())
             elif pending.deadline_s < now_s:
                 what = f"it did not identify itself within {HANDSHAKE_S:.0f} s"
-                if pending.join is not None:
+                if pending.check is not None:
                     what = f"munge has not checked its credential within {HANDSHAKE_S + LEADERS_MUNGE_S:.0f} s"
-                self._reject(peer, Reject.SILENT, what, join=pending.join)
+                self._reject(peer, Reject.SILENT, what)
         if self._resume_s is not None and now_s >= self._resume_s and len(self._pending) < MAX_PENDING:
             self._resume_s = None
             if self._selector is not None:
@@ -221,7 +219,7 @@ class Acceptor:
         self._selector.unregister(self._listener)
 
     def _receive(self, peer: Connection) -> None:
-        if peer not in self._pending:
+        if (pending := self._pending.get(peer)) is None:
             return  # disconnected in the same turn
         try:
             messages = peer.receive(at_most=1)
@@ -235,11 +233,12 @@ class Acceptor:
             case [Knock()]:
                 self._end(peer)
             case [Join() as join]:
-                self._examine(peer, join)
+                pending.join = join
+                self._examine(peer, pending, join)
             case [message]:
                 self._reject(peer, Reject.GARBAGE, f"it sent {type(message).__name__}, expected Join")
 
-    def _examine(self, peer: Connection, join: Join) -> None:
+    def _examine(self, peer: Connection, pending: _Pending, join: Join) -> None:
         # Order matters: a newer protocol may differ in everything but its first fields.
         if join.protocol != PROTOCOL:
             version = as_one_line(join.version, at_most=MAX_SHOWN)
@@ -247,30 +246,29 @@ class Acceptor:
                 f"it runs allranks {version} (protocol {join.protocol}), the leader {__version__} "
                 f"(protocol {PROTOCOL}); install the same version on all nodes"
             )
-            self._reject(peer, Reject.OTHER_VERSION, why, join=join)
+            self._reject(peer, Reject.OTHER_VERSION, why)
         elif join.job != self.job:
             job = as_one_line(join.job, at_most=MAX_SHOWN)
-            self._reject(peer, Reject.OTHER_JOB, f"it belongs to job {job}, this is job {self.job}", join=join)
+            self._reject(peer, Reject.OTHER_JOB, f"it belongs to job {job}, this is job {self.job}")
         elif not is_munge_proof(join.proof):
-            self._answer(peer, join, answer_join(self.secret, join, leader_nonce=self._pending[peer].nonce))
+            self._answer(peer, join, answer_join(self.secret, join, leader_nonce=pending.nonce))
         else:  # a thread checks the credential: it asks munged twice, which may hang
             assert self._selector is not None
             self._selector.unregister(peer)
             self._munge = self._munge or ThreadPoolExecutor(MAX_MUNGE)
-            pending = self._pending[peer]
-            pending.join, pending.deadline_s = join, pending.deadline_s + LEADERS_MUNGE_S
+            pending.deadline_s += LEADERS_MUNGE_S
             pending.check = self._munge.submit(answer_join, self.secret, join, leader_nonce=pending.nonce)
 
     def _answer(self, peer: Connection, join: Join, welcome: Welcome | None) -> None:
         """Accept a peer that belongs to this job, or reject it."""
         if welcome is None:
             why = f"it does not know this job's secret (the leader's comes from {self.secret.source})"
-            self._reject(peer, Reject.OTHER_SECRET, why, join=join)
+            self._reject(peer, Reject.OTHER_SECRET, why)
         elif join.attempt is not None and join.attempt != self.attempt:
             why = f"it belongs to attempt {join.attempt}, this is attempt {self.attempt}; it is left over from an "
-            self._reject(peer, Reject.EARLIER_ATTEMPT, f"{why}earlier one", join=join)
+            self._reject(peer, Reject.EARLIER_ATTEMPT, f"{why}earlier one")
         elif reason := self._refuses():
-            self._reject(peer, Reject.NOT_LEADING, reason, join=join)
+            self._reject(peer, Reject.NOT_LEADING, reason)
         else:
             try:
                 peer.send(welcome)
@@ -281,9 +279,9 @@ class Acceptor:
             peer.max_frame_bytes = MAX_FRAME_BYTES
             self._on_peer(peer, join.card)
 
-    def _reject(self, peer: Connection, why: Reject, reason: str, *, join: Join | None = None) -> None:
+    def _reject(self, peer: Connection, why: Reject, reason: str) -> None:
         """Tell a peer why it is disconnected; an agent of another job, or a slow one, may try again."""
-        self._forget(peer)
+        join = self._forget(peer).join
         turn_away(peer, reason, is_final=why not in _MAY_TRY_AGAIN)
         host = as_one_line(join.card.host, at_most=MAX_SHOWN) if join is not None else peer.peer
         self._on_rejected(Rejected(why, host, f"{peer.peer} was rejected: {reason}"))
@@ -292,9 +290,11 @@ class Acceptor:
         self._forget(peer)
         peer.close()
 
-    def _forget(self, peer: Connection) -> None:
-        if self._pending.pop(peer).join is None and self._selector is not None:
+    def _forget(self, peer: Connection) -> _Pending:
+        pending = self._pending.pop(peer)
+        if pending.check is None and self._selector is not None:
             self._selector.unregister(peer)
+        return pending
 
 
 def turn_away(peer: Connection, reason: str, *, is_final: bool = True) -> None:

@@ -9,6 +9,7 @@ the node's own index is sent beside it. A card is compressed, too: to an eighth,
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import zlib
 from typing import Union
@@ -26,6 +27,7 @@ MAX_JOIN_BYTES = 512 << 10
 """Of all that an agent sends before it is known, and of its card once it is decompressed. That of a node with 8 GPUs
 and 10 RDMA ports has 26 kB; with as many GPUs, ports, variables and files as a card may hold, 242 kB."""
 LENGTH = struct.Struct(">I")
+_UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 
 
 class _PackedPlan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
@@ -36,17 +38,11 @@ class _PackedPlan(msgspec.Struct, frozen=True, kw_only=True, tag="plan"):
     """_Common as MessagePack, compressed (RFC 1950)."""
 
 
-class _PackedJoin(msgspec.Struct, frozen=True, kw_only=True, tag="join"):
-    """A Join as it is sent; its first two fields are those of every version."""
+class _PackedJoin(Join, frozen=True, kw_only=True, tag="join"):
+    """A Join as it is sent."""
 
-    protocol: int
-    version: str
-    job: str
-    attempt: int | None
-    nonce: bytes
-    card: bytes
+    card: bytes  # type: ignore[assignment]
     """The Card as MessagePack, compressed (RFC 1950)."""
-    proof: bytes
 
 
 class _Common(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,10 +102,9 @@ def decode_frames(buffer: bytearray, *, at_most: int | None = None, max_bytes: i
         del buffer[: LENGTH.size + length]
         try:
             messages.append(_decode(payload))
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as exc:
-            raise WireError(
-                _describe_foreign_frame(payload) or f"a frame that is not an allranks message: {exc}"
-            ) from exc
+        except _UNREADABLE as exc:
+            what = _describe_foreign_frame(payload) or f"a frame that is not an allranks message: {exc}"
+            raise WireError(what) from exc
     return messages
 
 
@@ -183,13 +178,9 @@ class _Head(msgspec.Struct, frozen=True):
 
 def _describe_foreign_frame(payload: bytes) -> str | None:
     """Name the version of a Hello or Join that this version cannot read."""
-    try:
+    with contextlib.suppress(*_UNREADABLE):
         head = msgspec.msgpack.decode(payload, type=_Head)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None
-    if head.protocol == PROTOCOL:
-        return None
-    return (
-        f"a message of allranks {as_one_line(head.version, at_most=40)} (protocol {head.protocol}, here {PROTOCOL}); "
-        "install one version everywhere"
-    )
+        if head.protocol != PROTOCOL:
+            what = f"a message of allranks {as_one_line(head.version, at_most=40)}"
+            return f"{what} (protocol {head.protocol}, here {PROTOCOL}); install one version everywhere"
+    return None

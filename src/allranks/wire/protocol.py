@@ -42,6 +42,7 @@ IPv4 and IPv6.
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 
 import msgspec
@@ -315,10 +316,9 @@ def own_age_s() -> float | None:
     """Return for how many seconds this process has been running; None where /proc does not say."""
     try:
         started_ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
-        up_s = float(Path("/proc/uptime").read_text().split()[0])
     except (OSError, ValueError, IndexError):
         return None
-    return round(up_s - started_ticks / os.sysconf("SC_CLK_TCK"), 3)
+    return round(time.clock_gettime(time.CLOCK_BOOTTIME) - started_ticks / os.sysconf("SC_CLK_TCK"), 3)
 
 
 def as_utf8(text: str) -> str:

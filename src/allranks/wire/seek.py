@@ -59,7 +59,6 @@ class Search:
 
     Args:
         hints: called in each round, since an announcement may appear; a group is one host, its ports in order.
-        job: name of the job.
         attempt: number of the job's start, if the agent knows it.
         secret: called when a leader has sent Hello; returns None while the key does not exist.
         card: the report of this node; silent paths are added to it.
@@ -166,14 +165,13 @@ class Search:
     def _try_host(self, group: tuple[Hint, ...]) -> None:
         """Try all addresses of a host."""
         host = group[0].host
+        addresses: list[_Address] = []
         try:
             addresses = self._look_up(group[0])
             self._unresolved.pop(host, None)
         except (OSError, UnicodeError) as exc:  # UnicodeError: no host name at all
-            addresses = []
-            reason = f"{host} does not resolve on this node: {getattr(exc, 'strerror', None) or exc}"
-            self._unresolved[host] = reason
-            self._note(group[0], reason)
+            why = getattr(exc, "strerror", None) or exc
+            self._note_unresolved(group[0], f"{host} does not resolve on this node: {why}")
         threads = []
         for family, address in addresses:
             at = f" at {address[0]}" if len(addresses) > 1 else ""
@@ -202,8 +200,7 @@ class Search:
         self._begin(look)
         while not self._found.done() and (waited_s := time.monotonic() - began_s) < LOOKUP_S:
             if waited_s >= SILENT_S:
-                self._unresolved[host] = f"the name lookup of {host} has not answered for {waited_s:.0f} s"
-                self._note(hint, self._unresolved[host])
+                self._note_unresolved(hint, f"the name lookup of {host} has not answered for {waited_s:.0f} s")
             with contextlib.suppress(TimeoutError):
                 return answer.result(SILENT_S)
         raise TimeoutError(f"the name lookup has not answered within {LOOKUP_S:.0f} s; check DNS on this node")
@@ -311,10 +308,14 @@ class Search:
         poll = select.poll()
         poll.register(sock, events)
         until_s = time.monotonic() + within_s
-        while not self._found.done() and time.monotonic() < until_s:
-            if poll.poll(1000 * TICK_S):
-                return True
-        return False
+        while not poll.poll(1000 * TICK_S):
+            if self._found.done() or time.monotonic() >= until_s:
+                return False
+        return True
+
+    def _note_unresolved(self, hint: Hint, why: str) -> None:
+        self._unresolved[hint.host] = why
+        self._note(hint, why)
 
     def _note(self, hint: Hint, obstacle: str, at: str = "") -> None:
         self._obstacle = f"{hint}{at} ({hint.source}): {obstacle}"
