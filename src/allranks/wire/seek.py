@@ -76,7 +76,7 @@ class Search:
         self._hints, self._job, self._attempt, self._secret, self._card = hints, job, attempt, secret, card
         self._found: Future[tuple[Connection, Hint]] = Future()
         """Done: the search is over."""
-        self._obstacle = "no leader has announced itself"
+        self._obstacle = ""
         self._silent: dict[str, str] = {}
         self._unresolved: dict[str, str] = {}
         """Host names without an address so far, and why."""
@@ -137,7 +137,7 @@ class Search:
 
     def _describe(self) -> str:
         """The last obstacle, and the names that do not resolve."""
-        return "; ".join([self._obstacle, *(why for why in [*self._unresolved.values()] if why not in self._obstacle)])
+        return "; ".join(filter(None, [self._obstacle, *self._unresolved.values()])) or "no leader has announced itself"
 
     def _begin(self, function: Callable[..., None], *arguments: Any) -> threading.Thread:
         """Call a function in a thread; what it raises ends the search."""
@@ -171,7 +171,7 @@ class Search:
             self._unresolved.pop(host, None)
         except (OSError, UnicodeError) as exc:  # UnicodeError: no host name at all
             why = getattr(exc, "strerror", None) or exc
-            self._note_unresolved(group[0], f"{host} does not resolve on this node: {why}")
+            self._unresolved[host] = f"{group[0]} ({group[0].source}): {host} does not resolve on this node: {why}"
         threads = []
         for family, address in addresses:
             at = f" at {address[0]}" if len(addresses) > 1 else ""
@@ -200,7 +200,8 @@ class Search:
         self._begin(look)
         while not self._found.done() and (waited_s := time.monotonic() - began_s) < LOOKUP_S:
             if waited_s >= SILENT_S:
-                self._note_unresolved(hint, f"the name lookup of {host} has not answered for {waited_s:.0f} s")
+                why = f"the name lookup of {host} has not answered for {waited_s:.0f} s"
+                self._unresolved[host] = f"{hint} ({hint.source}): {why}"
             with contextlib.suppress(TimeoutError):
                 return answer.result(SILENT_S)
         raise TimeoutError(f"the name lookup has not answered within {LOOKUP_S:.0f} s; check DNS on this node")
@@ -312,10 +313,6 @@ class Search:
             if self._found.done() or time.monotonic() >= until_s:
                 return False
         return True
-
-    def _note_unresolved(self, hint: Hint, why: str) -> None:
-        self._unresolved[hint.host] = why
-        self._note(hint, why)
 
     def _note(self, hint: Hint, obstacle: str, at: str = "") -> None:
         self._obstacle = f"{hint}{at} ({hint.source}): {obstacle}"
