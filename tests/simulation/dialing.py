@@ -1,4 +1,4 @@
-"""How a simulated agent looks for a leader, and what the processes that it finds do about it (launch.search)."""
+"""How a simulated agent looks for a leader, and what the processes that it finds do about it (wire.seek)."""
 
 from __future__ import annotations
 

@@ -213,7 +213,7 @@ def _run_workers(plan: JobPlan, crew: Crew, rendezvous: Rendezvous, inbox: Signa
         listener = stack.enter_context(bind_port(plan.port))
         port = int(listener.getsockname()[1])
         keep_port(listener)
-        rendezvous.announce(plan, run_dir, port)
+        rendezvous.announce(port)
         return appoint_leader(
             plan, rendezvous, connections, run_dir, scheduler, env, takes_over=effect, own=agent.node, store_port=port
         )

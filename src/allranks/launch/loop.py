@@ -22,12 +22,12 @@ from allranks.launch.inbox import SignalInbox
 from allranks.launch.lead.outcome import describe_running
 from allranks.launch.pulse import Pulse
 from allranks.launch.rendezvous import Rendezvous
-from allranks.launch.search import Search
 from allranks.launch.workers import Worker, reap_orphans
 from allranks.model.card import Card
 from allranks.model.errors import AllranksError, WireError
 from allranks.wire.connection import Connection
 from allranks.wire.protocol import Goodbye, Order, Plan, Try
+from allranks.wire.seek import Search
 
 if TYPE_CHECKING:
     from allranks.guard.watch import Watch
@@ -300,9 +300,10 @@ class Loop:
             self._feed(events.NotFound(now_s=now_s, reason=str(exc)))
             return
         if found is not None:
-            line, leader = found
+            self._search = None
+            line, hint = found
             line.expect_alive_within(self._gone_s)
-            self._follow(line, leader)
+            self._follow(line, hint.node)
 
     def _end_search(self) -> None:
         if self._search is not None:

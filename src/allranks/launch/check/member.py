@@ -24,7 +24,7 @@ import msgspec
 from allranks.host.node import NodeFacts, begin_card_facts, read_card_facts, read_facts
 from allranks.launch.plan import Request, plan_job
 from allranks.launch.rendezvous import apply
-from allranks.launch.step.parcels import send
+from allranks.launch.srun import send
 from allranks.model.card import Card, Facts
 from allranks.model.cluster import Cluster
 from allranks.model.errors import AllranksError, StoppedBySignal
