@@ -42,7 +42,6 @@ def look_deeper(
     from allranks.launch.check.collective import Told, run_pairs
     from allranks.launch.check.deep import judge_told, plan_pairs
     from allranks.launch.check.outcome import add_more
-    from allranks.launch.inbox import SignalInbox
 
     if any(finding.severity is Severity.FAIL for finding in outcome.findings):
         say("--deep: no collectives were run, because the check found a problem that would stop a job")
@@ -55,6 +54,6 @@ def look_deeper(
         say("--deep: no collectives were run, because fewer than two nodes can take part")
     else:
         again = replace(place, num_nodes=len(order.ends), pinned=tuple(order.ends))
-        told = run_pairs(again, order, queue_s=queue_s, env=os.environ, say=say, check_signals=SignalInbox().check)
+        told = run_pairs(again, order, queue_s=queue_s, env=os.environ)
     deep = judge_told(order, told, skipped=skipped, wanted=wanted)
     return add_more(outcome, deep.results, deep.findings), deep
