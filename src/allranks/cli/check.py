@@ -200,11 +200,7 @@ def look_at(place: Place | None, cluster: Cluster, *, join_s: float, queue_s: fl
 
     if place is None:
         return look_here(cluster, os.environ)
-    from allranks.launch.inbox import SignalInbox
-
-    inbox = SignalInbox()
-    order = Order(cluster=cluster, join_s=join_s)
-    return check_nodes(place, order, queue_s=queue_s, env=os.environ, say=say, check_signals=inbox.check)
+    return check_nodes(place, Order(cluster=cluster, join_s=join_s), queue_s=queue_s, env=os.environ)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -338,7 +334,6 @@ def _be_member() -> None:
 def _serve() -> None:
     from allranks.launch.check.collective import PairOrder, serve_pairs
     from allranks.launch.check.member import ORDER_VARIABLE, Order, serve
-    from allranks.launch.inbox import SignalInbox
     from allranks.launch.step.parcels import decode
 
     def stop(signum: int, frame: object) -> None:
@@ -349,7 +344,7 @@ def _serve() -> None:
     except ValueError as exc:
         raise UsageError(f"{ORDER_VARIABLE} is not from this version of allranks; unset it") from exc
     if isinstance(order, Order):
-        serve(order, os.environ, check_signals=SignalInbox().check)
+        serve(order, os.environ)
     else:
         signal.signal(signal.SIGTERM, stop)
         serve_pairs(order, os.environ)
@@ -358,19 +353,18 @@ def _serve() -> None:
 def _in_step(cluster: Cluster, world: World, *, join_s: float, view: _View) -> int:
     """Check the nodes of a step that the user started: every task takes part, the first one prints."""
     from allranks.launch.check.member import Order, step_directory, take_part
-    from allranks.launch.inbox import SignalInbox
     from allranks.model.card import Card
     from allranks.wire.protocol import Goodbye
 
     outcomes: list[Outcome] = []
 
-    def sum_up(held: Held) -> Goodbye:
+    def judge(held: Held) -> int:
         outcomes.append(view.judge(held, skipped={}))
-        return Goodbye(exit_code=outcomes[0].exit_code, summary="")
+        return outcomes[0].exit_code
 
     with step_directory(world, os.environ) as (directory, env):
         order = Order(cluster=cluster, join_s=join_s, directory=directory)
-        found = take_part(order, world, env, check_signals=SignalInbox().check, sum_up=sum_up)
+        found = take_part(order, world, env, judge=judge)
     if isinstance(found, Goodbye):
         return found.exit_code
     if isinstance(found, Card):

@@ -22,7 +22,8 @@ from pathlib import Path
 import msgspec
 
 from allranks.host.node import NodeFacts, begin_card_facts, read_card_facts, read_facts
-from allranks.launch.plan import DataPath, Request, choose_data_path, plan_job
+from allranks.launch.inbox import SignalInbox
+from allranks.launch.plan import Request, choose_data_path, plan_job
 from allranks.launch.rendezvous import apply
 from allranks.launch.step.parcels import send
 from allranks.model.card import Card, Facts
@@ -48,8 +49,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True, tag="check"):
 
     cluster: Cluster
     join_s: float
-    directory: str | None = None
-    """Where the leader announces itself; its starter creates and removes it. None: the leader is found by name only."""
+    directory: str = ""
+    """Where the leader announces itself; its starter creates and removes it. Empty: it is found by name only."""
 
 
 class Held(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,8 +77,7 @@ class NoRunDir(RunDir):
         """Do nothing."""
 
     def create_attempt(self, attempt: int | None) -> None:
-        """Remember the number, create nothing."""
-        self.attempt = attempt or 0
+        """Do nothing."""
 
 
 def look_here(cluster: Cluster, env: Mapping[str, str]) -> Held:
@@ -85,31 +85,23 @@ def look_here(cluster: Cluster, env: Mapping[str, str]) -> Held:
     return hold_alone(cluster, read_facts(env), read_card_facts(cluster.worker_env(env)))
 
 
-def serve(order: Order, env: Mapping[str, str], *, check_signals: Callable[[], None]) -> None:
+def serve(order: Order, env: Mapping[str, str]) -> None:
     """Run on one node of a check that another process started, and send it the observations; raises as `take_part`."""
     world = world_from_env(env)
     send(str(world.rank), "here", world.hosts)
-    match take_part(order, world, env, check_signals=check_signals, sum_up=lambda _: Goodbye(exit_code=0, summary="")):
-        case Held() as held:
-            send(str(world.rank), "held", held)
-        case Card() as card:
-            send(str(world.rank), "card", card)
+    found = take_part(order, world, env)
+    if not isinstance(found, Goodbye):
+        send(str(world.rank), "held" if isinstance(found, Held) else "card", found)
 
 
 def take_part(
-    order: Order,
-    world: World,
-    env: Mapping[str, str],
-    *,
-    check_signals: Callable[[], None],
-    sum_up: Callable[[Held], Goodbye],
+    order: Order, world: World, env: Mapping[str, str], *, judge: Callable[[Held], int] = lambda _: 0
 ) -> Held | Goodbye | Card:
     """Run the roll call as the leader, or answer it; returns the own node report if no leader answered.
 
     Args:
         order: what to do; its directory is the leader's and need not be visible from here.
-        check_signals: raises StoppedBySignal when somebody told this process to stop.
-        sum_up: returns what the leader sends to the others at the end.
+        judge: returns the exit code that the leader sends to the others at the end.
     Raises:
         AllranksError: this is no task that can take part in a check.
     """
@@ -121,20 +113,21 @@ def take_part(
     facts = read_facts(env)
     read = begin_card_facts(cluster.worker_env(env), names=world.hosts[:1])
     plan = plan_job(Request(), world, cluster, facts, job="check", origin={})
-    directory = Path(order.directory) if order.directory else None
-    if directory is not None and world.rank == 0 and not directory.is_dir():
-        directory = None  # a directory created here would be left behind
-    run_dir = NoRunDir(plan.job) if directory is None else RunDir(directory, plan.job)
-    applicant = apply(plan, run_dir, env, problem=plan.problem, facts=read, check_signals=check_signals)
+    directory = Path(order.directory)
+    # A directory that the leader creates here would be left behind.
+    is_shared = bool(order.directory) and (world.rank != 0 or directory.is_dir())
+    run_dir = RunDir(directory, plan.job) if is_shared else NoRunDir(plan.job)
+    applicant = apply(plan, run_dir, env, problem=plan.problem, facts=read, check_signals=SignalInbox().check)
     # A check has no earlier attempt.
-    applicant = replace(applicant, attempt=0, shares_run_dir=directory is not None)
+    applicant = replace(applicant, attempt=0, shares_run_dir=is_shared)
     try:
         with Entry(applicant) as entry:
             called = entry.take_part()
     except StoppedBySignal:
         raise
     except AllranksError as exc:
-        return _card(facts, read(), cluster=cluster, path=plan.data_path, problem=exc, node_index=plan.node_index)
+        card = hold_alone(cluster, facts, read()).seen.cards[0]
+        return with_problem(msgspec.structs.replace(card, node_index=plan.node_index), exc)
     if isinstance(called, Followed):
         called.leader.close()
         assert isinstance(called.answer, Goodbye)
@@ -145,29 +138,37 @@ def take_part(
         held = Held(
             seen=called.observations, num_nodes=plan.num_nodes, node_names=plan.node_names, store_port=called.port
         )
-        dismiss(called.peers, sum_up(held))
+        dismiss(called.peers, Goodbye(exit_code=judge(held), summary=""))
     return held
 
 
 @contextlib.contextmanager
-def step_directory(world: World, env: Mapping[str, str]) -> Iterator[tuple[str | None, Mapping[str, str]]]:
+def step_directory(world: World, env: Mapping[str, str]) -> Iterator[tuple[str, Mapping[str, str]]]:
     """Return the directory in which the tasks of a user's own step meet, and the environment for them.
 
     The first task creates and removes it. If it cannot, it makes its own key, and the others authenticate with munge.
     """
-    path = Path.cwd() / f"{DIRECTORY_PREFIX}{world.job_id}.{world.step_id}"
+    name = f"{DIRECTORY_PREFIX}{world.job_id}.{world.step_id}"
     if world.rank != 0 or world.num_nodes == 1:
-        yield str(path), env
+        yield str(Path.cwd() / name), env
         return
-    try:
-        path.mkdir(mode=0o700)
-    except OSError:
-        yield None, {**env, SECRET_VARIABLE: secrets.token_hex(32)}
-        return
-    try:
-        yield str(path), env
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
+    with announcement_directory(name, Path.cwd) as directory:
+        yield directory, env if directory else {**env, SECRET_VARIABLE: secrets.token_hex(32)}
+
+
+@contextlib.contextmanager
+def announcement_directory(name: str, *bases: Callable[[], Path]) -> Iterator[str]:
+    """Create a directory in the first base that allows it, for the duration of the block; empty if none does."""
+    with contextlib.ExitStack() as made:
+        directory = ""
+        for base in bases:
+            with contextlib.suppress(OSError, RuntimeError):
+                path = base() / name
+                path.mkdir(mode=0o700)
+                made.callback(shutil.rmtree, path, ignore_errors=True)
+                directory = str(path)
+                break
+        yield directory
 
 
 def hold_alone(cluster: Cluster, facts: NodeFacts, read: Facts) -> Held:
@@ -177,32 +178,26 @@ def hold_alone(cluster: Cluster, facts: NodeFacts, read: Facts) -> Held:
         path = choose_data_path(Request(), cluster, facts, num_nodes=2, origin={})
     except AllranksError as exc:
         problem = exc
-    card = _card(facts, read, cluster=cluster, path=path, problem=problem, node_index=0)
-    return Held(seen=Observations(cards={0: card}), num_nodes=1, node_names=(facts.host,))
-
-
-def _card(
-    facts: NodeFacts,
-    read: Facts,
-    *,
-    cluster: Cluster,
-    path: DataPath | None,
-    problem: AllranksError | None,
-    node_index: int | None,
-) -> Card:
-    """The node report of a node without a leader."""
-    return Card(
+    card = Card(
         host=facts.host,
         pid=os.getpid(),
-        node_index=node_index,
+        node_index=0,
         num_workers=max(1, facts.num_gpus),
         num_gpus=facts.num_gpus,
         num_promised_gpus=facts.num_promised_gpus,
         data_interface=path.interface if path else None,
         data_address=path.address if path else None,
         wanted_backend=cluster.train.backend,
+        facts=read,
+    )
+    return Held(seen=Observations(cards={0: with_problem(card, problem)}), num_nodes=1, node_names=(facts.host,))
+
+
+def with_problem(card: Card, problem: AllranksError | None) -> Card:
+    """Return a node report with this reason why the node cannot take part; None: it can."""
+    return msgspec.structs.replace(
+        card,
         problem=as_utf8(str(problem)) if problem else None,
         problem_exit=problem.exit_code if problem else 0,
         problem_finding=problem.finding if problem else None,
-        facts=read,
     )

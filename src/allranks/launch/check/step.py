@@ -15,26 +15,33 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NoReturn
 
 import msgspec
 
 from allranks.causes.catalogue import find_cause
 from allranks.causes.cause import failed
 from allranks.host.slurm_command import refuse_without_cluster, require_slurm
-from allranks.launch.check.member import DIRECTORY_PREFIX, ORDER_VARIABLE, Held, Order, name_at
+from allranks.launch.check.member import (
+    DIRECTORY_PREFIX,
+    ORDER_VARIABLE,
+    Held,
+    Order,
+    announcement_directory,
+    name_at,
+    with_problem,
+)
 from allranks.launch.check.where import Place
+from allranks.launch.inbox import SignalInbox
 from allranks.launch.step.parcels import Parcel, encode
 from allranks.launch.step.srun import Steps, describe_missing, run_steps, step_command, step_env, words_of
 from allranks.model.card import Card
 from allranks.model.errors import AllranksError, UsageError
 from allranks.preflight.judge import Observations
-from allranks.report.text import count_of
+from allranks.report.text import count_of, say
 from allranks.wire.secret import SECRET_VARIABLE
 
 SILENCE_S = 30.0
@@ -63,9 +70,11 @@ class Heard:
     words: Sequence[str] = ()
     """Messages of srun and of the site."""
 
-    def missing(self, num_nodes: int) -> list[str]:
-        """Return the nodes that have sent nothing."""
-        return [name_at(self.node_names, index) for index in range(num_nodes) if index not in self.here]
+    @property
+    def because(self) -> str:
+        """SLURM's reason, behind a message; empty if it gave none."""
+        said = words_of(self.words)
+        return f" (SLURM: {said})" if said else ""
 
     def take(self, parcel: Parcel) -> None:
         """Take a document of the step."""
@@ -87,15 +96,7 @@ class Heard:
         return bool(self.here) and 0 not in self.here and self.here <= self.cards.keys()
 
 
-def check_nodes(
-    place: Place,
-    order: Order,
-    *,
-    queue_s: float,
-    env: Mapping[str, str],
-    say: Callable[[str], None],
-    check_signals: Callable[[], None],
-) -> Held:
+def check_nodes(place: Place, order: Order, *, queue_s: float, env: Mapping[str, str]) -> Held:
     """Run a check on nodes of the cluster and return the observations.
 
     Args:
@@ -107,9 +108,9 @@ def check_nodes(
         AllranksError: no node answered.
     """
     require_slurm("srun", env)
-    with _announcement_directory() as directory:
+    with announcement_directory(DIRECTORY_PREFIX + secrets.token_hex(8), Path.cwd, Path.home) as directory:
         order = msgspec.structs.replace(order, directory=directory)
-        with start_members(place, order, env, **{SECRET_VARIABLE: secrets.token_hex(32)}) as steps:
+        with start_members(place, order, env) as steps:
             heard = Heard(words=steps.words)
             is_answered = steps.listen(
                 heard.take,
@@ -118,22 +119,26 @@ def check_nodes(
                 next_s=order.join_s * 4 / 3 + SILENCE_S,
                 describe_wait=lambda waited_s: _describe_wait(heard, place, waited_s),
                 say=say,
-                check_signals=check_signals,
+                check_signals=SignalInbox().check,
             )
-    if not heard.here and not is_answered:
+    if heard.here:
+        return sum_up(heard, place.num_nodes, waited_s=order.join_s)
+    if not is_answered:
         raise AllranksError(
-            f"SLURM has not started {place.describe()} within {queue_s:.0f} s{_because(heard.words)}; "
+            f"SLURM has not started {place.describe()} within {queue_s:.0f} s{heard.because}; "
             "wait longer with --queue-timeout DURATION, or look at squeue and sinfo -R"
         )
-    if not heard.here:
-        _refuse(heard.words, place)
-    return sum_up(heard, place.num_nodes, waited_s=order.join_s)
+    refuse_without_cluster("srun", "\n".join(heard.words))
+    said = words_of(heard.words).removeprefix("Unable to allocate resources: ") or "srun ended without a message"
+    is_usage = any(part in said.lower() for part in _USAGE)
+    hint = "; sinfo -N lists the nodes" if "node name" in said.lower() else ""
+    raise (UsageError if is_usage else AllranksError)(f"{place.describe()}: SLURM says: {said}{hint}")
 
 
 def start_members(
-    place: Place, order: msgspec.Struct, env: Mapping[str, str], **secret: str
+    place: Place, order: msgspec.Struct, env: Mapping[str, str]
 ) -> contextlib.AbstractContextManager[Steps]:
-    """Start a step with one member per node, which carries out the order."""
+    """Start a step with one member per node, which carries out the order; the members share a new key."""
     command = step_command(
         place.num_nodes,
         # Beside steps that hold all resources.
@@ -144,7 +149,8 @@ def start_members(
         verb=("check", "--member"),
         minutes=STEP_MINUTES,
     )
-    return run_steps([command], step_env(env, kept=_KEPT) | {ORDER_VARIABLE: encode(order), **secret})
+    own = {ORDER_VARIABLE: encode(order), SECRET_VARIABLE: secrets.token_hex(32)}
+    return run_steps([command], step_env(env, kept=_KEPT) | own)
 
 
 def sum_up(heard: Heard, num_nodes: int, *, waited_s: float) -> Held:
@@ -156,75 +162,34 @@ def sum_up(heard: Heard, num_nodes: int, *, waited_s: float) -> Held:
         AllranksError: no node answered.
     """
     held, names = heard.held, heard.node_names
+    heard_cards = {index: with_problem(card, None) for index, card in heard.cards.items()}
     if held is None:
-        if not heard.cards:
-            raise AllranksError(f"no node answered{_because(heard.words)}")
+        if not heard_cards:
+            raise AllranksError(f"no node answered{heard.because}")
         # The leader is reported once; the nodes that did not find it are not.
-        cards = {index: _without_problem(card) for index, card in heard.cards.items()}
-        missing = tuple(index for index in range(num_nodes) if index not in heard.cards)
-        left = (
-            {0: f"it answered through SLURM but started no roll call{_because(heard.words)}"} if 0 in heard.here else {}
-        )
-        seen = Observations(cards=cards, missing=missing, waited_s=waited_s, left=left)
+        missing = tuple(index for index in range(num_nodes) if index not in heard_cards)
+        left = {0: f"it answered through SLURM but started no roll call{heard.because}"} if 0 in heard.here else {}
+        seen = Observations(cards=heard_cards, missing=missing, waited_s=waited_s, left=left)
         return Held(seen=seen, num_nodes=num_nodes, node_names=names if len(names) == num_nodes else ())
-    found = [index for index in held.seen.missing if index in heard.cards]
-    if not found:
-        return held
-    leader = held.seen.cards[0]
-    cards = dict(held.seen.cards)
-    if len(found) > 1 and len(cards) == 1:  # in this case, the leader is at fault
-        what = f"{count_of(len(found), 'node')} answer through SLURM but do not reach the leader on {leader.host}"
-        cards[0] = _with_finding(leader, what, heard.cards[found[0]].problem or "")
-        cards |= {index: _without_problem(heard.cards[index]) for index in found}
+    found = [index for index in held.seen.missing if index in heard_cards]
+    cards = {**held.seen.cards, **{index: heard_cards[index] for index in found}}
+    reach = f"reach the leader on {cards[0].host}"
+    if len(found) > 1 and len(held.seen.cards) == 1:  # in this case, the leader is at fault
+        accused = {0: f"{count_of(len(found), 'node')} answer through SLURM but do not {reach}"}
     else:
-        for index in found:
-            card = heard.cards[index]
-            what = f"{card.host} answers through SLURM but does not reach the leader on {leader.host}"
-            cards[index] = _with_finding(card, what, card.problem or "")
+        accused = {index: f"{cards[index].host} answers through SLURM but does not {reach}" for index in found}
+    for index, what in accused.items():
+        reason = heard.cards[index or found[0]].problem or ""
+        finding = find_cause("AR201").find(failed(reason, what=what), node=cards[index].host)
+        cards[index] = with_problem(cards[index], AllranksError(what, finding=finding))
     missing = tuple(index for index in held.seen.missing if index not in found)
     return msgspec.structs.replace(held, seen=replace(held.seen, cards=cards, missing=missing))
 
 
-def _with_finding(card: Card, what: str, reason: str) -> Card:
-    finding = find_cause("AR201").find(failed(reason, what=what), node=card.host)
-    return msgspec.structs.replace(card, problem=what, problem_finding=finding)
-
-
-def _without_problem(card: Card) -> Card:
-    return msgspec.structs.replace(card, problem=None, problem_exit=0, problem_finding=None)
-
-
 def _describe_wait(heard: Heard, place: Place, waited_s: float) -> str:
     if not heard.here:
-        return f"still waiting for SLURM to start {place.describe()} after {waited_s:.0f} s{_because(heard.words)}"
-    if missing := heard.missing(place.num_nodes):
-        return describe_missing(missing, place.num_nodes, waited_s)
+        return f"still waiting for SLURM to start {place.describe()} after {waited_s:.0f} s{heard.because}"
+    late = [name_at(heard.node_names, index) for index in range(place.num_nodes) if index not in heard.here]
+    if late:
+        return describe_missing(late, place.num_nodes, waited_s)
     return f"still waiting for the roll call of {place.num_nodes} nodes after {waited_s:.0f} s"
-
-
-def _refuse(words: Sequence[str], place: Place) -> NoReturn:
-    """Raise srun's message, if it ended before any node sent something."""
-    refuse_without_cluster("srun", "\n".join(words))
-    said = words_of(words).removeprefix("Unable to allocate resources: ") or "srun ended without a message"
-    is_usage = any(part in said.lower() for part in _USAGE)
-    hint = "; sinfo -N lists the nodes" if "node name" in said.lower() else ""
-    raise (UsageError if is_usage else AllranksError)(f"{place.describe()}: SLURM says: {said}{hint}")
-
-
-def _because(words: Sequence[str]) -> str:
-    said = words_of(words)
-    return f" (SLURM: {said})" if said else ""
-
-
-@contextlib.contextmanager
-def _announcement_directory() -> Iterator[str | None]:
-    """Create a hidden directory that the nodes may share, for the duration of the block; None if that fails."""
-    with contextlib.ExitStack() as made:
-        directory = None
-        for base in (Path.cwd, Path.home):
-            with contextlib.suppress(OSError, RuntimeError):
-                directory = made.enter_context(
-                    tempfile.TemporaryDirectory(prefix=DIRECTORY_PREFIX, dir=base(), ignore_cleanup_errors=True)
-                )
-                break
-        yield directory
