@@ -9,8 +9,8 @@ from msgspec.structs import replace
 from allranks.causes.catalogue import find_cause
 from allranks.launch.check.collective import End, PairOrder, Report, Told, work_of
 from allranks.launch.check.deep import Deep, judge_told, plan_pairs, render_figures
-from allranks.launch.check.member import Held, Order
 from allranks.launch.check.outcome import Outcome, add_more
+from allranks.launch.check.step import Held, Order
 from allranks.launch.step.parcels import decode, encode
 from allranks.model.card import Card, Facts, Interface
 from allranks.model.finding import Confidence, Severity, Status

@@ -23,8 +23,8 @@ from allranks.report.text import Style, count_of, printable, render_findings, sa
 
 if TYPE_CHECKING:
     from allranks.launch.check.deep import Deep
-    from allranks.launch.check.member import Held
     from allranks.launch.check.outcome import Outcome
+    from allranks.launch.check.step import Held
     from allranks.launch.check.where import Asked, Place
     from allranks.model.cluster import Cluster
 
@@ -195,8 +195,7 @@ def look_at(place: Place | None, cluster: Cluster, *, join_s: float, queue_s: fl
     Raises:
         AllranksError: SLURM refuses, or no node answers.
     """
-    from allranks.launch.check.member import Order, look_here
-    from allranks.launch.check.step import check_nodes
+    from allranks.launch.check.step import Order, check_nodes, look_here
 
     if place is None:
         return look_here(cluster, os.environ)
@@ -333,7 +332,7 @@ def _be_member() -> None:
 
 def _serve() -> None:
     from allranks.launch.check.collective import PairOrder, serve_pairs
-    from allranks.launch.check.member import ORDER_VARIABLE, Order, serve
+    from allranks.launch.check.step import ORDER_VARIABLE, Order, serve
     from allranks.launch.step.parcels import decode
 
     def stop(signum: int, frame: object) -> None:
@@ -352,7 +351,7 @@ def _serve() -> None:
 
 def _in_step(cluster: Cluster, world: World, *, join_s: float, view: _View) -> int:
     """Check the nodes of a step that the user started: every task takes part, the first one prints."""
-    from allranks.launch.check.member import Order, step_directory, take_part
+    from allranks.launch.check.step import Order, step_directory, take_part
     from allranks.model.card import Card
     from allranks.wire.protocol import Goodbye
 

@@ -12,8 +12,8 @@ from allranks.report.text import say
 
 if TYPE_CHECKING:
     from allranks.launch.check.deep import Deep
-    from allranks.launch.check.member import Held
     from allranks.launch.check.outcome import Outcome
+    from allranks.launch.check.step import Held
     from allranks.launch.check.where import Place
     from allranks.model.cluster import Cluster
 

@@ -23,8 +23,8 @@ from statistics import median
 
 from allranks.causes.cause import Cause, Outcome
 from allranks.launch.check.collective import End, Meeting, PairOrder, Report, Told, list_meetings
-from allranks.launch.check.member import Held
 from allranks.launch.check.outcome import ALONE
+from allranks.launch.check.step import Held
 from allranks.model.card import Card
 from allranks.model.finding import Confidence, Finding, Result, Status
 from allranks.model.hostlist import fold_hosts

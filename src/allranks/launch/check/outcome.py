@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from allranks.causes.catalogue import all_causes, select_causes, ways_to_find
 from allranks.causes.cause import Cause, Symptom
-from allranks.launch.check.member import Held, name_at
+from allranks.launch.check.step import Held, name_at
 from allranks.model.errors import Exit, HostlistError, UsageError
 from allranks.model.finding import Confidence, Finding, Result, Severity, Status
 from allranks.model.hostlist import expand_hosts
