@@ -80,6 +80,8 @@ class Held(msgspec.Struct, frozen=True, kw_only=True):
     num_nodes: int
     node_names: tuple[str, ...]
     store_port: int | None = None
+    ignored: frozenset[str] = frozenset()
+    """Ids of causes that are not reported."""
 
 
 def name_at(names: Sequence[str], index: int) -> str:
