@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from allranks.launch.check.collective import End, Meeting, PairOrder, Report, bus_bandwidth_gb_s, list_meetings
-from allranks.launch.check.deep import compare, describe_speed, judge_speeds
-from allranks.model.finding import Confidence, Status
+from allranks.launch.check.deep import compare, describe_speed, find_slow
+from allranks.model.finding import Confidence, Severity
 from allranks.preflight.matchings import matchings
 
 SIX = ["n1", "n2", "n3", "n4", "n5", "n6"]
@@ -38,8 +38,8 @@ def test_no_time_is_no_bandwidth() -> None:
         bus_bandwidth_gb_s(GB, 0.0, 2)
 
 
-NODE_3 = [("n3", Status.FAIL, Confidence.LIKELY)]
-WARNED_3 = [("n3", Status.WARN, Confidence.LIKELY)]
+NODE_3 = [("n3", Severity.FAIL, Confidence.LIKELY)]
+WARNED_3 = [("n3", Severity.WARN, Confidence.LIKELY)]
 DECISIONS = {
     "all alike": ({}, None, []),
     "all alike, far below their links": ({}, dict.fromkeys(SIX, 10.0), []),
@@ -49,7 +49,7 @@ DECISIONS = {
     "a node at 49 %": ({"n3": 0.49}, None, NODE_3),
     "one of its pairs at 60 %, the other at 20 %": ({"n3": 0.6, "n3 n4": 0.2}, None, WARNED_3),
     "one pair at 60 %": ({"n3 n4": 0.6}, None, []),
-    "one pair at 20 %": ({"n3 n4": 0.2}, None, [("n3 <-> n4", Status.WARN, Confidence.UNDECIDED)]),
+    "one pair at 20 %": ({"n3 n4": 0.2}, None, [("n3 <-> n4", Severity.WARN, Confidence.UNDECIDED)]),
     "a slower link that is fully used": ({"n3": 0.1}, {"n3": 0.1}, []),
     "a slower link that is used to 40 %": ({"n3": 0.04}, {"n3": 0.1}, NODE_3),
     "over RDMA, past the data interface": ({"n3": 0.3}, dict.fromkeys(SIX, 0.1), NODE_3),
@@ -59,24 +59,24 @@ DECISIONS = {
 @pytest.mark.parametrize("what", DECISIONS)
 def test_who_is_slow(what: str) -> None:
     rates, links, named = DECISIONS[what]
-    judged = judge_speeds(carry(rates, links=links), ENDS)
-    assert [(name, outcome.status, outcome.confidence) for name, outcome in judged] == named
+    found = find_slow(carry(rates, links=links), ENDS)
+    assert [(each.node, each.severity, each.confidence) for each in found] == named
 
 
 def test_two_slow_nodes_of_eight_are_both_named() -> None:
-    judged = judge_speeds(carry({"n1": 0.2, "n4": 0.2}, nodes=[*SIX, "n7", "n8"]), ENDS)
-    assert [(name, outcome.status) for name, outcome in judged] == [("n1", Status.FAIL), ("n4", Status.FAIL)]
+    found = find_slow(carry({"n1": 0.2, "n4": 0.2}, nodes=[*SIX, "n7", "n8"]), ENDS)
+    assert [(each.node, each.severity) for each in found] == [("n1", Severity.FAIL), ("n4", Severity.FAIL)]
 
 
 def test_of_four_nodes_the_slow_one_is_named_and_of_three_nobody() -> None:
-    assert [name for name, _ in judge_speeds(carry({"n2": 0.2}, nodes=SIX[:4]), ENDS)] == ["n2"]
-    assert judge_speeds(carry({"n2": 0.2}, nodes=SIX[:3]), ENDS) == []
-    assert judge_speeds({}, ENDS) == []
+    assert [each.node for each in find_slow(carry({"n2": 0.2}, nodes=SIX[:4]), ENDS)] == ["n2"]
+    assert list(find_slow(carry({"n2": 0.2}, nodes=SIX[:3]), ENDS)) == []
+    assert list(find_slow({}, ENDS)) == []
 
 
 def test_nodes_that_rest_in_one_round_have_a_single_pair_and_are_not_named_by_it() -> None:
     five = carry({"n1 n5": 0.2}, nodes=SIX[:5])
-    assert all(outcome.status is Status.WARN for _, outcome in judge_speeds(five, ENDS))
+    assert all(each.severity is Severity.WARN for each in find_slow(five, ENDS))
 
 
 def test_a_pair_is_held_against_the_smaller_of_link_and_median() -> None:

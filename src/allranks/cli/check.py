@@ -22,7 +22,6 @@ from allranks.model.world import Launcher, World
 from allranks.report.text import Style, count_of, printable, render_findings, say
 
 if TYPE_CHECKING:
-    from allranks.launch.check.deep import Deep
     from allranks.launch.check.outcome import Outcome
     from allranks.launch.check.step import Held
     from allranks.launch.check.where import Asked, Place
@@ -146,12 +145,11 @@ def check(
     note = "this check requested only one core per node from SLURM"
     skipped = {"AR011": note} if place and place.job_id is None else {}
     outcome = view.judge(held, skipped=skipped)
-    deep = None
     if is_deep:
         from allranks.cli.deep import look_deeper
 
-        outcome, deep = look_deeper(place, loaded.cluster, held, outcome, wanted=wanted, queue_s=queue_s)
-    view.show(outcome, held, deep)
+        outcome = look_deeper(place, loaded.cluster, held, outcome, wanted=wanted, queue_s=queue_s)
+    view.show(outcome, held)
     return outcome.exit_code
 
 
@@ -219,16 +217,16 @@ class _View:
 
         return judge_check(held, self.wanted, ignored=self.ignored, skipped=skipped)
 
-    def show(self, outcome: Outcome, held: Held, deep: Deep | None = None) -> None:
+    def show(self, outcome: Outcome, held: Held) -> None:
         elapsed_s = time.monotonic() - self.began_s
         if self.is_exclude_list:
             _print_exclude_list(outcome)
         elif self.as_json:
-            _print_json(outcome, held, deep, elapsed_s=elapsed_s)
+            _print_json(outcome, held, elapsed_s=elapsed_s)
         else:
-            self._print_table(outcome, held, deep, elapsed_s=elapsed_s)
+            self._print_table(outcome, held, elapsed_s=elapsed_s)
 
-    def _print_table(self, outcome: Outcome, held: Held, deep: Deep | None, *, elapsed_s: float) -> None:
+    def _print_table(self, outcome: Outcome, held: Held, *, elapsed_s: float) -> None:
         from allranks.causes.catalogue import FAMILIES
         from allranks.report.table import render_results
 
@@ -237,10 +235,10 @@ class _View:
             outcome.results, style, families=FAMILIES, num_nodes=len(outcome.nodes), is_verbose=self.is_verbose
         )
         parts = [table, render_findings(outcome.findings, style)]
-        if deep is not None and self.is_verbose:
+        if outcome.figures is not None and self.is_verbose:
             from allranks.launch.check.deep import render_figures
 
-            parts.insert(1, printable(render_figures(deep)))
+            parts.insert(1, printable(render_figures(outcome.figures)))
         if held.num_nodes > 1 and not self.data:
             from allranks.preflight.networks import address_taken, advise_network
 
@@ -286,7 +284,7 @@ def _print_exclude_list(outcome: Outcome) -> None:
         say(printable(line))
 
 
-def _print_json(outcome: Outcome, held: Held, deep: Deep | None, *, elapsed_s: float) -> None:
+def _print_json(outcome: Outcome, held: Held, *, elapsed_s: float) -> None:
     import msgspec
 
     from allranks.preflight.judge import name_nodes
@@ -296,7 +294,7 @@ def _print_json(outcome: Outcome, held: Held, deep: Deep | None, *, elapsed_s: f
         "nodes": [{"name": node, "answered": node in answered} for node in outcome.nodes],
         "results": outcome.results,
         "findings": outcome.findings,
-        **({"figures": deep.figures} if deep is not None else {}),
+        **({"figures": outcome.figures} if outcome.figures is not None else {}),
         "elapsed_s": round(elapsed_s, 3),
         "exit_code": outcome.exit_code,
     }

@@ -18,12 +18,13 @@ is only shown in the figures.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from statistics import median
 
-from allranks.causes.cause import Cause, Outcome
+from allranks.causes.catalogue import find_cause
+from allranks.causes.cause import Cause, failed, warned
 from allranks.launch.check.collective import End, Meeting, PairOrder, Report, Told, list_meetings
-from allranks.launch.check.outcome import ALONE
+from allranks.launch.check.outcome import ALONE, Outcome, add_more
 from allranks.launch.check.step import Held
 from allranks.model.card import Card
 from allranks.model.finding import Confidence, Finding, Result, Status
@@ -48,16 +49,6 @@ _BACKENDS = {"AR403": "gloo", "AR416": "nccl"}
 _SLOW = "AR417"
 _PAIR = "{backend}, round {round}: {nodes[0]} <-> {nodes[1]}: 4 MiB in {seconds} s, {mb_s} MB/s"
 _MATMUL = "{node} GPU {gpu}: matmul {seconds} s, {of_median} of the median"
-
-
-@dataclass(frozen=True, slots=True)
-class Deep:
-    """Result of the collectives."""
-
-    results: tuple[Result, ...] = ()
-    findings: tuple[Finding, ...] = ()
-    figures: tuple[Mapping[str, object], ...] = ()
-    """Times and bandwidths, one entry per pair and per GPU."""
 
 
 def plan_pairs(held: Held, *, port: int) -> tuple[PairOrder, dict[str, str]]:
@@ -85,8 +76,10 @@ def plan_pairs(held: Held, *, port: int) -> tuple[PairOrder, dict[str, str]]:
     return PairOrder(ends=ends, rounds=matchings([*ends]), backends=backends, port=held.store_port or port), skipped
 
 
-def judge_told(order: PairOrder, told: Told, *, skipped: Mapping[str, str], wanted: Collection[type[Cause]]) -> Deep:
-    """Find the culprits in the reports.
+def judge_told(
+    outcome: Outcome, order: PairOrder, told: Told, *, skipped: Mapping[str, str], wanted: Collection[type[Cause]]
+) -> Outcome:
+    """Return the outcome of a check with the culprits that follow from the reports, and with the figures.
 
     Args:
         skipped: node -> why it did not take part.
@@ -101,7 +94,7 @@ def judge_told(order: PairOrder, told: Told, *, skipped: Mapping[str, str], want
         backend = _BACKENDS.get(cause.id)
         if cause.id == _SLOW:
             for of_backend in shares.values():
-                findings += [cause.find(said, node=name) for name, said in judge_speeds(of_backend, order.ends)]
+                findings += find_slow(of_backend, order.ends)
                 cells += [(name, *_cell_of_speed(name, of_backend)) for name in here]
         elif backend in order.backends:
             tests = _tests(meetings, backend, absent=skipped.keys() | (order.ends.keys() - told.here))
@@ -113,13 +106,14 @@ def judge_told(order: PairOrder, told: Told, *, skipped: Mapping[str, str], want
         else:
             continue
         results += [Result(cause=cause.label(), node=name, status=status, note=note) for name, status, note in cells]
-    return Deep(tuple(results), tuple(findings), (*_figures(meetings, shares), *_matmuls(told.reports)))
+    figures = (*_figures(meetings, shares), *_matmuls(told.reports))
+    return replace(add_more(outcome, results, findings), figures=figures)
 
 
-def render_figures(deep: Deep) -> str:
+def render_figures(figures: Iterable[Mapping[str, object]]) -> str:
     """Return a line for each pair and GPU, with its time."""
     lines = []
-    for each in deep.figures:
+    for each in figures:
         text = _PAIR + ("; {measured}" if "measured" in each else "")
         lines.append((_MATMUL if each["backend"] == "matmul" else text).format_map(each))
     return "\n".join(lines)
@@ -134,40 +128,33 @@ def compare(meetings: Iterable[Meeting]) -> dict[Meeting, float]:
     return {each: each.busbw_gb_s / limit for each, limit in zip(done, limits, strict=True)}
 
 
-def judge_speeds(shares: Mapping[Meeting, float], ends: Mapping[str, End]) -> list[tuple[str, Outcome]]:
-    """Return the slow nodes and pairs of one backend: (name of the culprit, outcome); empty below MIN_PAIRS pairs."""
-    if len(shares) < MIN_PAIRS:
-        return []
+def find_slow(shares: Mapping[Meeting, float], ends: Mapping[str, End]) -> Iterator[Finding]:
+    """Name the slow nodes and pairs of one backend; none below MIN_PAIRS pairs."""
     found = blame(Edge(*each.nodes, share >= WARN_BELOW) for each, share in shares.items())
-    judged = [_judge_slow(each, shares, ends) for each in found]
-    return [each for each in judged if each is not None]
+    for culprit in found if len(shares) >= MIN_PAIRS else ():
+        explained = {(edge.source, edge.target) for edge in culprit.explains}
+        slow = [each for each in shares if each.nodes in explained]
+        node = culprit.groups[0][0]
+        around = [share for each, share in shares.items() if node in each.nodes]
+        is_node = culprit.kind is Kind.NODE and len(around) > 1 and max(around) < WARN_BELOW
+        if not is_node and min(shares[each] for each in slow) >= FAIL_BELOW:
+            continue
+        carried = " and ".join(f"{each.busbw_gb_s:.3g}" for each in slow[:2])
+        usual = f"the median of all pairs {median(each.busbw_gb_s for each in shares):.3g}"
+        said = (failed if is_node and max(around) < FAIL_BELOW else warned)(
+            *(f"{' <-> '.join(each.nodes)}: {describe_speed(each)}" for each in slow[:MAX_EVIDENCE]),
+            what=f"all-reduces over {NAMES[slow[0].backend]} reach {carried} GB/s here, {usual}",
+            interface=ends[node].interface if is_node else None,
+        )
+        name = culprit.culprit if is_node or len(slow) > 1 else " <-> ".join(slow[0].nodes)
+        confidence = culprit.confidence if is_node else Confidence.UNDECIDED
+        yield find_cause(_SLOW).find(replace(said, confidence=confidence), node=name)
 
 
 def describe_speed(pair: Meeting) -> str:
     """`16 MiB in 134 ms, busbw 0.125 GB/s, 100 % of the link`."""
     link = f", {100 * pair.of_link:.0f} % of the link" if pair.of_link else ""
     return f"{pair.size_bytes / (1 << 20):g} MiB in {pair.time_s * 1000:.3g} ms, busbw {pair.busbw_gb_s:.3g} GB/s{link}"
-
-
-def _judge_slow(found: Blame, shares: Mapping[Meeting, float], ends: Mapping[str, End]) -> tuple[str, Outcome] | None:
-    explained = {(edge.source, edge.target) for edge in found.explains}
-    slow = [each for each in shares if each.nodes in explained]
-    node = found.groups[0][0]
-    around = [share for each, share in shares.items() if node in each.nodes]
-    is_node = found.kind is Kind.NODE and len(around) > 1 and max(around) < WARN_BELOW
-    if not is_node and min(shares[each] for each in slow) >= FAIL_BELOW:
-        return None
-    name = found.culprit if is_node or len(slow) > 1 else " <-> ".join(slow[0].nodes)
-    carried = " and ".join(f"{each.busbw_gb_s:.3g}" for each in slow[:2])
-    usual = f"the median of all pairs {median(each.busbw_gb_s for each in shares):.3g}"
-    outcome = Outcome(
-        Status.FAIL if is_node and max(around) < FAIL_BELOW else Status.WARN,
-        values={"what": f"all-reduces over {NAMES[slow[0].backend]} reach {carried} GB/s here, {usual}"},
-        evidence=tuple(f"{' <-> '.join(each.nodes)}: {describe_speed(each)}" for each in slow[:MAX_EVIDENCE]),
-        interface=ends[node].interface if is_node else None,
-        confidence=found.confidence if is_node else Confidence.UNDECIDED,
-    )
-    return name, outcome
 
 
 def _cell_of_speed(name: str, shares: Mapping[Meeting, float]) -> tuple[Status, str]:
@@ -202,18 +189,15 @@ def _tests(meetings: Sequence[Meeting], backend: str, *, absent: Collection[str]
 
 def _finding(cause: type[Cause], backend: str, found: Blame, tests: Mapping[tuple[str, str], str]) -> Finding:
     culprits = [name for group in found.groups for name in group]
-    failed = [(edge.source, edge.target) for edge in found.explains]
-    peers = sorted({name for pair in failed for name in pair} - set(culprits))
+    failures = [(edge.source, edge.target) for edge in found.explains]
+    peers = sorted({name for pair in failures for name in pair} - set(culprits))
     between = f"{fold_hosts(culprits)} and {fold_hosts(peers)}" if peers else fold_hosts(sorted(culprits))
-    evidence = [f"{a} with {b}: {tests[a, b]}" for a, b in failed[:MAX_EVIDENCE]]
-    outcome = Outcome(
-        Status.FAIL,
-        values={"what": f"an all-reduce of 4 MiB over {backend} fails between {between}"},
-        evidence=(*evidence, *([f"to be certain: {found.would_decide}"] if found.would_decide else [])),
-        confidence=found.confidence,
-    )
-    others = {name for pair in tests for name in pair} - set(culprits)
-    return cause.find(outcome, node=found.culprit, waiting=fold_hosts(sorted(others)) or None)
+    evidence = [f"{a} with {b}: {tests[a, b]}" for a, b in failures[:MAX_EVIDENCE]]
+    evidence += [f"to be certain: {found.would_decide}"] if found.would_decide else []
+    said = failed(*evidence, what=f"an all-reduce of 4 MiB over {backend} fails between {between}")
+    others = sorted({name for pair in tests for name in pair} - set(culprits))
+    said = replace(said, confidence=found.confidence)
+    return cause.find(said, node=found.culprit, waiting=fold_hosts(others) or None)
 
 
 def _figures(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
@@ -56,6 +56,8 @@ class Outcome:
     """By cause, then by node."""
     findings: tuple[Finding, ...] = ()
     exit_code: int = Exit.OK
+    figures: tuple[Mapping[str, object], ...] | None = None
+    """Of the collectives: times and bandwidths, one entry per pair and per GPU; None: none were run."""
 
 
 @functools.cache
@@ -147,7 +149,7 @@ def add_more(outcome: Outcome, results: Sequence[Result], findings: Sequence[Fin
     is_open = any(each.status in (Status.UNKNOWN, Status.CRASH) for each in kept)
     is_bad = any(finding.severity is Severity.FAIL for finding in findings)
     exit_code = Exit.USER_CODE if is_bad else Exit.UNKNOWN if is_open else Exit.OK
-    return Outcome(nodes=outcome.nodes, results=tuple(kept), findings=findings, exit_code=exit_code)
+    return replace(outcome, results=tuple(kept), findings=findings, exit_code=exit_code)
 
 
 def nodes_to_exclude(outcome: Outcome) -> tuple[list[str], list[str]]:
