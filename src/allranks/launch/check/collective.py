@@ -193,7 +193,7 @@ def run_pairs(place: Place, order: PairOrder, *, queue_s: float, env: Mapping[st
     Raises:
         AllranksError: SLURM started nothing.
     """
-    told, nodes = Told(), set(order.ends)
+    told, nodes, check_signals = Told(), set(order.ends), SignalInbox().check
     with start_members(place, order, env) as steps:
         steps.listen(
             told.take,
@@ -204,7 +204,7 @@ def run_pairs(place: Place, order: PairOrder, *, queue_s: float, env: Mapping[st
                 f"still waiting for the collectives on {fold_hosts(sorted(nodes - told.done))} after {waited_s:.0f} s"
             ),
             say=say,
-            check_signals=SignalInbox().check,
+            check_signals=check_signals,
         )
     if not told.here:
         said = words_of(steps.words) or f"no answer within {queue_s:.0f} s"

@@ -142,6 +142,7 @@ def check_nodes(place: Place, order: Order, *, queue_s: float, env: Mapping[str,
         AllranksError: no node answered.
     """
     require_slurm("srun", env)
+    check_signals = SignalInbox().check
     with announcement_directory(DIRECTORY_PREFIX + secrets.token_hex(8), Path.cwd, Path.home) as directory:
         order = msgspec.structs.replace(order, directory=directory)
         with start_members(place, order, env) as steps:
@@ -153,7 +154,7 @@ def check_nodes(place: Place, order: Order, *, queue_s: float, env: Mapping[str,
                 next_s=order.join_s * 4 / 3 + SILENCE_S,
                 describe_wait=lambda waited_s: _describe_wait(heard, place, waited_s),
                 say=say,
-                check_signals=SignalInbox().check,
+                check_signals=check_signals,
             )
     if heard.here:
         return sum_up(heard, place.num_nodes, waited_s=order.join_s)
@@ -196,17 +197,17 @@ def sum_up(heard: Heard, num_nodes: int, *, waited_s: float) -> Held:
         AllranksError: no node answered.
     """
     held, names = heard.held, heard.node_names
-    heard_cards = {index: with_problem(card, None) for index, card in heard.cards.items()}
+    up = {index: with_problem(card, None) for index, card in heard.cards.items()}  # if not reached by the leader
     if held is None:
-        if not heard_cards:
+        if not up:
             raise AllranksError(f"no node answered{heard.because}")
         # The leader is reported once; the nodes that did not find it are not.
-        missing = tuple(index for index in range(num_nodes) if index not in heard_cards)
+        missing = tuple(index for index in range(num_nodes) if index not in up)
         left = {0: f"it answered through SLURM but started no roll call{heard.because}"} if 0 in heard.here else {}
-        seen = Observations(cards=heard_cards, missing=missing, waited_s=waited_s, left=left)
+        seen = Observations(cards=up, missing=missing, waited_s=waited_s, left=left)
         return Held(seen=seen, num_nodes=num_nodes, node_names=names if len(names) == num_nodes else ())
-    found = [index for index in held.seen.missing if index in heard_cards]
-    cards = {**held.seen.cards, **{index: heard_cards[index] for index in found}}
+    found = [index for index in held.seen.missing if index in up]
+    cards = {**held.seen.cards, **{index: up[index] for index in found}}
     reach = f"reach the leader on {cards[0].host}"
     if len(found) > 1 and len(held.seen.cards) == 1:  # in this case, the leader is at fault
         accused = {0: f"{count_of(len(found), 'node')} answer through SLURM but do not {reach}"}
@@ -271,6 +272,7 @@ def take_part(
         AllranksError: this is no task that can take part in a check.
     """
     check_one_agent_per_node(world)
+    check_signals = SignalInbox().check
     guard = msgspec.structs.replace(order.cluster.guard, join_s=order.join_s)
     cluster = msgspec.structs.replace(order.cluster, guard=guard)
     if world.num_nodes == 1:
@@ -282,7 +284,7 @@ def take_part(
     # A directory that the leader creates here would be left behind.
     is_shared = bool(order.directory) and (world.rank != 0 or directory.is_dir())
     run_dir = RunDir(directory, plan.job) if is_shared else NoRunDir(plan.job)
-    applicant = apply(plan, run_dir, env, problem=plan.problem, facts=read, check_signals=SignalInbox().check)
+    applicant = apply(plan, run_dir, env, problem=plan.problem, facts=read, check_signals=check_signals)
     # A check has no earlier attempt.
     applicant = replace(applicant, attempt=0, shares_run_dir=is_shared)
     try:

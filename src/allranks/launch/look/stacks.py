@@ -16,7 +16,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -76,6 +75,7 @@ _IN_SOURCE = (
     (re.compile(r"\binput\("), "input"),
 )
 _OWN = re.compile(r"/allranks/(join|guard/inside)/")
+# Calls that end only when other ranks make them, too.
 _WAITS_FOR_OTHERS = re.compile(rf"({_COLLECTIVES}|backward)$")
 _STATES = {
     "T": "stopped by a signal",
@@ -121,11 +121,6 @@ class Group:
         """Node and process id of each member."""
         return [(node, process.pid) for node, process in self.members]
 
-    @property
-    def waits_for_others(self) -> bool:
-        """Whether it is in a call that ends only when other ranks make it, too."""
-        return _WAITS_FOR_OTHERS.match(self.operation) is not None
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackReport:
@@ -140,8 +135,8 @@ class StackReport:
     def missing_ranks(self) -> list[int]:
         """Ranks of the job for which no process was found."""
         workers = [each for document in self.documents for each in document.processes if each.role is Role.WORKER]
-        sizes = Counter(each.world_size for each in workers if each.world_size)
-        world_size = sizes.most_common(1)[0][0] if len(sizes) == 1 else 0
+        sizes = {each.world_size for each in workers if each.world_size}
+        world_size = sizes.pop() if len(sizes) == 1 else 0
         return sorted(set(range(world_size)) - {each.rank for each in workers if each.rank is not None})
 
 
@@ -286,7 +281,7 @@ def _is_user(frame: Frame) -> bool:
 
 
 def _order(group: Group) -> tuple[object, ...]:
-    is_ordinary = (not group.state, not group.problem, group.waits_for_others)
+    is_ordinary = (not group.state, not group.problem, _WAITS_FOR_OTHERS.match(group.operation) is not None)
     return list(Role).index(group.role), bool(group.thread), *is_ordinary, len(group.members), group.ranks, group.nodes
 
 
