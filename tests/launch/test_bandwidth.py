@@ -23,8 +23,7 @@ def carry(
         for a, b in pairs:
             rate = min(rates.get(key, usual) for key in (a, b, f"{a} {b}", f"{b} {a}"))
             link = min(links.get(a, 100.0), links.get(b, 100.0)) if links is not None else None
-            ends = tuple(Report(node=node, payload_bytes=GB, payload_s=1 / rate) for node in (a, b))
-            meetings.append(Meeting("gloo", number, (a, b), ends, link))
+            meetings.append(Meeting("gloo", number, (a, b), (), link, size_bytes=GB, time_s=1 / rate))
     return compare(meetings)
 
 

@@ -14,6 +14,7 @@ group. A node that sent nothing has no reports; the reports of its partners coun
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
@@ -104,24 +105,12 @@ class Meeting:
     nodes: tuple[str, str]
     ends: tuple[Report | None, ...]
     """The reports of both nodes; None if one sent none."""
-    link_gb_s: float | None = None
+    link_gb_s: float | None
     """Speed of the slower of the two data interfaces; None if one of them reports no speed."""
-
-    @property
-    def is_measured(self) -> bool:
-        """Whether both ends measured the bandwidth, with the same payload."""
-        ok = [end.payload_bytes for end in self.ends if end and end.status == "ok" and (end.payload_s or 0) > 0]
-        return len(ok) == 2 and ok[0] == ok[1]
-
-    @property
-    def size_bytes(self) -> int:
-        """Payload of the all-reduces that measured the bandwidth."""
-        return max(end.payload_bytes for end in self.ends if end)
-
-    @property
-    def time_s(self) -> float:
-        """Of one of them, at the slower end."""
-        return max(end.payload_s or 0.0 for end in self.ends if end)
+    size_bytes: int
+    """Payload of the all-reduces that measured the bandwidth."""
+    time_s: float
+    """Of one of them, at the slower end; 0 if they were not measured at both ends with the same payload."""
 
     @property
     def busbw_gb_s(self) -> float:
@@ -138,18 +127,17 @@ def list_meetings(order: PairOrder, reports: Iterable[Report]) -> list[Meeting]:
     """Return every pair that was to meet. Pure."""
     said = {(each.backend, each.round, each.node): each for each in reports}
     speeds = {name: max(end.link_mbit_s or 0, 0) / 8000 for name, end in order.ends.items()}
-    return [
-        Meeting(
-            backend,
-            number,
-            pair,
-            ends=tuple(said.get((backend, number, node)) for node in pair),
-            link_gb_s=min(speeds[node] for node in pair) or None,
-        )
-        for backend in order.backends
-        for number, pairs in enumerate(order.rounds)
-        for pair in pairs
-    ]
+    meetings = []
+    for backend, (number, pairs) in itertools.product(order.backends, enumerate(order.rounds)):
+        for pair in pairs:
+            ends = tuple(said.get((backend, number, node)) for node in pair)
+            done = [each for each in ends if each and each.status == "ok" and each.payload_s]
+            is_measured = len(done) == 2 and done[0].payload_bytes == done[1].payload_bytes
+            size_bytes = done[0].payload_bytes if is_measured else 0
+            time_s = max(each.payload_s or 0.0 for each in done) if is_measured else 0.0
+            link_gb_s = min(speeds[node] for node in pair) or None
+            meetings.append(Meeting(backend, number, pair, ends, link_gb_s, size_bytes, time_s))
+    return meetings
 
 
 def bus_bandwidth_gb_s(size_bytes: int, time_s: float, num_ranks: int) -> float:

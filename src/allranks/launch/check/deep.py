@@ -121,7 +121,7 @@ def render_figures(figures: Iterable[Mapping[str, object]]) -> str:
 
 def compare(meetings: Iterable[Meeting]) -> dict[Meeting, float]:
     """Return the pairs that measured their bandwidth, and which fraction of its yardstick each reaches."""
-    done = [each for each in meetings if each.is_measured]
+    done = [each for each in meetings if each.time_s]
     usual = median(each.busbw_gb_s for each in done) if done else 0.0
     is_on_the_link = all((each.of_link or 0) <= OVER_THE_LINK for each in done)
     limits = [min(usual, each.link_gb_s or usual) if is_on_the_link else usual for each in done]
