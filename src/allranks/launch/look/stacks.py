@@ -329,6 +329,7 @@ def _what(group: Group) -> str:
 
 def _render_frames(frames: Sequence[Frame], style: Style) -> list[str]:
     """Render the stack like a traceback, most recent call last; of libraries, only what the user's lines called."""
+    # allranks' code in a worker is left out, unless there is no other.
     frames = [frame for frame in frames if not _OWN.search(frame.file)] or frames
     mine = [frame for frame in frames if _is_user(frame)]
     width = min(60, max((len(f"{frame.file}:{frame.line}") for frame in mine), default=0))
