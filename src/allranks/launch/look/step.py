@@ -5,8 +5,7 @@ Phases:
 1 `squeue` lists the job's current nodes; a node that SLURM has given up is not among them.
 2 `srun --overlap` starts one probe per node, `allranks stack --here`: without GPUs, memory or CPUs of its own, so that
   it starts at once in a job that uses all of them. A heterogeneous job has one step for each of its components.
-3 Every probe prints its document and ends. The document is split into short lines, because srun mixes the output of its
-  tasks in pieces of 1 KiB, and site wrappers print banners around it.
+3 Every probe prints its document, in short lines (launch.step.parcels), and ends.
 4 The step ends when every node has answered, or when none has for `silence_s`; what is left of it is ended then.
 
 Nothing else in the job changes: its steps continue, and no signal is sent.
