@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 from fake_srun import FakeStep
 
-from allranks.launch.check.member import Held
 from allranks.launch.check.outcome import Outcome, checks, choose_checks, judge_check, nodes_to_exclude
-from allranks.launch.check.step import Heard, sum_up
+from allranks.launch.check.step import Heard, Held, sum_up
 from allranks.launch.check.where import Asked, choose_in_cluster, choose_in_job, parse_promised_gpus
 from allranks.model.card import Card, Facts, Interface, TestPorts
 from allranks.model.errors import AllranksError, UsageError

@@ -4,16 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from allranks.launch.check.bandwidth import (
-    Speed,
-    bus_bandwidth_gb_s,
-    describe_speed,
-    hold_against_each_other,
-    judge_speeds,
-    speeds_of,
-)
-from allranks.launch.check.collective import End, PairOrder, Report, list_meetings
-from allranks.model.finding import Confidence, Status
+from allranks.launch.check.collective import End, Meeting, PairOrder, Report, bus_bandwidth_gb_s, list_meetings
+from allranks.launch.check.deep import compare, describe_speed, find_slow
+from allranks.model.finding import Confidence, Severity
 from allranks.preflight.matchings import matchings
 
 SIX = ["n1", "n2", "n3", "n4", "n5", "n6"]
@@ -23,15 +16,15 @@ GB = 10**9
 
 def carry(
     rates: dict[str, float], *, nodes: list[str] = SIX, links: dict[str, float] | None = None, usual: float = 1.0
-) -> list[Speed]:
+) -> dict[Meeting, float]:
     """Two rounds of pairs that carry `usual` GB/s, and those of some nodes or pairs (`n1 n2`) something else."""
-    speeds = []
+    meetings = []
     for number, pairs in enumerate(matchings(nodes)):
         for a, b in pairs:
             rate = min(rates.get(key, usual) for key in (a, b, f"{a} {b}", f"{b} {a}"))
             link = min(links.get(a, 100.0), links.get(b, 100.0)) if links is not None else None
-            speeds.append(Speed(number, (a, b), GB, 1 / rate, link))
-    return speeds
+            meetings.append(Meeting("gloo", number, (a, b), (), link, size_bytes=GB, time_s=1 / rate))
+    return compare(meetings)
 
 
 @pytest.mark.parametrize(("num_ranks", "busbw"), [(2, 1.0), (4, 1.5), (8, 1.75)])
@@ -44,8 +37,8 @@ def test_no_time_is_no_bandwidth() -> None:
         bus_bandwidth_gb_s(GB, 0.0, 2)
 
 
-NODE_3 = [("n3", Status.FAIL, Confidence.LIKELY)]
-WARNED_3 = [("n3", Status.WARN, Confidence.LIKELY)]
+NODE_3 = [("n3", Severity.FAIL, Confidence.LIKELY)]
+WARNED_3 = [("n3", Severity.WARN, Confidence.LIKELY)]
 DECISIONS = {
     "all alike": ({}, None, []),
     "all alike, far below their links": ({}, dict.fromkeys(SIX, 10.0), []),
@@ -55,7 +48,7 @@ DECISIONS = {
     "a node at 49 %": ({"n3": 0.49}, None, NODE_3),
     "one of its pairs at 60 %, the other at 20 %": ({"n3": 0.6, "n3 n4": 0.2}, None, WARNED_3),
     "one pair at 60 %": ({"n3 n4": 0.6}, None, []),
-    "one pair at 20 %": ({"n3 n4": 0.2}, None, [("n3 <-> n4", Status.WARN, Confidence.UNDECIDED)]),
+    "one pair at 20 %": ({"n3 n4": 0.2}, None, [("n3 <-> n4", Severity.WARN, Confidence.UNDECIDED)]),
     "a slower link that is fully used": ({"n3": 0.1}, {"n3": 0.1}, []),
     "a slower link that is used to 40 %": ({"n3": 0.04}, {"n3": 0.1}, NODE_3),
     "over RDMA, past the data interface": ({"n3": 0.3}, dict.fromkeys(SIX, 0.1), NODE_3),
@@ -65,29 +58,29 @@ DECISIONS = {
 @pytest.mark.parametrize("what", DECISIONS)
 def test_who_is_slow(what: str) -> None:
     rates, links, named = DECISIONS[what]
-    judged = judge_speeds(carry(rates, links=links), "gloo", ENDS)
-    assert [(name, outcome.status, outcome.confidence) for name, outcome in judged] == named
+    found = find_slow(carry(rates, links=links), ENDS)
+    assert [(each.node, each.severity, each.confidence) for each in found] == named
 
 
 def test_two_slow_nodes_of_eight_are_both_named() -> None:
-    judged = judge_speeds(carry({"n1": 0.2, "n4": 0.2}, nodes=[*SIX, "n7", "n8"]), "gloo", ENDS)
-    assert [(name, outcome.status) for name, outcome in judged] == [("n1", Status.FAIL), ("n4", Status.FAIL)]
+    found = find_slow(carry({"n1": 0.2, "n4": 0.2}, nodes=[*SIX, "n7", "n8"]), ENDS)
+    assert [(each.node, each.severity) for each in found] == [("n1", Severity.FAIL), ("n4", Severity.FAIL)]
 
 
 def test_of_four_nodes_the_slow_one_is_named_and_of_three_nobody() -> None:
-    assert [name for name, _ in judge_speeds(carry({"n2": 0.2}, nodes=SIX[:4]), "gloo", ENDS)] == ["n2"]
-    assert judge_speeds(carry({"n2": 0.2}, nodes=SIX[:3]), "gloo", ENDS) == []
-    assert judge_speeds([], "gloo", ENDS) == []
+    assert [each.node for each in find_slow(carry({"n2": 0.2}, nodes=SIX[:4]), ENDS)] == ["n2"]
+    assert list(find_slow(carry({"n2": 0.2}, nodes=SIX[:3]), ENDS)) == []
+    assert list(find_slow({}, ENDS)) == []
 
 
 def test_nodes_that_rest_in_one_round_have_a_single_pair_and_are_not_named_by_it() -> None:
     five = carry({"n1 n5": 0.2}, nodes=SIX[:5])
-    assert all(outcome.status is Status.WARN for _, outcome in judge_speeds(five, "gloo", ENDS))
+    assert all(each.severity is Severity.WARN for each in find_slow(five, ENDS))
 
 
 def test_a_pair_is_held_against_the_smaller_of_link_and_median() -> None:
-    shares = hold_against_each_other(carry({"n3": 0.1}, links={"n3": 0.1}))
-    assert shares == pytest.approx([1.0] * 6)
+    shares = carry({"n3": 0.1}, links={"n3": 0.1})
+    assert list(shares.values()) == pytest.approx([1.0] * 6)
 
 
 def test_the_slower_end_counts_and_both_must_have_come_to_the_end() -> None:
@@ -102,10 +95,10 @@ def test_the_slower_end_counts_and_both_must_have_come_to_the_end() -> None:
     )
     one = Report(node="n1", peer="n2", backend="gloo", payload_bytes=16 << 20, payload_s=0.14)
     two = Report(node="n2", peer="n1", backend="gloo", payload_bytes=16 << 20, payload_s=0.15)
-    (speed,) = speeds_of(list_meetings(order, [one, two]), order.ends)
+    (speed,) = compare(list_meetings(order, [one, two]))
     assert (speed.time_s, speed.link_gb_s) == (0.15, 0.125)
     assert describe_speed(speed) == "16 MiB in 150 ms, busbw 0.112 GB/s, 89 % of the link"
-    assert speeds_of(list_meetings(order, [one]), order.ends) == []
+    assert compare(list_meetings(order, [one])) == {}
 
 
 @pytest.mark.parametrize("link", [None, -1, 0])
@@ -113,4 +106,4 @@ def test_a_link_that_says_nothing_is_none(link: int | None) -> None:
     ends = {name: End(address="10.0.0.1", interface="eth0", link_mbit_s=link) for name in ("n1", "n2")}
     order = PairOrder(ends=ends, rounds=((("n1", "n2"),),), backends=("gloo",), port=29500)
     reports = [Report(node=node, backend="gloo", payload_bytes=16 << 20, payload_s=0.1) for node in ("n1", "n2")]
-    assert [each.link_gb_s for each in speeds_of(list_meetings(order, reports), ends)] == [None]
+    assert [each.link_gb_s for each in compare(list_meetings(order, reports))] == [None]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from msgspec.structs import replace
 
 from allranks.causes.catalogue import find_cause
 from allranks.launch.check.collective import End, PairOrder, Report, Told, work_of
-from allranks.launch.check.deep import Deep, judge_told, plan_pairs, render_figures
-from allranks.launch.check.member import Held, Order
-from allranks.launch.check.outcome import Outcome, add_more
+from allranks.launch.check.deep import judge_told, plan_pairs, render_figures
+from allranks.launch.check.outcome import Outcome
+from allranks.launch.check.step import Held, Order
 from allranks.launch.srun import decode, encode
 from allranks.model.card import Card, Facts, Interface
 from allranks.model.finding import Confidence, Severity, Status
@@ -59,11 +59,16 @@ def measured(order: PairOrder, seconds: dict[str, float], *, backend: str = "glo
     return told
 
 
-def judged(order: PairOrder, told: Told, **skipped: str) -> Deep:
-    return judge_told(order, told, skipped=skipped, wanted=CAUSES)
+def judged(order: PairOrder, told: Told, **skipped: str) -> Outcome:
+    return judge_told(Outcome(nodes=tuple(order.ends)), order, told, skipped=skipped, wanted=CAUSES)
 
 
-def statuses(deep: Deep, cause: str) -> dict[str, Status]:
+def figures(deep: Outcome) -> tuple[Mapping[str, object], ...]:
+    assert deep.figures is not None
+    return deep.figures
+
+
+def statuses(deep: Outcome, cause: str) -> dict[str, Status]:
     return {each.node: each.status for each in deep.results if each.cause.startswith(cause)}
 
 
@@ -73,8 +78,8 @@ def test_good_pairs_pass_and_their_seconds_are_figures() -> None:
     assert deep.findings == ()
     assert statuses(deep, "AR403") == dict.fromkeys(names(4), Status.PASS)
     assert {each.note for each in deep.results if each.cause.startswith("AR416")} == {"no NVIDIA GPU"}
-    assert len(deep.figures) == 4
-    assert render_figures(deep).splitlines()[0] == (
+    assert len(figures(deep)) == 4
+    assert render_figures(figures(deep)).splitlines()[0] == (
         "gloo, round 1: node01 <-> node04: 4 MiB in 0.004194304 s, 1000.0 MB/s"
     )
 
@@ -86,12 +91,8 @@ def test_a_node_that_fails_with_two_partners_is_named() -> None:
     assert (found.cause, found.node, found.waiting) == ("AR403 gloo-timeout", "node03", "node[01-02,04-06]")
     assert found.message == "an all-reduce of 4 MiB over Gloo fails between node03 and node[02,04]"
     assert "node02 with node03: no word from node03" in [each.seen for each in found.evidence]
-    outcome = add_more(
-        Outcome(nodes=tuple(names(6)), results=(), findings=(), exit_code=0), deep.results, deep.findings
-    )
-    assert outcome.exit_code == 1
-    cells = {each.node: each.status for each in outcome.results if each.cause.startswith("AR403")}
-    assert cells == {**dict.fromkeys(names(6), Status.PASS), "node03": Status.FAIL}
+    assert deep.exit_code == 1
+    assert statuses(deep, "AR403") == {**dict.fromkeys(names(6), Status.PASS), "node03": Status.FAIL}
 
 
 def test_of_two_nodes_nobody_can_be_told() -> None:
@@ -162,27 +163,20 @@ def test_a_node_whose_pairs_are_slow_is_named_and_the_figures_say_what_they_carr
         "node03 <-> node04: 16 MiB in 300 ms, busbw 0.0559 GB/s",
         "node02 <-> node03: 16 MiB in 300 ms, busbw 0.0559 GB/s",
     ]
-    assert render_figures(deep).splitlines()[0] == (
+    assert render_figures(figures(deep)).splitlines()[0] == (
         "gloo, round 1: node01 <-> node06: 4 MiB in 0.004194304 s, 1000.0 MB/s; 16 MiB in 100 ms, busbw 0.168 GB/s"
     )
-    assert deep.figures[0].items() >= {"ms": 100.0, "busbw_gb_s": 0.1678, "of_yardstick": 1.0, "of_link": None}.items()
-    outcome = add_more(
-        Outcome(nodes=tuple(names(6)), results=(), findings=(), exit_code=0), deep.results, deep.findings
-    )
-    cells = {each.node: each.status for each in outcome.results if each.cause.startswith("AR417")}
-    assert cells == {**dict.fromkeys(names(6), Status.PASS), "node03": Status.FAIL}
-    assert outcome.exit_code == 1
+    assert figures(deep)[0].items() >= {"ms": 100.0, "busbw_gb_s": 0.1678, "of_yardstick": 1.0, "of_link": None}.items()
+    assert statuses(deep, "AR417") == {**dict.fromkeys(names(6), Status.PASS), "node03": Status.FAIL}
+    assert deep.exit_code == 1
 
 
 def test_a_warning_of_a_deep_look_is_one_in_the_table_and_stops_nothing() -> None:
     order = order_of(6)
     deep = judged(order, measured(order, {"node03": 0.15}))
     assert [(each.node, each.severity) for each in deep.findings] == [("node03", Severity.WARN)]
-    outcome = add_more(
-        Outcome(nodes=tuple(names(6)), results=(), findings=(), exit_code=0), deep.results, deep.findings
-    )
-    assert {each.status for each in outcome.results if each.node == "node03" and "AR417" in each.cause} == {Status.WARN}
-    assert outcome.exit_code == 0
+    assert statuses(deep, "AR417")["node03"] is Status.WARN
+    assert deep.exit_code == 0
 
 
 def test_what_failed_is_not_held_against_what_it_would_have_carried() -> None:
@@ -205,8 +199,8 @@ def test_matmuls_are_held_against_the_median() -> None:
     told.reports += [Report(node=node, matmul_s=(s,)) for node, s in zip(names(3), (0.01, 0.01, 0.02), strict=True)]
     deep = judged(order, told)
     assert deep.findings == ()
-    assert [each["of_median"] for each in deep.figures if each["backend"] == "matmul"] == [1.0, 1.0, 2.0]
-    assert "node03 GPU 0: matmul 0.02 s, 2.0 of the median" in render_figures(deep)
+    assert [each["of_median"] for each in figures(deep) if each["backend"] == "matmul"] == [1.0, 1.0, 2.0]
+    assert "node03 GPU 0: matmul 0.02 s, 2.0 of the median" in render_figures(figures(deep))
 
 
 # --- Who takes part
@@ -260,6 +254,4 @@ def test_nccl_needs_a_gpu_on_every_node() -> None:
 def test_one_node_has_nobody_to_be_paired_with() -> None:
     order, skipped = plan_pairs(held(card(1)), port=1)
     assert (order.ends, skipped) == ({}, {"node01": "one node alone"})
-    assert {each.note for each in judge_told(order, Told(), skipped=skipped, wanted=CAUSES).results} == {
-        "one node alone"
-    }
+    assert {each.note for each in judged(order, Told(), **skipped).results} == {"one node alone"}

@@ -15,8 +15,8 @@ from test_fuzz import CARDS
 from allranks.causes.catalogue import all_causes
 from allranks.causes.cause import Cause
 from allranks.host.node import NodeFacts
-from allranks.launch.check.member import Held, NoRunDir, hold_alone, look_here
 from allranks.launch.check.outcome import checks, choose_checks, judge_check
+from allranks.launch.check.step import Held, NoRunDir, hold_alone, look_here
 from allranks.launch.plan import Request, plan_job
 from allranks.launch.rendezvous import apply
 from allranks.model.card import Facts, Gid, Gpu, Interface, Place, RdmaPort

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.torch, pytest.mark.by_hand]
 
 Note = Callable[[str, object], None]
 SCRIPTS = Path(__file__).parents[1] / "scripts"
-LACKS = {lack.feature: lack for lack in lacking(torch.__version__)}
+LACKS = {lack.name for lack in lacking(torch.__version__)}
 FLAGS = ("--ignore", "AR011", "--cluster", "cluster.toml")
 
 

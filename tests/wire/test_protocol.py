@@ -445,7 +445,7 @@ def test_a_truncated_frame_waits_for_the_rest(message, data):
 def test_a_message_longer_than_four_mebibytes_is_not_sent():
     with pytest.raises(WireError) as refused:
         encode_frame(Goodbye(exit_code=1, summary="x" * (4 << 20)))
-    assert str(refused.value) == "a Goodbye of 4194351 bytes is longer than 4194304"
+    assert str(refused.value) == "a Goodbye of 4194363 bytes is longer than 4194304"
 
 
 def test_a_frame_longer_than_four_mebibytes_is_not_waited_for():
@@ -455,7 +455,7 @@ def test_a_frame_longer_than_four_mebibytes_is_not_waited_for():
 
 
 def test_a_frame_of_exactly_four_mebibytes_passes():
-    message = Goodbye(exit_code=1, summary="x" * (4194304 - 47))
+    message = Goodbye(exit_code=1, summary="x" * (4194304 - 59))
     encoded = encode_frame(message)
     assert len(encoded) == 4 + 4194304
     assert decode_frames(bytearray(encoded)) == [message]

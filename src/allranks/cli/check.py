@@ -22,9 +22,8 @@ from allranks.model.world import Launcher, World
 from allranks.report.text import Style, count_of, printable, render_findings, say
 
 if TYPE_CHECKING:
-    from allranks.launch.check.deep import Deep
-    from allranks.launch.check.member import Held
     from allranks.launch.check.outcome import Outcome
+    from allranks.launch.check.step import Held
     from allranks.launch.check.where import Asked, Place
     from allranks.model.cluster import Cluster
 
@@ -146,12 +145,11 @@ def check(
     note = "this check requested only one core per node from SLURM"
     skipped = {"AR011": note} if place and place.job_id is None else {}
     outcome = view.judge(held, skipped=skipped)
-    deep = None
     if is_deep:
         from allranks.cli.deep import look_deeper
 
-        outcome, deep = look_deeper(place, loaded.cluster, held, outcome, wanted=wanted, queue_s=queue_s)
-    view.show(outcome, held, deep)
+        outcome = look_deeper(place, loaded.cluster, held, outcome, wanted=wanted, queue_s=queue_s)
+    view.show(outcome, held)
     return outcome.exit_code
 
 
@@ -195,16 +193,11 @@ def look_at(place: Place | None, cluster: Cluster, *, join_s: float, queue_s: fl
     Raises:
         AllranksError: SLURM refuses, or no node answers.
     """
-    from allranks.launch.check.member import Order, look_here
-    from allranks.launch.check.step import check_nodes
+    from allranks.launch.check.step import Order, check_nodes, look_here
 
     if place is None:
         return look_here(cluster, os.environ)
-    from allranks.launch.inbox import SignalInbox
-
-    inbox = SignalInbox()
-    order = Order(cluster=cluster, join_s=join_s)
-    return check_nodes(place, order, queue_s=queue_s, env=os.environ, say=say, check_signals=inbox.check)
+    return check_nodes(place, Order(cluster=cluster, join_s=join_s), queue_s=queue_s, env=os.environ)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,16 +217,16 @@ class _View:
 
         return judge_check(held, self.wanted, ignored=self.ignored, skipped=skipped)
 
-    def show(self, outcome: Outcome, held: Held, deep: Deep | None = None) -> None:
+    def show(self, outcome: Outcome, held: Held) -> None:
         elapsed_s = time.monotonic() - self.began_s
         if self.is_exclude_list:
             _print_exclude_list(outcome)
         elif self.as_json:
-            _print_json(outcome, held, deep, elapsed_s=elapsed_s)
+            _print_json(outcome, held, elapsed_s=elapsed_s)
         else:
-            self._print_table(outcome, held, deep, elapsed_s=elapsed_s)
+            self._print_table(outcome, held, elapsed_s=elapsed_s)
 
-    def _print_table(self, outcome: Outcome, held: Held, deep: Deep | None, *, elapsed_s: float) -> None:
+    def _print_table(self, outcome: Outcome, held: Held, *, elapsed_s: float) -> None:
         from allranks.causes.catalogue import FAMILIES
         from allranks.report.table import render_results
 
@@ -242,10 +235,10 @@ class _View:
             outcome.results, style, families=FAMILIES, num_nodes=len(outcome.nodes), is_verbose=self.is_verbose
         )
         parts = [table, render_findings(outcome.findings, style)]
-        if deep is not None and self.is_verbose:
+        if outcome.figures is not None and self.is_verbose:
             from allranks.launch.check.deep import render_figures
 
-            parts.insert(1, printable(render_figures(deep)))
+            parts.insert(1, printable(render_figures(outcome.figures)))
         if held.num_nodes > 1 and not self.data:
             from allranks.preflight.networks import address_taken, advise_network
 
@@ -291,7 +284,7 @@ def _print_exclude_list(outcome: Outcome) -> None:
         say(printable(line))
 
 
-def _print_json(outcome: Outcome, held: Held, deep: Deep | None, *, elapsed_s: float) -> None:
+def _print_json(outcome: Outcome, held: Held, *, elapsed_s: float) -> None:
     import msgspec
 
     from allranks.preflight.judge import name_nodes
@@ -301,7 +294,7 @@ def _print_json(outcome: Outcome, held: Held, deep: Deep | None, *, elapsed_s: f
         "nodes": [{"name": node, "answered": node in answered} for node in outcome.nodes],
         "results": outcome.results,
         "findings": outcome.findings,
-        **({"figures": deep.figures} if deep is not None else {}),
+        **({"figures": outcome.figures} if outcome.figures is not None else {}),
         "elapsed_s": round(elapsed_s, 3),
         "exit_code": outcome.exit_code,
     }
@@ -337,8 +330,7 @@ def _be_member() -> None:
 
 def _serve() -> None:
     from allranks.launch.check.collective import PairOrder, serve_pairs
-    from allranks.launch.check.member import ORDER_VARIABLE, Order, serve
-    from allranks.launch.inbox import SignalInbox
+    from allranks.launch.check.step import ORDER_VARIABLE, Order, serve
     from allranks.launch.srun import decode
 
     def stop(signum: int, frame: object) -> None:
@@ -349,7 +341,7 @@ def _serve() -> None:
     except ValueError as exc:
         raise UsageError(f"{ORDER_VARIABLE} is not from this version of allranks; unset it") from exc
     if isinstance(order, Order):
-        serve(order, os.environ, check_signals=SignalInbox().check)
+        serve(order, os.environ)
     else:
         signal.signal(signal.SIGTERM, stop)
         serve_pairs(order, os.environ)
@@ -357,20 +349,19 @@ def _serve() -> None:
 
 def _in_step(cluster: Cluster, world: World, *, join_s: float, view: _View) -> int:
     """Check the nodes of a step that the user started: every task takes part, the first one prints."""
-    from allranks.launch.check.member import Order, step_directory, take_part
-    from allranks.launch.inbox import SignalInbox
+    from allranks.launch.check.step import Order, step_directory, take_part
     from allranks.model.card import Card
     from allranks.wire.protocol import Goodbye
 
     outcomes: list[Outcome] = []
 
-    def sum_up(held: Held) -> Goodbye:
+    def judge(held: Held) -> int:
         outcomes.append(view.judge(held, skipped={}))
-        return Goodbye(exit_code=outcomes[0].exit_code, summary="")
+        return outcomes[0].exit_code
 
     with step_directory(world, os.environ) as (directory, env):
         order = Order(cluster=cluster, join_s=join_s, directory=directory)
-        found = take_part(order, world, env, check_signals=SignalInbox().check, sum_up=sum_up)
+        found = take_part(order, world, env, judge=judge)
     if isinstance(found, Goodbye):
         return found.exit_code
     if isinstance(found, Card):

@@ -11,9 +11,8 @@ from allranks.model.finding import Severity
 from allranks.report.text import say
 
 if TYPE_CHECKING:
-    from allranks.launch.check.deep import Deep
-    from allranks.launch.check.member import Held
     from allranks.launch.check.outcome import Outcome
+    from allranks.launch.check.step import Held
     from allranks.launch.check.where import Place
     from allranks.model.cluster import Cluster
 
@@ -26,7 +25,7 @@ def look_deeper(
     *,
     wanted: Collection[type[Any]],
     queue_s: float,
-) -> tuple[Outcome, Deep | None]:
+) -> Outcome:
     """Return the outcome with the results of the collectives; unchanged if the check found a problem already.
 
     Args:
@@ -41,12 +40,10 @@ def look_deeper(
     """
     from allranks.launch.check.collective import Told, run_pairs
     from allranks.launch.check.deep import judge_told, plan_pairs
-    from allranks.launch.check.outcome import add_more
-    from allranks.launch.inbox import SignalInbox
 
     if any(finding.severity is Severity.FAIL for finding in outcome.findings):
         say("--deep: no collectives were run, because the check found a problem that would stop a job")
-        return outcome, None
+        return outcome
     order, skipped = plan_pairs(held, port=cluster.network.port)
     told = Told()
     if place is None or held.num_nodes == 1:
@@ -55,6 +52,5 @@ def look_deeper(
         say("--deep: no collectives were run, because fewer than two nodes can take part")
     else:
         again = replace(place, num_nodes=len(order.ends), pinned=tuple(order.ends))
-        told = run_pairs(again, order, queue_s=queue_s, env=os.environ, say=say, check_signals=SignalInbox().check)
-    deep = judge_told(order, told, skipped=skipped, wanted=wanted)
-    return add_more(outcome, deep.results, deep.findings), deep
+        told = run_pairs(again, order, queue_s=queue_s, env=os.environ)
+    return judge_told(outcome, order, told, skipped=skipped, wanted=wanted)

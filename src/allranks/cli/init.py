@@ -20,7 +20,7 @@ from allranks.report.text import count_of, say
 
 if TYPE_CHECKING:
     from allranks.launch.check.describe import Surroundings
-    from allranks.launch.check.member import Held
+    from allranks.launch.check.step import Held
     from allranks.launch.check.where import Asked, Place
 
 
@@ -128,7 +128,7 @@ def _nothing_around() -> Surroundings:
 
 
 def _silent(held: Held) -> tuple[str, ...]:
-    from allranks.launch.check.member import name_at
+    from allranks.launch.check.step import name_at
 
     absent = sorted({*held.seen.missing, *held.seen.left} - set(held.seen.cards))
     return tuple(name_at(held.node_names, index) for index in absent)

@@ -117,7 +117,7 @@ def advise_network(cards: Sequence[Card], taken: str | None) -> str | None:
             (card, nic, subnet)
             for card in cards
             for nic in (card.facts.interfaces if card.facts else ())
-            for subnet, address in _on(nic)
+            for subnet, address in list_subnets(nic)
             if address == taken
         ),
         (None, None, ""),
@@ -151,7 +151,7 @@ def find_management(facts: Mapping[str, Facts]) -> str | None:
     votes: Counter[str] = Counter()
     for host, each in facts.items():
         named = {*each.resolved.get(host, ()), *each.resolved.get(each.host_name, ())}
-        votes.update(subnet for nic in each.interfaces for subnet, address in _on(nic) if address in named)
+        votes.update(subnet for nic in each.interfaces for subnet, address in list_subnets(nic) if address in named)
     return votes.most_common(1)[0][0] if votes else None
 
 
@@ -209,13 +209,13 @@ def _speeds(networks: Sequence[Network]) -> str:
 
 def _find_networks(facts: Mapping[str, Facts]) -> tuple[list[Network], list[str]]:
     """Networks that may carry gradients, in the order of the interfaces, and what was passed over."""
-    owners = Counter(a for each in facts.values() for a in {a for nic in each.interfaces for _, a in _on(nic)})
+    owners = Counter(a for each in facts.values() for a in {a for nic in each.interfaces for _, a in list_subnets(nic)})
     found: dict[str, dict[str, list[Attachment]]] = {}
     passed: dict[str, None] = {}
     for host, each in facts.items():
         rdma = {port.netdev for port in each.rdma_ports if port.state == "ACTIVE" and port.netdev}
         for nic in each.interfaces:
-            for subnet, address in _on(nic):
+            for subnet, address in list_subnets(nic):
                 why = _objection(nic) or ("the same address on several nodes" if owners[address] > 1 else None)
                 if why:
                     passed[f"{nic.name} {subnet} ({why})"] = None
@@ -239,8 +239,8 @@ def _objection(nic: Interface) -> str | None:
     return "of containers or a VPN" if _NEVER.match(nic.name) else None
 
 
-def _on(nic: Interface) -> list[tuple[str, str]]:
-    """Subnet and address, of those that lead to other machines."""
+def list_subnets(nic: Interface) -> list[tuple[str, str]]:
+    """Return subnet and address of each, of those that lead to other machines."""
     if nic.kind == "loopback":
         return []
     found = []

@@ -14,13 +14,14 @@ group. A node that sent nothing has no reports; the reports of its partners coun
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,10 +32,12 @@ import allranks.join
 from allranks.host.node import name_of
 from allranks.launch.check.step import start_members
 from allranks.launch.check.where import Place
+from allranks.launch.inbox import SignalInbox
 from allranks.launch.srun import Parcel, send, words_of
 from allranks.model.errors import AllranksError
 from allranks.model.hostlist import fold_hosts
 from allranks.model.identity import check_one_agent_per_node, world_from_env
+from allranks.report.text import say
 
 START_S = 40.0
 """From the step's first message to the first pair: all nodes load torch from one file system at the same time."""
@@ -94,23 +97,65 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Meeting:
-    """One pair in one round with one backend, and the reports of both ends; None if an end sent none."""
+    """One pair in one round with one backend."""
 
     backend: str
     round: int
     nodes: tuple[str, str]
-    ends: tuple[Report | None, Report | None]
+    ends: tuple[Report | None, ...]
+    """The reports of both nodes; None if one sent none."""
+    link_gb_s: float | None
+    """Speed of the slower of the two data interfaces; None if one of them reports no speed."""
+    size_bytes: int
+    """Payload of the all-reduces that measured the bandwidth."""
+    time_s: float
+    """Of one of them, at the slower end; 0 if they were not measured at both ends with the same payload."""
+
+    @property
+    def busbw_gb_s(self) -> float:
+        """Bus bandwidth in gigabytes (1e9) a second."""
+        return bus_bandwidth_gb_s(self.size_bytes, self.time_s, 2)
+
+    @property
+    def of_link(self) -> float | None:
+        """Fraction of the link's speed."""
+        return self.busbw_gb_s / self.link_gb_s if self.link_gb_s else None
 
 
 def list_meetings(order: PairOrder, reports: Iterable[Report]) -> list[Meeting]:
     """Return every pair that was to meet. Pure."""
     said = {(each.backend, each.round, each.node): each for each in reports}
-    return [
-        Meeting(backend, number, (a, b), (said.get((backend, number, a)), said.get((backend, number, b))))
-        for backend in order.backends
-        for number, pairs in enumerate(order.rounds)
-        for a, b in pairs
-    ]
+    speeds = {name: max(end.link_mbit_s or 0, 0) / 8000 for name, end in order.ends.items()}
+    meetings = []
+    for backend, (number, pairs) in itertools.product(order.backends, enumerate(order.rounds)):
+        for pair in pairs:
+            ends = tuple(said.get((backend, number, node)) for node in pair)
+            done = [each for each in ends if each and each.status == "ok" and each.payload_s]
+            is_measured = len(done) == 2 and done[0].payload_bytes == done[1].payload_bytes
+            size_bytes = done[0].payload_bytes if is_measured else 0
+            time_s = max(each.payload_s or 0.0 for each in done) if is_measured else 0.0
+            link_gb_s = min(speeds[node] for node in pair) or None
+            meetings.append(Meeting(backend, number, pair, ends, link_gb_s, size_bytes, time_s))
+    return meetings
+
+
+def bus_bandwidth_gb_s(size_bytes: int, time_s: float, num_ranks: int) -> float:
+    """Bus bandwidth of an all-reduce, comparable across world sizes.
+
+    Every byte crosses the wire 2 (n - 1) / n times, whatever the algorithm: for two ranks once.
+
+    Args:
+        size_bytes: payload per rank, not the sum over ranks.
+        time_s: wall time of one call, on the slowest rank.
+    Returns:
+        Gigabytes (1e9) per second.
+    Raises:
+        ValueError: time_s is not positive.
+    Source: nccl-tests, doc/PERFORMANCE.md, "Bus bandwidth", AllReduce.
+    """
+    if time_s <= 0:
+        raise ValueError(f"an all-reduce that took {time_s} s: expected more than 0")
+    return size_bytes / time_s * 2 * (num_ranks - 1) / num_ranks / 1e9
 
 
 @dataclass(slots=True)
@@ -123,30 +168,19 @@ class Told:
 
     def take(self, parcel: Parcel) -> None:
         """Take a document of the step."""
-        match parcel.kind:
-            case "here":
-                self.here.add(parcel.sender)
-            case "done":
-                self.done.add(parcel.sender)
-            case "pair":
-                self.reports.append(msgspec.structs.replace(parcel.read(Report), node=parcel.sender))
+        if parcel.kind == "pair":
+            self.reports.append(msgspec.structs.replace(parcel.read(Report), node=parcel.sender))
+        else:
+            (self.here if parcel.kind == "here" else self.done).add(parcel.sender)
 
 
-def run_pairs(
-    place: Place,
-    order: PairOrder,
-    *,
-    queue_s: float,
-    env: Mapping[str, str],
-    say: Callable[[str], None],
-    check_signals: Callable[[], None],
-) -> Told:
+def run_pairs(place: Place, order: PairOrder, *, queue_s: float, env: Mapping[str, str]) -> Told:
     """Start the children on the nodes, and return their reports.
 
     Raises:
         AllranksError: SLURM started nothing.
     """
-    told, nodes = Told(), set(order.ends)
+    told, nodes, check_signals = Told(), set(order.ends), SignalInbox().check
     with start_members(place, order, env) as steps:
         steps.listen(
             told.take,
@@ -176,30 +210,24 @@ def serve_pairs(order: PairOrder, env: Mapping[str, str]) -> None:
     check_one_agent_per_node(world_from_env(env))
     node = name_of(env)
     send(node, "here")
-    child = subprocess.Popen(
-        [sys.executable, str(Path(allranks.join.__path__[0]) / "pair.py")],
-        env=dict(env),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    assert child.stdin is not None
-    assert child.stdout is not None
-    killer = threading.Timer(order.deadline_s, _kill, [child])
-    killer.daemon = True
-    killer.start()
-    try:
-        with contextlib.suppress(BrokenPipeError):
-            child.stdin.write(json.dumps(work_of(order, node)).encode())
-            child.stdin.close()
-        for line in child.stdout:
-            send(node, "pair", msgspec.Raw(line))
-        send(node, "done")
-    finally:
-        killer.cancel()
-        _kill(child)
-        child.wait()
+    command = [sys.executable, str(Path(allranks.join.__path__[0]) / "pair.py")]
+    pipe, nowhere = subprocess.PIPE, subprocess.DEVNULL
+    with subprocess.Popen(
+        command, env=dict(env), stdin=pipe, stdout=pipe, stderr=nowhere, start_new_session=True
+    ) as child:
+        killer = threading.Timer(order.deadline_s, _kill, [child])
+        killer.start()
+        try:
+            assert child.stdin is not None
+            assert child.stdout is not None
+            with contextlib.suppress(BrokenPipeError), child.stdin:
+                child.stdin.write(json.dumps(work_of(order, node)).encode())
+            for line in child.stdout:
+                send(node, "pair", msgspec.Raw(line))
+            send(node, "done")
+        finally:
+            killer.cancel()
+            _kill(child)
 
 
 def _kill(child: subprocess.Popen[bytes]) -> None:

@@ -2,54 +2,53 @@
 
 A pair passes if both ends say so. A failed pair is an edge for preflight.blame: two rounds with different partners show
 whether a node fails with both, or only met a faulty partner. With two nodes only, the culprit stays undecided.
-launch.check.bandwidth compares the bandwidths of the pairs that passed.
+
+The bandwidths of the pairs that passed are compared with each other:
+
+    busbw      bytes per second on the wire, one way: comparable with the link's advertised speed
+    yardstick  the smaller of the link's speed and the median of all pairs, so that a slow type of link, or machines
+               that are all busy, are not reported
+    slow       below WARN_BELOW of the yardstick; if all pairs of a node are below FAIL_BELOW, the node fails
+
+A node is named if all its pairs are slow, and there are at least two of them. A single slow pair, or any other pattern,
+is one measurement on machines that may be busy: below FAIL_BELOW it is a warning with an undecided culprit; above, it
+is only shown in the figures.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
-from ipaddress import ip_address
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from statistics import median
 
 from allranks.causes.catalogue import find_cause
-from allranks.causes.cause import Cause, Outcome
-from allranks.launch.check.bandwidth import (
-    MIN_PAIRS,
-    NAMES,
-    TOO_FEW,
-    Speed,
-    describe_speed,
-    hold_against_each_other,
-    judge_speeds,
-    speeds_of,
-)
+from allranks.causes.cause import Cause, failed, warned
 from allranks.launch.check.collective import End, Meeting, PairOrder, Report, Told, list_meetings
-from allranks.launch.check.member import Held
-from allranks.launch.check.outcome import ALONE
+from allranks.launch.check.outcome import ALONE, Outcome, add_more
+from allranks.launch.check.step import Held
 from allranks.model.card import Card
 from allranks.model.finding import Confidence, Finding, Result, Status
 from allranks.model.hostlist import fold_hosts
 from allranks.preflight.blame import Blame, Edge, Kind, blame
 from allranks.preflight.judge import name_nodes
 from allranks.preflight.matchings import matchings
+from allranks.preflight.networks import list_subnets
 
+WARN_BELOW = 0.8
+"""As a fraction of the yardstick; links usually reach 80 % of their advertised speed."""
+FAIL_BELOW = 0.5
+MIN_PAIRS = 4
+"""With fewer pairs, one slow pair is a large part of the median that it is compared with."""
+OVER_THE_LINK = 1.1
+"""Above this fraction of the data interface's speed, the traffic must use another path, for example RDMA."""
 PAYLOAD_MB = (4 << 20) / 1e6
 """Size of the tensor that join/pair.py reduces."""
 MAX_EVIDENCE = 6
-NO_GPU = "no NVIDIA GPU"
+NAMES = {"gloo": "Gloo", "nccl": "NCCL"}
 _BACKENDS = {"AR403": "gloo", "AR416": "nccl"}
 _SLOW = "AR417"
-
-
-@dataclass(frozen=True, slots=True)
-class Deep:
-    """Result of the collectives."""
-
-    results: tuple[Result, ...] = ()
-    findings: tuple[Finding, ...] = ()
-    figures: tuple[Mapping[str, object], ...] = ()
-    """Times and bandwidths, one entry per pair and per GPU."""
+_PAIR = "{backend}, round {round}: {nodes[0]} <-> {nodes[1]}: 4 MiB in {seconds} s, {mb_s} MB/s"
+_MATMUL = "{node} GPU {gpu}: matmul {seconds} s, {of_median} of the median"
 
 
 def plan_pairs(held: Held, *, port: int) -> tuple[PairOrder, dict[str, str]]:
@@ -59,166 +58,167 @@ def plan_pairs(held: Held, *, port: int) -> tuple[PairOrder, dict[str, str]]:
         held: result of the ordinary check, which found nothing that would stop a job.
         port: used if the roll call had no port.
     """
-    ends, skipped = dict[str, End](), dict[str, str]()
-    cards, network = list[Card](), _network_of_the_leader(held)
-    names = name_nodes(held.seen.cards)
-    for index, name in names.items():
-        card = held.seen.cards[index]
-        end = _end(card, network)
+    cards, ends, skipped, has_gpus = held.seen.cards, dict[str, End](), dict[str, str](), True
+    network = _network_of_the_leader(cards)
+    for index, name in name_nodes(cards).items():
+        card, end = cards[index], _end(cards[index], network)
         if card.facts is None or "torch" not in card.facts.packages:
             skipped[name] = "torch is not installed"
         elif end is None:
             skipped[name] = "its data interface is unknown; name it in cluster.toml"
         else:
             ends[name] = end
-            cards.append(card)
+            has_gpus = has_gpus and bool(card.num_gpus and card.facts.torch_cuda)
     if len(ends) < 2:
-        skipped |= dict.fromkeys(ends, ALONE if len(names) < 2 else "no other node can take part")
-        return PairOrder(ends={}, rounds=(), backends=tuple(NAMES), port=port), skipped
-    has_gpus = all(card.num_gpus and card.facts and card.facts.torch_cuda for card in cards)
+        skipped |= dict.fromkeys(ends, ALONE if len(cards) < 2 else "no other node can take part")
+        ends, has_gpus = {}, True  # what is skipped says why, whether there are GPUs or not
     backends = tuple(NAMES) if has_gpus else ("gloo",)
-    return PairOrder(ends=ends, rounds=matchings(list(ends)), backends=backends, port=held.store_port or port), skipped
+    return PairOrder(ends=ends, rounds=matchings([*ends]), backends=backends, port=held.store_port or port), skipped
 
 
-def judge_told(order: PairOrder, told: Told, *, skipped: Mapping[str, str], wanted: Collection[type[Cause]]) -> Deep:
-    """Find the culprits in the reports.
+def judge_told(
+    outcome: Outcome, order: PairOrder, told: Told, *, skipped: Mapping[str, str], wanted: Collection[type[Cause]]
+) -> Outcome:
+    """Return the outcome of a check with the culprits that follow from the reports, and with the figures.
 
     Args:
         skipped: node -> why it did not take part.
     """
-    wanted_ids = {cause.id for cause in wanted}
     skipped = {**skipped, **{each.node: each.no_torch for each in told.reports if each.no_torch}}
+    here = [name for name in order.ends if name not in skipped]
     meetings = list_meetings(order, told.reports)
-    speeds = {
-        backend: speeds_of([each for each in meetings if each.backend == backend], order.ends)
-        for backend in order.backends
-    }
+    shares = {backend: compare(each for each in meetings if each.backend == backend) for backend in order.backends}
     results, findings = list[Result](), list[Finding]()
-    for cause_id in sorted(_BACKENDS.keys() & wanted_ids):
-        cause, backend = find_cause(cause_id), _BACKENDS[cause_id]
-        if backend in order.backends:
-            edges, reasons = _edges(meetings, backend, absent=skipped.keys() | (order.ends.keys() - told.here))
-            findings += [_finding(cause, backend, each, edges, reasons) for each in blame(edges)]
-            cells = {name: (Status.SKIP, why) for name, why in skipped.items()} | {
-                name: _cell(name, edges, told) for name in order.ends if name not in skipped
-            }
+    for cause in wanted:
+        cells = [(name, Status.SKIP, why) for name, why in skipped.items()]
+        backend = _BACKENDS.get(cause.id)
+        if cause.id == _SLOW:
+            for of_backend in shares.values():
+                findings += find_slow(of_backend, order.ends)
+                cells += [(name, *_cell_of_speed(name, of_backend)) for name in here]
+        elif backend in order.backends:
+            tests = _tests(meetings, backend, absent=skipped.keys() | (order.ends.keys() - told.here))
+            edges = [Edge(*pair, not reason) for pair, reason in tests.items()]
+            findings += [_finding(cause, NAMES[backend], each, tests) for each in blame(edges)]
+            cells += [(name, *_cell(name, tests, told)) for name in here]
+        elif backend:
+            cells = [(name, Status.SKIP, "no NVIDIA GPU") for name in (*order.ends, *skipped)]
         else:
-            cells = dict.fromkeys([*order.ends, *skipped], (Status.SKIP, NO_GPU))
-        results += _results(cause, cells)
-    if _SLOW in wanted_ids:
-        cause = find_cause(_SLOW)
-        results += _results(cause, {name: (Status.SKIP, why) for name, why in skipped.items()})
-        for backend, of_backend in speeds.items():
-            findings += [cause.find(said, node=name) for name, said in judge_speeds(of_backend, backend, order.ends)]
-            taking_part = order.ends.keys() - skipped.keys()
-            results += _results(cause, {name: _cell_of_speed(name, backend, of_backend) for name in taking_part})
-    return Deep(tuple(results), tuple(findings), (*_figures(meetings, speeds), *_matmuls(told.reports)))
+            continue
+        results += [Result(cause=cause.label(), node=name, status=status, note=note) for name, status, note in cells]
+    figures = (*_figures(meetings, shares), *_matmuls(told.reports))
+    return replace(add_more(outcome, results, findings), figures=figures)
 
 
-def render_figures(deep: Deep) -> str:
+def render_figures(figures: Iterable[Mapping[str, object]]) -> str:
     """Return a line for each pair and GPU, with its time."""
     lines = []
-    for each in deep.figures:
-        if each["backend"] == "matmul":
-            lines.append(
-                f"{each['node']} GPU {each['gpu']}: matmul {each['seconds']} s, {each['of_median']} of the median"
-            )
-        else:
-            lines.append(
-                f"{each['backend']}, round {each['round']}: {' <-> '.join(each['nodes'])}: "  # type: ignore[arg-type]
-                f"4 MiB in {each['seconds']} s, {each['mb_s']} MB/s"
-                + (f"; {each['measured']}" if "measured" in each else "")
-            )
+    for each in figures:
+        text = _PAIR + ("; {measured}" if "measured" in each else "")
+        lines.append((_MATMUL if each["backend"] == "matmul" else text).format_map(each))
     return "\n".join(lines)
 
 
-def _results(cause: type[Cause], cells: Mapping[str, tuple[Status, str]]) -> list[Result]:
-    return [Result(cause=cause.label(), node=name, status=status, note=note) for name, (status, note) in cells.items()]
+def compare(meetings: Iterable[Meeting]) -> dict[Meeting, float]:
+    """Return the pairs that measured their bandwidth, and which fraction of its yardstick each reaches."""
+    done = [each for each in meetings if each.time_s]
+    usual = median(each.busbw_gb_s for each in done) if done else 0.0
+    is_on_the_link = all((each.of_link or 0) <= OVER_THE_LINK for each in done)
+    limits = [min(usual, each.link_gb_s or usual) if is_on_the_link else usual for each in done]
+    return {each: each.busbw_gb_s / limit for each, limit in zip(done, limits, strict=True)}
 
 
-def _cell(name: str, edges: Sequence[Edge], told: Told) -> tuple[Status, str]:
+def find_slow(shares: Mapping[Meeting, float], ends: Mapping[str, End]) -> Iterator[Finding]:
+    """Name the slow nodes and pairs of one backend; none below MIN_PAIRS pairs."""
+    found = blame(Edge(*each.nodes, share >= WARN_BELOW) for each, share in shares.items())
+    for culprit in found if len(shares) >= MIN_PAIRS else ():
+        explained = {(edge.source, edge.target) for edge in culprit.explains}
+        slow = [each for each in shares if each.nodes in explained]
+        node = culprit.groups[0][0]
+        around = [share for each, share in shares.items() if node in each.nodes]
+        is_node = culprit.kind is Kind.NODE and len(around) > 1 and max(around) < WARN_BELOW
+        if not is_node and min(shares[each] for each in slow) >= FAIL_BELOW:
+            continue
+        carried = " and ".join(f"{each.busbw_gb_s:.3g}" for each in slow[:2])
+        usual = f"the median of all pairs {median(each.busbw_gb_s for each in shares):.3g}"
+        said = (failed if is_node and max(around) < FAIL_BELOW else warned)(
+            *(f"{' <-> '.join(each.nodes)}: {describe_speed(each)}" for each in slow[:MAX_EVIDENCE]),
+            what=f"all-reduces over {NAMES[slow[0].backend]} reach {carried} GB/s here, {usual}",
+            interface=ends[node].interface if is_node else None,
+        )
+        name = culprit.culprit if is_node or len(slow) > 1 else " <-> ".join(slow[0].nodes)
+        confidence = culprit.confidence if is_node else Confidence.UNDECIDED
+        yield find_cause(_SLOW).find(replace(said, confidence=confidence), node=name)
+
+
+def describe_speed(pair: Meeting) -> str:
+    """`16 MiB in 134 ms, busbw 0.125 GB/s, 100 % of the link`."""
+    link = f", {100 * pair.of_link:.0f} % of the link" if pair.of_link else ""
+    return f"{pair.size_bytes / (1 << 20):g} MiB in {pair.time_s * 1000:.3g} ms, busbw {pair.busbw_gb_s:.3g} GB/s{link}"
+
+
+def _cell_of_speed(name: str, shares: Mapping[Meeting, float]) -> tuple[Status, str]:
+    own = [each for each in shares if name in each.nodes]
+    if not own or len(shares) < MIN_PAIRS:
+        return Status.SKIP, "too few pairs to compare" if own else "no pair with this node was measured"
+    best = max(own, key=lambda each: each.busbw_gb_s)
+    return Status.PASS, f"{NAMES[best.backend]}: {describe_speed(best)}"
+
+
+def _cell(name: str, tests: Mapping[tuple[str, str], str], told: Told) -> tuple[Status, str]:
     """One cell of a node that took part; that of a culprit gets its finding later."""
-    own = [edge.is_ok for edge in edges if name in (edge.source, edge.target)]
-    if any(own):
-        return Status.PASS, ""
+    own = [reason for pair, reason in tests.items() if name in pair]
     if own:
-        return Status.UNKNOWN, "no pair with this node passed"
+        return (Status.UNKNOWN, "no pair with this node passed") if all(own) else (Status.PASS, "")
     taken = next((each.what for each in told.reports if each.node == name and each.status == "unknown"), "")
     return Status.UNKNOWN, taken or "no pair with this node was tested"
 
 
-def _cell_of_speed(name: str, backend: str, speeds: Sequence[Speed]) -> tuple[Status, str]:
-    own = [each for each in speeds if name in each.nodes]
-    if not own or len(speeds) < MIN_PAIRS:
-        return Status.SKIP, TOO_FEW if own else "no pair with this node was measured"
-    return Status.PASS, f"{NAMES[backend]}: {describe_speed(max(own, key=lambda each: each.busbw_gb_s))}"
-
-
-def _edges(
-    meetings: Sequence[Meeting], backend: str, *, absent: Collection[str]
-) -> tuple[list[Edge], dict[tuple[str, str], str]]:
-    """Return the tests as edges, and the reason of each failed one."""
-    edges: list[Edge] = []
-    reasons: dict[tuple[str, str], str] = {}
+def _tests(meetings: Sequence[Meeting], backend: str, *, absent: Collection[str]) -> dict[tuple[str, str], str]:
+    """Return what each node says of each partner: why the collective failed, or an empty text."""
+    tests = {}
     for each in meetings:
         is_unknown = any(end is not None and end.status == "unknown" for end in each.ends)
-        if each.backend != backend or is_unknown or set(each.nodes) & set(absent):
-            continue
-        for (source, target), report in zip((each.nodes, each.nodes[::-1]), each.ends, strict=True):
-            is_ok = report is not None and report.status == "ok"
-            edges.append(Edge(source, target, is_ok))
-            if not is_ok:
-                reasons[source, target] = _reason(report)
-    return edges, reasons
+        if each.backend == backend and not is_unknown and not set(each.nodes) & set(absent):
+            for pair, end in zip((each.nodes, each.nodes[::-1]), each.ends, strict=True):
+                is_ok = end is not None and end.status == "ok"
+                what = (end.what or "failed") if end is not None else "it did not finish the collective"
+                tests[pair] = "" if is_ok else what
+    return tests
 
 
-def _reason(report: Report | None) -> str:
-    return (report.what or "failed") if report is not None else "it did not finish the collective"
-
-
-def _finding(
-    cause: type[Cause], backend: str, found: Blame, edges: Sequence[Edge], reasons: Mapping[tuple[str, str], str]
-) -> Finding:
+def _finding(cause: type[Cause], backend: str, found: Blame, tests: Mapping[tuple[str, str], str]) -> Finding:
     culprits = [name for group in found.groups for name in group]
-    peers = {name for edge in found.explains for name in (edge.source, edge.target)} - set(culprits)
-    evidence = [
-        f"{edge.source} with {edge.target}: {reasons[edge.source, edge.target]}"
-        for edge in found.explains
-        if (edge.source, edge.target) in reasons
-    ][:MAX_EVIDENCE]
-    between = fold_hosts(sorted(culprits)) if not peers else f"{fold_hosts(culprits)} and {fold_hosts(sorted(peers))}"
-    outcome = Outcome(
-        Status.FAIL,
-        values={"what": f"an all-reduce of 4 MiB over {NAMES[backend]} fails between {between}"},
-        evidence=(*evidence, *([f"to be certain: {found.would_decide}"] if found.would_decide else [])),
-        confidence=Confidence.UNDECIDED if found.kind is Kind.UNDECIDED else found.confidence,
-    )
-    others = {name for edge in edges for name in (edge.source, edge.target)} - set(culprits)
-    return cause.find(outcome, node=found.culprit, waiting=fold_hosts(sorted(others)) or None)
+    failures = [(edge.source, edge.target) for edge in found.explains]
+    peers = sorted({name for pair in failures for name in pair} - set(culprits))
+    between = f"{fold_hosts(culprits)} and {fold_hosts(peers)}" if peers else fold_hosts(sorted(culprits))
+    evidence = [f"{a} with {b}: {tests[a, b]}" for a, b in failures[:MAX_EVIDENCE]]
+    evidence += [f"to be certain: {found.would_decide}"] if found.would_decide else []
+    said = failed(*evidence, what=f"an all-reduce of 4 MiB over {backend} fails between {between}")
+    others = sorted({name for pair in tests for name in pair} - set(culprits))
+    said = replace(said, confidence=found.confidence)
+    return cause.find(said, node=found.culprit, waiting=fold_hosts(others) or None)
 
 
-def _figures(meetings: Sequence[Meeting], speeds: Mapping[str, Sequence[Speed]]) -> list[Mapping[str, object]]:
+def _figures(
+    meetings: Sequence[Meeting], shares: Mapping[str, Mapping[Meeting, float]]
+) -> Iterator[Mapping[str, object]]:
     """Time of the all-reduce of each pair, and the bandwidth that was measured."""
-    measured = {
-        (backend, each.round, each.nodes): {
-            "measured": describe_speed(each),
-            "payload_bytes": each.size_bytes,
-            "ms": round(each.time_s * 1000, 3),
-            "busbw_gb_s": round(each.busbw_gb_s, 4),
-            "of_yardstick": round(share, 3),
-            "of_link": None if each.of_link is None else round(each.of_link, 3),
-        }
-        for backend, of_backend in speeds.items()
-        for each, share in zip(of_backend, hold_against_each_other(of_backend), strict=True)
-    }
-    figures = list[Mapping[str, object]]()
     for each in sorted(meetings, key=lambda one: (one.backend, one.round, one.nodes)):
         # The slower end waited for the result.
         if seconds := max((end.seconds for end in each.ends if end is not None and end.seconds), default=None):
-            pair = {"backend": each.backend, "round": each.round + 1, "nodes": list(each.nodes), "seconds": seconds}
-            speed = measured.get((each.backend, each.round, each.nodes), {})
-            figures.append({**pair, "mb_s": round(PAYLOAD_MB / seconds, 1), **speed})
-    return figures
+            figure = {"backend": each.backend, "round": each.round + 1, "nodes": list(each.nodes), "seconds": seconds}
+            figure["mb_s"] = round(PAYLOAD_MB / seconds, 1)
+            if each in shares[each.backend]:
+                figure |= {
+                    "measured": describe_speed(each),
+                    "payload_bytes": each.size_bytes,
+                    "ms": round(each.time_s * 1000, 3),
+                    "busbw_gb_s": round(each.busbw_gb_s, 4),
+                    "of_yardstick": round(shares[each.backend][each], 3),
+                    "of_link": None if each.of_link is None else round(each.of_link, 3),
+                }
+            yield figure
 
 
 def _matmuls(reports: Sequence[Report]) -> list[Mapping[str, object]]:
@@ -230,28 +230,27 @@ def _matmuls(reports: Sequence[Report]) -> list[Mapping[str, object]]:
     ]
 
 
-def _network_of_the_leader(held: Held) -> str | None:
+def _network_of_the_leader(cards: Mapping[int, Card]) -> str | None:
     """The network on which the nodes found each other, if no file names one; a job would use it, too."""
-    leader = held.seen.cards.get(0)
-    if leader is None or leader.facts is None:
-        return None
-    for card in held.seen.cards.values():
-        host = (card.came_by or "").partition(" ")[0].rpartition(":")[0].strip("[]")
+    leader = cards[0].facts if 0 in cards else None
+    networks = {
+        address: subnet for nic in (leader.interfaces if leader else ()) for subnet, address in list_subnets(nic)
+    }
+    for card in cards.values():
+        host = (card.came_by or "").rpartition(":")[0].strip("[]")
         known = card.facts.resolved.get(host, ()) if card.facts else ()
-        for nic in leader.facts.interfaces:
-            for address, network in zip(nic.addresses, nic.networks, strict=False):
-                if address in (host, *known) and nic.kind != "loopback":
-                    return network
+        if taken := [networks[address] for address in (host, *known) if address in networks]:
+            return taken[0]
     return None
 
 
 def _end(card: Card, network: str | None) -> End | None:
     nics = card.facts.interfaces if card.facts else ()
+    found = [(nic.name, address) for nic in nics for subnet, address in list_subnets(nic) if subnet == network]
     if card.data_interface and card.data_address:
-        speed = next((nic.speed_mbit_s for nic in nics if nic.name == card.data_interface), None)
-        return End(address=card.data_address, interface=card.data_interface, num_gpus=card.num_gpus, link_mbit_s=speed)
-    for nic in nics if network else ():
-        for address, own in zip(nic.addresses, nic.networks, strict=False):
-            if own == network and not ip_address(address).is_link_local:
-                return End(address=address, interface=nic.name, num_gpus=card.num_gpus, link_mbit_s=nic.speed_mbit_s)
-    return None
+        found = [(card.data_interface, card.data_address)]
+    if not found:
+        return None
+    interface, address = found[0]
+    speed = next((nic.speed_mbit_s for nic in nics if nic.name == interface), None)
+    return End(address=address, interface=interface, num_gpus=card.num_gpus, link_mbit_s=speed)

@@ -26,32 +26,26 @@ class Surroundings:
     """Nodes that did not answer."""
     waited_s: float = 0.0
 
-    @property
-    def is_slurm(self) -> bool:
-        """Whether there is a SLURM."""
-        return bool(self.cluster_name or self.partition)
-
 
 def describe_cluster(cards: Sequence[Card], around: Surroundings) -> tuple[str, list[Table]]:
     """Return the title and the tables of cluster.toml."""
-    choice = choose_network(cards)
+    choice, owners = choose_network(cards), dict[str, str]()
     names = fold_hosts([card.host for card in cards])
     count = f"{len(cards)} nodes, {names}" if len(cards) > 1 else names
-    tables = [
-        Table("[cluster]", (_name(cards, around),)),
-        _network(cards, choice),
-        *([_slurm(around)] if around.is_slurm else []),
-        *_nodes(cards, choice, around),
-    ]
+    name = Key("name", around.cluster_name, "SLURM's name of the cluster")
+    if not around.cluster_name:
+        name = Key("name", cards[0].host, "this machine's name, because there is no scheduler")
+    tables = [Table("[cluster]", (name,)), _network(cards, choice)]
+    if around.cluster_name or around.partition:
+        why = around.partition_reason or "not set, SLURM uses its default partition"
+        limit = Key("time", None, "not set, the partition's limit applies")
+        tables.append(Table("[slurm]", (Key("partition", around.partition, why), limit)))
+    tables += [_node(card, choice, around, owners) for card in cards]
     if around.silent:
-        what = (
-            f"{fold_hosts(around.silent)} did not answer within {around.waited_s:.0f} s: add the missing nodes, or run"
-        )
-        tables.append(Table("", notes=(f"{what} allranks init again",)))
-    return (
-        f"Written by allranks init, which examined {count}. The comment after a value says why it was chosen.",
-        tables,
-    )
+        late = f"{fold_hosts(around.silent)} did not answer within {around.waited_s:.0f} s"
+        tables.append(Table("", notes=(f"{late}: add the missing nodes, or run allranks init again",)))
+    title = f"Written by allranks init, which examined {count}. The comment after a value says why it was chosen."
+    return title, tables
 
 
 def reasons_of(tables: Sequence[Table]) -> dict[str, str]:
@@ -63,12 +57,6 @@ def reasons_of(tables: Sequence[Table]) -> dict[str, str]:
             head = f"node.{table.keys[0].value}"
         found |= {f"{head}.{key.name}": key.comment for key in table.keys if key.comment}
     return found
-
-
-def _name(cards: Sequence[Card], around: Surroundings) -> Key:
-    if around.cluster_name:
-        return Key("name", around.cluster_name, "SLURM's name of the cluster")
-    return Key("name", cards[0].host, "this machine's name, because there is no scheduler")
 
 
 def _network(cards: Sequence[Card], choice: Choice) -> Table:
@@ -94,25 +82,8 @@ def _infiniband(cards: Sequence[Card]) -> Key:
     return Key("infiniband", True, f"active on {'every node' if len(active) > 1 else 'this node'}: {what}")
 
 
-def _slurm(around: Surroundings) -> Table:
-    why = around.partition_reason or "not set, SLURM uses its default partition"
-    partition = Key("partition", around.partition, why)
-    return Table("[slurm]", (partition, Key("time", None, "not set, the partition's limit applies")))
-
-
-def _nodes(cards: Sequence[Card], choice: Choice, around: Surroundings) -> list[Table]:
-    """A table for each node; only the first of several nodes with the same address gets one."""
-    tables, owners = list[Table](), dict[object, str]()
-    for card in cards:
-        table = _node(card, choice, around)
-        address = next((key.value for key in table.keys if key.name == "address"), None)
-        if address is not None and (owner := owners.setdefault(address, card.host)) != card.host:
-            table = Table("", notes=(f"{card.host} is left out: {owner} has the same address, {address}",))
-        tables.append(table)
-    return tables
-
-
-def _node(card: Card, choice: Choice, around: Surroundings) -> Table:
+def _node(card: Card, choice: Choice, around: Surroundings, owners: dict[str, str]) -> Table:
+    """The table of a node, with its address noted in `owners`; only the first with an address gets a table."""
     ways = choice.network.nodes.get(card.host, ()) if choice.network else ()
     why, facts = "", list[str]()
     if ways:
@@ -126,6 +97,8 @@ def _node(card: Card, choice: Choice, around: Surroundings) -> Table:
     else:
         there = f"no interface in {choice.network.subnet}" if choice.network else "no address on a network"
         return Table("", notes=(f"{card.host} is left out: {there}",))
+    if (owner := owners.setdefault(address, card.host)) != card.host:
+        return Table("", notes=(f"{card.host} is left out: {owner} has the same address, {address}",))
     interface = Key("interface", nic.name, ", ".join(facts))
     return Table("[[node]]", (Key("name", card.host), Key("address", address, why), interface, _gpus(card, around)))
 

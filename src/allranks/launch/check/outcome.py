@@ -6,28 +6,30 @@ does not fill: the pairs of nodes, and whether a node answered at all.
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import msgspec
 
 from allranks.causes.catalogue import all_causes, select_causes, ways_to_find
 from allranks.causes.cause import Cause, Symptom
-from allranks.launch.check.member import Held, name_at
+from allranks.launch.check.step import Held, name_at
 from allranks.model.errors import Exit, HostlistError, UsageError
 from allranks.model.finding import Confidence, Finding, Result, Severity, Status
 from allranks.model.hostlist import expand_hosts
-from allranks.model.pair import SPARSE, PairResult
 from allranks.preflight.judge import judge, name_nodes
-from allranks.preflight.symptoms import is_untried
+from allranks.preflight.symptoms import has_tried_large, is_untried
 
 PRESENCE = {
-    "AR001": "a node does not answer",
-    "AR012": "a node answers, then disconnects",
-    "AR404": "a node belongs to an earlier attempt",
-    "AR217": "a node's own kernel blocks its connections",
-    "AR405": "a node joins twice",
-    "AR406": "a node does not belong to this check",
-    "AR512": "a node reports that it cannot take part",
+    "AR001": "by the roll call: a node does not answer",
+    "AR012": "by the roll call: a node answers, then disconnects",
+    "AR404": "by the roll call: a node belongs to an earlier attempt",
+    "AR217": "by the roll call: a node's own kernel blocks its connections",
+    "AR405": "by the roll call: a node joins twice",
+    "AR406": "by the roll call: a node does not belong to this check",
+    "AR512": "by the roll call: a node reports that it cannot take part",
 }
 """What the roll call itself finds, without a probe: id -> how."""
 DEEP = {
@@ -37,7 +39,7 @@ DEEP = {
 }
 """What only real collectives find: id -> how."""
 # Same words as in causes.catalogue.ways_to_find.
-ON_EACH_NODE, COMPARED, SIDE_BY_SIDE = "on each node", "compared on all nodes", "over all nodes together"
+ON_EACH_NODE, COMPARED = "on each node", "compared on all nodes"
 ALONE = "one node alone"
 _ALWAYS = frozenset(("AR001", "AR012", "AR512"))
 """Always included: without an answer of the node, no other check has a result."""
@@ -50,18 +52,12 @@ class Outcome:
 
     nodes: tuple[str, ...]
     """In the order of the nodes, silent nodes included."""
-    results: tuple[Result, ...]
+    results: tuple[Result, ...] = ()
     """By cause, then by node."""
-    findings: tuple[Finding, ...]
-    exit_code: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Scope:
-    num_nodes: int
-    node_names: tuple[str, ...]
-    store_port: int | None
-    ignored: frozenset[str]
+    findings: tuple[Finding, ...] = ()
+    exit_code: int = Exit.OK
+    figures: tuple[Mapping[str, object], ...] | None = None
+    """Of the collectives: times and bandwidths, one entry per pair and per GPU; None: none were run."""
 
 
 @functools.cache
@@ -70,10 +66,7 @@ def checks() -> dict[str, tuple[type[Cause], tuple[str, ...]]]:
     found = {}
     for cause in all_causes():
         ways = [way for way in ways_to_find(cause) if way != "in logs"]
-        if cause.id in PRESENCE:
-            ways.append(f"by the roll call: {PRESENCE[cause.id]}")
-        if cause.id in DEEP:
-            ways.append(DEEP[cause.id])
+        ways += [table[cause.id] for table in (PRESENCE, DEEP) if cause.id in table]
         if ways and not cause.is_outcome:
             found[cause.id] = (cause, tuple(ways))
     return found
@@ -115,32 +108,29 @@ def judge_check(
         skipped: id -> why it cannot be judged in this check.
     """
     skipped = skipped or {}
-    looked_for = ({cause.id for cause in wanted} | _ALWAYS) - set(ignored) - set(skipped)
-    others = frozenset(cause.id for cause in all_causes()) - looked_for
-    scope = _Scope(held.num_nodes, held.node_names, held.store_port, others)
-    judgement = judge(held.seen, scope, causes=[cause for cause in wanted if cause.id in looked_for])
+    chosen = ({cause.id for cause in wanted} | _ALWAYS) - set(ignored)
+    looked_for = chosen - skipped.keys()
+    terms = msgspec.structs.replace(held, ignored=frozenset(cause.id for cause in all_causes()) - looked_for)
+    judgement = judge(held.seen, terms, causes=[cause for cause in wanted if cause.id in looked_for])
     names = name_nodes(held.seen.cards)
-    results = [seen for result in judgement.results if (seen := _as_seen(result, held)) is not None]
-    for cause in all_causes():
+    results = [_as_seen(result, held) for result in judgement.results]
+    for cause in (each for each in all_causes() if each.id in chosen):
         for index, name in names.items():
-            cell = _between_nodes(held, cause, index) if cause.id in looked_for else None
-            if cause.id in skipped and cause in wanted:
-                cell = Status.SKIP, skipped[cause.id]
+            cell = (Status.SKIP, skipped[cause.id]) if cause.id in skipped else _between_nodes(held, cause, index)
             if cell is not None:
                 results.append(Result(cause=cause.label(), node=name, status=cell[0], note=cell[1]))
     absent = {i: name_at(held.node_names, i) for i in {*held.seen.missing, *held.seen.left} - names.keys()}
     nodes = tuple(name for _, name in sorted({**names, **absent}.items()))
-    return _sum_up(nodes, results, judgement.findings)
+    return add_more(Outcome(nodes=nodes), results, judgement.findings)
 
 
 def add_more(outcome: Outcome, results: Sequence[Result], findings: Sequence[Finding]) -> Outcome:
-    """Return the outcome of a check, merged with the result of a further one on the same nodes."""
-    # First what stops the job: the further check runs only without it.
-    return _sum_up(outcome.nodes, (*outcome.results, *results), (*findings, *outcome.findings))
+    """Return the outcome with further results on the same nodes: of each cause on each node, the worst status counts.
 
-
-def _sum_up(nodes: tuple[str, ...], results: Iterable[Result], findings: Sequence[Finding]) -> Outcome:
-    """Keep the worst status of each cause on each node; findings count, too."""
+    A finding is the status of the nodes that it names, too.
+    """
+    # First what stops the job: a further check runs only without it.
+    findings = (*findings, *outcome.findings)
     of_findings = [
         Result(
             cause=finding.cause,
@@ -152,16 +142,14 @@ def _sum_up(nodes: tuple[str, ...], results: Iterable[Result], findings: Sequenc
         for node in _named(finding)
     ]
     cells: dict[tuple[str, str], Result] = {}
-    for result in (*results, *of_findings):
-        known = cells.setdefault((result.cause, result.node), result)
-        if _WORST_FIRST.index(result.status) < _WORST_FIRST.index(known.status):
-            cells[result.cause, result.node] = result
-    order = {node: place for place, node in enumerate(nodes)}
+    for each in sorted((*outcome.results, *results, *of_findings), key=lambda one: _WORST_FIRST.index(one.status)):
+        cells.setdefault((each.cause, each.node), each)
+    order = {node: place for place, node in enumerate(outcome.nodes)}
     kept = sorted(cells.values(), key=lambda each: (each.cause, order.get(each.node, len(order)), each.node))
     is_open = any(each.status in (Status.UNKNOWN, Status.CRASH) for each in kept)
     is_bad = any(finding.severity is Severity.FAIL for finding in findings)
     exit_code = Exit.USER_CODE if is_bad else Exit.UNKNOWN if is_open else Exit.OK
-    return Outcome(nodes=nodes, results=tuple(kept), findings=tuple(findings), exit_code=exit_code)
+    return replace(outcome, results=tuple(kept), findings=findings, exit_code=exit_code)
 
 
 def nodes_to_exclude(outcome: Outcome) -> tuple[list[str], list[str]]:
@@ -185,54 +173,44 @@ def nodes_to_exclude(outcome: Outcome) -> tuple[list[str], list[str]]:
     return names, left
 
 
-def _as_seen(result: Result, held: Held) -> Result | None:
+def _as_seen(result: Result, held: Held) -> Result:
     """A pass counts only if something was examined: on a single node nothing is compared."""
     ways = checks()[result.cause[:5]][1]
-    if result.status is not Status.PASS or ON_EACH_NODE in ways:
+    is_alone = held.num_nodes == 1 and COMPARED in ways and ON_EACH_NODE not in ways
+    if not is_alone or result.status is not Status.PASS:
         return result
-    if COMPARED in ways and held.num_nodes == 1:
-        return Result(cause=result.cause, node=result.node, status=Status.SKIP, note=ALONE)
-    return result if {COMPARED, SIDE_BY_SIDE} & set(ways) else None
+    return msgspec.structs.replace(result, status=Status.SKIP, note=ALONE)
 
 
 def _named(finding: Finding) -> list[str]:
     """Return the nodes that a finding names; for a link, its text."""
     text = finding.node or ""
-    if " " in text:
-        return [text]
-    try:
-        return expand_hosts(text) if text else []
-    except HostlistError:
-        return [text]
+    with contextlib.suppress(HostlistError):
+        if " " not in text:
+            return expand_hosts(text)
+    return [text] if text else []
 
 
 def _between_nodes(held: Held, cause: type[Cause], index: int) -> tuple[Status, str] | None:
     """Return a cell that no node report fills: whether a node answered, and what its pair tests showed."""
     if cause.id in _ALWAYS:
         return Status.PASS, ""
-    if cause.id in PRESENCE:
-        return (Status.PASS, "") if held.num_nodes > 1 else (Status.SKIP, ALONE)
-    return _pairs_of(held, cause, index) if cause.symptoms else None
-
-
-def _is_large(result: PairResult) -> bool:
-    """Whether packets of the MTU's size were sent."""
-    return bool(result.datagrams) or result.large_sent > SPARSE.large_bytes
-
-
-def _pairs_of(held: Held, cause: type[Cause], index: int) -> tuple[Status, str]:
+    if cause.id not in PRESENCE and not cause.symptoms:
+        return None
     if held.num_nodes == 1:
         return Status.SKIP, ALONE
-    card = held.seen.cards[index]
-    if card.problem is not None:
+    if cause.id in PRESENCE:
+        return Status.PASS, ""
+    if held.seen.cards[index].problem is not None:
         return Status.SKIP, "the node cannot take part in the tests"
-    own = [each for each in held.seen.results if each.source == index]
+    results = held.seen.results
+    own = [each for each in results if each.source == index]
     if crashed := next((each.problem for each in own if each.problem), None):
         return Status.CRASH, crashed
     if untried := next((each for each in own if is_untried(each)), None):
         return Status.UNKNOWN, f"not tested from here: {next(iter(untried.closed.values()))}"
-    if index in held.seen.silent or not (own or any(each.target == index for each in held.seen.results)):
+    if index in held.seen.silent or not (own or any(each.target == index for each in results)):
         return Status.UNKNOWN, "no pair with this node was tested"
-    if cause.symptoms == (Symptom.LARGE_LOST,) and not any(map(_is_large, held.seen.results)):
+    if cause.symptoms == (Symptom.LARGE_LOST,) and not any(each.datagrams or has_tried_large(each) for each in results):
         return Status.SKIP, "not tested between this many nodes"
     return Status.PASS, ""

@@ -3,39 +3,66 @@
 Phases, each with its own deadline; a node that is silent in a phase is a result, too:
 
 1 `srun` gets the nodes: a step beside the job's own (`--overlap`), or a new allocation              queue_s
-2 every node sends a message through SLURM: Here                                                     join_s
-3 the leader runs the roll call and sends Held; a node that found no leader sends its node report    SILENCE_S
+2 every node sends a message through SLURM, before anything that can hang: here                      join_s
+3 every node examines itself (host.node), and takes part in a roll call that starts no workers       SILENCE_S
+  (preflight.entry); the leader sends its observations, Held, a node without a leader its own report
 4 whatever is left of the step is ended                                                              END_S
 
 The members find each other by the leader's announcement in a hidden directory below the current one, or by the name of
-the first node. Their key is in the step's environment. Directory and step are gone when this returns or raises.
+the first node. Their key is in the step's environment. Directory and step are gone when this returns or raises. A check
+of one node has no roll call.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import secrets
-import tempfile
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import NoReturn
 
 import msgspec
 
 from allranks.causes.catalogue import find_cause
 from allranks.causes.cause import failed
+from allranks.host.node import NodeFacts, begin_card_facts, read_card_facts, read_facts
 from allranks.host.slurm_command import refuse_without_cluster, require_slurm
-from allranks.launch.check.member import DIRECTORY_PREFIX, ORDER_VARIABLE, Held, Order, name_at
 from allranks.launch.check.where import Place
-from allranks.launch.srun import Parcel, Steps, describe_missing, encode, run_steps, step_command, step_env, words_of
-from allranks.model.card import Card
-from allranks.model.errors import AllranksError, UsageError
+from allranks.launch.inbox import SignalInbox
+from allranks.launch.plan import Request, plan_job
+from allranks.launch.rendezvous import apply
+from allranks.launch.srun import (
+    Parcel,
+    Steps,
+    describe_missing,
+    encode,
+    run_steps,
+    send,
+    step_command,
+    step_env,
+    words_of,
+)
+from allranks.model.card import Card, Facts
+from allranks.model.cluster import Cluster
+from allranks.model.errors import AllranksError, StoppedBySignal, UsageError
+from allranks.model.identity import check_one_agent_per_node, world_from_env
+from allranks.model.world import World
+from allranks.preflight.called import Followed
+from allranks.preflight.datapath import data_path_of_cluster
+from allranks.preflight.entry import Entry
 from allranks.preflight.judge import Observations
-from allranks.report.text import count_of
+from allranks.preflight.rollcall import dismiss
+from allranks.report.rundir import RunDir
+from allranks.report.text import count_of, say
+from allranks.wire.protocol import Goodbye, as_utf8
 from allranks.wire.secret import SECRET_VARIABLE
 
+ORDER_VARIABLE = "ALLRANKS_CHECK"
+"""In the step's environment: what its members do."""
+DIRECTORY_PREFIX = ".allranks-check-"
 SILENCE_S = 30.0
 """From the end of the roll call's own wait to its document: the pair tests and two repetitions."""
 LATE_CARD_S = 3.0
@@ -45,6 +72,31 @@ STEP_MINUTES = 5
 # Settings that the user made for srun; all other SLURM_ variables may belong to an outer job.
 _KEPT = frozenset(f"SLURM_{name}" for name in ("CONF", "ACCOUNT", "QOS", "RESERVATION", "CONSTRAINT", "WCKEY"))
 _USAGE = ("invalid", "unknown partition", "unrecognized", "specification", "more processors requested")
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True, tag="check"):
+    """What the starter tells the members of a check."""
+
+    cluster: Cluster
+    join_s: float
+    directory: str = ""
+    """Where the leader announces itself; its starter creates and removes it. Empty: it is found by name only."""
+
+
+class Held(msgspec.Struct, frozen=True, kw_only=True):
+    """Observations of a check: those of the leader, or of a single node."""
+
+    seen: Observations
+    num_nodes: int
+    node_names: tuple[str, ...]
+    store_port: int | None = None
+    ignored: frozenset[str] = frozenset()
+    """Ids of causes that are not reported."""
+
+
+def name_at(names: Sequence[str], index: int) -> str:
+    """Return the name of a node that may not have reported it."""
+    return names[index] if index < len(names) else f"node rank {index}"
 
 
 @dataclass(slots=True)
@@ -62,9 +114,11 @@ class Heard:
     words: Sequence[str] = ()
     """Messages of srun and of the site."""
 
-    def missing(self, num_nodes: int) -> list[str]:
-        """Return the nodes that have sent nothing."""
-        return [name_at(self.node_names, index) for index in range(num_nodes) if index not in self.here]
+    @property
+    def because(self) -> str:
+        """SLURM's reason, behind a message; empty if it gave none."""
+        said = words_of(self.words)
+        return f" (SLURM: {said})" if said else ""
 
     def take(self, parcel: Parcel) -> None:
         """Take a document of the step."""
@@ -86,15 +140,7 @@ class Heard:
         return bool(self.here) and 0 not in self.here and self.here <= self.cards.keys()
 
 
-def check_nodes(
-    place: Place,
-    order: Order,
-    *,
-    queue_s: float,
-    env: Mapping[str, str],
-    say: Callable[[str], None],
-    check_signals: Callable[[], None],
-) -> Held:
+def check_nodes(place: Place, order: Order, *, queue_s: float, env: Mapping[str, str]) -> Held:
     """Run a check on nodes of the cluster and return the observations.
 
     Args:
@@ -106,9 +152,10 @@ def check_nodes(
         AllranksError: no node answered.
     """
     require_slurm("srun", env)
-    with _announcement_directory() as directory:
+    check_signals = SignalInbox().check
+    with announcement_directory(DIRECTORY_PREFIX + secrets.token_hex(8), Path.cwd, Path.home) as directory:
         order = msgspec.structs.replace(order, directory=directory)
-        with start_members(place, order, env, **{SECRET_VARIABLE: secrets.token_hex(32)}) as steps:
+        with start_members(place, order, env) as steps:
             heard = Heard(words=steps.words)
             is_answered = steps.listen(
                 heard.take,
@@ -119,20 +166,24 @@ def check_nodes(
                 say=say,
                 check_signals=check_signals,
             )
-    if not heard.here and not is_answered:
+    if heard.here:
+        return sum_up(heard, place.num_nodes, waited_s=order.join_s)
+    if not is_answered:
         raise AllranksError(
-            f"SLURM has not started {place.describe()} within {queue_s:.0f} s{_because(heard.words)}; "
+            f"SLURM has not started {place.describe()} within {queue_s:.0f} s{heard.because}; "
             "wait longer with --queue-timeout DURATION, or look at squeue and sinfo -R"
         )
-    if not heard.here:
-        _refuse(heard.words, place)
-    return sum_up(heard, place.num_nodes, waited_s=order.join_s)
+    refuse_without_cluster("srun", "\n".join(heard.words))
+    said = words_of(heard.words).removeprefix("Unable to allocate resources: ") or "srun ended without a message"
+    is_usage = any(part in said.lower() for part in _USAGE)
+    hint = "; sinfo -N lists the nodes" if "node name" in said.lower() else ""
+    raise (UsageError if is_usage else AllranksError)(f"{place.describe()}: SLURM says: {said}{hint}")
 
 
 def start_members(
-    place: Place, order: msgspec.Struct, env: Mapping[str, str], **secret: str
+    place: Place, order: msgspec.Struct, env: Mapping[str, str]
 ) -> contextlib.AbstractContextManager[Steps]:
-    """Start a step with one member per node, which carries out the order."""
+    """Start a step with one member per node, which carries out the order; the members share a new key."""
     command = step_command(
         place.num_nodes,
         # Beside steps that hold all resources.
@@ -143,7 +194,8 @@ def start_members(
         verb=("check", "--member"),
         minutes=STEP_MINUTES,
     )
-    return run_steps([command], step_env(env, kept=_KEPT) | {ORDER_VARIABLE: encode(order), **secret})
+    own = {ORDER_VARIABLE: encode(order), SECRET_VARIABLE: secrets.token_hex(32)}
+    return run_steps([command], step_env(env, kept=_KEPT) | own)
 
 
 def sum_up(heard: Heard, num_nodes: int, *, waited_s: float) -> Held:
@@ -155,75 +207,174 @@ def sum_up(heard: Heard, num_nodes: int, *, waited_s: float) -> Held:
         AllranksError: no node answered.
     """
     held, names = heard.held, heard.node_names
+    up = {index: with_problem(card, None) for index, card in heard.cards.items()}  # if not reached by the leader
     if held is None:
-        if not heard.cards:
-            raise AllranksError(f"no node answered{_because(heard.words)}")
+        if not up:
+            raise AllranksError(f"no node answered{heard.because}")
         # The leader is reported once; the nodes that did not find it are not.
-        cards = {index: _without_problem(card) for index, card in heard.cards.items()}
-        missing = tuple(index for index in range(num_nodes) if index not in heard.cards)
-        left = (
-            {0: f"it answered through SLURM but started no roll call{_because(heard.words)}"} if 0 in heard.here else {}
-        )
-        seen = Observations(cards=cards, missing=missing, waited_s=waited_s, left=left)
+        missing = tuple(index for index in range(num_nodes) if index not in up)
+        left = {0: f"it answered through SLURM but started no roll call{heard.because}"} if 0 in heard.here else {}
+        seen = Observations(cards=up, missing=missing, waited_s=waited_s, left=left)
         return Held(seen=seen, num_nodes=num_nodes, node_names=names if len(names) == num_nodes else ())
-    found = [index for index in held.seen.missing if index in heard.cards]
-    if not found:
-        return held
-    leader = held.seen.cards[0]
-    cards = dict(held.seen.cards)
-    if len(found) > 1 and len(cards) == 1:  # in this case, the leader is at fault
-        what = f"{count_of(len(found), 'node')} answer through SLURM but do not reach the leader on {leader.host}"
-        cards[0] = _with_finding(leader, what, heard.cards[found[0]].problem or "")
-        cards |= {index: _without_problem(heard.cards[index]) for index in found}
+    found = [index for index in held.seen.missing if index in up]
+    cards = {**held.seen.cards, **{index: up[index] for index in found}}
+    reach = f"reach the leader on {cards[0].host}"
+    if len(found) > 1 and len(held.seen.cards) == 1:  # in this case, the leader is at fault
+        accused = {0: f"{count_of(len(found), 'node')} answer through SLURM but do not {reach}"}
     else:
-        for index in found:
-            card = heard.cards[index]
-            what = f"{card.host} answers through SLURM but does not reach the leader on {leader.host}"
-            cards[index] = _with_finding(card, what, card.problem or "")
+        accused = {index: f"{cards[index].host} answers through SLURM but does not {reach}" for index in found}
+    for index, what in accused.items():
+        reason = heard.cards[index or found[0]].problem or ""
+        finding = find_cause("AR201").find(failed(reason, what=what), node=cards[index].host)
+        cards[index] = with_problem(cards[index], AllranksError(what, finding=finding))
     missing = tuple(index for index in held.seen.missing if index not in found)
     return msgspec.structs.replace(held, seen=replace(held.seen, cards=cards, missing=missing))
 
 
-def _with_finding(card: Card, what: str, reason: str) -> Card:
-    finding = find_cause("AR201").find(failed(reason, what=what), node=card.host)
-    return msgspec.structs.replace(card, problem=what, problem_finding=finding)
-
-
-def _without_problem(card: Card) -> Card:
-    return msgspec.structs.replace(card, problem=None, problem_exit=0, problem_finding=None)
-
-
 def _describe_wait(heard: Heard, place: Place, waited_s: float) -> str:
     if not heard.here:
-        return f"still waiting for SLURM to start {place.describe()} after {waited_s:.0f} s{_because(heard.words)}"
-    if missing := heard.missing(place.num_nodes):
-        return describe_missing(missing, place.num_nodes, waited_s)
+        return f"still waiting for SLURM to start {place.describe()} after {waited_s:.0f} s{heard.because}"
+    late = [name_at(heard.node_names, index) for index in range(place.num_nodes) if index not in heard.here]
+    if late:
+        return describe_missing(late, place.num_nodes, waited_s)
     return f"still waiting for the roll call of {place.num_nodes} nodes after {waited_s:.0f} s"
 
 
-def _refuse(words: Sequence[str], place: Place) -> NoReturn:
-    """Raise srun's message, if it ended before any node sent something."""
-    refuse_without_cluster("srun", "\n".join(words))
-    said = words_of(words).removeprefix("Unable to allocate resources: ") or "srun ended without a message"
-    is_usage = any(part in said.lower() for part in _USAGE)
-    hint = "; sinfo -N lists the nodes" if "node name" in said.lower() else ""
-    raise (UsageError if is_usage else AllranksError)(f"{place.describe()}: SLURM says: {said}{hint}")
+# --- A member's side
 
 
-def _because(words: Sequence[str]) -> str:
-    said = words_of(words)
-    return f" (SLURM: {said})" if said else ""
+class NoRunDir(RunDir):
+    """A run directory that writes nothing, for places that cannot or must not be written."""
+
+    def __init__(self, job: str) -> None:
+        super().__init__(Path("/nonexistent"), job)
+
+    def create(self) -> None:
+        """Do nothing."""
+
+    def create_attempt(self, attempt: int | None) -> None:
+        """Do nothing."""
+
+
+def look_here(cluster: Cluster, env: Mapping[str, str]) -> Held:
+    """Examine this machine only: no port, no other node."""
+    return hold_alone(cluster, read_facts(env), read_card_facts(cluster.worker_env(env)))
+
+
+def serve(order: Order, env: Mapping[str, str]) -> None:
+    """Run on one node of a check that another process started, and send it the observations; raises as `take_part`."""
+    world = world_from_env(env)
+    send(str(world.rank), "here", world.hosts)
+    found = take_part(order, world, env)
+    if not isinstance(found, Goodbye):
+        send(str(world.rank), "held" if isinstance(found, Held) else "card", found)
+
+
+def take_part(
+    order: Order, world: World, env: Mapping[str, str], *, judge: Callable[[Held], int] = lambda _: 0
+) -> Held | Goodbye | Card:
+    """Run the roll call as the leader, or answer it; returns the own node report if no leader answered.
+
+    Args:
+        order: what to do; its directory is the leader's and need not be visible from here.
+        judge: returns the exit code that the leader sends to the others at the end.
+    Raises:
+        AllranksError: this is no task that can take part in a check.
+    """
+    check_one_agent_per_node(world)
+    check_signals = SignalInbox().check
+    guard = msgspec.structs.replace(order.cluster.guard, join_s=order.join_s)
+    cluster = msgspec.structs.replace(order.cluster, guard=guard)
+    if world.num_nodes == 1:
+        return look_here(cluster, env)
+    facts = read_facts(env)
+    read = begin_card_facts(cluster.worker_env(env), names=world.hosts[:1])
+    plan = plan_job(Request(), world, cluster, facts, job="check", origin={})
+    directory = Path(order.directory)
+    # A directory that the leader creates here would be left behind.
+    is_shared = bool(order.directory) and (world.rank != 0 or directory.is_dir())
+    run_dir = RunDir(directory, plan.job) if is_shared else NoRunDir(plan.job)
+    applicant = apply(plan, run_dir, env, problem=plan.problem, facts=read, check_signals=check_signals)
+    # A check has no earlier attempt.
+    applicant = replace(applicant, attempt=0, shares_run_dir=is_shared)
+    try:
+        with Entry(applicant) as entry:
+            called = entry.take_part()
+    except StoppedBySignal:
+        raise
+    except AllranksError as exc:
+        card = hold_alone(cluster, facts, read()).seen.cards[0]
+        return with_problem(msgspec.structs.replace(card, node_index=plan.node_index), exc)
+    if isinstance(called, Followed):
+        called.leader.close()
+        assert isinstance(called.answer, Goodbye)
+        return called.answer
+    if called.acceptor is not None:
+        called.acceptor.close()
+    with called.listener:
+        held = Held(
+            seen=called.observations, num_nodes=plan.num_nodes, node_names=plan.node_names, store_port=called.port
+        )
+        dismiss(called.peers, Goodbye(exit_code=judge(held), summary=""))
+    return held
 
 
 @contextlib.contextmanager
-def _announcement_directory() -> Iterator[str | None]:
-    """Create a hidden directory that the nodes may share, for the duration of the block; None if that fails."""
+def step_directory(world: World, env: Mapping[str, str]) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """Return the directory in which the tasks of a user's own step meet, and the environment for them.
+
+    The first task creates and removes it. If it cannot, it makes its own key, and the others authenticate with munge.
+    """
+    name = f"{DIRECTORY_PREFIX}{world.job_id}.{world.step_id}"
+    if world.rank != 0 or world.num_nodes == 1:
+        yield str(Path.cwd() / name), env
+        return
+    with announcement_directory(name, Path.cwd) as directory:
+        yield directory, env if directory else {**env, SECRET_VARIABLE: secrets.token_hex(32)}
+
+
+@contextlib.contextmanager
+def announcement_directory(name: str, *bases: Callable[[], Path]) -> Iterator[str]:
+    """Create a directory in the first base that allows it, for the duration of the block; empty if none does."""
     with contextlib.ExitStack() as made:
-        directory = None
-        for base in (Path.cwd, Path.home):
+        directory = ""
+        for base in bases:
             with contextlib.suppress(OSError, RuntimeError):
-                directory = made.enter_context(
-                    tempfile.TemporaryDirectory(prefix=DIRECTORY_PREFIX, dir=base(), ignore_cleanup_errors=True)
-                )
+                path = base() / name
+                path.mkdir(mode=0o700)
+                made.callback(shutil.rmtree, path, ignore_errors=True)
+                directory = str(path)
                 break
         yield directory
+
+
+def hold_alone(cluster: Cluster, facts: NodeFacts, read: Facts) -> Held:
+    """Return the observations of a check of one machine. Pure; it fails if cluster.toml does not fit, as `run` does."""
+    path, problem = None, None
+    try:  # choose the network as for several nodes: on one node, all traffic is on loopback
+        path = data_path_of_cluster(cluster, facts, {})
+    except AllranksError as exc:
+        problem = exc
+    card = Card(
+        host=facts.host,
+        pid=os.getpid(),
+        node_index=0,
+        num_workers=max(1, facts.num_gpus),
+        num_gpus=facts.num_gpus,
+        num_promised_gpus=facts.num_promised_gpus,
+        data_interface=path.interface if path else None,
+        data_address=path.address if path else None,
+        wanted_backend=cluster.train.backend,
+        facts=read,
+    )
+    return Held(seen=Observations(cards={0: with_problem(card, problem)}), num_nodes=1, node_names=(facts.host,))
+
+
+def with_problem(card: Card, problem: AllranksError | None) -> Card:
+    """Return a node report with this reason why the node cannot take part; None: it can."""
+    return msgspec.structs.replace(
+        card,
+        problem=as_utf8(str(problem)) if problem else None,
+        problem_exit=problem.exit_code if problem else 0,
+        problem_finding=problem.finding if problem else None,
+    )

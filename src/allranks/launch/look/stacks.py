@@ -16,7 +16,6 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
@@ -76,6 +75,7 @@ _IN_SOURCE = (
     (re.compile(r"\binput\("), "input"),
 )
 _OWN = re.compile(r"/allranks/(join|guard/inside)/")
+# Calls that end only when other ranks make them, too.
 _WAITS_FOR_OTHERS = re.compile(rf"({_COLLECTIVES}|backward)$")
 _STATES = {
     "T": "stopped by a signal",
@@ -121,11 +121,6 @@ class Group:
         """Node and process id of each member."""
         return [(node, process.pid) for node, process in self.members]
 
-    @property
-    def waits_for_others(self) -> bool:
-        """Whether it is in a call that ends only when other ranks make it, too."""
-        return _WAITS_FOR_OTHERS.match(self.operation) is not None
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StackReport:
@@ -140,20 +135,21 @@ class StackReport:
     def missing_ranks(self) -> list[int]:
         """Ranks of the job for which no process was found."""
         workers = [each for document in self.documents for each in document.processes if each.role is Role.WORKER]
-        sizes = Counter(each.world_size for each in workers if each.world_size)
-        world_size = sizes.most_common(1)[0][0] if len(sizes) == 1 else 0
+        sizes = {each.world_size for each in workers if each.world_size}
+        world_size = sizes.pop() if len(sizes) == 1 else 0
         return sorted(set(range(world_size)) - {each.rank for each in workers if each.rank is not None})
 
 
 def split_jobs(document: NodeStacks) -> list[StackReport]:
     """Return one report per job, for a node that runs several jobs: their ranks are never folded together."""
-    names = sorted({process.job for process in document.processes})
-    if len(names) < 2:
+    jobs: dict[str, list[Process]] = {}
+    for process in document.processes:
+        jobs.setdefault(process.job, []).append(process)
+    if len(jobs) < 2:
         return [StackReport(job=document.job, documents=[document])]
     return [
         StackReport(job=name, documents=[msgspec.structs.replace(document, job=name, processes=tuple(own))])
-        for name in names
-        for own in [[process for process in document.processes if process.job == name]]
+        for name, own in sorted(jobs.items())
     ]
 
 
@@ -262,16 +258,11 @@ def name_operation(frames: Sequence[Frame]) -> str:
 
 def name_enclosing(frames: Sequence[Frame]) -> str:
     """Return the known call that leads back into user code, and from where: `DataLoader next at train.py:88`."""
-    called: list[Frame] = []
-    is_inside = False
-    for frame in frames:
-        if not _is_user(frame):
-            called.append(frame)
-            continue
-        found = _look_up(called, _OPERATIONS) if is_inside else ""
-        if found:
-            return f"{found} at {PurePath(frame.file).name}:{frame.line}"
-        called, is_inside = [], True
+    inside = itertools.dropwhile(lambda frame: not _is_user(frame), frames)
+    runs = [list(run) for _, run in itertools.groupby(inside, _is_user)]
+    for called, callers in zip(runs[1::2], runs[2::2], strict=False):
+        if found := _look_up(called, _OPERATIONS):
+            return f"{found} at {PurePath(callers[0].file).name}:{callers[0].line}"
     return ""
 
 
@@ -290,7 +281,7 @@ def _is_user(frame: Frame) -> bool:
 
 
 def _order(group: Group) -> tuple[object, ...]:
-    is_ordinary = (not group.state, not group.problem, group.waits_for_others)
+    is_ordinary = (not group.state, not group.problem, _WAITS_FOR_OTHERS.match(group.operation) is not None)
     return list(Role).index(group.role), bool(group.thread), *is_ordinary, len(group.members), group.ranks, group.nodes
 
 
@@ -338,40 +329,23 @@ def _what(group: Group) -> str:
 
 def _render_frames(frames: Sequence[Frame], style: Style) -> list[str]:
     """Render the stack like a traceback, most recent call last; of libraries, only what the user's lines called."""
-    lines: list[str] = []
-    hidden: list[Frame] = []
-    frames = _without_own(frames)
+    # allranks' code in a worker is left out, unless there is no other.
+    frames = [frame for frame in frames if not _OWN.search(frame.file)] or frames
     mine = [frame for frame in frames if _is_user(frame)]
     width = min(60, max((len(f"{frame.file}:{frame.line}") for frame in mine), default=0))
     name_width = min(30, max((len(frame.function) for frame in mine), default=0))
-
-    def show_hidden() -> None:
-        for frame in hidden[:SHOWN_LIBRARY_FRAMES]:
-            lines.append(style.paint(printable(f"  {frame.function} ({_short(frame.file)}:{frame.line})"), "2"))
-        if len(hidden) > SHOWN_LIBRARY_FRAMES:
-            more = f"  {style.mark('…', '...')} {len(hidden) - SHOWN_LIBRARY_FRAMES} more"
-            lines.append(style.paint(printable(f"{more}, down to {hidden[-1].function}"), "2"))
-        hidden.clear()
-
-    is_below_user = not mine
-    for frame in reversed(frames):
-        if not _is_user(frame):
-            # The frames that started the user's code are left out, and so are wrappers of decorators.
-            if is_below_user and (frame is frames[0] or not frame.function.endswith("wrapper")):
-                hidden.append(frame)
-            continue
-        is_below_user = True
-        show_hidden()
-        lines.append(
-            printable(f"{f'{frame.file}:{frame.line}':<{width}}  {frame.function:<{name_width}}  {frame.text}").rstrip()
-        )
-    show_hidden()
+    lines: list[str] = []
+    for is_user, run in itertools.groupby(reversed(frames), _is_user):
+        if is_user:
+            rows = [(f"{frame.file}:{frame.line}", frame.function, frame.text) for frame in run]
+            lines += [printable(f"{at:<{width}}  {name:<{name_width}}  {text}").rstrip() for at, name, text in rows]
+        elif lines or not mine:  # what started the user's code is left out, and so are wrappers of decorators
+            called = [frame for frame in run if frame is frames[0] or not frame.function.endswith("wrapper")]
+            shown = [f"  {each.function} ({_short(each.file)}:{each.line})" for each in called[:SHOWN_LIBRARY_FRAMES]]
+            if hidden := called[SHOWN_LIBRARY_FRAMES:]:
+                shown.append(f"  {style.mark('…', '...')} {len(hidden)} more, down to {hidden[-1].function}")
+            lines += [style.paint(printable(text), "2") for text in shown]
     return lines
-
-
-def _without_own(frames: Sequence[Frame]) -> Sequence[Frame]:
-    """Return the frames without those of allranks' code in a worker; all of them if there are no others."""
-    return [frame for frame in frames if not _OWN.search(frame.file)] or frames
 
 
 def _short(file: str) -> str:

@@ -5,8 +5,7 @@ Phases:
 1 `squeue` lists the job's current nodes; a node that SLURM has given up is not among them.
 2 `srun --overlap` starts one probe per node, `allranks stack --here`: without GPUs, memory or CPUs of its own, so that
   it starts at once in a job that uses all of them. A heterogeneous job has one step for each of its components.
-3 Every probe prints its document and ends. The document is split into short lines, because srun mixes the output of its
-  tasks in pieces of 1 KiB, and site wrappers print banners around it.
+3 Every probe prints its document, in short lines (launch.srun), and ends.
 4 The step ends when every node has answered, or when none has for `silence_s`; what is left of it is ended then.
 
 Nothing else in the job changes: its steps continue, and no signal is sent.
@@ -21,7 +20,7 @@ from dataclasses import dataclass
 from allranks.host.slurm_command import require_slurm, run_slurm
 from allranks.host.stacks import NodeStacks
 from allranks.launch.look.stacks import StackReport
-from allranks.launch.srun import Parcel, Steps, describe_missing, run_steps, step_command, step_env, words_of
+from allranks.launch.srun import Parcel, describe_missing, run_steps, step_command, step_env, words_of
 from allranks.model.errors import AllranksError, UsageError
 from allranks.model.hostlist import expand_hosts
 
@@ -53,12 +52,32 @@ def probe_job(job: str, *, silence_s: float, env: Mapping[str, str], say: Callab
     """
     if not re.fullmatch(r"\d+([_+]\d+)?", job):
         raise UsageError(f"stack {job!r}: expected a SLURM job id, for example 123 or 123_4; see squeue --me")
-    for tool in ("squeue", "srun"):
-        require_slurm(tool, env)
     clean = step_env(env)
     components = find_components(job, _squeue(job, clean))
+    require_slurm("srun", env)
+    wanted = [node for each in components for node in each.nodes]
+    documents: dict[str, NodeStacks] = {}
+
+    def take(parcel: Parcel) -> None:
+        documents[parcel.sender] = parcel.read(NodeStacks)
+
+    def late() -> list[str]:
+        return [node for node in wanted if node not in documents]
+
     with run_steps(map(srun_command, components), clean) as steps:
-        return _collect(job, [node for each in components for node in each.nodes], steps, silence_s=silence_s, say=say)
+        has_ended = steps.listen(
+            take,
+            is_complete=lambda: not late(),
+            first_s=silence_s,
+            next_s=silence_s,
+            describe_wait=lambda waited_s: describe_missing(late(), len(wanted), waited_s),
+            say=say,
+        )
+    if has_ended and not documents and words_of(steps.words):
+        raise AllranksError(f"stack {job}: no node answered; srun: {words_of(steps.words)}")
+    waited_s = None if has_ended else silence_s
+    silent = {node: _why_silent(node, steps.words, waited_s=waited_s) for node in late()}
+    return StackReport(job=job, documents=[documents[node] for node in wanted if node in documents], silent=silent)
 
 
 def find_components(job: str, rows: str) -> list[Component]:
@@ -114,40 +133,11 @@ def _squeue(job: str, env: Mapping[str, str]) -> str:
     return answer.stdout
 
 
-def _collect(
-    job: str, wanted: Sequence[str], steps: Steps, *, silence_s: float, say: Callable[[str], None]
-) -> StackReport:
-    documents: dict[str, NodeStacks] = {}
-
-    def take(parcel: Parcel) -> None:
-        documents[parcel.sender] = parcel.read(NodeStacks)
-
-    def describe_wait(waited_s: float) -> str:
-        return describe_missing([node for node in wanted if node not in documents], len(wanted), waited_s)
-
-    has_ended = steps.listen(
-        take,
-        is_complete=lambda: documents.keys() >= set(wanted),
-        first_s=silence_s,
-        next_s=silence_s,
-        describe_wait=describe_wait,
-        say=say,
-    )
-    if not documents and words_of(steps.words) and has_ended:
-        raise AllranksError(f"stack {job}: no node answered; srun: {words_of(steps.words)}")
-    silent = {
-        node: _why_silent(node, steps.words, has_ended=has_ended, silence_s=silence_s)
-        for node in wanted
-        if node not in documents
-    }
-    return StackReport(job=job, documents=[documents[node] for node in wanted if node in documents], silent=silent)
-
-
-def _why_silent(node: str, words: Sequence[str], *, has_ended: bool, silence_s: float) -> str:
-    """Return why a node did not answer, in srun's words if it said something."""
+def _why_silent(node: str, words: Sequence[str], *, waited_s: float | None) -> str:
+    """Return why a node did not answer, in srun's words if it said something; it has ended if no wait is given."""
     about = [line for line in words if re.search(rf"(?<![\w.-]){re.escape(node)}(?![\w.-])", line)]
     if about:
         return f"did not answer: {words_of(about)}"
-    if has_ended:
-        return "did not answer; srun gave no reason" + (f": {words_of(words)}" if words_of(words) else "")
-    return f"did not answer within {silence_s:.0f} s"
+    if waited_s is not None:
+        return f"did not answer within {waited_s:.0f} s"
+    return "did not answer; srun gave no reason" + (f": {words_of(words)}" if words_of(words) else "")
