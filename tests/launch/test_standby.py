@@ -22,9 +22,8 @@ import allranks
 from allranks.guard.inside.cell import Cell
 from allranks.host.process import read_environment
 from allranks.join.standby import NO_TORCH, READY, differing
-from allranks.launch import standby as launch_standby
-from allranks.launch.standby import END_S, Forked, Standby
-from allranks.launch.workers import PR_SET_CHILD_SUBREAPER, become_subreaper, spawn
+from allranks.launch import workers
+from allranks.launch.workers import END_S, PR_SET_CHILD_SUBREAPER, Forked, Standby, become_subreaper, spawn
 from conftest import Allranks, agents_in_background, clean_env, is_alive, wait_until, write
 
 pytestmark = pytest.mark.torch
@@ -389,7 +388,7 @@ def test_a_killed_standby_forks_nothing_and_its_workers_live(tmp_path: Path):
 
 
 def test_a_fork_that_comes_too_late_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(launch_standby, "FORK_S", 0.2)
+    monkeypatch.setattr(workers, "FORK_S", 0.2)
     script = write(tmp_path / "train.py", f"open({str(tmp_path / 'ran')!r}, 'a').write('once')\n")
     command, env = [sys.executable, str(script)], env_with_torch(tmp_path, "")
     with standby(command, env) as made:

@@ -27,6 +27,7 @@ others     the leader is told, and the workers are ended; a second SIGINT kills 
 from __future__ import annotations
 
 import signal
+from collections.abc import Iterable
 from enum import StrEnum
 
 import msgspec
@@ -68,17 +69,11 @@ MOVES = {
     Phase.WATCHING: {Phase.ENDING},
     Phase.ENDING: {Phase.WAITING},
     Phase.WAITING: {Phase.STARTING, Phase.GONE},
-    Phase.GONE: set[Phase](),
 }
 
 
 class Agent:
-    """One node's part of a job, generation after generation, until the job is over.
-
-    Args:
-        plan: of the first generation.
-        now_s: when it begins.
-    """
+    """One node's part of a job, generation after generation, until the job is over."""
 
     def __init__(self, plan: Plan, *, now_s: float) -> None:
         self.phase = Phase.WAITING
@@ -190,7 +185,7 @@ class Agent:
         self._do(events.Send(message=message))
 
     def _enter(self, phase: Phase) -> None:
-        assert phase in MOVES[self.phase], f"{self.phase} -> {phase}"
+        assert phase in MOVES.get(self.phase, ()), f"{self.phase} -> {phase}"
         self.phase = phase
 
     # Workers
@@ -210,7 +205,7 @@ class Agent:
             self._enter(Phase.WATCHING)
         else:  # it was told to end them while they were started
             self._enter(Phase.ENDING)
-            self._signal(self._ending.signum)
+            self._signal(self._ending.signum, self._pids)
 
     def _report(self, ended: events.WorkerEnded) -> None:
         end, generation = ended.end, ended.generation
@@ -224,23 +219,21 @@ class Agent:
         self._told.append((ended.now_s, message))
         self._send(message)
 
-    def _signal(self, signum: int) -> None:
-        if self._pids:
-            self._do(events.Signal(signum=signum, ranks=tuple(self._pids)))
+    def _signal(self, signum: int, ranks: Iterable[int]) -> None:
+        if told := tuple(ranks):
+            self._do(events.Signal(signum=signum, ranks=told))
 
     def _end(self, signum: int, now_s: float, *, grace_s: float = GRACE_S, at_once: tuple[int, ...] = ()) -> None:
         """Tell all workers to end; a second call only adds workers to kill at once."""
         if self.phase in (Phase.WAITING, Phase.GONE):
             return
-        if doomed := tuple(rank for rank in self._pids if rank in at_once):
-            self._do(events.Signal(signum=signal.SIGKILL, ranks=doomed))
+        self._signal(signal.SIGKILL, (rank for rank in self._pids if rank in at_once))
         if self._ending is not None:
             return
         self._ending = Grace(signum=signum, grace_s=grace_s, looked_s=now_s)
         if self.phase is Phase.WATCHING:
             self._enter(Phase.ENDING)
-            if told := tuple(rank for rank in self._pids if rank not in at_once):
-                self._do(events.Signal(signum=signum, ranks=told))
+            self._signal(signum, (rank for rank in self._pids if rank not in at_once))
 
     def _advance(self, ending: Grace, now_s: float) -> None:
         """Do what is due while the workers end."""
@@ -254,7 +247,7 @@ class Agent:
             self._do(events.Say(text=ending.describe(self._pids)))
         if self._pids and waited_s >= ending.grace_s and not ending.has_killed:
             ending.has_killed = True
-            self._signal(signal.SIGKILL)
+            self._signal(signal.SIGKILL, self._pids)
         if self._pids and waited_s < ending.grace_s + REAP_S:
             return
         for rank, pid in self._pids.items():
@@ -310,22 +303,20 @@ class Agent:
             self._standby_at_s = now_s + STANDBY_AFTER_S
             self._do(events.PrepareStandby())
         if self.succession is not None:
-            self._seek_on(self.succession, now_s)
+            if now_s >= self.succession.gives_up_s or self.interrupted_by is not None:
+                self._lose(now_s)
+            elif self.succession.can_lead and self.succession.is_open(now_s):
+                self._do(self.succession.lead())
         elif self.goodbye is None and now_s - self._heard_s > LEADER_SILENT_S:
             self._drop_leader(f"it has sent nothing for {LEADER_SILENT_S:.0f} s, although its machine answers", now_s)
         elif self._search is not None and now_s >= self._search.gives_up_s:
             self._drop_leader(f"{self.leader_name} does not lead", now_s)
-        if self.phase is Phase.WAITING and (self.goodbye is not None or self._has_waited(now_s)):
+        if self.phase is Phase.WAITING and self.goodbye is None and self.interrupted_by is not None:
+            most_s = VERDICT_S if now_s - self._heard_s <= PEERS_S else PEERS_S
+            if now_s - self._waits_s > most_s:
+                self._give_up("the leader's agent sent no final verdict")
+        if self.phase is Phase.WAITING and self.goodbye is not None:
             self._enter(Phase.GONE)
-
-    def _has_waited(self, now_s: float) -> bool:
-        """Whether an agent that was told to end has waited long enough for the leader's verdict."""
-        if self.interrupted_by is None:
-            return False
-        if now_s - self._waits_s <= (VERDICT_S if now_s - self._heard_s <= PEERS_S else PEERS_S):
-            return False
-        self._give_up("the leader's agent sent no final verdict")
-        return True
 
     def _obey(self, message: Message, now_s: float) -> None:
         match message:
@@ -380,13 +371,6 @@ class Agent:
             self._do(events.Seek(contacts=self.succession.contacts))
         else:
             self._lose(now_s)
-
-    def _seek_on(self, succession: Succession, now_s: float) -> None:
-        """Lead, or give up, once it is time."""
-        if now_s >= succession.gives_up_s or self.interrupted_by is not None:
-            self._lose(now_s)
-        elif succession.can_lead and succession.is_open(now_s):
-            self._do(succession.lead())
 
     def _follow(self, leader: int, now_s: float) -> None:
         """A leader was found: tell it what the last one may not have heard."""

@@ -25,8 +25,7 @@ from allranks.launch import container
 from allranks.launch.console import Console
 from allranks.launch.environment import base_env, node_settings, provisional_group, rank_settings
 from allranks.launch.plan import JobPlan
-from allranks.launch.standby import LOCAL_RANK, Forked, Standby
-from allranks.launch.workers import Worker, end_left_behind, find_writers, kill_descendants
+from allranks.launch.workers import LOCAL_RANK, Forked, Standby, Worker, end_left_behind, find_writers, kill_descendants
 from allranks.model.errors import AllranksError
 from allranks.model.membership import format_members
 from allranks.model.setting import Setting
@@ -191,10 +190,14 @@ class Crew:
                     os.kill(worker.pid, order.signum)
 
     def signal(self, signum: int, ranks: Collection[int]) -> None:
-        """Send a signal, meant to end them, to these workers and their process groups."""
+        """Send a signal, meant to end them, to these workers and everything in their process groups."""
         for worker in self.still_running:
-            if worker.rank in ranks:
-                worker.signal_tree(signum)
+            if worker.rank in ranks and worker.pid is not None:
+                worker.told_to_end = True
+                if worker.cell is not None:
+                    worker.cell.end()
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(worker.pid, signum)
 
     def sweep(self, grace_s: float, *, spared: Collection[int] = ()) -> list[str]:
         """End what the workers left running, but not the spared pids; returns names and pids."""

@@ -5,28 +5,23 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 from collections.abc import Callable
 
 from allranks.launch.events import SAVE_SIGNAL
 from allranks.model.errors import StoppedBySignal, exit_for_signal
-
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
 class SignalInbox:
     """What this process was told. The second SIGINT calls `kill_now` and leaves at once."""
 
     def __init__(self) -> None:
-        self._reader, self._writer = socket.socketpair()
-        self._reader.setblocking(False)
-        self._writer.setblocking(False)
+        self._reader, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self.received: list[int] = []
         """Stop signals, in their order."""
         self._untaken: list[int] = []
         self.kill_now: Callable[[], None] = lambda: None
-        signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        for signum in (*STOP_SIGNALS, SAVE_SIGNAL):
+        signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, SAVE_SIGNAL):
             if signum != signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:  # nohup stays nohup
                 signal.signal(signum, self._handle)
 
@@ -40,12 +35,12 @@ class SignalInbox:
 
     def fileno(self) -> int:
         """For a selector."""
-        return self._reader.fileno()
+        return self._reader
 
     def take(self) -> list[int]:
         """Return the signals since the last call; the selector waits for the next one."""
         with contextlib.suppress(BlockingIOError):
-            self._reader.recv(64)
+            os.read(self._reader, 64)
         taken, self._untaken = self._untaken, []
         return taken
 

@@ -91,8 +91,6 @@ def run_job(plan: JobPlan, env: Mapping[str, str], *, log_dir: Path, hidden: Col
     """Run this node's part of the job and return the exit code, which is the same on all nodes.
 
     Args:
-        plan: of this agent.
-        env: the agent's environment.
         log_dir: where run directories are.
         hidden: local ranks and streams (`out`, `err`) that the terminal does not show.
     Raises:

@@ -20,7 +20,6 @@ from allranks.launch.crew import Crew
 from allranks.launch.events import GRACE_S, Driver, Effect
 from allranks.launch.inbox import SignalInbox
 from allranks.launch.lead.outcome import describe_running
-from allranks.launch.pulse import Pulse
 from allranks.launch.rendezvous import Rendezvous
 from allranks.launch.workers import Worker, reap_orphans
 from allranks.model.card import Card
@@ -48,10 +47,7 @@ class Loop:
     """Drives an agent until its job is over.
 
     Args:
-        agent: the reducer.
-        crew: starts and ends its workers.
         rendezvous: the connection to the leader, and how to find another one.
-        inbox: signals.
         watch: makes what this node tells of its workers.
         gone_s: a silent connection to another leader ends after this time.
         lead: makes this agent the leader, with connections to all agents, by node, its own included; from the first
@@ -321,3 +317,36 @@ def _has_ended(connection: Connection) -> bool:
     poll = select.poll()
     poll.register(connection, select.POLLRDHUP)
     return bool(poll.poll(0))
+
+
+class Pulse:
+    """When to say that the workers run but write nothing: at growing intervals. Pure.
+
+    Args:
+        began_s: monotonic, when they were started.
+    """
+
+    FIRST_S = 10.0
+    """A script that has written nothing yet: does it run at all?"""
+    SPOKEN_S = 300.0
+    """A script that has written something: shorter silence between two lines of its own is no news."""
+    FACTOR = 6.0
+    """Each pause is so many times as long as the one before."""
+    LONGEST_S = 3600.0
+
+    def __init__(self, began_s: float) -> None:
+        self.has_spoken = False
+        """Whether they have written anything."""
+        self._pause_s, self._heard_s, self._next_s = self.FIRST_S, began_s, began_s + self.FIRST_S
+
+    def turn(self, now_s: float, *, has_news: bool) -> float | None:
+        """Return for how long nothing has been written, where that is worth a line now."""
+        if has_news:
+            self.has_spoken, self._heard_s = True, now_s
+            self._pause_s = max(self._pause_s, self.SPOKEN_S)
+            self._next_s = now_s + self._pause_s
+        if now_s < self._next_s:
+            return None
+        self._pause_s = min(self.LONGEST_S, self.FACTOR * self._pause_s)
+        self._next_s = now_s + self._pause_s
+        return now_s - self._heard_s

@@ -19,7 +19,6 @@ import select
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -36,11 +35,10 @@ class Stream(io.RawIOBase):
 
     def __init__(self, fd: int) -> None:
         self._fd = self.name = fd  # io.FileIO has that name, too
-        self._queue: deque[bytes] = deque()
+        self._waiting = bytearray()
         self._changed = threading.Condition()
         self.is_given_up = False
         """What is written goes nowhere: the reader has left, as after `| head`, or was given up. The job goes on."""
-        self.waiting_bytes = 0
         self.num_dropped_lines = 0
         """Lines that waited for the reader when it was given up."""
         threading.Thread(target=self._write, name="allranks-screen", daemon=True).start()
@@ -48,17 +46,15 @@ class Stream(io.RawIOBase):
     @property
     def has_room(self) -> bool:
         """Whether the reader keeps up; a stream whose reader has left always has room."""
-        return self.waiting_bytes < ROOM_BYTES
+        return len(self._waiting) < ROOM_BYTES
 
     def write(self, data: Any, /) -> int:
         """Queue bytes."""
-        whole = bytes(data)
         with self._changed:
-            if whole and not self.is_given_up:
-                self._queue.append(whole)
-                self.waiting_bytes += len(whole)
+            if not self.is_given_up:
+                self._waiting += data
                 self._changed.notify_all()
-        return len(whole)
+        return len(data)
 
     def drain(self, *, patience_s: float | None = None, is_over: Callable[[], bool] = lambda: False) -> bool:
         """Wait until all is written; else give the reader up: what waits, and what comes, is dropped.
@@ -67,15 +63,15 @@ class Stream(io.RawIOBase):
             patience_s: how long the reader may take nothing; None: no limit.
             is_over: asked meanwhile; True ends the wait.
         """
-        seen, seen_s = self.waiting_bytes, time.monotonic()
+        seen_bytes, seen_s = len(self._waiting), time.monotonic()
         with self._changed:
-            while self.waiting_bytes:
+            while self._waiting:
                 self._changed.wait(LOOK_S)
-                if self.waiting_bytes != seen:
-                    seen, seen_s = self.waiting_bytes, time.monotonic()
+                if len(self._waiting) != seen_bytes:
+                    seen_bytes, seen_s = len(self._waiting), time.monotonic()
                 is_stuck = patience_s is not None and time.monotonic() - seen_s >= patience_s
-                if self.waiting_bytes and (is_stuck or is_over()):
-                    self.num_dropped_lines += sum(data.count(b"\n") for data in self._queue)
+                if self._waiting and (is_stuck or is_over()):
+                    self.num_dropped_lines += self._waiting.count(b"\n")
                     self._give_up()
                     return False
             return True
@@ -97,33 +93,27 @@ class Stream(io.RawIOBase):
         return self._fd
 
     def _write(self) -> None:
-        while True:
+        while not self.is_given_up:
             with self._changed:
-                self._changed.wait_for(lambda: self._queue)
-                data = self._queue.popleft()
-            start = 0
-            while start < len(data):
-                end = data.rfind(b"\n", start, start + PIECE_BYTES) + 1 or start + PIECE_BYTES
-                try:
-                    written = os.write(self._fd, data[start:end])
-                except BlockingIOError:  # whoever shares the file has made it non-blocking
-                    select.select([], [self._fd], [], 1.0)
-                    continue
-                except OSError:
-                    written = 0
-                start += written
-                with self._changed:
-                    if not written:
-                        self._give_up()
-                    if self.is_given_up:
-                        return
-                    self.waiting_bytes -= written
-                    self._changed.notify_all()
+                self._changed.wait_for(lambda: self._waiting)
+                end = self._waiting.rfind(b"\n", 0, PIECE_BYTES) + 1 or PIECE_BYTES
+                piece = bytes(self._waiting[:end])
+            try:
+                written = os.write(self._fd, piece)
+            except BlockingIOError:  # whoever shares the file has made it non-blocking
+                select.select([], [self._fd], [], 1.0)
+                continue
+            except OSError:
+                written = 0
+            with self._changed:
+                if not written:
+                    self._give_up()
+                del self._waiting[:written]
+                self._changed.notify_all()
 
     def _give_up(self) -> None:
         self.is_given_up = True
-        self._queue.clear()
-        self.waiting_bytes = 0
+        self._waiting.clear()
         self._changed.notify_all()
 
 

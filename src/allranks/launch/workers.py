@@ -4,6 +4,16 @@ Every worker has its own session, so Ctrl-C in the terminal reaches only the age
 not through a pipe that a dead agent could break or a slow terminal could fill. A pidfd reports the end of each worker.
 The agent reaps all processes that its workers leave (PR_SET_CHILD_SUBREAPER), and workers die with the agent
 (PR_SET_PDEATHSIG, so they must be forked from the main thread).
+
+A node's standby is a process with torch imported, which forks the workers (see join/standby.py):
+
+    standby = Standby.start(command, env)          before the roll call, so that `import torch` takes no time of its own
+    standby.is_importing                           for some seconds
+    standby.fork(env, out=..., err=..., fds={"ALLRANKS_CELL_FD": cell.fd})      a worker, or None
+
+One `import torch` serves all workers of a node and of all generations, and the workers share its memory. There is none
+with ALLRANKS_HOOK=0, in a container, if the command is not a Python script or module or differs between ranks, or for
+one worker that is never restarted.
 """
 
 from __future__ import annotations
@@ -13,21 +23,20 @@ import ctypes
 import json
 import os
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import psutil
 
 from allranks.guard.inside.cell import Cell
 from allranks.host.signals import die_with_parent
+from allranks.join import standby as inside
 from allranks.wire.protocol import WorkerEnd, as_utf8
-
-if TYPE_CHECKING:
-    from allranks.launch.standby import Forked, Standby
 
 PR_SET_CHILD_SUBREAPER = 36
 """Source: linux/prctl.h."""
@@ -35,9 +44,19 @@ PR_SET_CHILD_SUBREAPER = 36
 WRITER = "allranks.state.saved.writer"
 """A word of the command line of processes that write checkpoints (state.saved.writer)."""
 HELPERS_S = 1.0
-"""How long multiprocessing's helpers may take to notice that their worker has ended."""
+"""How long multiprocessing's helpers (resource tracker, fork server of Python 3.14) may take to end after their
+worker."""
 STDERR_TAIL_BYTES = 4096
 TRACEBACK_LIMIT = 32_000
+IMPORT_S = 20.0
+"""How long workers wait for `import torch` before they start without the standby. With START_S of guard.presence, the
+leader waits longer for the first beat."""
+FORK_S = 5.0
+"""For one fork; it takes 0.02 s."""
+END_S = 1.0
+"""For a process to be gone after SIGKILL."""
+LOCAL_RANK = "${local_rank}"
+"""Placeholder of the local rank in a worker's arguments, as in torchrun."""
 
 
 def become_subreaper() -> None:
@@ -151,16 +170,6 @@ class Worker:
         self.end = self._end_as(exit_code, **{"time_s": now_s} | found)
         return self.end
 
-    def signal_tree(self, signum: int) -> None:
-        """Send a signal to the worker and everything in its session's process group."""
-        if self.process is None or self.end is not None:
-            return
-        self.told_to_end = True
-        if self.cell is not None:
-            self.cell.end()
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signum)
-
     def _end_as(self, exit_code: int, **found: Any) -> WorkerEnd:
         """Return how it ended; `found` has further fields."""
         return WorkerEnd(
@@ -173,6 +182,106 @@ class Worker:
             stderr_path=as_utf8(str(self.path("err"))),
             **found,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """A worker that a standby forked; a child of this process, as those of subprocess.Popen."""
+
+    pid: int
+
+    def wait(self) -> int:
+        """Wait for its end; return its exit code, negative for a signal."""
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
+
+
+@dataclass(slots=True)
+class Standby:
+    """One process that forks workers."""
+
+    process: subprocess.Popen[bytes]
+    env: Mapping[str, str]
+    _control: socket.socket
+    _started_s: float = field(default_factory=time.monotonic)
+    _answer: str | None = None
+
+    @classmethod
+    def can_serve(cls, command: Sequence[str], env: Mapping[str, str]) -> bool:
+        """Tell whether it could fork workers with this command line: it is Python's, and the hook enters it."""
+        is_python = Path(command[0]).name.startswith(("python", "pypy")) and len(command) > 1
+        is_script = is_python and (not command[1].startswith("-") or command[1] == "-m")
+        is_one = not any(LOCAL_RANK in word for word in command)
+        return is_script and is_one and env.get("ALLRANKS_HOOK") != "0" and "join/site" in env.get("PYTHONPATH", "")
+
+    @classmethod
+    def start(cls, command: Sequence[str], env: Mapping[str, str]) -> Standby:
+        """Start one, with the workers' command, and their environment as far as it is known.
+
+        Raises:
+            OSError: it could not be started.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours.setblocking(False)
+        with theirs, os.fdopen(os.memfd_create("standby-out")) as out, os.fdopen(os.memfd_create("standby-err")) as err:
+            own_env, fds = {**env, inside.ENV: str(theirs.fileno())}, [theirs.fileno()]
+            try:
+                process = spawn(command, own_env, out=out.fileno(), err=err.fileno(), fds=fds)
+            except BaseException:
+                ours.close()
+                raise
+        return cls(process, env, ours)
+
+    @property
+    def is_importing(self) -> bool:
+        """Whether it imports torch, and workers should wait for it."""
+        return self.answer is None and time.monotonic() < self._started_s + IMPORT_S
+
+    @property
+    def answer(self) -> str | None:
+        """READY if it can fork, else why it cannot; None while it imports torch."""
+        if self._answer is None:
+            try:
+                heard = self._control.recv(inside.MAX_BYTES)
+            except BlockingIOError:
+                return None
+            except ConnectionError:
+                heard = b""
+            self._answer = heard.decode(errors="replace") or "it ended while it imported torch"
+        return self._answer
+
+    def fork(self, env: Mapping[str, str], *, out: int, err: int, fds: Mapping[str, int]) -> Forked | None:
+        """Fork a worker; None if that fails, and then no worker is left behind.
+
+        Args:
+            env: the worker's, whole.
+            out: descriptor for its stdout; `err` for its stderr.
+            fds: more descriptors, by the variable that tells the worker their number; the number will be another.
+        """
+        assert len(fds) + 4 <= inside.MAX_FDS
+        entries = b"".join(os.fsencode(f"{name}={value}\0") for name, value in env.items() if name not in fds)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        environment = os.memfd_create(inside.ENVIRONMENT)
+        with ours:
+            ours.settimeout(FORK_S)
+            try:
+                os.write(environment, entries)
+                with theirs:
+                    handed = [theirs.fileno(), environment, out, err, *fds.values()]
+                    socket.send_fds(self._control, [" ".join(fds).encode() or b" "], handed)
+                pid = int(ours.recv(32))
+                ours.send(inside.GO)
+            except (OSError, ValueError):  # the worker ends when it sees that this end of the tether is closed
+                return None
+            finally:
+                os.close(environment)
+        return Forked(pid)
+
+    def end(self) -> None:
+        """Kill it and collect it. Its workers live on."""
+        self._control.close()
+        self.process.kill()
+        with contextlib.suppress(subprocess.TimeoutExpired):  # the kernel holds it (state D)
+            self.process.wait(END_S)
 
 
 def reap_orphans(workers: Sequence[Worker]) -> None:
@@ -194,7 +303,7 @@ def kill_descendants() -> None:
 
 def find_writers() -> list[int]:
     """Return descendants that are writing a checkpoint; they end by themselves, also when their worker is gone."""
-    return [each.pid for each in psutil.Process().children(recursive=True) if _is_writer(each)]
+    return [each.pid for each in psutil.Process().children(recursive=True) if WRITER in _words_of(each)]
 
 
 def end_left_behind(grace_s: float, *, spared: Collection[int] = ()) -> list[str]:
@@ -213,8 +322,10 @@ def end_left_behind(grace_s: float, *, spared: Collection[int] = ()) -> list[str
         with contextlib.suppress(psutil.Error):
             if each.ppid() in kept:
                 kept.add(each.pid)
-    orphans = [each for each in descendants if each.pid not in kept and not _is_own_tool(each) and not _is_writer(each)]
-    psutil.wait_procs([each for each in orphans if _is_helper(each)], timeout=HELPERS_S)
+    left = [each for each in descendants if each.pid not in kept and not _is_own_tool(each)]
+    orphans = [each for each in left if WRITER not in _words_of(each)]
+    helpers = [each for each in orphans if any("from multiprocessing." in word for word in _words_of(each))]
+    psutil.wait_procs(helpers, timeout=HELPERS_S)
     names = []
     for process in orphans:
         with contextlib.suppress(psutil.Error):
@@ -233,15 +344,6 @@ def _is_own_tool(process: Any) -> bool:
     with contextlib.suppress(ProcessLookupError):
         return os.getsid(process.pid) == os.getsid(0)
     return False
-
-
-def _is_helper(process: Any) -> bool:
-    """Whether it is of multiprocessing: fork server (Python 3.14) and resource tracker end after their worker."""
-    return any("from multiprocessing." in word for word in _words_of(process))
-
-
-def _is_writer(process: Any) -> bool:
-    return WRITER in _words_of(process)
 
 
 def _words_of(process: Any) -> list[str]:
@@ -271,12 +373,7 @@ def _read_error_file(path: Path) -> dict[str, Any]:
 
 def _read_tail(path: Path, start: int) -> str | None:
     """The last lines this worker wrote to stderr."""
-    try:
-        with path.open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(max(start, size - STDERR_TAIL_BYTES))
-            data = file.read()
-    except OSError:
-        return None
-    text = data.decode(errors="replace").strip()
-    return text or None
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        file.seek(max(start, file.seek(0, os.SEEK_END) - STDERR_TAIL_BYTES))
+        return file.read().decode(errors="replace").strip() or None
+    return None
